@@ -1,6 +1,5 @@
 """`sojourn demo`: the main job in one command."""
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -48,13 +47,10 @@ def demo(
 
 def _claim(folder: Path) -> "Claim | None":
     """What the first finding that can be proved by settings says of its fix."""
+    from commands.verify import written_diagnosis
     from metrics.replay.verify import claims
 
-    try:
-        diagnosis = json.loads((folder / "diagnosis.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # the diagnosis has said why on stderr
-        return None
-    stated = [each for each in claims(diagnosis) if each.predicted_by == "diagnosis"]
+    stated = [each for each in claims(written_diagnosis(folder)) if each.predicted_by == "diagnosis"]
     return next((each for each in stated if each.prediction.change.settings), None)
 
 

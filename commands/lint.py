@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from metrics.memory.prompt_lint.lint import LintReport
     from metrics.run.directory import RunDirectory
 
+MOST_PROMPTS = 1000  # of a scenario or a trace
 BLOCK_SIZE = 16  # of the engine, unless a scenario sets another
 BUNDLED = "tiny-model"
 STYLES = {"high": "red", "medium": "yellow", "low": "dim"}
@@ -31,7 +32,9 @@ def lint(
         str | None,
         typer.Option(help="folder with tokenizer and chat template; by default the scenario's, or the bundled model's"),
     ] = None,
-    requests: Annotated[int, typer.Option(min=2, max=20_000, help="prompts to read at most")] = 1000,
+    requests: Annotated[
+        int | None, typer.Option(min=2, max=20_000, help=f"prompts to read at most; by default {MOST_PROMPTS}")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="seed of a scenario's prompts; by default its own")] = None,
     block_size: Annotated[
         int | None, typer.Option(min=1, max=1024, help="tokens of a KV block; by default the scenario's, or 16")
@@ -51,20 +54,32 @@ def lint(
     sys.exit(1 if strict and report.findings else 0)
 
 
-def _report(target: str, model: str | None, requests: int, seed: int | None, block_size: int | None) -> "LintReport":
+def _report(
+    target: str, model: str | None, requests: int | None, seed: int | None, block_size: int | None
+) -> "LintReport":
     from metrics.diagnosis.run_lint import lint_run
 
     if (find_run(Path(target)) / "run.json").exists():
-        if model or seed is not None or block_size:
-            raise InputError(f"{target} is a run, which was recorded with a model, a seed and a block size; leave "
-                             "--model, --seed and --block-size out")  # fmt: skip
+        _refuse(
+            "is a run, and its records are read as they are", target,
+            model=model, requests=requests, seed=seed, block_size=block_size,
+        )  # fmt: skip
         return _with_template(lint_run(opened := open_run(Path(target))), opened)
+    requests = requests or MOST_PROMPTS
     need("loadgen", "tokenizers")
     from loadgen.scenario.scenario import bundled_scenarios, load_scenario
 
     if target in bundled_scenarios() or Path(target).suffix in (".yaml", ".yml"):
         return _lint_scenario(load_scenario(target), target, model, requests, seed, block_size)
-    return _lint_trace(target, model, requests, block_size or BLOCK_SIZE)
+    _refuse("is no scenario, whose prompts are drawn", target, seed=seed)
+    return _lint_trace(target, model, requests, block_size)
+
+
+def _refuse(why: str, target: str, **given: Any) -> None:
+    """Raises InputError for the options that say nothing of such a target."""
+    names = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None]
+    if names:
+        raise InputError(f"{target} {why}; leave {' and '.join(names)} out")
 
 
 def _with_template(report: "LintReport", run: "RunDirectory") -> "LintReport":
@@ -101,16 +116,19 @@ def _lint_scenario(
     return _lint_written(written, target, model, size, notes)
 
 
-def _lint_trace(target: str, model: str | None, requests: int, block_size: int) -> "LintReport":
+def _lint_trace(target: str, model: str | None, requests: int, block_size: int | None) -> "LintReport":
     from loadgen.prompts.written import prompts_of_trace
     from loadgen.traces.block_lint import lint_blocks, lint_lengths
     from loadgen.traces.reader import find_trace, read_trace
 
     trace = read_trace(find_trace(target))
     if trace.form.block_tokens:
+        _refuse("has blocks of its own and no text", target, model=model, block_size=block_size)
         return lint_blocks(target, trace.rows[:requests], trace.form.block_tokens)
+    block_size = block_size or BLOCK_SIZE
     written = list(prompts_of_trace(trace.rows, requests))
     if not written:
+        _refuse("has lengths and no text", target, model=model)
         return lint_lengths(target, trace.form.name, trace.rows[:requests], block_size)
     notes = [] if model else [f"tokens are those of {BUNDLED}: name the tokenizer of your model with --model"]
     return _lint_written(written, target, model or BUNDLED, block_size, notes)

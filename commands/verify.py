@@ -64,7 +64,7 @@ def verify_pair(
     try:
         notes = check_comparable(run, run2)
         changed = changed_settings(run.meta(), run2.meta())
-        stated = [] if predictor is not None else claims(_diagnosis(run))
+        stated = [] if predictor is not None else claims(written_diagnosis(run.path))
         claim, others = chosen_claim(changed, stated, lambda: predictor or _predictor(run))
     except ReplayError as error:
         raise InputError(str(error)) from None
@@ -152,10 +152,10 @@ def _ledger(ledger: Path | None, run: Path | None) -> Path:
     return ledger if ledger is not None else ledger_beside(find_run(run))
 
 
-def _diagnosis(run: "RunDirectory") -> dict | None:
+def written_diagnosis(run: Path) -> dict | None:
     """What diagnosed the run before the change was tried; None where nobody did."""
     try:
-        return json_module.loads((run.path / "diagnosis.json").read_text(encoding="utf-8"))
+        return json_module.loads((run / "diagnosis.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
 

@@ -44,7 +44,7 @@ class LLMError(SojournError):
 _SERVER_SETTINGS = {"served_model_name", "max_waiting", "seed", "tool_format", "reasoning_format"} | {
     name
     for name, field in EngineConfig.model_fields.items()
-    if (field.json_schema_extra or {}).get("panel") in ("Server", "Telemetry") and name != "telemetry"
+    if (field.json_schema_extra or {}).get("panel") in ("Server", "Telemetry", "Experiments") and name != "telemetry"
 }
 STEPS_AT_ONCE = 256  # records of steps, at most, between two calls of `on_steps`
 

@@ -200,4 +200,5 @@ def _is_finite(interval: Interval, measured: float) -> bool:
 
 
 def _is_of_settings(change: Change) -> bool:
-    return msgspec.structs.replace(change, settings={}, objectives=None) == SETTINGS_ONLY
+    """Nothing else is different, nor are the objectives: both runs are judged by those that they have."""
+    return msgspec.structs.replace(change, settings={}) == SETTINGS_ONLY

@@ -108,4 +108,8 @@ def test_wrong_use_is_told(tmp_path, planted):
         assert result.exit_code != 0 and says in str(result.exception)
     RunDirectory.create(tmp_path, RUN)
     assert "no server recorded" in str(CliRunner().invoke(app, ["lint", str(tmp_path)]).exception)
-    assert "leave" in str(CliRunner().invoke(app, ["lint", str(tmp_path), "--seed", "3"]).exception)
+    for target, option in (
+        (str(tmp_path), "--seed"), (str(tmp_path), "--requests"), ("AzureLLMInferenceTrace_conv.csv", "--seed"),
+        ("mooncake_conversation_trace.jsonl", "--block-size"),
+    ):  # fmt: skip
+        assert f"leave {option} out" in str(CliRunner().invoke(app, ["lint", target, option, "3"]).exception)

@@ -264,6 +264,8 @@ def test_settings_of_a_server_and_unknown_ones_are_refused():
         LLM("tiny-model", seed=1)
     with pytest.raises(LLMError, match="setting otlp_endpoint is of a server"):
         LLM("tiny-model", otlp_endpoint="http://127.0.0.1:4318")
+    with pytest.raises(LLMError, match="setting faults is of a server"):
+        LLM("tiny-model", faults="slow_host:ms=1")
     with pytest.raises(LLMError, match="setting tool_format is of a server"):
         LLM("tiny-model", tool_format="hermes")
     with pytest.raises(LLMError, match="setting moderation is of a server"):
