@@ -61,6 +61,7 @@ def _document(predictor: "ReplayPredictor", unchanged: "Prediction", predictions
         "run": str(predictor.run.path),
         "recorded": predictor.recorded | {"preemptions": predictor.recorded_preemptions},
         "step_model_error": predictor.model_error,
+        "larger_steps_error": predictor.spread.error_beyond,
         "run_to_run": {"speed": predictor.spread.speed, "repeats": predictor.spread.repeats},
         "unchanged": unchanged,
         "predictions": predictions,

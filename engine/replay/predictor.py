@@ -38,7 +38,6 @@ class StepErrors(NamedTuple):
 
     known: float  # of sizes that this run has: the machine between the two runs
     beyond: float  # of larger ones; NaN where there are none
-    share_beyond: float  # of the device's time in these
 
 
 class ReplayPredictor:
@@ -82,19 +81,19 @@ class ReplayPredictor:
         def error(part: np.ndarray) -> float:
             return float(measured_ns[part].sum() / expected_ns[part].sum() - 1) if part.any() else math.nan
 
-        return StepErrors(error(~beyond), error(beyond), float(measured_ns[beyond].sum() / measured_ns.sum()))
+        return StepErrors(error(~beyond), error(beyond))
 
     def sentence(self) -> str:
         """On what the intervals rest."""
         spread = self.spread
         beside = f"{spread.repeats} repeats beside it" if spread.repeats else "no repeat of it lies beside it"
         known = self._material.known
-        tells = known is not None and known.steps is not None
-        sizes = f"; {known.entries} other runs of the model tell of larger steps" if tells else ""
+        others = f"by {known.entries} other runs" if known is not None and known.steps is not None else "a guess"
         return (
             f"{len(self._material.step_begins_ns):,} steps; the step model is wrong by {100 * self.model_error:.1f} % "
             f"between sizes of steps it did not see; runs differ by {100 * spread.speed:.1f} % in speed "
-            f"({beside}){sizes}; an interval holds 8 of 10 outcomes"
+            f"({beside}); far larger steps may be wrong by {100 * spread.error_beyond:.0f} % more ({others}); "
+            "an interval holds 8 of 10 outcomes"
         )
 
     def check(self, change: Change) -> None:

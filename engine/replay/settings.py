@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from engine.config import EngineConfig, complaint
 from metrics.errors import ReplayError
-from metrics.memory.plan import GIB
+from metrics.memory.plan import GIB, HOST_SHARE
 from metrics.replay.prediction import Change
 from metrics.run.directory import engine_settings, section
 
@@ -31,7 +31,6 @@ REMOVABLE = (
 POLICY_KNOBS = ("priority_ageing", "shortest_ageing", "fair_output_weight", "prefill_patience")
 DEFAULT_POLICY = EngineConfig.model_fields["policy"].default
 POOL_SIZES = ("num_kv_blocks", "kv_cache_gib", "memory_fraction")  # at most one of them is set
-HOST_SHARE = 0.25  # of a host's memory that KV takes by default (engine/runner/memory_plan.py)
 
 
 def check(change: Change, *, is_closed: bool) -> None:

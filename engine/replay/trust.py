@@ -75,6 +75,12 @@ def of_change(change: Change, replayed: Replayed, material: Material) -> list[st
         )
     if replayed.repeated > len(material.load.requests):
         doubts.append("More requests are sent than twice those that were recorded; most of them are repetitions.")
+    if "model" in change.settings or ("kv_cache_dtype" in change.settings and not _names_pool(change)):
+        doubts.append("The replay keeps the recorded token counts and KV pool, which such a change may not keep.")
     if change.settings.get("policy") == "fair-share" and any(r.tenant for r in material.load.requests):
         doubts.append("The run does not record the weights of its tenants; the replay weighs them alike.")
     return doubts
+
+
+def _names_pool(change: Change) -> bool:
+    return change.kv_scale != 1 or not change.settings.keys().isdisjoint(("num_kv_blocks", "kv_cache_gib"))

@@ -13,11 +13,10 @@ from engine.runner.build import chosen_device, chosen_dtypes
 from engine.token.models.decoder import Decoder
 from engine.token.models.registry import outlined_model
 from metrics.errors import ModelError
-from metrics.memory.plan import GIB, MemoryPlan, shown_bytes
+from metrics.memory.plan import GIB, HOST_SHARE, MemoryPlan, shown_bytes
 
 CUDA_SHARE = 0.85  # of the free memory of a GPU that KV takes by default: nobody else uses it
-HOST_SHARE = 0.25  # ... and of a host's, which other processes use too
-LARGEST_HOST_SHARE = 0.85  # ... where a single request of max_model_len needs more
+LARGEST_HOST_SHARE = 0.85  # of a host's memory, where a single request of max_model_len needs more than HOST_SHARE
 TABLE_BYTES = 4 + 1 + 4  # of one token in a request's rows: counts, whether it is in the prompt, bias
 LOGIT_COPIES = 4  # float32 rows of logits that live together: raw, edited, sorted, probabilities
 FLOAT_BYTES = 4  # of activations on a CPU

@@ -3,6 +3,7 @@
 import msgspec
 
 GIB = 1 << 30
+HOST_SHARE = 0.25  # of a host's memory that KV takes by default: other processes use it, too
 # Purposes, in the order in which the memory is taken.
 PURPOSES = ("process", "weights", "work space", "sampling tables", "CUDA graphs", "KV cache")
 

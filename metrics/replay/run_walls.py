@@ -39,10 +39,6 @@ class RunWalls:
         self._model = step_time_of(shape, run.table("steps"))
         self._ceilings = _ceilings(meta)
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        return self._shape.kv_bytes_per_token
-
     def at(
         self, settings: Mapping[str, Any], pool_tokens: int, rate_rps: float, e2e_ms: float, tpot_ms: float | None
     ) -> list[Wall]:
