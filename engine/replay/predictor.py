@@ -203,8 +203,8 @@ class ReplayPredictor:
         return figures(answers, objectives, window / change.arrival_rate if window else None)
 
     def _beyond_the_run(self, replayed: Replayed, change: Change) -> list[Figures]:
-        """What a change that was replayed once may be, because it has steps far larger than those of the run: latencies
-        as much shorter or longer as the device's time may be. A queue would stretch them more."""
+        """What a change that was replayed once may be because of steps far larger than those of the run. Its latencies
+        are as much shorter or longer as the device's time may be; a queue would stretch them more."""
         error = NORMAL_80 * self.spread.error_beyond * replayed.extrapolated
         factors = (math.exp(-error), math.exp(error)) if error else ()
         return [self._figures(replayed.answers.stretched(factor), change) for factor in factors]

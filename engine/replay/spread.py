@@ -1,5 +1,5 @@
-"""How much two runs of one setting differ: from repeats beside the run, else from other runs of the same model on this
-machine, else from what runs usually differ by.
+"""How much two runs of one setting differ: by repeats beside the run, else by other runs of the same model here, else
+by what is usual.
 
 A prediction is made from one run, and held against another. So its error has the spread of both.
 """

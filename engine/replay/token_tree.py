@@ -12,8 +12,8 @@ def give_token_ids(frame: pd.DataFrame, requests: Sequence[Any]) -> None:
     """Sets `token_ids` (prompt and output) and `shared_tokens` of each request, in order of `due_ns`.
 
     A run's `prefix_source` and `prefix_shared_tokens` tell which earlier request shares the longest prefix. Older runs
-    lack them. Then the tokens that a cache without eviction would have hit are shared with the turn before, with a
-    request of the same shared prefix, or with the last one of the class.
+    lack them. There the tokens that a cache without eviction would have hit are shared. The source is the turn before,
+    or the first request of the class with the same shared prefix.
     """
     places = {request.id: place for place, request in enumerate(requests)}
     fresh = count(1)
