@@ -88,6 +88,7 @@ def _store(accuracy: "Accuracy") -> None:
     import msgspec
 
     from metrics.diagnosis.confidence import COEFFICIENTS, FEATURES
+    from metrics.whole_file import write_whole
 
     if accuracy.fit is None:
         raise InputError("--calibrate needs more runs: too few findings carry the features of a confidence")
@@ -95,7 +96,7 @@ def _store(accuracy: "Accuracy") -> None:
     note = f"fitted by `sojourn faults score --calibrate` to {fit.samples} findings on {accuracy.scored_on}"
     document = {"note": note, "cases": fit.faults, "coefficients": dict.fromkeys(FEATURES, 0.0) | fit.coefficients}
     with writing(COEFFICIENTS, "the program's own folder has to be writable"):
-        COEFFICIENTS.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+        write_whole(COEFFICIENTS, msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
 
 
 def _show(accuracy: "Accuracy") -> None:
