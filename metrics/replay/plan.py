@@ -16,7 +16,7 @@ RATES = tuple(2 ** (step / 2) for step in range(-4, 13))  # of the recorded rate
 FRONTIER = (0.5, 0.75, 0.9, 1.0, 1.1, 1.4)  # of the limit of the best settings
 FINER = 3  # bisections between two of them: the rate is known within 5 %
 STRESS = 1.25  # of the best rate so far: settings are compared where the best ones begin to fail
-KEEPS_UP = 1.1  # of the time that a load takes with its recorded latencies: served in more, its queue grew
+KEEPS_UP = 1.1  # of the time that a load takes without a queue: served in more, its queue grew
 LEAST_GAIN = 0.01  # of the goodput: less is the noise of a replay
 ROUNDS = 2  # over all settings
 DOUBTFUL = 0.9  # what goodput counts for if its replay is not trusted
@@ -43,11 +43,11 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """An open load: conversations, and requests alone, in the order in which they came."""
 
     begins_s: list[float]  # from the first one
-    lasts_s: list[float]  # from its begin to its last byte, with the pauses of a conversation
+    lasts_s: list[float]  # from its begin to its last byte: with the pauses of a conversation, without a queue
     output_tokens: float
 
     def ends_s(self, rate: float) -> float:
-        """When its last byte comes at a multiple of its rate, if each takes as long as it was recorded."""
+        """When its last byte comes at a multiple of its rate, if nothing waits."""
         return max(begin / rate + lasts for begin, lasts in zip(self.begins_s, self.lasts_s, strict=True))
 
 

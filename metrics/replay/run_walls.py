@@ -17,6 +17,9 @@ from metrics.request.goodput import measured
 from metrics.run.directory import RunDirectory, section
 from metrics.steps import Steps, rows_of
 
+# What a server that keeps up does not have.
+WAITS = ["ledger_request_queue_ns", "ledger_memory_blocked_ns", "ledger_memory_preempted_ns"]
+
 
 class RunWalls:
     """The walls of a run's load on its machine, for any settings."""
@@ -63,11 +66,14 @@ def recorded_load(run: RunDirectory) -> Load:
         raise RunDataError(f"{run.path} has no measured request, so there is nothing to plan for")
     begin_s = rows.due_ns.astype("float64") / 1e9
     end_s = begin_s + rows.e2e_ms.astype("float64").fillna(0.0) / 1e3
+    waited_s = rows.reindex(columns=WAITS).astype("float64").fillna(0.0).sum(axis=1) / 1e9
     conversation = rows.session_id.where(rows.session_id.notna() & (rows.session_id != ""), rows.request_id)
-    begins, ends = begin_s.groupby(conversation).min(), end_s.groupby(conversation).max()
+    begins, ends, waits = (
+        begin_s.groupby(conversation).min(), end_s.groupby(conversation).max(), waited_s.groupby(conversation).sum(),
+    )  # fmt: skip
     return Load(
         begins_s=(begins - begins.min()).tolist(),
-        lasts_s=(ends - begins).tolist(),
+        lasts_s=(ends - begins - waits).clip(lower=0.0).tolist(),
         output_tokens=float(rows.output_tokens.astype("float64").sum()),
     )
 

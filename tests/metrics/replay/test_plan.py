@@ -2,6 +2,7 @@
 
 import msgspec
 import numpy as np
+import pandas as pd
 import pytest
 
 from metrics.compute.cost_model import ModelShape, step_work
@@ -10,6 +11,7 @@ from metrics.compute.step_time import StepTimeModel, features
 from metrics.errors import ReplayError
 from metrics.replay.plan import Load, Search, around, usd_per_million_tokens
 from metrics.replay.prediction import Change, Interval, Prediction
+from metrics.replay.run_walls import recorded_load
 from metrics.replay.walls import (
     MeanRequest,
     Wall,
@@ -20,6 +22,8 @@ from metrics.replay.walls import (
     memory_wall,
     objective_wall,
 )  # fmt: skip
+from metrics.request.goodput import measured
+from tests.metrics.synthetic import synthetic_run
 
 RECORDED_RPS, SENT, OUTPUT_TOKENS = 10.0, 100, 20
 LOAD = Load(
@@ -97,6 +101,17 @@ def test_pauses_of_conversations_are_no_backlog():
 
     search = Search(Quick(), None, 0.1, talks)
     assert search.is_kept(*search.points([{}], [4.0]))
+
+
+def test_a_recorded_load_has_conversations_and_no_waits(tmp_path):
+    run = synthetic_run(tmp_path / "run", plant="small_batch_cap", requests=40)
+    table = pd.read_parquet(run.path / "client.parquet").sort_values("due_ns", ignore_index=True)
+    table["session_id"] = ["talk"] * 3 + [""] * (len(table) - 3)
+    table.to_parquet(run.path / "client.parquet")
+    load, requests = recorded_load(run), run.requests()
+    assert len(load.begins_s) == len(measured(requests, run.meta())) - 2
+    assert min(load.begins_s) == 0.0 <= min(load.lasts_s)
+    assert max(load.lasts_s) < 0.5 * requests.e2e_ms.max() / 1e3  # most of it was the queue
 
 
 def test_a_closed_loop_is_planned_at_its_concurrency():
