@@ -111,7 +111,7 @@ def test_a_recorded_load_has_conversations_and_no_waits(tmp_path):
     load, requests = recorded_load(run), run.requests()
     assert len(load.begins_s) == len(measured(requests, run.meta())) - 2
     assert min(load.begins_s) == 0.0 <= min(load.lasts_s)
-    assert max(load.lasts_s) < 0.5 * requests.e2e_ms.max() / 1e3  # most of it was the queue
+    assert np.median(load.lasts_s) < 0.6 * requests.e2e_ms.median() / 1e3  # much of it was the queue
 
 
 def test_a_closed_loop_is_planned_at_its_concurrency():
