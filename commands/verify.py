@@ -79,8 +79,7 @@ def verify_pair(
 
 
 def print_verified(found: "Verified", ledger: Path | None = None) -> None:
-    from metrics.replay.prediction import change_text
-    from metrics.replay.verify import settings_text
+    from metrics.replay.prediction import change_text, settings_text
 
     entry = found.entry
     before = settings_text({name: old for name, (old, _) in found.changed.items()})

@@ -10,6 +10,7 @@ from metrics.diagnosis.rules.cause import Proposal, gain, proposals_of_symptom
 from metrics.diagnosis.suspects import support_of
 from metrics.diagnosis.symptoms import BY_KEY, Symptom, cohort, symptom_of
 from metrics.diagnosis.verdict import Finding, Fix, predicted
+from metrics.replay.prediction import settings_text
 from metrics.request.objectives import short
 
 MOST_REQUESTS = 50  # that a finding links to
@@ -82,7 +83,7 @@ def _fix(facts: Facts, proposal: Proposal, each: Judged, judgement: Judgement) -
     """The change in words and what it gains: by replay where there was one."""
     change = proposal.change
     if each.change is not None and each.change.settings and each.change is not proposal.fixes[0]:
-        change = ", ".join(f"{name}={value}" for name, value in each.change.settings.items())
+        change = settings_text(each.change.settings)
     if each.prediction is None:
         estimate = proposal.gain or gain(facts, proposal.claims or {})
         return Fix(change=change, gain=estimate.statement, basis=estimate.basis)

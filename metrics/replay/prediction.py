@@ -83,7 +83,13 @@ def change_text(change: Change) -> str:
 
 
 def shown_setting(name: str, value: Any) -> str:
+    """As `--set` takes it: `prefix_caching=true`, `priority_ageing=null`."""
     return f"{name}={value if isinstance(value, str) else json.dumps(value)}"
+
+
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """`max_num_seqs=32, priority_ageing=null`; "" for none."""
+    return ", ".join(shown_setting(*each) for each in settings.items())
 
 
 class Predictor(Protocol):

@@ -11,7 +11,7 @@ from metrics.compare.samples import engine_of, identity, read_run, same_schedule
 from metrics.errors import InputError, ReplayError
 from metrics.replay.ledger import Checked, LedgerEntry
 from metrics.replay.measured import SHARE, measured_figures, num_measured, predicted_figures
-from metrics.replay.prediction import Change, Interval, Prediction, Predictor, change_text, shown_setting
+from metrics.replay.prediction import Change, Interval, Prediction, Predictor, change_text, settings_text
 from metrics.run.directory import RunDirectory, engine_settings, section
 
 # Of these none changes what a request meets.
@@ -112,8 +112,8 @@ def chosen_claim(
     predictor = make_predictor()
     if predictor is None:
         raise ReplayError(
-            f"nobody predicted {settings_text(after)} of this run, and no replay can be made here; install the "
-            "engine's packages: pip install '.[engine]'"
+            f"nobody predicted {settings_text(after) or 'no change of settings'} of this run, and no replay can be "
+            "made here; install the engine's packages: pip install '.[engine]'"
         )
     predictor.check(Change(settings=after))
     (prediction,) = predictor.predict([Change(settings=after)])
@@ -175,10 +175,6 @@ def checked_figures(
             )
         )
     return found
-
-
-def settings_text(settings: Mapping[str, Any]) -> str:
-    return ", ".join(shown_setting(*each) for each in settings.items()) or "no change of settings"
 
 
 def build_of(meta: Mapping[str, Any]) -> str:

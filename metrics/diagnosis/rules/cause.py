@@ -4,7 +4,7 @@ To add a cause, write its function in a file of this folder; no other place list
 excess: the function returns a `Proposal`, or None where the cause does not apply. `adjudicate` decides between the
 proposals, by replays of their fixes where it can. So a function need not know the other causes. It says:
 
-- how much of which accounts its own evidence books to it (`claims`); the default is the accounts of the cause, and of
+- how much of which accounts its own evidence books to it (`claims`). The default is the accounts of the cause, and of
   a queue the part that waited for its `reason`;
 - evidence for and against, each with a size and a weight;
 - its fix as one or several replays (`fixes`), with settings computed from measured quantities; or `in_replay=False`
@@ -23,7 +23,7 @@ from metrics.diagnosis.excess import SERVED, Excess, attainment, attainment_with
 from metrics.diagnosis.facts import Facts
 from metrics.diagnosis.server_means import shows_ledger
 from metrics.diagnosis.verdict import Evidence, Fix, Kind, Probe, evidence
-from metrics.replay.prediction import Change
+from metrics.replay.prediction import Change, settings_text, shown_setting
 
 # A cause is proposed if it explains this share of an excess: a tenth could be chance. `adjudicate` asks for more.
 WORTH_A_LOOK = 0.1
@@ -54,9 +54,6 @@ class Gain:
     statement: str
     basis: str
     share: float | None = None  # attainment regained, 0 to 1; None where it is not known in that unit
-
-    def __str__(self) -> str:
-        return self.statement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +137,7 @@ class Cause:
             lifecycles=found.lifecycles or self.lifecycles,
             object=found.object or self.object,
             kind=found.kind or self.kind,
-            change=found.change or ", ".join(f"{name}={value}" for name, value in (found.settings or {}).items()),
+            change=found.change or settings_text(found.settings or {}),
             command="" if found.settings is None else rerun(facts, **found.settings),
             gain=found.gain or gain(facts, claims),
         )
@@ -228,12 +225,14 @@ def _held_against_the_served(facts: Facts, found: Proposal) -> Proposal:
 
 
 def gain(facts: Facts, claims: Mapping[str, float]) -> Gain:
-    """An estimate of what is gained with these shares of the accounts gone."""
-    now, then = attainment(facts), attainment_without(facts, claims)
+    """An estimate of what is gained with these shares of the accounts gone; unknown where no account holds the time."""
     parts = [name if part >= 1 else f"{part:.0%} of {name}" for name, part in claims.items() if part > 0]
+    if not parts:
+        return Gain(statement="not known", basis="no account of time holds what was lost")
+    now, then = attainment(facts), attainment_without(facts, claims)
     return Gain(
         statement=f"attainment {now:.0%} → about {then:.0%}",
-        basis=f"an estimate: every request judged again without its {' + '.join(parts) or 'nothing'}",
+        basis=f"an estimate: every request judged again without its {' + '.join(parts)}",
         share=then - now,
     )
 
@@ -257,5 +256,5 @@ def rerun(facts: Facts, **settings: object) -> str:
         for place in range(len(arguments) - 1, 0, -1):
             if arguments[place - 1] == "--set" and arguments[place].startswith(f"{name}="):
                 del arguments[place - 1 : place + 1]
-        arguments += ["--set", f"{name}={value}"]
+        arguments += ["--set", shown_setting(name, value)]
     return shlex.join(arguments)

@@ -157,7 +157,7 @@ def block_leak(facts: Facts, excess: Excess) -> Proposal | None:
                      found.blocks_per_request, "blocks", BLOCKS, weight=0),
             *excess_evidence(excess, (*KV_ACCOUNTS, "request.queue")),
         ],
-        measurement="the used blocks of the idle server: `sojourn_memory_blocks` without any request",
+        measurement="the used blocks of the idle server: `sojourn_memory_kv_blocks` without any request",
         settings=None,
         if_cause="used blocks do not return to 0 on the idle server",
         if_rival="used blocks return to 0 when the last request ends",

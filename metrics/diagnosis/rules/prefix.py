@@ -62,7 +62,7 @@ def prefix_cache_off(facts: Facts, excess: Excess) -> Proposal | None:
             *excess_evidence(excess, PROMPT_ACCOUNTS),
         ],
         measurement="the same scenario with the prefix cache on",
-        settings={"prefix_caching": "true"},
+        settings={"prefix_caching": True},
         if_cause=f"cached tokens rise to about {share:.0%} of the prompt",
         if_rival=f"cached tokens stay near 0%, and {missing_share(excess)} stays",
         claims=_accounts(excess, saved),

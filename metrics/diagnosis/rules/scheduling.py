@@ -17,7 +17,7 @@ from metrics.diagnosis.rules.shared_evidence import (
 )
 from metrics.diagnosis.rules.token_budget import SMALLEST_BUDGET, tokens_within_tpot
 from metrics.diagnosis.verdict import Evidence, evidence
-from metrics.replay.prediction import Change
+from metrics.replay.prediction import Change, settings_text
 
 INTERFERENCE = "request.interference"
 # What a policy that the engine offers does, and why it holds requests back.
@@ -65,7 +65,7 @@ def admission_policy(facts: Facts, excess: Excess) -> Proposal | None:
             *([load_evidence(f"load / capacity is {load(facts):.2f}, and {best:.2f} at the best batch", best,
                              supports=best < FULL)] if best == best else []),
         ],
-        measurement=f"the same scenario with {', '.join(f'{name}={value}' for name, value in settings.items())}",
+        measurement=f"the same scenario with {settings_text(settings)}",
         settings=settings,
         if_cause=f"waiting for the policy falls from {waited:.0%} to none",
         if_rival=f"{missing_share(excess)} stays, and the waiting is for places or tokens instead",

@@ -65,7 +65,7 @@ _REQUEST = (
     TreeObject("rate_limit", "request", "rate limit of a tenant", "Does a tenant's limit hold requests?",
                "the same scenario without the tenant's limits", (account("request.quota"), ), ("request.quota",)),
     TreeObject("blocked_front", "request", "event loop of the front", "Does something block the front process?",
-               "the loop lag of the front (sojourn_front_loop_lag_seconds) during the run",
+               "the loop lag of the front (sojourn_request_loop_lag_seconds) during the run",
                (request.front_blocked, account("request.stream")), FRONT),
     TreeObject("slow_front", "request", "front process", "Is the front process too busy?",
                "the same scenario at half the rate, with the CPU use of the front in view",
