@@ -75,7 +75,7 @@ def adjudicate(
     facts: Facts, lost: Sequence[Excess], suspects: Sequence[Suspect], predictor: Predictor | None
 ) -> Judgement:
     """Orders the suspects and says which of them are causes."""
-    trials = Trials(facts, predictor, [suspect for suspect in suspects if suspect.proposal.fixes])
+    trials = Trials(facts, predictor, suspects)
     judged = [_alone(suspect, trials) for suspect in suspects]
     _score(judged, trials)
     result = Judgement(unchanged=trials.unchanged, refused=trials.refused)
@@ -94,7 +94,7 @@ def adjudicate(
             fix = combined(fix, best.change)
         open_ = _on_top(open_, lost, taken, fix, trials)
         if best.prediction is not None and trials.affordable():
-            result.with_all = trials.predict([fix])[0]
+            result.with_all = _replayed(trials, fix)
     _order(result.causes)
     _bound(result, fix, trials)
     _replay_rivals(result, suspects, trials)
@@ -137,9 +137,15 @@ def _replay_rivals(result: Judgement, suspects: Sequence[Suspect], trials: Trial
     for each in result.causes:
         proposal = each.suspect.proposal
         if proposal.rival_fix is not None and proposal.rival_key not in known and trials.affordable():
-            prediction = trials.predict([proposal.rival_fix])[0]
-            if not prediction.is_refused:
+            prediction = _replayed(trials, proposal.rival_fix)
+            if prediction is not None:
                 result.rivals[proposal.key] = prediction
+
+
+def _replayed(trials: Trials, change: Change) -> Prediction | None:
+    """None where the change cannot be replayed: its figures would be those of the unchanged run."""
+    (prediction,) = trials.predict([change])
+    return None if prediction.is_refused else prediction
 
 
 def _alone(suspect: Suspect, trials: Trials) -> Judged:
@@ -196,7 +202,8 @@ def _on_top(open_: list[Judged], lost: Sequence[Excess], taken: Claims, fix: Cha
     tried = tried[: min(MOST_FURTHER, max(0, trials.affordable() - 1))]
     before, *after = trials.predict([fix, *(combined(fix, each.change) for each in tried)]) if tried else (None,)
     for each, prediction in zip(tried, after, strict=True):
-        each.marginal = prediction.attainment.median - before.attainment.median
+        if not prediction.is_refused:  # two settings may exclude each other: that says nothing of either cause
+            each.marginal = prediction.attainment.median - before.attainment.median
     for each in open_:
         left, gained = each.suspect.explained, max(0.0, each.marginal or 0.0)
         each.score = KIND_FACTOR[each.suspect.proposal.kind] * each.suspect.support * max(left, gained)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from metrics.diagnosis.excess import SERVED, Excess
+from metrics.diagnosis.excess import Excess
 from metrics.diagnosis.facts import Facts
 from metrics.diagnosis.rules.cause import Proposal, proposals
 from metrics.diagnosis.verdict import Evidence
@@ -104,7 +104,3 @@ def added(taken: Claims, suspect: Suspect) -> dict[Name, dict[str, float]]:
         for account, part in accounts.items():
             mine[account] = min(1.0, mine.get(account, 0.0) + part)
     return result
-
-
-def is_loss(suspect: Suspect) -> bool:
-    return suspect.main[0].objective == SERVED

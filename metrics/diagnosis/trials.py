@@ -138,10 +138,6 @@ class Trials:
         missed = 1.0 - self.unchanged.attainment.median
         return missed * max((1.0 - after[name] / before[name] for name in before if before[name] > 0), default=0.0)
 
-    @property
-    def is_trusted(self) -> bool:
-        return self.usable and self.unchanged.is_trusted
-
 
 def combined(first: Change, second: Change) -> Change:
     """Both changes; where they disagree on a setting the first one stands."""

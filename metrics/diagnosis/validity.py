@@ -46,18 +46,16 @@ def lateness(facts: Facts, lost: Sequence[Excess]) -> Lateness:
     lag_ms = (
         ((facts.rows.sent_ns.astype("float64") - facts.rows.due_ns.astype("float64")) / 1e6).clip(lower=0).fillna(0)
     )
-    here = {(each.klass, each.objective): each for each in lost if each.objective != SERVED}
+    here = {(each.klass, each.objective) for each in lost if each.objective != SERVED}
     in_doubt: dict[tuple[str, str], str] = {}
     for sign, words in ((-1, "had all requests been sent on time"), (1, "had they been sent later still")):
-        there = _missed(facts, sign * lag_ms)
-        for name in here.keys() ^ there.keys():
-            missed = there.get(name)
-            klass, objective = name
-            share = 0.0 if missed is None else missed.missed / missed.sent
+        other = _sent_otherwise(facts, sign * lag_ms)
+        there = {(each.klass, each.objective) for each in excesses(other) if significant(other, each)}
+        for klass, objective in sorted(here ^ there):
             whom = f" of {klass}" if klass else ""
-            in_doubt[name] = (
-                f"unsafe: {words}, {share:.0%}{whom} would miss their {short(objective)} objective, and "
-                f"{_share(facts, klass, objective):.0%} do"
+            in_doubt[klass, objective] = (
+                f"unsafe: {words}, {_missing(other, klass, objective):.0%}{whom} would miss their {short(objective)} "
+                f"objective, and {_missing(facts, klass, objective):.0%} do"
             )
     unsent = facts.errors.get(NO_END, 0) / facts.sent
     no_verdict = ""
@@ -78,14 +76,14 @@ def _is_of(found: Finding, name: tuple[str, str]) -> bool:
     return found.objective.startswith(short(objective)) and found.objective.endswith(f"for {klass}" if klass else "ms")
 
 
-def _missed(facts: Facts, added_ms: pd.Series) -> dict[tuple[str, str], Excess]:
+def _sent_otherwise(facts: Facts, added_ms: pd.Series) -> Facts:
     rows = facts.rows.copy()
     for objective in FROM_SEND:
         rows[objective] = rows[objective].astype("float64") + added_ms
-    other = replace(facts, rows=judged(rows, facts.objectives))
-    return {(each.klass, each.objective): each for each in excesses(other) if significant(other, each)}
+    return replace(facts, rows=judged(rows, facts.objectives))
 
 
-def _share(facts: Facts, klass: str, objective: str) -> float:
+def _missing(facts: Facts, klass: str, objective: str) -> float:
+    """Of the requests of a class that an objective judges, those that miss it."""
     met = facts.rows[facts.rows.klass == klass][f"{short(objective)}_met"].dropna()
     return 1.0 - float(met.mean()) if len(met) else 0.0

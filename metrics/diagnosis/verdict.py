@@ -121,8 +121,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     ledger_share: dict[str, float]  # account name → share of all requests' time, sums to 1 with "unaccounted"
     ttft_share: dict[str, float]
     lifecycle_share: dict[str, float]  # the four lifecycles and "client", of all requests' time
-    bottleneck: str | None  # the lifecycle with the largest share of what could be saved, None if healthy
-    findings: list[Finding]  # most goodput lost first
+    bottleneck: str | None  # the first lifecycle of the first finding; without one, that of the largest excess
+    findings: list[Finding]  # causes, most important first, then the alternatives
     checks: list[SymptomCheck]  # all six, in the order of symptoms.SYMPTOMS
     closure: Closure
     warnings: list[str]  # what limits this diagnosis: few requests, client lag, missing tables
@@ -144,12 +144,17 @@ def predicted(prediction: Prediction) -> str:
 
 
 def sureness(found: Finding) -> str:
-    """How sure a finding is, and how much it explains: "82 %; explains 120 ms (71 %) of what late requests lost"."""
-    sure = f"{found.confidence:.0%}"
+    """How sure a finding is, and how much it explains: "82 %; explains 120 ms (71 %) of a late request's excess"."""
+    return "; explains ".join(filter(None, (f"{found.confidence:.0%}", explained(found))))
+
+
+def explained(found: Finding) -> str:
+    """What a finding explains, where that was measured, else "". Without accounts of time only failures count."""
     if found.explains_ms:
         shown = f"{found.explains_ms:,.0f}" if found.explains_ms >= 10 else f"{found.explains_ms:,.2f}"
-        return f"{sure}; explains {shown} ms ({found.explains_share:.0%}) of a late request's excess"
-    return f"{sure}; explains {found.explains_share:.0%} of the failures" if found.explains_share else sure
+        return f"{shown} ms ({found.explains_share:.0%}) of a late request's excess"
+    is_loss = found.objective.startswith("served:")
+    return f"{found.explains_share:.0%} of the failures" if is_loss and found.explains_share else ""
 
 
 def rivals_fix(found: Finding) -> str:

@@ -1,6 +1,6 @@
 """How sure a verdict is, in a word and a number, and what its replay says in a sentence."""
 
-from metrics.diagnosis.verdict import Diagnosis, Finding
+from metrics.diagnosis.verdict import Diagnosis, Finding, explained
 from ui.markup.fragments import wrap
 from ui.text import percent, prose, safe
 
@@ -19,8 +19,8 @@ def sentence(diagnosis: Diagnosis, found: Finding) -> str:
         word = safe(in_words(found.confidence).capitalize())
         role = "a cause" if found.role == "cause" else "an alternative: its fix adds nothing to that of the causes"
         parts.append(f"<b>{word}</b> ({percent(found.confidence)} confidence) as {role}.")
-    if found.explains_share > 0:
-        parts.append(f"It explains {percent(found.explains_share)} of the time above the objective.")
+    if words := explained(found):
+        parts.append(f"It explains {prose(words)}.")
     parts += [prose(_predicted(diagnosis, found))]
     html = f"<p>{' '.join(filter(None, parts))}</p>"
     if found.unsafe:

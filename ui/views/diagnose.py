@@ -11,8 +11,8 @@ run = open_page(
     "Diagnose",
     "Which symptoms this run shows, which lifecycle and cause explain them, what would prove it, and what to change.",
     "Each card reads from left to right: the **symptom**, the **lifecycle** that is responsible, the **object** in "
-    "it, the **cause**, and whether it is *capacity* (more hardware or less load), *policy* (a setting), the "
-    "*workload*, the *client*, or a *fault*. Evidence speaks for (**+**) or against (**−**) the cause; each fact names "
+    "it, and the **cause**. A cause is *capacity* (more hardware or less load), *policy* (a setting), the *workload*, "
+    "the *client*, or a *fault*. Evidence speaks for (**+**) or against (**−**) the cause; each fact names "
     "the table it came from. The probe is the cheapest measurement that tells the cause from its nearest rival, with "
     "the outcome that each of them predicts. All six symptoms are checked below, also those that do not show.",
 )
@@ -30,9 +30,7 @@ for place, found in enumerate(diagnosis.findings):
         with st.expander(f"Or else: {markdown(found.cause)}", icon=":material/alt_route:"):
             show_finding(run, place, key=f"links-{place}")
 if diagnosis.findings:
-    st.caption(
-        "`diagnosis.json` findings, most goodput lost first; each fact names the table and columns it came from."
-    )
+    st.caption("`diagnosis.json` findings, most important first; each fact names the table and columns it came from.")
 st.subheader("The six symptoms", anchor=False)
 st.html(fragments.checks(diagnosis.checks))
 st.caption("`diagnosis.json` checks. The last two need a second run: `sojourn diagnose RUN --against RUN`.")

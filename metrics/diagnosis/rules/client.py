@@ -197,6 +197,7 @@ def broken_connections(facts: Facts, loss: Excess) -> Proposal | None:
         if_rival="the server's log names the end of its core",
         change="find what closes the connections: middleware, a proxy, a limit of open files, a client that gives up",
         explained=1.0,
+        in_replay=False,
     )  # fmt: skip
 
 
