@@ -20,7 +20,6 @@ class Fragmentation:
 
     unwritten_share: float  # of the positions in active blocks; also those of a prompt that is still being computed
     tail_share: float  # ... in the last block of each request, from the lengths: what a smaller block would spare
-    tail_blocks: float  # the same in blocks, at the mean number of requests in a step
     pool_use: float  # active blocks, of the pool
 
     def tail_share_with(self, block_size: int, other_size: int) -> float:
@@ -38,11 +37,6 @@ class Leak:
     share_of_pool: float
     blocks_per_request: float  # of those that ended
     steps: tuple[int, int]  # the first step that has more than can be held, and the last one; (0, 0) without any
-
-    @property
-    def grows(self) -> bool:
-        """More in each later stretch, but for one that has as much."""
-        return self.stays and int((np.diff(self.by_stretch) == 0).sum()) <= 1
 
     @property
     def stays(self) -> bool:
@@ -64,7 +58,6 @@ def fragmentation(requests: pd.DataFrame, steps: pd.DataFrame, block_size: int) 
     return Fragmentation(
         unwritten_share=float(1 - (written * span).sum() / (allocated * span).sum()),
         tail_share=float(min(1.0, tail_slots / held_slots)),
-        tail_blocks=float(tail_slots / block_size),
         pool_use=float((active * span).sum() / span.sum() / max(pool_blocks(steps), 1)),
     )
 

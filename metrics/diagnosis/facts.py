@@ -15,6 +15,7 @@ from metrics.diagnosis.evidence_level import Level, seen
 from metrics.diagnosis.kv_facts import KvFacts, kv_facts
 from metrics.diagnosis.launch_facts import Launches, launches_of
 from metrics.diagnosis.machine_facts import MachineFacts, machine_facts
+from metrics.diagnosis.memory_facts import PrefixUse, prefix_use
 from metrics.diagnosis.speed_facts import SpeedFacts, speed_facts
 from metrics.diagnosis.step_facts import StepFacts, step_facts
 from metrics.diagnosis.verdict import Closure
@@ -60,7 +61,7 @@ class Facts:
     cached_share: float | None  # of the prompt tokens, what came from the prefix cache
     work: "Work | None"
     waits: dict[str, float]  # reason → share of the waiting for a place; what a step under way cost is left out
-    prefix: "Prefix | None"
+    prefix: PrefixUse | None  # of the served requests; only where the server records it
     book: Callable[[], Book | None]  # which request delayed which; read at its first use
     server: ServerView | None = None  # what its own metrics show of a server that recorded nothing for us
     scraped: bool = False  # whether it had a /metrics at all
@@ -111,15 +112,6 @@ class Work:
     context_tokens: float  # mean context of a decode step of one request
 
 
-@dataclass(frozen=True, slots=True)
-class Prefix:
-    """What became of the prompt tokens of the served requests, as shares of them. Only where the server records it."""
-
-    outcomes: dict[str, float]  # of records.PREFIX_OUTCOMES
-    infinite: float  # what a cache without eviction would have hit
-    resized: list[float]  # what pools of ½, 1, 2, 4, 8 times this one would have hit; [] where it is not recorded
-
-
 def read_facts(run: RunDirectory, level: Level = "all") -> Facts:
     """Reads the tables of a run that a level allows. Empty tables, missing tables and a run under way are all fine."""
     run = seen(run, level)
@@ -160,7 +152,7 @@ def read_facts(run: RunDirectory, level: Level = "all") -> Facts:
         cached_share=_cached_share(served),
         work=_work(served),
         waits=_waits(rows, found),
-        prefix=_prefix(served),
+        prefix=prefix_use(served),
         book=cache(lambda: _book(run)),
         server=observe(run, requests, rows) if not joined else None,
         scraped=bool(run.sources("scrapes")),
@@ -327,18 +319,3 @@ def _waits(rows: pd.DataFrame, steps: StepFacts | None) -> dict[str, float]:
     if total > 0:
         return {reason: ns / total for reason, ns in booked.items()}
     return steps.waits if steps is not None else {}
-
-
-def _prefix(served: pd.DataFrame) -> Prefix | None:
-    outcomes = [Counter(reasons(cell)) for cell in served.prefix_outcomes]
-    total = sum(outcomes, Counter())
-    queried = total.total()
-    if not queried:
-        return None
-    rows = served[[bool(cell) for cell in outcomes]]
-    sizes = [[] if cell is None or isinstance(cell, float) else cell for cell in rows.resized_hit_tokens]
-    return Prefix(
-        outcomes={name: tokens / queried for name, tokens in total.items()},
-        infinite=float(rows.infinite_hit_tokens.astype("float64").fillna(0).sum()) / queried,
-        resized=[sum(hits) / queried for hits in zip(*sizes, strict=False)],
-    )

@@ -1,15 +1,19 @@
 """Findings: what was judged of each cause, as a diagnosis shows it."""
 
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
 import pandas as pd
 
 from metrics.diagnosis.adjudicate import Judged, Judgement
 from metrics.diagnosis.confidence import confidence, features
 from metrics.diagnosis.excess import SERVED, Excess, attainment
 from metrics.diagnosis.facts import Facts
-from metrics.diagnosis.rules.cause import Proposal, gain, proposals_of_symptom
+from metrics.diagnosis.rules.cause import Proposal, gain, proposals_of_symptom, rerun
 from metrics.diagnosis.suspects import support_of
 from metrics.diagnosis.symptoms import BY_KEY, Symptom, cohort, symptom_of
-from metrics.diagnosis.verdict import Finding, Fix, predicted
+from metrics.diagnosis.verdict import Finding, Fix, Probe, predicted
 from metrics.replay.prediction import settings_text
 from metrics.request.objectives import short
 
@@ -41,7 +45,8 @@ def _finding(facts: Facts, each: Judged, judgement: Judgement, by_key: dict[str,
     found, rival = features(facts, each, judgement), by_key.get(proposal.rival_key)
     explains_ms = each.explains_ms.get(excess.name, 0.0)
     titles = dict.fromkeys(_title(facts, case) for case in late)
-    verdict = proposal.verdict() | {"fix": _fix(facts, proposal, each, judgement)}
+    verdict = proposal.verdict()
+    verdict |= {"fix": _fix(facts, proposal, each, judgement), "probe": _probe(facts, verdict["probe"], each)}
     return Finding(
         symptom=symptom_of(facts, excess),
         title=" · ".join(titles),
@@ -79,11 +84,30 @@ def _worst(rows: pd.DataFrame, excess: Excess) -> list[str]:
     return [str(name) for name in rows.request_id.head(MOST_REQUESTS)]
 
 
+def _probe(facts: Facts, probe: Probe, each: Judged) -> Probe:
+    """The measurement of the fix that the replays chose, where it is another than the first one."""
+    settings = _other_settings(each)
+    if settings is None or not probe.command:
+        return probe
+    return msgspec.structs.replace(
+        probe,
+        measurement=f"the same scenario with {settings_text(settings)}",
+        command=rerun(facts, **settings),
+        if_cause=f"attainment {attainment(facts):.0%} → {predicted(each.prediction)}",
+    )
+
+
+def _other_settings(each: Judged) -> Mapping[str, Any] | None:
+    """The settings of the best fix; None where that is the first one, or changes no setting."""
+    first = each.suspect.proposal.fixes[:1]
+    is_other = each.change is not None and each.prediction is not None and each.change not in first
+    return each.change.settings if is_other and each.change.settings else None
+
+
 def _fix(facts: Facts, proposal: Proposal, each: Judged, judgement: Judgement) -> Fix:
     """The change in words and what it gains: by replay where there was one."""
-    change = proposal.change
-    if each.change is not None and each.change.settings and each.change is not proposal.fixes[0]:
-        change = settings_text(each.change.settings)
+    settings = _other_settings(each)
+    change = proposal.change if settings is None else settings_text(settings)
     if each.prediction is None:
         estimate = proposal.gain or gain(facts, proposal.claims or {})
         return Fix(change=change, gain=estimate.statement, basis=estimate.basis)

@@ -36,11 +36,6 @@ class FrontLoop:
     decoding: float  # ... ids → text
     writing: float  # ... handing chunks to sockets, with waits for readers: these do not keep the loop busy
 
-    @property
-    def slept(self) -> float:
-        """Of its busy time: it held everybody up and did nothing."""
-        return 0.0 if self.on_cpu is None else max(0.0, 1.0 - self.on_cpu - (self.queued or 0.0))
-
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:

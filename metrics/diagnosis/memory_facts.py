@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from metrics.memory.miss_ratio import INFINITE, miss_ratio_curve
+from metrics.memory.prompt_repeats import SHINGLE_TOKENS
 from metrics.request.waits import reasons
 
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # tokens
@@ -58,12 +59,8 @@ class SharedLengths:
     """The prefixes that prompts share with an earlier request, to the token. Counts also what a request that was still
     running had, which no cache could have given at that moment."""
 
-    num_requests: int
-    sharing_requests: int  # that share a token or more
-    below_block: float  # share of these whose prefix is shorter than a block
-    p10_tokens: float  # of the sharing requests
-    p50_tokens: float
-    p90_tokens: float
+    below_block: float  # of the requests that share a token or more, those whose prefix is shorter than a block
+    p50_tokens: float  # of these requests
     shared_share: float
     caught: dict[int, float]  # block size → share of the prompt tokens that whole blocks would catch
 
@@ -78,16 +75,14 @@ class PromptOrder:
     """Text that prompts have in common behind something that differs (metrics/memory/prompt_repeats.py). Of the rows
     whose repeats were counted."""
 
-    num_requests: int
-    repeated_share: float  # had stood in an earlier prompt, at any place
-    movable_share: float  # ... and could stand first
+    movable_share: float  # had stood in an earlier prompt, and could stand first
     movable_requests: float  # share of the requests that have such a part
     diverged_p50_tokens: float | None  # of these requests, the length of the prefix that they share
 
     @property
     def is_early(self) -> bool:
         """What they share as a prefix is less than a shingle, though there is more to share."""
-        return self.diverged_p50_tokens is not None and self.diverged_p50_tokens < 16
+        return self.diverged_p50_tokens is not None and self.diverged_p50_tokens < SHINGLE_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +92,6 @@ class Eviction:
     missed_share: float  # of the prompt tokens
     one_shot_share: float  # of the missed ones: taken by requests that share no block with any other
     by_class: dict[str, float]  # class of the request that took the room → share of the missed tokens
-    ago_p50_s: float | None  # from the eviction of the first missed block to its miss
     reuse_distance_p50_blocks: float | None  # sampled, hits and misses
     beyond_pool_share: float | None  # of these distances, those that exceed the pool
     reuse_gap_p50_s: float | None  # of hits: last reader gone → read again
@@ -145,12 +139,10 @@ def shared_lengths(requests: pd.DataFrame, block_size: int) -> SharedLengths | N
         return None
     usable = np.minimum(shared, np.maximum(prompt - 1, 0))  # the last token is always computed
     sharing = shared[shared > 0]
-    p10, p50, p90 = np.quantile(sharing, [0.1, 0.5, 0.9]) if len(sharing) else (0.0, 0.0, 0.0)
     sizes = sorted({*BLOCK_SIZES, block_size})
     return SharedLengths(
-        num_requests=len(rows), sharing_requests=len(sharing),
         below_block=float((sharing < block_size).mean()) if len(sharing) else 0.0,
-        p10_tokens=float(p10), p50_tokens=float(p50), p90_tokens=float(p90),
+        p50_tokens=float(np.median(sharing)) if len(sharing) else 0.0,
         shared_share=float(usable.sum() / prompt.sum()),
         caught={size: float((usable // size * size).sum() / prompt.sum()) for size in sizes},
     )  # fmt: skip
@@ -169,8 +161,6 @@ def prompt_order(requests: pd.DataFrame) -> PromptOrder | None:
     repeated = _numbers(rows, "repeated_tokens").fillna(0).to_numpy()
     movable = np.where((movable == 0) & (repeated >= ENOUGH * usual), np.minimum(repeated, usual), movable)
     return PromptOrder(
-        num_requests=len(rows),
-        repeated_share=float(_numbers(rows, "repeated_tokens").sum() / prompt.sum()),
         movable_share=float(movable.sum() / prompt.sum()),
         movable_requests=float((movable > 0).mean()),
         diverged_p50_tokens=float(np.median(shared)) if len(shared) else None,
@@ -198,7 +188,6 @@ def eviction(requests: pd.DataFrame, steps: pd.DataFrame, block_size: int) -> Ev
         missed_share=use.outcomes.get("miss_evicted", 0.0),
         one_shot_share=sum(tokens for name, tokens in taken.items() if name in one_shot) / whole if whole else 0.0,
         by_class={name: tokens / whole for name, tokens in by_class.most_common()},
-        ago_p50_s=_median_s(_numbers(rows, "evicted_ago_ns").dropna().to_numpy()),
         reuse_distance_p50_blocks=float(np.median(distances)) if len(distances) else None,
         beyond_pool_share=float((distances >= pool).mean()) if len(distances) and pool else None,
         reuse_gap_p50_s=_median_s(_flat(steps, "reuse_gap_ns")),

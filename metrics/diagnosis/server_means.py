@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from metrics.diagnosis.excess import Excess
-from metrics.diagnosis.facts import Facts, Prefix, Work
+from metrics.diagnosis.facts import Facts, Work
+from metrics.diagnosis.memory_facts import PrefixUse
 from metrics.ledger import SERVER_ACCOUNTS
 from metrics.sources.translate import key
 from metrics.sources.view import ServerView
@@ -15,8 +16,7 @@ from metrics.sources.view import ServerView
 WAITS, REFUSALS = "sojourn_request_wait_seconds_total", "sojourn_request_refusals_total"
 NO_REASON = ("step", "behind_head")  # a step under way, which no setting spares; and the head's own reason counts
 OUTCOMES, INFINITE = "sojourn_memory_prefix_outcome_tokens_total", "sojourn_memory_infinite_hit_tokens_total"
-RESIZED, COMPUTED = "sojourn_memory_resized_hit_tokens_total", "sojourn_token_computed_tokens_total"
-AGAIN = "sojourn_memory_recomputed_tokens_total"
+COMPUTED, AGAIN = "sojourn_token_computed_tokens_total", "sojourn_memory_recomputed_tokens_total"
 MEANS = "the objective, by means over all requests"
 
 
@@ -71,16 +71,15 @@ def _waits(view: ServerView) -> dict[str, float]:
     return {}
 
 
-def _prefix(view: ServerView) -> Prefix | None:
+def _prefix(view: ServerView) -> PrefixUse | None:
     tokens = _labelled(view.totals, OUTCOMES, "outcome")
     looked_up = sum(tokens.values())
     if not looked_up:
         return None
-    resized = _labelled(view.totals, RESIZED, "pool")
-    return Prefix(
+    return PrefixUse(
+        prompt_tokens=int(looked_up),
         outcomes={name: amount / looked_up for name, amount in tokens.items() if amount > 0},
-        infinite=view.totals.get(INFINITE, 0.0) / looked_up,
-        resized=[resized[ratio] / looked_up for ratio in sorted(resized, key=float)],
+        infinite_share=view.totals.get(INFINITE, 0.0) / looked_up,
     )
 
 

@@ -40,8 +40,6 @@ class StepFacts:
     stage_share: dict[str, float]  # of the wall time of steps
     host_share: float  # of the wall time of steps, in host stages that the device did not hide
     mean_batch: float  # requests of a step, weighted by its wall time
-    budget_use: float  # tokens / budget over steps in which somebody waited; of all steps if nobody did
-    waiting_share: float  # of the wall time, with at least one request waiting
     waits: dict[str, float]  # reason → share of the request-seconds of waiting; behind_head goes to its head's reason
     waited_with_kv_free: float  # share of the request-seconds of waiting with ≥ KV_FREE of the pool free or reusable
     kv_use_p50: float
@@ -50,8 +48,7 @@ class StepFacts:
     preemptions: int
     tokens: float
     recomputed_tokens: float
-    predicted_share: float  # of the device time, in steps that have a prediction
-    slowdown: float | None  # device time / predicted time over those steps
+    slowdown: float | None  # device time / predicted time over the steps that have a prediction
     worst_slowdown: float | None  # the same over the worst quarter of the run
     slowdown_with_prompts: float | None  # ... over the steps with prompt tokens, which arithmetic bounds
     slowdown_without: float | None  # ... and over the others, which memory bounds
@@ -78,8 +75,6 @@ def step_facts(steps: pd.DataFrame) -> StepFacts | None:
     waits, waiting_ns, with_kv_free = _waits(steps, wall, has_kv)
     prompt_tokens = batch.prompt_tokens.to_numpy()
     tokens = prompt_tokens + batch.decode_tokens.to_numpy()
-    waiting = (steps.waiting > 0).to_numpy()
-    full = tokens / np.maximum(steps.budget.to_numpy(dtype="float64"), 1)
     both = (prompt_tokens > 0) & (batch.decoding > 0).to_numpy()
     alone = (prompt_tokens == 0) & (batch.decoding > 0).to_numpy()
     whole = max(wall.sum(), 1)
@@ -92,8 +87,6 @@ def step_facts(steps: pd.DataFrame) -> StepFacts | None:
         stage_share=stage_share,
         host_share=min(host_share, max(0.0, 1.0 - float(device.sum() / whole))),
         mean_batch=float((batch.requests * wall).sum() / whole),
-        budget_use=float(full[waiting].mean() if waiting.any() else full.mean()),
-        waiting_share=float(wall[waiting].sum() / whole),
         waits={reason: ns / waiting_ns for reason, ns in waits.items()} if waiting_ns else {},
         waited_with_kv_free=with_kv_free / waiting_ns if waiting_ns else 0.0,
         kv_use_p50=float(np.median(used)),
@@ -102,7 +95,6 @@ def step_facts(steps: pd.DataFrame) -> StepFacts | None:
         preemptions=int(steps.preempted_ids.map(len).sum()),
         tokens=float(tokens.sum()),
         recomputed_tokens=float(batch.recomputed_tokens.sum()),
-        predicted_share=0.0 if slowdown is None else float(device[predicted > 0].sum() / max(device.sum(), 1)),
         slowdown=slowdown,
         worst_slowdown=None if slowdown is None else _worst_quarter(device, predicted),
         slowdown_with_prompts=_slowdown(device, predicted, prompt_tokens > 0),

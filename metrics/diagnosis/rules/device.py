@@ -5,7 +5,7 @@ from typing import Any
 
 from metrics.diagnosis.excess import Excess
 from metrics.diagnosis.facts import Facts
-from metrics.diagnosis.rules.cause import Proposal, cause
+from metrics.diagnosis.rules.cause import Proposal, all_of, cause
 from metrics.diagnosis.rules.shared_evidence import SLOW_DEVICE, excess_evidence, missing_share
 from metrics.diagnosis.speed_facts import SpeedFacts
 from metrics.diagnosis.verdict import Evidence, evidence
@@ -50,7 +50,7 @@ def slowed(facts: Facts, factor: float) -> dict[str, float]:
     """Claims of device time that is `factor` times the normal one: of each phase as far as it is slow, and of waits."""
     lost, speed = 1 - 1 / max(factor, 1.0), facts.speed()
     if speed is None:
-        return dict.fromkeys((*DEVICE_ACCOUNTS, *WAITS), lost)
+        return all_of((*DEVICE_ACCOUNTS, *WAITS), lost)
     phases = {}
     for pace, accounts in ((speed.prompts, DEVICE_ACCOUNTS[1:]), (speed.decodes, DEVICE_ACCOUNTS[:1])):
         part = 1.0 if pace is None else min(1.0, pace.lost_share / max(speed.device.lost_share, 1e-9))
@@ -198,7 +198,7 @@ def _slower_settings(
         settings=settings,
         if_cause=f"device time falls to {1 / factor:.0%}",
         if_rival=f"device time stays, and so does {missing_share(excess)}",
-        claims=slowed(facts, factor) if speed is None else dict.fromkeys((*DEVICE_ACCOUNTS, *WAITS), 1 - 1 / factor),
+        claims=all_of((*DEVICE_ACCOUNTS, *WAITS), 1 - 1 / factor),
         fixes=(Change(settings=settings, device_speed=factor),),
     )
 
@@ -242,7 +242,7 @@ def few_threads(facts: Facts, excess: Excess) -> Proposal | None:
         settings={"threads": cores},
         if_cause=f"device time falls to about {1 / factor:.0%}",
         if_rival="device time stays",
-        claims=dict.fromkeys((*DEVICE_ACCOUNTS, *WAITS), 1 - 1 / factor),
+        claims=all_of((*DEVICE_ACCOUNTS, *WAITS), 1 - 1 / factor),
         fixes=(Change(settings={"threads": cores}, device_speed=factor),),
     )  # fmt: skip
 
@@ -302,32 +302,22 @@ def _own_pace_evidence(facts: Facts) -> list[Evidence]:
 
 
 def _pace_evidence(facts: Facts, whole: float, worst: float) -> list[Evidence]:
-    speed = facts.speed()
+    speed, slow = facts.speed(), max(whole, worst)
     if speed is None:
-        return (
-            []
-            if facts.steps is None or facts.steps.slowdown is None
-            else [
-                evidence(
-                    f"device time is {whole:.2f} times the predicted time, {worst:.2f} times over the worst quarter",
-                    max(whole, worst),
-                    "ratio",
-                    "steps: device_ns, predicted_ns",
-                    supports=max(whole, worst) >= SLOW_DEVICE,
-                    weight=1.5,
-                )
-            ]
-        )
+        if facts.steps is None or facts.steps.slowdown is None:
+            return []
+        return [
+            evidence(f"device time is {whole:.2f} times the predicted time, {worst:.2f} times over the worst quarter",
+                     slow, "ratio", "steps: device_ns, predicted_ns", supports=slow >= SLOW_DEVICE, weight=1.5)
+        ]  # fmt: skip
     against = "normal speed" if speed.source == "reference" else "its fastest quarter"
-    found = [
+    return [
         evidence(f"without waits for a core, steps take {whole:.2f} times what they take at {against}, {worst:.2f} "
-                 "times over the worst quarter", max(whole, worst), "ratio", PER_STEP,
-                 supports=max(whole, worst) >= SLOW_DEVICE,
+                 "times over the worst quarter", slow, "ratio", PER_STEP, supports=slow >= SLOW_DEVICE,
                  weight=2 if speed.source == "reference" else 1.5),
         evidence(f"the reference has {speed.entries} entries and knows {speed.covered:.0%} of the device time",
                  speed.covered, "share", PER_STEP, weight=0),
     ]  # fmt: skip
-    return found
 
 
 def _phase_evidence(facts: Facts, speed: SpeedFacts | None) -> list[Evidence]:

@@ -97,10 +97,10 @@ def _lost_room(facts: Facts) -> list:
     return found
 
 
-def _pool_claims(facts: Facts, excess: Excess, part: float) -> dict[str, float] | None:
-    """Of what lacking blocks cost, the part that a cause accounts for; None where blocks were not short."""
+def _pool_claims(facts: Facts, excess: Excess) -> dict[str, float] | None:
+    """What lacking blocks cost; None where blocks were not short."""
     by_blocks = facts.waits.get("kv_blocks", 0.0)
-    claims = all_of(KV_ACCOUNTS, part) | ({"request.queue": by_blocks * part} if by_blocks else {})
+    claims = all_of(KV_ACCOUNTS) | ({"request.queue": by_blocks} if by_blocks else {})
     return claims if sum(excess.share(name) * each for name, each in claims.items()) >= 0.1 else None
 
 
@@ -112,7 +112,7 @@ def fragmentation(facts: Facts, excess: Excess) -> Proposal | None:
     found = None if kv is None else kv.fragmentation
     if found is None or found.tail_share < WASTED or kv.block_size <= USUAL_SIZES[-1]:
         return None
-    claims = _pool_claims(facts, excess, 1.0)
+    claims = _pool_claims(facts, excess)
     if claims is None:
         return None
     size = USUAL_SIZES[0]
@@ -144,7 +144,7 @@ def block_leak(facts: Facts, excess: Excess) -> Proposal | None:
     found = None if kv is None else kv.leak
     if found is None or not found.stays or found.share_of_pool < LEAKED:
         return None
-    claims = _pool_claims(facts, excess, 1.0)
+    claims = _pool_claims(facts, excess)
     if claims is None:
         return None
     growth = ", ".join(map(str, found.by_stretch))

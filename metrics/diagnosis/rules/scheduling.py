@@ -31,6 +31,7 @@ ORDERS = {
 OF_POLICY = ("priority_ageing", "shortest_ageing", "fair_output_weight", "prefill_patience")
 LONGER = 4.0  # times the median prompt of the late requests: what such a prompt takes, several of theirs could share
 MOSTLY = 0.5
+USUAL_BUDGET = 512  # tokens of a step, where nobody recorded any
 OVERTAKEN = 1.0  # later arrivals that go ahead of a late request, on average: in order of arrival there are none
 
 
@@ -87,7 +88,8 @@ def scheduling_policy(facts: Facts, excess: Excess) -> Proposal | None:
         fact = evidence(f"in {starved:.0%} of the steps' time requests that decode are left out for others' prompts",
                         starved, "share", "steps: request_ids, kinds", supports=starved >= 0.1, weight=2)  # fmt: skip
     else:
-        size, claims = min(1.0, overtaken / (1 + overtaken)), dict.fromkeys(CONTENTION, _in_order_share(overtaken))
+        size = _in_order_share(overtaken)
+        claims = dict.fromkeys(CONTENTION, size)
         fact = evidence(f"{overtaken:.1f} requests that came later got a place before a late one, on average",
                         overtaken, "requests", "requests: arrived_ns, scheduled_ns",
                         supports=overtaken >= OVERTAKEN, weight=2)  # fmt: skip
@@ -117,17 +119,18 @@ def head_of_line(facts: Facts, excess: Excess) -> Proposal | None:
     name = str(facts.engine.get("policy") or "fcfs")
     longest = int(blamed.prompt_tokens)
     typical = float(facts.rows.loc[excess.missing].server_prompt_tokens.astype("float64").median())
-    limit = max(32, int(2 * typical))
-    budget = facts.token_budget or 512
-    fixes = [policy("shortest-prefill-first", facts)] if name != "shortest-prefill-first" else []
-    fixes += [{"max_long_prefills": 1, "long_prefill_tokens": limit}]
-    fixes += [{"max_prefill_chunk_tokens": chunk} for chunk in (budget // 2, budget // 4) if chunk >= 32]
-    chunks = (max(SMALLEST_BUDGET, budget // 4), max(SMALLEST_BUDGET, tokens_within_tpot(facts) or SMALLEST_BUDGET))
-    one = {"max_long_prefills": 1, "long_prefill_tokens": limit}
-    both = [one | {"max_prefill_chunk_tokens": min(chunk, budget)} for chunk in dict.fromkeys(chunks)]
-    if name != "shortest-prefill-first":
-        both.append(policy("shortest-prefill-first", facts) | {"max_prefill_chunk_tokens": min(chunks)})
-    fixes[1:1] = both
+    budget = facts.token_budget or USUAL_BUDGET
+    one = {"max_long_prefills": 1, "long_prefill_tokens": max(SMALLEST_BUDGET, int(2 * typical))}
+    short_first = [policy("shortest-prefill-first", facts)] if name != "shortest-prefill-first" else []
+    chunks = (max(SMALLEST_BUDGET, budget // 4), tokens_within_tpot(facts))
+    first, *rest = (*short_first, one)
+    fixes = [
+        first,
+        *(one | {"max_prefill_chunk_tokens": min(chunk, budget)} for chunk in dict.fromkeys(chunks)),
+        *(each | {"max_prefill_chunk_tokens": min(chunks)} for each in short_first),
+        *rest,
+        *({"max_prefill_chunk_tokens": chunk} for chunk in (budget // 2, budget // 4) if chunk >= SMALLEST_BUDGET),
+    ]
     return Proposal(
         cause=f"{blamed.who} stand before the others: {blamed.share:.0%} of the waiting of late requests is for them",
         evidence=[
@@ -139,8 +142,8 @@ def head_of_line(facts: Facts, excess: Excess) -> Proposal | None:
                      longest / max(typical, 1), "ratio", "requests: prompt_tokens", supports=longest >= 2 * typical),
             *_put_first(facts, excess, name),
         ],
-        measurement="the same scenario with short prompts first",
-        settings=fixes[0],
+        measurement=f"the same scenario with {'short prompts first' if short_first else 'one long prompt at a time'}",
+        settings=first,
         if_cause=f"{missing_share(excess)} falls, and only the long prompts wait longer",
         if_rival=f"{missing_share(excess)} stays",
         claims=dict.fromkeys(CONTENTION, blamed.share),
@@ -167,8 +170,9 @@ def tenant_share(facts: Facts, excess: Excess) -> Proposal | None:
         cause=f"tenant {blamed.name} takes {work:.0%} of the tokens, and the others wait for it",
         evidence=[
             *excess_evidence(excess, CONTENTION),
-            evidence(f"{blamed.share:.0%} of the waiting of late requests of other tenants was for {blamed.who}",
-                     blamed.share, "share", "steps: request_ids, refusals; requests: ledger_*_ns", weight=2),
+            evidence(f"{blamed.share:.0%} of the waiting of late requests, most of them of other tenants, was for "
+                     f"{blamed.who}", blamed.share, "share", "steps: request_ids, refusals; requests: ledger_*_ns",
+                     weight=2),
             evidence(f"it sends {work:.0%} of the tokens; an equal share would be {fair:.0%}", work, "share",
                      "requests: tenant, prompt_tokens, output_tokens", supports=work > 1.25 * fair, weight=2),
         ],

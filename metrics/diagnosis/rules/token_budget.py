@@ -31,14 +31,20 @@ def fixed_share(facts: Facts, tokens: float) -> float:
     return model.step_ns / max(model.predict(tokens, 0.0), 1.0)
 
 
-def tokens_within_tpot(facts: Facts) -> int | None:
-    """Prompt tokens beside the decodes of a step within the tightest time per token; None where nothing bounds them."""
-    bound, steps = tightest(facts, "tpot_ms"), facts.steps
-    if bound is None or steps is None or steps.model is None:
-        return None
+def tokens_within_tpot(facts: Facts) -> int:
+    """As `tokens_within` the tightest time per token; SMALLEST_BUDGET where nothing bounds them."""
+    bound = tightest(facts, "tpot_ms")
+    if bound is None or facts.steps is None or facts.steps.model is None:
+        return SMALLEST_BUDGET
+    return tokens_within(facts, bound)
+
+
+def tokens_within(facts: Facts, step_ms: float) -> int:
+    """Prompt tokens beside the decodes of a step that takes so long, at least SMALLEST_BUDGET. Takes a step model."""
+    steps = facts.steps
     context = steps.mean_batch * (facts.work.context_tokens if facts.work else 0)
-    room = (bound * 1e6 - steps.model.predict(0, context)) / max(steps.model.token_ns, 1)
-    return max(0, int(room)) // SMALLEST_BUDGET * SMALLEST_BUDGET
+    room = (step_ms * 1e6 - steps.model.predict(0, context)) / max(steps.model.token_ns, 1)
+    return max(SMALLEST_BUDGET, int(room) // SMALLEST_BUDGET * SMALLEST_BUDGET)
 
 
 def _larger(value: int, most: int) -> list[int]:
@@ -153,9 +159,7 @@ def token_budget_large(facts: Facts, excess: Excess) -> Proposal | None:
     if mixed_ms < LONGER_STEPS * plain_ms:
         return None
     target_ms = bound if bound is not None and bound < mixed_ms else mixed_ms / 2
-    context = steps.mean_batch * (facts.work.context_tokens if facts.work else 0)
-    room = (target_ms * 1e6 - steps.model.predict(0, context)) / max(steps.model.token_ns, 1)
-    value = max(SMALLEST_BUDGET, int(room) // SMALLEST_BUDGET * SMALLEST_BUDGET)
+    value = tokens_within(facts, target_ms)
     largest = min(budget or LARGEST_BUDGET, int(steps.prefill_tokens_p95))
     removed = max(0.0, 1 - value / largest)
     if removed <= 0:

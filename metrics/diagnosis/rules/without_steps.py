@@ -12,7 +12,7 @@ from metrics.diagnosis.excess import Excess
 from metrics.diagnosis.facts import Facts, tightest
 from metrics.diagnosis.rules.arrivals import OFFERED_LOAD
 from metrics.diagnosis.rules.cause import CONTENTION, QUEUE, Proposal, all_of, cause
-from metrics.diagnosis.rules.shared_evidence import excess_evidence, missing_share
+from metrics.diagnosis.rules.shared_evidence import SLOW_DEVICE, excess_evidence, missing_share
 from metrics.diagnosis.verdict import Evidence, Kind, evidence
 from metrics.replay.prediction import Change
 
@@ -21,7 +21,6 @@ CROWDED = (*QUEUE, "request.interference")  # time that others cost, but for the
 PROMPT_ACCOUNTS = ("compute.prefill", *CONTENTION)
 LOST_SHARE = 0.2  # of the prompt tokens: what a prefix policy costs has to be a good part of the work
 ROOM = 0.5  # of the tightest time per output token: below it a batch twice as large would keep the objective
-SLOW = 1.3  # device time over predicted time, as `shared_evidence.SLOW_DEVICE`
 STALLED_LOOP_S = 0.05  # mean lateness of the front's timer: many times the millisecond of an idle loop
 PREDICTION, LOOP_LAG = "sojourn_compute_prediction_ratio", "sojourn_request_loop_lag_seconds"
 
@@ -222,7 +221,7 @@ for _outcome in OUTCOMES:
 def slow_device(facts: Facts, excess: Excess) -> Proposal | None:
     """The server's own metric of device time over predicted time is above one."""
     ratio = _mean_of(facts, PREDICTION)
-    if ratio is None or ratio < SLOW:
+    if ratio is None or ratio < SLOW_DEVICE:
         return None
     slow = evidence(f"steps take {ratio:.1f} times as long as their composition explains", ratio, "ratio",
                     f"scrapes: {PREDICTION}", weight=DEFINING)  # fmt: skip

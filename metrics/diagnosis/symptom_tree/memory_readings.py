@@ -26,7 +26,7 @@ def leaked_blocks(facts: Facts) -> Reading | None:
     leak = kv.leak
     return Reading(
         f"{leak.blocks:,} of {kv.pool_blocks:,} blocks are active beyond what the requests in the server can hold",
-        not leak.grows or leak.share_of_pool < NEGLIGIBLE,
+        not leak.stays or leak.share_of_pool < NEGLIGIBLE,
         "steps: blocks_active; requests: scheduled_ns, finished_ns",
         min(1.0, leak.share_of_pool),
     )
@@ -40,7 +40,7 @@ def prefixes_repeat(facts: Facts) -> Reading | None:
     """What a cache without limit would have hit, against what was hit."""
     if facts.cached_share is None:
         return None
-    ideal = max(facts.prefix.infinite if facts.prefix is not None else 0.0, facts.declared_shared_share)
+    ideal = max(facts.prefix.infinite_share if facts.prefix is not None else 0.0, facts.declared_shared_share)
     gap = max(0.0, ideal - facts.cached_share)
     return Reading(
         f"{facts.cached_share:.0%} of the prompt tokens came from the cache, and a cache without limit "

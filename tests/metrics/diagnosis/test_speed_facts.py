@@ -110,7 +110,7 @@ def test_a_loop_that_sleeps_is_busy_and_on_no_core():
                             front_loop_queued_ns=0, loop_turn_begin_ns=[[], [S], [], []],
                             loop_turn_ns=[[], [S], [], []])).front  # fmt: skip
     assert found.busy == pytest.approx(1.0) and found.on_cpu == pytest.approx(0.1)
-    assert found.slept == pytest.approx(0.9)
+    assert found.queued == 0.0
     assert found.long_turns == 1 and found.longest_ms == pytest.approx(1000.0)
 
 
