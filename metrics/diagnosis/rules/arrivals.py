@@ -24,10 +24,10 @@ LONGER_ANSWERS = 1.5  # times the answers of those in time: below it the speed o
        rival_key="overload")  # fmt: skip
 def burst(facts: Facts, excess: Excess) -> Proposal | None:
     """The mean load is moderate, and arrivals come so close together that their backlog alone breaks the objective."""
-    now, arrivals = load(facts), facts.arrivals
-    if arrivals is None or not arrivals.varied or now >= FULL:
+    now, best, arrivals = load(facts), best_load(facts), facts.arrivals
+    if arrivals is None or not arrivals.varied or now >= FULL or best <= 0:
         return None
-    capacity = facts.offered_rps / best_load(facts)
+    capacity = facts.offered_rps / best
     in_burst, peak = _in_backlog(facts, excess, capacity)
     if in_burst < 0.5:  # most late requests came when there was no backlog
         return None

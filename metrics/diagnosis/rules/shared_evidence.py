@@ -102,8 +102,10 @@ class Blamed:
 
 
 def blamed_on(facts: Facts, excess: Excess, trait: str) -> list[Blamed]:
-    """The groups by `tenant`, `klass` or `band` of the prompt that late requests waited for, most first; [] where all
-    requests are of one group, or nobody knows who delayed whom."""
+    """The groups by `tenant`, `klass` or `band` of the prompt that late requests waited for, most first.
+
+    [] where all requests are of one group, or nobody knows who delayed whom.
+    """
     book = facts.book()
     if book is None:
         return []
@@ -132,8 +134,10 @@ def blamed_on(facts: Facts, excess: Excess, trait: str) -> list[Blamed]:
 
 
 def blamed_group(facts: Facts, excess: Excess | None) -> list[Evidence]:
-    """The group of requests (one tenant, one class, one band of prompt lengths) that caused most of the waiting of late
-    requests; [] where no group caused much of it, or where all requests are of one group."""
+    """The group of requests (one tenant, one class, one band of prompt lengths) that late requests waited for most.
+
+    [] where no group caused much of their waiting, or where all requests are of one group.
+    """
     book = facts.book()
     if book is None or excess is None:
         return []

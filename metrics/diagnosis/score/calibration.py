@@ -4,11 +4,12 @@ A logistic regression over the features that each finding carries (`confidence_f
 of a recorded case comes from a fit without every case of the same fault, so that no case calibrates itself.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
+from metrics.diagnosis.confidence import INTERCEPT, confidence
 from metrics.diagnosis.score.figures import Calibration, calibration
 from metrics.diagnosis.score.judgement import Judgement
 from metrics.errors import RunDataError
@@ -17,7 +18,6 @@ RIDGE = 1.0  # a standard normal prior on each coefficient: from few cases a fit
 MOST_ROUNDS = 100
 CONVERGED = 1e-9
 FEWEST_SAMPLES = 20  # of verdicts: below it, a fit is a guess about a guess
-INTERCEPT = "intercept"
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,16 +63,9 @@ def fit_confidence(samples: Sequence[Sample]) -> Fit:
     for fault in faults:
         rest = [each for each in samples if each.fault != fault]
         weights = _fit(rest) if rest else {}
-        pairs += [(predict(weights, each.features), each.right) for each in samples
+        pairs += [(confidence(each.features, weights), each.right) for each in samples
                   if each.fault == fault and each.is_first]  # fmt: skip
     return Fit(coefficients=_fit(samples), samples=len(samples), faults=len(faults), held_out=calibration(pairs))
-
-
-def predict(coefficients: Mapping[str, float], features: Mapping[str, float]) -> float:
-    """The confidence, 0 to 1."""
-    score = coefficients.get(INTERCEPT, 0.0)
-    score += sum(weight * features.get(name, 0.0) for name, weight in coefficients.items() if name != INTERCEPT)
-    return float(1 / (1 + np.exp(-score)))
 
 
 def _fit(samples: Sequence[Sample]) -> dict[str, float]:

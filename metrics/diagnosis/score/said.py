@@ -20,7 +20,6 @@ class SaidCause(msgspec.Struct, frozen=True, kw_only=True):
     statement: str
     goodput_lost: float | None = None
     confidence: float | None = None  # None where the diagnosis gave none
-    explains: float | None = None  # share of the excess
     settings: dict[str, Any] = {}  # that its fix sets
     features: dict[str, float] = {}  # what its confidence is made of
     is_cause: bool = True  # and no alternative
@@ -63,7 +62,6 @@ def _cause(finding: Mapping[str, Any]) -> SaidCause:
         statement=finding["cause"],
         goodput_lost=finding["goodput_lost"],
         confidence=finding.get("confidence"),
-        explains=finding.get("explains_share"),
         features=finding.get("confidence_features") or {},
         is_cause=finding.get("role", "cause") == "cause",
         settings=dict(change["settings"]) if change else {name: _value(text) for name, text in words.items()},

@@ -10,6 +10,7 @@ from metrics.diagnosis.adjudicate import adjudicate
 from metrics.diagnosis.confidence import FEATURES, coefficients, confidence
 from metrics.diagnosis.excess import Excess
 from metrics.diagnosis.facts import read_facts
+from metrics.diagnosis.findings import findings
 from metrics.diagnosis.rules.cause import Gain, Proposal
 from metrics.diagnosis.suspects import Suspect, added, divide, support_of
 from metrics.diagnosis.trials import combined
@@ -18,6 +19,7 @@ from metrics.replay.prediction import Change, Interval, Prediction
 from tests.metrics.synthetic import synthetic_run
 
 BATCH, FASTER, EVEN = Change(settings={"max_num_seqs": 8}), Change(device_speed=2.0), Change(arrivals="even")
+CHUNK = Change(settings={"max_prefill_chunk_tokens": 64})
 QUEUE = {"request.queue": 1.0}
 
 
@@ -173,6 +175,35 @@ def test_refused_change_is_no_trial(facts):
     assert result.causes[0].is_estimate
 
 
+def test_fixes_that_exclude_each_other_say_nothing_of_the_second_cause(facts):
+    class Excludes(Scripted):
+        def _one(self, change):
+            return msgspec.structs.replace(super()._one(change), is_refused=len(change.settings) > 1)
+
+    both = excess(request_queue=400.0, request_interference=400.0)
+    pair = [suspect("a", "policy", QUEUE, BATCH, over=both),
+            suspect("b", "policy", {"request.interference": 1.0}, CHUNK, over=both)]  # fmt: skip
+    divide([both], pair, {})
+    now = float(facts.rows.good.mean()) / 2
+    predictor = Excludes([(BATCH, 0.3), (CHUNK, 0.2)], now)
+    result = adjudicate(with_attainment(facts, now), [both], pair, predictor)
+    assert keys(result.causes) == ["a", "b"] and result.causes[1].marginal == result.causes[1].gain
+    assert result.with_all is None
+
+
+def test_measurement_is_that_of_the_fix_which_the_replays_chose(facts):
+    wider = Change(settings={"max_num_seqs": 32, "priority_ageing": None})
+    one = suspect("batch_cap", "policy", QUEUE, BATCH, wider)
+    of, proposal = one.cases[0]
+    one.cases[0] = (of, replace(proposal, settings={"max_num_seqs": 8}, command="sojourn run chat"))
+    result, _ = judged(facts, [one], [(BATCH, 0.1), (wider, 0.4)])
+    (found,) = findings(facts, result)
+    assert found.fix.change == "max_num_seqs=32, priority_ageing=null"
+    assert found.probe.measurement == f"the same scenario with {found.fix.change}"
+    assert found.probe.command.endswith("--set max_num_seqs=32 --set priority_ageing=null")
+    assert found.probe.if_cause == found.fix.gain
+
+
 def test_both_changes_are_in_a_combined_one():
     both = combined(Change(settings={"a": 1, "b": 2}, device_speed=2.0), Change(settings={"b": 3, "c": 4}, kv_scale=2))
     assert both.settings == {"a": 1, "b": 2, "c": 4} and both.device_speed == 2.0 and both.kv_scale == 2
@@ -214,5 +245,7 @@ def test_cause_that_no_replay_has_regains_what_the_replay_keeps_more_than_the_ru
     now = float(facts.rows.good.mean()) / 2
     result = adjudicate(with_attainment(facts, now), [of], [leak, pool], Scripted([(BATCH, 0.3)], now + kept_more))
     assert keys(result.causes)[0] == first
+    alone = adjudicate(with_attainment(facts, now), [of], [leak], Scripted([], now + kept_more))
+    assert not alone.causes[0].is_estimate, "the run replayed unchanged is the run without the leak"
     if kept_more:
         assert result.causes[0].gain == pytest.approx(kept_more, abs=0.02) and not result.causes[0].is_estimate

@@ -1,11 +1,14 @@
 """A cause is registered where it is defined, and nowhere else."""
 
+import re
 from pathlib import Path
 
 import pytest
 
+import metrics.diagnosis
+from metrics.catalog.catalog import CATALOG
 from metrics.diagnosis.facts import read_facts
-from metrics.diagnosis.rules.cause import CAUSES, Gain, Proposal, cause, proposals_of_symptom
+from metrics.diagnosis.rules.cause import CAUSES, Gain, Proposal, cause, gain, proposals_of_symptom
 from metrics.diagnosis.symptoms import BY_KEY
 from metrics.ledger import ACCOUNT_BY_NAME, LIFECYCLES
 from tests.metrics.synthetic import synthetic_run
@@ -33,6 +36,17 @@ def test_one_definition_registers_a_cause(tmp_path, unregistered):
     found = next(each for each in proposals_of_symptom(facts, "low_device_utilisation") if each.key == "full_moon")
     assert found.key == made.key == "full_moon" and found.rival == "the sun" and found.object == "moon"
     assert found.change == "moon=new" and found.command.endswith("--set moon=new")
+
+
+def test_gain_without_an_account_of_time_is_not_known(tmp_path):
+    found = gain(read_facts(synthetic_run(tmp_path / "run", requests=20)), {"client.lag": 0.0})
+    assert found.statement == "not known" and found.share is None
+
+
+def test_metrics_in_the_words_of_a_diagnosis_exist():
+    folder = Path(metrics.diagnosis.__file__).parent
+    named = {name for file in folder.rglob("*.py") for name in re.findall(r"sojourn_[a-z0-9_]+", file.read_text("utf-8"))}
+    assert named and named <= {metric.name for metric in CATALOG}
 
 
 def test_two_causes_of_one_name_are_refused(unregistered):

@@ -6,6 +6,7 @@ import pytest
 from metrics.diagnosis.client_signs import signs_of
 from metrics.diagnosis.diagnose import diagnose
 from metrics.diagnosis.facts import read_facts
+from metrics.diagnosis.verdict import sureness
 from metrics.records import ClientRecord, row
 from metrics.run.directory import REQUIRED, RunDirectory
 from metrics.run.segments import write_segment
@@ -71,6 +72,7 @@ def test_trace_names_its_usual_cause(trace, tmp_path):
     first = diagnosis.findings[0]
     assert (first.key, first.lifecycles[0]) == (key, lifecycle)
     assert diagnosis.state == ("overloaded" if key == "overload" else "degraded")
+    assert ("of the failures" in sureness(first)) == first.objective.startswith("served"), "late is not failed"
 
 
 def test_without_a_trace_nothing_is_named(tmp_path):

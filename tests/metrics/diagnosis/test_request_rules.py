@@ -135,6 +135,9 @@ def test_lateness_makes_a_verdict_unsafe_only_where_it_could_change_it(tmp_path,
     run.update_meta(valid=False, invalid_reasons=[f"the load generator sent late: p99 {lag} ms"], load_reasons=[])
     diagnosis = diagnose(run)
     assert (diagnosis.state == "invalid") is unsafe and bool(diagnosis.unsafe) is unsafe
+    rows = read_facts(run).rows
+    on_time = float((rows.ttft_ms.astype("float64") - lag > bound).mean())
+    assert not unsafe or f"sent on time, {on_time:.0%}" in diagnosis.unsafe[0]
     assert "unknown" not in {check.status for check in diagnosis.checks[:1]}
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from metrics.diagnosis.score.calibration import Sample, fit_confidence, predict, samples_of
+from metrics.diagnosis.confidence import confidence
+from metrics.diagnosis.score.calibration import Sample, fit_confidence, samples_of
 from metrics.diagnosis.score.figures import calibration, figures, smallest_severities
 from metrics.errors import RunDataError
 from tests.metrics.diagnosis.score.judgements import KV, TOKENISER, cause, control, fault, judged, said
@@ -72,7 +73,7 @@ def test_fit_learns_what_was_right_and_judges_each_fault_by_the_others():
     odd = [sample("odd", 1.0, False)]  # strongly supported, and wrong
     fit = fit_confidence(usual + odd)
     assert fit.faults == 11 and fit.samples == 21
-    sure, unsure = (predict(fit.coefficients, {"support": support}) for support in (1.0, 0.0))
+    sure, unsure = (confidence({"support": support}, fit.coefficients) for support in (1.0, 0.0))
     assert sure > 0.7 > 0.3 > unsure
     # A fit that has not seen the odd one is surer of it than the fit that has
     wrong = next(each for each in fit.held_out.bins if each.right == 0 and each.above > 0.5)
