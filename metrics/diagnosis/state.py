@@ -7,7 +7,6 @@ from metrics.diagnosis.capacity import load
 from metrics.diagnosis.excess import Excess, attainment, excesses
 from metrics.diagnosis.facts import Facts
 from metrics.diagnosis.foreign_server import what_is_seen
-from metrics.diagnosis.rules.arrivals import OFFERED_LOAD
 from metrics.diagnosis.symptoms import TOLERATED_MISSES, significant
 from metrics.diagnosis.validity import Lateness
 from metrics.diagnosis.verdict import NEEDS_SERVER_RECORDS, Finding, State
@@ -51,7 +50,7 @@ def _measured(facts: Facts, findings: Sequence[Finding], steady: Steadiness) -> 
     costly = [finding for finding in findings if finding.goodput_lost]
     if facts.objectives and costly and (open_ := _undecided(costly)):
         return "inconclusive", open_
-    if findings and findings[0].object == OFFERED_LOAD:
+    if findings and findings[0].key == "overload":
         return "overloaded", f"Overloaded: {findings[0].cause}. {attained:.0%} of the requests meet their objectives"
     if failed > TOLERATED_MISSES and not findings:
         return "degraded", f"{failed:.0%} of the requests failed: {ended}"

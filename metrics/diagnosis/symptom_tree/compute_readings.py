@@ -1,9 +1,11 @@
 """Readings of the device, its host and the processes beside it."""
 
 from metrics.diagnosis.facts import Facts, tightest
+from metrics.diagnosis.launch_facts import FEWEST_STEPS
 from metrics.diagnosis.rules.shared_evidence import SLOW_DEVICE
 from metrics.diagnosis.speed_facts import stored_entries
 from metrics.diagnosis.symptom_tree.reading import NEGLIGIBLE, Reading
+from metrics.run.directory import section
 
 
 def device_slowdown(facts: Facts) -> Reading | None:
@@ -88,13 +90,23 @@ def large_batch(facts: Facts) -> Reading | None:
     return Reading(f"{found.statement}; {step.statement}", step.rules_out, f"{found.source}; {step.source}", step.share)
 
 
-def device_kind(facts: Facts) -> Reading | None:
-    device = str(facts.engine.get("device") or "")
-    if not device:
-        return None
+def launches(facts: Facts) -> Reading | None:
+    """Of a GPU, whether decode steps were launched kernel by kernel."""
+    device = str(section(facts.meta, "core").get("device") or "")
     if device.startswith("cpu"):
-        return Reading("the device is a CPU: no kernel is launched from afar", True, "run.json: device")
-    return host_time(facts)
+        return Reading("the device is a CPU: no kernel is launched from afar", True, "run.json: core")
+    if not device or facts.steps is None:
+        return None
+    found, source = facts.launches, "steps: graph, stage_launch_ns, device_ns"
+    if found is None:
+        return Reading(f"fewer than {FEWEST_STEPS} decode steps were launched kernel by kernel", True, source)
+    return Reading(
+        f"{found.eager_share:.0%} of the device time of decode steps is in steps without a graph, and to launch them "
+        f"takes the host {found.launch_share:.0%} of it",
+        found.eager_share < NEGLIGIBLE,
+        source,
+        found.eager_share,
+    )
 
 
 def threads(facts: Facts) -> Reading | None:

@@ -26,21 +26,22 @@ class Reading:
 Read = Callable[[Facts], Reading | None]
 
 
-def account(name: str) -> Read:
-    """The share of all requests' time that one account holds, and what it takes of a request."""
+def account(*names: str) -> Read:
+    """The share of all requests' time that these accounts hold together, and what they take of a request."""
 
     def read(facts: Facts) -> Reading | None:
-        info = ACCOUNT_BY_NAME[name]
-        column = f"ledger_{info.column}"
+        columns = [f"ledger_{ACCOUNT_BY_NAME[name].column}" for name in names]
         served = facts.rows[facts.rows.status == "ok"]
-        if not len(served) or not served[column].notna().any():
+        booked = served[columns].astype("float64")
+        if not booked.notna().any(axis=None):
             return None
-        ms = float(served[column].astype("float64").mean()) / 1e6
+        ms = float(booked.mean().sum()) / 1e6
         share = ms / max(float(served.e2e_ms.astype("float64").mean()), 1e-9)
+        take = "takes" if len(names) == 1 else "take"
         return Reading(
-            f"{name} takes {ms:,.1f} ms of a request, {share:.0%} of its latency",
+            f"{' + '.join(names)} {take} {ms:,.1f} ms of a request, {share:.0%} of its latency",
             share < NEGLIGIBLE / 10,
-            f"requests: {column}",
+            f"requests: {', '.join(columns)}",
             share,
         )
 

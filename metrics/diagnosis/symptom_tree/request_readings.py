@@ -12,8 +12,9 @@ DIED = ("core", "died", "connection")  # words of an error of a server that stop
 
 
 def front_busy(facts: Facts) -> Reading | None:
+    """Of the event loop; without its records, what text waits to be written."""
     if facts.machine is None or facts.machine.front is None:
-        return None
+        return account("request.stream")(facts)
     loop = facts.machine.front
     return Reading(
         f"the front's event loop is busy {loop.busy:.0%} of the time, {loop.busy_worst:.0%} in its worst second",
@@ -47,8 +48,9 @@ def in_the_front(noun: str, what: str) -> Read:
 
 
 def front_blocked(facts: Facts) -> Reading | None:
+    """Of the event loop; without its records, what text waits to be written."""
     if facts.machine is None or facts.machine.front is None:
-        return None
+        return account("request.stream")(facts)
     loop = facts.machine.front
     return Reading(
         f"{loop.long_turns} turns of the front's event loop took 10 ms or more, {loop.longest_ms:,.0f} ms at most: "

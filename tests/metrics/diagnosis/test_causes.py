@@ -45,7 +45,9 @@ def test_gain_without_an_account_of_time_is_not_known(tmp_path):
 
 def test_metrics_in_the_words_of_a_diagnosis_exist():
     folder = Path(metrics.diagnosis.__file__).parent
-    named = {name for file in folder.rglob("*.py") for name in re.findall(r"sojourn_[a-z0-9_]+", file.read_text("utf-8"))}
+    named = {
+        name for file in folder.rglob("*.py") for name in re.findall(r"sojourn_[a-z0-9_]+", file.read_text("utf-8"))
+    }
     assert named and named <= {metric.name for metric in CATALOG}
 
 

@@ -1,12 +1,15 @@
 """The tree of a symptom leads where the verdict points, rules out in numbers, and names the missing evidence."""
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
 from metrics.diagnosis.diagnose import diagnose
 from metrics.diagnosis.facts import read_facts
+from metrics.diagnosis.launch_facts import Launches
 from metrics.diagnosis.symptom_tree.complaints import COMPLAINTS
+from metrics.diagnosis.symptom_tree.compute_readings import launches
 from metrics.diagnosis.symptom_tree.objects import OBJECTS
 from metrics.diagnosis.symptom_tree.tree import LIFECYCLE_QUESTIONS, SymptomTree, symptom_tree
 from metrics.diagnosis.symptoms import SYMPTOMS
@@ -74,6 +77,20 @@ def test_queue_is_ruled_out_by_its_share_and_the_network_is_not(known):
     by_name = {branch.lifecycle: branch for branch in tree.branches}
     assert by_name["client"].share > 0.8 and by_name["request"].status == "ruled_out"
     assert any("of that excess" in leaf.reason for leaf in by_name["request"].objects)
+
+
+def test_reader_is_ruled_out_only_where_neither_of_its_accounts_holds_time(known):
+    branch = next(each for each in known("slow_network")[1]["high_ttft"].branches if each.lifecycle == "client")
+    assert next(each for each in branch.objects if each.key == "slow_reader").status != "ruled_out"
+
+
+@pytest.mark.parametrize(("device", "found", "is_out"), [
+    ("cpu", None, True), ("cuda:0", None, True), ("cuda:0", Launches(0.9, 1.0, 0.8, 4.0), False),
+])  # fmt: skip
+def test_launches_are_ruled_out_by_the_device_or_by_graphs(tmp_path, device, found, is_out):
+    facts = read_facts(synthetic_run(tmp_path / "run", requests=30))
+    reading = launches(replace(facts, launches=found, meta=facts.meta | {"core": {"device": device}}))
+    assert reading.rules_out is is_out
 
 
 def test_two_run_symptoms_ask_for_the_second_run(known):
