@@ -30,16 +30,17 @@ def diagnose_run(run: "RunDirectory", against: "RunDirectory | None" = None) -> 
 
 
 def predictor(run: "RunDirectory") -> "Predictor | None":
-    """Who replays the run with its fixes; None where the engine is not installed, or the run cannot be replayed."""
+    """Who replays the run with its fixes, or says why it cannot be replayed; None where the engine is not installed."""
     if importlib.util.find_spec("engine.replay") is None:
         return None
     from engine.replay.predictor import predictor_of
     from metrics.errors import SojournError
+    from metrics.replay.prediction import NoPredictor
 
     try:
         return predictor_of(run, most_steps=MOST_REPLAYED_STEPS)
-    except SojournError:
-        return None
+    except SojournError as error:
+        return NoPredictor(str(error))
 
 
 def print_diagnosis(diagnosis: "Diagnosis") -> None:

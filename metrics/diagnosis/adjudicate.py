@@ -16,7 +16,7 @@ named if it still regains something, or explains what is left.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from metrics.diagnosis.excess import Excess
+from metrics.diagnosis.excess import SERVED, Excess
 from metrics.diagnosis.facts import Facts
 from metrics.diagnosis.suspects import Claims, Name, Suspect, added, divide, own_share
 from metrics.diagnosis.symptoms import TOLERATED_MISSES
@@ -221,9 +221,13 @@ def _adds(each: Judged, result: Judgement) -> bool:
     alone = WORTH_NAMING if each.prediction is None else each.gain
     if each.suspect.support < UNDECIDED or alone < WORTH_NAMING:
         return False
-    for excess, _ in each.suspect.cases:
-        explains = each.suspect.explains_ms.get(excess.name, 0.0) / max(excess.total_ms, 1e-9)
-        if explains >= EXPLAINS_OWN and _still_lost(excess, result.with_all):
+    mended = result.with_all if each.suspect.proposal.in_replay else None  # what no replay has, none shows mended
+    for excess, proposal in each.suspect.cases:
+        if excess.objective == SERVED:  # a lost request has no time to divide
+            explains = own_share(excess, proposal)
+        else:
+            explains = each.suspect.explains_ms.get(excess.name, 0.0) / max(excess.total_ms, 1e-9)
+        if explains >= EXPLAINS_OWN and _still_lost(excess, mended):
             return True
     return False
 

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 from metrics.diagnosis.facts import Facts, Work, tightest
+from metrics.diagnosis.kv_facts import USUAL_BLOCK_SIZE
 from metrics.diagnosis.step_facts import StepModel
 
 LARGEST_BATCH = 512  # beyond it the fitted step model is extrapolated too far to promise anything
@@ -23,7 +24,8 @@ def request_ns(model: StepModel, work: Work, batch: float) -> float:
 
 def kv_blocks(facts: Facts) -> int:
     """KV blocks of one request at its mean length."""
-    return math.ceil((facts.work.prompt_tokens + facts.work.output_tokens) / (facts.engine.get("block_size") or 16))
+    size = facts.engine.get("block_size") or USUAL_BLOCK_SIZE
+    return math.ceil((facts.work.prompt_tokens + facts.work.output_tokens) / size)
 
 
 def kv_batch(facts: Facts) -> float:

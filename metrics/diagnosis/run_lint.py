@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
+from metrics.diagnosis.kv_facts import USUAL_BLOCK_SIZE
 from metrics.diagnosis.memory_facts import asked, prefix_use, prompt_order, shared_lengths
 from metrics.diagnosis.step_facts import step_facts
 from metrics.errors import RunDataError
@@ -11,7 +12,6 @@ from metrics.memory.prompt_lint.finding import Finding
 from metrics.memory.prompt_lint.lint import ClassReport, LintReport, TextCost, share_findings
 from metrics.run.directory import RunDirectory, engine_settings
 
-BLOCK_SIZE = 16  # the engine's default, where a run does not say
 OLDER = "this run is older than the records of what prompts share to the token; only whole blocks are known"
 
 
@@ -24,7 +24,7 @@ def lint_run(run: RunDirectory) -> LintReport:
             f"{run.path}: no server recorded what its prompts share; record a run with our engine and full telemetry, "
             "or lint its scenario"
         )
-    block_size = int(engine_settings(run.meta()).get("block_size") or BLOCK_SIZE)
+    block_size = int(engine_settings(run.meta()).get("block_size") or USUAL_BLOCK_SIZE)
     facts = step_facts(steps)
     ns_per_token = facts.model.token_ns if facts is not None and facts.model is not None else None
     classes = list(_classes(rows, block_size))

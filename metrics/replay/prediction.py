@@ -10,6 +10,8 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from metrics.errors import ReplayError
+
 FACTORS = ("device_speed", "kv_scale", "arrival_rate")  # of a change; 1 changes nothing
 REMOVED = "removed."  # before an account in words of a change: removed.client.network=1 takes all of its time away
 
@@ -105,3 +107,16 @@ class Predictor(Protocol):
         `quick` is for choosing among many: the same medians in a fraction of the time. Its bounds are as wide as those
         of the unchanged run, and wider where steps are far larger than those of the run."""
         ...
+
+
+class NoPredictor:
+    """Stands for the predictor of a run that cannot be replayed, and says why."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def check(self, change: Change) -> None:
+        raise ReplayError(self._why)
+
+    def predict(self, changes: Sequence[Change], *, quick: bool = False) -> list[Prediction]:
+        raise ReplayError(self._why)

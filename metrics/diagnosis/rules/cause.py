@@ -228,7 +228,7 @@ def gain(facts: Facts, claims: Mapping[str, float]) -> Gain:
     """An estimate of what is gained with these shares of the accounts gone; unknown where no account holds the time."""
     parts = [name if part >= 1 else f"{part:.0%} of {name}" for name, part in claims.items() if part > 0]
     if not parts:
-        return Gain(statement="not known", basis="no account of time holds what was lost")
+        return Gain(statement="the gain is not known", basis="no account of time holds what was lost")
     now, then = attainment(facts), attainment_without(facts, claims)
     return Gain(
         statement=f"attainment {now:.0%} → about {then:.0%}",

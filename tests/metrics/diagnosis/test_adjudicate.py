@@ -8,14 +8,14 @@ import pytest
 
 from metrics.diagnosis.adjudicate import adjudicate
 from metrics.diagnosis.confidence import FEATURES, coefficients, confidence
-from metrics.diagnosis.excess import Excess
+from metrics.diagnosis.excess import SERVED, Excess
 from metrics.diagnosis.facts import read_facts
 from metrics.diagnosis.findings import findings
 from metrics.diagnosis.rules.cause import Gain, Proposal
 from metrics.diagnosis.suspects import Suspect, added, divide, support_of
 from metrics.diagnosis.trials import combined
 from metrics.diagnosis.verdict import evidence
-from metrics.replay.prediction import Change, Interval, Prediction
+from metrics.replay.prediction import Change, Interval, NoPredictor, Prediction
 from tests.metrics.synthetic import synthetic_run
 
 BATCH, FASTER, EVEN = Change(settings={"max_num_seqs": 8}), Change(device_speed=2.0), Change(arrivals="even")
@@ -189,6 +189,26 @@ def test_fixes_that_exclude_each_other_say_nothing_of_the_second_cause(facts):
     result = adjudicate(with_attainment(facts, now), [both], pair, predictor)
     assert keys(result.causes) == ["a", "b"] and result.causes[1].marginal == result.causes[1].gain
     assert result.with_all is None
+
+
+def test_lost_requests_are_a_further_cause_that_explains_them(facts):
+    late = excess(request_queue=400.0)
+    lost = replace(late, objective=SERVED, accounts={}, error="HTTP 503", missing=pd.Index(range(15, 30)))
+    slow, died = suspect("slow_device", "fault", QUEUE, FASTER), suspect("core_death", "fault", {}, over=lost)
+    died.cases[0] = (lost, replace(died.proposal, explained=1.0, in_replay=False))
+    divide([late, lost], [slow, died], {})
+    now = float(facts.rows.good.mean()) / 2
+    for predictor in (None, Scripted([(FASTER, 0.4)], now + 0.2)):
+        result = adjudicate(with_attainment(facts, now), [late, lost], [slow, died], predictor)
+        assert set(keys(result.causes)) == {"slow_device", "core_death"}
+
+
+def test_run_that_cannot_be_replayed_says_why(facts):
+    one = suspect("a", "policy", QUEUE, BATCH)
+    lost = [one.cases[0][0]]
+    divide(lost, [one], {})
+    result = adjudicate(facts, lost, [one], NoPredictor("the run has too many steps"))
+    assert result.causes[0].is_estimate and result.refused == "the run has too many steps"
 
 
 def test_measurement_is_that_of_the_fix_which_the_replays_chose(facts):

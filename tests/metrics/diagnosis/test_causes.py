@@ -40,7 +40,7 @@ def test_one_definition_registers_a_cause(tmp_path, unregistered):
 
 def test_gain_without_an_account_of_time_is_not_known(tmp_path):
     found = gain(read_facts(synthetic_run(tmp_path / "run", requests=20)), {"client.lag": 0.0})
-    assert found.statement == "not known" and found.share is None
+    assert found.statement == "the gain is not known" and found.share is None
 
 
 def test_metrics_in_the_words_of_a_diagnosis_exist():
