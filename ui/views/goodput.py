@@ -10,8 +10,8 @@ from ui.page import draw_all, open_page, stop_with
 run = open_page(
     "Goodput",
     "How many requests met their objectives, how latencies lie against them, and at which throughput.",
-    "**Throughput against time per output token**: each point is a window of the run; to the right of the dashed line "
-    "the average token came too late, and the colour tells which share of the window’s tokens went to good requests. "
+    "**Throughput against time per output token**: each point is a window of the run. To the right of the dashed line "
+    "the average token came too late. The colour tells which share of the window’s tokens went to good requests. "
     "A server that can do more lies further up and left. It cannot show the frontier at loads that were not offered. "
     "**Distributions**: a curve climbs to the share of served requests that were at least as fast; read where it "
     "crosses the objective’s line. Requests of the declared warm-up are left out; failures count against attainment.",

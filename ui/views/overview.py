@@ -10,8 +10,8 @@ from ui.page import draw, open_page
 run = open_page(
     "Overview",
     "How much of the load was served within its objectives, and where the requests’ time went.",
-    "A request is **good** when it met every objective of its class; **attainment** is the share of good requests "
-    "among all that were sent, failures included; **goodput** is good requests per second. Times run from the moment "
+    "A request is **good** when it met every objective of its class. **Attainment** is the share of good requests "
+    "among all that were sent, failures included. **Goodput** is good requests per second. Times run from the moment "
     "when a request was *meant* to be sent. TTFT is the time to first token, TPOT the time per output token after it. "
     "The bars divide all requests’ time into the four lifecycles: **token** (text ↔ ids ↔ samples), **compute** "
     "(steps on the device), **memory** (KV blocks), **request** (queue, other requests, streaming); **client** is "
