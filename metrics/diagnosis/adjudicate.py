@@ -29,7 +29,9 @@ KIND_FACTOR = {"fault": 1.0, "client": 1.0, "policy": 0.85, "workload": 0.75, "c
 WORTH_NAMING = 0.05  # attainment that a further fix must regain: five points, the error of a good replay
 EXPLAINS_OWN = 0.3  # or the share of its own excess that it must explain of what is left
 MOST_CAUSES, MOST_ALTERNATIVES = 3, 2
-MOST_FURTHER = 6  # suspects that are replayed on top of each cause
+# Suspects that are replayed on top of each cause: as many as there is time for, and never fewer than the most likely
+# ones. A verdict must not depend on how busy its machine is.
+FEWEST_FURTHER, MOST_FURTHER = 3, 6
 ALTERNATIVE = 0.25  # of the first cause's score
 PROVED = 0.7  # the support of a cause for which the defining measurement speaks, and little against it
 UNKNOWN = 0.6  # what a fix regains, of all that any fix regains, where that is not known
@@ -93,7 +95,7 @@ def adjudicate(
         if best.change is not None:
             fix = combined(fix, best.change)
         open_ = _on_top(open_, lost, taken, fix, trials)
-        if best.prediction is not None and trials.affordable():
+        if best.prediction is not None:
             result.with_all = _replayed(trials, fix)
     _order(result.causes)
     _bound(result, fix, trials)
@@ -199,7 +201,7 @@ def _on_top(open_: list[Judged], lost: Sequence[Excess], taken: Claims, fix: Cha
     divide(lost, [each.suspect for each in open_], taken)
     tried = [each for each in open_ if each.prediction is not None and each.suspect.proposal.in_replay]
     tried.sort(key=lambda each: -each.alone)
-    tried = tried[: min(MOST_FURTHER, max(0, trials.affordable() - 1))]
+    tried = tried[: max(FEWEST_FURTHER, min(MOST_FURTHER, trials.affordable() - 1))]
     before, *after = trials.predict([fix, *(combined(fix, each.change) for each in tried)]) if tried else (None,)
     for each, prediction in zip(tried, after, strict=True):
         if not prediction.is_refused:  # two settings may exclude each other: that says nothing of either cause

@@ -14,7 +14,7 @@ from metrics.errors import ReplayError
 from metrics.replay.prediction import Change, Prediction, Predictor
 
 MOST_CHANGES = 48  # of a diagnosis
-FEWEST_CHANGES = 16  # that are replayed however slow it is: a verdict must not depend on how busy its machine is
+FEWEST_CHANGES = 16  # ... that are replayed alone, however slow it is
 SECONDS = 5.0  # of all replays of a diagnosis: it is to be read at once
 ALONE = 0.6  # of that time, for fixes alone; the rest is for fixes on top of others
 TRUSTED_WITHIN = 0.10  # attainment: the unchanged replay must come so near to what was measured
