@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from metrics.diagnosis.excess import Excess
-from metrics.diagnosis.facts import Facts
+from metrics.diagnosis.facts import Facts, declared_classes
 from metrics.diagnosis.rules.cause import Proposal, all_of, cause
 from metrics.diagnosis.rules.shared_evidence import SLOW_DEVICE, excess_evidence, missing_share
 from metrics.diagnosis.speed_facts import SpeedFacts
@@ -26,9 +26,11 @@ SAMPLES_MOST = 0.3  # ... beyond which no model samples, as far as no reference 
 IDLE_CORES = 0.5  # on average: threads that another process would take from are no gain
 PER_STEP = "steps: device_ns, sampling_ns; run.json: speed_reference"
 SAMPLED = "system: core_queued_ns, host_cpu_percent, core_cpu_seconds, front_cpu_seconds"
-# Parameters of a class of requests that make its draws dearer.
+# Parameters of a request that make its draws dearer.
 DEAR = ("logprobs", "top_logprobs", "prompt_logprobs", "repetition_penalty", "frequency_penalty", "presence_penalty",
-        "lz_penalty", "logit_bias", "bad_words", "guided_json", "response_format", "min_p", "top_p")  # fmt: skip
+        "lz_penalty", "logit_bias", "bad_words", "regex", "structured_outputs", "guided_json", "guided_regex",
+        "guided_choice", "guided_grammar", "response_format", "min_p", "top_p")  # fmt: skip
+WITHOUT_EFFECT_AT_ONE = ("repetition_penalty", "top_p")  # the others are without effect where they are null, 0 or empty
 
 
 def slowness(facts: Facts) -> tuple[float, float]:
@@ -283,13 +285,12 @@ def slow_sampler(facts: Facts, excess: Excess) -> Proposal | None:
 
 
 def dear_parameters(facts: Facts) -> list[str]:
-    """Parameters of the scenario's classes that make draws dearer than a plain one."""
-    scenario = facts.meta.get("scenario")
-    workload = scenario.get("workload") if isinstance(scenario, Mapping) else None
-    classes = workload.get("classes") or [] if isinstance(workload, Mapping) else []
-    bodies = [klass | (klass.get("body") or {}) for klass in classes if isinstance(klass, dict)]
-    usual = (None, 0, 1, 1.0, 0.0, False, [], {}, "")
-    return sorted({name for body in bodies for name in DEAR if body.get(name) not in usual})
+    """Parameters of the scenario's requests that make draws dearer than a plain one."""
+    classes = declared_classes(facts.meta)
+    asked = [*classes, *(variant for klass in classes for variant in klass.get("variants") or [])]
+    bodies = [each | (each.get("extra_body") or {}) for each in asked]
+    return sorted({name for body in bodies for name in DEAR
+                   if body.get(name) and not (name in WITHOUT_EFFECT_AT_ONE and body[name] == 1)})  # fmt: skip
 
 
 def _own_pace_evidence(facts: Facts) -> list[Evidence]:

@@ -5,14 +5,13 @@ The key ties a leaf to a finding. A cause that has no leaf here gets one from it
 
 from dataclasses import dataclass
 
+from metrics.diagnosis.rules.cause import CONTENTION, WAITS
 from metrics.diagnosis.symptom_tree import compute_readings as compute
 from metrics.diagnosis.symptom_tree import memory_readings as memory
 from metrics.diagnosis.symptom_tree import request_readings as request
 from metrics.diagnosis.symptom_tree.reading import Read, account, prefix_outcome, waiting_for
 
 PREFILL = ("compute.prefill", "request.interference")
-WAITS = ("request.queue", "request.admission", "memory.blocked")
-CONTENTION = (*WAITS, "request.interference")
 DEVICE = ("compute.prefill", "compute.decode", "memory.recompute", *CONTENTION)
 OUTCOMES = "what became of each prompt token in the prefix cache (requests: prefix_outcomes)"
 FRONT = ("token.encode", "token.decode", "request.stream", "request.admission", "client.network")

@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from loadgen.scenario.workload import RequestClass, Variant
 from metrics.diagnosis.excess import SERVED, excesses, losses
 from metrics.diagnosis.facts import read_facts
 from metrics.diagnosis.launch_facts import Launches
 from metrics.diagnosis.rules.cause import ADMISSION, proposals
+from metrics.diagnosis.rules.device import dear_parameters
 from tests.metrics.sampled_machine import turns, with_requests, with_system
 from tests.metrics.simulated_server import Device
 from tests.metrics.synthetic import PLANTS, Plant, synthetic_run
@@ -51,6 +53,19 @@ def test_writes_to_few_clients_are_slow_readers_only_where_their_buffers_are_ful
     rows = facts.rows.assign(last_byte_ns=facts.rows.last_byte_ns + facts.rows.writing_ns)
     drained = replace(facts, rows=rows)
     assert "slow_writer" not in keys_of(drained)
+
+
+def test_parameters_that_make_draws_dearer_are_those_of_the_scenario(tmp_path):
+    facts = read_facts(synthetic_run(tmp_path / "run", requests=20))
+    plain = RequestClass(klass="a", prompt_tokens=9, output_tokens=9, top_p=1, repetition_penalty=1)
+    asks = RequestClass(klass="b", prompt_tokens=9, output_tokens=9, min_p=0.1, extra_body={"logprobs": True},
+                        variants=[Variant(presence_penalty=0.5)])  # fmt: skip
+
+    def named(*classes: RequestClass) -> list[str]:
+        workload = {"classes": [each.model_dump(mode="json") for each in classes]}
+        return dear_parameters(replace(facts, meta=facts.meta | {"scenario": {"workload": workload}}))
+
+    assert named(plain) == [] and named(plain, asks) == ["logprobs", "min_p", "presence_penalty"]
 
 
 def test_what_waited_for_the_fronts_loop_is_no_queue(tmp_path):
