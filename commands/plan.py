@@ -263,10 +263,10 @@ def _candidates(run: "RunDirectory", predictor: "Predictor") -> dict[str, list[A
 
 def _pools(core: Mapping[str, Any], meta: Mapping[str, Any]) -> list[int]:
     """Twice and four times the blocks, as far as the machine's memory goes."""
-    from metrics.run.directory import section
+    from metrics.run.directory import section, server_hardware
 
     blocks, size = core.get("num_kv_blocks"), core.get("block_size", 16)
-    memory = section(meta, "hardware").get("memory_bytes")
+    memory = server_hardware(meta).get("memory_bytes")
     per_token = section(meta, "model_shape").get("kv_bytes_per_token")
     if not blocks or not memory or not per_token or core.get("device") != "cpu":
         return []

@@ -15,7 +15,7 @@ from metrics.errors import CalibrationError, RunDataError
 from metrics.records import SCHEMAS
 from metrics.request.goodput import measured, measured_steps
 from metrics.request.offenders import Book, TooLarge, book_of
-from metrics.run.directory import RunDirectory, engine_settings
+from metrics.run.directory import RunDirectory, engine_settings, server_hardware
 from metrics.run.segments import STREAM
 from metrics.run.server_alone import is_server_alone, meta_of, requests_of
 from metrics.sources.view import timeline
@@ -136,8 +136,8 @@ def _ceilings(meta: dict[str, Any]) -> tuple[Ceilings | None, str]:
     """The measured limits of the device that a run was computed on, or None and the reason in a sentence."""
     if (found := ceilings_from(meta)) is not None:
         return found, ""
-    machine = meta.get("server_hardware") or meta.get("hardware")
-    if not isinstance(machine, dict):
+    machine = server_hardware(meta)
+    if not machine:
         return None, "The run does not tell its machine, so its ceilings are unknown."
     gpus = machine.get("gpus") or []
     on_gpu = gpus and str(engine_settings(meta).get("device", "")) not in ("cpu", "")

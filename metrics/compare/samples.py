@@ -14,7 +14,7 @@ import pandas as pd
 from metrics.compare.metrics import SHARES, Metric
 from metrics.records import composition
 from metrics.request.goodput import chunks_of, judged, measured, measured_steps, window_ns, with_text
-from metrics.run.directory import RunDirectory
+from metrics.run.directory import RunDirectory, server_hardware
 
 FEWEST_WINDOWS, MOST_WINDOWS = 8, 40
 WINDOW_LATENCIES = 3.0  # a window lasts at least so many median latencies ...
@@ -168,7 +168,7 @@ def alike_steps(sides: Sequence[Sequence[pd.DataFrame]], fewest: int = 4) -> tup
 def identity(meta: dict[str, Any]) -> dict[str, Any]:
     """What two runs must have in common to be compared: load, objectives, model, hardware. Settings may differ."""
     scenario = meta.get("scenario") if isinstance(meta.get("scenario"), dict) else {}
-    engine, hardware = meta.get("engine") or {}, meta.get("server_hardware") or meta.get("hardware") or {}
+    engine, hardware = meta.get("engine") or {}, server_hardware(meta)
     measure = {name: value for name, value in (scenario.get("measure") or {}).items() if name != "seed"}
     return {
         "workload": scenario.get("workload"), "arrivals": scenario.get("arrivals"), "target": scenario.get("target"),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from metrics.run.directory import section
+from metrics.run.directory import section, server_hardware
 from metrics.run.front_turns import Turns
 
 PARTS = 4  # of the window, to see what was there only for a while
@@ -45,7 +45,7 @@ class MachineFacts:
     threads: int  # of the core process that compute a step together
     front_cores: float | None
     core_cores: float | None  # of the core process
-    load_cores: float | None  # of the load generator, on the same machine
+    load_cores: float | None  # of the load generator; None where it has a machine of its own
     load_cores_worst: float | None
     load_queued: float | None  # run-queue time of its threads / time
     others_cores: float | None  # of all processes that are not ours
@@ -74,26 +74,28 @@ def machine_facts(
     samples = samples[(samples.ns >= window_ns[0] - margin) & (samples.ns <= window_ns[1] + margin)]
     if len(samples) < 2:
         return None
-    cores = int(section(meta, "hardware").get("cores") or 1)
-    load = section(meta, "load_use")
+    hardware, load = server_hardware(meta), section(meta, "load_use")
+    cores = int(hardware.get("cores") or 1)
+    is_beside = hardware.get("boot_id") == section(meta, "hardware").get("boot_id")
+    load_cores = load.get("cpu_cores") if is_beside else None
     span = _values(samples, "ns")
     lasted = np.diff(span)
     walls = _walls(steps, span)
     threads = int(section(meta, "core").get("threads") or 1)
     front, core = (_rate(samples, f"{name}_cpu_seconds", 1e9, lasted) for name in ("front", "core"))
-    others = _others(samples, cores, front, core, load.get("cpu_cores"))
+    others = _others(samples, cores, front, core, load_cores)
     queued = _gain(samples, "core_queued_ns")
     possible = walls * threads
     if queued is not None and core is not None and not walls.any():  # no step was read: it ran, or was ready to
         possible = core * lasted + queued
     possible = np.maximum(possible, 1.0)
-    by_others = None if queued is None or others is None else queued * _part_of_others(others, front, load)
+    by_others = None if queued is None or others is None else queued * _part_of_others(others, front, load_cores)
     return MachineFacts(
         cores=cores,
         threads=threads,
         front_cores=_mean(front, lasted),
         core_cores=_mean(core, lasted),
-        load_cores=load.get("cpu_cores"),
+        load_cores=load_cores,
         load_cores_worst=load.get("cpu_cores_max"),
         load_queued=load.get("queued_share"),
         others_cores=_mean(others, lasted),
@@ -102,14 +104,14 @@ def machine_facts(
         core_queued_worst=_worst_share(queued, possible),
         core_queued_by_others=None if by_others is None else float(by_others.sum() / possible.sum()),
         core_queued_by_others_worst=_worst_share(by_others, possible),
-        front=_front_loop(samples, rows, lasted, None if others is None else _part_of_others(others, core, load)),
+        front=_front_loop(samples, rows, lasted, None if others is None else _part_of_others(others, core, load_cores)),
     )  # fmt: skip
 
 
-def _part_of_others(others: np.ndarray, ours: np.ndarray, load: Mapping[str, Any]) -> np.ndarray:
+def _part_of_others(others: np.ndarray, ours: np.ndarray, load_cores: float | None) -> np.ndarray:
     """Of each second in which a thread of ours waits for a core, the part for which others have it: whoever ran
     meanwhile had the cores. `ours`: cores of the other process of the server."""
-    return others / np.maximum(others + ours + (load.get("cpu_cores") or 0.0), 1e-9)
+    return others / np.maximum(others + ours + (load_cores or 0.0), 1e-9)
 
 
 def _front_loop(

@@ -187,6 +187,11 @@ def section(meta: Mapping[str, Any], name: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def server_hardware(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """The machine of the server: another than that of the load generator where two recordings were joined."""
+    return section(meta, "server_hardware") or section(meta, "hardware")
+
+
 def engine_settings(meta: dict[str, Any]) -> dict[str, Any]:
     """The settings in force: what the server said of itself (`engine.served.engine`), and above it what it was started
     with, as far as they are known."""

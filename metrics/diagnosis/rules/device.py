@@ -10,6 +10,7 @@ from metrics.diagnosis.rules.shared_evidence import SLOW_DEVICE, excess_evidence
 from metrics.diagnosis.speed_facts import SpeedFacts
 from metrics.diagnosis.verdict import Evidence, evidence
 from metrics.replay.prediction import Change
+from metrics.run.directory import server_hardware
 
 DEVICE_ACCOUNTS = ("compute.decode", "compute.prefill", "request.interference", "memory.recompute")
 # Waits that steps make longer. A request in the socket waits for the front, whatever the device does.
@@ -210,7 +211,7 @@ def _slower_settings(
 def few_threads(facts: Facts, excess: Excess) -> Proposal | None:
     """The core computes with fewer threads than there are cores, and cores are idle."""
     core, machine = facts.meta.get("core") or {}, facts.machine
-    threads, cores = core.get("threads") or 0, (facts.meta.get("hardware") or {}).get("cores") or 0
+    threads, cores = core.get("threads") or 0, server_hardware(facts.meta).get("cores") or 0
     if core.get("device") != "cpu" or not 0 < threads < cores or "threads" not in facts.chosen:
         return None  # the default leaves a core for the front
     speed = facts.speed()

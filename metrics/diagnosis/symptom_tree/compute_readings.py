@@ -5,7 +5,7 @@ from metrics.diagnosis.launch_facts import FEWEST_STEPS
 from metrics.diagnosis.rules.shared_evidence import SLOW_DEVICE
 from metrics.diagnosis.speed_facts import stored_entries
 from metrics.diagnosis.symptom_tree.reading import NEGLIGIBLE, Reading
-from metrics.run.directory import section
+from metrics.run.directory import section, server_hardware
 
 
 def device_slowdown(facts: Facts) -> Reading | None:
@@ -110,8 +110,7 @@ def launches(facts: Facts) -> Reading | None:
 
 
 def threads(facts: Facts) -> Reading | None:
-    used, hardware = facts.engine.get("threads"), facts.meta.get("server_hardware") or facts.meta.get("hardware") or {}
-    cores = hardware.get("cores") if isinstance(hardware, dict) else None
+    used, cores = facts.engine.get("threads"), server_hardware(facts.meta).get("cores")
     if not isinstance(used, int) or not isinstance(cores, int):
         return None
     return Reading(f"{used} of {cores} cores compute", used >= cores, "run.json: threads, hardware", 1 - used / cores)

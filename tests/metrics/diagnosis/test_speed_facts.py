@@ -79,10 +79,10 @@ def system(**columns) -> pd.DataFrame:
     return rows
 
 
-def facts_of(rows: pd.DataFrame, *, with_steps: bool = True):
+def facts_of(rows: pd.DataFrame, *, with_steps: bool = True, **more):
     steps = pd.DataFrame({"step": [0], "begin_ns": [S], "end_ns": [4 * S]}).iloc[: int(with_steps)]
     meta = {"hardware": {"cores": 2}, "core": {"threads": 2}, "load_use": {"cpu_cores": 0.1, "cpu_cores_max": 0.2}}
-    return machine_facts(meta, rows, steps, pd.DataFrame(), (0.0, 5.0 * S))
+    return machine_facts(meta | more, rows, steps, pd.DataFrame(), (0.0, 5.0 * S))
 
 
 def test_other_processes_have_what_ours_do_not_have_of_the_cpus():
@@ -91,6 +91,14 @@ def test_other_processes_have_what_ours_do_not_have_of_the_cpus():
     assert found.others_cores == pytest.approx(2.0 - 0.1 - 0.8 - 0.1)
     assert found.core_queued == pytest.approx(0.5)
     assert found.core_queued_by_others == pytest.approx(0.5 * 1.0 / 1.2)  # the front and the load have a sixth of it
+
+
+def test_load_generator_of_another_machine_takes_nothing_of_the_servers_cores():
+    rows = system(host_cpu_percent=50.0, front_cpu_seconds=[0.0, 0.1, 0.2, 0.3],
+                  core_cpu_seconds=[0.0, 0.8, 1.6, 2.4], core_queued_ns=[0, S, 2 * S, 3 * S])  # fmt: skip
+    found = facts_of(rows, hardware={"cores": 2, "boot_id": "a"}, server_hardware={"cores": 4, "boot_id": "b"})
+    assert found.cores == 4 and found.load_cores is None and found.load_cores_worst == 0.2
+    assert found.others_cores == pytest.approx(2.0 - 0.1 - 0.8)
 
 
 def test_processes_of_ours_that_have_the_cores_are_no_neighbour():
