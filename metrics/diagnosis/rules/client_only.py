@@ -46,7 +46,7 @@ def overload(facts: Facts, excess: Excess) -> Proposal | None:
     signs = signs_of(facts)
     if excess.objective == "tpot_ms" or (signs.growth or 0.0) < GROWS or _has_room(facts):
         return None
-    return _hint(excess, "more arrives than is served, and the queue grows over the run", _queue(facts, signs), 0.6,
+    return _hint(excess, "more arrives than is served, and the queue grows over the run", _queue(signs), 0.6,
                  "fewer requests, or more devices")  # fmt: skip
 
 
@@ -59,7 +59,7 @@ def batch_cap(facts: Facts, excess: Excess) -> Proposal | None:
     if excess.objective == "tpot_ms" or waits < GOES_WITH or not _has_room(facts) or _goes_with_prompt(signs):
         return None
     return _hint(excess, "requests wait for each other, though tokens come fast enough for a larger batch",
-                 _queue(facts, signs), 0.5, "a larger batch")  # fmt: skip
+                 _queue(signs), 0.5, "a larger batch")  # fmt: skip
 
 
 @cause(lifecycles=("request",), object="arrivals", kind="workload", reads="client",
@@ -217,7 +217,7 @@ def _has_room(facts: Facts) -> bool:
     return bound is not None and bool(per_token <= ROOM * bound)
 
 
-def _queue(facts: Facts, signs: Signs) -> list[Evidence]:
+def _queue(signs: Signs) -> list[Evidence]:
     found = []
     if signs.growth is not None:
         found.append(evidence(f"the time to first token grows over the run by {signs.growth:.1f} times its mean",

@@ -152,7 +152,7 @@ def slow_kernel(facts: Facts, excess: Excess) -> Proposal | None:
     chosen = {name: facts.engine[name] for name, usual in (("attention_backend", "auto"), ("fused_operations", "auto"))
               if facts.engine.get(name) not in (None, usual)}  # fmt: skip
     if chosen:
-        return _slower_settings(facts, excess, speed, chosen)
+        return _slower_settings(excess, speed, chosen)
     grows = _grows(speed)
     if speed is None or grows < WITH_CONTEXT or speed.decodes.slowdown < SLOW_DEVICE:
         return None
@@ -176,9 +176,7 @@ def slow_kernel(facts: Facts, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-def _slower_settings(
-    facts: Facts, excess: Excess, speed: SpeedFacts | None, chosen: Mapping[str, Any]
-) -> Proposal | None:
+def _slower_settings(excess: Excess, speed: SpeedFacts | None, chosen: Mapping[str, Any]) -> Proposal | None:
     """Kernels that the run's own settings forbid."""
     faster = [each for each in (speed.others if speed else []) if set(each.settings) & set(chosen)]
     best = faster[0].speedup if faster else None

@@ -85,7 +85,7 @@ def _register(holder: Holder) -> None:
             return None
         settings = _scaled(facts, *holder.scaled) if holder.scaled else None
         found = excess_evidence(excess, holder.accounts)
-        return _proposal(facts, excess, holder.words, found, holder.change, None, settings)
+        return _proposal(excess, holder.words, found, holder.change, None, settings)
 
     explain.__name__ = holder.key
     explain.__doc__ = holder.words
@@ -104,7 +104,7 @@ def kv_pool(facts: Facts, excess: Excess) -> Proposal | None:
     claims = dict.fromkeys(("memory.blocked", "memory.preempted", "memory.recompute"), 1.0)
     claims["request.queue"] = facts.waits.get("kv_blocks", 0.0)
     found = [*excess_evidence(excess, tuple(claims)), *_waited_for(facts, "kv_blocks")]
-    return _proposal(facts, excess, "requests wait for KV blocks, or lose theirs and compute again", found,
+    return _proposal(excess, "requests wait for KV blocks, or lose theirs and compute again", found,
                      "a larger num_kv_blocks, or fewer requests at a time", claims,
                      _scaled(facts, "num_kv_blocks", 2))  # fmt: skip
 
@@ -115,7 +115,7 @@ def batch_cap(facts: Facts, excess: Excess) -> Proposal | None:
     """Requests wait for a place while the others' tokens come fast: the device could take more."""
     found = [*excess_evidence(excess, QUEUE), *_waited_for(facts, "batch_cap"), *_room(facts, wanted=True)]
     words = "requests wait for a place in the batch, though tokens come fast enough for a larger one"
-    return _proposal(facts, excess, words, found, "a larger max_num_seqs", None, _scaled(facts, "max_num_seqs", 2))
+    return _proposal(excess, words, found, "a larger max_num_seqs", None, _scaled(facts, "max_num_seqs", 2))
 
 
 @cause(lifecycles=("request", "compute"), object="token budget of a step", kind="policy", accounts=QUEUE,
@@ -123,7 +123,7 @@ def batch_cap(facts: Facts, excess: Excess) -> Proposal | None:
 def token_budget(facts: Facts, excess: Excess) -> Proposal | None:
     """Requests wait for room in the token budget of a step."""
     found = [*excess_evidence(excess, QUEUE), *_waited_for(facts, "token_budget"), *_room(facts, wanted=True)]
-    return _proposal(facts, excess, "requests wait for room in the token budget of a step", found,
+    return _proposal(excess, "requests wait for room in the token budget of a step", found,
                      "a larger max_num_batched_tokens", None,
                      _scaled(facts, "max_num_batched_tokens", 2))  # fmt: skip
 
@@ -133,7 +133,7 @@ def token_budget(facts: Facts, excess: Excess) -> Proposal | None:
 def admission_policy(facts: Facts, excess: Excess) -> Proposal | None:
     """The policy lets requests wait."""
     found = [*excess_evidence(excess, QUEUE), *_waited_for(facts, "policy")]
-    return _proposal(facts, excess, "the admission policy lets requests wait", found, "policy=fcfs")
+    return _proposal(excess, "the admission policy lets requests wait", found, "policy=fcfs")
 
 
 @cause(lifecycles=("request", "compute"), object=OFFERED_LOAD, kind="capacity", accounts=CROWDED, reads="accounts",
@@ -150,7 +150,7 @@ def overload(facts: Facts, excess: Excess) -> Proposal | None:
     found = [*excess_evidence(excess, CROWDED), grows, *_room(facts, wanted=False)]
     for_place = sum(facts.waits.get(reason, 0.0) for reason in ("batch_cap", "token_budget"))
     claims = all_of(QUEUE, for_place) | {"request.interference": 1.0}
-    return _proposal(facts, excess, "more arrives than is served, and the queue grows over the run", found,
+    return _proposal(excess, "more arrives than is served, and the queue grows over the run", found,
                      "fewer requests, or more devices", claims)  # fmt: skip
 
 
@@ -165,7 +165,7 @@ def burst(facts: Facts, excess: Excess) -> Proposal | None:
                       "ratio", "client: due_ns", weight=DEFINING)  # fmt: skip
     found = [*excess_evidence(excess, CONTENTION), bursts]
     words = "arrivals come in bursts, and wait for each other"
-    return _proposal(facts, excess, words, found, "smoother arrivals, or room for the peaks")
+    return _proposal(excess, words, found, "smoother arrivals, or room for the peaks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,7 @@ def _register_outcome(outcome: Outcome) -> None:
             evidence(f"{lost:.0%} of the prompt tokens are computed again: {outcome.words}", lost, "share",
                      f"prefix outcomes: {outcome.name}", weight=DEFINING),
         ]  # fmt: skip
-        return _proposal(facts, excess, f"{outcome.words}: {lost:.0%} of the prompt tokens are computed again", found,
+        return _proposal(excess, f"{outcome.words}: {lost:.0%} of the prompt tokens are computed again", found,
                          outcome.change, all_of(PROMPT_ACCOUNTS, lost),
                          outcome.settings(facts) if outcome.settings else None)  # fmt: skip
 
@@ -226,7 +226,7 @@ def slow_device(facts: Facts, excess: Excess) -> Proposal | None:
     slow = evidence(f"steps take {ratio:.1f} times as long as their composition explains", ratio, "ratio",
                     f"scrapes: {PREDICTION}", weight=DEFINING)  # fmt: skip
     accounts = ("compute.decode", "compute.prefill")
-    return _proposal(facts, excess, f"the device takes {ratio:.1f} times as long as its steps explain",
+    return _proposal(excess, f"the device takes {ratio:.1f} times as long as its steps explain",
                      [slow, *excess_evidence(excess, accounts)], "find what slows the device")  # fmt: skip
 
 
@@ -234,7 +234,7 @@ def slow_device(facts: Facts, excess: Excess) -> Proposal | None:
        rival="a fault of the device", rival_key="slow_device")  # fmt: skip
 def slow_decode(facts: Facts, excess: Excess) -> Proposal | None:
     """Decode steps take the time."""
-    return _proposal(facts, excess, "decode steps take longer than the objective allows",
+    return _proposal(excess, "decode steps take longer than the objective allows",
                      excess_evidence(excess, ("compute.decode",)), "a smaller batch, or a faster device")  # fmt: skip
 
 
@@ -250,11 +250,11 @@ def blocked_front(facts: Facts, excess: Excess) -> Proposal | None:
                     "ms", f"scrapes: {LOOP_LAG}", weight=DEFINING)  # fmt: skip
     accounts = ("request.stream", "token.decode", "token.encode", "client.network")
     found = [late, *excess_evidence(excess, accounts)]
-    return _proposal(facts, excess, "something holds the event loop of the front", found, "find what holds the loop")
+    return _proposal(excess, "something holds the event loop of the front", found, "find what holds the loop")
 
 
 def _proposal(
-    facts: Facts, excess: Excess, words: str, found: list[Evidence], change: str,
+    excess: Excess, words: str, found: list[Evidence], change: str,
     claims: dict[str, float] | None = None, settings: dict[str, object] | None = None,
 ) -> Proposal:  # fmt: skip
     return Proposal(
