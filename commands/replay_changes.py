@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-import yaml
-
 from metrics.errors import InputError
 from metrics.replay.prediction import FACTORS, REMOVED, Change, change_words
 
@@ -43,10 +41,9 @@ def _value(key: str, text: str, option: str) -> Any:
         if text not in WORDS[key]:
             raise InputError(f"{option} {key}={text}: give one of {', '.join(WORDS[key])}")
         return text
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise InputError(f"{option} {key}={text}: give a number, a word, true or false") from None
+    from engine.options import setting_value
+
+    value = setting_value(text, f"{option} {key}")
     if key in FACTORS or key.startswith(REMOVED):
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InputError(f"{option} {key}={text}: give a number, such as {key}={1 if '.' in key else 2}")

@@ -59,8 +59,21 @@ def assignments(pairs: list[str], option: str) -> dict[str, Any]:
         key, equals, value = pair.partition("=")
         if not equals or not key.strip():
             raise InputError(f"{option} {pair!r} is not KEY=VALUE, such as num_kv_blocks=1024")
-        found[key.strip().replace("-", "_")] = yaml.safe_load(value)
+        found[key.strip().replace("-", "_")] = setting_value(value, f"{option} {key.strip()}")
     return found
+
+
+def setting_value(text: str, named: str) -> Any:
+    """A value as YAML has it, but for `on` and `off`: they are words, as settings have them, and no truth values.
+
+    `named` says what the value is of, for the sentence of the InputError that it raises.
+    """
+    if text.strip() in ("on", "off"):
+        return text.strip()
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise InputError(f"{named}={text}: give a number, a word, true or false") from None
 
 
 def engine_config(settings: dict[str, Any]) -> EngineConfig:

@@ -6,8 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 from commands.replay_changes import grid, label
+from engine.options import assignments
 from metrics.errors import InputError
-from metrics.replay.prediction import Change
+from metrics.replay.prediction import Change, settings_text
 from sojourn import app
 from tests.engine.replay.simulated_run import random_asks, write_run
 
@@ -21,6 +22,12 @@ def test_commas_make_a_grid_over_all_keys():
         "max_num_seqs=4 policy=fcfs device_speed=2 removed.client.network=0.5",
     ]
     assert [change for change in found if grid(label(change).split()) == [change]] == found
+
+
+def test_words_of_a_setting_are_read_as_a_finding_writes_them():
+    settings = {"graphs": "on", "overlap": "off", "prefix_caching": True, "priority_ageing": None, "policy": "fcfs"}
+    words = settings_text(settings).split(", ")
+    assert assignments(words, "--set") == settings and grid(words) == [Change(settings=settings)]
 
 
 @pytest.mark.parametrize(
