@@ -4,7 +4,7 @@ import plotly.graph_objects as go
 
 from metrics.diagnosis.verdict import Diagnosis, Finding
 from metrics.ledger import COLOURS
-from metrics.replay.prediction import Interval, Prediction
+from metrics.replay.prediction import Interval, Prediction, shown_setting
 from ui import theme
 from ui.text import label, percent
 
@@ -50,7 +50,7 @@ def _rows(diagnosis: Diagnosis, found: Finding) -> list[tuple[str, Interval, str
 
 def _named(role: str, prediction: Prediction) -> str:
     change = prediction.change
-    parts = [f"{name}={value}" for name, value in change.settings.items()]
+    parts = [shown_setting(*each) for each in change.settings.items()]
     parts += [f"device ×{change.device_speed:.3g}"] if change.device_speed != 1 else []
     if change.removed:
         first, more = next(iter(change.removed)), len(change.removed) - 1
