@@ -1,8 +1,7 @@
 """Replays of fixes: which ones are made, what they regain, and whether the replay of this run can be trusted."""
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 
@@ -37,9 +36,9 @@ class Trials:
         self.refused = _refusal(facts, predictor)
         self.usable = not self.refused
         self.beyond = 0.0
-        self._facts, self._predictor, self._known = facts, predictor, {}
+        self._facts, self._predictor = facts, predictor
         self._of: dict[str, list[Prediction]] = {}
-        self._spent_s = 0.0  # of replays
+        self._spent_s, self._num_predictions = 0.0, 0
         if not self.usable or not any(each.proposal.fixes or not each.proposal.in_replay for each in suspects):
             self.usable = False
             return
@@ -52,23 +51,18 @@ class Trials:
             self.refused, self.usable = str(error), False
 
     def predict(self, changes: Sequence[Change], *, quick: bool = True) -> list[Prediction]:
-        """One prediction a change; a change that was replayed before is not replayed again, unless its bounds are to
-        be its own (not `quick`). Raises ReplayError."""
-        keys = [(_key(change), quick) for change in changes]
-        new = {key: change for key, change in zip(keys, changes, strict=True) if key not in self._known}
+        """One prediction a change; not `quick` where its bounds are to be its own. Raises ReplayError."""
         begin = time.monotonic()
-        if new:
-            found = self._predictor.predict(list(new.values()), quick=quick)
-            for (key, _), prediction in zip(new, found, strict=True):
-                self._known[key, quick] = self._known[key, True] = prediction
+        found = self._predictor.predict(changes, quick=quick)
         self._spent_s += time.monotonic() - begin
-        return [self._known[key] for key in keys]
+        self._num_predictions += len(found)
+        return found
 
     def affordable(self) -> int:
         """How many further changes can be replayed before a reader would wait too long; 0 where none can."""
         if not self.usable:
             return 0
-        each_s = self._spent_s / max(len(self._known), 1)
+        each_s = self._spent_s / max(self._num_predictions, 1)
         return max(0, min(MOST_CHANGES, int((SECONDS - self._spent_s) / max(each_s, 1e-3))))
 
     def of(self, suspect: Suspect) -> list[Prediction]:
@@ -174,11 +168,6 @@ def _chosen(suspects: Sequence[Suspect]) -> list[tuple[str, Change]]:
     deepest = max((len(each.proposal.fixes) for each in order), default=0)
     return [(each.key, each.proposal.fixes[at]) for at in range(deepest) for each in order
             if at < len(each.proposal.fixes)]  # fmt: skip
-
-
-def _key(change: Change) -> bytes:
-    content: Mapping[str, Any] = msgspec.to_builtins(change)
-    return msgspec.json.encode(content, order="sorted")
 
 
 def _slow_ms(prediction: Prediction) -> dict[str, float]:

@@ -102,10 +102,12 @@ class Predictor(Protocol):
         ...
 
     def predict(self, changes: Sequence[Change], *, quick: bool = False) -> list[Prediction]:
-        """One prediction a change, in their order. Raises ReplayError where the run cannot be replayed at all.
+        """One prediction a change, in their order; what was replayed before is not replayed again.
 
         `quick` is for choosing among many: the same medians in a fraction of the time. Its bounds are as wide as those
-        of the unchanged run, and wider where steps are far larger than those of the run."""
+        of the unchanged run, and wider where steps are far larger than those of the run. Raises ReplayError where the
+        run cannot be replayed at all.
+        """
         ...
 
 
