@@ -20,7 +20,6 @@ from metrics.compute.step_costs import batch_work
 from metrics.compute.step_time import NUM_FEATURES, StepTimeModel, features, reached
 from metrics.machine.store import changing, store, store_path
 from metrics.records import STAGES
-from metrics.run.directory import server_hardware
 from metrics.steps import Steps
 
 # The first quartile of the entries: neither a minority of slow runs nor one lucky entry becomes the norm.
@@ -76,8 +75,9 @@ class Expected(NamedTuple):
 
 def family_of(meta: Mapping[str, Any]) -> str | None:
     """What entries must have in common, as text: model, device and versions. None of a run that does not tell them."""
-    shape, core, hardware = meta.get("model_shape"), meta.get("core"), server_hardware(meta)
-    if not (isinstance(shape, Mapping) and isinstance(core, Mapping) and hardware):
+    shape, core = meta.get("model_shape"), meta.get("core")
+    hardware = meta.get("server_hardware") or meta.get("hardware")
+    if not (isinstance(shape, Mapping) and isinstance(core, Mapping) and isinstance(hardware, Mapping)):
         return None
     same = {name: value for name, value in shape.items() if name not in ("weight_bytes", "kv_bytes_per_token")}
     digest = hashlib.sha256(msgspec.json.encode(same, order="deterministic")).hexdigest()[:12]
