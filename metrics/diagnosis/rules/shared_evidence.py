@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from metrics.diagnosis.excess import Excess
+from metrics.diagnosis.excess import SERVED, Excess
 from metrics.diagnosis.facts import Facts
 from metrics.diagnosis.verdict import Evidence, evidence
 from metrics.request.blame import largest_groups, matrix, offenders, waited_ns
@@ -55,11 +55,11 @@ def _ms(value: float) -> str:
 
 
 def missing_share(excess: Excess | None) -> str:
-    """The late requests, for a prediction: "the share of chat above 400 ms (94%)"."""
+    """The late or lost requests, for a prediction: "the share of chat above 400 ms (94%)"."""
     if excess is None:
         return "what is measured now"
-    which = f"the share of {excess.klass or 'requests'} above {excess.bound_ms:,.0f} ms"
-    return f"{which} ({excess.missed / excess.sent:.0%})"
+    missed = "that is not served" if excess.objective == SERVED else f"above {excess.bound_ms:,.0f} ms"
+    return f"the share of {excess.klass or 'requests'} {missed} ({excess.missed / excess.sent:.0%})"
 
 
 def load_evidence(statement: str, load: float, *, supports: bool = True, weight: float = 1.0) -> Evidence:

@@ -72,6 +72,7 @@ def test_trace_names_its_usual_cause(trace, tmp_path):
     first = diagnosis.findings[0]
     assert (first.key, first.lifecycles[0]) == (key, lifecycle)
     assert diagnosis.state == ("overloaded" if key == "overload" else "degraded")
+    assert "above 0 ms" not in first.probe.if_cause
     assert ("of the failures" in sureness(first)) == first.objective.startswith("served"), "late is not failed"
 
 
