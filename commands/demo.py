@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from commands.cli import new_run, out, program_name, run_progress
+from commands.repeat_run import repeat_run
 from commands.run import run
 from loadgen.exit_code import NOT_VALID
 
@@ -70,20 +71,16 @@ def _proved(folder: Path, claim: "Claim") -> bool:
     """Makes the run with the fix, and says whether the prediction held."""
     from commands.summary import diagnose_run
     from commands.verify import print_verified, verify_pair
-    from loadgen.run.experiment import run_scenario
-    from loadgen.scenario.scenario import load_scenario
     from metrics.replay.ledger import ledger_beside
     from metrics.run.directory import RunDirectory
 
+    recorded = RunDirectory.open(folder)
     proof = new_run(f"{SCENARIO}-proof")
     out.print("\nThe same minute again, with the fix:")
     with run_progress(proof) as progress:
-        done = run_scenario(
-            load_scenario(SCENARIO), proof, engine_overrides=dict(claim.prediction.change.settings), seed=None,
-            processes=1, progress=progress,
-        )  # fmt: skip
+        done = repeat_run(recorded, claim.prediction.change.settings, proof, progress)
     diagnose_run(done)  # for the app
     ledger = ledger_beside(folder)
-    found = verify_pair(RunDirectory.open(folder), done, ledger)
+    found = verify_pair(recorded, done, ledger)
     print_verified(found, ledger)
     return found.entry.hit

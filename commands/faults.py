@@ -1,5 +1,6 @@
 """`sojourn faults`: cases with a planted fault of known truth, to score the diagnosis with."""
 
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -7,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from commands.cli import RUNS, need, out, table
+from commands.faults_prove import prove
 from commands.faults_score import score
-from metrics.errors import ExperimentError
+from metrics.errors import ExperimentError, InputError
 
 if TYPE_CHECKING:
     from loadgen.faults.run_cases import FailedRun, FinishedRun
@@ -22,6 +24,7 @@ faults = typer.Typer(
 
 
 faults.command("score")(score)
+faults.command("prove")(prove)
 
 
 @faults.command("list")
@@ -70,7 +73,11 @@ def run_cases(
 
     chosen = [load_case(name) for name in cases or case_names()]
     wanted = {case.name for case in chosen}
-    chosen += [load_case(base) for base in sorted({case.base for case in chosen} - wanted)]
+    bases = {case.base_file for case in chosen if case.base not in wanted}
+    chosen += [load_case(file) for file in sorted(bases)]
+    names = Counter(case.name for case in chosen)
+    if several := [name for name, count in names.items() if count > 1]:
+        raise InputError(f"{names[several[0]]} cases are named {several[0]}, and each names its runs; rename one")
     for case in chosen:
         for variant in case.variants:
             check_settings(variant.scenario.engine)

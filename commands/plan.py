@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from commands.cli import RunArgument, need, new_run, open_run, out, print_json, program_name, run_progress, table
+from commands.repeat_run import check_repeatable, repeat_run
 from metrics.errors import InputError, ReplayError
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def plan(
     opened = open_run(run)
     objectives = _objectives(opened, slo)
     if confirm:
-        _check_confirmable(opened)
+        check_repeatable(opened)
     predictor = predictor_of(opened, processes=usable_cores())
     walls = RunWalls(opened)
     with _shown_progress() as progress:
@@ -274,59 +275,27 @@ def _pools(core: Mapping[str, Any], meta: Mapping[str, Any]) -> list[int]:
     return [blocks * factor for factor in (2, 4) if blocks * factor <= most]
 
 
-def _check_confirmable(run: "RunDirectory") -> None:
-    """Raises SojournError where the run cannot be repeated here: before the search, which takes a while."""
-    need("engine")
-    need("loadgen")
-    from loadgen.run.experiment import SCENARIO_FILE
-
-    if not (run.path / SCENARIO_FILE).is_file() or not _given(run.meta()):
-        raise InputError(
-            f"{run.path} has no {SCENARIO_FILE} or no settings of our engine, so --confirm cannot repeat it; record it "
-            "with `sojourn run`, or leave --confirm out"
-        )
-
-
 def _confirm(
     run: "RunDirectory", found: "Planned", predictor: "Predictor", *, is_shown: bool
 ) -> "Verified | None":  # fmt: skip
     """Repeats the run's scenario with the best settings, and verifies what the replay said of them. None where the
     recorded settings are the best."""
     from commands.verify import print_verified, verify_pair
-    from engine.replay.settings import with_chosen
-    from loadgen.run.experiment import SCENARIO_FILE, run_scenario
-    from loadgen.scenario.scenario import load_scenario
     from metrics.replay.ledger import ledger_beside
+    from metrics.run.directory import section
 
     if not found.settings:
         if is_shown:
             out.print("\nThe recorded settings are the best that were found, so there is nothing to confirm.")
         return None
-    meta = run.meta()
-    scenario, given = load_scenario(run.path / SCENARIO_FILE), _given(meta)
-    settings = dict.fromkeys(given) | with_chosen(given, found.settings)  # None takes a setting back
-    folder = new_run(f"{scenario.name}-plan")
+    folder = new_run(f"{section(run.meta(), 'scenario').get('name')}-plan")
     with run_progress(folder, is_shown) as progress:
-        done = run_scenario(
-            scenario, folder, engine_overrides=settings, seed=meta["seed"], processes=1, progress=progress
-        )
+        done = repeat_run(run, found.settings, folder, progress)
     ledger = ledger_beside(run.path)
     confirmed = verify_pair(run, done, ledger, predicted_by="plan", predictor=predictor)
     if is_shown:
         print_verified(confirmed, ledger)
     return confirmed
-
-
-def _given(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that the recorded run was started with, above those of its scenario."""
-    from engine.config import EngineConfig
-    from metrics.compare.samples import engine_of
-
-    return {
-        name: value
-        for name, value in engine_of(dict(meta)).items()
-        if name in EngineConfig.model_fields and name not in ("port", "run_dir") and not name.startswith("objective_")
-    }
 
 
 def _recorded_rps(run: "RunDirectory") -> float:

@@ -11,7 +11,8 @@ severities:                     # the mildest first
 ```
 
 A severity is a part of a scenario, laid over the base, beside `around`: faults of client and machine. A control names
-`control: healthy` or `overloaded` in the place of truths, and `change` in the place of severities.
+`control: healthy` or `overloaded` in the place of truths, and `change` in the place of severities. A base that ends in
+.yaml is a scenario file beside the case.
 """
 
 from dataclasses import dataclass
@@ -75,7 +76,8 @@ class Variant:
 @dataclass(frozen=True, slots=True)
 class Case:
     name: str
-    base: str
+    base: str  # name of the base workload
+    base_file: Path
     description: str
     control: str | None
     fixes: tuple[dict[str, Any], ...]  # one for each truth; {} where no setting mends it
@@ -96,7 +98,6 @@ def load_case(path_or_name: str | Path) -> Case:
     """Reads a case file, a bundled case by its name, or a base workload, which is a healthy control. Raises
     ScenarioError, one sentence a fault."""
     path = Path(path_or_name)
-    name = path.stem
     if not path.is_file():
         known = case_names()
         if str(path_or_name) not in known:
@@ -104,29 +105,30 @@ def load_case(path_or_name: str | Path) -> Case:
                 f"case {str(path_or_name)!r} is neither a file nor bundled{nearest(str(path_or_name), known)}; "
                 "`sojourn faults list` shows the bundled ones"
             )
-        if (WORKLOAD_FOLDER / f"{name}.yaml").is_file():
-            return _base_case(name)
-        path = CASE_FOLDER / f"{name}.yaml"
-    return _case(name, path)
+        workload = WORKLOAD_FOLDER / f"{path_or_name}.yaml"
+        path = workload if workload.is_file() else CASE_FOLDER / f"{path_or_name}.yaml"
+    document = _document(path)
+    return _base_case(path, document) if "arrivals" in document and "base" not in document else _case(path, document)
 
 
-def _base_case(name: str) -> Case:
-    base = _workload(name)
-    return Case(name, name, base["description"], "healthy", (), (_variant(name, 0, base, {}, []),))
+def _base_case(path: Path, base: dict[str, Any]) -> Case:
+    variant = _variant(path.stem, 0, base, {}, [])
+    return Case(path.stem, path.stem, path, variant.scenario.description, "healthy", (), (variant,))
 
 
-def _case(name: str, path: Path) -> Case:
+def _case(path: Path, document: dict[str, Any]) -> Case:
     try:
-        file = CaseFile(**_document(path))
+        file = CaseFile(**document)
     except ValidationError as error:
         raise ScenarioError(*[f"{path.name}: {fault}" for fault in describe_faults(error, CaseFile)]) from None
-    base = _workload(file.base) | {"description": file.description}
+    name, base_file = path.stem, _workload_file(file.base, path)
+    base = _document(base_file) | {"description": file.description}
     if file.control is not None:
         variants = [_variant(name, 0, base, file.change, [])]
     else:
         variants = [_variant(name, level, base, each, file.truths) for level, each in enumerate(file.severities, 1)]
     fixes = tuple(truth.fix for truth in file.truths)
-    return Case(name, file.base, file.description, file.control, fixes, tuple(variants))
+    return Case(name, base_file.stem, base_file, file.description, file.control, fixes, tuple(variants))
 
 
 def _variant(
@@ -188,11 +190,16 @@ def merged(base: Any, change: Any) -> Any:
     return change
 
 
-def _workload(name: str) -> dict[str, Any]:
+def _workload_file(base: str, case: Path) -> Path:
+    if base.endswith(".yaml"):
+        return case.parent / base
     known = sorted(path.stem for path in WORKLOAD_FOLDER.glob("*.yaml"))
-    if name not in known:
-        raise ScenarioError(f"base {name!r} is no workload{nearest(name, known)}; there are {', '.join(known)}")
-    return _document(WORKLOAD_FOLDER / f"{name}.yaml")
+    if base not in known:
+        raise ScenarioError(
+            f"base {base!r} is no workload{nearest(base, known)}; there are {', '.join(known)}, and files that end in "
+            ".yaml beside the case"
+        )
+    return WORKLOAD_FOLDER / f"{base}.yaml"
 
 
 def _document(path: Path) -> dict[str, Any]:

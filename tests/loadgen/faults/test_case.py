@@ -3,7 +3,7 @@ import pytest
 from engine.options import engine_config
 from engine.server.app import build_app
 from loadgen.errors import ScenarioError
-from loadgen.faults.case import CASE_FOLDER, case_names, load_case, merged
+from loadgen.faults.case import CASE_FOLDER, WORKLOAD_FOLDER, case_names, load_case, merged
 from loadgen.faults.planted import Network
 from metrics.diagnosis.score.truth import Remedy
 
@@ -62,6 +62,23 @@ def test_a_severity_is_laid_over_the_base():
 def test_a_fault_of_the_surroundings_stands_beside_the_scenario():
     (network, _) = (variant.around for variant in load_case("network-delay").variants)
     assert [type(fault) for fault in network] == [Network]
+
+
+def test_a_base_may_be_a_scenario_beside_the_case(tmp_path):
+    (tmp_path / "mine.yaml").write_text((WORKLOAD_FOLDER / "chat.yaml").read_text())
+    case = tmp_path / "small-batch.yaml"
+    case.write_text(
+        "base: mine.yaml\ndescription: d\ntruths: [{keys: [batch_cap], lifecycles: [request], kinds: [policy]}]\n"
+        "severities: [{engine: {max_num_seqs: 2}}]\n"
+    )
+    found = load_case(case)
+    assert (found.base, found.base_file) == ("mine", tmp_path / "mine.yaml")
+    control = load_case(found.base_file)
+    assert (control.name, control.base, control.control) == ("mine", "mine", "healthy")
+    assert control.variants[0].scenario.workload == found.variants[0].scenario.workload
+    (tmp_path / "mine.yaml").unlink()
+    with pytest.raises(ScenarioError, match="mine.yaml cannot be read"):
+        load_case(case)
 
 
 def test_blocks_merge_and_lists_of_classes_merge_by_their_name():

@@ -1,0 +1,127 @@
+"""`sojourn faults prove`: whether the fixes that the diagnosis names do what it predicts."""
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from commands.cli import out
+from commands.repeat_run import check_repeatable, repeat_run
+from metrics.errors import InputError, SojournError
+
+if TYPE_CHECKING:
+    from loadgen.run.experiment import OnProgress
+    from metrics.replay.ledger import LedgerEntry
+    from metrics.run.directory import RunDirectory
+
+PROOFS = "proofs"
+
+
+def prove(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="folder with recorded runs of `sojourn faults run`")],
+    cases: Annotated[
+        list[str] | None, typer.Argument(metavar="[CASE]...", help="names of cases; by default all with a policy fault")
+    ] = None,
+    repeat: Annotated[int, typer.Option(min=1, max=100, help="which repeat of each case")] = 1,
+) -> None:
+    """Repeat each run whose planted fault is a setting with the fix that its diagnosis names, and verify the
+    prediction.
+
+    The new runs lie in DIR/proofs, and their verdicts in DIR/predictions.jsonl, which `sojourn faults score` reads.
+    The same command goes on after an interruption.
+    """
+    from loadgen.run.progress_bar import ProgressBar
+
+    runs = list(_policy_runs(folder, cases or (), repeat))
+    if not runs:
+        raise InputError(
+            f"{folder} holds no run of repeat {repeat} in which a planted setting hurt; record some: sojourn faults run"
+        )
+    check_repeatable(runs[0])
+    found: list[LedgerEntry] = []
+    with ProgressBar(out, prints_stages=False) as progress:
+        for number, run in enumerate(runs, 1):
+            try:
+                entry = _proved(run, folder, progress)
+            except SojournError as error:
+                out.print(f"{number:>2} of {len(runs)}  {run.name}: {error}", markup=False, soft_wrap=True)
+                continue
+            said = "its diagnosis names no fix that is a setting" if entry is None else _sentence(entry)
+            out.print(f"{number:>2} of {len(runs)}  {run.name:<32} {said}", markup=False, soft_wrap=True)
+            found += [] if entry is None else [entry]
+    hits = sum(entry.hit for entry in found)
+    out.print(
+        f"{hits} of {len(found)} fixes ended within the predicted interval of 80 %; {folder / 'predictions.jsonl'}"
+    )
+
+
+def _policy_runs(folder: Path, cases: Sequence[str], repeat: int) -> Iterator["RunDirectory"]:
+    """Those whose one fault is a setting, and hurt."""
+    from metrics.diagnosis.score.judgement import hurts
+    from metrics.diagnosis.score.scoring import attainment, base_attainment, recorded_runs
+    from metrics.diagnosis.score.truth import read_fault
+    from metrics.run.directory import RunDirectory
+
+    recorded = {path: read_fault(path) for path in recorded_runs(folder)}
+    known = {fault.case for fault in recorded.values()}
+    if unknown := sorted(set(cases) - known):
+        raise InputError(f"{folder} holds no run of the case {unknown[0]!r}; it has {', '.join(sorted(known))}")
+    controls = [
+        (fault, attainment(RunDirectory.open(path)))
+        for path, fault in recorded.items() if fault.control is not None and fault.repeat == repeat
+    ]  # fmt: skip
+    for path, fault in recorded.items():
+        is_policy = len(fault.truths) == 1 and fault.truths[0].kinds[0] == "policy"
+        if fault.repeat != repeat or not is_policy or (cases and fault.case not in cases):
+            continue
+        run = RunDirectory.open(path)
+        if hurts(attainment(run), base_attainment(fault, controls)):
+            yield run
+
+
+def _proved(run: "RunDirectory", folder: Path, progress: "OnProgress") -> "LedgerEntry | None":
+    """None where the first finding has no fix that is a setting."""
+    from commands.summary import diagnose_run
+    from commands.verify import verify_pair
+    from metrics.replay.ledger import FILE_NAME
+    from metrics.replay.verify import claims
+    from metrics.run.directory import RunDirectory
+
+    proof = folder / PROOFS / run.path.name
+    if not _is_whole(proof):  # the diagnosis before its proof, and of this version
+        shutil.rmtree(proof, ignore_errors=True)
+        diagnose_run(run)
+    diagnosis = json.loads((run.path / "diagnosis.json").read_text(encoding="utf-8"))
+    first = claims({"findings": diagnosis["findings"][:1]})
+    if not first or first[0].predicted_by != "diagnosis" or not first[0].prediction.change.settings:
+        return None
+    if _is_whole(proof):
+        done = RunDirectory.open(proof)
+    else:
+        done = repeat_run(run, first[0].prediction.change.settings, proof, progress)
+    return verify_pair(run, done, folder / FILE_NAME).entry
+
+
+def _is_whole(proof: Path) -> bool:
+    """An interruption leaves a run that says it did not end."""
+    from loadgen.run.run_files import UNFINISHED
+    from metrics.errors import RunDataError
+    from metrics.run.directory import RunDirectory
+
+    try:
+        return UNFINISHED not in RunDirectory(proof).meta().get("invalid_reasons", [])
+    except RunDataError:
+        return False
+
+
+def _sentence(entry: "LedgerEntry") -> str:
+    from commands.verify import verdict_sentence
+    from metrics.replay.prediction import change_text
+
+    before = entry.figures[0].before
+    was = "" if before is None else f", from {before:.1%}"
+    result = "hit" if entry.hit else "miss"
+    return f"{entry.cause}: {change_text(entry.change)}{was}: {verdict_sentence(entry)}   {result}"
