@@ -26,6 +26,7 @@ from metrics.replay.prediction import Change, Prediction, Predictor
 # A fault beats the setting that would compensate it, and every other explanation beats "too little hardware", which is
 # true of whatever is slow.
 KIND_FACTOR = {"fault": 1.0, "client": 1.0, "policy": 0.85, "workload": 0.75, "capacity": 0.65}
+BESIDE_A_SETTING = 0.65  # of other arrivals, where a setting regains as much: an operator has that in hand
 WORTH_NAMING = 0.05  # attainment that a further fix must regain: five points, the error of a good replay
 EXPLAINS_OWN = 0.3  # or the share of its own excess that it must explain of what is left
 MOST_CAUSES, MOST_ALTERNATIVES = 3, 2
@@ -177,12 +178,23 @@ def _score(judged: Sequence[Judged], trials: Trials) -> None:
             each.regained = min(worth[id(each)], max(0.0, most - others)) / most
         else:
             each.regained = worth[id(each)] / most
-        each.score = (
-            KIND_FACTOR[each.suspect.proposal.kind] * each.suspect.support
-            * max(LEAST, each.suspect.explained) * max(LEAST, each.regained)
-        )  # fmt: skip
+    by_settings = max((each.regained for each in judged if _is_proved_setting(each)), default=0.0)
+    for each in judged:
+        is_beside = each.suspect.proposal.kind == "workload" and _changes_arrivals(each)
+        factor = KIND_FACTOR[each.suspect.proposal.kind]
+        if is_beside and by_settings >= each.regained:
+            factor = BESIDE_A_SETTING
+        each.score = factor * each.suspect.support * max(LEAST, each.suspect.explained) * max(LEAST, each.regained)
         each.alone = each.score
         _keep(each)
+
+
+def _is_proved_setting(each: Judged) -> bool:
+    return each.suspect.proposal.kind == "policy" and each.suspect.support >= PROVED and each.prediction is not None
+
+
+def _changes_arrivals(each: Judged) -> bool:
+    return each.change is not None and each.change.arrivals != "recorded"
 
 
 def _keep(each: Judged) -> None:
