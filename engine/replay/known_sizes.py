@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from engine.replay.step_fit import FAR_BEYOND, StepColumns, fitted
+from engine.replay.step_fit import FAR_BEYOND, FEWEST_OF_A_SIZE, StepColumns, fitted
 from metrics.compute.cost_model import ModelShape, StepWork, pairs_and_reads, shape_from
 from metrics.compute.speed_reference import SpeedEntry, settings_of, step_features
 from metrics.compute.step_time import features, reached
@@ -27,17 +27,20 @@ DECODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # sequences
 PROMPTS = (16, 48, 128, 256, 512, 1024, 2048)  # tokens of one chunk
 BESIDE = (0, 4, 16)  # decodes beside a chunk
 CONTEXTS = (0.5, 2.0)  # of the run's own median
+HOST = (("receive",), ("schedule", "prepare", "launch"), ("commit",), ("publish",))  # as StepColumns.host_stages
 FEWEST_ENTRIES = 3  # fewer do not show how much entries differ
+NEAR = 1.5  # times, or a part: steps within it tell of a size
 NORMAL_MAD = 1.4826  # standard deviations of a normal distribution in its median absolute deviation
 
 
 @dataclass(frozen=True, slots=True)
 class KnownSizes:
-    """Steps beyond those of the run, with the time that each would have taken in it."""
+    """Steps that the run never had, with the time that each would have taken in it."""
 
-    steps: StepColumns | None  # None where no entry tells of a size beyond those of the run
+    steps: StepColumns | None  # None where no entry tells of such a size
+    tells_beyond: bool  # whether some of them are larger than those of the run
     entries: int
-    error: float | None  # relative standard deviation of those times between entries; None where too few tell
+    error: float | None  # relative standard deviation of the times of larger ones between entries; None: too few tell
     speed_spread: float | None  # ... of the run's own steps: how much runs of this machine differ in speed
 
 
@@ -63,24 +66,27 @@ def known_sizes(meta: Mapping[str, Any], steps: pd.DataFrame, columns: StepColum
     normal = _times(entries, step_features(shape, batch))
     device = np.maximum(batch["device_ns"] - np.maximum(batch["sampling_ns"], 0), 1).astype(float)
     prompts = batch.summed((batch.new_tokens > 1).astype(int)) > 0
-    beyond = _times(entries, np.concatenate([_features(shape, size, columns) for size in sizes]))
-    beyond[~np.array([[_tells(entry, size) for size in sizes] for entry in entries])] = np.nan
+    told = _times(entries, np.concatenate([_features(shape, size, columns) for size in sizes]))
+    told[~np.array([[_tells(entry, size) for size in sizes] for entry in entries])] = np.nan
     has_chunk = np.array([size.chunk > 0 for size in sizes])
-    for guesses, usual in zip(beyond, normal, strict=True):
+    for guesses, usual in zip(told, normal, strict=True):
         slowdowns = _slowdowns(device, usual, prompts)
         guesses *= np.where(has_chunk, slowdowns[1], slowdowns[0])
-    known = ~np.isnan(beyond).all(axis=0)
+    known = ~np.isnan(told).all(axis=0)
     speed_spread = _speed_spread(normal) if len(entries) >= FEWEST_ENTRIES else None
     if not known.any():
-        return KnownSizes(steps=None, entries=len(entries), error=None, speed_spread=speed_spread)
-    beyond = beyond[:, known]
+        return KnownSizes(None, tells_beyond=False, entries=len(entries), error=None, speed_spread=speed_spread)
+    told = told[:, known]
     sampling = fitted(np.stack([np.ones(len(columns)), columns.rows], axis=1), columns.sampling_ns)
     usable = [size for size, is_known in zip(sizes, known, strict=True) if is_known]
-    times = np.nanmedian(beyond, axis=0) + [sampling @ (1.0, _rows(size)) for size in usable]
+    most_decodes, largest = reached(columns.decodes), reached(columns.tokens)
+    is_larger = np.array([s.decodes > most_decodes or s.decodes + s.chunk > largest for s in usable])
+    times = np.nanmedian(told, axis=0) + [sampling @ (1.0, _rows(size)) for size in usable]
     return KnownSizes(
-        steps=_columns(usable, times, columns),
+        steps=_columns(usable, times, _host_times(entries, usable, columns), columns),
+        tells_beyond=bool(is_larger.any()),
         entries=len(entries),
-        error=_error(beyond),
+        error=_error(told[:, is_larger]),
         speed_spread=speed_spread,
     )
 
@@ -89,15 +95,20 @@ def _sizes(columns: StepColumns) -> Iterator[_Size]:
     """Sizes of which the run has no step."""
     single = columns.decodes > 0
     usual = float(np.median(columns.decode_pairs[single] / columns.decodes[single])) if single.any() else 256.0
-    most_decodes, largest = reached(columns.decodes), reached(columns.tokens)
+    alone, mixed = (columns.tokens[columns.chunks == 0], columns.tokens[columns.chunks > 0])
     contexts = [max(1, round(usual * share)) for share in CONTEXTS]
     for decodes in DECODES:
-        if decodes > most_decodes:
+        if _is_rare(decodes, alone):
             yield from (_Size(decodes, context, 0, 0) for context in contexts)
     for chunk in PROMPTS:
         for decodes in BESIDE:
-            if decodes > most_decodes or chunk + decodes > largest:
+            if _is_rare(chunk + decodes, mixed):
                 yield from (_Size(decodes, contexts[0], chunk, past) for past in (0, round(usual)))
+
+
+def _is_rare(tokens: int, seen: np.ndarray) -> bool:
+    """Whether too few steps were near to a size to know it: beyond those of the run, or in a gap between them."""
+    return np.count_nonzero((seen > tokens / NEAR) & (seen < tokens * NEAR)) < FEWEST_OF_A_SIZE
 
 
 def _rows(size: _Size) -> int:
@@ -119,15 +130,37 @@ def _features(shape: ModelShape, size: _Size, columns: StepColumns) -> np.ndarra
     return features(work, eager=not columns.has_graphs or size.chunk > 0)[None]
 
 
-def _columns(sizes: Sequence[_Size], device_ns: np.ndarray, columns: StepColumns) -> StepColumns:
+def _host_times(entries: Sequence[SpeedEntry], sizes: Sequence[_Size], columns: StepColumns) -> list[np.ndarray]:
+    """ns of each of HOST [sizes]: the run's own, times what the entries say of more sequences. 0 of a size with a
+    prompt: what a prompt costs the host does not grow with its chunk."""
+    own = columns.decodes + columns.chunks
+    alone = columns.chunks == 0
+    at, wanted = (float(np.median(own[alone])) if alone.any() else 1.0), np.array([size.decodes for size in sizes])
+    found = []
+    for stages, measured in zip(HOST, columns.host_stages(), strict=True):
+        lines = [[entry.host[stage] for stage in stages] for entry in entries if all(s in entry.host for s in stages)]
+        usual = float(np.median(measured[alone])) if alone.any() else 0.0
+        growth = [
+            sum(line.at(wanted) for line in of_entry) / max(sum(line.at(at) for line in of_entry), 1.0)
+            for of_entry in lines
+        ]
+        ns = usual * np.median(growth, axis=0) if growth else np.zeros(len(sizes))
+        found.append(np.where([size.chunk > 0 for size in sizes], 0.0, ns))
+    return found
+
+
+def _columns(
+    sizes: Sequence[_Size], device_ns: np.ndarray, host_ns: Sequence[np.ndarray], columns: StepColumns
+) -> StepColumns:
     decodes, context, chunk, past = np.array(sizes, dtype=float).T
+    receive, before, after, publish = host_ns
     chunks = (chunk > 0).astype(float)
     nothing = np.zeros(len(sizes))
     return StepColumns(
         begin_ns=nothing, tokens=decodes + chunk, decodes=decodes, decode_pairs=decodes * (context + 1), chunks=chunks,
         chunk_pairs=chunk * past + chunk * (chunk + 1) / 2, rows=decodes + chunks,
         eager_prompts=chunks * columns.has_graphs, device_ns=np.asarray(device_ns), sampling_ns=nothing,
-        receive_ns=nothing, before_ns=nothing, after_ns=nothing, publish_ns=nothing, has_graphs=columns.has_graphs,
+        receive_ns=receive, before_ns=before, after_ns=after, publish_ns=publish, has_graphs=columns.has_graphs,
     )  # fmt: skip
 
 

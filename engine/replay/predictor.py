@@ -88,7 +88,7 @@ class ReplayPredictor:
         spread = self.spread
         beside = f"{spread.repeats} repeats beside it" if spread.repeats else "no repeat of it lies beside it"
         known = self._material.known
-        others = f"by {known.entries} other runs" if known is not None and known.steps is not None else "a guess"
+        others = f"by {known.entries} other runs" if known is not None and known.tells_beyond else "a guess"
         return (
             f"{len(self._material.step_begins_ns):,} steps; the step model is wrong by {100 * self.model_error:.1f} % "
             f"between sizes of steps it did not see; runs differ by {100 * spread.speed:.1f} % in speed "

@@ -80,7 +80,7 @@ def _speed_spread(material: Material, between_repeats: float | None) -> float:
 def _error_beyond(material: Material) -> float:
     """Of the time of sizes that the run never had."""
     known = material.known
-    if known is None or known.steps is None:
+    if known is None or not known.tells_beyond:
         return USUAL_ERROR_BEYOND
     return USUAL_ERROR_BEYOND / 2 if known.error is None else max(LEAST_ERROR_BEYOND, known.error)
 

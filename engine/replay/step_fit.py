@@ -63,8 +63,13 @@ class StepColumns:
         return np.stack([*base, *segments], axis=1)
 
     def host_features(self) -> np.ndarray:
-        """[steps, 4]"""
-        return np.stack([np.ones(len(self)), self.decodes + self.chunks, self.chunks, self.tokens], axis=1)
+        """[steps, 4]: the third are prompts that end in the step. A request is received, prepared and published once,
+        however many chunks its prompt has."""
+        ended = np.clip(self.rows - self.decodes, 0, self.chunks)
+        return np.stack([np.ones(len(self)), self.decodes + self.chunks, ended, self.tokens], axis=1)
+
+    def host_stages(self) -> tuple[np.ndarray, ...]:
+        return self.receive_ns, self.before_ns, self.after_ns, self.publish_ns
 
 
 class StepTimes:
@@ -80,9 +85,12 @@ class StepTimes:
             features, steps.device_ns, [(each.features(self.knots), each.device_ns) for each in guessed]
         )
         self.sampling = fitted(np.stack([np.ones(len(steps)), steps.rows], axis=1), steps.sampling_ns)
-        host = steps.host_features()
-        stages = (steps.receive_ns, steps.before_ns, steps.after_ns, steps.publish_ns)
-        self.host = [fitted(host, stage) for stage in stages]
+        host, stages = steps.host_features(), steps.host_stages()
+        told = None if beyond is None else beyond.publish_ns > 0
+        self.host = [
+            fitted(host, stage, [] if told is None else [(beyond.host_features()[told], guess[told])])
+            for stage, guess in zip(stages, stages if beyond is None else beyond.host_stages(), strict=True)
+        ]
         self.device_ratio = steps.device_ns / np.maximum(features @ self.device, 1.0)
         self.host_ns = sum(host @ coefficients for coefficients in self.host)
         self.host_ratio = sum(stages) / np.maximum(self.host_ns, 1.0)

@@ -58,10 +58,10 @@ class FittedTurns:
         if self._removed_sampling:
             sampling = self._sampling[0] + self._sampling[1] * rows
             expected_kept -= self._removed_sampling * min(sampling, expected_kept)
-        sequences = len(plan.scheduled)
+        sequences, ended = len(plan.scheduled), min(max(rows - decodes, 0), chunks)
         factor = self._host * host_ratio
         receive, before, after, publish = (
-            factor * (c[0] + c[1] * sequences + c[2] * chunks + c[3] * tokens) for c in self._stages
+            factor * (c[0] + c[1] * sequences + c[2] * ended + c[3] * tokens) for c in self._stages
         )
         device_ns = expected_kept * device_ratio * self._device + stall_ns
         if tokens > model.largest_tokens or decodes > model.most_decodes:

@@ -98,9 +98,11 @@ def test_runs_that_had_no_such_steps_tell_nothing_of_them_however_well_they_agre
     columns = step_columns(steps, overlap=False)
     small = [of_sizes(entry(number), most_decodes=1, largest_tokens=61) for number in (1, 2, 3)]
     alone = known_sizes(meta(*small), steps, columns)
-    assert alone.steps is None and alone.error is None and alone.speed_spread is not None
+    assert not alone.tells_beyond and alone.error is None and alone.speed_spread is not None
     found = known_sizes(meta(*small, of_sizes(entry(4), most_decodes=32, largest_tokens=64)), steps, columns)
-    assert found.steps.decodes.max() == 48 and found.error is None  # one entry alone agrees with itself
+    assert (
+        found.tells_beyond and found.steps.decodes.max() == 48 and found.error is None
+    )  # one entry alone agrees with itself
     times = StepTimes(columns, found.steps)
     assert times.told_decodes == 48 and times.told_tokens == 1.5 * 61
     longer_ns = times.device_ns(1000, 0, 0, 1, 0, 1) - times.device_ns(200, 0, 0, 1, 0, 1)
@@ -109,6 +111,6 @@ def test_runs_that_had_no_such_steps_tell_nothing_of_them_however_well_they_agre
 
 def test_the_error_beyond_the_run_is_largest_where_nothing_is_known():
     errors = [_error_beyond(SimpleNamespace(known=known)) for known in (
-        None, SimpleNamespace(steps=None, error=None), SimpleNamespace(steps=1, error=None),
-        SimpleNamespace(steps=1, error=0.001))]  # fmt: skip
+        None, SimpleNamespace(tells_beyond=False, error=None), SimpleNamespace(tells_beyond=True, error=None),
+        SimpleNamespace(tells_beyond=True, error=0.001))]  # fmt: skip
     assert errors == [USUAL_ERROR_BEYOND, USUAL_ERROR_BEYOND, USUAL_ERROR_BEYOND / 2, LEAST_ERROR_BEYOND]

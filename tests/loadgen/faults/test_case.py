@@ -77,7 +77,7 @@ def test_a_base_may_be_a_scenario_beside_the_case(tmp_path):
     assert (control.name, control.base, control.control) == ("mine", "mine", "healthy")
     assert control.variants[0].scenario.workload == found.variants[0].scenario.workload
     (tmp_path / "mine.yaml").unlink()
-    with pytest.raises(ScenarioError, match="mine.yaml cannot be read"):
+    with pytest.raises(ScenarioError, match=r"mine\.yaml cannot be read"):
         load_case(case)
 
 
