@@ -114,3 +114,20 @@ def test_the_error_beyond_the_run_is_largest_where_nothing_is_known():
         None, SimpleNamespace(tells_beyond=False, error=None), SimpleNamespace(tells_beyond=True, error=None),
         SimpleNamespace(tells_beyond=True, error=0.001))]  # fmt: skip
     assert errors == [USUAL_ERROR_BEYOND, USUAL_ERROR_BEYOND, USUAL_ERROR_BEYOND / 2, LEAST_ERROR_BEYOND]
+
+
+def test_sizes_in_a_gap_of_the_run_are_told_by_other_runs():
+    columns = step_columns(small_steps(1.0), overlap=False)
+    found = known_sizes(meta(entry(1)), small_steps(1.0), columns).steps
+    prompts = found.tokens[found.decodes == 0]
+    assert 16 in prompts and 48 not in prompts  # the run has steps of 61 and 62 tokens with prompts
+
+
+def test_the_host_takes_what_the_run_took_times_what_other_runs_say_of_more_sequences():
+    columns = step_columns(small_steps(1.0), overlap=False)
+    told = meta(entry(1))
+    told["speed_reference"]["entries"][0]["host"] = {stage: {"once_ns": 900.0, "unit_ns": 100.0} for stage in STAGES}
+    found = known_sizes(told, small_steps(1.0), columns).steps
+    alone = found.chunks == 0
+    usual = 1000 * (900 + 100 * found.decodes[alone]) / (900 + 100 * 1.5)  # the run has one or two sequences a step
+    assert found.publish_ns[alone] == pytest.approx(usual, rel=0.06) and not found.publish_ns[~alone].any()

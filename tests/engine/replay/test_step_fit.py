@@ -1,5 +1,7 @@
 """The model of a turn: it finds coefficients that are known, and its noise keeps the time of the run."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -42,6 +44,16 @@ def test_fit_finds_the_known_time_of_a_step_and_is_not_bent_by_a_stall():
     for tokens, decodes, pairs, known_ns in ((4, 4, 400, 1.34e6), (12, 12, 0, 1.86e6), (300, 3, 0, 7.86e6)):
         found = times.device_ns(tokens, decodes, pairs, int(tokens > decodes), 0, decodes)
         assert found == pytest.approx(known_ns, rel=0.02)
+
+
+def test_a_prompt_costs_the_host_once_however_many_chunks_it_has():
+    steps = columns()
+    ended = steps.chunks  # each prompt has one chunk in this run
+    steps = replace(steps, rows=steps.decodes + ended, publish_ns=60e3 + 2e3 * (steps.decodes + ended) + 200e3 * ended)
+    in_chunks = replace(steps, chunks=np.full(len(steps), 3.0), rows=steps.decodes)  # none of which is the last
+    _, _, _, publish = StepTimes(steps).host
+    expected_ns = 60e3 + 2e3 * (steps.decodes + 3)
+    assert in_chunks.host_features() @ publish == pytest.approx(expected_ns, rel=0.03)
 
 
 def test_a_larger_step_never_takes_less():
