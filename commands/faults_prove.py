@@ -23,11 +23,12 @@ PROOFS = "proofs"
 def prove(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="folder with recorded runs of `sojourn faults run`")],
     cases: Annotated[
-        list[str] | None, typer.Argument(metavar="[CASE]...", help="names of cases; by default all with a policy fault")
+        list[str] | None,
+        typer.Argument(metavar="[CASE]...", help="names of cases; by default all that a setting mends"),
     ] = None,
     repeat: Annotated[int, typer.Option(min=1, max=100, help="which repeat of each case")] = 1,
 ) -> None:
-    """Repeat each run whose planted fault is a setting with the fix that its diagnosis names, and verify the
+    """Repeat each run whose planted fault a setting mends with the fix that its diagnosis names, and verify the
     prediction.
 
     The new runs lie in DIR/proofs, and their verdicts in DIR/predictions.jsonl, which `sojourn faults score` reads.
@@ -38,7 +39,7 @@ def prove(
     runs = list(_policy_runs(folder, cases or (), repeat))
     if not runs:
         raise InputError(
-            f"{folder} holds no run of repeat {repeat} in which a planted setting hurt; record some: sojourn faults run"
+            f"{folder} holds no run of repeat {repeat} that hurt and that a setting mends; record some: sojourn faults run"
         )
     check_repeatable(runs[0])
     found: list[LedgerEntry] = []
@@ -59,7 +60,7 @@ def prove(
 
 
 def _policy_runs(folder: Path, cases: Sequence[str], repeat: int) -> Iterator["RunDirectory"]:
-    """Those whose one fault is a setting, and hurt."""
+    """Those whose one fault a setting mends, and which hurt."""
     from metrics.diagnosis.score.judgement import hurts
     from metrics.diagnosis.score.scoring import attainment, base_attainment, recorded_runs
     from metrics.diagnosis.score.truth import read_fault
@@ -74,8 +75,8 @@ def _policy_runs(folder: Path, cases: Sequence[str], repeat: int) -> Iterator["R
         for path, fault in recorded.items() if fault.control is not None and fault.repeat == repeat
     ]  # fmt: skip
     for path, fault in recorded.items():
-        is_policy = len(fault.truths) == 1 and fault.truths[0].kinds[0] == "policy"
-        if fault.repeat != repeat or not is_policy or (cases and fault.case not in cases):
+        is_mended = len(fault.truths) == 1 and bool(fault.truths[0].remedies)
+        if fault.repeat != repeat or not is_mended or (cases and fault.case not in cases):
             continue
         run = RunDirectory.open(path)
         if hurts(attainment(run), base_attainment(fault, controls)):
