@@ -36,10 +36,11 @@ def prove(
     """
     from loadgen.run.progress_bar import ProgressBar
 
-    runs = list(_policy_runs(folder, cases or (), repeat))
+    runs = list(_mendable_runs(folder, cases or (), repeat))
     if not runs:
         raise InputError(
-            f"{folder} holds no run of repeat {repeat} that hurt and that a setting mends; record some: sojourn faults run"
+            f"{folder} holds no run of repeat {repeat} that hurt and that a setting mends; "
+            "record some: sojourn faults run"
         )
     check_repeatable(runs[0])
     found: list[LedgerEntry] = []
@@ -59,7 +60,7 @@ def prove(
     )
 
 
-def _policy_runs(folder: Path, cases: Sequence[str], repeat: int) -> Iterator["RunDirectory"]:
+def _mendable_runs(folder: Path, cases: Sequence[str], repeat: int) -> Iterator["RunDirectory"]:
     """Those whose one fault a setting mends, and which hurt."""
     from metrics.diagnosis.score.judgement import hurts
     from metrics.diagnosis.score.scoring import attainment, base_attainment, recorded_runs

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from commands.faults import faults
-from commands.faults_prove import _is_whole, _policy_runs
+from commands.faults_prove import _is_whole, _mendable_runs
 from loadgen.run.run_files import UNFINISHED
 from metrics.diagnosis.score.truth import write_fault
 from metrics.errors import InputError
@@ -27,11 +27,11 @@ def test_only_planted_settings_that_hurt_are_repeated(tmp_path):
     recorded(tmp_path, fault(KV, case="mild", repeat=1, base="chat"), steady(20))
     recorded(tmp_path, fault(TOKENISER, case="tokeniser", repeat=1, base="chat"))
     recorded(tmp_path, fault(KV, TOKENISER, case="two", repeat=1, base="chat"))
-    assert [run.path.name for run in _policy_runs(tmp_path, (), 1)] == ["kv--1"]
-    assert [run.path.name for run in _policy_runs(tmp_path, ["kv"], 2)] == ["kv--2"]
-    assert not list(_policy_runs(tmp_path, ["mild"], 1))
+    assert [run.path.name for run in _mendable_runs(tmp_path, (), 1)] == ["kv--1"]
+    assert [run.path.name for run in _mendable_runs(tmp_path, ["kv"], 2)] == ["kv--2"]
+    assert not list(_mendable_runs(tmp_path, ["mild"], 1))
     with pytest.raises(InputError, match="no run of the case 'kw'"):
-        list(_policy_runs(tmp_path, ["kw"], 1))
+        list(_mendable_runs(tmp_path, ["kw"], 1))
 
 
 def test_a_run_of_a_foreign_server_cannot_be_repeated(tmp_path):
