@@ -346,4 +346,4 @@ def _bounds(objectives: Sequence[Mapping[str, Any]]) -> str:
 
 def _ms(quantiles: Mapping[str, Any]) -> str:
     value = quantiles["p90"].median
-    return "–" if value != value else f"{value:,.3g}"
+    return "–" if value != value else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

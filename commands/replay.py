@@ -1,8 +1,8 @@
 """`sojourn replay`: what a recorded run would have been with something changed."""
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 import typer
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 COLUMNS = (("TTFT p50", "ttft_ms", "p50"), ("TTFT p99", "ttft_ms", "p99"), ("TPOT p50", "tpot_ms", "p50"),
            ("E2E p50", "e2e_ms", "p50"))  # fmt: skip
-WIDTH = 11  # of a column
+GAP = 1  # between columns, at least
 
 
 def replay(
@@ -56,6 +56,14 @@ def replay(
         _print(predictor, unchanged, predictions)
 
 
+class _Line(NamedTuple):
+    """A row of cells, or the label above it."""
+
+    label: str = ""
+    cells: Sequence[str] = ()
+    style: str | None = None
+
+
 def _document(predictor: "ReplayPredictor", unchanged: "Prediction", predictions: "list[Prediction]") -> dict[str, Any]:
     return {
         "run": str(predictor.run.path),
@@ -69,23 +77,24 @@ def _document(predictor: "ReplayPredictor", unchanged: "Prediction", predictions
 
 
 def _print(predictor: "ReplayPredictor", unchanged: "Prediction", predictions: "list[Prediction]") -> None:
-    _print_line([*(name for name, _, _ in COLUMNS), "goodput", "kept", "preempted"])
     recorded = predictor.recorded
-    out.print("recorded")
-    _print_line(
-        [
+    lines: list[_Line] = [
+        _Line(cells=[*(name for name, _, _ in COLUMNS), "goodput", "kept", "preempted"]),
+        _Line(label="recorded"),
+        _Line(cells=[
             *(_ms(recorded.get(f"{latency}:{quantile}", math.nan)) for _, latency, quantile in COLUMNS),
             _rate(recorded["goodput_rps"]),
             _share(recorded["attainment"]),
             f"{predictor.recorded_preemptions:,}",
-        ]
-    )
+        ]),
+    ]  # fmt: skip
     for name, prediction in [("replayed unchanged", unchanged), *((label(p.change), p) for p in predictions)]:
-        out.print(name if prediction.is_trusted else f"{name} !", markup=False)
+        lines.append(_Line(label=name if prediction.is_trusted else f"{name} !"))
         cells = [_interval(getattr(prediction, latency)[quantile], _ms) for _, latency, quantile in COLUMNS]
         cells += [_interval(prediction.goodput_rps, _rate), _interval(prediction.attainment, _share)]
-        _print_line([*(median for median, _ in cells), f"{prediction.preemptions:,}"])
-        _print_line([bounds for _, bounds in cells], "dim")
+        lines.append(_Line(cells=[*(median for median, _ in cells), f"{prediction.preemptions:,}"]))
+        lines.append(_Line(cells=[*(bounds for _, bounds in cells), ""], style="dim"))
+    _print_lines(lines)
     out.print(f"latencies in ms, goodput in requests/s; {predictor.sentence()}", markup=False)
     shown: list[str] = []
     for prediction in (unchanged, *predictions):
@@ -96,9 +105,13 @@ def _print(predictor: "ReplayPredictor", unchanged: "Prediction", predictions: "
                 out.print(f"! {which}{doubt}", markup=False)
 
 
-def _print_line(cells: list[str], style: str | None = None) -> None:
-    """The columns of a row. What it is of stands in a line of its own: a label is as long as the changes in it."""
-    out.print("".join(f"{cell:>{WIDTH}}" for cell in cells).rstrip(), style=style, markup=False)
+def _print_lines(lines: list[_Line]) -> None:
+    """Each column is as wide as its widest cell. What a row is of stands in a line of its own: it may be long."""
+    rows = [line.cells for line in lines if line.cells]
+    widths = [GAP + max(map(len, column)) for column in zip(*rows, strict=True)]
+    for line in lines:
+        cells = "".join(f"{cell:>{width}}" for cell, width in zip(line.cells, widths, strict=bool(line.cells)))
+        out.print(line.label or cells.rstrip(), style=line.style, markup=False)
 
 
 def _interval(interval: "Interval", shown: Callable[[float], str]) -> tuple[str, str]:
