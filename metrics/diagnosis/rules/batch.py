@@ -41,7 +41,7 @@ def batch_cap(facts: Facts, excess: Excess) -> Proposal | None:
     values = list(dict.fromkeys([first, *(min(times * cap, most) for times in WIDER)]))
     now, raised = load(facts), load(facts, batch=min(roomy, batch_within_tpot(facts))) if has_model else load(facts)
     return Proposal(
-        cause=f"the batch is capped at {cap} requests"
+        cause=f"the batch is capped at {cap} request{'s' if cap != 1 else ''}"
         + (f", and the KV pool has room for {roomy}" if is_fixed else ""),
         evidence=[
             *excess_evidence(excess, QUEUE),
