@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 
 from metrics.replay.ledger import LedgerEntry
 from ui import theme
-from ui.tables.predictions import is_share, pair_name
+from ui.tables.predictions import figure_name, is_share, pair_name
 from ui.text import label, percent
 
 HIT, MISS, NOW = "#1A7F4B", "#D55E00", "#334155"
@@ -44,7 +44,7 @@ def before_and_after(entry: LedgerEntry) -> go.Figure:
     figures = [figure for figure in entry.figures if figure.before]
     if not figures:
         return theme.note("The first run has no figure to compare with.")
-    rows = [figure.name.replace(":", " ").replace("_", " ") for figure in figures]
+    rows = [figure_name(figure) for figure in figures]
     fig = theme.figure(110 + 30 * len(rows))
 
     def times(values: list[float]) -> list[float]:
@@ -72,5 +72,7 @@ def before_and_after(entry: LedgerEntry) -> go.Figure:
         name="before", x=[1.0] * len(rows), y=rows, mode="markers", marker=dict(size=9, symbol="line-ns-open",
         color=NOW, line_width=3), hoverinfo="skip",
     )  # fmt: skip
-    fig.update_xaxes(title_text="times the value before the change", rangemode="tozero")
+    # Left of 0 there is room for a marker at 0 and its text, which would cover the names of the rows.
+    most = max(1.0, *times([max(figure.high, figure.measured) for figure in figures]))
+    fig.update_xaxes(title_text="times the value before the change", range=[-0.06 * most, 1.06 * most])
     return fig.update_yaxes(autorange="reversed", ticks="", showgrid=False)

@@ -36,11 +36,19 @@ def shown(figure: Checked, value: float | None) -> str:
     return percent(value) if is_share(figure) else number(value)
 
 
+def figure_name(figure: Checked) -> str:
+    """`ttft_ms:p50` → `TTFT p50 (ms)`."""
+    name, _, quantile = figure.name.partition(":")
+    if name == "goodput_rps":
+        return "goodput (1/s)"
+    return f"{name.removesuffix('_ms').upper()} {quantile} (ms)" if name.endswith("_ms") else name
+
+
 def compared(entry: LedgerEntry) -> pd.DataFrame:
     """One row a figure: before, predicted with its interval, measured, and whether it was a hit."""
     return pd.DataFrame(
         {
-            "figure": [figure.name.replace(":", " ").replace("_", " ") for figure in entry.figures],
+            "figure": [figure_name(figure) for figure in entry.figures],
             "before": [shown(figure, figure.before) for figure in entry.figures],
             "predicted": [shown(figure, figure.median) for figure in entry.figures],
             "interval": [f"{shown(figure, figure.low)} to {shown(figure, figure.high)}" for figure in entry.figures],

@@ -39,7 +39,7 @@ draw(
 )
 latest = list(reversed(entries))
 place = st.selectbox(
-    "Pair", range(len(latest)), format_func=lambda at: markdown(pair_name(latest[at])), key="pair",
+    "Pair", range(len(latest)), format_func=lambda at: pair_name(latest[at]), key="pair",
 )  # fmt: skip
 entry = latest[place]
 draw(
