@@ -21,7 +21,7 @@ class Link(NamedTuple):
 
 
 def links_of(run: RunData, found: Finding) -> list[Link]:
-    """To all requests that miss the objective, to those with most time in one account, and to the worst steps."""
+    """To all requests that miss the objective, to those with much time in one account, and to the worst steps."""
     if run.requests.empty:
         return []
     objectives = run.meta.get("objectives") or []
@@ -41,7 +41,7 @@ def links_of(run: RunData, found: Finding) -> list[Link]:
     if (account := _largest_account(late, until)) is not None:
         narrow = RequestFilter(klass=klass, missed=missed, account=account, min_share=LARGE_SHARE, until=until)
         if count := len(narrow.apply(run.requests, objectives)):
-            links.append(_requests(run, f"{count:,} of them with most time in {account}", narrow))
+            links.append(_requests(run, f"{count:,} of them with much time in {account}", narrow))
     if (steps := _steps(run, found, late, missed)) is not None:
         label = f"steps {steps.first:,} to {steps.last:,}"
         links.append(Link(label, "steps", {"run": run.name, **steps.query()}, ":material/stacked_bar_chart:"))

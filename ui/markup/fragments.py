@@ -22,7 +22,7 @@ KIND_MEANING = {
     "capacity": "more hardware, or less load",
     "policy": "a setting, at no cost",
     "workload": "what is sent, and when",
-    "client": "the load generator, not the server",
+    "client": "outside of the server",
     "fault": "something is slower than it should be",
 }
 TEXT_COLUMNS = {

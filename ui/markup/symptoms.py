@@ -9,11 +9,12 @@ from metrics.diagnosis.symptom_tree.tree import (
 )
 from metrics.ledger import COLOURS
 from ui.markup.fragments import STATUS_COLOURS, chip, dot, html_table, wrap
-from ui.text import percent, prose, safe
+from ui.text import THIN, percent, prose, safe
 from ui.theme import ACCOUNT_COLOURS
 
 BADGES = {"leads_here": "sj-leads", "possible": "sj-possible", "unknown": "sj-unknown", "ruled_out": "sj-out"}
 SHOWS = {"present": "this run shows it", "absent": "this run does not show it", "unknown": "this run alone cannot tell"}
+ROUNDS_TO_NOTHING = 0.005
 LABELLED = 0.12  # of the bar: room for the name of an account
 
 
@@ -33,12 +34,19 @@ def badge(status: str) -> str:
 def lifecycle(branch: LifecycleBranch, chosen: bool) -> str:
     """One lifecycle: its question, a bar of its accounts, and why it leads or is ruled out."""
     css = "sj-branch" + (" sj-greyed" if branch.status == "ruled_out" else "") + (" sj-chosen" if chosen else "")
-    share = "" if branch.share is None else f'<b class="sj-share">{percent(branch.share)}</b>'
+    share = "" if branch.share is None else f'<b class="sj-share">{_whole_percent(branch)}</b>'
     return wrap(
         f'<div class="{css}" style="--lifecycle:{COLOURS[branch.lifecycle]}">'
         f"<header>{chip(branch.lifecycle)} <span>{safe(branch.asks)}</span>{badge(branch.status)}{share}</header>"
         f'{_bar(branch)}<p class="sj-small">{prose(branch.reason)}</p></div>'
     )
+
+
+def _whole_percent(branch: LifecycleBranch) -> str:
+    """Rounded as in the reason below it. A finding whose time stands in other accounts would read as nothing."""
+    if branch.status == "leads_here" and branch.share < ROUNDS_TO_NOTHING:
+        return '<span class="sj-small sj-muted">booked elsewhere</span>'
+    return f"{100 * branch.share:.0f}{THIN}%"
 
 
 def _bar(branch: LifecycleBranch) -> str:

@@ -1,6 +1,7 @@
 """Symptoms: from a complaint in a user's words over lifecycles and objects to the finding and the next measurement."""
 
 import streamlit as st
+from streamlit.components import v1 as components
 
 from metrics.diagnosis.symptom_tree.complaints import BY_SYMPTOM, COMPLAINTS
 from metrics.diagnosis.symptom_tree.tree import LifecycleBranch, ObjectBranch
@@ -23,6 +24,19 @@ def choose(**parameters: str) -> None:
     for name in ("symptom", "lifecycle", "object"):
         st.query_params.pop(name, None)
     st.query_params.update({name: value for name, value in parameters.items() if value})
+    st.session_state.was_clicked = True
+
+
+def heading(words: str, part: str, is_last: bool) -> None:
+    """Of a part that a click opens. The last one comes into view, since it may stand below the window."""
+    with st.container(key=part):
+        st.subheader(words, anchor=False)
+    if is_last and st.session_state.pop("was_clicked", False):
+        components.html(
+            f"<script>parent.document.querySelector('.st-key-{part}')"
+            "?.scrollIntoView({block: 'start', behavior: 'smooth'});</script>",
+            height=1,
+        )
 
 
 def draw_complaints(chosen: str | None) -> None:
@@ -52,7 +66,7 @@ def draw_lifecycles(symptom: str, branches: list[LifecycleBranch], chosen: str |
 
 
 def draw_objects(symptom: str, branch: LifecycleBranch, chosen: str | None) -> None:
-    st.subheader(f"3 · Which object in {branch.lifecycle}?", anchor=False)
+    heading(f"3 · Which object in {branch.lifecycle}?", "step-objects", is_last=chosen is None)
     open_ = [each for each in branch.objects if each.status in ("leads_here", "possible") or each.key == chosen]
     for each in open_:
         left, right = st.columns([5, 1], vertical_alignment="center")
@@ -72,11 +86,11 @@ def draw_objects(symptom: str, branch: LifecycleBranch, chosen: str | None) -> N
 
 def draw_end(each: ObjectBranch) -> None:
     if each.finding is None:
-        st.subheader(f"Where to look: {each.name}", anchor=False)
+        heading(f"Where to look: {each.name}", "step-end", is_last=True)
         st.html(symptoms.wrap(symptoms.measure(each.measurement, each.command)))
         st.caption("No finding of this run is in this object, so no request or step can be named.")
         return
-    st.subheader("The finding", anchor=False)
+    heading("The finding", "step-end", is_last=True)
     show_finding(run, each.finding, key="links")
 
 
@@ -94,9 +108,9 @@ draw_complaints(symptom)
 if symptom is None:
     st.stop()
 tree = trees_of(run)[symptom]
-st.subheader("2 · Which lifecycle?", anchor=False)
-st.caption(f"The bars are shares of {tree.basis}.")
 lifecycle = named("lifecycle", [branch.lifecycle for branch in tree.branches])
+heading("2 · Which lifecycle?", "step-lifecycles", is_last=lifecycle is None)
+st.caption(f"The bars are shares of {tree.basis}.")
 draw_lifecycles(symptom, tree.branches, lifecycle)
 if lifecycle is None:
     st.stop()
