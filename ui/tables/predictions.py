@@ -53,7 +53,9 @@ def compared(entry: LedgerEntry) -> pd.DataFrame:
             "predicted": [shown(figure, figure.median) for figure in entry.figures],
             "interval": [f"{shown(figure, figure.low)} to {shown(figure, figure.high)}" for figure in entry.figures],
             "measured": [shown(figure, figure.measured) for figure in entry.figures],
-            "error": [points(figure.error) if is_share(figure) else percent(figure.error) for figure in entry.figures],
+            "difference": [
+                points(figure.error) if is_share(figure) else percent(figure.error) for figure in entry.figures
+            ],
             "result": ["hit" if figure.hit else "miss" for figure in entry.figures],
         }
     )
