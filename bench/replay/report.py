@@ -3,7 +3,7 @@
 import datetime
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from bench.replay.compare import Compared, Figure
 from bench.replay.pairs import label
@@ -22,7 +22,7 @@ def summary(compared: Sequence[Compared]) -> str:
         )
         lines += [f"    {key} {_cell(key, figure)}" for key, figure in each.figures.items()]
         lines += [f"    ! {doubt}" for doubt in each.doubts]
-    return "\n".join([*lines, "", *totals(compared)])
+    return "\n".join([*lines, "", *("; ".join(row) for row in totals(compared))])
 
 
 def markdown(compared: Sequence[Compared], command: str) -> str:
@@ -54,14 +54,20 @@ def markdown(compared: Sequence[Compared], command: str) -> str:
             "run had that change, with the same arrivals. Each figure is the median of "
             f"{' or '.join(map(str, repeats))} such pairs of runs.",
             "",
-            *(f"- {line}" for line in totals(compared)),
+            "| figure | largest error that is good | pairs within it | median error | ... at the device speed of the "
+            "changed run | outcomes in their interval | right signs | median spread |",
+            "|---|---|---|---|---|---|---|---|",
+            *(f"| {' | '.join(row)} |" for row in totals(compared)),
+            "",
+            "An interval is to hold 80 % of the outcomes. Signs count where a change exceeds its spread.",
             "",
             "A cell reads: without the change → predicted (80 % interval); measured with it; **error**; spread of the "
             "change.",
             "That spread is the width of the interval of the run replayed unchanged, where each run has no repeat.",
             "Latencies are ms. The error and the spread of attainment are percentage points. A pair with `!` was "
             "predicted with a doubt. The column `steps` says how much slower the device was in the changed run than "
-            "the step model says: first in sizes of steps that both have, which is the machine; then in larger ones.",
+            "the step model says. Its first figure is of sizes of steps that both have: the machine. The second is of "
+            "larger ones.",
             "",
             *rows,
             *(["", "Doubts that the replay itself stated:", "", *doubts] if doubts else []),
@@ -70,25 +76,29 @@ def markdown(compared: Sequence[Compared], command: str) -> str:
     )
 
 
-def totals(compared: Sequence[Compared]) -> list[str]:
-    """A sentence for each figure."""
-    lines = []
+def totals(compared: Sequence[Compared]) -> list[list[str]]:
+    """A row for each figure, in the columns of the page."""
+    rows = []
     for key, bound in BOUNDS.items():
         found = [each.figures[key] for each in compared]
         errors = [abs(figure.error) for figure in found]
-        within = sum(error <= bound for error in errors)
         at_its_speed = [abs(figure.error_at_its_speed) for figure in found]
         signs = [figure.has_right_sign for figure in found if figure.has_right_sign is not None]
         unit = " points" if key == "attainment" else " %"
-        lines.append(
-            f"{NAMES[key]}: error at most {100 * bound:.0f}{unit} in {within} of {len(found)} pairs, median "
-            f"{100 * statistics.median(errors):.1f}{unit}; within the interval in {sum(f.inside for f in found)} of "
-            f"{sum(len(f.outcomes) for f in found)} predictions; sign right in {sum(signs)} of the {len(signs)} pairs "
-            f"whose change exceeds its spread, which is {100 * statistics.median(f.spread for f in found):.1f}{unit} "
-            f"in the median. At the device speed of the changed run: {sum(e <= bound for e in at_its_speed)} of "
-            f"{len(found)}, median {100 * statistics.median(at_its_speed):.1f}{unit}."
-        )
-    return lines
+
+        def share(errors: list[float], bound: float = bound) -> str:
+            return f"{sum(error <= bound for error in errors)} of {len(errors)}"
+
+        def median(values: Iterable[float], unit: str = unit) -> str:
+            return f"{100 * statistics.median(values):.1f}{unit}"
+
+        inside, outcomes = sum(figure.inside for figure in found), sum(len(figure.outcomes) for figure in found)
+        rows.append([
+            NAMES[key], f"{100 * bound:.0f}{unit}", share(errors), median(errors),
+            f"{median(at_its_speed)}, {share(at_its_speed)}", f"{inside} of {outcomes}",
+            f"{sum(signs)} of {len(signs)}", median(figure.spread for figure in found),
+        ])  # fmt: skip
+    return rows
 
 
 def _cell(key: str, figure: Figure) -> str:
