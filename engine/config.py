@@ -2,28 +2,19 @@
 
 import difflib
 import re
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from engine.request.policies import POLICIES
+from engine.settings.panels import COMPUTE, EXPERIMENTS, MEMORY, REQUEST, SERVER, TELEMETRY, TOKEN
+from engine.settings.speculation import SpeculationSettings
 
-
-def _panel(title: str) -> Callable[..., Any]:
-    """`Field` for the settings of one panel of `sojourn serve --help`."""
-    return partial(Field, json_schema_extra={"panel": title})
-
-
-SERVER, TOKEN, COMPUTE = _panel("Server"), _panel("Model and tokens"), _panel("Compute")
-MEMORY, REQUEST, TELEMETRY = _panel("Memory"), _panel("Requests and scheduling"), _panel("Telemetry")
-EXPERIMENTS = _panel("Experiments")
 _POLICY_OF = {policy.setting: name for name, policy in POLICIES.items() if policy.setting is not None}
 
 
-class EngineConfig(BaseModel):
+class EngineConfig(SpeculationSettings):
     """Settings of one engine. Frozen; unknown names are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())

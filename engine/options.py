@@ -20,7 +20,9 @@ def engine_options(command: Callable[..., None]) -> Callable[..., None]:
     The command takes them as keyword arguments; the parameters that it names itself stay, behind them.
     """
     parameters = []
-    for name, field in EngineConfig.model_fields.items():
+    own_first = sorted(EngineConfig.model_fields, key=lambda name: name not in EngineConfig.__annotations__)
+    for name in own_first:
+        field = EngineConfig.model_fields[name]
         if field.is_required():
             declared = Annotated[field.annotation, typer.Argument(help=field.description)]
         else:

@@ -65,7 +65,8 @@ MAY_IMPORT = {
     },
     "engine.faults.plan": set(),
     "engine.faults": {"engine.server", "engine.engine", "metrics.errors"},
-    "engine.config": {"engine.request.policies", "engine.faults.plan"},
+    "engine.settings": set(),
+    "engine.config": {"engine.request.policies", "engine.settings", "engine.faults.plan"},
     "engine.options": {"engine.config", "metrics.errors"},
     "engine.sampling": set(),
     "engine.process": set(),
@@ -109,7 +110,7 @@ MAY_IMPORT = {
 }  # fmt: skip
 WITHOUT_TORCH = (
     "metrics", "dashboards", "engine.memory", "engine.request", "engine.server", "engine.telemetry",
-    "engine.faults", "engine.replay", "engine.config", "engine.process", "engine.core",
+    "engine.faults", "engine.replay", "engine.config", "engine.settings", "engine.process", "engine.core",
 )  # fmt: skip
 # What `sojourn run` imports. Locust patches the interpreter when it is imported: clients have processes of their own.
 RUN = """

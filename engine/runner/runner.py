@@ -39,6 +39,8 @@ class ModelRunner:
     """
 
     def __init__(self, config: EngineConfig, folder: Path):
+        if config.speculation != "none":
+            raise ModelError(f"speculation={config.speculation} is not there yet; leave it out")
         self.device = chosen_device(config)
         on_cuda = self.device.type == "cuda"
         self.overlap = on_cuda if config.overlap == "auto" else config.overlap == "on"

@@ -1,0 +1,36 @@
+"""The settings of speculative decoding (docs/speculation.md)."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ValidationInfo, field_validator
+
+from engine.settings.panels import COMPUTE
+
+_ONLY_FOR = {"speculation_layers": ("early-exit",), "speculation_ngram": ("ngram",)}
+
+
+class SpeculationSettings(BaseModel):
+    """What proposes drafts, and how many."""
+
+    speculation: Literal["none", "ngram", "early-exit"] = COMPUTE(
+        "none", description="what proposes tokens that a step then verifies; outputs stay the same"
+    )
+    speculation_tokens: int = COMPUTE(4, ge=1, le=16, description="drafts of a request in one step at most")
+    speculation_adaptive: Literal["on", "off"] = COMPUTE(
+        "on", description="fewer drafts, or none, where measured acceptance and step times say that they do not pay"
+    )
+    speculation_ngram: int | None = COMPUTE(
+        None, ge=1, le=16, description="ngram: tokens of the longest match that is looked for; by default 4"
+    )
+    speculation_layers: int | None = COMPUTE(
+        None, ge=1, le=512, description="early-exit: layers that draft; by default a quarter of the model's"
+    )
+
+    @field_validator(*_ONLY_FOR)
+    @classmethod
+    def _belongs_to_a_proposer(cls, value: int | None, info: ValidationInfo) -> int | None:
+        users = _ONLY_FOR[info.field_name]
+        chosen = info.data.get("speculation", users[0])
+        if value is not None and chosen not in users:
+            raise ValueError(f"only speculation={users[0]} uses it, and speculation is {chosen}; leave it out")
+        return value
