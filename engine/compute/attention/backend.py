@@ -1,6 +1,6 @@
 """The interface of attention backends: a step's inputs, and what a backend computes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -36,6 +36,10 @@ class AttentionSpec:
     value_dim: int
     window: int | None = None  # a token sees itself and the window - 1 before it
     alibi_slopes: tuple[float, ...] | None = None  # a query head's: slope * (key - query position) is added
+    soft_cap: float | None = None  # a scaled product s becomes soft_cap * tanh(s / soft_cap), before slopes are added
+    # [num_heads]: the logit of one more key without a value, which takes its share of the softmax (gpt-oss). Weights
+    # of one layer: layers that differ in nothing else share what a backend prepares.
+    sink_logits: torch.Tensor | None = field(default=None, compare=False)
 
 
 class AttentionBackend(Protocol):

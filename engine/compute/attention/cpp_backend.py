@@ -17,7 +17,7 @@ class AttentionArguments(ctypes.Structure):
 
     _fields_ = (
         *((name, POINTER) for name in ("query", "keys", "values", "output")),
-        *((name, POINTER) for name in ("query_start", "contexts", "block_tables", "slopes")),
+        *((name, POINTER) for name in ("query_start", "contexts", "block_tables", "slopes", "sinks")),
         *(
             (name, INT)
             for name in (
@@ -32,6 +32,7 @@ class AttentionArguments(ctypes.Structure):
         ),
         *((name, INT) for name in ("head_dim", "value_dim", "block_size", "window")),
         ("scale", ctypes.c_float),
+        ("soft_cap", ctypes.c_float),
         ("workspace", POINTER),
     )
 
@@ -71,6 +72,7 @@ class CppAttention(AttentionBackend):
         planes, _, _, num_kv_heads, _ = cache.shape
         arguments.values = keys if planes == 1 else keys + 4 * cache.stride(0)
         arguments.output = output.data_ptr()
+        arguments.sinks = None if spec.sink_logits is None else spec.sink_logits.data_ptr()
         _, arguments.block_stride, arguments.token_stride, arguments.head_stride, _ = cache.stride()
         arguments.num_heads, arguments.num_kv_heads, arguments.head_dim = num_heads, num_kv_heads, head_dim
         self._attend(address)
@@ -78,7 +80,9 @@ class CppAttention(AttentionBackend):
 
     def _prepare(self, spec: AttentionSpec) -> tuple[AttentionArguments, int]:
         slopes = spec.alibi_slopes and (ctypes.c_float * len(spec.alibi_slopes))(*spec.alibi_slopes)
-        arguments = AttentionArguments(value_dim=spec.value_dim, window=spec.window or 0, scale=spec.scale)
+        arguments = AttentionArguments(
+            value_dim=spec.value_dim, window=spec.window or 0, scale=spec.scale, soft_cap=spec.soft_cap or 0.0
+        )
         if slopes:
             arguments.slopes = ctypes.addressof(slopes)
             arguments.slopes_array = slopes

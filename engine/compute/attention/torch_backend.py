@@ -43,28 +43,33 @@ class TorchAttention(AttentionBackend):
         # Whole blocks are gathered, not slots.
         planes = layer_cache.values.unbind(0)
         scales = None if layer_cache.scales is None else layer_cache.scales.unbind(0)
-        kind = (spec.window, spec.alibi_slopes)
+        plain = spec.soft_cap is None and spec.sink_logits is None
+        kind = (spec.window, spec.alibi_slopes, plain)
         if kind not in self._masks:
-            self._masks[kind] = self._make_masks(spec, layer_cache.values.shape[3], query.dtype)
+            self._masks[kind] = self._make_masks(spec, layer_cache.values.shape[3], query.dtype, plain)
         group_masks, chunk_masks = self._masks[kind]
         parts = []
         for (begin, end, blocks, _), mask in zip(self._groups, group_masks, strict=True):
             keys, values = self._gather(planes, scales, blocks, end - begin, spec, query.dtype)
             folded = query[begin:end].unflatten(1, (keys.shape[1], -1))  # [sequences, kv_heads, group, head_dim]
-            attended = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=spec.scale)
+            if plain:
+                attended = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=spec.scale)
+            else:
+                attended = _attend(folded, keys, values, mask, spec, (keys.shape[1], -1, 1))
             parts.append(attended.flatten(1, 2))
         for (begin, end, blocks, context), mask in zip(self._chunks, chunk_masks, strict=True):
             keys, values = self._gather(planes, scales, blocks, 1, spec, query.dtype)
-            attended = F.scaled_dot_product_attention(
-                query[begin:end].transpose(0, 1)[None],
-                keys[:, :, :context],
-                values[:, :, :context],
-                attn_mask=mask,
-                is_causal=mask is None,
-                scale=spec.scale,
-                enable_gqa=True,
-            )
-            parts.append(attended[0].transpose(0, 1))
+            keys, values, chunk = keys[:, :, :context], values[:, :, :context], query[begin:end].transpose(0, 1)
+            if plain:
+                attended = F.scaled_dot_product_attention(
+                    chunk[None], keys, values, attn_mask=mask, is_causal=mask is None, scale=spec.scale, enable_gqa=True
+                )[0]
+            else:  # the heads that share a KV head are its rows
+                folded = chunk.unflatten(0, (keys.shape[1], -1))  # [kv_heads, group, new, head_dim]
+                mask = mask.unflatten(0, (keys.shape[1], -1)) if mask.dim() == 3 else mask
+                shared = keys[0][:, None], values[0][:, None]
+                attended = _attend(folded, *shared, mask, spec, (keys.shape[1], -1, 1, 1)).flatten(0, 1)
+            parts.append(attended.transpose(0, 1))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _gather(
@@ -95,9 +100,10 @@ class TorchAttention(AttentionBackend):
             gathered.append(out.view(rows, -1, *plane.shape[2:]).transpose(1, 2))
         return gathered[0], gathered[1] if len(planes) == 2 else gathered[0][..., : spec.value_dim]
 
-    def _make_masks(self, spec: AttentionSpec, num_kv_heads: int, dtype: torch.dtype) -> tuple[list, list]:
+    def _make_masks(self, spec: AttentionSpec, num_kv_heads: int, dtype: torch.dtype, plain: bool) -> tuple[list, list]:
         """For each group a mask that broadcasts to [sequences, kv_heads, group, context], and for each chunk one that
-        broadcasts to [1, heads, new, context], or None where plain causal attention among the new tokens is meant."""
+        broadcasts to [1, heads, new, context], or, if `plain`, None where causal attention among the new tokens is
+        meant."""
         device = self._inputs.block_tables.device
         slopes = None if spec.alibi_slopes is None else torch.tensor(spec.alibi_slopes, device=device)
         groups, chunks = [], []
@@ -111,7 +117,7 @@ class TorchAttention(AttentionBackend):
             groups.append(_mask(distances, spec.window, per_head, dtype))
         for begin, end, _, context in self._chunks:
             new = end - begin
-            if new == context and slopes is None and (spec.window is None or spec.window >= context):
+            if plain and new == context and slopes is None and (spec.window is None or spec.window >= context):
                 chunks.append(None)
                 continue
             keys = torch.arange(context, device=device)
@@ -119,6 +125,30 @@ class TorchAttention(AttentionBackend):
             per_head = None if slopes is None else slopes.view(-1, 1, 1)
             chunks.append(_mask(distances, spec.window, per_head, dtype))
         return groups, chunks
+
+
+def _attend(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    spec: AttentionSpec,
+    sinks_shape: tuple[int, ...],
+) -> torch.Tensor:
+    """Attention with a soft cap or sink logits, which torch's own product lacks; all but the last two dimensions of
+    query, keys and values broadcast. The scores are kept as a whole, in float32 at least."""
+    scores = query @ keys.transpose(-1, -2)
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) * spec.scale
+    if spec.soft_cap is not None:
+        scores = (scores / spec.soft_cap).tanh_() * spec.soft_cap
+    scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    if spec.sink_logits is None:
+        return scores.softmax(-1).to(values.dtype) @ values
+    sinks = spec.sink_logits.to(scores.dtype).view(sinks_shape)
+    most = torch.maximum(scores.amax(-1, keepdim=True), sinks)
+    weights = (scores - most).exp_()
+    weights = weights / (weights.sum(-1, keepdim=True) + (sinks - most).exp())
+    return weights.to(values.dtype) @ values
 
 
 def _mask(distances: torch.Tensor, window: int | None, slopes: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:

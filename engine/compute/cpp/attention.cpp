@@ -112,6 +112,8 @@ void attend_few(const Attention &a, Rows &rows, const Places &here, const Places
     for (int r = 0; r < rows.count; r++) {
         float *score = scores + r * TILE;
         int position = rows.positions[r];
+        if (a.soft_cap != 0.0f)
+            for (int k = 0; k < whole; k += W) store(score + k, soft_capped(load(score + k), a.soft_cap * LOG2E));
         if (a.slopes)
             for (int k = 0; k < count; k++) score[k] += rows.slopes[r] * float(begin + k - position);
         int first = std::max(0, a.first_visible(position) - begin), last = std::min(count, position + 1 - begin);
@@ -152,6 +154,11 @@ void attend_many(const Attention &a, Rows &rows, const Places &here, const Place
     for (int c = 0; c < width; c += W) {
         ivec position;
         std::memcpy(&position, rows.positions + c, sizeof position);
+        if (a.soft_cap != 0.0f)
+            for (int k = 0; k < count; k++) {
+                float *at = scores + k * width + c;
+                store(at, soft_capped(load(at), a.soft_cap * LOG2E));
+            }
         if (a.slopes) {
             vec slope = load(rows.slopes + c);
             for (int k = 0; k < count; k++) {
@@ -185,6 +192,11 @@ void attend_many(const Attention &a, Rows &rows, const Places &here, const Place
     weigh_values(scores, rows.count, 1, width, here.values, offset, int(a.value_dim), count, rows.output, out_dim);
 }
 
+// What a row's weights are divided by: their sum, and the share of the head's sink, if there is one.
+inline float normaliser(const Attention &a, int query_head, float most, float total) {
+    return a.sinks ? total + std::exp2(a.sinks[query_head] * LOG2E - most) : total;
+}
+
 void end_rows(const Attention &a, const Item &item, int head, const Rows &rows) {
     int group = a.group(), dim = int(a.value_dim), padded = a.padded_value_dim();
     for (int r = 0; r < rows.count; r++) {
@@ -193,7 +205,7 @@ void end_rows(const Attention &a, const Item &item, int head, const Rows &rows) 
         const float *from = rows.output + r * padded;
         if (item.part < 0) {
             float *to = a.output + ((a.query_start[item.sequence] + token) * a.num_heads + query_head) * dim;
-            float factor = 1.0f / rows.total[r];
+            float factor = 1.0f / normaliser(a, query_head, rows.most[r], rows.total[r]);
             for (int d = 0; d < dim; d++) to[d] = from[d] * factor;
         } else {
             float *to = a.workspace + ((item.part + token) * a.num_heads + query_head) * (dim + 2);
@@ -290,6 +302,7 @@ void join_parts(const Attention &a, int sequence, int part) {
                 total += share * from[dim + 1];
                 for (int64_t d = 0; d < dim; d++) to[d] += share * from[d];
             }
+            total = normaliser(a, int(head), most, total);
             for (int64_t d = 0; d < dim; d++) to[d] /= total;
         }
 }

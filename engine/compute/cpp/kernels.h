@@ -36,9 +36,10 @@ struct Attention {
     float *output;  // [num_tokens][num_heads][value_dim]
     const int32_t *query_start, *contexts, *block_tables;
     const float *slopes;  // [num_heads], or null
+    const float *sinks;   // the same: logits that take their share of the softmax and have no value
     int64_t block_stride, token_stride, head_stride, table_stride, num_sequences, num_heads, num_kv_heads;
     int64_t head_dim, value_dim, block_size, window;  // window 0: none
-    float scale;
+    float scale, soft_cap;  // soft_cap 0: none
     float *workspace;  // [parts][num_heads][value_dim + 2], ours
 
     int group() const { return int(num_heads / num_kv_heads); }

@@ -83,4 +83,10 @@ inline vec exp(vec x) {
     return scaled_power(whole, rest * LOG2E);
 }
 
+// cap * tanh(x / cap), both in units of log2 e as scores are: tanh z = 1 - 2 / (e^2z + 1). NaN stays NaN.
+inline vec soft_capped(vec x, float cap) {
+    vec power = exp(x * (2.0f / cap));
+    return cap - (2.0f * cap) / (power + 1.0f);
+}
+
 }  // namespace simd

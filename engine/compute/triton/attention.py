@@ -9,11 +9,14 @@ A row's result depends on the other sequences of its step only through the numbe
 the sums are the same, in another order.
 """
 
+import math
+
 import triton
 import triton.language as tl
 
 ITEM_FIELDS = tl.constexpr(5)  # of a work item: sequence, block of rows, segment, segments of the block, partial result
 UNSEEN = tl.constexpr(-1e30)  # a row's maximum before its first key: finite, so that no difference is NaN
+LOG2_E = tl.constexpr(math.log2(math.e))
 VALUE_FACTOR = tl.constexpr(256.0)  # keeps probability * scale of an 8-bit value in float16's normal range
 
 
@@ -46,6 +49,7 @@ def _attend_tiles(
     TOKEN_STRIDE: tl.constexpr,
     HEAD_STRIDE: tl.constexpr,
     WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
     SLOPED: tl.constexpr,
     LATENT: tl.constexpr,
     EIGHT_BIT: tl.constexpr,
@@ -95,6 +99,8 @@ def _attend_tiles(
             logits = tl.dot(query_rest, tl.trans(key_rest), logits, input_precision="ieee")
         if EIGHT_BIT:
             logits = logits * _load(key_scales + offsets, live if MASKED else None)[None, :]
+        if SOFT_CAP > 0:  # tanh z = 1 - 2 / (e^2z + 1)
+            logits = SOFT_CAP - (2 * SOFT_CAP) / (tl.exp(logits * (2 / SOFT_CAP)) + 1.0)
         if SLOPED:
             logits += row_slopes[:, None] * (places[None, :] - positions[:, None]).to(tl.float32)
         if MASKED:
@@ -150,6 +156,7 @@ def attend_kernel(
     key_scales,
     value_scales,
     slopes,
+    sinks,
     output,
     partial_output,
     partial_lse,
@@ -175,6 +182,7 @@ def attend_kernel(
     TOKEN_STRIDE: tl.constexpr,
     HEAD_STRIDE: tl.constexpr,
     WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
     SLOPED: tl.constexpr,
     LATENT: tl.constexpr,
     EIGHT_BIT: tl.constexpr,
@@ -186,14 +194,15 @@ def attend_kernel(
     """One work item of one KV head a program; grid (num_items * NUM_KV_HEADS,).
 
     query [num_tokens, num_heads, HEAD_DIM]; keys, values [num_blocks, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM], whose
-    TOKEN_STRIDE and HEAD_STRIDE count vectors; scales float32, in the order of the vectors, read if EIGHT_BIT; slopes
-    [num_heads] float32, over the scale, read if SLOPED; output [num_tokens, num_heads, VALUE_DIM]; partial_output [*,
-    NUM_KV_HEADS, BLOCK_M, MAIN] and partial_lse [*, NUM_KV_HEADS, BLOCK_M] float32; arrivals [*, NUM_KV_HEADS] int32,
-    0 before and after; block_tables [*, table_stride], table_rows [num_sequences], or None where row i is sequence
-    i's, query_start [num_sequences + 1], contexts [num_sequences] and items [num_items, ITEM_FIELDS] int32. A head's
-    vector is cut into MAIN (VALUE_DIM, padded) and REST (what keys have beyond it, padded) dimensions; LATENT values
-    are the first part of the keys. scale_log2 is the scale of the logits times log2(e). WIDE is needed from 2**31
-    elements of keys on.
+    TOKEN_STRIDE and HEAD_STRIDE count vectors; scales float32, in the order of the vectors, read if EIGHT_BIT;
+    slopes [num_heads] float32, over the scale, read if SLOPED; sinks [num_heads], logits without a value, or None;
+    output [num_tokens, num_heads, VALUE_DIM]; partial_output [*, NUM_KV_HEADS, BLOCK_M, MAIN] and partial_lse [*,
+    NUM_KV_HEADS, BLOCK_M] float32; arrivals [*, NUM_KV_HEADS] int32, 0 before and after; block_tables [*,
+    table_stride], table_rows [num_sequences], or None where row i is sequence i's, query_start [num_sequences + 1],
+    contexts [num_sequences] and items [num_items, ITEM_FIELDS] int32. A head's vector is cut into MAIN (VALUE_DIM,
+    padded) and REST (what keys have beyond it, padded) dimensions; LATENT values are the first part of the keys.
+    scale_log2 is the scale of the logits times log2(e). SOFT_CAP is over the scale, 0 for none. WIDE is needed from
+    2**31 elements of keys on.
 
     The program that computes the last segment of a block puts all of them together, ROWS rows and SEGMENTS segments at
     once, in the order of the segments: the sum does not depend on which program that is.
@@ -260,25 +269,28 @@ def attend_kernel(
         acc, total, peak = _attend_tiles(
             acc, total, peak, packed, packed_rest, positions, row_slopes, keys, values, key_scales, value_scales, table,
             head, begin, clear, key_end, scale_log2, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM, MAIN, REST, BLOCK_N, BLOCK_SIZE,
-            TOKEN_STRIDE, HEAD_STRIDE, WINDOW, SLOPED, LATENT, EIGHT_BIT, WIDE, False,
+            TOKEN_STRIDE, HEAD_STRIDE, WINDOW, SOFT_CAP, SLOPED, LATENT, EIGHT_BIT, WIDE, False,
         )  # fmt: skip
         begin = clear
     acc, total, peak = _attend_tiles(
         acc, total, peak, packed, packed_rest, positions, row_slopes, keys, values, key_scales, value_scales, table,
         head, begin, end, key_end, scale_log2, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM, MAIN, REST, BLOCK_N, BLOCK_SIZE,
-        TOKEN_STRIDE, HEAD_STRIDE, WINDOW, SLOPED, LATENT, EIGHT_BIT, WIDE, True,
+        TOKEN_STRIDE, HEAD_STRIDE, WINDOW, SOFT_CAP, SLOPED, LATENT, EIGHT_BIT, WIDE, True,
     )  # fmt: skip
 
     normaliser = tl.where(total == 0.0, 1.0, total)
     if EIGHT_BIT:
         acc = acc * (1.0 / VALUE_FACTOR)
-    acc = acc / normaliser[:, None]
     if num_segments == 1:
+        if sinks is not None:  # of several segments, who puts them together adds its share
+            normaliser = _with_sink(normaliser, peak, sinks, heads, is_query)
+        acc = acc / normaliser[:, None]
         num_heads = NUM_KV_HEADS * GROUP
         targets = ((first + tokens).to(tl.int64) * num_heads + heads) * VALUE_DIM
         stored = is_query[:, None] & (main < VALUE_DIM)[None, :]
         tl.store(output + targets[:, None] + main[None, :], acc.to(output.dtype.element_ty), mask=stored)
     else:
+        acc = acc / normaliser[:, None]
         slot = tl.load(item + 4)
         places = ((slot + segment) * NUM_KV_HEADS + head).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
         tl.store(partial_output + places[:, None] * MAIN + main[None, :], acc, mask=is_query[:, None])
@@ -289,15 +301,23 @@ def attend_kernel(
         if tl.atomic_add(arrival, 1, sem="acq_rel") == num_segments - 1:
             tl.store(arrival, 0)  # for the next launch
             _combine(
-                partial_output, partial_lse, output, slot, head, num_segments, first, num_new, block,
+                partial_output, partial_lse, sinks, output, slot, head, num_segments, first, num_new, block,
                 NUM_KV_HEADS, GROUP, VALUE_DIM, MAIN, BLOCK_M, ROWS, SEGMENTS,
             )  # fmt: skip
+
+
+@triton.jit
+def _with_sink(total, peak, sinks, heads, wanted):
+    """The sum of a row's weights and of its head's sink, both relative to the row's peak."""
+    sink = tl.load(sinks + heads, mask=wanted, other=float("-inf")).to(tl.float32) * LOG2_E
+    return total + tl.exp2(sink - peak)
 
 
 @triton.jit
 def _combine(
     partial_output,
     partial_lse,
+    sinks,
     output,
     slot,
     head,
@@ -336,8 +356,11 @@ def _combine(
             total = total * fading + tl.sum(shares, 0)
             acc = acc * fading[:, None] + tl.sum(parts * shares[:, :, None], 0)
             peak = new_peak
-        acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
         rows = block * BLOCK_M + local
+        total = tl.where(total == 0.0, 1.0, total)
+        if sinks is not None:
+            total = _with_sink(total, peak, sinks, head * GROUP + rows % GROUP, is_query)
+        acc = acc / total[:, None]
         tokens = (first + rows // GROUP).to(tl.int64)
         targets = (tokens * (NUM_KV_HEADS * GROUP) + head * GROUP + rows % GROUP) * VALUE_DIM
         stored = is_query[:, None] & (main < VALUE_DIM)[None, :]

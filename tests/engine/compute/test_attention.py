@@ -27,30 +27,40 @@ def by_definition(query, keys, values, past: int, spec: AttentionSpec) -> torch.
         seen = range(first, position + 1)
         for head in range(query.shape[1]):
             slope = 0 if spec.alibi_slopes is None else spec.alibi_slopes[head]
-            scores = [query[i, head] @ keys[j, head // group] * spec.scale - slope * (position - j) for j in seen]
-            weights = torch.stack(scores).softmax(0)
+            scores = torch.stack([query[i, head] @ keys[j, head // group] * spec.scale for j in seen])
+            if spec.soft_cap is not None:
+                scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
+            scores = scores - slope * torch.tensor([position - j for j in seen])
+            if spec.sink_logits is not None:
+                scores = torch.cat((scores, spec.sink_logits[head : head + 1]))
+            weights = scores.softmax(0)[: len(seen)]
             output[i, head] = weights @ values[first : position + 1, head // group, : spec.value_dim]
     return output
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "window", "alibi", "latent"),
+    ("heads", "kv_heads", "window", "alibi", "latent", "soft_cap", "sinks"),
     [
-        (4, 4, None, False, False),
-        (4, 2, None, False, False),
-        (4, 1, 5, False, False),
-        (6, 2, 1, False, False),
-        (4, 2, 8, True, False),
-        (6, 6, None, True, False),
-        (4, 1, None, False, True),
-        (4, 1, 3, False, True),
+        (4, 4, None, False, False, None, False),
+        (4, 2, None, False, False, None, False),
+        (4, 1, 5, False, False, None, False),
+        (6, 2, 1, False, False, None, False),
+        (4, 2, 8, True, False, None, False),
+        (6, 6, None, True, False, None, False),
+        (4, 1, None, False, True, None, False),
+        (4, 1, 3, False, True, None, False),
+        (4, 2, 5, False, False, 0.9, False),
+        (4, 2, None, False, False, None, True),
+        (6, 2, 7, True, False, 2.0, True),
     ],
 )
-def test_attention_equals_its_definition(heads, kv_heads, window, alibi, latent):
+def test_attention_equals_its_definition(heads, kv_heads, window, alibi, latent, soft_cap, sinks):
     dice = random.Random(0)
     torch.manual_seed(0)
     dim, value_dim = 8, 6 if latent else 8
-    spec = AttentionSpec(1 / math.sqrt(dim), value_dim, window, alibi_slopes(heads) if alibi else None)
+    slopes = alibi_slopes(heads) if alibi else None
+    sink_logits = torch.linspace(-2, 3, heads, dtype=torch.float64) if sinks else None
+    spec = AttentionSpec(1 / math.sqrt(dim), value_dim, window, slopes, soft_cap, sink_logits)
     items = [(0, 1), (3, 1), (7, 1), (200, 1), (0, 2), (0, 9), (4, 5), (13, 11)]  # past and new tokens
     ids = list(range(1, 200))
     dice.shuffle(ids)

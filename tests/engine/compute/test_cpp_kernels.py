@@ -80,11 +80,14 @@ def attend(backend, inputs: AttentionInputs, query, cache, spec: AttentionSpec) 
     return backend.attend(query, LayerCache(by_head(cache, inputs.block_size)), spec)
 
 
-def check_attention(library, items: Items, heads, kv_heads, dim, value_dim, block_size, window, alibi) -> None:
+def check_attention(
+    library, items: Items, heads, kv_heads, dim, value_dim, block_size, window, alibi, soft_cap=None, sinks=False
+) -> None:
     inputs, num_slots = make_step(items, block_size)
     query = randn(len(inputs.slots), heads, dim)
     cache = randn(2 if value_dim == dim else 1, num_slots, kv_heads, dim, seed=1)
-    spec = AttentionSpec(1 / math.sqrt(dim), value_dim, window, alibi_slopes(heads) if alibi else None)
+    slopes, sink_logits = alibi_slopes(heads) if alibi else None, torch.linspace(-4, 8, heads) if sinks else None
+    spec = AttentionSpec(1 / math.sqrt(dim), value_dim, window, slopes, soft_cap, sink_logits)
     expected = attend(TorchAttention(), inputs, query.double(), cache.double(), spec)
     output = attend(CppAttention(library), inputs, query, cache, spec)
     torch.testing.assert_close(output.double(), expected, rtol=TOLERANCE, atol=TOLERANCE)
@@ -109,6 +112,13 @@ def check_attention(library, items: Items, heads, kv_heads, dim, value_dim, bloc
 )
 def test_attention_is_that_of_the_reference(library, heads, kv_heads, dim, value_dim, block_size, window, alibi):
     check_attention(library, SHORT, heads, kv_heads, dim, value_dim, block_size, window, alibi)
+
+
+@pytest.mark.parametrize(("soft_cap", "sinks"), [(0.8, False), (None, True), (30.0, True)])
+@pytest.mark.parametrize("items", [SHORT, LONG])
+def test_soft_caps_and_sink_logits_are_those_of_the_reference(library, items, soft_cap, sinks):
+    check_attention(library, items, 4, 2, 32, 32, 16, 700, False, soft_cap, sinks)
+    check_attention(library, items, 6, 1, 32, 32, 16, None, True, soft_cap, sinks)
 
 
 @pytest.mark.parametrize("window", [None, 900])

@@ -43,11 +43,15 @@ class Case:
     block_size: int = 4
     dtype: torch.dtype = torch.float32
     eight_bit: bool = False
+    soft_cap: float | None = None
+    sinks: bool = False
 
     @property
     def spec(self) -> AttentionSpec:
         slopes = tuple(alibi_slopes(self.heads)) if self.sloped else None
-        return AttentionSpec(self.head_dim**-0.5, self.value_dim or self.head_dim, self.window, slopes)
+        sinks = torch.linspace(-3, 6, self.heads, device=DEVICE) if self.sinks else None
+        value_dim = self.value_dim or self.head_dim
+        return AttentionSpec(self.head_dim**-0.5, value_dim, self.window, slopes, self.soft_cap, sinks)
 
     def build(self) -> tuple[AttentionInputs, torch.Tensor, LayerCache]:
         """Where the tokens live, the queries, and a cache with NaN in all slots that hold no token of a sequence."""
@@ -138,6 +142,15 @@ def test_a_sliding_window_equals_the_reference(window):
 @pytest.mark.parametrize("window", [7, *further(None)])
 def test_slopes_equal_the_reference(window):
     check(Case(heads=3, sloped=True, window=window))
+
+
+@pytest.mark.parametrize("two_loops", [False, *further(True)])
+def test_soft_caps_and_sink_logits_equal_the_reference(two_loops):
+    check(Case(heads=4, kv_heads=2, soft_cap=0.7, sinks=True), replace(SMALL, two_loops=two_loops))
+
+
+def test_segments_share_one_sink():
+    check(Case(((90, 1), (3, 1), (60, 12)), heads=2, sinks=True, window=50))
 
 
 @pytest.mark.parametrize("block_size", [24, *further(1, 16, 64)])

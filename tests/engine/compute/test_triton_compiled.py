@@ -23,16 +23,18 @@ LATENT = [Shape(group, 576, 512, *sizes) for group in (16, 128) for sizes in BYT
 USUAL = Shape(2, 128, 128, 2, 2)
 
 
-def attend(shape: Shape, tiles: Tiles, window: int = 0, sloped: bool = False, block_size: int = 16) -> Compilation:
+def attend(
+    shape: Shape, tiles: Tiles, window: int = 0, sloped: bool = False, block_size: int = 16, capped: bool = False
+) -> Compilation:
     """What TritonAttention would have compiled."""
     latent, eight_bit = shape.value_dim < shape.head_dim, shape.kv_bytes == 1
     query, kept = f"*{TYPES[shape.query_bytes]}:16", f"*{TYPES[shape.kv_bytes]}:16"
     pointers = {
         "query": query, "keys": kept, "values": None if latent else kept,
         "key_scales": "*fp32:16" if eight_bit else None, "value_scales": "*fp32:16" if eight_bit else None,
-        "slopes": "*fp32:16" if sloped else None, "output": query, "partial_output": "*fp32:16",
-        "partial_lse": "*fp32:16", "arrivals": "*i32:16", "block_tables": "*i32", "table_rows": "*i32",
-        "query_start": "*i32", "contexts": "*i32", "items": "*i32:16",
+        "slopes": "*fp32:16" if sloped else None, "sinks": query if capped else None, "output": query,
+        "partial_output": "*fp32:16", "partial_lse": "*fp32:16", "arrivals": "*i32:16", "block_tables": "*i32",
+        "table_rows": "*i32", "query_start": "*i32", "contexts": "*i32", "items": "*i32:16",
     }  # fmt: skip
     signature = {name: kind for name, kind in pointers.items() if kind is not None} | {
         "scale_log2": "fp32", "query_token_stride": "i32:16", "query_head_stride": "i32:16", "table_stride": "i32",
@@ -43,8 +45,8 @@ def attend(shape: Shape, tiles: Tiles, window: int = 0, sloped: bool = False, bl
         "VALUE_DIM": shape.value_dim, "MAIN": padded(shape.value_dim),
         "REST": padded(shape.head_dim - shape.value_dim) if latent else 0, "BLOCK_M": tiles.block_m,
         "BLOCK_N": tiles.block_n, "BLOCK_SIZE": block_size, "TOKEN_STRIDE": 1,
-        "HEAD_STRIDE": block_size, "WINDOW": window, "SLOPED": sloped, "LATENT": latent,
-        "EIGHT_BIT": eight_bit, "WIDE": shape.wide, "TWO_LOOPS": tiles.two_loops and window == 0,
+        "HEAD_STRIDE": block_size, "WINDOW": window, "SOFT_CAP": 400.0 if capped else 0.0, "SLOPED": sloped,
+        "LATENT": latent, "EIGHT_BIT": eight_bit, "WIDE": shape.wide, "TWO_LOOPS": tiles.two_loops and window == 0,
         "ROWS": kind.combined[0], "SEGMENTS": kind.combined[1],
     }  # fmt: skip
     kernel = "engine.compute.triton.attention:attend_kernel"
@@ -85,6 +87,7 @@ def test_every_choice_of_tiles_fits_the_device_and_hardly_spills():
             choices.append((attend(shape, tiles), tiles.resident))
     for tiles in (short_tiles(USUAL, 1), long_tiles(USUAL)):
         choices.append((attend(USUAL, tiles, window=512), tiles.resident))
+        choices.append((attend(USUAL, tiles, window=512, capped=True), tiles.resident))
         choices.append((attend(replace(USUAL, group=3), tiles, sloped=True, block_size=64), tiles.resident))
     check(choices)
 
