@@ -44,7 +44,7 @@ def products() -> dict[str, Callable[[torch.Tensor], Product]]:
     if (kernels := library()) is not None:
         packed |= {f"ours {name}": form.pack for name, form in cpp_formats(kernels).items()}
     callables = {"torch unpacked": lambda weight: lambda x: F.linear(x, weight)}
-    return callables | {name: lambda weight, pack=pack: pack(weight, None) for name, pack in packed.items()}
+    return callables | {name: lambda weight, pack=pack: pack(weight, None).apply for name, pack in packed.items()}
 
 
 def times(outputs: int, inputs: int, repeats: int = REPEATS) -> dict[tuple[str, int], float]:

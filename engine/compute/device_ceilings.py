@@ -104,7 +104,7 @@ def _products(device: torch.device, inner: int) -> Iterator[tuple[str, torch.dty
             if name in formats:
                 size = {"float32": 4, "float16": 2, "int8": 1}[name]
                 copies = _copies(size * inner**2, partial(formats[name].pack, weight, None))
-                yield name, torch.float32, _rotating(copies, lambda x, weight: weight(x))
+                yield name, torch.float32, _rotating(copies, lambda x, weight: weight.apply(x))
     if has_bfloat16():
         pack, linear = torch.ops.mkldnn._reorder_linear_weight, torch.ops.mkldnn._linear_pointwise
         copies = _copies(2 * inner**2, partial(pack, weight.bfloat16(), 8))

@@ -11,12 +11,12 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
 from engine.compute.cpp.extension import Library, library, unavailable
+from engine.compute.quantisation.method import LinearMethod
 from metrics.errors import ModelError
 
 PANEL = 64  # output channels that lie together
@@ -34,22 +34,12 @@ _SIZES = (ctypes.c_int64,) * 3
 _POINTER = ctypes.c_void_p
 
 
-class PackedWeight(Protocol):
-    """A matrix and its bias in the order in which a kernel reads them."""
-
-    nbytes: int  # that a multiplication reads, padding included
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [num_tokens, in_features] float32 → x @ weight.T + bias [num_tokens, out_features] float32."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
     """One way to hold matrices. `pack` is given a weight [out_features, in_features] and a float32 bias or None."""
 
     name: str
-    pack: Callable[[torch.Tensor, torch.Tensor | None], PackedWeight]
+    pack: Callable[[torch.Tensor, torch.Tensor | None], LinearMethod]
     caveat: str | None = None  # a promise of the other formats that this one breaks, as a sentence
 
     @property
@@ -97,27 +87,36 @@ def cpp_formats(library: Library) -> dict[str, WeightFormat]:
         name = str(dtype).removeprefix("torch.")
         if (kernel := _kernel(library, f"linear_{name}", 2)) is not None:
             formats[name] = WeightFormat(name, partial(_pack_float, kernel, dtype))
-    if (kernel := _kernel(library, "linear_int8", 4)) is not None:
+    if (kernel := int8_kernel(library)) is not None:
         formats["int8"] = WeightFormat("int8", partial(_pack_int8, kernel))
     return formats
 
 
 class CppWeight:
-    """A packed matrix and its kernel, which cpp/layers.cpp calls as well. The kernel takes pointers to `parts` last."""
+    """A packed matrix and its kernel, which cpp/layers.cpp calls as well. The kernel takes pointers to `parts` last.
 
-    def __init__(self, kernel: Callable[..., None], shape: torch.Size, *parts: torch.Tensor | None):
+    `unpack` makes the weight [out, in] float32 out of the parts.
+    """
+
+    def __init__(
+        self, kernel: Callable[..., None], shape: torch.Size, unpack: Callable[..., torch.Tensor],
+        *parts: torch.Tensor | None,
+    ):  # fmt: skip
         self.out_features, self.in_features = shape
-        self.kernel, self._parts = kernel, parts
+        self.kernel, self._unpack, self._parts = kernel, unpack, parts
         self.pointers = tuple(None if part is None else part.data_ptr() for part in parts)
         self.nbytes = sum(part.nbytes for part in parts if part is not None)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def apply(self, x: torch.Tensor) -> torch.Tensor:
         # The kernels read memory, and would read whatever stands there.
         fitting = x.dtype == torch.float32 and x.dim() == 2 and x.shape[1] == self.in_features
         assert fitting, "float32 [num_tokens, in_features]"
         x, y = x.contiguous(), torch.empty(len(x), self.out_features)
         self.kernel(x.data_ptr(), y.data_ptr(), len(x), self.out_features, self.in_features, *self.pointers)
         return y
+
+    def dequantised(self) -> torch.Tensor:
+        return self._unpack(*self._parts)[: self.out_features, : self.in_features]
 
 
 def quantize_channels(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -140,22 +139,42 @@ def _pack_float(
             "auto"
         )
     panels = _padded(narrow, 1).unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
-    return CppWeight(kernel, weight.shape, panels, bias)
+    return CppWeight(kernel, weight.shape, _unpacked_float, panels, bias)
+
+
+def _unpacked_float(panels: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return panels.float().transpose(1, 2).flatten(0, 1)
+
+
+def int8_kernel(library: Library) -> Callable[..., None] | None:
+    return _kernel(library, "linear_int8", 4)
 
 
 def _pack_int8(kernel: Callable[..., None], weight: torch.Tensor, bias: torch.Tensor | None) -> CppWeight:
-    """Panels [out / 64, in / 4, 64, 4] of int8 by output channel; the scale of each channel; the sum of its weights.
-    The kernel rounds activations to int8 by token (dynamic quantisation)."""
+    """The kernel rounds activations to int8 by token (dynamic quantisation)."""
     if weight.shape[1] > LARGEST_INNER:
         raise ModelError(
             f"weights=int8 sums up to {LARGEST_INNER} products, and a layer of this model has {weight.shape[1]}; "
             "use float16"
         )
-    quantised, scales = quantize_channels(weight)
-    quantised = _padded(quantised, 4)
+    return pack_int8_codes(kernel, *quantize_channels(weight), bias)
+
+
+def pack_int8_codes(
+    kernel: Callable[..., None], codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
+) -> CppWeight:
+    """Panels [out / 64, in / 4, 64, 4] of int8 codes [out, in]; the scale of each output; the sum of its codes."""
+    quantised = _padded(codes, 4)
     panels = quantised.unflatten(1, (-1, 4)).unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
     scales = F.pad(scales, (0, len(quantised) - len(scales)))
-    return CppWeight(kernel, weight.shape, panels, scales, quantised.sum(1, dtype=torch.int32), bias)
+    sums = quantised.sum(1, dtype=torch.int32)
+    return CppWeight(kernel, codes.shape, _unpacked_int8, panels, scales, sums, bias)
+
+
+def _unpacked_int8(
+    panels: torch.Tensor, scales: torch.Tensor, sums: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    return panels.transpose(1, 2).flatten(2).flatten(0, 1).float() * scales[:, None]
 
 
 def _padded(weight: torch.Tensor, inner: int) -> torch.Tensor:
@@ -173,13 +192,19 @@ def _kernel(library: Library, name: str, num_pointers: int) -> Callable[..., Non
 
 @dataclass(frozen=True, slots=True)
 class TorchWeight:
-    """A matrix that torch has packed, and the operation that multiplies by it."""
+    """A matrix that torch has packed, the operation that multiplies by it, and the one that unpacks it."""
 
-    multiply: Callable[[torch.Tensor], torch.Tensor]
+    out_features: int
+    in_features: int
     nbytes: int
+    multiply: Callable[[torch.Tensor], torch.Tensor]
+    unpack: Callable[[], torch.Tensor]
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def apply(self, x: torch.Tensor) -> torch.Tensor:
         return self.multiply(x)
+
+    def dequantised(self) -> torch.Tensor:
+        return self.unpack()
 
 
 def torch_formats() -> dict[str, WeightFormat]:
@@ -196,15 +221,17 @@ def _float32(weight: torch.Tensor, bias: torch.Tensor | None) -> TorchWeight:
     weight = weight.float()
     nbytes = weight.nbytes + (0 if bias is None else bias.nbytes)
     if not torch.backends.mkldnn.is_available():
-        return TorchWeight(lambda x: F.linear(x, weight, bias), nbytes)
+        return TorchWeight(*weight.shape, nbytes, lambda x: F.linear(x, weight, bias), lambda: weight)
     packed, linear = torch.ops.mkldnn._reorder_linear_weight(weight, ONEDNN_ROWS), torch.ops.mkldnn._linear_pointwise
-    return TorchWeight(lambda x: linear(x, packed, bias, "none", [], ""), nbytes)
+    return TorchWeight(*weight.shape, nbytes, lambda x: linear(x, packed, bias, "none", [], ""), packed.to_dense)
 
 
 def _float16(weight: torch.Tensor, bias: torch.Tensor | None) -> TorchWeight:
     packed = torch.ops.quantized.linear_prepack_fp16(weight.float(), bias)  # saturates what float16 cannot hold
     multiply = torch.ops.quantized.linear_dynamic_fp16
-    return TorchWeight(lambda x: multiply(x, packed), 2 * weight.numel() + (0 if bias is None else bias.nbytes))
+    nbytes = 2 * weight.numel() + (0 if bias is None else bias.nbytes)
+    unpack = torch.ops.quantized.linear_unpack_fp16
+    return TorchWeight(*weight.shape, nbytes, lambda x: multiply(x, packed), lambda: unpack(packed)[0])
 
 
 def _int8(weight: torch.Tensor, bias: torch.Tensor | None) -> TorchWeight:
@@ -216,4 +243,7 @@ def _int8(weight: torch.Tensor, bias: torch.Tensor | None) -> TorchWeight:
         quantised = torch.quantize_per_channel(weight.float(), scales, zeros, 0, torch.qint8)
     packed, multiply = torch.ops.quantized.linear_prepack(quantised, bias), torch.ops.quantized.linear_dynamic
     nbytes = weight.numel() + scales.nbytes + (0 if bias is None else bias.nbytes)
-    return TorchWeight(lambda x: multiply(x, packed, True), nbytes)
+    unpack = torch.ops.quantized.linear_unpack
+    return TorchWeight(
+        *weight.shape, nbytes, lambda x: multiply(x, packed, True), lambda: unpack(packed)[0].dequantize()
+    )

@@ -73,8 +73,8 @@ class ModelRunner:
         self.graph_sizes = graph_sizes(config.max_num_seqs) if has_graphs else []
         self.most_tokens = largest_step_tokens(config, self.device.type)
         self.attention.reserve(config.max_num_seqs, self.most_tokens)
-        packed = self.model.packed_format is not None  # then a CPU computes, with any kernels
-        self.threads = step_threads(self.model, self.shape) if packed else None
+        packed = self.model.held_as is not None  # by this project's kernels or by torch's
+        self.threads = step_threads(self.model, self.shape) if packed and not on_cuda else None
         if on_cuda:
             self.memory = self._measured(config)
         self.num_blocks = self.memory.num_kv_blocks

@@ -6,10 +6,10 @@ from itertools import accumulate, pairwise
 import torch
 import torch.nn.functional as F
 
-from engine.compute.weight_formats import PackedWeight
+from engine.compute.quantisation.method import LinearMethod
 
-# One matrix of all experts: [num_experts, out_features, in_features], or packed one by one.
-Experts = torch.Tensor | Sequence[PackedWeight]
+# One matrix of all experts: [num_experts, out_features, in_features], or a method for each.
+Experts = torch.Tensor | Sequence[LinearMethod]
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -86,5 +86,5 @@ def mixture(
     return (results.view(*experts.shape, -1) * weights.to(x.dtype)[..., None]).sum(1)
 
 
-def _product(x: torch.Tensor, weight: torch.Tensor | PackedWeight) -> torch.Tensor:
-    return F.linear(x, weight) if isinstance(weight, torch.Tensor) else weight(x)
+def _product(x: torch.Tensor, weight: torch.Tensor | LinearMethod) -> torch.Tensor:
+    return F.linear(x, weight) if isinstance(weight, torch.Tensor) else weight.apply(x)

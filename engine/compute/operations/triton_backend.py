@@ -6,6 +6,7 @@ from engine.compute.kv_cache import LayerCache
 from engine.compute.linear import Linear
 from engine.compute.operations import reference
 from engine.compute.operations.backend import Gate, HeadSpec, Norm, Operations, Rope
+from engine.compute.operations.reference import Experts
 from engine.compute.triton import experts as experts_kernels
 from engine.compute.triton import gate as gate_kernels
 from engine.compute.triton import gated_product as product_kernels
@@ -35,7 +36,7 @@ class TritonOperations(Operations):
         return gate_kernels.gate(gate_up, gelu=_GATES[kind]) if kind in _GATES else kind(gate_up)
 
     def gated_product(self, kind: Gate, x: torch.Tensor, gate_up: Linear) -> torch.Tensor:
-        plain = gate_up.packed is None and gate_up.bias is None and kind in _GATES
+        plain = gate_up.method is None and gate_up.bias is None and kind in _GATES
         if plain and product_kernels.fits(x, gate_up.weight):
             return product_kernels.gated_product(x, gate_up.weight, gelu=_GATES[kind])
         return super().gated_product(kind, x, gate_up)
@@ -51,6 +52,8 @@ class TritonOperations(Operations):
         heads_kernels.write(key, value, slots, layer_cache)
 
     def mixture(
-        self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+        self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, gate_up: Experts, down: Experts
     ) -> torch.Tensor:
+        if not isinstance(gate_up, torch.Tensor):  # one method an expert
+            return super().mixture(x, weights, experts, gate_up, down)
         return experts_kernels.mixture(x, weights, experts, gate_up, down)

@@ -18,6 +18,9 @@ from engine.compute.linear import Linear
 from engine.compute.operations.backend import Norm, Operations, Rope, Step
 from engine.compute.operations.cpp_backend import GATES, SHIFTS, CppOperations
 from engine.compute.operations.reference import rms_norm
+from engine.compute.quantisation.kernels import Kernels
+from engine.compute.quantisation.matrix import QuantisedMatrix
+from engine.compute.quantisation.parts import storage_of
 from engine.compute.weight_formats import CppWeight, WeightFormat
 from engine.token.models.grouped import GroupedAttention
 from engine.token.models.mlp import GatedMLP
@@ -27,10 +30,11 @@ from metrics.compute.cost_model import ExpertShape, ModelShape
 from metrics.errors import ModelError
 
 # (name and tensor of the checkpoint) → the same under the names of our parts; nothing for a tensor that is not used
-Translate = Callable[[str, torch.Tensor], Iterable[tuple[str, torch.Tensor]]]
+Stored = torch.Tensor | QuantisedMatrix
+Translate = Callable[[str, Stored], Iterable[tuple[str, Stored]]]
 
 
-def as_named(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+def as_named(name: str, tensor: Stored) -> Iterator[tuple[str, Stored]]:
     yield name, tensor
 
 
@@ -77,7 +81,7 @@ class Layer(nn.Module):
         attention, mlp = self.attention, self.mlp
         if not isinstance(attention, GroupedAttention) or not isinstance(mlp, GatedMLP) or mlp.gate not in GATES:
             return None
-        config, matrices = attention.config, [m.packed for m in (attention.qkv, attention.o, mlp.gate_up, mlp.down)]
+        config, matrices = attention.config, [m.method for m in (attention.qkv, attention.o, mlp.gate_up, mlp.down)]
         plain = config.clip is None and config.alibi_slopes is None
         if not plain or not all(isinstance(matrix, CppWeight) for matrix in matrices):
             return None
@@ -98,14 +102,15 @@ class Decoder(nn.Module):
         self.norm = nn.Parameter(torch.empty(config.hidden_size))
         self.head = Linear(config.hidden_size, config.vocab_size)
         self.tie()
-        self.packed_format: str | None = None  # the weight format of the packed matrices
+        self.packed_format: str | None = None  # of the matrices that `pack` has packed
+        self.quantised_formats: tuple[str, ...] = ()  # of the matrices that stay as a checkpoint has quantised them
         self._joined: tuple[tuple, CppLayers | None] = (None, None, None), None
         self.cos: torch.Tensor | None = None
         self.sin: torch.Tensor | None = None
 
     def tie(self) -> None:
         """Gives the head the embedding as its weight, if config.json says that they are one."""
-        if self.config.tie_embeddings:
+        if self.config.tie_embeddings and self.head.weights_to_pack:
             self.head.weight = self.embedding
 
     def store_as(self, dtype: torch.dtype) -> None:
@@ -115,12 +120,28 @@ class Decoder(nn.Module):
             module.store_as(dtype)
         self.tie()
 
+    def choose_kernels(self, kernels: Kernels) -> None:
+        """Keeps each matrix quantised that was outlined so and has a kernel; the others will be dequantised."""
+        names: Counter[str] = Counter()
+        for module in self._matrices():
+            if (name := module.choose(kernels)) is not None:
+                names[name] += module.num_weights
+        self.quantised_formats = tuple(name for name, _ in names.most_common())
+
     def pack(self, weight_format: WeightFormat) -> None:
         """Packs every linear layer, the head included, and every expert. What is looked up by rows stays, the
-        embedding, and what takes part in choices or in attention, the routers and the factors of latent attention."""
+        embedding, and what takes part in choices or in attention, the routers and the factors of latent attention.
+        What is quantised already stays, too."""
         for module in self._matrices():
-            module.pack(weight_format)
-        self.packed_format = weight_format.name
+            if module.weights_to_pack:
+                module.pack(weight_format)
+                self.packed_format = weight_format.name
+
+    @property
+    def held_as(self) -> str | None:
+        """The formats of the matrices that methods multiply by, most weights first; None where torch has them all."""
+        names = self.quantised_formats + ((self.packed_format,) if self.packed_format else ())
+        return ", ".join(names) or None
 
     def _matrices(self) -> list[Linear | MixtureOfExperts]:
         return [module for module in self.modules() if isinstance(module, Linear | MixtureOfExperts)]
@@ -142,8 +163,9 @@ class Decoder(nn.Module):
         """`weight_bytes` after `pack`, without scales and padding. A tied head is then a matrix of its own."""
         assert self.packed_format is None, "not packed yet"
         stored = self.embedding.element_size()
-        change = sum(module.num_weights * (weight_format.bytes_per_weight - stored) for module in self._matrices())
-        return self.weight_bytes + change + (self.embedding.nbytes if self.config.tie_embeddings else 0)
+        change = sum(module.weights_to_pack * (weight_format.bytes_per_weight - stored) for module in self._matrices())
+        tied = self.config.tie_embeddings and self.head.weights_to_pack
+        return self.weight_bytes + change + (self.embedding.nbytes if tied else 0)
 
     @property
     def widest_activation(self) -> int:
@@ -222,7 +244,7 @@ class Decoder(nn.Module):
     ) -> torch.Tensor:
         """[rows, hidden_size] → [rows, vocab_size] in `dtype`; `out` is filled and returned where it is given."""
         head = self.head
-        if out is not None and out.dtype == hidden.dtype and head.packed is None and head.bias is None:
+        if out is not None and out.dtype == hidden.dtype and head.method is None and head.bias is None:
             return torch.mm(hidden, head.weight.t(), out=out)  # no copy
         logits = head(hidden)
         return logits.to(dtype) if out is None else out.copy_(logits)
@@ -249,10 +271,19 @@ class Decoder(nn.Module):
             experts=experts,
         )
 
-    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Fills every parameter. Raises ModelError for a tensor that is missing, unknown or of another shape."""
+    def load(self, weights: Iterable[tuple[str, Stored]]) -> None:
+        """Fills every parameter. Raises ModelError for a tensor that is missing, unknown or of another shape.
+
+        A quantised matrix goes to its layer where the weight is of the meta device: on an outline all are, and once
+        `choose_kernels` was called those that stay quantised. Elsewhere it is dequantised.
+        """
         missing = self._slices()
-        assert sum(t.numel() for t in missing.values()) == sum(p.numel() for p in self.parameters()), "all are filled"
+        owners = {storage_of(part): module for module in self._matrices() for part in module.matrices() if part.is_meta}
+        left_out = sum(part.numel() for module in self._matrices() for part in module.matrices()
+                       if not isinstance(part, nn.Parameter))  # fmt: skip
+        filled = sum(t.numel() for t in missing.values())
+        touched: set[Linear | MixtureOfExperts] = set()
+        assert filled == sum(p.numel() for p in self.parameters()) + left_out - self._own_head, "all are filled"
         for stored_name, stored in weights:
             if stored_name.endswith("rotary_emb.inv_freq"):
                 continue  # old checkpoints store what config.json says
@@ -264,14 +295,50 @@ class Decoder(nn.Module):
                     raise ModelError(
                         f"tensor {stored_name} has no place in this architecture; is config.json of another model?"
                     )
-                if not tensor.is_floating_point() or tensor.element_size() == 1:
-                    raise ModelError(f"tensor {stored_name} is {tensor.dtype}; only 16 and 32 bit floats are supported")
                 if target.shape != tensor.shape:
                     shapes = f"{list(tensor.shape)}, expected {list(target.shape)}"
                     raise ModelError(f"tensor {stored_name} has shape {shapes}")
-                target.copy_(tensor)
+                if isinstance(tensor, QuantisedMatrix):
+                    tensor.check(stored_name)
+                    touched |= self._place(target, tensor, owners)
+                elif not tensor.is_floating_point() or tensor.element_size() == 1:
+                    raise ModelError(f"tensor {stored_name} is {tensor.dtype}; only 16 and 32 bit floats are supported")
+                else:
+                    target.copy_(tensor)
+            touched -= {module for module in touched if self._finish(module, missing)}
         if missing:
             raise ModelError(f"weights lack {len(missing)} tensors, among them {sorted(missing)[0]}")
+
+    @property
+    def _own_head(self) -> int:
+        """Weights of a head that is tied to the embedding but held apart from it."""
+        return self.head.num_weights if self.config.tie_embeddings and not self.head.weights_to_pack else 0
+
+    def _place(
+        self, target: torch.Tensor, matrix: QuantisedMatrix, owners: dict[int, Linear | MixtureOfExperts]
+    ) -> set[Linear | MixtureOfExperts]:
+        """Hands a source to the layers that hold it quantised, and returns them."""
+        taken = set()
+        is_embedding = storage_of(target) == storage_of(self.embedding)
+        if (owner := owners.get(storage_of(target))) is not None:
+            owner.place(target, matrix)
+            taken.add(owner)
+        if is_embedding and self._own_head:
+            self.head.place(self.head.weight, matrix)
+            taken.add(self.head)
+        if owner is None or is_embedding:
+            target.copy_(matrix.dequantised())
+        return taken
+
+    def _finish(self, module: Linear | MixtureOfExperts, missing: dict[str, torch.Tensor]) -> bool:
+        """Makes the layer's method once its sources and biases have come: codes need not wait for other layers."""
+        if not module.placed:
+            return False
+        biases = {storage_of(bias) for bias in module.biases()}
+        if biases and biases & {storage_of(target) for target in missing.values()}:
+            return False
+        module.finish()
+        return True
 
     def _slices(self) -> dict[str, torch.Tensor]:
         """Checkpoint name → the part of our fused parameters that it fills, as views. Layers ask their parts."""

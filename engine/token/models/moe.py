@@ -7,7 +7,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from engine.compute.operations.backend import Operations
-from engine.compute.weight_formats import PackedWeight, WeightFormat
+from engine.compute.quantisation.kernels import Kernels
+from engine.compute.quantisation.matrix import QuantisedMatrix
+from engine.compute.quantisation.method import LinearMethod
+from engine.compute.quantisation.parts import SourceParts, storage_of
+from engine.compute.weight_formats import WeightFormat
 from engine.token.models.mlp import GatedMLP
 
 # (router logits [num_tokens, num_experts] float32, correction bias [num_experts] or None) → (weights, experts), each
@@ -37,7 +41,10 @@ class MixtureOfExperts(nn.Module):
         self.gate_up = nn.Parameter(torch.empty(num_experts, 2 * intermediate_size, hidden_size))
         self.down = nn.Parameter(torch.empty(num_experts, hidden_size, intermediate_size))
         self.expert_parameters = 3 * intermediate_size * hidden_size  # of one expert
-        self.packed: tuple[list[PackedWeight], list[PackedWeight]] | None = None
+        self.methods: tuple[list[LinearMethod], list[LinearMethod]] | None = None  # of each expert: gate_up, down
+        sizes = 2 * intermediate_size, hidden_size
+        self._sources = tuple([SourceParts(outputs) for _ in range(num_experts)] for outputs in sizes)
+        self._kept = False  # the experts stay quantised; their tensors are of the meta device
         self.shared = GatedMLP(hidden_size, shared_intermediate_size) if shared_intermediate_size else None
 
     @property
@@ -47,26 +54,74 @@ class MixtureOfExperts(nn.Module):
 
     @property
     def packed_parameters(self) -> int:
-        return 0 if self.packed is None else self.num_weights
+        """How many weights are no parameters of the module: methods have them, or will."""
+        return self.num_weights if self.methods is not None or self._kept else 0
 
     @property
     def packed_bytes(self) -> int:
-        return 0 if self.packed is None else sum(expert.nbytes for part in self.packed for expert in part)
+        """That the methods take, or will take."""
+        held = self._sources if self.methods is None else self.methods
+        return sum(expert.nbytes for stack in held for expert in stack)
+
+    @property
+    def weights_to_pack(self) -> int:
+        return 0 if self.packed_parameters else self.num_weights
 
     @property
     def expert_bytes(self) -> int:
         """That one expert takes."""
-        if self.packed is None:
+        if not self.packed_parameters:
             return self.expert_parameters * self.down.element_size()
         return self.packed_bytes // self.num_experts
 
     def store_as(self, dtype: torch.dtype) -> None:
-        self.gate_up, self.down = (nn.Parameter(part.to(dtype)) for part in (self.gate_up, self.down))
+        if not self._kept:
+            self.gate_up, self.down = (nn.Parameter(part.to(dtype)) for part in (self.gate_up, self.down))
+
+    def matrices(self) -> list[torch.Tensor]:
+        """The tensors whose views `slices` gives, for `place`."""
+        return [self.gate_up, self.down]
+
+    def place(self, target: torch.Tensor, matrix: QuantisedMatrix) -> None:
+        """Takes the source that belongs at `target`, a view of an expert's matrix."""
+        for stack, sources in zip(self.matrices(), self._sources, strict=True):
+            if storage_of(stack) == storage_of(target):
+                expert, row = divmod(target.storage_offset() // stack.shape[2], stack.shape[1])
+                sources[expert].add(row, matrix)
+
+    def choose(self, kernels: Kernels) -> str | None:
+        """Keeps the experts quantised where one kernel fits all that were outlined: they then get no memory here.
+        Returns the format's name."""
+        chosen = {sources.choose(kernels) for stack in self._sources for sources in stack}
+        if len(chosen) > 1 or None in chosen:
+            self._sources = tuple([SourceParts(part.shape[1]) for _ in range(self.num_experts)]
+                                  for part in self.matrices())  # fmt: skip
+            return None
+        self._kept = True
+        for name in ("gate_up", "down"):
+            outline = torch.empty_like(getattr(self, name), device="meta", requires_grad=False)
+            delattr(self, name)
+            setattr(self, name, outline)
+        return chosen.pop().name
+
+    @property
+    def placed(self) -> bool:
+        """Whether all sources of the quantised experts have come."""
+        return self._kept and self.methods is None and all(s.complete for stack in self._sources for s in stack)
+
+    def biases(self) -> list[torch.Tensor]:
+        """Those that `finish` needs filled."""
+        return []
+
+    def finish(self) -> None:
+        """Makes a method of each expert's sources. Raises ModelError."""
+        self.methods = tuple([sources.method(None) for sources in stack] for stack in self._sources)
+        self.gate_up = self.down = None
 
     def pack(self, weight_format: WeightFormat) -> None:
         """Packs each expert's filled matrices; the originals go. Raises ModelError."""
         parts = self.gate_up.detach(), self.down.detach()
-        self.packed = tuple([weight_format.pack(expert, None) for expert in part] for part in parts)
+        self.methods = tuple([weight_format.pack(expert, None) for expert in part] for part in parts)
         self.gate_up = self.down = None
 
     @property
@@ -76,7 +131,7 @@ class MixtureOfExperts(nn.Module):
 
     def forward(self, x: torch.Tensor, operations: Operations) -> torch.Tensor:
         weights, experts = self.route(F.linear(x.float(), self.router), self.correction_bias)
-        gate_up, down = self.packed or (self.gate_up, self.down)
+        gate_up, down = self.methods or (self.gate_up, self.down)
         mixed = operations.mixture(x, weights, experts, gate_up, down)
         return mixed if self.shared is None else mixed + self.shared(x, operations)
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from engine.compute.quantisation.kernels import Kernels, device_kernels
 from engine.compute.weight_formats import WeightFormat, has_bfloat16, weight_format
 from engine.token.checkpoint import read_config
 from engine.token.models import deepseek, gemma, llama, mistral, mpt, qwen
@@ -97,6 +98,7 @@ def outlined_model(
         model = Decoder(parts)
     if not dummy:
         _check_weights(model, folder)
+        model.choose_kernels(device_kernels(device, dtype) if weights in (None, "auto") else Kernels())
     stored = named_dtype(config) if dummy else stored_dtype(folder)
     if weights is None:
         return Outline(model, None, limit)

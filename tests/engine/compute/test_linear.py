@@ -69,7 +69,7 @@ def test_product_is_that_of_the_weights_as_rounded(name, bias):
     for outputs, inputs in SIZES:
         for rows in ROWS:
             x, weight, added = operands(rows, outputs, inputs, bias)
-            product = ours(name).pack(weight, added)(x)
+            product = ours(name).pack(weight, added).apply(x)
             # Rounding of float32 sums; a sum of integers has none before it is scaled.
             bound = 3e-7 * (2 if name == "int8" else math.sqrt(inputs)) * x.norm(dim=1).max() * weight.norm(dim=1).max()
             assert (product - expected(name, x, weight, added)).abs().max() <= bound + 1e-6, (rows, outputs, inputs)
@@ -79,21 +79,21 @@ def test_product_is_that_of_the_weights_as_rounded(name, bias):
 def test_bits_of_a_row_depend_on_no_other_row_and_no_number_of_threads(name):
     x, weight, bias = operands(201, 130, 1030)
     packed = ours(name).pack(weight, bias)
-    together = packed(x)
+    together = packed.apply(x)
     torch.set_num_threads(3)
-    assert torch.equal(packed(x), together)
+    assert torch.equal(packed.apply(x), together)
     torch.set_num_threads(1)
     for rows in (1, 2, 3, 4, 5, 6, 7, 11, 100):
-        assert torch.equal(packed(x[90 : 90 + rows]), together[90 : 90 + rows])
-    assert torch.equal(packed(x.T.contiguous().T), together)  # nor on how they lie in memory
+        assert torch.equal(packed.apply(x[90 : 90 + rows]), together[90 : 90 + rows])
+    assert torch.equal(packed.apply(x.T.contiguous().T), together)  # nor on how they lie in memory
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_what_overflowed_is_seen_in_its_row_and_in_no_other(bad):
     x, weight, _ = operands(9, 70, 37)
-    clean = ours("int8").pack(weight, None)(x)
+    clean = ours("int8").pack(weight, None).apply(x)
     x[4, 36] = bad
-    product = ours("int8").pack(weight, None)(x)
+    product = ours("int8").pack(weight, None).apply(x)
     assert product[4].isnan().all()
     assert torch.equal(product[[0, 1, 2, 3, 5, 6, 7, 8]], clean[[0, 1, 2, 3, 5, 6, 7, 8]])
 
@@ -101,7 +101,7 @@ def test_what_overflowed_is_seen_in_its_row_and_in_no_other(bad):
 def test_zeros_and_the_smallest_numbers_are_no_division_by_zero():
     x, weight, bias = operands(3, 20, 40)
     x[0], x[1], weight[7] = 0.0, 1e-40, 0.0
-    product = ours("int8").pack(weight, bias)(x)
+    product = ours("int8").pack(weight, bias).apply(x)
     assert torch.equal(product[:2], bias.expand(2, -1))
     assert product[2, 7] == bias[7]
 
@@ -109,14 +109,14 @@ def test_zeros_and_the_smallest_numbers_are_no_division_by_zero():
 @pytest.mark.parametrize("name", NAMES)
 def test_no_rows_give_no_rows(name):
     _, weight, bias = operands(1, 70, 40)
-    assert ours(name).pack(weight, bias)(torch.empty(0, 40)).shape == (0, 70)
+    assert ours(name).pack(weight, bias).apply(torch.empty(0, 40)).shape == (0, 70)
 
 
 @pytest.mark.parametrize("name", torch_formats())
 def test_torch_formats_agree_within_their_rounding(name):
     x, weight, bias = operands(13, 100, 1030)
     exact = x @ weight.T + bias
-    error = (torch_formats()[name].pack(weight, bias)(x) - exact).norm() / exact.norm()
+    error = (torch_formats()[name].pack(weight, bias).apply(x) - exact).norm() / exact.norm()
     assert error < {"float32": 1e-6, "float16": 5e-4, "int8": 0.03}[name]
 
 
@@ -132,9 +132,9 @@ def packed_weights(model) -> list:
     found = []
     for module in model.modules():
         if isinstance(module, Linear):
-            found.append(module.packed)
+            found.append(module.method)
         elif isinstance(module, MixtureOfExperts):
-            found += [expert for part in module.packed for expert in part]
+            found += [expert for part in module.methods for expert in part]
     return found
 
 
@@ -150,7 +150,7 @@ def test_half_a_checkpoint_is_read_as_it_is_and_gives_the_bits_of_float32(family
     assert half.num_parameters == whole.num_parameters == sum(t.numel() for t in stored.values())
     x = {inputs: torch.randn(5, inputs) for inputs in (64, 96)}
     for narrow, wide in zip(packed_weights(half), packed_weights(whole), strict=True):
-        assert torch.equal(narrow(x[narrow.in_features]), wide(x[narrow.in_features]))
+        assert torch.equal(narrow.apply(x[narrow.in_features]), wide.apply(x[narrow.in_features]))
     if (experts := half.shape().experts) is not None:
         assert experts.expert_bytes == whole.shape().experts.expert_bytes / 2 == 2 * 3 * 64 * 96
     assert half.shape().weight_bytes < 0.55 * whole.shape().weight_bytes
@@ -216,3 +216,14 @@ def test_without_a_compiler_torch_multiplies_and_says_what_is_lost(monkeypatch, 
     monkeypatch.setattr(weight_formats, "torch_formats", lambda: {"float32": torch_formats()["float32"]})
     with pytest.raises(ModelError, match=r"weights=int8 has no kernel here: .*; use float32"):
         weight_formats.weight_format("int8", torch.float32)
+
+
+@pytest.mark.parametrize("name", [*(f"ours {n}" for n in OURS), *(f"torch {n}" for n in torch_formats())])
+def test_a_method_gives_the_weight_that_it_multiplies_by(name):
+    _, weight, bias = operands(1, 70, 37)
+    kind, name = name.split()
+    method = {"ours": OURS, "torch": torch_formats()}[kind][name].pack(weight, bias)
+    codes, scales = quantize_channels(weight)
+    rounded = codes * scales[:, None] if name == "int8" else weight.to(getattr(torch, name)).float()
+    assert (method.dequantised() - rounded).abs().max() < 1e-6
+    assert (method.out_features, method.in_features) == weight.shape

@@ -1,0 +1,1 @@
+"""Quantised matrices: one form for what every checkpoint format holds, and the kernels that multiply by it."""

@@ -1,0 +1,37 @@
+"""Kernels of a CPU for quantised matrices, in float32 arithmetic or with activations of 8 bits."""
+
+from functools import partial
+
+import torch
+
+from engine.compute.cpp.extension import Library, library
+from engine.compute.quantisation.kernels import Kernel
+from engine.compute.quantisation.matrix import QuantisedMatrix
+from engine.compute.weight_formats import LARGEST_INNER, CppWeight, int8_kernel, pack_int8_codes
+
+
+def cpu_kernels() -> tuple[Kernel, ...]:
+    """Those that this machine's instructions allow, best first."""
+    return () if (kernels := library()) is None else (*_int8(kernels),)
+
+
+def _int8(kernels: Library) -> list[Kernel]:
+    """W8A8: int8 weights with one scale an output, activations rounded by token. Fixed (static) activation scales are
+    not used: rounding by token is never coarser."""
+    if (multiply := int8_kernel(kernels)) is None:
+        return []
+    return [Kernel("int8", _is_w8a8, partial(_make_int8, multiply), _int8_bytes)]
+
+
+def _is_w8a8(matrix: QuantisedMatrix) -> bool:
+    plain = matrix.zeros is None and matrix.order is None and matrix.group == matrix.shape[1]
+    narrow = matrix.codes.dtype == torch.int8 and matrix.activations == "int8"
+    return plain and narrow and matrix.shape[1] <= LARGEST_INNER
+
+
+def _make_int8(multiply, matrix: QuantisedMatrix, bias: torch.Tensor | None) -> CppWeight:
+    return pack_int8_codes(multiply, matrix.codes, matrix.scales[:, 0], bias)
+
+
+def _int8_bytes(matrix: QuantisedMatrix) -> int:
+    return matrix.numel() + 8 * matrix.shape[0]  # a scale and a sum an output

@@ -1,0 +1,39 @@
+"""Which kernels multiply by quantised matrices as they are stored. What none of them fits is dequantised at load."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from engine.compute.quantisation.matrix import QuantisedMatrix
+from engine.compute.quantisation.method import LinearMethod
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel on one device. `fits` reads shapes and dtypes alone: the matrix may be of the meta device."""
+
+    name: str  # of the format, as Ready.weights says it
+    fits: Callable[[QuantisedMatrix], bool]
+    # (matrix, bias [out] or None) → method on the bias's device; raises ModelError
+    make: Callable[[QuantisedMatrix, torch.Tensor | None], LinearMethod]
+    nbytes: Callable[[QuantisedMatrix], int]  # that the method will take, without its bias
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The kernels of one device for activations of one dtype, best first. Without any, matrices are dequantised."""
+
+    kernels: tuple[Kernel, ...] = field(default=())
+
+    def fitting(self, matrix: QuantisedMatrix) -> Kernel | None:
+        return next((kernel for kernel in self.kernels if kernel.fits(matrix)), None)
+
+
+def device_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
+    """The kernels that this machine has. The place to add one."""
+    if device.type == "cpu" and dtype == torch.float32:
+        from engine.compute.quantisation.cpu import cpu_kernels
+
+        return Kernels(cpu_kernels())
+    return Kernels()
