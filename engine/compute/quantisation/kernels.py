@@ -1,7 +1,7 @@
-"""Which kernels multiply by quantised matrices as they are stored. What none of them fits is dequantised at load."""
+"""Kernels that multiply by quantised matrices as they are stored. What none of them fits is dequantised at load."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -24,16 +24,7 @@ class Kernel:
 class Kernels:
     """The kernels of one device for activations of one dtype, best first. Without any, matrices are dequantised."""
 
-    kernels: tuple[Kernel, ...] = field(default=())
+    kernels: tuple[Kernel, ...] = ()
 
     def fitting(self, matrix: QuantisedMatrix) -> Kernel | None:
         return next((kernel for kernel in self.kernels if kernel.fits(matrix)), None)
-
-
-def device_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
-    """The kernels that this machine has. The place to add one."""
-    if device.type == "cpu" and dtype == torch.float32:
-        from engine.compute.quantisation.cpu import cpu_kernels
-
-        return Kernels(cpu_kernels())
-    return Kernels()

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from engine.compute.quantisation.kernels import Kernels, device_kernels
+from engine.compute.quantisation.devices import device_kernels
+from engine.compute.quantisation.kernels import Kernels
 from engine.compute.weight_formats import WeightFormat, has_bfloat16, weight_format
 from engine.token.checkpoint import read_config
 from engine.token.models import deepseek, gemma, llama, mistral, mpt, qwen
