@@ -108,11 +108,18 @@ class CppLayers:
         self.watch: Callable[[Sequence[int]], None] | None = None  # gets the marks of each call
 
     def __call__(
-        self, normed: torch.Tensor, residual: torch.Tensor, positions: torch.Tensor, inputs: AttentionInputs
+        self,
+        normed: torch.Tensor,
+        residual: torch.Tensor,
+        positions: torch.Tensor,
+        inputs: AttentionInputs,
+        layers: range,
     ) -> torch.Tensor:
-        """normed, by the first layer's norm, and residual, both [num_tokens, hidden_size] and overwritten, → hidden
-        states after the last norm, in `normed`."""
+        """normed, by the first norm of the first of `layers`, and residual, both [num_tokens, hidden_size] and
+        overwritten, → hidden states after the norm behind the last of them, in `normed`."""
         arguments, num_tokens = self._arguments, len(residual)
+        arguments.layers = ctypes.addressof(self._layers) + layers.start * ctypes.sizeof(_Layer)
+        arguments.num_layers = len(layers)
         if self._room.numel() < num_tokens * self._room_size:
             self._room = torch.empty(2 * num_tokens * self._room_size)
         arguments.residual, arguments.normed = residual.data_ptr(), normed.data_ptr()

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -55,6 +55,25 @@ class DecoderConfig:
     norm: Norm = rms_norm
     embedding_scale: float | None = None
     translate: Translate = as_named
+
+
+@dataclass(slots=True)
+class Taps:
+    """What a forward pass gives besides its last hidden states, and how deep it goes."""
+
+    layers: tuple[int, ...] = ()  # ascending: the residual streams behind these are copied; -1: the embeddings
+    depth: int | None = None  # layers that are computed, before the last norm; None: all
+    streams: list[torch.Tensor] = field(default_factory=list)  # [num_tokens, hidden_size] each, of the last pass
+
+    def stops(self, num_layers: int) -> list[int]:
+        """The numbers of layers after which the pass has something to copy, or ends."""
+        self.streams.clear()
+        depth = num_layers if self.depth is None else self.depth
+        return sorted({layer + 1 for layer in self.layers} | {depth})
+
+    def take(self, num_computed: int, residual: torch.Tensor) -> None:
+        if num_computed - 1 in self.layers:
+            self.streams.append(residual.clone())
 
 
 class Layer(nn.Module):
@@ -198,20 +217,37 @@ class Decoder(nn.Module):
         operations: Operations,
         attention: AttentionBackend,
         kv_cache: KVCache,
+        taps: Taps | None = None,
     ) -> torch.Tensor:
+        """`taps` are filled, and say where the pass ends early."""
         residual = F.embedding(ids, self.embedding).to(self.norm.dtype)
         if self.config.embedding_scale is not None:
             residual = residual * torch.tensor(self.config.embedding_scale, dtype=residual.dtype)
         rope = None if self.cos is None else Rope(self.cos, self.sin, positions)
         step, norm, eps = Step(operations, attention, slots, rope), self.config.norm, self.config.norm_eps
         normed = operations.norm(norm, residual, self.layers[0].input_norm, eps)
-        if (joined := self.joined(operations, attention, kv_cache)) is not None:
-            return joined(normed, residual, positions, attention.inputs)
-        parts = zip(self.layers, self._following_norms(), kv_cache.layers(), strict=True)
-        for layer, next_norm, layer_cache in parts:
-            x, residual = layer(normed, residual, step, layer_cache)
-            normed, residual = operations.add_norm(norm, x, residual, next_norm, eps)
-        return normed
+        joined, begin = self.joined(operations, attention, kv_cache), 0
+        for end in (len(self.layers),) if taps is None else taps.stops(len(self.layers)):
+            layers = range(begin, end)
+            if joined is not None:
+                normed = joined(normed, residual, positions, attention.inputs, layers)
+            else:
+                normed, residual = self._apart(layers, normed, residual, step, kv_cache)
+            begin = end
+            if taps is not None:
+                taps.take(end, residual)
+        return normed if begin == len(self.layers) else operations.norm(norm, residual, self.norm, eps)
+
+    def _apart(
+        self, layers: range, normed: torch.Tensor, residual: torch.Tensor, step: Step, kv_cache: KVCache
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """These layers, one by one: the norm behind the last of them, and the residual stream."""
+        norm, eps = self.config.norm, self.config.norm_eps
+        caches, following = kv_cache.layers(), self._following_norms()
+        for index in layers:
+            x, residual = self.layers[index](normed, residual, step, caches[index])
+            normed, residual = step.operations.add_norm(norm, x, residual, following[index], eps)
+        return normed, residual
 
     def _following_norms(self) -> list[torch.Tensor]:
         """The norm behind each layer: the next one's first, or the last of all."""

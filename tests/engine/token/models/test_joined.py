@@ -3,9 +3,15 @@
 import random
 
 import pytest
+import torch
 
+from engine.compute.attention.cpp_backend import CppAttention
 from engine.compute.cpp.extension import library
+from engine.compute.kv_cache import allocate
+from engine.compute.operations.cpp_backend import CppOperations
 from engine.token.models import decoder
+from engine.token.models.registry import load_model
+from tests.engine.compute.attention_inputs import attention_inputs
 from tests.engine.harness import drain, hand_over, make_engine, submit
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ kernels can be built here")
@@ -45,3 +51,27 @@ def test_what_has_a_part_without_a_kernel_is_computed_part_by_part(family, check
 def test_a_setting_that_leaves_the_kernels_leaves_the_one_call(setting, checkpoints):
     engine, *_ = outputs(checkpoints["qwen3"], **setting)
     assert engine.runner.model._joined[1] is None
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma", "mixtral"])
+def test_taps_are_the_hidden_states_of_transformers(family, checkpoints):
+    """Behind each layer, of one call and of many; a pass that ends early has the last norm behind its last layer."""
+    from transformers import AutoModelForCausalLM
+
+    oracle = AutoModelForCausalLM.from_pretrained(checkpoints[family], dtype=torch.float32).eval()
+    model = load_model(checkpoints[family], torch.float32, torch.device("cpu"), None, weights="float32")
+    ids, num_layers = torch.arange(5, 25), len(model.layers)
+    attention, operations = CppAttention(library()), CppOperations(library())
+    cache = allocate(model.kv_layout, num_layers, 2, 16, torch.float32, torch.device("cpu"))
+    at = torch.arange(20)
+    attention.begin(attention_inputs([20], [20], at, torch.arange(2)[None], 16))
+    with torch.inference_mode():
+        states = oracle(ids[None], output_hidden_states=True).hidden_states
+        taps = decoder.Taps((-1, *range(num_layers - 1)))
+        whole = model(ids, at, at, operations, attention, cache, taps).clone()
+        for tapped, layer in zip(taps.streams, taps.layers, strict=True):
+            torch.testing.assert_close(tapped, states[layer + 1][0], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(whole, states[-1][0], rtol=1e-4, atol=1e-4)
+        exited = model(ids, at, at, operations, attention, cache, decoder.Taps(depth=1))
+        expected = oracle.model.norm(states[1])[0]
+    torch.testing.assert_close(exited, expected, rtol=1e-4, atol=1e-4)
