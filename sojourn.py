@@ -22,6 +22,7 @@ from commands.export import export
 from commands.faults import faults
 from commands.join import join
 from commands.keys import keys
+from commands.ladder import ladder
 from commands.lint import lint
 from commands.load import load
 from commands.plan import plan
@@ -63,7 +64,7 @@ register("Serve", serve, usage, dashboards)
 app.add_typer(keys, name="keys", rich_help_panel="Serve")
 register("Load and search", run, load, demo, epilog=EXIT_CODES)
 register("Load and search", bench_serve, **OWN_PARSER)
-register("Load and search", sweep, capacity, plan)
+register("Load and search", sweep, capacity, plan, ladder)
 register("Diagnose and explain", diagnose, lint, replay, explain, report, ui, trace, join)
 register("Compare", compare, verify, export)
 register("Compare", bench, **OWN_PARSER)

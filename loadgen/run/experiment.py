@@ -75,13 +75,14 @@ class Surroundings(Protocol):
 def run_scenario(
     scenario: Scenario, run_dir: Path | str, *, engine_overrides: dict[str, Any] | None = None,
     seed: int | None = None, processes: int = 1, scrapes: bool = False, progress: OnProgress = lambda _: None,
-    surroundings: Surroundings | None = None,
+    surroundings: Surroundings | None = None, with_reference: bool = True,
 ) -> RunDirectory:  # fmt: skip
     """Starts our engine as the scenario says, replays the scenario against it, stops it and gathers the run.
 
     `engine_overrides` replaces keys of the scenario's engine block; `processes` share the schedule. `scrapes` records
     /metrics once a second beside the server's records, as `load` does of a foreign server. `surroundings` hear how
-    far the run is. Raises ExperimentError or ScenarioError; nothing is left behind if the server never became ready.
+    far the run is. `with_reference` adds the normal speed of the machine, and measures it where nobody did. Raises
+    ExperimentError or ScenarioError; nothing is left behind if the server never became ready.
     """
     settings = engine_settings(scenario, {**scenario.engine, **(engine_overrides or {})})
     if not settings.get("model"):
@@ -119,6 +120,8 @@ def run_scenario(
             stop(server)
             if server.returncode == 1 and not reasons:
                 reasons.append(f"the server ended with exit code 1; its last lines:\n{tail(run.path / SERVER_LOG)}")
+    if not with_reference:
+        return run
     with suppress(RunDataError, OSError):  # a run without it is a run all the same
         add_reference(run, planted=surroundings is not None,
                       progress=lambda: progress(Progress("measuring normal speed")))  # fmt: skip

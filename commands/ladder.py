@@ -1,0 +1,126 @@
+"""`sojourn ladder`: what each technique of a serving engine gives on this machine, one setting at a time."""
+
+import importlib.util
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from commands.cli import RUNS, SeedOption, need, out, print_json, table, writing
+from commands.sweep_options import JsonOption, SetOption, SloOption, search_progress, with_slo
+from metrics.errors import InputError
+
+if TYPE_CHECKING:
+    from metrics.compare.ladder import Ladder, Step
+
+
+def ladder(
+    scenario: Annotated[str, typer.Argument(help="name of a bundled scenario, or a scenario file")] = "ladder",
+    rungs: Annotated[
+        str | None, typer.Option(metavar="'paged KV cache,prefix cache'", help="rungs to measure; by default all")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, max=100, help="runs of each rung, interleaved")] = 3,
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], typer.Option(help="whose rungs; auto takes CUDA where there is one")
+    ] = "auto",
+    slo: SloOption = None,
+    set_: SetOption = None,
+    ladder_dir: Annotated[
+        Path | None, typer.Option("--dir", help="folder to write, or to continue; by default runs/ladder-SCENARIO")
+    ] = None,
+    docs: Annotated[Path | None, typer.Option(help="also write the ladder as a page in Markdown")] = None,
+    seed: SeedOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Measure static batching, then one technique more on each rung: throughput, goodput, latency, and which account
+    of the ledger shrank.
+
+    Each rung changes one setting of the rung below, and each run starts a server of its own. All rungs are measured
+    once, then again, so that a drift of the machine does not look like an effect. The same command continues after an
+    interruption. With the bundled scenario three repeats take about twelve minutes.
+    """
+    need("loadgen")
+    need("engine")
+    from engine.options import assignments, check_settings
+    from loadgen.scenario.scenario import load_scenario
+    from loadgen.sweeps.ladder import LadderPlan, chosen_rungs, run_ladder
+    from loadgen.sweeps.ladder import rungs as rungs_of
+    from metrics.compare.ladder import steps
+
+    loaded, overrides = with_slo(load_scenario(scenario), slo), assignments(set_ or [], "--set")
+    kind = _device(str(overrides.get("device", loaded.engine.get("device", "auto"))), device)
+    every = rungs_of(kind)
+    if clash := sorted({name for rung in every for name in rung.on} & {*overrides, *loaded.engine}):
+        raise InputError(f"a rung of the ladder sets {clash[0]}; leave it out of the scenario and of --set")
+    plan = LadderPlan(
+        loaded, every, chosen_rungs(every, rungs), repeats, loaded.measure.seed if seed is None else seed, kind,
+        shlex.join(["sojourn", *sys.argv[1:]]), overrides,
+    )  # fmt: skip
+    for rung in plan.rungs:
+        check_settings(loaded.engine, plan.settings(rung))
+    folder = ladder_dir or RUNS / f"ladder-{loaded.name}"
+    with search_progress(folder, (), json) as (show_note, progress):
+        measured = run_ladder(
+            plan, folder, progress=progress, on_note=show_note,
+            on_run=lambda number, of, rung: show_note(f"run {number} of {of}: {rung}"),
+        )  # fmt: skip
+    found = steps(measured)
+    if json:
+        print_json({"ladder": measured, "steps": found})
+    else:
+        _print(measured, found)
+        if importlib.util.find_spec("plotly"):
+            from ui.markup.ladder_report import write_ladder_report
+
+            out.print(f"HTML report    {write_ladder_report(folder)}", markup=False)
+        out.print(f"ladder         {folder}", markup=False)
+    if docs is not None:
+        from metrics.compare.ladder_page import page
+
+        with writing(docs, "choose another with --docs"):
+            docs.write_text(page(measured, found), encoding="utf-8")
+    if len(found) < len(plan.rungs):
+        raise typer.Exit(4)
+
+
+def _device(of_engine: str, asked: str) -> str:
+    """`cpu` or `cuda`. Raises InputError where the engine's setting is the other one."""
+    if "auto" not in (of_engine, asked) and of_engine != asked:
+        raise InputError(f"--device is {asked}, and the engine's device is {of_engine}; leave one of the two out")
+    if (named := asked if asked != "auto" else of_engine) != "auto":
+        return named
+    from metrics.machine.host import hardware
+
+    return "cuda" if hardware()["gpus"] else "cpu"
+
+
+def _print(measured: "Ladder", found: "list[Step]") -> None:
+    from metrics.compare.ladder import sentence
+
+    out.print(f"[bold]The ladder of {measured.plan['scenario']['name']}[/bold], on {_machine(measured)}")
+    rows = table("rung", "tok/s", "×", "spread", "article", "kept", "TTFT", "TPOT")
+    rows.columns[0].justify = "left"
+    for step in found:
+        spread = "–" if step.lowest is None or step.repeats < 2 else f"{step.lowest:.2f}–{step.highest:.2f}"
+        kept = "–" if step.attainment is None else f"{step.attainment:.0%}"
+        rows.add_row(
+            step.rung.name, _number(step.tokens_per_s), _number(step.multiplier), spread,
+            _number(step.rung.published), kept, _number(step.ttft_p50_ms), _number(step.tpot_p50_ms),
+        )  # fmt: skip
+    out.print(rows)
+    for step in found[1:]:
+        out.print(f"\n[bold]{step.rung.name}[/bold]: {sentence(step)}")
+    out.print(
+        "\nlatencies in ms, from the intended send; × below: tokens per second over the rung below, repeat by repeat"
+    )
+
+
+def _machine(measured: "Ladder") -> str:
+    gpus = [str(gpu.get("name", gpu) if isinstance(gpu, dict) else gpu) for gpu in measured.hardware.get("gpus") or []]
+    return gpus[0] if measured.device == "cuda" and gpus else f"{measured.hardware['cores']} cores"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
