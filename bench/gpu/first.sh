@@ -63,3 +63,4 @@ bench variants 120 offline qwen3-0.6b --workload nano-vllm --repeats 1 --one-at-
 bench qwen3-14b 120 offline qwen3-14b --workload nano-vllm --repeats 1
 bench transformers 100 offline qwen3-0.6b --workload nano-vllm --repeats 1 --one-at-a-time \
   --peer "transformers=$(command -v "$PYTHON")"
+stage ladder 300 "$PYTHON" -m sojourn ladder --device cuda --repeats 1 --dir "$WORK/ladder" --docs "$OUT/ladder.md"

@@ -23,7 +23,7 @@ def render(ladder: Ladder) -> str:
     reasons = "".join(
         f"<h3>{safe(step.rung.name)}</h3><p>{safe(sentence(step))}</p>" for step in found if step.multiplier is not None
     )
-    title = f"The ladder of {ladder.plan['scenario']['name']}"
+    title = f"The ladder of techniques, scenario {ladder.plan['scenario']['name']}"
     return document(title, f"{body}<h2>What each rung gave</h2>{rung_table(found)}<h2>Why</h2>{reasons}")
 
 
