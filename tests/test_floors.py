@@ -35,8 +35,8 @@ MAY_IMPORT = {
     },
     "metrics.memory": {"metrics.run"},
     "metrics.compare": {
-        "metrics.memory", "metrics.request", "metrics.run", "metrics.machine", "metrics.records", "metrics.statistics",
-        "metrics.errors",
+        "metrics.memory", "metrics.request", "metrics.run", "metrics.machine", "metrics.records", "metrics.ledger",
+        "metrics.statistics", "metrics.errors",
     },
     "metrics.results": {"metrics.request", "metrics.run", "metrics.records", "metrics.statistics"},
     "metrics.usage": {"metrics.results", "metrics.errors"},
