@@ -1,6 +1,5 @@
 """`sojourn faults prove`: whether the fixes that the diagnosis names do what it predicts."""
 
-import json
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -35,6 +34,7 @@ def prove(
     The same command goes on after an interruption.
     """
     from loadgen.run.progress_bar import ProgressBar
+    from metrics.replay.ledger import FILE_NAME
 
     runs = list(_mendable_runs(folder, cases or (), repeat))
     if not runs:
@@ -55,9 +55,7 @@ def prove(
             out.print(f"{number:>2} of {len(runs)}  {run.name:<32} {said}", markup=False, soft_wrap=True)
             found += [] if entry is None else [entry]
     hits = sum(entry.hit for entry in found)
-    out.print(
-        f"{hits} of {len(found)} fixes ended within the predicted interval of 80 %; {folder / 'predictions.jsonl'}"
-    )
+    out.print(f"{hits} of {len(found)} fixes ended within the predicted interval of 80 %; {folder / FILE_NAME}")
 
 
 def _mendable_runs(folder: Path, cases: Sequence[str], repeat: int) -> Iterator["RunDirectory"]:
@@ -87,36 +85,24 @@ def _mendable_runs(folder: Path, cases: Sequence[str], repeat: int) -> Iterator[
 def _proved(run: "RunDirectory", folder: Path, progress: "OnProgress") -> "LedgerEntry | None":
     """None where the first finding has no fix that is a setting."""
     from commands.summary import diagnose_run
-    from commands.verify import verify_pair
+    from commands.verify import verify_pair, written_diagnosis
+    from loadgen.run.run_files import is_whole
     from metrics.replay.ledger import FILE_NAME
     from metrics.replay.verify import claims
     from metrics.run.directory import RunDirectory
 
     proof = folder / PROOFS / run.path.name
-    if not _is_whole(proof):  # the diagnosis before its proof, and of this version
+    if not (proved := is_whole(proof)):  # the diagnosis before its proof, and of this version
         shutil.rmtree(proof, ignore_errors=True)
         diagnose_run(run)
-    diagnosis = json.loads((run.path / "diagnosis.json").read_text(encoding="utf-8"))
-    first = claims({"findings": diagnosis["findings"][:1]})
+    first = claims({"findings": (written_diagnosis(run.path) or {}).get("findings", [])[:1]})
     if not first or first[0].predicted_by != "diagnosis" or not first[0].prediction.change.settings:
         return None
-    if _is_whole(proof):
+    if proved:
         done = RunDirectory.open(proof)
     else:
         done = repeat_run(run, first[0].prediction.change.settings, proof, progress)
     return verify_pair(run, done, folder / FILE_NAME).entry
-
-
-def _is_whole(proof: Path) -> bool:
-    """An interruption leaves a run that says it did not end."""
-    from loadgen.run.run_files import UNFINISHED
-    from metrics.errors import RunDataError
-    from metrics.run.directory import RunDirectory
-
-    try:
-        return UNFINISHED not in RunDirectory(proof).meta().get("invalid_reasons", [])
-    except RunDataError:
-        return False
 
 
 def _sentence(entry: "LedgerEntry") -> str:

@@ -22,9 +22,8 @@ from bench.replay.pairs import BASE, PAIRS, SCENARIOS, label
 from bench.replay.planted import planted_pairs
 from bench.replay.report import markdown, summary
 from loadgen.run.experiment import run_scenario
-from loadgen.run.run_files import UNFINISHED
+from loadgen.run.run_files import is_whole
 from loadgen.scenario.scenario import load_scenario
-from metrics.errors import RunDataError
 from metrics.run.directory import RunDirectory
 
 SECONDS_A_RUN = 17
@@ -68,7 +67,7 @@ def _measure(folder: Path, workloads: list[str], repeats: int) -> None:
         (name, settings, repeat)
         for name in workloads for repeat in range(repeats) for settings in (BASE, *PAIRS[name])
     ]  # fmt: skip
-    missing = [each for each in wanted if not _is_whole(_path(folder, *each))]
+    missing = [each for each in wanted if not is_whole(_path(folder, *each))]
     print(
         f"{len(missing)} of {len(wanted)} runs to make, about {len(missing) * SECONDS_A_RUN / 60:.0f} min", flush=True
     )
@@ -88,7 +87,7 @@ def _compared(folder: Path, name: str, repeats: int) -> list[Compared]:
         paths = [
             (_path(folder, name, BASE, repeat), _path(folder, name, settings, repeat)) for repeat in range(repeats)
         ]
-        whole = [[RunDirectory(path) for path in both] for both in paths if all(map(_is_whole, both))]
+        whole = [[RunDirectory(path) for path in both] for both in paths if all(map(is_whole, both))]
         if whole:
             bases, changed = zip(*whole, strict=True)
             found.append(compare(name, settings, bases, changed))
@@ -97,14 +96,6 @@ def _compared(folder: Path, name: str, repeats: int) -> list[Compared]:
 
 def _path(folder: Path, name: str, settings: dict, repeat: int) -> Path:
     return folder / name / f"{label(settings)}#{repeat}"
-
-
-def _is_whole(path: Path) -> bool:
-    """The run came to its end, valid or not."""
-    try:
-        return UNFINISHED not in RunDirectory(path).meta().get("invalid_reasons", [])
-    except RunDataError:
-        return False
 
 
 if __name__ == "__main__":

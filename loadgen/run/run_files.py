@@ -31,6 +31,14 @@ LAG_SHARE_OF_TTFT = 0.10
 LAG_BOUND_WITHOUT_TTFT_MS = 50.0
 
 
+def is_whole(path: Path) -> bool:
+    """Whether a folder holds a run that came to its end, valid or not."""
+    try:
+        return UNFINISHED not in RunDirectory(path).meta().get("invalid_reasons", [])
+    except RunDataError:
+        return False
+
+
 def begin_run(
     run_dir: Path, scenario: Scenario, seed: int, engine: dict[str, Any], command: list[str] | None = None,
     workload: dict[str, Any] | None = None,
