@@ -92,16 +92,15 @@ def _proved(run: "RunDirectory", folder: Path, progress: "OnProgress") -> "Ledge
     from metrics.run.directory import RunDirectory
 
     proof = folder / PROOFS / run.path.name
-    if not (proved := is_whole(proof)):  # the diagnosis before its proof, and of this version
+    proved = is_whole(proof)
+    if not proved:  # the diagnosis before its proof, and of this version
         shutil.rmtree(proof, ignore_errors=True)
         diagnose_run(run)
     first = claims({"findings": (written_diagnosis(run.path) or {}).get("findings", [])[:1]})
     if not first or first[0].predicted_by != "diagnosis" or not first[0].prediction.change.settings:
         return None
-    if proved:
-        done = RunDirectory.open(proof)
-    else:
-        done = repeat_run(run, first[0].prediction.change.settings, proof, progress)
+    change = first[0].prediction.change
+    done = RunDirectory.open(proof) if proved else repeat_run(run, change.settings, proof, progress)
     return verify_pair(run, done, folder / FILE_NAME).entry
 
 

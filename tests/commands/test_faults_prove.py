@@ -6,8 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from commands.faults import faults
-from commands.faults_prove import _is_whole, _mendable_runs
-from loadgen.run.run_files import UNFINISHED
+from commands.faults_prove import _mendable_runs
+from loadgen.run.run_files import UNFINISHED, is_whole
 from metrics.diagnosis.score.truth import write_fault
 from metrics.errors import InputError
 from tests.metrics.diagnosis.score.judgements import KV, TOKENISER, control, fault
@@ -42,8 +42,8 @@ def test_a_run_of_a_foreign_server_cannot_be_repeated(tmp_path):
 
 
 def test_a_proof_that_was_cut_short_is_made_again(tmp_path):
-    assert not _is_whole(tmp_path / "nowhere")
+    assert not is_whole(tmp_path / "nowhere")
     run = foreign_run(tmp_path / "whole", steady(3), VllmPage())
-    assert _is_whole(run.path)
+    assert is_whole(run.path)
     run.update_meta(valid=False, invalid_reasons=[UNFINISHED])
-    assert not _is_whole(run.path)
+    assert not is_whole(run.path)
