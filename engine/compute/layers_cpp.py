@@ -15,6 +15,7 @@ from engine.compute.operations.cpp_backend import GATES, SHIFTS, HeadArguments, 
 from engine.compute.weight_formats import CppWeight
 
 POINTER, INT = ctypes.c_void_p, ctypes.c_int64
+RopeTable = tuple[torch.Tensor, torch.Tensor]  # cos and sin [max_len, 1, head_dim]
 
 # What a layer computes, in order: class of the kernel (metrics.compute.kernels.CLASSES), name. `marks` tells when.
 PARTS = (
@@ -25,7 +26,7 @@ PARTS = (
 
 @dataclass(frozen=True, slots=True)
 class LayerParts:
-    """What one layer is made of: grouped attention, then a gated feed-forward part, each behind a norm."""
+    """What one layer is made of: grouped attention, then a gated feed-forward part, each behind a norm or two."""
 
     qkv: CppWeight
     o: CppWeight
@@ -35,6 +36,9 @@ class LayerParts:
     next_norm: torch.Tensor  # the first one of the layer behind, or the last of all
     heads: HeadSpec
     spec: AttentionSpec
+    rope: RopeTable | None
+    attention_norm: torch.Tensor | None = None  # of what attention gives
+    mlp_norm: torch.Tensor | None = None
 
 
 class _Linear(ctypes.Structure):
@@ -47,7 +51,8 @@ class _Linear(ctypes.Structure):
 class _Layer(ctypes.Structure):
     _fields_ = (
         *((name, _Linear) for name in ("qkv", "o", "gate_up", "down")),
-        *((name, POINTER) for name in ("post_norm", "next_norm", "q_norm", "k_norm", "keys", "values")),
+        *((name, POINTER) for name in ("post_norm", "next_norm", "q_norm", "k_norm")),
+        *((name, POINTER) for name in ("attention_norm", "mlp_norm", "cos", "sin", "keys", "values")),
         ("window", INT),
     )
 
@@ -64,7 +69,7 @@ class _Layers(ctypes.Structure):
 class CppLayers:
     """float32. Gives the bits that the same kernels give when they are called one by one.
 
-    All layers are alike but for their weights and their windows; `cos` and `sin` [max_len, 1, head_dim], or None.
+    All layers are alike but for their weights, their windows and their angles.
     """
 
     def __init__(
@@ -75,11 +80,9 @@ class CppLayers:
         norm: Norm,
         eps: float,
         gate: Gate,
-        cos: torch.Tensor | None,
-        sin: torch.Tensor | None,
     ):
         self._run = library.function("sojourn_layers", POINTER)
-        self._references = (layers, kv_cache, cos, sin)  # the arguments point to them
+        self._references = (layers, kv_cache)  # the arguments point to them
         caches = kv_cache.layers()
         self._layers = (_Layer * len(layers))(*map(_layer, layers, caches))
         first, heads, spec = layers[0], layers[0].heads, layers[0].spec
@@ -95,13 +98,12 @@ class CppLayers:
             intermediate_size=intermediate_size, gate=library.address(GATES[gate]), eps=eps, shift=SHIFTS[norm],
             heads=HeadArguments(
                 num_heads=heads.num_heads, num_kv_heads=heads.num_kv_heads, head_dim=heads.head_dim,
-                places=places, eps=heads.norm_eps, cos=None if cos is None else cos.data_ptr(),
-                sin=None if sin is None else sin.data_ptr(),
+                places=places, eps=heads.norm_eps, norm_shift=SHIFTS[heads.norm],
             ),
             attention=AttentionArguments(
                 num_heads=heads.num_heads, num_kv_heads=heads.num_kv_heads, head_dim=heads.head_dim,
                 value_dim=spec.value_dim, scale=spec.scale, block_stride=block_stride, token_stride=token_stride,
-                head_stride=head_stride,
+                head_stride=head_stride, soft_cap=spec.soft_cap or 0.0,
             ),
         )  # fmt: skip
         self._address = ctypes.addressof(self._arguments)
@@ -140,14 +142,18 @@ class CppLayers:
 
 def _layer(parts: LayerParts, cache: LayerCache) -> _Layer:
     keys, values = cache.values
-    heads = parts.heads
+    heads, (cos, sin) = parts.heads, parts.rope or (None, None)
     return _Layer(
         qkv=_linear(parts.qkv), o=_linear(parts.o), gate_up=_linear(parts.gate_up), down=_linear(parts.down),
         post_norm=parts.post_norm.data_ptr(), next_norm=parts.next_norm.data_ptr(),
-        q_norm=None if heads.q_norm is None else heads.q_norm.data_ptr(),
-        k_norm=None if heads.k_norm is None else heads.k_norm.data_ptr(),
+        q_norm=_address(heads.q_norm), k_norm=_address(heads.k_norm), attention_norm=_address(parts.attention_norm),
+        mlp_norm=_address(parts.mlp_norm), cos=_address(cos), sin=_address(sin),
         keys=keys.data_ptr(), values=values.data_ptr(), window=parts.spec.window or 0,
     )  # fmt: skip
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _linear(weight: CppWeight) -> _Linear:

@@ -23,7 +23,11 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a checkpoint folder, which must be there and name its architecture."""
+    """config.json of a checkpoint folder, which must be there and name its architecture.
+
+    A model that also reads images has the settings of its language part in `text_config`: they are given as if they
+    stood beside it. What stands there already is kept.
+    """
     if not folder.is_dir():
         raise ModelError(f"model folder {folder} does not exist; give the path of a Hugging Face checkpoint")
     config = read_json(folder, "config.json")
@@ -32,4 +36,5 @@ def read_config(folder: Path) -> dict[str, Any]:
     names = config["architectures"]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ModelError(f"config.json has architectures={names!r}; it must be a list of names")
-    return config
+    text = config.get("text_config")
+    return text | config if isinstance(text, dict) else config

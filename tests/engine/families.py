@@ -36,6 +36,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-windows": ("Qwen3", {"use_sliding_window": True, "sliding_window": 33, "max_window_layers": 1,
                                 "attention_bias": True}),
     "gemma": ("Gemma", {"head_dim": 24, "num_key_value_heads": 1}),
+    "gemma2": ("Gemma2", {"head_dim": 24, "sliding_window": 19, "query_pre_attn_scalar": 20, "num_hidden_layers": 3,
+                          "attn_logit_softcapping": 8.0, "final_logit_softcapping": 5.0}),
+    "gemma3": ("Gemma3Text", {"head_dim": 24, "sliding_window": 19, "query_pre_attn_scalar": 20,
+                              "num_hidden_layers": 3, "rope_parameters": {
+                                  "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 50000.0},
+                                  "sliding_attention": {"rope_type": "default"} | THETA},
+                              "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}),
     "mixtral": ("Mixtral", {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 40}),
     "qwen3-moe": ("Qwen3Moe", EXPERTS | {"num_experts": 8, "norm_topk_prob": True, "head_dim": 24}),
     "qwen3-moe-some-layers": ("Qwen3Moe", EXPERTS | {
@@ -72,7 +79,7 @@ def random_model(name: str):
     sizes = MPT_SIZES if family == "Mpt" else SIZES
     config = getattr(transformers, f"{family}Config")(**(sizes | differences))
     torch.manual_seed(7)
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    model = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config).eval()
     with torch.no_grad():
         for parameter_name, parameter in (*model.named_parameters(), *model.named_buffers()):
             if parameter_name.endswith("e_score_correction_bias"):

@@ -25,7 +25,7 @@ struct Heads {
     const float *q_norm, *k_norm, *cos, *sin;  // null: none; cos and sin [max_len][head_dim]
     int64_t num_tokens, num_heads, num_kv_heads, head_dim;
     Slots places;
-    float eps;
+    float eps, norm_shift;  // norm_shift is added to the weights of the norms
 };
 
 // As engine/compute/attention/cpp_backend.py and layers_cpp.py lay it out.

@@ -5,6 +5,8 @@
 #include "kernels.h"
 
 extern "C" {
+void sojourn_rms_norm(const float *x, const float *weight, float *output, int64_t rows, int64_t size, float eps,
+                      float shift);
 void sojourn_add_rms_norm(const float *x, float *residual, const float *weight, float *output, int64_t rows,
                           int64_t size, float eps, float shift);
 void sojourn_write_heads(const Heads *heads);
@@ -33,6 +35,8 @@ struct Layer {
     Linear qkv, o, gate_up, down;
     const float *post_norm, *next_norm;  // the latter of the layer behind, or the last of all
     const float *q_norm, *k_norm;        // or null
+    const float *attention_norm, *mlp_norm;  // of what each of them gives, or null
+    const float *cos, *sin;              // [max_len][head_dim], or null
     float *keys, *values;
     int64_t window;  // 0: none
 };
@@ -71,12 +75,17 @@ extern "C" void sojourn_layers(Layers *arguments) {
     auto mark = [marks = all.marks]() mutable {
         if (marks) *marks++ = monotonic_ns();
     };
+    auto add_norm = [&](const float *output_norm, const float *weight) {
+        if (output_norm) sojourn_rms_norm(x, output_norm, x, rows, all.hidden_size, all.eps, all.shift);
+        sojourn_add_rms_norm(x, all.residual, weight, all.normed, rows, all.hidden_size, all.eps, all.shift);
+    };
     mark();
     for (const Layer *layer = all.layers; layer != all.layers + all.num_layers; layer++) {
         layer->qkv(all.normed, qkv, rows);
         mark();
         heads.q_norm = layer->q_norm, heads.k_norm = layer->k_norm;
         heads.keys = layer->keys, heads.values = layer->values;
+        heads.cos = layer->cos, heads.sin = layer->sin;
         sojourn_write_heads(&heads);
         mark();
         all.attention.keys = layer->keys, all.attention.values = layer->values;
@@ -85,7 +94,7 @@ extern "C" void sojourn_layers(Layers *arguments) {
         mark();
         layer->o(attended, x, rows);
         mark();
-        sojourn_add_rms_norm(x, all.residual, layer->post_norm, all.normed, rows, all.hidden_size, all.eps, all.shift);
+        add_norm(layer->attention_norm, layer->post_norm);
         mark();
         layer->gate_up(all.normed, gate_up, rows);
         mark();
@@ -93,7 +102,7 @@ extern "C" void sojourn_layers(Layers *arguments) {
         mark();
         layer->down(gated, x, rows);
         mark();
-        sojourn_add_rms_norm(x, all.residual, layer->next_norm, all.normed, rows, all.hidden_size, all.eps, all.shift);
+        add_norm(layer->mlp_norm, layer->next_norm);
         mark();
     }
 }

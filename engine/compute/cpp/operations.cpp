@@ -50,10 +50,10 @@ inline float sum_of_squares(const float *x, int64_t size) {
 }
 
 // One head: its norm if there is one, its rotation if there are angles, to where it belongs; `from` may be `to`.
-inline void place_head(const float *from, const float *norm, float eps, const float *cos, const float *sin, int64_t dim,
-                       float *to) {
+inline void place_head(const float *from, const float *norm, float eps, float shift, const float *cos, const float *sin,
+                       int64_t dim, float *to) {
     if (norm) {
-        scale(from, norm, inverse_rms(sum_of_squares(from, dim), dim, eps), 0.0f, dim, to);
+        scale(from, norm, inverse_rms(sum_of_squares(from, dim), dim, eps), shift, dim, to);
         from = to;
     }
     if (!cos) {
@@ -135,13 +135,13 @@ extern "C" void sojourn_write_heads(const Heads *arguments) {
         const float *sin = h.cos ? h.sin + h.positions[token] * dim : nullptr;
         float *query = h.query + token * h.num_heads * dim;
         for (int64_t head = 0; head < h.num_heads; head++)
-            place_head(from + head * dim, h.q_norm, h.eps, cos, sin, dim, query + head * dim);
+            place_head(from + head * dim, h.q_norm, h.eps, h.norm_shift, cos, sin, dim, query + head * dim);
         if (h.slots[token] < 0) return;
         from += h.num_heads * dim;
         float *key = h.keys + h.places.of(h.slots[token]), *value = h.values + h.places.of(h.slots[token]);
         for (int64_t head = 0; head < h.num_kv_heads; head++) {
             int64_t place = head * h.places.head_stride;
-            place_head(from + head * dim, h.k_norm, h.eps, cos, sin, dim, key + place);
+            place_head(from + head * dim, h.k_norm, h.eps, h.norm_shift, cos, sin, dim, key + place);
             std::memcpy(value + place, from + (h.num_kv_heads + head) * dim, dim * sizeof(float));
         }
     });

@@ -24,6 +24,7 @@ class HeadSpec:
     norm_eps: float
     q_norm: torch.Tensor | None = None  # [head_dim], with k_norm: each head's root-mean-square norm
     k_norm: torch.Tensor | None = None
+    norm: Norm = rms_norm  # of which kind they are
 
 
 @dataclass(slots=True)
@@ -79,8 +80,8 @@ class Operations:
         sizes = [count * heads.head_dim for count in (heads.num_heads, heads.num_kv_heads, heads.num_kv_heads)]
         query, key, value = (part.unflatten(-1, (-1, heads.head_dim)) for part in qkv.split(sizes, dim=-1))
         if heads.q_norm is not None:
-            query = rms_norm(query, heads.q_norm, heads.norm_eps)
-            key = rms_norm(key, heads.k_norm, heads.norm_eps)
+            query = heads.norm(query, heads.q_norm, heads.norm_eps)
+            key = heads.norm(key, heads.k_norm, heads.norm_eps)
         if rope is not None:
             query, key = rotate(query, *rope.rows()), rotate(key, *rope.rows())
         self.write(key, value, slots, layer_cache)

@@ -35,6 +35,7 @@ class HeadArguments(ctypes.Structure):
         *((name, INT) for name in ("num_tokens", "num_heads", "num_kv_heads", "head_dim")),
         ("places", SlotArguments),
         ("eps", FLOAT),
+        ("norm_shift", FLOAT),
     )
 
 
@@ -107,7 +108,7 @@ class CppOperations(Operations):
             arguments.q_norm = arguments.k_norm = None
         else:
             arguments.q_norm, arguments.k_norm = heads.q_norm.data_ptr(), heads.k_norm.data_ptr()
-            arguments.eps = heads.norm_eps
+            arguments.eps, arguments.norm_shift = heads.norm_eps, SHIFTS[heads.norm]
         arguments.num_tokens, arguments.num_heads = len(qkv), heads.num_heads
         arguments.num_kv_heads, arguments.head_dim = heads.num_kv_heads, heads.head_dim
         arguments.places.place(cache)

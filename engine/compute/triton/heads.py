@@ -6,14 +6,16 @@ import triton.language as tl
 
 from engine.compute.kv_cache import LARGEST, LayerCache
 from engine.compute.operations.backend import HeadSpec, Rope
+from engine.compute.operations.reference import gemma_rms_norm
 
 FP8_MAX = tl.constexpr(LARGEST)
 TILE = 256  # elements of half a head that one warp takes: 16 bytes a thread and load in 16 bits
 
 
 @triton.jit
-def _normed(first, second, weight_pointer, half_columns, head_dim, eps):
-    """Both halves of some heads, each head under its root-mean-square norm; rounded before the weight."""
+def _normed(first, second, weight_pointer, half_columns, head_dim, eps, GEMMA: tl.constexpr):
+    """Both halves of some heads, each head under its root-mean-square norm; rounded before the weight but for Gemma,
+    whose weights are stored less one."""
     half = head_dim // 2
     wide_first, wide_second = first.to(tl.float32), second.to(tl.float32)
     squares = tl.sum(wide_first * wide_first, axis=1) + tl.sum(wide_second * wide_second, axis=1)
@@ -21,6 +23,11 @@ def _normed(first, second, weight_pointer, half_columns, head_dim, eps):
     columns = half_columns < half
     weight_first = tl.load(weight_pointer + half_columns, mask=columns, other=0.0).to(tl.float32)
     weight_second = tl.load(weight_pointer + half + half_columns, mask=columns, other=0.0).to(tl.float32)
+    if GEMMA:
+        return (
+            (wide_first * factor * (1.0 + weight_first[None, :])).to(first.dtype),
+            (wide_second * factor * (1.0 + weight_second[None, :])).to(first.dtype),
+        )
     return (
         ((wide_first * factor).to(first.dtype).to(tl.float32) * weight_first[None, :]).to(first.dtype),
         ((wide_second * factor).to(first.dtype).to(tl.float32) * weight_second[None, :]).to(first.dtype),
@@ -82,7 +89,8 @@ def heads_kernel(
     qkv_pointer, q_norm_pointer, k_norm_pointer, cos_pointer, sin_pointer, positions_pointer, slots_pointer,
     query_pointer, values_pointer, scales_pointer,
     qkv_stride, value_plane, scale_plane, eps, num_heads, num_kv_heads, head_dim,
-    NORM: tl.constexpr, ROPE: tl.constexpr, FP8: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr,
+    NORM: tl.constexpr, GEMMA: tl.constexpr, ROPE: tl.constexpr, FP8: tl.constexpr, HEADS: tl.constexpr,
+    HALF: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TOKEN_STRIDE: tl.constexpr, HEAD_STRIDE: tl.constexpr,
 ):  # fmt: skip
     """Programs (token, group of heads): first the groups of query heads, then those of KV heads."""
@@ -103,7 +111,7 @@ def heads_kernel(
         first = tl.load(row + place, mask=mask, other=0.0)
         second = tl.load(row + place + half, mask=mask, other=0.0)
         if NORM:
-            first, second = _normed(first, second, q_norm_pointer, half_columns, head_dim, eps)
+            first, second = _normed(first, second, q_norm_pointer, half_columns, head_dim, eps, GEMMA)
         if ROPE:
             first, second = _rotated(first, second, cos_pointer, sin_pointer, position, half_columns, head_dim)
         out = query_pointer + token * num_heads * head_dim + place
@@ -122,7 +130,7 @@ def heads_kernel(
             value_first = tl.load(value, mask=mask, other=0.0)
             value_second = tl.load(value + half, mask=mask, other=0.0)
             if NORM:
-                first, second = _normed(first, second, k_norm_pointer, half_columns, head_dim, eps)
+                first, second = _normed(first, second, k_norm_pointer, half_columns, head_dim, eps, GEMMA)
             if ROPE:
                 first, second = _rotated(first, second, cos_pointer, sin_pointer, position, half_columns, head_dim)
             vectors = _vectors(slot, heads, num_kv_heads, BLOCK_SIZE, TOKEN_STRIDE, HEAD_STRIDE)
@@ -176,7 +184,8 @@ def write_heads(
         rope.positions if rope else None, slots, query, values, values if scales is None else scales,
         qkv.stride(0), values.stride(0), 0 if scales is None else scales.stride(0), heads.norm_eps,
         heads.num_heads, heads.num_kv_heads, dim,
-        NORM=heads.q_norm is not None, ROPE=rope is not None, FP8=scales is not None, HEADS=size, HALF=half,
+        NORM=heads.q_norm is not None, GEMMA=heads.norm is gemma_rms_norm, ROPE=rope is not None,
+        FP8=scales is not None, HEADS=size, HALF=half,
         BLOCK_SIZE=values.shape[2], TOKEN_STRIDE=token_stride, HEAD_STRIDE=head_stride, num_warps=1,
     )  # fmt: skip
     return query

@@ -13,7 +13,7 @@ from engine.compute.attention.backend import AttentionBackend
 from engine.compute.attention.cpp_backend import CppAttention
 from engine.compute.cpp.extension import library
 from engine.compute.kv_cache import KVCache, KVLayout, LayerCache, bytes_per_token
-from engine.compute.layers_cpp import CppLayers, LayerParts
+from engine.compute.layers_cpp import CppLayers, LayerParts, RopeTable
 from engine.compute.linear import Linear
 from engine.compute.operations.backend import Norm, Operations, Rope, Step
 from engine.compute.operations.cpp_backend import GATES, SHIFTS, CppOperations
@@ -52,8 +52,11 @@ class DecoderConfig:
     windows: tuple[int | None, ...]
     mlps: tuple[Callable[[], nn.Module], ...]  # makes each layer's feed-forward part
     rope: dict[str, Any] | None = None  # config.json, of which the rope part is read; None: no rotation
+    window_rope: dict[str, Any] | None = None  # ... of the layers with a window, where they have their own
     norm: Norm = rms_norm
+    output_norms: bool = False  # a norm behind attention and behind the feed-forward part, too
     embedding_scale: float | None = None
+    logit_cap: float | None = None  # a logit x becomes logit_cap * tanh(x / logit_cap)
     translate: Translate = as_named
 
 
@@ -77,7 +80,7 @@ class Taps:
 
 
 class Layer(nn.Module):
-    """Attention, then a feed-forward part, each behind a norm."""
+    """Attention, then a feed-forward part, each behind a norm, or between two."""
 
     def __init__(self, config: DecoderConfig, attention: nn.Module, mlp: nn.Module):
         super().__init__()
@@ -86,25 +89,45 @@ class Layer(nn.Module):
         self.mlp = mlp
         self.input_norm = nn.Parameter(torch.empty(config.hidden_size))
         self.post_norm = nn.Parameter(torch.empty(config.hidden_size))
+        self.attention_norm = self.mlp_norm = None  # of what each of them gives
+        if config.output_norms:
+            self.attention_norm = nn.Parameter(torch.empty(config.hidden_size))
+            self.mlp_norm = nn.Parameter(torch.empty(config.hidden_size))
 
     def forward(
         self, normed: torch.Tensor, residual: torch.Tensor, step: Step, layer_cache: LayerCache
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The feed-forward part's output, and the residual stream without it: the next norm adds the two."""
-        x = self.attention(normed, step, layer_cache)
+        x = self._output(self.attention(normed, step, layer_cache), self.attention_norm, step)
         normed, residual = step.operations.add_norm(self.norm, x, residual, self.post_norm, self.eps)
-        return self.mlp(normed, step.operations), residual
+        return self._output(self.mlp(normed, step.operations), self.mlp_norm, step), residual
 
-    def cpp_parts(self, next_norm: torch.Tensor) -> LayerParts | None:
+    def _output(self, x: torch.Tensor, weight: torch.Tensor | None, step: Step) -> torch.Tensor:
+        return x if weight is None else step.operations.norm(self.norm, x, weight, self.eps)
+
+    def slices(self, prefix: str) -> dict[str, torch.Tensor]:
+        """Checkpoint name → the parameter or the part of one that it fills, without those of norms inside of parts."""
+        targets = self.attention.slices(f"{prefix}.self_attn") | self.mlp.slices(f"{prefix}.mlp")
+        targets[f"{prefix}.input_layernorm.weight"] = self.input_norm
+        if self.attention_norm is None:
+            targets[f"{prefix}.post_attention_layernorm.weight"] = self.post_norm
+        else:
+            targets[f"{prefix}.post_attention_layernorm.weight"] = self.attention_norm
+            targets[f"{prefix}.pre_feedforward_layernorm.weight"] = self.post_norm
+            targets[f"{prefix}.post_feedforward_layernorm.weight"] = self.mlp_norm
+        return targets
+
+    def cpp_parts(self, next_norm: torch.Tensor, rope: RopeTable | None) -> LayerParts | None:
         """The layer for CppLayers; None where some part has no kernel. `next_norm` follows the layer."""
         attention, mlp = self.attention, self.mlp
         if not isinstance(attention, GroupedAttention) or not isinstance(mlp, GatedMLP) or mlp.gate not in GATES:
             return None
         config, matrices = attention.config, [m.method for m in (attention.qkv, attention.o, mlp.gate_up, mlp.down)]
-        plain = config.clip is None and config.alibi_slopes is None
+        plain = config.clip is None and config.alibi_slopes is None and not config.sinks
         if not plain or not all(isinstance(matrix, CppWeight) for matrix in matrices):
             return None
-        return LayerParts(*matrices, self.post_norm, next_norm, attention.heads, attention.spec)
+        output_norms = self.attention_norm, self.mlp_norm
+        return LayerParts(*matrices, self.post_norm, next_norm, attention.heads, attention.spec, rope, *output_norms)
 
 
 class Decoder(nn.Module):
@@ -124,8 +147,10 @@ class Decoder(nn.Module):
         self.packed_format: str | None = None  # of the matrices that `pack` has packed
         self.quantised_formats: tuple[str, ...] = ()  # of the matrices that stay as a checkpoint has quantised them
         self._joined: tuple[tuple, CppLayers | None] = (None, None, None), None
-        self.cos: torch.Tensor | None = None
-        self.sin: torch.Tensor | None = None
+        self.rope_tables: list[RopeTable] = []  # of the whole attention, and of windows if they have their own
+        self._tables_of_layers = [
+            1 if window is not None and config.window_rope is not None else 0 for window in config.windows
+        ]
 
     def tie(self) -> None:
         """Gives the head the embedding as its weight, if config.json says that they are one."""
@@ -201,13 +226,20 @@ class Decoder(nn.Module):
 
     def rope_bytes(self, max_len: int) -> int:
         """That `make_rope` takes at its peak: half a table of angles, their copy, and cos and sin twice."""
-        return 0 if self.config.rope is None else max_len * self.layers[0].attention.rotary_dim * 11 // 2 * 4
+        table = max_len * self.layers[0].attention.rotary_dim * 4
+        # Another table is made beside the first, of which cos and sin are left.
+        return (
+            0 if self.config.rope is None else table * 11 // 2 + (0 if self.config.window_rope is None else 2 * table)
+        )
 
     def make_rope(self, max_len: int, device: torch.device) -> None:
         """Angles for positions below `max_len`, in the dtype of the weights."""
-        if self.config.rope is not None:
-            cos, sin = rope_table(self.config.rope, self.layers[0].attention.rotary_dim, max_len)
-            self.cos, self.sin = (t.to(device, self.norm.dtype)[:, None, :] for t in (cos, sin))
+        self.rope_tables = []
+        for config in (self.config.rope, self.config.window_rope):
+            if config is not None:
+                table = rope_table(config, self.layers[0].attention.rotary_dim, max_len)
+                cos, sin = (part.to(device, self.norm.dtype)[:, None, :] for part in table)
+                self.rope_tables.append((cos, sin))
 
     def forward(
         self,
@@ -223,8 +255,9 @@ class Decoder(nn.Module):
         residual = F.embedding(ids, self.embedding).to(self.norm.dtype)
         if self.config.embedding_scale is not None:
             residual = residual * torch.tensor(self.config.embedding_scale, dtype=residual.dtype)
-        rope = None if self.cos is None else Rope(self.cos, self.sin, positions)
-        step, norm, eps = Step(operations, attention, slots, rope), self.config.norm, self.config.norm_eps
+        ropes = [Rope(*table, positions) for table in self.rope_tables] or [None]
+        steps = [Step(operations, attention, slots, rope) for rope in ropes]
+        norm, eps = self.config.norm, self.config.norm_eps
         normed = operations.norm(norm, residual, self.layers[0].input_norm, eps)
         joined, begin = self.joined(operations, attention, kv_cache), 0
         for end in (len(self.layers),) if taps is None else taps.stops(len(self.layers)):
@@ -232,21 +265,22 @@ class Decoder(nn.Module):
             if joined is not None:
                 normed = joined(normed, residual, positions, attention.inputs, layers)
             else:
-                normed, residual = self._apart(layers, normed, residual, step, kv_cache)
+                normed, residual = self._apart(layers, normed, residual, steps, kv_cache)
             begin = end
             if taps is not None:
                 taps.take(end, residual)
         return normed if begin == len(self.layers) else operations.norm(norm, residual, self.norm, eps)
 
     def _apart(
-        self, layers: range, normed: torch.Tensor, residual: torch.Tensor, step: Step, kv_cache: KVCache
+        self, layers: range, normed: torch.Tensor, residual: torch.Tensor, steps: list[Step], kv_cache: KVCache
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """These layers, one by one: the norm behind the last of them, and the residual stream."""
-        norm, eps = self.config.norm, self.config.norm_eps
+        """These layers, one by one: the norm behind the last of them, and the residual stream. `steps` differ in their
+        angles."""
+        norm, eps, operations = self.config.norm, self.config.norm_eps, steps[0].operations
         caches, following = kv_cache.layers(), self._following_norms()
         for index in layers:
-            x, residual = self.layers[index](normed, residual, step, caches[index])
-            normed, residual = step.operations.add_norm(norm, x, residual, following[index], eps)
+            x, residual = self.layers[index](normed, residual, steps[self._tables_of_layers[index]], caches[index])
+            normed, residual = operations.add_norm(norm, x, residual, following[index], eps)
         return normed, residual
 
     def _following_norms(self) -> list[torch.Tensor]:
@@ -270,20 +304,24 @@ class Decoder(nn.Module):
         in_kernels = isinstance(operations, CppOperations) and isinstance(attention, CppAttention)
         if not in_kernels or config.norm not in SHIFTS:
             return None
-        parts = [layer.cpp_parts(norm) for layer, norm in zip(self.layers, self._following_norms(), strict=True)]
+        tables = [self.rope_tables[table] if self.rope_tables else None for table in self._tables_of_layers]
+        layers = zip(self.layers, self._following_norms(), tables, strict=True)
+        parts = [layer.cpp_parts(norm, table) for layer, norm, table in layers]
         if None in parts:
             return None
-        return CppLayers(library(), parts, kv_cache, config.norm, config.norm_eps, first.mlp.gate, self.cos, self.sin)
+        return CppLayers(library(), parts, kv_cache, config.norm, config.norm_eps, first.mlp.gate)
 
     def logits(
         self, hidden: torch.Tensor, out: torch.Tensor | None = None, dtype: torch.dtype = torch.float32
     ) -> torch.Tensor:
         """[rows, hidden_size] → [rows, vocab_size] in `dtype`; `out` is filled and returned where it is given."""
-        head = self.head
+        head, cap = self.head, self.config.logit_cap
         if out is not None and out.dtype == hidden.dtype and head.method is None and head.bias is None:
-            return torch.mm(hidden, head.weight.t(), out=out)  # no copy
-        logits = head(hidden)
-        return logits.to(dtype) if out is None else out.copy_(logits)
+            logits = torch.mm(hidden, head.weight.t(), out=out)  # no copy
+        else:
+            logits = head(hidden)
+            logits = logits.to(dtype) if out is None else out.copy_(logits)
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def shape(self, kv_dtype: torch.dtype | None = None) -> ModelShape:
         """What a step's FLOPs and bytes depend on."""
@@ -382,8 +420,5 @@ class Decoder(nn.Module):
         if not self.config.tie_embeddings:
             targets["lm_head.weight"] = self.head.weight
         for index, layer in enumerate(self.layers):
-            prefix = f"model.layers.{index}"
-            targets |= layer.attention.slices(f"{prefix}.self_attn") | layer.mlp.slices(f"{prefix}.mlp")
-            targets[f"{prefix}.input_layernorm.weight"] = layer.input_norm
-            targets[f"{prefix}.post_attention_layernorm.weight"] = layer.post_norm
+            targets |= layer.slices(f"model.layers.{index}")
         return targets

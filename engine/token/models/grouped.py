@@ -8,7 +8,8 @@ from torch import nn
 from engine.compute.attention.backend import AttentionSpec
 from engine.compute.kv_cache import KVLayout, LayerCache
 from engine.compute.linear import Linear
-from engine.compute.operations.backend import HeadSpec, Step
+from engine.compute.operations.backend import HeadSpec, Norm, Step
+from engine.compute.operations.reference import rms_norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,9 @@ class GroupedConfig:
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: bool = False
+    norm: Norm = rms_norm  # of heads
+    soft_cap: float | None = None  # see AttentionSpec
+    sinks: bool = False  # a sink logit a head
     clip: float | None = None  # bound of queries, keys and values
     alibi_slopes: tuple[float, ...] | None = None  # then there is no rotation
 
@@ -30,7 +34,7 @@ class GroupedAttention(nn.Module):
     def __init__(self, config: GroupedConfig, window: int | None):
         super().__init__()
         self.config = config
-        self.spec = AttentionSpec(config.scale, config.head_dim, window, config.alibi_slopes)
+        self.window = window
         self.kv_layout = KVLayout(2, config.num_kv_heads, config.head_dim)
         self.rotary_dim = config.head_dim
         self.pair_flops = 4 * config.num_heads * config.head_dim
@@ -40,8 +44,10 @@ class GroupedAttention(nn.Module):
         if config.qk_norm:
             self.q_norm = nn.Parameter(torch.empty(config.head_dim))
             self.k_norm = nn.Parameter(torch.empty(config.head_dim))
-
+        if config.sinks:
+            self.sinks = nn.Parameter(torch.empty(config.num_heads))
         self._heads: HeadSpec | None = None
+        self._spec: AttentionSpec | None = None
 
     @property
     def active_parameters(self) -> int:
@@ -51,9 +57,18 @@ class GroupedAttention(nn.Module):
     def heads(self) -> HeadSpec:
         if self._heads is None:  # not before the weights have their memory
             config = self.config
-            norms = (self.q_norm, self.k_norm) if config.qk_norm else ()
+            norms = (self.q_norm, self.k_norm, config.norm) if config.qk_norm else ()
             self._heads = HeadSpec(config.num_heads, config.num_kv_heads, config.head_dim, config.norm_eps, *norms)
         return self._heads
+
+    @property
+    def spec(self) -> AttentionSpec:
+        if self._spec is None:  # as above
+            config, sinks = self.config, self.sinks if self.config.sinks else None
+            self._spec = AttentionSpec(
+                config.scale, config.head_dim, self.window, config.alibi_slopes, config.soft_cap, sinks
+            )
+        return self._spec
 
     def forward(self, x: torch.Tensor, step: Step, layer_cache: LayerCache) -> torch.Tensor:
         qkv = self.qkv(x)
@@ -73,4 +88,6 @@ class GroupedAttention(nn.Module):
             targets[f"{prefix}.o_proj.bias"] = self.o.bias
         if self.config.qk_norm:
             targets |= {f"{prefix}.q_norm.weight": self.q_norm, f"{prefix}.k_norm.weight": self.k_norm}
+        if self.config.sinks:
+            targets[f"{prefix}.sinks"] = self.sinks
         return targets

@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import nn
 
+from engine.compute.operations.backend import Norm
+from engine.compute.operations.reference import rms_norm
 from engine.token.models.decoder import DecoderConfig
 from engine.token.models.grouped import GroupedAttention, GroupedConfig
 from engine.token.models.mlp import GatedMLP
@@ -37,6 +39,10 @@ def grouped_decoder(
     qkv_bias: bool = False,
     output_bias: bool = False,
     qk_norm: bool = False,
+    norm: Norm = rms_norm,
+    scale: float | None = None,
+    soft_cap: float | None = None,
+    sinks: bool = False,
     **options: Any,
 ) -> DecoderConfig:
     """A decoder with grouped attention; `options` go to DecoderConfig."""
@@ -48,10 +54,11 @@ def grouped_decoder(
     refuse_odd(head_dim)
     eps = number(config, "rms_norm_eps")
     attention = GroupedConfig(
-        hidden_size, heads, kv_heads, head_dim, head_dim**-0.5, eps, qkv_bias, output_bias, qk_norm
-    )
+        hidden_size, heads, kv_heads, head_dim, scale or head_dim**-0.5, eps, qkv_bias, output_bias, qk_norm,
+        norm=norm, soft_cap=soft_cap, sinks=sinks,
+    )  # fmt: skip
     windows = windows or (None,) * len(mlps)
-    return rotary_decoder(config, partial(GroupedAttention, attention), mlps, windows=windows, **options)
+    return rotary_decoder(config, partial(GroupedAttention, attention), mlps, windows=windows, norm=norm, **options)
 
 
 def rotary_decoder(

@@ -29,11 +29,18 @@ FAMILIES: dict[str, Callable[[dict[str, Any]], DecoderConfig]] = {
     "Qwen3ForCausalLM": qwen.qwen3_config,
     "Qwen3MoeForCausalLM": qwen.qwen3_moe_config,
     "GemmaForCausalLM": gemma.decoder_config,
+    "Gemma2ForCausalLM": gemma.gemma2_config,
+    "Gemma3ForCausalLM": gemma.gemma3_config,
+    "Gemma3ForConditionalGeneration": gemma.gemma3_config,
     "DeepseekV2ForCausalLM": deepseek.v2_config,
     "DeepseekV3ForCausalLM": deepseek.v3_config,
     "MptForCausalLM": mpt.decoder_config,
     "MPTForCausalLM": mpt.decoder_config,  # as mosaicml published it
 }
+
+_SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+# Keys of NEUTRAL that some families compute with.
+HONOURED = dict.fromkeys(("Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), _SOFT_CAPS)
 
 
 def load_model(
@@ -153,7 +160,7 @@ def decoder_config(config: dict[str, Any]) -> DecoderConfig:
             "bfloat16 or float32"
         )
     for key, neutral in NEUTRAL.items():
-        if config.get(key) is not None and config[key] != neutral:
+        if key not in HONOURED.get(architecture, ()) and config.get(key) is not None and config[key] != neutral:
             raise ModelError(f"config.json has {key}={config[key]!r}, which is not supported")
     return FAMILIES[architecture](config)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from metrics.errors import ModelError
 
-# Keys that change what a model computes, in ways that no family here does, and the values that change nothing.
+# Keys that change what a model computes, in ways that few families here do or none, and the values that change nothing.
 NEUTRAL = {
     "attn_logit_softcapping": None,
     "final_logit_softcapping": None,

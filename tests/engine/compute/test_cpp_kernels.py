@@ -221,14 +221,14 @@ def test_gates_are_those_of_the_reference(operations, kind, rows, size):
 
 
 @pytest.mark.parametrize("rotated", [False, True])
-@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("normed", [None, ops.rms_norm, ops.gemma_rms_norm])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(8, 4, 64), (3, 3, 6), (4, 1, 80), (6, 2, 128)])
 def test_heads_are_split_normed_rotated_and_written_as_by_the_reference(
     operations, heads, kv_heads, dim, normed, rotated
 ):
     num_tokens, num_slots = 37, 60
     qkv = randn(num_tokens, (heads + 2 * kv_heads) * dim)
-    norms = (randn(dim, seed=1), randn(dim, seed=2)) if normed else ()
+    norms = (randn(dim, seed=1), randn(dim, seed=2), normed) if normed else ()
     spec = HeadSpec(heads, kv_heads, dim, EPS, *norms)
     slots = torch.randperm(num_slots, generator=torch.Generator().manual_seed(0))[:num_tokens]
     slots[[3, 36]] = -1

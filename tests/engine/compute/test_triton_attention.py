@@ -326,6 +326,8 @@ REAL = [
     replace(USUAL, items=((30_000, 512),)),
     replace(USUAL, items=DECODES + PROMPTS[:2], heads=8, kv_heads=1, head_dim=256),
     replace(USUAL, items=DECODES + PROMPTS[:2], heads=14, kv_heads=2, head_dim=64, window=1000),
+    replace(USUAL, items=DECODES + PROMPTS[:2], heads=8, kv_heads=4, head_dim=256, window=4096, soft_cap=50.0),
+    replace(USUAL, items=DECODES + PROMPTS[:2], heads=64, kv_heads=8, head_dim=64, window=128, sinks=True),
     replace(USUAL, items=DECODES + PROMPTS[:2], heads=12, kv_heads=12, head_dim=80, sloped=True),
     LATENT,
     replace(USUAL, items=DECODES + PROMPTS[:2], eight_bit=True),

@@ -47,14 +47,27 @@ def test_a_model_on_the_kernels_gives_the_logits_of_the_reference(checkpoints):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "family",
-    ["llama-biases", "gemma", "qwen2-windows", "mixtral", "qwen3-moe", "deepseek-v2-lite", "deepseek-v3", "mpt"],
+    [
+        "llama-biases",
+        "gemma",
+        "gemma2",
+        "gemma3",
+        "qwen2-windows",
+        "mixtral",
+        "qwen3-moe",
+        "deepseek-v2-lite",
+        "deepseek-v3",
+        "mpt",
+    ],
 )
 def test_other_models_do_too(family, checkpoints):
     check(checkpoints[family], torch.float32, 5e-5)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("family", ["llama-biases", "gemma", "qwen3-moe", "mixtral", "deepseek-v3", "mpt"])
+@pytest.mark.parametrize(
+    "family", ["llama-biases", "gemma", "gemma2", "gemma3", "qwen3-moe", "mixtral", "deepseek-v3", "mpt"]
+)
 def test_models_on_a_device(family, checkpoints):
     check(checkpoints[family], torch.float32, 1e-4)
     check(checkpoints[family], torch.bfloat16, 0.1)

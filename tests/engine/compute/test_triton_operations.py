@@ -147,11 +147,19 @@ def real(cache: LayerCache) -> torch.Tensor:
 
 
 def check_heads(
-    tokens: int, heads: int, kv_heads: int, dim: int, dtype: torch.dtype, norm: bool, rotate: bool, cache_dtype=None
+    tokens: int,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    dtype: torch.dtype,
+    norm: bool,
+    rotate: bool,
+    cache_dtype=None,
+    kind=ops.rms_norm,
 ) -> None:
     qkv = randn(tokens, (heads + 2 * kv_heads) * dim, dtype=dtype)
     norms = [1 + randn(dim, dtype=dtype, seed=seed) / 2 for seed in (1, 2)] if norm else (None, None)
-    spec = HeadSpec(heads, kv_heads, dim, EPS, *norms)
+    spec = HeadSpec(heads, kv_heads, dim, EPS, *norms, kind)
     rope = None
     if rotate:
         angles = 3 * randn(50, 1, dim, seed=3)
@@ -197,6 +205,11 @@ HEADS = [
 @pytest.mark.parametrize(("tokens", "heads", "kv_heads", "dim", "norm", "rotate"), HEADS)
 def test_heads_are_split_normed_rotated_and_written_as_torch_does(tokens, heads, kv_heads, dim, norm, rotate, dtype):
     check_heads(tokens, heads, kv_heads, dim, dtype, norm, rotate)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_heads_may_have_norms_of_gemma(dtype):
+    check_heads(3, 2, 1, 64, dtype, True, True, kind=ops.gemma_rms_norm)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -324,7 +337,8 @@ def compilations() -> list[Compilation]:
                         "scale_plane": "i32:16", "eps": "fp32", "num_heads": "i32:16", "num_kv_heads": "i32",
                         "head_dim": "i32:16",
                     },
-                    {"NORM": True, "ROPE": True, "FP8": fp8, "HEADS": 4, "HALF": 64, **order}, num_warps=1,
+                    {"NORM": True, "GEMMA": fp8, "ROPE": True, "FP8": fp8, "HEADS": 4, "HALF": 64, **order},
+                    num_warps=1,
                 )
             )  # fmt: skip
             found.append(

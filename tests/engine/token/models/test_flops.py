@@ -50,9 +50,7 @@ class DefinedAttention:
             queries = list(self._queries(query, layer_cache, spec))
         scores = [torch.bmm(folded, keys) for folded, keys, _, _ in queries]
         with _disable_current_modes():
-            weights = [
-                (score * spec.scale + bias).softmax(-1) for score, (*_, bias) in zip(scores, queries, strict=True)
-            ]
+            weights = [_weights(score, bias, spec) for score, (*_, bias) in zip(scores, queries, strict=True)]
         mixed = [torch.bmm(weight, values) for weight, (_, _, values, _) in zip(weights, queries, strict=True)]
         with _disable_current_modes():
             return torch.stack([heads.flatten(0, 1) for heads in mixed])
@@ -74,6 +72,17 @@ class DefinedAttention:
                 bias = 0 if slopes is None else slopes.view(keys.shape[0], -1, 1) * distances
                 folded = query[row].unflatten(0, (keys.shape[0], -1))
                 yield folded, keys.transpose(1, 2), values[..., : spec.value_dim], bias
+
+
+def _weights(scores: torch.Tensor, bias, spec: AttentionSpec) -> torch.Tensor:
+    """scores [kv_heads, group, seen], not scaled → the share of each key."""
+    scores = scores * spec.scale
+    if spec.soft_cap is not None:
+        scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
+    scores = scores + bias
+    if spec.sink_logits is None:
+        return scores.softmax(-1)
+    return torch.cat((scores, spec.sink_logits.view(*scores.shape[:2], 1)), dim=-1).softmax(-1)[..., :-1]
 
 
 @dataclass
@@ -125,7 +134,7 @@ def test_a_defined_attention_gives_the_numbers_of_the_reference(checkpoints):
     """Else what it counts would be the FLOPs of something else."""
     from engine.compute.attention.torch_backend import TorchAttention
 
-    for family in ("qwen2-windows", "mpt", "deepseek-v3"):
+    for family in ("qwen2-windows", "mpt", "deepseek-v3", "gemma2"):
         model = load_model(checkpoints[family], torch.float32, CPU, None)
         cache: KVCache = allocate(model.kv_layout, len(model.layers), 4, BLOCK, torch.float32, CPU)
         cache.values.normal_()
@@ -183,7 +192,7 @@ def _tensors(thing, known: dict[int, object]):
         yield thing
     elif isinstance(thing, dict):
         for name, value in thing.items():
-            if name not in ("cos", "sin", "_joined"):
+            if name not in ("rope_tables", "_joined"):
                 yield from _tensors(value, known)
     elif isinstance(thing, list | tuple):
         for value in thing:

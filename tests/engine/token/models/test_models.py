@@ -103,7 +103,9 @@ def test_layers_that_draft_further_tokens_are_left_out(checkpoints, tmp_path):
     load(folder)
 
 
-@pytest.mark.parametrize("family", [name for name, (_, differs) in FAMILIES.items() if "rope_parameters" in differs])
+@pytest.mark.parametrize(
+    "family", [name for name, (_, differs) in FAMILIES.items() if "rope_type" in differs.get("rope_parameters", {})]
+)
 @pytest.mark.parametrize("length", [512, 900])
 def test_frequencies_equal_transformers(family, length):
     import transformers
@@ -138,6 +140,44 @@ def test_dynamic_rope_beyond_the_models_length_is_that_of_transformers(checkpoin
         assert told.logprob == pytest.approx(exact[position, told.token_id].item(), abs=2e-4)
     with pytest.raises(ModelError, match="max_model_len 1025 is above the model's own limit 1024; lower it"):
         load(folder, max_model_len=1025)
+
+
+def test_gemmas_old_keys_say_the_same(checkpoints):
+    config = read_config(checkpoints["gemma3"])
+    new = decoder_config(config)
+    rope = config.pop("rope_parameters")
+    old = {"rope_theta": 50000.0, "rope_local_base_freq": 1e4, "rope_scaling": rope["full_attention"]}
+    for key, length in (("rope", 512), ("window_rope", 512)):
+        ours = rope_frequencies(getattr(decoder_config(config | old), key), 24, length)
+        assert torch.equal(ours[0], rope_frequencies(getattr(new, key), 24, length)[0])
+    assert not torch.equal(rope_frequencies(new.rope, 24, 512)[0], rope_frequencies(new.window_rope, 24, 512)[0])
+    config.pop("layer_types")
+    assert decoder_config(config | old | {"sliding_window_pattern": 2}).windows == (19, None, 19)
+    assert decoder_config(config | old | {"num_hidden_layers": 7}).windows == (19,) * 5 + (None, 19)
+    second = read_config(checkpoints["gemma2"])
+    second.pop("layer_types")
+    assert decoder_config(second).windows == (19, None, 19)
+
+
+@pytest.mark.parametrize("published", [True, False])
+def test_the_language_part_of_a_model_that_reads_images_is_served(published, checkpoints, tmp_path):
+    """Published ones name it before `model.`, transformers 5 behind; the settings stand in text_config."""
+    folder, text = copy(checkpoints["gemma3"], tmp_path), read_config(checkpoints["gemma3"])
+    stored = {}
+    for path in folder.glob("*.safetensors"):
+        stored |= load_file(path)
+        path.unlink()
+    (folder / "model.safetensors.index.json").unlink()
+    front, image = ("language_model.model.", "vision_tower.") if published else (
+        "model.language_model.", "model.vision_tower.")  # fmt: skip
+    stored = {name.replace("model.", front, 1): tensor for name, tensor in stored.items()}
+    save_file(stored | {f"{image}vision_model.head.weight": torch.zeros(3, 3)}, folder / "model.safetensors")
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text | {"architectures": None},
+              "vision_config": {"hidden_size": 3}}  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    alone = load(checkpoints["gemma3"])
+    for (name, one), (_, other) in zip(load(folder).named_parameters(), alone.named_parameters(), strict=True):
+        assert torch.equal(one, other), name
 
 
 def test_old_rope_keys_say_the_same(checkpoints):
@@ -198,6 +238,12 @@ def copy(folder: Path, to: Path, **changes) -> Path:
         ("llama", {"head_dim": 7}, "7 dimensions of a head, which cannot be rotated in pairs"),
         ("gemma", {"hidden_act": "relu"}, "hidden_act='relu'; only 'gelu_pytorch_tanh'"),
         ("gemma", {"hidden_activation": "relu"}, "hidden_activation='relu'; only 'gelu_pytorch_tanh'"),
+        ("gemma2", {"hidden_activation": "relu"}, "hidden_activation='relu'; only 'gelu_pytorch_tanh'"),
+        ("gemma2", {"attn_logit_softcapping": 0.0}, "attn_logit_softcapping=0.0; it must be at least"),
+        ("gemma2", {"query_pre_attn_scalar": "256"}, "query_pre_attn_scalar='256'; it must be a number"),
+        ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention; only causal"),
+        ("gemma3", {"sliding_window": None}, "layers of sliding_attention, but no sliding_window"),
+        ("gemma3", {"rope_parameters": {"rope_theta": 1e6}}, "has them for each kind of layer"),
         ("qwen3-windows", {"layer_types": 2}, "layer_types=2; it must be a list"),
         ("qwen3-moe", {"mlp_only_layers": 2}, "mlp_only_layers=2; it must be a list"),
         ("qwen3-windows", {"layer_types": ["full_attention"]}, "1 layer_types for 2 layers"),

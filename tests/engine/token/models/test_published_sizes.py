@@ -67,6 +67,18 @@ PUBLISHED = [
         num_attention_heads=8, num_key_value_heads=1, head_dim=256, intermediate_size=16384, vocab_size=256000,
         max_position_embeddings=8192),
      2_506_172_416, 2.5e9, 18 * 1024, 8192),
+    ("gemma-2-2b", dict(
+        architectures=["Gemma2ForCausalLM"], attn_logit_softcapping=50.0, final_logit_softcapping=30.0, head_dim=256,
+        hidden_act="gelu_pytorch_tanh", hidden_size=2304, intermediate_size=9216, max_position_embeddings=8192,
+        num_attention_heads=8, num_hidden_layers=26, num_key_value_heads=4, query_pre_attn_scalar=256,
+        rms_norm_eps=1e-6, rope_theta=1e4, sliding_window=4096, vocab_size=256000),
+     2_614_341_888, 2.61e9, 104 * 1024, 8192),
+    ("gemma-3-1b", dict(
+        architectures=["Gemma3ForCausalLM"], attn_logit_softcapping=None, final_logit_softcapping=None, head_dim=256,
+        hidden_size=1152, intermediate_size=6912, max_position_embeddings=32768, num_attention_heads=4,
+        num_hidden_layers=26, num_key_value_heads=1, query_pre_attn_scalar=256, rope_local_base_freq=10000,
+        rope_scaling=None, rope_theta=1000000, sliding_window=512, sliding_window_pattern=6, vocab_size=262144),
+     999_885_952, 1e9, 26 * 1024, 32768),
 ]  # fmt: skip
 
 
