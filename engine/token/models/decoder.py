@@ -1,9 +1,8 @@
-"""The decoder that all families share: what a family says of it, its layers, and how a checkpoint fills them."""
+"""The decoder that all families share, and how a checkpoint fills it."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,52 +11,20 @@ from torch import nn
 from engine.compute.attention.backend import AttentionBackend
 from engine.compute.attention.cpp_backend import CppAttention
 from engine.compute.cpp.extension import library
-from engine.compute.kv_cache import KVCache, KVLayout, LayerCache, bytes_per_token
-from engine.compute.layers_cpp import CppLayers, LayerParts, RopeTable
+from engine.compute.kv_cache import KVCache, KVLayout, bytes_per_token
+from engine.compute.layers_cpp import CppLayers, RopeTable
 from engine.compute.linear import Linear
-from engine.compute.operations.backend import Norm, Operations, Rope, Step
-from engine.compute.operations.cpp_backend import GATES, SHIFTS, CppOperations
-from engine.compute.operations.reference import rms_norm
+from engine.compute.operations.backend import Operations, Rope, Step
+from engine.compute.operations.cpp_backend import SHIFTS, CppOperations
 from engine.compute.quantisation.kernels import Kernels
 from engine.compute.quantisation.matrix import QuantisedMatrix
 from engine.compute.quantisation.parts import storage_of
-from engine.compute.weight_formats import CppWeight, WeightFormat
-from engine.token.models.grouped import GroupedAttention
-from engine.token.models.mlp import GatedMLP
+from engine.compute.weight_formats import WeightFormat
+from engine.token.models.layer import DecoderConfig, Layer, Stored
 from engine.token.models.moe import MixtureOfExperts
 from engine.token.models.rope import rope_table
 from metrics.compute.cost_model import ExpertShape, ModelShape
 from metrics.errors import ModelError
-
-# (name and tensor of the checkpoint) → the same under the names of our parts; nothing for a tensor that is not used
-Stored = torch.Tensor | QuantisedMatrix
-Translate = Callable[[str, Stored], Iterable[tuple[str, Stored]]]
-
-
-def as_named(name: str, tensor: Stored) -> Iterator[tuple[str, Stored]]:
-    yield name, tensor
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderConfig:
-    """What a decoder is built from. One window and one feed-forward part a layer."""
-
-    hidden_size: int
-    vocab_size: int
-    max_model_len: int  # by default
-    longest_model_len: int  # bound of the setting max_model_len
-    norm_eps: float
-    tie_embeddings: bool
-    attention: Callable[[int | None], nn.Module]  # window → the attention of a layer
-    windows: tuple[int | None, ...]
-    mlps: tuple[Callable[[], nn.Module], ...]  # makes each layer's feed-forward part
-    rope: dict[str, Any] | None = None  # config.json, of which the rope part is read; None: no rotation
-    window_rope: dict[str, Any] | None = None  # ... of the layers with a window, where they have their own
-    norm: Norm = rms_norm
-    output_norms: bool = False  # a norm behind attention and behind the feed-forward part, too
-    embedding_scale: float | None = None
-    logit_cap: float | None = None  # a logit x becomes logit_cap * tanh(x / logit_cap)
-    translate: Translate = as_named
 
 
 @dataclass(slots=True)
@@ -77,57 +44,6 @@ class Taps:
     def take(self, num_computed: int, residual: torch.Tensor) -> None:
         if num_computed - 1 in self.layers:
             self.streams.append(residual.clone())
-
-
-class Layer(nn.Module):
-    """Attention, then a feed-forward part, each behind a norm, or between two."""
-
-    def __init__(self, config: DecoderConfig, attention: nn.Module, mlp: nn.Module):
-        super().__init__()
-        self.norm, self.eps = config.norm, config.norm_eps
-        self.attention = attention
-        self.mlp = mlp
-        self.input_norm = nn.Parameter(torch.empty(config.hidden_size))
-        self.post_norm = nn.Parameter(torch.empty(config.hidden_size))
-        self.attention_norm = self.mlp_norm = None  # of what each of them gives
-        if config.output_norms:
-            self.attention_norm = nn.Parameter(torch.empty(config.hidden_size))
-            self.mlp_norm = nn.Parameter(torch.empty(config.hidden_size))
-
-    def forward(
-        self, normed: torch.Tensor, residual: torch.Tensor, step: Step, layer_cache: LayerCache
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The feed-forward part's output, and the residual stream without it: the next norm adds the two."""
-        x = self._output(self.attention(normed, step, layer_cache), self.attention_norm, step)
-        normed, residual = step.operations.add_norm(self.norm, x, residual, self.post_norm, self.eps)
-        return self._output(self.mlp(normed, step.operations), self.mlp_norm, step), residual
-
-    def _output(self, x: torch.Tensor, weight: torch.Tensor | None, step: Step) -> torch.Tensor:
-        return x if weight is None else step.operations.norm(self.norm, x, weight, self.eps)
-
-    def slices(self, prefix: str) -> dict[str, torch.Tensor]:
-        """Checkpoint name → the parameter or the part of one that it fills, without those of norms inside of parts."""
-        targets = self.attention.slices(f"{prefix}.self_attn") | self.mlp.slices(f"{prefix}.mlp")
-        targets[f"{prefix}.input_layernorm.weight"] = self.input_norm
-        if self.attention_norm is None:
-            targets[f"{prefix}.post_attention_layernorm.weight"] = self.post_norm
-        else:
-            targets[f"{prefix}.post_attention_layernorm.weight"] = self.attention_norm
-            targets[f"{prefix}.pre_feedforward_layernorm.weight"] = self.post_norm
-            targets[f"{prefix}.post_feedforward_layernorm.weight"] = self.mlp_norm
-        return targets
-
-    def cpp_parts(self, next_norm: torch.Tensor, rope: RopeTable | None) -> LayerParts | None:
-        """The layer for CppLayers; None where some part has no kernel. `next_norm` follows the layer."""
-        attention, mlp = self.attention, self.mlp
-        if not isinstance(attention, GroupedAttention) or not isinstance(mlp, GatedMLP) or mlp.gate not in GATES:
-            return None
-        config, matrices = attention.config, [m.method for m in (attention.qkv, attention.o, mlp.gate_up, mlp.down)]
-        plain = config.clip is None and config.alibi_slopes is None and not config.sinks
-        if not plain or not all(isinstance(matrix, CppWeight) for matrix in matrices):
-            return None
-        output_norms = self.attention_norm, self.mlp_norm
-        return LayerParts(*matrices, self.post_norm, next_norm, attention.heads, attention.spec, rope, *output_norms)
 
 
 class Decoder(nn.Module):

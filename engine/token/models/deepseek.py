@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from engine.token.models.decoder import DecoderConfig
 from engine.token.models.latent import LatentAttention, LatentConfig
+from engine.token.models.layer import DecoderConfig
 from engine.token.models.llama import gated_mlps, rotary_decoder
 from engine.token.models.moe import MixtureOfExperts, Route, split_experts
 from engine.token.models.rope import refuse_odd, rope_parameters, yarn_mscale

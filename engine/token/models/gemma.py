@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from engine.compute.operations.reference import gelu_gate, gemma_rms_norm
-from engine.token.models.decoder import DecoderConfig
+from engine.token.models.layer import DecoderConfig
 from engine.token.models.llama import grouped_decoder
 from engine.token.models.mlp import GatedMLP
 from engine.token.models.settings import count, layer_windows, number, refuse_unless, section

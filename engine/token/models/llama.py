@@ -8,8 +8,8 @@ from torch import nn
 
 from engine.compute.operations.backend import Norm
 from engine.compute.operations.reference import rms_norm
-from engine.token.models.decoder import DecoderConfig
 from engine.token.models.grouped import GroupedAttention, GroupedConfig
+from engine.token.models.layer import DecoderConfig
 from engine.token.models.mlp import GatedMLP
 from engine.token.models.rope import length_limits, refuse_odd
 from engine.token.models.settings import count, number, refuse_unless

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from engine.token.models.decoder import DecoderConfig
+from engine.token.models.layer import DecoderConfig
 from engine.token.models.llama import gated_mlps, grouped_decoder
 from engine.token.models.moe import MixtureOfExperts, softmax_top_k, split_experts
 from engine.token.models.settings import count, expert_counts, layer_windows, refuse_unless

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from engine.compute.operations.reference import layer_norm
-from engine.token.models.decoder import DecoderConfig
 from engine.token.models.grouped import GroupedAttention, GroupedConfig
+from engine.token.models.layer import DecoderConfig
 from engine.token.models.mlp import PlainMLP
 from engine.token.models.settings import count, number, refuse_unless, section
 from metrics.errors import ModelError

@@ -6,7 +6,7 @@ Qwen3 has a norm on each query and key head instead, and is dense or has a mixtu
 from functools import partial
 from typing import Any
 
-from engine.token.models.decoder import DecoderConfig
+from engine.token.models.layer import DecoderConfig
 from engine.token.models.llama import gated_mlps, grouped_decoder
 from engine.token.models.moe import MixtureOfExperts, softmax_top_k, split_experts
 from engine.token.models.settings import count, expert_counts, layer_windows, listed

@@ -13,7 +13,8 @@ from engine.compute.quantisation.kernels import Kernels
 from engine.compute.weight_formats import WeightFormat, has_bfloat16, weight_format
 from engine.token.checkpoint import read_config
 from engine.token.models import deepseek, gemma, llama, mistral, mpt, qwen
-from engine.token.models.decoder import Decoder, DecoderConfig
+from engine.token.models.decoder import Decoder
+from engine.token.models.layer import DecoderConfig
 from engine.token.models.settings import NEUTRAL
 from engine.token.models.weights import fill_with_random_weights, iterate_weights, outlined_weights, stored_dtype
 from metrics.errors import ModelError

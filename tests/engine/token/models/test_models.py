@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from engine.compute.attention.torch_backend import TorchAttention
 from engine.compute.kv_cache import KVCache
 from engine.compute.operations.backend import Operations
-from engine.token.models.decoder import DecoderConfig
+from engine.token.models.layer import DecoderConfig
 from engine.token.models.registry import FAMILIES as ARCHITECTURES
 from engine.token.models.registry import decoder_config, load_model
 from engine.token.models.rope import rope_frequencies, rope_parameters
