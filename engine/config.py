@@ -8,13 +8,14 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from engine.request.policies import POLICIES
+from engine.settings.eviction import EvictionSettings
 from engine.settings.panels import COMPUTE, EXPERIMENTS, MEMORY, REQUEST, SERVER, TELEMETRY, TOKEN
 from engine.settings.speculation import SpeculationSettings
 
 _POLICY_OF = {policy.setting: name for name, policy in POLICIES.items() if policy.setting is not None}
 
 
-class EngineConfig(SpeculationSettings):
+class EngineConfig(SpeculationSettings, EvictionSettings):
     """Settings of one engine. Frozen; unknown names are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())

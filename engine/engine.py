@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from engine.config import EngineConfig, largest_step_tokens
 from engine.memory.block_pool import BlockPool
+from engine.memory.eviction import make_eviction_policy
 from engine.memory.observer import BlockObserver
 from engine.memory.shadow.observer import ShadowObserver
 from engine.messages import Abort, Ended, Observed, Output, Submit, Tokens
@@ -268,7 +269,8 @@ class Engine:
 def make_scheduler(config: EngineConfig, num_kv_blocks: int, budget: TokenBudget | None = None) -> Scheduler:
     """The scheduler that an EngineConfig asks for, over a pool of `num_kv_blocks`. `budget` is how it keeps
     max_num_batched_tokens=auto; without one a step of a CPU's largest size is always allowed."""
-    pool = BlockPool(num_kv_blocks, config.block_size, config.prefix_caching)
+    eviction = make_eviction_policy(config.eviction_policy, num_kv_blocks, config.eviction_ttl_seconds)
+    pool = BlockPool(num_kv_blocks, config.block_size, config.prefix_caching, eviction)
     return Scheduler(
         pool,
         make_policy(dict(config), pool),

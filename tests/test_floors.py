@@ -65,7 +65,7 @@ MAY_IMPORT = {
     },
     "engine.faults.plan": set(),
     "engine.faults": {"engine.server", "engine.engine", "metrics.errors"},
-    "engine.settings": set(),
+    "engine.settings": {"engine.memory.eviction"},
     "engine.config": {"engine.request.policies", "engine.settings", "engine.faults.plan"},
     "engine.options": {"engine.config", "metrics.errors"},
     "engine.sampling": set(),

@@ -1,9 +1,10 @@
 """Blocks of KV cache and their owners. Pure bookkeeping: no tensors, no clock."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from engine.memory.eviction.policy import EvictionPolicy
 from engine.memory.prefix import PrefixIndex
 
 
@@ -19,7 +20,9 @@ class BlockCounts(NamedTuple):
 class BlockPool:
     """Owns every KV block: hands them out, shares them by reference count, takes them back."""
 
-    def __init__(self, num_blocks: int, block_size: int, prefix_caching: bool = True):
+    def __init__(
+        self, num_blocks: int, block_size: int, prefix_caching: bool = True, eviction: EvictionPolicy | None = None
+    ):
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.prefix_caching = prefix_caching
@@ -29,7 +32,12 @@ class BlockPool:
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: low indices first
         self.num_active = 0
         self._shared_ends: dict[int, int] = {}  # block → how many of its positions forks of its writer read
-        self._index = PrefixIndex()
+        self._index = PrefixIndex(eviction)
+        self.on_evict: Callable[[int, bytes], None] | None = None  # hears of each cached block before it is reused
+
+    @property
+    def evicts_lru(self) -> bool:
+        return self._index.policy.name == "lru"
 
     @property
     def available(self) -> int:
@@ -45,7 +53,11 @@ class BlockPool:
 
     def match(self, hashes: Sequence[bytes]) -> list[int]:
         """The cached blocks of the longest known prefix. They stay evictable until `take`."""
-        return self._index.match(hashes) if self.prefix_caching else []
+        if not self.prefix_caching:
+            return []
+        if self._index.policy.has_clock:
+            self._expire()
+        return self._index.match(hashes)
 
     def take(self, blocks: Sequence[int]) -> None:
         """Adds a reader to cached blocks."""
@@ -55,6 +67,11 @@ class BlockPool:
                 self.slots_written += self.block_size
                 self._index.busy(block)
             self._references[block] += 1
+
+    def used(self, blocks: Sequence[int]) -> None:
+        """The request that took these cached blocks was admitted."""
+        if self._index.policy.counts_uses:
+            self._index.used(blocks)
 
     def take_from(self, blocks: Sequence[int], num_tokens: int) -> None:
         """Reads the first `num_tokens` positions of a live sequence's blocks together with it."""
@@ -94,8 +111,8 @@ class BlockPool:
             else:
                 evicted = self._index.evict()
                 assert evicted is not None, "a block that is neither free nor active must be evictable"
-                block = evicted
-                self.evicted_blocks += 1
+                block = evicted.block
+                self._evicted(block, evicted.key)
             self._references[block] = 1
             blocks.append(block)
         self.num_active += count
@@ -143,3 +160,13 @@ class BlockPool:
                 self._index.idle(block)
             else:
                 self._free.append(block)
+
+    def _expire(self) -> None:
+        for node in self._index.expire():
+            self._evicted(node.block, node.key)
+            self._free.append(node.block)
+
+    def _evicted(self, block: int, key: bytes) -> None:
+        self.evicted_blocks += 1
+        if self.on_evict is not None:
+            self.on_evict(block, key)

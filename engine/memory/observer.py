@@ -1,5 +1,6 @@
 """The observer of a block pool: it learns what requests do to blocks, and changes nothing."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -38,6 +39,7 @@ class BlockObserver:
     """Ignores all events. A subclass that books them must not change blocks or requests, but for `prefix_report`."""
 
     has_times = False  # `take_times` has something to return
+    wants_evictions = False  # `on_evict` does something
 
     def __init__(self) -> None:
         self.now_ns = 0  # begin of the turn; the loop sets it
@@ -59,6 +61,9 @@ class BlockObserver:
 
     def on_grow(self, owner: BlockOwner) -> None:
         """The owner got more blocks while it runs."""
+
+    def on_evict(self, owner: BlockOwner, keys: Sequence[bytes]) -> None:
+        """The pool evicted these blocks for the owner, before it was admitted or grew."""
 
     def on_fill(self, owner: BlockOwner, count: int) -> None:
         """The first `count` blocks of the owner are full and committed."""

@@ -5,7 +5,9 @@ import heapq
 from array import array
 from collections.abc import Sequence
 
-import msgspec
+from engine.memory.cached_block import CachedBlock
+from engine.memory.eviction.lru import Lru
+from engine.memory.eviction.policy import EvictionPolicy
 
 
 def chain_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
@@ -18,27 +20,19 @@ def root_hash(salt: str) -> bytes:
     return hashlib.blake2b(salt.encode(), digest_size=16).digest() if salt else b""
 
 
-class Node(msgspec.Struct, gc=False, eq=False):
-    """A cached block's place in the tree. The garbage collector need not look at it: it points to the root only."""
-
-    block: int
-    parent: "Node | None"
-    key: bytes
-    children: int = 0
-    idle_since: int | None = None  # logical time; None while a live request reads the block
-
-
 class PrefixIndex:
     """The full blocks by their prefix, and the order in which idle ones are evicted.
 
-    Only leaves are evicted, the least recently used first: a block whose children are cached would make them
-    unreachable. Time is a counter, so that the same calls always evict the same blocks.
+    Only leaves are evicted: a block whose children are cached would make them unreachable. Which leaf goes first is the
+    policy's choice. Time is a counter, so that the same calls always evict the same blocks.
     """
 
-    def __init__(self) -> None:
-        self._nodes: dict[bytes, Node] = {}
-        self._by_block: dict[int, Node] = {}
-        self._candidates: list[tuple[int, int]] = []  # (idle_since, block); stale entries are skipped
+    def __init__(self, policy: EvictionPolicy | None = None) -> None:
+        self.policy = policy or Lru(0)
+        self._nodes: dict[bytes, CachedBlock] = {}
+        self._by_block: dict[int, CachedBlock] = {}
+        # Idle leaves of each queue, as (idle_since, block); stale entries are skipped.
+        self._candidates: list[list[tuple[int, int]]] = [[] for _ in range(self.policy.num_queues)]
         self._time = 0
 
     def match(self, hashes: Sequence[bytes]) -> list[int]:
@@ -58,45 +52,87 @@ class PrefixIndex:
     def insert(self, key: bytes, parent: bytes | None, block: int) -> None:
         """Adds a block that is full and being read. Its prefix is not known yet, but what stands before it is."""
         above = None if parent is None else self._nodes[parent]
-        node = Node(block, above, key)
+        node = CachedBlock(block, above, key)
         if above is not None:
             above.children += 1
+            node.depth = above.depth + 1
         self._nodes[key] = self._by_block[block] = node
+        self.policy.inserted(node, self._time)
 
     def holds(self, block: int) -> bool:
         return block in self._by_block
 
     def busy(self, block: int) -> None:
-        """A request reads the block from now on: it cannot be evicted."""
-        self._by_block[block].idle_since = None
+        """A request reads the idle block from now on: it cannot be evicted."""
+        node = self._by_block[block]
+        if node.reused_at_age is None and node.idle_since is not None:
+            node.reused_at_age = self._time - node.idle_since
+        node.idle_since = None
+        self.policy.became_busy(node)
+
+    def used(self, blocks: Sequence[int]) -> None:
+        """The request that found these blocks was admitted: where they had been idle, that is a use."""
+        for block in blocks:
+            node = self._by_block.get(block)
+            if node is not None and node.reused_at_age is not None:
+                self.policy.used(node, node.reused_at_age)
+                node.reused_at_age = None
 
     def idle(self, block: int) -> None:
         self._time += 1
         node = self._by_block[block]
         node.idle_since = self._time
+        for moved in self.policy.became_idle(node, self._time):
+            self._time += 1
+            moved.idle_since = self._time
+            self._offer(moved)
         self._offer(node)
 
-    def evict(self) -> int | None:
-        """Forgets the least recently used idle leaf and returns its block; None where there is none."""
-        while self._candidates:
-            idle_since, block = heapq.heappop(self._candidates)
+    def evict(self) -> CachedBlock | None:
+        """Forgets the idle leaf that the policy gives up; None where there is none."""
+        heads = [self._head(queue) for queue in range(len(self._candidates))]
+        if not any(heads):
+            return None
+        return self._forget(0 if len(heads) == 1 else self.policy.victim_queue(heads, self._time))
+
+    def expire(self) -> list[CachedBlock]:
+        """Forgets the idle leaves that are too old for a policy with a clock."""
+        expired = []
+        for queue in range(len(self._candidates)):
+            while (head := self._head(queue)) is not None and self.policy.is_expired(head):
+                expired.append(self._forget(queue))
+        return expired
+
+    def _head(self, queue: int) -> CachedBlock | None:
+        """The oldest idle leaf of a queue."""
+        candidates = self._candidates[queue]
+        while candidates:
+            idle_since, block = candidates[0]
             node = self._by_block.get(block)
-            if node is None or node.idle_since != idle_since or node.children:
-                continue
-            del self._nodes[node.key], self._by_block[block]
-            if node.parent is not None:
-                node.parent.children -= 1
-                self._offer(node.parent)
-            return block
+            if node is not None and node.idle_since == idle_since and not node.children and node.queue == queue:
+                return node
+            heapq.heappop(candidates)
         return None
 
-    def _offer(self, node: Node) -> None:
-        if node.idle_since is not None and node.children == 0:
-            heapq.heappush(self._candidates, (node.idle_since, node.block))
-            if len(self._candidates) > 2 * len(self._nodes) + 64:  # mostly stale: nothing was evicted for long
-                self._candidates = [
-                    (n.idle_since, n.block)
-                    for n in self._nodes.values()
-                    if n.idle_since is not None and n.children == 0
-                ]
-                heapq.heapify(self._candidates)
+    def _forget(self, queue: int) -> CachedBlock:
+        """The head of a queue, which `_head` has just found."""
+        node = self._by_block.pop(heapq.heappop(self._candidates[queue])[1])
+        del self._nodes[node.key]
+        self.policy.evicted(node, self._time)
+        if node.parent is not None:
+            node.parent.children -= 1
+            self._offer(node.parent)
+        return node
+
+    def _offer(self, node: CachedBlock) -> None:
+        if node.idle_since is None or node.children:
+            return
+        candidates = self._candidates[node.queue]
+        heapq.heappush(candidates, (node.idle_since, node.block))
+        if len(candidates) > 2 * len(self._nodes) + 64:  # mostly stale: nothing was evicted for long
+            candidates[:] = [
+                (n.idle_since, n.block)
+                for n in self._nodes.values()
+                if n.idle_since is not None and n.children == 0 and n.queue == node.queue
+            ]
+            heapq.heapify(candidates)

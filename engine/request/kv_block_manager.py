@@ -19,6 +19,9 @@ class KVBlockManager:
         self.pool = pool
         self.observer = observer
         self._waiting_forks: dict[int, Request] = {}  # arrival index → a waiting request that has blocks
+        self._evicted: list[bytes] = []  # keys, for the observer
+        if observer.wants_evictions:
+            pool.on_evict = lambda block, key: self._evicted.append(key)
 
     def allocate(self, request: Request, reserve: int, plan: StepPlan) -> bool:
         """Blocks for all tokens of a waiting request, if `reserve` others stay available; else no change."""
@@ -35,6 +38,7 @@ class KVBlockManager:
                 return self.allocate(request, reserve, plan)
             return False
         self._waiting_forks.pop(request.arrival_index, None)
+        self.pool.used(request.blocks[: request.published_blocks])
         found = request.num_computed_tokens
         if found > request.computed_high_water:  # also after a preemption: others may have computed more of its prompt
             request.cached_tokens += found - request.computed_high_water
@@ -73,7 +77,10 @@ class KVBlockManager:
                 return False
             self.free(forks.pop())
         request.forked = False
+        self._evicted.clear()  # those that had expired
         fresh = pool.allocate(missing)
+        if self._evicted:
+            self.observer.on_evict(request, self._evicted.copy())
         if copied:
             plan.copies.append((blocks[tail], fresh[-1]))
             written = max(0, request.num_committed_tokens - tail * pool.block_size)

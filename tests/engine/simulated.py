@@ -7,6 +7,7 @@ from typing import NamedTuple
 from engine.config import EngineConfig
 from engine.engine import Engine, make_block_observer
 from engine.memory.block_pool import BlockPool
+from engine.memory.eviction import make_eviction_policy
 from engine.memory.shadow.observer import ShadowObserver
 from engine.messages import Observed, Submit, Tokens
 from engine.request.plan import LaunchedStep, ScheduledTokens, StepOutcome, StepPlan
@@ -154,9 +155,10 @@ class Simulation:
     ):  # fmt: skip
         self.clock = VirtualClock()
         self.published = Published()
-        pool = BlockPool(num_blocks, block_size, prefix_caching)
         settings = {"max_num_seqs": 8, "max_num_batched_tokens": 32} | limits
         config = EngineConfig(model="", policy=policy, max_num_seqs=settings["max_num_seqs"], **(knobs or {}))
+        eviction = make_eviction_policy(config.eviction_policy, num_blocks, config.eviction_ttl_seconds)
+        pool = BlockPool(num_blocks, block_size, prefix_caching, eviction)
         self.block_observer = make_block_observer(config, pool)
         self.scheduler = Scheduler(pool, make_policy(dict(config), pool), self.block_observer, **settings)
         self.runner = device(self.clock, pool)

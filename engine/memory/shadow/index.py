@@ -158,6 +158,7 @@ class ShadowIndex:
         if node.lost_below > REAL:
             node.filled_ns = now_ns
         node.lost_below = 0
+        node.evicted_by = ""
         return node
 
     def end(self, parent: ShadowNode, tokens: Sequence[int], writer: str) -> None:

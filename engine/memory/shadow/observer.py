@@ -1,5 +1,7 @@
 """The outcome of every prompt token at its first lookup, and how long cached blocks live.
 
+**The curve** of hits over pool sizes is that of the eviction policy lru, whichever policy the pool has.
+
 **Outcomes.** Each prompt token gets exactly one, in this order of precedence, and they sum to the prompt. A prompt of P
 tokens could at best reuse (P - 1) // block_size blocks, since the last token is always computed for its logits.
 
@@ -36,7 +38,7 @@ Forks (n > 1) read their leader's prompt: it counts once, for the leader. The se
 not count: the tokens that it computes again are `recomputed_tokens`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,6 +98,8 @@ class ShadowObserver(BlockObserver):
         self._times = BlockTimes()
         self.has_times = False
         self._num_dropped = 0
+        # Another policy evicts other blocks than the index, which has the order of their last use.
+        self.wants_evictions = not pool.evicts_lru
 
     def flush(self) -> None:
         events, self._events = self._events, []
@@ -142,8 +146,17 @@ class ShadowObserver(BlockObserver):
 
     def _evict_for(self, owner: BlockOwner, now_ns: int, active: int) -> None:
         """`active` blocks are in use since the owner grew."""
+        evicted = self.shadow.evict_to(self._occupied(active))
+        if not self.wants_evictions:
+            self._book_evictions(evicted, owner, now_ns)
+
+    @_booked_by_flush
+    def on_evict(self, now_ns: int, active: int, owner: BlockOwner, keys: Sequence[bytes]) -> None:
+        self._book_evictions([node for key in keys if (node := self.shadow.find(key)) is not None], owner, now_ns)
+
+    def _book_evictions(self, evicted: Sequence[ShadowNode], owner: BlockOwner, now_ns: int) -> None:
         times = self._times
-        for node in self.shadow.evict_to(self._occupied(active)):
+        for node in evicted:
             node.evicted_by, node.evicted_ns = owner.id, now_ns
             if self._pool.prefix_caching and self.shadow.is_sampled(node):
                 times.evicted_age_ns.append(now_ns - node.filled_ns)
@@ -289,6 +302,8 @@ class ShadowObserver(BlockObserver):
         evicted_by: dict[str, int] = {}
         evicted_ago_ns = None
         for node in blocks[hit:] if cached else ():
+            if not node.evicted_by:  # it expired
+                continue
             if evicted_ago_ns is None:
                 evicted_ago_ns = now_ns - node.evicted_ns
             evicted_by[node.evicted_by] = evicted_by.get(node.evicted_by, 0) + size

@@ -40,7 +40,9 @@ def audit_observer(observer: ShadowObserver) -> None:
     observer.flush()
     pool, shadow, paths = observer._pool, observer.shadow, observer._paths.values()
     is_read = {key: node.idle_since is None for key, node in pool._index._nodes.items()}
-    audit_index(shadow, observer._occupied(pool.num_active), is_read if pool.prefix_caching else None)
+    audit_index(
+        shadow, observer._occupied(pool.num_active), is_read if pool.prefix_caching and pool.evicts_lru else None
+    )
     blocks = shadow._nodes.values()
     assert sum(node.readers for node in blocks) == sum(len(path.read) for path in paths), "a reader is lost"
     again = sum(max(0, len(path.known) - len(path.read)) for path in paths)
