@@ -24,6 +24,8 @@ MOST_SECONDS = 120.0  # of the process that measures, with the start of torch an
 MOST_OWN, MOST_OTHER = 8, 4  # entries in `run.json`: of the run's own settings, and of others
 # The fastest kernels that compute the same, and all cores: what other settings cost is worth knowing.
 FASTEST_KERNELS = {"attention_backend": "auto", "fused_operations": "auto"}
+# What a CPU may hold its matrices as in place of the run's format: fewer bytes, or more where fewer were slower.
+OTHER_WEIGHTS = {"float32": "int8", "bfloat16": "int8", "float16": "int8", "int4": "int8"}
 
 
 def add_reference(run: RunDirectory, *, planted: bool, progress: Callable[[], None]) -> None:
@@ -71,13 +73,17 @@ def measure_apart(model: str, settings: dict[str, Any]) -> SpeedEntry | None:
 def _lacking(
     engine: dict[str, Any], own: dict[str, Any], entries: list[SpeedEntry], cores: int
 ) -> list[dict[str, Any]]:
-    """Settings to measure: those of the run, and the fastest that compute the same, where no entry has them."""
+    """Settings to measure, where no entry has them: those of the run, the fastest that compute the same, and on a CPU
+    another format of weights."""
     options, found = _options(engine), []
     if not any(each.settings == own for each in entries):
         found.append(options)
     fastest = own | FASTEST_KERNELS | {"threads": max(cores, own["threads"] or 0)}
     if own != fastest and not any(each.settings == fastest for each in entries):
         found.append(options | FASTEST_KERNELS | {"threads": fastest["threads"]})
+    other = OTHER_WEIGHTS.get(str(own["weights"])) if options["device"] == "cpu" else None
+    if other is not None and not any(each.settings == own | {"weights": other} for each in entries):
+        found.append(options | {"weights": other})
     return found
 
 

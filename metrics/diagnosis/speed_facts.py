@@ -15,6 +15,7 @@ import pandas as pd
 from metrics.compute.cost_model import shape_from
 from metrics.compute.speed_reference import (
     HOST_STAGES,
+    SPEED_SETTINGS,
     SpeedEntry,
     expected,
     expected_line,
@@ -33,6 +34,8 @@ from metrics.steps import Steps, rows_of
 QUARTERS = 4
 FEWEST_STEPS = 32  # of a part: a median of fewer is good to a fifth at best
 ENOUGH_COVERED = 0.5  # of the device time must be in steps that the reference knows
+NUMBERS = ("dtype", "weights", "kv_cache_dtype")  # formats: other ones are another model
+NOT_WEIGHTS = tuple(name for name in SPEED_SETTINGS if name != "weights")
 DECODE_PAIRS = 3  # of step_time.features: pairs of a query and a key
 
 
@@ -79,7 +82,8 @@ class SpeedFacts:
     encoding: Pace | None
     decoding: Pace | None
     writing: Pace | None
-    others: list[OtherSettings] = field(default_factory=list)  # the fastest first
+    others: list[OtherSettings] = field(default_factory=list)  # that compute the same, the fastest first
+    weights: list[OtherSettings] = field(default_factory=list)  # other formats of weights, which is another model
 
 
 def speed_facts(meta: Mapping[str, Any], steps: pd.DataFrame, rows: pd.DataFrame) -> SpeedFacts | None:
@@ -130,7 +134,8 @@ def speed_facts(meta: Mapping[str, Any], steps: pd.DataFrame, rows: pd.DataFrame
         encoding=_texts(same, rows, "encoding", "prompt_characters") if is_reference else None,
         decoding=_texts(same, rows, "decoding", "server_output_tokens") if is_reference else None,
         writing=_texts(same, rows, "writing", "server_output_tokens") if is_reference else None,
-        others=_others(stored, own, normal.device_ns, found, rows_of_logits) if is_reference else [],
+        others=_others(stored, own, NUMBERS, normal.device_ns, found, rows_of_logits) if is_reference else [],
+        weights=_others(stored, own, NOT_WEIGHTS, normal.device_ns, found, rows_of_logits) if is_reference else [],
     )
 
 
@@ -212,13 +217,13 @@ def _texts(entries: Sequence[SpeedEntry], rows: pd.DataFrame, name: str, units: 
 
 
 def _others(
-    stored: Sequence[SpeedEntry], own: dict[str, Any], normal: np.ndarray, found: np.ndarray, logits: np.ndarray
-) -> list[OtherSettings]:
-    """Only settings that compute the same: another format of numbers is another model."""
+    stored: Sequence[SpeedEntry], own: dict[str, Any], same: Sequence[str], normal: np.ndarray, found: np.ndarray,
+    logits: np.ndarray,
+) -> list[OtherSettings]:  # fmt: skip
+    """Settings of other entries that agree with the run's own in `same`."""
     groups: dict[tuple, list[SpeedEntry]] = {}
     for entry in stored:
-        same_numbers = all(entry.settings.get(name) == own.get(name) for name in ("dtype", "weights", "kv_cache_dtype"))
-        if entry.settings != own and same_numbers:
+        if entry.settings != own and all(entry.settings.get(name) == own.get(name) for name in same):
             groups.setdefault(tuple(sorted(entry.settings.items(), key=str)), []).append(entry)
     ranked = []
     for settings, entries in groups.items():

@@ -5,6 +5,7 @@ from metrics.diagnosis.excess import Excess
 from metrics.diagnosis.facts import Facts, tightest
 from metrics.diagnosis.rules.cause import Proposal, all_of, cause
 from metrics.diagnosis.rules.shared_evidence import excess_evidence, missing_share, residual_evidence
+from metrics.diagnosis.rules.weights import smaller_weights
 from metrics.diagnosis.verdict import evidence
 from metrics.replay.prediction import Change
 
@@ -31,6 +32,7 @@ def slow_decode(facts: Facts, excess: Excess) -> Proposal | None:
     fits = int(batch_within_tpot(facts))
     alone = alone_ms > bound
     slow_ms = excess.mean_ms if excess.objective == "tpot_ms" else now_ms  # with the prompts of others in its steps
+    smaller = smaller_weights(facts)
     return Proposal(
         cause=f"a decode step takes {alone_ms:.1f} ms for a single request, above the {bound:.1f} ms that a token may "
         "take" if alone else
@@ -44,15 +46,19 @@ def slow_decode(facts: Facts, excess: Excess) -> Proposal | None:
             evidence(f"step model: {model.step_ns / 1e6:.2f} ms + {model.token_ns / 1e3:.1f} µs a token + "
                      f"{model.context_ns:.0f} ns a token of context", model.step_ns / 1e6, "ms", "steps: fit",
                      weight=0),
+            *smaller.evidence,
             *residual_evidence(facts),
         ],
         measurement="one request at a time on an idle server",
         settings={"max_num_seqs": max(1, min(fits, int(steps.mean_batch)) if not alone else 1)},
         if_cause=f"a token still takes {alone_ms:.1f} ms",
         if_rival=f"a token takes clearly less than {alone_ms:.1f} ms",
-        change="a faster device, a smaller model or lower precision; or an objective that this device can meet",
+        change=f"{smaller.words}a faster device or a smaller model; or an objective that this device can meet",
         claims=all_of(DECODE),
-        fixes=tuple(Change(device_speed=max(HEADROOM, HEADROOM * each / bound)) for each in (now_ms, slow_ms)),
+        fixes=(
+            *smaller.fixes,
+            *(Change(device_speed=max(HEADROOM, HEADROOM * each / bound)) for each in (now_ms, slow_ms)),
+        ),
     )  # fmt: skip
 
 

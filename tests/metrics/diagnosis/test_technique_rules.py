@@ -1,0 +1,59 @@
+"""Techniques of the engine as causes and as fixes: each is named from what was measured, and not without it."""
+
+import msgspec
+import pytest
+
+from metrics.diagnosis.diagnose import diagnose
+from metrics.diagnosis.excess import excesses
+from metrics.diagnosis.facts import read_facts
+from metrics.diagnosis.rules.cause import proposals
+from metrics.diagnosis.speed_run import entry_of_run
+from tests.metrics.sampled_machine import known
+from tests.metrics.synthetic import synthetic_run
+
+TIGHT = [{"klass": "all", "tpot_ms": 9.0, "source": "chosen for the tests"}]
+
+
+@pytest.fixture(scope="module")
+def normal(tmp_path_factory):
+    run = known(synthetic_run(tmp_path_factory.mktemp("normal") / "run", requests=120, seed=3))
+    return msgspec.structs.replace(entry_of_run(run, run.meta()), identity=1)
+
+
+def held_as(entry, weights: str, speedup: float):
+    """The entry of a server whose matrices have another format and whose steps are so many times as fast."""
+    step_ns = [None if ns is None else ns / speedup for ns in entry.step_ns]
+    return msgspec.structs.replace(
+        entry, identity=entry.identity + 1, step_ns=step_ns, settings=entry.settings | {"weights": weights}
+    )
+
+
+def proposed(run) -> dict[str, object]:
+    facts = read_facts(run)
+    return {found.key: found for excess in excesses(facts) for found in proposals(facts, excess)}
+
+
+def test_a_model_that_is_too_slow_is_offered_the_weights_that_were_measured(tmp_path, normal):
+    made = synthetic_run(tmp_path / "run", requests=120, objectives=TIGHT)
+    run = known(made, [normal, held_as(normal, "int8", 1.6)])
+    found = next(each for each in diagnose(run).findings if each.key == "slow_decode")
+    assert "weights=int8" in found.fix.change
+    assert any("with weights=int8 in place of float32" in fact.statement for fact in found.evidence)
+    slower = known(made, [normal, held_as(normal, "int8", 0.9)])
+    assert "weights=int8" not in next(f for f in diagnose(slower).findings if f.key == "slow_decode").fix.change
+
+
+@pytest.mark.parametrize(
+    ("own", "chosen", "is_named"), [("int4", True, True), ("int4", False, False), ("float32", True, False)]
+)
+def test_chosen_weights_are_the_cause_where_more_exact_ones_are_faster(tmp_path, normal, own, chosen, is_named):
+    run = known(synthetic_run(tmp_path / "run", requests=120, objectives=TIGHT), weights=own)
+    mine = msgspec.structs.replace(normal, settings=normal.settings | {"weights": own})
+    run = known(run, [mine, held_as(mine, "int8", 1.4)], weights=own)
+    if chosen:
+        run.update_meta(engine=(run.meta()["engine"] or {}) | {"weights": own})
+    found = proposed(run)
+    assert ("slow_weights" in found) is is_named
+    if is_named:
+        assert found["slow_weights"].settings == {"weights": "int8"}
+        assert found["slow_weights"].fixes[0].device_speed == pytest.approx(1.4, rel=0.02)
