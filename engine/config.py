@@ -9,13 +9,14 @@ from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_v
 
 from engine.request.policies import POLICIES
 from engine.settings.eviction import EvictionSettings
+from engine.settings.kv_cache import KVCacheSettings
 from engine.settings.panels import COMPUTE, EXPERIMENTS, MEMORY, REQUEST, SERVER, TELEMETRY, TOKEN
 from engine.settings.speculation import SpeculationSettings
 
 _POLICY_OF = {policy.setting: name for name, policy in POLICIES.items() if policy.setting is not None}
 
 
-class EngineConfig(SpeculationSettings, EvictionSettings):
+class EngineConfig(SpeculationSettings, KVCacheSettings, EvictionSettings):
     """Settings of one engine. Frozen; unknown names are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
@@ -40,10 +41,6 @@ class EngineConfig(SpeculationSettings, EvictionSettings):
     )
     fused_operations: Literal["auto", "off"] = COMPUTE(
         "auto", description="norms, rotation with cache write, and gates as fused kernels where the device has them"
-    )
-    kv_cache_dtype: Literal["auto", "fp8"] = MEMORY(
-        "auto",
-        description="auto is dtype; fp8 stores two to four times the tokens, with one scale for each token and head",
     )
     overlap: Literal["auto", "on", "off"] = COMPUTE(
         "auto", description="launch a step before the one before it is read; auto is on with CUDA and off on a CPU"

@@ -18,7 +18,8 @@ from rich.table import Table
 
 from bench.kernels.triton_attention import seconds_of
 from bench.results import BenchError, Row
-from engine.compute.kv_cache import KV_FP8, KVLayout, allocate
+from engine.compute.kv_cache import KVLayout, allocate
+from engine.compute.kv_formats import KV_FP8
 from engine.compute.operations import reference as ops
 from engine.compute.operations.backend import HeadSpec, Rope
 from engine.compute.operations.triton_backend import TritonOperations

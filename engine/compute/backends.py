@@ -8,6 +8,7 @@ from engine.compute.attention.backend import AttentionBackend
 from engine.compute.attention.cpp_backend import CppAttention
 from engine.compute.attention.torch_backend import TorchAttention
 from engine.compute.cpp import extension
+from engine.compute.kv_formats import KV_INT4, KV_INT8, is_quantised
 from engine.compute.operations.backend import Operations
 from engine.compute.operations.cpp_backend import CppOperations
 from metrics.errors import ModelError
@@ -19,6 +20,8 @@ def make_attention(name: str, device: torch.device, dtype: torch.dtype, kv_dtype
     Raises ModelError.
     """
     if name in ("auto", "triton") and _has_triton(device):
+        if kv_dtype in (KV_INT8, KV_INT4):
+            raise ModelError("kv_cache_dtype int8 and int4 have no CUDA kernels yet; use fp8")
         from engine.compute.attention.triton_backend import TritonAttention  # Triton takes its time to import
 
         return TritonAttention(device)
@@ -29,7 +32,7 @@ def make_attention(name: str, device: torch.device, dtype: torch.dtype, kv_dtype
     if library is not None:
         return CppAttention(library)
     if name == "cpp":
-        fitting = device.type == "cpu" and dtype == kv_dtype == torch.float32
+        fitting = _fits_cpu_kernels(device, dtype, kv_dtype)
         precision = f"{dtype} on {device}" if kv_dtype == dtype else f"{dtype} on {device} with keys in {kv_dtype}"
         reason = extension.unavailable() if fitting else f"it computes in float32 on a CPU, not in {precision}"
         raise ModelError(f"attention_backend=cpp cannot be had: {reason}; or leave the choice to `auto`")
@@ -51,5 +54,8 @@ def _has_triton(device: torch.device) -> bool:
 
 
 def _cpu_kernels(device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype) -> extension.Library | None:
-    fitting = device.type == "cpu" and dtype == kv_dtype == torch.float32
-    return extension.library() if fitting else None
+    return extension.library() if _fits_cpu_kernels(device, dtype, kv_dtype) else None
+
+
+def _fits_cpu_kernels(device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype) -> bool:
+    return device.type == "cpu" and dtype == torch.float32 and (kv_dtype == dtype or is_quantised(kv_dtype))

@@ -1,10 +1,4 @@
-"""The KV cache of all layers as one allocation, and operations on its blocks from outside the layers.
-
-In 8 bits (float8_e4m3fn) each token and head has one scale for its keys, and one for its values. A head's vector is
-stored relative to its own largest number, at 448, the largest of the format: 3 bits of mantissa whatever its size, and
-no calibration. A number is off by 2**-4 of itself at most, and by 2**-10 / 448 of the largest where it is too small for
-that.
-"""
+"""The KV cache of all layers as one allocation, and operations on its blocks from outside the layers."""
 
 import math
 import mmap
@@ -12,9 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-KV_FP8 = torch.float8_e4m3fn
-LARGEST = torch.finfo(KV_FP8).max  # 448
-SCALE_BYTES = 4  # of a token and head, in each plane
+from engine.compute.kv_formats import is_quantised, scale_shape, stored_dim, vector_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,25 +31,30 @@ class LayerCache:
     and tokens of a block.
     """
 
-    values: torch.Tensor  # [planes, num_blocks, block_size, num_kv_heads, head_dim]
-    scales: torch.Tensor | None = None  # [planes, num_blocks, block_size, num_kv_heads] float32, of 8-bit values
+    values: torch.Tensor  # [planes, num_blocks, block_size, num_kv_heads, stored_dim]: head_dim, or codes of so many
+    scales: torch.Tensor | None = None  # of codes: [planes, num_blocks, block_size, num_kv_heads, *scale_shape]
 
     def strides(self) -> tuple[int, int]:
         """Vectors between two tokens of a block, and between two of its heads."""
-        _, _, block_size, num_heads, head_dim = self.values.shape
+        _, _, block_size, num_heads, size = self.values.shape
         _, block, token, head, one = self.values.stride()
-        assert one == 1 and block == block_size * num_heads * head_dim, "blocks and vectors are dense"
+        assert one == 1 and block == block_size * num_heads * size, "blocks and vectors are dense"
         if self.scales is not None:
-            assert self.scales.stride()[1:] == (block // head_dim, token // head_dim, head // head_dim), "as the values"
-        return token // head_dim, head // head_dim
+            per_vector = self.scales[0, 0, 0, 0].numel()
+            assert self.scales.stride()[1:4] == tuple(s // size * per_vector for s in (block, token, head)), "as values"
+        return token // size, head // size
+
+    def addresses(self) -> tuple[int, int, int | None, int | None]:
+        """Of the keys and the values, and of their scales. One plane is both."""
+        return *_plane_addresses(self.values), *((None, None) if self.scales is None else _plane_addresses(self.scales))
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class KVCache:
     """The KV cache of all layers, as the model's KVLayout says."""
 
-    values: torch.Tensor  # [num_layers, planes, num_blocks, block_size, num_kv_heads, head_dim]
-    scales: torch.Tensor | None = None  # [num_layers, planes, num_blocks, block_size, num_kv_heads] float32
+    values: torch.Tensor  # [num_layers, planes, num_blocks, block_size, num_kv_heads, stored_dim]
+    scales: torch.Tensor | None = None  # [num_layers, planes, num_blocks, block_size, num_kv_heads, *scale_shape]
 
     @property
     def nbytes(self) -> int:
@@ -69,9 +66,8 @@ class KVCache:
 
 
 def bytes_per_token(layout: KVLayout, num_layers: int, dtype: torch.dtype) -> int:
-    """Of a token in all layers, with the scales of 8-bit values."""
-    scale_bytes = SCALE_BYTES if dtype == KV_FP8 else 0
-    return num_layers * layout.planes * layout.num_heads * (layout.head_dim * dtype.itemsize + scale_bytes)
+    """Of a token in all layers, with the scales of codes."""
+    return num_layers * layout.planes * layout.num_heads * vector_bytes(layout.head_dim, dtype)
 
 
 def allocate(
@@ -79,8 +75,11 @@ def allocate(
 ) -> KVCache:
     """Zeros, because a masked-out slot is still multiplied: uninitialised memory may hold NaN."""
     size = (num_layers, layout.planes, num_blocks, layout.num_heads, block_size)
-    scales = zeros(size, torch.float32, device).transpose(3, 4) if dtype == KV_FP8 else None
-    return KVCache(zeros((*size, layout.head_dim), dtype, device).transpose(3, 4), scales)
+    scales = None
+    if is_quantised(dtype):
+        per_vector, scale_dtype = scale_shape(layout.head_dim, dtype)
+        scales = zeros((*size, *per_vector), scale_dtype, device).transpose(3, 4)
+    return KVCache(zeros((*size, stored_dim(layout.head_dim, dtype)), dtype, device).transpose(3, 4), scales)
 
 
 def zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -108,18 +107,10 @@ def copy_blocks(cache: KVCache, sources: torch.Tensor, targets: torch.Tensor) ->
 
 
 def _parts(cache: KVCache) -> list[torch.Tensor]:
-    """[num_layers, planes, num_blocks, ...] each; 8-bit floats as bytes, for which torch has all operations."""
+    """[num_layers, planes, num_blocks, ...] each; codes as bytes, for which torch has all operations."""
     return [cache.values] if cache.scales is None else [cache.values.view(torch.uint8), cache.scales]
 
 
-def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[..., head_dim] → the same in KV_FP8, and its scales [...] float32. NaN stays NaN."""
-    wide = x.float()
-    largest = wide.abs().amax(-1)
-    scales = torch.where(largest > 0, largest / LARGEST, 1.0)
-    return (wide / scales[..., None]).to(KV_FP8), scales
-
-
-def dequantise(values: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The inverse: values [..., head_dim] in KV_FP8 and scales [...] → [..., head_dim]."""
-    return (values.float() * scales[..., None]).to(dtype)
+def _plane_addresses(planes: torch.Tensor) -> tuple[int, int]:
+    first = planes.data_ptr()
+    return first, first + (len(planes) - 1) * planes.stride(0) * planes.itemsize

@@ -11,7 +11,7 @@ from engine.compute.attention.cpp_backend import AttentionArguments
 from engine.compute.cpp.extension import Library
 from engine.compute.kv_cache import KVCache, LayerCache
 from engine.compute.operations.backend import Gate, HeadSpec, Norm
-from engine.compute.operations.cpp_backend import GATES, SHIFTS, HeadArguments, SlotArguments
+from engine.compute.operations.cpp_backend import GATES, SHIFTS, HeadArguments
 from engine.compute.weight_formats import CppWeight
 
 POINTER, INT = ctypes.c_void_p, ctypes.c_int64
@@ -52,7 +52,8 @@ class _Layer(ctypes.Structure):
     _fields_ = (
         *((name, _Linear) for name in ("qkv", "o", "gate_up", "down")),
         *((name, POINTER) for name in ("post_norm", "next_norm", "q_norm", "k_norm")),
-        *((name, POINTER) for name in ("attention_norm", "mlp_norm", "cos", "sin", "keys", "values")),
+        *((name, POINTER) for name in ("attention_norm", "mlp_norm", "cos", "sin")),
+        *((name, POINTER) for name in ("keys", "values", "key_scales", "value_scales")),
         ("window", INT),
     )
 
@@ -90,22 +91,20 @@ class CppLayers:
         query_size = heads.num_heads * heads.head_dim
         self._room_size = 2 * query_size + hidden_size + max(first.qkv.out_features, 3 * intermediate_size)
         self._room = torch.empty(0)
-        _, block_stride, token_stride, head_stride, _ = caches[0].values.stride()
-        places = SlotArguments()
-        places.place(caches[0].values)
         self._arguments = _Layers(
             layers=ctypes.addressof(self._layers), num_layers=len(layers), hidden_size=hidden_size,
             intermediate_size=intermediate_size, gate=library.address(GATES[gate]), eps=eps, shift=SHIFTS[norm],
             heads=HeadArguments(
                 num_heads=heads.num_heads, num_kv_heads=heads.num_kv_heads, head_dim=heads.head_dim,
-                places=places, eps=heads.norm_eps, norm_shift=SHIFTS[heads.norm],
+                eps=heads.norm_eps, norm_shift=SHIFTS[heads.norm],
             ),
             attention=AttentionArguments(
-                num_heads=heads.num_heads, num_kv_heads=heads.num_kv_heads, head_dim=heads.head_dim,
-                value_dim=spec.value_dim, scale=spec.scale, block_stride=block_stride, token_stride=token_stride,
-                head_stride=head_stride, soft_cap=spec.soft_cap or 0.0,
+                num_heads=heads.num_heads, head_dim=heads.head_dim, value_dim=spec.value_dim, scale=spec.scale,
+                soft_cap=spec.soft_cap or 0.0,
             ),
         )  # fmt: skip
+        self._arguments.heads.place_cache(caches[0])
+        self._arguments.attention.place_cache(caches[0])
         self._address = ctypes.addressof(self._arguments)
         self.watch: Callable[[Sequence[int]], None] | None = None  # gets the marks of each call
 
@@ -141,14 +140,14 @@ class CppLayers:
 
 
 def _layer(parts: LayerParts, cache: LayerCache) -> _Layer:
-    keys, values = cache.values
     heads, (cos, sin) = parts.heads, parts.rope or (None, None)
+    keys, values, key_scales, value_scales = cache.addresses()
     return _Layer(
         qkv=_linear(parts.qkv), o=_linear(parts.o), gate_up=_linear(parts.gate_up), down=_linear(parts.down),
         post_norm=parts.post_norm.data_ptr(), next_norm=parts.next_norm.data_ptr(),
         q_norm=_address(heads.q_norm), k_norm=_address(heads.k_norm), attention_norm=_address(parts.attention_norm),
-        mlp_norm=_address(parts.mlp_norm), cos=_address(cos), sin=_address(sin),
-        keys=keys.data_ptr(), values=values.data_ptr(), window=parts.spec.window or 0,
+        mlp_norm=_address(parts.mlp_norm), cos=_address(cos), sin=_address(sin), keys=keys, values=values,
+        key_scales=key_scales, value_scales=value_scales, window=parts.spec.window or 0,
     )  # fmt: skip
 
 

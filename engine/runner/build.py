@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from engine.compute.kv_cache import KV_FP8
+from engine.compute.kv_formats import QUANTISED
 from engine.config import EngineConfig
 from engine.request.plan import ScheduledTokens, StepPlan
 from engine.request.request import Request
@@ -28,7 +28,7 @@ def chosen_dtypes(config: EngineConfig, device: torch.device) -> tuple[torch.dty
     """Of the weights and activations, and of the KV cache."""
     by_default = "bfloat16" if device.type == "cuda" else "float32"
     dtype = getattr(torch, by_default if config.dtype == "auto" else config.dtype)
-    return dtype, KV_FP8 if config.kv_cache_dtype == "fp8" else dtype
+    return dtype, QUANTISED.get(config.kv_cache_dtype, dtype)
 
 
 def costliest_plans(config: EngineConfig, most_tokens: int, max_model_len: int) -> list[StepPlan]:

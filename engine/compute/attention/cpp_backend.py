@@ -8,6 +8,7 @@ from engine.compute.attention.backend import AttentionBackend, AttentionInputs, 
 from engine.compute.buffers import Workspace
 from engine.compute.cpp.extension import Library
 from engine.compute.kv_cache import LayerCache
+from engine.compute.kv_formats import cpp_format
 
 POINTER, INT = ctypes.c_void_p, ctypes.c_int64
 
@@ -16,7 +17,7 @@ class AttentionArguments(ctypes.Structure):
     """`struct Attention` of kernels.h."""
 
     _fields_ = (
-        *((name, POINTER) for name in ("query", "keys", "values", "output")),
+        *((name, POINTER) for name in ("query", "keys", "values", "key_scales", "value_scales", "output")),
         *((name, POINTER) for name in ("query_start", "contexts", "block_tables", "slopes", "sinks")),
         *(
             (name, INT)
@@ -30,7 +31,7 @@ class AttentionArguments(ctypes.Structure):
                 "num_kv_heads",
             )
         ),
-        *((name, INT) for name in ("head_dim", "value_dim", "block_size", "window")),
+        *((name, INT) for name in ("head_dim", "value_dim", "block_size", "window", "kv_format")),
         ("scale", ctypes.c_float),
         ("soft_cap", ctypes.c_float),
         ("workspace", POINTER),
@@ -42,9 +43,18 @@ class AttentionArguments(ctypes.Structure):
         self.block_tables, self.table_stride = inputs.block_tables.data_ptr(), inputs.block_tables.stride(0)
         self.num_sequences, self.block_size = len(inputs.query_lens), inputs.block_size
 
+    def place_cache(self, cache: LayerCache) -> None:
+        """Fills in where the vectors of a layer are, and in which format."""
+        self.keys, self.values, self.key_scales, self.value_scales = cache.addresses()
+        self.token_stride, self.head_stride = cache.strides()
+        _, _, block_size, num_kv_heads, _ = cache.values.shape
+        self.block_stride, self.num_kv_heads = block_size * num_kv_heads, num_kv_heads
+        self.kv_format = cpp_format(cache.values.dtype)
+
 
 class CppAttention(AttentionBackend):
-    """float32 only. A sequence's results depend neither on its company in the batch nor on the number of threads.
+    """Queries and results in float32, keys and values in it or quantised. A sequence's results depend neither on its
+    company in the batch nor on the number of threads.
 
     The result of `attend` stands until the next call.
     """
@@ -65,16 +75,12 @@ class CppAttention(AttentionBackend):
         if not query.is_contiguous():
             query = query.contiguous()
         num_tokens, num_heads, head_dim = query.shape
-        cache = layer_cache.values
         output = self._output.shaped(num_tokens, num_heads, spec.value_dim)
         arguments.query = query.data_ptr()
-        arguments.keys = keys = cache.data_ptr()
-        planes, _, _, num_kv_heads, _ = cache.shape
-        arguments.values = keys if planes == 1 else keys + 4 * cache.stride(0)
+        arguments.place_cache(layer_cache)
         arguments.output = output.data_ptr()
         arguments.sinks = None if spec.sink_logits is None else spec.sink_logits.data_ptr()
-        _, arguments.block_stride, arguments.token_stride, arguments.head_stride, _ = cache.stride()
-        arguments.num_heads, arguments.num_kv_heads, arguments.head_dim = num_heads, num_kv_heads, head_dim
+        arguments.num_heads, arguments.head_dim = num_heads, head_dim
         self._attend(address)
         return output
 

@@ -4,7 +4,8 @@ import torch
 import torch.nn.functional as F
 
 from engine.compute.attention.backend import AttentionBackend, AttentionInputs, AttentionSpec
-from engine.compute.kv_cache import LayerCache, dequantise
+from engine.compute.kv_cache import LayerCache
+from engine.compute.kv_formats import dequantise
 
 GATHERED_TOKENS = 65_536  # KV positions that one group of single-token sequences gathers at most, padding included
 # From here on a gather keeps its room on a CPU. The C library gives back what is larger than its threshold (at first
@@ -81,7 +82,7 @@ class TorchAttention(AttentionBackend):
         spec: AttentionSpec,
         dtype: torch.dtype,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Planes [num_blocks, block_size, heads, head_dim], and scales [num_blocks, block_size, heads] if there are,
+        """Planes [num_blocks, block_size, heads, stored_dim], and the scales of codes,
         by the blocks of `rows` sequences → keys [rows, heads, context, head_dim] and values [..., value_dim]. They
         stand until the next call."""
         gathered = []
@@ -97,7 +98,7 @@ class TorchAttention(AttentionBackend):
                 torch.index_select(plane, 0, blocks, out=out)
             else:
                 out = plane.index_select(0, blocks)
-            gathered.append(out.view(rows, -1, *plane.shape[2:]).transpose(1, 2))
+            gathered.append(out.view(rows, -1, *out.shape[2:]).transpose(1, 2))
         return gathered[0], gathered[1] if len(planes) == 2 else gathered[0][..., : spec.value_dim]
 
     def _make_masks(self, spec: AttentionSpec, num_kv_heads: int, dtype: torch.dtype, plain: bool) -> tuple[list, list]:

@@ -36,21 +36,27 @@ struct Item {
 // Where the keys and values of a tile's positions are.
 struct Places {
     int count;
-    const float *keys[TILE], *values[TILE];
+    int64_t vectors[TILE];  // of the first head
+    const float *keys[TILE], *values[TILE];  // of the first head, in float32; else of unpacked ones
 
     void find(const Attention &a, const Item &item, int begin, int tile) {
         const int32_t *table = a.block_tables + item.sequence * a.table_stride;
         int size = int(a.block_size), block = begin / size, within = begin % size;
-        int64_t place = table[block] * a.block_stride + within * a.token_stride;
+        int64_t vector = table[block] * a.block_stride + within * a.token_stride;
         count = std::min(tile, item.end - begin);
         for (int k = 0; k < tile; k++) {
-            keys[k] = a.keys + place, values[k] = a.values + place;
+            vectors[k] = vector;
             if (k >= count - 1) continue;  // what is behind the last is computed and thrown away
-            place += a.token_stride;
-            if (++within == size) within = 0, place = table[++block] * a.block_stride;
+            vector += a.token_stride;
+            if (++within == size) within = 0, vector = table[++block] * a.block_stride;
+        }
+        if (a.kv_format != kv::FLOAT32) return;
+        for (int k = 0; k < tile; k++) {
+            keys[k] = static_cast<const float *>(a.keys) + vectors[k] * a.head_dim;
+            values[k] = static_cast<const float *>(a.values) + vectors[k] * a.head_dim;
         }
     }
-    // Asks memory for `size` floats of the keys and the values of some positions.
+    // Asks memory for `size` floats of the keys and the values of some positions, at `offset` behind the first head.
     void fetch(int begin, int end, int offset, int size) const {
         for (int k = begin; k < end; k++)
             for (int d = offset; d < offset + size; d += LINE) {
@@ -91,7 +97,7 @@ void begin_rows(const Attention &a, const Item &item, int head, bool few, Rows &
     std::memset(rows.output, 0, rows.count * a.padded_value_dim() * sizeof(float));
 }
 
-void attend_few(const Attention &a, Rows &rows, const Places &here, const Places &ahead, int offset, int begin,
+void attend_few(const Attention &a, Rows &rows, const Places &here, const Places *ahead, int offset, int begin,
                 float *scores) {
     const float *const *keys = here.keys;
     int count = here.count;
@@ -101,7 +107,7 @@ void attend_few(const Attention &a, Rows &rows, const Places &here, const Places
         const float *queries = rows.queries + r * padded;
         float *to = scores + r * TILE;
         for (int k = 0; k < count; k += W / now) {
-            if (r == 0) ahead.fetch(k, k + W / now, offset, dim);
+            if (r == 0 && ahead) ahead->fetch(k, k + W / now, offset, dim);
             if (now == 4) score_rows<4>(keys + k, offset, dim, queries, padded, to + k, TILE);
             else if (now == 2) score_rows<2>(keys + k, offset, dim, queries, padded, to + k, TILE);
             else score_rows<1>(keys + k, offset, dim, queries, padded, to + k, TILE);
@@ -136,13 +142,13 @@ void attend_few(const Attention &a, Rows &rows, const Places &here, const Places
     weigh_values(scores, rows.count, TILE, 1, here.values, offset, int(a.value_dim), count, rows.output, out_dim);
 }
 
-void attend_many(const Attention &a, Rows &rows, const Places &here, const Places &ahead, int offset, int begin,
+void attend_many(const Attention &a, Rows &rows, const Places &here, const Places *ahead, int offset, int begin,
                  float *scores) {
     const float *const *keys = here.keys;
     int count = here.count;
     int width = rows.width, dim = int(a.head_dim), out_dim = a.padded_value_dim();
     for (int k = 0; k < count; k += ROWS) {
-        ahead.fetch(k, k + ROWS, offset, dim);
+        if (ahead) ahead->fetch(k, k + ROWS, offset, dim);
         switch (width / W) {
             case 4: score_columns<4>(keys + k, offset, dim, rows.queries, width, scores + k * width); break;
             case 3: score_columns<3>(keys + k, offset, dim, rows.queries, width, scores + k * width); break;
@@ -197,6 +203,25 @@ inline float normaliser(const Attention &a, int query_head, float most, float to
     return a.sinks ? total + std::exp2(a.sinks[query_head] * LOG2E - most) : total;
 }
 
+// A tile's keys and values of one head, in float32, where `to` points. Asks memory for those of the tile `ahead`.
+void unpack(const Attention &a, const Places &here, const Places &ahead, int head, Places &to) {
+    const int64_t bytes = kv::code_bytes(a.kv_format, a.head_dim), groups = kv::num_groups(a.kv_format, a.head_dim);
+    const int64_t first = head * a.head_stride;
+    auto plane = [&](const void *codes, const float *scales, const float *const *target) {
+        const char *from = static_cast<const char *>(codes);
+        for (int k = 0; k < here.count; k++) {
+            const int64_t vector = here.vectors[k] + first, next = ahead.vectors[k] + first;
+            for (int64_t b = 0; b < bytes; b += LINE * 4) __builtin_prefetch(from + next * bytes + b, 0, 2);
+            __builtin_prefetch(scales + next * groups, 0, 2);
+            kv::unpack(a.kv_format, from + vector * bytes, scales + vector * groups, int(a.head_dim),
+                       const_cast<float *>(target[k]));
+        }
+    };
+    plane(a.keys, a.key_scales, to.keys);
+    if (a.values != a.keys) plane(a.values, a.value_scales, to.values);
+    to.count = here.count;
+}
+
 void end_rows(const Attention &a, const Item &item, int head, const Rows &rows) {
     int group = a.group(), dim = int(a.value_dim), padded = a.padded_value_dim();
     for (int r = 0; r < rows.count; r++) {
@@ -218,12 +243,20 @@ void end_rows(const Attention &a, const Item &item, int head, const Rows &rows) 
 // Room of one thread, kept from call to call.
 struct Room {
     std::vector<Rows> rows;
-    std::vector<float> queries, outputs, scores;
+    std::vector<float> queries, outputs, scores, unpacked_vectors;
+    Places unpacked;  // of a quantised tile
 
     void fit(const Attention &a, bool few) {
         int64_t dim = (a.head_dim + W - 1) / W * W, heads = few ? a.num_kv_heads : 1, count = few ? FEW : COLUMNS;
         grow(rows, heads), grow(queries, heads * count * dim);
         grow(outputs, heads * count * a.padded_value_dim()), grow(scores, TILE * COLUMNS);
+        if (a.kv_format != kv::FLOAT32) {
+            grow(unpacked_vectors, 2 * TILE * dim);
+            for (int k = 0; k < TILE; k++) {
+                unpacked.keys[k] = unpacked_vectors.data() + k * dim;
+                unpacked.values[k] = unpacked.keys[k] + (a.values == a.keys ? 0 : TILE * dim);
+            }
+        }
         for (int64_t head = 0; head < heads; head++) {
             rows[head].queries = queries.data() + head * count * dim;
             rows[head].output = outputs.data() + head * count * a.padded_value_dim();
@@ -243,14 +276,19 @@ void attend_item(const Attention &a, const Item &item) {
     const int tile = few ? FEW_TILE : TILE;
     Places here, ahead;
     here.find(a, item, item.begin, tile);
-    for (int head = item.head_begin; head < item.head_end; head++)
-        here.fetch(0, std::min(here.count, FEW_TILE), head * int(a.head_stride), int(a.head_dim));
+    const bool quantised = a.kv_format != kv::FLOAT32;
+    const int apart = int(a.head_stride * a.head_dim);  // floats between two heads
+    for (int head = item.head_begin; head < item.head_end && !quantised; head++)
+        here.fetch(0, std::min(here.count, FEW_TILE), head * apart, int(a.head_dim));
     for (int begin = item.begin; begin < item.end; begin += tile, std::swap(here, ahead)) {
         ahead.find(a, item, std::min(begin + tile, item.end - 1), tile);
         for (int head = item.head_begin; head < item.head_end; head++) {
             Rows &rows = room.rows[head - item.head_begin];
-            if (few) attend_few(a, rows, here, ahead, head * int(a.head_stride), begin, room.scores.data());
-            else attend_many(a, rows, here, ahead, head * int(a.head_stride), begin, room.scores.data());
+            if (quantised) unpack(a, here, ahead, head, room.unpacked);
+            const Places &tile_places = quantised ? room.unpacked : here, *next = quantised ? nullptr : &ahead;
+            const int offset = quantised ? 0 : head * apart;
+            if (few) attend_few(a, rows, tile_places, next, offset, begin, room.scores.data());
+            else attend_many(a, rows, tile_places, next, offset, begin, room.scores.data());
         }
     }
     for (int head = item.head_begin; head < item.head_end; head++)

@@ -4,12 +4,13 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kv_formats.h"
 #include "simd.h"
 
 inline constexpr int SPLIT = 512;        // positions of one part of a long context
 inline constexpr int SPLIT_TOKENS = 16;  // sequences with more new tokens have enough work items without parts
 
-// Where the heads of a slot stand in the KV cache: floats between blocks, between the tokens of a block, and its heads.
+// Where the heads of a slot stand in the KV cache: vectors between blocks, between the tokens of a block, and its heads.
 struct Slots {
     int64_t block_size, block_stride, token_stride, head_stride;
 
@@ -20,25 +21,28 @@ struct Slots {
 struct Heads {
     const float *qkv;  // [num_tokens][(num_heads + 2 * num_kv_heads) * head_dim]
     float *query;      // [num_tokens][num_heads][head_dim]
-    float *keys, *values;  // the head of a slot's token: see Slots
+    void *keys, *values;               // see Slots and KVFormat
+    float *key_scales, *value_scales;  // ... of quantised vectors, 4 bytes a group
     const int64_t *slots, *positions;
     const float *q_norm, *k_norm, *cos, *sin;  // null: none; cos and sin [max_len][head_dim]
     int64_t num_tokens, num_heads, num_kv_heads, head_dim;
     Slots places;
+    int64_t kv_format;
     float eps, norm_shift;  // norm_shift is added to the weights of the norms
 };
 
 // As engine/compute/attention/cpp_backend.py and layers_cpp.py lay it out.
 struct Attention {
     const float *query;  // [num_tokens][num_heads][head_dim]
-    const float *keys;   // by block, token and head, with the strides below
-    const float *values;
+    const void *keys, *values;  // by block, token and head, with the strides below: vectors of kv_format
+    const float *key_scales, *value_scales;  // of quantised vectors, 4 bytes a group
     float *output;  // [num_tokens][num_heads][value_dim]
     const int32_t *query_start, *contexts, *block_tables;
     const float *slopes;  // [num_heads], or null
     const float *sinks;   // the same: logits that take their share of the softmax and have no value
-    int64_t block_stride, token_stride, head_stride, table_stride, num_sequences, num_heads, num_kv_heads;
-    int64_t head_dim, value_dim, block_size, window;  // window 0: none
+    int64_t block_stride, token_stride, head_stride;  // in vectors
+    int64_t table_stride, num_sequences, num_heads, num_kv_heads;
+    int64_t head_dim, value_dim, block_size, window, kv_format;  // window 0: none
     float scale, soft_cap;  // soft_cap 0: none
     float *workspace;  // [parts][num_heads][value_dim + 2], ours
 

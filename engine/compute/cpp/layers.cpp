@@ -37,7 +37,8 @@ struct Layer {
     const float *q_norm, *k_norm;        // or null
     const float *attention_norm, *mlp_norm;  // of what each of them gives, or null
     const float *cos, *sin;              // [max_len][head_dim], or null
-    float *keys, *values;
+    void *keys, *values;
+    float *key_scales, *value_scales;  // or null
     int64_t window;  // 0: none
 };
 
@@ -86,9 +87,11 @@ extern "C" void sojourn_layers(Layers *arguments) {
         heads.q_norm = layer->q_norm, heads.k_norm = layer->k_norm;
         heads.keys = layer->keys, heads.values = layer->values;
         heads.cos = layer->cos, heads.sin = layer->sin;
+        heads.key_scales = layer->key_scales, heads.value_scales = layer->value_scales;
         sojourn_write_heads(&heads);
         mark();
         all.attention.keys = layer->keys, all.attention.values = layer->values;
+        all.attention.key_scales = layer->key_scales, all.attention.value_scales = layer->value_scales;
         all.attention.window = layer->window;
         sojourn_attend(&all.attention);
         mark();

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <omp.h>
+#include <vector>
 
 #include "kernels.h"
 #include "simd.h"
@@ -73,6 +74,13 @@ inline void place_head(const float *from, const float *norm, float eps, float sh
     }
 }
 
+// Memory of this thread, kept from call to call.
+inline float *thread_room(int64_t size) {
+    thread_local std::vector<float> room;
+    if (int64_t(room.size()) < size) room.resize(size);
+    return room.data();
+}
+
 inline vec silu(vec x) { return x / (1.0f + simd::exp(-x)); }
 
 // The tanh approximation: 0.5 * (1 + tanh z) = 1 / (1 + e^-2z)
@@ -138,24 +146,30 @@ extern "C" void sojourn_write_heads(const Heads *arguments) {
             place_head(from + head * dim, h.q_norm, h.eps, h.norm_shift, cos, sin, dim, query + head * dim);
         if (h.slots[token] < 0) return;
         from += h.num_heads * dim;
-        float *key = h.keys + h.places.of(h.slots[token]), *value = h.values + h.places.of(h.slots[token]);
+        const int64_t format = h.kv_format, groups = kv::num_groups(format, dim), bytes = kv::code_bytes(format, dim);
+        float *const unpacked = format == kv::FLOAT32 ? nullptr : thread_room(dim);
         for (int64_t head = 0; head < h.num_kv_heads; head++) {
-            int64_t place = head * h.places.head_stride;
-            place_head(from + head * dim, h.k_norm, h.eps, h.norm_shift, cos, sin, dim, key + place);
-            std::memcpy(value + place, from + (h.num_kv_heads + head) * dim, dim * sizeof(float));
+            const int64_t vector = h.places.of(h.slots[token]) + head * h.places.head_stride;
+            char *key = static_cast<char *>(h.keys) + vector * bytes, *value = static_cast<char *>(h.values) + vector * bytes;
+            float *to = unpacked ? unpacked : reinterpret_cast<float *>(key);
+            place_head(from + head * dim, h.k_norm, h.eps, h.norm_shift, cos, sin, dim, to);
+            if (unpacked) kv::pack(format, to, int(dim), key, h.key_scales + vector * groups);
+            kv::pack(format, from + (h.num_kv_heads + head) * dim, int(dim), value, h.value_scales + vector * groups);
         }
     });
 }
 
 // rows [num_tokens][num_heads][dim] → a plane of the KV cache at `slots`
-extern "C" void sojourn_write_rows(const float *rows, const int64_t *slots, float *to, int64_t num_tokens,
-                                   int64_t num_heads, int64_t dim, const Slots *places) {
+extern "C" void sojourn_write_rows(const float *rows, const int64_t *slots, char *to, float *scales, int64_t num_tokens,
+                                   int64_t num_heads, int64_t dim, int64_t format, const Slots *places) {
+    const int64_t groups = kv::num_groups(format, dim), bytes = kv::code_bytes(format, dim);
     for_rows(num_tokens, num_tokens * num_heads * dim, [=](int64_t token) {
         if (slots[token] < 0) return;
-        float *target = to + places->of(slots[token]);
         const float *from = rows + token * num_heads * dim;
-        for (int64_t head = 0; head < num_heads; head++)
-            std::memcpy(target + head * places->head_stride, from + head * dim, dim * sizeof(float));
+        for (int64_t head = 0; head < num_heads; head++) {
+            const int64_t vector = places->of(slots[token]) + head * places->head_stride;
+            kv::pack(format, from + head * dim, int(dim), to + vector * bytes, scales + vector * groups);
+        }
     });
 }
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 import torch
 
 from engine.compute.attention.backend import AttentionBackend
-from engine.compute.kv_cache import LayerCache, quantise
+from engine.compute.kv_cache import LayerCache
+from engine.compute.kv_formats import quantise
 from engine.compute.linear import Linear
 from engine.compute.operations.reference import Experts, mixture, rms_norm, rotate, silu_gate
 
@@ -100,7 +101,7 @@ class Operations:
             if layer_cache.scales is None:
                 layer_cache.values[plane].index_put_(places, vectors)
             else:
-                stored, scales = quantise(vectors)
+                stored, scales = quantise(vectors, layer_cache.values.dtype)
                 layer_cache.values[plane].view(torch.uint8).index_put_(places, stored.view(torch.uint8))
                 layer_cache.scales[plane].index_put_(places, scales)
 

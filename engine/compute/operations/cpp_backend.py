@@ -7,6 +7,7 @@ import torch
 from engine.compute.buffers import Workspace
 from engine.compute.cpp.extension import Library
 from engine.compute.kv_cache import LayerCache
+from engine.compute.kv_formats import cpp_format
 from engine.compute.operations.backend import Gate, HeadSpec, Norm, Operations, Rope
 from engine.compute.operations.reference import gelu_gate, gemma_rms_norm, rms_norm, silu_gate
 
@@ -20,27 +21,36 @@ class SlotArguments(ctypes.Structure):
 
     _fields_ = tuple((name, INT) for name in ("block_size", "block_stride", "token_stride", "head_stride"))
 
-    def place(self, values: torch.Tensor) -> None:
-        """Fills in the order of a LayerCache's values."""
-        self.block_size = values.shape[2]
-        _, self.block_stride, self.token_stride, self.head_stride, _ = values.stride()
+    def place(self, cache: LayerCache) -> None:
+        """Fills in the order of its vectors."""
+        _, _, self.block_size, num_kv_heads, _ = cache.values.shape
+        self.block_stride = self.block_size * num_kv_heads
+        self.token_stride, self.head_stride = cache.strides()
 
 
 class HeadArguments(ctypes.Structure):
     """`struct Heads` of kernels.h."""
 
     _fields_ = (
-        *((name, POINTER) for name in ("qkv", "query", "keys", "values", "slots", "positions")),
+        *((name, POINTER) for name in ("qkv", "query", "keys", "values", "key_scales", "value_scales")),
+        *((name, POINTER) for name in ("slots", "positions")),
         *((name, POINTER) for name in ("q_norm", "k_norm", "cos", "sin")),
         *((name, INT) for name in ("num_tokens", "num_heads", "num_kv_heads", "head_dim")),
         ("places", SlotArguments),
+        ("kv_format", INT),
         ("eps", FLOAT),
         ("norm_shift", FLOAT),
     )
 
+    def place_cache(self, cache: LayerCache) -> None:
+        """Fills in where the vectors of a layer go, and in which format."""
+        self.keys, self.values, self.key_scales, self.value_scales = cache.addresses()
+        self.places.place(cache)
+        self.kv_format = cpp_format(cache.values.dtype)
+
 
 class CppOperations(Operations):
-    """float32 only. Operations without a kernel are those of the reference.
+    """float32, but for what is written to a quantised cache. Operations without a kernel are those of the reference.
 
     The gates' exponential is within 2 units in the last place. A row's results do not depend on the other rows.
     """
@@ -52,7 +62,7 @@ class CppOperations(Operations):
         )
         self._gates = {kind: library.function(name, POINTER, POINTER, INT, INT) for kind, name in GATES.items()}
         self._write_heads = library.function("sojourn_write_heads", POINTER)
-        self._write_rows = library.function("sojourn_write_rows", POINTER, POINTER, POINTER, INT, INT, INT, POINTER)
+        self._write_rows = library.function("sojourn_write_rows", *(POINTER,) * 4, *(INT,) * 4, POINTER)
         self._heads, self._slots = HeadArguments(), SlotArguments()
         self._heads_address = ctypes.addressof(self._heads)
         self._normed, self._added, self._gated, self._query = (Workspace() for _ in range(4))
@@ -94,11 +104,10 @@ class CppOperations(Operations):
     def write_heads(
         self, qkv: torch.Tensor, heads: HeadSpec, rope: Rope | None, slots: torch.Tensor, layer_cache: LayerCache
     ) -> torch.Tensor:
-        qkv, cache, arguments = _whole(qkv), layer_cache.values, self._heads
+        qkv, arguments = _whole(qkv), self._heads
         query = self._query.shaped(len(qkv), heads.num_heads, heads.head_dim)
         arguments.qkv, arguments.query, arguments.slots = qkv.data_ptr(), query.data_ptr(), slots.data_ptr()
-        arguments.keys = keys = cache.data_ptr()
-        arguments.values = keys + 4 * cache.stride(0)
+        arguments.place_cache(layer_cache)
         if rope is None:
             arguments.cos = arguments.sin = arguments.positions = None
         else:
@@ -111,19 +120,19 @@ class CppOperations(Operations):
             arguments.eps, arguments.norm_shift = heads.norm_eps, SHIFTS[heads.norm]
         arguments.num_tokens, arguments.num_heads = len(qkv), heads.num_heads
         arguments.num_kv_heads, arguments.head_dim = heads.num_kv_heads, heads.head_dim
-        arguments.places.place(cache)
         self._write_heads(self._heads_address)
         return query
 
     def write(
         self, key: torch.Tensor, value: torch.Tensor | None, slots: torch.Tensor, layer_cache: LayerCache
     ) -> None:
-        for plane, rows in ((0, key), (1, value)):
+        keys, values, key_scales, value_scales = layer_cache.addresses()
+        self._slots.place(layer_cache)
+        places, kv_format = ctypes.addressof(self._slots), cpp_format(layer_cache.values.dtype)
+        for rows, to, scales in ((key, keys, key_scales), (value, values, value_scales)):
             if rows is not None:
-                rows, to = _whole(rows), layer_cache.values[plane]
-                self._slots.place(layer_cache.values)
-                places = ctypes.addressof(self._slots)
-                self._write_rows(rows.data_ptr(), slots.data_ptr(), to.data_ptr(), *rows.shape, places)
+                rows = _whole(rows)
+                self._write_rows(rows.data_ptr(), slots.data_ptr(), to, scales, *rows.shape, kv_format, places)
 
 
 def _whole(x: torch.Tensor) -> torch.Tensor:

@@ -4,11 +4,12 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.compute.kv_cache import LARGEST, LayerCache
+from engine.compute.kv_cache import LayerCache
+from engine.compute.kv_formats import KV_FP8, LARGEST
 from engine.compute.operations.backend import HeadSpec, Rope
 from engine.compute.operations.reference import gemma_rms_norm
 
-FP8_MAX = tl.constexpr(LARGEST)
+FP8_MAX = tl.constexpr(LARGEST[KV_FP8])
 TILE = 256  # elements of half a head that one warp takes: 16 bytes a thread and load in 16 bits
 
 

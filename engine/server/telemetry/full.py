@@ -86,7 +86,8 @@ class Telemetry:
                 self.exporter.observe_ceilings(peaks, ceilings.bandwidth, precision)
             if self._recording is not None:
                 self._recording.describe(message, ceilings)
-        dtype = "fp8" if self._config.kv_cache_dtype == "fp8" else message.dtype
+        chosen = self._config.kv_cache_dtype
+        dtype = message.dtype if chosen == "auto" else chosen
         facts = EngineFacts(
             num_kv_blocks=message.num_kv_blocks,
             block_size=message.block_size,

@@ -13,7 +13,8 @@ pytest.importorskip("triton")
 from engine.compute.attention.backend import AttentionInputs, AttentionSpec
 from engine.compute.attention.torch_backend import TorchAttention
 from engine.compute.attention.triton_backend import TritonAttention
-from engine.compute.kv_cache import KV_FP8, LayerCache, quantise
+from engine.compute.kv_cache import LayerCache
+from engine.compute.kv_formats import KV_FP8, quantise
 from engine.compute.operations.triton_backend import TritonOperations
 from engine.compute.triton.attention_tiles import Tiles
 from engine.token.models.mpt import alibi_slopes
@@ -80,7 +81,7 @@ class Case:
             size,
         )
         cache = cache.to(self.dtype)
-        parts = quantise(cache) if self.eight_bit else (cache,)
+        parts = quantise(cache, KV_FP8) if self.eight_bit else (cache,)
         held = LayerCache(*(by_head(part.view(torch.uint8), size).view(KV_FP8) if part.dtype == KV_FP8
                             else by_head(part, size) for part in parts))  # fmt: skip
         return inputs, query.to(self.dtype), held

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.compute.kv_cache import KV_FP8, zeros
+from engine.compute.kv_cache import zeros
+from engine.compute.kv_formats import KV_FP8
 from engine.config import EngineConfig, model_folder
 from engine.process import free_memory_bytes
 from engine.runner.memory_plan import CUDA_SHARE, HOST_SHARE, LARGEST_HOST_SHARE, planned, pool_blocks

@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.flop_counter import FlopCounterMode
 
 from engine.compute.attention.backend import AttentionInputs, AttentionSpec
-from engine.compute.kv_cache import KV_FP8, KVCache, LayerCache, allocate, bytes_per_token
+from engine.compute.kv_cache import KVCache, LayerCache, allocate, bytes_per_token
+from engine.compute.kv_formats import KV_FP8
 from engine.compute.operations.backend import Operations
 from engine.token.models.registry import load_model
 from metrics.compute.cost_model import decode_flops, request_flops, step_cost, step_work

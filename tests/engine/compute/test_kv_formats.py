@@ -1,0 +1,232 @@
+"""Keys and values in 8 and 4 bits: what they cost in accuracy, and that nothing else about the engine changes."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.compute.attention.backend import AttentionInputs, AttentionSpec
+from engine.compute.attention.cpp_backend import CppAttention
+from engine.compute.attention.torch_backend import TorchAttention
+from engine.compute.cpp import extension
+from engine.compute.kv_cache import KVLayout, LayerCache, allocate, bytes_per_token, clear_blocks, copy_blocks
+from engine.compute.kv_formats import GROUP, KV_FP8, KV_INT4, KV_INT8, QUANTISED, dequantise, quantise
+from engine.compute.operations.backend import HeadSpec, Operations
+from engine.compute.operations.cpp_backend import CppOperations
+from engine.token.models.mpt import alibi_slopes
+from metrics.errors import ModelError
+from tests.engine.compute.attention_inputs import by_head
+from tests.engine.compute.test_cpp_kernels import make_step, randn
+from tests.engine.harness import drain, generate, hand_over, make_engine, submit
+from tests.engine.token.sampling.test_logprobs import random_prompts
+
+FORMATS = list(QUANTISED.values())
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def library() -> extension.Library:
+    built = extension.library()
+    if built is None:
+        pytest.skip(extension.unavailable())
+    return built
+
+
+def error_bound(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What a number may be off by, as docs/kv_cache.md says. x [..., head_dim]."""
+    if dtype == KV_INT4:
+        groups = [part.unflatten(-1, (1, -1)) for part in x.split(GROUP, -1)]
+        bounds = [(g.amax(-1) - g.amin(-1) + g.amin(-1).abs() / 64) / 29 for g in groups]
+        parts = [b.expand(*b.shape[:-1], g.shape[-1]) for b, g in zip(bounds, groups, strict=True)]
+        return torch.cat(parts, -1) + 1e-30
+    largest = x.abs().amax(-1, keepdim=True)
+    if dtype == KV_INT8:
+        return (largest / 254).expand_as(x) + 1e-30
+    return torch.maximum(2**-4 * x.abs(), 2**-10 / 448 * largest) + 1e-30
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    dtype=st.sampled_from(FORMATS),
+    half=st.integers(1, 70),
+    size=st.integers(-30, 30),
+    outlier=st.sampled_from([0.0, 1.0, 1000.0]),
+    shift=st.sampled_from([0.0, -3.0, 50.0]),
+    seed=st.integers(0, 99),
+)
+def test_a_number_is_off_by_no_more_than_the_bound(dtype, half, size, outlier, shift, seed):
+    x = randn(9, 3, 2 * half, seed=seed) + shift
+    x[:, :, 0] *= outlier  # as keys have them
+    x *= 2.0**size
+    x[7] = 0
+    back = dequantise(*quantise(x, dtype), torch.float32)
+    assert ((back - x).abs() <= error_bound(x, dtype) * (1 + 1e-5)).all()
+    assert torch.equal(back[7], x[7])
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_what_is_no_number_stays_none(dtype, bad):
+    x = torch.ones(2, 4)
+    x[0, 1] = bad
+    back = dequantise(*quantise(x, dtype), torch.float32)
+    assert not back[0].isfinite().any() and back[1].isfinite().all()
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    dtype=st.sampled_from(FORMATS),
+    half=st.integers(1, 70),
+    kv_heads=st.integers(1, 3),
+    block_size=st.integers(1, 20),
+    new=st.integers(1, 30),
+    size=st.integers(-30, 30),
+    bad=st.sampled_from([1.0, 1.0, math.inf, math.nan]),
+)
+def test_the_cpu_kernels_write_the_bits_of_the_reference(library, dtype, half, kv_heads, block_size, new, size, bad):
+    dim, blocks = 2 * half, 31 // block_size + 1
+    slots = torch.randperm(blocks * block_size, generator=torch.Generator().manual_seed(half))[:new]
+    slots[new // 2] = -1
+    key, value, qkv = (
+        randn(new, *shape, seed=seed) * 2.0**size
+        for seed, shape in enumerate([(kv_heads, dim), (kv_heads, dim), (4 * kv_heads * dim,)])
+    )
+    key[0, 0, 1] *= bad
+    heads = HeadSpec(2 * kv_heads, kv_heads, dim, 1e-6)
+    caches = [allocate(KVLayout(2, kv_heads, dim), 2, blocks, block_size, dtype, CPU) for _ in range(2)]
+    for cache, operations in zip(caches, (Operations(), CppOperations(library)), strict=True):
+        first, second = cache.layers()
+        operations.write(key, value, slots, first)
+        operations.write_heads(qkv, heads, None, slots, second)
+    expected, own = ([part.flatten(0, 4) for part in (one.values.view(torch.uint8), one.scales)] for one in caches)
+    finite = expected[1].flatten(1).isfinite().all(1) if dtype == KV_INT4 else expected[1].isfinite()
+    kept = own[1].flatten(1).isfinite().all(1) if dtype == KV_INT4 else own[1].isfinite()
+    assert (finite == kept).all()
+    assert all((a[finite] == b[finite]).all() for a, b in zip(own, expected, strict=True))
+
+
+def check_attention(library, dtype, items, heads, kv_heads, dim, value_dim, block_size, window, alibi) -> None:
+    inputs, num_slots = make_step(items, block_size)
+    query = randn(len(inputs.slots), heads, dim)
+    cache = randn(2 if value_dim == dim else 1, num_slots, kv_heads, dim, seed=1)
+    spec = AttentionSpec(1 / math.sqrt(dim), value_dim, window, alibi_slopes(heads) if alibi else None)
+    codes, scales = quantise(cache, dtype)
+    held = LayerCache(by_head(codes.view(torch.uint8), block_size).view(dtype), by_head(scales, block_size))
+    expected = attend(TorchAttention(), inputs, query.double(), held, spec)
+    output = attend(CppAttention(library), inputs, query, held, spec)
+    torch.testing.assert_close(output.double(), expected, rtol=4e-6, atol=4e-6)
+
+
+def attend(backend, inputs: AttentionInputs, query, held: LayerCache, spec: AttentionSpec) -> torch.Tensor:
+    backend.begin(inputs)
+    return backend.attend(query, held, spec)
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(
+    dtype=st.sampled_from(FORMATS),
+    items=st.lists(st.tuples(st.integers(0, 130) | st.just(600), st.integers(1, 40)), min_size=1, max_size=3),
+    kv_heads=st.integers(1, 2),
+    group=st.sampled_from([1, 2, 3, 7]),
+    half=st.integers(1, 70),
+    block_size=st.integers(1, 40),
+    window=st.none() | st.integers(1, 150),
+    alibi=st.booleans(),
+    latent=st.booleans(),
+)
+def test_attention_on_a_cpu_reads_what_the_reference_reads(
+    library, dtype, items, kv_heads, group, half, block_size, window, alibi, latent
+):
+    items.sort(key=lambda item: item[1] > 1)  # single tokens come first
+    dim = 2 * half
+    value_dim = max(1, dim - 6) if latent else dim
+    check_attention(library, dtype, items, kv_heads * group, kv_heads, dim, value_dim, block_size, window, alibi)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *FORMATS])
+def test_blocks_are_cleared_and_copied_with_their_scales(dtype):
+    cache = allocate(KVLayout(2, 3, 8), num_layers=2, num_blocks=5, block_size=4, dtype=dtype, device=CPU)
+    generator = torch.Generator().manual_seed(0)
+    content = torch.randn((*cache.values.shape[:-1], 8), generator=generator)
+    stored, scales = quantise(content, dtype) if dtype in FORMATS else (content, None)
+    cache.values.copy_(stored)
+    if scales is not None:
+        cache.scales.copy_(scales)
+    copy_blocks(cache, torch.tensor([0, 1]), torch.tensor([1, 3]))
+    clear_blocks(cache, torch.tensor([2]))
+    parts = [(cache.values.float(), stored.float())] + ([(cache.scales, scales)] if scales is not None else [])
+    for part, before in parts:
+        expected = before.clone()
+        expected[:, :, [1, 3]] = expected[:, :, [0, 1]].clone()
+        expected[:, :, 2] = 0
+        assert torch.equal(part, expected)
+    assert cache.nbytes == 20 * bytes_per_token(KVLayout(2, 3, 8), 2, dtype)
+
+
+def prompt_logprobs(folder, prompts: list[list[int]], **settings) -> torch.Tensor:
+    engine, published = make_engine(folder, **settings)
+    hand_over(engine, [submit(f"r{i}", p, 2, prompt_logprobs=0) for i, p in enumerate(prompts)])
+    drain(engine, check=True)
+    return torch.tensor([told.logprob for i in range(len(prompts)) for told in published.prompt_logprobs[f"r{i}"]])
+
+
+# Changes of log-probabilities by the format, in those that bfloat16 makes.
+CHANGES = {"fp8": 5, "int8": 2, "int4": 20}
+
+
+@pytest.mark.parametrize("family", ["qwen3", "deepseek-v2-lite", "mpt"])
+def test_log_probabilities_move_little_more_than_by_computing_in_sixteen_bits(family, checkpoints):
+    """On random weights, which react to every rounding."""
+    prompts = random_prompts((90, 40, 17))
+    exact = prompt_logprobs(checkpoints[family], prompts)
+    usual = (prompt_logprobs(checkpoints[family], prompts, dtype="bfloat16") - exact).abs().mean()
+    for name, bound in CHANGES.items():
+        moved = (prompt_logprobs(checkpoints[family], prompts, kv_cache_dtype=name) - exact).abs().mean()
+        assert 0 < moved < bound * usual, name
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+@pytest.mark.parametrize("family", ["qwen3", "deepseek-v2-lite"])
+def test_the_cpu_kernels_and_the_reference_give_the_same_log_probabilities(name, family, checkpoints):
+    prompts = random_prompts((90, 40))
+    ours = prompt_logprobs(checkpoints[family], prompts, kv_cache_dtype=name)
+    reference = {"attention_backend": "torch", "fused_operations": "off"}
+    theirs = prompt_logprobs(checkpoints[family], prompts, kv_cache_dtype=name, **reference)
+    assert (ours - theirs).abs().mean() < 1e-3  # a code more or less where a number lies between two
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_chunks_reuse_and_preemption_leave_the_tokens_as_they_are(name, checkpoints):
+    prompts = random_prompts((60, 50, 70))
+    prompts.append(prompts[0])
+    whole, _ = generate(checkpoints["qwen3"], prompts, 12, kv_cache_dtype=name, prefix_caching=False)
+    tight = {"num_kv_blocks": 10, "max_model_len": 100, "max_num_batched_tokens": 24}
+    cut, published = generate(checkpoints["qwen3"], prompts, 12, kv_cache_dtype=name, **tight)
+    assert cut == whole
+    assert any(record.preempted_ids for record in published.records), "nobody was preempted"
+
+
+@pytest.mark.parametrize(("name", "dtype"), QUANTISED.items())
+def test_a_quantised_cache_is_counted_as_such(name, dtype, checkpoints):
+    engine, _ = make_engine(checkpoints["qwen3"], kv_cache_dtype=name, num_kv_blocks=20, block_size=16)
+    runner = engine.runner
+    assert runner.kv_cache.values.dtype == dtype
+    assert runner.kv_cache.nbytes == 20 * 16 * runner.shape.kv_bytes_per_token == runner.memory.kv_bytes
+
+
+def test_a_backend_that_cannot_read_it_is_refused(checkpoints):
+    with pytest.raises(ModelError, match=r"attention_backend=cpp cannot be had.*bfloat16 on cpu with keys in.*float8"):
+        make_engine(checkpoints["qwen3"], kv_cache_dtype="fp8", dtype="bfloat16", attention_backend="cpp")
+    with pytest.raises(ModelError, match="attention_backend=triton cannot be had: it needs a CUDA device"):
+        make_engine(checkpoints["qwen3"], device="cpu", attention_backend="triton")
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 8), (KV_FP8, 8), (KV_INT8, 8), (KV_INT4, 4)])
+def test_the_vectors_of_a_head_of_a_block_are_neighbours(dtype, size):
+    cache = allocate(KVLayout(2, 3, 8), num_layers=2, num_blocks=5, block_size=4, dtype=dtype, device=CPU)
+    assert cache.values.shape == (2, 2, 5, 4, 3, size)
+    for layer in cache.layers():
+        assert layer.values.stride()[2:] == (size, 4 * size, 1)
+        assert layer.strides() == (1, 4)
