@@ -1,11 +1,13 @@
 """Causes in what the model itself costs on a sound server: its decode step, and a request's own prompt."""
 
+from typing import Any
+
 from metrics.diagnosis.capacity import batch_within_tpot
 from metrics.diagnosis.excess import Excess
 from metrics.diagnosis.facts import Facts, tightest
 from metrics.diagnosis.rules.cause import Proposal, all_of, cause
 from metrics.diagnosis.rules.shared_evidence import excess_evidence, missing_share, residual_evidence
-from metrics.diagnosis.rules.weights import smaller_weights
+from metrics.diagnosis.rules.weights import Smaller, smaller_weights
 from metrics.diagnosis.verdict import evidence
 from metrics.replay.prediction import Change
 
@@ -33,6 +35,14 @@ def slow_decode(facts: Facts, excess: Excess) -> Proposal | None:
     alone = alone_ms > bound
     slow_ms = excess.mean_ms if excess.objective == "tpot_ms" else now_ms  # with the prompts of others in its steps
     smaller = smaller_weights(facts)
+    batch = 1 if alone else max(1, min(fits, int(steps.mean_batch)))
+    probe = _with_fewer_bits(smaller, now_ms, bound) or {
+        "measurement": "one request at a time on an idle server",
+        "settings": {"max_num_seqs": batch},
+        "if_cause": f"a token still takes {alone_ms:.1f} ms",
+        "if_rival": f"a token takes clearly less than {alone_ms:.1f} ms",
+        "fixes": tuple(Change(device_speed=max(HEADROOM, HEADROOM * each / bound)) for each in (now_ms, slow_ms)),
+    }
     return Proposal(
         cause=f"a decode step takes {alone_ms:.1f} ms for a single request, above the {bound:.1f} ms that a token may "
         "take" if alone else
@@ -49,17 +59,25 @@ def slow_decode(facts: Facts, excess: Excess) -> Proposal | None:
             *smaller.evidence,
             *residual_evidence(facts),
         ],
-        measurement="one request at a time on an idle server",
-        settings={"max_num_seqs": max(1, min(fits, int(steps.mean_batch)) if not alone else 1)},
-        if_cause=f"a token still takes {alone_ms:.1f} ms",
-        if_rival=f"a token takes clearly less than {alone_ms:.1f} ms",
+        **probe,
         change=f"{smaller.words}a faster device or a smaller model; or an objective that this device can meet",
         claims=all_of(DECODE),
-        fixes=(
-            *smaller.fixes,
-            *(Change(device_speed=max(HEADROOM, HEADROOM * each / bound)) for each in (now_ms, slow_ms)),
-        ),
     )  # fmt: skip
+
+
+def _with_fewer_bits(smaller: Smaller, now_ms: float, bound_ms: float) -> dict[str, Any]:
+    """The measurement and the fix of a model that another format of its weights makes fast enough; {} of others."""
+    if not smaller.fixes or now_ms / smaller.fixes[0].device_speed > bound_ms:
+        return {}
+    fix = smaller.fixes[0]
+    then_ms = now_ms / fix.device_speed
+    return {
+        "measurement": "the same scenario with the other format of the weights",
+        "settings": dict(fix.settings),
+        "if_cause": f"a decode step falls from {now_ms:.1f} to about {then_ms:.1f} ms of the {bound_ms:.1f} ms",
+        "if_rival": f"a decode step stays near {now_ms:.1f} ms",
+        "fixes": smaller.fixes,
+    }
 
 
 @cause(lifecycles=("compute", "token"), object="prompt", kind="capacity", accounts=PREFILL,

@@ -19,6 +19,7 @@ WORTH_SHARING = 0.15  # of the prompt tokens: a hit of less changes a time to fi
 ONE_SHOT = 0.5  # of what was evicted and missed: taken by prompts that nobody asks for again
 ROUND_BLOCKS = 16  # a suggestion is rounded up to a number that one would type
 SIZES_DOWN = (16, 32, 64)  # block sizes that kernels like
+KEEP_WHAT_WAS_FOUND = ("segmented-lru", "worth")  # policies of eviction
 OUTCOMES = "requests: prefix_outcomes, infinite_hit_tokens"
 
 
@@ -27,8 +28,9 @@ def _saved(kv: KvFacts, share: float) -> float:
     return min(1.0, share / max(1.0 - kv.use.hit_share, 1e-9))
 
 
-def _accounts(saved: float) -> dict[str, float]:
-    return dict.fromkeys(PROMPT_ACCOUNTS, saved)
+def claims_of_hits(kv: KvFacts, share: float) -> dict[str, float]:
+    """What a hit of `share` more of all prompt tokens spares: that part of each account of prompts."""
+    return dict.fromkeys(PROMPT_ACCOUNTS, _saved(kv, share))
 
 
 def _missed(kv: KvFacts, outcome: str, what: str) -> list[Evidence]:
@@ -65,7 +67,7 @@ def prefix_cache_off(facts: Facts, excess: Excess) -> Proposal | None:
         settings={"prefix_caching": True},
         if_cause=f"cached tokens rise to about {share:.0%} of the prompt",
         if_rival=f"cached tokens stay near 0%, and {missing_share(excess)} stays",
-        claims=_accounts(saved),
+        claims=dict.fromkeys(PROMPT_ACCOUNTS, saved),
         fixes=(Change(settings={"prefix_caching": True}),),
     )  # fmt: skip
 
@@ -105,7 +107,7 @@ def cache_thrash(facts: Facts, excess: Excess) -> Proposal | None:
         if_rival=f"cached tokens stay, and so does {missing_share(excess)}",
         change=(f"num_kv_blocks={target} (now {kv.pool_blocks})" if target else "a larger pool")
         + ", or a cache that more servers share by prefix",
-        claims=_accounts(_saved(kv, max(0.0, hit - kv.use.hit_share))),
+        claims=claims_of_hits(kv, max(0.0, hit - kv.use.hit_share)),
         fixes=tuple(Change(settings={"num_kv_blocks": size}) for size in (target, 2 * target) if size),
     )  # fmt: skip
 
@@ -135,9 +137,13 @@ def cache_pollution(facts: Facts, excess: Excess) -> Proposal | None:
         settings=None,
         if_cause="no shared prefix is evicted",
         if_rival="shared prefixes evict each other all the same",
-        change=f"send {worst[0] or 'one-shot prompts'} to a server of their own, or a pool of {target} blocks",
-        claims=_accounts(_saved(kv, lost.missed_share)),
-        fixes=(Change(settings={"num_kv_blocks": target}),) if target else (),
+        change=f"send {worst[0] or 'one-shot prompts'} to a server of their own, a pool of {target} blocks, or "
+        f"eviction_policy={' or '.join(KEEP_WHAT_WAS_FOUND)}, which keeps what was found before",
+        claims=claims_of_hits(kv, lost.missed_share),
+        fixes=(
+            *((Change(settings={"num_kv_blocks": target}),) if target else ()),
+            *(Change(settings={"eviction_policy": name}) for name in KEEP_WHAT_WAS_FOUND),
+        ),
     )  # fmt: skip
 
 
@@ -170,7 +176,7 @@ def prefix_sub_block(facts: Facts, excess: Excess) -> Proposal | None:
         settings=settings,
         if_cause=f"cached tokens rise by about {gained:.0%} of the prompt",
         if_rival=f"cached tokens stay near {kv.use.hit_share:.0%}",
-        claims=_accounts(_saved(kv, gained)),
+        claims=claims_of_hits(kv, gained),
         fixes=(Change(settings=settings), Change(settings=block_size(facts, kv, SIZES_DOWN[0]))),
     )  # fmt: skip
 
@@ -203,7 +209,7 @@ def prefix_order(facts: Facts, excess: Excess) -> Proposal | None:
         if_cause=f"with the shared part first, cached tokens rise by about {order.movable_share:.0%} of the prompt",
         if_rival="no order of the prompts is found in the cache",
         change="put what all prompts share (instructions, tools, documents) before what changes (time, user, question)",
-        claims=_accounts(_saved(kv, order.movable_share)),
+        claims=claims_of_hits(kv, order.movable_share),
         fixes=(Change(removed={"compute.prefill": _saved(kv, order.movable_share)}),),
     )  # fmt: skip
 

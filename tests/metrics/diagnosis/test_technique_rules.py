@@ -57,3 +57,29 @@ def test_chosen_weights_are_the_cause_where_more_exact_ones_are_faster(tmp_path,
     if is_named:
         assert found["slow_weights"].settings == {"weights": "int8"}
         assert found["slow_weights"].fixes[0].device_speed == pytest.approx(1.4, rel=0.02)
+
+
+def evicted(records) -> None:
+    """Every prompt but the first begins with 960 known tokens. They were evicted, and LRU would have kept them."""
+    records.requests[:] = [
+        msgspec.structs.replace(
+            record, infinite_hit_tokens=960, resized_hit_tokens=[0, 960, 960, 960, 960],
+            prefix_outcomes={"miss_evicted": 960, "miss_cold": record.prompt_tokens - 960},
+        )
+        if place else record
+        for place, record in enumerate(records.requests)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu"])
+def test_an_eviction_policy_is_the_cause_where_lru_would_have_kept_what_it_gave_away(tmp_path, policy):
+    """The curve of pool sizes is that of LRU, whichever policy runs: at the pool's own size it says what LRU hits."""
+    run = synthetic_run(tmp_path / "run", plant="prefix_cache_off", keep=evicted)
+    engine = run.meta()["engine"]
+    engine |= {"prefix_caching": True, "eviction_policy": policy}
+    engine["served"]["engine"] |= {"prefix_caching": True, "eviction_policy": policy}
+    run.update_meta(engine=engine)
+    first = diagnose(run).findings[0]
+    assert (first.key == "eviction_policy") is (policy != "lru")
+    if policy != "lru":
+        assert first.lifecycles[0] == "memory" and "eviction_policy=lru" in first.fix.change
