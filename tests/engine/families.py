@@ -43,6 +43,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
                                   "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 50000.0},
                                   "sliding_attention": {"rope_type": "default"} | THETA},
                               "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}),
+    "gpt-oss": ("GptOss", {
+        "head_dim": 24, "sliding_window": 21, "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 40,
+        "num_hidden_layers": 3, "initializer_range": 0.25, "rope_parameters": YARN | {"truncate": False}}),
     "mixtral": ("Mixtral", {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 40}),
     "qwen3-moe": ("Qwen3Moe", EXPERTS | {"num_experts": 8, "norm_topk_prob": True, "head_dim": 24}),
     "qwen3-moe-some-layers": ("Qwen3Moe", EXPERTS | {
@@ -84,6 +87,8 @@ def random_model(name: str):
         for parameter_name, parameter in (*model.named_parameters(), *model.named_buffers()):
             if parameter_name.endswith("e_score_correction_bias"):
                 parameter.uniform_(-0.3, 0.3)
+            elif parameter_name.endswith("_proj_bias"):  # of all experts
+                parameter.normal_(0.0, 0.3)
             elif parameter.dim() == 1 and "rotary" not in parameter_name:
                 parameter.add_(torch.randn_like(parameter), alpha=0.3)
     return model

@@ -95,10 +95,10 @@ inline void gate(const float *gate_up, float *output, int64_t rows, int64_t size
         const float *first = gate_up + row * 2 * size, *second = first + size;
         float *to = output + row * size;
         int64_t i = 0;
-        for (; i + W <= size; i += W) store(to + i, activation(load(first + i)) * load(second + i));
+        for (; i + W <= size; i += W) store(to + i, activation(load(first + i), load(second + i)));
         if (i < size) {
             int left = int(size - i);
-            store_part(to + i, activation(load_part(first + i, left)) * load_part(second + i, left), left);
+            store_part(to + i, activation(load_part(first + i, left), load_part(second + i, left)), left);
         }
     });
 }
@@ -127,11 +127,22 @@ extern "C" void sojourn_add_rms_norm(const float *x, float *residual, const floa
 }
 
 extern "C" void sojourn_silu_gate(const float *gate_up, float *output, int64_t rows, int64_t size) {
-    gate(gate_up, output, rows, size, [](vec x) { return silu(x); });
+    gate(gate_up, output, rows, size, [](vec x, vec up) { return silu(x) * up; });
 }
 
 extern "C" void sojourn_gelu_gate(const float *gate_up, float *output, int64_t rows, int64_t size) {
-    gate(gate_up, output, rows, size, [](vec x) { return gelu(x); });
+    gate(gate_up, output, rows, size, [](vec x, vec up) { return gelu(x) * up; });
+}
+
+// gpt-oss; NaN stays NaN.
+extern "C" void sojourn_clamped_swish_gate(const float *gate_up, float *output, int64_t rows, int64_t size) {
+    constexpr float LIMIT = 7.0f, GAIN = 1.702f;
+    gate(gate_up, output, rows, size, [](vec x, vec up) {
+        x = x > LIMIT ? all(LIMIT) : x;
+        up = up > LIMIT ? all(LIMIT) : up;
+        up = up < -LIMIT ? all(-LIMIT) : up;
+        return x / (1.0f + simd::exp(-GAIN * x)) * (up + 1.0f);
+    });
 }
 
 extern "C" void sojourn_write_heads(const Heads *arguments) {

@@ -106,10 +106,17 @@ class Operations:
                 layer_cache.scales[plane].index_put_(places, scales)
 
     def mixture(
-        self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, gate_up: Experts, down: Experts
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        experts: torch.Tensor,
+        gate_up: Experts,
+        down: Experts,
+        kind: Gate = silu_gate,
+        biases: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """The mixture of each token's experts, gated by SiLU, with the shapes of reference.mixture."""
-        return mixture(x, weights, experts, gate_up, down, lambda both: self.gate(silu_gate, both))
+        """The mixture of each token's experts, gated by `kind`, with the shapes of reference.mixture."""
+        return mixture(x, weights, experts, gate_up, down, lambda both: self.gate(kind, both), biases)
 
 
 @dataclass(frozen=True, slots=True)

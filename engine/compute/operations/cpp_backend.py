@@ -9,11 +9,13 @@ from engine.compute.cpp.extension import Library
 from engine.compute.kv_cache import LayerCache
 from engine.compute.kv_formats import cpp_format
 from engine.compute.operations.backend import Gate, HeadSpec, Norm, Operations, Rope
-from engine.compute.operations.reference import gelu_gate, gemma_rms_norm, rms_norm, silu_gate
+from engine.compute.operations.reference import clamped_swish_gate, gelu_gate, gemma_rms_norm, rms_norm, silu_gate
 
 POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 SHIFTS = {rms_norm: 0.0, gemma_rms_norm: 1.0}  # of the weight, by the kind of norm
-GATES = {silu_gate: "sojourn_silu_gate", gelu_gate: "sojourn_gelu_gate"}  # their kernels
+GATES = {  # their kernels
+    silu_gate: "sojourn_silu_gate", gelu_gate: "sojourn_gelu_gate", clamped_swish_gate: "sojourn_clamped_swish_gate",
+}  # fmt: skip
 
 
 class SlotArguments(ctypes.Structure):

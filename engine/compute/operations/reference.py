@@ -10,6 +10,7 @@ from engine.compute.quantisation.method import LinearMethod
 
 # One matrix of all experts: [num_experts, out_features, in_features], or a method for each.
 Experts = torch.Tensor | Sequence[LinearMethod]
+GATE_LIMIT, SWISH_GAIN = 7.0, 1.702  # of clamped_swish_gate
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -60,6 +61,14 @@ def gelu_gate(gate_up: torch.Tensor) -> torch.Tensor:
     return F.gelu(gate, approximate="tanh") * up
 
 
+def clamped_swish_gate(gate_up: torch.Tensor) -> torch.Tensor:
+    """gate * sigmoid(1.702 gate) * (up + 1), both halves of the last dimension, gate at most 7 and up within 7 of 0
+    (gpt-oss)."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=GATE_LIMIT), up.clamp(-GATE_LIMIT, GATE_LIMIT)
+    return gate * torch.sigmoid(gate * SWISH_GAIN) * (up + 1)
+
+
 def mixture(
     x: torch.Tensor,
     weights: torch.Tensor,
@@ -67,12 +76,14 @@ def mixture(
     gate_up: Experts,
     down: Experts,
     gate: Callable[[torch.Tensor], torch.Tensor],
+    biases: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """A mixture of experts: the weighted sum of each token's experts (Shazeer et al., 2017).
 
     x [num_tokens, hidden_size]; weights and experts (int64) [num_tokens, num_chosen]; gate_up [num_experts, 2 *
-    intermediate_size, hidden_size]; down [num_experts, hidden_size, intermediate_size]. Returns [num_tokens,
-    hidden_size]. How many tokens each expert has is read by the host, which on CUDA waits for it.
+    intermediate_size, hidden_size]; down [num_experts, hidden_size, intermediate_size]; biases of both, which methods
+    have within. Returns [num_tokens, hidden_size]. How many tokens each expert has is read by the host, which on CUDA
+    waits for it.
     """
     order = experts.flatten().argsort(stable=True)  # of the pairs (token, chosen): those of an expert together
     rows = order // experts.shape[1]
@@ -80,11 +91,12 @@ def mixture(
     results = x.new_empty(len(order), x.shape[1])
     for expert, (begin, end) in enumerate(pairwise(accumulate(counts, initial=0))):
         if begin < end:
-            hidden = gate(_product(x[rows[begin:end]], gate_up[expert]))
-            results[order[begin:end]] = _product(hidden, down[expert])
+            gate_up_bias, down_bias = (None, None) if biases is None else (biases[0][expert], biases[1][expert])
+            hidden = gate(_product(x[rows[begin:end]], gate_up[expert], gate_up_bias))
+            results[order[begin:end]] = _product(hidden, down[expert], down_bias)
     # Summed in the order of choice: adding up by index would depend on the order of threads on a GPU.
     return (results.view(*experts.shape, -1) * weights.to(x.dtype)[..., None]).sum(1)
 
 
-def _product(x: torch.Tensor, weight: torch.Tensor | LinearMethod) -> torch.Tensor:
-    return F.linear(x, weight) if isinstance(weight, torch.Tensor) else weight.apply(x)
+def _product(x: torch.Tensor, weight: torch.Tensor | LinearMethod, bias: torch.Tensor | None) -> torch.Tensor:
+    return F.linear(x, weight, bias) if isinstance(weight, torch.Tensor) else weight.apply(x)

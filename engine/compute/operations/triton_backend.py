@@ -14,7 +14,11 @@ from engine.compute.triton import heads as heads_kernels
 from engine.compute.triton import norms as norm_kernels
 
 _NORMS = {reference.rms_norm: False, reference.gemma_rms_norm: True}  # whether it is Gemma's
-_GATES = {reference.silu_gate: False, reference.gelu_gate: True}  # whether it is the tanh approximation of gelu
+_GATES = {  # their kinds in the kernels
+    reference.silu_gate: gate_kernels.SILU.value,
+    reference.gelu_gate: gate_kernels.GELU.value,
+    reference.clamped_swish_gate: gate_kernels.CLAMPED.value,
+}
 
 
 class TritonOperations(Operations):
@@ -33,12 +37,12 @@ class TritonOperations(Operations):
         return norm_kernels.add_norm(x, residual, weight, eps, gemma=_NORMS[kind])
 
     def gate(self, kind: Gate, gate_up: torch.Tensor) -> torch.Tensor:
-        return gate_kernels.gate(gate_up, gelu=_GATES[kind]) if kind in _GATES else kind(gate_up)
+        return gate_kernels.gate(gate_up, _GATES[kind]) if kind in _GATES else kind(gate_up)
 
     def gated_product(self, kind: Gate, x: torch.Tensor, gate_up: Linear) -> torch.Tensor:
         plain = gate_up.method is None and gate_up.bias is None and kind in _GATES
         if plain and product_kernels.fits(x, gate_up.weight):
-            return product_kernels.gated_product(x, gate_up.weight, gelu=_GATES[kind])
+            return product_kernels.gated_product(x, gate_up.weight, _GATES[kind])
         return super().gated_product(kind, x, gate_up)
 
     def write_heads(
@@ -52,8 +56,15 @@ class TritonOperations(Operations):
         heads_kernels.write(key, value, slots, layer_cache)
 
     def mixture(
-        self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, gate_up: Experts, down: Experts
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        experts: torch.Tensor,
+        gate_up: Experts,
+        down: Experts,
+        kind: Gate = reference.silu_gate,
+        biases: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        if not isinstance(gate_up, torch.Tensor):  # one method an expert
-            return super().mixture(x, weights, experts, gate_up, down)
-        return experts_kernels.mixture(x, weights, experts, gate_up, down)
+        if not isinstance(gate_up, torch.Tensor) or kind not in _GATES:  # one method an expert
+            return super().mixture(x, weights, experts, gate_up, down, kind, biases)
+        return experts_kernels.mixture(x, weights, experts, gate_up, down, kind=_GATES[kind], biases=biases)

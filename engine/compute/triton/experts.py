@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.compute.triton.gate import silu
+from engine.compute.triton.gate import SILU, gated
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,13 @@ def _tile(starts_pointer, tile, num_experts, ROWS: tl.constexpr, EXPERTS: tl.con
 
 @triton.jit
 def gate_up_kernel(
-    x_pointer, order_pointer, starts_pointer, weight_pointer, hidden_pointer,
+    x_pointer, order_pointer, starts_pointer, weight_pointer, bias_pointer, hidden_pointer,
     x_stride, num_chosen, num_experts, hidden_size, intermediate_size,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, EXPERTS: tl.constexpr, PRECISION: tl.constexpr,
+    KIND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, EXPERTS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """hidden [pairs in the order of experts, intermediate_size] = silu(gate) * up of each pair's token."""
+    """hidden [pairs in the order of experts, intermediate_size] = the gate of each pair's token; bias [num_experts, 2 *
+    intermediate_size], or None."""
     expert, first, end = _tile(starts_pointer, tl.program_id(0), num_experts, ROWS, EXPERTS)
     if expert < num_experts:
         pairs = first + tl.arange(0, ROWS)
@@ -67,21 +69,26 @@ def gate_up_kernel(
             mask = depth_inside[:, None] & column_inside[None, :]
             gate = tl.dot(part, tl.load(gate_rows + begin, mask=mask, other=0.0), gate, input_precision=PRECISION)
             up = tl.dot(part, tl.load(up_rows + begin, mask=mask, other=0.0), up, input_precision=PRECISION)
+        if bias_pointer is not None:
+            bias = bias_pointer + expert.to(tl.int64) * 2 * intermediate_size + columns
+            gate += tl.load(bias, mask=column_inside, other=0.0).to(tl.float32)[None, :]
+            up += tl.load(bias + intermediate_size, mask=column_inside, other=0.0).to(tl.float32)[None, :]
         # Rounded where torch rounds: behind each product and behind the gate.
         dtype = hidden_pointer.dtype.element_ty
-        activated = silu(gate.to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
-        gated = activated * up.to(dtype).to(tl.float32)
         out = hidden_pointer + pairs[:, None].to(tl.int64) * intermediate_size + columns[None, :]
-        tl.store(out, gated.to(dtype), mask=row_inside[:, None] & column_inside[None, :])
+        tl.store(
+            out, gated(gate.to(dtype), up.to(dtype), KIND).to(dtype), mask=row_inside[:, None] & column_inside[None, :]
+        )
 
 
 @triton.jit
 def down_kernel(
-    hidden_pointer, order_pointer, starts_pointer, weight_pointer, factors_pointer, parts_pointer,
+    hidden_pointer, order_pointer, starts_pointer, weight_pointer, bias_pointer, factors_pointer, parts_pointer,
     num_experts, hidden_size, intermediate_size,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, EXPERTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """parts [pairs in the order of tokens, hidden_size] = down(hidden) times the pair's weight."""
+    """parts [pairs in the order of tokens, hidden_size] = down(hidden) times the pair's weight; bias [num_experts,
+    hidden_size], or None."""
     expert, first, end = _tile(starts_pointer, tl.program_id(0), num_experts, ROWS, EXPERTS)
     if expert < num_experts:
         pairs = first + tl.arange(0, ROWS)
@@ -99,6 +106,9 @@ def down_kernel(
             part = tl.load(hidden + begin, mask=row_inside[:, None] & depth_inside[None, :], other=0.0)
             mask = depth_inside[:, None] & column_inside[None, :]
             total = tl.dot(part, tl.load(weight_rows + begin, mask=mask, other=0.0), total, input_precision=PRECISION)
+        if bias_pointer is not None:
+            bias = bias_pointer + expert.to(tl.int64) * hidden_size + columns
+            total += tl.load(bias, mask=column_inside, other=0.0).to(tl.float32)[None, :]
         dtype = parts_pointer.dtype.element_ty
         factors = tl.load(factors_pointer + places, mask=row_inside, other=0.0).to(dtype).to(tl.float32)
         weighted = total.to(dtype).to(tl.float32) * factors[:, None]
@@ -136,8 +146,10 @@ def mixture(
     gate_up: torch.Tensor,
     down: torch.Tensor,
     tiles: Tiles | None = None,
+    kind: int = SILU.value,
+    biases: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """engine.compute.operations.reference.mixture with SiLU. A token's numbers depend on the others only by the tiles'
+    """engine.compute.operations.reference.mixture. A token's numbers depend on the others only by the tiles'
     shape, which follows from the number of tokens."""
     (num_tokens, hidden_size), num_chosen = x.shape, experts.shape[1]
     num_experts, intermediate_size, num_pairs = len(gate_up), down.shape[2], experts.numel()
@@ -159,11 +171,13 @@ def mixture(
         num_stages=tiles.num_stages,
     )  # fmt: skip
     gate_up_kernel[(num_tiles, triton.cdiv(intermediate_size, tiles.columns))](
-        x, order, starts, gate_up, hidden, x.stride(0), num_chosen, num_experts, hidden_size, intermediate_size, **shape
-    )
+        x, order, starts, gate_up, None if biases is None else biases[0], hidden, x.stride(0), num_chosen, num_experts,
+        hidden_size, intermediate_size, KIND=kind, **shape,
+    )  # fmt: skip
     down_kernel[(num_tiles, triton.cdiv(hidden_size, tiles.columns))](
-        hidden, order, starts, down, weights, parts, num_experts, hidden_size, intermediate_size, **shape
-    )
+        hidden, order, starts, down, None if biases is None else biases[1], weights, parts, num_experts, hidden_size,
+        intermediate_size, **shape,
+    )  # fmt: skip
     block = min(1024, triton.next_power_of_2(hidden_size))
     sum_kernel[(num_tokens, triton.cdiv(hidden_size, block))](parts, out, num_chosen, hidden_size, BLOCK=block)
     return out

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from engine.compute.triton.experts import Tiles
-from engine.compute.triton.gate import gelu, silu
+from engine.compute.triton.gate import SILU, gated
 
 ROWS = 256  # at most
 FEW_ROWS = 64  # up to here the bytes of the weights are all that counts
@@ -20,7 +20,7 @@ PROGRAMS = 264  # two for each multiprocessor of a large GPU
 @triton.jit(do_not_specialize=["num_rows"])
 def gated_product_kernel(
     x_pointer, weight_pointer, out_pointer, num_rows, x_stride, depth_size, size,
-    GELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    KIND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """out [num_rows, size] of x [num_rows, depth_size] and weight [2 * size, depth_size]: first the gate's rows, then
     those of up; grid (size / COLUMNS, num_rows / ROWS)."""
@@ -41,11 +41,10 @@ def gated_product_kernel(
         up = tl.dot(part, tl.load(up_rows + begin, mask=mask, other=0.0), up)
     # Rounded where torch rounds: behind each product and behind the gate.
     dtype = out_pointer.dtype.element_ty
-    wide = gate.to(dtype).to(tl.float32)
-    activated = (gelu(wide) if GELU else silu(wide)).to(dtype).to(tl.float32)
     out = out_pointer + rows[:, None].to(tl.int64) * size + columns[None, :]
-    gated = activated * up.to(dtype).to(tl.float32)
-    tl.store(out, gated.to(dtype), mask=row_inside[:, None] & column_inside[None, :])
+    tl.store(
+        out, gated(gate.to(dtype), up.to(dtype), KIND).to(dtype), mask=row_inside[:, None] & column_inside[None, :]
+    )
 
 
 def fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -64,7 +63,7 @@ def tiles_for(rows: int, size: int) -> Tiles:
 
 
 def gated_product(
-    x: torch.Tensor, weight: torch.Tensor, *, gelu: bool = False, tiles: Tiles | None = None
+    x: torch.Tensor, weight: torch.Tensor, kind: int = SILU.value, tiles: Tiles | None = None
 ) -> torch.Tensor:
     """x [num_rows, depth_size] and weight [2 * size, depth_size], of 16 bits → [num_rows, size]."""
     (rows, depth_size), size = x.shape, len(weight) // 2
@@ -75,7 +74,7 @@ def gated_product(
     tiles = tiles or tiles_for(rows, size)
     gated_product_kernel[(triton.cdiv(size, tiles.columns), triton.cdiv(rows, tiles.rows))](
         x, weight, out, rows, x.stride(0), depth_size, size,
-        GELU=gelu, ROWS=tiles.rows, COLUMNS=tiles.columns, DEPTH=tiles.depth,
+        KIND=kind, ROWS=tiles.rows, COLUMNS=tiles.columns, DEPTH=tiles.depth,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
     return out

@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from engine.compute.operations.backend import Operations
+from engine.compute.operations.backend import Gate, Operations
+from engine.compute.operations.reference import silu_gate
 from engine.compute.quantisation.kernels import Kernels
 from engine.compute.quantisation.matrix import QuantisedMatrix
 from engine.compute.quantisation.method import LinearMethod
@@ -33,13 +34,21 @@ class MixtureOfExperts(nn.Module):
         *,
         shared_intermediate_size: int = 0,
         correction_bias: bool = False,
+        router_bias: bool = False,
+        gate: Gate = silu_gate,
+        bias: bool = False,
     ):
         super().__init__()
         self.num_experts, self.num_chosen, self.route = num_experts, num_chosen, route
         self.router = nn.Parameter(torch.empty(num_experts, hidden_size, dtype=torch.float32))
         self.correction_bias = nn.Parameter(torch.empty(num_experts, dtype=torch.float32)) if correction_bias else None
+        self.router_bias = nn.Parameter(torch.empty(num_experts, dtype=torch.float32)) if router_bias else None
+        self.gate = gate
         self.gate_up = nn.Parameter(torch.empty(num_experts, 2 * intermediate_size, hidden_size))
         self.down = nn.Parameter(torch.empty(num_experts, hidden_size, intermediate_size))
+        self.gate_up_bias = nn.Parameter(torch.empty(num_experts, 2 * intermediate_size)) if bias else None
+        self.down_bias = nn.Parameter(torch.empty(num_experts, hidden_size)) if bias else None
+        self._num_biases = num_experts * (2 * intermediate_size + hidden_size) if bias else 0
         self.expert_parameters = 3 * intermediate_size * hidden_size  # of one expert
         self.methods: tuple[list[LinearMethod], list[LinearMethod]] | None = None  # of each expert: gate_up, down
         sizes = 2 * intermediate_size, hidden_size
@@ -55,7 +64,9 @@ class MixtureOfExperts(nn.Module):
     @property
     def packed_parameters(self) -> int:
         """How many weights are no parameters of the module: methods have them, or will."""
-        return self.num_weights if self.methods is not None or self._kept else 0
+        if self.methods is not None:
+            return self.num_weights + self._num_biases
+        return self.num_weights if self._kept else 0
 
     @property
     def packed_bytes(self) -> int:
@@ -71,8 +82,12 @@ class MixtureOfExperts(nn.Module):
     def expert_bytes(self) -> int:
         """That one expert takes."""
         if not self.packed_parameters:
-            return self.expert_parameters * self.down.element_size()
-        return self.packed_bytes // self.num_experts
+            return self.expert_parameters * self.down.element_size() + self._bias_bytes // self.num_experts
+        return (self.packed_bytes + (self._bias_bytes if self.methods is None else 0)) // self.num_experts
+
+    @property
+    def _bias_bytes(self) -> int:
+        return sum(bias.nbytes for bias in self.biases())
 
     def store_as(self, dtype: torch.dtype) -> None:
         if not self._kept:
@@ -111,18 +126,30 @@ class MixtureOfExperts(nn.Module):
 
     def biases(self) -> list[torch.Tensor]:
         """Those that `finish` needs filled."""
-        return []
+        return [] if self.gate_up_bias is None else [self.gate_up_bias, self.down_bias]
 
     def finish(self) -> None:
         """Makes a method of each expert's sources. Raises ModelError."""
-        self.methods = tuple([sources.method(None) for sources in stack] for stack in self._sources)
-        self.gate_up = self.down = None
+        self.methods = tuple(
+            [sources.method(bias) for sources, bias in zip(stack, biases, strict=True)]
+            for stack, biases in zip(self._sources, self._expert_biases(), strict=True)
+        )
+        self.gate_up = self.down = self.gate_up_bias = self.down_bias = None
 
     def pack(self, weight_format: WeightFormat) -> None:
         """Packs each expert's filled matrices; the originals go. Raises ModelError."""
         parts = self.gate_up.detach(), self.down.detach()
-        self.methods = tuple([weight_format.pack(expert, None) for expert in part] for part in parts)
-        self.gate_up = self.down = None
+        self.methods = tuple(
+            [weight_format.pack(expert, bias) for expert, bias in zip(part, biases, strict=True)]
+            for part, biases in zip(parts, self._expert_biases(), strict=True)
+        )
+        self.gate_up = self.down = self.gate_up_bias = self.down_bias = None
+
+    def _expert_biases(self) -> list[list[torch.Tensor | None]]:
+        """Of both matrices of each expert, in memory of their own."""
+        if self.gate_up_bias is None:
+            return [[None] * self.num_experts] * 2
+        return [[bias.clone() for bias in stack.detach()] for stack in self.biases()]
 
     @property
     def active_parameters(self) -> int:
@@ -130,20 +157,27 @@ class MixtureOfExperts(nn.Module):
         return self.router.numel() + shared + self.num_chosen * self.expert_parameters
 
     def forward(self, x: torch.Tensor, operations: Operations) -> torch.Tensor:
-        weights, experts = self.route(F.linear(x.float(), self.router), self.correction_bias)
+        weights, experts = self.route(F.linear(x.float(), self.router, self.router_bias), self.correction_bias)
         gate_up, down = self.methods or (self.gate_up, self.down)
-        mixed = operations.mixture(x, weights, experts, gate_up, down)
+        biases = None if self.gate_up_bias is None else (self.gate_up_bias, self.down_bias)
+        mixed = operations.mixture(x, weights, experts, gate_up, down, self.gate, biases)
         return mixed if self.shared is None else mixed + self.shared(x, operations)
 
     def slices(self, prefix: str) -> dict[str, torch.Tensor]:
         targets = {f"{prefix}.gate.weight": self.router}
         if self.correction_bias is not None:
             targets[f"{prefix}.gate.e_score_correction_bias"] = self.correction_bias
+        if self.router_bias is not None:
+            targets[f"{prefix}.gate.bias"] = self.router_bias
         for index in range(self.num_experts):
             expert = f"{prefix}.experts.{index}"
             gate, up = self.gate_up[index].chunk(2)
             targets[f"{expert}.gate_proj.weight"], targets[f"{expert}.up_proj.weight"] = gate, up
             targets[f"{expert}.down_proj.weight"] = self.down[index]
+            if self.gate_up_bias is not None:
+                gate, up = self.gate_up_bias[index].chunk(2)
+                targets[f"{expert}.gate_proj.bias"], targets[f"{expert}.up_proj.bias"] = gate, up
+                targets[f"{expert}.down_proj.bias"] = self.down_bias[index]
         if self.shared is not None:
             targets |= self.shared.slices(f"{prefix}.shared_experts")
         return targets

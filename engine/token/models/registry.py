@@ -12,7 +12,7 @@ from engine.compute.quantisation.devices import device_kernels
 from engine.compute.quantisation.kernels import Kernels
 from engine.compute.weight_formats import WeightFormat, has_bfloat16, weight_format
 from engine.token.checkpoint import read_config
-from engine.token.models import deepseek, gemma, llama, mistral, mpt, qwen
+from engine.token.models import deepseek, gemma, gpt_oss, llama, mistral, mpt, qwen
 from engine.token.models.decoder import Decoder
 from engine.token.models.layer import DecoderConfig
 from engine.token.models.settings import NEUTRAL
@@ -33,6 +33,7 @@ FAMILIES: dict[str, Callable[[dict[str, Any]], DecoderConfig]] = {
     "Gemma2ForCausalLM": gemma.gemma2_config,
     "Gemma3ForCausalLM": gemma.gemma3_config,
     "Gemma3ForConditionalGeneration": gemma.gemma3_config,
+    "GptOssForCausalLM": gpt_oss.decoder_config,
     "DeepseekV2ForCausalLM": deepseek.v2_config,
     "DeepseekV3ForCausalLM": deepseek.v3_config,
     "MptForCausalLM": mpt.decoder_config,

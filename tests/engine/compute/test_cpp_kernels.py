@@ -209,7 +209,7 @@ def test_norms_are_those_of_the_reference(operations, kind, rows, size):
     assert torch.equal(added, total)
 
 
-@pytest.mark.parametrize("kind", [ops.silu_gate, ops.gelu_gate])
+@pytest.mark.parametrize("kind", [ops.silu_gate, ops.gelu_gate, ops.clamped_swish_gate])
 @pytest.mark.parametrize(("rows", "size"), [(1, 1536), (3, 7), (200, 1000)])
 def test_gates_are_those_of_the_reference(operations, kind, rows, size):
     gate_up = torch.cat((randn(rows, size) * 20, randn(rows, size, seed=1)), dim=-1)

@@ -9,6 +9,7 @@ from tests.engine.compute.triton_harness import DEVICE, SHARED_LIMIT_BYTES, Comp
 
 pytest.importorskip("triton")
 
+from engine.compute.operations.triton_backend import TritonOperations
 from engine.compute.triton.experts import Tiles, mixture, tiles_for
 
 SMALL = Tiles(rows=16, columns=16, depth=16, num_warps=4, num_stages=2)
@@ -37,6 +38,21 @@ def test_a_mixture_is_that_of_torch(tokens, chosen, experts, hidden, intermediat
     step = torch.finfo(dtype).eps
     # Sums in another order may round a product to its neighbour, and a few of those meet in one number.
     torch.testing.assert_close(mixture(*made, SMALL), expected, rtol=4 * step, atol=4 * step)
+
+
+def biases_of(experts: int, hidden: int, intermediate: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    sizes = 2 * intermediate, hidden
+    return tuple(torch.randn(experts, size, generator=generator).to(DEVICE, dtype) for size in sizes)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_mixture_with_biases_and_a_clamped_gate_is_that_of_torch(dtype):
+    made, biases = make(23, 2, 3, 16, 40, dtype, 2), biases_of(3, 16, 40, dtype)
+    made[0].mul_(5)  # beyond the clamp
+    expected, step = reference(*made, ops.clamped_swish_gate, biases), torch.finfo(dtype).eps
+    found = TritonOperations().mixture(*made, ops.clamped_swish_gate, biases)
+    torch.testing.assert_close(found, expected, rtol=8 * step, atol=100 * step)  # of sums of numbers up to 50
 
 
 def test_rows_of_a_wider_matrix_are_read_where_they_stand():
@@ -76,28 +92,31 @@ def test_a_mixture_waits_for_nobody_and_fits_a_graph():
 
 def compilations() -> list[Compilation]:
     found = []
-    for dtype, name, pairs in (
-        (torch.bfloat16, "bf16", 8), (torch.bfloat16, "bf16", 64 * 128), (torch.bfloat16, "bf16", 1 << 16),
-        (torch.float16, "fp16", 8), (torch.float32, "fp32", 1 << 16),
+    for dtype, name, pairs, biased in (
+        (torch.bfloat16, "bf16", 8, False), (torch.bfloat16, "bf16", 64 * 128, False),
+        (torch.bfloat16, "bf16", 1 << 16, False), (torch.bfloat16, "bf16", 8, True),
+        (torch.bfloat16, "bf16", 1 << 16, True), (torch.float16, "fp16", 8, False),
+        (torch.float32, "fp32", 1 << 16, False),
     ):  # fmt: skip
         tiles, vector = tiles_for(pairs, 128, dtype), f"*{name}:16"
         shape = dict(
             ROWS=tiles.rows, COLUMNS=tiles.columns, DEPTH=tiles.depth, EXPERTS=128,
             PRECISION="ieee" if dtype == torch.float32 else "tf32",
         )  # fmt: skip
+        bias, no_bias = ({"bias_pointer": vector}, {}) if biased else ({}, {"bias_pointer": None})
         sizes = {"num_experts": "i32:16", "hidden_size": "i32:16", "intermediate_size": "i32:16"}
         found += [
             Compilation(
                 "engine.compute.triton.experts:gate_up_kernel",
                 {"x_pointer": vector, "order_pointer": "*i64:16", "starts_pointer": "*i32:16", "weight_pointer": vector,
-                 "hidden_pointer": vector, "x_stride": "i32:16", "num_chosen": "i32"} | sizes,
-                shape, tiles.num_warps, tiles.num_stages,
+                 "hidden_pointer": vector, "x_stride": "i32:16", "num_chosen": "i32"} | sizes | bias,
+                shape | no_bias | {"KIND": 2 if biased else 0}, tiles.num_warps, tiles.num_stages,
             ),
             Compilation(
                 "engine.compute.triton.experts:down_kernel",
                 {"hidden_pointer": vector, "order_pointer": "*i64:16", "starts_pointer": "*i32:16",
-                 "weight_pointer": vector, "factors_pointer": "*fp32:16", "parts_pointer": vector} | sizes,
-                shape, tiles.num_warps, tiles.num_stages,
+                 "weight_pointer": vector, "factors_pointer": "*fp32:16", "parts_pointer": vector} | sizes | bias,
+                shape | no_bias, tiles.num_warps, tiles.num_stages,
             ),
             Compilation(
                 "engine.compute.triton.experts:sum_kernel",

@@ -66,7 +66,7 @@ def test_other_models_do_too(family, checkpoints):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    "family", ["llama-biases", "gemma", "gemma2", "gemma3", "qwen3-moe", "mixtral", "deepseek-v3", "mpt"]
+    "family", ["llama-biases", "gemma", "gemma2", "gemma3", "qwen3-moe", "mixtral", "gpt-oss", "deepseek-v3", "mpt"]
 )
 def test_models_on_a_device(family, checkpoints):
     check(checkpoints[family], torch.float32, 1e-4)

@@ -79,10 +79,16 @@ def test_a_norm_that_has_no_kernel_is_the_reference():
     assert torch.equal(total, x + residual) and torch.equal(normed, ops.layer_norm(total, weight, EPS))
 
 
+GATES = (ops.silu_gate, ops.gelu_gate, ops.clamped_swish_gate)
+
+
 def check_gates(rows: int, size: int, dtype: torch.dtype) -> None:
     both = 3 * randn(rows, 2 * size, dtype=dtype)
-    for kind in (ops.silu_gate, ops.gelu_gate):
-        assert_close(TRITON.gate(kind, both), kind(both), ulps=8 if dtype == torch.float32 else 2)
+    for kind in GATES:  # torch rounds the clamped one once more
+        ulps = 3 if kind is ops.clamped_swish_gate else 2
+        assert_close(TRITON.gate(kind, both), kind(both), ulps=8 if dtype == torch.float32 else ulps, scale=4.0)
+    both[:, 0] = float("nan")
+    assert all(TRITON.gate(kind, both)[:, 0].isnan().all() for kind in GATES)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -102,7 +108,7 @@ def check_gated_product(rows: int, depth: int, size: int, dtype: torch.dtype) ->
     x, both = randn(rows, depth, dtype=dtype), Linear(depth, 2 * size)
     both.weight = torch.nn.Parameter(randn(2 * size, depth, dtype=dtype, seed=1) / depth**0.5, requires_grad=False)
     assert gated_product.fits(x, both.weight)
-    for kind in (ops.silu_gate, ops.gelu_gate):
+    for kind in GATES:
         # Both halves are rounded before they are multiplied: sums in another order move each by a step.
         assert_close(TRITON.gated_product(kind, x, both), TORCH.gated_product(kind, x, both), ulps=4)
 
@@ -320,9 +326,9 @@ def compilations() -> list[Compilation]:
             Compilation(
                 f"{KERNELS}.gate:gate_kernel",
                 {"both_pointer": vector, "out_pointer": vector, "both_stride": "i32:16", "size": "i32:16"},
-                {"GELU": gelu, "BLOCK": 1024},
+                {"KIND": kind, "BLOCK": 1024},
             )
-            for gelu in (False, True)
+            for kind in (0, 1, 2)
         ]  # fmt: skip
         for fp8 in (False, True):
             values = "*fp8e4nv:16" if fp8 else vector

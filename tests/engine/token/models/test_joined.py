@@ -17,7 +17,7 @@ from tests.engine.harness import drain, hand_over, make_engine, submit
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ kernels can be built here")
 
 JOINED = ("llama", "llama-biases", "mistral", "qwen2-windows", "qwen3", "gemma", "gemma2", "gemma3")
-APART = ("mixtral", "deepseek-v2", "mpt")  # experts, latent attention, layer norms without a gate
+APART = ("mixtral", "gpt-oss", "deepseek-v2", "mpt")  # experts, latent attention, layer norms without a gate
 
 
 def outputs(folder, **settings):

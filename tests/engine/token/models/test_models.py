@@ -180,6 +180,16 @@ def test_the_language_part_of_a_model_that_reads_images_is_served(published, che
         assert torch.equal(one, other), name
 
 
+def test_gpt_oss_has_a_window_in_every_second_layer_and_yarn_by_default(checkpoints):
+    config = read_config(checkpoints["gpt-oss"])
+    for key in ("layer_types", "rope_parameters", "sliding_window", "head_dim"):
+        config.pop(key)
+    built = decoder_config(config | {"original_max_position_embeddings": None})
+    assert built.windows == (128, None, 128) and built.attention(None).rotary_dim == 64
+    parameters = rope_parameters(built.rope)
+    assert (parameters["rope_theta"], parameters["factor"], parameters["truncate"]) == (150_000.0, 32.0, False)
+
+
 def test_old_rope_keys_say_the_same(checkpoints):
     config = read_config(checkpoints["llama-yarn"])
     parameters = config.pop("rope_parameters")
@@ -241,6 +251,8 @@ def copy(folder: Path, to: Path, **changes) -> Path:
         ("gemma2", {"hidden_activation": "relu"}, "hidden_activation='relu'; only 'gelu_pytorch_tanh'"),
         ("gemma2", {"attn_logit_softcapping": 0.0}, "attn_logit_softcapping=0.0; it must be at least"),
         ("gemma2", {"query_pre_attn_scalar": "256"}, "query_pre_attn_scalar='256'; it must be a number"),
+        ("gpt-oss", {"swiglu_limit": 5.0}, "swiglu_limit=5.0; only 7.0"),
+        ("gpt-oss", {"num_experts_per_tok": 7}, "num_experts_per_tok=7, more than num_local_experts=6"),
         ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention; only causal"),
         ("gemma3", {"sliding_window": None}, "layers of sliding_attention, but no sliding_window"),
         ("gemma3", {"rope_parameters": {"rope_theta": 1e6}}, "has them for each kind of layer"),

@@ -73,6 +73,13 @@ PUBLISHED = [
         num_attention_heads=8, num_hidden_layers=26, num_key_value_heads=4, query_pre_attn_scalar=256,
         rms_norm_eps=1e-6, rope_theta=1e4, sliding_window=4096, vocab_size=256000),
      2_614_341_888, 2.61e9, 104 * 1024, 8192),
+    ("gpt-oss-20b", dict(
+        architectures=["GptOssForCausalLM"], attention_bias=True, experts_per_token=4, head_dim=64, hidden_size=2880,
+        initial_context_length=4096, intermediate_size=2880, max_position_embeddings=131072, num_attention_heads=64,
+        num_experts_per_tok=4, num_hidden_layers=24, num_key_value_heads=8, num_local_experts=32, rope_scaling=YARN | {
+            "factor": 32.0, "truncate": False}, rope_theta=150000, sliding_window=128, swiglu_limit=7.0,
+        tie_word_embeddings=False, vocab_size=201088),
+     20_914_757_184, 3.6e9, 48 * 1024, 131072),
     ("gemma-3-1b", dict(
         architectures=["Gemma3ForCausalLM"], attn_logit_softcapping=None, final_logit_softcapping=None, head_dim=256,
         hidden_size=1152, intermediate_size=6912, max_position_embeddings=32768, num_attention_heads=4,
