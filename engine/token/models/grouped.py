@@ -28,6 +28,7 @@ class GroupedConfig:
     sinks: bool = False  # a sink logit a head
     clip: float | None = None  # bound of queries, keys and values
     alibi_slopes: tuple[float, ...] | None = None  # then there is no rotation
+    input_size: int | None = None  # of what queries, keys and values are made of, if that is not hidden_size
 
 
 class GroupedAttention(nn.Module):
@@ -39,7 +40,7 @@ class GroupedAttention(nn.Module):
         self.rotary_dim = config.head_dim
         self.pair_flops = 4 * config.num_heads * config.head_dim
         self.sizes = [n * config.head_dim for n in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
-        self.qkv = Linear(config.hidden_size, sum(self.sizes), bias=config.qkv_bias)
+        self.qkv = Linear(config.input_size or config.hidden_size, sum(self.sizes), bias=config.qkv_bias)
         self.o = Linear(self.sizes[0], config.hidden_size, bias=config.output_bias)
         if config.qk_norm:
             self.q_norm = nn.Parameter(torch.empty(config.head_dim))

@@ -46,6 +46,12 @@ class SequenceStep(NamedTuple):
     def num_known(self) -> int:
         return len(self.request.token_ids) + len(self.sampled)
 
+    def tokens(self, begin: int, end: int) -> list[int]:
+        """Known ones, by position."""
+        ids = self.request.token_ids
+        known = len(ids)
+        return ids[begin : min(end, known)] + self.sampled[max(0, begin - known) : max(0, end - known)]
+
 
 @dataclass(frozen=True, slots=True)
 class ComputedStep:

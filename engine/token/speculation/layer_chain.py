@@ -1,0 +1,145 @@
+"""Drafts by one layer that reads the target's hidden states: the chain that EAGLE-3 and MTP share.
+
+The layer's entry at position j is made of the target's state at j and the token at j + 1, and predicts the token at
+j + 2. So it lags one position behind the target, in slots of the same numbers. From the second draft on the layer reads
+its own output in place of the target's state.
+"""
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from engine.compute.attention.backend import AttentionBackend
+from engine.compute.buffers import to_device
+from engine.compute.kv_cache import KVCache, KVLayout, copy_blocks
+from engine.compute.operations.backend import Operations, Rope, Step
+from engine.token.speculation.draft_inputs import DraftTables
+from engine.token.speculation.proposer import ComputedStep, Proposal, SequenceStep
+from metrics.compute.cost_model import ModelShape, decode_flops, request_flops
+
+
+class DraftLayer(Protocol):
+    """The layer and what stands around it."""
+
+    reads_hidden: bool
+    reads_layers: tuple[int, ...]
+    kv_layout: KVLayout
+
+    def states(self, step: ComputedStep, rows: torch.Tensor | None) -> torch.Tensor:
+        """The target's states that the layer reads, [num_rows, hidden_size]: of the step's `rows`, or of all."""
+        ...
+
+    def compute(self, ids: torch.Tensor, states: torch.Tensor, step: Step, kv_cache: KVCache) -> torch.Tensor:
+        """The residual stream behind the layer [num_tokens, hidden_size], which is the state of the next draft."""
+        ...
+
+    def drafts(self, stream: torch.Tensor, operations: Operations) -> torch.Tensor:
+        """Its most probable tokens [rows], ids of the target."""
+        ...
+
+    def rope(self, positions: torch.Tensor) -> Rope | None: ...
+
+    def shape(self, kv_dtype: torch.dtype) -> ModelShape: ...
+
+    @property
+    def state_flops(self) -> int:
+        """That `states` takes for one row."""
+        ...
+
+
+class LayerChainProposer:
+    """Computes an entry for every position that the target computes, so it sees every step. A prefix that was found in
+    the pool has its entries from the request that computed it. The last one of them read another next token where the
+    two requests part: one draft in many is a little worse for it."""
+
+    def __init__(
+        self,
+        layer: DraftLayer,
+        kv_cache: KVCache,
+        block_size: int,
+        attention: AttentionBackend,
+        operations: Operations,
+    ):
+        self.reads_hidden, self.reads_layers = layer.reads_hidden, layer.reads_layers
+        self.shape = layer.shape(kv_cache.values.dtype)
+        self._layer, self._kv_cache, self._block_size = layer, kv_cache, block_size
+        self._attention, self._operations = attention, operations
+        self._device = kv_cache.values.device
+
+    def forget(self, request_id: str) -> None:
+        """Nothing but the cache remembers a request."""
+
+    @torch.inference_mode()
+    def propose(self, step: ComputedStep) -> Proposal:
+        if step.copies:
+            sources, targets = (torch.tensor(blocks, device=self._device) for blocks in zip(*step.copies, strict=True))
+            copy_blocks(self._kv_cache, sources, targets)
+        whole = [sequence for sequence in step.sequences if _end(sequence) > sequence.past_tokens]
+        if not whole:
+            return Proposal({})
+        sequences = sorted(whole, key=lambda sequence: _end(sequence) - sequence.past_tokens > 1)
+        begins = np.array([sequence.past_tokens for sequence in sequences])
+        ends = np.array([_end(sequence) for sequence in sequences])
+        wanted = np.array([sequence.wanted if sequence.sampled else 0 for sequence in sequences])
+        blocks = [sequence.request.blocks for sequence in sequences]
+        tables = DraftTables(blocks, (ends + np.maximum(0, wanted - 1)).tolist(), self._block_size, self._device)
+        states = self._layer.states(step, self._rows(sequences, step))
+        ids = torch.tensor([*chain.from_iterable(s.tokens(s.past_tokens + 1, _end(s) + 1) for s in sequences)])
+        stream = self._computed(to_device(ids, self._device), states, *tables.inputs(begins, ends - begins))
+        drafting = np.flatnonzero(wanted)
+        counts = zip((ends - begins).tolist(), begins.tolist(), (wanted > 0).tolist(), strict=True)
+        flops = sum(request_flops(self.shape, new, past, draws) for new, past, draws in counts)
+        flops += len(ids) * self._layer.state_flops
+        if not len(drafting):
+            return Proposal({}, flops)
+        last = torch.from_numpy(np.cumsum(ends - begins)[drafting] - 1).to(self._device)
+        found, more = self._chains(stream[last], wanted[drafting], ends[drafting], drafting, tables)
+        names = [sequences[row].request.id for row in drafting]
+        return Proposal(dict(zip(names, found, strict=True)), flops + more)
+
+    def _rows(self, sequences: Sequence[SequenceStep], step: ComputedStep) -> torch.Tensor | None:
+        """Of the step: those of the known tokens, in this order; None where they are all."""
+        rows = np.concatenate([
+            np.arange(s.first_row, s.first_row + _end(s) - s.past_tokens) for s in sequences
+        ])  # fmt: skip
+        total = sum(sequence.new_tokens for sequence in step.sequences)
+        if len(rows) == total and (np.diff(rows) == 1).all():
+            return None
+        return to_device(torch.from_numpy(rows), self._device)
+
+    def _computed(self, ids: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, inputs) -> torch.Tensor:
+        self._attention.begin(inputs)
+        step = Step(self._operations, self._attention, inputs.slots, self._layer.rope(positions))
+        return self._layer.compute(ids, states, step, self._kv_cache)
+
+    def _chains(
+        self, stream: torch.Tensor, wanted: np.ndarray, begins: np.ndarray, rows: np.ndarray, tables: DraftTables
+    ) -> tuple[list[list[int]], int]:
+        """Drafts of each sequence, and the FLOPs of all but the first one's. `begins` are the positions behind the
+        entries that are computed."""
+        ids, flops, active = self._layer.drafts(stream, self._operations), 0, np.arange(len(wanted))
+        drawn, owners = [ids], [active]
+        for depth in range(1, int(wanted.max())):
+            goes_on = wanted[active] > depth
+            if not goes_on.all():
+                kept = torch.from_numpy(goes_on).to(self._device)
+                ids, stream, active = ids[kept], stream[kept], active[goes_on]
+            past = begins[active] + depth - 1
+            stream = self._computed(ids, stream, *tables.inputs(past, np.ones_like(past), rows[active]))
+            ids = self._layer.drafts(stream, self._operations)
+            flops += decode_flops(self.shape, past.tolist())
+            drawn.append(ids)
+            owners.append(active)
+        found: list[list[int]] = [[] for _ in wanted]
+        for owner, token in zip(np.concatenate(owners).tolist(), torch.cat(drawn).tolist(), strict=True):
+            found[owner].append(token)
+        return found, flops
+
+
+def _end(sequence: SequenceStep) -> int:
+    """The position behind the last computed one whose next token is known. Of a request that ended with an error, the
+    last ones are not."""
+    return min(sequence.num_computed, sequence.num_known - 1)
