@@ -1,6 +1,6 @@
 """One form for the quantised matrices of every checkpoint format."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,7 +13,7 @@ class QuantisedMatrix:
     """weight[o, order[i]] = (codes[o, i] - zeros[o, i // group]) * scales[o, i // group].
 
     One code is one element, however few bits it needs; a kernel packs them. Tensors of the meta device describe a
-    matrix that is not read yet.
+    matrix that is not read yet. Stacked experts have one dimension more, in front; `[expert]` is a matrix of one.
     """
 
     codes: torch.Tensor  # [out, in] uint8, int8 or float8_e4m3fn; 4 bits of float8 are e2m1, which e4m3 holds exactly
@@ -47,6 +47,17 @@ class QuantisedMatrix:
     def to(self, device: torch.device) -> "QuantisedMatrix":
         return self._with(lambda tensor: tensor.to(device), everything=True)
 
+    def __getitem__(self, index: int) -> "QuantisedMatrix":
+        return self._with(lambda tensor: tensor[index])
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def tensor_split(self, sections: int) -> tuple["QuantisedMatrix", ...]:
+        """Equal parts of the outputs, one below the other."""
+        size = len(self) // sections
+        return tuple(self.rows(size * part, size * (part + 1)) for part in range(sections))
+
     def rows(self, begin: int, end: int) -> "QuantisedMatrix":
         """The outputs begin … end - 1."""
         return self._with(lambda tensor: tensor[begin:end])
@@ -55,7 +66,7 @@ class QuantisedMatrix:
         """Output i becomes the former output index[i]."""
         return self._with(lambda tensor: tensor[index])
 
-    def _with(self, change, *, everything: bool = False) -> "QuantisedMatrix":
+    def _with(self, change: Callable[[torch.Tensor], torch.Tensor], *, everything: bool = False) -> "QuantisedMatrix":
         """Each tensor with one row an output through `change`; with `everything` the others as well."""
         names = ["codes", "scales", "zeros"] + (["order", "activation_scale"] if everything else [])
         tensors = {name: getattr(self, name) for name in names}
@@ -63,20 +74,20 @@ class QuantisedMatrix:
 
     def dequantised(self) -> torch.Tensor:
         """[out, in] float32."""
-        weight = self.codes.float().unflatten(1, (-1, self.group))
+        weight = self.codes.float().unflatten(-1, (-1, self.group))
         if self.zeros is not None:
-            weight -= self.zeros[:, :, None]
-        weight = weight.mul_(self.scales[:, :, None]).flatten(1)
+            weight -= self.zeros[..., None]
+        weight = weight.mul_(self.scales[..., None]).flatten(-2)
         if self.order is None:
             return weight
-        return torch.empty_like(weight).index_copy_(1, self.order, weight)
+        return torch.empty_like(weight).index_copy_(-1, self.order.to(weight.device), weight)
 
     def check(self, name: str) -> None:
         """Raises ModelError with the tensor's name where the parts do not fit each other, or hold what no weight is."""
-        outputs, inputs = self.shape
+        inputs = self.shape[-1]
         if inputs % self.group:
             raise ModelError(f"tensor {name} has {inputs} inputs, which its group size {self.group} does not divide")
-        expected = [outputs, inputs // self.group]
+        expected = [*self.shape[:-1], inputs // self.group]
         for part, tensor in (("scales", self.scales), ("zeros", self.zeros)):
             if tensor is not None and list(tensor.shape) != expected:
                 raise ModelError(f"{part} of {name} have shape {list(tensor.shape)}, expected {expected}")
@@ -84,17 +95,15 @@ class QuantisedMatrix:
             raise ModelError(f"the order of inputs of {name} has shape {list(self.order.shape)}, expected {[inputs]}")
         if self.is_meta:
             return
-        for part, tensor in (
-            ("scales", self.scales),
-            ("zeros", self.zeros),
-            ("activation scale", self.activation_scale),
-        ):
+        numbers = {"scales": self.scales, "zeros": self.zeros, "activation scale": self.activation_scale}
+        for part, tensor in numbers.items():
             if tensor is not None and not tensor.isfinite().all():
                 raise ModelError(f"{part} of {name} hold a number that is not finite; the checkpoint is damaged")
-        if self.order is not None and not torch.equal(
-            self.order.sort().values, torch.arange(inputs, device=self.device)
-        ):
-            raise ModelError(f"the order of inputs of {name} is no permutation; the checkpoint is damaged")
+        if self.codes.dtype == torch.float8_e4m3fn and ((self.codes.view(torch.uint8) & 0x7F) == 0x7F).any():
+            raise ModelError(f"tensor {name} holds a code that is no number; the checkpoint is damaged")
+
+
+Stored = torch.Tensor | QuantisedMatrix  # what a checkpoint has under a name
 
 
 def concatenated(parts: Sequence[QuantisedMatrix]) -> QuantisedMatrix | None:

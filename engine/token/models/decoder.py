@@ -1,7 +1,7 @@
 """The decoder that all families share, and how a checkpoint fills it."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -268,7 +268,7 @@ class Decoder(nn.Module):
         `choose_kernels` was called those that stay quantised. Elsewhere it is dequantised.
         """
         missing = self._slices()
-        owners = {storage_of(part): module for module in self._matrices() for part in module.matrices() if part.is_meta}
+        owners = self._owners()
         left_out = sum(part.numel() for module in self._matrices() for part in module.matrices()
                        if not isinstance(part, nn.Parameter))  # fmt: skip
         filled = sum(t.numel() for t in missing.values())
@@ -281,18 +281,21 @@ class Decoder(nn.Module):
                 if name == "lm_head.weight" and self.config.tie_embeddings:
                     continue
                 target = missing.pop(name, None)
+                if target is None and name.endswith(".bias") and not tensor.is_meta and not tensor.any():
+                    continue  # quantisers wrote one for every layer
                 if target is None:
                     raise ModelError(
                         f"tensor {stored_name} has no place in this architecture; is config.json of another model?"
                     )
+                dense = isinstance(tensor, torch.Tensor)
+                if dense and (not tensor.is_floating_point() or tensor.element_size() == 1):
+                    raise ModelError(f"tensor {stored_name} is {tensor.dtype}; only 16 and 32 bit floats are supported")
                 if target.shape != tensor.shape:
                     shapes = f"{list(tensor.shape)}, expected {list(target.shape)}"
                     raise ModelError(f"tensor {stored_name} has shape {shapes}")
                 if isinstance(tensor, QuantisedMatrix):
                     tensor.check(stored_name)
                     touched |= self._place(target, tensor, owners)
-                elif not tensor.is_floating_point() or tensor.element_size() == 1:
-                    raise ModelError(f"tensor {stored_name} is {tensor.dtype}; only 16 and 32 bit floats are supported")
                 else:
                     target.copy_(tensor)
             touched -= {module for module in touched if self._finish(module, missing)}
@@ -303,6 +306,22 @@ class Decoder(nn.Module):
     def _own_head(self) -> int:
         """Weights of a head that is tied to the embedding but held apart from it."""
         return self.head.num_weights if self.config.tie_embeddings and not self.head.weights_to_pack else 0
+
+    def place_quantised(self, make: Callable[[str, int, int], QuantisedMatrix | None]) -> None:
+        """Hands each matrix without memory a source of (module, outputs, inputs), as a checkpoint names them; None
+        leaves one dense. On an outline those are all matrices."""
+        owners = self._owners()
+        for name, target in self._slices().items():
+            owner = owners.get(storage_of(target))
+            if owner is None or storage_of(target) == storage_of(self.embedding):
+                continue
+            if (matrix := make(name.removesuffix(".weight"), *target.shape)) is not None:
+                owner.place(target, matrix)
+                self._finish(owner, {})
+
+    def _owners(self) -> dict[int, Linear | MixtureOfExperts]:
+        """Storage of a weight without memory → its layer."""
+        return {storage_of(part): module for module in self._matrices() for part in module.matrices() if part.is_meta}
 
     def _place(
         self, target: torch.Tensor, matrix: QuantisedMatrix, owners: dict[int, Linear | MixtureOfExperts]

@@ -12,13 +12,12 @@ from engine.compute.layers_cpp import LayerParts, RopeTable
 from engine.compute.operations.backend import Norm, Step
 from engine.compute.operations.cpp_backend import GATES
 from engine.compute.operations.reference import rms_norm
-from engine.compute.quantisation.matrix import QuantisedMatrix
+from engine.compute.quantisation.matrix import Stored
 from engine.compute.weight_formats import CppWeight
 from engine.token.models.grouped import GroupedAttention
 from engine.token.models.mlp import GatedMLP
 
 # (name and tensor of the checkpoint) → the same under the names of our parts; nothing for a tensor that is not used
-Stored = torch.Tensor | QuantisedMatrix
 Translate = Callable[[str, Stored], Iterable[tuple[str, Stored]]]
 
 

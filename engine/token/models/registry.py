@@ -10,13 +10,23 @@ import torch
 
 from engine.compute.quantisation.devices import device_kernels
 from engine.compute.quantisation.kernels import Kernels
+from engine.compute.quantisation.matrix import QuantisedMatrix
 from engine.compute.weight_formats import WeightFormat, has_bfloat16, weight_format
 from engine.token.checkpoint import read_config
 from engine.token.models import deepseek, gemma, gpt_oss, llama, mistral, mpt, qwen
 from engine.token.models.decoder import Decoder
 from engine.token.models.layer import DecoderConfig
 from engine.token.models.settings import NEUTRAL
-from engine.token.models.weights import fill_with_random_weights, iterate_weights, outlined_weights, stored_dtype
+from engine.token.models.weights import (
+    SEED,
+    fill_with_random_weights,
+    iterate_weights,
+    outlined_weights,
+    random_matrix,
+    stored_dtype,
+)
+from engine.token.quantised.registry import weight_scheme
+from engine.token.quantised.scheme import WeightScheme
 from metrics.errors import ModelError
 
 log = logging.getLogger(__name__)
@@ -65,19 +75,32 @@ def load_model(
     model.tie()  # to_empty gave each its own memory
     if dummy:
         fill_with_random_weights(model)
+        _fill_quantised(model, outline.scheme)
     else:
         with torch.no_grad():
-            model.load(iterate_weights(folder))
+            model.load(iterate_weights(folder, outline.scheme))
     if outline.weight_format is not None:
         model.pack(outline.weight_format)
     model.make_rope(outline.max_model_len, device)
     return model.eval()
 
 
+def _fill_quantised(model: Decoder, scheme: WeightScheme | None) -> None:
+    """Gives the layers that stay quantised random sources."""
+    generator = torch.Generator().manual_seed(SEED)
+
+    def source(module: str, outputs: int, inputs: int) -> QuantisedMatrix:
+        return random_matrix(scheme.outline(module, outputs, inputs), generator)
+
+    if scheme is not None:
+        model.place_quantised(source)
+
+
 class Outline(NamedTuple):
     """A model on the meta device: its parts without memory."""
 
     model: Decoder
+    scheme: WeightScheme | None  # of a quantised checkpoint
     weight_format: WeightFormat | None  # that its matrices will be packed in
     max_model_len: int
 
@@ -100,25 +123,27 @@ def outlined_model(
     """What load_model will build, from config.json and the headers of the weights. Raises as load_model."""
     config = read_config(folder)
     weights = _packing(weights, dtype, device)
-    parts = decoder_config(config)
+    parts, scheme = decoder_config(config), weight_scheme(config)
     limit = max_model_len or parts.max_model_len
     if limit > parts.longest_model_len:
         raise ModelError(f"max_model_len {limit} is above the model's own limit {parts.longest_model_len}; lower it")
     with torch.device("meta"), _default_dtype(dtype):
         model = Decoder(parts)
     if not dummy:
-        _check_weights(model, folder)
-        model.choose_kernels(device_kernels(device, dtype) if weights in (None, "auto") else Kernels())
-    stored = named_dtype(config) if dummy else stored_dtype(folder)
+        _check_weights(model, folder, scheme)
+    elif scheme is not None:
+        model.place_quantised(scheme.outline)
+    model.choose_kernels(device_kernels(device, dtype) if weights in (None, "auto") else Kernels())
+    stored = named_dtype(config) if dummy or scheme is not None else stored_dtype(folder)
     if weights is None:
-        return Outline(model, None, limit)
+        return Outline(model, scheme, None, limit)
     model.store_as(stored)
-    return Outline(model, weight_format(weights, stored), limit)
+    return Outline(model, scheme, weight_format(weights, stored), limit)
 
 
-def _check_weights(model: Decoder, folder: Path) -> None:
+def _check_weights(model: Decoder, folder: Path, scheme: WeightScheme | None) -> None:
     """Raises ModelError, before memory is taken, where the headers of the weights do not fit the outline of a model."""
-    weights = list(outlined_weights(folder))
+    weights = list(outlined_weights(folder, scheme))
     described = sum(parameter.numel() for parameter in model.parameters())
     stored = sum(tensor.numel() for _, tensor in weights)
     if described > OF_ANOTHER_MODEL * stored:  # to name the first tensor of them could take hours
@@ -156,11 +181,6 @@ def decoder_config(config: dict[str, Any]) -> DecoderConfig:
     architecture = config["architectures"][0]
     if architecture not in FAMILIES:
         raise ModelError(f"architecture {architecture} is not supported; supported are {', '.join(FAMILIES)}")
-    if config.get("quantization_config"):
-        raise ModelError(
-            "config.json has quantization_config: quantised checkpoints are not supported yet; use one in float16, "
-            "bfloat16 or float32"
-        )
     for key, neutral in NEUTRAL.items():
         if key not in HONOURED.get(architecture, ()) and config.get(key) is not None and config[key] != neutral:
             raise ModelError(f"config.json has {key}={config[key]!r}, which is not supported")

@@ -1,7 +1,8 @@
 """The weights of a model: those of a Hugging Face checkpoint folder (safetensors, whole or in shards), or random."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from engine.compute.quantisation.matrix import QuantisedMatrix, Stored
 from engine.token.checkpoint import read_json
 from engine.token.models.settings import section
+from engine.token.quantised.scheme import SMALL, WeightScheme, gathered
 from metrics.errors import ModelError
 
 HEADER_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
@@ -22,34 +25,68 @@ STANDARD_DEVIATION = 0.02  # of trained models' initial weights; with norms in e
 SEED = 0
 
 
+class TensorFiles:
+    """The tensors of a checkpoint folder by name: whole, or as outlines from the headers alone.
+
+    Raises ModelError for an absent or broken file, also while it reads.
+    """
+
+    def __init__(self, folder: Path):
+        self._files = {folder / name: _open(folder / name) for name in _shards(folder)}
+        self._path_of: dict[str, Path] = {}
+        for path, file in self._files.items():
+            with _reading(path):
+                self._path_of |= dict.fromkeys(sorted(file.keys()), path)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._path_of)
+
+    def read(self, name: str) -> torch.Tensor:
+        path = self._path_of[name]
+        with _reading(path):
+            return self._files[path].get_tensor(name)
+
+    def outline(self, name: str) -> torch.Tensor:
+        """A tensor of the meta device, which has a shape and a dtype."""
+        path = self._path_of[name]
+        with _reading(path):
+            part = self._files[path].get_slice(name)
+            stored, shape = part.get_dtype(), part.get_shape()
+        if stored not in DTYPES:
+            raise ModelError(f"tensor {name} is {stored}; only 16 and 32 bit floats are supported")
+        return torch.empty(shape, dtype=DTYPES[stored], device="meta")
+
+
 def stored_dtype(folder: Path) -> torch.dtype:
-    """The dtype of all the checkpoint's matrices; float32 where they differ. Raises as `iterate_weights`."""
-    dtypes = set()
-    for name in _shards(folder):
-        with _opened(folder / name) as file:
-            parts = map(file.get_slice, file.keys())
-            dtypes |= {part.get_dtype() for part in parts if len(part.get_shape()) > 1}
-    return HEADER_DTYPES.get(dtypes.pop(), torch.float32) if len(dtypes) == 1 else torch.float32
+    """The dtype of all the checkpoint's matrices; float32 where they differ. Raises as `TensorFiles`."""
+    files = TensorFiles(folder)
+    outlines = map(files.outline, files.names)
+    dtypes = {outline.dtype for outline in outlines if outline.dim() > 1}
+    one = dtypes.pop() if len(dtypes) == 1 else None
+    return one if one in HEADER_DTYPES.values() else torch.float32
 
 
-def iterate_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of the checkpoint with its name, one at a time. Raises ModelError for an absent or broken file."""
-    for name in _shards(folder):
-        with _opened(folder / name) as file:
-            for key in sorted(file.keys()):
-                yield key, file.get_tensor(key)
+def iterate_weights(folder: Path, scheme: WeightScheme | None = None) -> Iterator[tuple[str, Stored]]:
+    """Every tensor of the checkpoint with its name, one at a time; those of a quantised module as one matrix."""
+    files = TensorFiles(folder)
+    return _named(files, files.read, scheme)
 
 
-def outlined_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """As `iterate_weights`, from the headers alone: tensors of the meta device, which have a shape and a dtype."""
-    for name in _shards(folder):
-        with _opened(folder / name) as file:
-            for key in sorted(file.keys()):
-                part = file.get_slice(key)
-                stored = part.get_dtype()
-                if stored not in DTYPES:
-                    raise ModelError(f"tensor {key} is {stored}; only 16 and 32 bit floats are supported")
-                yield key, torch.empty(part.get_shape(), dtype=DTYPES[stored], device="meta")
+def outlined_weights(folder: Path, scheme: WeightScheme | None = None) -> Iterator[tuple[str, Stored]]:
+    """As `iterate_weights`, from the headers alone: tensors of the meta device."""
+    files = TensorFiles(folder)
+
+    def outline(name: str) -> torch.Tensor:
+        return files.read(name) if scheme is not None and name.endswith(SMALL) else files.outline(name)
+
+    return _named(files, outline, scheme)
+
+
+def _named(
+    files: TensorFiles, read: Callable[[str], torch.Tensor], scheme: WeightScheme | None
+) -> Iterator[tuple[str, Stored]]:
+    return ((name, read(name)) for name in files.names) if scheme is None else gathered(scheme, files.names, read)
 
 
 @torch.no_grad()
@@ -68,6 +105,23 @@ def fill_with_random_weights(model: nn.Module) -> None:
             parameter.fill_(0.0 if "bias" in name else 1.0)
 
 
+def random_matrix(outline: QuantisedMatrix, generator: torch.Generator) -> QuantisedMatrix:
+    """A matrix of the outline's form with random codes, and scales that spread its weights as those of others."""
+    size, low = outline.shape, 0 if outline.codes.dtype == torch.uint8 else -(1 << outline.bits - 1)
+    if outline.codes.dtype == torch.float8_e4m3fn:
+        numbers = torch.randn(size, generator=generator)
+        codes = numbers.round().clamp(-6, 6).to(outline.codes.dtype)  # e2m1 has 1 to 4 and 6
+        codes = torch.where(codes.float().abs() == 5, 4.0, codes.float()).to(outline.codes.dtype)
+    else:
+        codes = torch.randint(low, low + (1 << outline.bits), size, generator=generator).to(outline.codes.dtype)
+    middle = (1 << outline.bits - 1) if low == 0 else 0
+    spread = max((codes.float() - middle).std().item(), 1e-3) if codes.numel() > 1 else 1.0
+    scales = torch.full(outline.scales.shape, STANDARD_DEVIATION / spread)
+    zeros = None if outline.zeros is None else torch.full(outline.zeros.shape, float(middle))
+    fixed = None if outline.activation_scale is None else torch.tensor(1.0)
+    return replace(outline, codes=codes, scales=scales, zeros=zeros, activation_scale=fixed)
+
+
 def _shards(folder: Path) -> list[str]:
     """Names of the files that hold the weights. Raises ModelError where one is absent."""
     index = section(read_json(folder, "model.safetensors.index.json"), "weight_map")
@@ -82,11 +136,15 @@ def _shards(folder: Path) -> list[str]:
     return names
 
 
+def _open(path: Path) -> Any:
+    with _reading(path):
+        return safe_open(path, framework="pt")
+
+
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _reading(path: Path) -> Iterator[None]:
     try:
         # The library checks that the header's offsets lie within the file and do not overlap.
-        with safe_open(path, framework="pt") as file:
-            yield file
+        yield
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{path} is damaged or not complete: {error}; download it again") from None

@@ -224,7 +224,6 @@ def copy(folder: Path, to: Path, **changes) -> Path:
     ("family", "changes", "sentence"),
     [
         ("llama", {"architectures": ["FalconForCausalLM"]}, "FalconForCausalLM is not supported; supported are Llama"),
-        ("llama", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config: quantised checkpoints"),
         ("llama", {"hidden_act": "gelu"}, "hidden_act='gelu'; only 'silu' is supported"),
         ("llama", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0, which is not supported"),
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
