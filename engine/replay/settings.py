@@ -36,7 +36,8 @@ POOL_SIZES = ("num_kv_blocks", "kv_cache_gib", "memory_fraction")  # at most one
 def check(change: Change, *, is_closed: bool) -> None:
     """Raises ReplayError, with a sentence, for a change that a replay cannot make."""
     for name, value in change.settings.items():
-        if name in SPEED and change.device_speed == 1.0:
+        is_told = change.device_speed != 1.0 or (name == "kv_cache_dtype" and change.kv_scale != 1.0)
+        if name in SPEED and not is_told:
             raise ReplayError(
                 f"{name} changes how fast the device computes, which this run cannot tell; give device_speed beside "
                 "it, such as device_speed=1.3"

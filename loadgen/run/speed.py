@@ -24,8 +24,11 @@ MOST_SECONDS = 120.0  # of the process that measures, with the start of torch an
 MOST_OWN, MOST_OTHER = 8, 4  # entries in `run.json`: of the run's own settings, and of others
 # The fastest kernels that compute the same, and all cores: what other settings cost is worth knowing.
 FASTEST_KERNELS = {"attention_backend": "auto", "fused_operations": "auto"}
-# What a CPU may hold its matrices as in place of the run's format: fewer bytes, or more where fewer were slower.
-OTHER_WEIGHTS = {"float32": "int8", "bfloat16": "int8", "float16": "int8", "int4": "int8"}
+# Formats that a CPU may have in place of the run's: fewer bits, or more where fewer were chosen.
+OTHER_FORMATS = {
+    "weights": {"float32": "int8", "bfloat16": "int8", "float16": "int8", "int4": "int8"},
+    "kv_cache_dtype": {"fp8": "auto", "int8": "auto", "int4": "auto"},
+}
 
 
 def add_reference(run: RunDirectory, *, planted: bool, progress: Callable[[], None]) -> None:
@@ -74,16 +77,17 @@ def _lacking(
     engine: dict[str, Any], own: dict[str, Any], entries: list[SpeedEntry], cores: int
 ) -> list[dict[str, Any]]:
     """Settings to measure, where no entry has them: those of the run, the fastest that compute the same, and on a CPU
-    another format of weights."""
+    other formats."""
     options, found = _options(engine), []
     if not any(each.settings == own for each in entries):
         found.append(options)
     fastest = own | FASTEST_KERNELS | {"threads": max(cores, own["threads"] or 0)}
     if own != fastest and not any(each.settings == fastest for each in entries):
         found.append(options | FASTEST_KERNELS | {"threads": fastest["threads"]})
-    other = OTHER_WEIGHTS.get(str(own["weights"])) if options["device"] == "cpu" else None
-    if other is not None and not any(each.settings == own | {"weights": other} for each in entries):
-        found.append(options | {"weights": other})
+    for name, instead in OTHER_FORMATS.items():
+        other = instead.get(str(own[name])) if options["device"] == "cpu" else None
+        if other is not None and not any(each.settings == own | {name: other} for each in entries):
+            found.append(options | {name: other})
     return found
 
 

@@ -35,7 +35,7 @@ QUARTERS = 4
 FEWEST_STEPS = 32  # of a part: a median of fewer is good to a fifth at best
 ENOUGH_COVERED = 0.5  # of the device time must be in steps that the reference knows
 NUMBERS = ("dtype", "weights", "kv_cache_dtype")  # formats: other ones are another model
-NOT_WEIGHTS = tuple(name for name in SPEED_SETTINGS if name != "weights")
+FORMATS = ("weights", "kv_cache_dtype")
 DECODE_PAIRS = 3  # of step_time.features: pairs of a query and a key
 
 
@@ -83,7 +83,7 @@ class SpeedFacts:
     decoding: Pace | None
     writing: Pace | None
     others: list[OtherSettings] = field(default_factory=list)  # that compute the same, the fastest first
-    weights: list[OtherSettings] = field(default_factory=list)  # other formats of weights, which is another model
+    formats: list[OtherSettings] = field(default_factory=list)  # of weights or of KV: that is another model
 
 
 def speed_facts(meta: Mapping[str, Any], steps: pd.DataFrame, rows: pd.DataFrame) -> SpeedFacts | None:
@@ -135,7 +135,12 @@ def speed_facts(meta: Mapping[str, Any], steps: pd.DataFrame, rows: pd.DataFrame
         decoding=_texts(same, rows, "decoding", "server_output_tokens") if is_reference else None,
         writing=_texts(same, rows, "writing", "server_output_tokens") if is_reference else None,
         others=_others(stored, own, NUMBERS, normal.device_ns, found, rows_of_logits) if is_reference else [],
-        weights=_others(stored, own, NOT_WEIGHTS, normal.device_ns, found, rows_of_logits) if is_reference else [],
+        formats=[
+            other
+            for name in FORMATS
+            if is_reference
+            for other in _others(stored, own, _but(name), normal.device_ns, found, rows_of_logits)
+        ],
     )
 
 
@@ -214,6 +219,11 @@ def _texts(entries: Sequence[SpeedEntry], rows: pd.DataFrame, name: str, units: 
     if normal is None or not len(known):
         return None
     return Pace(float(known[f"{name}_ns"].sum()) / 1e6, float(normal.sum()) / 1e6)
+
+
+def _but(name: str) -> tuple[str, ...]:
+    """All settings of speed but one."""
+    return tuple(each for each in SPEED_SETTINGS if each != name)
 
 
 def _others(

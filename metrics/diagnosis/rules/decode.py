@@ -6,8 +6,8 @@ from metrics.diagnosis.capacity import batch_within_tpot
 from metrics.diagnosis.excess import Excess
 from metrics.diagnosis.facts import Facts, tightest
 from metrics.diagnosis.rules.cause import Proposal, all_of, cause
+from metrics.diagnosis.rules.formats import Smaller, smaller_weights
 from metrics.diagnosis.rules.shared_evidence import excess_evidence, missing_share, residual_evidence
-from metrics.diagnosis.rules.weights import Smaller, smaller_weights
 from metrics.diagnosis.verdict import evidence
 from metrics.replay.prediction import Change
 

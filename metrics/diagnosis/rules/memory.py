@@ -15,6 +15,7 @@ KV_ACCOUNTS = ("memory.blocked", "memory.preempted", "memory.recompute")
 KV_HEADROOM = 1.25  # requests grow while they run, and lengths vary around their mean
 WASTED = 0.25  # of the positions in active blocks: with it a pool holds a third less than it could
 LEAKED = 0.1  # of the pool: less costs nothing that a client sees
+KV_IN_8_BITS = {"float32": 3.5, "bfloat16": 1.8, "float16": 1.8}  # tokens in the same memory, heads of 32 or more
 USUAL_SIZES = (16, 32)  # of blocks
 BLOCKS = "steps: blocks_active, slots_written; requests: scheduled_ns, finished_ns"
 
@@ -59,10 +60,19 @@ def kv_pool(facts: Facts, excess: Excess | None) -> Proposal | None:
         if_cause=f"{preempted}load / capacity falls from {now:.2f} to {relieved:.2f}",
         if_rival=f"{missing_share(excess)} stays, with the waiting booked to request.queue",
         change="" if chosen else
-        f"room for {blocks} blocks: more device memory, a smaller KV type, shorter contexts",
+        f"room for {blocks} blocks: more device memory, {_smaller_kv(facts)[0]}, shorter contexts",
         claims=all_of(accounts),
-        fixes=tuple(Change(settings={"num_kv_blocks": size}) for size in (blocks, 2 * blocks)),
+        fixes=(*(Change(settings={"num_kv_blocks": size}) for size in (blocks, 2 * blocks)), *_smaller_kv(facts)[1]),
     )  # fmt: skip
+
+
+def _smaller_kv(facts: Facts) -> tuple[str, tuple[Change, ...]]:
+    """Keys and values in 8 bits, in words and as a replay: with a scale for each token and head, in the same memory."""
+    times = KV_IN_8_BITS.get(str((facts.meta.get("core") or {}).get("dtype")))
+    if times is None or (facts.engine.get("kv_cache_dtype") or "auto") != "auto":
+        return "a smaller KV type", ()
+    words = f"kv_cache_dtype=int8 (about {times:g} times the tokens in the same memory; outputs change a little)"
+    return words, (Change(settings={"kv_cache_dtype": "int8"}, kv_scale=times),)
 
 
 def suggested_blocks(facts: Facts) -> int:

@@ -30,7 +30,7 @@ _FRONT = ("blocked_front", "slow_front", "slow_writer", "slow_moderation", "core
 _PREFIX = ("prefix_cache_off", "cache_thrash", "eviction_policy", "cache_pollution", "prefix_order",
            "prefix_sub_block")  # fmt: skip
 _DEVICE = ("slow_device", "noisy_neighbour", "slow_host", "launch_bound", "batch_too_large", "slow_kernel",
-           "slow_weights", "few_threads")  # fmt: skip
+           "slow_format", "few_threads")  # fmt: skip
 _CLIENT = ("slow_network", "slow_reader", "starved_load_generator")
 
 COMPLAINTS = (

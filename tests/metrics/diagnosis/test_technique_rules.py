@@ -53,10 +53,10 @@ def test_chosen_weights_are_the_cause_where_more_exact_ones_are_faster(tmp_path,
     if chosen:
         run.update_meta(engine=(run.meta()["engine"] or {}) | {"weights": own})
     found = proposed(run)
-    assert ("slow_weights" in found) is is_named
+    assert ("slow_format" in found) is is_named
     if is_named:
-        assert found["slow_weights"].settings == {"weights": "int8"}
-        assert found["slow_weights"].fixes[0].device_speed == pytest.approx(1.4, rel=0.02)
+        assert found["slow_format"].settings == {"weights": "int8"}
+        assert found["slow_format"].fixes[0].device_speed == pytest.approx(1.4, rel=0.02)
 
 
 def evicted(records) -> None:

@@ -1,4 +1,4 @@
-"""Formats of weights: which one would make the same steps faster, and a format that is slower than a more exact one."""
+"""Formats of weights and of KV: one that would be faster, and one that is slower than an exacter one."""
 
 from typing import NamedTuple
 
@@ -7,12 +7,12 @@ from metrics.diagnosis.facts import Facts
 from metrics.diagnosis.rules.cause import Proposal, all_of, cause
 from metrics.diagnosis.rules.device import DEVICE_ACCOUNTS, WAITS
 from metrics.diagnosis.rules.shared_evidence import excess_evidence, missing_share
-from metrics.diagnosis.speed_facts import OtherSettings
+from metrics.diagnosis.speed_facts import FORMATS, OtherSettings
 from metrics.diagnosis.verdict import Evidence, evidence
-from metrics.replay.prediction import Change
+from metrics.replay.prediction import Change, settings_text
 
 # The more bits, the nearer to what the checkpoint stores.
-PRECISION = {"int4": 4, "int8": 8, "fp8": 8, "float16": 16, "bfloat16": 16, "float32": 32}
+PRECISION = {"int4": 4, "int8": 8, "fp8": 8, "float16": 16, "bfloat16": 16, "float32": 32, "auto": 32}
 STEPS = (*DEVICE_ACCOUNTS, *WAITS)
 FASTER = 1.15  # below it two calibrations of one setting may differ as much
 MEASURED = "run.json: speed_reference"
@@ -28,7 +28,7 @@ class Smaller(NamedTuple):
 
 def smaller_weights(facts: Facts) -> Smaller:
     """The fastest format with fewer bits than the run's, by what its steps take at normal speed."""
-    own, found = _format(facts), _faster(facts)
+    own, found = _own(facts, "weights"), _faster(facts, "weights")
     fewer = [each for each in found if PRECISION.get(each.settings["weights"], 99) < PRECISION.get(own, 0)]
     if not fewer:
         return Smaller([], "lower precision, ", ())
@@ -39,37 +39,42 @@ def smaller_weights(facts: Facts) -> Smaller:
     return Smaller([told], words, (Change(settings={"weights": name}, device_speed=best.speedup),))
 
 
-@cause(lifecycles=("compute",), object="format of the weights", kind="policy", needs=("excess", "steps"),
+@cause(lifecycles=("compute",), object="format of weights or KV", kind="policy", needs=("excess", "steps"),
        rival="a slow device: any format would be slow on it", rival_key="slow_device")  # fmt: skip
-def slow_weights(facts: Facts, excess: Excess) -> Proposal | None:
-    """A format of weights was chosen that is slower here than one that is as exact or more so."""
-    own = _format(facts)
-    if "weights" not in facts.chosen or own not in PRECISION:
-        return None
-    exact = [each for each in _faster(facts) if PRECISION.get(each.settings["weights"], 0) >= PRECISION[own]]
+def slow_format(facts: Facts, excess: Excess) -> Proposal | None:
+    """A format of weights or KV was chosen that is slower here than one that is as exact or more so."""
+    exact = [
+        (name, other)
+        for name in FORMATS if name in facts.chosen
+        for other in _faster(facts, name)
+        if PRECISION.get(other.settings[name], 0) >= PRECISION.get(_own(facts, name), 99)
+    ]  # fmt: skip
     if not exact:
         return None
-    best, name = exact[0], exact[0].settings["weights"]
+    name, best = max(exact, key=lambda each: each[1].speedup)
+    own, settings = _own(facts, name), {name: best.settings[name]}
     return Proposal(
-        cause=f"weights={own} computes slower here than weights={name}, which is as exact or more so",
+        cause=f"{name}={own} computes slower here than {settings_text(settings)}, which is as exact or more so",
         evidence=[
-            evidence(f"with weights={name} the same steps take {1 / best.speedup:.0%} of the time", best.speedup,
-                     "ratio", MEASURED, weight=3),
+            evidence(f"with {settings_text(settings)} the same steps take {1 / best.speedup:.0%} of the time",
+                     best.speedup, "ratio", MEASURED, weight=3),
             *excess_evidence(excess, STEPS),
         ],
-        measurement=f"the same scenario with weights={name}",
-        settings={"weights": name},
+        measurement=f"the same scenario with {settings_text(settings)}",
+        settings=settings,
         if_cause=f"device time falls to {1 / best.speedup:.0%}",
         if_rival=f"device time stays, and so does {missing_share(excess)}",
         claims=all_of(STEPS, 1 - 1 / best.speedup),
-        fixes=(Change(settings={"weights": name}, device_speed=best.speedup),),
+        fixes=(Change(settings=settings, device_speed=best.speedup),),
     )  # fmt: skip
 
 
-def _format(facts: Facts) -> str:
-    return str((facts.meta.get("core") or {}).get("weights", ""))
+def _own(facts: Facts, name: str) -> str:
+    held = (facts.meta.get("core") or {}).get(name) if name == "weights" else facts.engine.get(name)
+    return str(held or "")
 
 
-def _faster(facts: Facts) -> list[OtherSettings]:
+def _faster(facts: Facts, name: str) -> list[OtherSettings]:
+    """Other formats of `name` that are faster, the fastest first."""
     speed = facts.speed()
-    return [] if speed is None else [each for each in speed.weights if each.speedup >= FASTER]
+    return [] if speed is None else [each for each in speed.formats if name in each.settings and each.speedup >= FASTER]
