@@ -15,6 +15,7 @@ from engine.compute.operations.cpp_backend import GATES, SHIFTS, HeadArguments
 from engine.compute.weight_formats import CppWeight
 
 POINTER, INT = ctypes.c_void_p, ctypes.c_int64
+MOST_PARTS = 6  # of a packed matrix
 RopeTable = tuple[torch.Tensor, torch.Tensor]  # cos and sin [max_len, 1, head_dim]
 
 # What a layer computes, in order: class of the kernel (metrics.compute.kernels.CLASSES), name. `marks` tells when.
@@ -44,7 +45,7 @@ class LayerParts:
 class _Linear(ctypes.Structure):
     _fields_ = (
         ("kernel", POINTER), *((name, INT) for name in ("num_parts", "out_features", "in_features")),
-        ("parts", POINTER * 4),
+        ("parts", POINTER * MOST_PARTS),
     )  # fmt: skip
 
 
@@ -156,6 +157,6 @@ def _address(tensor: torch.Tensor | None) -> int | None:
 
 
 def _linear(weight: CppWeight) -> _Linear:
-    pointers = (*weight.pointers, *(None,) * (4 - len(weight.pointers)))
-    kernel = ctypes.cast(weight.kernel, POINTER)
-    return _Linear(kernel, len(weight.pointers), weight.out_features, weight.in_features, (POINTER * 4)(*pointers))
+    pointers = (*weight.pointers, *(None,) * (MOST_PARTS - len(weight.pointers)))
+    kernel, parts = ctypes.cast(weight.kernel, POINTER), (POINTER * MOST_PARTS)(*pointers)
+    return _Linear(kernel, len(weight.pointers), weight.out_features, weight.in_features, parts)

@@ -150,6 +150,10 @@ def int8_kernel(library: Library) -> Callable[..., None] | None:
     return _kernel(library, "linear_int8", 4)
 
 
+def groups_kernel(library: Library) -> Callable[..., None] | None:
+    return _kernel(library, "linear_groups", 6)
+
+
 def _pack_int8(kernel: Callable[..., None], weight: torch.Tensor, bias: torch.Tensor | None) -> CppWeight:
     """The kernel rounds activations to int8 by token (dynamic quantisation)."""
     if weight.shape[1] > LARGEST_INNER:

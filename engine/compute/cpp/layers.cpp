@@ -15,19 +15,23 @@ void sojourn_attend(Attention *attention);
 
 namespace {
 
-// A packed matrix and its kernel: weight_formats.py. The floats have two parts, int8 has four.
+// A packed matrix and its kernel: weight_formats.py. The floats have two parts, int8 has four, groups have six.
 struct Linear {
     void *kernel;
     int64_t num_parts, out_features, in_features;
-    const void *parts[4];
+    const void *parts[6];
+
+    template <class... Parts>
+    void multiply(const float *x, float *y, int64_t rows, Parts... of) const {
+        using Kernel = void (*)(const float *, float *, int64_t, int64_t, int64_t, Parts...);
+        reinterpret_cast<Kernel>(kernel)(x, y, rows, out_features, in_features, of...);
+    }
 
     void operator()(const float *x, float *y, int64_t rows) const {
-        using Two = void (*)(const float *, float *, int64_t, int64_t, int64_t, const void *, const void *);
-        using Four = void (*)(const float *, float *, int64_t, int64_t, int64_t, const void *, const void *, const void *,
-                              const void *);
-        if (num_parts == 2) reinterpret_cast<Two>(kernel)(x, y, rows, out_features, in_features, parts[0], parts[1]);
-        else
-            reinterpret_cast<Four>(kernel)(x, y, rows, out_features, in_features, parts[0], parts[1], parts[2], parts[3]);
+        const void *const *p = parts;
+        if (num_parts == 2) multiply(x, y, rows, p[0], p[1]);
+        else if (num_parts == 4) multiply(x, y, rows, p[0], p[1], p[2], p[3]);
+        else multiply(x, y, rows, p[0], p[1], p[2], p[3], p[4], p[5]);
     }
 };
 

@@ -5,14 +5,15 @@ from functools import partial
 import torch
 
 from engine.compute.cpp.extension import Library, library
+from engine.compute.quantisation import cpu_groups
 from engine.compute.quantisation.kernels import Kernel
 from engine.compute.quantisation.matrix import QuantisedMatrix
-from engine.compute.weight_formats import LARGEST_INNER, CppWeight, int8_kernel, pack_int8_codes
+from engine.compute.weight_formats import LARGEST_INNER, CppWeight, groups_kernel, int8_kernel, pack_int8_codes
 
 
 def cpu_kernels() -> tuple[Kernel, ...]:
     """Those that this machine's instructions allow, best first."""
-    return () if (kernels := library()) is None else (*_int8(kernels),)
+    return () if (kernels := library()) is None else (*_int8(kernels), *_groups(kernels))
 
 
 def _int8(kernels: Library) -> list[Kernel]:
@@ -35,3 +36,15 @@ def _make_int8(multiply, matrix: QuantisedMatrix, bias: torch.Tensor | None) -> 
 
 def _int8_bytes(matrix: QuantisedMatrix) -> int:
     return matrix.numel() + 8 * matrix.shape[0]  # a scale and a sum an output
+
+
+def _groups(kernels: Library) -> list[Kernel]:
+    """Codes of up to 4 and up to 8 bits with scales of groups. Activations are rounded by token and group, also where
+    the checkpoint would keep them: a product of integers is several times faster (docs/quantisation.md)."""
+    if (multiply := groups_kernel(kernels)) is None:
+        return []
+    make = partial(cpu_groups.pack, multiply)
+    return [
+        Kernel("int4", lambda matrix: matrix.bits <= 4 and cpu_groups.fits(matrix), make, cpu_groups.nbytes),
+        Kernel("int8", cpu_groups.fits, make, cpu_groups.nbytes),
+    ]
