@@ -67,7 +67,7 @@ class InstantRunner:
         self._sweep = sweep
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        sampled = {item.request.id: 7 for item in plan.scheduled if item.samples}
+        sampled = {item.request.id: [7] for item in plan.scheduled if item.samples}
         now_ns = time.monotonic_ns()
         return LaunchedStep(plan, now_ns, now_ns, sampled)
 

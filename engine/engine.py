@@ -13,11 +13,13 @@ from engine.memory.eviction import make_eviction_policy
 from engine.memory.observer import BlockObserver
 from engine.memory.shadow.observer import ShadowObserver
 from engine.messages import Abort, Ended, Observed, Output, Submit, Tokens
+from engine.request.draft_lengths import AdaptiveLengths, DraftLengths, FixedLengths
 from engine.request.plan import LaunchedStep, Preemption, Preparation, Runner, StepOutcome, StepPlan
 from engine.request.policies import make_policy
 from engine.request.request import Request, State
 from engine.request.scheduler import Emitted, Scheduler
 from engine.request.token_budget import TokenBudget
+from engine.settings.speculation import PROPOSING
 from engine.telemetry.accounting import Turn
 from engine.telemetry.observer import EngineObserver
 from metrics.records import StepRecord
@@ -210,7 +212,7 @@ class Engine:
             emitted.token_id,
             self.observer.ledger_base(request),
             emitted.finish_reason if emitted.finish_reason in ENDS_WITH_TOKEN else None,
-            outcome.logprobs.get(request.id),
+            scores[emitted.index] if (scores := outcome.logprobs.get(request.id)) else None,
             request.prompt_logprobs if is_first else None,
         )
 
@@ -280,7 +282,17 @@ def make_scheduler(config: EngineConfig, num_kv_blocks: int, budget: TokenBudget
         max_prefill_chunk_tokens=config.max_prefill_chunk_tokens,
         max_long_prefills=config.max_long_prefills,
         long_prefill_tokens=config.long_prefill_tokens,
+        draft_lengths=make_draft_lengths(config),
     )
+
+
+def make_draft_lengths(config: EngineConfig) -> DraftLengths | None:
+    """How many drafts requests get; None without speculation."""
+    if config.speculation == "none":
+        return None
+    kind = FixedLengths if config.speculation_adaptive == "off" else AdaptiveLengths
+    proposing = PROPOSING[config.speculation]
+    return kind(config.speculation_tokens, writes_ahead=proposing.writes_ahead, follows_steps=proposing.follows_steps)
 
 
 def make_block_observer(config: EngineConfig, pool: BlockPool) -> BlockObserver:
@@ -297,6 +309,9 @@ def _ended(request: Request, booked_ns: int) -> Ended:
         computed_tokens=request.computed_tokens,
         recomputed_tokens=request.recomputed_tokens,
         preemptions=request.preemptions,
+        drafted_tokens=request.drafted_tokens,
+        accepted_tokens=request.accepted_tokens,
+        rejected_ns=request.rejected_ns,
         first_step=request.first_step,
         last_step=request.last_step,
         queued_ns=request.queued_ns,

@@ -79,6 +79,9 @@ class Ended(msgspec.Struct, frozen=True):
     computed_tokens: int
     recomputed_tokens: int = 0
     preemptions: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    rejected_ns: int = 0
     first_step: int | None = None
     last_step: int | None = None
     queued_ns: int | None = None  # the loop took it in

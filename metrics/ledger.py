@@ -35,6 +35,7 @@ class Account(IntEnum):
     REQUEST_LOST = 15
     REQUEST_QUOTA = 16
     REQUEST_MODERATION = 17
+    COMPUTE_DRAFT = 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +85,17 @@ ACCOUNTS: tuple[AccountInfo, ...] = (
     AccountInfo(Account.REQUEST_LOST, "request", "lost", "in a core that died, since it last told of it"),
     AccountInfo(Account.REQUEST_QUOTA, "request", "quota", "waiting until the tenant's limits have room"),
     AccountInfo(Account.REQUEST_MODERATION, "request", "moderation", "checking the input or output against policies"),
+    AccountInfo(Account.COMPUTE_DRAFT, "compute", "draft", "proposing tokens that the next step verifies"),
 )
 ACCOUNT_BY_NAME = {info.name: info for info in ACCOUNTS}
 CLIENT_ACCOUNTS = tuple(info for info in ACCOUNTS if info.lifecycle == "client")
 SERVER_ACCOUNTS = tuple(info for info in ACCOUNTS if info.lifecycle != "client")
 
 # The accounts of the core's decode clock, in its order: all requests that decode in a step pay the same.
-CLOCKED = (Account.REQUEST_INTERFERENCE, Account.COMPUTE_DECODE, Account.COMPUTE_HOST, Account.TOKEN_SAMPLE)
+CLOCKED = (
+    Account.REQUEST_INTERFERENCE, Account.COMPUTE_DECODE, Account.COMPUTE_HOST, Account.TOKEN_SAMPLE,
+    Account.COMPUTE_DRAFT,
+)  # fmt: skip
 
 UNACCOUNTED = "unaccounted"
 CLOSURE_SHARE = 0.01  # of a request's latency: what may stay unaccounted ...

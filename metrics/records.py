@@ -93,6 +93,17 @@ class StepRecord(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     logit_rows: int = 0  # rows of logits that were computed: of draws, and of prompt tokens that are scored
     entropy_millinats: list[int] = []  # sampled: see engine/token/sampling/entropy.py
     nucleus_mass_ppm: list[int] = []  # ... and what truncation left of the distribution
+    # Speculation: the drafts that the step verified, at the first, second … position behind a known token; what came
+    # of them; and what the step asked the proposer for. `draft_ns` lies behind the device's time and before the gap.
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    drafted_by_position: list[int] = []
+    accepted_by_position: list[int] = []
+    drafts_wanted: int = 0  # for the next step, at most
+    draft_ns: int = 0  # of the proposer
+    draft_flops: int = 0  # ... not in `flops`
+    # Reason → requests that sampled and got no drafts: see engine/request/draft_lengths.py.
+    undrafted: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class RequestRecord(msgspec.Struct, frozen=True):
@@ -112,8 +123,9 @@ class RequestRecord(msgspec.Struct, frozen=True):
     output_tokens: int = 0
     prompt_characters: int = 0  # of prompts that were sent as text, or as messages: with the template around them
     output_characters: int = 0  # of text that was given to the client
-    drafted_tokens: int = 0
+    drafted_tokens: int = 0  # that steps verified; computed_tokens has the accepted ones only
     accepted_tokens: int = 0
+    rejected_ns: int = 0  # of ledger_compute_decode_ns: what the rejected drafts of its steps took, also of others
     preemptions: int = 0
     # What the prefix cache made of the prompt (metrics.memory.prefix_outcomes); empty if it never got a place.
     prefix_outcomes: dict[str, int] = msgspec.field(default_factory=dict)  # outcome → tokens; sum: the prompt

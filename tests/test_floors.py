@@ -76,12 +76,13 @@ MAY_IMPORT = {
     "engine.compute": {"engine.config", "engine.process", "metrics"},
     "engine.token": {"engine.compute", "engine.sampling", "engine.config", "metrics"},
     "engine.runner": {
-        "engine.token", "engine.compute", "engine.request.plan", "engine.request.request", "engine.config",
+        "engine.settings", "engine.token", "engine.compute", "engine.request.plan", "engine.request.request", "engine.config",
         "engine.sampling", "engine.process", "metrics",
     },
     "engine.telemetry": {"engine.request", "engine.memory", "engine.messages", "engine.config", "metrics"},
     "engine.engine": {
-        "engine.telemetry", "engine.request", "engine.memory", "engine.messages", "engine.config", "metrics",
+        "engine.telemetry", "engine.request", "engine.memory", "engine.messages", "engine.config", "engine.settings",
+        "metrics",
     },
     "engine.profile_burst": {
         "engine.engine", "engine.runner", "engine.request.plan", "engine.compute", "engine.messages", "metrics",

@@ -98,7 +98,7 @@ class Replica:
         plan, device_end_ns, times = under_way.popleft()
         committed_ns = max(launched_ns, device_end_ns) + times.after
         # Which tokens does not matter, as hashes are known; but two choices of one prompt must not say the same.
-        sampled = {item.request.id: -item.request.arrival_index for item in plan.scheduled if item.samples}
+        sampled = {item.request.id: [-item.request.arrival_index] for item in plan.scheduled if item.samples}
         emitted = scheduler.commit(plan, StepOutcome(sampled, 0, 0, 0, 0, 0), self.steps)
         self.steps += 1
         self._on_emitted(emitted, committed_ns)

@@ -59,6 +59,13 @@ class KVBlockManager:
             self.observer.on_grow(request)
         return fits
 
+    def extend_for_drafts(self, request: Request, num_tokens: int, reserve: int, plan: StepPlan) -> bool:
+        """`extend`, where that leaves `reserve` blocks and takes none from a fork that waits."""
+        lacking = self.pool.blocks_for(num_tokens) - len(request.blocks) + request.forked
+        if lacking > 0 and lacking + reserve > self.pool.available:
+            return False
+        return self.extend(request, num_tokens, plan)
+
     def _extend(self, request: Request, num_tokens: int, plan: StepPlan, reserve: int) -> bool:
         pool, blocks = self.pool, request.blocks
         lacking = max(0, pool.blocks_for(num_tokens) - len(blocks))

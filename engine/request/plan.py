@@ -8,13 +8,17 @@ from engine.sampling import TokenLogprobs
 
 
 class ScheduledTokens(NamedTuple):
-    """The share of one request in a step: positions `past_tokens` to `past_tokens + new_tokens`."""
+    """The share of one request in a step: positions `past_tokens` to `past_tokens + new_tokens`.
+
+    With drafts (kind `verify`) these are the last known token and the drafts, and each of these positions samples.
+    """
 
     request: Request
     new_tokens: int
     past_tokens: int
     kind: str  # one of metrics.records.KINDS
     samples: bool  # its last position is the last known one, so that the next token can be sampled
+    drafts: tuple[int, ...] = ()
 
 
 class Preemption(NamedTuple):
@@ -40,12 +44,16 @@ class StepPlan:
     num_waiting: int = 0
     side_queue_moves: list[tuple[Request, str | None]] = field(default_factory=list)  # None: back to the queue
     needs_commit: bool = False  # the next step cannot be planned before this one is committed
+    wanted: dict[str, int] = field(default_factory=dict)  # request id → drafts for the next step at most
+    undrafted: dict[str, int] = field(default_factory=dict)  # reason → requests that sample, for which none are wanted
+    num_drafts: int = 0
     planned_ns: int = 0  # when it was decided, with telemetry on
-    has_prompts: bool = False  # it may hold more than one token of a request, or other work than decoding
+    has_prompts: bool = False  # it may hold other work than decoding and verifying drafts
 
     def add(self, item: ScheduledTokens) -> None:
         self.scheduled.append(item)
         self.budget_left -= item.new_tokens
+        self.num_drafts += len(item.drafts)
 
     def has_preempted(self, request: Request) -> bool:
         return any(preemption.request is request for preemption in self.preempted)
@@ -57,6 +65,7 @@ class StepPlan:
             if item.request is request:
                 self.scheduled.remove(item)
                 self.budget_left += item.new_tokens
+                self.num_drafts -= len(item.drafts)
                 return
 
 
@@ -73,7 +82,7 @@ class LaunchedStep(NamedTuple):
 class StepOutcome:
     """The results of a step, and readings of the host's clock, also for the device."""
 
-    sampled: dict[str, int]  # request id → token
+    sampled: dict[str, list[int]]  # request id → accepted drafts and one more token, up to one that ends the request
     waited_ns: int  # the logits were ready; not before the wait began
     sampled_ns: int  # ... and the tokens
     device_begin_ns: int
@@ -84,10 +93,13 @@ class StepOutcome:
     logit_rows: int = 0  # that were computed: of sampled tokens, and of scored prompt tokens
     entropy_millinats: list[int] = field(default_factory=list)  # of the entropy sample
     nucleus_mass_ppm: list[int] = field(default_factory=list)  # ... and what truncation left of its distribution
-    logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)  # of sampled tokens, where they are wanted
+    logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)  # of sampled tokens, where they are wanted
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)  # of this step's prompt tokens
     # Requests that the runner finishes, after their sampled token if any: finish reason, and a sentence for error.
     finishes: dict[str, tuple[str, str | None]] = field(default_factory=dict)
+    drafts: dict[str, tuple[int, ...]] = field(default_factory=dict)  # for the next step
+    draft_ns: int = 0  # of the proposer: behind device_end_ns, before sampled_ns
+    draft_flops: int = 0
 
     @property
     def device_ns(self) -> int:

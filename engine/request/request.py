@@ -42,6 +42,7 @@ class Request:
     num_unread_tokens: int = 0
     computed_high_water: int = 0  # positions below it were computed before: computing them again is recompute
     published_blocks: int = 0
+    drafts: tuple[int, ...] = ()  # that may follow its known tokens; the next step verifies them
     first_changed_block: int = 0  # index in `blocks`, since a runner last copied them
     forked: bool = False  # its next position may be in a block that other requests read
     side_queue: str | None = None  # the reason, where it waits outside of the policy's queue
@@ -53,6 +54,10 @@ class Request:
     computed_tokens: int = 0
     recomputed_tokens: int = 0
     preemptions: int = 0
+    drafted_tokens: int = 0  # that steps verified
+    accepted_tokens: int = 0
+    rejected_ns: int = 0  # of its compute.decode: what rejected drafts took, its own and those beside it
+    rejected_mark_ns: int = 0  # the decode clock's value of that when it joined
     prefix_report: PrefixReport | None = None  # once it was admitted, and the block observer flushed
     first_step: int | None = None
     last_step: int | None = None
@@ -101,6 +106,20 @@ class Request:
     def reads_cache(self) -> bool:
         """A prompt whose tokens are scored is computed from its beginning."""
         return self.sampling.prompt_logprobs is None
+
+    def ending(self, token_id: int, output_tokens: int) -> str | None:
+        """The finish reason of a token with which the output has so many; None where the request goes on."""
+        sampling = self.sampling
+        if not sampling.ignore_eos and token_id in sampling.stop_token_ids:
+            return "stop"
+        return "length" if output_tokens >= sampling.max_tokens else None
+
+    def until_end(self, tokens: list[int]) -> list[int]:
+        """Of tokens that follow the known ones: those up to the one that ends the request, if one does."""
+        for count, token_id in enumerate(tokens[:-1], 1):
+            if self.ending(token_id, self.output_tokens + count) is not None:
+                return tokens[:count]
+        return tokens
 
     def shares_prompt_with(self, leader: "Request") -> bool:
         """Whether the leader's KV, and its scores of the prompt if they are wanted, are this request's too."""

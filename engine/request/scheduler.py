@@ -1,15 +1,19 @@
 """Plans how many tokens each request computes in the next step. Deterministic, without torch and clock."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from engine.memory.block_pool import BlockPool
 from engine.memory.observer import BlockObserver
+from engine.request.draft_lengths import DraftLengths
 from engine.request.kv_block_manager import KVBlockManager
 from engine.request.plan import Preemption, ScheduledTokens, StepOutcome, StepPlan
 from engine.request.policy import Phase, Phases, Policy
 from engine.request.request import Request, State
 from engine.request.token_budget import FixedBudget, TokenBudget
 from engine.request.waiting import WaitingQueue
+
+_NOTHING: tuple[int, ...] = ()
 
 
 class Emitted(NamedTuple):
@@ -18,6 +22,7 @@ class Emitted(NamedTuple):
     request: Request
     token_id: int | None  # None: it ended without one
     finish_reason: str | None
+    index: int = 0  # of the tokens that the step gave to the request
 
 
 class Scheduler:
@@ -29,6 +34,9 @@ class Scheduler:
     `schedule` may be called before the step that it planned last is committed, if that plan does not need its tokens.
     Positions count as computed when they are planned, for the device works in order; tokens, prefixes and forks wait
     for the commit. A planned step of a request that has ended meanwhile is computed in vain.
+
+    Drafts of a running request are computed behind its last token, where free blocks and the budget have room. Of their
+    positions only those of accepted drafts count as computed; what the cache holds behind them is overwritten.
     """
 
     def __init__(
@@ -42,6 +50,7 @@ class Scheduler:
         max_prefill_chunk_tokens: int | None = None,
         max_long_prefills: int | None = None,
         long_prefill_tokens: int | None = None,
+        draft_lengths: DraftLengths | None = None,
     ):
         self.pool = pool
         self.policy = policy
@@ -49,6 +58,7 @@ class Scheduler:
         is_number = isinstance(max_num_batched_tokens, int)
         self.budget = FixedBudget(max_num_batched_tokens) if is_number else max_num_batched_tokens
         self.chunk = min(max_prefill_chunk_tokens or self.budget.most, self.budget.most)
+        self.draft_lengths = draft_lengths  # None: no request has drafts
         self.requests: dict[str, Request] = {}
         self.running: list[Request] = []  # in order of admission
         self.waiting = WaitingQueue(policy, max_long_prefills, long_prefill_tokens)
@@ -95,6 +105,8 @@ class Scheduler:
         plan.num_waiting = self.waiting.count
         plan.refusals = self.waiting.refusals(plan.head_blocked_by)
         plan.side_queue_moves, self.waiting.moves = self.waiting.moves, []
+        if self.draft_lengths is not None:
+            self._want_drafts(plan, self.draft_lengths)
         self._advance(plan)
         return plan
 
@@ -107,17 +119,23 @@ class Scheduler:
             request = item.request
             if request.state is State.FINISHED:
                 continue
+            tokens = sampled.get(request.id, _NOTHING) if item.samples else _NOTHING
+            computed = item.new_tokens
+            if item.drafts:
+                tokens = request.until_end(tokens)
+                computed = self._accept(item, len(tokens))
             if item.kind == "recompute":
-                request.recomputed_tokens += item.new_tokens
+                request.recomputed_tokens += computed
             else:
-                request.computed_tokens += item.new_tokens
+                request.computed_tokens += computed
             if request.first_step is None:
                 request.first_step = step
             request.last_step = step
             if scores:
                 request.prompt_logprobs += scores.get(request.id, ())
+            request.token_ids += tokens  # a block that accepted drafts fill is published with their ids
             if request.state is State.RUNNING:  # else it was preempted since
-                done = item.past_tokens + item.new_tokens
+                done = item.past_tokens + computed
                 written += done - request.num_committed_tokens
                 request.num_committed_tokens = done
                 if done // size != request.published_blocks:
@@ -127,10 +145,15 @@ class Scheduler:
                         self._wait(fork, request)
             if item.samples:
                 request.num_unread_tokens -= 1
-                token_id, ended = sampled.get(request.id), ends.get(request.id) if ends else None
-                if token_id is not None or ended is not None:
-                    emitted.append(self._append(request, token_id, ended))
+                ended = ends.get(request.id) if ends else None
+                if tokens or ended is not None:
+                    self._emit(request, tokens, ended, emitted)
         self.pool.wrote(written)
+        if self.draft_lengths is not None:
+            self.draft_lengths.observe(plan, outcome)
+            for request_id, drafts in outcome.drafts.items():
+                if (known := self.requests.get(request_id)) is not None and known.state is State.RUNNING:
+                    known.drafts = drafts
         return emitted
 
     def _budget(self, decodes: list[Request], prompts: list[Request], groups: Phases) -> int:
@@ -146,6 +169,9 @@ class Scheduler:
         for item in plan.scheduled:
             request, until = item.request, item.past_tokens + item.new_tokens
             request.num_computed_tokens = until
+            if item.drafts:
+                until -= len(item.drafts)
+                plan.needs_commit = True
             if until > request.computed_high_water:
                 request.computed_high_water = until
             if item.samples:
@@ -156,13 +182,64 @@ class Scheduler:
 
     def _continue_decodes(self, requests: list[Request], plan: StepPlan) -> None:
         size, extend = self.pool.block_size, self.block_manager.extend
+        room_for_drafts = plan.budget_left - len(requests)
         for request in requests:
             if request.state is not State.RUNNING or plan.budget_left == 0 or request.is_at_max_tokens:
                 continue
             done = request.num_computed_tokens
+            if request.drafts and (drafts := self._fitting_drafts(request, room_for_drafts, plan)):
+                room_for_drafts -= len(drafts)
+                plan.add(ScheduledTokens(request, 1 + len(drafts), done, "verify", True, drafts))
+                continue
             fits = done < len(request.blocks) * size and not request.forked
             if fits or extend(request, done + 1, plan) or self._make_room(request, done + 1, plan):
                 plan.add(ScheduledTokens(request, 1, done, "decode", True))
+
+    def _fitting_drafts(self, request: Request, room: int, plan: StepPlan) -> tuple[int, ...]:
+        """Those drafts of a request that the step verifies, with blocks for them. They take no block of another."""
+        drafts, request.drafts = request.drafts, ()
+        left = min(room, request.sampling.max_tokens - request.output_tokens - 1)
+        drafts = drafts[: max(0, left)]
+        past = request.num_computed_tokens
+        if drafts and not self._has_blocks(request, past + 1 + len(drafts), plan):
+            in_blocks = len(request.blocks) * self.pool.block_size - past - 1
+            drafts = () if request.forked else drafts[: max(0, in_blocks)]
+        return drafts
+
+    def _has_blocks(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
+        """Blocks for drafts, or for what drafts them. Each running request can still take the next one."""
+        return self.block_manager.extend_for_drafts(request, num_tokens, len(self.running), plan)
+
+    def _want_drafts(self, plan: StepPlan, lengths: DraftLengths) -> None:
+        """Says for which requests drafts are wanted behind this step, with blocks for what the proposer writes."""
+        plan.needs_commit |= lengths.follows_steps
+        sampling = [item for item in plan.scheduled if item.samples]
+        wanted = lengths.wanted([item.request for item in sampling], plan)
+        for item in sampling:
+            request = item.request
+            count = wanted.get(request.id, 0)
+            if not count:
+                continue
+            known = item.past_tokens + item.new_tokens
+            left = request.sampling.max_tokens - (known + 1 - request.prompt_tokens) - 1  # if all drafts are accepted
+            count = min(count, left)
+            if lengths.writes_ahead and count > 0 and not self._has_blocks(request, known + count, plan):
+                count = min(count, len(request.blocks) * self.pool.block_size - known)
+            if count > 0:
+                plan.wanted[request.id] = count
+                plan.needs_commit = True
+            else:
+                reason = "last_token" if left <= 0 else "memory"
+                plan.undrafted[reason] = plan.undrafted.get(reason, 0) + 1
+
+    def _accept(self, item: ScheduledTokens, num_tokens: int) -> int:
+        """A step gave a request with drafts so many tokens: its positions that count as computed."""
+        request, computed = item.request, max(1, num_tokens)
+        request.drafted_tokens += len(item.drafts)
+        request.accepted_tokens += max(0, num_tokens - 1)
+        request.num_computed_tokens = item.past_tokens + computed
+        request.computed_high_water = max(request.computed_high_water, request.num_computed_tokens)
+        return computed
 
     def _continue_prompts(self, requests: list[Request], plan: StepPlan) -> None:
         extend = self.block_manager.extend
@@ -228,6 +305,7 @@ class Scheduler:
         plan.drop(victim)
         plan.preempted.append(Preemption(victim, needy.id, victim.num_computed_tokens))
         self.running.remove(victim)
+        victim.drafts = ()
         self.block_manager.free(victim)
         victim.preemptions += 1
         self.waiting.join(victim, State.PREEMPTED)
@@ -250,18 +328,21 @@ class Scheduler:
         else:
             self.waiting.follow(request, leader)
 
-    def _append(self, request: Request, token_id: int | None, ended: tuple[str, str | None] | None) -> Emitted:
-        if token_id is not None:
-            request.token_ids.append(token_id)
-        sampling = request.sampling
+    def _emit(
+        self, request: Request, tokens: Sequence[int], ended: tuple[str, str | None] | None, emitted: list[Emitted]
+    ) -> None:
+        """Tokens leave the loop, at the end of the known ones; the last of them may end the request."""
+        last = len(tokens) - 1
+        for index in range(last):
+            emitted.append(Emitted(request, tokens[index], None, index))
+        token_id = tokens[last] if tokens else None
         if ended is not None:
             reason, request.error = ended
+        else:
+            reason = request.ending(token_id, request.output_tokens)
+        if reason is not None:
             self._finish(request, reason)
-        elif not sampling.ignore_eos and token_id in sampling.stop_token_ids:
-            self._finish(request, "stop")
-        elif request.output_tokens >= sampling.max_tokens:
-            self._finish(request, "length")
-        return Emitted(request, token_id, request.finish_reason)
+        emitted.append(Emitted(request, token_id, reason, max(0, last)))
 
     def _finish(self, request: Request, reason: str) -> None:
         if request.state is State.RUNNING:

@@ -42,6 +42,8 @@ class Results:
 
     ids: torch.Tensor | None = None  # [num_sampling] int64; negative ones are no tokens
     scores: Scores | None = None
+    hidden: torch.Tensor | None = None  # [num_tokens, hidden_size], on the device, for a proposer that reads it
+    layer_outputs: list[torch.Tensor] = field(default_factory=list)  # likewise
     entropy: torch.Tensor | None = None  # [2] float64: entropy in nats, and the mass that truncation left
     prompt_scores: list[Scores] = field(default_factory=list)
 
@@ -54,7 +56,9 @@ class Batch:
     query_lens: list[int]
     context_lens: list[int]
     sampling: SamplingInputs
-    request_ids: list[str]  # of the rows that sample
+    request_ids: list[str]  # of the rows that sample; a request with drafts has one row more than drafts
+    items: list[ScheduledTokens]  # in the order of the batch
+    has_drafts: bool = False
     scored: list[int] = field(default_factory=list)  # sampling rows that want log-probabilities
     scored_tops: list[int] = field(default_factory=list)  # ... and of how many other tokens
     prompts: PromptRows | None = None
@@ -66,7 +70,7 @@ class Batch:
 
     @property
     def all_sampled(self) -> bool:
-        """A step of decodes: a token is sampled behind every input token."""
+        """A step of decodes: a token is sampled behind every input token, drafts too."""
         return len(self.request_ids) == len(self.step.known_ids)
 
     @property
@@ -93,9 +97,49 @@ def prompt_rows(items: list[ScheduledTokens]) -> PromptRows | None:
     return PromptRows(rows, token_ids, tops, spans) if rows else None
 
 
-def sampled_logprobs(batch: Batch, scores: Scores) -> dict[str, TokenLogprobs]:
-    owners = [batch.request_ids[row] for row in batch.scored]
-    return dict(zip(owners, scores.logprobs_of(batch.scored_tops), strict=True))
+def rows_with_drafts(
+    sampling: Sequence[Request], positions: Sequence[int], drafts: Sequence[tuple[int, ...]]
+) -> tuple[list[Request], list[int], list[tuple[int, ...]]]:
+    """Requests that sample behind their last position, and their drafts → a row for each token that is sampled: its
+    request, where the token will stand, and the drafts before it."""
+    requests, places, before = [], [], []
+    for request, behind_all, ahead in zip(sampling, positions, drafts, strict=True):
+        for count in range(len(ahead) + 1):
+            requests.append(request)
+            places.append(behind_all - len(ahead) + count)
+            before.append(ahead[:count])
+    return requests, places, before
+
+
+def sampled_tokens(batch: Batch, ids: list[int]) -> dict[str, list[int]]:
+    """Request id → the tokens that the step gives it, from the ids of its rows. A negative one, which is no token,
+    stands last.
+
+    The drafts are certain proposals: a draft is accepted with the probability that the model gives it, and else the row
+    is a draw from what the others leave. That is what happens where a row is drawn as always, and counts as long as the
+    draws before it equal the drafts (Leviathan et al., 2023; Chen et al., 2023).
+    """
+    if not batch.has_drafts:
+        return dict(zip(batch.request_ids, [[token] for token in ids], strict=True))
+    found, row = {}, 0
+    for item in batch.items:
+        if not item.samples:
+            continue
+        drawn = ids[row : row + 1 + len(item.drafts)]
+        row += len(drawn)
+        accepted = 0
+        while accepted < len(item.drafts) and drawn[accepted] == item.drafts[accepted]:
+            accepted += 1
+        found[item.request.id] = item.request.until_end(drawn[: accepted + 1])
+    return found
+
+
+def sampled_logprobs(batch: Batch, scores: Scores, sampled: dict[str, list[int]]) -> dict[str, list[TokenLogprobs]]:
+    """Of the tokens that were sampled, where they are wanted."""
+    found: dict[str, list[TokenLogprobs]] = {}
+    for row, scored in zip(batch.scored, scores.logprobs_of(batch.scored_tops), strict=True):
+        found.setdefault(batch.request_ids[row], []).append(scored)
+    return {request_id: rows[: len(sampled[request_id])] for request_id, rows in found.items()}
 
 
 def prompt_logprobs(prompts: PromptRows, chunks: list[Scores]) -> dict[str, list[TokenLogprobs]]:
@@ -110,22 +154,26 @@ def prompt_logprobs(prompts: PromptRows, chunks: list[Scores]) -> dict[str, list
 
 
 def finishes(
-    sampled: dict[str, int], constrained: Sequence[Request], guides: Guides
+    sampled: dict[str, list[int]], constrained: Sequence[Request], guides: Guides
 ) -> dict[str, tuple[str, str | None]]:
     """Request id → finish reason, and a sentence for error. Removes from `sampled` the ids that are no tokens."""
-    found = {}
-    for request_id in [request_id for request_id, token in sampled.items() if token < 0]:
-        if sampled.pop(request_id) == OVERFLOWED:
-            found[request_id] = ("error", OVERFLOW)
-            continue
-        # Only the end is left, and the request has no stop token, or may not sample it.
-        found[request_id] = ("stop", None) if guides.may_end(request_id) else ("error", NOTHING_LEFT)
+    found, left = {}, []
+    for request_id, tokens in sampled.items():
+        if tokens[-1] < 0:
+            if tokens.pop() == OVERFLOWED:
+                found[request_id] = ("error", OVERFLOW)
+            else:
+                left.append(request_id)
     for request in constrained:
-        if found.get(request.id) == ("error", OVERFLOW) or not guides.knows(request.id):
+        if not guides.knows(request.id):
             continue
-        end = guides.advance(request, sampled.get(request.id))
-        if end is not None:
+        tokens = sampled[request.id]
+        end, consumed = guides.advance(request, tokens)
+        if end is not None and found.get(request.id) is None:
             found[request.id] = end
-            if end[0] == "error":
-                sampled.pop(request.id, None)
+            del tokens[consumed:]
+    for request_id in left:
+        # Only the end is left, and the request has no stop token, or may not sample it.
+        if request_id not in found:
+            found[request_id] = ("stop", None) if guides.may_end(request_id) else ("error", NOTHING_LEFT)
     return found

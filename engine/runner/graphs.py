@@ -59,7 +59,7 @@ class DecodeGraphs:
     def size_for(self, batch: Batch) -> int | None:
         """The size of graph that can do this step; None where there is none."""
         sequences = len(batch.query_lens)
-        if not batch.all_sampled or batch.prompts is not None or sequences > self.sizes[-1]:
+        if batch.has_drafts or not batch.all_sampled or batch.prompts is not None or sequences > self.sizes[-1]:
             return None
         return self.sizes[bisect_left(self.sizes, sequences)]
 

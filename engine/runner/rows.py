@@ -72,15 +72,20 @@ def pack(
         rows.append(row)
         lengths.append(new)
         past.append(begin)
-        ids = request.token_ids
+        ids, starts_at = request.token_ids, len(known)
         if new == 1:
             known.append(ids[begin] if begin < len(ids) else UNKNOWN)
         else:
             known += ids[begin:end]
-            known += [UNKNOWN] * (end - len(ids))
+            known += item.drafts
+            known += [UNKNOWN] * (starts_at + new - len(known))
         if item.samples:
-            sample_tokens.append(len(known) - 1)
-            sample_rows.append(row)
+            drafted = len(item.drafts)
+            sample_tokens += range(len(known) - 1 - drafted, len(known))
+            sample_rows += [row] * (1 + drafted)
+            ahead = -(-end // block_size)
+            if ahead < len(request.blocks):  # blocks for drafts of the next step, or of rejected ones
+                blocks_to_zero += request.blocks[max(ahead, request.first_changed_block) :]
         if request.first_changed_block < len(request.blocks):
             _add_updates(request, row, fills, updates)
         if end % block_size and end - end % block_size >= begin:

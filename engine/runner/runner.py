@@ -14,8 +14,18 @@ from engine.compute.kv_cache import KVCache, allocate, clear_blocks, copy_blocks
 from engine.config import EngineConfig, largest_step_tokens
 from engine.request.plan import LaunchedStep, StepOutcome, StepPlan
 from engine.request.request import Request
-from engine.runner.batch import OVERFLOWED, Batch, finishes, prompt_logprobs, prompt_rows, sampled_logprobs
+from engine.runner.batch import (
+    OVERFLOWED,
+    Batch,
+    finishes,
+    prompt_logprobs,
+    prompt_rows,
+    rows_with_drafts,
+    sampled_logprobs,
+    sampled_tokens,
+)
 from engine.runner.build import chosen_device, chosen_dtypes, costliest_plans, warm_up_plans, work_and_free_bytes
+from engine.runner.drafting import Drafting, make_drafting
 from engine.runner.graphs import Decoded, DecodeGraphs, captured, graph_bytes, graph_sizes, wants_graphs
 from engine.runner.memory_plan import planned, pool_blocks, with_pool
 from engine.runner.rows import StableRows, pack
@@ -39,8 +49,6 @@ class ModelRunner:
     """
 
     def __init__(self, config: EngineConfig, folder: Path):
-        if config.speculation != "none":
-            raise ModelError(f"speculation={config.speculation} is not there yet; leave it out")
         self.device = chosen_device(config)
         on_cuda = self.device.type == "cuda"
         self.overlap = on_cuda if config.overlap == "auto" else config.overlap == "on"
@@ -61,6 +69,7 @@ class ModelRunner:
         self.entropy_probe = EntropyProbe(self.shape.vocab_size, self.device) if records else None
         self.guides = Guides(folder, self.shape.vocab_size)
         self.stream = make_stream(self.device, self.overlap)
+        self.drafting: Drafting | None = None  # while the memory is measured
         self.rows = StableRows(config.max_num_seqs)
         size = (config.max_num_seqs, -(-self.max_model_len // self.block_size), self.block_size)
         self.tables = (
@@ -80,12 +89,15 @@ class ModelRunner:
         self.num_blocks = self.memory.num_kv_blocks
         self.kv_cache = self._allocate(self.num_blocks)
         self.graphs = self._capture(config, self.graph_sizes)
+        self.drafting = make_drafting(config, self.guides, self.shape.vocab_size)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
         for preemption in plan.preempted:
             self.sampler.forget(preemption.request.id)
             self.rows.release(preemption.request.id)
+            if self.drafting is not None:
+                self.drafting.proposer.forget(preemption.request.id)
         batch = self._prepare(plan)
         prepared_ns = time.monotonic_ns()
         task = self.stream.submit(lambda task: self._execute(task, batch))
@@ -98,6 +110,8 @@ class ModelRunner:
 
     def forget(self, request_id: str) -> None:
         self.sampler.forget(request_id)
+        if self.drafting is not None:
+            self.drafting.proposer.forget(request_id)
         self.guides.forget(request_id)
         self.rows.release(request_id)
 
@@ -106,10 +120,15 @@ class ModelRunner:
         results, wait_began_ns = batch.results, time.monotonic_ns()
         self.stream.wait(task)
         ids = results.ids.tolist()
-        sampled = dict(zip(batch.request_ids, ids, strict=True))
+        sampled = sampled_tokens(batch, ids)
         finished = {}
         if batch.constrained or min(ids, default=0) < 0:
             finished = finishes(sampled, batch.constrained, self.guides)
+        logprobs = sampled_logprobs(batch, results.scores, sampled) if batch.scored else {}
+        drafts, draft_ns, draft_flops = {}, 0, 0
+        if (drafting := self.drafting) is not None:
+            self.stream.call(lambda: drafts.update(drafting.propose(step.plan, batch, sampled, finished)))
+            draft_ns, draft_flops = drafting.end_ns - drafting.begin_ns, drafting.flops
         sampled_ns = time.monotonic_ns()
         size = batch.graph_size
         entropy, mass = recorded_entropy(results.entropy)
@@ -125,30 +144,41 @@ class ModelRunner:
             logit_rows=batch.logit_rows,
             entropy_millinats=entropy,
             nucleus_mass_ppm=mass,
-            logprobs=sampled_logprobs(batch, results.scores) if batch.scored else {},
+            logprobs=logprobs,
             prompt_logprobs=prompt_logprobs(batch.prompts, results.prompt_scores) if batch.prompts else {},
             finishes=finished,
+            drafts=drafts,
+            draft_ns=draft_ns,
+            draft_flops=draft_flops,
         )
 
     def _prepare(self, plan: StepPlan) -> Batch:
         # Single tokens first, and neighbours of like context: they share a padded gather.
         items = sorted(plan.scheduled, key=lambda item: (item.new_tokens > 1, item.past_tokens))
         sampling = [item.request for item in items if item.samples]
-        if any(keeps_rows(request.sampling) and not self.sampler.knows(request.id) for request in sampling):
-            self.stream.drain()  # its rows are written now, and the tables may grow
         positions = [item.past_tokens + item.new_tokens for item in items if item.samples]
+        has_drafts, drafts = any(item.drafts for item in items), None
+        if has_drafts or any(keeps_rows(each.sampling) and not self.sampler.knows(each.id) for each in sampling):
+            self.stream.drain()  # rows are written now, and the tables may grow
+        drafted = [item.drafts for item in items if item.samples]
+        if has_drafts:
+            sampling, positions, drafts = rows_with_drafts(sampling, positions, drafted)
         batch = Batch(
             pack(items, self.rows, self.block_size, plan.copies),
             [item.new_tokens for item in items],
             [item.past_tokens + item.new_tokens for item in items],
-            self.sampler.prepare(sampling, positions),
+            self.sampler.prepare(sampling, positions, drafts),
             [request.id for request in sampling],
+            items,
+            has_drafts,
             prompts=prompt_rows(items),
         )
         if sampling and self.entropy_probe is not None:
-            batch.entropy_sample = self.entropy_probe.sample_row(sampling, self.sampler.edits)
-        if batch.sampling.edits is not None and (filling := self.guides.fill(sampling)) is not None:
-            batch.constrained, batch.masks = filling
+            batch.entropy_sample = self.entropy_probe.sample_row(sampling, self.sampler.edits, drafts)
+        if batch.sampling.edits is not None:
+            owners = [item.request for item in items if item.samples] if has_drafts else sampling
+            if (filling := self.guides.fill(owners, drafted)) is not None:
+                batch.constrained, batch.masks = filling
         for row, request in enumerate(sampling):
             if (top := request.sampling.logprobs) is not None:
                 batch.scored.append(row)

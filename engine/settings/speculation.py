@@ -1,11 +1,20 @@
 """The settings of speculative decoding (docs/speculation.md)."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ValidationInfo, field_validator
 
 from engine.settings.panels import COMPUTE
 
+
+class Proposing(NamedTuple):
+    """What a proposer needs of the loop."""
+
+    writes_ahead: bool = False  # KV slots behind the known tokens, one for each draft; later steps overwrite them
+    follows_steps: bool = False  # to see every step, prompts too; else only those in which a request wants drafts
+
+
+PROPOSING = {"ngram": Proposing(), "early-exit": Proposing(writes_ahead=True)}  # by the setting `speculation`
 _ONLY_FOR = {"speculation_layers": ("early-exit",), "speculation_ngram": ("ngram",)}
 
 

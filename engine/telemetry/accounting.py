@@ -20,6 +20,7 @@ from engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
 from engine.request.request import Request, State
 from metrics.compute.cost_model import ModelShape, decode_flops, request_flops
 from metrics.ledger import CLOCKED, Account
+from metrics.records import PROMPT_KINDS
 
 HEAD_REASONS = ("batch_cap", "token_budget", "kv_blocks", "policy")  # why the head of the queue is refused
 MEMORY_REASONS = ("kv_blocks",)
@@ -91,14 +92,15 @@ class DecodeClock:
     def __init__(self) -> None:
         self.members: list[Request] = []  # in the order of the step that they share
         self.clock_ns = (0,) * len(CLOCKED)
+        self.rejected_ns = 0  # of what is booked to compute.decode: what rejected drafts took
         self.booked_ns = self.lag_ns = 0
         self.committed_ns = 0  # of the last step: all that ran in it are booked up to here
 
-    def tick(self, interference_ns: int, decode_ns: int, host_ns: int, sample_ns: int) -> None:
+    def tick(self, interference_ns: int, decode_ns: int, host_ns: int, sample_ns: int, draft_ns: int) -> None:
         """Books a step to every member."""
-        interference, decode, host, sample = self.clock_ns
+        interference, decode, host, sample, draft = self.clock_ns
         self.clock_ns = (
-            interference + interference_ns, decode + decode_ns, host + host_ns, sample + sample_ns
+            interference + interference_ns, decode + decode_ns, host + host_ns, sample + sample_ns, draft + draft_ns,
         )  # fmt: skip
 
     def join(self, request: Request) -> None:
@@ -106,6 +108,7 @@ class DecodeClock:
         ledger = request.ledger
         for account, ns in zip(CLOCKED, self.clock_ns, strict=True):
             ledger[account] -= ns
+        request.rejected_mark_ns = self.rejected_ns
         request.clocked = request.ledger_changed = True
 
     def leave(self, request: Request) -> None:
@@ -113,6 +116,7 @@ class DecodeClock:
         ledger = request.ledger
         for account, ns in zip(CLOCKED, self.clock_ns, strict=True):
             ledger[account] += ns
+        request.rejected_ns += self.rejected_ns - request.rejected_mark_ns
         request.clocked = False
         request.booked_ns, request.lag_ns = self.booked_ns, self.lag_ns
 
@@ -192,11 +196,14 @@ class Accountant:
     def executed(self, plan: StepPlan, participants: Participants, outcome: StepOutcome, committed_ns: int) -> None:
         """A step is over: books the device's time to its participants, and their absence to the other requests."""
         clock, running, sampling_ns = self.clock, participants.running, outcome.sampling_ns
-        device_ns, lag_ns = outcome.device_ns - sampling_ns, self._host_ns(outcome.device_end_ns, committed_ns)
+        device_ns = outcome.device_ns - sampling_ns
+        lag_ns = self._host_ns(outcome.device_end_ns, committed_ns) - outcome.draft_ns
+        rejected_ns = self._rejected_ns(plan, outcome, device_ns)
+        clock.rejected_ns += rejected_ns
         if not plan.has_prompts and running is participants.planned and running == clock.members:
             self._tick(0, device_ns, outcome, lag_ns)
         else:
-            self._book_shares(plan, participants, device_ns, outcome, lag_ns)
+            self._book_shares(plan, participants, device_ns, outcome, lag_ns, rejected_ns)
             if len(clock.members) < len(running):
                 self._book_absence(participants, outcome, committed_ns)
             if participants.preempted:
@@ -234,16 +241,30 @@ class Accountant:
                 self._end_wait(request)
                 request.wait_mark, request.waits_aside = mark, aside
 
+    def _rejected_ns(self, plan: StepPlan, outcome: StepOutcome, device_ns: int) -> int:
+        """The part of a step's time that its rejected drafts took, by their FLOPs."""
+        if not plan.num_drafts:
+            return 0
+        rejected = total = 0
+        for item in plan.scheduled:
+            drafted = len(item.drafts)
+            total += request_flops(self._shape, item.new_tokens, item.past_tokens, item.samples + drafted)
+            unused = 1 + drafted - max(1, len(outcome.sampled.get(item.request.id, ())))
+            if drafted and unused:
+                rejected += request_flops(self._shape, unused, item.past_tokens + item.new_tokens - unused, unused)
+        return device_ns * rejected // total
+
     def _book_shares(
-        self, plan: StepPlan, participants: Participants, device_ns: int, outcome: StepOutcome, lag_ns: int
-    ) -> None:
+        self, plan: StepPlan, participants: Participants, device_ns: int, outcome: StepOutcome, lag_ns: int,
+        rejected_ns: int,
+    ) -> None:  # fmt: skip
         """Books a step with prompts in it, or with another batch than the step before."""
         clock, items = self.clock, plan.scheduled
         prompts, total = _weights(self._shape, items) if plan.has_prompts else ({}, 1)
         if participants.running is not participants.planned:
             running = {request.arrival_index for request in participants.running}
             items = [item for item in items if item.request.arrival_index in running]
-        others = [item for item in items if not item.request.clocked or item.kind != "decode"]
+        others = [item for item in items if not item.request.clocked or item.kind in PROMPT_KINDS]
         if len(items) - len(others) < len(clock.members):
             staying = {item.request.arrival_index for item in items} - {item.request.arrival_index for item in others}
             for request in clock.members:
@@ -259,6 +280,9 @@ class Accountant:
             ledger[Account.REQUEST_INTERFERENCE] += offence_ns
             ledger[_OWN_WORK[item.kind]] += device_ns - offence_ns
             ledger[Account.TOKEN_SAMPLE] += outcome.sampling_ns
+            ledger[Account.COMPUTE_DRAFT] += outcome.draft_ns
+            if item.kind not in PROMPT_KINDS:
+                request.rejected_ns += rejected_ns
             gap_ns = self._gap_ns(request.booked_ns, outcome.device_begin_ns)
             ledger[Account.COMPUTE_HOST] += gap_ns + lag_ns - request.lag_ns
             request.booked_ns, request.lag_ns = outcome.device_end_ns, lag_ns
@@ -269,7 +293,8 @@ class Accountant:
     def _tick(self, interference_ns: int, decode_ns: int, outcome: StepOutcome, lag_ns: int) -> None:
         clock = self.clock
         gap_ns = self._gap_ns(clock.booked_ns, outcome.device_begin_ns)
-        clock.tick(interference_ns, decode_ns, gap_ns + lag_ns - clock.lag_ns, outcome.sampling_ns)
+        host_ns = gap_ns + lag_ns - clock.lag_ns
+        clock.tick(interference_ns, decode_ns, host_ns, outcome.sampling_ns, outcome.draft_ns)
 
     def _book_absence(self, participants: Participants, outcome: StepOutcome, committed_ns: int) -> None:
         took_part = {request.arrival_index for request in participants.planned}
@@ -279,6 +304,9 @@ class Accountant:
                 continue
             ledger, mark = request.ledger, request.booked_ns
             host_ns = self._host_ns(max(mark, end_ns), committed_ns)
+            if mark <= end_ns:
+                host_ns -= outcome.draft_ns
+                ledger[Account.COMPUTE_DRAFT] += outcome.draft_ns
             if mark < begin_ns:
                 ledger[Account.REQUEST_INTERFERENCE] += end_ns - begin_ns
                 ledger[Account.COMPUTE_HOST] += self._host_ns(mark, begin_ns)
@@ -329,16 +357,16 @@ def _book_wait(request: Request, account: Account, reason: str, waited_ns: int) 
 
 def _weights(shape: ModelShape, items: Sequence[ScheduledTokens]) -> tuple[dict[int, int], int]:
     """FLOPs of each prompt in a step, by its request's order, and of the whole step; or, of one alone, its share."""
-    if len(items) == 1 and items[0].kind != "decode":
+    if len(items) == 1 and items[0].kind in PROMPT_KINDS:
         return {items[0].request.arrival_index: 1}, 1
     decodes = [item.past_tokens for item in items if item.kind == "decode" and item.new_tokens == 1 and item.samples]
     prompts, total = {}, decode_flops(shape, decodes)
     if len(decodes) < len(items):
         for item in items:
             if item.kind != "decode" or item.new_tokens != 1 or not item.samples:
-                flops = request_flops(shape, item.new_tokens, item.past_tokens, item.samples)
+                flops = request_flops(shape, item.new_tokens, item.past_tokens, item.samples + len(item.drafts))
                 total += flops
-                if item.kind != "decode":
+                if item.kind in PROMPT_KINDS:
                     prompts[item.request.arrival_index] = flops
     return prompts, total
 

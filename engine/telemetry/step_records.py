@@ -62,7 +62,10 @@ class StepRecords:
             entropy_millinats=outcome.entropy_millinats,
             nucleus_mass_ppm=outcome.nucleus_mass_ppm,
         )
-        self._idle_since_ns, self._evicted_blocks = outcome.device_end_ns, pool.evicted_blocks
+        self._idle_since_ns = outcome.device_end_ns + outcome.draft_ns
+        self._evicted_blocks = pool.evicted_blocks
+        if plan.wanted or plan.num_drafts or plan.undrafted:
+            _add_drafts(record, plan, outcome)
         if self._earlier:
             record.begin_ns = self._earlier[0].begin_ns
             stages = (record.stages, *(earlier.stages() for earlier in self._earlier))
@@ -78,3 +81,18 @@ class StepRecords:
             record.evicted_age_ns, record.evicted_idle_ns = times.evicted_age_ns, times.evicted_idle_ns
             record.shadow_evicted_blocks = times.shadow_evicted_blocks
         return record
+
+
+def _add_drafts(record: StepRecord, plan: StepPlan, outcome: StepOutcome) -> None:
+    record.drafts_wanted = sum(plan.wanted.values())
+    record.draft_ns, record.draft_flops = outcome.draft_ns, outcome.draft_flops
+    record.undrafted = plan.undrafted
+    longest = max((len(item.drafts) for item in plan.scheduled), default=0)
+    drafted, accepted = [0] * longest, [0] * longest
+    for item in plan.scheduled:
+        count = len(outcome.sampled.get(item.request.id, ())) - 1
+        for position in range(len(item.drafts)):
+            drafted[position] += 1
+            accepted[position] += position < count
+    record.drafted_by_position, record.accepted_by_position = drafted, accepted
+    record.drafted_tokens, record.accepted_tokens = sum(drafted), sum(accepted)

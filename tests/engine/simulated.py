@@ -1,11 +1,12 @@
 """A simulated device: a runner on a virtual clock whose KV cache remembers which token each slot was written for."""
 
 import hashlib
-from dataclasses import dataclass
+import random
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from engine.config import EngineConfig
-from engine.engine import Engine, make_block_observer
+from engine.engine import Engine, make_block_observer, make_draft_lengths
 from engine.memory.block_pool import BlockPool
 from engine.memory.eviction import make_eviction_policy
 from engine.memory.shadow.observer import ShadowObserver
@@ -56,7 +57,7 @@ class SimulatedWork(NamedTuple):
 
     device_begin_ns: int
     device_end_ns: int
-    sampled: dict[str, int]
+    sampled: dict[str, list[int]]
 
 
 @dataclass(slots=True)
@@ -83,6 +84,9 @@ class SimulatedRunner:
     pool: BlockPool
     step_ns: int = 1_000_000
     token_ns: int = 50_000
+    draft_ns: int = 70_000
+    draft_quality: float = 0.7  # share of the drafts that are right
+    dice: random.Random = field(default_factory=lambda: random.Random(0))
 
     def __post_init__(self) -> None:
         self.block_size = self.pool.block_size
@@ -100,7 +104,7 @@ class SimulatedRunner:
             target * size + i: self.slots.get(source * size + i) for source, target in plan.copies for i in range(size)
         }
         self.slots |= copied  # all are read before any is written
-        sampled = {item.request.id: token for item in plan.scheduled if (token := self._compute(item)) is not None}
+        sampled = {item.request.id: tokens for item in plan.scheduled if (tokens := self._compute(item))}
         prepared_ns, launched_ns = self.clock(), self.clock()
         begin_ns = max(launched_ns, self.free_ns)
         duration_ns = self.step_ns + self.token_ns * sum(item.new_tokens for item in plan.scheduled)
@@ -109,12 +113,13 @@ class SimulatedRunner:
         self.under_way.append(step)
         return step
 
-    def _compute(self, item: ScheduledTokens) -> int | None:
+    def _compute(self, item: ScheduledTokens) -> list[int]:
         """Computes a request's share of a step; what it draws."""
         request, size = item.request, self.block_size
-        unknown = item.past_tokens + item.new_tokens - len(request.token_ids)
+        unknown = item.past_tokens + item.new_tokens - len(item.drafts) - len(request.token_ids)
         assert unknown <= 0 or unknown == len(self.under_way) == 1, f"{request.id} computes what nobody drew"
-        token_ids = request.token_ids + [self.drawn.get(request.arrival_index)] * unknown
+        assert not (unknown and item.drafts), f"{request.id} has drafts behind a token that nobody read"
+        token_ids = request.token_ids + [self.drawn.get(request.arrival_index)] * unknown + list(item.drafts)
         written = request.blocks[item.past_tokens // size :]
         assert all(self.pool.writable(block) for block in written), f"{request.id} writes what others read"
         for position in range(item.past_tokens + item.new_tokens):
@@ -125,19 +130,47 @@ class SimulatedRunner:
             else:
                 self.slots[slot] = history
         if not item.samples:
-            return None
-        self.drawn[request.arrival_index] = next_token(token_ids)
-        return self.drawn[request.arrival_index]
+            return []
+        known = len(token_ids) - len(item.drafts)
+        tokens = [next_token(token_ids[:known])]
+        for count, draft in enumerate(item.drafts, 1):
+            if draft != tokens[-1]:
+                break
+            tokens.append(next_token(token_ids[: known + count]))
+        self.drawn[request.arrival_index] = tokens[-1]
+        return tokens
 
     def collect(self, step: LaunchedStep) -> StepOutcome:
         assert self.under_way.pop(0) is step, "steps are read in the order of their launch"
         work: SimulatedWork = step.state
         self.clock.now_ns = max(self.clock.now_ns, work.device_end_ns)
         waited_ns = sampled_ns = self.clock()
+        if step.plan.wanted:
+            self.clock.now_ns += self.draft_ns
+            sampled_ns = self.clock()
         return StepOutcome(
             work.sampled, waited_ns, sampled_ns, work.device_begin_ns, work.device_end_ns, 0,
-            logit_rows=len(work.sampled),
+            logit_rows=sum(1 + len(item.drafts) for item in step.plan.scheduled if item.samples),
+            **self._drafts(step.plan, work.sampled),
         )  # fmt: skip
+
+    def _drafts(self, plan: StepPlan, sampled: dict[str, list[int]]) -> dict:
+        """As `StepOutcome` has them: for each draft the virtual dice say whether it is the model's next token."""
+        if not plan.wanted:
+            return {}
+        drafts = {}
+        for item in plan.scheduled:
+            if (wanted := plan.wanted.get(item.request.id)) is not None:
+                token_ids = item.request.token_ids + sampled[item.request.id]
+                found = drafts[item.request.id] = []
+                for _ in range(self.dice.randint(0, wanted)):
+                    is_right = self.dice.random() < self.draft_quality
+                    found.append(next_token(token_ids) if is_right else self.dice.randrange(SHAPE.vocab_size))
+                    token_ids = [*token_ids, found[-1]]
+        return {
+            "drafts": {request_id: tuple(found) for request_id, found in drafts.items() if found},
+            "draft_ns": self.draft_ns,
+        }
 
     def begin(self, request: Request) -> SimulatedPreparation | None:
         return self.preparations.get(request.id)
@@ -160,6 +193,7 @@ class Simulation:
         eviction = make_eviction_policy(config.eviction_policy, num_blocks, config.eviction_ttl_seconds)
         pool = BlockPool(num_blocks, block_size, prefix_caching, eviction)
         self.block_observer = make_block_observer(config, pool)
+        settings.setdefault("draft_lengths", make_draft_lengths(config))
         self.scheduler = Scheduler(pool, make_policy(dict(config), pool), self.block_observer, **settings)
         self.runner = device(self.clock, pool)
         observer = make_observer(config, SHAPE, self.scheduler)

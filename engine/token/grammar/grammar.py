@@ -108,6 +108,25 @@ class Guide:
             else:
                 mask[word] &= ~bit
 
+    def fill_drafted(self, masks: np.ndarray, stop_token_ids: list[int], drafts: tuple[int, ...]) -> None:
+        """`fill` for the next token, and for the one behind each draft: `masks` [1 + drafts, words]. Behind a draft
+        that the grammar forbids the masks stay empty: no token is sampled there that counts."""
+        self.fill(masks[0], stop_token_ids)
+        consumed = 0
+        for mask, draft in zip(masks[1:], drafts, strict=True):
+            if self.error is not None or self._matcher.is_stopped() or not self._matcher.consume_token(draft):
+                break
+            consumed += 1
+            self.fill(mask, stop_token_ids)
+        if consumed and self.error is None:
+            self._matcher.rollback(consumed)
+
+    def allowed(self, drafts: list[int]) -> list[int]:
+        """Those of the drafts, from the first on, with which the output may go on."""
+        if self.error is not None or self.complete:
+            return []
+        return drafts[: self._matcher.validate_tokens(drafts)]
+
     def _ends_with(self, token_id: int) -> bool:
         """Whether an end token that the grammar itself demands is the last thing that it demands."""
         ahead = self._matcher.deep_copy()

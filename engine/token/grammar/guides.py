@@ -69,15 +69,20 @@ class Guides:
     def forget(self, request_id: str) -> None:
         self._live.pop(request_id, None)
 
-    def fill(self, requests: Sequence[SamplingRequest]) -> tuple[list[SamplingRequest], MaskFill] | None:
-        """Starts to fill the masks of those `requests` that have a grammar; None where none has."""
-        constrained = [request for request in requests if request.sampling.grammar is not None]
+    def fill(
+        self, requests: Sequence[SamplingRequest], drafts: Sequence[tuple[int, ...]]
+    ) -> tuple[list[SamplingRequest], MaskFill] | None:
+        """Starts to fill the masks of those `requests` that have a grammar, each with its drafts; None where none
+        has. A request has a row for its next token, and one behind each draft."""
+        constrained = [place for place, request in enumerate(requests) if request.sampling.grammar is not None]
         if not constrained:
             return None
-        guides = [self._live[request.id].guide for request in constrained]
-        fill = MaskFill(guides, [request.sampling.stop_token_ids for request in constrained])
+        chosen = [requests[place] for place in constrained]
+        guides = [self._live[request.id].guide for request in chosen]
+        stops = [request.sampling.stop_token_ids for request in chosen]
+        fill = MaskFill(guides, stops, [drafts[place] for place in constrained])
         self._start(fill)
-        return constrained, fill
+        return chosen, fill
 
     def masks(self, fill: MaskFill) -> torch.Tensor:
         """[rows, words] int32, as soon as they are filled."""
@@ -90,14 +95,24 @@ class Guides:
     def may_end(self, request_id: str) -> bool:
         return request_id in self._live and self._live[request_id].guide.may_end
 
-    def advance(self, request: SamplingRequest, token_id: int | None) -> tuple[str, str | None] | None:
-        """A request drew a token, or None: how that ends it, if it does (finish reason, and a sentence for error)."""
+    def advance(self, request: SamplingRequest, token_ids: Sequence[int]) -> tuple[tuple[str, str | None] | None, int]:
+        """A request drew tokens: how they end it, if they do (finish reason, and a sentence for error), and how many of
+        them count then."""
         guide = self._live[request.id].guide
-        if guide.error is None and token_id is not None:
+        consumed = 0
+        for token_id in token_ids:
+            if guide.error is not None or guide.complete:
+                break
             guide.consume(token_id, request.sampling.stop_token_ids)
+            consumed += guide.error is None
         if guide.error is not None:
-            return "error", guide.error
-        return ("stop", None) if guide.complete else None
+            return ("error", guide.error), consumed
+        return (("stop", None) if guide.complete else None), consumed
+
+    def allowed(self, request_id: str, drafts: list[int]) -> list[int]:
+        """Those of the drafts, from the first on, that the grammar of the request allows; all where it has none."""
+        known = self._live.get(request_id)
+        return drafts if known is None else known.guide.allowed(drafts)
 
     def _start(self, fill: MaskFill) -> None:
         for _ in range(min(self._mask_threads, len(fill.guides))):

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -16,12 +17,17 @@ POLL_SECONDS = 0.02
 
 
 class MaskFill:
-    """The masks of one step under way. Workers take the next row from one iterator, and say which they are at."""
+    """The masks of one step under way. Workers take the next guide from one iterator, and say which they are at.
 
-    def __init__(self, guides: Sequence[Guide], stop_token_ids: Sequence[list[int]]):
+    A guide has a mask for its next token, and one behind each of its drafts.
+    """
+
+    def __init__(self, guides: Sequence[Guide], stop_token_ids: Sequence[list[int]], drafts: Sequence[tuple[int, ...]]):
         self.guides = guides
-        self.masks = np.zeros((len(guides), guides[0].words), dtype=np.int32)
+        self._starts = [0, *accumulate(1 + len(each) for each in drafts)]  # of each guide's masks
+        self.masks = np.zeros((self._starts[-1], guides[0].words), dtype=np.int32)
         self._stops = stop_token_ids
+        self._drafts = drafts
         self._rows = iter(range(len(guides)))
         self._at: dict[int, tuple[int, int]] = {}  # thread → row, CPU time when it began
         self._timed_out: set[int] = set()
@@ -34,7 +40,8 @@ class MaskFill:
         thread = threading.get_ident()
         while (row := self._take(thread)) is not None:
             try:
-                self.guides[row].fill(self.masks[row], self._stops[row])
+                masks = self.masks[self._starts[row] : self._starts[row + 1]]
+                self.guides[row].fill_drafted(masks, self._stops[row], self._drafts[row])
             except Exception as error:  # whatever it is, it concerns this request alone
                 self.guides[row].error = f"the grammar could not be followed: {error!r}"[:300]
             with self._lock:
@@ -46,7 +53,7 @@ class MaskFill:
                 self._finish_one()
 
     def wait(self, more_workers) -> torch.Tensor:
-        """[rows, words] int32, once all are filled. A row that takes too long gets an error; `more_workers()` go on."""
+        """[masks, words] int32, once all are filled. A guide that takes too long gets an error; more workers go on."""
         while not self._done.wait(POLL_SECONDS):
             if self._give_up_slow_ones():
                 more_workers()

@@ -41,15 +41,22 @@ class EntropyProbe:
         self._num_samples = 0
         self._due_ns = 0
 
-    def sample_row(self, requests: Sequence[SamplingRequest], edits: Callable[[str], bool]) -> EntropySample | None:
+    def sample_row(
+        self,
+        requests: Sequence[SamplingRequest],
+        edits: Callable[[str], bool],
+        drafts: Sequence[tuple[int, ...]] | None = None,
+    ) -> EntropySample | None:
         """The sample of a step, or None. `requests` are sampled, in the order of the logits' rows; `edits` says of an
-        id whether its logits are edited."""
+        id whether its logits are edited. Rows behind `drafts` are left out: their token may be dropped."""
         self._steps += 1
         if self._steps < self._every or (now_ns := time.monotonic_ns()) < self._due_ns:
             return None
         self._steps, self._due_ns = 0, now_ns + LEAST_INTERVAL_NS
         self._num_samples += 1
-        plain = [row for row, request in enumerate(requests) if not edits(request.id)]
+        plain = [
+            row for row, request in enumerate(requests) if not edits(request.id) and (drafts is None or not drafts[row])
+        ]
         return self._sample(plain[self._num_samples % len(plain)], requests) if plain else None
 
     def _sample(self, row: int, requests: Sequence[SamplingRequest]) -> EntropySample:

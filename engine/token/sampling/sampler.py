@@ -8,7 +8,14 @@ import torch
 
 from engine.compute.buffers import to_device
 from engine.compute.logits import NOTHING, LogitEdits, argmax, edit_rows
-from engine.token.sampling.state import RowTable, SamplingRequest, SamplingState, TokenHistory, logit_edits
+from engine.token.sampling.state import (
+    DraftedState,
+    RowTable,
+    SamplingRequest,
+    SamplingState,
+    TokenHistory,
+    logit_edits,
+)
 from engine.token.sampling.truncation import Truncation, above_floors, truncate, truncation_of
 
 _MASK = (1 << 64) - 1
@@ -80,6 +87,7 @@ class Sampler:
 
             self.fused = FusedSampler(device, self.history, self.biases, max_rows)
         self._states: dict[str, SamplingState] = {}
+        self._branches: list[int] = []  # rows of the history for drafts of the last step
 
     def forget(self, request_id: str) -> None:
         """The request ended or was preempted: its rows go to others. It may come back."""
@@ -93,13 +101,23 @@ class Sampler:
         if state.parameter_row is not None:
             self.fused.leave(state.parameter_row)
 
-    def prepare(self, requests: Sequence[SamplingRequest], positions: Sequence[int] | None = None) -> SamplingInputs:
+    def prepare(
+        self,
+        requests: Sequence[SamplingRequest],
+        positions: Sequence[int] | None = None,
+        drafts: Sequence[tuple[int, ...]] | None = None,
+    ) -> SamplingInputs:
         """`requests` sample their next tokens, in the order of the logits' rows.
 
         `positions` say where those will stand: behind the known tokens, or behind one that is sampled and not yet read.
+        With `drafts` a request may have several rows: that of its next token, and then those behind its first draft,
+        its first two … `drafts` has what each row sees behind the known tokens; all of these are known then.
         """
         positions = [len(request.token_ids) for request in requests] if positions is None else positions
-        states = [self._state(request, at) for request, at in zip(requests, positions, strict=True)]
+        if drafts is None:
+            states = [self._state(request, at) for request, at in zip(requests, positions, strict=True)]
+        else:
+            states = self._drafted_states(requests, positions, drafts)
         edited = [row for row, state in enumerate(states) if state.edits]
         edits = logit_edits(edited, requests, positions, states, self._tensor) if edited else None
         if self.fused is not None:
@@ -165,7 +183,9 @@ class Sampler:
         state = self._states.get(request.id)
         if state is not None and state.edits:
             added = position - state.num_tokens
-            if added == 1:  # the token that was sampled last, which the history counted itself
+            if state.is_uncounted and added > 0:
+                state.follow(request.token_ids[state.num_tokens :], self.history)
+            elif added == 1:  # the token that was sampled last, which the history counted itself
                 if state.lz is not None:
                     state.lz.follow(request.token_ids[-1:])
                 state.num_tokens += 1
@@ -178,6 +198,34 @@ class Sampler:
                 state.parameter_row = self.fused.enter(request.sampling)
             self._states[request.id] = state
         return state
+
+    def _drafted_states(
+        self,
+        requests: Sequence[SamplingRequest],
+        positions: Sequence[int],
+        drafts: Sequence[tuple[int, ...]],
+    ) -> list[SamplingState | DraftedState]:
+        self._give_back_branches()
+        states: list[SamplingState | DraftedState] = []
+        for request, position, ahead in zip(requests, positions, drafts, strict=True):
+            if not ahead:
+                states.append(self._state(request, position))
+                continue
+            state = self._states[request.id]
+            if not state.edits:
+                states.append(state)
+                continue
+            state.is_uncounted = True  # only what is accepted will be counted
+            branch = DraftedState(state, ahead, self.history)
+            if branch.penalty_row is not None:
+                self._branches.append(branch.penalty_row)
+            states.append(branch)
+        return states
+
+    def _give_back_branches(self) -> None:
+        for row in self._branches:
+            self.history.leave(row)
+        self._branches.clear()
 
     def _rows(
         self,

@@ -71,6 +71,20 @@ class TokenHistory:
         self._counts.values[row].zero_().index_add_(0, ids[len(prompt) :], ones)
         return row
 
+    def branch(self, row: int, token_ids: Sequence[int]) -> int:
+        """A new row: `row` with an output that goes on with these tokens."""
+        branched, twin = self._counts.take(), self._prompt.take()
+        assert branched == twin, "both tables give the same rows"
+        self._prompt.values[branched] = self._prompt.values[row]
+        self._counts.values[branched] = self._counts.values[row]
+        self.follow(branched, token_ids)
+        return branched
+
+    def follow(self, row: int, token_ids: Sequence[int]) -> None:
+        """The output of one row goes on with these tokens."""
+        ids = to_device(torch.tensor(token_ids, dtype=torch.int64), self._device)
+        self._counts.values[row].index_add_(0, ids, torch.ones(len(token_ids), device=self._device))
+
     def leave(self, row: int) -> None:
         self._counts.give_back(row)
         self._prompt.give_back(row)
@@ -90,6 +104,7 @@ class LzHistory:
     """
 
     def __init__(self, vocab_size: int, output: Sequence[int]):
+        self._vocab_size = vocab_size
         self._bits = np.log2(vocab_size)
         self._tokens = np.empty(2 * LZ_WINDOW, dtype=np.int64)
         self._length = 0  # of _tokens
@@ -103,6 +118,11 @@ class LzHistory:
                 self._length = LZ_WINDOW
             self._tokens[self._length] = token
             self._length += 1
+
+    def branch(self, added: Sequence[int]) -> "LzHistory":
+        """A history of its own for an output that goes on with these tokens."""
+        window = self._tokens[max(0, self._length - LZ_WINDOW) : self._length]
+        return LzHistory(self._vocab_size, [*window.tolist(), *added])
 
     def savings(self) -> tuple[np.ndarray, np.ndarray]:
         """Distinct tokens of the window, and the bits that a coder saves on each, above 0."""
@@ -148,6 +168,7 @@ class SamplingState:
         self.bias_row: int | None = None
         self.parameter_row: int | None = None  # of the fused sampler's table
         self.lz: LzHistory | None = None
+        self.is_uncounted = False  # what the last step sampled is not in the histories: it had drafts
         self.bad_words: dict[int, list[list[int]]] = {}  # longer than a token, by the token before their last
         if params.penalties != (1, 0, 0):
             self.penalty_row = history.enter(request.token_ids[: request.prompt_tokens], output)
@@ -170,30 +191,60 @@ class SamplingState:
             or params.grammar is not None
         )
 
-    def additions(self, request: SamplingRequest, position: int) -> tuple[Sequence[int], Sequence[float]]:
-        """Tokens, and what is added to their logits at `position` besides what the tables hold; -inf forbids."""
+    def follow(self, added: Sequence[int], history: TokenHistory) -> None:
+        """Counts tokens that were sampled in a step with drafts."""
+        if self.penalty_row is not None:
+            history.follow(self.penalty_row, added)
+        if self.lz is not None:
+            self.lz.follow(added)
+        self.num_tokens += len(added)
+        self.is_uncounted = False
+
+    def additions(
+        self, request: SamplingRequest, position: int, drafts: Sequence[int] = (), lz: "LzHistory | None" = None
+    ) -> tuple[Sequence[int], Sequence[float]]:
+        """Tokens, and what is added to their logits at `position` besides what the tables hold; -inf forbids. Behind
+        `drafts` it is `lz` that knows them."""
         tokens: list[int] = []
         values: list[float] = []
-        if self.lz is not None:
-            found, bits = self.lz.savings()
+        if (lz := lz or self.lz) is not None:
+            found, bits = lz.savings()
             tokens += found.tolist()
             values += (-request.sampling.lz_penalty * bits).tolist()
         num_output = position - request.prompt_tokens
+        last = drafts[-1] if drafts else request.token_ids[-1]
         forbidden = [
             word[-1]
-            for word in self.bad_words.get(request.token_ids[-1], ())
-            if len(word) <= num_output + 1 and request.token_ids[-len(word) + 1 :] == word[:-1]
+            for word in self.bad_words.get(last, ())
+            if len(word) <= num_output + 1
+            and [*request.token_ids[-len(word) + 1 :], *drafts][-len(word) + 1 :] == word[:-1]
         ]
         if num_output < self.min_tokens:
             forbidden += request.sampling.stop_token_ids
         return tokens + forbidden, values + [-torch.inf] * len(forbidden)
 
 
+class DraftedState:
+    """The controls of a request behind some of its drafts. Its history is a row of its own, for one step."""
+
+    def __init__(self, state: SamplingState, drafts: Sequence[int], history: TokenHistory):
+        self._state, self._drafts = state, drafts
+        self.random, self.sorts, self.edits = state.random, state.sorts, state.edits
+        self.bias_row, self.parameter_row = state.bias_row, state.parameter_row
+        self.penalty_row = None if state.penalty_row is None else history.branch(state.penalty_row, drafts)
+        self.is_uncounted = True
+
+    def additions(self, request: SamplingRequest, position: int) -> tuple[Sequence[int], Sequence[float]]:
+        state = self._state
+        lz = None if state.lz is None else state.lz.branch(self._drafts)
+        return state.additions(request, position, self._drafts, lz)
+
+
 def logit_edits(
     edited: Sequence[int],
     requests: Sequence[SamplingRequest],
     positions: Sequence[int],
-    states: Sequence[SamplingState],
+    states: Sequence[SamplingState | DraftedState],
     tensor: Callable[[Sequence, torch.dtype], torch.Tensor],
 ) -> LogitEdits:
     """The edits of the rows `edited`, of requests whose tokens will stand at `positions`. `tensor` makes them."""
@@ -212,7 +263,11 @@ def logit_edits(
         tokens += added
         values += amounts
     whole = torch.int64
-    counted = [(row, history) for row, history in zip(edited, histories, strict=True) if history >= 0]
+    counted = [
+        (row, history)
+        for row, history in zip(edited, histories, strict=True)
+        if history >= 0 and not states[row].is_uncounted
+    ]
     return LogitEdits(
         *(tensor(column, whole) for column in (edited, histories, biases, masks)),
         tensor(penalties, torch.float32),

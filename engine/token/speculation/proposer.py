@@ -75,15 +75,12 @@ class Proposer(Protocol):
     """Proposes drafts. All calls come from one thread, in the order of the steps.
 
     `reads_hidden` and `reads_layers` say what it wants of the target: hidden states after the last norm, and the
-    residual streams behind these layers (0 is the first). `writes_ahead`: each request has KV slots for its known
-    tokens and `wanted` more, which the proposer may write; the next step overwrites them. `follows_steps`: it sees
-    every step, prompts too, also where nobody wants drafts; else only steps in which some sequence wants drafts.
+    residual streams behind these layers (0 is the first). `PROPOSING` (engine/settings/speculation.py) says for each
+    what it needs of the loop. With `writes_ahead` a request has KV slots for its known tokens and `wanted` - 1 more.
     """
 
     reads_hidden: bool
     reads_layers: tuple[int, ...]
-    writes_ahead: bool
-    follows_steps: bool
 
     def propose(self, step: ComputedStep) -> Proposal: ...
 

@@ -89,7 +89,7 @@ def test_an_error_comes_whole_behind_the_tokens_of_its_step(token):
 
     def fails(handle):
         outcome = collect(handle)
-        sampled = {} if token is None else {"a": token}
+        sampled = {} if token is None else {"a": [token]}
         return dataclasses.replace(outcome, sampled=sampled, finishes={"a": ("error", "it is broken")})
 
     simulation.receive(ask("a", [1] * 8, 5))

@@ -1,0 +1,80 @@
+"""Asks the proposer for drafts behind a step, and drops what the next step could not accept."""
+
+import time
+from collections.abc import Sequence
+
+from engine.config import EngineConfig
+from engine.request.plan import ScheduledTokens, StepPlan
+from engine.runner.batch import Batch
+from engine.settings.speculation import PROPOSING
+from engine.token.grammar.guides import Guides
+from engine.token.speculation.proposer import ComputedStep, Proposer, SequenceStep
+from engine.token.speculation.proposers import make_proposer
+
+
+class Drafting:
+    """Owns the proposer. `begin_ns` and `end_ns` are the readings around its last work."""
+
+    def __init__(self, proposer: Proposer, guides: Guides, vocab_size: int, *, follows_steps: bool):
+        self.proposer = proposer
+        self._guides, self._vocab_size = guides, vocab_size
+        self._follows_steps = follows_steps
+        self.begin_ns = self.end_ns = self.flops = 0
+
+    def propose(
+        self, plan: StepPlan, batch: Batch, sampled: dict[str, list[int]], ended: Sequence[str]
+    ) -> dict[str, tuple[int, ...]]:
+        """Request id → drafts for the next step, of requests that go on."""
+        self.begin_ns = self.end_ns = self.flops = 0
+        sequences = self._sequences(plan, batch, sampled, ended)
+        if not self._follows_steps and not any(each.wanted for each in sequences):
+            return {}
+        self.begin_ns = time.monotonic_ns()
+        results = batch.results
+        step = ComputedStep(sequences, results.hidden, results.layer_outputs, plan.copies)
+        proposal = self.proposer.propose(step)
+        found = {}
+        for each in sequences:
+            if each.wanted and (drafts := self._usable(each, proposal.drafts.get(each.request.id, ()))):
+                found[each.request.id] = drafts
+        self.end_ns, self.flops = time.monotonic_ns(), proposal.flops
+        return found
+
+    def _sequences(
+        self, plan: StepPlan, batch: Batch, sampled: dict[str, list[int]], ended: Sequence[str]
+    ) -> list[SequenceStep]:
+        sequences, row = [], 0
+        for item in batch.items:
+            tokens = sampled.get(item.request.id, []) if item.samples else []
+            wanted = plan.wanted.get(item.request.id, 0) if tokens else 0
+            if wanted and (item.request.id in ended or _ends(item, tokens)):
+                wanted = 0
+            sequences.append(SequenceStep(item.request, item.past_tokens, item.new_tokens, row, tokens, wanted))
+            row += item.new_tokens
+        return sequences
+
+    def _usable(self, sequence: SequenceStep, drafts: Sequence[int]) -> tuple[int, ...]:
+        """Up to one that ends the request, which the row before it samples as well, or that its grammar forbids."""
+        sampling = sequence.request.sampling
+        found = []
+        for draft in drafts[: sequence.wanted]:
+            is_end = draft in sampling.stop_token_ids and not sampling.ignore_eos
+            if is_end or not 0 <= draft < self._vocab_size:
+                break
+            found.append(draft)
+        if sampling.grammar is not None and found:
+            found = self._guides.allowed(sequence.request.id, found)
+        return tuple(found)
+
+
+def make_drafting(config: EngineConfig, guides: Guides, vocab_size: int) -> Drafting | None:
+    """None without speculation. Raises ModelError where the model cannot have the proposer."""
+    if config.speculation == "none":
+        return None
+    follows_steps = PROPOSING[config.speculation].follows_steps
+    return Drafting(make_proposer(config), guides, vocab_size, follows_steps=follows_steps)
+
+
+def _ends(item: ScheduledTokens, tokens: list[int]) -> bool:
+    request = item.request
+    return request.ending(tokens[-1], request.output_tokens + len(tokens)) is not None
