@@ -76,8 +76,8 @@ MAY_IMPORT = {
     "engine.compute": {"engine.config", "engine.process", "metrics"},
     "engine.token": {"engine.compute", "engine.sampling", "engine.config", "metrics"},
     "engine.runner": {
-        "engine.settings", "engine.token", "engine.compute", "engine.request.plan", "engine.request.request", "engine.config",
-        "engine.sampling", "engine.process", "metrics",
+        "engine.token", "engine.compute", "engine.request.plan", "engine.request.request", "engine.config",
+        "engine.settings", "engine.sampling", "engine.process", "metrics",
     },
     "engine.telemetry": {"engine.request", "engine.memory", "engine.messages", "engine.config", "metrics"},
     "engine.engine": {
