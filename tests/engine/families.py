@@ -44,7 +44,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
                                   "sliding_attention": {"rope_type": "default"} | THETA},
                               "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}),
     "gpt-oss": ("GptOss", {
-        "head_dim": 24, "sliding_window": 21, "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 40,
+        "head_dim": 24, "sliding_window": 21, "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 64,
         "num_hidden_layers": 3, "initializer_range": 0.25, "rope_parameters": YARN | {"truncate": False}}),
     "mixtral": ("Mixtral", {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 40}),
     "qwen3-moe": ("Qwen3Moe", EXPERTS | {"num_experts": 8, "norm_topk_prob": True, "head_dim": 24}),

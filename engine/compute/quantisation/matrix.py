@@ -62,8 +62,8 @@ class QuantisedMatrix:
         """The outputs begin … end - 1."""
         return self._with(lambda tensor: tensor[begin:end])
 
-    def reordered_rows(self, index: torch.Tensor) -> "QuantisedMatrix":
-        """Output i becomes the former output index[i]."""
+    def reordered_rows(self, index: torch.Tensor | slice | int) -> "QuantisedMatrix":
+        """Output i becomes the former output index[i]. A number picks one matrix of a stack."""
         return self._with(lambda tensor: tensor[index])
 
     def _with(self, change: Callable[[torch.Tensor], torch.Tensor], *, everything: bool = False) -> "QuantisedMatrix":

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from engine.compute.operations.reference import GATE_LIMIT, SWISH_GAIN, clamped_swish_gate
+from engine.compute.quantisation.matrix import QuantisedMatrix
 from engine.token.models.layer import DecoderConfig, Stored
 from engine.token.models.llama import grouped_decoder
 from engine.token.models.moe import MixtureOfExperts, softmax_top_k
@@ -61,9 +62,16 @@ def _translate(name: str, tensor: Stored) -> Iterator[tuple[str, Stored]]:
     if projection not in ("gate_up_proj", "down_proj") or tensor.dim() != (2 if kind == "bias" else 3):
         yield name, tensor  # of no place: refused by its name
         return
-    for index, expert in enumerate(tensor):
-        if kind == "weight":
-            expert = expert.t()
-        names = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}[projection]
-        for row, target in enumerate(names):
-            yield f"{stem}.experts.{index}.{target}.{kind}", expert[row :: len(names)]
+    names = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}[projection]
+    for index in range(tensor.shape[0]):
+        for first, target in enumerate(names):
+            rows = _rows(tensor, index, first, len(names))
+            yield f"{stem}.experts.{index}.{target}.{kind}", rows
+
+
+def _rows(stack: Stored, expert: int, first: int, step: int) -> Stored:
+    """Each `step`-th output of an expert, from `first` on."""
+    if isinstance(stack, QuantisedMatrix):
+        return stack.reordered_rows(expert).reordered_rows(slice(first, None, step))
+    one = stack[expert]
+    return one[first::step] if one.dim() == 1 else one.t()[first::step]

@@ -190,6 +190,34 @@ def test_gpt_oss_has_a_window_in_every_second_layer_and_yarn_by_default(checkpoi
     assert (parameters["rope_theta"], parameters["factor"], parameters["truncate"]) == (150_000.0, 32.0, False)
 
 
+def test_experts_of_four_bits_are_read_as_transformers_reads_them(checkpoints, tmp_path):
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    stored = {}
+    for path in checkpoints["gpt-oss"].glob("*.safetensors"):
+        stored |= load_file(path)
+    dice, four_bits, whole = torch.Generator().manual_seed(0), {}, {}
+    for name, tensor in stored.items():
+        if name.endswith(("gate_up_proj", "down_proj")):
+            experts, inputs, outputs = tensor.shape
+            size = (experts, outputs, inputs // 32)
+            blocks = torch.randint(0, 256, (*size, 16), generator=dice).to(torch.uint8)
+            scales = torch.randint(118, 124, size, generator=dice).to(torch.uint8)
+            four_bits |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+            whole[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).contiguous()
+        else:
+            four_bits[name] = whole[name] = tensor
+    models = []
+    for kind, tensors, method in (("four", four_bits, {"quantization_config": {"quant_method": "mxfp4"}}),
+                                  ("whole", whole, {})):  # fmt: skip
+        folder = copy(checkpoints["gpt-oss"], tmp_path / kind, **method)
+        for path in (*folder.glob("*.safetensors"), folder / "model.safetensors.index.json"):
+            path.unlink()
+        save_file(tensors, folder / "model.safetensors")
+        models.append(load(folder))
+    torch.testing.assert_close(*(forward(model, 0, 9) for model in models), rtol=1e-5, atol=1e-5)
+
+
 def test_old_rope_keys_say_the_same(checkpoints):
     config = read_config(checkpoints["llama-yarn"])
     parameters = config.pop("rope_parameters")
