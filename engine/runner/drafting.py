@@ -3,13 +3,11 @@
 import time
 from collections.abc import Sequence
 
-from engine.config import EngineConfig
 from engine.request.plan import ScheduledTokens, StepPlan
 from engine.runner.batch import Batch
-from engine.settings.speculation import PROPOSING
 from engine.token.grammar.guides import Guides
+from engine.token.models.decoder import Taps
 from engine.token.speculation.proposer import ComputedStep, Proposer, SequenceStep
-from engine.token.speculation.proposers import make_proposer
 
 
 class Drafting:
@@ -19,6 +17,7 @@ class Drafting:
         self.proposer = proposer
         self._guides, self._vocab_size = guides, vocab_size
         self._follows_steps = follows_steps
+        self.taps = Taps(layers=proposer.reads_layers) if proposer.reads_layers else None  # of a step's forward pass
         self.begin_ns = self.end_ns = self.flops = 0
 
     def propose(
@@ -65,14 +64,6 @@ class Drafting:
         if sampling.grammar is not None and found:
             found = self._guides.allowed(sequence.request.id, found)
         return tuple(found)
-
-
-def make_drafting(config: EngineConfig, guides: Guides, vocab_size: int) -> Drafting | None:
-    """None without speculation. Raises ModelError where the model cannot have the proposer."""
-    if config.speculation == "none":
-        return None
-    follows_steps = PROPOSING[config.speculation].follows_steps
-    return Drafting(make_proposer(config), guides, vocab_size, follows_steps=follows_steps)
 
 
 def _ends(item: ScheduledTokens, tokens: list[int]) -> bool:

@@ -25,13 +25,14 @@ from engine.runner.batch import (
     sampled_tokens,
 )
 from engine.runner.build import chosen_device, chosen_dtypes, costliest_plans, warm_up_plans, work_and_free_bytes
-from engine.runner.drafting import Drafting, make_drafting
+from engine.runner.drafting import Drafting
 from engine.runner.graphs import Decoded, DecodeGraphs, captured, graph_bytes, graph_sizes, wants_graphs
 from engine.runner.memory_plan import planned, pool_blocks, with_pool
 from engine.runner.rows import StableRows, pack
 from engine.runner.stream import Task, make_stream, step_threads
 from engine.runner.tables import DeviceTables, HostTables, StepTensors
 from engine.sampling import keeps_rows, unfit
+from engine.settings.speculation import PROPOSING
 from engine.token.grammar.guides import GrammarPreparation, Guides, refused
 from engine.token.models.registry import load_model
 from engine.token.sampling.entropy import EntropyProbe, entropy_and_mass, recorded_entropy
@@ -88,8 +89,8 @@ class ModelRunner:
             self.memory = self._measured(config)
         self.num_blocks = self.memory.num_kv_blocks
         self.kv_cache = self._allocate(self.num_blocks)
+        self.drafting = self._drafting(config, folder)
         self.graphs = self._capture(config, self.graph_sizes)
-        self.drafting = make_drafting(config, self.guides, self.shape.vocab_size)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
@@ -198,12 +199,15 @@ class ModelRunner:
             rows = step.sample_rows
             self._copy_and_zero_blocks(step.copies, step.blocks_to_zero)
             logits, overflowed = self._forward(batch, step)
+            streams = [] if self.drafting is None or self.drafting.taps is None else self.drafting.taps.streams
         else:
             rows, blocks_to_zero, copies = self.tables.update(batch.step)
             self._copy_and_zero_blocks(copies, blocks_to_zero)
             decoded = self.graphs.replay(batch.graph_size, batch)
             logits, overflowed = decoded.logits, decoded.overflowed
+            results.hidden, streams = decoded.hidden, decoded.streams
             ids = decoded.ids if batch.sampling.graph_can_sample else None
+        results.layer_outputs = list(streams)
         task.forward_done()
         if ids is None:
             ids = self._sample(batch, logits, overflowed, rows)
@@ -218,6 +222,8 @@ class ModelRunner:
         """Logits [num_sampling, vocab_size] of the sampling rows, and which are no numbers, unless the sampler finds
         that; scores prompt tokens."""
         hidden = self._hidden(step, batch.query_lens, batch.context_lens)
+        if self.drafting is not None and self.drafting.proposer.reads_hidden:
+            batch.results.hidden = hidden
         if (prompts := batch.prompts) is not None:
             rows, ids = self._sent(prompts.rows), self._sent(prompts.token_ids)
             batch.results.prompt_scores = [
@@ -236,21 +242,26 @@ class ModelRunner:
             step.query_start, step.contexts, step.table_rows,
         )  # fmt: skip
         self.attention.begin(inputs)
-        return self.model(step.ids, step.positions, step.slots, self.operations, self.attention, self.kv_cache)
+        taps = None if self.drafting is None else self.drafting.taps
+        return self.model(step.ids, step.positions, step.slots, self.operations, self.attention, self.kv_cache, taps)
 
     def _decode(self, step: StepTensors, draw_rows: torch.Tensor, room: torch.Tensor | None = None) -> Decoded:
         """The work of a graph: a step of single tokens, whose lengths only the device knows, and their sampling. The
         logits go to `room` [size at least, vocab_size]."""
         size = len(step.ids)
         hidden = self._hidden(step, [1] * size, [1] * size)
+        given = {}
+        if self.drafting is not None:
+            taps, reads_hidden = self.drafting.taps, self.drafting.proposer.reads_hidden
+            given = {"hidden": hidden if reads_hidden else None, "streams": [] if taps is None else list(taps.streams)}
         logits = self.model.logits(hidden, None if room is None else room[:size], self.logit_dtype)
         if (fused := self.sampler.fused) is not None:
             remember = (step.sample_rows, self.tables.last_ids)
-            return Decoded(logits, None, fused.draw_rows(logits, draw_rows, step.contexts, remember))
+            return Decoded(logits, None, fused.draw_rows(logits, draw_rows, step.contexts, remember), **given)
         overflowed = self._overflowed(hidden)
         ids = logits.argmax(dim=-1).masked_fill(overflowed, OVERFLOWED)
         self.tables.remember(step.sample_rows, ids)
-        return Decoded(logits, overflowed, ids)
+        return Decoded(logits, overflowed, ids, **given)
 
     def _sample(
         self, batch: Batch, logits: torch.Tensor, overflowed: torch.Tensor | None, rows: torch.Tensor
@@ -320,6 +331,20 @@ class ModelRunner:
         # All graphs leave their logits in one place: beside each other they would take gigabytes.
         room = torch.empty((max(sizes, default=0), self.shape.vocab_size), dtype=self.logit_dtype, device=self.device)
         return captured(config, sizes, self.tables.static, partial(self._decode, room=room), self.device)
+
+    def _drafting(self, config: EngineConfig, folder: Path) -> Drafting | None:
+        """None without speculation. Raises ModelError where the model cannot have the proposer."""
+        if config.speculation == "none":
+            return None
+        from engine.token.speculation.drafters import Target  # only now: most servers draft nothing
+        from engine.token.speculation.proposers import make_proposer
+
+        target = Target(
+            self.model, folder, self.device, self.dtype, self.kv_dtype, self.max_model_len, self.most_tokens
+        )
+        proposer = make_proposer(config, target, self.kv_cache, self.attention, self.operations)
+        follows_steps = PROPOSING[config.speculation].follows_steps
+        return Drafting(proposer, self.guides, self.shape.vocab_size, follows_steps=follows_steps)
 
     def _sent(self, values: list[int]) -> torch.Tensor:
         """[n] int64 on the device."""

@@ -1,12 +1,27 @@
 """Makes the proposer that the settings ask for."""
 
+from engine.compute.attention.backend import AttentionBackend
+from engine.compute.kv_cache import KVCache
+from engine.compute.operations.backend import Operations
 from engine.config import EngineConfig
+from engine.token.speculation.drafters import Target, outlined_drafter
+from engine.token.speculation.early_exit import EarlyExitProposer
 from engine.token.speculation.ngram import NgramProposer
 from engine.token.speculation.proposer import Proposer
 
 LONGEST_MATCH = 4
 
 
-def make_proposer(config: EngineConfig) -> Proposer:
-    """Raises ModelError where the model cannot have it."""
-    return NgramProposer(config.speculation_ngram or LONGEST_MATCH)
+def make_proposer(
+    config: EngineConfig, target: Target, kv_cache: KVCache, attention: AttentionBackend, operations: Operations
+) -> Proposer:
+    """For a loaded target with its KV cache and its kernels. Raises ModelError where the model cannot have it."""
+    if config.speculation == "ngram":
+        return NgramProposer(config.speculation_ngram or LONGEST_MATCH)
+    if config.speculation == "early-exit":
+        return EarlyExitProposer(
+            target.model, config.speculation_layers, kv_cache, config.block_size, attention, operations
+        )
+    drafter = outlined_drafter(config, target)
+    assert drafter is not None, "each other setting names weights"
+    return drafter.load(target, kv_cache.values.shape[2], config.block_size)

@@ -1,0 +1,93 @@
+"""Drafts by the model's own first layers, the last norm and the head (Elhoushi et al., 2024, "LayerSkip", arXiv
+2404.16710; Zhang et al., 2023, "Draft & Verify", arXiv 2309.08168). It needs no other weights and no other cache."""
+
+from collections import Counter
+
+import numpy as np
+import torch
+from msgspec.structs import replace
+
+from engine.compute.attention.backend import AttentionBackend
+from engine.compute.buffers import to_device
+from engine.compute.kv_cache import KVCache
+from engine.compute.logits import argmax
+from engine.compute.operations.backend import Operations
+from engine.token.models.decoder import Decoder, Taps
+from engine.token.speculation.draft_inputs import DraftTables
+from engine.token.speculation.proposer import ComputedStep, Proposal
+from metrics.compute.cost_model import ModelShape, decode_flops
+from metrics.errors import ModelError
+
+
+class EarlyExitProposer:
+    """Writes the keys and values of the first `depth` layers to the slots that the verification writes again. It uses
+    the target's kernels: the results of the step that they hold are read by then."""
+
+    reads_hidden = False
+    reads_layers: tuple[int, ...] = ()
+
+    def __init__(
+        self,
+        model: Decoder,
+        depth: int | None,
+        kv_cache: KVCache,
+        block_size: int,
+        attention: AttentionBackend,
+        operations: Operations,
+    ):
+        """`depth` None: a quarter of the layers. Raises ModelError where the model has no layer behind them."""
+        layers = len(model.layers)
+        depth = max(1, layers // 4) if depth is None else depth
+        if depth >= layers:
+            raise ModelError(
+                f"speculation_layers={depth} leaves no layer to verify with, for the model has {layers}; lower it"
+            )
+        self.depth = depth
+        self.shape = _first_layers(model, depth, kv_cache.values.dtype)
+        self._model, self._kv_cache, self._block_size = model, kv_cache, block_size
+        self._attention, self._operations = attention, operations
+        self._device = kv_cache.values.device
+
+    def forget(self, request_id: str) -> None:
+        """Nothing is remembered of a request."""
+
+    @torch.inference_mode()
+    def propose(self, step: ComputedStep) -> Proposal:
+        sequences = [sequence for sequence in step.sequences if sequence.wanted]
+        wanted = np.array([sequence.wanted for sequence in sequences])
+        begins = np.array([sequence.num_known - 1 for sequence in sequences])
+        blocks = [sequence.request.blocks for sequence in sequences]
+        tables = DraftTables(blocks, (begins + wanted).tolist(), self._block_size, self._device)
+        ids = to_device(torch.tensor([sequence.sampled[-1] for sequence in sequences]), self._device)
+        active, flops = np.arange(len(sequences)), 0
+        drawn, owners = [], []
+        for depth in range(int(wanted.max())):
+            goes_on = wanted[active] > depth
+            if not goes_on.all():
+                ids, active = ids[torch.from_numpy(goes_on).to(self._device)], active[goes_on]
+            past = begins[active] + depth
+            ids = self._next(ids, *tables.inputs(past, np.ones_like(past), active))
+            flops += decode_flops(self.shape, past.tolist())
+            drawn.append(ids)
+            owners.append(active)
+        found: list[list[int]] = [[] for _ in sequences]
+        for owner, token in zip(np.concatenate(owners).tolist(), torch.cat(drawn).tolist(), strict=True):
+            found[owner].append(token)
+        return Proposal({each.request.id: drafts for each, drafts in zip(sequences, found, strict=True)}, flops)
+
+    def _next(self, ids: torch.Tensor, positions: torch.Tensor, inputs) -> torch.Tensor:
+        """The tokens that the first layers find most probable [num_sequences]."""
+        self._attention.begin(inputs)
+        kernels = self._operations, self._attention, self._kv_cache
+        hidden = self._model(ids, positions, inputs.slots, *kernels, Taps(depth=self.depth))
+        return argmax(self._model.logits(hidden))
+
+
+def _first_layers(model: Decoder, depth: int, kv_dtype: torch.dtype) -> ModelShape:
+    layers = model.layers[:depth]
+    return replace(
+        model.shape(kv_dtype),
+        attention_parameters=sum(layer.attention.active_parameters for layer in layers),
+        mlp_parameters=sum(layer.mlp.active_parameters for layer in layers),
+        windows=tuple(Counter(model.config.windows[:depth]).items()),
+    )
