@@ -312,6 +312,7 @@ def _ended(request: Request, booked_ns: int) -> Ended:
         drafted_tokens=request.drafted_tokens,
         accepted_tokens=request.accepted_tokens,
         rejected_ns=request.rejected_ns,
+        lookup_steps=request.lookup_steps,
         first_step=request.first_step,
         last_step=request.last_step,
         queued_ns=request.queued_ns,

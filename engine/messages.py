@@ -82,6 +82,7 @@ class Ended(msgspec.Struct, frozen=True):
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     rejected_ns: int = 0
+    lookup_steps: int | None = None
     first_step: int | None = None
     last_step: int | None = None
     queued_ns: int | None = None  # the loop took it in

@@ -126,6 +126,9 @@ class RequestRecord(msgspec.Struct, frozen=True):
     drafted_tokens: int = 0  # that steps verified; computed_tokens has the accepted ones only
     accepted_tokens: int = 0
     rejected_ns: int = 0  # of ledger_compute_decode_ns: what the rejected drafts of its steps took, also of others
+    # Of a sample of the finished requests: the steps that the output would have taken, had each verified four tokens of
+    # prompt lookup. Without any accepted draft they are as many as the output tokens.
+    lookup_steps: int | None = None
     preemptions: int = 0
     # What the prefix cache made of the prompt (metrics.memory.prefix_outcomes); empty if it never got a place.
     prefix_outcomes: dict[str, int] = msgspec.field(default_factory=dict)  # outcome → tokens; sum: the prompt

@@ -79,7 +79,11 @@ MAY_IMPORT = {
         "engine.token", "engine.compute", "engine.request.plan", "engine.request.request", "engine.config",
         "engine.settings", "engine.sampling", "engine.process", "metrics",
     },
-    "engine.telemetry": {"engine.request", "engine.memory", "engine.messages", "engine.config", "metrics"},
+    "engine.token.speculation.ngram_index": set(),
+    "engine.telemetry": {
+        "engine.request", "engine.memory", "engine.token.speculation.ngram_index", "engine.messages", "engine.config",
+        "metrics",
+    },
     "engine.engine": {
         "engine.telemetry", "engine.request", "engine.memory", "engine.messages", "engine.config", "engine.settings",
         "metrics",

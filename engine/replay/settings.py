@@ -24,6 +24,7 @@ SPEED = (
     "model", "device", "dtype", "weights", "attention_backend", "fused_operations", "kv_cache_dtype", "graphs",
     "threads", "load_format",
 )  # fmt: skip
+SPECULATION = ("speculation", "speculation_adaptive", "speculation_tokens")  # what they spare depends on the text
 REMOVABLE = (
     "client.lag", "client.network", "token.encode", "token.decode", "token.sample", "request.admission",
     "request.quota", "request.moderation", "request.stream", "compute.host", "compute.prefill", "compute.decode",
@@ -37,12 +38,13 @@ def check(change: Change, *, is_closed: bool) -> None:
     """Raises ReplayError, with a sentence, for a change that a replay cannot make."""
     for name, value in change.settings.items():
         is_told = change.device_speed != 1.0 or (name == "kv_cache_dtype" and change.kv_scale != 1.0)
-        if name in SPEED and not is_told:
+        is_told |= name in SPECULATION and "compute.decode" in change.removed
+        if name in (*SPEED, *SPECULATION) and not is_told:
             raise ReplayError(
                 f"{name} changes how fast the device computes, which this run cannot tell; give device_speed beside "
                 "it, such as device_speed=1.3"
             )
-        if name not in (*REPLAYED, *SPEED, *OBJECTIVE_SETTINGS):
+        if name not in (*REPLAYED, *SPEED, *SPECULATION, *OBJECTIVE_SETTINGS):
             known = name in EngineConfig.model_fields
             why = "changes nothing that a replay computes" if known else "is not a setting of the engine"
             raise ReplayError(f"{name} {why}; a replay takes {', '.join(REPLAYED)}")

@@ -54,6 +54,7 @@ class Request:
     computed_tokens: int = 0
     recomputed_tokens: int = 0
     preemptions: int = 0
+    lookup_steps: int | None = None  # of a sample: see LookupSample
     drafted_tokens: int = 0  # that steps verified
     accepted_tokens: int = 0
     rejected_ns: int = 0  # of its compute.decode: what rejected drafts took, its own and those beside it

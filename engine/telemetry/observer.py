@@ -12,6 +12,7 @@ from engine.request.plan import StepOutcome, StepPlan
 from engine.request.request import Request
 from engine.request.scheduler import Emitted, Scheduler
 from engine.telemetry.accounting import Accountant, DecodeClock, Participants, Turn, participants
+from engine.telemetry.lookup_sample import LookupSample
 from engine.telemetry.step_records import StepRecords
 from metrics.compute.cost_model import ModelShape
 from metrics.records import StepRecord
@@ -69,6 +70,7 @@ class FullObserver:
     def __init__(self, accountant: Accountant, records: StepRecords):
         self.accountant = accountant
         self.records = records
+        self.lookups = LookupSample()
         self.clock = accountant.clock
         self.received = accountant.received
         self.released = accountant.released
@@ -102,6 +104,7 @@ class FullObserver:
             num_tokens += item.token_id is not None
             if item.finish_reason is not None:
                 self.clock.remove(item.request)
+                self.lookups.measure(item.request)
         return self.records.record(step, plan, outcome, self._participants, num_tokens, turn)
 
 

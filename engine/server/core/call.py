@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from heapq import merge
 from typing import Any
@@ -187,6 +187,7 @@ class Call:
             drafted_tokens=sum(ended.drafted_tokens for ended in ends),
             accepted_tokens=sum(ended.accepted_tokens for ended in ends),
             rejected_ns=max((ended.rejected_ns for ended in ends), default=0),
+            lookup_steps=_sum_of_known(ended.lookup_steps for ended in ends),
             output_tokens=self.generated_tokens,
             prompt_characters=sum(len(leader.prompt_text or "") for leader in self._leaders),
             output_characters=self._output_characters,
@@ -224,3 +225,9 @@ class Call:
     def _fail(self, error: ApiError) -> None:
         self.failure, self._error = error, error.message
         raise error
+
+
+def _sum_of_known(counts: Iterable[int | None]) -> int | None:
+    """None where one of them is not known."""
+    found = list(counts)
+    return None if None in found else sum(found)

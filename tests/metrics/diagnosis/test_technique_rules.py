@@ -8,7 +8,7 @@ from metrics.diagnosis.excess import excesses
 from metrics.diagnosis.facts import read_facts
 from metrics.diagnosis.rules.cause import proposals
 from metrics.diagnosis.speed_run import entry_of_run
-from tests.metrics.sampled_machine import known
+from tests.metrics.sampled_machine import known, with_requests
 from tests.metrics.synthetic import synthetic_run
 
 TIGHT = [{"klass": "all", "tpot_ms": 9.0, "source": "chosen for the tests"}]
@@ -83,3 +83,36 @@ def test_an_eviction_policy_is_the_cause_where_lru_would_have_kept_what_it_gave_
     assert (first.key == "eviction_policy") is (policy != "lru")
     if policy != "lru":
         assert first.lifecycles[0] == "memory" and "eviction_policy=lru" in first.fix.change
+
+
+def with_drafts(run, accepted_of_ten: int, proposing: float):
+    """The run with speculation: each output token cost ten drafts, and the proposer took a share of the decoding."""
+    rows = run.table("requests")
+    outputs = rows.output_tokens.astype("int64")
+    run = with_requests(
+        run, drafted_tokens=lambda _: 10 * outputs // 2, accepted_tokens=lambda _: accepted_of_ten * outputs // 20,
+        rejected_ns=lambda rows: (rows.ledger_compute_decode_ns * (10 - accepted_of_ten) / 20).astype("int64"),
+        ledger_compute_draft_ns=lambda rows: (rows.ledger_compute_decode_ns * proposing).astype("int64"),
+    )  # fmt: skip
+    run.update_meta(engine=(run.meta()["engine"] or {}) | {"speculation": "draft-model"})
+    return run
+
+
+@pytest.mark.parametrize(("accepted", "is_named"), [(1, True), (9, False)])
+def test_drafts_that_are_seldom_accepted_are_named(tmp_path, accepted, is_named):
+    made = synthetic_run(tmp_path / "run", requests=120, objectives=TIGHT)
+    found = proposed(with_drafts(made, accepted, 0.2))
+    assert ("rejected_drafts" in found) is is_named
+    if is_named:
+        assert found["rejected_drafts"].settings == {"speculation": "none"}
+    assert "no_drafts" not in found, "speculation is on"
+
+
+@pytest.mark.parametrize(("steps_for_ten", "is_named"), [(3, True), (9, False)])
+def test_output_that_repeats_itself_is_offered_speculation(tmp_path, steps_for_ten, is_named):
+    made = synthetic_run(tmp_path / "run", requests=120, objectives=TIGHT)
+    run = with_requests(made, lookup_steps=lambda rows: (rows.output_tokens * steps_for_ten / 10).astype("int64"))
+    found = proposed(run)
+    assert ("no_drafts" in found) is is_named and "rejected_drafts" not in found
+    if is_named:
+        assert found["no_drafts"].settings == {"speculation": "ngram"}

@@ -1,0 +1,87 @@
+"""Speculation: drafts that cost more than they save, and output that prompt lookup would have guessed."""
+
+from metrics.diagnosis.excess import Excess
+from metrics.diagnosis.facts import Facts
+from metrics.diagnosis.rules.cause import Proposal, cause
+from metrics.diagnosis.rules.shared_evidence import excess_evidence, missing_share
+from metrics.diagnosis.verdict import evidence
+from metrics.replay.prediction import Change
+
+DECODE, DRAFT = "compute.decode", "compute.draft"
+COSTS = 0.1  # of the time of decoding and drafting: what drafts must cost more than they save
+WORTH = 1.15  # times as fast: below it two runs may differ as much
+LOOKUP_DRAFTS = 4  # tokens that `lookup_steps` verifies in a step
+FEWEST_SAMPLED = 4  # requests whose lookup was measured
+RECORDS = "requests: drafted_tokens, accepted_tokens, rejected_ns, ledger_compute_draft_ns"
+
+
+@cause(lifecycles=("compute", "token"), object="speculation", kind="policy", accounts=(DECODE, DRAFT),
+       rival="a model that is too large for its objective", rival_key="slow_decode")  # fmt: skip
+def rejected_drafts(facts: Facts, excess: Excess) -> Proposal | None:
+    """Drafts are not accepted often enough: proposing and verifying them costs more than they save."""
+    known = facts.rows[facts.rows.drafted_tokens.fillna(0) > 0] if "drafted_tokens" in facts.rows else facts.rows[:0]
+    if not len(known):
+        return None
+    drafted, accepted = float(known.drafted_tokens.sum()), float(known.accepted_tokens.sum())
+    decode_ns, draft_ns = (float(known[f"ledger_compute_{name}_ns"].fillna(0).sum()) for name in ("decode", "draft"))
+    rejected_ns, output = float(known.rejected_ns.fillna(0).sum()), float(known.server_output_tokens.sum())
+    saved_ns = accepted * (decode_ns - rejected_ns) / max(output, 1.0)
+    lost = (draft_ns + rejected_ns - saved_ns) / max(decode_ns + draft_ns, 1.0)
+    if lost < COSTS:
+        return None
+    share, part = accepted / drafted, rejected_ns / max(decode_ns, 1.0)
+    fixed = facts.engine.get("speculation_adaptive") == "off"
+    settings = {"speculation_adaptive": "on"} if fixed else {"speculation": "none"}
+    return Proposal(
+        cause=f"{share:.0%} of the drafts of speculation={facts.engine.get('speculation')} were accepted; drafts cost "
+        f"{lost:.0%} of the decoding more than they saved",
+        evidence=[
+            evidence(f"{accepted:,.0f} of {drafted:,.0f} drafts were accepted", share, "share", RECORDS, weight=2),
+            evidence(f"{part:.0%} of the decoding went to rejected drafts, and proposing took "
+                     f"{draft_ns / max(decode_ns + draft_ns, 1.0):.0%} more", lost, "share", RECORDS, weight=3),
+            *excess_evidence(excess, (DECODE, DRAFT)),
+        ],
+        measurement="the same scenario with fewer drafts, or none",
+        settings=settings,
+        if_cause=f"a token takes about {lost:.0%} less",
+        if_rival=f"{missing_share(excess)} stays",
+        claims={DRAFT: 1.0, DECODE: part},
+        fixes=(Change(settings=settings, removed={DECODE: min(1.0, lost)}),),
+    )  # fmt: skip
+
+
+@cause(lifecycles=("compute", "token"), object="speculation", kind="policy", accounts=(DECODE,),
+       needs=("excess", "step model", "work"), rival="a model that is too large for its objective",
+       rival_key="slow_decode")  # fmt: skip
+def no_drafts(facts: Facts, excess: Excess) -> Proposal | None:
+    """The output repeats what stands before it, and each of its tokens costs a step of its own."""
+    if (facts.engine.get("speculation") or "none") != "none" or excess.objective == "ttft_ms":
+        return None
+    sampled = facts.rows[facts.rows.lookup_steps.notna()] if "lookup_steps" in facts.rows else facts.rows[:0]
+    if len(sampled) < FEWEST_SAMPLED:
+        return None
+    steps, output = float(sampled.lookup_steps.sum()), float(sampled.server_output_tokens.sum())
+    batch, context = facts.steps.mean_batch, facts.steps.mean_batch * facts.work.context_tokens
+    now, then = (facts.steps.model.predict(rows * batch, context) for rows in (1, 1 + LOOKUP_DRAFTS))
+    times = output / steps * now / then
+    if times < WORTH:
+        return None
+    settings, spared = {"speculation": "ngram"}, 1 - 1 / times
+    return Proposal(
+        cause=f"the output repeats what stands before it: prompt lookup would give {output / steps:.1f} tokens a step, "
+        "and now each costs a step of its own",
+        evidence=[
+            evidence(f"{LOOKUP_DRAFTS} tokens of prompt lookup a step would have given {output:,.0f} tokens of "
+                     f"{len(sampled)} requests in {steps:,.0f} steps", output / steps, "tokens a step",
+                     "requests: lookup_steps", weight=3),
+            evidence(f"a step that verifies them takes {then / now:.2f} times as long, for {batch:.1f} requests",
+                     then / now, "ratio", "steps: fit", weight=0),
+            *excess_evidence(excess, (DECODE,)),
+        ],
+        measurement="the same scenario with drafts from the text itself",
+        settings=settings,
+        if_cause=f"a token takes about {1 / times:.0%} of the time; outputs stay the same",
+        if_rival=f"few drafts are accepted, and {missing_share(excess)} stays",
+        claims={DECODE: spared},
+        fixes=(Change(settings=settings, removed={DECODE: spared}),),
+    )  # fmt: skip
