@@ -4,8 +4,8 @@ Each vector of a token and head is quantised by itself, when it is written. No c
 depends on its neighbours.
 
 - `fp8` (float8_e4m3fn) and `int8`: code * scale. The scale puts the vector's largest number at the largest code.
-- `int4`: code * scale + least, for each GROUP of neighbours in the vector. Two neighbours share a byte, the first one
-  in its low half.
+- `int4`: code * scale + least, by groups. A byte holds number i of the vector's first half, in its low bits, and number
+  i of the second half: a pair that rotary embedding rotates together. GROUP / 2 neighbouring bytes are a group.
 
 A vector with an infinity or NaN gets the scale NaN, so that it shows.
 """
@@ -70,26 +70,24 @@ def dequantise(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) ->
     """The inverse: codes and scales of `quantise` → [..., head_dim] in `dtype`."""
     if codes.dtype != KV_INT4:
         return (codes.float() * scales[..., None]).to(dtype)
-    numbers = torch.stack((codes & 15, codes >> 4), -1).flatten(-2).float()
-    scale, least = (_by_number(part, numbers.shape[-1]) for part in scales.float().unbind(-1))
+    numbers = torch.cat((codes & 15, codes >> 4), -1).float()
+    by_byte = (part.repeat_interleave(GROUP // 2, -1)[..., : codes.shape[-1]] for part in scales.float().unbind(-1))
+    scale, least = (torch.cat((part, part), -1) for part in by_byte)
     return (numbers * scale + least).to(dtype)
 
 
 def _quantise_int4(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The least number is rounded down and the scale up, so that all numbers lie between the first and last code."""
-    size = x.shape[-1]
-    missing = num_groups(size, KV_INT4) * GROUP - size
-    last = x[..., -1:].expand(*x.shape[:-1], missing)  # moves neither the least nor the largest number
-    groups = torch.cat((x, last), -1).unflatten(-1, (-1, GROUP))
+    pairs = x.unflatten(-1, (2, -1)).transpose(-1, -2)  # [..., bytes, 2]
+    size = pairs.shape[-2]
+    missing = num_groups(2 * size, KV_INT4) * GROUP // 2 - size
+    last = pairs[..., -1:, :].expand(*x.shape[:-1], missing, 2)  # moves neither the least nor the largest number
+    groups = torch.cat((pairs, last), -2).unflatten(-2, (-1, GROUP // 2)).flatten(-2)
     exact_least, largest = groups.amin(-1), groups.amax(-1)
     least = (exact_least - exact_least.abs() * HALF_STEP).bfloat16()
     step = (largest - least.float()) / INT4_LEVELS
     scale = torch.where(step >= SMALLEST, step * (1 + HALF_STEP), 1.0)
     scale = torch.where(step.isfinite(), scale, torch.nan).bfloat16()
     by_scale = (groups - least.float()[..., None]) / scale.float()[..., None]
-    codes = by_scale.round().nan_to_num().to(torch.uint8).flatten(-2)[..., :size]
-    return codes[..., ::2] | codes[..., 1::2] << 4, torch.stack((scale, least), -1)
-
-
-def _by_number(groups: torch.Tensor, size: int) -> torch.Tensor:
-    return groups.repeat_interleave(GROUP, -1)[..., :size]
+    codes = by_scale.round().nan_to_num().to(torch.uint8).unflatten(-1, (-1, 2)).flatten(-3, -2)[..., :size, :]
+    return codes[..., 0] | codes[..., 1] << 4, torch.stack((scale, least), -1)

@@ -22,8 +22,6 @@ constexpr int GROUP = 32;  // numbers of an int4 vector that share a scale
 constexpr float SMALLEST = 1e-30f, HALF_STEP = 1.0f / 256, INT4_LEVELS = 15.0f;
 
 typedef int8_t bytes __attribute__((vector_size(W)));
-typedef uint16_t pairs __attribute__((vector_size(W)));      // W / 2 of them, as many bytes as W numbers
-typedef uint8_t half_bytes __attribute__((vector_size(W / 2)));
 
 // The compiler's own conversions of vectors take each number apart; and it calls intrinsics' parameters uninitialised.
 #pragma GCC diagnostic push
@@ -44,16 +42,6 @@ inline bytes narrowed(ivec numbers) {
     return __builtin_convertvector(numbers, bytes);
 #endif
 }
-inline pairs doubled(half_bytes codes) {  // each byte, in the low half of a pair
-#if defined(__AVX512F__)
-    return (pairs)_mm_cvtepu8_epi16(_mm_cvtsi64_si128((int64_t)codes));
-#elif defined(__AVX2__)
-    return (pairs)_mm_cvtsi128_si64(_mm_cvtepu8_epi16(_mm_cvtsi32_si128((int32_t)codes)));
-#else
-    return __builtin_convertvector(codes, pairs);
-#endif
-}
-
 #pragma GCC diagnostic pop
 
 // Bytes of a vector's codes, and 4-byte scales of a vector.
@@ -108,21 +96,21 @@ template <typename Encode> inline float pack_by_one(const float *x, int dim, flo
 }
 
 inline void pack_int4(const float *x, int dim, uint8_t *codes, uint32_t *scales) {
-    for (int d = 0; d < dim; d += GROUP) {
-        int count = std::min(GROUP, dim - d);
-        float low = x[d], high = x[d], bad = 0.0f;
-        for (int i = d; i < d + count; i++) low = std::min(low, x[i]), high = std::max(high, x[i]), bad += x[i] - x[i];
-        uint32_t low_bits = to_bfloat16(low - std::fabs(low) * HALF_STEP);
-        float least = from_bfloat16(low_bits), step = (high - least) / INT4_LEVELS + bad;
-        uint32_t scale_bits = to_bfloat16(step >= SMALLEST || step != step ? step * (1 + HALF_STEP) : 1.0f);
-        float scale = from_bfloat16(scale_bits);
-        scales[d / GROUP] = scale_bits | low_bits << 16;
-        bool usable = scale == scale;
-        for (int i = d; i < d + count; i += 2) {
-            int first = usable ? int(std::nearbyint((x[i] - least) / scale)) : 0;
-            int second = usable ? int(std::nearbyint((x[i + 1] - least) / scale)) : 0;
-            codes[i / 2] = uint8_t(first | second << 4);
-        }
+    const int half = dim / 2;
+    for (int begin = 0; begin < half; begin += GROUP / 2) {
+        const int end = std::min(begin + GROUP / 2, half);
+        float low = x[begin], high = low, bad = 0.0f;
+        for (const float *part : {x, x + half})
+            for (int i = begin; i < end; i++)
+                low = std::min(low, part[i]), high = std::max(high, part[i]), bad += part[i] - part[i];
+        const uint32_t low_bits = to_bfloat16(low - std::fabs(low) * HALF_STEP);
+        const float least = from_bfloat16(low_bits), step = (high - least) / INT4_LEVELS + bad;
+        const bool usable = step == step;
+        const uint32_t scale_bits = to_bfloat16(step >= SMALLEST || !usable ? step * (1 + HALF_STEP) : 1.0f);
+        const float scale = from_bfloat16(scale_bits);
+        scales[begin / (GROUP / 2)] = scale_bits | low_bits << 16;
+        auto code = [&](float number) { return usable ? int(std::nearbyint((number - least) / scale)) : 0; };
+        for (int i = begin; i < end; i++) codes[i] = uint8_t(code(x[i]) | code(x[half + i]) << 4);
     }
 }
 
@@ -153,27 +141,20 @@ template <typename Decode> inline void unpack_by_one(const int8_t *codes, float 
     }
 }
 
-inline vec from_int4(half_bytes codes) {  // W codes
-    pairs wide = doubled(codes);
-    wide = (wide | wide << 4) & 0x0f0f;  // the low half of a byte is the first of its two
-    return __builtin_convertvector(widened((bytes)wide), vec);
-}
-
 inline void unpack_int4(const uint8_t *codes, const uint32_t *scales, int dim, float *to) {
-    auto numbers = [&](half_bytes code, int group) {
-        float scale = from_bfloat16(scales[group] & 0xffff), least = from_bfloat16(scales[group] >> 16);
-        return from_int4(code) * scale + least;
-    };
-    int d = 0;
-    for (; d + W <= dim; d += W) {
-        half_bytes code;
-        std::memcpy(&code, codes + d / 2, W / 2);
-        store(to + d, numbers(code, d / GROUP));
-    }
-    if (d < dim) {
-        half_bytes code = {};
-        std::memcpy(&code, codes + d / 2, (dim - d) / 2);
-        store_part(to + d, numbers(code, d / GROUP), dim - d);
+    const int half = dim / 2;
+    for (int i = 0; i < half; i += W) {
+        const uint32_t both = scales[i / (GROUP / 2)];
+        const float scale = from_bfloat16(both & 0xffff), least = from_bfloat16(both >> 16);
+        const int count = std::min(W, half - i);
+        bytes code = {};
+        if (count == W) std::memcpy(&code, codes + i, W);
+        else std::memcpy(&code, codes + i, count);
+        const ivec wide = widened(code);
+        const vec first = __builtin_convertvector(wide & 15, vec) * scale + least;
+        const vec second = __builtin_convertvector((wide >> 4) & 15, vec) * scale + least;
+        if (count == W) store(to + i, first), store(to + half + i, second);
+        else store_part(to + i, first, count), store_part(to + half + i, second, count);
     }
 }
 

@@ -37,10 +37,12 @@ def library() -> extension.Library:
 def error_bound(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """What a number may be off by, as docs/kv_cache.md says. x [..., head_dim]."""
     if dtype == KV_INT4:
-        groups = [part.unflatten(-1, (1, -1)) for part in x.split(GROUP, -1)]
-        bounds = [(g.amax(-1) - g.amin(-1) + g.amin(-1).abs() / 64) / 29 for g in groups]
-        parts = [b.expand(*b.shape[:-1], g.shape[-1]) for b, g in zip(bounds, groups, strict=True)]
-        return torch.cat(parts, -1) + 1e-30
+        pairs = x.unflatten(-1, (2, -1)).split(GROUP // 2, -1)
+        low, high = (
+            [of(pair, (-2, -1), keepdim=True).expand_as(pair) for pair in pairs] for of in (torch.amin, torch.amax)
+        )
+        bounds = [(top - least + least.abs() / 64) / 29 for top, least in zip(high, low, strict=True)]
+        return torch.cat(bounds, -1).flatten(-2) + 1e-30
     largest = x.abs().amax(-1, keepdim=True)
     if dtype == KV_INT8:
         return (largest / 254).expand_as(x) + 1e-30
