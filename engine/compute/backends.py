@@ -8,7 +8,7 @@ from engine.compute.attention.backend import AttentionBackend
 from engine.compute.attention.cpp_backend import CppAttention
 from engine.compute.attention.torch_backend import TorchAttention
 from engine.compute.cpp import extension
-from engine.compute.kv_formats import KV_INT4, KV_INT8, is_quantised
+from engine.compute.kv_formats import is_quantised
 from engine.compute.operations.backend import Operations
 from engine.compute.operations.cpp_backend import CppOperations
 from metrics.errors import ModelError
@@ -20,8 +20,6 @@ def make_attention(name: str, device: torch.device, dtype: torch.dtype, kv_dtype
     Raises ModelError.
     """
     if name in ("auto", "triton") and _has_triton(device):
-        if kv_dtype in (KV_INT8, KV_INT4):
-            raise ModelError("kv_cache_dtype int8 and int4 have no CUDA kernels yet; use fp8")
         from engine.compute.attention.triton_backend import TritonAttention  # Triton takes its time to import
 
         return TritonAttention(device)

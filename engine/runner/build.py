@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from engine.compute.kv_formats import QUANTISED
+from engine.compute.kv_cache import KVLayout
+from engine.compute.kv_formats import KV_INT4, QUANTISED
 from engine.config import EngineConfig
 from engine.request.plan import ScheduledTokens, StepPlan
 from engine.request.request import Request
@@ -29,6 +30,16 @@ def chosen_dtypes(config: EngineConfig, device: torch.device) -> tuple[torch.dty
     by_default = "bfloat16" if device.type == "cuda" else "float32"
     dtype = getattr(torch, by_default if config.dtype == "auto" else config.dtype)
     return dtype, QUANTISED.get(config.kv_cache_dtype, dtype)
+
+
+def check_kv_format(layout: KVLayout, kv_dtype: torch.dtype, device: torch.device) -> None:
+    """Raises ModelError where the model's vectors have no such format on this device."""
+    if kv_dtype != KV_INT4:
+        return
+    if layout.head_dim % 2:
+        raise ModelError(f"kv_cache_dtype=int4 needs heads of an even size, and these have {layout.head_dim}; use int8")
+    if layout.planes == 1 and device.type == "cuda":
+        raise ModelError("kv_cache_dtype=int4 has no kernel for latent attention on CUDA; use int8 or fp8")
 
 
 def costliest_plans(config: EngineConfig, most_tokens: int, max_model_len: int) -> list[StepPlan]:

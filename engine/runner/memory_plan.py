@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from engine.compute.kv_cache import bytes_per_token
 from engine.config import EngineConfig, largest_step_tokens
 from engine.process import free_memory_bytes
-from engine.runner.build import chosen_device, chosen_dtypes
+from engine.runner.build import check_kv_format, chosen_device, chosen_dtypes
 from engine.token.models.decoder import Decoder
 from engine.token.models.registry import outlined_model
 from metrics.errors import ModelError
@@ -34,6 +34,7 @@ def planned(config: EngineConfig, folder: Path) -> MemoryPlan:
         folder, dtype, device, config.max_model_len, dummy=config.load_format == "dummy", weights=config.weights
     )
     model, max_model_len = outline.model, outline.max_model_len
+    check_kv_format(model.kv_layout, kv_dtype, device)
     free = free_bytes(device)
     on_cpu = device.type == "cpu"
     needed = MemoryPlan(

@@ -12,9 +12,11 @@ import torch
 
 from engine.compute.attention.backend import AttentionBackend, AttentionInputs, AttentionSpec
 from engine.compute.kv_cache import LayerCache
+from engine.compute.kv_formats import KV_INT4
 from engine.compute.triton.attention import ITEM_FIELDS, attend_kernel
 from engine.compute.triton.attention_plan import PLAN_FIELDS, plan_kernel
 from engine.compute.triton.attention_tiles import SHORT_TOKENS, Shape, Tiles, long_tiles, padded, short_tiles
+from engine.compute.triton.kv_formats import format_of
 
 LOG2_E = math.log2(math.e)
 CHUNK = 128  # sequences, or items, that a planning program looks at at once
@@ -111,10 +113,11 @@ class TritonAttention(AttentionBackend):
 
     def attend(self, query: torch.Tensor, layer_cache: LayerCache, spec: AttentionSpec) -> torch.Tensor:
         """query [num_tokens, num_heads, head_dim], the last dimension dense, in float32, float16 or bfloat16; the cache
-        in the same dtype, or in float8_e4m3fn with scales. Returns [num_tokens, num_heads, value_dim]."""
+        in the same dtype or quantised. Returns [num_tokens, num_heads, value_dim]."""
         num_tokens, num_heads, head_dim = query.shape
         planes, _, block_size, num_kv_heads, _ = layer_cache.values.shape
         assert block_size == self._inputs.block_size, "the cache and the tables have blocks of one size"
+        assert planes == 2 or layer_cache.values.dtype != KV_INT4, "a latent's halves are not those of its values"
         assert planes == 1 or spec.value_dim == head_dim, "keys and values of a layout with two planes have one size"
         wide = layer_cache.values[0].numel() >= 2**31
         group, itemsizes = num_heads // num_kv_heads, (query.itemsize, layer_cache.values.itemsize)
@@ -180,7 +183,7 @@ class TritonAttention(AttentionBackend):
             SOFT_CAP=0.0 if spec.soft_cap is None else spec.soft_cap / spec.scale,
             SLOPED=spec.alibi_slopes is not None,
             LATENT=latent,
-            EIGHT_BIT=scales is not None,
+            FORMAT=format_of(values.dtype),
             WIDE=values[0].numel() >= 2**31,
             TWO_LOOPS=tiles.two_loops and kind.window == 0,
             ROWS=kind.combined[0],

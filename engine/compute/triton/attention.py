@@ -14,6 +14,8 @@ import math
 import triton
 import triton.language as tl
 
+from engine.compute.triton.kv_formats import FP8, INT4, INT8, load_int4
+
 ITEM_FIELDS = tl.constexpr(5)  # of a work item: sequence, block of rows, segment, segments of the block, partial result
 UNSEEN = tl.constexpr(-1e30)  # a row's maximum before its first key: finite, so that no difference is NaN
 LOG2_E = tl.constexpr(math.log2(math.e))
@@ -52,11 +54,12 @@ def _attend_tiles(
     SOFT_CAP: tl.constexpr,
     SLOPED: tl.constexpr,
     LATENT: tl.constexpr,
-    EIGHT_BIT: tl.constexpr,
+    FORMAT: tl.constexpr,
     WIDE: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """The tiles of keys from position `begin` to `end`. Without MASKED, every row sees every key of them."""
+    eight_bit: tl.constexpr = (FORMAT == FP8) | (FORMAT == INT8)
     main = tl.arange(0, MAIN)
     rest = VALUE_DIM + tl.arange(0, REST if REST > 0 else 1)
     lanes = tl.arange(0, BLOCK_N)
@@ -85,8 +88,12 @@ def _attend_tiles(
             wanted = None
         else:
             wanted = (main < VALUE_DIM)[None, :]
-        key = _load(key_rows + main[None, :], wanted)
-        if EIGHT_BIT:
+        if FORMAT == INT4:
+            present = live if MASKED else lanes >= 0
+            key = load_int4(keys, key_scales, offsets, present, HEAD_DIM, MAIN // 2).to(query.dtype)
+        else:
+            key = _load(key_rows + main[None, :], wanted)
+        if eight_bit:
             key = key.to(tl.float16)
         logits = tl.dot(query, tl.trans(key), input_precision="ieee")
         if REST > 0:
@@ -94,10 +101,10 @@ def _attend_tiles(
             if MASKED:
                 wanted_rest = wanted_rest & live[:, None]
             key_rest = _load(key_rows + rest[None, :], wanted_rest)
-            if EIGHT_BIT:
+            if eight_bit:
                 key_rest = key_rest.to(tl.float16)
             logits = tl.dot(query_rest, tl.trans(key_rest), logits, input_precision="ieee")
-        if EIGHT_BIT:
+        if eight_bit:
             logits = logits * _load(key_scales + offsets, live if MASKED else None)[None, :]
         if SOFT_CAP > 0:  # tanh z = 1 - 2 / (e^2z + 1)
             logits = SOFT_CAP - (2 * SOFT_CAP) / (tl.exp(logits * (2 / SOFT_CAP)) + 1.0)
@@ -117,10 +124,13 @@ def _attend_tiles(
         if LATENT:
             value = key
         else:
-            value = _load(values + offsets[:, None] * HEAD_DIM + main[None, :], wanted)
-            if EIGHT_BIT:
+            if FORMAT == INT4:
+                value = load_int4(values, value_scales, offsets, present, HEAD_DIM, MAIN // 2).to(query.dtype)
+            else:
+                value = _load(values + offsets[:, None] * HEAD_DIM + main[None, :], wanted)
+            if eight_bit:
                 value = value.to(tl.float16)
-        if EIGHT_BIT:
+        if eight_bit:
             shares = shares * (_load(value_scales + offsets, live if MASKED else None) * VALUE_FACTOR)[None, :]
         acc = tl.dot(shares.to(value.dtype), value, acc, input_precision="ieee")
     return acc, total, peak
@@ -135,6 +145,15 @@ def _blocks(table, start, lanes, key_end, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.
         return tl.load(table + start // BLOCK_SIZE + lanes // BLOCK_SIZE, mask=start + lanes < key_end, other=0)
     else:
         return tl.load(table + (start + lanes) // BLOCK_SIZE, mask=start + lanes < key_end, other=0)
+
+
+@triton.jit
+def _columns(main, HEAD_DIM: tl.constexpr, FORMAT: tl.constexpr):
+    """Which numbers of a vector a tile holds: those of int4 come from both halves in turns."""
+    if FORMAT == INT4:
+        return tl.where(main // 2 < HEAD_DIM // 2, main % 2 * (HEAD_DIM // 2) + main // 2, HEAD_DIM)
+    else:
+        return main
 
 
 @triton.jit
@@ -185,7 +204,7 @@ def attend_kernel(
     SOFT_CAP: tl.constexpr,
     SLOPED: tl.constexpr,
     LATENT: tl.constexpr,
-    EIGHT_BIT: tl.constexpr,
+    FORMAT: tl.constexpr,
     WIDE: tl.constexpr,
     TWO_LOOPS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -194,7 +213,7 @@ def attend_kernel(
     """One work item of one KV head a program; grid (num_items * NUM_KV_HEADS,).
 
     query [num_tokens, num_heads, HEAD_DIM]; keys, values [num_blocks, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM], whose
-    TOKEN_STRIDE and HEAD_STRIDE count vectors; scales float32, in the order of the vectors, read if EIGHT_BIT;
+    TOKEN_STRIDE and HEAD_STRIDE count vectors, in any FORMAT; scales in the order of the vectors, where it has them;
     slopes [num_heads] float32, over the scale, read if SLOPED; sinks [num_heads], logits without a value, or None;
     output [num_tokens, num_heads, VALUE_DIM]; partial_output [*, NUM_KV_HEADS, BLOCK_M, MAIN] and partial_lse [*,
     NUM_KV_HEADS, BLOCK_M] float32; arrivals [*, NUM_KV_HEADS] int32, 0 before and after; block_tables [*,
@@ -207,6 +226,7 @@ def attend_kernel(
     The program that computes the last segment of a block puts all of them together, ROWS rows and SEGMENTS segments at
     once, in the order of the segments: the sum does not depend on which program that is.
     """
+    eight_bit: tl.constexpr = (FORMAT == FP8) | (FORMAT == INT8)
     program = tl.program_id(0)
     head = program % NUM_KV_HEADS
     item = items + (program // NUM_KV_HEADS) * ITEM_FIELDS
@@ -239,8 +259,9 @@ def attend_kernel(
     query_rows = (
         query + (first + tokens).to(tl.int64)[:, None] * query_token_stride + heads[:, None] * query_head_stride
     )
-    packed = tl.load(query_rows + main[None, :], mask=is_query[:, None] & (main < VALUE_DIM)[None, :], other=0.0)
-    if EIGHT_BIT:
+    columns = _columns(main, HEAD_DIM, FORMAT)
+    packed = tl.load(query_rows + columns[None, :], mask=is_query[:, None] & (columns < VALUE_DIM)[None, :], other=0.0)
+    if eight_bit:
         packed = packed.to(tl.float16)
     packed_rest = packed
     if REST > 0:
@@ -248,7 +269,7 @@ def attend_kernel(
         packed_rest = tl.load(
             query_rows + rest[None, :], mask=is_query[:, None] & (rest < HEAD_DIM)[None, :], other=0.0
         )
-        if EIGHT_BIT:
+        if eight_bit:
             packed_rest = packed_rest.to(tl.float16)
     row_slopes = positions.to(tl.float32)
     if SLOPED:
@@ -269,17 +290,17 @@ def attend_kernel(
         acc, total, peak = _attend_tiles(
             acc, total, peak, packed, packed_rest, positions, row_slopes, keys, values, key_scales, value_scales, table,
             head, begin, clear, key_end, scale_log2, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM, MAIN, REST, BLOCK_N, BLOCK_SIZE,
-            TOKEN_STRIDE, HEAD_STRIDE, WINDOW, SOFT_CAP, SLOPED, LATENT, EIGHT_BIT, WIDE, False,
+            TOKEN_STRIDE, HEAD_STRIDE, WINDOW, SOFT_CAP, SLOPED, LATENT, FORMAT, WIDE, False,
         )  # fmt: skip
         begin = clear
     acc, total, peak = _attend_tiles(
         acc, total, peak, packed, packed_rest, positions, row_slopes, keys, values, key_scales, value_scales, table,
         head, begin, end, key_end, scale_log2, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM, MAIN, REST, BLOCK_N, BLOCK_SIZE,
-        TOKEN_STRIDE, HEAD_STRIDE, WINDOW, SOFT_CAP, SLOPED, LATENT, EIGHT_BIT, WIDE, True,
+        TOKEN_STRIDE, HEAD_STRIDE, WINDOW, SOFT_CAP, SLOPED, LATENT, FORMAT, WIDE, True,
     )  # fmt: skip
 
     normaliser = tl.where(total == 0.0, 1.0, total)
-    if EIGHT_BIT:
+    if eight_bit:
         acc = acc * (1.0 / VALUE_FACTOR)
     if num_segments == 1:
         if sinks is not None:  # of several segments, who puts them together adds its share
@@ -287,8 +308,8 @@ def attend_kernel(
         acc = acc / normaliser[:, None]
         num_heads = NUM_KV_HEADS * GROUP
         targets = ((first + tokens).to(tl.int64) * num_heads + heads) * VALUE_DIM
-        stored = is_query[:, None] & (main < VALUE_DIM)[None, :]
-        tl.store(output + targets[:, None] + main[None, :], acc.to(output.dtype.element_ty), mask=stored)
+        stored = is_query[:, None] & (columns < VALUE_DIM)[None, :]
+        tl.store(output + targets[:, None] + columns[None, :], acc.to(output.dtype.element_ty), mask=stored)
     else:
         acc = acc / normaliser[:, None]
         slot = tl.load(item + 4)
@@ -302,7 +323,7 @@ def attend_kernel(
             tl.store(arrival, 0)  # for the next launch
             _combine(
                 partial_output, partial_lse, sinks, output, slot, head, num_segments, first, num_new, block,
-                NUM_KV_HEADS, GROUP, VALUE_DIM, MAIN, BLOCK_M, ROWS, SEGMENTS,
+                NUM_KV_HEADS, GROUP, VALUE_DIM, MAIN, BLOCK_M, ROWS, SEGMENTS, FORMAT,
             )  # fmt: skip
 
 
@@ -332,10 +353,12 @@ def _combine(
     BLOCK_M: tl.constexpr,
     ROWS: tl.constexpr,
     SEGMENTS: tl.constexpr,
+    FORMAT: tl.constexpr,
 ):
     """Puts the segments of a block of rows together by their log-sum-exps. Other multiprocessors wrote them: loads pass
     by the cache of this one."""
     main = tl.arange(0, MAIN)
+    columns = _columns(main, VALUE_DIM, FORMAT)
     live_rows = tl.minimum(num_new * GROUP - block * BLOCK_M, BLOCK_M)
     for begin in range(0, live_rows, ROWS):
         local = begin + tl.arange(0, ROWS)
@@ -363,5 +386,5 @@ def _combine(
         acc = acc / total[:, None]
         tokens = (first + rows // GROUP).to(tl.int64)
         targets = (tokens * (NUM_KV_HEADS * GROUP) + head * GROUP + rows % GROUP) * VALUE_DIM
-        stored = is_query[:, None] & (main < VALUE_DIM)[None, :]
-        tl.store(output + targets[:, None] + main[None, :], acc.to(output.dtype.element_ty), mask=stored)
+        stored = is_query[:, None] & (columns < VALUE_DIM)[None, :]
+        tl.store(output + targets[:, None] + columns[None, :], acc.to(output.dtype.element_ty), mask=stored)

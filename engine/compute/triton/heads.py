@@ -5,11 +5,11 @@ import triton
 import triton.language as tl
 
 from engine.compute.kv_cache import LayerCache
-from engine.compute.kv_formats import KV_FP8, LARGEST
+from engine.compute.kv_formats import stored_dim
 from engine.compute.operations.backend import HeadSpec, Rope
 from engine.compute.operations.reference import gemma_rms_norm
+from engine.compute.triton.kv_formats import INT4, format_of, store_halves, store_vectors, vectors_of
 
-FP8_MAX = tl.constexpr(LARGEST[KV_FP8])
 TILE = 256  # elements of half a head that one warp takes: 16 bytes a thread and load in 16 bits
 
 
@@ -53,44 +53,11 @@ def _rotated(first, second, cos_pointer, sin_pointer, position, half_columns, he
 
 
 @triton.jit
-def _quantised(first, second, scale_pointer, offsets, inside):
-    """Halves of heads in 8 bits, after writing what factor gives them back: that of a head's largest number."""
-    wide_first, wide_second = tl.abs(first.to(tl.float32)), tl.abs(second.to(tl.float32))
-    largest = tl.maximum(tl.max(wide_first, axis=1), tl.max(wide_second, axis=1))
-    scale = tl.where(largest > 0, largest / FP8_MAX, 1.0)
-    tl.store(scale_pointer + offsets, scale, mask=inside)
-    return (
-        (first.to(tl.float32) / scale[:, None]).to(tl.float8e4nv),
-        (second.to(tl.float32) / scale[:, None]).to(tl.float8e4nv),
-    )
-
-
-@triton.jit
-def _vectors(slot, heads, num_kv_heads, BLOCK_SIZE: tl.constexpr, TOKEN_STRIDE: tl.constexpr,
-             HEAD_STRIDE: tl.constexpr):  # fmt: skip
-    """Which vectors of a plane of the cache the heads of a slot are."""
-    block = slot // BLOCK_SIZE * (BLOCK_SIZE * num_kv_heads)
-    return block + slot % BLOCK_SIZE * TOKEN_STRIDE + heads * HEAD_STRIDE
-
-
-@triton.jit
-def _write_plane(first, second, values_pointer, scales_pointer, vectors, inside, half_columns, head_dim,
-                 FP8: tl.constexpr):  # fmt: skip
-    half = head_dim // 2
-    if FP8:
-        first, second = _quantised(first, second, scales_pointer, vectors, inside)
-    place = vectors[:, None] * head_dim + half_columns[None, :]
-    mask = inside[:, None] & (half_columns < half)[None, :]
-    tl.store(values_pointer + place, first.to(values_pointer.dtype.element_ty), mask=mask)
-    tl.store(values_pointer + place + half, second.to(values_pointer.dtype.element_ty), mask=mask)
-
-
-@triton.jit
 def heads_kernel(
     qkv_pointer, q_norm_pointer, k_norm_pointer, cos_pointer, sin_pointer, positions_pointer, slots_pointer,
     query_pointer, values_pointer, scales_pointer,
     qkv_stride, value_plane, scale_plane, eps, num_heads, num_kv_heads, head_dim,
-    NORM: tl.constexpr, GEMMA: tl.constexpr, ROPE: tl.constexpr, FP8: tl.constexpr, HEADS: tl.constexpr,
+    NORM: tl.constexpr, GEMMA: tl.constexpr, ROPE: tl.constexpr, FORMAT: tl.constexpr, HEADS: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TOKEN_STRIDE: tl.constexpr, HEAD_STRIDE: tl.constexpr,
 ):  # fmt: skip
@@ -134,42 +101,43 @@ def heads_kernel(
                 first, second = _normed(first, second, k_norm_pointer, half_columns, head_dim, eps, GEMMA)
             if ROPE:
                 first, second = _rotated(first, second, cos_pointer, sin_pointer, position, half_columns, head_dim)
-            vectors = _vectors(slot, heads, num_kv_heads, BLOCK_SIZE, TOKEN_STRIDE, HEAD_STRIDE)
-            _write_plane(first, second, values_pointer, scales_pointer, vectors, inside, half_columns, head_dim, FP8)
-            _write_plane(value_first, value_second, values_pointer + value_plane, scales_pointer + scale_plane,
-                         vectors, inside, half_columns, head_dim, FP8)  # fmt: skip
+            vectors = vectors_of(slot, heads, num_kv_heads, BLOCK_SIZE, TOKEN_STRIDE, HEAD_STRIDE)
+            store_halves(first, second, values_pointer, scales_pointer, vectors, inside, half_columns, head_dim, FORMAT)
+            store_halves(value_first, value_second, values_pointer + value_plane, scales_pointer + scale_plane,
+                         vectors, inside, half_columns, head_dim, FORMAT)  # fmt: skip
 
 
 @triton.jit
 def write_kernel(
     plane_pointer, slots_pointer, values_pointer, scales_pointer, token_stride, head_stride, num_kv_heads, head_dim,
-    FP8: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
+    FORMAT: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TOKEN_STRIDE: tl.constexpr, HEAD_STRIDE: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_pointer + token)
     if slot >= 0:
         heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-        columns = tl.arange(0, BLOCK)
         inside = heads < num_kv_heads
-        mask = inside[:, None] & (columns < head_dim)[None, :]
-        place = token * token_stride + heads[:, None] * head_stride + columns[None, :]
-        vectors = tl.load(plane_pointer + place, mask=mask, other=0.0)
-        rows = _vectors(slot, heads, num_kv_heads, BLOCK_SIZE, TOKEN_STRIDE, HEAD_STRIDE)
-        if FP8:
-            wide = vectors.to(tl.float32)
-            largest = tl.max(tl.abs(wide), axis=1)
-            scale = tl.where(largest > 0, largest / FP8_MAX, 1.0)
-            tl.store(scales_pointer + rows, scale, mask=inside)
-            vectors = (wide / scale[:, None]).to(tl.float8e4nv)
-        out = values_pointer + rows[:, None] * head_dim + columns[None, :]
-        tl.store(out, vectors.to(values_pointer.dtype.element_ty), mask=mask)
+        rows = vectors_of(slot, heads, num_kv_heads, BLOCK_SIZE, TOKEN_STRIDE, HEAD_STRIDE)
+        head_rows = plane_pointer + token * token_stride + heads[:, None] * head_stride
+        if FORMAT == INT4:
+            half = head_dim // 2
+            columns = tl.arange(0, BLOCK // 2)
+            mask = inside[:, None] & (columns < half)[None, :]
+            first = tl.load(head_rows + columns[None, :], mask=mask, other=0.0)
+            second = tl.load(head_rows + half + columns[None, :], mask=mask, other=0.0)
+            store_halves(first, second, values_pointer, scales_pointer, rows, inside, columns, head_dim, FORMAT)
+        else:
+            columns = tl.arange(0, BLOCK)
+            mask = inside[:, None] & (columns < head_dim)[None, :]
+            numbers = tl.load(head_rows + columns[None, :], mask=mask, other=0.0)
+            store_vectors(numbers, values_pointer, scales_pointer, rows, inside, columns, head_dim, FORMAT)
 
 
 def write_heads(
     qkv: torch.Tensor, heads: HeadSpec, rope: Rope | None, slots: torch.Tensor, layer_cache: LayerCache
 ) -> torch.Tensor:
-    """Operations.write_heads. With 8-bit values a head's factor is its largest number over 448."""
+    """Operations.write_heads."""
     tokens, dim = len(qkv), heads.head_dim
     query = torch.empty((tokens, heads.num_heads, dim), dtype=qkv.dtype, device=qkv.device)
     if tokens == 0:
@@ -186,7 +154,7 @@ def write_heads(
         qkv.stride(0), values.stride(0), 0 if scales is None else scales.stride(0), heads.norm_eps,
         heads.num_heads, heads.num_kv_heads, dim,
         NORM=heads.q_norm is not None, GEMMA=heads.norm is gemma_rms_norm, ROPE=rope is not None,
-        FP8=scales is not None, HEADS=size, HALF=half,
+        FORMAT=format_of(values.dtype), HEADS=size, HALF=half,
         BLOCK_SIZE=values.shape[2], TOKEN_STRIDE=token_stride, HEAD_STRIDE=head_stride, num_warps=1,
     )  # fmt: skip
     return query
@@ -201,12 +169,12 @@ def write(key: torch.Tensor, value: torch.Tensor | None, slots: torch.Tensor, la
             return
         values, scales = layer_cache.values[plane], layer_cache.scales
         assert vectors.stride(2) == 1, "vectors of neighbours"
-        assert dim == values.shape[3], "a plane holds vectors of one size"
+        assert stored_dim(dim, values.dtype) == values.shape[3], "a plane holds vectors of one size"
         block = triton.next_power_of_2(dim)
         size = min(triton.next_power_of_2(num_kv_heads), max(1, 1024 // block))
         write_kernel[(tokens, triton.cdiv(num_kv_heads, size))](
             vectors, slots, values, scales[plane] if scales is not None else None,
             vectors.stride(0), vectors.stride(1), num_kv_heads, dim,
-            FP8=scales is not None, HEADS=size, BLOCK=block,
+            FORMAT=format_of(values.dtype), HEADS=size, BLOCK=block,
             BLOCK_SIZE=values.shape[1], TOKEN_STRIDE=token_stride, HEAD_STRIDE=head_stride,
         )  # fmt: skip

@@ -12,12 +12,14 @@ from engine.compute.attention.cpp_backend import CppAttention
 from engine.compute.attention.torch_backend import TorchAttention
 from engine.compute.cpp import extension
 from engine.compute.kv_cache import KVLayout, LayerCache, allocate, bytes_per_token, clear_blocks, copy_blocks
-from engine.compute.kv_formats import GROUP, KV_FP8, KV_INT4, KV_INT8, QUANTISED, dequantise, quantise
+from engine.compute.kv_formats import KV_FP8, KV_INT4, KV_INT8, QUANTISED, dequantise, quantise
 from engine.compute.operations.backend import HeadSpec, Operations
 from engine.compute.operations.cpp_backend import CppOperations
+from engine.runner.build import check_kv_format
 from engine.token.models.mpt import alibi_slopes
 from metrics.errors import ModelError
 from tests.engine.compute.attention_inputs import by_head
+from tests.engine.compute.kv_errors import error_bound
 from tests.engine.compute.test_cpp_kernels import make_step, randn
 from tests.engine.harness import drain, generate, hand_over, make_engine, submit
 from tests.engine.token.sampling.test_logprobs import random_prompts
@@ -32,21 +34,6 @@ def library() -> extension.Library:
     if built is None:
         pytest.skip(extension.unavailable())
     return built
-
-
-def error_bound(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What a number may be off by, as docs/kv_cache.md says. x [..., head_dim]."""
-    if dtype == KV_INT4:
-        pairs = x.unflatten(-1, (2, -1)).split(GROUP // 2, -1)
-        low, high = (
-            [of(pair, (-2, -1), keepdim=True).expand_as(pair) for pair in pairs] for of in (torch.amin, torch.amax)
-        )
-        bounds = [(top - least + least.abs() / 64) / 29 for top, least in zip(high, low, strict=True)]
-        return torch.cat(bounds, -1).flatten(-2) + 1e-30
-    largest = x.abs().amax(-1, keepdim=True)
-    if dtype == KV_INT8:
-        return (largest / 254).expand_as(x) + 1e-30
-    return torch.maximum(2**-4 * x.abs(), 2**-10 / 448 * largest) + 1e-30
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -223,6 +210,15 @@ def test_a_backend_that_cannot_read_it_is_refused(checkpoints):
         make_engine(checkpoints["qwen3"], kv_cache_dtype="fp8", dtype="bfloat16", attention_backend="cpp")
     with pytest.raises(ModelError, match="attention_backend=triton cannot be had: it needs a CUDA device"):
         make_engine(checkpoints["qwen3"], device="cpu", attention_backend="triton")
+
+
+def test_vectors_without_two_halves_have_no_int4():
+    check_kv_format(KVLayout(2, 1, 9), KV_INT8, CPU)
+    check_kv_format(KVLayout(1, 1, 576), KV_INT4, CPU)
+    with pytest.raises(ModelError, match="int4 needs heads of an even size, and these have 9"):
+        check_kv_format(KVLayout(2, 1, 9), KV_INT4, CPU)
+    with pytest.raises(ModelError, match="no kernel for latent attention on CUDA"):
+        check_kv_format(KVLayout(1, 1, 576), KV_INT4, torch.device("cuda"))
 
 
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 8), (KV_FP8, 8), (KV_INT8, 8), (KV_INT4, 4)])

@@ -24,14 +24,24 @@ USUAL = Shape(2, 128, 128, 2, 2)
 
 
 def attend(
-    shape: Shape, tiles: Tiles, window: int = 0, sloped: bool = False, block_size: int = 16, capped: bool = False
+    shape: Shape,
+    tiles: Tiles,
+    window: int = 0,
+    sloped: bool = False,
+    block_size: int = 16,
+    capped: bool = False,
+    kv_format: int | None = None,
 ) -> Compilation:
     """What TritonAttention would have compiled."""
-    latent, eight_bit = shape.value_dim < shape.head_dim, shape.kv_bytes == 1
-    query, kept = f"*{TYPES[shape.query_bytes]}:16", f"*{TYPES[shape.kv_bytes]}:16"
+    latent = shape.value_dim < shape.head_dim
+    if kv_format is None:
+        kv_format = 1 if shape.kv_bytes == 1 else 0
+    query = f"*{TYPES[shape.query_bytes]}:16"
+    kept = (query, "*fp8e4nv:16", "*i8:16", "*u8:16")[kv_format]
+    scales = (None, "*fp32:16", "*fp32:16", "*bf16:16")[kv_format]
     pointers = {
         "query": query, "keys": kept, "values": None if latent else kept,
-        "key_scales": "*fp32:16" if eight_bit else None, "value_scales": "*fp32:16" if eight_bit else None,
+        "key_scales": scales, "value_scales": scales,
         "slopes": "*fp32:16" if sloped else None, "sinks": query if capped else None, "output": query,
         "partial_output": "*fp32:16", "partial_lse": "*fp32:16", "arrivals": "*i32:16", "block_tables": "*i32",
         "table_rows": "*i32", "query_start": "*i32", "contexts": "*i32", "items": "*i32:16",
@@ -46,7 +56,7 @@ def attend(
         "REST": padded(shape.head_dim - shape.value_dim) if latent else 0, "BLOCK_M": tiles.block_m,
         "BLOCK_N": tiles.block_n, "BLOCK_SIZE": block_size, "TOKEN_STRIDE": 1,
         "HEAD_STRIDE": block_size, "WINDOW": window, "SOFT_CAP": 400.0 if capped else 0.0, "SLOPED": sloped,
-        "LATENT": latent, "EIGHT_BIT": eight_bit, "WIDE": shape.wide, "TWO_LOOPS": tiles.two_loops and window == 0,
+        "LATENT": latent, "FORMAT": kv_format, "WIDE": shape.wide, "TWO_LOOPS": tiles.two_loops and window == 0,
         "ROWS": kind.combined[0], "SEGMENTS": kind.combined[1],
     }  # fmt: skip
     kernel = "engine.compute.triton.attention:attend_kernel"
@@ -89,6 +99,10 @@ def test_every_choice_of_tiles_fits_the_device_and_hardly_spills():
         choices.append((attend(USUAL, tiles, window=512), tiles.resident))
         choices.append((attend(USUAL, tiles, window=512, capped=True), tiles.resident))
         choices.append((attend(replace(USUAL, group=3), tiles, sloped=True, block_size=64), tiles.resident))
+    for kv_format in (2, 3):  # fp8 is in SIZES
+        shape = replace(USUAL, kv_bytes=1)
+        for tiles in (short_tiles(shape, 1), long_tiles(shape)):
+            choices.append((attend(shape, tiles, kv_format=kv_format), tiles.resident))
     check(choices)
 
 
