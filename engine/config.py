@@ -311,6 +311,7 @@ class EngineConfig(SpeculationSettings, KVCacheSettings, EvictionSettings):
         return value
 
 
+BUNDLED = ("tiny-model", "tiny-draft", "tiny-medusa", "tiny-eagle3")  # the last three draft for the first
 AUTO_STEP_TOKENS = {"cpu": 512, "cuda": 2048}  # with more rows the matrix products hardly get more efficient
 
 
@@ -340,10 +341,10 @@ def complaint(invalid: ValidationError) -> str:
 
 
 def model_folder(model: str) -> Path:
-    """The checkpoint folder that a `model` setting names. `tiny-model` is the bundled one."""
+    """The folder that a setting names for a checkpoint, or by the name of a bundled one."""
     folder = Path(model).expanduser()
-    if model == "tiny-model" and not folder.is_dir():
-        return Path(__file__).parent.parent / "scenarios" / "tiny-model"
+    if model in BUNDLED and not folder.is_dir():
+        return Path(__file__).parent.parent / "scenarios" / model
     return folder
 
 

@@ -1,6 +1,7 @@
 """The plan of a core's memory: what a model will take, before it is loaded, and how many KV blocks it gets."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import torch
@@ -12,6 +13,7 @@ from engine.process import free_memory_bytes
 from engine.runner.build import check_kv_format, chosen_device, chosen_dtypes
 from engine.token.models.decoder import Decoder
 from engine.token.models.registry import outlined_model
+from engine.token.speculation.drafters import Target, outlined_drafter
 from metrics.errors import ModelError
 from metrics.memory.plan import GIB, HOST_SHARE, MemoryPlan, shown_bytes
 
@@ -37,24 +39,41 @@ def planned(config: EngineConfig, folder: Path) -> MemoryPlan:
     check_kv_format(model.kv_layout, kv_dtype, device)
     free = free_bytes(device)
     on_cpu = device.type == "cpu"
+    tokens, number_bytes = largest_step_tokens(config, device.type), FLOAT_BYTES if on_cpu else dtype.itemsize
+    extra = drafter_bytes(config, Target(model, folder, device, dtype, kv_dtype, max_model_len, tokens))
     needed = MemoryPlan(
         free_bytes=free,
         process_bytes=psutil.Process().memory_info().rss if on_cpu else 0,
-        weight_bytes=outline.weight_bytes,
-        work_bytes=work_bytes(
-            config, model, largest_step_tokens(config, device.type), FLOAT_BYTES if on_cpu else dtype.itemsize
-        )
-        + model.rope_bytes(max_model_len),
+        weight_bytes=outline.weight_bytes + extra.weight_bytes,
+        work_bytes=work_bytes(config, model, tokens, number_bytes) + model.rope_bytes(max_model_len) + extra.work_bytes,
         table_bytes=table_bytes(config.max_num_seqs, model.config.vocab_size),
         kv_bytes=0,
         num_kv_blocks=0,
         kv_tokens=0,
     )
     check_fits(needed)
-    kv_bytes_per_token = bytes_per_token(model.kv_layout, len(model.layers), kv_dtype)
+    kv_bytes_per_token = bytes_per_token(model.kv_layout, len(model.layers), kv_dtype) + extra.kv_bytes_per_token
     left = free - (needed.total_bytes - needed.process_bytes)
     num_blocks = pool_blocks(config, max_model_len, kv_bytes_per_token, left, device)
     return with_pool(needed, num_blocks, config.block_size, kv_bytes_per_token)
+
+
+class DrafterBytes(NamedTuple):
+    """What a drafter with weights adds to the plan; zeros where there is none."""
+
+    weight_bytes: int = 0
+    work_bytes: int = 0
+    kv_bytes_per_token: int = 0
+
+
+def drafter_bytes(config: EngineConfig, target: Target) -> DrafterBytes:
+    """Raises ModelError where the drafter of the settings does not fit the target."""
+    drafter = outlined_drafter(config, target)
+    if drafter is None:
+        return DrafterBytes()
+    number_bytes = FLOAT_BYTES if target.device.type == "cpu" else target.dtype.itemsize
+    work = target.max_tokens * drafter.widest_activation * number_bytes
+    return DrafterBytes(drafter.weight_bytes, work, drafter.kv_bytes_per_token)
 
 
 def with_pool(plan: MemoryPlan, num_blocks: int, block_size: int, kv_bytes_per_token: int) -> MemoryPlan:

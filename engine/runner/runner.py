@@ -27,7 +27,7 @@ from engine.runner.batch import (
 from engine.runner.build import chosen_device, chosen_dtypes, costliest_plans, warm_up_plans, work_and_free_bytes
 from engine.runner.drafting import Drafting
 from engine.runner.graphs import Decoded, DecodeGraphs, captured, graph_bytes, graph_sizes, wants_graphs
-from engine.runner.memory_plan import planned, pool_blocks, with_pool
+from engine.runner.memory_plan import drafter_bytes, planned, pool_blocks, with_pool
 from engine.runner.rows import StableRows, pack
 from engine.runner.stream import Task, make_stream, step_threads
 from engine.runner.tables import DeviceTables, HostTables, StepTensors
@@ -38,6 +38,8 @@ from engine.token.models.registry import load_model
 from engine.token.sampling.entropy import EntropyProbe, entropy_and_mass, recorded_entropy
 from engine.token.sampling.logprobs import chunks, score
 from engine.token.sampling.sampler import Sampler
+from engine.token.speculation.drafters import Target
+from engine.token.speculation.proposers import make_proposer
 from metrics.errors import ModelError
 from metrics.memory.plan import MemoryPlan
 
@@ -83,13 +85,16 @@ class ModelRunner:
         self.graph_sizes = graph_sizes(config.max_num_seqs) if has_graphs else []
         self.most_tokens = largest_step_tokens(config, self.device.type)
         self.attention.reserve(config.max_num_seqs, self.most_tokens)
+        self.target = Target(
+            self.model, folder, self.device, self.dtype, self.kv_dtype, self.max_model_len, self.most_tokens
+        )
         packed = self.model.held_as is not None  # by this project's kernels or by torch's
         self.threads = step_threads(self.model, self.shape) if packed and not on_cuda else None
         if on_cuda:
             self.memory = self._measured(config)
         self.num_blocks = self.memory.num_kv_blocks
         self.kv_cache = self._allocate(self.num_blocks)
-        self.drafting = self._drafting(config, folder)
+        self.drafting = self._drafting(config)
         self.graphs = self._capture(config, self.graph_sizes)
 
     @torch.inference_mode()
@@ -312,17 +317,18 @@ class ModelRunner:
             self.sampler.fused.warm_up(logits, self.tables.last_ids)
         work, free = work_and_free_bytes(self.device, run, plans, forget)
         graphs = graph_bytes(self.device, self.graph_sizes, lambda sizes: self._capture(config, sizes))
-        left = free - work - graphs + self.kv_cache.nbytes
+        extra = drafter_bytes(config, self.target)  # of what is loaded behind the pool
+        left = free - work - graphs + self.kv_cache.nbytes - extra.weight_bytes - extra.work_bytes
         del self.kv_cache
         plan = replace(
             self.memory,
-            weight_bytes=self.model.weight_bytes,
-            work_bytes=work,
+            weight_bytes=self.model.weight_bytes + extra.weight_bytes,
+            work_bytes=work + extra.work_bytes,
             table_bytes=0,
             graph_bytes=graphs,
             kv_bytes=0,
         )
-        per_token = self.shape.kv_bytes_per_token
+        per_token = self.shape.kv_bytes_per_token + extra.kv_bytes_per_token
         num_blocks = pool_blocks(config, self.max_model_len, per_token, left, self.device)
         return with_pool(plan, num_blocks, self.block_size, per_token)
 
@@ -332,17 +338,11 @@ class ModelRunner:
         room = torch.empty((max(sizes, default=0), self.shape.vocab_size), dtype=self.logit_dtype, device=self.device)
         return captured(config, sizes, self.tables.static, partial(self._decode, room=room), self.device)
 
-    def _drafting(self, config: EngineConfig, folder: Path) -> Drafting | None:
+    def _drafting(self, config: EngineConfig) -> Drafting | None:
         """None without speculation. Raises ModelError where the model cannot have the proposer."""
         if config.speculation == "none":
             return None
-        from engine.token.speculation.drafters import Target  # only now: most servers draft nothing
-        from engine.token.speculation.proposers import make_proposer
-
-        target = Target(
-            self.model, folder, self.device, self.dtype, self.kv_dtype, self.max_model_len, self.most_tokens
-        )
-        proposer = make_proposer(config, target, self.kv_cache, self.attention, self.operations)
+        proposer = make_proposer(config, self.target, self.kv_cache, self.attention, self.operations)
         follows_steps = PROPOSING[config.speculation].follows_steps
         return Drafting(proposer, self.guides, self.shape.vocab_size, follows_steps=follows_steps)
 

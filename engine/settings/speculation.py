@@ -14,15 +14,29 @@ class Proposing(NamedTuple):
     follows_steps: bool = False  # to see every step, prompts too; else only those in which a request wants drafts
 
 
-PROPOSING = {"ngram": Proposing(), "early-exit": Proposing(writes_ahead=True)}  # by the setting `speculation`
+PROPOSING = {  # by the setting `speculation`
+    "ngram": Proposing(),
+    "early-exit": Proposing(writes_ahead=True),
+    "draft-model": Proposing(writes_ahead=True, follows_steps=True),
+    "medusa": Proposing(),
+    "eagle3": Proposing(writes_ahead=True, follows_steps=True),
+    "mtp": Proposing(writes_ahead=True, follows_steps=True),
+}
 _ONLY_FOR = {"speculation_layers": ("early-exit",), "speculation_ngram": ("ngram",)}
+_FROM_FOLDERS = ("draft-model", "medusa", "eagle3")
 
 
 class SpeculationSettings(BaseModel):
     """What proposes drafts, and how many."""
 
-    speculation: Literal["none", "ngram", "early-exit"] = COMPUTE(
+    speculation: Literal["none", "ngram", "early-exit", "draft-model", "medusa", "eagle3", "mtp"] = COMPUTE(
         "none", description="what proposes tokens that a step then verifies; outputs stay the same"
+    )
+    speculation_model: str | None = COMPUTE(
+        None,
+        validate_default=True,
+        description="draft-model, medusa, eagle3: folder of what drafts; for the bundled model tiny-draft, tiny-medusa "
+        "or tiny-eagle3",
     )
     speculation_tokens: int = COMPUTE(4, ge=1, le=16, description="drafts of a request in one step at most")
     speculation_adaptive: Literal["on", "off"] = COMPUTE(
@@ -43,3 +57,13 @@ class SpeculationSettings(BaseModel):
         if value is not None and chosen not in users:
             raise ValueError(f"only speculation={users[0]} uses it, and speculation is {chosen}; leave it out")
         return value
+
+    @field_validator("speculation_model")
+    @classmethod
+    def _names_what_drafts(cls, folder: str | None, info: ValidationInfo) -> str | None:
+        chosen = info.data.get("speculation")
+        if folder is None and chosen in _FROM_FOLDERS:
+            raise ValueError(f"speculation={chosen} needs the folder of what drafts; name one")
+        if folder is not None and chosen is not None and chosen not in _FROM_FOLDERS:
+            raise ValueError(f"speculation={chosen} needs no folder; leave one of the two out")
+        return folder

@@ -53,7 +53,7 @@ class Drafter:
     kv_layout: KVLayout | None  # None: it has no keys and values
     num_layers: int
     kv_bytes_per_token: int
-    widest_activation: int  # numbers of one token in its widest layer
+    widest_activation: int  # numbers of one token that live together in its widest layer
     load: Callable[[Target, int, int], Proposer]  # the loaded target, KV blocks and their size → its proposer
 
 
