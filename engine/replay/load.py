@@ -103,7 +103,7 @@ class ReplayedLoad:
                 return self.sent
 
     def on_emitted(self, emitted: list[Emitted], committed_ns: float) -> None:
-        for request, _, reason in emitted:
+        for request, _, reason, _ in emitted:
             if reason is None and len(request.token_ids) - request.prompt_tokens != 1:
                 continue
             sent = self.sent[self._by_id[request.id]]

@@ -36,7 +36,7 @@ class FittedTurns:
 
     def times(self, plan: StepPlan, begin_ns: float) -> TurnTimes:
         tokens = decodes = decode_pairs = chunks = chunk_pairs = rows = 0
-        for _, new, past, _, samples in plan.scheduled:
+        for _, new, past, _, samples, _ in plan.scheduled:
             tokens += new
             rows += samples
             if new == 1:
