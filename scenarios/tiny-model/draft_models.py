@@ -53,7 +53,8 @@ class DraftModel(Drafter):
         return [logits[:, position : ids.shape[1] - 1] for position in range(chain)]
 
     def config(self) -> dict[str, Any]:
-        return self.model.config.to_dict() | {"architectures": ["Qwen3ForCausalLM"], "dtype": "float16"}
+        named = self.model.config.to_diff_dict() | {"architectures": ["Qwen3ForCausalLM"], "dtype": "float16"}
+        return {key: value for key, value in named.items() if key != "_name_or_path"}
 
     def tensors(self) -> dict[str, torch.Tensor]:
         tensors = self.model.state_dict()

@@ -72,15 +72,15 @@ MPT_SIZES = dict(
 )
 
 
-def random_model(name: str):
+def random_model(name: str, **changes: Any):
     """The model of transformers: float32, with weights spread wide enough that greedy choices are not near ties, and
-    biases and norms that are not what they start as, so that forgetting one would show."""
+    biases and norms that are not what they start as, so that forgetting one would show. `changes` are of its config."""
     import torch
     import transformers
 
     family, differences = FAMILIES[name]
     sizes = MPT_SIZES if family == "Mpt" else SIZES
-    config = getattr(transformers, f"{family}Config")(**(sizes | differences))
+    config = getattr(transformers, f"{family}Config")(**(sizes | differences | changes))
     torch.manual_seed(7)
     model = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config).eval()
     with torch.no_grad():

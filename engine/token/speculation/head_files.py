@@ -84,9 +84,9 @@ def filled(head: nn.Module, weights: Iterable[tuple[str, torch.Tensor]], transla
         raise ModelError(f"{source} lacks {len(missing)} tensors, among them {sorted(missing)[0]}")
 
 
-def head_format(folder: Path, weights: str, dtype: torch.dtype, device: torch.device) -> WeightFormat | None:
-    """What a head's matrices are packed in: on a CPU as EngineConfig.weights says, elsewhere in nothing."""
-    packs = device.type == "cpu" and dtype == torch.float32
+def head_format(folder: Path, weights: str | None, dtype: torch.dtype, device: torch.device) -> WeightFormat | None:
+    """What a head's matrices are packed in: on a CPU as EngineConfig.weights says. None leaves them to torch."""
+    packs = weights is not None and device.type == "cpu" and dtype == torch.float32
     return weight_format(weights, stored_dtype(folder)) if packs else None
 
 
