@@ -22,7 +22,9 @@ class LogitEdits:
     bias_rows: torch.Tensor  # [edited] int64
     mask_rows: torch.Tensor  # [edited] int64
     penalties: torch.Tensor  # [edited, 3] float32: repetition, frequency, presence; read where there is a history
-    counted: tuple[torch.Tensor, torch.Tensor] | None = None  # rows of the logits that have histories, and those [n]
+    counted: tuple[torch.Tensor, torch.Tensor] | None = (
+        None  # rows of the logits whose tokens histories count, and those [n]
+    )
     additions: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None  # edited rows, tokens int64, values [n]
 
     def add(self, edited: torch.Tensor) -> None:
@@ -47,7 +49,7 @@ def edit_rows(
     word, a bit for each allowed token.
     """
     edited = logits[edits.rows]
-    if edits.counted is not None:
+    if len(counts):
         penalised = edits.history_rows >= 0
         histories = edits.history_rows[penalised]
         edited[penalised] = _penalised(

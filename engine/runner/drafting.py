@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 
 from engine.request.plan import ScheduledTokens, StepPlan
+from engine.request.request import State
 from engine.runner.batch import Batch
 from engine.token.grammar.guides import Guides
 from engine.token.models.decoder import Taps
@@ -44,6 +45,9 @@ class Drafting:
     ) -> list[SequenceStep]:
         sequences, row = [], 0
         for item in batch.items:
+            if item.request.state is not State.RUNNING:  # aborted since: its blocks are gone
+                row += item.new_tokens
+                continue
             tokens = sampled.get(item.request.id, []) if item.samples else []
             wanted = plan.wanted.get(item.request.id, 0) if tokens else 0
             if wanted and (item.request.id in ended or _ends(item, tokens)):

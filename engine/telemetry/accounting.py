@@ -197,7 +197,7 @@ class Accountant:
         """A step is over: books the device's time to its participants, and their absence to the other requests."""
         clock, running, sampling_ns = self.clock, participants.running, outcome.sampling_ns
         device_ns = outcome.device_ns - sampling_ns
-        lag_ns = self._host_ns(outcome.device_end_ns, committed_ns) - outcome.draft_ns
+        lag_ns = self._host_ns(outcome.device_end_ns, committed_ns)  # with the drafts of the next step
         rejected_ns = self._rejected_ns(plan, outcome, device_ns)
         clock.rejected_ns += rejected_ns
         if not plan.has_prompts and running is participants.planned and running == clock.members:
@@ -284,7 +284,7 @@ class Accountant:
             if item.kind not in PROMPT_KINDS:
                 request.rejected_ns += rejected_ns
             gap_ns = self._gap_ns(request.booked_ns, outcome.device_begin_ns)
-            ledger[Account.COMPUTE_HOST] += gap_ns + lag_ns - request.lag_ns
+            ledger[Account.COMPUTE_HOST] += gap_ns + lag_ns - outcome.draft_ns - request.lag_ns
             request.booked_ns, request.lag_ns = outcome.device_end_ns, lag_ns
             if item.samples:
                 clock.join(request)
@@ -293,7 +293,7 @@ class Accountant:
     def _tick(self, interference_ns: int, decode_ns: int, outcome: StepOutcome, lag_ns: int) -> None:
         clock = self.clock
         gap_ns = self._gap_ns(clock.booked_ns, outcome.device_begin_ns)
-        host_ns = gap_ns + lag_ns - clock.lag_ns
+        host_ns = gap_ns + lag_ns - outcome.draft_ns - clock.lag_ns
         clock.tick(interference_ns, decode_ns, host_ns, outcome.sampling_ns, outcome.draft_ns)
 
     def _book_absence(self, participants: Participants, outcome: StepOutcome, committed_ns: int) -> None:
@@ -304,15 +304,14 @@ class Accountant:
                 continue
             ledger, mark = request.ledger, request.booked_ns
             host_ns = self._host_ns(max(mark, end_ns), committed_ns)
-            if mark <= end_ns:
-                host_ns -= outcome.draft_ns
-                ledger[Account.COMPUTE_DRAFT] += outcome.draft_ns
+            draft_ns = outcome.draft_ns if mark <= end_ns else 0
+            ledger[Account.COMPUTE_DRAFT] += draft_ns
             if mark < begin_ns:
                 ledger[Account.REQUEST_INTERFERENCE] += end_ns - begin_ns
                 ledger[Account.COMPUTE_HOST] += self._host_ns(mark, begin_ns)
             elif mark < end_ns:
                 _book_wait(request, Account.REQUEST_QUEUE, "step", end_ns - mark)
-            ledger[Account.COMPUTE_HOST] += host_ns - request.lag_ns
+            ledger[Account.COMPUTE_HOST] += host_ns - draft_ns - request.lag_ns
             request.booked_ns, request.lag_ns = max(mark, end_ns), host_ns
 
     def _end_running(self, request: Request, now_ns: int) -> None:

@@ -13,7 +13,7 @@ from engine.memory.shadow.observer import ShadowObserver
 from engine.messages import Observed, Submit, Tokens
 from engine.request.plan import LaunchedStep, ScheduledTokens, StepOutcome, StepPlan
 from engine.request.policies import make_policy
-from engine.request.request import Request
+from engine.request.request import Request, State
 from engine.request.scheduler import Scheduler
 from engine.telemetry.observer import make_observer
 from metrics.compute.cost_model import ModelShape
@@ -85,6 +85,7 @@ class SimulatedRunner:
     step_ns: int = 1_000_000
     token_ns: int = 50_000
     draft_ns: int = 70_000
+    writes_ahead: bool = False
     draft_quality: float = 0.7  # share of the drafts that are right
     dice: random.Random = field(default_factory=lambda: random.Random(0))
 
@@ -160,8 +161,10 @@ class SimulatedRunner:
             return {}
         drafts = {}
         for item in plan.scheduled:
-            if (wanted := plan.wanted.get(item.request.id)) is not None:
+            if (wanted := plan.wanted.get(item.request.id)) is not None and item.request.state is State.RUNNING:
                 token_ids = item.request.token_ids + sampled[item.request.id]
+                if self.writes_ahead:
+                    self._write_ahead(item.request, len(token_ids) - 1, wanted)
                 found = drafts[item.request.id] = []
                 for _ in range(self.dice.randint(0, wanted)):
                     is_right = self.dice.random() < self.draft_quality
@@ -171,6 +174,13 @@ class SimulatedRunner:
             "drafts": {request_id: tuple(found) for request_id, found in drafts.items() if found},
             "draft_ns": self.draft_ns,
         }
+
+    def _write_ahead(self, request: Request, begin: int, count: int) -> None:
+        """What a proposer leaves in the cache behind the known tokens. A fork that came since the step was planned may
+        share the block, but reads none of these positions."""
+        for position in range(begin, begin + count):
+            block = request.blocks[position // self.block_size]
+            self.slots[block * self.block_size + position % self.block_size] = ()
 
     def begin(self, request: Request) -> SimulatedPreparation | None:
         return self.preparations.get(request.id)
@@ -196,6 +206,8 @@ class Simulation:
         settings.setdefault("draft_lengths", make_draft_lengths(config))
         self.scheduler = Scheduler(pool, make_policy(dict(config), pool), self.block_observer, **settings)
         self.runner = device(self.clock, pool)
+        if settings["draft_lengths"] is not None:
+            self.runner.writes_ahead = settings["draft_lengths"].writes_ahead
         observer = make_observer(config, SHAPE, self.scheduler)
         self.engine = Engine(self.scheduler, self.runner, observer, self._take, overlap=overlap, clock=self.clock)
         self._begin_ns = 0

@@ -105,7 +105,7 @@ def assert_closed(simulation: Simulation) -> None:
         assert sum(record.stages) == record.end_ns - record.begin_ns and min(record.stages) >= 0
         assert record.gap_ns >= 0 and record.overrun_tokens <= sum(record.new_tokens)
         idle_since_ns = record.begin_ns if idle_since_ns is None else idle_since_ns
-        idle_since_ns += record.gap_ns + record.device_ns
+        idle_since_ns += record.gap_ns + record.device_ns + record.draft_ns
         assert idle_since_ns <= record.end_ns
 
 

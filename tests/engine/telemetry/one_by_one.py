@@ -9,7 +9,11 @@ from engine.telemetry.accounting import Accountant, Participants, Turn
 from metrics.compute.cost_model import ModelShape, request_flops
 from metrics.ledger import Account, ledger_at, new_ledger
 
-OWN_WORK = {"prefill": Account.COMPUTE_PREFILL, "recompute": Account.MEMORY_RECOMPUTE, "decode": Account.COMPUTE_DECODE}
+OWN_WORK = {
+    "prefill": Account.COMPUTE_PREFILL, "recompute": Account.MEMORY_RECOMPUTE, "decode": Account.COMPUTE_DECODE,
+    "verify": Account.COMPUTE_DECODE,
+}  # fmt: skip
+DECODES = ("decode", "verify")
 
 
 @dataclass(slots=True)
@@ -78,41 +82,45 @@ class OneByOne:
         begin_ns, end_ns, sampling_ns = outcome.device_begin_ns, outcome.device_end_ns, outcome.sampling_ns
         lag_ns, device_ns = self._host_ns(end_ns, committed_ns), end_ns - begin_ns - sampling_ns
         weights = {
-            item.request.arrival_index: request_flops(self._shape, item.new_tokens, item.past_tokens, item.samples)
+            item.request.arrival_index: request_flops(
+                self._shape, item.new_tokens, item.past_tokens, item.samples + len(item.drafts)
+            )
             for item in plan.scheduled
         }
-        prompts = sum(weights[item.request.arrival_index] for item in plan.scheduled if item.kind != "decode")
+        prompts = sum(weights[item.request.arrival_index] for item in plan.scheduled if item.kind not in DECODES)
         kinds = {item.request.arrival_index: item.kind for item in plan.scheduled}
         for request in present.running:
             page = self.pages[request.arrival_index]
             ledger = page.ledger
             if request.arrival_index in kinds:
                 kind = kinds[request.arrival_index]
-                others = prompts if kind == "decode" else prompts - weights[request.arrival_index]
+                others = prompts if kind in DECODES else prompts - weights[request.arrival_index]
                 interference = device_ns * others // sum(weights.values())
                 ledger[Account.REQUEST_INTERFERENCE] += interference
                 ledger[OWN_WORK[kind]] += device_ns - interference
                 ledger[Account.TOKEN_SAMPLE] += sampling_ns
+                ledger[Account.COMPUTE_DRAFT] += outcome.draft_ns
                 gap_ns = self._host_ns(page.booked_ns, begin_ns) if page.booked_ns < begin_ns else 0
-                ledger[Account.COMPUTE_HOST] += gap_ns + lag_ns - page.lag_ns
+                ledger[Account.COMPUTE_HOST] += gap_ns + lag_ns - outcome.draft_ns - page.lag_ns
                 page.booked_ns, page.lag_ns = end_ns, lag_ns
             else:
-                self._book_absence(page, begin_ns, end_ns, committed_ns)
+                self._book_absence(page, begin_ns, end_ns, committed_ns, outcome.draft_ns)
         for request in present.preempted:
             self._advance(committed_ns)
             self._end_wait(request)
         self._committed_ns = committed_ns
         self._pauses.clear()
 
-    def _book_absence(self, page: Page, begin_ns: int, end_ns: int, committed_ns: int) -> None:
+    def _book_absence(self, page: Page, begin_ns: int, end_ns: int, committed_ns: int, draft_ns: int) -> None:
         mark, ledger = page.booked_ns, page.ledger
         host_ns = self._host_ns(max(mark, end_ns), committed_ns)
+        ledger[Account.COMPUTE_DRAFT] += draft_ns
         if mark < begin_ns:
             ledger[Account.REQUEST_INTERFERENCE] += end_ns - begin_ns
             ledger[Account.COMPUTE_HOST] += self._host_ns(mark, begin_ns)
         elif mark < end_ns:
             ledger[Account.REQUEST_QUEUE] += end_ns - mark
-        ledger[Account.COMPUTE_HOST] += host_ns - page.lag_ns
+        ledger[Account.COMPUTE_HOST] += host_ns - draft_ns - page.lag_ns
         page.booked_ns, page.lag_ns = max(mark, end_ns), host_ns
 
     def ended_between_steps(self, request: Request, waited: bool, now_ns: int) -> None:

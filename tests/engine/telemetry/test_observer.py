@@ -28,6 +28,13 @@ BOUNDS = {
 }
 
 
+SPECULATION = (
+    {"speculation": "ngram", "speculation_adaptive": "off", "speculation_tokens": 3},
+    {"speculation": "early-exit", "speculation_adaptive": "off"},
+    {"speculation": "ngram"},
+)
+
+
 def ask(name: str, prompt: list[int], max_tokens: int, encoded_ns: int = 0, **more) -> Submit:
     return Submit(name, prompt, SamplingParams(max_tokens=max_tokens, temperature=0), encoded_ns, **more)
 
@@ -62,7 +69,7 @@ def play(events: list[tuple[str, object]], held: int, limits: dict, **bounds) ->
     events=traffic(),
     held=st.sampled_from([0, 2, 5]),
     limits=st.sampled_from([{}, {"max_long_prefills": 1, "long_prefill_tokens": 12}]),
-    bounds=st.fixed_dictionaries(BOUNDS),
+    bounds=st.fixed_dictionaries(BOUNDS | {"knobs": st.sampled_from([None, *SPECULATION])}),
 )
 def test_the_shared_clock_books_to_each_request_what_booking_one_by_one_does(events, held, limits, bounds):
     """Arrivals, aborts, forks, preemptions, chunks, held requests, every policy, with and without overlap: compared to
