@@ -23,7 +23,7 @@ class LogitEdits:
     mask_rows: torch.Tensor  # [edited] int64
     penalties: torch.Tensor  # [edited, 3] float32: repetition, frequency, presence; read where there is a history
     counted: tuple[torch.Tensor, torch.Tensor] | None = (
-        None  # rows of the logits whose tokens histories count, and those [n]
+        None  # rows of the logits to count, and of histories [n]
     )
     additions: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None  # edited rows, tokens int64, values [n]
 
