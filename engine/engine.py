@@ -12,7 +12,7 @@ from engine.memory.block_pool import BlockPool
 from engine.memory.eviction import make_eviction_policy
 from engine.memory.observer import BlockObserver
 from engine.memory.shadow.observer import ShadowObserver
-from engine.messages import Abort, Ended, Observed, Output, Submit, Tokens
+from engine.messages import Abort, AdapterLoaded, Ended, LoadAdapter, Observed, Output, Submit, Tokens
 from engine.request.draft_lengths import AdaptiveLengths, DraftLengths, FixedLengths
 from engine.request.plan import LaunchedStep, Preemption, Preparation, Runner, StepOutcome, StepPlan
 from engine.request.policies import make_policy
@@ -39,7 +39,7 @@ class Engine:
         scheduler: Scheduler,
         runner: Runner,
         observer: EngineObserver,
-        publish: Callable[[Tokens | Observed], None],
+        publish: Callable[[Tokens | Observed | AdapterLoaded], None],
         *,
         first_step: int = 0,
         overlap: bool = False,
@@ -58,6 +58,7 @@ class Engine:
         self._last_turn: Turn | None = None
         self._admitted: list[Request] = []  # since the last message
         self._preempted: list[Preemption] = []  # in plans that nothing was launched for
+        self._loading: list[tuple[str, Preparation | None]] = []  # keys of adapters that the front wants to know of
         self._preparing: list[tuple[Request, Preparation]] = []  # not scheduled before the runner is ready for them
         self._ended: list[tuple[Request, int]] = []  # since the last message, with the end of their ledgers
 
@@ -68,7 +69,7 @@ class Engine:
     @property
     def is_preparing(self) -> bool:
         """Some requests wait until the runner is ready for them; `receive` sees whether it is."""
-        return bool(self._preparing)
+        return bool(self._preparing or self._loading)
 
     def step(self) -> int:
         """One turn, after `receive`: plan and launch a step, then read one, publish its tokens, and observe it.
@@ -91,11 +92,11 @@ class Engine:
         self._last_turn = turn
         return turn.end_ns
 
-    def receive(self, messages: Sequence[Submit | Abort], begin_ns: int) -> None:
+    def receive(self, messages: Sequence[Submit | Abort | LoadAdapter], begin_ns: int) -> None:
         """Takes in what the front sent. The turn began at `begin_ns`: without a pause, the end of the one before."""
         self.scheduler.block_observer.now_ns = begin_ns
         released, ended = self._release()
-        arrived: list[tuple[Request, int, bool]] = []
+        arrived: list[tuple[Request, int, Preparation | None]] = []
         for message in messages:
             if isinstance(message, Submit):
                 request = self._request(message)
@@ -104,12 +105,17 @@ class Engine:
                     self.scheduler.add(request)
                 else:
                     self._preparing.append((request, preparation))
-                arrived.append((request, message.encoded_ns, preparation is not None))
+                arrived.append((request, message.encoded_ns, preparation))
+            elif isinstance(message, LoadAdapter):
+                key = message.adapter.key
+                self._loading.append((key, self.runner.read_adapter(f"load {key}", message.adapter)))
             else:
                 ended += self._abort(message.request_id)
         turn = self._turn = Turn(begin_ns, self.clock())
-        for request, encoded_ns, is_preparing in arrived:
-            self.observer.received(request, encoded_ns, turn, self._last_turn, is_preparing=is_preparing)
+        for request, encoded_ns, preparation in arrived:
+            self.observer.received(request, encoded_ns, turn, self._last_turn, preparation)
+        if self._loading:
+            self._report_loaded()
         for request in released:
             self.observer.released(request, turn.received_ns)
         for request, waited in ended:
@@ -134,8 +140,9 @@ class Engine:
         if self._under_way and self._under_way[-1].plan.needs_commit:
             return None
         plan = self.scheduler.schedule()
-        if self._preparing:
-            plan.refusals["grammar"] = len(self._preparing)
+        for _, preparation in self._preparing:
+            reason = preparation.waits_for
+            plan.refusals[reason] = plan.refusals.get(reason, 0) + 1
         turn.planned_ns = turn.prepared_ns = turn.launched_ns = self.clock()
         self.observer.planned(plan, turn)
         self._admitted += plan.admitted
@@ -229,7 +236,17 @@ class Engine:
             weight=message.weight,
             priority=message.priority,
             fork_of=message.fork_of,
+            adapter=message.adapter,
         )
+
+    def _report_loaded(self) -> None:
+        loading, self._loading = self._loading, []
+        for key, preparation in loading:
+            if preparation is not None and not preparation.is_done:
+                self._loading.append((key, preparation))
+                continue
+            self.runner.forget(f"load {key}")
+            self.publish(AdapterLoaded(key, None if preparation is None else preparation.error))
 
     def _release(self) -> tuple[list[Request], list[tuple[Request, bool]]]:
         """Requests that the runner is ready for now, and those that it cannot serve, as `_abort` tells them."""
@@ -283,6 +300,7 @@ def make_scheduler(config: EngineConfig, num_kv_blocks: int, budget: TokenBudget
         max_long_prefills=config.max_long_prefills,
         long_prefill_tokens=config.long_prefill_tokens,
         draft_lengths=make_draft_lengths(config),
+        max_loras=config.max_loras,
     )
 
 
@@ -321,5 +339,6 @@ def _ended(request: Request, booked_ns: int) -> Ended:
         ledger=request.ledger,
         waits=request.waits,
         error=request.error,
+        adapter_loads=request.adapter_loads,
         prefix=request.prefix_report,
     )

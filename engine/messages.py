@@ -2,6 +2,7 @@
 
 import msgspec
 
+from engine.adapter import AdapterReference
 from engine.sampling import SamplingParams, TokenLogprobs
 from metrics.compute.cost_model import ModelShape
 from metrics.compute.kernels import Burst
@@ -22,6 +23,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     priority: int = 0  # lower goes first, where the policy asks
     fork_of: str | None = None  # an earlier request with the same prompt, whose blocks it shares
     weight: int = 1  # of its tenant, where the policy shares by tenant
+    adapter: AdapterReference | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -41,7 +43,13 @@ class Profile(msgspec.Struct, frozen=True, tag=True):
     timeout_ms: int  # then the burst ends with the steps that it has
 
 
-ToCore = Submit | Abort | Stop | Profile
+class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Front → core: read this adapter, and check that it fits. Answered by `AdapterLoaded`."""
+
+    adapter: AdapterReference
+
+
+ToCore = Submit | Abort | Stop | Profile | LoadAdapter
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -88,6 +96,7 @@ class Ended(msgspec.Struct, frozen=True):
     queued_ns: int | None = None  # the loop took it in
     scheduled_ns: int | None = None  # it got its first place in the batch
     error: str | None = None  # a sentence, where the reason is error
+    adapter_loads: int = 0
     prefix: PrefixReport | None = None  # unless it never got a place, or is a fork
 
     def ledger_now(self) -> list[int]:
@@ -139,13 +148,20 @@ class Profiled(msgspec.Struct, frozen=True, tag=True):
     burst: Burst
 
 
+class AdapterLoaded(msgspec.Struct, frozen=True, tag=True):
+    """Core → front: an adapter is in host memory, or it cannot be used."""
+
+    key: str
+    error: str | None  # a sentence
+
+
 class Beat(msgspec.Struct, frozen=True, tag=True):
     """Core → front, each second from the loop: it turns. Sent also while it has no work."""
 
     unreadable: int  # messages since the last beat that the core could not decode
 
 
-FromCore = Ready | Failed | Tokens | Observed | Profiled | Beat
+FromCore = Ready | Failed | Tokens | Observed | Profiled | AdapterLoaded | Beat
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_core = msgspec.msgpack.Decoder(ToCore).decode

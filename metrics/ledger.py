@@ -36,6 +36,7 @@ class Account(IntEnum):
     REQUEST_QUOTA = 16
     REQUEST_MODERATION = 17
     COMPUTE_DRAFT = 18
+    MEMORY_ADAPTER_LOAD = 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ ACCOUNTS: tuple[AccountInfo, ...] = (
     AccountInfo(Account.REQUEST_QUOTA, "request", "quota", "waiting until the tenant's limits have room"),
     AccountInfo(Account.REQUEST_MODERATION, "request", "moderation", "checking the input or output against policies"),
     AccountInfo(Account.COMPUTE_DRAFT, "compute", "draft", "proposing tokens that the next step verifies"),
+    AccountInfo(Account.MEMORY_ADAPTER_LOAD, "memory", "adapter_load", "reading its LoRA adapter into host memory"),
 )
 ACCOUNT_BY_NAME = {info.name: info for info in ACCOUNTS}
 CLIENT_ACCOUNTS = tuple(info for info in ACCOUNTS if info.lifecycle == "client")

@@ -24,7 +24,7 @@ COMPOSITIONS = ("prefill", "decode", "mixed")  # a step has only prompts in it, 
 REFUSALS = ("batch_cap", "token_budget", "kv_blocks", "behind_head", "policy", "leader", "grammar", "adapter", "quota")
 # What a request waited for: what the head of the line was refused for, what it was held aside for, or the end of a step
 # that was under way when it came or got its place.
-WAITS = ("batch_cap", "token_budget", "kv_blocks", "policy", "leader", "grammar", "step")
+WAITS = ("batch_cap", "token_budget", "kv_blocks", "policy", "leader", "grammar", "adapter", "step")
 CLIENT_STATUSES = ("ok", "error", "timeout", "cancelled", "missing")
 NO_END = "no end was recorded: never sent, or the load generator was killed"  # the error of what is missing
 

@@ -69,15 +69,18 @@ MAY_IMPORT = {
     "engine.config": {"engine.request.policies", "engine.settings", "engine.faults.plan"},
     "engine.options": {"engine.config", "metrics.errors"},
     "engine.sampling": set(),
+    "engine.adapter": set(),
     "engine.process": set(),
-    "engine.messages": {"engine.sampling", "metrics"},
+    "engine.messages": {"engine.adapter", "engine.sampling", "metrics"},
     "engine.memory": {"metrics"},
-    "engine.request": {"engine.memory", "engine.sampling", "metrics"},
+    "engine.request": {"engine.memory", "engine.adapter", "engine.sampling", "metrics"},
     "engine.compute": {"engine.config", "engine.process", "metrics"},
-    "engine.token": {"engine.compute", "engine.sampling", "engine.config", "metrics"},
+    "engine.token": {
+        "engine.compute", "engine.adapter", "engine.sampling", "engine.settings", "engine.config", "metrics",
+    },
     "engine.runner": {
-        "engine.token", "engine.compute", "engine.request.plan", "engine.request.request", "engine.config",
-        "engine.settings", "engine.sampling", "engine.process", "metrics",
+        "engine.token", "engine.compute", "engine.request.plan", "engine.request.request", "engine.memory.adapters",
+        "engine.adapter", "engine.config", "engine.settings", "engine.sampling", "engine.process", "metrics",
     },
     "engine.token.speculation.ngram_index": set(),
     "engine.telemetry": {
@@ -107,6 +110,7 @@ MAY_IMPORT = {
     "engine.llm_output": {"engine.messages", "engine.sampling", "engine.token.text", "metrics"},
     "engine.server": {
         "engine.token.text", "engine.token.checkpoint", "engine.token.tools", "engine.token.grammar.grammar",
+        "engine.token.lora.checkpoint", "engine.adapter", "engine.settings",
         "engine.messages", "engine.sampling", "engine.config", "engine.process",
         "metrics",
     },

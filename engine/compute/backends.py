@@ -1,5 +1,6 @@
-"""Which attention backend and which fused operations a device gets: the registry of both swap points."""
+"""Which attention backend, fused operations and deltas of adapters a device gets: the registry of the swap points."""
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 
 import torch
@@ -9,6 +10,9 @@ from engine.compute.attention.cpp_backend import CppAttention
 from engine.compute.attention.torch_backend import TorchAttention
 from engine.compute.cpp import extension
 from engine.compute.kv_formats import is_quantised
+from engine.compute.lora.backend import AdaptedLinear, LoraBackend
+from engine.compute.lora.cpp_backend import CppLora
+from engine.compute.lora.torch_backend import TorchLora
 from engine.compute.operations.backend import Operations
 from engine.compute.operations.cpp_backend import CppOperations
 from metrics.errors import ModelError
@@ -57,3 +61,17 @@ def _cpu_kernels(device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype
 
 def _fits_cpu_kernels(device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype) -> bool:
     return device.type == "cpu" and dtype == torch.float32 and (kv_dtype == dtype or is_quantised(kv_dtype))
+
+
+def make_lora(
+    name: str, device: torch.device, dtype: torch.dtype, max_loras: int, max_rank: int, linears: Sequence[AdaptedLinear]
+) -> LoraBackend:
+    """What adds the deltas of adapters, of as many slots, to linear layers; `name` as in `make_operations`."""
+    if name == "auto" and _has_triton(device):
+        from engine.compute.lora.triton_backend import TritonLora  # Triton takes its time to import
+
+        return TritonLora(max_loras, max_rank, linears, dtype, device)
+    library = _cpu_kernels(device, dtype, dtype) if name == "auto" else None
+    if library is not None:
+        return CppLora(library, max_loras, [(linear.in_features, linear.out_features) for linear in linears])
+    return TorchLora(max_loras, dtype, device)

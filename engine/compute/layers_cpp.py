@@ -10,6 +10,8 @@ from engine.compute.attention.backend import AttentionInputs, AttentionSpec
 from engine.compute.attention.cpp_backend import AttentionArguments
 from engine.compute.cpp.extension import Library
 from engine.compute.kv_cache import KVCache, LayerCache
+from engine.compute.lora.backend import LinearAdapters
+from engine.compute.lora.cpp_backend import CppLora
 from engine.compute.operations.backend import Gate, HeadSpec, Norm
 from engine.compute.operations.cpp_backend import GATES, SHIFTS, HeadArguments
 from engine.compute.weight_formats import CppWeight
@@ -38,6 +40,7 @@ class LayerParts:
     heads: HeadSpec
     spec: AttentionSpec
     rope: RopeTable | None
+    adapters: Sequence[LinearAdapters | None]  # of the four matrices in their order: of all layers, or of none
     attention_norm: torch.Tensor | None = None  # of what attention gives
     mlp_norm: torch.Tensor | None = None
 
@@ -56,6 +59,7 @@ class _Layer(ctypes.Structure):
         *((name, POINTER) for name in ("attention_norm", "mlp_norm", "cos", "sin")),
         *((name, POINTER) for name in ("keys", "values", "key_scales", "value_scales")),
         ("window", INT),
+        ("adapters", POINTER * 4),
     )
 
 
@@ -64,7 +68,7 @@ class _Layers(ctypes.Structure):
         ("layers", POINTER), *((name, INT) for name in ("num_layers", "hidden_size", "intermediate_size")),
         *((name, POINTER) for name in ("gate", "residual", "normed", "room")),
         ("heads", HeadArguments), ("attention", AttentionArguments),
-        ("eps", ctypes.c_float), ("shift", ctypes.c_float), ("marks", POINTER),
+        ("eps", ctypes.c_float), ("shift", ctypes.c_float), ("adapters", POINTER), ("marks", POINTER),
     )  # fmt: skip
 
 
@@ -106,6 +110,7 @@ class CppLayers:
         )  # fmt: skip
         self._arguments.heads.place_cache(caches[0])
         self._arguments.attention.place_cache(caches[0])
+        self._lora: CppLora | None = None if first.adapters[0] is None else first.adapters[0].backend
         self._address = ctypes.addressof(self._arguments)
         self.watch: Callable[[Sequence[int]], None] | None = None  # gets the marks of each call
 
@@ -129,6 +134,8 @@ class CppLayers:
         heads = arguments.heads
         heads.num_tokens, heads.slots, heads.positions = num_tokens, inputs.slots.data_ptr(), positions.data_ptr()
         arguments.attention.place(inputs)
+        if self._lora is not None:
+            arguments.adapters = self._lora.step_address
         if self.watch is None:
             self._run(self._address)
         else:
@@ -149,6 +156,7 @@ def _layer(parts: LayerParts, cache: LayerCache) -> _Layer:
         q_norm=_address(heads.q_norm), k_norm=_address(heads.k_norm), attention_norm=_address(parts.attention_norm),
         mlp_norm=_address(parts.mlp_norm), cos=_address(cos), sin=_address(sin), keys=keys, values=values,
         key_scales=key_scales, value_scales=value_scales, window=parts.spec.window or 0,
+        adapters=(POINTER * 4)(*(a and a.backend.address(a.index) for a in parts.adapters)),
     )  # fmt: skip
 
 

@@ -1,14 +1,25 @@
 """Matrix products with weights."""
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from engine.compute.lora.backend import LinearAdapters
 from engine.compute.quantisation.kernels import Kernels
 from engine.compute.quantisation.matrix import QuantisedMatrix
 from engine.compute.quantisation.method import LinearMethod
 from engine.compute.quantisation.parts import SourceParts
 from engine.compute.weight_formats import WeightFormat
+
+
+class LinearPart(NamedTuple):
+    """One module of a checkpoint in a linear layer of ours: its outputs begin at `begin`."""
+
+    linear: "Linear"
+    begin: int
+    out_features: int
 
 
 class Linear(nn.Module):
@@ -23,6 +34,7 @@ class Linear(nn.Module):
         self.weight: nn.Parameter | torch.Tensor | None = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
         self.method: LinearMethod | None = None
+        self.adapters: LinearAdapters | None = None
         self._sources = SourceParts(out_features)
         self._num_parameters = self.num_weights + (out_features if bias else 0)
 
@@ -91,4 +103,5 @@ class Linear(nn.Module):
         self.weight = self.bias = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias) if self.method is None else self.method.apply(x)
+        y = F.linear(x, self.weight, self.bias) if self.method is None else self.method.apply(x)
+        return y if self.adapters is None else self.adapters.add(x, y)

@@ -14,7 +14,7 @@ class BlockOwner(Protocol):
     id: str
     prompt_tokens: int
     token_ids: list[int]
-    cache_salt: str
+    root_hash: bytes  # parent of its first block's hash
     fork_of: str | None
     prefix_report: PrefixReport | None  # the observer writes it
 

@@ -15,9 +15,13 @@ def chain_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
     return hashlib.blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()
 
 
-def root_hash(salt: str) -> bytes:
-    """Parent of a sequence's first block. Sequences with different salts never share a block."""
-    return hashlib.blake2b(salt.encode(), digest_size=16).digest() if salt else b""
+def root_hash(salt: str, adapter: str = "") -> bytes:
+    """Parent of a sequence's first block. Sequences with different salts or adapters never share a block."""
+    if not adapter:
+        return hashlib.blake2b(salt.encode(), digest_size=16).digest() if salt else b""
+    # No salt that a client may choose gives the hash of an adapter.
+    named = hashlib.blake2b(adapter.encode(), digest_size=16).digest()
+    return hashlib.blake2b(salt.encode(), digest_size=16, key=named, person=b"adapter").digest()
 
 
 class PrefixIndex:

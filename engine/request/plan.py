@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from engine.adapter import AdapterReference
 from engine.request.request import Request
 from engine.sampling import TokenLogprobs
 
@@ -39,6 +40,7 @@ class StepPlan:
     admitted: list[Request] = field(default_factory=list)
     preempted: list[Preemption] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)  # KV blocks, from and to, before the step computes
+    adapter_loads: list[tuple[int, AdapterReference]] = field(default_factory=list)  # slots to fill before it computes
     refusals: dict[str, int] = field(default_factory=dict)  # reason → waiting requests, the head's first
     head_blocked_by: str | None = None  # the reason that refused the head of the queue
     num_waiting: int = 0
@@ -112,6 +114,8 @@ class Preparation(Protocol):
     is_done: bool
     ready_ns: int  # when it was done
     error: str | None  # a sentence, if it failed
+    waits_for: str  # one of metrics.records.REFUSALS: grammar or adapter
+    adapter_ready_ns: int | None  # when the weights of the request's adapter were in host memory; None: it has none
 
 
 class Runner(Protocol):
@@ -127,6 +131,9 @@ class Runner(Protocol):
     def launch(self, plan: StepPlan) -> LaunchedStep: ...
 
     def collect(self, step: LaunchedStep) -> StepOutcome: ...
+
+    def read_adapter(self, request_id: str, adapter: AdapterReference) -> Preparation | None:
+        """Reads an adapter into host memory, and keeps it there until `forget`. None: it is there."""
 
     def forget(self, request_id: str) -> None:
         """A request ended: its state goes. Unknown ids are ignored."""

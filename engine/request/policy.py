@@ -70,6 +70,10 @@ class RankedQueue:
             heapq.heappop(self._heap)
         return self._heap[0][1] if self._heap else None
 
+    def members(self) -> list[Request]:
+        """All of them, in no order."""
+        return [entry[1] for entry in self._heap if self._is_member(entry)]
+
     def _is_member(self, entry: tuple[tuple, Request]) -> bool:
         return self._members.get(entry[1].arrival_index) is entry[0]
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from engine.adapter import AdapterReference
 from engine.memory.prefix import chain_hash, root_hash
 from engine.sampling import SamplingParams, TokenLogprobs, reads_output
 from metrics.ledger import new_ledger
@@ -35,6 +36,8 @@ class Request:
     weight: int = 1  # of its tenant
     priority: int = 0
     fork_of: str | None = None  # an earlier request with the same prompt, whose blocks it shares
+    adapter: AdapterReference | None = None
+    adapter_slot: int = -1  # of the device, while it runs with an adapter
     state: State = State.WAITING
     blocks: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
@@ -59,6 +62,7 @@ class Request:
     accepted_tokens: int = 0
     rejected_ns: int = 0  # of its compute.decode: what rejected drafts took, its own and those beside it
     rejected_mark_ns: int = 0  # the decode clock's value of that when it joined
+    adapter_loads: int = 0  # into a slot, for this request
     prefix_report: PrefixReport | None = None  # once it was admitted, and the block observer flushed
     first_step: int | None = None
     last_step: int | None = None
@@ -77,6 +81,11 @@ class Request:
 
     def __post_init__(self) -> None:
         self.needs_output = reads_output(self.sampling)
+
+    @property
+    def root_hash(self) -> bytes:
+        """Parent of its first block's hash."""
+        return root_hash(self.cache_salt, "" if self.adapter is None else self.adapter.key)
 
     @property
     def num_tokens(self) -> int:
@@ -128,6 +137,7 @@ class Request:
         return (
             leader.prompt_tokens == count
             and leader.cache_salt == self.cache_salt
+            and leader.adapter == self.adapter
             and self.sampling.prompt_logprobs in (None, leader.sampling.prompt_logprobs)
             and leader.token_ids[:count] == self.token_ids[:count]
         )
@@ -136,7 +146,7 @@ class Request:
         """Chain hashes of the first `count` full blocks."""
         while len(self._hashes) < count:
             begin = len(self._hashes) * block_size
-            parent = self._hashes[-1] if self._hashes else root_hash(self.cache_salt)
+            parent = self._hashes[-1] if self._hashes else self.root_hash
             self._hashes.append(chain_hash(parent, self.token_ids[begin : begin + block_size]))
         return self._hashes[:count]
 

@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from engine.adapter import AdapterReference
+from engine.memory.adapters import AdapterSlots
 from engine.memory.block_pool import BlockPool
 from engine.memory.observer import BlockObserver
 from engine.request.draft_lengths import DraftLengths
+from engine.request.adapter_line import AdapterLine
 from engine.request.kv_block_manager import KVBlockManager
 from engine.request.plan import Preemption, ScheduledTokens, StepOutcome, StepPlan
 from engine.request.policy import Phase, Phases, Policy
@@ -51,6 +54,7 @@ class Scheduler:
         max_long_prefills: int | None = None,
         long_prefill_tokens: int | None = None,
         draft_lengths: DraftLengths | None = None,
+        max_loras: int = 1,
     ):
         self.pool = pool
         self.policy = policy
@@ -61,7 +65,9 @@ class Scheduler:
         self.draft_lengths = draft_lengths  # None: no request has drafts
         self.requests: dict[str, Request] = {}
         self.running: list[Request] = []  # in order of admission
-        self.waiting = WaitingQueue(policy, max_long_prefills, long_prefill_tokens)
+        self.adapters = AdapterLine(AdapterSlots(max_loras), policy.rank, patience=max_num_seqs)
+        self.waiting = WaitingQueue(policy, self.adapters, max_long_prefills, long_prefill_tokens)
+        self._adapter_loads: list[tuple[int, AdapterReference]] = []  # since the last plan that computes anything
         self.block_observer = block_observer
         self.block_manager = KVBlockManager(pool, block_observer)
 
@@ -107,6 +113,8 @@ class Scheduler:
         plan.side_queue_moves, self.waiting.moves = self.waiting.moves, []
         if self.draft_lengths is not None:
             self._want_drafts(plan, self.draft_lengths)
+        if self._adapter_loads and plan.scheduled:
+            plan.adapter_loads, self._adapter_loads = self._adapter_loads, []
         self._advance(plan)
         return plan
 
@@ -257,17 +265,31 @@ class Scheduler:
             plan.head_blocked_by = "kv_blocks"
             return
         free_long = self.waiting.free_long()
+        self.waiting.recall_adapters()
         while (request := self.waiting.next(free_long)) is not None:
             plan.head_blocked_by = self._obstacle(request, plan)
             if plan.head_blocked_by is not None:
                 return
             free_long -= self.waiting.admit(request)
+            if request.adapter is not None:
+                self._take_slot(request)
             request.state = State.RUNNING
             self.running.append(request)
             plan.admitted.append(request)
             self.policy.admitted(request)
             plan.has_prompts = True
             plan.add(_scheduled(request, self._share(request, plan)))
+
+    def _take_slot(self, request: Request) -> None:
+        request.adapter_slot, is_new = self.adapters.enter(request)
+        if is_new:
+            request.adapter_loads += 1
+            self._adapter_loads.append((request.adapter_slot, request.adapter))
+
+    def _give_slot_back(self, request: Request) -> None:
+        if request.adapter is not None:
+            request.adapter_slot = -1
+            self.adapters.slots.give_back(request.adapter.key)
 
     def _obstacle(self, request: Request, plan: StepPlan) -> str | None:
         """Why the head of the queue cannot be admitted; None once it has its blocks. May preempt others for them."""
@@ -306,6 +328,7 @@ class Scheduler:
         plan.preempted.append(Preemption(victim, needy.id, victim.num_computed_tokens))
         self.running.remove(victim)
         victim.drafts = ()
+        self._give_slot_back(victim)
         self.block_manager.free(victim)
         victim.preemptions += 1
         self.waiting.join(victim, State.PREEMPTED)
@@ -347,6 +370,7 @@ class Scheduler:
     def _finish(self, request: Request, reason: str) -> None:
         if request.state is State.RUNNING:
             self.running.remove(request)
+            self._give_slot_back(request)
         else:
             self.waiting.leave(request)
         self.block_manager.free(request)

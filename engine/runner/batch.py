@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from engine.compute.logits import OVERFLOWED
+from engine.compute.lora.backend import LoraTile
 from engine.request.plan import ScheduledTokens
 from engine.request.request import Request
 from engine.runner.rows import PackedStep
@@ -65,6 +67,8 @@ class Batch:
     constrained: list[Request] = field(default_factory=list)  # that sample by a grammar
     masks: MaskFill | None = None  # theirs, under way
     entropy_sample: EntropySample | None = None
+    tiles: list[LoraTile] = field(default_factory=list)  # tokens that use adapters
+    adapter_loads: list[tuple[int, Any]] = field(default_factory=list)  # slots to fill first, and with what
     graph_size: int | None = None  # of the CUDA graph that replays the step
     results: Results = field(default_factory=Results)
 

@@ -10,7 +10,9 @@ from msgspec.structs import replace
 from engine.compute.kv_cache import bytes_per_token
 from engine.config import EngineConfig, largest_step_tokens
 from engine.process import free_memory_bytes
+from engine.runner.adapters import checked_rank
 from engine.runner.build import check_kv_format, chosen_device, chosen_dtypes
+from engine.token.lora.fit import AdaptedModel
 from engine.token.models.decoder import Decoder
 from engine.token.models.registry import outlined_model
 from engine.token.speculation.drafters import Target, outlined_drafter
@@ -41,12 +43,14 @@ def planned(config: EngineConfig, folder: Path) -> MemoryPlan:
     on_cpu = device.type == "cpu"
     tokens, number_bytes = largest_step_tokens(config, device.type), FLOAT_BYTES if on_cpu else dtype.itemsize
     extra = drafter_bytes(config, Target(model, folder, device, dtype, kv_dtype, max_model_len, tokens))
+    adapters = adapter_bytes(config, model, number_bytes) if config.has_loras else 0
     needed = MemoryPlan(
         free_bytes=free,
         process_bytes=psutil.Process().memory_info().rss if on_cpu else 0,
         weight_bytes=outline.weight_bytes + extra.weight_bytes,
         work_bytes=work_bytes(config, model, tokens, number_bytes) + model.rope_bytes(max_model_len) + extra.work_bytes,
         table_bytes=table_bytes(config.max_num_seqs, model.config.vocab_size),
+        adapter_bytes=adapters,
         kv_bytes=0,
         num_kv_blocks=0,
         kv_tokens=0,
@@ -74,6 +78,14 @@ def drafter_bytes(config: EngineConfig, target: Target) -> DrafterBytes:
     number_bytes = FLOAT_BYTES if target.device.type == "cpu" else target.dtype.itemsize
     work = target.max_tokens * drafter.widest_activation * number_bytes
     return DrafterBytes(drafter.weight_bytes, work, drafter.kv_bytes_per_token)
+
+
+def adapter_bytes(config: EngineConfig, model: Decoder, bytes_per_number: int) -> int:
+    """Of all slots. On a CPU those are full only where adapters of the largest rank change every layer. Raises
+    ModelError for an adapter of the settings that does not fit the model."""
+    adapted = AdaptedModel(model)
+    rank = checked_rank(config, adapted)
+    return config.max_loras * sum(layer.slot_parameters(rank) for layer in adapted.layers) * bytes_per_number
 
 
 def with_pool(plan: MemoryPlan, num_blocks: int, block_size: int, kv_bytes_per_token: int) -> MemoryPlan:

@@ -7,13 +7,16 @@ from pathlib import Path
 import torch
 from msgspec.structs import replace
 
+from engine.adapter import AdapterReference
 from engine.compute.attention.backend import AttentionInputs
 from engine.compute.backends import make_attention, make_operations
 from engine.compute.buffers import to_device, to_host
 from engine.compute.kv_cache import KVCache, allocate, clear_blocks, copy_blocks
+from engine.compute.lora.backend import decode_slots
 from engine.config import EngineConfig, largest_step_tokens
-from engine.request.plan import LaunchedStep, StepOutcome, StepPlan
+from engine.request.plan import LaunchedStep, Preparation, ScheduledTokens, StepOutcome, StepPlan
 from engine.request.request import Request
+from engine.runner.adapters import Adapters, both, make_adapters
 from engine.runner.batch import (
     OVERFLOWED,
     Batch,
@@ -33,7 +36,7 @@ from engine.runner.stream import Task, make_stream, step_threads
 from engine.runner.tables import DeviceTables, HostTables, StepTensors
 from engine.sampling import keeps_rows, unfit
 from engine.settings.speculation import PROPOSING
-from engine.token.grammar.guides import GrammarPreparation, Guides, refused
+from engine.token.grammar.guides import Guides, refused
 from engine.token.models.registry import load_model
 from engine.token.sampling.entropy import EntropyProbe, entropy_and_mass, recorded_entropy
 from engine.token.sampling.logprobs import chunks, score
@@ -60,6 +63,7 @@ class ModelRunner:
         self.attention = make_attention(config.attention_backend, self.device, self.dtype, self.kv_dtype)
         self.operations = make_operations(config.fused_operations, self.device, self.dtype, self.kv_dtype)
         self.memory = planned(config, folder)
+        self.adapters: Adapters | None = None
         self.model = load_model(
             folder, self.dtype, self.device, config.max_model_len,
             dummy=config.load_format == "dummy", weights=config.weights,
@@ -90,6 +94,8 @@ class ModelRunner:
         )
         packed = self.model.held_as is not None  # by this project's kernels or by torch's
         self.threads = step_threads(self.model, self.shape) if packed and not on_cuda else None
+        if config.has_loras:
+            self.adapters = make_adapters(config, self.model, self.dtype, self.device)
         if on_cuda:
             self.memory = self._measured(config)
         self.num_blocks = self.memory.num_kv_blocks
@@ -109,12 +115,24 @@ class ModelRunner:
         task = self.stream.submit(lambda task: self._execute(task, batch))
         return LaunchedStep(plan, prepared_ns, time.monotonic_ns(), (batch, task))
 
-    def begin(self, request: Request) -> GrammarPreparation | None:
+    def begin(self, request: Request) -> Preparation | None:
         # A tokenizer may know more ids than its model, and one of them on the device would end the process.
         sentence = unfit(request.sampling, request.token_ids, self.shape.vocab_size)
-        return self.guides.begin(request) if sentence is None else refused(sentence)
+        if sentence is not None:
+            return refused(sentence)
+        grammar = self.guides.begin(request)
+        if request.adapter is None:
+            return grammar
+        return both(self.read_adapter(request.id, request.adapter), grammar)
+
+    def read_adapter(self, request_id: str, adapter: AdapterReference) -> Preparation | None:
+        if self.adapters is None:
+            return refused(f"this engine serves no adapters, and {adapter.name} is one; set lora_adapters")
+        return self.adapters.begin(request_id, adapter)
 
     def forget(self, request_id: str) -> None:
+        if self.adapters is not None:
+            self.adapters.forget(request_id)
         self.sampler.forget(request_id)
         if self.drafting is not None:
             self.drafting.proposer.forget(request_id)
@@ -159,8 +177,7 @@ class ModelRunner:
         )
 
     def _prepare(self, plan: StepPlan) -> Batch:
-        # Single tokens first, and neighbours of like context: they share a padded gather.
-        items = sorted(plan.scheduled, key=lambda item: (item.new_tokens > 1, item.past_tokens))
+        items = sorted(plan.scheduled, key=_batch_order)
         sampling = [item.request for item in items if item.samples]
         positions = [item.past_tokens + item.new_tokens for item in items if item.samples]
         has_drafts, drafts = any(item.drafts for item in items), None
@@ -189,6 +206,9 @@ class ModelRunner:
             if (top := request.sampling.logprobs) is not None:
                 batch.scored.append(row)
                 batch.scored_tops.append(top)
+        if self.adapters is not None:
+            batch.tiles = self.adapters.tiles(items)
+            batch.adapter_loads = [(slot, self.adapters.packed(adapter)) for slot, adapter in plan.adapter_loads]
         batch.graph_size = None if self.graphs is None else self.graphs.size_for(batch)
         return batch
 
@@ -198,6 +218,8 @@ class ModelRunner:
         if self.threads is not None:
             self.threads.take(len(batch.step.known_ids), sum(batch.context_lens))
         results, ids = batch.results, None
+        for slot, packed in batch.adapter_loads:
+            self.adapters.backend.install(slot, packed)
         if batch.graph_size is None:
             width = -(-max(batch.context_lens) // self.block_size)
             step = self.tables.inputs(batch.step, width)
@@ -208,6 +230,8 @@ class ModelRunner:
         else:
             rows, blocks_to_zero, copies = self.tables.update(batch.step)
             self._copy_and_zero_blocks(copies, blocks_to_zero)
+            if self.adapters is not None:
+                self.adapters.backend.set_decodes(decode_slots(batch.tiles, len(batch.query_lens)), batch.graph_size)
             decoded = self.graphs.replay(batch.graph_size, batch)
             logits, overflowed = decoded.logits, decoded.overflowed
             results.hidden, streams = decoded.hidden, decoded.streams
@@ -226,6 +250,8 @@ class ModelRunner:
     def _forward(self, batch: Batch, step: StepTensors) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Logits [num_sampling, vocab_size] of the sampling rows, and which are no numbers, unless the sampler finds
         that; scores prompt tokens."""
+        if self.adapters is not None:
+            self.adapters.backend.begin(batch.tiles)
         hidden = self._hidden(step, batch.query_lens, batch.context_lens)
         if self.drafting is not None and self.drafting.proposer.reads_hidden:
             batch.results.hidden = hidden
@@ -248,12 +274,17 @@ class ModelRunner:
         )  # fmt: skip
         self.attention.begin(inputs)
         taps = None if self.drafting is None else self.drafting.taps
-        return self.model(step.ids, step.positions, step.slots, self.operations, self.attention, self.kv_cache, taps)
+        hidden = self.model(step.ids, step.positions, step.slots, self.operations, self.attention, self.kv_cache, taps)
+        if self.adapters is not None:
+            self.adapters.backend.begin(())  # whatever else the model computes has other tokens
+        return hidden
 
     def _decode(self, step: StepTensors, draw_rows: torch.Tensor, room: torch.Tensor | None = None) -> Decoded:
         """The work of a graph: a step of single tokens, whose lengths only the device knows, and their sampling. The
         logits go to `room` [size at least, vocab_size]."""
         size = len(step.ids)
+        if self.adapters is not None:
+            self.adapters.backend.begin_decodes(size)
         hidden = self._hidden(step, [1] * size, [1] * size)
         given = {}
         if self.drafting is not None:
@@ -349,3 +380,9 @@ class ModelRunner:
     def _sent(self, values: list[int]) -> torch.Tensor:
         """[n] int64 on the device."""
         return to_device(torch.tensor(values), self.device)
+
+
+def _batch_order(item: ScheduledTokens) -> tuple:
+    """Single tokens first; neighbours with the same adapter, which is read once for all; and of like context: they
+    share a padded gather."""
+    return item.new_tokens > 1, item.request.adapter_slot, item.past_tokens

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
+from engine.request.plan import Preparation, ScheduledTokens, StepOutcome, StepPlan
 from engine.request.request import Request, State
 from metrics.compute.cost_model import ModelShape, decode_flops, request_flops
 from metrics.ledger import CLOCKED, Account
@@ -147,7 +147,7 @@ class Accountant:
         self._waited = dict.fromkeys(HEAD_REASONS, 0)  # reason → how long the head was refused for it
         self._decided_ns: int | None = None  # the last plan, if it left requests waiting
         self._head_blocked_by = HEAD_REASONS[-1]
-        self._preparing: dict[int, int] = {}  # arrival index → since when the runner prepares
+        self._preparing: dict[int, tuple[int, Preparation]] = {}  # arrival index → since when the runner prepares
         self._arrived: dict[int, tuple[Request, int]] = {}  # arrival index → since when it waits
         self._pauses: list[tuple[int, int]] = []  # between turns since the last step
 
@@ -156,7 +156,9 @@ class Accountant:
         if begin_ns < end_ns:
             self._pauses.append((begin_ns, end_ns))
 
-    def received(self, request: Request, encoded_ns: int, turn: Turn, last: Turn | None, *, is_preparing: bool) -> None:
+    def received(
+        self, request: Request, encoded_ns: int, turn: Turn, last: Turn | None, preparation: Preparation | None
+    ) -> None:
         """A request was handed over. While a step ran the loop could not see it: that part is waiting."""
         begin_ns, end_ns = (last.begin_ns, last.end_ns) if last is not None else (encoded_ns, encoded_ns)
         received_ns = turn.received_ns
@@ -165,14 +167,14 @@ class Accountant:
         _book_wait(request, Account.REQUEST_QUEUE, "step", step_ended_ns - step_began_ns)
         request.ledger[Account.REQUEST_ADMISSION] += (step_began_ns - encoded_ns) + (received_ns - step_ended_ns)
         request.queued_ns = received_ns
-        if is_preparing:
-            self._preparing[request.arrival_index] = received_ns
+        if preparation is not None:
+            self._preparing[request.arrival_index] = received_ns, preparation
         else:
             self._arrived[request.arrival_index] = (request, received_ns)
 
     def released(self, request: Request, now_ns: int) -> None:
         """The runner is ready for a request: it may be scheduled."""
-        _book_wait(request, Account.REQUEST_QUEUE, "grammar", now_ns - self._preparing.pop(request.arrival_index))
+        self._end_preparing(request, now_ns)
         self._arrived[request.arrival_index] = (request, now_ns)
 
     def planned(self, plan: StepPlan, turn: Turn) -> None:
@@ -217,7 +219,7 @@ class Accountant:
     def ended_between_steps(self, request: Request, waited: bool, now_ns: int) -> None:
         """A request ended between two steps, while it waited or while it ran."""
         if request.arrival_index in self._preparing:
-            _book_wait(request, Account.REQUEST_QUEUE, "grammar", now_ns - self._preparing.pop(request.arrival_index))
+            self._end_preparing(request, now_ns)
         elif request.arrival_index in self._arrived:
             _book_wait(request, Account.REQUEST_QUEUE, "step", now_ns - self._arrived.pop(request.arrival_index)[1])
         elif waited:
@@ -225,6 +227,17 @@ class Accountant:
             self._end_wait(request)
         else:
             self._end_running(request, now_ns)
+
+    def _end_preparing(self, request: Request, now_ns: int) -> None:
+        """Reading the adapter has an account of its own; what a grammar took longer is waiting."""
+        since_ns, preparation = self._preparing.pop(request.arrival_index)
+        if preparation.adapter_ready_ns is not None:
+            # The loop sees a little later that an adapter is there. Nothing else held up a request without a grammar.
+            alone = preparation.waits_for == "adapter"
+            read_ns = now_ns if alone else min(max(since_ns, preparation.adapter_ready_ns), now_ns)
+            request.ledger[Account.MEMORY_ADAPTER_LOAD] += read_ns - since_ns
+            since_ns = read_ns
+        _book_wait(request, Account.REQUEST_QUEUE, "grammar", now_ns - since_ns)
 
     def _begin_waits(self, plan: StepPlan, begin_ns: int, now_ns: int) -> None:
         mark = tuple(self._waited.values())

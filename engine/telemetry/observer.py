@@ -8,7 +8,7 @@ from typing import Protocol
 
 from engine.config import EngineConfig
 from engine.messages import LedgerBase
-from engine.request.plan import StepOutcome, StepPlan
+from engine.request.plan import Preparation, StepOutcome, StepPlan
 from engine.request.request import Request
 from engine.request.scheduler import Emitted, Scheduler
 from engine.telemetry.accounting import Accountant, DecodeClock, Participants, Turn, participants
@@ -23,8 +23,10 @@ class EngineObserver(Protocol):
 
     clock: DecodeClock
 
-    def received(self, request: Request, encoded_ns: int, turn: Turn, last: Turn | None, *, is_preparing: bool) -> None:
-        """A request was taken in. `last` is the turn before this one; `is_preparing`: it may not be scheduled yet."""
+    def received(
+        self, request: Request, encoded_ns: int, turn: Turn, last: Turn | None, preparation: Preparation | None
+    ) -> None:
+        """A request was taken in. `last` is the turn before this one; with a `preparation` it may not be scheduled."""
         ...
 
     def released(self, request: Request, now_ns: int) -> None:
@@ -114,7 +116,7 @@ class NoObserver:
     def __init__(self) -> None:
         self.clock = DecodeClock()  # which stands still
 
-    def received(self, request, encoded_ns, turn, last, *, is_preparing) -> None: ...
+    def received(self, request, encoded_ns, turn, last, preparation) -> None: ...
     def released(self, request, now_ns) -> None: ...
     def ended_between_steps(self, request, waited, now_ns) -> None: ...
     def idle(self, begin_ns, end_ns) -> None: ...

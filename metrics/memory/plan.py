@@ -5,7 +5,7 @@ import msgspec
 GIB = 1 << 30
 HOST_SHARE = 0.25  # of a host's memory that KV takes by default: other processes use it, too
 # Purposes, in the order in which the memory is taken.
-PURPOSES = ("process", "weights", "work space", "sampling tables", "CUDA graphs", "KV cache")
+PURPOSES = ("process", "weights", "work space", "sampling tables", "CUDA graphs", "adapters", "KV cache")
 
 
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,6 +18,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     work_bytes: int  # activations and logits of the largest step: measured on a GPU, estimated on a CPU
     table_bytes: int  # of sampling: rows of counts and biases for all requests that can run
     graph_bytes: int = 0  # of CUDA graphs
+    adapter_bytes: int = 0  # slots of LoRA adapters
     num_kv_blocks: int
     kv_tokens: int  # that the blocks hold
 
@@ -30,6 +31,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
             self.work_bytes,
             self.table_bytes,
             self.graph_bytes,
+            self.adapter_bytes,
             self.kv_bytes,
         )
         return dict(zip(PURPOSES, sizes, strict=True))

@@ -67,6 +67,11 @@ class SimulatedPreparation:
     clock: VirtualClock
     ready_ns: int
     error: str | None = None
+    waits_for: str = "grammar"
+
+    @property
+    def adapter_ready_ns(self) -> int | None:
+        return self.ready_ns if self.waits_for == "adapter" else None
 
     @property
     def is_done(self) -> bool:

@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "kernels.h"
+#include "lora.h"
 
 extern "C" {
 void sojourn_rms_norm(const float *x, const float *weight, float *output, int64_t rows, int64_t size, float eps,
@@ -44,6 +45,7 @@ struct Layer {
     void *keys, *values;
     float *key_scales, *value_scales;  // or null
     int64_t window;  // 0: none
+    const LoraLinear *adapters[4];  // of the matrices; null: none
 };
 
 // Python's time.monotonic_ns
@@ -65,6 +67,7 @@ struct Layers {
     Heads heads;      // what all layers share
     Attention attention;
     float eps, shift;
+    const LoraStep *adapters;  // null: no token of the step uses one
     int64_t *marks;  // [1 + 9 * num_layers] readings of the clock, before and after every part; null: none
 };
 
@@ -84,9 +87,13 @@ extern "C" void sojourn_layers(Layers *arguments) {
         if (output_norm) sojourn_rms_norm(x, output_norm, x, rows, all.hidden_size, all.eps, all.shift);
         sojourn_add_rms_norm(x, all.residual, weight, all.normed, rows, all.hidden_size, all.eps, all.shift);
     };
+    auto add = [step = all.adapters](const LoraLinear *adapters, const float *x, float *y) {
+        if (step && adapters) sojourn_lora(adapters, step, x, y);
+    };
     mark();
     for (const Layer *layer = all.layers; layer != all.layers + all.num_layers; layer++) {
         layer->qkv(all.normed, qkv, rows);
+        add(layer->adapters[0], all.normed, qkv);
         mark();
         heads.q_norm = layer->q_norm, heads.k_norm = layer->k_norm;
         heads.keys = layer->keys, heads.values = layer->values;
@@ -100,14 +107,17 @@ extern "C" void sojourn_layers(Layers *arguments) {
         sojourn_attend(&all.attention);
         mark();
         layer->o(attended, x, rows);
+        add(layer->adapters[1], attended, x);
         mark();
         add_norm(layer->attention_norm, layer->post_norm);
         mark();
         layer->gate_up(all.normed, gate_up, rows);
+        add(layer->adapters[2], all.normed, gate_up);
         mark();
         all.gate(gate_up, gated, rows, all.intermediate_size);
         mark();
         layer->down(gated, x, rows);
+        add(layer->adapters[3], gated, x);
         mark();
         add_norm(layer->mlp_norm, layer->next_norm);
         mark();

@@ -46,7 +46,6 @@ import numpy as np
 
 from engine.memory.block_pool import BlockPool
 from engine.memory.observer import BlockObserver, BlockOwner, BlockTimes
-from engine.memory.prefix import root_hash
 from engine.memory.shadow.index import REAL, ShadowIndex, ShadowNode, follow_branches
 from metrics.memory.known_prompts import SALT_BYTES, TOKEN_BYTES, KnownPrompts, packed_tokens, salted
 from metrics.memory.prefix_outcomes import PrefixReport
@@ -224,7 +223,7 @@ class ShadowObserver(BlockObserver):
     def _first_blocks(self, owner: BlockOwner, now_ns: int, tokens: int, is_first: bool) -> None:
         """Splits the prefix: blocks to read, known blocks to compute again, and new ones."""
         shadow, size = self.shadow, self._size
-        path = self._paths[owner.arrival_index] = RequestPath(shadow.root(root_hash(owner.cache_salt)), [])
+        path = self._paths[owner.arrival_index] = RequestPath(shadow.root(owner.root_hash), [])
         hashes = owner.block_hashes(size, tokens // size)
         known, hits = self._follow(hashes[: (tokens - 1) // size])
         if owner.reads_cache:

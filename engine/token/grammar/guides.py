@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
@@ -22,6 +23,9 @@ COMPILER_THREADS = 2
 @dataclass(slots=True)
 class GrammarPreparation:
     """A grammar on its way. `ready_ns` and `error` count once it is done."""
+
+    waits_for: ClassVar[str] = "grammar"
+    adapter_ready_ns: ClassVar[int | None] = None
 
     ready_ns: int = 0
     error: str | None = None

@@ -13,7 +13,7 @@ from engine.compute.attention.cpp_backend import CppAttention
 from engine.compute.cpp.extension import library
 from engine.compute.kv_cache import KVCache, KVLayout, bytes_per_token
 from engine.compute.layers_cpp import CppLayers, RopeTable
-from engine.compute.linear import Linear
+from engine.compute.linear import Linear, LinearPart
 from engine.compute.operations.backend import Operations, Rope, Step
 from engine.compute.operations.cpp_backend import SHIFTS, CppOperations
 from engine.compute.quantisation.kernels import Kernels
@@ -260,6 +260,14 @@ class Decoder(nn.Module):
             weight_bytes=read,
             experts=experts,
         )
+
+    def parts(self) -> dict[str, LinearPart]:
+        """The linear modules of the layers, under the checkpoint's names."""
+        found: dict[str, LinearPart] = {}
+        for index, layer in enumerate(self.layers):
+            prefix = f"model.layers.{index}"
+            found |= layer.attention.parts(f"{prefix}.self_attn") | layer.mlp.parts(f"{prefix}.mlp")
+        return found
 
     def load(self, weights: Iterable[tuple[str, Stored]]) -> None:
         """Fills every parameter. Raises ModelError for a tensor that is missing, unknown or of another shape.

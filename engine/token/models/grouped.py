@@ -7,7 +7,7 @@ from torch import nn
 
 from engine.compute.attention.backend import AttentionSpec
 from engine.compute.kv_cache import KVLayout, LayerCache
-from engine.compute.linear import Linear
+from engine.compute.linear import Linear, LinearPart
 from engine.compute.operations.backend import HeadSpec, Norm, Step
 from engine.compute.operations.reference import rms_norm
 
@@ -77,6 +77,13 @@ class GroupedAttention(nn.Module):
             qkv = qkv.clamp(-self.config.clip, self.config.clip)
         query = step.operations.write_heads(qkv, self.heads, step.rope, step.slots, layer_cache)
         return self.o(step.attention.attend(query, layer_cache, self.spec).flatten(1))
+
+    def parts(self, prefix: str) -> dict[str, LinearPart]:
+        """The checkpoint's linear modules by name."""
+        begins, names = (0, self.sizes[0], self.sizes[0] + self.sizes[1]), ("q_proj", "k_proj", "v_proj")
+        parts = zip(names, begins, self.sizes, strict=True)
+        found = {f"{prefix}.{name}": LinearPart(self.qkv, begin, size) for name, begin, size in parts}
+        return found | {f"{prefix}.o_proj": LinearPart(self.o, 0, self.o.out_features)}
 
     def slices(self, prefix: str) -> dict[str, torch.Tensor]:
         targets = {f"{prefix}.o_proj.weight": self.o.weight}

@@ -15,7 +15,7 @@ from torch import nn
 
 from engine.compute.attention.backend import AttentionSpec
 from engine.compute.kv_cache import KVLayout, LayerCache
-from engine.compute.linear import Linear
+from engine.compute.linear import Linear, LinearPart
 from engine.compute.operations.backend import Step
 from engine.compute.operations.reference import pairs_to_halves, rms_norm, rotate
 
@@ -79,6 +79,19 @@ class LatentAttention(nn.Module):
         mixed = step.attention.attend(query, layer_cache, self.spec)  # [num_tokens, heads, latent_dim]
         values = torch.bmm(mixed.transpose(0, 1), value_up.transpose(1, 2)).transpose(0, 1)
         return self.o(values.flatten(1))
+
+    def parts(self, prefix: str) -> dict[str, LinearPart]:
+        """The checkpoint's linear modules by name, but for `kv_b_proj`: its matrix is a factor of attention here."""
+        query, rest = self.sizes[0], self.sizes[1] + self.sizes[2]
+        first = "q_proj" if self.config.query_rank is None else "q_a_proj"
+        found = {
+            f"{prefix}.{first}": LinearPart(self.down, 0, query),
+            f"{prefix}.kv_a_proj_with_mqa": LinearPart(self.down, query, rest),
+            f"{prefix}.o_proj": LinearPart(self.o, 0, self.o.out_features),
+        }
+        if self.config.query_rank is not None:
+            found[f"{prefix}.q_b_proj"] = LinearPart(self.query_up, 0, self.query_up.out_features)
+        return found
 
     def slices(self, prefix: str) -> dict[str, torch.Tensor]:
         query_rank, query = self.config.query_rank, self.sizes[0]

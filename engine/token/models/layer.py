@@ -90,9 +90,11 @@ class Layer(nn.Module):
         attention, mlp = self.attention, self.mlp
         if not isinstance(attention, GroupedAttention) or not isinstance(mlp, GatedMLP) or mlp.gate not in GATES:
             return None
-        config, matrices = attention.config, [m.method for m in (attention.qkv, attention.o, mlp.gate_up, mlp.down)]
+        config, linears = attention.config, (attention.qkv, attention.o, mlp.gate_up, mlp.down)
+        matrices, adapters = [linear.method for linear in linears], [linear.adapters for linear in linears]
         plain = config.clip is None and config.alibi_slopes is None and not config.sinks
         if not plain or not all(isinstance(matrix, CppWeight) for matrix in matrices):
             return None
         output_norms = self.attention_norm, self.mlp_norm
-        return LayerParts(*matrices, self.post_norm, next_norm, attention.heads, attention.spec, rope, *output_norms)
+        heads, spec = attention.heads, attention.spec
+        return LayerParts(*matrices, self.post_norm, next_norm, heads, spec, rope, adapters, *output_norms)

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from engine.compute.linear import Linear
+from engine.compute.linear import Linear, LinearPart
 from engine.compute.operations.backend import Gate, Operations
 from engine.compute.operations.reference import silu_gate
 
@@ -24,6 +24,15 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: torch.Tensor, operations: Operations) -> torch.Tensor:
         return self.down(operations.gated_product(self.gate, x, self.gate_up))
+
+    def parts(self, prefix: str) -> dict[str, LinearPart]:
+        """The checkpoint's linear modules by name."""
+        size = self.down.in_features
+        return {
+            f"{prefix}.gate_proj": LinearPart(self.gate_up, 0, size),
+            f"{prefix}.up_proj": LinearPart(self.gate_up, size, size),
+            f"{prefix}.down_proj": LinearPart(self.down, 0, self.down.out_features),
+        }
 
     def slices(self, prefix: str) -> dict[str, torch.Tensor]:
         targets = {f"{prefix}.down_proj.weight": self.down.weight}
@@ -48,6 +57,13 @@ class PlainMLP(nn.Module):
 
     def forward(self, x: torch.Tensor, operations: Operations) -> torch.Tensor:
         return self.down(F.gelu(self.up(x)))
+
+    def parts(self, prefix: str) -> dict[str, LinearPart]:
+        """The checkpoint's linear modules by name."""
+        return {
+            f"{prefix}.up_proj": LinearPart(self.up, 0, self.up.out_features),
+            f"{prefix}.down_proj": LinearPart(self.down, 0, self.down.out_features),
+        }
 
     def slices(self, prefix: str) -> dict[str, torch.Tensor]:
         return {f"{prefix}.up_proj.weight": self.up.weight, f"{prefix}.down_proj.weight": self.down.weight}

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from engine.compute.linear import LinearPart
 from engine.compute.operations.backend import Gate, Operations
 from engine.compute.operations.reference import silu_gate
 from engine.compute.quantisation.kernels import Kernels
@@ -162,6 +163,10 @@ class MixtureOfExperts(nn.Module):
         biases = None if self.gate_up_bias is None else (self.gate_up_bias, self.down_bias)
         mixed = operations.mixture(x, weights, experts, gate_up, down, self.gate, biases)
         return mixed if self.shared is None else mixed + self.shared(x, operations)
+
+    def parts(self, prefix: str) -> dict[str, LinearPart]:
+        """The checkpoint's linear modules by name, without router and experts, which are no linear layers here."""
+        return {} if self.shared is None else self.shared.parts(f"{prefix}.shared_experts")
 
     def slices(self, prefix: str) -> dict[str, torch.Tensor]:
         targets = {f"{prefix}.gate.weight": self.router}

@@ -27,6 +27,7 @@ class Page:
     is_preparing: bool = False
     mark: tuple[int, int] = (0, 0)
     aside: bool = False
+    reads_adapter: bool = False
 
 
 class OneByOne:
@@ -44,9 +45,10 @@ class OneByOne:
         if begin_ns < end_ns:
             self._pauses.append((begin_ns, end_ns))
 
-    def received(self, request, encoded_ns, turn: Turn, last: Turn | None, *, is_preparing) -> None:
+    def received(self, request, encoded_ns, turn: Turn, last: Turn | None, preparation) -> None:
         now_ns = turn.received_ns
-        page = self.pages[request.arrival_index] = Page(since_ns=now_ns, is_preparing=is_preparing)
+        page = self.pages[request.arrival_index] = Page(since_ns=now_ns, is_preparing=preparation is not None)
+        page.reads_adapter = preparation is not None and preparation.waits_for == "adapter"
         begin_ns, end_ns = (last.begin_ns, last.end_ns) if last is not None else (encoded_ns, encoded_ns)
         began_ns = min(max(begin_ns, encoded_ns), now_ns)
         ended_ns = min(max(end_ns, began_ns), now_ns)
@@ -55,7 +57,9 @@ class OneByOne:
 
     def released(self, request, now_ns) -> None:
         page = self.pages[request.arrival_index]
-        page.ledger[Account.REQUEST_QUEUE] += now_ns - page.since_ns
+        page.ledger[Account.MEMORY_ADAPTER_LOAD if page.reads_adapter else Account.REQUEST_QUEUE] += (
+            now_ns - page.since_ns
+        )
         page.since_ns, page.is_preparing = now_ns, False
 
     def planned(self, plan: StepPlan, turn: Turn) -> None:

@@ -1,0 +1,1 @@
+"""Low-rank deltas of several adapters behind linear layers: what multiplies them, on each device."""

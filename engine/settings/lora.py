@@ -1,0 +1,78 @@
+"""The settings of LoRA adapters (docs/lora.md)."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationInfo, field_validator
+
+from engine.settings.panels import MEMORY, TOKEN
+
+LARGEST_RANK = 256
+ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
+
+
+class LoraSettings(BaseModel):
+    """Which adapters are served, and how much memory they get."""
+
+    lora_adapters: dict[str, Path] = TOKEN(
+        {}, description="NAME=FOLDER of a LoRA adapter of PEFT, repeatable; requests name it as their model"
+    )
+    max_loras: int = MEMORY(8, ge=1, le=256, description="adapters that may be used in one batch: slots on the device")
+    max_lora_rank: int | None = MEMORY(
+        None,
+        ge=1,
+        le=LARGEST_RANK,
+        description="largest rank of an adapter; by default the largest of lora_adapters, and 64 with "
+        "lora_runtime_loading",
+    )
+    lora_host_gib: float = MEMORY(
+        2, gt=0, le=65_536, description="GiB of host memory for adapters that were read; the rest stays on disk"
+    )
+    lora_runtime_loading: bool = TOKEN(
+        False, description="serve /v1/load_lora_adapter and /v1/unload_lora_adapter; needs lora_folder"
+    )
+    lora_folder: Path | None = TOKEN(
+        None, validate_default=True, description="lora_runtime_loading: adapters are loaded from below this folder only"
+    )
+
+    @property
+    def has_loras(self) -> bool:
+        """Requests may name adapters."""
+        return bool(self.lora_adapters) or self.lora_runtime_loading
+
+    @field_validator("lora_adapters", mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        """NAME=FOLDER, one or several with commas or in a list, as a command line has them."""
+        if value is None:
+            return {}
+        if isinstance(value, str):
+            value = [pair.strip() for pair in value.split(",") if pair.strip()]
+        if not isinstance(value, list | tuple):
+            return value
+        named: dict[str, str] = {}
+        for pair in value:
+            name, equals, folder = str(pair).partition("=")
+            if not equals or not folder:
+                raise ValueError(f"{pair!r} is not NAME=FOLDER")
+            if name in named:
+                raise ValueError(f"two adapters have the name {name!r}")
+            named[name] = folder
+        return named
+
+    @field_validator("lora_adapters")
+    @classmethod
+    def _are_names(cls, value: dict[str, Path]) -> dict[str, Path]:
+        for name in value:
+            if not ADAPTER_NAME.fullmatch(name):
+                raise ValueError(f"{name!r} is no name for an adapter; use letters, digits and . _ : / - (at most 128)")
+        return value
+
+    @field_validator("lora_folder")
+    @classmethod
+    def _folder_for_loading(cls, folder: Path | None, info: ValidationInfo) -> Path | None:
+        loads = info.data.get("lora_runtime_loading", folder is not None)
+        if loads != (folder is not None):
+            raise ValueError("lora_runtime_loading and lora_folder go together; set both or neither")
+        return folder

@@ -1,0 +1,42 @@
+"""Tiny LoRA adapters as PEFT writes them, and base models with them merged: the oracle."""
+
+from pathlib import Path
+from typing import Any
+
+from engine.adapter import AdapterReference
+from engine.token.lora.checkpoint import describe
+
+LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def write_adapter(base: Path, folder: Path, seed: int = 0, **config: Any) -> Path:
+    """An adapter with random matrices, B included, saved by PEFT."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(_base(base), LoraConfig(**({"r": 4, "lora_alpha": 8, "target_modules": LINEARS} | config)))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(0.0, 0.2, generator=generator)
+    model.save_pretrained(folder)
+    return folder
+
+
+def merged(base: Path, adapter: Path, folder: Path) -> Path:
+    """The base model with the adapter in its weights, by PEFT."""
+    from peft import PeftModel
+
+    PeftModel.from_pretrained(_base(base), adapter).merge_and_unload().save_pretrained(folder)
+    return folder
+
+
+def reference(folder: Path, name: str | None = None) -> AdapterReference:
+    return describe(folder).named(name or folder.name)
+
+
+def _base(folder: Path):
+    import transformers
+
+    return transformers.AutoModelForCausalLM.from_pretrained(folder)
