@@ -194,6 +194,12 @@ MEMORY = (
         quantiles("Idle time of a block at its eviction", "sojourn_memory_eviction_idle_seconds"),
         rates("Blocks that the shadow index evicted", "sojourn_memory_shadow_evicted_blocks_total"),
     )),
+    Row("LoRA adapters", (
+        gauges("Slots in use", "sojourn_memory_adapter_slots_in_use"),
+        rates("Adapters put into a slot", "sojourn_memory_adapter_loads_total"),
+        rates("Adapters that left a slot", "sojourn_memory_adapter_evictions_total"),
+        quantiles("Reading an adapter into host memory", "sojourn_memory_adapter_load_seconds"),
+    )),
     Row("Preemption and its price", (
         rates("Preemptions", "sojourn_memory_preemptions_total"),
         rates("Recomputed tokens", "sojourn_memory_recomputed_tokens_total"),

@@ -104,6 +104,13 @@ class StepRecord(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     draft_flops: int = 0  # ... not in `flops`
     # Reason → requests that sampled and got no drafts: see engine/request/draft_lengths.py.
     undrafted: dict[str, int] = msgspec.field(default_factory=dict)
+    # LoRA adapters of its tokens: how many, those that it put into a slot, and those that left one for them; their
+    # part of `flops` and of `bytes`.
+    adapter_slots: int = 0
+    adapter_loads: int = 0
+    adapter_evictions: int = 0
+    flops_adapters: int = 0
+    adapter_bytes: int = 0
 
 
 class RequestRecord(msgspec.Struct, frozen=True):
@@ -162,6 +169,8 @@ class RequestRecord(msgspec.Struct, frozen=True):
     encoding_ns: int | None = None  # template and tokenizer
     decoding_ns: int | None = None  # ids → text
     writing_ns: int | None = None  # handing chunks to the socket, with waits for a reader whose buffers are full
+    adapter: str | None = None  # the LoRA adapter that it named
+    adapter_loads: int = 0  # into a slot, for this request
 
 
 class ClientRecord(msgspec.Struct, frozen=True):

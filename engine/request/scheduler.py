@@ -7,8 +7,8 @@ from engine.adapter import AdapterReference
 from engine.memory.adapters import AdapterSlots
 from engine.memory.block_pool import BlockPool
 from engine.memory.observer import BlockObserver
-from engine.request.draft_lengths import DraftLengths
 from engine.request.adapter_line import AdapterLine
+from engine.request.draft_lengths import DraftLengths
 from engine.request.kv_block_manager import KVBlockManager
 from engine.request.plan import Preemption, ScheduledTokens, StepOutcome, StepPlan
 from engine.request.policy import Phase, Phases, Policy

@@ -132,4 +132,5 @@ def make_observer(config: EngineConfig, shape: ModelShape, scheduler: Scheduler)
     """The observer that the setting `telemetry` asks for."""
     if config.telemetry == "off":
         return NoObserver()
-    return FullObserver(Accountant(shape), StepRecords(scheduler.pool, scheduler.block_observer))
+    records = StepRecords(scheduler.pool, scheduler.block_observer, scheduler.adapters.slots)
+    return FullObserver(Accountant(shape), records)

@@ -1,5 +1,6 @@
 """One record of each engine step, made once its tokens are out."""
 
+from engine.memory.adapters import AdapterSlots
 from engine.memory.block_pool import BlockPool
 from engine.memory.observer import BlockObserver
 from engine.request.plan import StepOutcome, StepPlan
@@ -10,9 +11,11 @@ from metrics.records import StepRecord
 class StepRecords:
     """Knows what a record counts since the step before: idle time of the device, evictions, turns without a step."""
 
-    def __init__(self, pool: BlockPool, block_observer: BlockObserver):
+    def __init__(self, pool: BlockPool, block_observer: BlockObserver, adapters: AdapterSlots):
         self._pool = pool
         self._block_observer = block_observer
+        self._adapters = adapters
+        self._adapter_evictions = 0  # up to the last record
         self._evicted_blocks = 0  # up to the last record
         self._idle_since_ns = 0  # since when the device has nothing to do
         self._earlier: list[Turn] = []  # turns since the last record that committed no step
@@ -62,6 +65,8 @@ class StepRecords:
             entropy_millinats=outcome.entropy_millinats,
             nucleus_mass_ppm=outcome.nucleus_mass_ppm,
         )
+        if self._adapters.loads:
+            self._add_adapters(record, plan)
         self._idle_since_ns = outcome.device_end_ns + outcome.draft_ns
         self._evicted_blocks = pool.evicted_blocks
         if plan.wanted or plan.num_drafts or plan.undrafted:
@@ -81,6 +86,18 @@ class StepRecords:
             record.evicted_age_ns, record.evicted_idle_ns = times.evicted_age_ns, times.evicted_idle_ns
             record.shadow_evicted_blocks = times.shadow_evicted_blocks
         return record
+
+    def _add_adapters(self, record: StepRecord, plan: StepPlan) -> None:
+        """Two products of a step's tokens with the matrices of their adapters; each matrix is read once."""
+        slots, used, flops = self._adapters, {}, 0
+        for item in plan.scheduled:
+            if (adapter := item.request.adapter) is not None:
+                used[adapter.key] = adapter
+                flops += 2 * item.new_tokens * adapter.parameters
+        record.flops_adapters, record.adapter_bytes = flops, sum(adapter.nbytes for adapter in used.values())
+        record.adapter_slots, record.adapter_loads = len(used), len(plan.adapter_loads)
+        record.adapter_evictions = slots.evictions - self._adapter_evictions
+        self._adapter_evictions = slots.evictions
 
 
 def _add_drafts(record: StepRecord, plan: StepPlan, outcome: StepOutcome) -> None:

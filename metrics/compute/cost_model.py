@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 Windows = tuple[tuple[int | None, int], ...]
-PARTS = ("attention", "mlp", "head")  # of a model: a step has the FLOPs of each
+PARTS = ("attention", "mlp", "head", "adapters")  # of a model: a step has the FLOPs of each
 
 
 class ExpertShape(msgspec.Struct, frozen=True):

@@ -20,11 +20,11 @@ class StepCosts:
         cost = step_cost(self.shape, work)
         found = features(work, steps["padding_tokens"], eager=steps.is_eager.astype(float))
         predicted = self.step_time.observe_all(found, steps["device_ns"])
-        steps.fill("flops", cost.flops)
+        steps.fill("flops", cost.flops + steps["flops_adapters"])  # the core knows each token's adapter
         steps.fill("flops_attention", cost.attention)
         steps.fill("flops_mlp", cost.mlp)
         steps.fill("flops_head", cost.head)
-        steps.fill("bytes", cost.moved_bytes)
+        steps.fill("bytes", cost.moved_bytes + steps["adapter_bytes"])
         steps.fill("predicted_ns", np.nan_to_num(predicted, nan=UNKNOWN).astype(np.int64))
         return steps
 

@@ -177,7 +177,7 @@ def _request(row: Row, steps: Mapping[int, Row]) -> tuple[Event, list[Event]]:
 
 
 _TEXT_COLUMNS = ("tenant", "klass", "finish_reason", "error")
-_BEFORE_THE_FIRST_STEP = ("request_admission", "request_queue", "memory_blocked")
+_BEFORE_THE_FIRST_STEP = ("request_admission", "memory_adapter_load", "request_queue", "memory_blocked")
 
 
 def _client(row: Row) -> tuple[Event, list[Event]]:

@@ -33,12 +33,14 @@ class PoolGauges:
         self.pool: Pool | None = None  # unknown until a core reports it
         self.block_size: int | None = None
         self._used = (0, 0)  # slots written, blocks that hold them
+        self._adapter_slots = 0
 
     def observe_steps(self, steps: Steps) -> None:
         """The last of them left this state."""
         self.running, self.waiting = int(steps.sequences[-1]), int(steps["waiting"][-1])
         self.pool = Pool(*(int(steps[f"blocks_{state}"][-1]) for state in ("free", "active", "reusable", "pinned")))
         self._used = (int(steps["slots_written"][-1]), self.pool.active + self.pool.pinned)
+        self._adapter_slots = int(steps["adapter_slots"][-1])
 
     def observe_state(self, pool: Pool | None, waiting: int = 0, running: int = 0) -> None:
         """Now, whatever the last step left: its record arrives after its tokens, and an idle core makes no steps.
@@ -47,7 +49,7 @@ class PoolGauges:
         """
         self.running, self.waiting, self.pool = running, waiting, pool
         if not running:
-            self._used = (0, 0)
+            self._used, self._adapter_slots = (0, 0), 0
 
     def observe_plan(self, plan: MemoryPlan) -> None:
         """A core has started."""
@@ -58,6 +60,7 @@ class PoolGauges:
         """Brings the series up to date, for a scrape. An unknown value has no sample, which beats a wrong one."""
         self._numbers["sojourn_request_running"][()] = self.running
         self._numbers["sojourn_request_waiting"][()] = self.waiting
+        self._numbers["sojourn_memory_adapter_slots_in_use"][()] = self._adapter_slots
         names = ("sojourn_memory_kv_blocks", "sojourn_memory_kv_usage_ratio", "sojourn_memory_slots")
         blocks, usage, slots = (self._numbers[name] for name in names)
         for samples in (blocks, usage, slots):

@@ -22,8 +22,11 @@ SUMS = {
     ("sojourn_compute_part_flops_total", "attention"): "flops_attention",
     ("sojourn_compute_part_flops_total", "mlp"): "flops_mlp",
     ("sojourn_compute_part_flops_total", "head"): "flops_head",
+    ("sojourn_compute_part_flops_total", "adapters"): "flops_adapters",
     ("sojourn_compute_moved_bytes_total",): "bytes",
     ("sojourn_memory_evicted_blocks_total",): "evicted_blocks",
+    ("sojourn_memory_adapter_loads_total",): "adapter_loads",
+    ("sojourn_memory_adapter_evictions_total",): "adapter_evictions",
     ("sojourn_memory_shadow_evicted_blocks_total",): "shadow_evicted_blocks",
 }
 # Counters whose label values are the keys of a map.

@@ -54,7 +54,9 @@ def is_sampled(trace_id: int, ratio: float) -> bool:
     return trace_id & _LOW_64_BITS < round(ratio * (1 << 64))
 
 
-_WAITING = (Account.REQUEST_ADMISSION, Account.REQUEST_QUEUE, Account.MEMORY_BLOCKED)
+_WAITING = (
+    Account.REQUEST_ADMISSION, Account.MEMORY_ADAPTER_LOAD, Account.REQUEST_QUEUE, Account.MEMORY_BLOCKED,
+)  # fmt: skip
 _FRONT = (Account.TOKEN_DECODE, Account.REQUEST_STREAM)
 _BEFORE = (Account.REQUEST_QUOTA, Account.TOKEN_ENCODE, Account.REQUEST_MODERATION)  # ... the core got it
 _OUTSIDE = (Account.CLIENT_LAG, Account.CLIENT_NETWORK, *_BEFORE, *_WAITING, *_FRONT)

@@ -35,6 +35,7 @@ BOOKED_TO = {
     Family.PREEMPTED: ("memory.preempted", "preempted"),
     Family.UNDER_WAY: ("request.queue", "step"),
     Family.ASIDE: ("request.queue", "policy"),
+    Family.SLOT: ("request.queue", "adapter"),
 }
 MOST_GROUPS = 20  # of a matrix that people read; its cost grows with requests × groups, and tenants may be thousands
 

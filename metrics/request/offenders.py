@@ -103,6 +103,7 @@ def open_book(steps: pa.Table, requests: pd.DataFrame, shape: ModelShape | None,
     by_family = {
         Family.LINE: in_line,
         Family.ASIDE: prompts_or_all,
+        Family.SLOT: places,
         Family.UNDER_WAY: padded(work),
         Family.PREEMPTED: blocks.astype("float64"),
     }

@@ -8,6 +8,7 @@ A request waits
 - under way: it came, or got its place, while a step was computed already;
 - in line: from the first decision after it came until it is admitted, for the reason of the head of the line;
 - aside: it is a long prompt behind others, or a further choice whose first one computes the prompt of both;
+- for a slot: all slots have adapters of running requests, and its own adapter is none of them;
 - preempted: from the plan that took its blocks until the one that admits it again;
 and while it runs it is delayed by others' prompt work in its steps, and by whole steps that it has no part in.
 """
@@ -25,7 +26,7 @@ from metrics.request.timeline import NOBODY, Timeline
 # A message may be on its way while the loop turns; after so many turns it has surely been read.
 MOST_TURNS = 8
 TICK_NS = 1_000  # two readings of one moment
-DEFERRALS = ("grammar", "leader", "policy")  # in the order in which a request meets them
+DEFERRALS = ("grammar", "leader", "policy", "adapter")  # in the order in which a request meets them
 
 
 class Family(IntEnum):
@@ -35,6 +36,7 @@ class Family(IntEnum):
     ASIDE = 1
     UNDER_WAY = 2
     PREEMPTED = 3
+    SLOT = 4
 
 
 # A wait on the clock. `taker` is the sequence that alone is the reason, or NOBODY.
@@ -133,6 +135,9 @@ def _runs(victim: np.ndarray, at: np.ndarray) -> StepRanges:
 
 
 def _stamps(requests: pd.DataFrame, name: str) -> np.ndarray:
+    """0 where a run was recorded before there was such a column."""
+    if name not in requests:
+        return np.zeros(len(requests), dtype="int64")
     return requests[name].astype("float64").fillna(0).to_numpy().astype("int64")
 
 
@@ -153,24 +158,28 @@ def _first_waits(
     until = np.where(first_at >= 0, line.planned_ns[first_at], _stamps(requests, "finished_ns"))
     everyone, known = np.arange(len(requests)), arrived > 0
     recorded = [reasons(cell) for cell in requests.waits]
-    grammar_ns, leader_ns, aside_ns = (np.array([cell.get(name, 0) for cell in recorded]) for name in DEFERRALS)
+    deferrals = (np.array([cell.get(name, 0) for cell in recorded]) for name in DEFERRALS)
+    grammar_ns, leader_ns, aside_ns, slot_ns = deferrals
     # A step was computed when it came; then it was taken in
     turn_end = np.where(turn >= 0, line.end_ns[turn], 0)
     admitted = np.maximum(ready, turn_end) + np.maximum(admission - (ready - encoded), 0)
-    released = np.minimum(admitted + grammar_ns, until)
+    read = np.minimum(admitted + _stamps(requests, "ledger_memory_adapter_load_ns"), until)
+    released = np.minimum(read + grammar_ns, until)
     # The first decision that could have admitted it, and the one that did
-    decided = _decided(line, turn, released, grammar_ns > 0)
+    decided = _decided(line, turn, released, released > admitted)
     begin = np.minimum(decided, until)
     line_begin = np.minimum(begin + leader_ns, until)
-    aside_begin = np.maximum(until - aside_ns, line_begin)
+    slot_begin = np.maximum(until - slot_ns, line_begin)
+    aside_begin = np.maximum(slot_begin - aside_ns, line_begin)
     # It had its place while the step before its first one was computed
     pending = np.where(first_at > 0, line.device_end_ns[first_at - 1], 0)
     found = (
         _spans(everyone, ready, np.minimum(turn_end, until), Family.UNDER_WAY),
-        _spans(everyone, np.minimum(admitted, released), released, Family.ASIDE, sequence),
+        _spans(everyone, np.minimum(read, released), released, Family.ASIDE, sequence),
         _spans(everyone, begin, line_begin, Family.ASIDE, _leaders(line, sequence)),
         _spans(everyone, line_begin, aside_begin, Family.LINE),
-        _spans(everyone, aside_begin, until, Family.ASIDE),
+        _spans(everyone, aside_begin, slot_begin, Family.ASIDE),
+        _spans(everyone, slot_begin, until, Family.SLOT),
         _spans(everyone, until, pending, Family.UNDER_WAY),
     )
     return [part[known] for part in found]

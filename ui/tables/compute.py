@@ -88,6 +88,7 @@ def token_sentences(numbers: TokenNumbers) -> str:
 def flops_by_part(steps: pd.DataFrame) -> pd.DataFrame:
     """FLOPs of each phase (rows) by part of the model (columns PARTS), `tokens` and `steps`; empty where untold."""
     columns = [f"flops_{part}" for part in PARTS]
+    steps = steps.reindex(columns=[*steps.columns, *(name for name in columns if name not in steps)])  # of older runs
     if not steps[columns].sum().sum():
         return pd.DataFrame(columns=[*PARTS, "tokens"])
     summed = steps[columns].astype("float64").fillna(0.0).set_axis(list(PARTS), axis=1)

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from engine.adapter import AdapterReference
 from engine.server.core.client import FAREWELL_SECONDS, CoreClient
 from engine.server.core.sequence import CoreLost, FrontTimes, SequenceStream, TextPiece, Write
 from engine.server.errors import ApiError, core_lost
@@ -35,6 +36,7 @@ class Caller:
     moderation_ns: int = 0  # its input was checked, before `encoded_ns`
     encoding_ns: int = 0  # template and tokenizer worked for it, without any wait
     attributes: dict[str, Any] = field(default_factory=dict)  # of its trace
+    adapter: AdapterReference | None = None  # that its body names
     priority: int = 0  # lower goes first, where the policy asks
     weight: int = 1  # of its tenant, under policy fair-share
     admission: Any = None  # engine.server.access.admission.Admission: what it owes to its tenant's limits
@@ -210,6 +212,8 @@ class Call:
             encoding_ns=self.caller.encoding_ns,
             decoding_ns=self.sequences[0].decoding_ns,
             writing_ns=self.writing_ns,
+            adapter=None if self.caller.adapter is None else self.caller.adapter.name,
+            adapter_loads=sum(ended.adapter_loads for ended in ends),
         )
 
     def _close_ledger(self, sequence: SequenceStream) -> None:
