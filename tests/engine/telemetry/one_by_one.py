@@ -130,7 +130,8 @@ class OneByOne:
     def ended_between_steps(self, request: Request, waited: bool, now_ns: int) -> None:
         page = self.pages[request.arrival_index]
         if page.since_ns is not None:
-            page.ledger[Account.REQUEST_QUEUE] += now_ns - page.since_ns
+            reads = page.is_preparing and page.reads_adapter
+            page.ledger[Account.MEMORY_ADAPTER_LOAD if reads else Account.REQUEST_QUEUE] += now_ns - page.since_ns
             page.since_ns = None
         elif waited:
             self._advance(now_ns)

@@ -2,10 +2,12 @@
 
 from collections import Counter
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine.adapter import AdapterReference
 from engine.messages import Abort, Submit
 from engine.request.policies import POLICIES
 from engine.sampling import SamplingParams
@@ -18,7 +20,9 @@ from tests.engine.simulated import SHAPE, SimulatedPreparation, Simulation, sequ
 from tests.engine.telemetry.one_by_one import BothAccountants, OneByOne
 from tests.engine.test_overlap import assert_closed, traffic
 
+ADAPTERS = (None, *(AdapterReference(name, "", "0", 1, 1, 1) for name in ("a", "b", "c")))
 BOUNDS = {
+    "max_loras": st.sampled_from([1, 2]),
     "num_blocks": st.sampled_from([12, 16, 64]),
     "policy": st.sampled_from(sorted(POLICIES)),
     "max_num_batched_tokens": st.sampled_from([5, 32]),
@@ -43,18 +47,20 @@ def play(events: list[tuple[str, object]], held: int, limits: dict, **bounds) ->
     """Every `held`-th request is held for a while before it may be scheduled, and the third of those is refused."""
     simulation = Simulation(**(bounds | limits))
     both = BothAccountants(Accountant(SHAPE), OneByOne(SHAPE))
-    simulation.engine.observer = FullObserver(both, StepRecords(simulation.scheduler.pool, simulation.block_observer))
+    scheduler = simulation.scheduler
+    records = StepRecords(scheduler.pool, simulation.block_observer, scheduler.adapters.slots)
+    simulation.engine.observer = FullObserver(both, records)
     for index, (kind, what) in enumerate(events):
         simulation.clock.tick_ns = 300 + 701 * index % 3000  # no two steps take the host alike
         if kind == "submit":
             if held and index % held == 0:
-                preparation = SimulatedPreparation(
-                    simulation.clock, simulation.clock.now_ns + 2_500_000, "no token fits" if index % 3 == 2 else None
-                )
+                error = "no token fits" if index % 3 == 2 else None
+                reason = "adapter" if index % 2 else "grammar"
+                ready_ns = simulation.clock.now_ns + 2_500_000
+                preparation = SimulatedPreparation(simulation.clock, ready_ns, error, reason)
                 simulation.runner.preparations[what.request_id] = preparation
-            simulation.receive(
-                Submit(what.request_id, what.prompt_token_ids, what.sampling, simulation.clock(), fork_of=what.fork_of)
-            )
+            again = msgspec.structs.replace(what, encoded_ns=simulation.clock(), adapter=ADAPTERS[index % 4])
+            simulation.receive(again)
         elif kind == "abort":
             simulation.receive(Abort(what))
         elif simulation.engine.has_work:
