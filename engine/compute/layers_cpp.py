@@ -105,6 +105,7 @@ class CppLayers:
             ),
             attention=AttentionArguments(
                 num_heads=heads.num_heads, head_dim=heads.head_dim, value_dim=spec.value_dim, scale=spec.scale,
+                sink_tokens=spec.sink_tokens,
                 soft_cap=spec.soft_cap or 0.0,
             ),
         )  # fmt: skip

@@ -40,6 +40,7 @@ class AttentionSpec:
     # [num_heads]: the logit of one more key without a value, which takes its share of the softmax (gpt-oss). Weights
     # of one layer: layers that differ in nothing else share what a backend prepares.
     sink_logits: torch.Tensor | None = field(default=None, compare=False)
+    sink_tokens: int = 0  # with a window: so many first tokens are seen from everywhere (Xiao et al., 2023)
 
 
 class AttentionBackend(Protocol):

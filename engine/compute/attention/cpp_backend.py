@@ -31,7 +31,7 @@ class AttentionArguments(ctypes.Structure):
                 "num_kv_heads",
             )
         ),
-        *((name, INT) for name in ("head_dim", "value_dim", "block_size", "window", "kv_format")),
+        *((name, INT) for name in ("head_dim", "value_dim", "block_size", "window", "sink_tokens", "kv_format")),
         ("scale", ctypes.c_float),
         ("soft_cap", ctypes.c_float),
         ("workspace", POINTER),
@@ -87,7 +87,11 @@ class CppAttention(AttentionBackend):
     def _prepare(self, spec: AttentionSpec) -> tuple[AttentionArguments, int]:
         slopes = spec.alibi_slopes and (ctypes.c_float * len(spec.alibi_slopes))(*spec.alibi_slopes)
         arguments = AttentionArguments(
-            value_dim=spec.value_dim, window=spec.window or 0, scale=spec.scale, soft_cap=spec.soft_cap or 0.0
+            value_dim=spec.value_dim,
+            window=spec.window or 0,
+            sink_tokens=spec.sink_tokens,
+            scale=spec.scale,
+            soft_cap=spec.soft_cap or 0.0,
         )
         if slopes:
             arguments.slopes = ctypes.addressof(slopes)

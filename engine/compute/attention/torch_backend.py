@@ -11,14 +11,14 @@ GATHERED_TOKENS = 65_536  # KV positions that one group of single-token sequence
 # From here on a gather keeps its room on a CPU. The C library gives back what is larger than its threshold (at first
 # 128 KiB) and faults it in again page by page at every call, which tripled the time of a step of 16 decodes.
 SMALLEST_REUSED_ELEMENTS = 1 << 15
+BEHIND = 1 << 40  # a column behind every context
 
 
 class TorchAttention(AttentionBackend):
     """Single-token sequences in groups of like length, each one padded batch with the query heads of a KV head folded
     into the query length; the longer ones one after another.
 
-    A sliding window is only a mask here: the blocks that have left it are still held and gathered. Freeing them is a
-    matter of speed and memory, not of results, and takes a block pool that knows of layers.
+    Of a layer with a window only the blocks that some query sees are gathered: the others may be another sequence's.
     """
 
     def __init__(self) -> None:
@@ -29,28 +29,26 @@ class TorchAttention(AttentionBackend):
         tables, size, singles = inputs.block_tables, inputs.block_size, inputs.num_single
         self._groups = []
         for begin, end in _groups(inputs.context_lens[:singles]):
-            lengths = inputs.context_lens[begin:end]
-            blocks = tables[begin:end, : -(-max(lengths) // size)]
-            self._groups.append((begin, end, blocks.flatten(), torch.tensor(lengths, device=tables.device)))
+            self._groups.append((begin, end, tables[begin:end], inputs.context_lens[begin:end]))
         self._chunks = []
         begin = singles
         for index in range(singles, len(inputs.query_lens)):
             new, context = inputs.query_lens[index], inputs.context_lens[index]
             self._chunks.append((begin, begin + new, tables[index, : -(-context // size)], context))
             begin += new
-        self._masks: dict[tuple, tuple[list, list]] = {}  # made by the first layer of each kind, for the others too
+        self._gathers: dict[tuple, tuple[list, list]] = {}  # made by the first layer of each kind, for the others too
 
     def attend(self, query: torch.Tensor, layer_cache: LayerCache, spec: AttentionSpec) -> torch.Tensor:
         # Whole blocks are gathered, not slots.
         planes = layer_cache.values.unbind(0)
         scales = None if layer_cache.scales is None else layer_cache.scales.unbind(0)
         plain = spec.soft_cap is None and spec.sink_logits is None
-        kind = (spec.window, spec.alibi_slopes, plain)
-        if kind not in self._masks:
-            self._masks[kind] = self._make_masks(spec, layer_cache.values.shape[3], query.dtype, plain)
-        group_masks, chunk_masks = self._masks[kind]
+        kind = (spec.window, spec.sink_tokens, spec.alibi_slopes, plain)
+        if kind not in self._gathers:
+            self._gathers[kind] = self._make_gathers(spec, layer_cache.values.shape[3], query.dtype, plain)
+        of_groups, of_chunks = self._gathers[kind]
         parts = []
-        for (begin, end, blocks, _), mask in zip(self._groups, group_masks, strict=True):
+        for (begin, end, _, _), (blocks, mask) in zip(self._groups, of_groups, strict=True):
             keys, values = self._gather(planes, scales, blocks, end - begin, spec, query.dtype)
             folded = query[begin:end].unflatten(1, (keys.shape[1], -1))  # [sequences, kv_heads, group, head_dim]
             if plain:
@@ -58,9 +56,9 @@ class TorchAttention(AttentionBackend):
             else:
                 attended = _attend(folded, keys, values, mask, spec, (keys.shape[1], -1, 1))
             parts.append(attended.flatten(1, 2))
-        for (begin, end, blocks, context), mask in zip(self._chunks, chunk_masks, strict=True):
+        for (begin, end, _, _), (blocks, count, mask) in zip(self._chunks, of_chunks, strict=True):
             keys, values = self._gather(planes, scales, blocks, 1, spec, query.dtype)
-            keys, values, chunk = keys[:, :, :context], values[:, :, :context], query[begin:end].transpose(0, 1)
+            keys, values, chunk = keys[:, :, :count], values[:, :, :count], query[begin:end].transpose(0, 1)
             if plain:
                 attended = F.scaled_dot_product_attention(
                     chunk[None], keys, values, attn_mask=mask, is_causal=mask is None, scale=spec.scale, enable_gqa=True
@@ -82,9 +80,8 @@ class TorchAttention(AttentionBackend):
         spec: AttentionSpec,
         dtype: torch.dtype,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Planes [num_blocks, block_size, heads, stored_dim], and the scales of codes,
-        by the blocks of `rows` sequences → keys [rows, heads, context, head_dim] and values [..., value_dim]. They
-        stand until the next call."""
+        """Planes [num_blocks, block_size, heads, stored_dim] and the scales of codes, by the blocks of `rows` sequences
+        → keys [rows, heads, num_keys, head_dim] and values [..., value_dim]. They stand until the next call."""
         gathered = []
         for index, plane in enumerate(planes):
             size = len(blocks) * plane.stride(0)
@@ -101,31 +98,59 @@ class TorchAttention(AttentionBackend):
             gathered.append(out.view(rows, -1, *out.shape[2:]).transpose(1, 2))
         return gathered[0], gathered[1] if len(planes) == 2 else gathered[0][..., : spec.value_dim]
 
-    def _make_masks(self, spec: AttentionSpec, num_kv_heads: int, dtype: torch.dtype, plain: bool) -> tuple[list, list]:
-        """For each group a mask that broadcasts to [sequences, kv_heads, group, context], and for each chunk one that
-        broadcasts to [1, heads, new, context], or, if `plain`, None where causal attention among the new tokens is
-        meant."""
-        device = self._inputs.block_tables.device
+    def _make_gathers(
+        self, spec: AttentionSpec, num_kv_heads: int, dtype: torch.dtype, plain: bool
+    ) -> tuple[list, list]:
+        """For each group the blocks to gather, of all its sequences, and a mask that broadcasts to [sequences,
+        kv_heads, group, num_keys]. For each chunk its blocks, how many keys of them it has, and a mask that broadcasts
+        to [1, heads, new, num_keys], or, if `plain`, None where causal attention among the new tokens is meant."""
+        device, size = self._inputs.block_tables.device, self._inputs.block_size
         slopes = None if spec.alibi_slopes is None else torch.tensor(spec.alibi_slopes, device=device)
         groups, chunks = [], []
-        for begin, end, blocks, lengths in self._groups:
-            keys = torch.arange(len(blocks) // (end - begin) * self._inputs.block_size, device=device)
+        for _, _, tables, contexts in self._groups:
+            columns, positions = _visible([context - 1 for context in contexts], contexts, spec, size, device)
+            lengths = torch.tensor(contexts, device=device)
+            blocks = tables.gather(1, columns).flatten()
             if spec.window is None and slopes is None:
-                groups.append((keys < lengths[:, None])[:, None, None])
+                groups.append((blocks, (positions < lengths[:, None])[:, None, None]))
                 continue
-            distances = (lengths[:, None] - 1 - keys)[:, None, None]  # [sequences, 1, 1, context]
             per_head = None if slopes is None else slopes.view(num_kv_heads, -1, 1)
-            groups.append(_mask(distances, spec.window, per_head, dtype))
-        for begin, end, _, context in self._chunks:
+            mask = _mask((lengths - 1)[:, None, None, None], positions[:, None, None], spec, per_head, dtype)
+            groups.append((blocks, mask))
+        for begin, end, table, context in self._chunks:
             new = end - begin
             if plain and new == context and slopes is None and (spec.window is None or spec.window >= context):
-                chunks.append(None)
+                chunks.append((table, context, None))
                 continue
-            keys = torch.arange(context, device=device)
-            distances = keys[context - new :, None] - keys  # [new, context]
+            columns, positions = _visible([context - new], [context], spec, size, device)
+            count = columns.shape[1] * size - -context % size
+            queries = torch.arange(context - new, context, device=device)
             per_head = None if slopes is None else slopes.view(-1, 1, 1)
-            chunks.append(_mask(distances, spec.window, per_head, dtype))
+            mask = _mask(queries[:, None], positions[0, :count], spec, per_head, dtype)
+            chunks.append((table[columns[0]], count, mask))
         return groups, chunks
+
+
+def _visible(
+    firsts: list[int], contexts: list[int], spec: AttentionSpec, size: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The columns of the block tables that hold keys for the queries from position `firsts` on, [sequences, columns],
+    and the keys' positions, [sequences, columns * size].
+
+    Rows are padded at their end, with a position behind their context, and columns of their own.
+    """
+    window = spec.window
+    last = [max(0, context - 1) // size for context in contexts]
+    begin = [0 if window is None else max(0, first - window + 1) // size for first in firsts]
+    num_sinks = 0 if window is None else min(-(-spec.sink_tokens // size), max(begin))
+    width = max(end - start + 1 for start, end in zip(begin, last, strict=True))
+    lasts, begins = (torch.tensor(columns, device=device)[:, None] for columns in (last, begin))
+    sinks = torch.arange(num_sinks, device=device)
+    # A block of sinks that the window has reached is not gathered twice.
+    kept = torch.where(sinks < begins, sinks, BEHIND)
+    columns = torch.cat((kept, begins + torch.arange(width, device=device)), 1)
+    positions = columns[:, :, None] * size + torch.arange(size, device=device)
+    return torch.minimum(columns, lasts), positions.flatten(1)
 
 
 def _attend(
@@ -152,11 +177,14 @@ def _attend(
     return weights.to(values.dtype) @ values
 
 
-def _mask(distances: torch.Tensor, window: int | None, slopes: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """True where a query sees a key, `distances` positions before it; with slopes, what is added to their product."""
+def _mask(
+    queries: torch.Tensor, keys: torch.Tensor, spec: AttentionSpec, slopes: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """True where a query sees a key, both by their positions; with slopes, what is added to their product."""
+    distances = queries - keys
     visible = distances >= 0
-    if window is not None:
-        visible &= distances < window
+    if spec.window is not None:
+        visible &= (distances < spec.window) | (keys < spec.sink_tokens)
     if slopes is None:
         return visible
     return (-slopes * distances).masked_fill(~visible, float("-inf")).to(dtype)

@@ -29,6 +29,7 @@ constexpr int64_t WORTH_A_THREAD = 1 << 18;  // products below which waking a th
 struct Item {
     int sequence, head_begin, head_end;
     int row_begin, row_end;  // of a KV head: token * group + query head
+    int sinks;               // first positions that it sees beside
     int begin, end;          // positions
     int part;                // of the workspace, or -1: the whole context
 };
@@ -39,11 +40,11 @@ struct Places {
     int64_t vectors[TILE];  // of the first head
     const float *keys[TILE], *values[TILE];  // of the first head, in float32; else of unpacked ones
 
-    void find(const Attention &a, const Item &item, int begin, int tile) {
+    void find(const Attention &a, const Item &item, int begin, int end, int tile) {
         const int32_t *table = a.block_tables + item.sequence * a.table_stride;
         int size = int(a.block_size), block = begin / size, within = begin % size;
         int64_t vector = table[block] * a.block_stride + within * a.token_stride;
-        count = std::min(tile, item.end - begin);
+        count = std::min(tile, end - begin);
         for (int k = 0; k < tile; k++) {
             vectors[k] = vector;
             if (k >= count - 1) continue;  // what is behind the last is computed and thrown away
@@ -123,7 +124,7 @@ void attend_few(const Attention &a, Rows &rows, const Places &here, const Places
         if (a.slopes)
             for (int k = 0; k < count; k++) score[k] += rows.slopes[r] * float(begin + k - position);
         int first = std::max(0, a.first_visible(position) - begin), last = std::min(count, position + 1 - begin);
-        for (int k = 0; k < std::min(first, count); k++) score[k] = -INFINITY;
+        for (int k = std::max(0, int(a.sink_tokens) - begin); k < std::min(first, count); k++) score[k] = -INFINITY;
         for (int k = std::max(0, last); k < whole; k++) score[k] = -INFINITY;
         vec high = all(rows.most[r]);
         for (int k = 0; k < whole; k += W) high = larger(high, load(score + k));
@@ -176,7 +177,8 @@ void attend_many(const Attention &a, Rows &rows, const Places &here, const Place
             for (int k = 0; k < count; k++) {
                 float *at = scores + k * width + c;
                 vec score = begin + k > position ? all(-INFINITY) : load(at);
-                if (a.window) score = begin + k <= position - int32_t(a.window) ? all(-INFINITY) : score;
+                if (a.window && begin + k >= a.sink_tokens)
+                    score = begin + k <= position - int32_t(a.window) ? all(-INFINITY) : score;
                 store(at, score);
             }
         vec before = load(rows.most + c), most = before, total = {};
@@ -267,21 +269,16 @@ struct Room {
     }
 };
 
-void attend_item(const Attention &a, const Item &item) {
-    thread_local Room room;
-    bool few = a.tokens(item.sequence) * a.group() <= FEW;
-    room.fit(a, few);
-    for (int head = item.head_begin; head < item.head_end; head++)
-        begin_rows(a, item, head, few, room.rows[head - item.head_begin]);
+void attend_positions(const Attention &a, const Item &item, bool few, Room &room, int first, int end) {
     const int tile = few ? FEW_TILE : TILE;
     Places here, ahead;
-    here.find(a, item, item.begin, tile);
+    here.find(a, item, first, end, tile);
     const bool quantised = a.kv_format != kv::FLOAT32;
     const int apart = int(a.head_stride * a.head_dim);  // floats between two heads
     for (int head = item.head_begin; head < item.head_end && !quantised; head++)
         here.fetch(0, std::min(here.count, FEW_TILE), head * apart, int(a.head_dim));
-    for (int begin = item.begin; begin < item.end; begin += tile, std::swap(here, ahead)) {
-        ahead.find(a, item, std::min(begin + tile, item.end - 1), tile);
+    for (int begin = first; begin < end; begin += tile, std::swap(here, ahead)) {
+        ahead.find(a, item, std::min(begin + tile, end - 1), end, tile);
         for (int head = item.head_begin; head < item.head_end; head++) {
             Rows &rows = room.rows[head - item.head_begin];
             if (quantised) unpack(a, here, ahead, head, room.unpacked);
@@ -291,6 +288,16 @@ void attend_item(const Attention &a, const Item &item) {
             else attend_many(a, rows, tile_places, next, offset, begin, room.scores.data());
         }
     }
+}
+
+void attend_item(const Attention &a, const Item &item) {
+    thread_local Room room;
+    bool few = a.tokens(item.sequence) * a.group() <= FEW;
+    room.fit(a, few);
+    for (int head = item.head_begin; head < item.head_end; head++)
+        begin_rows(a, item, head, few, room.rows[head - item.head_begin]);
+    if (item.sinks) attend_positions(a, item, few, room, 0, item.sinks);
+    if (item.begin < item.end) attend_positions(a, item, few, room, item.begin, item.end);
     for (int head = item.head_begin; head < item.head_end; head++)
         end_rows(a, item, head, room.rows[head - item.head_begin]);
 }
@@ -311,12 +318,14 @@ void make_items(const Attention &a, int threads, std::vector<Item> &items) {
             int begin = parts == 1 ? first : first + p * SPLIT, end = parts == 1 ? context : std::min(begin + SPLIT, context);
             int place = parts == 1 ? -1 : part + p * tokens;
             for (int h = 0; few && h < shares; h++)
-                items.push_back({s, heads * h / shares, heads * (h + 1) / shares, 0, tokens * group, begin, end, place});
+                items.push_back({s, heads * h / shares, heads * (h + 1) / shares, 0, tokens * group,
+                                 p ? 0 : a.visible_sinks(past), begin, end, place});
             for (int row = (tokens * group - 1) / COLUMNS * COLUMNS; !few && row >= 0; row -= COLUMNS) {
                 int row_end = std::min(row + COLUMNS, tokens * group);
                 int from = std::max(begin, a.first_visible(past + row / group));
                 int to = std::min(end, past + (row_end - 1) / group + 1);
-                for (int h = 0; h < heads; h++) items.push_back({s, h, h + 1, row, row_end, from, to, place});
+                int sinks = p ? 0 : a.visible_sinks(past + row / group);
+                for (int h = 0; h < heads; h++) items.push_back({s, h, h + 1, row, row_end, sinks, from, to, place});
             }
         }
         part += parts == 1 ? 0 : parts * tokens;

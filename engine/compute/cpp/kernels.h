@@ -42,7 +42,9 @@ struct Attention {
     const float *sinks;   // the same: logits that take their share of the softmax and have no value
     int64_t block_stride, token_stride, head_stride;  // in vectors
     int64_t table_stride, num_sequences, num_heads, num_kv_heads;
-    int64_t head_dim, value_dim, block_size, window, kv_format;  // window 0: none
+    int64_t head_dim, value_dim, block_size, window;  // window 0: none
+    int64_t sink_tokens;  // with a window, so many first keys are seen from everywhere
+    int64_t kv_format;
     float scale, soft_cap;  // soft_cap 0: none
     float *workspace;  // [parts][num_heads][value_dim + 2], ours
 
@@ -50,7 +52,8 @@ struct Attention {
     int padded_value_dim() const { return int((value_dim + simd::W - 1) / simd::W * simd::W); }
     int tokens(int sequence) const { return query_start[sequence + 1] - query_start[sequence]; }
     int past(int sequence) const { return contexts[sequence] - tokens(sequence); }
-    int first_visible(int position) const { return window ? std::max(0, position - int(window) + 1) : 0; }
+    int first_visible(int position) const { return window ? std::max(0, position - int(window) + 1) : 0; }  // but sinks
+    int visible_sinks(int position) const { return std::min(int(sink_tokens), first_visible(position)); }
     // Of the sequence alone, so that its results depend neither on its company nor on the number of threads.
     int parts(int sequence) const {
         int visible = contexts[sequence] - first_visible(past(sequence));

@@ -16,6 +16,22 @@ from tests.engine.compute.attention_inputs import attention_inputs, by_head
 BLOCK = 4
 
 
+def seen_keys(position: int, spec: AttentionSpec) -> list[int]:
+    """Positions of the keys that a query sees."""
+    window = spec.window or position + 1
+    return [key for key in range(position + 1) if key < spec.sink_tokens or key > position - window]
+
+
+def hide_unseen_blocks(cache: torch.Tensor, items, tables, spec: AttentionSpec, size: int) -> torch.Tensor:
+    """A copy [planes, num_slots, ...] with NaN in all blocks of which no query sees a key."""
+    hidden = torch.full_like(cache, math.nan)
+    for (past, new), table in zip(items, tables, strict=True):
+        for column in {key // size for i in range(new) for key in seen_keys(past + i, spec)}:
+            slots = slice(int(table[column]) * size, (int(table[column]) + 1) * size)
+            hidden[:, slots] = cache[:, slots]
+    return hidden
+
+
 def by_definition(query, keys, values, past: int, spec: AttentionSpec) -> torch.Tensor:
     """One sequence, one head and one query after another. query [new, heads, dim]; keys and values [context, kv_heads,
     dim]. float64."""
@@ -23,8 +39,7 @@ def by_definition(query, keys, values, past: int, spec: AttentionSpec) -> torch.
     group = query.shape[1] // keys.shape[1]
     for i in range(len(query)):
         position = past + i
-        first = 0 if spec.window is None else max(0, position - spec.window + 1)
-        seen = range(first, position + 1)
+        seen = seen_keys(position, spec)
         for head in range(query.shape[1]):
             slope = 0 if spec.alibi_slopes is None else spec.alibi_slopes[head]
             scores = torch.stack([query[i, head] @ keys[j, head // group] * spec.scale for j in seen])
@@ -34,33 +49,38 @@ def by_definition(query, keys, values, past: int, spec: AttentionSpec) -> torch.
             if spec.sink_logits is not None:
                 scores = torch.cat((scores, spec.sink_logits[head : head + 1]))
             weights = scores.softmax(0)[: len(seen)]
-            output[i, head] = weights @ values[first : position + 1, head // group, : spec.value_dim]
+            output[i, head] = weights @ values[seen, head // group, : spec.value_dim]
     return output
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "window", "alibi", "latent", "soft_cap", "sinks"),
+    ("heads", "kv_heads", "window", "alibi", "latent", "soft_cap", "sinks", "sink_tokens"),
     [
-        (4, 4, None, False, False, None, False),
-        (4, 2, None, False, False, None, False),
-        (4, 1, 5, False, False, None, False),
-        (6, 2, 1, False, False, None, False),
-        (4, 2, 8, True, False, None, False),
-        (6, 6, None, True, False, None, False),
-        (4, 1, None, False, True, None, False),
-        (4, 1, 3, False, True, None, False),
-        (4, 2, 5, False, False, 0.9, False),
-        (4, 2, None, False, False, None, True),
-        (6, 2, 7, True, False, 2.0, True),
+        (4, 4, None, False, False, None, False, 0),
+        (4, 2, None, False, False, None, False, 0),
+        (4, 1, 5, False, False, None, False, 0),
+        (6, 2, 1, False, False, None, False, 0),
+        (4, 2, 8, True, False, None, False, 0),
+        (6, 6, None, True, False, None, False, 0),
+        (4, 1, None, False, True, None, False, 0),
+        (4, 1, 3, False, True, None, False, 0),
+        (4, 2, 5, False, False, 0.9, False, 0),
+        (4, 2, None, False, False, None, True, 0),
+        (6, 2, 7, True, False, 2.0, True, 0),
+        (4, 2, 5, False, False, None, False, 3),
+        (4, 2, 4, True, False, None, False, 4),
+        (4, 1, 9, False, True, None, False, 6),
+        (4, 1, 2, False, False, None, True, 12),
+        (4, 2, 300, False, False, None, False, 4),
     ],
 )
-def test_attention_equals_its_definition(heads, kv_heads, window, alibi, latent, soft_cap, sinks):
+def test_attention_equals_its_definition(heads, kv_heads, window, alibi, latent, soft_cap, sinks, sink_tokens):
     dice = random.Random(0)
     torch.manual_seed(0)
     dim, value_dim = 8, 6 if latent else 8
     slopes = alibi_slopes(heads) if alibi else None
     sink_logits = torch.linspace(-2, 3, heads, dtype=torch.float64) if sinks else None
-    spec = AttentionSpec(1 / math.sqrt(dim), value_dim, window, slopes, soft_cap, sink_logits)
+    spec = AttentionSpec(1 / math.sqrt(dim), value_dim, window, slopes, soft_cap, sink_logits, sink_tokens)
     items = [(0, 1), (3, 1), (7, 1), (200, 1), (0, 2), (0, 9), (4, 5), (13, 11)]  # past and new tokens
     ids = list(range(1, 200))
     dice.shuffle(ids)
@@ -86,6 +106,8 @@ def test_attention_equals_its_definition(heads, kv_heads, window, alibi, latent,
     Operations().write(key, value, inputs.slots, layer_cache)
     output = backend.attend(query, layer_cache, spec)
     assert torch.equal(output, backend.attend(query, LayerCache(by_head(cache, BLOCK)), spec)), "in any order of heads"
+    hidden = LayerCache(by_head(hide_unseen_blocks(cache, items, tables, spec, BLOCK), BLOCK))
+    assert torch.equal(output, backend.attend(query, hidden, spec)), "blocks that no query sees are another sequence's"
     assert output.shape == (len(written), heads, value_dim)
     begin = 0
     for places, (past, new) in zip(slots, items, strict=True):

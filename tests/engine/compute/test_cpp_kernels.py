@@ -24,6 +24,7 @@ from engine.compute.operations.cpp_backend import CppOperations
 from engine.token.models.mpt import alibi_slopes
 from metrics.errors import ModelError
 from tests.engine.compute.attention_inputs import attention_inputs, by_head
+from tests.engine.compute.test_attention import hide_unseen_blocks
 from tests.engine.harness import generate
 
 TOLERANCE = 4e-6  # float32 sums in another order, of values around 1: 2.4e-6 was the worst seen
@@ -81,13 +82,25 @@ def attend(backend, inputs: AttentionInputs, query, cache, spec: AttentionSpec) 
 
 
 def check_attention(
-    library, items: Items, heads, kv_heads, dim, value_dim, block_size, window, alibi, soft_cap=None, sinks=False
+    library,
+    items: Items,
+    heads,
+    kv_heads,
+    dim,
+    value_dim,
+    block_size,
+    window,
+    alibi,
+    soft_cap=None,
+    sinks=False,
+    sink_tokens=0,
 ) -> None:
     inputs, num_slots = make_step(items, block_size)
     query = randn(len(inputs.slots), heads, dim)
     cache = randn(2 if value_dim == dim else 1, num_slots, kv_heads, dim, seed=1)
     slopes, sink_logits = alibi_slopes(heads) if alibi else None, torch.linspace(-4, 8, heads) if sinks else None
-    spec = AttentionSpec(1 / math.sqrt(dim), value_dim, window, slopes, soft_cap, sink_logits)
+    spec = AttentionSpec(1 / math.sqrt(dim), value_dim, window, slopes, soft_cap, sink_logits, sink_tokens)
+    cache = hide_unseen_blocks(cache, items, inputs.block_tables, spec, block_size)
     expected = attend(TorchAttention(), inputs, query.double(), cache.double(), spec)
     output = attend(CppAttention(library), inputs, query, cache, spec)
     torch.testing.assert_close(output.double(), expected, rtol=TOLERANCE, atol=TOLERANCE)
@@ -135,13 +148,23 @@ def test_a_long_context_is_attended_to_in_parts(library, window, alibi):
     dim=st.integers(1, 70),
     block_size=st.integers(1, 40),
     window=st.none() | st.integers(1, 150),
+    sink_tokens=st.just(0) | st.integers(0, 40),
     alibi=st.booleans(),
 )
 def test_attention_of_any_shape_is_that_of_the_reference(
-    library, items, kv_heads, group, dim, block_size, window, alibi
+    library, items, kv_heads, group, dim, block_size, window, sink_tokens, alibi
 ):
     items.sort(key=lambda item: item[1] > 1)  # single tokens come first
-    check_attention(library, items, kv_heads * group, kv_heads, dim, dim, block_size, window, alibi)
+    heads = kv_heads * group
+    check_attention(
+        library, items, heads, kv_heads, dim, dim, block_size, window, alibi, sink_tokens=sink_tokens if window else 0
+    )
+
+
+@pytest.mark.parametrize(("window", "sink_tokens"), [(900, 4), (40, 700), (20, 4)])
+@pytest.mark.parametrize("heads", [2, 12])
+def test_a_long_context_with_sink_tokens_is_attended_to_in_parts(library, heads, window, sink_tokens):
+    check_attention(library, LONG, heads, 2, 32, 32, 16, window, False, sink_tokens=sink_tokens)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(8, 4), (8, 1)])

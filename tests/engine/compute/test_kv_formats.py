@@ -96,11 +96,13 @@ def test_the_cpu_kernels_write_the_bits_of_the_reference(library, dtype, half, k
     assert all((a[finite] == b[finite]).all() for a, b in zip(own, expected, strict=True))
 
 
-def check_attention(library, dtype, items, heads, kv_heads, dim, value_dim, block_size, window, alibi) -> None:
+def check_attention(library, dtype, items, heads, kv_heads, dim, value_dim, block_size, window, sinks, alibi) -> None:
     inputs, num_slots = make_step(items, block_size)
     query = randn(len(inputs.slots), heads, dim)
     cache = randn(2 if value_dim == dim else 1, num_slots, kv_heads, dim, seed=1)
-    spec = AttentionSpec(1 / math.sqrt(dim), value_dim, window, alibi_slopes(heads) if alibi else None)
+    spec = AttentionSpec(
+        1 / math.sqrt(dim), value_dim, window, alibi_slopes(heads) if alibi else None, sink_tokens=sinks
+    )
     codes, scales = quantise(cache, dtype)
     held = LayerCache(by_head(codes.view(torch.uint8), block_size).view(dtype), by_head(scales, block_size))
     expected = attend(TorchAttention(), inputs, query.double(), held, spec)
@@ -122,16 +124,17 @@ def attend(backend, inputs: AttentionInputs, query, held: LayerCache, spec: Atte
     half=st.integers(1, 70),
     block_size=st.integers(1, 40),
     window=st.none() | st.integers(1, 150),
+    sinks=st.integers(0, 20),
     alibi=st.booleans(),
     latent=st.booleans(),
 )
 def test_attention_on_a_cpu_reads_what_the_reference_reads(
-    library, dtype, items, kv_heads, group, half, block_size, window, alibi, latent
+    library, dtype, items, kv_heads, group, half, block_size, window, sinks, alibi, latent
 ):
     items.sort(key=lambda item: item[1] > 1)  # single tokens come first
     dim = 2 * half
     value_dim = max(1, dim - 6) if latent else dim
-    check_attention(library, dtype, items, kv_heads * group, kv_heads, dim, value_dim, block_size, window, alibi)
+    check_attention(library, dtype, items, kv_heads * group, kv_heads, dim, value_dim, block_size, window, sinks, alibi)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *FORMATS])
