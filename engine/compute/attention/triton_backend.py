@@ -36,6 +36,7 @@ class Kind:
     window: int  # 0: none
     target: int  # programs that all work is cut into
     places: int  # programs that run at once
+    sink_tokens: int = 0
 
     @property
     def most_work(self) -> int:
@@ -134,7 +135,7 @@ class TritonAttention(AttentionBackend):
     def _kind(self, short: bool, tiles: Tiles, shape: Shape, num_kv_heads: int, spec: AttentionSpec) -> Kind:
         places = tiles.resident * self._num_multiprocessors
         target, main = max(tiles.waves * places, num_kv_heads), padded(spec.value_dim)
-        return Kind(short, tiles, num_kv_heads, shape.group, main, spec.window or 0, target, places)
+        return Kind(short, tiles, num_kv_heads, shape.group, main, spec.window or 0, target, places, spec.sink_tokens)
 
     def _launch(
         self, query: torch.Tensor, layer_cache: LayerCache, spec: AttentionSpec, output: torch.Tensor, kind: Kind
@@ -180,6 +181,7 @@ class TritonAttention(AttentionBackend):
             TOKEN_STRIDE=token_stride,
             HEAD_STRIDE=head_stride,
             WINDOW=kind.window,
+            SINK_TOKENS=kind.sink_tokens if kind.window else 0,
             SOFT_CAP=0.0 if spec.soft_cap is None else spec.soft_cap / spec.scale,
             SLOPED=spec.alibi_slopes is not None,
             LATENT=latent,
@@ -217,7 +219,7 @@ class TritonAttention(AttentionBackend):
             GROUP=kind.group,
             BLOCK_M=tiles.block_m,
             BLOCK_N=tiles.block_n,
-            WINDOW=kind.window,
+            WINDOW=kind.window and kind.window + -(-kind.sink_tokens // tiles.block_n) * tiles.block_n,
             SLACK=tiles.slack,
             RAGGED=kind.short,
             CHUNK=CHUNK,

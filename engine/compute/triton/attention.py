@@ -9,16 +9,13 @@ A row's result depends on the other sequences of its step only through the numbe
 the sums are the same, in another order.
 """
 
-import math
-
 import triton
 import triton.language as tl
 
+from engine.compute.triton.attention_segments import UNSEEN, columns_of, combine, with_sink
 from engine.compute.triton.kv_formats import FP8, INT4, INT8, load_int4
 
 ITEM_FIELDS = tl.constexpr(5)  # of a work item: sequence, block of rows, segment, segments of the block, partial result
-UNSEEN = tl.constexpr(-1e30)  # a row's maximum before its first key: finite, so that no difference is NaN
-LOG2_E = tl.constexpr(math.log2(math.e))
 VALUE_FACTOR = tl.constexpr(256.0)  # keeps probability * scale of an 8-bit value in float16's normal range
 
 
@@ -39,7 +36,9 @@ def _attend_tiles(
     head,
     begin,
     end,
+    key_begin,
     key_end,
+    gap,
     scale_log2,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -51,6 +50,7 @@ def _attend_tiles(
     TOKEN_STRIDE: tl.constexpr,
     HEAD_STRIDE: tl.constexpr,
     WINDOW: tl.constexpr,
+    SINK_TOKENS: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     SLOPED: tl.constexpr,
     LATENT: tl.constexpr,
@@ -58,17 +58,21 @@ def _attend_tiles(
     WIDE: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """The tiles of keys from position `begin` to `end`. Without MASKED, every row sees every key of them."""
+    """The tiles of keys from position `begin` to `end`, which leave `gap` positions out behind those of sink tokens.
+    Without MASKED, every row sees every key of them. No row sees a key before `key_begin` that is no sink."""
     eight_bit: tl.constexpr = (FORMAT == FP8) | (FORMAT == INT8)
     main = tl.arange(0, MAIN)
     rest = VALUE_DIM + tl.arange(0, REST if REST > 0 else 1)
     lanes = tl.arange(0, BLOCK_N)
     # Read a tile ahead: keys and values wait for no other load, so as many as there are stages are on their way.
-    blocks = _blocks(table, begin, lanes, key_end, BLOCK_N, BLOCK_SIZE)
-    for start in range(begin, end, BLOCK_N):
+    blocks = _blocks(table, _position(begin, gap, SINK_TOKENS, BLOCK_N), lanes, key_end, BLOCK_N, BLOCK_SIZE)
+    for tile in range(begin, end, BLOCK_N):
+        start = _position(tile, gap, SINK_TOKENS, BLOCK_N)
         places = start + lanes
         if MASKED:
             live = places < key_end
+            if WINDOW > 0:  # what stands before may be another sequence's by now, and no number
+                live = live & ((places >= key_begin) | (places < SINK_TOKENS))
         if WIDE:
             blocks = blocks.to(tl.int64)
         if BLOCK_N % BLOCK_SIZE == 0:
@@ -78,7 +82,8 @@ def _attend_tiles(
         else:
             within = places % BLOCK_SIZE
         offsets = blocks * (BLOCK_SIZE * NUM_KV_HEADS) + within * TOKEN_STRIDE + head * HEAD_STRIDE
-        blocks = _blocks(table, start + BLOCK_N, lanes, key_end, BLOCK_N, BLOCK_SIZE)
+        ahead = _position(tile + BLOCK_N, gap, SINK_TOKENS, BLOCK_N)
+        blocks = _blocks(table, ahead, lanes, key_end, BLOCK_N, BLOCK_SIZE)
         key_rows = keys + offsets[:, None] * HEAD_DIM
         if MASKED and MAIN == VALUE_DIM:
             wanted = live[:, None]
@@ -113,7 +118,7 @@ def _attend_tiles(
         if MASKED:
             seen = places[None, :] <= positions[:, None]
             if WINDOW > 0:
-                seen = seen & (places[None, :] > positions[:, None] - WINDOW)
+                seen = seen & ((places[None, :] > positions[:, None] - WINDOW) | (places < SINK_TOKENS)[None, :])
             logits = tl.where(seen, logits, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(logits, 1) * scale_log2)
         shares = tl.exp2(logits * scale_log2 - new_peak[:, None])  # one instruction before the exponential
@@ -137,6 +142,15 @@ def _attend_tiles(
 
 
 @triton.jit
+def _position(tile, gap, SINK_TOKENS: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The first position of a tile: behind those that hold sink tokens, some are left out."""
+    if SINK_TOKENS > 0:
+        return tile + tl.where(tile >= (SINK_TOKENS + BLOCK_N - 1) // BLOCK_N * BLOCK_N, gap, 0)
+    else:
+        return tile
+
+
+@triton.jit
 def _blocks(table, start, lanes, key_end, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr):
     """The block of each key of the tile from position `start`: one number if the tile lies within a block."""
     if BLOCK_SIZE % BLOCK_N == 0:
@@ -145,15 +159,6 @@ def _blocks(table, start, lanes, key_end, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.
         return tl.load(table + start // BLOCK_SIZE + lanes // BLOCK_SIZE, mask=start + lanes < key_end, other=0)
     else:
         return tl.load(table + (start + lanes) // BLOCK_SIZE, mask=start + lanes < key_end, other=0)
-
-
-@triton.jit
-def _columns(main, HEAD_DIM: tl.constexpr, FORMAT: tl.constexpr):
-    """Which numbers of a vector a tile holds: those of int4 come from both halves in turns."""
-    if FORMAT == INT4:
-        return tl.where(main // 2 < HEAD_DIM // 2, main % 2 * (HEAD_DIM // 2) + main // 2, HEAD_DIM)
-    else:
-        return main
 
 
 @triton.jit
@@ -201,6 +206,7 @@ def attend_kernel(
     TOKEN_STRIDE: tl.constexpr,
     HEAD_STRIDE: tl.constexpr,
     WINDOW: tl.constexpr,
+    SINK_TOKENS: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     SLOPED: tl.constexpr,
     LATENT: tl.constexpr,
@@ -220,8 +226,8 @@ def attend_kernel(
     table_stride], table_rows [num_sequences], or None where row i is sequence i's, query_start [num_sequences + 1],
     contexts [num_sequences] and items [num_items, ITEM_FIELDS] int32. A head's vector is cut into MAIN (VALUE_DIM,
     padded) and REST (what keys have beyond it, padded) dimensions; LATENT values are the first part of the keys.
-    scale_log2 is the scale of the logits times log2(e). SOFT_CAP is over the scale, 0 for none. WIDE is needed from
-    2**31 elements of keys on.
+    scale_log2 is the scale of the logits times log2(e). SOFT_CAP is over the scale, 0 for none. With a WINDOW,
+    SINK_TOKENS first keys are seen from everywhere. WIDE is needed from 2**31 elements of keys on.
 
     The program that computes the last segment of a block puts all of them together, ROWS rows and SEGMENTS segments at
     once, in the order of the segments: the sum does not depend on which program that is.
@@ -251,6 +257,12 @@ def attend_kernel(
     if WINDOW > 0:
         tile_begin = tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_N
     tile_end = tl.cdiv(key_end, BLOCK_N)
+    gap = 0
+    if SINK_TOKENS > 0:
+        left_out = tl.maximum(tile_begin - (SINK_TOKENS + BLOCK_N - 1) // BLOCK_N, 0)
+        gap = left_out * BLOCK_N
+        tile_begin = 0
+        tile_end -= left_out
     share = tl.cdiv(tile_end - tile_begin, num_segments)
     tile_begin += segment * share
     tile_end = tl.minimum(tile_end, tile_begin + share)
@@ -259,7 +271,7 @@ def attend_kernel(
     query_rows = (
         query + (first + tokens).to(tl.int64)[:, None] * query_token_stride + heads[:, None] * query_head_stride
     )
-    columns = _columns(main, HEAD_DIM, FORMAT)
+    columns = columns_of(main, HEAD_DIM, FORMAT)
     packed = tl.load(query_rows + columns[None, :], mask=is_query[:, None] & (columns < VALUE_DIM)[None, :], other=0.0)
     if eight_bit:
         packed = packed.to(tl.float16)
@@ -284,19 +296,22 @@ def attend_kernel(
     table = block_tables + row.to(tl.int64) * table_stride
     begin = tile_begin * BLOCK_N
     end = tile_end * BLOCK_N
+    key_begin = first_position - WINDOW + 1
     if TWO_LOOPS:
         # Up to here the first row, and so every row, sees all keys.
         clear = tl.minimum(tl.maximum((first_position + 1) // BLOCK_N * BLOCK_N, begin), end)
         acc, total, peak = _attend_tiles(
             acc, total, peak, packed, packed_rest, positions, row_slopes, keys, values, key_scales, value_scales, table,
-            head, begin, clear, key_end, scale_log2, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM, MAIN, REST, BLOCK_N, BLOCK_SIZE,
-            TOKEN_STRIDE, HEAD_STRIDE, WINDOW, SOFT_CAP, SLOPED, LATENT, FORMAT, WIDE, False,
+            head, begin, clear, key_begin, key_end, gap, scale_log2, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM, MAIN, REST,
+            BLOCK_N, BLOCK_SIZE, TOKEN_STRIDE, HEAD_STRIDE, WINDOW, SINK_TOKENS, SOFT_CAP, SLOPED, LATENT, FORMAT,
+            WIDE, False,
         )  # fmt: skip
         begin = clear
     acc, total, peak = _attend_tiles(
         acc, total, peak, packed, packed_rest, positions, row_slopes, keys, values, key_scales, value_scales, table,
-        head, begin, end, key_end, scale_log2, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM, MAIN, REST, BLOCK_N, BLOCK_SIZE,
-        TOKEN_STRIDE, HEAD_STRIDE, WINDOW, SOFT_CAP, SLOPED, LATENT, FORMAT, WIDE, True,
+        head, begin, end, key_begin, key_end, gap, scale_log2, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM, MAIN, REST,
+        BLOCK_N, BLOCK_SIZE, TOKEN_STRIDE, HEAD_STRIDE, WINDOW, SINK_TOKENS, SOFT_CAP, SLOPED, LATENT, FORMAT,
+        WIDE, True,
     )  # fmt: skip
 
     normaliser = tl.where(total == 0.0, 1.0, total)
@@ -304,7 +319,7 @@ def attend_kernel(
         acc = acc * (1.0 / VALUE_FACTOR)
     if num_segments == 1:
         if sinks is not None:  # of several segments, who puts them together adds its share
-            normaliser = _with_sink(normaliser, peak, sinks, heads, is_query)
+            normaliser = with_sink(normaliser, peak, sinks, heads, is_query)
         acc = acc / normaliser[:, None]
         num_heads = NUM_KV_HEADS * GROUP
         targets = ((first + tokens).to(tl.int64) * num_heads + heads) * VALUE_DIM
@@ -321,70 +336,7 @@ def attend_kernel(
         arrival = arrivals + slot * NUM_KV_HEADS + head
         if tl.atomic_add(arrival, 1, sem="acq_rel") == num_segments - 1:
             tl.store(arrival, 0)  # for the next launch
-            _combine(
+            combine(
                 partial_output, partial_lse, sinks, output, slot, head, num_segments, first, num_new, block,
                 NUM_KV_HEADS, GROUP, VALUE_DIM, MAIN, BLOCK_M, ROWS, SEGMENTS, FORMAT,
             )  # fmt: skip
-
-
-@triton.jit
-def _with_sink(total, peak, sinks, heads, wanted):
-    """The sum of a row's weights and of its head's sink, both relative to the row's peak."""
-    sink = tl.load(sinks + heads, mask=wanted, other=float("-inf")).to(tl.float32) * LOG2_E
-    return total + tl.exp2(sink - peak)
-
-
-@triton.jit
-def _combine(
-    partial_output,
-    partial_lse,
-    sinks,
-    output,
-    slot,
-    head,
-    num_segments,
-    first,
-    num_new,
-    block,
-    NUM_KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    MAIN: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    ROWS: tl.constexpr,
-    SEGMENTS: tl.constexpr,
-    FORMAT: tl.constexpr,
-):
-    """Puts the segments of a block of rows together by their log-sum-exps. Other multiprocessors wrote them: loads pass
-    by the cache of this one."""
-    main = tl.arange(0, MAIN)
-    columns = _columns(main, VALUE_DIM, FORMAT)
-    live_rows = tl.minimum(num_new * GROUP - block * BLOCK_M, BLOCK_M)
-    for begin in range(0, live_rows, ROWS):
-        local = begin + tl.arange(0, ROWS)
-        is_query = local < live_rows
-        acc = tl.zeros([ROWS, MAIN], tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
-        peak = tl.full([ROWS], UNSEEN, tl.float32)
-        for start in range(0, num_segments, SEGMENTS):
-            segments = start + tl.arange(0, SEGMENTS)
-            wanted = (segments < num_segments)[:, None] & is_query[None, :]
-            places = ((slot + segments) * NUM_KV_HEADS + head).to(tl.int64)[:, None] * BLOCK_M + local[None, :]
-            lse = tl.load(partial_lse + places, mask=wanted, other=float("-inf"), cache_modifier=".cg")
-            cells = places[:, :, None] * MAIN + main[None, None, :]
-            parts = tl.load(partial_output + cells, mask=wanted[:, :, None], other=0.0, cache_modifier=".cg")
-            new_peak = tl.maximum(peak, tl.max(lse, 0))
-            shares = tl.exp2(lse - new_peak[None, :])
-            fading = tl.exp2(peak - new_peak)
-            total = total * fading + tl.sum(shares, 0)
-            acc = acc * fading[:, None] + tl.sum(parts * shares[:, :, None], 0)
-            peak = new_peak
-        rows = block * BLOCK_M + local
-        total = tl.where(total == 0.0, 1.0, total)
-        if sinks is not None:
-            total = _with_sink(total, peak, sinks, head * GROUP + rows % GROUP, is_query)
-        acc = acc / total[:, None]
-        tokens = (first + rows // GROUP).to(tl.int64)
-        targets = (tokens * (NUM_KV_HEADS * GROUP) + head * GROUP + rows % GROUP) * VALUE_DIM
-        stored = is_query[:, None] & (columns < VALUE_DIM)[None, :]
-        tl.store(output + targets[:, None] + columns[None, :], acc.to(output.dtype.element_ty), mask=stored)

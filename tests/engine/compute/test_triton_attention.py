@@ -20,6 +20,7 @@ from engine.compute.triton.attention_tiles import Tiles
 from engine.token.models.mpt import alibi_slopes
 from engine.token.models.registry import load_model
 from tests.engine.compute.attention_inputs import attention_inputs, by_head
+from tests.engine.compute.test_attention import hide_unseen_blocks
 from tests.engine.harness import drain, generate, hand_over, make_engine, submit
 from tests.engine.token.sampling.test_logprobs import random_prompts
 from tests.further import further
@@ -46,16 +47,20 @@ class Case:
     kept_as: torch.dtype | None = None  # quantised keys and values
     soft_cap: float | None = None
     sinks: bool = False
+    sink_tokens: int = 0
 
     @property
     def spec(self) -> AttentionSpec:
         slopes = tuple(alibi_slopes(self.heads)) if self.sloped else None
         sinks = torch.linspace(-3, 6, self.heads, device=DEVICE) if self.sinks else None
         value_dim = self.value_dim or self.head_dim
-        return AttentionSpec(self.head_dim**-0.5, value_dim, self.window, slopes, self.soft_cap, sinks)
+        return AttentionSpec(
+            self.head_dim**-0.5, value_dim, self.window, slopes, self.soft_cap, sinks, self.sink_tokens
+        )
 
     def build(self) -> tuple[AttentionInputs, torch.Tensor, LayerCache]:
-        """Where the tokens live, the queries, and a cache with NaN in all slots that hold no token of a sequence."""
+        """Where the tokens live, the queries, and a cache with NaN in all slots that hold no token of a sequence, and
+        in all blocks that no query sees."""
         dice, size = random.Random(0), self.block_size
         torch.manual_seed(0)
         contexts = [past + new for past, new in self.items]
@@ -80,6 +85,8 @@ class Case:
             torch.tensor([table + (table or [0])[:1] * (width - len(table)) for table in tables], device=DEVICE),
             size,
         )
+        if self.window is not None:
+            cache = hide_unseen_blocks(cache, self.items, tables, self.spec, size)
         cache = cache.to(self.dtype)
         parts = (cache,) if self.kept_as is None else quantise(cache, self.kept_as)
         held = LayerCache(*(by_head(part.view(torch.uint8), size).view(part.dtype) if part.itemsize == 1
@@ -136,6 +143,12 @@ def test_values_that_are_the_first_part_of_the_keys(value_dim, rope_dim):
 @pytest.mark.parametrize("window", [5, *further(1, 16, 100)])
 def test_a_sliding_window_equals_the_reference(window):
     check(Case(window=window))
+
+
+@pytest.mark.parametrize(("window", "sink_tokens"), [(5, 2), (3, 20), *further((16, 4), (1, 1), (12, 17), (100, 4))])
+def test_sink_tokens_beside_a_window_equal_the_reference(window, sink_tokens):
+    check(Case(window=window, sink_tokens=sink_tokens))
+    check(Case(((90, 1), (70, 9)), window=window, sink_tokens=sink_tokens), replace(SMALL, two_loops=True))
 
 
 @pytest.mark.parametrize("window", [7, *further(None)])

@@ -31,6 +31,7 @@ def attend(
     block_size: int = 16,
     capped: bool = False,
     kv_format: int | None = None,
+    sink_tokens: int = 0,
 ) -> Compilation:
     """What TritonAttention would have compiled."""
     latent = shape.value_dim < shape.head_dim
@@ -55,7 +56,8 @@ def attend(
         "VALUE_DIM": shape.value_dim, "MAIN": padded(shape.value_dim),
         "REST": padded(shape.head_dim - shape.value_dim) if latent else 0, "BLOCK_M": tiles.block_m,
         "BLOCK_N": tiles.block_n, "BLOCK_SIZE": block_size, "TOKEN_STRIDE": 1,
-        "HEAD_STRIDE": block_size, "WINDOW": window, "SOFT_CAP": 400.0 if capped else 0.0, "SLOPED": sloped,
+        "HEAD_STRIDE": block_size, "WINDOW": window, "SINK_TOKENS": sink_tokens,
+        "SOFT_CAP": 400.0 if capped else 0.0, "SLOPED": sloped,
         "LATENT": latent, "FORMAT": kv_format, "WIDE": shape.wide, "TWO_LOOPS": tiles.two_loops and window == 0,
         "ROWS": kind.combined[0], "SEGMENTS": kind.combined[1],
     }  # fmt: skip
@@ -97,6 +99,7 @@ def test_every_choice_of_tiles_fits_the_device_and_hardly_spills():
             choices.append((attend(shape, tiles), tiles.resident))
     for tiles in (short_tiles(USUAL, 1), long_tiles(USUAL)):
         choices.append((attend(USUAL, tiles, window=512), tiles.resident))
+        choices.append((attend(USUAL, tiles, window=512, sink_tokens=4), tiles.resident))
         choices.append((attend(USUAL, tiles, window=512, capped=True), tiles.resident))
         choices.append((attend(replace(USUAL, group=3), tiles, sloped=True, block_size=64), tiles.resident))
     for kv_format in (2, 3):  # fp8 is in SIZES
