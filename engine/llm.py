@@ -28,6 +28,7 @@ from engine.core import build
 from engine.engine import Engine
 from engine.llm_output import Completion, OutputSequence, Piece
 from engine.sampling import SamplingParams, choice_seed, contradiction, unfit
+from engine.token.checkpoint import has_tokenizer
 from engine.token.text.template import ChatTemplate
 from engine.token.text.tokenizer import NoTokenizer, Tokenizer
 from metrics.compute.step_costs import StepCosts
@@ -73,7 +74,7 @@ class LLM:
         if on_steps is not None and config.telemetry == "off":
             raise LLMError("telemetry=off leaves no records for on_steps; leave one of the two out")
         folder = model_folder(config.model)
-        spelt = config.load_format != "dummy" or (folder / "tokenizer.json").is_file()
+        spelt = config.load_format != "dummy" or has_tokenizer(folder)
         self._tokenizer = Tokenizer(folder) if spelt else NoTokenizer(folder)
         self._template = ChatTemplate(folder)
         self._inbox: queue.SimpleQueue[messages.Submit | messages.Abort | None] = queue.SimpleQueue()

@@ -10,6 +10,7 @@ import llguidance
 import numpy as np
 
 from engine.sampling import Grammar
+from engine.token.checkpoint import tokenizer_source
 from engine.token.text.tokenizer import Tokenizer
 from metrics.errors import InputError, ModelError
 
@@ -33,7 +34,7 @@ class GrammarCompiler:
         tokenizer = Tokenizer(folder)
         try:
             self._tokenizer = llguidance.LLTokenizer(
-                str(folder / "tokenizer.json"),
+                tokenizer_source(folder),
                 n_vocab=vocab_size or tokenizer.vocab_size,
                 eos_token=tokenizer.stop_token_ids or None,
             )

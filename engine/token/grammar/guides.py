@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 
 from engine.sampling import contradiction
+from engine.token.checkpoint import has_tokenizer
 from engine.token.grammar.grammar import GrammarCompiler, GrammarError, Guide
 from engine.token.grammar.masks import MaskFill
 from engine.token.sampling.state import SamplingRequest
@@ -59,7 +60,7 @@ class Guides:
         self._mask_threads = max(1, min(4, cores // 2))
         self._masking = self._mask_pool()
         self._live: dict[str, GrammarPreparation] = {}
-        if (folder / "tokenizer.json").is_file():  # the first grammar shall not wait for it
+        if has_tokenizer(folder):  # the first grammar shall not wait for it
             self._compiler = self._compiling.submit(GrammarCompiler, folder, vocab_size)
 
     def begin(self, request: SamplingRequest) -> GrammarPreparation | None:

@@ -17,16 +17,13 @@ from engine.token.models import deepseek, gemma, gpt_oss, llama, mistral, mpt, q
 from engine.token.models.decoder import Decoder
 from engine.token.models.layer import DecoderConfig
 from engine.token.models.settings import NEUTRAL
+from engine.token.models.sources import WeightSource, weight_source
 from engine.token.models.weights import (
     SEED,
     fill_with_random_weights,
-    iterate_weights,
-    outlined_weights,
     random_matrix,
     stored_dtype,
 )
-from engine.token.quantised.registry import weight_scheme
-from engine.token.quantised.scheme import WeightScheme
 from metrics.errors import ModelError
 
 log = logging.getLogger(__name__)
@@ -75,24 +72,24 @@ def load_model(
     model.tie()  # to_empty gave each its own memory
     if dummy:
         fill_with_random_weights(model)
-        _fill_quantised(model, outline.scheme)
+        _fill_quantised(model, outline.source)
     else:
         with torch.no_grad():
-            model.load(iterate_weights(folder, outline.scheme))
+            model.load(outline.source.weights())
     if outline.weight_format is not None:
         model.pack(outline.weight_format)
     model.make_rope(outline.max_model_len, device)
     return model.eval()
 
 
-def _fill_quantised(model: Decoder, scheme: WeightScheme | None) -> None:
+def _fill_quantised(model: Decoder, weights: WeightSource) -> None:
     """Gives the layers that stay quantised random sources."""
     generator = torch.Generator().manual_seed(SEED)
 
     def source(module: str, outputs: int, inputs: int) -> QuantisedMatrix:
-        return random_matrix(scheme.outline(module, outputs, inputs), generator)
+        return random_matrix(weights.outline(module, outputs, inputs), generator)
 
-    if scheme is not None:
+    if weights.name is not None:
         model.place_quantised(source)
 
 
@@ -100,7 +97,7 @@ class Outline(NamedTuple):
     """A model on the meta device: its parts without memory."""
 
     model: Decoder
-    scheme: WeightScheme | None  # of a quantised checkpoint
+    source: WeightSource
     weight_format: WeightFormat | None  # that its matrices will be packed in
     max_model_len: int
 
@@ -122,28 +119,29 @@ def outlined_model(
 ) -> Outline:
     """What load_model will build, from config.json and the headers of the weights. Raises as load_model."""
     config = read_config(folder)
+    kernels = _kernels(weights, dtype, device)
     weights = _packing(weights, dtype, device)
-    parts, scheme = decoder_config(config), weight_scheme(config)
+    parts, source = decoder_config(config), weight_source(folder, config)
     limit = max_model_len or parts.max_model_len
     if limit > parts.longest_model_len:
         raise ModelError(f"max_model_len {limit} is above the model's own limit {parts.longest_model_len}; lower it")
     with torch.device("meta"), _default_dtype(dtype):
         model = Decoder(parts)
     if not dummy:
-        _check_weights(model, folder, scheme)
-    elif scheme is not None:
-        model.place_quantised(scheme.outline)
-    model.choose_kernels(device_kernels(device, dtype) if weights in (None, "auto") else Kernels())
-    stored = named_dtype(config) if dummy or scheme is not None else stored_dtype(folder)
+        _check_weights(model, folder, source)
+    elif source.name is not None:
+        model.place_quantised(source.outline)
+    model.choose_kernels(kernels)
+    stored = named_dtype(config) if dummy or source.name is not None else stored_dtype(folder)
     if weights is None:
-        return Outline(model, scheme, None, limit)
+        return Outline(model, source, None, limit)
     model.store_as(stored)
-    return Outline(model, scheme, weight_format(weights, stored), limit)
+    return Outline(model, source, weight_format(weights, stored), limit)
 
 
-def _check_weights(model: Decoder, folder: Path, scheme: WeightScheme | None) -> None:
+def _check_weights(model: Decoder, folder: Path, source: WeightSource) -> None:
     """Raises ModelError, before memory is taken, where the headers of the weights do not fit the outline of a model."""
-    weights = list(outlined_weights(folder, scheme))
+    weights = list(source.outlined())
     described = sum(parameter.numel() for parameter in model.parameters())
     stored = sum(tensor.numel() for _, tensor in weights)
     if described > OF_ANOTHER_MODEL * stored:  # to name the first tensor of them could take hours
@@ -153,6 +151,12 @@ def _check_weights(model: Decoder, folder: Path, scheme: WeightScheme | None) ->
         )
     with torch.no_grad():
         model.load(weights)
+
+
+def _kernels(weights: str | None, dtype: torch.dtype, device: torch.device) -> Kernels:
+    """Those for a quantised checkpoint that stays as it is; none where another format, or torch, takes its weights."""
+    stays = weights == "auto" or (weights is None and device.type != "cpu")
+    return device_kernels(device, dtype) if stays else Kernels()
 
 
 def _packing(weights: str | None, dtype: torch.dtype, device: torch.device) -> str | None:

@@ -116,8 +116,10 @@ def random_matrix(outline: QuantisedMatrix, generator: torch.Generator) -> Quant
         codes = torch.randint(low, low + (1 << outline.bits), size, generator=generator).to(outline.codes.dtype)
     middle = (1 << outline.bits - 1) if low == 0 else 0
     spread = max((codes.float() - middle).std().item(), 1e-3) if codes.numel() > 1 else 1.0
-    scales = torch.full(outline.scales.shape, STANDARD_DEVIATION / spread)
-    zeros = None if outline.zeros is None else torch.full(outline.zeros.shape, float(middle))
+    scales = torch.full(outline.scales.shape, STANDARD_DEVIATION / spread).half().float()  # as checkpoints hold them
+    zeros = outline.zeros
+    if zeros is not None:  # of several values: a kernel may hold a single one apart
+        zeros = torch.randint(middle - 1, middle + 2, zeros.shape, generator=generator).float()
     fixed = None if outline.activation_scale is None else torch.tensor(1.0)
     return replace(outline, codes=codes, scales=scales, zeros=zeros, activation_scale=fixed)
 

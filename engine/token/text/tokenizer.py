@@ -1,11 +1,12 @@
 """Text ↔ ids, with the checkpoint's own tokenizer.json. Never shows half a character."""
 
+import json
 from pathlib import Path
 
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers.decoders import DecodeStream
 
-from engine.token.checkpoint import read_config, read_json
+from engine.token.checkpoint import read_config, read_json, tokenizer_source
 from engine.token.text.vocabulary import Vocabulary
 from metrics.errors import ModelError
 
@@ -15,15 +16,14 @@ class Tokenizer:
 
     def __init__(self, folder: Path):
         config = read_config(folder)
-        file = folder / "tokenizer.json"
-        if not file.is_file():
+        if (source := tokenizer_source(folder)) is None:
             raise ModelError(
                 f"{folder} has no tokenizer.json; save the tokenizer in its fast format beside the weights"
             )
         try:
-            self._tokenizer = HuggingFaceTokenizer.from_file(str(file))
+            self._tokenizer = HuggingFaceTokenizer.from_str(source)
         except Exception as error:  # the library raises bare Exception
-            raise ModelError(f"{file} cannot be read: {error}") from None
+            raise ModelError(f"tokenizer.json of {folder} cannot be read: {error}") from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.vocab_size: int = config.get("vocab_size") or self._tokenizer.get_vocab_size()
@@ -32,7 +32,7 @@ class Tokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         self.added_tokens = {token.content: token_id for token_id, token in added.items()}  # written as one id each
         self._special = {token_id: token.content for token_id, token in added.items() if token.special}
-        self.vocabulary = Vocabulary(self._tokenizer, read_json(folder, "tokenizer.json").get("decoder"))
+        self.vocabulary = Vocabulary(self._tokenizer, json.loads(source).get("decoder"))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text. A rendered chat brings its special tokens itself and wants none added."""

@@ -5,6 +5,7 @@ code lays them out, by nothing of the engine.
 """
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -36,7 +37,7 @@ def publish(
     stored, dense = {}, {}
     for name, tensor in matrices(source).items():
         module = name.removesuffix(".weight")
-        if "_proj.weight" not in name or any(part in name for part in skip):
+        if not re.search(r"(_proj|\.w[123])\.weight$", name) or any(part in name for part in skip):
             stored[name] = dense[name] = tensor
             continue
         parts, dense[name] = quantise(tensor)

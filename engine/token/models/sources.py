@@ -1,0 +1,49 @@
+"""Where a model's weights come from: a checkpoint folder, or a GGUF file."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from engine.compute.quantisation.matrix import QuantisedMatrix, Stored
+from engine.token.gguf.file import gguf_path
+from engine.token.gguf.tensors import GGUFWeights
+from engine.token.models.weights import iterate_weights, outlined_weights
+from engine.token.quantised.registry import weight_scheme
+
+
+class WeightSource(Protocol):
+    """The tensors of one model, under the names of a Hugging Face checkpoint. All raise ModelError."""
+
+    name: str | None  # of the format; None where nothing is quantised
+
+    def outlined(self) -> Iterator[tuple[str, Stored]]:
+        """All, of the meta device, from the headers alone."""
+        ...
+
+    def weights(self) -> Iterator[tuple[str, Stored]]: ...
+
+    def outline(self, module: str, outputs: int, inputs: int) -> QuantisedMatrix | None:
+        """The form of one layer's matrix, without a file of weights if config.json says it; None: it is dense."""
+        ...
+
+
+class FolderWeights:
+    """safetensors, quantised as config.json says."""
+
+    def __init__(self, folder: Path, config: dict[str, Any]):
+        self._folder, self._scheme = folder, weight_scheme(config)
+        self.name = None if self._scheme is None else self._scheme.name
+
+    def outlined(self) -> Iterator[tuple[str, Stored]]:
+        return outlined_weights(self._folder, self._scheme)
+
+    def weights(self) -> Iterator[tuple[str, Stored]]:
+        return iterate_weights(self._folder, self._scheme)
+
+    def outline(self, module: str, outputs: int, inputs: int) -> QuantisedMatrix | None:
+        return None if self._scheme is None else self._scheme.outline(module, outputs, inputs)
+
+
+def weight_source(folder: Path, config: dict[str, Any]) -> WeightSource:
+    path = gguf_path(folder)
+    return FolderWeights(folder, config) if path is None else GGUFWeights(path, config)
