@@ -25,6 +25,8 @@ class Kernels:
     """The kernels of one device for activations of one dtype, best first. Without any, matrices are dequantised."""
 
     kernels: tuple[Kernel, ...] = ()
+    # Whether experts have methods of their own. How many tokens each has is then read by the host: a GPU would wait.
+    experts: bool = True
 
     def fitting(self, matrix: QuantisedMatrix) -> Kernel | None:
         return next((kernel for kernel in self.kernels if kernel.fits(matrix)), None)

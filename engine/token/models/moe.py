@@ -108,6 +108,7 @@ class MixtureOfExperts(nn.Module):
     def choose(self, kernels: Kernels) -> str | None:
         """Keeps the experts quantised where one kernel fits all that were outlined: they then get no memory here.
         Returns the format's name."""
+        kernels = kernels if kernels.experts else Kernels()
         chosen = {sources.choose(kernels) for stack in self._sources for sources in stack}
         if len(chosen) > 1 or None in chosen:
             self._sources = tuple([SourceParts(part.shape[1]) for _ in range(self.num_experts)]
