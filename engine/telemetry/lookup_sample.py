@@ -3,19 +3,23 @@
 from engine.request.request import Request
 from engine.token.speculation.ngram_index import lookup_steps
 
-# One request in so many, and its first tokens: up to 4 µs a token of host time, behind the tokens that users wait for.
-EACH = 16
-MOST_TOKENS = 1024
+# A token costs up to 4 µs of host time, behind the tokens that users wait for. So many a second are 0.5 % of the time.
+TOKENS_PER_SECOND = 1250
+MOST_TOKENS = 2048  # of one request, and saved up while nothing ends
 
 
 class LookupSample:
-    """Counts the requests that end, and measures each `EACH`th."""
+    """Measures as many of the requests that end as its share of the time allows."""
 
     def __init__(self) -> None:
-        self._ended = 0
+        self._tokens = float(MOST_TOKENS)
+        self._now_ns = 0
 
-    def measure(self, request: Request) -> None:
-        """Sets `lookup_steps` of a request that has ended, if it is in the sample and not too long."""
-        self._ended += 1
-        if self._ended % EACH == 1 and request.output_tokens and len(request.token_ids) <= MOST_TOKENS:
+    def measure(self, request: Request, now_ns: int) -> None:
+        """Sets `lookup_steps` of a request that has ended, if there is time for it."""
+        earned = TOKENS_PER_SECOND * (now_ns - self._now_ns) / 1e9 if self._now_ns else 0.0
+        self._tokens, self._now_ns = min(MOST_TOKENS, self._tokens + earned), now_ns
+        length = len(request.token_ids)
+        if request.output_tokens and length <= self._tokens:
+            self._tokens -= length
             request.lookup_steps = lookup_steps(request.token_ids, request.prompt_tokens)

@@ -106,7 +106,7 @@ class FullObserver:
             num_tokens += item.token_id is not None
             if item.finish_reason is not None:
                 self.clock.remove(item.request)
-                self.lookups.measure(item.request)
+                self.lookups.measure(item.request, turn.committed_ns)
         return self.records.record(step, plan, outcome, self._participants, num_tokens, turn)
 
 

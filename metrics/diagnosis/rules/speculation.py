@@ -38,7 +38,7 @@ def rejected_drafts(facts: Facts, excess: Excess) -> Proposal | None:
         evidence=[
             evidence(f"{accepted:,.0f} of {drafted:,.0f} drafts were accepted", share, "share", RECORDS, weight=2),
             evidence(f"{part:.0%} of the decoding went to rejected drafts, and proposing took "
-                     f"{draft_ns / max(decode_ns + draft_ns, 1.0):.0%} more", lost, "share", RECORDS, weight=3),
+                     f"{draft_ns / max(decode_ns + draft_ns, 1.0):.0%} more", lost, "share", RECORDS, weight=6),
             *excess_evidence(excess, (DECODE, DRAFT)),
         ],
         measurement="the same scenario with fewer drafts, or none",
