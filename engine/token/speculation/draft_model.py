@@ -153,11 +153,7 @@ class DraftModelProposer:
             computed = self._blocks.leading(request.blocks, sequence.past_tokens)
             self._live[request.id] = LiveDraft(computed)
             return computed
-        known = [*request.token_ids[live.computed :], *sequence.sampled]
-        for draft, token in zip(live.chain, known[: sequence.num_known - 1 - live.computed], strict=False):
-            if draft != token:
-                break
-            live.computed += 1
+        live.computed = min(live.computed + len(live.chain), sequence.num_known - 1)
         live.chain = []
         return live.computed
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch.utils.flop_counter import FlopCounterMode
@@ -17,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from engine.config import EngineConfig, model_folder
 from engine.runner.memory_plan import planned
 from engine.token.models.registry import load_model
+from engine.token.speculation.draft_model import ComputedBlocks
 from engine.token.speculation.drafters import Target, outlined_drafter
 from engine.token.speculation.proposer import ComputedStep, Proposal, SequenceStep
 from metrics.errors import ModelError
@@ -64,23 +66,28 @@ def prompts() -> list[list[int]]:
     return [[7, 9, 4], [*longest[:32], 5, 6], longest, longest[:48], longest]
 
 
-def drafted(settings: dict, max_tokens: int = 14) -> tuple[dict, list[tuple[list[int], list[int]]], list]:
-    """Tokens by request, the (known tokens, drafts) of each proposal, and the records of steps."""
+def drafted(settings: dict, max_tokens: int = 14) -> tuple[dict, dict[str, list[tuple[list[int], list[int]]]], list]:
+    """Tokens by request, its (known tokens, drafts) of each proposal, and the records of steps. The last request is a
+    fork of the one before it."""
     settings = {"speculation_adaptive": "off", "speculation_tokens": 4} | settings
     engine, published = make_engine(settings.pop("model"), **settings)
-    proposals, proposer = [], engine.runner.drafting.proposer
+    proposals, proposer = {}, engine.runner.drafting.proposer
     propose = proposer.propose
 
     def watched(step: ComputedStep) -> Proposal:
         proposal = propose(step)
         known = {s.request.id: s.request.token_ids + s.sampled for s in step.sequences if s.wanted}
-        proposals.extend((known[request_id], drafts) for request_id, drafts in proposal.drafts.items())
+        for request_id, drafts in proposal.drafts.items():
+            proposals.setdefault(request_id, []).append((known[request_id], drafts))
         return proposal
 
     proposer.propose = watched
     for index, prompt in enumerate(prompts()):  # one after another, so that the later ones find prefixes
         hand_over(engine, [submit(f"r{index}", prompt, max_tokens)])
         engine.receive([], engine.step())
+    drain(engine)
+    leader = submit("leader", prompts()[1], max_tokens)
+    hand_over(engine, [leader, replace(leader, request_id="fork", fork_of="leader")])
     drain(engine, check=True)
     return published.tokens, proposals, published.records
 
@@ -120,9 +127,11 @@ def test_drafts_are_those_of_a_computation_without_a_cache(name, settings, draft
         settings = TIGHT | {"prefix_caching": False}
     _, proposals, _ = drafted(drafter(name) | settings)
     oracle = defined(name, checkpoints)
-    assert len(proposals) > 30
+    fork = proposals.pop("fork")
+    others = [proposal for found in proposals.values() for proposal in found]
+    assert len(others) > 30
     with torch.no_grad():
-        for known, drafts in random.Random(1).sample(proposals, 16):
+        for known, drafts in fork[:3] + random.Random(1).sample(others, 14):
             assert drafts == oracle(known, len(drafts)), f"after {len(known)} tokens"
 
 
@@ -132,6 +141,50 @@ def test_a_draft_model_that_is_its_target_is_always_right(settings, checkpoints)
     _, _, records = drafted(settings | {"speculation": "draft-model"})
     verified = sum(step.drafted_tokens for step in records)
     assert verified > 40 and verified == sum(step.accepted_tokens for step in records)
+
+
+def test_forks_draft_from_copies_of_the_blocks_that_they_share(checkpoints):
+    """The draft model's cache has the same copies: else the siblings would draft from empty blocks."""
+    settings = {"speculation": "draft-model", "speculation_model": str(checkpoints["llama"])}
+    engine, published = make_engine(checkpoints["llama"], speculation_adaptive="off", **settings)
+    hand_over(engine, [submit(f"old{i}", prompts()[2], 30) for i in range(3)])  # leaves its traces in the blocks
+    drain(engine)
+    passes, propose = [], engine.runner.drafting.proposer._computed
+    engine.runner.drafting.proposer._computed = lambda ids, *at: (passes.append(len(ids)), propose(ids, *at))[1]
+    siblings = [replace(submit(f"fork{i}", prompts()[0] * 9, 12), fork_of="leader") for i in range(3)]
+    hand_over(engine, [submit("leader", prompts()[0] * 9, 12), *siblings])
+    drain(engine, check=True)
+    assert sum(step.drafted_tokens for step in published.records) > 60
+    assert all(step.drafted_tokens == step.accepted_tokens for step in published.records)
+    assert published.tokens["fork0"] == published.tokens["leader"]
+    assert sorted(passes)[-1] < 27 + 9, "the siblings compute the last token of the prompt, and no more"
+
+
+def test_a_prefix_that_was_drafted_behind_is_not_computed_again(checkpoints):
+    settings = {"speculation": "draft-model", "speculation_model": str(checkpoints["llama"])}
+    engine, _ = make_engine(checkpoints["llama"], speculation_adaptive="off", **settings)
+    passes, proposer = [], engine.runner.drafting.proposer
+    computed = proposer._computed
+    proposer._computed = lambda ids, *at: (passes.append(len(ids)), computed(ids, *at))[1]
+    for index, most in enumerate((62, 14)):
+        passes.clear()
+        hand_over(engine, [submit(f"r{index}", prompts()[2], 8)])
+        drain(engine)
+        assert max(passes) == most, "the whole prompt and a token; then what is behind its three full blocks"
+
+
+def test_blocks_say_how_far_they_were_computed():
+    """Positions that the target writes are of new tokens, whatever the block's last owner had there."""
+    blocks = ComputedBlocks(num_blocks=4, block_size=4)
+    blocks.computed([2, 0, 3], 0, 10)
+    assert [blocks.leading([2, 0, 3], length) for length in (12, 10, 9, 8, 3)] == [10, 10, 9, 8, 3]
+    assert blocks.leading([2, 1, 3], 12) == 4
+    blocks.copied([(0, 1), (3, 0)])
+    assert blocks.leading([2, 1, 0], 12) == 10
+    blocks.overwritten([3, 1], 2, 6)
+    assert [blocks.leading([block], 4) for block in (0, 1, 2, 3)] == [2, 0, 4, 2]
+    blocks.overwritten([2], 4, 4)
+    assert blocks.leading([2], 4) == 4
 
 
 def test_a_draft_model_catches_up_after_steps_that_nobody_wanted_drafts_of(checkpoints):
