@@ -22,9 +22,7 @@ class LogitEdits:
     bias_rows: torch.Tensor  # [edited] int64
     mask_rows: torch.Tensor  # [edited] int64
     penalties: torch.Tensor  # [edited, 3] float32: repetition, frequency, presence; read where there is a history
-    counted: tuple[torch.Tensor, torch.Tensor] | None = (
-        None  # rows of the logits to count, and of histories [n]
-    )
+    counted: tuple[torch.Tensor, torch.Tensor] | None = None  # rows of the logits to count, and of histories [n]
     additions: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None  # edited rows, tokens int64, values [n]
 
     def add(self, edited: torch.Tensor) -> None:

@@ -42,18 +42,24 @@ def check_kv_format(layout: KVLayout, kv_dtype: torch.dtype, device: torch.devic
         raise ModelError("kv_cache_dtype=int4 has no kernel for latent attention on CUDA; use int8 or fp8")
 
 
-def costliest_plans(config: EngineConfig, most_tokens: int, max_model_len: int) -> list[StepPlan]:
+def costliest_plans(
+    config: EngineConfig, most_tokens: int, max_model_len: int, most_expanded: int | None = None
+) -> list[StepPlan]:
     """The two largest steps: a chunk of `most_tokens` that ends at max_model_len, and all sequences that sample
-    there. All read the blocks of one sequence, and sample in the costliest way."""
+    there; and a chunk that ends at `most_expanded`, the longest context whose latents are expanded. All read the blocks
+    of one sequence, and sample in the costliest way."""
     blocks = list(range(-(-max_model_len // config.block_size)))
     chunk = min(most_tokens, max_model_len)
     decodes = min(config.max_num_seqs, most_tokens)
     plans = []
-    for sequences, new in ((1, chunk), (decodes, 1)):
+    sizes = [(1, chunk, max_model_len), (decodes, 1, max_model_len)]
+    if most_expanded is not None and most_expanded < max_model_len:
+        sizes.append((1, min(chunk, most_expanded), most_expanded))
+    for sequences, new, context in sizes:
         plan = StepPlan(0, 0)
         for index in range(sequences):
             request = Request(index, f"probe {index}", max_model_len, [0] * max_model_len, _COSTLY, blocks=list(blocks))
-            plan.add(ScheduledTokens(request, new, max_model_len - new, "prefill", samples=True))
+            plan.add(ScheduledTokens(request, new, context - new, "prefill", samples=True))
         plans.append(plan)
     return plans
 

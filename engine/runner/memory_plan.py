@@ -153,4 +153,5 @@ def work_bytes(config: EngineConfig, model: Decoder, tokens: int, bytes_per_numb
     layer."""
     rows = min(config.max_num_seqs, tokens)
     activations = tokens * (4 * model.config.hidden_size + 2 * model.widest_activation) * bytes_per_number
-    return activations + LOGIT_COPIES * rows * model.config.vocab_size * 4
+    positions = (config.max_model_len or model.config.max_model_len) + tokens
+    return activations + model.expanded_bytes(positions) + LOGIT_COPIES * rows * model.config.vocab_size * 4

@@ -332,7 +332,8 @@ class ModelRunner:
         """The plan of a GPU, after its largest steps were computed and its graphs captured. They compile and load what
         the first requests would wait for. Raises ModelError if they do not fit."""
         sizes = config, self.most_tokens, self.max_model_len
-        plans = costliest_plans(*sizes) + warm_up_plans(*sizes)
+        expansion = self.model.expansion
+        plans = costliest_plans(*sizes, None if expansion is None else expansion.most_context) + warm_up_plans(*sizes)
         self.kv_cache = self._allocate(-(-self.max_model_len // self.block_size))
 
         def run(plan: StepPlan) -> None:

@@ -23,6 +23,18 @@ class ExpertShape(msgspec.Struct, frozen=True):
     expert_bytes: int  # weights of one
 
 
+class Expansion(msgspec.Struct, frozen=True):
+    """Latent attention to keys and values that are expanded from the latents of the whole context (DeepSeek-V2, 2024).
+
+    Each pair then costs less, and each past position a product with the factors of keys and values. New tokens take the
+    same product either way: for their own latents, or for their queries and results.
+    """
+
+    saved_pair_flops: int  # of a query and a key in one layer, all heads
+    position_flops: int  # of a past position in one layer
+    most_context: int  # positions: the expanded keys and values take memory
+
+
 class ModelShape(msgspec.Struct, frozen=True):
     """What a decoder's cost depends on. Parameters are those that one token is multiplied by, in all layers."""
 
@@ -35,6 +47,7 @@ class ModelShape(msgspec.Struct, frozen=True):
     kv_bytes_per_token: int  # all layers
     weight_bytes: int  # that every step reads: no embedding table, of which rows are gathered, no routed experts
     experts: ExpertShape | None = None
+    expansion: Expansion | None = None  # `pair_flops` is without it
 
     @property
     def num_layers(self) -> int:
@@ -62,6 +75,7 @@ class StepWork(NamedTuple):
     chunk_pairs: Count
     kv_reads: Count  # token positions whose keys and values are read, each once a sequence
     logit_rows: Count
+    saved_flops: Count = 0  # by expanded latents: see Expansion
 
 
 class StepCost(NamedTuple):
@@ -89,7 +103,7 @@ def step_work(shape: ModelShape, new_tokens: Sequence[int], past_tokens: Sequenc
     pairs, reads = pairs_and_reads(shape, new, past)
     single = new == 1
     counts = new.sum(), single.sum(), pairs[single].sum(), (~single).sum(), pairs[~single].sum(), reads.sum()
-    return StepWork(*map(int, counts), logit_rows)
+    return StepWork(*map(int, counts), logit_rows, int(np.sum(saved_flops(shape, new, past))))
 
 
 def steps_work(
@@ -113,6 +127,7 @@ def steps_work(
         chunk_pairs=summed(pairs * ~single),
         kv_reads=summed(reads),
         logit_rows=logit_rows,
+        saved_flops=0 if shape.expansion is None else summed(saved_flops(shape, new, past)),
     )
 
 
@@ -123,6 +138,22 @@ def pairs_and_reads(shape: ModelShape, new: np.ndarray, past: np.ndarray) -> tup
         pairs += layers * num_pairs(new, past, window)
         reads += layers * (past + new if window is None else np.minimum(past + new, window + new - 1))
     return pairs, reads
+
+
+def expansion_savings(expansion: Expansion, new: Count, past: Count) -> Count:
+    """FLOPs of one layer that a sequence saves if its latents are expanded; below 0 where they should not be. The rule
+    by which the engine chooses."""
+    saved = num_pairs(new, past, None) * expansion.saved_pair_flops - past * expansion.position_flops
+    allowed = (new > 1) & (new + past <= expansion.most_context)
+    return np.where(allowed, saved, -1) if isinstance(new, np.ndarray) else (saved if allowed else -1)
+
+
+def saved_flops(shape: ModelShape, new: Count, past: Count) -> Count:
+    """FLOPs of all layers that sequences save by expanded latents."""
+    if shape.expansion is None:
+        return 0
+    saved = expansion_savings(shape.expansion, new, past)
+    return shape.num_layers * (np.maximum(saved, 0) if isinstance(saved, np.ndarray) else max(saved, 0))
 
 
 def step_cost(shape: ModelShape, work: StepWork) -> StepCost:
@@ -138,7 +169,9 @@ def step_cost(shape: ModelShape, work: StepWork) -> StepCost:
         read = np.rint(experts.num_layers * distinct * experts.expert_bytes)
         moved += read.astype(np.int64) if isinstance(tokens, np.ndarray) else int(read)
     return StepCost(
-        2 * tokens * shape.attention_parameters + shape.pair_flops * (work.decode_pairs + work.chunk_pairs),
+        2 * tokens * shape.attention_parameters
+        + shape.pair_flops * (work.decode_pairs + work.chunk_pairs)
+        - work.saved_flops,
         2 * tokens * shape.mlp_parameters,
         work.logit_rows * shape.head_flops_per_row,
         moved,
@@ -149,7 +182,7 @@ def request_flops(shape: ModelShape, new_tokens: int, past_tokens: int, sampled:
     """FLOPs of `new_tokens` after `past_tokens` of one sequence, `sampled` of them with logits."""
     pairs = prompt_pairs(shape.windows, new_tokens, past_tokens)
     linear = new_tokens * shape.linear_flops_per_token + sampled * shape.head_flops_per_row
-    return linear + shape.pair_flops * pairs
+    return linear + shape.pair_flops * pairs - saved_flops(shape, new_tokens, past_tokens)
 
 
 def decode_flops(shape: ModelShape, past_tokens: Sequence[int]) -> int:

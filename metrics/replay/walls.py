@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from metrics.compute.cost_model import ModelShape, StepWork, step_cost
+from metrics.compute.cost_model import ModelShape, StepWork, saved_flops, step_cost
 from metrics.compute.roofline import Ceilings
 from metrics.compute.step_time import StepTimeModel
 
@@ -61,7 +61,10 @@ def compute_wall(shape: ModelShape, mean: MeanRequest, peak_flops: float) -> Wal
     cached = mean.prompt_tokens - mean.computed_tokens
     pairs = shape.num_layers * (tokens * cached + tokens * (tokens + 1) / 2)
     flops = (
-        tokens * shape.linear_flops_per_token + shape.pair_flops * pairs + mean.output_tokens * shape.head_flops_per_row
+        tokens * shape.linear_flops_per_token
+        + shape.pair_flops * pairs
+        - saved_flops(shape, round(mean.computed_tokens), round(cached))  # as if a prompt were one chunk
+        + mean.output_tokens * shape.head_flops_per_row
     )
     return Wall(
         name="compute",

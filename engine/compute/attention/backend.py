@@ -47,6 +47,7 @@ class AttentionBackend(Protocol):
     """Causal attention over a paged KV cache that holds the step's own keys and values already."""
 
     indexes_tables = False  # whether AttentionInputs may have table_rows
+    inputs: AttentionInputs  # of the step that has begun
     reads_behind_contexts = True  # whether slots behind a sequence are multiplied: then they must hold finite numbers
 
     def reserve(self, max_sequences: int, max_tokens: int) -> None:
@@ -59,6 +60,11 @@ class AttentionBackend(Protocol):
         """Called once a step, before the layers, for what all layers share."""
         ...
 
+    def another(self) -> "AttentionBackend":
+        """One more of the same kind, with inputs of its own: for vectors that stand outside of the KV cache."""
+        ...
+
     def attend(self, query: torch.Tensor, layer_cache: LayerCache, spec: AttentionSpec) -> torch.Tensor:
-        """query [num_tokens, num_heads, head_dim] → [num_tokens, num_heads, value_dim]."""
+        """query [num_tokens, num_heads, head_dim] → [num_tokens, num_heads, value_dim]. Values may be shorter than the
+        vectors of their plane: their first dimensions."""
         ...

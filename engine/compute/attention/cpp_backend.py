@@ -60,9 +60,13 @@ class CppAttention(AttentionBackend):
     """
 
     def __init__(self, library: Library) -> None:
+        self._library = library
         self._attend = library.function("sojourn_attend", POINTER)
         self._prepared: dict[AttentionSpec, tuple[AttentionArguments, int]] = {}  # and their address
         self._output = Workspace()
+
+    def another(self) -> "CppAttention":
+        return CppAttention(self._library)
 
     def begin(self, inputs: AttentionInputs) -> None:
         self.inputs = inputs  # the arguments point to them

@@ -24,8 +24,11 @@ class TorchAttention(AttentionBackend):
     def __init__(self) -> None:
         self._room: list[torch.Tensor] = [torch.empty(0), torch.empty(0)]  # where keys and values are gathered to
 
+    def another(self) -> "TorchAttention":
+        return TorchAttention()
+
     def begin(self, inputs: AttentionInputs) -> None:
-        self._inputs = inputs
+        self.inputs = inputs
         tables, size, singles = inputs.block_tables, inputs.block_size, inputs.num_single
         self._groups = []
         for begin, end in _groups(inputs.context_lens[:singles]):
@@ -96,7 +99,7 @@ class TorchAttention(AttentionBackend):
             else:
                 out = plane.index_select(0, blocks)
             gathered.append(out.view(rows, -1, *out.shape[2:]).transpose(1, 2))
-        return gathered[0], gathered[1] if len(planes) == 2 else gathered[0][..., : spec.value_dim]
+        return gathered[0], gathered[-1][..., : spec.value_dim]
 
     def _make_gathers(
         self, spec: AttentionSpec, num_kv_heads: int, dtype: torch.dtype, plain: bool
@@ -104,7 +107,7 @@ class TorchAttention(AttentionBackend):
         """For each group the blocks to gather, of all its sequences, and a mask that broadcasts to [sequences,
         kv_heads, group, num_keys]. For each chunk its blocks, how many keys of them it has, and a mask that broadcasts
         to [1, heads, new, num_keys], or, if `plain`, None where causal attention among the new tokens is meant."""
-        device, size = self._inputs.block_tables.device, self._inputs.block_size
+        device, size = self.inputs.block_tables.device, self.inputs.block_size
         slopes = None if spec.alibi_slopes is None else torch.tensor(spec.alibi_slopes, device=device)
         groups, chunks = [], []
         for _, _, tables, contexts in self._groups:

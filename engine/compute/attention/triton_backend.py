@@ -97,6 +97,11 @@ class TritonAttention(AttentionBackend):
         self._rooms: dict[Kind, Room] = {}
         self._slopes: dict[AttentionSpec, torch.Tensor] = {}
 
+    def another(self) -> "TritonAttention":
+        return TritonAttention(
+            self._device, num_multiprocessors=self._num_multiprocessors, short=self._short, long=self._long
+        )
+
     def reserve(self, max_sequences: int, max_tokens: int) -> None:
         """Makes room for steps of so many sequences and new tokens. A graph captured before is void if this grows."""
         max_tokens = max(max_tokens, max_sequences)
@@ -107,7 +112,7 @@ class TritonAttention(AttentionBackend):
 
     def begin(self, inputs: AttentionInputs) -> None:
         self.reserve(len(inputs.query_lens), sum(inputs.query_lens))
-        self._inputs = inputs
+        self.inputs = inputs
         self._short_lens = [new for new in inputs.query_lens if new <= SHORT_TOKENS]
         self._long_lens = [new for new in inputs.query_lens if new > SHORT_TOKENS]
         self._planned: set[Kind] = set()
@@ -117,9 +122,9 @@ class TritonAttention(AttentionBackend):
         in the same dtype or quantised. Returns [num_tokens, num_heads, value_dim]."""
         num_tokens, num_heads, head_dim = query.shape
         planes, _, block_size, num_kv_heads, _ = layer_cache.values.shape
-        assert block_size == self._inputs.block_size, "the cache and the tables have blocks of one size"
-        assert planes == 2 or layer_cache.values.dtype != KV_INT4, "a latent's halves are not those of its values"
-        assert planes == 1 or spec.value_dim == head_dim, "keys and values of a layout with two planes have one size"
+        assert block_size == self.inputs.block_size, "the cache and the tables have blocks of one size"
+        whole = planes == 2 and spec.value_dim == head_dim
+        assert whole or layer_cache.values.dtype != KV_INT4, "a vector's halves are not those of shorter values"
         wide = layer_cache.values[0].numel() >= 2**31
         group, itemsizes = num_heads // num_kv_heads, (query.itemsize, layer_cache.values.itemsize)
         shape = Shape(group, head_dim, spec.value_dim, *itemsizes, wide)
@@ -145,7 +150,7 @@ class TritonAttention(AttentionBackend):
         if kind not in self._planned:
             self._plan(kind, room, num_items)
             self._planned.add(kind)
-        inputs, tiles, values, scales = self._inputs, kind.tiles, layer_cache.values, layer_cache.scales
+        inputs, tiles, values, scales = self.inputs, kind.tiles, layer_cache.values, layer_cache.scales
         latent = values.shape[0] == 1
         head_dim, (token_stride, head_stride) = query.shape[2], layer_cache.strides()
         attend_kernel[(num_items * kind.num_kv_heads,)](
@@ -199,7 +204,7 @@ class TritonAttention(AttentionBackend):
         return sum(map(kind.num_blocks, lens)) + kind.most_extra(len(lens))
 
     def _plan(self, kind: Kind, room: Room, num_items: int) -> None:
-        inputs, tiles = self._inputs, kind.tiles
+        inputs, tiles = self.inputs, kind.tiles
         num_sequences = len(inputs.query_lens)
         plan_kernel[(-(-num_items // CHUNK),)](
             inputs.query_start,

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from metrics.compute.cost_model import ModelShape, pairs_and_reads
+from metrics.compute.cost_model import ModelShape, pairs_and_reads, saved_flops
 from metrics.records import StepRecord, SystemRecord
 from metrics.results.energy import SENSORS, joules_between
 
@@ -45,8 +45,10 @@ class DeviceShares:
         new = np.array(step.new_tokens, np.int64)
         if self.shape is None:
             return new
-        pairs, _ = pairs_and_reads(self.shape, new, np.array(step.past_tokens, np.int64))
-        return new * self.shape.linear_flops_per_token + pairs * self.shape.pair_flops
+        past = np.array(step.past_tokens, np.int64)
+        pairs, _ = pairs_and_reads(self.shape, new, past)
+        attention = pairs * self.shape.pair_flops - saved_flops(self.shape, new, past)
+        return new * self.shape.linear_flops_per_token + attention
 
 
 class PowerMeter:

@@ -20,10 +20,12 @@ from engine.compute.quantisation.kernels import Kernels
 from engine.compute.quantisation.matrix import QuantisedMatrix
 from engine.compute.quantisation.parts import storage_of
 from engine.compute.weight_formats import WeightFormat
+from engine.token.models.expansion import ROOM_BYTES
+from engine.token.models.latent import LatentAttention
 from engine.token.models.layer import DecoderConfig, Layer, Stored
 from engine.token.models.moe import MixtureOfExperts
 from engine.token.models.rope import rope_table
-from metrics.compute.cost_model import ExpertShape, ModelShape
+from metrics.compute.cost_model import Expansion, ExpertShape, ModelShape
 from metrics.errors import ModelError
 
 
@@ -135,6 +137,19 @@ class Decoder(nn.Module):
         ]
         experts = [m.num_chosen * m.gate_up.shape[1] for m in self._matrices() if isinstance(m, MixtureOfExperts)]
         return max(linear + experts)
+
+    @property
+    def expansion(self) -> Expansion | None:
+        """Of latent attention that may expand its latents."""
+        attention = self.layers[0].attention
+        return attention.expansion(self.norm.dtype) if isinstance(attention, LatentAttention) else None
+
+    def expanded_bytes(self, positions: int) -> int:
+        """That the expanded latents of so many positions may take: the room, and once more what is copied into it."""
+        if self.expansion is None:
+            return 0
+        most = self.expansion.most_context
+        return 2 * ROOM_BYTES * min(positions, most) // most
 
     @property
     def kv_layout(self) -> KVLayout:
@@ -259,6 +274,7 @@ class Decoder(nn.Module):
             kv_bytes_per_token=bytes_per_token(self.kv_layout, len(self.layers), kv_dtype or self.norm.dtype),
             weight_bytes=read,
             experts=experts,
+            expansion=self.expansion,
         )
 
     def parts(self) -> dict[str, LinearPart]:

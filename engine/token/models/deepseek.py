@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from engine.token.models.expansion import Expander
 from engine.token.models.latent import LatentAttention, LatentConfig
 from engine.token.models.layer import DecoderConfig
 from engine.token.models.llama import gated_mlps, rotary_decoder
@@ -136,7 +137,8 @@ def _decoder(config: dict[str, Any], route: Route, *, correction_bias: bool, int
     mlps = dense[:first_mixture] + (mixture,) * (len(dense) - first_mixture)
     translate = partial(_translate, num_layers=len(dense))
     windows = (None,) * len(dense)
-    return rotary_decoder(config, partial(LatentAttention, attention), mlps, windows=windows, translate=translate)
+    make = partial(LatentAttention, attention, Expander(attention.num_heads, nope_dim + rope_dim))
+    return rotary_decoder(config, make, mlps, windows=windows, translate=translate)
 
 
 def _sharpening(config: dict[str, Any]) -> float:

@@ -2,22 +2,24 @@
 heads.
 
 A head's keys and values are linear in the latent, so their matrices are moved to the query and to the result
-(absorbed), and what is left is multi-query attention over the latent. Prompts take the same path. Expanding keys and
-values would save a prompt about two thirds of its attention FLOPs, but every chunk would have to expand all that the
-cache holds before it, and a step would mix two kinds of attention; the reference takes the one path that is right for
-all.
+(absorbed), and what is left is multi-query attention over the latent. Decodes are cheapest so. For a chunk of a prompt
+it may be cheaper to compute the keys and values of its whole context from the latents (expanded): see expansion.py. A
+step may have both.
 """
 
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-from engine.compute.attention.backend import AttentionSpec
+from engine.compute.attention.backend import AttentionBackend, AttentionSpec
 from engine.compute.kv_cache import KVLayout, LayerCache
 from engine.compute.linear import Linear, LinearPart
 from engine.compute.operations.backend import Step
 from engine.compute.operations.reference import pairs_to_halves, rms_norm, rotate
+from engine.token.models.expansion import ROOM_BYTES, Expander, Part, gathered, place
+from metrics.compute.cost_model import Expansion
 
 LATENT_NORM_EPS = 1e-6  # of the two inner norms; config.json's rms_norm_eps is not theirs
 
@@ -37,10 +39,13 @@ class LatentConfig:
 
 
 class LatentAttention(nn.Module):
-    def __init__(self, config: LatentConfig, window: int | None):
+    """The layers of a model share an `expander`."""
+
+    def __init__(self, config: LatentConfig, expander: Expander, window: int | None):
         super().__init__()
-        self.config = config
+        self.config, self.expander = config, expander
         self.spec = AttentionSpec(config.scale, config.latent_dim, window)
+        self.expanded_spec = AttentionSpec(config.scale, config.value_dim)
         self.kv_layout = KVLayout(1, 1, config.latent_dim + config.rope_dim)
         self.rotary_dim = config.rope_dim
         self.pair_flops = 2 * config.num_heads * (2 * config.latent_dim + config.rope_dim)
@@ -70,14 +75,17 @@ class LatentAttention(nn.Module):
         if config.interleaved:  # the order of dimensions is free as long as queries and keys share it
             query_rope, key_rope = pairs_to_halves(query_rope), pairs_to_halves(key_rope)
         latent = rms_norm(latent, self.latent_norm, LATENT_NORM_EPS)[:, None]
-        key_up, value_up = self.up.split((config.nope_dim, config.value_dim), dim=1)  # [heads, dim, latent_dim]
-        absorbed = torch.bmm(query_nope.transpose(0, 1), key_up).transpose(0, 1)
         rope = step.rope.rows()
-        query = torch.cat((absorbed, rotate(query_rope, *rope)), dim=-1)
-        key = torch.cat((latent, rotate(key_rope, *rope)), dim=-1)
-        step.operations.write(key, None, step.slots, layer_cache)
-        mixed = step.attention.attend(query, layer_cache, self.spec)  # [num_tokens, heads, latent_dim]
-        values = torch.bmm(mixed.transpose(0, 1), value_up.transpose(1, 2)).transpose(0, 1)
+        query_rope, key_rope = rotate(query_rope, *rope), rotate(key_rope, *rope)
+        step.operations.write(torch.cat((latent, key_rope), dim=-1), None, step.slots, layer_cache)
+        parts = self.expander.parts(step.attention, self.expansion(x.dtype))
+        if parts is None:
+            return self.o(self._absorbed(step.attention, query_nope, query_rope, layer_cache).flatten(1))
+        values = x.new_empty(len(x), config.num_heads, config.value_dim)
+        for part in parts:
+            attend = self._expanded if part.expanded else self._absorbed
+            of = part if part.expanded else part.attention
+            values[part.rows] = attend(of, query_nope[part.rows], query_rope[part.rows], layer_cache)
         return self.o(values.flatten(1))
 
     def parts(self, prefix: str) -> dict[str, LinearPart]:
@@ -92,6 +100,48 @@ class LatentAttention(nn.Module):
         if self.config.query_rank is not None:
             found[f"{prefix}.q_b_proj"] = LinearPart(self.query_up, 0, self.query_up.out_features)
         return found
+
+    def _absorbed(
+        self, attention: AttentionBackend, query_nope: torch.Tensor, query_rope: torch.Tensor, layer_cache: LayerCache
+    ) -> torch.Tensor:
+        """Queries [num_tokens, heads, nope_dim] and [num_tokens, heads, rope_dim] → [num_tokens, heads, value_dim]."""
+        key_up, value_up = self._factors()
+        absorbed = torch.bmm(query_nope.transpose(0, 1), key_up).transpose(0, 1)
+        mixed = attention.attend(torch.cat((absorbed, query_rope), dim=-1), layer_cache, self.spec)
+        return torch.bmm(mixed.transpose(0, 1), value_up.transpose(1, 2)).transpose(0, 1)
+
+    def _expanded(
+        self, part: Part, query_nope: torch.Tensor, query_rope: torch.Tensor, layer_cache: LayerCache
+    ) -> torch.Tensor:
+        """The same of sequences whose latents are read back from the cache, as other steps will read them."""
+        config = self.config
+        room = self.expander.room(part.num_blocks, query_nope)
+        keys, values = room.values
+        nope, rope, value = slice(config.nope_dim), slice(config.nope_dim, None), slice(config.value_dim)
+        for blocks, context, first in part.expanded:
+            vectors = gathered(layer_cache, blocks, context, query_nope.dtype)
+            latent, key_rope = vectors.split((config.latent_dim, config.rope_dim), dim=-1)
+            both = F.linear(latent, self.up.flatten(0, 1)).unflatten(-1, (config.num_heads, -1)).transpose(0, 1)
+            place(keys, first, nope, both[..., : config.nope_dim])
+            place(keys, first, rope, key_rope.expand(config.num_heads, -1, -1))
+            place(values, first, value, both[..., config.nope_dim :])
+        return part.attention.attend(torch.cat((query_nope, query_rope), dim=-1), room, self.expanded_spec)
+
+    def _factors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of keys [heads, nope_dim, latent_dim] and values [heads, value_dim, latent_dim]."""
+        return self.up.split((self.config.nope_dim, self.config.value_dim), dim=1)
+
+    def expansion(self, dtype: torch.dtype) -> Expansion | None:
+        """What expanding costs in activations of this dtype; None where values would not fit beside keys."""
+        config = self.config
+        head_dim, expanded = config.nope_dim + config.rope_dim, config.nope_dim + config.value_dim
+        if config.value_dim > head_dim or self.spec.window is not None:
+            return None
+        return Expansion(
+            saved_pair_flops=2 * config.num_heads * (2 * config.latent_dim - expanded),
+            position_flops=2 * config.num_heads * expanded * config.latent_dim,
+            most_context=ROOM_BYTES // (2 * config.num_heads * head_dim * dtype.itemsize),
+        )
 
     def slices(self, prefix: str) -> dict[str, torch.Tensor]:
         query_rank, query = self.config.query_rank, self.sizes[0]

@@ -31,6 +31,7 @@ BLOCK = 16
 STEPS = {
     "prefill": [(20, 0)],
     "chunks with a past": [(2, 5), (9, 41), (7, 50)],
+    "a long chunk with a past": [(1, 3), (40, 20), (60, 41)],
     "decode": [(1, 0), (1, 7), (1, 63)],
     "verify": [(4, 20), (4, 61)],
     "mixed, with a tail of one token": [(1, 70), (1, 31), (4, 20), (6, 41), (10, 0)],
@@ -42,6 +43,9 @@ class DefinedAttention:
     """softmax(q k / scale) v, query by query over the visible keys alone."""
 
     def reserve(self, max_sequences: int, max_tokens: int) -> None: ...
+
+    def another(self) -> "DefinedAttention":
+        return DefinedAttention()
 
     def begin(self, inputs: AttentionInputs) -> None:
         self.inputs = inputs
@@ -63,7 +67,7 @@ class DefinedAttention:
         slopes = None if spec.alibi_slopes is None else torch.tensor(spec.alibi_slopes)
         bounds = pairwise(accumulate(inputs.query_lens, initial=0))
         for (begin, end), context, blocks in zip(bounds, inputs.context_lens, inputs.block_tables, strict=True):
-            slots = (blocks.long()[:, None] * BLOCK + torch.arange(BLOCK)).flatten()[:context]
+            slots = (blocks.long()[:, None] * inputs.block_size + torch.arange(inputs.block_size)).flatten()[:context]
             for row in range(begin, end):
                 last = context - (end - row)
                 first = 0 if spec.window is None else max(0, last + 1 - spec.window)
