@@ -155,6 +155,7 @@ def build(config: EngineConfig, first_step: int, publish, *, streams: bool = Fal
         num_parameters=runner.model.num_parameters,
         shape=runner.shape,
         memory=runner.memory,
+        changes_outputs=config.changes_outputs,
     )
     engine = Engine(scheduler, runner, observer, publish, first_step=first_step, overlap=runner.overlap)
     if config.faults is not None:

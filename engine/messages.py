@@ -67,6 +67,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     num_parameters: int
     shape: ModelShape
     memory: MemoryPlan
+    changes_outputs: list[str] = []  # settings by which outputs differ from the model's own, as name=value
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

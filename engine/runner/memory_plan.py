@@ -35,8 +35,9 @@ def planned(config: EngineConfig, folder: Path) -> MemoryPlan:
     device = chosen_device(config)
     dtype, kv_dtype = chosen_dtypes(config, device)
     outline = outlined_model(
-        folder, dtype, device, config.max_model_len, dummy=config.load_format == "dummy", weights=config.weights
-    )
+        folder, dtype, device, config.max_model_len, dummy=config.load_format == "dummy", weights=config.weights,
+        window=config.window_and_sinks,
+    )  # fmt: skip
     model, max_model_len = outline.model, outline.max_model_len
     check_kv_format(model.kv_layout, kv_dtype, device)
     free = free_bytes(device)

@@ -66,7 +66,7 @@ class ModelRunner:
         self.adapters: Adapters | None = None
         self.model = load_model(
             folder, self.dtype, self.device, config.max_model_len,
-            dummy=config.load_format == "dummy", weights=config.weights,
+            dummy=config.load_format == "dummy", weights=config.weights, window=config.window_and_sinks,
         )  # fmt: skip
         self.max_model_len = config.max_model_len or self.model.config.max_model_len
         self.shape = self.model.shape(self.kv_dtype)

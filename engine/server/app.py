@@ -127,7 +127,11 @@ def _add_service_routes(app: FastAPI, service: Service) -> None:
 
 
 def _state(service: Service, *, healthy: bool) -> JSONResponse:
-    return JSONResponse({"status": service.core.state, "detail": service.core.failure}, 200 if healthy else 503)
+    core = service.core
+    body: dict[str, Any] = {"status": core.state, "detail": core.failure}
+    if core.ready is not None and core.ready.changes_outputs:
+        body["changes_outputs"] = core.ready.changes_outputs
+    return JSONResponse(body, 200 if healthy else 503)
 
 
 def _body_of(kind: type) -> dict[str, Any]:

@@ -123,4 +123,8 @@ async def _watch(server: _Server, core: CoreClient, url: str) -> None:
             )
             pool = f"{facts.num_kv_blocks:,} KV blocks of {facts.block_size} tokens"
             print(f"Sojourn is ready: {served}, {pool}, at {url}/v1\n{facts.memory.sentence()}", flush=True)
+            if facts.changes_outputs:
+                print(
+                    f"warning: outputs differ from the model's own, by {', '.join(facts.changes_outputs)}", flush=True
+                )
     server.should_exit = True

@@ -43,11 +43,18 @@ class ModelShape(msgspec.Struct, frozen=True):
     attention_parameters: int  # projections to queries, keys and values, and from what was mixed
     mlp_parameters: int  # of the feed-forward parts, routers included; of the routed experts only the chosen
     pair_flops: int  # of one query and one key in one layer: their product and the mixing, all heads
-    windows: Windows  # (sliding window or None, number of layers that have it)
+    windows: Windows  # (keys that a token sees at most, sink tokens included, or None; number of layers with it)
     kv_bytes_per_token: int  # all layers
     weight_bytes: int  # that every step reads: no embedding table, of which rows are gathered, no routed experts
     experts: ExpertShape | None = None
     expansion: Expansion | None = None  # `pair_flops` is without it
+    sink_tokens: int = 0  # first tokens that each token sees beside its window
+
+    @property
+    def longest_window(self) -> int | None:
+        """Last tokens beside the sinks that some layer still reads; None where a layer reads all."""
+        windows = [window for window, _ in self.windows]
+        return None if None in windows else max(windows) - self.sink_tokens
 
     @property
     def num_layers(self) -> int:

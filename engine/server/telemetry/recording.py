@@ -21,6 +21,7 @@ TABLES = ("steps", "requests", "system", "kernels")
 # What `run.json` says of the core: fields of its Ready message.
 DESCRIBED = (
     "device", "dtype", "weights", "threads", "num_kv_blocks", "block_size", "num_parameters", "weight_bytes",
+    "changes_outputs",
 )  # fmt: skip
 REMOVED = "its folder was removed while the server ran: records from before are lost"
 

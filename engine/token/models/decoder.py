@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
@@ -62,6 +62,7 @@ class Decoder(nn.Module):
         self.norm = nn.Parameter(torch.empty(config.hidden_size))
         self.head = Linear(config.hidden_size, config.vocab_size)
         self.tie()
+        self.sink_tokens = 0  # that all tokens see beside their window
         self.packed_format: str | None = None  # of the matrices that `pack` has packed
         self.quantised_formats: tuple[str, ...] = ()  # of the matrices that stay as a checkpoint has quantised them
         self._joined: tuple[tuple, CppLayers | None] = (None, None, None), None
@@ -69,6 +70,18 @@ class Decoder(nn.Module):
         self._tables_of_layers = [
             1 if window is not None and config.window_rope is not None else 0 for window in config.windows
         ]
+
+    def narrow_attention(self, window: int, sink_tokens: int) -> None:
+        """Gives every layer a window, beside which the first `sink_tokens` are seen (Xiao et al., 2023).
+
+        Positions stay those of the text. Raises ModelError for a model that has windows.
+        """
+        if any(own is not None for own in self.config.windows):
+            raise ModelError("attention_window is for models without windows, and this one has its own; leave it out")
+        self.config = replace(self.config, windows=(window,) * len(self.layers))
+        self.sink_tokens = sink_tokens
+        for layer in self.layers:
+            layer.attention.narrow(window, sink_tokens)
 
     def tie(self) -> None:
         """Gives the head the embedding as its weight, if config.json says that they are one."""
@@ -270,11 +283,12 @@ class Decoder(nn.Module):
             attention_parameters=sum(layer.attention.active_parameters for layer in self.layers),
             mlp_parameters=sum(layer.mlp.active_parameters for layer in self.layers),
             pair_flops=self.layers[0].attention.pair_flops,
-            windows=tuple(Counter(self.config.windows).items()),
+            windows=tuple((own and own + self.sink_tokens, n) for own, n in Counter(self.config.windows).items()),
             kv_bytes_per_token=bytes_per_token(self.kv_layout, len(self.layers), kv_dtype or self.norm.dtype),
             weight_bytes=read,
             experts=experts,
             expansion=self.expansion,
+            sink_tokens=self.sink_tokens,
         )
 
     def parts(self) -> dict[str, LinearPart]:

@@ -49,6 +49,7 @@ class GroupedAttention(nn.Module):
             self.sinks = nn.Parameter(torch.empty(config.num_heads))
         self._heads: HeadSpec | None = None
         self._spec: AttentionSpec | None = None
+        self._sink_tokens = 0
 
     @property
     def active_parameters(self) -> int:
@@ -67,9 +68,19 @@ class GroupedAttention(nn.Module):
         if self._spec is None:  # as above
             config, sinks = self.config, self.sinks if self.config.sinks else None
             self._spec = AttentionSpec(
-                config.scale, config.head_dim, self.window, config.alibi_slopes, config.soft_cap, sinks
+                config.scale,
+                config.head_dim,
+                self.window,
+                config.alibi_slopes,
+                config.soft_cap,
+                sinks,
+                self._sink_tokens,
             )
         return self._spec
+
+    def narrow(self, window: int, sink_tokens: int) -> None:
+        """Lays a window over the attention, beside which the first tokens are seen."""
+        self.window, self._sink_tokens, self._spec = window, sink_tokens, None
 
     def forward(self, x: torch.Tensor, step: Step, layer_cache: LayerCache) -> torch.Tensor:
         qkv = self.qkv(x)

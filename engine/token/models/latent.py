@@ -7,7 +7,7 @@ it may be cheaper to compute the keys and values of its whole context from the l
 step may have both.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -58,6 +58,10 @@ class LatentAttention(nn.Module):
             self.query_up = Linear(config.query_rank, query_size)
         self.up = nn.Parameter(torch.empty(config.num_heads, config.nope_dim + config.value_dim, config.latent_dim))
         self.o = Linear(config.num_heads * config.value_dim, config.hidden_size, bias=config.bias)
+
+    def narrow(self, window: int, sink_tokens: int) -> None:
+        """Lays a window over the attention, beside which the first tokens are seen."""
+        self.spec = replace(self.spec, window=window, sink_tokens=sink_tokens)
 
     @property
     def active_parameters(self) -> int:

@@ -60,14 +60,16 @@ def load_model(
     *,
     dummy: bool = False,
     weights: str | None = None,
+    window: tuple[int, int] | None = None,
 ) -> Decoder:
     """Builds the model of a checkpoint folder and fills it: with its weights, or as `dummy` with random ones, for which
     config.json is enough. `weights` packs them for float32 arithmetic on a CPU, as EngineConfig.weights says; None
-    leaves them to torch. Raises ModelError with a sentence.
+    leaves them to torch. `window` narrows the attention: its tokens, and those of the sinks. Raises ModelError with a
+    sentence.
 
     Code that a checkpoint brings along (`auto_map`) is never run: an architecture is either in FAMILIES or refused.
     """
-    outline = outlined_model(folder, dtype, device, max_model_len, dummy=dummy, weights=weights)
+    outline = outlined_model(folder, dtype, device, max_model_len, dummy=dummy, weights=weights, window=window)
     model = outline.model.to_empty(device=device).requires_grad_(False)
     model.tie()  # to_empty gave each its own memory
     if dummy:
@@ -116,6 +118,7 @@ def outlined_model(
     *,
     dummy: bool = False,
     weights: str | None = None,
+    window: tuple[int, int] | None = None,
 ) -> Outline:
     """What load_model will build, from config.json and the headers of the weights. Raises as load_model."""
     config = read_config(folder)
@@ -127,6 +130,8 @@ def outlined_model(
         raise ModelError(f"max_model_len {limit} is above the model's own limit {parts.longest_model_len}; lower it")
     with torch.device("meta"), _default_dtype(dtype):
         model = Decoder(parts)
+    if window is not None:
+        model.narrow_attention(*window)
     if not dummy:
         _check_weights(model, folder, source)
     elif source.name is not None:

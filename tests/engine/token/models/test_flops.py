@@ -22,6 +22,7 @@ from engine.token.models.registry import load_model
 from metrics.compute.cost_model import decode_flops, request_flops, step_cost, step_work
 from metrics.errors import ModelError
 from tests.engine.compute.attention_inputs import attention_inputs
+from tests.engine.compute.test_attention import seen_keys
 from tests.engine.families import FAMILIES
 from tests.engine.harness import drain, hand_over, make_engine, submit
 
@@ -70,10 +71,10 @@ class DefinedAttention:
             slots = (blocks.long()[:, None] * inputs.block_size + torch.arange(inputs.block_size)).flatten()[:context]
             for row in range(begin, end):
                 last = context - (end - row)
-                first = 0 if spec.window is None else max(0, last + 1 - spec.window)
-                keys = planes[0][slots[first : last + 1]].transpose(0, 1)
-                values = planes[1][slots[first : last + 1]].transpose(0, 1) if len(planes) == 2 else keys
-                distances = torch.arange(first, last + 1) - last
+                seen = torch.tensor(seen_keys(last, spec))
+                keys = planes[0][slots[seen]].transpose(0, 1)
+                values = planes[1][slots[seen]].transpose(0, 1) if len(planes) == 2 else keys
+                distances = seen - last
                 bias = 0 if slopes is None else slopes.view(keys.shape[0], -1, 1) * distances
                 folded = query[row].unflatten(0, (keys.shape[0], -1))
                 yield folded, keys.transpose(1, 2), values[..., : spec.value_dim], bias
@@ -117,6 +118,18 @@ def count(model, sequences: list[tuple[int, int]]) -> Counted:
             if name.endswith(f".{part}"):
                 parts[part] += sum(counts.values())
     return Counted(counter.get_total_flops(), parts)
+
+
+@pytest.mark.parametrize("window", [(3, 2), (7, 20), (1000, 4)])
+@pytest.mark.parametrize("family", ["qwen3", "deepseek-v2-lite", "mpt"])
+def test_flops_of_a_window_with_sink_tokens_are_those_that_torch_counts(family, window, checkpoints):
+    model = load_model(checkpoints[family], torch.float32, CPU, None, window=window)
+    sequences = list(STEPS.values())[-1]
+    new, past = zip(*sequences, strict=True)
+    assert (
+        step_cost(model.shape(), step_work(model.shape(), new, past, len(new))).flops == count(model, sequences).flops
+    )
+    assert model.shape().longest_window == window[0]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
