@@ -2,6 +2,7 @@
 each of them drafts by plain torch, over the whole sequence and without a cache."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -220,3 +221,29 @@ def mtp_drafts(whole, target, known: list[int], count: int) -> list[int]:
         logits = target.lm_head(rms_norm(stream[-1], tensors["shared_head.norm.weight"], eps))
         ids, state = [*ids, int(logits.argmax())], torch.cat((state, stream[-1:]))
     return ids[-count:]
+
+
+# name → (target, speculation, what writes the folder of what drafts)
+DRAFTERS = {
+    "draft model": ("llama", "draft-model", None),
+    "medusa": ("llama", "medusa", write_medusa),
+    "medusa of vllm": ("llama", "medusa", write_medusa_of_vllm),
+    "eagle3": ("llama", "eagle3", write_eagle3),
+    "eagle3 of its authors": ("llama", "eagle3", write_eagle3_of_its_authors),
+    "mtp": ("mtp", "mtp", None),
+}
+
+
+def settings_of(name: str, checkpoints, root: Path) -> dict[str, str]:
+    """Of an engine that drafts so; what drafts is written below `root`."""
+    target, speculation, write = DRAFTERS[name]
+    found = {"model": str(checkpoints[target] if target != "mtp" else once(root / "mtp", write_mtp))}
+    if write is not None:
+        found["speculation_model"] = str(once(root / name.replace(" ", "-"), write))
+    elif speculation == "draft-model":
+        found["speculation_model"] = str(checkpoints["qwen3"])
+    return found | {"speculation": speculation}
+
+
+def once(folder: Path, write: Callable[[Path], Path]) -> Path:
+    return folder if folder.exists() else write(folder)

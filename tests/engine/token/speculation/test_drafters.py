@@ -27,37 +27,8 @@ from tests.engine.token.models.test_flops import DefinedAttention
 from tests.engine.token.speculation import drafter_folders as folders
 
 CPU = torch.device("cpu")
-# name → (target, speculation, what writes the folder of what drafts)
-DRAFTERS = {
-    "draft model": ("llama", "draft-model", None),
-    "medusa": ("llama", "medusa", folders.write_medusa),
-    "medusa of vllm": ("llama", "medusa", folders.write_medusa_of_vllm),
-    "eagle3": ("llama", "eagle3", folders.write_eagle3),
-    "eagle3 of its authors": ("llama", "eagle3", folders.write_eagle3_of_its_authors),
-    "mtp": ("mtp", "mtp", None),
-}
+DRAFTERS = folders.DRAFTERS
 TIGHT = {"num_kv_blocks": 14, "max_model_len": 192, "max_num_batched_tokens": 24, "max_num_seqs": 3}
-
-
-@pytest.fixture(scope="module")
-def drafter(checkpoints, tmp_path_factory):
-    """Name → settings of an engine that drafts so."""
-    root = tmp_path_factory.mktemp("drafters")
-
-    def settings(name: str) -> dict[str, str]:
-        target, speculation, write = DRAFTERS[name]
-        found = {"model": str(checkpoints[target] if target != "mtp" else once(root / "mtp", folders.write_mtp))}
-        if write is not None:
-            found["speculation_model"] = str(once(root / name.replace(" ", "-"), write))
-        elif speculation == "draft-model":
-            found["speculation_model"] = str(checkpoints["qwen3"])
-        return found | {"speculation": speculation}
-
-    return settings
-
-
-def once(folder: Path, write) -> Path:
-    return folder if folder.exists() else write(folder)
 
 
 def prompts() -> list[list[int]]:
