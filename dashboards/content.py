@@ -200,6 +200,15 @@ MEMORY = (
         rates("Adapters that left a slot", "sojourn_memory_adapter_evictions_total"),
         quantiles("Reading an adapter into host memory", "sojourn_memory_adapter_load_seconds"),
     )),
+    Row("Tiers below the device", (
+        rates("KV read from a tier", "sojourn_memory_tier_loaded_bytes_total", by="tier"),
+        rates("KV written to a tier", "sojourn_memory_tier_stored_bytes_total", by="tier"),
+        gauges("Blocks in a tier", "sojourn_memory_tier_blocks", by="tier"),
+        rates("Time of reads from a tier", "sojourn_memory_tier_load_seconds_total", by="tier"),
+        rates("Time of writes to a tier", "sojourn_memory_tier_store_seconds_total", by="tier"),
+        rates("Failed reads and writes of a tier", "sojourn_memory_tier_failures_total", by="tier"),
+        rates("Blocks that found no room in a tier", "sojourn_memory_tier_refused_blocks_total", by="tier"),
+    )),
     Row("Preemption and its price", (
         rates("Preemptions", "sojourn_memory_preemptions_total"),
         rates("Recomputed tokens", "sojourn_memory_recomputed_tokens_total"),

@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_v
 from engine.request.policies import POLICIES
 from engine.settings.eviction import EvictionSettings
 from engine.settings.kv_cache import KVCacheSettings
+from engine.settings.kv_tiers import KVTierSettings
 from engine.settings.lora import LoraSettings
 from engine.settings.panels import COMPUTE, EXPERIMENTS, MEMORY, REQUEST, SERVER, TELEMETRY, TOKEN
 from engine.settings.speculation import SpeculationSettings
@@ -17,7 +18,7 @@ from engine.settings.speculation import SpeculationSettings
 _POLICY_OF = {policy.setting: name for name, policy in POLICIES.items() if policy.setting is not None}
 
 
-class EngineConfig(SpeculationSettings, KVCacheSettings, EvictionSettings, LoraSettings):
+class EngineConfig(SpeculationSettings, KVCacheSettings, EvictionSettings, KVTierSettings, LoraSettings):
     """Settings of one engine. Frozen; unknown names are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())

@@ -64,6 +64,7 @@ def run(front_pid: int, sockets: str, first_step: int, config: dict) -> int:
         freeze_startup_objects()
         loop(engine, mailbox, front_pid)
         engine.flush()
+        engine.close()
     except SojournError as error:  # its sentence says all
         mailbox.publish(messages.Failed(str(error)))
         return 1
@@ -135,11 +136,14 @@ def build(config: EngineConfig, first_step: int, publish, *, streams: bool = Fal
     """
     torch = _import_torch()
     from engine.runner import ModelRunner
+    from engine.runner.kv_tiers import make_tiers
 
     threads = config.threads or num_cores()
     torch.set_num_threads(threads)
     runner = ModelRunner(config, model_folder(config.model))
-    scheduler = make_scheduler(config, runner.num_blocks, _token_budget(config, runner, streams=streams))
+    budget = _token_budget(config, runner, streams=streams)
+    tiers = make_tiers(config, runner, model_folder(config.model))  # behind the steps that the budget measured
+    scheduler = make_scheduler(config, runner.num_blocks, budget, tiers)
     observer = make_observer(config, runner.shape, scheduler)
     dtype = str(runner.dtype).removeprefix("torch.")
     ready = messages.Ready(

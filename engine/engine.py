@@ -7,22 +7,27 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from msgspec.structs import replace
+
 from engine.config import EngineConfig, largest_step_tokens
 from engine.memory.block_pool import BlockPool
 from engine.memory.eviction import make_eviction_policy
 from engine.memory.observer import BlockObserver
 from engine.memory.shadow.observer import ShadowObserver
+from engine.memory.tiers.tiers import KVTiers
 from engine.messages import Abort, AdapterLoaded, Ended, LoadAdapter, Observed, Output, Submit, Tokens
 from engine.request.draft_lengths import AdaptiveLengths, DraftLengths, FixedLengths
 from engine.request.plan import LaunchedStep, Preemption, Preparation, Runner, StepOutcome, StepPlan
 from engine.request.policies import make_policy
+from engine.request.preparing import Preparing
 from engine.request.request import Request, State
 from engine.request.scheduler import Emitted, Scheduler
 from engine.request.token_budget import TokenBudget
 from engine.settings.speculation import PROPOSING
 from engine.telemetry.accounting import Turn
 from engine.telemetry.observer import EngineObserver
-from metrics.records import StepRecord
+from metrics.memory.kv_load import NOTHING_LOADED
+from metrics.records import PROMPT_KINDS, StepRecord
 
 ENDS_WITH_TOKEN = ("stop", "length")  # finish reasons that a last token carries; of an error the front needs its text
 
@@ -59,7 +64,7 @@ class Engine:
         self._admitted: list[Request] = []  # since the last message
         self._preempted: list[Preemption] = []  # in plans that nothing was launched for
         self._loading: list[tuple[str, Preparation | None]] = []  # keys of adapters that the front wants to know of
-        self._preparing: list[tuple[Request, Preparation]] = []  # not scheduled before the runner is ready for them
+        self._preparing: list[Preparing] = []  # not scheduled yet
         self._ended: list[tuple[Request, int]] = []  # since the last message, with the end of their ledgers
 
     @property
@@ -68,7 +73,7 @@ class Engine:
 
     @property
     def is_preparing(self) -> bool:
-        """Some requests wait until the runner is ready for them; `receive` sees whether it is."""
+        """Some requests may not be scheduled yet, or an adapter is read; `receive` sees whether that is over."""
         return bool(self._preparing or self._loading)
 
     def step(self) -> int:
@@ -95,17 +100,20 @@ class Engine:
     def receive(self, messages: Sequence[Submit | Abort | LoadAdapter], begin_ns: int) -> None:
         """Takes in what the front sent. The turn began at `begin_ns`: without a pause, the end of the one before."""
         self.scheduler.block_observer.now_ns = begin_ns
+        if self.scheduler.tiers is not None:
+            self.scheduler.tiers.poll()
         released, ended = self._release()
-        arrived: list[tuple[Request, int, Preparation | None]] = []
+        arrived: list[tuple[Request, int, Preparing | None]] = []
         for message in messages:
             if isinstance(message, Submit):
                 request = self._request(message)
-                preparation = self.runner.begin(request)
-                if preparation is None:
-                    self.scheduler.add(request)
+                preparing = Preparing(request, self.runner.begin(request), self.scheduler.prefetch(request))
+                is_preparing = not preparing.is_done
+                if is_preparing:
+                    self._preparing.append(preparing)
                 else:
-                    self._preparing.append((request, preparation))
-                arrived.append((request, message.encoded_ns, preparation))
+                    self.scheduler.add(request)
+                arrived.append((request, message.encoded_ns, preparing if is_preparing else None))
             elif isinstance(message, LoadAdapter):
                 key = message.adapter.key
                 self._loading.append((key, self.runner.read_adapter(f"load {key}", message.adapter)))
@@ -128,6 +136,16 @@ class Engine:
         if self._ended:
             self.publish(self._tokens(self.clock(), []))
             self._report(None)
+        tiers = self.scheduler.tiers
+        if tiers is not None and not self._under_way:
+            tiers.poll()
+            if (transfers := tiers.take_transfers()) is not None:
+                tiers.transferred(transfers, *self.runner.transfer(transfers))  # nobody waits for the device now
+
+    def close(self) -> None:
+        """The loop ends: KV tiers finish the writes under way."""
+        if self.scheduler.tiers is not None:
+            self.scheduler.tiers.close()
 
     def _observe_pause(self, turn: Turn) -> None:
         last_ns = None if self._last_turn is None else self._last_turn.end_ns
@@ -140,8 +158,8 @@ class Engine:
         if self._under_way and self._under_way[-1].plan.needs_commit:
             return None
         plan = self.scheduler.schedule()
-        for _, preparation in self._preparing:
-            reason = preparation.waits_for
+        for preparing in self._preparing:
+            reason = preparing.waits_for
             plan.refusals[reason] = plan.refusals.get(reason, 0) + 1
         turn.planned_ns = turn.prepared_ns = turn.launched_ns = self.clock()
         self.observer.planned(plan, turn)
@@ -153,6 +171,8 @@ class Engine:
         return plan
 
     def _launch(self, plan: StepPlan, turn: Turn) -> None:
+        if self.scheduler.tiers is not None:
+            plan.transfers = self.scheduler.tiers.take_transfers()
         handle = self.runner.launch(plan)
         self._under_way.append(handle)
         turn.prepared_ns, turn.launched_ns = handle.prepared_ns, handle.launched_ns
@@ -167,7 +187,18 @@ class Engine:
         launched = self._under_way.popleft()
         outcome = self.runner.collect(launched)
         turn.waited_ns, turn.sampled_ns = outcome.waited_ns, outcome.sampled_ns
+        if self.scheduler.tiers is not None:
+            self._book_transfers(launched.plan, outcome)
         return launched.plan, outcome
+
+    def _book_transfers(self, plan: StepPlan, outcome: StepOutcome) -> None:
+        tiers = self.scheduler.tiers
+        if plan.transfers is not None:
+            tiers.transferred(plan.transfers, outcome.load_ns, outcome.store_ns)
+        if plan.has_prompts:
+            prompt_tokens = sum(item.new_tokens for item in plan.scheduled if item.kind in PROMPT_KINDS)
+            transfer_ns = outcome.load_ns + outcome.store_ns
+            tiers.computed(prompt_tokens, outcome.device_ns - outcome.sampling_ns - transfer_ns)
 
     def _commit(self, plan: StepPlan, outcome: StepOutcome, turn: Turn) -> list[Emitted]:
         self.observer.collected(plan, self.scheduler.running)
@@ -249,21 +280,29 @@ class Engine:
             self.publish(AdapterLoaded(key, None if preparation is None else preparation.error))
 
     def _release(self) -> tuple[list[Request], list[tuple[Request, bool]]]:
-        """Requests that the runner is ready for now, and those that it cannot serve, as `_abort` tells them."""
+        """Requests that may be scheduled now, and those that the runner cannot serve, as `_abort` tells them."""
         released, refused = [], []
         preparing, self._preparing = self._preparing, []
         waiting: set[str] = set()
-        for request, preparation in preparing:
+        for each in preparing:
+            request = each.request
             # A fork stays behind the request whose blocks it shares.
-            if not preparation.is_done or request.fork_of in waiting:
+            if each.error is None and (not each.is_done or request.fork_of in waiting):
                 waiting.add(request.id)
-                self._preparing.append((request, preparation))
-            elif preparation.error is None:
+                self._preparing.append(each)
+            elif each.error is None:
+                self._note_load(request, each.load_ready_ns)
                 self.scheduler.add(request)
                 released.append(request)
             else:
-                refused.append((self._end_preparing(request, "error", preparation.error), True))
+                refused.append((self._end_preparing(request, "error", each.error), True))
         return released, refused
+
+    def _note_load(self, request: Request, ready_ns: int | None) -> None:
+        """For its record: how long the reads of KV tiers took, which it waited for."""
+        if ready_ns is not None and request.queued_ns is not None:
+            load_ns = max(0, ready_ns - request.queued_ns)
+            request.kv_load = replace(request.kv_load or NOTHING_LOADED, load_ns=load_ns)
 
     def _abort(self, request_id: str) -> list[tuple[Request, bool]]:
         """Forgets a request: that one, if it is known, and whether it waited."""
@@ -274,18 +313,22 @@ class Engine:
             self.runner.forget(request_id)
             return [(known, waited)]
         for item in self._preparing:
-            if item[0].id == request_id:
+            if item.request.id == request_id:
                 self._preparing.remove(item)
-                return [(self._end_preparing(item[0], "abort"), True)]
+                return [(self._end_preparing(item.request, "abort"), True)]
         return []  # it ended before the abort arrived
 
     def _end_preparing(self, request: Request, reason: str, error: str | None = None) -> Request:
         request.state, request.finish_reason, request.error = State.FINISHED, reason, error
         self.runner.forget(request.id)
+        if self.scheduler.tiers is not None:
+            self.scheduler.tiers.release(request)
         return request
 
 
-def make_scheduler(config: EngineConfig, num_kv_blocks: int, budget: TokenBudget | None = None) -> Scheduler:
+def make_scheduler(
+    config: EngineConfig, num_kv_blocks: int, budget: TokenBudget | None = None, tiers: KVTiers | None = None
+) -> Scheduler:
     """The scheduler that an EngineConfig asks for, over a pool of `num_kv_blocks`. `budget` is how it keeps
     max_num_batched_tokens=auto; without one a step of a CPU's largest size is always allowed."""
     eviction = make_eviction_policy(config.eviction_policy, num_kv_blocks, config.eviction_ttl_seconds)
@@ -301,6 +344,7 @@ def make_scheduler(config: EngineConfig, num_kv_blocks: int, budget: TokenBudget
         long_prefill_tokens=config.long_prefill_tokens,
         draft_lengths=make_draft_lengths(config),
         max_loras=config.max_loras,
+        tiers=tiers,
     )
 
 
@@ -341,4 +385,5 @@ def _ended(request: Request, booked_ns: int) -> Ended:
         error=request.error,
         adapter_loads=request.adapter_loads,
         prefix=request.prefix_report,
+        kv_load=request.kv_load,
     )

@@ -286,6 +286,8 @@ class LLM:
                 self._loop()
             finally:
                 self._report_steps()
+                self._engine.flush()
+                self._engine.close()
             self._failure = LLMError("it was closed")
         except BaseException as error:
             self._failure = error

@@ -6,6 +6,7 @@ from engine.adapter import AdapterReference
 from engine.sampling import SamplingParams, TokenLogprobs
 from metrics.compute.cost_model import ModelShape
 from metrics.compute.kernels import Burst
+from metrics.memory.kv_load import KVLoad
 from metrics.memory.plan import MemoryPlan
 from metrics.memory.prefix_outcomes import PrefixReport
 from metrics.records import StepRecord
@@ -98,6 +99,7 @@ class Ended(msgspec.Struct, frozen=True):
     scheduled_ns: int | None = None  # it got its first place in the batch
     error: str | None = None  # a sentence, where the reason is error
     adapter_loads: int = 0
+    kv_load: KVLoad | None = None  # what KV tiers gave, where there are some
     prefix: PrefixReport | None = None  # unless it never got a place, or is a fork
 
     def ledger_now(self) -> list[int]:

@@ -37,6 +37,8 @@ class Account(IntEnum):
     REQUEST_MODERATION = 17
     COMPUTE_DRAFT = 18
     MEMORY_ADAPTER_LOAD = 19
+    MEMORY_LOAD = 20
+    MEMORY_STORE = 21
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,8 @@ ACCOUNTS: tuple[AccountInfo, ...] = (
     AccountInfo(Account.REQUEST_MODERATION, "request", "moderation", "checking the input or output against policies"),
     AccountInfo(Account.COMPUTE_DRAFT, "compute", "draft", "proposing tokens that the next step verifies"),
     AccountInfo(Account.MEMORY_ADAPTER_LOAD, "memory", "adapter_load", "reading its LoRA adapter into host memory"),
+    AccountInfo(Account.MEMORY_LOAD, "memory", "load", "waiting for KV of a slower tier, and its copies in a step"),
+    AccountInfo(Account.MEMORY_STORE, "memory", "store", "copies of KV to a slower tier in a step"),
 )
 ACCOUNT_BY_NAME = {info.name: info for info in ACCOUNTS}
 CLIENT_ACCOUNTS = tuple(info for info in ACCOUNTS if info.lifecycle == "client")
@@ -96,7 +100,7 @@ SERVER_ACCOUNTS = tuple(info for info in ACCOUNTS if info.lifecycle != "client")
 # The accounts of the core's decode clock, in its order: all requests that decode in a step pay the same.
 CLOCKED = (
     Account.REQUEST_INTERFERENCE, Account.COMPUTE_DECODE, Account.COMPUTE_HOST, Account.TOKEN_SAMPLE,
-    Account.COMPUTE_DRAFT,
+    Account.COMPUTE_DRAFT, Account.MEMORY_LOAD, Account.MEMORY_STORE,
 )  # fmt: skip
 
 UNACCOUNTED = "unaccounted"

@@ -21,7 +21,10 @@ KINDS = ("prefill", "recompute", "decode", "verify")
 PROMPT_KINDS = ("prefill", "recompute")
 COMPOSITIONS = ("prefill", "decode", "mixed")  # a step has only prompts in it, none, or both
 # policy: it admits nobody now, or no more long prompts. leader: a fork waits for its leader's prompt.
-REFUSALS = ("batch_cap", "token_budget", "kv_blocks", "behind_head", "policy", "leader", "grammar", "adapter", "quota")
+REFUSALS = (
+    "batch_cap", "token_budget", "kv_blocks", "behind_head", "policy", "leader", "grammar", "kv_load", "adapter",
+    "quota",
+)  # fmt: skip
 # What a request waited for: what the head of the line was refused for, what it was held aside for, or the end of a step
 # that was under way when it came or got its place.
 WAITS = ("batch_cap", "token_budget", "kv_blocks", "policy", "leader", "grammar", "adapter", "step")
@@ -111,6 +114,17 @@ class StepRecord(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     adapter_evictions: int = 0
     flops_adapters: int = 0
     adapter_bytes: int = 0
+    # KV tiers: parts of the device's time, for blocks from and to host memory; and by tier, since the step before:
+    # bytes and nanoseconds of its reads and writes, those that failed, and the blocks that it holds now.
+    load_ns: int = 0
+    store_ns: int = 0
+    tier_loaded_bytes: dict[str, int] = msgspec.field(default_factory=dict)
+    tier_stored_bytes: dict[str, int] = msgspec.field(default_factory=dict)
+    tier_load_ns: dict[str, int] = msgspec.field(default_factory=dict)
+    tier_store_ns: dict[str, int] = msgspec.field(default_factory=dict)
+    tier_failures: dict[str, int] = msgspec.field(default_factory=dict)
+    tier_refused: dict[str, int] = msgspec.field(default_factory=dict)  # blocks for which a tier had no room
+    tier_blocks: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class RequestRecord(msgspec.Struct, frozen=True):
@@ -150,6 +164,12 @@ class RequestRecord(msgspec.Struct, frozen=True):
     # common behind something that differs, so that they could stand before it. None beyond 100 prompts a second.
     repeated_tokens: int | None = None
     movable_tokens: int | None = None
+    # metrics.memory.kv_load: what KV tiers gave, and whether loading or computing again was predicted to be cheaper.
+    loaded_tokens: dict[str, int] = msgspec.field(default_factory=dict)  # tier → tokens of the prompt
+    load_decision: str | None = None  # load, recompute; None where no tier had a part of the prefix
+    load_predicted_ns: int | None = None
+    recompute_predicted_ns: int | None = None
+    load_ns: int = 0  # it waited for reads of a slow tier before it could be scheduled: a part of memory.load
     first_step: int | None = None
     last_step: int | None = None
     token_ns: list[int] = msgspec.field(default_factory=list)  # when each output token left the loop

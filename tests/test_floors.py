@@ -80,7 +80,8 @@ MAY_IMPORT = {
     },
     "engine.runner": {
         "engine.token", "engine.compute", "engine.request.plan", "engine.request.request", "engine.memory.adapters",
-        "engine.adapter", "engine.config", "engine.settings", "engine.sampling", "engine.process", "metrics",
+        "engine.memory.tiers", "engine.adapter", "engine.config", "engine.settings", "engine.sampling",
+        "engine.process", "metrics",
     },
     "engine.token.speculation.ngram_index": set(),
     "engine.telemetry": {
@@ -95,7 +96,8 @@ MAY_IMPORT = {
         "engine.engine", "engine.runner", "engine.request.plan", "engine.compute", "engine.messages", "metrics",
     },
     "engine.replay": {
-        "engine.engine", "engine.request", "engine.memory", "engine.sampling", "engine.config", "metrics",
+        "engine.engine", "engine.request", "engine.memory", "engine.sampling", "engine.config", "engine.settings",
+        "metrics",
     },
     "engine.core": {
         "engine.telemetry", "engine.engine", "engine.request.token_budget", "engine.profile_burst", "engine.runner",

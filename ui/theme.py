@@ -60,6 +60,7 @@ _TOWARDS_WHITE = {
     "request.admission": 0.6, "request.queue": 0.0, "request.interference": -0.35, "request.stream": 0.35,
     "request.lost": -0.6, "request.quota": 0.75, "request.moderation": -0.5,
     "memory.blocked": 0.0, "memory.preempted": -0.4, "memory.recompute": 0.5, "memory.adapter_load": 0.75,
+    "memory.load": -0.2, "memory.store": 0.3,
     "compute.prefill": -0.45, "compute.decode": 0.0, "compute.host": 0.5, "compute.draft": 0.3,
 }  # fmt: skip
 ACCOUNT_COLOURS = {info.name: shade(COLOURS[info.lifecycle], _TOWARDS_WHITE[info.name]) for info in ACCOUNTS}
@@ -95,6 +96,7 @@ REFUSAL_COLOURS = {
     "policy": ACCOUNT_COLOURS["request.stream"],
     "leader": ACCOUNT_COLOURS["compute.prefill"],
     "grammar": ACCOUNT_COLOURS["token.encode"],
+    "kv_load": ACCOUNT_COLOURS["memory.load"],
     "adapter": ACCOUNT_COLOURS["client.network"],
     "quota": ACCOUNT_COLOURS["client.lag"],
 }

@@ -96,17 +96,17 @@ def zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> to
 
 def clear_blocks(cache: KVCache, blocks: torch.Tensor) -> None:
     """Zeros the blocks [num_cleared] int64 of all layers."""
-    for part in _parts(cache):
+    for part in parts(cache):
         part.index_fill_(2, blocks, 0)
 
 
 def copy_blocks(cache: KVCache, sources: torch.Tensor, targets: torch.Tensor) -> None:
     """Copies blocks of all layers, sources to targets [num_copied] int64; all are read before any is written."""
-    for part in _parts(cache):
+    for part in parts(cache):
         part[:, :, targets] = part[:, :, sources]
 
 
-def _parts(cache: KVCache) -> list[torch.Tensor]:
+def parts(cache: KVCache) -> list[torch.Tensor]:
     """[num_layers, planes, num_blocks, ...] each; codes as bytes, for which torch has all operations."""
     return [cache.values] if cache.scales is None else [cache.values.view(torch.uint8), cache.scales]
 

@@ -50,6 +50,9 @@ class BlockObserver:
     def on_lookup_failed(self, owner: BlockOwner) -> None:
         """The owner was not admitted, and returned them."""
 
+    def on_load(self, owner: BlockOwner, tiers: Sequence[str]) -> None:
+        """The owner is about to be admitted; blocks behind those of the lookup come from these tiers, one each."""
+
     def on_admit(self, owner: BlockOwner, num_tokens: int, is_first: bool) -> None:
         """The owner was admitted, for the first time or again, and has the blocks of all its tokens."""
 

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from engine.config import EngineConfig, complaint
+from engine.settings.kv_tiers import has_tiers
 from metrics.errors import ReplayError
 from metrics.memory.plan import GIB, HOST_SHARE
 from metrics.replay.prediction import Change
@@ -86,6 +87,11 @@ def recorded_config(meta: Mapping[str, Any]) -> EngineConfig:
         raise ReplayError(
             "run.json does not say with which settings and blocks the engine ran, so its scheduler cannot be replayed; "
             "a run of `sojourn run`, or of `sojourn load` against our engine, has them"
+        )
+    if has_tiers(found):
+        raise ReplayError(
+            "the run had KV tiers below the device (kv_host_gib or kv_disk_path), which a replay does not model; "
+            "replay a run without them"
         )
     found.setdefault("model", "tiny-model")
     found |= {"num_kv_blocks": blocks, "block_size": core.get("block_size") or found.get("block_size", 16)}

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from engine.memory.block_pool import BlockPool
 from engine.memory.observer import BlockObserver
+from engine.memory.tiers.tiers import KVTiers, Prefetch
 from engine.request.plan import StepPlan
 from engine.request.request import Request
 
@@ -15,20 +16,24 @@ class KVBlockManager:
     first to lose it, and computes the prompt itself.
     """
 
-    def __init__(self, pool: BlockPool, observer: BlockObserver):
+    def __init__(self, pool: BlockPool, observer: BlockObserver, tiers: KVTiers | None = None):
         self.pool = pool
         self.observer = observer
         self._waiting_forks: dict[int, Request] = {}  # arrival index → a waiting request that has blocks
         self._evicted: list[bytes] = []  # keys, for the observer
-        if observer.wants_evictions:
-            pool.on_evict = lambda block, key: self._evicted.append(key)
+        self._tiers = tiers
+        if observer.wants_evictions or tiers is not None:
+            pool.on_evict = self._on_evict
 
     def allocate(self, request: Request, reserve: int, plan: StepPlan) -> bool:
         """Blocks for all tokens of a waiting request, if `reserve` others stay available; else no change."""
         assert not request.num_unread_tokens, "all tokens of an admitted request are known"
         has_blocks = request.arrival_index in self._waiting_forks
+        loaded: list[bytes] = []
         if not has_blocks:
             self._reuse(request)
+            if self._tiers is not None:
+                loaded = self._tiers.found(request, len(request.blocks))
         if not self._extend(request, request.num_tokens, plan, reserve):
             if not has_blocks:
                 self.observer.on_lookup_failed(request)
@@ -39,12 +44,22 @@ class KVBlockManager:
             return False
         self._waiting_forks.pop(request.arrival_index, None)
         self.pool.used(request.blocks[: request.published_blocks])
+        if self._tiers is not None and not has_blocks:
+            self._load(request, loaded)
         found = request.num_computed_tokens
         if found > request.computed_high_water:  # also after a preemption: others may have computed more of its prompt
             request.cached_tokens += found - request.computed_high_water
             request.computed_high_water = found
         self.observer.on_admit(request, request.num_tokens, request.preemptions == 0)
+        if loaded:
+            self.observer.on_fill(request, request.published_blocks)
         return True
+
+    def prefetch(self, request: Request) -> Prefetch | None:
+        """Begins to read what slow tiers have of the prefix of a request that arrives."""
+        if self._tiers is None:
+            return None
+        return self._tiers.prefetch(request, len(self.pool.match(request.reusable_hashes(self.pool.block_size))))
 
     def would_fit(self, request: Request, reserve: int, victims: Sequence[Request]) -> bool:
         """Whether `allocate` would work without the running requests `victims`."""
@@ -86,7 +101,7 @@ class KVBlockManager:
         request.forked = False
         self._evicted.clear()  # those that had expired
         fresh = pool.allocate(missing)
-        if self._evicted:
+        if self._evicted and self.observer.wants_evictions:
             self.observer.on_evict(request, self._evicted.copy())
         if copied:
             plan.copies.append((blocks[tail], fresh[-1]))
@@ -128,6 +143,8 @@ class KVBlockManager:
         for index in range(request.published_blocks, full):
             parent = hashes[index - 1] if index else None
             block = self.pool.publish(request.blocks[index], hashes[index], parent)
+            if self._tiers is not None:
+                self._tiers.filled(hashes[index], block)
             if block != request.blocks[index]:
                 request.blocks[index] = block
                 request.first_changed_block = min(request.first_changed_block, index)
@@ -145,8 +162,35 @@ class KVBlockManager:
                     if index >= fork.published_blocks and fork.blocks[index : index + 1] == [block]:
                         self.observer.on_share(fork, leader, index + 1)
 
+    def _load(self, request: Request, keys: Sequence[bytes]) -> None:
+        """The next step copies these blocks from the tiers, behind those that the device had. They count as cached, and
+        can be found: whoever reads them does so in that step or in a later one."""
+        assert self._tiers is not None
+        pool, first = self.pool, request.published_blocks
+        hashes = request.block_hashes(pool.block_size, first + len(keys))
+        self._tiers.reused(hashes[:first], request.blocks[:first])
+        until = first + len(keys)
+        tiers = self._tiers.load(request, keys, request.blocks[first:until])
+        self._tiers.release(request)
+        if not keys:
+            return
+        for index in range(first, until):
+            block = pool.publish(request.blocks[index], hashes[index], hashes[index - 1] if index else None)
+            assert block == request.blocks[index], "a block behind an unknown one is unknown"
+        pool.wrote(len(keys) * pool.block_size)
+        request.published_blocks = until
+        request.num_computed_tokens = request.num_committed_tokens = until * pool.block_size
+        self.observer.on_load(request, tiers)
+
+    def _on_evict(self, block: int, key: bytes) -> None:
+        self._evicted.append(key)
+        if self._tiers is not None:
+            self._tiers.evicted(block, key)
+
     def free(self, request: Request) -> None:
         self._waiting_forks.pop(request.arrival_index, None)
+        if self._tiers is not None:
+            self._tiers.release(request)
         self.observer.on_release(request, request.num_committed_tokens)
         self._clear(request)
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from engine.adapter import AdapterReference
+from engine.memory.tiers.tiers import Transfers
 from engine.request.request import Request
 from engine.sampling import TokenLogprobs
 
@@ -50,6 +51,7 @@ class StepPlan:
     undrafted: dict[str, int] = field(default_factory=dict)  # reason → requests that sample, for which none are wanted
     num_drafts: int = 0
     planned_ns: int = 0  # when it was decided, with telemetry on
+    transfers: Transfers | None = None  # KV blocks to and from host memory, before the copies
     has_prompts: bool = False  # it may hold other work than decoding and verifying drafts
 
     def add(self, item: ScheduledTokens) -> None:
@@ -92,6 +94,8 @@ class StepOutcome:
     sampling_ns: int  # the last part of the device time; about 0 where a graph drew the tokens: they are its kernels
     padding_tokens: int = 0
     graph: str = "eager"
+    load_ns: int = 0  # of the device's time, before the forward pass: KV blocks that came from host memory
+    store_ns: int = 0  # ... and those that went there
     logit_rows: int = 0  # that were computed: of sampled tokens, and of scored prompt tokens
     entropy_millinats: list[int] = field(default_factory=list)  # of the entropy sample
     nucleus_mass_ppm: list[int] = field(default_factory=list)  # ... and what truncation left of its distribution
@@ -134,6 +138,9 @@ class Runner(Protocol):
 
     def read_adapter(self, request_id: str, adapter: AdapterReference) -> Preparation | None:
         """Reads an adapter into host memory, and keeps it there until `forget`. None: it is there."""
+
+    def transfer(self, transfers: Transfers) -> tuple[int, int]:
+        """Copies KV blocks while no step is under way. Returns the nanoseconds of loads and stores."""
 
     def forget(self, request_id: str) -> None:
         """A request ended: its state goes. Unknown ids are ignored."""

@@ -7,6 +7,7 @@ from engine.adapter import AdapterReference
 from engine.memory.prefix import chain_hash, root_hash
 from engine.sampling import SamplingParams, TokenLogprobs, reads_output
 from metrics.ledger import new_ledger
+from metrics.memory.kv_load import KVLoad
 from metrics.memory.prefix_outcomes import PrefixReport
 
 
@@ -64,6 +65,7 @@ class Request:
     rejected_mark_ns: int = 0  # the decode clock's value of that when it joined
     adapter_loads: int = 0  # into a slot, for this request
     prefix_report: PrefixReport | None = None  # once it was admitted, and the block observer flushed
+    kv_load: KVLoad | None = None  # what the KV tiers decided, and gave
     first_step: int | None = None
     last_step: int | None = None
     queued_ns: int | None = None  # the loop took it in

@@ -7,6 +7,7 @@ from engine.adapter import AdapterReference
 from engine.memory.adapters import AdapterSlots
 from engine.memory.block_pool import BlockPool
 from engine.memory.observer import BlockObserver
+from engine.memory.tiers.tiers import KVTiers, Prefetch
 from engine.request.adapter_line import AdapterLine
 from engine.request.draft_lengths import DraftLengths
 from engine.request.kv_block_manager import KVBlockManager
@@ -55,6 +56,7 @@ class Scheduler:
         long_prefill_tokens: int | None = None,
         draft_lengths: DraftLengths | None = None,
         max_loras: int = 1,
+        tiers: KVTiers | None = None,
     ):
         self.pool = pool
         self.policy = policy
@@ -69,7 +71,8 @@ class Scheduler:
         self.waiting = WaitingQueue(policy, self.adapters, max_long_prefills, long_prefill_tokens)
         self._adapter_loads: list[tuple[int, AdapterReference]] = []  # since the last plan that computes anything
         self.block_observer = block_observer
-        self.block_manager = KVBlockManager(pool, block_observer)
+        self.tiers = tiers
+        self.block_manager = KVBlockManager(pool, block_observer, tiers)
 
     @property
     def num_waiting(self) -> int:
@@ -84,6 +87,10 @@ class Scheduler:
         leader = self.requests.get(request.fork_of) if request.fork_of is not None else None
         self.requests[request.id] = request
         self._wait(request, leader)
+
+    def prefetch(self, request: Request) -> Prefetch | None:
+        """Begins to read what KV tiers have of the prefix of a request that arrived. None: `add` may come at once."""
+        return None if self.tiers is None else self.block_manager.prefetch(request)
 
     def abort(self, request: Request) -> None:
         """Forgets a request, wherever it is."""

@@ -8,6 +8,7 @@ import torch
 
 from engine.compute.logits import OVERFLOWED
 from engine.compute.lora.backend import LoraTile
+from engine.memory.tiers.tiers import Transfers
 from engine.request.plan import ScheduledTokens
 from engine.request.request import Request
 from engine.runner.rows import PackedStep
@@ -70,6 +71,7 @@ class Batch:
     tiles: list[LoraTile] = field(default_factory=list)  # tokens that use adapters
     adapter_loads: list[tuple[int, Any]] = field(default_factory=list)  # slots to fill first, and with what
     graph_size: int | None = None  # of the CUDA graph that replays the step
+    transfers: Transfers | None = None  # KV blocks to and from host memory
     results: Results = field(default_factory=Results)
 
     @property

@@ -12,6 +12,7 @@ from engine.config import EngineConfig, largest_step_tokens
 from engine.process import free_memory_bytes
 from engine.runner.adapters import checked_rank
 from engine.runner.build import check_kv_format, chosen_device, chosen_dtypes
+from engine.settings.kv_tiers import STAGING_GIB, has_tiers
 from engine.token.lora.fit import AdaptedModel
 from engine.token.models.decoder import Decoder
 from engine.token.models.registry import outlined_model
@@ -55,6 +56,7 @@ def planned(config: EngineConfig, folder: Path) -> MemoryPlan:
         kv_bytes=0,
         num_kv_blocks=0,
         kv_tokens=0,
+        tier_bytes=int((config.kv_host_gib or STAGING_GIB) * GIB) if on_cpu and has_tiers(dict(config)) else 0,
     )
     check_fits(needed)
     kv_bytes_per_token = bytes_per_token(model.kv_layout, len(model.layers), kv_dtype) + extra.kv_bytes_per_token
@@ -101,6 +103,8 @@ def check_fits(plan: MemoryPlan) -> None:
     """Raises ModelError where the plan needs more than is free. The process itself has its memory already."""
     if plan.total_bytes - plan.process_bytes > plan.free_bytes:
         remedy = "lower num_kv_blocks or kv_cache_gib" if plan.kv_bytes else "use a smaller model, or free memory"
+        if plan.tier_bytes:
+            remedy = "lower kv_host_gib, num_kv_blocks or kv_cache_gib"
         raise ModelError(f"the model does not fit ({plan.sentence()}); {remedy}")
 
 

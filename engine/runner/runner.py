@@ -14,6 +14,7 @@ from engine.compute.buffers import to_device, to_host
 from engine.compute.kv_cache import KVCache, allocate, clear_blocks, copy_blocks
 from engine.compute.lora.backend import decode_slots
 from engine.config import EngineConfig, largest_step_tokens
+from engine.memory.tiers.tiers import Transfers
 from engine.request.plan import LaunchedStep, Preparation, ScheduledTokens, StepOutcome, StepPlan
 from engine.request.request import Request
 from engine.runner.adapters import Adapters, both, make_adapters
@@ -30,6 +31,7 @@ from engine.runner.batch import (
 from engine.runner.build import chosen_device, chosen_dtypes, costliest_plans, warm_up_plans, work_and_free_bytes
 from engine.runner.drafting import Drafting
 from engine.runner.graphs import Decoded, DecodeGraphs, captured, graph_bytes, graph_sizes, wants_graphs
+from engine.runner.kv_transfer import HostSlots
 from engine.runner.memory_plan import drafter_bytes, planned, pool_blocks, with_pool
 from engine.runner.rows import StableRows, pack
 from engine.runner.stream import Task, make_stream, step_threads
@@ -102,6 +104,7 @@ class ModelRunner:
         self.kv_cache = self._allocate(self.num_blocks)
         self.drafting = self._drafting(config)
         self.graphs = self._capture(config, self.graph_sizes)
+        self.host_slots: HostSlots | None = None  # of KV tiers
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
@@ -143,6 +146,8 @@ class ModelRunner:
         batch, task = step.state
         results, wait_began_ns = batch.results, time.monotonic_ns()
         self.stream.wait(task)
+        if batch.transfers is not None:
+            self.host_slots.finish_stores()
         ids = results.ids.tolist()
         sampled = sampled_tokens(batch, ids)
         finished = {}
@@ -165,6 +170,8 @@ class ModelRunner:
             sampling_ns=task.end_ns - task.forward_ns,
             padding_tokens=0 if size is None else size - len(batch.query_lens),
             graph="eager" if size is None else f"decode-{size}",
+            load_ns=task.load_ns,
+            store_ns=task.store_ns,
             logit_rows=batch.logit_rows,
             entropy_millinats=entropy,
             nucleus_mass_ppm=mass,
@@ -175,6 +182,11 @@ class ModelRunner:
             draft_ns=draft_ns,
             draft_flops=draft_flops,
         )
+
+    def transfer(self, transfers: Transfers) -> tuple[int, int]:
+        times = self.host_slots.copy(transfers.stores, transfers.loads)
+        self.host_slots.finish_stores()
+        return times
 
     def _prepare(self, plan: StepPlan) -> Batch:
         items = sorted(plan.scheduled, key=_batch_order)
@@ -195,6 +207,7 @@ class ModelRunner:
             items,
             has_drafts,
             prompts=prompt_rows(items),
+            transfers=plan.transfers,
         )
         if sampling and self.entropy_probe is not None:
             batch.entropy_sample = self.entropy_probe.sample_row(sampling, self.sampler.edits, drafts)
@@ -220,6 +233,8 @@ class ModelRunner:
         results, ids = batch.results, None
         for slot, packed in batch.adapter_loads:
             self.adapters.backend.install(slot, packed)
+        if batch.transfers is not None:
+            task.load_ns, task.store_ns = self.host_slots.copy(batch.transfers.stores, batch.transfers.loads)
         if batch.graph_size is None:
             width = -(-max(batch.context_lens) // self.block_size)
             step = self.tables.inputs(batch.step, width)

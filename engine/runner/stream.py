@@ -29,6 +29,8 @@ class Task:
     end_ns: int = 0
     future: Future | None = None
     events: tuple[torch.cuda.Event, ...] = ()
+    load_ns: int = 0  # KV blocks from host memory, before the forward pass
+    store_ns: int = 0  # ... and to it
 
     def forward_done(self) -> None:
         """Called by the work, between the logits and the sampling."""

@@ -1,7 +1,8 @@
 """Books the time of every request that is alive in the core, from the clock readings of the host and of the device.
 
 A *running* request is charged by the device's clock. Between two steps the device waited for the host: `compute.host`.
-A step is charged by its composition. The lag from the end of the device's work to the moment when the token left the
+A step is charged by its composition; its copies of KV from and to slower tiers are `memory.load` and `memory.store` of
+all requests in it. The lag from the end of the device's work to the moment when the token left the
 loop is charged once, not for every token. Host work that the device hides costs nothing. Without overlap all of this is
 the sum of the stages. Requests that decode pay alike and share the decode clock.
 
@@ -16,7 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from engine.request.plan import Preparation, ScheduledTokens, StepOutcome, StepPlan
+from engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
+from engine.request.preparing import Preparing
 from engine.request.request import Request, State
 from metrics.compute.cost_model import ModelShape, decode_flops, request_flops
 from metrics.ledger import CLOCKED, Account
@@ -96,11 +98,15 @@ class DecodeClock:
         self.booked_ns = self.lag_ns = 0
         self.committed_ns = 0  # of the last step: all that ran in it are booked up to here
 
-    def tick(self, interference_ns: int, decode_ns: int, host_ns: int, sample_ns: int, draft_ns: int) -> None:
+    def tick(
+        self, interference_ns: int, decode_ns: int, host_ns: int, sample_ns: int, draft_ns: int, load_ns: int,
+        store_ns: int,
+    ) -> None:  # fmt: skip
         """Books a step to every member."""
-        interference, decode, host, sample, draft = self.clock_ns
+        interference, decode, host, sample, draft, load, store = self.clock_ns
         self.clock_ns = (
             interference + interference_ns, decode + decode_ns, host + host_ns, sample + sample_ns, draft + draft_ns,
+            load + load_ns, store + store_ns,
         )  # fmt: skip
 
     def join(self, request: Request) -> None:
@@ -147,7 +153,7 @@ class Accountant:
         self._waited = dict.fromkeys(HEAD_REASONS, 0)  # reason → how long the head was refused for it
         self._decided_ns: int | None = None  # the last plan, if it left requests waiting
         self._head_blocked_by = HEAD_REASONS[-1]
-        self._preparing: dict[int, tuple[int, Preparation]] = {}  # arrival index → since when the runner prepares
+        self._preparing: dict[int, tuple[int, Preparing]] = {}  # arrival index → since when the runner prepares
         self._arrived: dict[int, tuple[Request, int]] = {}  # arrival index → since when it waits
         self._pauses: list[tuple[int, int]] = []  # between turns since the last step
 
@@ -157,7 +163,7 @@ class Accountant:
             self._pauses.append((begin_ns, end_ns))
 
     def received(
-        self, request: Request, encoded_ns: int, turn: Turn, last: Turn | None, preparation: Preparation | None
+        self, request: Request, encoded_ns: int, turn: Turn, last: Turn | None, preparation: Preparing | None
     ) -> None:
         """A request was handed over. While a step ran the loop could not see it: that part is waiting."""
         begin_ns, end_ns = (last.begin_ns, last.end_ns) if last is not None else (encoded_ns, encoded_ns)
@@ -197,8 +203,8 @@ class Accountant:
 
     def executed(self, plan: StepPlan, participants: Participants, outcome: StepOutcome, committed_ns: int) -> None:
         """A step is over: books the device's time to its participants, and their absence to the other requests."""
-        clock, running, sampling_ns = self.clock, participants.running, outcome.sampling_ns
-        device_ns = outcome.device_ns - sampling_ns
+        clock, running = self.clock, participants.running
+        device_ns = outcome.device_ns - outcome.sampling_ns - outcome.load_ns - outcome.store_ns
         lag_ns = self._host_ns(outcome.device_end_ns, committed_ns)  # with the drafts of the next step
         rejected_ns = self._rejected_ns(plan, outcome, device_ns)
         clock.rejected_ns += rejected_ns
@@ -229,14 +235,20 @@ class Accountant:
             self._end_running(request, now_ns)
 
     def _end_preparing(self, request: Request, now_ns: int) -> None:
-        """Reading the adapter has an account of its own; what a grammar took longer is waiting."""
+        """Reads of the adapter and of KV tiers have accounts of their own; what a grammar took longer is waiting.
+
+        The loop sees a little later that a read ended. Where nothing else held the request up, that belongs to it.
+        """
         since_ns, preparation = self._preparing.pop(request.arrival_index)
-        if preparation.adapter_ready_ns is not None:
-            # The loop sees a little later that an adapter is there. Nothing else held up a request without a grammar.
-            alone = preparation.waits_for == "adapter"
-            read_ns = now_ns if alone else min(max(since_ns, preparation.adapter_ready_ns), now_ns)
-            request.ledger[Account.MEMORY_ADAPTER_LOAD] += read_ns - since_ns
-            since_ns = read_ns
+        reads = (
+            (Account.MEMORY_ADAPTER_LOAD, preparation.adapter_ready_ns),
+            (Account.MEMORY_LOAD, preparation.load_ready_ns),
+        )
+        for account, ready_ns in reads:
+            if ready_ns is not None:
+                read_ns = now_ns if preparation.is_one_read else min(max(since_ns, ready_ns), now_ns)
+                request.ledger[account] += read_ns - since_ns
+                since_ns = read_ns
         _book_wait(request, Account.REQUEST_QUEUE, "grammar", now_ns - since_ns)
 
     def _begin_waits(self, plan: StepPlan, begin_ns: int, now_ns: int) -> None:
@@ -293,6 +305,8 @@ class Accountant:
             ledger[Account.REQUEST_INTERFERENCE] += offence_ns
             ledger[_OWN_WORK[item.kind]] += device_ns - offence_ns
             ledger[Account.TOKEN_SAMPLE] += outcome.sampling_ns
+            ledger[Account.MEMORY_LOAD] += outcome.load_ns
+            ledger[Account.MEMORY_STORE] += outcome.store_ns
             ledger[Account.COMPUTE_DRAFT] += outcome.draft_ns
             if item.kind not in PROMPT_KINDS:
                 request.rejected_ns += rejected_ns
@@ -307,7 +321,10 @@ class Accountant:
         clock = self.clock
         gap_ns = self._gap_ns(clock.booked_ns, outcome.device_begin_ns)
         host_ns = gap_ns + lag_ns - outcome.draft_ns - clock.lag_ns
-        clock.tick(interference_ns, decode_ns, host_ns, outcome.sampling_ns, outcome.draft_ns)
+        clock.tick(
+            interference_ns, decode_ns, host_ns, outcome.sampling_ns, outcome.draft_ns, outcome.load_ns,
+            outcome.store_ns,
+        )  # fmt: skip
 
     def _book_absence(self, participants: Participants, outcome: StepOutcome, committed_ns: int) -> None:
         took_part = {request.arrival_index for request in participants.planned}

@@ -8,7 +8,8 @@ from typing import Protocol
 
 from engine.config import EngineConfig
 from engine.messages import LedgerBase
-from engine.request.plan import Preparation, StepOutcome, StepPlan
+from engine.request.plan import StepOutcome, StepPlan
+from engine.request.preparing import Preparing
 from engine.request.request import Request
 from engine.request.scheduler import Emitted, Scheduler
 from engine.telemetry.accounting import Accountant, DecodeClock, Participants, Turn, participants
@@ -24,13 +25,13 @@ class EngineObserver(Protocol):
     clock: DecodeClock
 
     def received(
-        self, request: Request, encoded_ns: int, turn: Turn, last: Turn | None, preparation: Preparation | None
+        self, request: Request, encoded_ns: int, turn: Turn, last: Turn | None, preparation: Preparing | None
     ) -> None:
         """A request was taken in. `last` is the turn before this one; with a `preparation` it may not be scheduled."""
         ...
 
-    def released(self, request: Request, now_ns: int) -> None:
-        """The runner is ready for a request: it may be scheduled."""
+    def released(self, request: Request, now_ns: int, loaded_ns: int = 0) -> None:
+        """A request may be scheduled from now on. Reads of KV tiers that it waited for ended at `loaded_ns`."""
         ...
 
     def ended_between_steps(self, request: Request, waited: bool, now_ns: int) -> None:
@@ -132,5 +133,5 @@ def make_observer(config: EngineConfig, shape: ModelShape, scheduler: Scheduler)
     """The observer that the setting `telemetry` asks for."""
     if config.telemetry == "off":
         return NoObserver()
-    records = StepRecords(scheduler.pool, scheduler.block_observer, scheduler.adapters.slots)
+    records = StepRecords(scheduler.pool, scheduler.block_observer, scheduler.adapters.slots, scheduler.tiers)
     return FullObserver(Accountant(shape), records)

@@ -3,6 +3,7 @@
 from engine.memory.adapters import AdapterSlots
 from engine.memory.block_pool import BlockPool
 from engine.memory.observer import BlockObserver
+from engine.memory.tiers.tiers import KVTiers, TierCounts
 from engine.request.plan import StepOutcome, StepPlan
 from engine.telemetry.accounting import Participants, Turn
 from metrics.records import StepRecord
@@ -11,11 +12,14 @@ from metrics.records import StepRecord
 class StepRecords:
     """Knows what a record counts since the step before: idle time of the device, evictions, turns without a step."""
 
-    def __init__(self, pool: BlockPool, block_observer: BlockObserver, adapters: AdapterSlots):
+    def __init__(
+        self, pool: BlockPool, block_observer: BlockObserver, adapters: AdapterSlots, tiers: KVTiers | None = None
+    ):
         self._pool = pool
         self._block_observer = block_observer
         self._adapters = adapters
         self._adapter_evictions = 0  # up to the last record
+        self._tiers = tiers
         self._evicted_blocks = 0  # up to the last record
         self._idle_since_ns = 0  # since when the device has nothing to do
         self._earlier: list[Turn] = []  # turns since the last record that committed no step
@@ -80,6 +84,8 @@ class StepRecords:
             record.preempted_ids.append(preemption.request.id)
             record.preempted_for.append(preemption.wanted_by)
             record.preempted_tokens.append(preemption.computed_tokens)
+        if self._tiers is not None:
+            _add_tiers(record, self._tiers.take_counts(), outcome)
         if self._block_observer.has_times:
             times = self._block_observer.take_times()
             record.reuse_gap_ns, record.reuse_distance_blocks = times.reuse_gap_ns, times.reuse_distance_blocks
@@ -113,3 +119,19 @@ def _add_drafts(record: StepRecord, plan: StepPlan, outcome: StepOutcome) -> Non
             accepted[position] += position < count
     record.drafted_by_position, record.accepted_by_position = drafted, accepted
     record.drafted_tokens, record.accepted_tokens = sum(drafted), sum(accepted)
+
+
+def _add_tiers(record: StepRecord, counts: dict[str, TierCounts], outcome: StepOutcome) -> None:
+    record.load_ns, record.store_ns = outcome.load_ns, outcome.store_ns
+    record.tier_blocks = {name: tier.blocks for name, tier in counts.items()}
+    for name, tier in counts.items():
+        for column, amount in (
+            (record.tier_loaded_bytes, tier.loaded_bytes),
+            (record.tier_stored_bytes, tier.stored_bytes),
+            (record.tier_load_ns, tier.load_ns),
+            (record.tier_store_ns, tier.store_ns),
+            (record.tier_failures, tier.failures),
+            (record.tier_refused, tier.refused),
+        ):
+            if amount:
+                column[name] = amount

@@ -1,6 +1,7 @@
 """The memory lifecycle's metrics: the state that persists between steps."""
 
 from metrics.catalog.metric import LATENCY_BOUNDS, PROCESSES, counter, gauge, histogram, log_buckets
+from metrics.memory.kv_load import TIERS
 from metrics.memory.plan import PURPOSES
 from metrics.memory.prefix_outcomes import PREFIX_OUTCOMES, RATIOS
 
@@ -61,6 +62,23 @@ MEMORY = (
     counter("memory", "recomputed_tokens_total", "tokens",
             "Tokens of ended requests whose KV was computed again after a preemption.",
             "Counted when a request ends. Live: kind=\"recompute\" of the scheduled tokens."),
+    counter("memory", "tier_loaded_bytes_total", "bytes", "KV that was read from a tier below the device.",
+            "Of disk and remote: bytes that came into host memory, used or not.", tier=TIERS),
+    counter("memory", "tier_stored_bytes_total", "bytes", "KV that was written to a tier below the device.",
+            "Excludes writes that failed.", tier=TIERS),
+    counter("memory", "tier_load_seconds_total", "seconds",
+            "Time of reads from a tier. Of host memory: device time of copies, a part of steps.",
+            "Reads of disk and remote run beside the steps: no request may have waited for them.", tier=TIERS),
+    counter("memory", "tier_store_seconds_total", "seconds",
+            "Time of writes to a tier. Of host memory: device time of copies, a part of steps.",
+            "Writes of disk and remote run beside the steps.", tier=TIERS),
+    counter("memory", "tier_failures_total", "blocks",
+            "Reads and writes of a tier that failed, damaged blocks among them; the tokens are computed instead.",
+            "The log says why, once a minute.", tier=TIERS),
+    counter("memory", "tier_refused_blocks_total", "blocks", "Blocks that a tier had no room for.",
+            "A block that is never asked for again is no loss.", tier=TIERS),
+    gauge("memory", "tier_blocks", "blocks", "KV blocks that a tier holds, also those that are being written.",
+          "State after the last step.", tier=TIERS),
     histogram("memory", "blocked_seconds", "seconds", LATENCY_BOUNDS,
               "Time a request waited for KV blocks (account memory.blocked).",
               "Excludes requests that still wait."),

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from metrics.memory.miss_ratio import INFINITE, miss_ratio_curve
+from metrics.memory.prefix_outcomes import hit_tokens
 from metrics.memory.prompt_repeats import SHINGLE_TOKENS
 from metrics.request.waits import reasons
 
@@ -29,7 +30,7 @@ class PrefixUse:
 
     @property
     def hit_share(self) -> float:
-        return self.outcomes.get("hit", 0.0)
+        return hit_tokens(self.outcomes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,15 @@ SUMS = {
     ("sojourn_memory_shadow_evicted_blocks_total",): "shadow_evicted_blocks",
 }
 # Counters whose label values are the keys of a map.
-TALLIES = {"sojourn_request_refusals_total": "refusals"}
+TALLIES = {
+    "sojourn_request_refusals_total": "refusals",
+    "sojourn_memory_tier_loaded_bytes_total": "tier_loaded_bytes",
+    "sojourn_memory_tier_stored_bytes_total": "tier_stored_bytes",
+    "sojourn_memory_tier_load_seconds_total": "tier_load_ns",
+    "sojourn_memory_tier_store_seconds_total": "tier_store_ns",
+    "sojourn_memory_tier_failures_total": "tier_failures",
+    "sojourn_memory_tier_refused_blocks_total": "tier_refused",
+}
 # Histograms of list fields that are empty in most steps.
 SAMPLES = {
     "sojourn_memory_reuse_gap_seconds": "reuse_gap_ns",
@@ -95,6 +103,9 @@ class StepFold:
             numbers["sojourn_compute_steps_total"][(graph,)] += count
         for name, field in SAMPLES.items():
             self._histograms[name][()].observe_all(steps.samples(field))
+        if steps.records:
+            for tier, blocks in steps.records[-1].tier_blocks.items():
+                numbers["sojourn_memory_tier_blocks"][(tier,)] = blocks
         for victim, cause, tokens in steps.preemptions():
             numbers["sojourn_memory_preemptions_total"][()] += 1
             numbers["sojourn_memory_preempted_tokens_total"][("self" if cause == victim else "other",)] += tokens

@@ -5,7 +5,7 @@ import msgspec
 GIB = 1 << 30
 HOST_SHARE = 0.25  # of a host's memory that KV takes by default: other processes use it, too
 # Purposes, in the order in which the memory is taken.
-PURPOSES = ("process", "weights", "work space", "sampling tables", "CUDA graphs", "adapters", "KV cache")
+PURPOSES = ("process", "weights", "work space", "sampling tables", "CUDA graphs", "adapters", "KV cache", "KV tier")
 
 
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,6 +19,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     table_bytes: int  # of sampling: rows of counts and biases for all requests that can run
     graph_bytes: int = 0  # of CUDA graphs
     adapter_bytes: int = 0  # slots of LoRA adapters
+    tier_bytes: int = 0  # of the KV tier in host memory, where the device is the host; it fills as KV does
     num_kv_blocks: int
     kv_tokens: int  # that the blocks hold
 
@@ -33,6 +34,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
             self.graph_bytes,
             self.adapter_bytes,
             self.kv_bytes,
+            self.tier_bytes,
         )
         return dict(zip(PURPOSES, sizes, strict=True))
 

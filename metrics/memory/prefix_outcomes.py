@@ -1,14 +1,21 @@
 """What the prefix cache made of a prompt: the words and the report that core, front and records share."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 # In order of precedence; `engine/memory/shadow/observer.py` defines each of them.
 PREFIX_OUTCOMES = (
-    "hit", "miss_disabled", "miss_evicted", "miss_in_flight", "miss_sub_block", "miss_diverged", "miss_cold",
+    "hit", "hit_host", "hit_disk", "hit_remote",
+    "miss_disabled", "miss_evicted", "miss_in_flight", "miss_sub_block", "miss_diverged", "miss_cold",
 )  # fmt: skip
+HITS = ("hit", "hit_host", "hit_disk", "hit_remote")  # on the device, and in KV tiers below it
 RATIOS = (0.5, 1.0, 2.0, 4.0, 8.0)  # sizes of a pool, as multiples of the one that runs
+
+
+def hit_tokens(outcomes: Mapping[str, float]) -> float:
+    """Tokens, or their share, that were not computed, wherever their KV was."""
+    return sum(outcomes.get(outcome, 0) for outcome in HITS)
 
 
 class PrefixReport(msgspec.Struct, frozen=True, array_like=True):

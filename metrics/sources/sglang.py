@@ -184,6 +184,8 @@ SGLANG = Source(
             "how often (num_retracted_requests), not how long: the wait lies in the decode time"
         ),
         "memory.recompute": partly("how many tokens were thrown away (num_retracted_*_tokens), not how long"),
+        "memory.load": unseen("SGLang tells no request's wait for KV of a slower tier"),
+        "memory.store": unseen("SGLang times no store of KV to a slower tier by request"),
         "compute.draft": unseen("SGLang proposes drafts within its steps, and times the whole step"),
         "compute.decode": partly("end to end less TTFT, a mean over the run, which also holds others' work"),
         "compute.host": unseen("seconds of the scheduler's loop by stage (scheduler_stage_seconds), of no request"),

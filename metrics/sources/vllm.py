@@ -136,6 +136,8 @@ VLLM = Source(
         "request.interference": unseen(IN_PHASES),
         "memory.preempted": partly("how often (num_preemptions), not how long: the wait lies in the decode time"),
         "memory.recompute": unseen("its time and its tokens lie inside vLLM's decode time"),
+        "memory.load": unseen("vLLM tells no request's wait for KV of a slower tier"),
+        "memory.store": unseen("vLLM times no store of KV to a slower tier by request"),
         "compute.draft": unseen("vLLM proposes drafts within its steps, and times the whole step"),
         "compute.decode": partly("the mean over the run of request_decode_time, which also holds others' work"),
         "compute.host": unseen(IN_PHASES),

@@ -10,6 +10,9 @@ from engine.engine import Engine, make_block_observer, make_draft_lengths
 from engine.memory.block_pool import BlockPool
 from engine.memory.eviction import make_eviction_policy
 from engine.memory.shadow.observer import ShadowObserver
+from engine.memory.tiers.index import TierIndex
+from engine.memory.tiers.store import Moved
+from engine.memory.tiers.tiers import KVTiers, SlowTier, Transfers
 from engine.messages import Observed, Submit, Tokens
 from engine.request.plan import LaunchedStep, ScheduledTokens, StepOutcome, StepPlan
 from engine.request.policies import make_policy
@@ -18,7 +21,7 @@ from engine.request.scheduler import Scheduler
 from engine.telemetry.observer import make_observer
 from metrics.compute.cost_model import ModelShape
 from metrics.records import StepRecord
-from tests.engine.memory.audits import audit_observer, audit_pool
+from tests.engine.memory.audits import audit_observer, audit_pool, audit_tiers
 from tests.engine.published import Published
 
 SHAPE = ModelShape(
@@ -58,6 +61,8 @@ class SimulatedWork(NamedTuple):
     device_begin_ns: int
     device_end_ns: int
     sampled: dict[str, list[int]]
+    load_ns: int = 0
+    store_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -97,6 +102,7 @@ class SimulatedRunner:
     def __post_init__(self) -> None:
         self.block_size = self.pool.block_size
         self.slots: dict[int, tuple[int, ...]] = {}  # slot → the tokens up to and with the one it holds
+        self.host: dict[int, list[tuple[int, ...] | None]] = {}  # slot of host memory → what a block held
         self.drawn: dict[int, int] = {}  # order of a request → what the device drew for it last
         self.free_ns = 0  # when the device is done with what it was given
         self.under_way: list[LaunchedStep] = []
@@ -104,6 +110,7 @@ class SimulatedRunner:
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         assert plan.scheduled, "a step computes nothing: whoever waits now waits for ever"
+        load_ns, store_ns = self.transfer(plan.transfers) if plan.transfers is not None else (0, 0)
         size, targets = self.block_size, [target for _, target in plan.copies]
         assert len(set(targets)) == len(targets), "two blocks are copied to one"
         copied = {
@@ -114,10 +121,21 @@ class SimulatedRunner:
         prepared_ns, launched_ns = self.clock(), self.clock()
         begin_ns = max(launched_ns, self.free_ns)
         duration_ns = self.step_ns + self.token_ns * sum(item.new_tokens for item in plan.scheduled)
+        duration_ns += load_ns + store_ns
         self.free_ns = begin_ns + duration_ns
-        step = LaunchedStep(plan, prepared_ns, launched_ns, SimulatedWork(begin_ns, self.free_ns, sampled))
+        work = SimulatedWork(begin_ns, self.free_ns, sampled, load_ns, store_ns)
+        step = LaunchedStep(plan, prepared_ns, launched_ns, work)
         self.under_way.append(step)
         return step
+
+    def transfer(self, transfers: Transfers) -> tuple[int, int]:
+        size = self.block_size
+        for block, slot in transfers.stores:
+            self.host[slot] = [self.slots.get(block * size + i) for i in range(size)]
+        for slot, block in transfers.loads:
+            for i, history in enumerate(self.host[slot]):
+                self.slots[block * size + i] = history
+        return len(transfers.loads) * 20_000, len(transfers.stores) * 10_000
 
     def _compute(self, item: ScheduledTokens) -> list[int]:
         """Computes a request's share of a step; what it draws."""
@@ -156,6 +174,7 @@ class SimulatedRunner:
             sampled_ns = self.clock()
         return StepOutcome(
             work.sampled, waited_ns, sampled_ns, work.device_begin_ns, work.device_end_ns, 0,
+            load_ns=work.load_ns, store_ns=work.store_ns,
             logit_rows=sum(1 + len(item.drafts) for item in step.plan.scheduled if item.samples),
             **self._drafts(step.plan, work.sampled),
         )  # fmt: skip
@@ -194,12 +213,65 @@ class SimulatedRunner:
         """Nothing is kept for a request."""
 
 
+@dataclass
+class SimulatedStore:
+    """A slow tier whose reads and writes end when the test says so. Its contents outlive a simulation."""
+
+    runner_host: dict[int, list]
+    files: dict[bytes, list] = field(default_factory=dict)
+    broken: set[bytes] = field(default_factory=set)  # keys whose reads and writes fail
+    name: str = "disk"
+    block_bytes: int = 100
+
+    def __post_init__(self) -> None:
+        self.under_way: list[tuple[bool, bytes, int]] = []
+        self.done: list[Moved] = []
+        self.clock_ns = 0
+
+    def known(self) -> list[bytes]:
+        return list(self.files)
+
+    def read(self, key: bytes, slot: int) -> None:
+        self.under_way.append((True, key, slot))
+
+    def write(self, key: bytes, slot: int) -> None:
+        self.under_way.append((False, key, slot))
+
+    def remove(self, key: bytes) -> None:
+        self.files.pop(key, None)
+
+    def work(self, count: int) -> None:
+        """Ends the oldest operations."""
+        for is_read, key, slot in self.under_way[:count]:
+            ok = key not in self.broken
+            if is_read:
+                ok = ok and key in self.files
+                self.runner_host[slot] = list(self.files[key]) if ok else ["damaged"]
+            elif ok:
+                self.files[key] = list(self.runner_host[slot])
+            self.clock_ns += 1000
+            self.done.append(Moved(key, is_read, ok, self.block_bytes, self.clock_ns - 900, self.clock_ns))
+        del self.under_way[:count]
+
+    def finished(self) -> list[Moved]:
+        done, self.done = self.done, []
+        return done
+
+    def wait(self) -> None:
+        self.work(1)
+
+    def close(self) -> None:
+        """Nothing outlives the simulation but `files`."""
+
+
 class Simulation:
     """An engine over the simulated device."""
 
     def __init__(
         self, num_blocks: int = 64, block_size: int = 4, prefix_caching: bool = True, policy: str = "fcfs",
-        knobs: dict | None = None, overlap: bool = False, device: type[SimulatedRunner] = SimulatedRunner, **limits,
+        knobs: dict | None = None, overlap: bool = False, device: type[SimulatedRunner] = SimulatedRunner,
+        host_blocks: int = 0, disk_blocks: int = 0, files: dict[bytes, list] | None = None, stores: str = "fill",
+        **limits,
     ):  # fmt: skip
         self.clock = VirtualClock()
         self.published = Published()
@@ -209,10 +281,21 @@ class Simulation:
         pool = BlockPool(num_blocks, block_size, prefix_caching, eviction)
         self.block_observer = make_block_observer(config, pool)
         settings.setdefault("draft_lengths", make_draft_lengths(config))
-        self.scheduler = Scheduler(pool, make_policy(dict(config), pool), self.block_observer, **settings)
         self.runner = device(self.clock, pool)
         if settings["draft_lengths"] is not None:
             self.runner.writes_ahead = settings["draft_lengths"].writes_ahead
+        self.disk: SimulatedStore | None = None
+        self.tiers: KVTiers | None = None
+        if host_blocks:
+            slow = []
+            if disk_blocks:
+                self.disk = SimulatedStore(self.runner.host, {} if files is None else files)
+                slow.append(SlowTier(self.disk, disk_blocks))
+            self.tiers = KVTiers(
+                TierIndex("host", host_blocks), slow, block_size=block_size, block_bytes=100, store_policy=stores
+            )
+        policy_of = make_policy(dict(config), pool)
+        self.scheduler = Scheduler(pool, policy_of, self.block_observer, tiers=self.tiers, **settings)
         observer = make_observer(config, SHAPE, self.scheduler)
         self.engine = Engine(self.scheduler, self.runner, observer, self._take, overlap=overlap, clock=self.clock)
         self._begin_ns = 0
@@ -244,14 +327,22 @@ class Simulation:
                 self.step()
             else:
                 self.clock.now_ns += 100_000
+                if self.disk is not None:
+                    self.disk.clock_ns = max(self.disk.clock_ns, self.clock.now_ns)
+                    self.disk.work(1)
                 self.receive()
         self.engine.flush()
+        while self.disk is not None and self.disk.under_way:
+            self.disk.work(1)
+            self.receive()
 
     def check(self) -> None:
         """The invariants that must hold between any two steps."""
         live = self.scheduler.requests.values()
         pool = self.scheduler.pool
         audit_pool(pool, [request.blocks for request in live], [request.num_committed_tokens for request in live])
+        if self.tiers is not None:
+            audit_tiers(self.tiers)
         self._checks += 1
         if isinstance(self.block_observer, ShadowObserver) and self._checks % 3 == 0:
             audit_observer(self.block_observer)

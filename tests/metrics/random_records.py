@@ -6,10 +6,16 @@ from random import Random
 
 from metrics.ledger import SERVER_ACCOUNTS, new_ledger
 from metrics.machine.sampler import THROTTLE_REASONS
+from metrics.memory.kv_load import TIERS
 from metrics.memory.prefix_outcomes import PREFIX_OUTCOMES, RATIOS
 from metrics.records import KINDS, REFUSALS, STAGES, WAITS, RequestRecord, StepRecord, SystemRecord
 
 MS = 1_000_000
+
+
+TIER_SUMS = (
+    "tier_loaded_bytes", "tier_stored_bytes", "tier_load_ns", "tier_store_ns", "tier_failures", "tier_refused",
+)  # fmt: skip
 
 
 def random_step(rng: Random, step: int = 0) -> StepRecord:
@@ -41,6 +47,9 @@ def random_step(rng: Random, step: int = 0) -> StepRecord:
         evicted_idle_ns=_sample(rng, 10**9),
         entropy_millinats=_sample(rng, 9000), nucleus_mass_ppm=_sample(rng, 10**6), logit_rows=rng.randint(0, 9),
         gap_ns=rng.randint(0, MS), overrun_tokens=rng.randint(0, 3), emitted_tokens=rng.randint(0, 8),
+        load_ns=rng.randint(0, MS), store_ns=rng.randint(0, MS),
+        tier_blocks={tier: rng.randint(1, 99) for tier in TIERS},
+        **{field: {tier: rng.randint(0, 10**6) for tier in TIERS} for field in TIER_SUMS},
     )  # fmt: skip
 
 

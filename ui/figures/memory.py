@@ -19,6 +19,9 @@ NO_BLOCK_EVENTS = "No cached block was evicted or used again in this run, or its
 GREEN = theme.COLOURS["memory"]
 OUTCOME_COLOURS = {
     "hit": GREEN,
+    "hit_host": theme.shade(GREEN, 0.35),
+    "hit_disk": theme.shade(GREEN, 0.6),
+    "hit_remote": theme.shade(GREEN, 0.8),
     "miss_evicted": "#B42318",
     "miss_in_flight": theme.COLOURS["compute"],
     "miss_disabled": theme.INK,

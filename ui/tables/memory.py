@@ -3,7 +3,9 @@
 import numpy as np
 import pandas as pd
 
+from metrics.memory.kv_load import TIERS
 from metrics.memory.miss_ratio import miss_ratio_curve, prefix_outcomes
+from metrics.memory.prefix_outcomes import hit_tokens
 from metrics.request.timeline import call_of
 from metrics.request.waits import reasons
 from ui.tables.request import cohorts
@@ -11,6 +13,9 @@ from ui.text import number
 
 OUTCOME_MEANING = {
     "hit": "in the cache",
+    "hit_host": "in the tier of host memory",
+    "hit_disk": "in the tier on a disk",
+    "hit_remote": "in the remote tier",
     "miss_evicted": "was in the cache, and was evicted before it was asked for again",
     "miss_in_flight": "another request was computing it at that moment",
     "miss_disabled": "would have been a hit, but the cache is off, or the request asked for scores of its prompt",
@@ -40,7 +45,7 @@ def hit_rates(requests: pd.DataFrame, begin_ns: float, bins: int = 40) -> pd.Dat
     tokens = pd.DataFrame(
         {
             "queried": [sum(cell.values()) for cell in outcomes],
-            "hit": [cell.get("hit", 0) for cell in outcomes],
+            "hit": [hit_tokens(cell) for cell in outcomes],
             "infinite": requests.infinite_hit_tokens.astype("float64").fillna(0).to_numpy(),
         },
         index=(requests.arrived_ns.astype("float64").to_numpy() - begin_ns) / 1e9,
@@ -59,13 +64,41 @@ def miss_ratios(requests: pd.DataFrame) -> tuple[pd.DataFrame, float, float]:
     if not sizes:
         return pd.DataFrame(columns=["pool", "miss"]), float("nan"), float("nan")
     curve = pd.DataFrame({"pool": [point.ratio for point in sizes], "miss": [point.miss_ratio for point in sizes]})
-    hit = prefix_outcomes(requests).get("hit", 0)
+    hit = hit_tokens(prefix_outcomes(requests))
     return curve, 1 - hit / infinite.queried_tokens, infinite.miss_ratio
 
 
 def block_events(steps: pd.DataFrame) -> dict[str, np.ndarray]:
     """All sampled events of blocks, by column of BLOCK_EVENTS."""
     return {name: np.array([event for cell in steps[name] for event in _cell(cell)], float) for name in BLOCK_EVENTS}
+
+
+def tiers(steps: pd.DataFrame, requests: pd.DataFrame) -> pd.DataFrame:
+    """What each KV tier gave and took, as text, a row a tier; empty of a run without tiers."""
+    if "tier_blocks" not in steps.columns or "loaded_tokens" not in requests.columns:
+        return pd.DataFrame()
+    rows = []
+    hits = [reasons(cell) for cell in requests.loaded_tokens]
+    held = [reasons(cell) for cell in steps.tier_blocks]
+    for tier in TIERS:
+        if not any(tier in cell for cell in held):
+            continue
+
+        def total(column: str, tier: str = tier) -> float:
+            return float(sum(reasons(cell).get(tier, 0) for cell in steps[column]))
+
+        load_s, store_s = total("tier_load_ns") / 1e9, total("tier_store_ns") / 1e9
+        loaded, stored = total("tier_loaded_bytes") / 1e6, total("tier_stored_bytes") / 1e6
+        figures = {
+            "prompt tokens from it": float(sum(cell.get(tier, 0) for cell in hits)),
+            "requests with such tokens": float(sum(tier in cell for cell in hits)),
+            "read (MB)": loaded, "read (MB/s)": loaded / load_s if load_s else float("nan"),
+            "written (MB)": stored, "written (MB/s)": stored / store_s if store_s else float("nan"),
+            "blocks at the end": float(held[-1].get(tier, 0)), "failures": total("tier_failures"),
+            "blocks without room": total("tier_refused"),
+        }  # fmt: skip
+        rows.append({"tier": tier} | {name: number(value) for name, value in figures.items()})
+    return pd.DataFrame(rows)
 
 
 def preemptions(steps: pd.DataFrame, requests: pd.DataFrame, begin_ns: float, count: int = 20) -> pd.DataFrame:

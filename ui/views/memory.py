@@ -6,7 +6,7 @@ from metrics.run.directory import engine_settings
 from ui.figures import memory
 from ui.markup import fragments
 from ui.page import draw, open_page
-from ui.tables.memory import block_events, hit_rates, miss_ratios, outcome_tokens, preemptions
+from ui.tables.memory import block_events, hit_rates, miss_ratios, outcome_tokens, preemptions, tiers
 
 run = open_page(
     "Memory",
@@ -48,6 +48,13 @@ draw(
     memory.block_lives(block_events(run.steps), int(pool.max()) if len(pool) else 0),
     "`steps.parquet` `evicted_age_ns`, `evicted_idle_ns`, `reuse_gap_ns`, `reuse_distance_blocks`: a sample by hash.",
 )
+if not (found := tiers(run.steps, run.requests)).empty:
+    st.subheader("KV tiers below the device", anchor=False)
+    st.html(fragments.data_table(found))
+    st.caption(
+        "`steps.parquet` `tier_*`; tokens and requests: `requests.parquet` `loaded_tokens`. `load_decision` says "
+        "what was predicted to be cheaper, loading or computing again, beside both predictions."
+    )
 st.subheader("Preemptions", anchor=False)
 table = preemptions(run.steps, run.requests, run.begin_ns)
 if table.empty:

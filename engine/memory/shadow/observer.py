@@ -5,7 +5,8 @@
 **Outcomes.** Each prompt token gets exactly one, in this order of precedence, and they sum to the prompt. A prompt of P
 tokens could at best reuse (P - 1) // block_size blocks, since the last token is always computed for its logits.
 
-1. `hit`: its block was cached, and the request may read the cache.
+1. `hit`: its block was cached, and the request may read the cache. `hit_host`, `hit_disk`, `hit_remote`: behind
+   those, blocks that came from a KV tier, also of an earlier process.
 2. `miss_disabled`: its block was computed before, as were all before it, but `prefix_caching` is off or the request
    wants log-probabilities of its prompt.
 3. `miss_evicted`: the same, but the block was evicted, or one before it was (then also if another request is
@@ -90,6 +91,7 @@ class ShadowObserver(BlockObserver):
         self._live = KnownPrompts()  # of live requests: the index knows only full blocks
         self._repeats, self._repeats_allowed = PromptRepeats(), Allowance()
         self._in_flight: dict[bytes, int] = {}  # blocks never computed before → running requests that do
+        self._loaded: Sequence[str] = ()  # the tiers of blocks that the request of the last lookup loads
         self._num_cached = 0  # blocks that the last lookup found
         self._occupied_before = 0  # ... and blocks of other requests then
         self._refreshed = (0, 0, 0)  # the last failed lookup: request, blocks, and the list's state after it
@@ -118,10 +120,15 @@ class ShadowObserver(BlockObserver):
             self._refreshed = (owner.arrival_index, count, self.shadow.num_listings)
 
     @_booked_by_flush
+    def on_load(self, now_ns: int, active: int, owner: BlockOwner, tiers: Sequence[str]) -> None:
+        self._loaded = tiers
+
+    @_booked_by_flush
     def on_admit(self, now_ns: int, active: int, owner: BlockOwner, num_tokens: int, is_first: bool) -> None:
         if owner.arrival_index not in self._paths:
             self._first_blocks(owner, now_ns, num_tokens, is_first)
         self._evict_for(owner, now_ns, active)
+        self._loaded = ()
 
     @_booked_by_flush
     def on_share(self, now_ns: int, active: int, owner: BlockOwner, leader: BlockOwner, count: int) -> None:
@@ -296,8 +303,12 @@ class ShadowObserver(BlockObserver):
         usable = (prompt_tokens - 1) // size
         cached = self._pool.prefix_caching and owner.reads_cache
         hit = len(path.read) if cached else 0
+        outcomes = {"hit": hit * size}
+        for tier in self._loaded:
+            outcomes[f"hit_{tier}"] = outcomes.get(f"hit_{tier}", 0) + size
+            hit += 1
         known = max(hit, len(blocks))
-        outcomes = {"hit": hit * size, "miss_evicted" if cached else "miss_disabled": (known - hit) * size}
+        outcomes["miss_evicted" if cached else "miss_disabled"] = (known - hit) * size
         evicted_by: dict[str, int] = {}
         evicted_ago_ns = None
         for node in blocks[hit:] if cached else ():
@@ -320,8 +331,9 @@ class ShadowObserver(BlockObserver):
             tokens = np.frombuffer(path.prompt, np.int32, offset=SALT_BYTES)
             salt = int.from_bytes(path.root.key[:7], "little")
             repeated, movable = self._repeats.add(tokens, salt, shared_tokens=source[0])
-        shared = followed if computed == known else 0
-        leaves, begin = leaves and computed == known, computed * size
+        is_end_known = computed == known == len(blocks)  # else blocks of an earlier process came from a tier
+        shared = followed if is_end_known else 0
+        leaves, begin = leaves and is_end_known, computed * size
         outcomes["miss_sub_block"] = shared
         until = begin + shared
         leaves = leaves and 0 < until < prompt_tokens

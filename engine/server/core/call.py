@@ -14,6 +14,7 @@ from engine.server.core.client import FAREWELL_SECONDS, CoreClient
 from engine.server.core.sequence import CoreLost, FrontTimes, SequenceStream, TextPiece, Write
 from engine.server.errors import ApiError, core_lost
 from metrics.ledger import new_ledger
+from metrics.memory.kv_load import combined_loads
 from metrics.memory.prefix_outcomes import combined
 from metrics.records import RequestRecord
 
@@ -195,6 +196,7 @@ class Call:
             output_characters=self._output_characters,
             preemptions=sum(ended.preemptions for ended in ends),
             **msgspec.structs.asdict(combined(ended.prefix for ended in ends if ended.prefix is not None)),
+            **msgspec.structs.asdict(combined_loads(ended.kv_load for ended in ends if ended.kv_load is not None)),
             first_step=min((ended.first_step for ended in ends if ended.first_step is not None), default=None),
             last_step=max((ended.last_step for ended in ends if ended.last_step is not None), default=None),
             # When each token left the core, in order, without those behind a stop string.

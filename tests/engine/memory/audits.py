@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from engine.memory.block_pool import BlockPool
 from engine.memory.shadow.index import REAL, ShadowIndex
 from engine.memory.shadow.observer import ShadowObserver
+from engine.memory.tiers.tiers import KVTiers
 
 
 def audit_pool(pool: BlockPool, owners: Sequence[Sequence[int]], written: Sequence[int] | None = None) -> None:
@@ -82,3 +83,17 @@ def audit_index(shadow: ShadowIndex, occupied: int, cached: dict[bytes, bool] | 
 def num_salts(shadow: ShadowIndex) -> int:
     """Salts of which a block is known, or which live requests have."""
     return len(shadow._roots) - 1
+
+
+def audit_tiers(tiers: KVTiers) -> None:
+    """Asserts that slots are neither lost nor shared, and that pins are exactly those of transfers and prefetches."""
+    for index in (tiers.host, *(tier.index for tier in tiers.slow)):
+        slots = [block.slot for block in index._blocks.values()]
+        assert sorted(slots + index._free) == list(range(index.capacity)), "a slot is lost or shared"
+        for key, block in index._blocks.items():
+            assert (key in index._evictable) == (block.is_ready and not block.pins), "what may go is not what is idle"
+    for tier in tiers.slow:
+        assert tier.reading_bytes >= 0 and tier.num_writing >= 0
+    held = [key for prefetch in tiers._prefetches.values() for key in prefetch.held]
+    for key in held:
+        assert tiers.host.lookup(key) and tiers.host[key].pins

@@ -19,8 +19,8 @@ Trace = list[tuple[int, list[int], int]]  # due_ns, prompt, output tokens
 class QuickDevice(SimulatedRunner):
     """Takes the same time, and looks into no slot: its tokens depend on who asks and where he is."""
 
-    def _compute(self, item: ScheduledTokens) -> int | None:
-        return sampled_token(item.request.arrival_index, item.past_tokens + item.new_tokens) if item.samples else None
+    def _compute(self, item: ScheduledTokens) -> list[int]:
+        return [sampled_token(item.request.arrival_index, item.past_tokens + item.new_tokens)] if item.samples else []
 
 
 def sampled_token(order: int, position: int) -> int:

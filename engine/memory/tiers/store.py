@@ -1,0 +1,47 @@
+"""A slower tier as the bookkeeping sees it: it reads and writes blocks by key, beside the loop."""
+
+from typing import NamedTuple, Protocol
+
+
+class Moved(NamedTuple):
+    """A read or a write that ended."""
+
+    key: bytes
+    is_read: bool
+    ok: bool
+    nbytes: int
+    began_ns: int
+    ended_ns: int
+
+
+class BlockStore(Protocol):
+    """Moves blocks between slots of host memory and a slower medium. No call waits for the medium.
+
+    Operations on one key end in the order in which they were begun. A read that fails, or finds a damaged block, ends
+    with `ok` False and leaves the slot undefined.
+    """
+
+    name: str  # one of metrics.memory.kv_load.TIERS
+    block_bytes: int  # that a block takes there
+
+    def known(self) -> list[bytes]:
+        """The keys that it holds at its start, oldest first."""
+        ...
+
+    def read(self, key: bytes, slot: int) -> None: ...
+
+    def write(self, key: bytes, slot: int) -> None: ...
+
+    def remove(self, key: bytes) -> None: ...
+
+    def finished(self) -> list[Moved]:
+        """What ended since the last call."""
+        ...
+
+    def wait(self) -> None:
+        """A moment, or until something has ended."""
+        ...
+
+    def close(self) -> None:
+        """Forgets what is queued."""
+        ...

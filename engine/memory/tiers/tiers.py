@@ -1,0 +1,353 @@
+"""The KV tiers below the device: which blocks are stored there, which are read back, and whether that pays.
+
+Host memory is a pool of slots. It is a tier, and the way in and out of the slower ones: a block of a disk is first
+read into a slot, while its request waits outside the queue, and copied to the device by the step that admits the
+request. A store is a copy from the device into a slot by the next step, and then a write from there.
+
+Copies keep these rules. Stores of a step come before its loads, loads before copies between device blocks, and all
+before the step computes. A block is offered for a store while its contents are on the device, and no step is launched
+between that and its copy. So a block that was evicted for a request is stored before the request writes it.
+"""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from engine.memory.tiers.cost import LEAST_TOKENS, Choice, Speed, choose
+from engine.memory.tiers.index import TierIndex
+from engine.memory.tiers.request import TierReader
+from engine.memory.tiers.store import BlockStore, Moved
+from metrics.memory.kv_load import NOTHING_LOADED, KVLoad
+
+CLOSE_S = 10.0
+WRITE_SHARE = 0.5  # of the slots that may wait for a slow tier's writes: reads need slots, too
+
+
+@dataclass(slots=True)
+class Transfers:
+    """What a step copies between the device and slots of host memory, before it computes."""
+
+    stores: list[tuple[int, int]] = field(default_factory=list)  # device block → slot
+    loads: list[tuple[int, int]] = field(default_factory=list)  # slot → device block, after the stores
+    stored_keys: list[bytes] = field(default_factory=list)
+    loaded_keys: list[bytes] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Prefetch:
+    """Reads into host memory that a request waits for. A Preparation, as the loop knows it."""
+
+    waits_for: int = 0
+    is_cancelled: bool = False
+    held: list[bytes] = field(default_factory=list)  # pinned in host memory for its request
+    ready_ns: int = 0  # when the last read ended
+    error: str | None = None  # a tier that fails is no error of a request
+
+    @property
+    def is_done(self) -> bool:
+        return self.waits_for == 0
+
+
+@dataclass(slots=True)
+class TierCounts:
+    """Of one tier, since the last `take_counts`; `blocks` is the state."""
+
+    loaded_bytes: int = 0
+    stored_bytes: int = 0
+    load_ns: int = 0
+    store_ns: int = 0
+    failures: int = 0  # reads and writes that failed, and damaged blocks
+    refused: int = 0  # stores for which there was no room
+    blocks: int = 0
+
+
+class SlowTier:
+    """A store behind host memory: what it holds, and how fast it was."""
+
+    def __init__(self, store: BlockStore, capacity: int):
+        self.store = store
+        self.name = store.name
+        self.index = TierIndex(store.name, capacity)
+        self.reads = Speed()  # bytes
+        self.reading_bytes = 0  # queued and under way
+        self.num_writing = 0
+        self.backlog: deque[bytes] = deque()  # keys in host memory that wait until fewer are being written
+        for key in store.known():
+            if self.index.prepare_store(key) is not None:
+                self.index.complete_store(key, ok=True)
+        self.remove_evicted()
+
+    def remove_evicted(self) -> None:
+        for key in self.index.evicted:
+            self.store.remove(key)
+        self.index.evicted.clear()
+
+
+class KVTiers:
+    """Owns the books of all tiers. The loop calls it between steps; only stores work beside it."""
+
+    def __init__(
+        self,
+        host: TierIndex,
+        slow: Sequence[SlowTier],
+        *,
+        block_size: int,
+        block_bytes: int,
+        store_policy: str,
+    ):
+        self.host = host
+        self.slow = list(slow)
+        self.block_bytes = block_bytes
+        self.stores_on = store_policy  # fill, reuse or evict
+        self._size = block_size
+        self._offers: dict[bytes, int] = {}  # key → device block, until the next launch
+        self._loads: dict[int, int] = {}  # device block → slot, until then
+        self._loaded_keys: list[bytes] = []
+        self._prefetches: dict[int, Prefetch] = {}  # by arrival index
+        self._waiting: dict[bytes, list[Prefetch]] = {}  # key → those that wait until it can be read
+        self._copies = Speed()  # bytes from host memory to the device
+        self._prefill = Speed()  # prompt tokens
+        self._counts = {name: TierCounts() for name in ("host", *(tier.name for tier in slow))}
+
+    # What a request's prefix finds.
+
+    def prefetch(self, request: TierReader, num_cached: int) -> Prefetch | None:
+        """Begins to read what a slow tier has of a prefix, behind `num_cached` blocks that the device has.
+
+        None where nothing has to be waited for: the request may be scheduled at once.
+        """
+        chain: list[tuple[bytes, SlowTier | None]] = []
+        for key in request.reusable_hashes(self._size)[num_cached:]:
+            tier = None if key in self.host else next((t for t in self.slow if t.index.lookup(key)), None)
+            if tier is None and key not in self.host:
+                break
+            chain.append((key, tier))
+        if not any(tier is not None or not self.host.lookup(key) for key, tier in chain):
+            return None
+        choice = self._choice(chain)
+        request.kv_load = _report(choice)
+        return self._read(request, chain) if choice.loads else None
+
+    def found(self, request: TierReader, num_cached: int) -> list[bytes]:
+        """The blocks in host memory that continue the prefix of a request, if loading them pays."""
+        keys = []
+        for key in request.reusable_hashes(self._size)[num_cached:]:
+            if not self.host.lookup(key):
+                break
+            keys.append(key)
+        if not keys or request.arrival_index in self._prefetches:  # the choice was made before the reads
+            return keys
+        choice = self._choice([(key, None) for key in keys])
+        if request.kv_load is None:
+            request.kv_load = _report(choice)
+        return keys if choice.loads else []
+
+    def load(self, request: TierReader, keys: Sequence[bytes], blocks: Sequence[int]) -> list[str]:
+        """The next step copies `found` blocks to blocks of the device. Returns the tier that each came from."""
+        tiers = []
+        for key, block in zip(keys, blocks, strict=True):
+            self._loads[block] = self.host.prepare_load(key)
+            self._loaded_keys.append(key)
+            entry = self.host[key]
+            tiers.append(entry.came_from or "host")
+            entry.came_from = ""
+        if tiers:
+            tokens = dict(request.kv_load.loaded_tokens) if request.kv_load is not None else {}
+            for tier in tiers:
+                tokens[tier] = tokens.get(tier, 0) + self._size
+            request.kv_load = replace(request.kv_load or NOTHING_LOADED, loaded_tokens=tokens)
+        return tiers
+
+    def release(self, request: TierReader) -> None:
+        """The request was admitted or ended: nothing is held for it any more."""
+        prefetch = self._prefetches.pop(request.arrival_index, None)
+        if prefetch is not None:
+            prefetch.is_cancelled = True
+            for key in prefetch.held:
+                self.host.complete_load(key)
+            prefetch.held.clear()
+
+    # What is stored.
+
+    def filled(self, key: bytes, block: int) -> None:
+        """A block of the device is full and findable."""
+        if self.stores_on == "fill":
+            self._offer(key, block)
+
+    def reused(self, keys: Sequence[bytes], blocks: Sequence[int]) -> None:
+        """An admitted request reads these cached blocks of the device."""
+        for key, block in zip(keys, blocks, strict=True):
+            self.host.touch(key)
+            for tier in self.slow:
+                tier.index.touch(key)
+            if self.stores_on == "reuse":
+                self._offer(key, block)
+
+    def evicted(self, block: int, key: bytes) -> None:
+        """The device gives a cached block up; its contents stay until the next launched step."""
+        if self.stores_on == "evict":
+            self._offer(key, block)
+
+    def _offer(self, key: bytes, block: int) -> None:
+        if key not in self.host and not any(key in tier.index for tier in self.slow):
+            self._offers[key] = block
+
+    # What moves.
+
+    @property
+    def has_transfers(self) -> bool:
+        return bool(self._offers or self._loads)
+
+    def take_transfers(self) -> Transfers | None:
+        """What the step copies that is launched now; None where nothing moves."""
+        if not self.has_transfers:
+            return None
+        transfers = Transfers(loads=[(slot, block) for block, slot in self._loads.items()])
+        transfers.loaded_keys, self._loaded_keys = self._loaded_keys, []
+        for key, block in self._offers.items():
+            slot = self.host.prepare_store(key)
+            if slot is None:
+                self._counts["host"].refused += 1
+            else:
+                transfers.stores.append((block, slot))
+                transfers.stored_keys.append(key)
+        self.host.evicted.clear()
+        self._offers, self._loads = {}, {}
+        return transfers
+
+    def transferred(self, transfers: Transfers, load_ns: int, store_ns: int) -> None:
+        """A step that copied them was read."""
+        counts, size = self._counts["host"], self.block_bytes
+        counts.loaded_bytes += size * len(transfers.loads)
+        counts.stored_bytes += size * len(transfers.stores)
+        counts.load_ns += load_ns
+        counts.store_ns += store_ns
+        self._copies.observe(size * len(transfers.loads), load_ns)
+        for key in transfers.loaded_keys:
+            self.host.complete_load(key)
+        for key in transfers.stored_keys:
+            self.host.complete_store(key, ok=True)
+            self._wake(key, ok=True, ended_ns=0)
+            for tier in self.slow:
+                tier.backlog.append(key)
+        for tier in self.slow:
+            self._write_backlog(tier)
+
+    def computed(self, prompt_tokens: int, device_ns: int) -> None:
+        """A step computed so many prompt tokens in that time: how fast a prefix is computed again."""
+        if prompt_tokens >= LEAST_TOKENS:
+            self._prefill.observe(prompt_tokens, device_ns)
+
+    def poll(self) -> None:
+        """Takes in the reads and writes that ended."""
+        for tier in self.slow:
+            for moved in tier.store.finished():
+                if moved.is_read:
+                    self._has_read(tier, moved)
+                else:
+                    self._has_written(tier, moved)
+            self._write_backlog(tier)
+
+    def take_counts(self) -> dict[str, TierCounts]:
+        """By tier, since the last call."""
+        counts = self._counts
+        self._counts = {name: TierCounts() for name in counts}
+        counts["host"].blocks = len(self.host)
+        for tier in self.slow:
+            counts[tier.name].blocks = len(tier.index)
+        return counts
+
+    def close(self) -> None:
+        """Finishes the writes, as long as CLOSE_S allows."""
+        until_s = time.monotonic() + CLOSE_S
+        for tier in self.slow:
+            while (tier.num_writing or tier.backlog) and time.monotonic() < until_s:
+                tier.store.wait()
+                self.poll()
+            tier.store.close()
+
+    def _choice(self, chain: Sequence[tuple[bytes, SlowTier | None]]) -> Choice:
+        """Times add up: reads of the slow tiers with what is queued there, and the copies to the device."""
+        copy_ns = self._copies.ns(self.block_bytes * len(chain)) or 0
+        load_ns: int | None = copy_ns
+        for tier in self.slow:
+            nbytes = sum(tier.store.block_bytes for _, each in chain if each is tier)
+            read_ns = tier.reads.ns(nbytes + tier.reading_bytes) if nbytes else 0
+            load_ns = None if load_ns is None or read_ns is None else load_ns + read_ns
+        return choose(load_ns, self._prefill.ns(self._size * len(chain)))
+
+    def _read(self, request: TierReader, chain: Sequence[tuple[bytes, SlowTier | None]]) -> Prefetch | None:
+        prefetch = self._prefetches[request.arrival_index] = Prefetch()
+        for key, tier in chain:
+            if tier is not None:
+                slot = self.host.prepare_store(key)
+                if slot is None:
+                    break  # all slots are pinned: the rest is computed
+                tier.index.prepare_load(key)
+                tier.reading_bytes += tier.store.block_bytes
+                tier.store.read(key, slot)
+            elif self.host.lookup(key):
+                self._hold(prefetch, key)
+                continue
+            self._waiting.setdefault(key, []).append(prefetch)
+            prefetch.waits_for += 1
+        self.host.evicted.clear()
+        return None if prefetch.is_done else prefetch
+
+    def _hold(self, prefetch: Prefetch, key: bytes) -> None:
+        self.host.prepare_load(key)
+        prefetch.held.append(key)
+
+    def _wake(self, key: bytes, *, ok: bool, ended_ns: int) -> None:
+        for prefetch in self._waiting.pop(key, ()):
+            prefetch.waits_for -= 1
+            prefetch.ready_ns = max(prefetch.ready_ns, ended_ns)
+            if ok and not prefetch.is_cancelled:
+                self._hold(prefetch, key)
+
+    def _has_read(self, tier: SlowTier, moved: Moved) -> None:
+        counts, key = self._counts[tier.name], moved.key
+        tier.reading_bytes -= tier.store.block_bytes
+        tier.index.complete_load(key)
+        self.host.complete_store(key, ok=moved.ok)
+        counts.load_ns += moved.ended_ns - moved.began_ns
+        if moved.ok:
+            self.host[key].came_from = tier.name
+            counts.loaded_bytes += moved.nbytes
+            tier.reads.observe(moved.nbytes, moved.ended_ns - moved.began_ns)
+        else:
+            counts.failures += 1
+            tier.index.forget(key)
+            tier.store.remove(key)
+        self._wake(key, ok=moved.ok, ended_ns=moved.ended_ns)
+
+    def _write_backlog(self, tier: SlowTier) -> None:
+        most = max(1, int(WRITE_SHARE * self.host.capacity))
+        while tier.backlog and tier.num_writing < most:
+            key = tier.backlog.popleft()
+            if key in tier.index:
+                continue
+            if not self.host.lookup(key) or tier.index.prepare_store(key) is None:  # evicted meanwhile; all are read
+                self._counts[tier.name].refused += 1
+                continue
+            tier.remove_evicted()
+            tier.num_writing += 1
+            tier.store.write(key, self.host.prepare_load(key))
+
+    def _has_written(self, tier: SlowTier, moved: Moved) -> None:
+        counts = self._counts[tier.name]
+        tier.num_writing -= 1
+        self.host.complete_load(moved.key)
+        tier.index.complete_store(moved.key, ok=moved.ok)
+        counts.store_ns += moved.ended_ns - moved.began_ns
+        if moved.ok:
+            counts.stored_bytes += moved.nbytes
+        else:
+            counts.failures += 1
+
+
+def _report(choice: Choice) -> KVLoad:
+    return KVLoad({}, "load" if choice.loads else "recompute", choice.load_ns, choice.recompute_ns)

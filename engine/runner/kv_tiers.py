@@ -1,0 +1,89 @@
+"""Builds the KV tiers that the settings ask for, around a runner."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import torch
+
+from engine.compute.kv_cache import parts
+from engine.config import EngineConfig
+from engine.memory.tiers.disk import DiskStore
+from engine.memory.tiers.index import TierIndex
+from engine.memory.tiers.tiers import KVTiers, SlowTier
+from engine.process import free_memory_bytes
+from engine.runner.kv_transfer import HostSlots, slot_sizes
+from engine.runner.runner import ModelRunner
+from engine.settings.kv_tiers import STAGING_GIB, has_tiers
+from metrics.errors import ModelError
+from metrics.memory.plan import GIB, shown_bytes
+
+DISK_GIB = 16.0
+SAMPLES, SAMPLE_BYTES = 256, 4096  # of each file of weights
+
+
+def make_tiers(config: EngineConfig, runner: ModelRunner, folder: Path) -> KVTiers | None:
+    """The tiers, and the runner's slots of host memory; None where the settings name none.
+
+    Raises ModelError with a sentence where memory or the disk does not allow it.
+    """
+    if not has_tiers(dict(config)):
+        return None
+    block_bytes = sum(slot_sizes(parts(runner.kv_cache)))
+    host_bytes = int((config.kv_host_gib or STAGING_GIB) * GIB)
+    if runner.device.type == "cuda" and host_bytes > free_memory_bytes():
+        raise ModelError(
+            f"kv_host_gib needs {shown_bytes(host_bytes)} of host memory, and {shown_bytes(free_memory_bytes())} are "
+            "free; lower it"
+        )
+    num_slots = _blocks("kv_host_gib", host_bytes, block_bytes)
+    slots = runner.host_slots = HostSlots(runner.kv_cache, num_slots)
+    slow = []
+    if config.kv_disk_path is not None:
+        fingerprint = model_fingerprint(config, runner, folder)
+        disk = DiskStore(config.kv_disk_path.expanduser(), fingerprint, slots.slot_bytes, block_bytes)
+        capacity = _blocks("kv_disk_gib", int((config.kv_disk_gib or DISK_GIB) * GIB), disk.block_bytes)
+        slow.append(SlowTier(disk, capacity))
+    return KVTiers(
+        TierIndex("host", num_slots), slow, block_size=config.block_size, block_bytes=block_bytes,
+        store_policy=config.kv_store_policy or "fill",
+    )  # fmt: skip
+
+
+def _blocks(setting: str, nbytes: int, block_bytes: int) -> int:
+    if nbytes < block_bytes:
+        raise ModelError(f"{setting} holds no block of {shown_bytes(block_bytes)}; raise it")
+    return nbytes // block_bytes
+
+
+def model_fingerprint(config: EngineConfig, runner: ModelRunner, folder: Path) -> bytes:
+    """16 bytes that differ wherever the same tokens could have other keys and values, or another layout.
+
+    Of weights their sizes, times of change, headers and samples count: to read all of them would delay each start.
+    """
+    cache = [(list(part.shape[:2]), list(part.shape[3:]), str(part.dtype)) for part in parts(runner.kv_cache)]
+    said = [
+        torch.__version__, runner.device.type, str(runner.dtype), str(runner.kv_dtype), config.weights,
+        config.load_format, runner.max_model_len, config.block_size, type(runner.attention).__name__,
+        type(runner.operations).__name__, cache,
+    ]  # fmt: skip
+    digest = hashlib.blake2b(json.dumps(said).encode(), digest_size=16)
+    for path in sorted(folder.iterdir()):
+        if path.suffix in (".json", ".safetensors", ".gguf", ".bin") and path.is_file():
+            digest.update(path.name.encode() + _sampled(path, config.load_format == "dummy"))
+    return digest.digest()
+
+
+def _sampled(path: Path, is_dummy: bool) -> bytes:
+    stat = path.stat()
+    if path.suffix == ".json":
+        return path.read_bytes() if path.name == "config.json" else b""
+    if is_dummy:
+        return b""
+    digest = hashlib.blake2b(f"{stat.st_size} {stat.st_mtime_ns}".encode(), digest_size=16)
+    with open(path, "rb", buffering=0) as file:
+        digest.update(file.read(1 << 16))
+        for index in range(SAMPLES):
+            digest.update(os.pread(file.fileno(), SAMPLE_BYTES, index * stat.st_size // SAMPLES))
+    return digest.digest()
