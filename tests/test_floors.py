@@ -96,8 +96,8 @@ MAY_IMPORT = {
         "engine.engine", "engine.runner", "engine.request.plan", "engine.compute", "engine.messages", "metrics",
     },
     "engine.replay": {
-        "engine.engine", "engine.request", "engine.memory", "engine.sampling", "engine.config", "engine.settings",
-        "metrics",
+        "engine.engine", "engine.adapter", "engine.request", "engine.memory", "engine.sampling", "engine.config",
+        "engine.settings", "metrics",
     },
     "engine.core": {
         "engine.telemetry", "engine.engine", "engine.request.token_budget", "engine.profile_burst", "engine.runner",

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
+from engine.adapter import AdapterReference
 from engine.memory.prefix import chain_hash
 from engine.replay.loop import Replica
 from engine.replay.recorded import RecordedLoad, RecordedRequest
@@ -223,6 +224,7 @@ class ReplayedLoad:
                 tenant=recorded.tenant,
                 weight=recorded.weight,
                 priority=recorded.priority,
+                adapter=_adapter(recorded.adapter),
                 fork_of=_sequence_id(place, 0) if choice else None,
             )
             if recorded.choices == 1:
@@ -272,3 +274,8 @@ def _sequence_id(place: int, choice: int) -> str:
 
 def _cutoff(replica: Replica) -> float:
     return replica.cutoff_ns
+
+
+def _adapter(name: str | None) -> AdapterReference | None:
+    """Its slot counts; its work and its first reading are in the recorded times."""
+    return None if name is None else AdapterReference(name, "", "", 0, 0, 0)

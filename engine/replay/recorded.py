@@ -48,6 +48,7 @@ class RecordedRequest:
     pause_ns: int = 0  # from the end of that turn, or of its slot's last request, to its due moment
     tpot_is_measured: bool = True
     weight: int = 1  # of its tenant
+    adapter: str | None = None  # the LoRA adapter that it named
     choices: int = 1  # sequences of one prompt, which share its blocks; `output_tokens` is of all
     token_ids: list[int] = field(default_factory=list)  # prompt and output
     shared_tokens: int = 0  # at their beginning, with an earlier request
@@ -157,6 +158,7 @@ def _requests(
             klass=row.klass or "",
             tenant=row.tenant or "",
             priority=_whole(row.priority) or 0,
+            adapter=row.adapter if isinstance(row.adapter, str) else None,
             due_ns=int(due[i]) - origin,
             prompt_tokens=int(lengths.iloc[i]),
             output_tokens=int(outputs.iloc[i]),

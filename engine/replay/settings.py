@@ -17,7 +17,7 @@ from metrics.run.directory import engine_settings, section
 REPLAYED = (
     "max_num_seqs", "max_num_batched_tokens", "max_prefill_chunk_tokens", "max_waiting", "max_long_prefills",
     "long_prefill_tokens", "policy", "priority_ageing", "shortest_ageing", "fair_output_weight", "prefill_patience",
-    "prefix_caching", "block_size", "num_kv_blocks", "kv_cache_gib", "overlap", "eviction_policy",
+    "prefix_caching", "block_size", "num_kv_blocks", "kv_cache_gib", "overlap", "eviction_policy", "max_loras",
 )  # fmt: skip
 OBJECTIVE_SETTINGS = ("objective_ttft_ms", "objective_tpot_ms", "objective_e2e_ms")
 # These change how fast the device computes, and nothing in the run tells how much.

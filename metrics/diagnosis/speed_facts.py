@@ -126,7 +126,10 @@ def speed_facts(meta: Mapping[str, Any], steps: pd.DataFrame, rows: pd.DataFrame
         decodes=_pace(device, normal.device_ns, alone),
         quarters=slowdowns,
         worst_steps=(int(numbers[worst[0]]), int(numbers[worst[-1]])),
-        with_context=_with_context(
+        # Verified drafts make a step longer, and more context gives more of them: entries know steps without drafts.
+        with_context=None
+        if steps.drafted_tokens.fillna(0).any()
+        else _with_context(
             device[alone] / np.maximum(normal.device_ns[alone], 1.0), batch.sequences[alone], found[alone, DECODE_PAIRS]
         ),
         sampling=_pace(drawn.astype(float), normal.sampling_ns, ~np.isnan(normal.sampling_ns)),

@@ -25,7 +25,7 @@ class Complaint:
 
 
 _WAITING = ("overload", "burst", "batch_cap", "token_budget", "token_budget_large", "prefill_chunk", "admission_policy",
-            "scheduling_policy", "head_of_line", "tenant_share", "rate_limit")  # fmt: skip
+            "scheduling_policy", "head_of_line", "tenant_share", "rate_limit", "adapter_slots")  # fmt: skip
 _FRONT = ("blocked_front", "slow_front", "slow_writer", "slow_moderation", "core_death", "broken_connections")
 _PREFIX = ("prefix_cache_off", "cache_thrash", "eviction_policy", "cache_pollution", "prefix_order",
            "prefix_sub_block")  # fmt: skip

@@ -17,7 +17,7 @@ VOCABULARY = {
     "kv_pool", "cache_thrash", "cache_pollution", "prefix_cache_off", "prefix_order", "prefix_sub_block",
     "fragmentation", "block_leak",
     "slow_device", "noisy_neighbour", "slow_host", "slow_kernel", "few_threads", "launch_bound", "slow_decode",
-    "own_prefill",
+    "own_prefill", "rejected_drafts", "no_drafts", "eviction_policy", "slow_format", "adapter_slots",
 }  # fmt: skip
 
 

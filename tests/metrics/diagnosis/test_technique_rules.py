@@ -116,3 +116,20 @@ def test_output_that_repeats_itself_is_offered_speculation(tmp_path, steps_for_t
     assert ("no_drafts" in found) is is_named and "rejected_drafts" not in found
     if is_named:
         assert found["no_drafts"].settings == {"speculation": "ngram"}
+
+
+@pytest.mark.parametrize(("slots", "is_named"), [(1, True), (4, False)])
+def test_waiting_for_the_slot_of_an_adapter_is_named(tmp_path, slots, is_named):
+    made = synthetic_run(tmp_path / "run", plant="small_batch_cap")
+    run = with_requests(
+        made, adapter=lambda rows: [f"a{place % 4}" for place in range(len(rows))], adapter_loads=lambda _: 1,
+        waits=lambda rows: [{"adapter": 600, "batch_cap": 400}] * len(rows),
+    )  # fmt: skip
+    engine = run.meta()["engine"] | {"max_loras": slots}
+    engine["served"]["engine"]["max_loras"] = slots
+    run.update_meta(engine=engine)
+    found = proposed(run)
+    assert ("adapter_slots" in found) is is_named
+    if is_named:
+        assert found["adapter_slots"].settings == {"max_loras": 4}
+        assert found["adapter_slots"].claims["request.queue"] == pytest.approx(0.6)
