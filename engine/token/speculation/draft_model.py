@@ -14,9 +14,11 @@ import torch
 from engine.compute.attention.backend import AttentionBackend
 from engine.compute.buffers import to_device
 from engine.compute.kv_cache import KVCache, copy_blocks
+from engine.compute.logits import argmax
 from engine.compute.operations.backend import Operations
 from engine.token.models.decoder import Decoder
 from engine.token.speculation.draft_inputs import DraftTables
+from engine.token.speculation.greedy_chain import greedy_chain
 from engine.token.speculation.proposer import ComputedStep, DraftedRequest, Proposal, SequenceStep
 from metrics.compute.cost_model import ModelShape, decode_flops, request_flops
 
@@ -168,22 +170,17 @@ class DraftModelProposer:
     ) -> tuple[dict[str, list[int]], int]:
         """Drafts by request id, and the FLOPs of all but the first one's."""
         wanted, begins = (np.array(values) for values in zip(*((s.sequence.wanted, s.end) for s in spans), strict=True))
-        ids, flops = self._model.logits(hidden).argmax(-1), 0
-        drawn, active = [ids], np.arange(len(spans))
-        owners = [active]
-        for depth in range(1, int(wanted.max())):
-            goes_on = wanted[active] > depth
-            if not goes_on.all():
-                ids, active = ids[torch.from_numpy(goes_on).to(self._device)], active[goes_on]
+        flops = 0
+
+        def following(ids: torch.Tensor, active: np.ndarray, kept: torch.Tensor | None, depth: int) -> torch.Tensor:
+            nonlocal flops
             past = begins[active] + depth - 1
-            hidden = self._computed(ids, *tables.inputs(past, np.ones_like(past), rows[active]))
-            ids = self._model.logits(hidden).argmax(-1)
             flops += decode_flops(self.shape, past.tolist())
-            drawn.append(ids)
-            owners.append(active)
-        found: list[list[int]] = [[] for _ in spans]
-        for owner, token in zip(np.concatenate(owners).tolist(), torch.cat(drawn).tolist(), strict=True):
-            found[owner].append(token)
-        for span, drafts in zip(spans, found, strict=True):
-            self._live[span.sequence.request.id].chain = drafts[:-1]
-        return {span.sequence.request.id: drafts for span, drafts in zip(spans, found, strict=True)}, flops
+            hidden = self._computed(ids, *tables.inputs(past, np.ones_like(past), rows[active]))
+            return argmax(self._model.logits(hidden))
+
+        drafts = greedy_chain(argmax(self._model.logits(hidden)), wanted, following)
+        names = [span.sequence.request.id for span in spans]
+        for name, chosen in zip(names, drafts, strict=True):
+            self._live[name].chain = chosen[:-1]
+        return dict(zip(names, drafts, strict=True)), flops

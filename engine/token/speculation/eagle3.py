@@ -14,6 +14,7 @@ from torch import nn
 
 from engine.compute.kv_cache import KVCache, bytes_per_token
 from engine.compute.linear import Linear
+from engine.compute.logits import argmax
 from engine.compute.operations.backend import Operations, Rope, Step
 from engine.compute.operations.reference import rms_norm
 from engine.token.models.decoder import Decoder
@@ -90,7 +91,7 @@ class Eagle3Layer(nn.Module):
 
     def drafts(self, stream: torch.Tensor, operations: Operations) -> torch.Tensor:
         normed = operations.norm(rms_norm, stream, self.norm, self.eps)
-        ids = (self.head or self._target[0].head)(normed).argmax(-1)
+        ids = argmax((self.head or self._target[0].head)(normed))
         return ids if self.d2t is None else ids + self.d2t[ids]
 
     @property

@@ -14,6 +14,7 @@ from engine.compute.logits import argmax
 from engine.compute.operations.backend import Operations
 from engine.token.models.decoder import Decoder, Taps
 from engine.token.speculation.draft_inputs import DraftTables
+from engine.token.speculation.greedy_chain import greedy_chain
 from engine.token.speculation.proposer import ComputedStep, Proposal
 from metrics.compute.cost_model import ModelShape, decode_flops
 from metrics.errors import ModelError
@@ -59,20 +60,16 @@ class EarlyExitProposer:
         blocks = [sequence.request.blocks for sequence in sequences]
         tables = DraftTables(blocks, (begins + wanted).tolist(), self._block_size, self._device)
         ids = to_device(torch.tensor([sequence.sampled[-1] for sequence in sequences]), self._device)
-        active, flops = np.arange(len(sequences)), 0
-        drawn, owners = [], []
-        for depth in range(int(wanted.max())):
-            goes_on = wanted[active] > depth
-            if not goes_on.all():
-                ids, active = ids[torch.from_numpy(goes_on).to(self._device)], active[goes_on]
+        flops = 0
+
+        def following(ids: torch.Tensor, active: np.ndarray, kept: torch.Tensor | None, depth: int) -> torch.Tensor:
+            nonlocal flops
             past = begins[active] + depth
-            ids = self._next(ids, *tables.inputs(past, np.ones_like(past), active))
             flops += decode_flops(self.shape, past.tolist())
-            drawn.append(ids)
-            owners.append(active)
-        found: list[list[int]] = [[] for _ in sequences]
-        for owner, token in zip(np.concatenate(owners).tolist(), torch.cat(drawn).tolist(), strict=True):
-            found[owner].append(token)
+            return self._next(ids, *tables.inputs(past, np.ones_like(past), active))
+
+        first = following(ids, np.arange(len(sequences)), None, 0)
+        found = greedy_chain(first, wanted, following)
         return Proposal({each.request.id: drafts for each, drafts in zip(sequences, found, strict=True)}, flops)
 
     def _next(self, ids: torch.Tensor, positions: torch.Tensor, inputs) -> torch.Tensor:

@@ -17,6 +17,7 @@ from engine.compute.buffers import to_device
 from engine.compute.kv_cache import KVCache, KVLayout, copy_blocks
 from engine.compute.operations.backend import Operations, Rope, Step
 from engine.token.speculation.draft_inputs import DraftTables
+from engine.token.speculation.greedy_chain import greedy_chain
 from engine.token.speculation.proposer import ComputedStep, Proposal, SequenceStep
 from metrics.compute.cost_model import ModelShape, decode_flops, request_flops
 
@@ -120,23 +121,17 @@ class LayerChainProposer:
     ) -> tuple[list[list[int]], int]:
         """Drafts of each sequence, and the FLOPs of all but the first one's. `begins` are the positions behind the
         entries that are computed."""
-        ids, flops, active = self._layer.drafts(stream, self._operations), 0, np.arange(len(wanted))
-        drawn, owners = [ids], [active]
-        for depth in range(1, int(wanted.max())):
-            goes_on = wanted[active] > depth
-            if not goes_on.all():
-                kept = torch.from_numpy(goes_on).to(self._device)
-                ids, stream, active = ids[kept], stream[kept], active[goes_on]
+        flops = 0
+
+        def following(ids: torch.Tensor, active: np.ndarray, kept: torch.Tensor | None, depth: int) -> torch.Tensor:
+            nonlocal flops, stream
             past = begins[active] + depth - 1
-            stream = self._computed(ids, stream, *tables.inputs(past, np.ones_like(past), rows[active]))
-            ids = self._layer.drafts(stream, self._operations)
             flops += decode_flops(self.shape, past.tolist())
-            drawn.append(ids)
-            owners.append(active)
-        found: list[list[int]] = [[] for _ in wanted]
-        for owner, token in zip(np.concatenate(owners).tolist(), torch.cat(drawn).tolist(), strict=True):
-            found[owner].append(token)
-        return found, flops
+            states = stream if kept is None else stream[kept]
+            stream = self._computed(ids, states, *tables.inputs(past, np.ones_like(past), rows[active]))
+            return self._layer.drafts(stream, self._operations)
+
+        return greedy_chain(self._layer.drafts(stream, self._operations), wanted, following), flops
 
 
 def _end(sequence: SequenceStep) -> int:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from engine.compute.linear import Linear
+from engine.compute.logits import argmax
 from engine.token.models.decoder import Decoder
 from engine.token.models.settings import count
 from engine.token.speculation.head_files import HeadFiles
@@ -50,7 +51,7 @@ class MedusaHeads(nn.Module):
             state = hidden
             for layer in block:
                 state = state + F.silu(layer(state))
-            drafts.append(self._head(index)(state).argmax(-1))
+            drafts.append(argmax(self._head(index)(state)))
         drafts = torch.stack(drafts, dim=-1)
         return drafts if self.token_map is None else self.token_map[drafts]
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from engine.compute.kv_cache import KVCache, bytes_per_token
 from engine.compute.linear import Linear
+from engine.compute.logits import argmax
 from engine.compute.operations.backend import Operations, Rope, Step
 from engine.token.models.decoder import Decoder
 from engine.token.models.layer import Layer
@@ -60,7 +61,7 @@ class MtpLayer(nn.Module):
         return residual + x
 
     def drafts(self, stream: torch.Tensor, operations: Operations) -> torch.Tensor:
-        return self._target[0].head(operations.norm(self.layer.norm, stream, self.norm, self.eps)).argmax(-1)
+        return argmax(self._target[0].head(operations.norm(self.layer.norm, stream, self.norm, self.eps)))
 
     @property
     def state_flops(self) -> int:
@@ -85,6 +86,7 @@ class MtpLayer(nn.Module):
             kv_bytes_per_token=bytes_per_token(self.kv_layout, 1, kv_dtype),
             weight_bytes=own + head,
             experts=experts,
+            expansion=layer.attention.expansion(self.norm.dtype),
         )
 
     def slices(self) -> dict[str, torch.Tensor]:
