@@ -64,17 +64,21 @@ def costliest_plans(
     return plans
 
 
-def warm_up_plans(config: EngineConfig, most_tokens: int, max_model_len: int) -> list[StepPlan]:
+def warm_up_plans(
+    config: EngineConfig, most_tokens: int, max_model_len: int, *, expands: bool = False
+) -> list[StepPlan]:
     """A prompt of 1, 2, 4 … tokens each. Which kernels a step needs, and cut how, follows from its number of tokens up
-    to a factor of two: what none of these compiles would be compiled while requests wait."""
+    to a factor of two: what none of these compiles would be compiled while requests wait. A model that `expands` the
+    latents of whole prompts gets each as a chunk behind a long context, too."""
     plans, params = [], SamplingParams(max_tokens=1)
     most = min(most_tokens, max_model_len)
-    for exponent in range(most.bit_length()):
-        new = 1 << exponent
-        blocks = list(range(-(-new // config.block_size)))
-        request = Request(exponent, f"warm-up {exponent}", new, [0] * new, params, blocks=blocks)
+    sizes = [1 << exponent for exponent in range(most.bit_length())]
+    chunks = [(new, 0) for new in sizes] + [(new, max_model_len - new) for new in sizes if expands]
+    for index, (new, past) in enumerate(chunks):
+        blocks = list(range(-(-(new + past) // config.block_size)))
+        request = Request(index, f"warm-up {index}", new + past, [0] * (new + past), params, blocks=blocks)
         plan = StepPlan(0, 0)
-        plan.add(ScheduledTokens(request, new, 0, "prefill", samples=True))
+        plan.add(ScheduledTokens(request, new, past, "prefill", samples=True))
         plans.append(plan)
     return plans
 

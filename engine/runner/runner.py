@@ -348,7 +348,8 @@ class ModelRunner:
         the first requests would wait for. Raises ModelError if they do not fit."""
         sizes = config, self.most_tokens, self.max_model_len
         expansion = self.model.expansion
-        plans = costliest_plans(*sizes, None if expansion is None else expansion.most_context) + warm_up_plans(*sizes)
+        plans = costliest_plans(*sizes, None if expansion is None else expansion.most_context)
+        plans += warm_up_plans(*sizes, expands=expansion is not None)
         self.kv_cache = self._allocate(-(-self.max_model_len // self.block_size))
 
         def run(plan: StepPlan) -> None:
