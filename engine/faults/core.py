@@ -15,6 +15,7 @@ from engine.faults.plan import (
     SlowAttention,
     SlowDevice,
     SlowHost,
+    SlowKvDisk,
     SlowSampler,
 )
 from metrics.errors import ModelError
@@ -109,6 +110,22 @@ def block_leak(engine: Engine, fault: BlockLeak) -> None:
     scheduler._finish = leaking
 
 
+def slow_kv_disk(engine: Engine, fault: SlowKvDisk) -> None:
+    """Raises ModelError where there is no disk tier."""
+    window = Window(fault)
+    stores = [] if engine.scheduler.tiers is None else [tier.store for tier in engine.scheduler.tiers.slow]
+    disks = [store for store in stores if store.name == "disk"]
+    if not disks:
+        raise ModelError("the fault slow_kv_disk needs a disk tier; set kv_disk_path, or leave it out")
+
+    def cost(*_: Any) -> None:
+        if window.is_open():
+            spend(fault.ms / 1e3, "sleep")
+
+    for disk in disks:
+        disk._read = before(disk._read, cost)
+
+
 def core_death(engine: Engine, fault: CoreDeath, end: Callable[[int], None] = os._exit) -> None:
     """Only the first core dies: the one whose steps begin with number 0."""
     if engine.step_number > 0:
@@ -128,5 +145,6 @@ PLANTS: dict[type[CoreFault], Callable[[Engine, Any], None]] = {
     SlowDevice: slow_device,
     SlowAttention: slow_attention,
     BlockLeak: block_leak,
+    SlowKvDisk: slow_kv_disk,
     CoreDeath: core_death,
 }

@@ -128,6 +128,12 @@ class BlockLeak(CoreFault):
     most: float = Field(0.9, gt=0, le=0.95, description="share of the pool that leaks at most")
 
 
+class SlowKvDisk(CoreFault):
+    """Each read of a KV block from the disk tier takes longer, in the thread that reads."""
+
+    ms: Milliseconds = Field(gt=0)
+
+
 class CoreDeath(CoreFault):
     """The core process ends without a word, so many seconds after its first request. A later core lives."""
 
@@ -152,6 +158,7 @@ FAULTS: dict[str, type[Fault]] = {
     "slow_device": SlowDevice,
     "slow_attention": SlowAttention,
     "block_leak": BlockLeak,
+    "slow_kv_disk": SlowKvDisk,
     "core_death": CoreDeath,
 }
 

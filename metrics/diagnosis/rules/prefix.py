@@ -12,6 +12,7 @@ from metrics.diagnosis.rules.cause import Proposal, cause
 from metrics.diagnosis.rules.shared_evidence import excess_evidence, missing_share
 from metrics.diagnosis.verdict import Evidence, evidence
 from metrics.replay.prediction import Change
+from metrics.run.directory import section
 
 # Work on prompts, and the waits that it makes longer.
 PROMPT_ACCOUNTS = ("compute.prefill", "request.interference", "request.queue", "memory.blocked")
@@ -106,10 +107,21 @@ def cache_thrash(facts: Facts, excess: Excess) -> Proposal | None:
         if_cause=f"cached tokens rise from {kv.use.hit_share:.0%} to about {hit:.0%} of the prompt",
         if_rival=f"cached tokens stay, and so does {missing_share(excess)}",
         change=(f"num_kv_blocks={target} (now {kv.pool_blocks})" if target else "a larger pool")
+        + _host_tier(facts, target)
         + ", or a cache that more servers share by prefix",
         claims=claims_of_hits(kv, max(0.0, hit - kv.use.hit_share)),
         fixes=tuple(Change(settings={"num_kv_blocks": size}) for size in (target, 2 * target) if size),
     )  # fmt: skip
+
+
+def _host_tier(facts: Facts, target_blocks: int) -> str:
+    """Host memory for what the pool evicts, in words; "" where there is a tier, or where a block's size is unknown."""
+    of_token = section(facts.meta, "model_shape").get("kv_bytes_per_token")
+    has_tier = any(facts.engine.get(name) is not None for name in ("kv_host_gib", "kv_disk_path"))
+    if has_tier or not of_token or not target_blocks:
+        return ""
+    gib = target_blocks * (facts.engine.get("block_size") or 16) * of_token / (1 << 30)
+    return f", or kv_host_gib={max(gib, 0.01):.2g}: host memory keeps what the pool evicts"
 
 
 @cause(lifecycles=("memory", "request"), object="prefix cache", kind="workload", accounts=PROMPT_ACCOUNTS,

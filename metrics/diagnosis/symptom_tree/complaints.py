@@ -28,7 +28,7 @@ _WAITING = ("overload", "burst", "batch_cap", "token_budget", "token_budget_larg
             "scheduling_policy", "head_of_line", "tenant_share", "rate_limit", "adapter_slots")  # fmt: skip
 _FRONT = ("blocked_front", "slow_front", "slow_writer", "slow_moderation", "core_death", "broken_connections")
 _PREFIX = ("prefix_cache_off", "cache_thrash", "eviction_policy", "cache_pollution", "prefix_order",
-           "prefix_sub_block")  # fmt: skip
+           "prefix_sub_block", "slow_kv_tier")  # fmt: skip
 _DEVICE = ("slow_device", "noisy_neighbour", "slow_host", "launch_bound", "batch_too_large", "slow_kernel",
            "slow_format", "few_threads")  # fmt: skip
 _CLIENT = ("slow_network", "slow_reader", "starved_load_generator")

@@ -133,3 +133,16 @@ def test_waiting_for_the_slot_of_an_adapter_is_named(tmp_path, slots, is_named):
     if is_named:
         assert found["adapter_slots"].settings == {"max_loras": 4}
         assert found["adapter_slots"].claims["request.queue"] == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize(("again_ms", "is_named"), [(50, True), (600, False)])
+def test_a_tier_that_is_slower_than_computing_again_is_named(tmp_path, again_ms, is_named):
+    made = synthetic_run(tmp_path / "run", plant="slow_encode", requests=60)  # its time becomes that of reads
+    run = with_requests(
+        made, load_decision=lambda rows: ["load"] * len(rows), load_predicted_ns=lambda _: 10_000_000,
+        load_ns=lambda rows: rows.ledger_token_encode_ns, recompute_predicted_ns=lambda _: again_ms * 1_000_000,
+        ledger_memory_load_ns=lambda rows: rows.ledger_token_encode_ns,
+        ttft_memory_load_ns=lambda rows: rows.ttft_token_encode_ns,
+        ledger_token_encode_ns=lambda _: 0, ttft_token_encode_ns=lambda _: 0,
+    )  # fmt: skip
+    assert ("slow_kv_tier" in proposed(run)) is is_named
