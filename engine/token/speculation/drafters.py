@@ -114,6 +114,7 @@ def _eagle3(config: EngineConfig, target: Target) -> Drafter:
 
     def load(target: Target, num_blocks: int, block_size: int) -> Proposer:
         layer = _loaded(outline, target, files.folder, packed)
+        layer.refuse_strange_ids()
         layer.make_rope(target.max_model_len)
         return _chain(config, layer, target, num_blocks, block_size)
 
@@ -173,7 +174,7 @@ def _kernels(config: EngineConfig, target: Target) -> tuple:
     """Attention and operations of a drafter's own: those of the target hold results of its step."""
     dtypes = target.device, target.dtype, target.kv_dtype
     attention = make_attention(config.attention_backend, *dtypes)
-    attention.reserve(config.max_num_seqs, target.max_tokens)
+    attention.reserve(config.max_num_seqs, target.max_tokens + LayerChainProposer.MOST_LAGGING)
     return attention, make_operations(config.fused_operations, *dtypes)
 
 

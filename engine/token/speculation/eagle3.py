@@ -66,6 +66,13 @@ class Eagle3Layer(nn.Module):
         self.kv_layout = self.attention.kv_layout
         self._angles: tuple[torch.Tensor, torch.Tensor] | None = None
 
+    def refuse_strange_ids(self) -> None:
+        """Raises ModelError where a draft would be no token of the target: its embedding is looked up."""
+        if self.d2t is not None:
+            ids = torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
+            if ids.min() < 0 or ids.max() >= self._target[0].config.vocab_size:
+                raise ModelError("d2t of the EAGLE-3 layer names tokens that the model does not have; it is damaged")
+
     def make_rope(self, max_len: int) -> None:
         cos, sin = rope_table(self._config, self.attention.rotary_dim, max_len)
         self._angles = tuple(t.to(self.norm.device, self.norm.dtype)[:, None, :] for t in (cos, sin))

@@ -6,6 +6,7 @@ its own output in place of the target's state.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Protocol
 
@@ -30,7 +31,8 @@ class DraftLayer(Protocol):
     kv_layout: KVLayout
 
     def states(self, step: ComputedStep, rows: torch.Tensor | None) -> torch.Tensor:
-        """The target's states that the layer reads, [num_rows, hidden_size]: of the step's `rows`, or of all."""
+        """The target's states that the layer reads, [num_rows, hidden_size], in memory of their own: of the step's
+        `rows`, or of all."""
         ...
 
     def compute(self, ids: torch.Tensor, states: torch.Tensor, step: Step, kv_cache: KVCache) -> torch.Tensor:
@@ -51,10 +53,25 @@ class DraftLayer(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class Lag:
+    """Positions of a request whose entries are not computed yet, and the target's states there."""
+
+    sequence: SequenceStep  # of the last step
+    begin: int
+    end: int
+    states: list[torch.Tensor]  # [rows, hidden_size] each
+
+
 class LayerChainProposer:
-    """Computes an entry for every position that the target computes, so it sees every step. A prefix that was found in
-    the pool has its entries from the request that computed it. The last one of them read another next token where the
-    two requests part: one draft in many is a little worse for it."""
+    """Needs an entry for every position that the target computes, so it sees every step. While nobody wants drafts it
+    only keeps the states, and computes MOST_LAGGING entries at once: as many as fill a pass.
+
+    A prefix that was found in the pool has its entries from the request that computed it. The last one of them read
+    another next token where the two requests part: one draft in many is a little worse for it.
+    """
+
+    MOST_LAGGING = 128  # entries, of all requests
 
     def __init__(
         self,
@@ -69,46 +86,68 @@ class LayerChainProposer:
         self._layer, self._kv_cache, self._block_size = layer, kv_cache, block_size
         self._attention, self._operations = attention, operations
         self._device = kv_cache.values.device
+        self._lags: dict[str, Lag] = {}
 
     def forget(self, request_id: str) -> None:
-        """Nothing but the cache remembers a request."""
+        self._lags.pop(request_id, None)
 
     @torch.inference_mode()
     def propose(self, step: ComputedStep) -> Proposal:
+        flops = 0
         if step.copies:
+            flops += self._catch_up(())[1]  # what is copied has its entries
             sources, targets = (torch.tensor(blocks, device=self._device) for blocks in zip(*step.copies, strict=True))
             copy_blocks(self._kv_cache, sources, targets)
-        whole = [sequence for sequence in step.sequences if _end(sequence) > sequence.past_tokens]
-        if not whole:
-            return Proposal({})
-        sequences = sorted(whole, key=lambda sequence: _end(sequence) - sequence.past_tokens > 1)
-        begins = np.array([sequence.past_tokens for sequence in sequences])
-        ends = np.array([_end(sequence) for sequence in sequences])
-        wanted = np.array([sequence.wanted if sequence.sampled else 0 for sequence in sequences])
-        blocks = [sequence.request.blocks for sequence in sequences]
+        flops += self._keep(step)
+        drafting = [sequence for sequence in step.sequences if sequence.wanted and sequence.sampled]
+        if not drafting and sum(lag.end - lag.begin for lag in self._lags.values()) < self.MOST_LAGGING:
+            return Proposal({}, flops)
+        found, more = self._catch_up([sequence.request.id for sequence in drafting])
+        return Proposal(found, flops + more)
+
+    def _keep(self, step: ComputedStep) -> int:
+        """Takes in the states of a step; returns their FLOPs."""
+        sequences = [sequence for sequence in step.sequences if _end(sequence) > sequence.past_tokens]
+        if not sequences:
+            return 0
+        counts = [_end(sequence) - sequence.past_tokens for sequence in sequences]
+        states = self._layer.states(step, self._rows(sequences, step)).split(counts)
+        for sequence, part in zip(sequences, states, strict=True):
+            begin, end, known = sequence.past_tokens, _end(sequence), self._lags.get(sequence.request.id)
+            if known is None or known.end != begin:
+                self._lags[sequence.request.id] = Lag(sequence, begin, end, [part])
+            else:
+                known.sequence, known.end = sequence, end
+                known.states.append(part)
+        return sum(counts) * self._layer.state_flops
+
+    def _catch_up(self, drafting: Sequence[str]) -> tuple[dict[str, list[int]], int]:
+        """Computes all entries that lag, and drafts behind those of the requests `drafting`; their FLOPs."""
+        lags = sorted(self._lags.values(), key=lambda lag: lag.end - lag.begin > 1)
+        if not lags:
+            return {}, 0
+        self._lags = {}
+        begins, ends = (np.array([getattr(lag, name) for lag in lags]) for name in ("begin", "end"))
+        wanted = np.array([lag.sequence.wanted if lag.sequence.request.id in drafting else 0 for lag in lags])
+        blocks = [lag.sequence.request.blocks for lag in lags]
         tables = DraftTables(blocks, (ends + np.maximum(0, wanted - 1)).tolist(), self._block_size, self._device)
-        states = self._layer.states(step, self._rows(sequences, step))
-        ids = torch.tensor([*chain.from_iterable(s.tokens(s.past_tokens + 1, _end(s) + 1) for s in sequences)])
+        states = torch.cat([part for lag in lags for part in lag.states])
+        ids = torch.tensor([*chain.from_iterable(lag.sequence.tokens(lag.begin + 1, lag.end + 1) for lag in lags)])
         stream = self._computed(to_device(ids, self._device), states, *tables.inputs(begins, ends - begins))
-        drafting = np.flatnonzero(wanted)
         counts = zip((ends - begins).tolist(), begins.tolist(), (wanted > 0).tolist(), strict=True)
         flops = sum(request_flops(self.shape, new, past, draws) for new, past, draws in counts)
-        flops += len(ids) * self._layer.state_flops
-        if not len(drafting):
-            return Proposal({}, flops)
-        last = torch.from_numpy(np.cumsum(ends - begins)[drafting] - 1).to(self._device)
-        found, more = self._chains(stream[last], wanted[drafting], ends[drafting], drafting, tables)
-        names = [sequences[row].request.id for row in drafting]
-        return Proposal(dict(zip(names, found, strict=True)), flops + more)
+        rows = np.flatnonzero(wanted)
+        if not len(rows):
+            return {}, flops
+        last = torch.from_numpy(np.cumsum(ends - begins)[rows] - 1).to(self._device)
+        found, more = self._chains(stream[last], wanted[rows], ends[rows], rows, tables)
+        return dict(zip([lags[row].sequence.request.id for row in rows], found, strict=True)), flops + more
 
     def _rows(self, sequences: Sequence[SequenceStep], step: ComputedStep) -> torch.Tensor | None:
-        """Of the step: those of the known tokens, in this order; None where they are all."""
-        rows = np.concatenate([
-            np.arange(s.first_row, s.first_row + _end(s) - s.past_tokens) for s in sequences
-        ])  # fmt: skip
-        total = sum(sequence.new_tokens for sequence in step.sequences)
-        if len(rows) == total and (np.diff(rows) == 1).all():
+        """Of the step: those of the known tokens; None where they are all."""
+        if sum(_end(each) - each.past_tokens for each in sequences) == sum(each.new_tokens for each in step.sequences):
             return None
+        rows = np.concatenate([np.arange(s.first_row, s.first_row + _end(s) - s.past_tokens) for s in sequences])
         return to_device(torch.from_numpy(rows), self._device)
 
     def _computed(self, ids: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, inputs) -> torch.Tensor:

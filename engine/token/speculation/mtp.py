@@ -47,7 +47,7 @@ class MtpLayer(nn.Module):
         return Rope(cos, sin, positions)
 
     def states(self, step: ComputedStep, rows: torch.Tensor | None) -> torch.Tensor:
-        return step.hidden if rows is None else step.hidden[rows]
+        return step.hidden.clone() if rows is None else step.hidden[rows]
 
     def compute(self, ids: torch.Tensor, states: torch.Tensor, step: Step, kv_cache: KVCache) -> torch.Tensor:
         target, operations, norm, eps = self._target[0], step.operations, self.layer.norm, self.eps
