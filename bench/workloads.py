@@ -15,6 +15,7 @@ class Workload:
     prompts: list[list[int]]
     output_lens: list[int]
     temperature: float = 0.0
+    streams: int | None = None  # requests at a time; None: all
 
     @property
     def input_tokens(self) -> int:
@@ -39,8 +40,8 @@ class Workload:
         if seed == 0:
             return self
         dice = random.Random(seed)
-        prompts = [[dice.randrange(FIRST_ID, VOCABULARY) for _ in prompt] for prompt in self.prompts]
-        return replace(self, prompts=prompts)
+        other = {token: dice.randrange(FIRST_ID, VOCABULARY) for prompt in self.prompts for token in prompt}
+        return replace(self, prompts=[[other[token] for token in prompt] for prompt in self.prompts])
 
     def within(self, vocab_size: int) -> "Workload":
         """With ids that a model of `vocab_size` has: greater ones wrap around, the first 300 stay out where they can.
@@ -67,6 +68,19 @@ def cpu_sized() -> Workload:
     return _sequences("cpu", random.Random(0), 64, (32, 256), (32, 128))
 
 
+def edit() -> Workload:
+    """A text that repeats, as the edit of a file does: half of a passage that the prompt has twice. One at a time."""
+    dice = random.Random(0)
+    passages = [[dice.randrange(FIRST_ID, VOCABULARY) for _ in range(96)] for _ in range(3)]
+    prompts = [passage * 2 + passage[:48] for passage in passages]
+    return Workload("edit", prompts, [128] * 3, streams=1)
+
+
+def prose() -> Workload:
+    """A text that does not repeat: sampled, so that the model cannot run in a circle. One at a time."""
+    return replace(_sequences("prose", random.Random(0), 3, (96, 96), (128, 128)), temperature=1.0, streams=1)
+
+
 def streams(count: int, input_len: int, output_len: int, seed: int, vocabulary: int = VOCABULARY) -> Workload:
     """`count` requests of one length. Another seed gives other prompts, so that no cache can have seen them."""
     name, dice = f"{count} x {input_len} in, {output_len} out", random.Random(seed)
@@ -84,4 +98,4 @@ def _sequences(
     return Workload(name, prompts, output_lens)
 
 
-WORKLOADS = {"nano-vllm": nano_vllm, "cpu": cpu_sized}
+WORKLOADS = {"nano-vllm": nano_vllm, "cpu": cpu_sized, "edit": edit, "prose": prose}

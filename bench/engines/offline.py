@@ -92,7 +92,7 @@ def _turn(
 def _defaults(workload: Workload) -> dict[str, Any]:
     """Settings that the workload fits into without a preemption."""
     return {
-        "max_num_seqs": min(256, len(workload.prompts)),
+        "max_num_seqs": workload.streams or min(256, len(workload.prompts)),
         "max_num_batched_tokens": 16_384 if workload.input_tokens > 100_000 else 2048,
         "max_model_len": -(-workload.longest // 256) * 256,
         "num_kv_blocks": workload.blocks(BLOCK_TOKENS) + 64,

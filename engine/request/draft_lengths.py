@@ -9,6 +9,7 @@ section 3.4, choose one length for one request; here it is the whole batch that 
 """
 
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,6 +20,7 @@ from engine.request.plan import StepOutcome, StepPlan
 from engine.request.request import Request
 
 NOT_WORTH, ACCEPTANCE = "step_time", "acceptance"  # reasons why a request gets no drafts
+LIKELY = 0.5  # acceptance of the first draft above which it is the step's time that makes drafts a loss
 
 
 class DraftLengths(Protocol):
@@ -72,22 +74,20 @@ class Acceptance:
 
 
 class StepTimes:
-    """Nanoseconds of steps by their tokens, of steps without prompts. Recent steps count most."""
+    """Nanoseconds of steps by their tokens, of steps without prompts: the median of the last LATEST of a size, and of
+    fewer than three the least, so that one stall teaches little."""
 
-    SHARE = 0.125  # of a new measurement
-    CLIPPED = 2.0  # times what was known: one stall teaches little
+    LATEST = 5
 
     def __init__(self) -> None:
-        self._known: dict[int, float] = {}
+        self._known: dict[int, deque[int]] = {}
         self._sizes: list[int] = []  # in order
 
-    def observe(self, tokens: int, ns: float) -> None:
-        known = self._known.get(tokens)
-        if known is None:
+    def observe(self, tokens: int, ns: int) -> None:
+        if tokens not in self._known:
             insort(self._sizes, tokens)
-            self._known[tokens] = ns
-        else:
-            self._known[tokens] = known + self.SHARE * (min(ns, self.CLIPPED * known) - known)
+            self._known[tokens] = deque(maxlen=self.LATEST)
+        self._known[tokens].append(ns)
 
     def largest_tried(self, tokens: int) -> int:
         """The most tokens that may be tried from a step of so many: what is known says too little of far more."""
@@ -100,7 +100,9 @@ class StepTimes:
         sizes = self._sizes
         if not sizes:
             return np.ones(last - first + 1)
-        times = [self._known[size] for size in sizes]
+        times = [
+            float(sorted(known)[len(known) // 2 if len(known) > 2 else 0]) for known in map(self._known.get, sizes)
+        ]
         for place in range(1, len(times)):  # a larger step that was faster was luck
             times[place] = max(times[place], times[place - 1])
         asked = np.arange(first, last + 1)
@@ -111,6 +113,10 @@ class StepTimes:
             slope = (times[-1] - times[begin]) / (sizes[-1] - sizes[begin])
             found += slope * np.maximum(0, asked - sizes[-1])
         return found
+
+
+def _middle(measured: deque[int]) -> float:
+    return float(sorted(measured)[len(measured) // 2 if len(measured) > 2 else 0])
 
 
 @dataclass(slots=True)
@@ -129,6 +135,9 @@ class AdaptiveLengths:
     FORGET, FORGET_ALL = 0.9, 0.995
     PRIOR, PRIOR_WEIGHT, ALL_WEIGHT = 0.6, 2.0, 8.0  # before anything was verified
     PROBE_STEPS, PROBE_STEPS_AT_MOST = 16, 256
+    PROBE_DECISIONS = 16  # after so many, one step tries all drafts of one request
+    SHARE = 0.125  # of a new measurement of a time
+    DECIDE_STEPS = 8  # a decision holds that long while the batch stays: deciding takes as long as planning a step
 
     def __init__(self, most: int, *, writes_ahead: bool, follows_steps: bool):
         self.writes_ahead, self.follows_steps = writes_ahead, follows_steps
@@ -140,32 +149,49 @@ class AdaptiveLengths:
         self._draft_ns = 0.0  # of each draft in a row
         self._last_end_ns: int | None = None
         self._last_waited = False
+        self._decided: dict[str, int] = {}  # request id → drafts; 0 too
+        self._reasons: dict[str, int] = {}  # of those with 0
+        self._age = self._holds = 0  # steps since the decision, and until the next one
+        self._decisions = 0
 
     def wanted(self, sampling: Sequence[Request], plan: StepPlan) -> dict[str, int]:
+        decided, self._age = self._decided, self._age + 1
+        if self._age >= self._holds or len(sampling) != len(decided) or any(r.id not in decided for r in sampling):
+            self._decide(sampling)
+            self._age = 0
+        plan.undrafted |= self._reasons
+        return {request_id: count for request_id, count in self._decided.items() if count}
+
+    def _decide(self, sampling: Sequence[Request]) -> None:
+        self._decided, self._reasons, self._holds = {}, {}, self.DECIDE_STEPS
         if not sampling:
-            return {}
+            return
+        self._decisions += 1
         prior = self._all.rates([self.PRIOR] * self._most, self.ALL_WEIGHT)
         measured = [self._measured(request.id) for request in sampling]
         if len(self._requests) > 2 * len(sampling) + 64:  # mostly of requests that ended
             self._requests = {request.id: self._requests[request.id] for request in sampling}
         rates = np.array([each.acceptance.rates(prior, self.PRIOR_WEIGHT) for each in measured])
         added = np.cumprod(rates, axis=1)  # tokens that each draft adds: falls from position to position
-        counts = self._best(added)
-        found, probed = {}, False
-        for request, each, count in zip(sampling, measured, counts, strict=True):
+        counts = self._best(added).tolist()
+        probed = self._decisions % self.PROBE_DECISIONS == 0 and max(counts) > 0
+        if probed:  # a step time that was measured once, on a bad day, would keep drafts away for good
+            counts[int(np.argmax(added[:, 0]))] = self._most
+        for request, each, own, count in zip(sampling, measured, added, counts, strict=True):
+            self._decided[request.id] = count
             if count:
-                found[request.id] = int(count)
                 continue
-            each.since_drafts += 1
+            each.since_drafts += self._age
             each.probe_after = each.probe_after or self.PROBE_STEPS
             if each.since_drafts >= each.probe_after and not probed:
                 probed = True
                 each.since_drafts, each.probe_after = 0, min(2 * each.probe_after, self.PROBE_STEPS_AT_MOST)
-                found[request.id] = 1
+                self._decided[request.id] = 1
                 continue
-            reason = NOT_WORTH if added[0, 0] > 0.5 else ACCEPTANCE
-            plan.undrafted[reason] = plan.undrafted.get(reason, 0) + 1
-        return found
+            reason = NOT_WORTH if own[0] > LIKELY else ACCEPTANCE
+            self._reasons[reason] = self._reasons.get(reason, 0) + 1
+        if probed:
+            self._holds = 1
 
     def observe(self, plan: StepPlan, outcome: StepOutcome) -> None:
         tokens = 0
@@ -175,7 +201,7 @@ class AdaptiveLengths:
                 self._observe_drafts(item.request.id, len(item.drafts), outcome)
         if plan.wanted and outcome.draft_ns:
             each_ns = outcome.draft_ns / max(plan.wanted.values())
-            self._draft_ns += StepTimes.SHARE * (each_ns - self._draft_ns)
+            self._draft_ns += self.SHARE * (each_ns - self._draft_ns)
         if not any(item.kind in ("prefill", "recompute") for item in plan.scheduled):
             self._times.observe(tokens, outcome.device_ns)
         self._observe_gap(plan, outcome)
@@ -199,7 +225,7 @@ class AdaptiveLengths:
             known = self._gap_ns[self._last_waited]
             gap_ns = max(0, outcome.device_begin_ns - self._last_end_ns)
             gap_ns = min(gap_ns, 2 * known) if known else min(gap_ns, outcome.device_ns)  # else it was idle
-            self._gap_ns[self._last_waited] = known + StepTimes.SHARE * (gap_ns - known) if known else gap_ns
+            self._gap_ns[self._last_waited] = known + self.SHARE * (gap_ns - known) if known else gap_ns
         self._last_end_ns, self._last_waited = outcome.device_end_ns + outcome.draft_ns, plan.needs_commit
 
     def _best(self, added: np.ndarray) -> np.ndarray:
