@@ -28,6 +28,10 @@ REFUSALS = (
 # What a request waited for: what the head of the line was refused for, what it was held aside for, or the end of a step
 # that was under way when it came or got its place.
 WAITS = ("batch_cap", "token_budget", "kv_blocks", "policy", "leader", "grammar", "adapter", "step")
+# Why a request that sampled was given no drafts: few were accepted; the step would be longer than they are worth; no
+# free blocks; its next token is the last.
+UNDRAFTED = ("acceptance", "step_time", "memory", "last_token")
+MOST_DRAFTS = 16  # of a request in one step
 CLIENT_STATUSES = ("ok", "error", "timeout", "cancelled", "missing")
 NO_END = "no end was recorded: never sent, or the load generator was killed"  # the error of what is missing
 
@@ -105,7 +109,7 @@ class StepRecord(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     drafts_wanted: int = 0  # for the next step, at most
     draft_ns: int = 0  # of the proposer
     draft_flops: int = 0  # ... not in `flops`
-    # Reason → requests that sampled and got no drafts: see engine/request/draft_lengths.py.
+    # Of UNDRAFTED → requests that sampled and were given no drafts.
     undrafted: dict[str, int] = msgspec.field(default_factory=dict)
     # LoRA adapters of its tokens: how many, those that it put into a slot, and those that left one for them; their
     # part of `flops` and of `bytes`.

@@ -17,7 +17,7 @@ from metrics.records import STAGES, StepRecord
 
 CLOSURE = 0.01  # of the wall time that may stay unexplained
 COLUMNS = (
-    "begin_ns", "end_ns", "device_ns", "gap_ns", "padding_tokens", "overrun_tokens", "tokens", "flops",
+    "begin_ns", "end_ns", "device_ns", "gap_ns", "draft_ns", "padding_tokens", "overrun_tokens", "tokens", "flops",
     "bytes", "replayed", *(f"stage_{stage}_ns" for stage in STAGES),
 )  # fmt: skip
 
@@ -82,6 +82,7 @@ def explain(steps: Steps, begin_ns: int, end_ns: int) -> dict[str, float]:
     accounts["device work"] = (
         float(columns["device_ns"].sum()) - accounts["device padding"] - accounts["device overrun"]
     )
+    accounts["device drafts"] = float(columns["draft_ns"].sum())
     accounts["device gaps"] = float(columns["gap_ns"].sum())
     # After the last step before a pause, the device's next gap begins when the loop awakes; the host still had work.
     idle_after = np.append(columns["begin_ns"][1:] > columns["end_ns"][:-1], True)

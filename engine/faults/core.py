@@ -1,6 +1,7 @@
 """Faults of the core process, wrapped around the real scheduler and runner."""
 
 import os
+import random
 import time
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from engine.engine import Engine
 from engine.faults.delay import SECOND_NS, Window, after, before, spend
 from engine.faults.plan import (
+    BadDrafts,
     BlockLeak,
     CoreDeath,
     CoreFault,
@@ -68,7 +70,8 @@ def slow_device(engine: Engine, fault: SlowDevice, clock: Callable[[], float] = 
     def slowed(batch: Any, step: Any) -> Any:
         is_hit = window.is_open()
         if fault.steps != "all":
-            is_hit &= (max(batch.query_lens) > 1) == (fault.steps == "prompts")
+            has_prompts = any(item.kind not in ("decode", "verify") for item in batch.items)
+            is_hit &= has_prompts == (fault.steps == "prompts")
         begin = clock()
         result = forward(batch, step)
         if is_hit:
@@ -126,6 +129,25 @@ def slow_kv_disk(engine: Engine, fault: SlowKvDisk) -> None:
         disk._read = before(disk._read, cost)
 
 
+def bad_drafts(engine: Engine, fault: BadDrafts) -> None:
+    """A draft is replaced by the id behind it, so that the step verifies as many tokens as before, in vain. Raises
+    ModelError without speculation."""
+    drafting = engine.runner.drafting
+    if drafting is None:
+        raise ModelError("the fault bad_drafts needs drafts; set speculation, or leave it out")
+    window, dice, propose = Window(fault), random.Random(0), drafting.proposer.propose
+    vocab_size = engine.runner.shape.vocab_size
+
+    def spoilt(step: Any) -> Any:
+        proposal = propose(step)
+        if window.is_open():
+            for drafts in proposal.drafts.values():
+                drafts[:] = [(id + 1) % vocab_size if dice.random() < fault.share else id for id in drafts]
+        return proposal
+
+    drafting.proposer.propose = spoilt
+
+
 def core_death(engine: Engine, fault: CoreDeath, end: Callable[[int], None] = os._exit) -> None:
     """Only the first core dies: the one whose steps begin with number 0."""
     if engine.step_number > 0:
@@ -147,4 +169,5 @@ PLANTS: dict[type[CoreFault], Callable[[Engine, Any], None]] = {
     BlockLeak: block_leak,
     SlowKvDisk: slow_kv_disk,
     CoreDeath: core_death,
+    BadDrafts: bad_drafts,
 }

@@ -134,6 +134,12 @@ class SlowKvDisk(CoreFault):
     ms: Milliseconds = Field(gt=0)
 
 
+class BadDrafts(CoreFault):
+    """A share of the drafts is wrong: steps verify them in vain. It needs the setting speculation."""
+
+    share: Share
+
+
 class CoreDeath(CoreFault):
     """The core process ends without a word, so many seconds after its first request. A later core lives."""
 
@@ -160,6 +166,7 @@ FAULTS: dict[str, type[Fault]] = {
     "block_leak": BlockLeak,
     "slow_kv_disk": SlowKvDisk,
     "core_death": CoreDeath,
+    "bad_drafts": BadDrafts,
 }
 
 

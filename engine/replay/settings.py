@@ -88,6 +88,11 @@ def recorded_config(meta: Mapping[str, Any]) -> EngineConfig:
             "run.json does not say with which settings and blocks the engine ran, so its scheduler cannot be replayed; "
             "a run of `sojourn run`, or of `sojourn load` against our engine, has them"
         )
+    if found.get("speculation", "none") != "none":
+        raise ReplayError(
+            "the run was recorded with speculation, and how many drafts are accepted depends on its text, which a replay "
+            "does not model; replay a run without it"
+        )
     if has_tiers(found):
         raise ReplayError(
             "the run had KV tiers below the device (kv_host_gib or kv_disk_path), which a replay does not model; "

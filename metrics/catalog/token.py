@@ -1,7 +1,7 @@
 """The token lifecycle's metrics: what the model had to compute."""
 
 from metrics.catalog.metric import TOKEN_BOUNDS, WORK_BOUNDS, counter, histogram, log_buckets
-from metrics.records import KINDS
+from metrics.records import KINDS, MOST_DRAFTS, UNDRAFTED
 
 MASS_BOUNDS = (
     0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7,
@@ -19,6 +19,13 @@ TOKEN = (
             "0 without speculation."),
     counter("token", "accepted_tokens_total", "tokens", "Proposed tokens that the model confirmed.",
             "Says nothing about the cost of the proposals."),
+    counter("token", "draft_position_tokens_total", "tokens",
+            "Drafts by their position behind a known token, 0 the first: drafted and accepted. Live, step by step.",
+            "A position counts as accepted only where all before it were.",
+            position=tuple(map(str, range(MOST_DRAFTS))), result=("drafted", "accepted")),
+    counter("token", "undrafted_total", "requests",
+            "Requests that sampled and were given no drafts, by reason, once a step.",
+            "A proposer that found nothing to propose is not in it.", reason=UNDRAFTED),
     counter("token", "scheduled_tokens_total", "tokens",
             "Tokens that steps computed, by kind: prefill, recompute, decode, verify. Live, step by step.",
             "Excludes padding.", kind=KINDS),

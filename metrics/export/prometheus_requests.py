@@ -23,6 +23,7 @@ SUMS = {
     "sojourn_token_generated_tokens_total": "output_tokens",
     "sojourn_token_drafted_tokens_total": "drafted_tokens",
     "sojourn_token_accepted_tokens_total": "accepted_tokens",
+    "sojourn_compute_rejected_seconds_total": "rejected_ns",
     "sojourn_memory_recomputed_tokens_total": "recomputed_tokens",
     "sojourn_memory_infinite_hit_tokens_total": "infinite_hit_tokens",
 }

@@ -18,6 +18,8 @@ SUMS = {
     ("sojourn_token_logit_rows_total",): "logit_rows",
     ("sojourn_compute_device_seconds_total",): "device_ns",
     ("sojourn_compute_device_gap_seconds_total",): "gap_ns",
+    ("sojourn_compute_draft_seconds_total",): "draft_ns",
+    ("sojourn_compute_draft_flops_total",): "draft_flops",
     ("sojourn_compute_flops_total",): "flops",
     ("sojourn_compute_part_flops_total", "attention"): "flops_attention",
     ("sojourn_compute_part_flops_total", "mlp"): "flops_mlp",
@@ -31,6 +33,7 @@ SUMS = {
 }
 # Counters whose label values are the keys of a map.
 TALLIES = {
+    "sojourn_token_undrafted_total": "undrafted",
     "sojourn_request_refusals_total": "refusals",
     "sojourn_memory_tier_loaded_bytes_total": "tier_loaded_bytes",
     "sojourn_memory_tier_stored_bytes_total": "tier_stored_bytes",
@@ -54,6 +57,17 @@ PHASES = {
     "sojourn_compute_phase_moved_bytes_total": "bytes",
     "sojourn_compute_phase_device_seconds_total": "device_ns",
 }
+
+
+def draft_positions(steps: Steps, result: str) -> list[int]:
+    """Drafts at each position of all steps; `result` is drafted or accepted."""
+    found: list[int] = []
+    for record in steps.records:
+        counts = getattr(record, f"{result}_by_position")
+        found += [0] * (len(counts) - len(found))
+        for position, count in enumerate(counts):
+            found[position] += count
+    return found
 
 
 class ColumnSums:
@@ -97,6 +111,9 @@ class StepFold:
         by_kind = np.bincount(steps.kinds, weights=steps.new_tokens, minlength=len(KINDS))
         for kind, tokens in zip(KINDS, by_kind.tolist(), strict=True):
             numbers["sojourn_token_scheduled_tokens_total"][(kind,)] += int(tokens)
+        for result in ("drafted", "accepted"):
+            for position, count in enumerate(draft_positions(steps, result)):
+                numbers["sojourn_token_draft_position_tokens_total"][(str(position), result)] += count
         self._observe_compositions(steps)
         self._observe_predictions(steps)
         for graph, count in Counter(record.graph for record in steps.records).items():

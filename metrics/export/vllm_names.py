@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from metrics.catalog.metric import Kind, Metric
 from metrics.export.prometheus_pool import PoolGauges
 from metrics.export.prometheus_series import Series
-from metrics.export.prometheus_steps import ColumnSums
+from metrics.export.prometheus_steps import ColumnSums, draft_positions
 from metrics.export.request_outcome import SERVED, gaps_ns, outcome
-from metrics.records import RequestRecord
+from metrics.records import MOST_DRAFTS, RequestRecord
 from metrics.steps import Steps
 
 _LATENCY = (
@@ -91,6 +91,11 @@ def vllm_metrics(facts: EngineFacts) -> tuple[Metric, ...]:
                 f"A preempted request does not ask again. {at_end}"),
         _metric("counter", "prefix_cache_hits_total", "tokens", "Prompt tokens that the prefix cache had.", (),
                 f"A preempted request does not ask again. {at_end}"),
+        _metric("counter", "spec_decode_num_drafts_total", "drafts", "Drafts of a request in one step, as one."),
+        _metric("counter", "spec_decode_num_draft_tokens_total", "tokens", "Draft tokens that steps verified."),
+        _metric("counter", "spec_decode_num_accepted_tokens_total", "tokens", "Draft tokens that were accepted."),
+        _metric("counter", "spec_decode_num_accepted_tokens_per_pos_total", "tokens",
+                "Accepted draft tokens by position.", position=tuple(map(str, range(MOST_DRAFTS)))),
         _metric("counter", "num_preemptions_total", "requests", "Preemptions."),
         _metric("counter", "request_success_total", "requests", "Requests that ended, by reason.", (),
                 "Those whose client went away are not in it.", finished_reason=FINISHED_REASONS),
@@ -144,6 +149,8 @@ _SAMPLES = {
 }
 _STEP_SUMS = {
     ("vllm:generation_tokens_total",): "emitted_tokens",
+    ("vllm:spec_decode_num_draft_tokens_total",): "drafted_tokens",
+    ("vllm:spec_decode_num_accepted_tokens_total",): "accepted_tokens",
     ("vllm:estimated_flops_per_gpu_total",): "flops",
     ("vllm:estimated_read_bytes_per_gpu_total",): "bytes",  # minus the written bytes
 }
@@ -170,6 +177,10 @@ class VllmNames:
         self._histograms["vllm:iteration_tokens_total"][()].observe_all(steps.tokens)
         for name, field in _SAMPLES.items():
             self._histograms[name][()].observe_all(steps.samples(field))
+        drafted = draft_positions(steps, "drafted")
+        self._numbers["vllm:spec_decode_num_drafts_total"][()] += drafted[0] if drafted else 0
+        for position, count in enumerate(draft_positions(steps, "accepted")):
+            self._numbers["vllm:spec_decode_num_accepted_tokens_per_pos_total"][(str(position),)] += count
         self._numbers["vllm:num_preemptions_total"][()] += len(steps.preemptions())
 
     def observe_request(self, request: RequestRecord) -> None:

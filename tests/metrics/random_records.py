@@ -8,7 +8,7 @@ from metrics.ledger import SERVER_ACCOUNTS, new_ledger
 from metrics.machine.sampler import THROTTLE_REASONS
 from metrics.memory.kv_load import TIERS
 from metrics.memory.prefix_outcomes import PREFIX_OUTCOMES, RATIOS
-from metrics.records import KINDS, REFUSALS, STAGES, WAITS, RequestRecord, StepRecord, SystemRecord
+from metrics.records import KINDS, REFUSALS, STAGES, UNDRAFTED, WAITS, RequestRecord, StepRecord, SystemRecord
 
 MS = 1_000_000
 
@@ -50,7 +50,18 @@ def random_step(rng: Random, step: int = 0) -> StepRecord:
         load_ns=rng.randint(0, MS), store_ns=rng.randint(0, MS),
         tier_blocks={tier: rng.randint(1, 99) for tier in TIERS},
         **{field: {tier: rng.randint(0, 10**6) for tier in TIERS} for field in TIER_SUMS},
+        **_drafts(rng),
     )  # fmt: skip
+
+
+def _drafts(rng: Random) -> dict:
+    drafted = sorted((rng.randint(1, 8) for _ in range(rng.randint(0, 4))), reverse=True)
+    accepted = sorted((rng.randint(0, count) for count in drafted), reverse=True)
+    return {
+        "drafted_by_position": drafted, "accepted_by_position": accepted, "drafted_tokens": sum(drafted),
+        "accepted_tokens": sum(accepted), "drafts_wanted": rng.randint(0, 9), "draft_ns": rng.randint(0, MS),
+        "draft_flops": rng.randint(0, 10**12), "undrafted": {rng.choice(UNDRAFTED): rng.randint(1, 9)},
+    }  # fmt: skip
 
 
 def random_request(rng: Random, index: int = 0) -> RequestRecord:
@@ -73,7 +84,7 @@ def random_request(rng: Random, index: int = 0) -> RequestRecord:
         error="the core died" if outcome == "error" else None, prompt_tokens=prompt,
         cached_tokens=rng.randint(0, prompt) if ran else 0, computed_tokens=rng.randint(0, prompt) if ran else 0,
         recomputed_tokens=rng.randint(0, 99) if ran else 0, output_tokens=tokens, drafted_tokens=rng.randint(0, 9),
-        accepted_tokens=rng.randint(0, 5), preemptions=rng.randint(0, 2) if ran else 0,
+        accepted_tokens=rng.randint(0, 5), rejected_ns=rng.randint(0, MS), preemptions=rng.randint(0, 2) if ran else 0,
         first_step=index if ran else None, last_step=index + tokens if ran else None, token_ns=token_ns,
         written_ns=written_ns if ran else None, first_written_ns=arrived_ns + sum(ttft) if ran else None,
         ledger=ledger, ttft=ttft,

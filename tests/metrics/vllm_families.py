@@ -14,6 +14,8 @@ DASHBOARDS = {
 OTHERS = {
     "cache_config_info": "gauge", "prefix_cache_queries": "counter", "prefix_cache_hits": "counter",
     "num_preemptions": "counter", "request_num_preemptions": "histogram",
+    "spec_decode_num_drafts": "counter", "spec_decode_num_draft_tokens": "counter",
+    "spec_decode_num_accepted_tokens": "counter", "spec_decode_num_accepted_tokens_per_pos": "counter",
     "request_inference_time_seconds": "histogram", "prompt_tokens_by_source": "counter",
     "kv_block_lifetime_seconds": "histogram", "kv_block_idle_before_evict_seconds": "histogram",
     "kv_block_reuse_gap_seconds": "histogram", "estimated_flops_per_gpu": "counter",
