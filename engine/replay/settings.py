@@ -90,8 +90,8 @@ def recorded_config(meta: Mapping[str, Any]) -> EngineConfig:
         )
     if found.get("speculation", "none") != "none":
         raise ReplayError(
-            "the run was recorded with speculation, and how many drafts are accepted depends on its text, which a replay "
-            "does not model; replay a run without it"
+            "the run had speculation, and how many drafts are accepted depends on its text, which a replay does not "
+            "model; replay a run without it"
         )
     if has_tiers(found):
         raise ReplayError(
