@@ -29,6 +29,7 @@ from engine.engine import Engine
 from engine.llm_output import Completion, OutputSequence, Piece
 from engine.sampling import SamplingParams, choice_seed, contradiction, unfit
 from engine.token.checkpoint import has_tokenizer
+from engine.token.lora.checkpoint import describe
 from engine.token.text.template import ChatTemplate
 from engine.token.text.tokenizer import NoTokenizer, Tokenizer
 from metrics.compute.step_costs import StepCosts
@@ -42,7 +43,15 @@ class LLMError(SojournError):
 
 
 # Settings of the front process of a server.
-_SERVER_SETTINGS = {"served_model_name", "max_waiting", "seed", "tool_format", "reasoning_format"} | {
+_SERVER_SETTINGS = {
+    "served_model_name",
+    "lora_runtime_loading",
+    "lora_folder",
+    "max_waiting",
+    "seed",
+    "tool_format",
+    "reasoning_format",
+} | {
     name
     for name, field in EngineConfig.model_fields.items()
     if (field.json_schema_extra or {}).get("panel") in ("Server", "Telemetry", "Experiments") and name != "telemetry"
@@ -77,6 +86,7 @@ class LLM:
         spelt = config.load_format != "dummy" or has_tokenizer(folder)
         self._tokenizer = Tokenizer(folder) if spelt else NoTokenizer(folder)
         self._template = ChatTemplate(folder)
+        self._adapters = {name: describe(path).named(name) for name, path in config.lora_adapters.items()}
         self._inbox: queue.SimpleQueue[messages.Submit | messages.Abort | None] = queue.SimpleQueue()
         self._sequences: dict[str, OutputSequence] = {}
         self._ids = map(str, itertools.count())
@@ -112,12 +122,14 @@ class LLM:
         *,
         n: int = 1,
         stop: str | Sequence[str] = (),
+        lora: str | Sequence[str | None] | None = None,
         progress: bool = False,
     ) -> list[Completion]:
         """Completes every prompt (a text, or token ids) `n` times; the outputs stand in the order of the prompts.
 
-        One `sampling` for all, or one for each. The n outputs of a prompt share its blocks and have seeds of their own.
-        Raises LLMError before anything is computed if a prompt or a parameter does not fit.
+        One `sampling` for all, or one for each; likewise `lora`, a name of the setting lora_adapters. The n outputs of
+        a prompt share its blocks and have seeds of their own. Raises LLMError before anything is computed if a prompt
+        or a parameter does not fit.
         """
         prompts, stops = [prompts] if isinstance(prompts, str) else list(prompts), _stop_strings(stop)
         controls = list(sampling) if isinstance(sampling, list | tuple) else [sampling] * len(prompts)
@@ -127,9 +139,12 @@ class LLM:
             )
         if type(n) is not int or n < 1:
             raise LLMError(f"n={n} outputs of a prompt cannot be made; ask for at least 1")
+        named = list(lora) if isinstance(lora, list | tuple) else [lora] * len(prompts)
+        if len(named) != len(prompts):
+            raise LLMError(f"{len(prompts)} prompts need as many adapters, or one; there are {len(named)}")
         submits = []
-        for index, (prompt, control) in enumerate(zip(prompts, controls, strict=True)):
-            first = self._submit(prompt, control, f"prompt {index}")
+        for index, (prompt, control, adapter) in enumerate(zip(prompts, controls, named, strict=True)):
+            first = self._submit(prompt, control, f"prompt {index}", adapter)
             submits.append(first)
             for choice in range(1, n):
                 seed = choice_seed(control.seed, choice)
@@ -157,24 +172,34 @@ class LLM:
         return [sequence.completion() for sequence in sequences]
 
     def chat(
-        self, conversation: list[dict[str, Any]], sampling: SamplingParams, *, stop: str | Sequence[str] = ()
+        self,
+        conversation: list[dict[str, Any]],
+        sampling: SamplingParams,
+        *,
+        stop: str | Sequence[str] = (),
+        lora: str | None = None,
     ) -> Completion:
         """The assistant's next turn, by the checkpoint's chat template. Raises TemplateError, and as `generate`."""
         if not isinstance(conversation, list) or not conversation or not all(isinstance(m, dict) for m in conversation):
             raise LLMError("a conversation is a list of messages, each with `role` and `content`; give one at a time")
         text = self._template.render(conversation)
         prompt = self._tokenizer.encode(text, add_special_tokens=False)
-        return self.generate([prompt], sampling, stop=stop)[0]
+        return self.generate([prompt], sampling, stop=stop, lora=lora)[0]
 
     async def stream(
-        self, prompt: str | list[int], sampling: SamplingParams, *, stop: str | Sequence[str] = ()
+        self,
+        prompt: str | list[int],
+        sampling: SamplingParams,
+        *,
+        stop: str | Sequence[str] = (),
+        lora: str | None = None,
     ) -> AsyncIterator[Piece]:
         """The output token by token. Streams of one event loop, and of several, share the engine's batches.
 
         Leaving the iteration aborts the request within a step. Raises as `generate`, and where that gives an error.
         """
         loop, pieces = asyncio.get_running_loop(), asyncio.Queue()
-        submit = self._submit(prompt, sampling, "the prompt")
+        submit = self._submit(prompt, sampling, "the prompt", lora)
 
         def hand_over(piece: Piece | None) -> None:
             try:
@@ -214,7 +239,9 @@ class LLM:
             raise LLMError(f"{what} holds token id {bad!r}; ids of this model are 0 to {vocab_size - 1}")
         return list(prompt)
 
-    def _submit(self, prompt: str | list[int], sampling: SamplingParams, what: str) -> messages.Submit:
+    def _submit(
+        self, prompt: str | list[int], sampling: SamplingParams, what: str, lora: str | None
+    ) -> messages.Submit:
         """A checked request. Raises LLMError."""
         ids = self._encode(prompt, what)
         sampling = self._checked(sampling, ids, what)
@@ -226,7 +253,10 @@ class LLM:
             )
         stops = sorted({*sampling.stop_token_ids, *self._tokenizer.stop_token_ids})
         sampling = msgspec.structs.replace(sampling, stop_token_ids=stops)
-        return messages.Submit(next(self._ids), ids, sampling, encoded_ns=time.monotonic_ns())
+        if lora is not None and lora not in self._adapters:
+            raise LLMError(f"{what} names the adapter {lora!r}; there are {', '.join(self._adapters) or 'none'}")
+        adapter = None if lora is None else self._adapters[lora]
+        return messages.Submit(next(self._ids), ids, sampling, encoded_ns=time.monotonic_ns(), adapter=adapter)
 
     def _checked(self, sampling: SamplingParams, prompt: list[int], what: str) -> SamplingParams:
         """Controls that can be honoured for this prompt. Raises LLMError."""

@@ -27,9 +27,12 @@ def engine_options(command: Callable[..., None]) -> Callable[..., None]:
             declared = Annotated[field.annotation, typer.Argument(help=field.description)]
         else:
             panel = field.json_schema_extra["panel"]
-            option = typer.Option(help=_described(field), metavar=" ", rich_help_panel=panel)
+            names = ("--lora",) if name == "lora_adapters" else ()
+            option = typer.Option(*names, help=_described(field), metavar=" ", rich_help_panel=panel)
             declared = Annotated[_parsed_type(field), option]
         default = inspect.Parameter.empty if field.is_required() else field.default
+        if _is_map(field):
+            default = None
         parameters.append(
             inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=declared)
         )
@@ -40,8 +43,14 @@ def engine_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+def _is_map(field: FieldInfo) -> bool:
+    return typing.get_origin(field.annotation) is dict
+
+
 def _parsed_type(field: FieldInfo) -> Any:
     """What the command line reads a value as. A number or a word is read as text, and EngineConfig tells which."""
+    if _is_map(field):
+        return list[str] | None  # NAME=VALUE each
     members = [member for member in typing.get_args(field.annotation) if member is not type(None)]
     is_choice = [typing.get_origin(member) is Literal for member in members]
     return str if any(is_choice) and not all(is_choice) else field.annotation

@@ -106,7 +106,7 @@ MAY_IMPORT = {
     },
     "engine.llm": {
         "engine.core", "engine.engine", "engine.llm_output", "engine.messages", "engine.telemetry", "engine.config",
-        "engine.sampling", "engine.token.checkpoint", "engine.token.text", "metrics",
+        "engine.sampling", "engine.token.checkpoint", "engine.token.text", "engine.token.lora.checkpoint", "metrics",
     },
     "engine.measure_speed": {"engine.llm", "engine.config", "engine.sampling", "engine.process", "metrics"},
     "engine.llm_output": {"engine.messages", "engine.sampling", "engine.token.text", "metrics"},

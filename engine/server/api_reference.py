@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from engine.server.adapters import LoadLoraAdapter, UnloadLoraAdapter
 from engine.server.anthropic.content_blocks import TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
 from engine.server.anthropic.messages_request import CountTokensRequest
 from engine.server.app import ENDPOINTS
@@ -25,6 +26,7 @@ SHARED = (GenerationRequest, TemplateFields, CountTokensRequest)
 BLOCKS = (TextBlock, ThinkingBlock, ToolUseBlock, ToolResultBlock)  # in the lists of a message
 BODIES = {f"POST {path}": endpoint.body for path, endpoint in ENDPOINTS.items()}
 BODIES["POST /debug/profile"] = ProfileRequest
+BODIES["POST /v1/load_lora_adapter"], BODIES["POST /v1/unload_lora_adapter"] = LoadLoraAdapter, UnloadLoraAdapter
 _TABLE = re.compile(r"(<!-- (fields|unsupported): (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 _SIGNS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 

@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from engine.config import EngineConfig
 from engine.server import token_api
 from engine.server.access.middleware import AccessMiddleware, add_reload_route
+from engine.server.adapters import add_adapter_routes
 from engine.server.anthropic import messages_api
 from engine.server.anthropic.messages_request import CountTokensRequest, MessagesRequest
 from engine.server.debug import add_debug_routes
@@ -77,9 +78,11 @@ def build_app(config: EngineConfig) -> FastAPI:
     app.add_exception_handler(HTTPException, show_http_error)
     for path, endpoint in ENDPOINTS.items():
         _add_endpoint(app, service, path, endpoint)
-    _add_service_routes(app, service)
+    _add_service_routes(app, service, config)
     if config.debug_routes == "on":
         add_debug_routes(app, service.core, service.telemetry, service.bodies, _body_of)
+    if config.lora_runtime_loading:
+        add_adapter_routes(app, service.adapters, service.core, service.bodies, _body_of)
     add_reload_route(app, service.access)
     return app
 
@@ -92,15 +95,14 @@ def _add_endpoint(app: FastAPI, service: Service, path: str, endpoint: Endpoint)
     app.add_api_route(path, answer, methods=["POST"], name=name, openapi_extra=_body_of(endpoint.body))
 
 
-def _add_service_routes(app: FastAPI, service: Service) -> None:
+def _add_service_routes(app: FastAPI, service: Service, config: EngineConfig) -> None:
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [service.card()]}
+        return {"object": "list", "data": service.cards()}
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        service.check_model(name)
-        return service.card()
+        return service.card() if service.check_model(name) is None else service.adapters.card(name)
 
     @app.get("/version")
     async def version() -> dict[str, str]:
@@ -122,6 +124,9 @@ def _add_service_routes(app: FastAPI, service: Service) -> None:
         if service.moderation is not None:
             events = service.moderation.events
             service.telemetry.exporter.observe_moderation(events.flagged, events.failed)
+        if config.has_loras:
+            running, waiting = service.core.adapters_by_state()
+            service.telemetry.exporter.observe_adapters(config.max_loras, running, waiting)
         service.telemetry.exporter.observe_connections(len(service.connections.open), service.connections.closed)
         return PlainTextResponse(service.telemetry.scrape(), media_type=service.telemetry.exporter.content_type)
 

@@ -59,6 +59,6 @@ async def _answer(service: Service, endpoint: Endpoint, request: Request, caller
     await caller.admission.wait()
     if not request.state.tenant.key_id:  # with a key the key alone says whose call it is
         caller.tenant = caller.tenant or body.tenant[:128]
-    service.check_model(body.served_model)
+    caller.adapter = service.check_model(body.served_model)
     caller.admission.check(body)
     return await endpoint.answer(service, request, body)

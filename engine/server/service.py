@@ -13,9 +13,11 @@ import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
+from engine.adapter import AdapterReference
 from engine.config import EngineConfig, model_folder
 from engine.sampling import Grammar
 from engine.server.access.access import Access
+from engine.server.adapters import ServedAdapters
 from engine.server.call_response import CallResponse
 from engine.server.core.call import Call, Caller
 from engine.server.core.client import CoreClient
@@ -51,6 +53,7 @@ log = logging.getLogger(__name__)
 HIDDEN_SETTINGS = {"host", "port", "otlp_endpoint"} | {
     name for name, field in EngineConfig.model_fields.items() if Path in get_args(field.annotation)
 }
+SHOWN_MODELS = 20  # names in the sentence about one that does not exist
 FEW_ITEMS = 200  # of an input: checked in 2 ms
 OnEnd = Callable[[Caller, int, str | None, RequestRecord | None], None]  # as `Service.ended`
 
@@ -66,6 +69,7 @@ class Service:
         self.telemetry = Telemetry(config) if config.telemetry == "full" else NoTelemetry(config)
         self.encoder = PromptEncoder(self.tokenizer, ChatTemplate(folder))
         self.reasoning_format = _reasoning_format(config, self.encoder.template)
+        self.adapters = ServedAdapters(config, self.name)
         self.access = Access(config, self.telemetry.exporter)
         self.core = CoreClient(config, self.telemetry)
         self.moderation = None if config.moderation is None else Moderation(config.moderation)
@@ -110,7 +114,9 @@ class Service:
             error.param = RESPONSES_PARAMS.get(error.param, error.param)
             raise
         block_size = self.config.block_size if self.config.prefix_caching else 0
-        serializer = ResponsesSerializer(call, body, self.name, self.tokenizer.vocabulary, plan, block_size)
+        serializer = ResponsesSerializer(
+            call, body, self.called_name(call.caller), self.tokenizer.vocabulary, plan, block_size
+        )
         return self.follow(call, serializer, stream=body.stream)
 
     async def start_chat(self, request: Request, body: ChatRequest) -> tuple[Call, TurnPlan]:
@@ -165,10 +171,23 @@ class Service:
             added_tokens=self.tokenizer.added_tokens,
         )
 
-    def check_model(self, name: str | None) -> None:
-        if name is not None and name != self.name:
-            message = f"the model `{name[:100]}` does not exist; this server has `{self.name}`"
-            raise ApiError(404, message, param="model", code="model_not_found")
+    def check_model(self, name: str | None) -> AdapterReference | None:
+        """The adapter of that name; None for the model itself. Raises ApiError 404."""
+        if name is None or name == self.name:
+            return None
+        if (adapter := self.adapters.find(name)) is not None:
+            return adapter
+        served = ", ".join(f"`{each}`" for each in [self.name, *self.adapters.names][:SHOWN_MODELS])
+        message = f"the model `{name[:100]}` does not exist; this server has {served}"
+        raise ApiError(404, message, param="model", code="model_not_found")
+
+    def cards(self) -> list[dict[str, Any]]:
+        """The model and its adapters, as GET /v1/models shows them."""
+        return [self.card(), *(self.adapters.card(name) for name in self.adapters.names)]
+
+    def called_name(self, caller: Caller) -> str:
+        """Of the model, or of the adapter that the caller named."""
+        return self.name if caller.adapter is None else caller.adapter.name
 
     def admit(self, num_prompts: int, choices: int) -> None:
         """Raises ApiError unless the core is up and has room for all sequences of a call; 400 where it never will."""
@@ -280,7 +299,7 @@ class Service:
         return {
             "id": f"{prefix}-{call.caller.request_id}",
             "created": int(time.time()),
-            "model": self.name,
+            "model": self.called_name(call.caller),
             "system_fingerprint": self._fingerprint(),
         }
 

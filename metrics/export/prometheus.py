@@ -7,7 +7,7 @@ records and answers GET /metrics.
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -124,6 +124,11 @@ class Exporter:
         self._series.numbers["sojourn_request_connections"][()] = num_open
         numbers = self._series.numbers["sojourn_request_closed_connections_total"]
         numbers.update(((reason,), count) for reason, count in closed.items())
+
+    def observe_adapters(self, max_loras: int, running: Collection[str], waiting: Collection[str]) -> None:
+        """Names of the LoRA adapters that requests use now, and of those that others wait for: for vLLM's names."""
+        if self._vllm is not None:
+            self._vllm.observe_adapters(max_loras, running, waiting)
 
     def observe_core_restart(self) -> None:
         """Counts a new core process; what the old one held is gone, so the gauges forget it."""

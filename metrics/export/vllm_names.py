@@ -6,10 +6,10 @@ same records as our own. Where the two cannot be the same, the help text says so
 - Time to first token and inter-token latency are booked when the request ends; vLLM books them as they happen.
 - A token's moment is that in which it left the core; the front has it some 0.1 ms later.
 - A call with several choices is one request here; vLLM counts each choice.
-
-There is no LoRA, hence no `vllm:lora_requests_info`.
 """
 
+import time
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from metrics.catalog.metric import Kind, Metric
@@ -141,6 +141,14 @@ def _info(facts: EngineFacts) -> Metric:
     return replace(metric, labels=tuple(content), values=(tuple(content.values()),))
 
 
+_ADAPTER_LABELS = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
+_ADAPTERS = replace(
+    _metric("gauge", "lora_requests_info", "seconds", "LoRA adapters of open requests, in its labels; Unix time.", (),
+            "Only with adapters. Names have commas between them."),
+    labels=_ADAPTER_LABELS, values=(),
+)  # fmt: skip
+
+
 # Histograms of list fields of a step.
 _SAMPLES = {
     "vllm:kv_block_lifetime_seconds": "evicted_age_ns",
@@ -166,6 +174,7 @@ class VllmNames:
         self._series = Series(vllm_metrics(facts), {"model_name": model_name} | engine)
         self._config = Series([info], engine)
         self._config.numbers[info.name][info.values[0]] = 1
+        self._adapters = Series([_ADAPTERS], {})
         self._numbers, self._histograms = self._series.numbers, self._series.histograms
         self._step_sums = ColumnSums(self._series, _STEP_SUMS)
 
@@ -210,7 +219,13 @@ class VllmNames:
         self._numbers["vllm:num_requests_running"][()] = gauges.running
         self._numbers["vllm:num_requests_waiting"][()] = gauges.waiting
         self._numbers["vllm:kv_cache_usage_perc"][()] = gauges.pool.usage if gauges.pool is not None else 0.0
-        return self._series.page() + self._config.page()
+        return self._series.page() + self._config.page() + self._adapters.page()
+
+    def observe_adapters(self, max_loras: int, running: Collection[str], waiting: Collection[str]) -> None:
+        """Names of the adapters that requests use now, and of those that others wait for."""
+        samples = self._adapters.numbers[_ADAPTERS.name]
+        samples.clear()
+        samples[str(max_loras), ",".join(sorted(waiting)), ",".join(sorted(running))] = time.time()
 
     def _observe_served(self, request: RequestRecord) -> None:
         longest = request.longest_output_tokens or request.output_tokens

@@ -112,7 +112,8 @@ class Access:
             return None
         if path == "/metrics":
             return "metrics"
-        return "admin" if path.lower().lstrip("/").startswith("debug") else "api"
+        plain = path.lower().strip("/")
+        return "admin" if plain.startswith("debug") or plain.endswith("load_lora_adapter") else "api"
 
     def _unauthorized(self, reason: str) -> ApiError:
         self._exporter.observe_unauthorized(reason)

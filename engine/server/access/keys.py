@@ -32,7 +32,10 @@ class KeyEntry(BaseModel):
     id: str = Field(pattern=r"^[0-9a-f]{12}$", description="public part of the key")
     tenant: TenantName
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="hexadecimal digest of the whole key")
-    scope: Scope = Field("api", description="api: all but /metrics and /debug; metrics: /metrics alone; admin: all")
+    scope: Scope = Field(
+        "api",
+        description="api: no /metrics, /debug and loading of adapters; metrics: /metrics alone; admin: all",
+    )
     created: str = Field("", description="day, for people")
 
 

@@ -20,7 +20,9 @@ async def answer_message(service: Service, request: Request, body: MessagesReque
         call, plan = await service.start_chat(request, _chat_of(service, body))
     except ApiError as error:
         raise _renamed(error) from None
-    return service.follow(call, MessagesSerializer(call, body, service.name, plan), stream=body.stream)
+    return service.follow(
+        call, MessagesSerializer(call, body, service.called_name(call.caller), plan), stream=body.stream
+    )
 
 
 async def count_tokens(service: Service, request: Request, body: CountTokensRequest) -> Response:

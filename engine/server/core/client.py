@@ -11,6 +11,7 @@ from typing import Protocol
 import zmq.asyncio
 
 from engine import messages
+from engine.adapter import AdapterReference
 from engine.config import EngineConfig
 from engine.server.core.core_process import CoreProcess
 from engine.server.core.heartbeat import TICK_SECONDS, Heartbeat
@@ -18,7 +19,7 @@ from engine.server.core.queue_speed import QueueSpeed
 from engine.server.core.sequence import SequenceStream
 from engine.server.core.sockets_folder import SocketsFolder
 from engine.server.core.spare import Spare
-from engine.server.errors import Rejection
+from engine.server.errors import Rejection, core_lost
 from metrics.compute.kernels import Burst
 from metrics.export.prometheus import Exporter
 
@@ -58,6 +59,7 @@ class CoreClient:
         self._supervisor: asyncio.Task | None = None
         self._context = zmq.asyncio.Context()
         self._core_has_queue = False  # the core reported a queue of its own after its last step
+        self._adapters: dict[str, list[asyncio.Future[str | None]]] = {}  # key → who waits for the core to read it
         self._burst: asyncio.Future[Burst | None] | None = None  # of a burst under way
 
     @property
@@ -172,6 +174,21 @@ class CoreClient:
             return await self._burst
         finally:
             self._burst = None
+
+    def adapters_by_state(self) -> tuple[set[str], set[str]]:
+        """Names of adapters whose requests have a place in the batch, and of those whose requests wait for one."""
+        names: tuple[set[str], set[str]] = set(), set()
+        for stream in self.streams.values():
+            if stream.request.adapter is not None:
+                names[not stream.is_admitted].add(stream.request.adapter.name)
+        return names
+
+    async def load_adapter(self, adapter: AdapterReference) -> str | None:
+        """Lets the core read an adapter; why it cannot be used, as a sentence. Raises ApiError if the core dies."""
+        waiting = asyncio.get_running_loop().create_future()
+        self._adapters.setdefault(adapter.key, []).append(waiting)
+        self._send(messages.encode(messages.LoadAdapter(adapter)))
+        return await waiting
 
     def abort(self, stream: SequenceStream) -> None:
         """Makes the core drop a sequence, unless it has ended; `done` is set then."""
@@ -289,6 +306,10 @@ class CoreClient:
                 self._take_observed(message)
             elif isinstance(message, messages.Profiled):
                 self._end_burst(message.burst)
+            elif isinstance(message, messages.AdapterLoaded):
+                for waiting in self._adapters.pop(message.key, ()):
+                    if not waiting.done():
+                        waiting.set_result(message.error)
             elif isinstance(message, messages.Beat):
                 self._telemetry.exporter.core.observe_unreadable("core", message.unreadable)
             elif isinstance(message, messages.Ready):
@@ -330,6 +351,9 @@ class CoreClient:
         self.streams.clear()
         self._core_has_queue = False
         self._end_burst(None)
+        for waiting in [each for futures in self._adapters.values() for each in futures if not each.done()]:
+            waiting.set_exception(core_lost(self.state))
+        self._adapters.clear()
         self.queue_speed = QueueSpeed()
 
     def _end_burst(self, burst: Burst | None) -> None:

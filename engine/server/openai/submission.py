@@ -92,6 +92,7 @@ def sequences_of(
                 tenant=caller.tenant,
                 priority=caller.priority,
                 weight=caller.weight,
+                adapter=caller.adapter,
                 fork_of=sequences[-choice].request.request_id if choice else None,
             )
             text = TextAssembler(

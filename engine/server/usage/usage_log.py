@@ -139,6 +139,7 @@ class UsageLog:
             key_id=caller.key_id,
             model=self._model,
             route=caller.route,
+            adapter=None if caller.adapter is None else caller.adapter.name,
         )
 
     def _end(self, record: UsageRecord, caller: Caller, status: int, code: str | None, changes: dict) -> None:
