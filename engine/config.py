@@ -34,7 +34,7 @@ class EngineConfig(SpeculationSettings, KVCacheSettings, EvictionSettings, KVTie
     load_format: Literal["auto", "dummy"] = TOKEN(
         "auto", description="dummy takes random weights: config.json is enough, for benchmarks of any shape"
     )
-    weights: Literal["auto", "float32", "float16", "int8"] = COMPUTE(
+    weights: Literal["auto", "float32", "float16", "int8", "int4"] = COMPUTE(
         "auto",
         description="format of a CPU's matrices, which multiply in float32; auto keeps the checkpoint's format: exact",
     )

@@ -1,10 +1,9 @@
 """How a CPU holds the matrices of linear layers, and multiplies by them: a swap point.
 
-Our own kernels (cpp/gemm_float.cpp, cpp/gemm_int8.cpp) come first: a row's result never depends on other rows. torch's
+Our own kernels (cpp/gemm_*.cpp) come first: a row's result never depends on other rows. torch's
 kernels are for machines without a C++ compiler or without AVX512.
 """
 
-import ctypes
 import logging
 import platform
 import warnings
@@ -16,11 +15,12 @@ import torch
 import torch.nn.functional as F
 
 from engine.compute.cpp.extension import Library, library, unavailable
+from engine.compute.cpp.matrices import LARGEST_INNER, PANEL, CppWeight, groups_kernel, int8_kernel, matrix_kernel
+from engine.compute.quantisation import cpu_groups
 from engine.compute.quantisation.method import LinearMethod
+from engine.compute.quantisation.rounding import GROUP, round_to_nearest
 from metrics.errors import ModelError
 
-PANEL = 64  # output channels that lie together
-LARGEST_INNER = (2**31 - 1) // (127 * 255)  # of int8: more products may not fit into an int32
 ONEDNN_ROWS = 8  # of activations that a packed layout is chosen for: decoding
 
 BATCH_DEPENDENT = (
@@ -29,9 +29,6 @@ BATCH_DEPENDENT = (
 )
 
 log = logging.getLogger(__name__)
-
-_SIZES = (ctypes.c_int64,) * 3
-_POINTER = ctypes.c_void_p
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +40,9 @@ class WeightFormat:
     caveat: str | None = None  # a promise of the other formats that this one breaks, as a sentence
 
     @property
-    def bytes_per_weight(self) -> int:
-        """Without scales and padding."""
-        return {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}[self.name]
+    def bytes_per_weight(self) -> float:
+        """Without padding, and without the scales of whole channels."""
+        return {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "int4": 0.5 + 2 / GROUP}[self.name]
 
 
 def weight_format(name: str, stored: torch.dtype) -> WeightFormat:
@@ -54,8 +51,8 @@ def weight_format(name: str, stored: torch.dtype) -> WeightFormat:
     `auto` keeps what is stored and multiplies in float32: exact, and since a step of few rows is bound by reading the
     weights, 16-bit checkpoints run about twice as fast as in float32 and never slower (bench/kernels/linear.py,
     docs/performance.md). Without our kernels it is float32, but for checkpoints in float16 where torch has FBGEMM.
-    float16 rounds what is not stored so; int8 rounds weights by channel and activations by token. Raises
-    ModelError.
+    float16 rounds what is not stored so; int8 rounds weights by channel and activations by token, int4 both by groups
+    of inputs. Raises ModelError.
     """
     formats = torch_formats()
     if (kernels := library()) is not None:
@@ -64,7 +61,7 @@ def weight_format(name: str, stored: torch.dtype) -> WeightFormat:
         name = str(stored).removeprefix("torch.")
         return formats.get(name, formats["float32"]) if name in ("bfloat16", "float16") else formats["float32"]
     if name not in formats:
-        reason = unavailable() or "this CPU lacks AVX512, or for int8 its VNNI"
+        reason = unavailable() or "this CPU lacks AVX512, or for int8 and int4 its VNNI"
         raise ModelError(f"weights={name} has no kernel here: {reason}, and this torch has no FBGEMM; use float32")
     chosen = formats[name]
     if chosen.caveat:
@@ -81,42 +78,17 @@ def has_bfloat16() -> bool:
 
 
 def cpp_formats(library: Library) -> dict[str, WeightFormat]:
-    """Name → format, of those that this machine's instructions allow: AVX512, and its VNNI for int8."""
+    """Name → format, of those that this machine's instructions allow: AVX512, and its VNNI for int8 and int4."""
     formats = {}
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         name = str(dtype).removeprefix("torch.")
-        if (kernel := _kernel(library, f"linear_{name}", 2)) is not None:
+        if (kernel := matrix_kernel(library, f"linear_{name}", 2)) is not None:
             formats[name] = WeightFormat(name, partial(_pack_float, kernel, dtype))
     if (kernel := int8_kernel(library)) is not None:
         formats["int8"] = WeightFormat("int8", partial(_pack_int8, kernel))
+    if (kernel := groups_kernel(library)) is not None:
+        formats["int4"] = WeightFormat("int4", partial(_pack_int4, kernel))
     return formats
-
-
-class CppWeight:
-    """A packed matrix and its kernel, which cpp/layers.cpp calls as well. The kernel takes pointers to `parts` last.
-
-    `unpack` makes the weight [out, in] float32 out of the parts.
-    """
-
-    def __init__(
-        self, kernel: Callable[..., None], shape: torch.Size, unpack: Callable[..., torch.Tensor],
-        *parts: torch.Tensor | None,
-    ):  # fmt: skip
-        self.out_features, self.in_features = shape
-        self.kernel, self._unpack, self._parts = kernel, unpack, parts
-        self.pointers = tuple(None if part is None else part.data_ptr() for part in parts)
-        self.nbytes = sum(part.nbytes for part in parts if part is not None)
-
-    def apply(self, x: torch.Tensor) -> torch.Tensor:
-        # The kernels read memory, and would read whatever stands there.
-        fitting = x.dtype == torch.float32 and x.dim() == 2 and x.shape[1] == self.in_features
-        assert fitting, "float32 [num_tokens, in_features]"
-        x, y = x.contiguous(), torch.empty(len(x), self.out_features)
-        self.kernel(x.data_ptr(), y.data_ptr(), len(x), self.out_features, self.in_features, *self.pointers)
-        return y
-
-    def dequantised(self) -> torch.Tensor:
-        return self._unpack(*self._parts)[: self.out_features, : self.in_features]
 
 
 def quantize_channels(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -146,14 +118,6 @@ def _unpacked_float(panels: torch.Tensor, bias: torch.Tensor | None) -> torch.Te
     return panels.float().transpose(1, 2).flatten(0, 1)
 
 
-def int8_kernel(library: Library) -> Callable[..., None] | None:
-    return _kernel(library, "linear_int8", 4)
-
-
-def groups_kernel(library: Library) -> Callable[..., None] | None:
-    return _kernel(library, "linear_groups", 6)
-
-
 def _pack_int8(kernel: Callable[..., None], weight: torch.Tensor, bias: torch.Tensor | None) -> CppWeight:
     """The kernel rounds activations to int8 by token (dynamic quantisation)."""
     if weight.shape[1] > LARGEST_INNER:
@@ -162,6 +126,17 @@ def _pack_int8(kernel: Callable[..., None], weight: torch.Tensor, bias: torch.Te
             "use float16"
         )
     return pack_int8_codes(kernel, *quantize_channels(weight), bias)
+
+
+def _pack_int4(kernel: Callable[..., None], weight: torch.Tensor, bias: torch.Tensor | None) -> CppWeight:
+    """The kernel rounds activations to int8 by token and group."""
+    matrix = round_to_nearest(weight)
+    if not cpu_groups.fits(matrix):
+        raise ModelError(
+            f"weights=int4 rounds groups of up to {LARGEST_INNER} inputs, and a layer of this model has "
+            f"{weight.shape[1]}, which no smaller group divides; use int8"
+        )
+    return cpu_groups.pack(kernel, matrix, bias)
 
 
 def pack_int8_codes(
@@ -184,14 +159,6 @@ def _unpacked_int8(
 def _padded(weight: torch.Tensor, inner: int) -> torch.Tensor:
     """Filled up with zeros to whole panels, and to a multiple of `inner` inputs."""
     return F.pad(weight, (0, -weight.shape[1] % inner, 0, -len(weight) % PANEL))
-
-
-def _kernel(library: Library, name: str, num_pointers: int) -> Callable[..., None] | None:
-    """A function of x, y, three sizes and pointers to the weight's parts; None where the machine has not got it."""
-    try:
-        return library.function(name, _POINTER, _POINTER, *_SIZES, *(_POINTER,) * num_pointers)
-    except AttributeError:
-        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,13 @@ class Ceilings(msgspec.Struct, frozen=True):
         return moved_bytes / self.bandwidth / (wall_ns / 1e9)
 
 
+def product_precision(weights: str, dtype: str, device: str) -> str:
+    """The precision in which matrix products are computed. Weights of 16 bits on a CPU are multiplied in the dtype of
+    the activations; those of 8 bits are not, and those of 4 bits are multiplied as int8 on a CPU alone."""
+    narrow = weights == "int8" or (weights == "int4" and device == "cpu")
+    return "int8" if narrow else dtype
+
+
 def device_name(gpu: str | None = None) -> str:
     """How ceilings name the device that they were measured on: a GPU, or the CPU and the cores that one may use."""
     if gpu is not None:

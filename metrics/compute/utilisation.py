@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from metrics.compute.roofline import Ceilings
+from metrics.compute.roofline import Ceilings, product_precision
 from metrics.records import COMPOSITIONS, composition
 
 
@@ -58,12 +58,11 @@ def ceilings_from(meta: Mapping[str, Any]) -> Ceilings | None:
 
 
 def arithmetic(meta: Mapping[str, Any]) -> str | None:
-    """The precision in which a run's matrix products were computed. Weights of 16 bits on a CPU are multiplied in the
-    dtype of the activations; those of 8 bits are not. None without a record of our own server."""
+    """The precision in which a run's matrix products were computed. None without a record of our own server."""
     core = meta.get("core")
     if core is None:
         return None
-    return "int8" if core["weights"] == "int8" else core["dtype"]
+    return product_precision(core["weights"], core["dtype"], core["device"])
 
 
 def utilisation(steps: pd.DataFrame, ceilings: Ceilings | None = None, precision: str | None = None) -> list[Use]:

@@ -5,10 +5,11 @@ from functools import partial
 import torch
 
 from engine.compute.cpp.extension import Library, library
+from engine.compute.cpp.matrices import LARGEST_INNER, CppWeight, groups_kernel, int8_kernel
 from engine.compute.quantisation import cpu_groups
 from engine.compute.quantisation.kernels import Kernel
 from engine.compute.quantisation.matrix import QuantisedMatrix
-from engine.compute.weight_formats import LARGEST_INNER, CppWeight, groups_kernel, int8_kernel, pack_int8_codes
+from engine.compute.weight_formats import pack_int8_codes
 
 
 def cpu_kernels() -> tuple[Kernel, ...]:

@@ -17,7 +17,7 @@ from engine.server.telemetry.loop_watch import LoopWatch
 from engine.server.telemetry.recent import Recent
 from engine.server.telemetry.recording import Recording
 from engine.server.usage.usage_log import UsageLog
-from metrics.compute.roofline import Ceilings, device_name, load_ceilings
+from metrics.compute.roofline import Ceilings, device_name, load_ceilings, product_precision
 from metrics.compute.step_costs import StepCosts
 from metrics.errors import CalibrationError
 from metrics.export.opentelemetry import Tracer
@@ -82,7 +82,7 @@ class Telemetry:
             ceilings = _ceilings(message)
             if ceilings is not None:
                 peaks = {precision: ceilings.peak_flops(precision) for precision in ceilings.precisions}
-                precision = "int8" if message.weights == "int8" else message.dtype
+                precision = product_precision(message.weights, message.dtype, message.device)
                 self.exporter.observe_ceilings(peaks, ceilings.bandwidth, precision)
             if self._recording is not None:
                 self._recording.describe(message, ceilings)

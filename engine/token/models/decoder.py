@@ -140,7 +140,7 @@ class Decoder(nn.Module):
         stored = self.embedding.element_size()
         change = sum(module.weights_to_pack * (weight_format.bytes_per_weight - stored) for module in self._matrices())
         tied = self.config.tie_embeddings and self.head.weights_to_pack
-        return self.weight_bytes + change + (self.embedding.nbytes if tied else 0)
+        return self.weight_bytes + int(change) + (self.embedding.nbytes if tied else 0)
 
     @property
     def widest_activation(self) -> int:

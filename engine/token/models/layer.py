@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from engine.compute.cpp.matrices import CppWeight
 from engine.compute.kv_cache import LayerCache
 from engine.compute.layers_cpp import LayerParts, RopeTable
 from engine.compute.operations.backend import Norm, Step
 from engine.compute.operations.cpp_backend import GATES
 from engine.compute.operations.reference import rms_norm
 from engine.compute.quantisation.matrix import Stored
-from engine.compute.weight_formats import CppWeight
 from engine.token.models.grouped import GroupedAttention
 from engine.token.models.mlp import GatedMLP
 

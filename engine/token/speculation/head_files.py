@@ -97,7 +97,7 @@ def head_bytes(head: nn.Module, packed: WeightFormat | None) -> int:
     stored = sum(part.nbytes for part in [*head.parameters(), *head.buffers()])
     if packed is None:
         return stored
-    return stored + matrices * (packed.bytes_per_weight - torch.float32.itemsize)
+    return stored + int(matrices * (packed.bytes_per_weight - torch.float32.itemsize))
 
 
 def loaded(

@@ -10,8 +10,10 @@ from safetensors.torch import load_file, save_file
 
 from engine.compute import weight_formats
 from engine.compute.cpp.extension import library
+from engine.compute.cpp.matrices import LARGEST_INNER
 from engine.compute.linear import Linear
-from engine.compute.weight_formats import LARGEST_INNER, cpp_formats, quantize_channels, torch_formats
+from engine.compute.quantisation.rounding import round_to_nearest
+from engine.compute.weight_formats import cpp_formats, quantize_channels, torch_formats
 from engine.config import model_folder
 from engine.token.models.moe import MixtureOfExperts
 from engine.token.models.registry import load_model
@@ -180,7 +182,7 @@ def text_logprobs(weights: str) -> torch.Tensor:
 
 
 # Seen: float16 4.2e-4 on average and 1.9e-3 at most; int8 0.029 and 0.13. The text's own mean is -3.2.
-@pytest.mark.parametrize(("weights", "mean", "most"), [("float16", 1e-3, 5e-3), ("int8", 0.06, 0.4)])
+@pytest.mark.parametrize(("weights", "mean", "most"), [("float16", 1e-3, 5e-3), ("int8", 0.06, 0.4), ("int4", 0.5, 4)])
 def test_rounded_weights_change_log_probabilities_little(weights, mean, most):
     ours(weights)
     errors = (text_logprobs(weights) - text_logprobs("float32")).abs()
@@ -223,7 +225,10 @@ def test_a_method_gives_the_weight_that_it_multiplies_by(name):
     _, weight, bias = operands(1, 70, 37)
     kind, name = name.split()
     method = {"ours": OURS, "torch": torch_formats()}[kind][name].pack(weight, bias)
-    codes, scales = quantize_channels(weight)
-    rounded = codes * scales[:, None] if name == "int8" else weight.to(getattr(torch, name)).float()
+    if name == "int4":
+        rounded = round_to_nearest(weight).dequantised()
+    else:
+        codes, scales = quantize_channels(weight)
+        rounded = codes * scales[:, None] if name == "int8" else weight.to(getattr(torch, name)).float()
     assert (method.dequantised() - rounded).abs().max() < 1e-6
     assert (method.out_features, method.in_features) == weight.shape

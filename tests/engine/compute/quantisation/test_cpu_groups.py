@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.compute.cpp.extension import library
+from engine.compute.cpp.matrices import LARGEST_INNER, CppWeight, groups_kernel
 from engine.compute.quantisation import cpu_groups
 from engine.compute.quantisation.cpu import cpu_kernels
 from engine.compute.quantisation.matrix import QuantisedMatrix
-from engine.compute.weight_formats import LARGEST_INNER, CppWeight, groups_kernel
 
 EPSILON = 2.0**-24  # of one rounding to float32
 
