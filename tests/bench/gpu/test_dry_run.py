@@ -9,7 +9,7 @@ if find_spec("triton") is None:  # importing it here would settle that nobody in
     pytest.skip("needs triton", allow_module_level=True)
 
 from bench.gpu.dry_run import Record, in_a_process
-from tests.bench.gpu.shapes import MIXTURE
+from tests.bench.gpu.shapes import LATENT, MIXTURE, SINKS
 
 LAUNCHES = 231  # of a decode step of Qwen3-0.6B, in a graph: lower it with each launch that goes
 SERVING = ("launch", "capture", "collect", "between")
@@ -37,6 +37,15 @@ def test_no_operation_mixes_devices_and_nothing_waits_in_a_launch_or_a_capture(m
 def test_no_kernel_is_compiled_while_the_engine_serves(mixture):
     late = [kind for kind in mixture.specialisations.values() if kind["phase"] != "start"]
     assert not [(kind["kernel"], kind["first"], kind["signature"], kind["constants"]) for kind in late]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [LATENT, SINKS], ids=lambda shape: shape["architectures"][0])
+def test_latents_and_sinks_wait_for_nothing_and_compile_nothing_late(shape, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    record = in_a_process(str(tmp_path / "config.json"), FEW | {"max_num_batched_tokens": 700})
+    assert not [text for text in record.faults if text.startswith(tuple(f"[{phase}]" for phase in SERVING))]
+    assert not [kind for kind in record.specialisations.values() if kind["phase"] != "start"]
 
 
 def test_the_start_compiles_for_prompts_of_all_sizes_and_for_grammars(mixture):
