@@ -109,5 +109,8 @@ class Policy:
     def admitted(self, request: Request) -> None:
         """A request was admitted: `num_computed_tokens` of it need no work."""
 
+    def accepted(self, request: Request, num_drafts: int) -> None:
+        """A step gave a request so many tokens more than the one that was planned."""
+
     def computed(self, plan: StepPlan) -> None:
         """A step was planned, and will be computed."""

@@ -252,6 +252,7 @@ class Scheduler:
         request, computed = item.request, max(1, num_tokens)
         request.drafted_tokens += len(item.drafts)
         request.accepted_tokens += max(0, num_tokens - 1)
+        self.policy.accepted(request, max(0, num_tokens - 1))
         request.num_computed_tokens = item.past_tokens + computed
         request.computed_high_water = max(request.computed_high_water, request.num_computed_tokens)
         return computed

@@ -89,19 +89,20 @@ class TimedBudget:
         if not decodes:
             return self.most
         count = len(decodes)
+        rows = count + sum([len(request.drafts) for request in decodes])
         pairs = decode_pairs(self._windows, [request.num_computed_tokens for request in decodes])
         past = prompts[0].num_computed_tokens if prompts else 0
-        alone = StepWork(count, count, pairs, 0, 0, 0, count)
+        alone = StepWork(rows, count, pairs, 0, 0, 0, rows)
         decode_ns = self._step_time.predict_work(alone, eager=False) or self._step_time.predict_work(alone)
 
         def mixed_ns(tokens: int) -> float | None:
             others = prompt_pairs(self._windows, tokens, past)
-            return self._step_time.predict_work(StepWork(count + tokens, count, pairs, 1, others, 0, count + 1))
+            return self._step_time.predict_work(StepWork(rows + tokens, count, pairs, 1, others, 0, rows + 1))
 
-        least, most = LEAST_PROMPT_TOKENS, self.most - count
+        least, most = LEAST_PROMPT_TOKENS, self.most - rows
         least_ns = mixed_ns(least)
         if decode_ns is None or least_ns is None:
-            return min(count + START_PROMPT_TOKENS, self.most)
+            return min(rows + START_PROMPT_TOKENS, self.most)
         target_ns = self._target.target_ns(decode_ns, least_ns)
 
         def is_late(tokens: int) -> bool:
@@ -109,7 +110,7 @@ class TimedBudget:
             return predicted_ns is None or predicted_ns > target_ns
 
         least += bisect_left(range(least + 1, most + 1), True, key=is_late)  # the time grows with the tokens
-        return min(count + least, self.most)
+        return min(rows + least, self.most)
 
     def observe(self, plan: StepPlan, outcome: StepOutcome) -> None: ...
 

@@ -50,16 +50,18 @@ def costliest_plans(
     of one sequence, and sample in the costliest way."""
     blocks = list(range(-(-max_model_len // config.block_size)))
     chunk = min(most_tokens, max_model_len)
-    decodes = min(config.max_num_seqs, most_tokens)
+    rows = min(config.most_rows, chunk)
+    decodes = min(config.max_num_seqs, most_tokens // rows)
     plans = []
-    sizes = [(1, chunk, max_model_len), (decodes, 1, max_model_len)]
+    sizes = [(1, chunk, max_model_len), (decodes, rows, max_model_len)]
     if most_expanded is not None and most_expanded < max_model_len:
         sizes.append((1, min(chunk, most_expanded), most_expanded))
     for sequences, new, context in sizes:
         plan = StepPlan(0, 0)
         for index in range(sequences):
             request = Request(index, f"probe {index}", max_model_len, [0] * max_model_len, _COSTLY, blocks=list(blocks))
-            plan.add(ScheduledTokens(request, new, context - new, "prefill", samples=True))
+            drafts = (0,) * (rows - 1) if sequences > 1 else ()
+            plan.add(ScheduledTokens(request, new, context - new, "prefill", True, drafts))
         plans.append(plan)
     return plans
 

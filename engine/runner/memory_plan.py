@@ -51,7 +51,7 @@ def planned(config: EngineConfig, folder: Path) -> MemoryPlan:
         process_bytes=psutil.Process().memory_info().rss if on_cpu else 0,
         weight_bytes=outline.weight_bytes + extra.weight_bytes,
         work_bytes=work_bytes(config, model, tokens, number_bytes) + model.rope_bytes(max_model_len) + extra.work_bytes,
-        table_bytes=table_bytes(config.max_num_seqs, model.config.vocab_size),
+        table_bytes=table_bytes(config.max_num_seqs * config.most_rows, model.config.vocab_size),
         adapter_bytes=adapters,
         kv_bytes=0,
         num_kv_blocks=0,
@@ -156,7 +156,7 @@ def table_bytes(max_num_seqs: int, vocab_size: int) -> int:
 def work_bytes(config: EngineConfig, model: Decoder, tokens: int, bytes_per_number: int) -> int:
     """Activations and logits of a step of so many tokens, estimated: what lies between two layers, and the widest
     layer."""
-    rows = min(config.max_num_seqs, tokens)
+    rows = min(config.max_num_seqs * config.most_rows, tokens)
     activations = tokens * (4 * model.config.hidden_size + 2 * model.widest_activation) * bytes_per_number
     positions = (config.max_model_len or model.config.max_model_len) + tokens
     return activations + model.expanded_bytes(positions) + LOGIT_COPIES * rows * model.config.vocab_size * 4

@@ -49,6 +49,11 @@ class SpeculationSettings(BaseModel):
         None, ge=1, le=512, description="early-exit: layers that draft; by default a quarter of the model's"
     )
 
+    @property
+    def most_rows(self) -> int:
+        """Tokens of one request that a step samples at most."""
+        return 1 if self.speculation == "none" else 1 + self.speculation_tokens
+
     @field_validator(*_ONLY_FOR)
     @classmethod
     def _belongs_to_a_proposer(cls, value: int | None, info: ValidationInfo) -> int | None:

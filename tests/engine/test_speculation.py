@@ -1,5 +1,9 @@
 """Drafts change no token, lose no block and no nanosecond: in any traffic, under any setting, good drafts or bad."""
 
+import math
+import random
+from collections import Counter
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -8,6 +12,7 @@ from engine.messages import Submit
 from engine.request.policies import POLICIES
 from engine.sampling import Grammar
 from metrics.ledger import Account
+from tests.engine.exact_sampling import CHI_SQUARE
 from tests.engine.harness import drain, hand_over, make_engine, submit
 from tests.engine.request.test_metamorphic import tokens_of
 from tests.engine.request.test_metamorphic import traffic as real_traffic
@@ -215,3 +220,65 @@ def test_speculation_changes_no_token_of_the_real_engine_and_loses_no_nanosecond
     )  # fmt: skip
     assert drafted == plain
     assert preemptions > 0 or limits.get("num_kv_blocks") != 10
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    seed=st.integers(0, 2**31),
+    limits=st.fixed_dictionaries({
+        "speculation": st.sampled_from(PROPOSERS),
+        "speculation_tokens": st.integers(1, 16),
+        "speculation_adaptive": st.sampled_from(["on", "off"]),
+        "block_size": st.sampled_from([1, 4, 16]),
+        "max_num_batched_tokens": st.sampled_from([8, 33, 512]),
+        "max_num_seqs": st.sampled_from([2, 8]),
+        "prefix_caching": st.booleans(),
+        "overlap": st.sampled_from(["on", "off"]),
+        "num_kv_blocks": st.sampled_from([1024, 130]),
+    }),
+)  # fmt: skip
+def test_no_setting_of_speculation_changes_what_any_control_gives(seed, limits, checkpoints):
+    """On a checkpoint with random weights, whose greedy texts run in circles."""
+    dice = random.Random(seed)
+    controls = [wishes for wishes in CONTROLS if "grammar" not in wishes]
+    messages = []
+    for index in range(dice.randint(1, 6)):
+        prompt = [dice.randrange(3, 320) for _ in range(dice.randint(1, 12))] * dice.randint(1, 3)
+        messages.append(submit(f"r{index}", prompt, dice.randint(1, 40), **dice.choice(controls)))
+    limits = limits | {"max_model_len": 100}
+    if limits["block_size"] != 1 and limits["num_kv_blocks"] == 130:
+        limits["num_kv_blocks"] = -(-100 // limits["block_size"]) + 2  # too few for all
+    plain, _ = told(checkpoints["llama"], messages, **(limits | {"speculation": "none"}))
+    assert told(checkpoints["llama"], messages, **limits)[0] == plain
+
+
+@pytest.mark.thorough
+def test_a_token_behind_an_accepted_draft_has_the_distribution_of_the_model(checkpoints):
+    """Chi-square (99.99 %) over many seeds, of rows that a draft stands before, against the model's own softmax."""
+    engine, published = make_engine(
+        checkpoints["llama"], num_kv_blocks=4096, max_num_seqs=64, speculation="early-exit", speculation_adaptive="off"
+    )
+    sampling = {"temperature": 1.0, "logprobs": 300}
+    hand_over(engine, [submit(f"r{seed}", [7, 8, 9], 8, seed=seed, **sampling) for seed in range(600)])
+    drain(engine)
+    histories: dict[tuple[int, ...], list[tuple[int, dict[int, float]]]] = {}
+    for name, tokens in published.tokens.items():
+        for place, score in enumerate(published.logprobs[name]):
+            probabilities = {token: math.exp(logprob) for token, logprob in score.top}
+            histories.setdefault(tuple(tokens[:place]), []).append((tokens[place], probabilities))
+    assert sum(record.accepted_tokens for record in published.records) > 50
+    tested = 0
+    for drawn in histories.values():
+        probabilities = drawn[0][1]
+        likely = [token for token, share in probabilities.items() if share * len(drawn) >= 5][:9]
+        if len(drawn) < 60 or not likely:
+            continue
+        counts = Counter(token for token, _ in drawn)
+        pairs = [(counts[token], probabilities[token] * len(drawn)) for token in likely]
+        others = len(drawn) - sum(expected for _, expected in pairs)
+        if others >= 5:
+            pairs.append((len(drawn) - sum(count for count, _ in pairs), others))
+        statistic = sum((count - expected) ** 2 / expected for count, expected in pairs)
+        assert statistic < CHI_SQUARE[len(pairs) - (others >= 5)]
+        tested += 1
+    assert tested >= 2

@@ -46,6 +46,9 @@ class FairShare(Policy):
             if item.samples:
                 self.queue.charge(item.request.tenant, self._output_weight / item.request.weight)
 
+    def accepted(self, request: Request, num_drafts: int) -> None:
+        self.queue.charge(request.tenant, num_drafts * self._output_weight / request.weight)
+
 
 class TenantQueues:
     """A queue and a counter of its service for each tenant. The head is the first of the least served tenant."""

@@ -55,7 +55,7 @@ def longest_step_seconds(config: EngineConfig, ready: Ready) -> float:
     every sequence, on a very slow device of that kind."""
     most = largest_step_tokens(config, "cpu" if ready.device == "cpu" else "cuda")
     new = min(most, ready.max_model_len)
-    flops = request_flops(ready.shape, new, ready.max_model_len - new, sampled=config.max_num_seqs)
+    flops = request_flops(ready.shape, new, ready.max_model_len - new, sampled=config.max_num_seqs * config.most_rows)
     flops += (most - new) * ready.shape.linear_flops_per_token
     speed = SLOWEST_CPU_THREAD_FLOPS * ready.threads if ready.device == "cpu" else SLOWEST_CUDA_FLOPS
     return flops / speed

@@ -21,7 +21,7 @@ class Times:
 
 def tokens_beside_four(change: Change, slowness: float = 1.0, objective_tpot_ms: float | None = 50) -> int:
     budget = token_budget(AUTO, change, Times(), slowness, "cpu", objective_tpot_ms)
-    return budget.beside([SimpleNamespace(num_computed_tokens=9)] * 4, [])
+    return budget.beside([SimpleNamespace(num_computed_tokens=9, drafts=())] * 4, [])
 
 
 @pytest.mark.parametrize(

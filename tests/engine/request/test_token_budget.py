@@ -45,7 +45,7 @@ class Device:
 
 
 def running(*computed: int) -> list:
-    return [SimpleNamespace(num_computed_tokens=tokens) for tokens in computed]
+    return [SimpleNamespace(drafts=(), num_computed_tokens=tokens) for tokens in computed]
 
 
 def mixed_ns(device: Device, contexts: list[int], tokens: int, past: int = 0) -> float:
