@@ -9,6 +9,7 @@ from metrics.diagnosis.rules.cause import CONTENTION, Gain, Proposal, cause
 from metrics.diagnosis.rules.prefix import avoidable_prompts
 from metrics.diagnosis.rules.refusals import REFUSED
 from metrics.diagnosis.rules.shared_evidence import excess_evidence, load_evidence, missing_share, residual_evidence
+from metrics.diagnosis.rules.speculation import avoidable_drafts
 from metrics.diagnosis.verdict import Evidence, evidence
 from metrics.replay.prediction import Change
 
@@ -84,6 +85,7 @@ def overload(facts: Facts, excess: Excess | None) -> Proposal | None:
             *_busy(facts),
             *residual_evidence(facts),
             *avoidable_prompts(facts),
+            *avoidable_drafts(facts, best),
         ],
         measurement=f"the same scenario at {admit:.1f} requests/s",
         settings=None,

@@ -1,13 +1,17 @@
 """Speculation: drafts that cost more than they save, and output that prompt lookup would have guessed."""
 
+from dataclasses import dataclass
+
+from metrics.diagnosis.capacity import FULL
 from metrics.diagnosis.excess import Excess
 from metrics.diagnosis.facts import Facts
 from metrics.diagnosis.rules.cause import Proposal, cause
 from metrics.diagnosis.rules.shared_evidence import excess_evidence, missing_share
-from metrics.diagnosis.verdict import evidence
+from metrics.diagnosis.verdict import Evidence, evidence
 from metrics.replay.prediction import Change
 
 DECODE, DRAFT = "compute.decode", "compute.draft"
+WAITS = ("request.queue", "memory.blocked")  # that longer steps make longer
 COSTS = 0.1  # of the time of decoding and drafting: what drafts must cost more than they save
 WORTH = 1.15  # times as fast: below it two runs may differ as much
 LOOKUP_DRAFTS = 4  # tokens that `lookup_steps` verifies in a step
@@ -15,38 +19,71 @@ FEWEST_SAMPLED = 4  # requests whose lookup was measured
 RECORDS = "requests: drafted_tokens, accepted_tokens, rejected_ns, ledger_compute_draft_ns"
 
 
-@cause(lifecycles=("compute", "token"), object="speculation", kind="policy", accounts=(DECODE, DRAFT),
-       rival="a model that is too large for its objective", rival_key="slow_decode")  # fmt: skip
-def rejected_drafts(facts: Facts, excess: Excess) -> Proposal | None:
-    """Drafts are not accepted often enough: proposing and verifying them costs more than they save."""
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """What the drafts of a run gave, and what they took."""
+
+    drafted: float
+    accepted: float
+    rejected_share: float  # of the decoding, 0 to 1
+    proposing_share: float  # of decoding and proposing
+    lost_share: float  # ... that drafts took more than they saved; below 0 they saved more
+
+
+def drafts_of(facts: Facts) -> Drafts | None:
+    """None of a run without any draft."""
     known = facts.rows[facts.rows.drafted_tokens.fillna(0) > 0] if "drafted_tokens" in facts.rows else facts.rows[:0]
     if not len(known):
         return None
-    drafted, accepted = float(known.drafted_tokens.sum()), float(known.accepted_tokens.sum())
+    accepted = float(known.accepted_tokens.sum())
     decode_ns, draft_ns = (float(known[f"ledger_compute_{name}_ns"].fillna(0).sum()) for name in ("decode", "draft"))
     rejected_ns, output = float(known.rejected_ns.fillna(0).sum()), float(known.server_output_tokens.sum())
     saved_ns = accepted * (decode_ns - rejected_ns) / max(output, 1.0)
-    lost = (draft_ns + rejected_ns - saved_ns) / max(decode_ns + draft_ns, 1.0)
-    if lost < COSTS:
+    whole_ns = max(decode_ns + draft_ns, 1.0)
+    return Drafts(
+        float(known.drafted_tokens.sum()), accepted, rejected_ns / max(decode_ns, 1.0), draft_ns / whole_ns,
+        (draft_ns + rejected_ns - saved_ns) / whole_ns,
+    )  # fmt: skip
+
+
+def avoidable_drafts(facts: Facts, load: float) -> list[Evidence]:
+    """Against a load that is called too high: drafts that cost more than they save. `load` is load / capacity."""
+    drafts = drafts_of(facts)
+    if drafts is None or drafts.lost_share < COSTS or facts.work is None:
+        return []
+    busy = facts.rows[[f"ledger_compute_{name}_ns" for name in ("prefill", "decode", "draft")]].fillna(0).sum()
+    decoding = float(busy.iloc[1:].sum() / max(busy.sum(), 1.0))
+    then = load * (1 - drafts.lost_share * decoding)
+    return [evidence(f"drafts cost {drafts.lost_share:.0%} of the decoding more than they save: without them load / "
+                     f"capacity would be {then:.2f}", then, "ratio", RECORDS, supports=then >= FULL,
+                     weight=4 if then < FULL else 0.5)]  # fmt: skip
+
+
+@cause(lifecycles=("compute", "token"), object="speculation", kind="policy", accounts=(DECODE, DRAFT, *WAITS),
+       rival="a model that is too large for its objective", rival_key="slow_decode")  # fmt: skip
+def rejected_drafts(facts: Facts, excess: Excess) -> Proposal | None:
+    """Drafts are not accepted often enough: proposing and verifying them costs more than they save."""
+    drafts = drafts_of(facts)
+    if drafts is None or drafts.lost_share < COSTS:
         return None
-    share, part = accepted / drafted, rejected_ns / max(decode_ns, 1.0)
+    share, lost = drafts.accepted / drafts.drafted, drafts.lost_share
     fixed = facts.engine.get("speculation_adaptive") == "off"
     settings = {"speculation_adaptive": "on"} if fixed else {"speculation": "none"}
     return Proposal(
         cause=f"{share:.0%} of the drafts of speculation={facts.engine.get('speculation')} were accepted; drafts cost "
         f"{lost:.0%} of the decoding more than they saved",
         evidence=[
-            evidence(f"{accepted:,.0f} of {drafted:,.0f} drafts were accepted", share, "share", RECORDS, weight=2),
-            evidence(f"{part:.0%} of the decoding went to rejected drafts, and proposing took "
-                     f"{draft_ns / max(decode_ns + draft_ns, 1.0):.0%} more", lost, "share", RECORDS, weight=6),
-            *excess_evidence(excess, (DECODE, DRAFT)),
+            evidence(f"{drafts.accepted:,.0f} of {drafts.drafted:,.0f} drafts were accepted", share, "share", RECORDS,
+                     weight=2),
+            evidence(f"{drafts.rejected_share:.0%} of the decoding went to rejected drafts, and proposing took "
+                     f"{drafts.proposing_share:.0%} more", lost, "share", RECORDS, weight=6),
+            *excess_evidence(excess, (DECODE, DRAFT, *WAITS)),
         ],
         measurement="the same scenario with fewer drafts, or none",
         settings=settings,
         if_cause=f"a token takes about {lost:.0%} less",
         if_rival=f"{missing_share(excess)} stays",
-        claims={DRAFT: 1.0, DECODE: part},
-        fixes=(Change(settings=settings, removed={DECODE: min(1.0, lost)}),),
+        claims={DRAFT: 1.0, DECODE: max(lost, drafts.rejected_share), **dict.fromkeys(WAITS, min(1.0, lost))},
     )  # fmt: skip
 
 
