@@ -30,15 +30,19 @@ WAYS: dict[str, dict[str, dict[str, Any]]] = {
     "cuda": {
         "graphs and overlap": {"graphs": "on"}, "graphs": {"graphs": "on", "overlap": "off"}, "eager": EAGER,
         "reference": REFERENCE, "fp8": {"graphs": "on", "kv_cache_dtype": "fp8"},
+        "tiers": {"graphs": "on", "kv_host_gib": 0.5, "kv_store_policy": "fill"},
         "float32": {"graphs": "on", "dtype": "float32"}, "float32 reference": REFERENCE | {"dtype": "float32"},
     },
-    "cpu": {"overlap": {"overlap": "on"}, "eager": EAGER, "reference": REFERENCE},
+    "cpu": {
+        "overlap": {"overlap": "on"}, "eager": EAGER, "reference": REFERENCE, "tiers": EAGER | {"kv_host_gib": 0.5},
+    },
 }  # fmt: skip
 AGREEMENTS = {
     "cuda": (
         ("graphs and overlap", "graphs"), ("graphs", "eager"), ("eager", "reference"), ("float32", "float32 reference"),
+        ("graphs and overlap", "tiers"),
     ),
-    "cpu": (("overlap", "eager"), ("eager", "reference")),
+    "cpu": (("overlap", "eager"), ("eager", "reference"), ("eager", "tiers")),
 }  # fmt: skip
 BATCHES = (1, 8, 32, 128, 256)
 CONTEXT, STEPS = 1000, 100  # tokens, and decode steps behind them

@@ -9,8 +9,10 @@ import torch
 
 from engine.compute.kv_cache import parts
 from engine.config import EngineConfig
+from engine.memory.tiers.block_format import BlockFormat
 from engine.memory.tiers.disk import DiskStore
 from engine.memory.tiers.index import TierIndex
+from engine.memory.tiers.remote import RemoteStore
 from engine.memory.tiers.tiers import KVTiers, SlowTier
 from engine.process import free_memory_bytes
 from engine.runner.kv_transfer import HostSlots, slot_sizes
@@ -20,6 +22,7 @@ from metrics.errors import ModelError
 from metrics.memory.plan import GIB, shown_bytes
 
 DISK_GIB = 16.0
+REMEMBERED_KEYS = 1 << 18  # of a remote tier, which is asked for others
 SAMPLES, SAMPLE_BYTES = 256, 4096  # of each file of weights
 
 
@@ -40,11 +43,13 @@ def make_tiers(config: EngineConfig, runner: ModelRunner, folder: Path) -> KVTie
     num_slots = _blocks("kv_host_gib", host_bytes, block_bytes)
     slots = runner.host_slots = HostSlots(runner.kv_cache, num_slots)
     slow = []
+    form = BlockFormat(model_fingerprint(config, runner, folder), block_bytes)
     if config.kv_disk_path is not None:
-        fingerprint = model_fingerprint(config, runner, folder)
-        disk = DiskStore(config.kv_disk_path.expanduser(), fingerprint, slots.slot_bytes, block_bytes)
+        disk = DiskStore(config.kv_disk_path.expanduser(), form, slots.slot_bytes)
         capacity = _blocks("kv_disk_gib", int((config.kv_disk_gib or DISK_GIB) * GIB), disk.block_bytes)
         slow.append(SlowTier(disk, capacity))
+    if config.kv_remote_url is not None:
+        slow.append(SlowTier(RemoteStore(config.kv_remote_url, form, slots.slot_bytes), REMEMBERED_KEYS))
     return KVTiers(
         TierIndex("host", num_slots), slow, block_size=config.block_size, block_bytes=block_bytes,
         store_policy=config.kv_store_policy or "fill",

@@ -1,5 +1,6 @@
 """The settings of KV tiers below the device (docs/kv_tiers.md)."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +27,9 @@ class KVTierSettings(BaseModel):
     kv_disk_gib: float | None = MEMORY(
         None, gt=0, le=1_048_576, description="GiB of those files for one model; by default 16"
     )
+    kv_remote_url: str | None = MEMORY(
+        None, description="LMCache's cache server that keeps KV blocks for several engines, as lm://host:port"
+    )
     kv_store_policy: Literal["fill", "reuse", "evict"] | None = MEMORY(
         None,
         description="when a block goes to the tiers: when it is full, when a second request reads it, or when the "
@@ -39,11 +43,18 @@ class KVTierSettings(BaseModel):
             raise ValueError("there is no disk tier, as kv_disk_path is not set; set it, or leave this out")
         return size
 
+    @field_validator("kv_remote_url")
+    @classmethod
+    def _is_a_cache_server(cls, url: str | None) -> str | None:
+        if url is not None and not re.fullmatch(r"lm://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\]):[0-9]{1,5}", url):
+            raise ValueError("give the address of LMCache's cache server, such as lm://127.0.0.1:8100")
+        return url
+
     @field_validator("kv_store_policy")
     @classmethod
     def _belongs_to_tiers(cls, policy: str | None, info: ValidationInfo) -> str | None:
         if policy is not None and not has_tiers(info.data):
-            raise ValueError("there is no KV tier; set kv_host_gib or kv_disk_path, or leave this out")
+            raise ValueError("there is no KV tier; set kv_host_gib, kv_disk_path or kv_remote_url, or leave this out")
         return policy
 
     @field_validator("prefix_caching", check_fields=False)
@@ -56,4 +67,4 @@ class KVTierSettings(BaseModel):
 
 def has_tiers(settings: Mapping[str, Any]) -> bool:
     """Whether the settings name a tier below the device."""
-    return any(settings.get(name) is not None for name in ("kv_host_gib", "kv_disk_path"))
+    return any(settings.get(name) is not None for name in ("kv_host_gib", "kv_disk_path", "kv_remote_url"))

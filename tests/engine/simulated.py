@@ -221,6 +221,7 @@ class SimulatedStore:
     files: dict[bytes, list] = field(default_factory=dict)
     broken: set[bytes] = field(default_factory=set)  # keys whose reads and writes fail
     name: str = "disk"
+    is_shared: bool = False
     block_bytes: int = 100
 
     def __post_init__(self) -> None:

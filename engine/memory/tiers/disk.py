@@ -9,27 +9,18 @@ read. Files of a model stand in a folder of its fingerprint; one process at a ti
 import contextlib
 import errno
 import fcntl
-import logging
 import os
-import queue
-import struct
-import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import xxhash
-
-from engine.memory.tiers.store import Moved
+from engine.memory.tiers.block_format import HEADER, BlockFormat
+from engine.memory.tiers.store import Moved, Probed
+from engine.memory.tiers.worker import Complaints, Worker
 from metrics.errors import ModelError
 
-log = logging.getLogger(__name__)
-
-MAGIC, FORMAT = b"sojourn-kv", 1
-HEADER = struct.Struct("<10sH16s16sQ16s")  # magic, format, fingerprint, key, bytes of the block, their xxh3-128
 SUFFIX, PART = ".kv", ".part"
-LOG_EVERY_S = 60.0
 CLOSE_S = 5.0  # that an ending process gives to the read and the write under way
 
 
@@ -40,18 +31,18 @@ class DiskStore:
     """
 
     name = "disk"
+    is_shared = False
 
-    def __init__(self, folder: Path, fingerprint: bytes, slot_bytes: Callable[[int], memoryview], block_bytes: int):
-        self.folder = folder / fingerprint.hex()
-        self.payload_bytes = block_bytes
-        self.block_bytes = HEADER.size + block_bytes
-        self._fingerprint = fingerprint
+    def __init__(self, folder: Path, form: BlockFormat, slot_bytes: Callable[[int], memoryview]):
+        self.folder = folder / form.fingerprint.hex()
+        self.block_bytes = form.block_bytes
+        self._format = form
         self._slot_bytes = slot_bytes
         self._lock = _owned(self.folder)
         self._finished: deque[Moved] = deque()
-        self._logged_s: dict[str, float] = {}
+        self._complaints = Complaints()
         self._is_closing = False
-        self._reads, self._writes = _Worker("kv-disk-read"), _Worker("kv-disk-write")
+        self._reads, self._writes = Worker("kv-disk-read"), Worker("kv-disk-write")
 
     def known(self) -> list[bytes]:
         """The keys of the files that look whole, oldest first. Parts of a killed process are deleted."""
@@ -63,6 +54,12 @@ class DiskStore:
                 elif entry.name.endswith(SUFFIX) and (key := self._key_of(entry)) is not None:
                     found.append((entry.stat().st_mtime_ns, key))
         return [key for _, key in sorted(found)]
+
+    def probe(self, number: int, keys: Sequence[bytes]) -> None:
+        raise NotImplementedError("nobody else writes to it")
+
+    def probed(self) -> list[Probed]:
+        return []
 
     def read(self, key: bytes, slot: int) -> None:
         self._reads.submit(lambda: self._moved(key, True, self._read, slot))
@@ -98,16 +95,9 @@ class DiskStore:
             if len(key) != 16 or entry.stat().st_size != self.block_bytes:
                 return None
             with open(entry.path, "rb") as file:
-                return key if self._is_header_of(key, file.read(HEADER.size)) else None
+                return key if self._format.is_of(key, file.read(HEADER.size)) else None
         except (ValueError, OSError):
             return None
-
-    def _is_header_of(self, key: bytes, header: bytes) -> bool:
-        if len(header) != HEADER.size:
-            return False
-        magic, version, fingerprint, named, length, _ = HEADER.unpack(header)
-        expected = (MAGIC, FORMAT, self._fingerprint, key, self.payload_bytes)
-        return (magic, version, fingerprint, named, length) == expected
 
     def _moved(self, key: bytes, is_read: bool, work: Callable[[bytes, int], bool], slot: int) -> None:
         began_ns = time.monotonic_ns()
@@ -127,17 +117,14 @@ class DiskStore:
                 if not more:
                     break
                 count += more
-        whole = count == self.block_bytes and self._is_header_of(key, bytes(header))
-        if whole and HEADER.unpack(header)[-1] == xxhash.xxh3_128_digest(memory):
+        if count == self.block_bytes and self._format.is_whole(key, bytes(header), memory):
             return True
         self._complain("used: its contents are damaged", None)
         return False
 
     def _write(self, key: bytes, slot: int) -> bool:
         memory, path = self._slot_bytes(slot), self._path(key)
-        checksum = xxhash.xxh3_128_digest(memory)
-        header = HEADER.pack(MAGIC, FORMAT, self._fingerprint, key, self.payload_bytes, checksum)
-        part = path.with_suffix(PART)
+        header, part = self._format.header(key, memory), path.with_suffix(PART)
         try:
             with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb", buffering=0) as file:
                 count = os.writev(file.fileno(), [header, memory])
@@ -151,40 +138,13 @@ class DiskStore:
         return True
 
     def _complain(self, what: str, error: OSError | None) -> None:
-        """At most one sentence a minute and kind."""
-        now_s = time.monotonic()
-        if now_s - self._logged_s.get(what, -LOG_EVERY_S) < LOG_EVERY_S:
-            return
-        self._logged_s[what] = now_s
         reason = "" if error is None else f": {error.strerror}"
         is_full = error is not None and error.errno in (errno.ENOSPC, errno.EDQUOT)
         remedy = "; lower kv_disk_gib or make room" if is_full else ""
-        log.warning(
-            "a KV block in %s could not be %s%s; the tokens are computed instead%s", self.folder, what, reason, remedy
-        )
-
-
-class _Worker:
-    """One thread that runs tasks in their order."""
-
-    def __init__(self, name: str):
-        self._tasks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def submit(self, task: Callable[[], object]) -> None:
-        self._tasks.put(task)
-
-    def close(self, timeout_s: float) -> None:
-        self._tasks.put(None)
-        self._thread.join(timeout_s)
-
-    def _run(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            try:
-                task()
-            except OSError as error:  # of a removal: the file stays, and takes room beyond the bound
-                log.warning("a KV block could not be removed: %s", error.strerror)
+        self._complaints.log(
+            what, "a KV block in %s could not be %s%s; the tokens are computed instead%s", self.folder, what, reason,
+            remedy,
+        )  # fmt: skip
 
 
 def _owned(folder: Path) -> int:

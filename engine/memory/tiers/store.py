@@ -1,5 +1,6 @@
 """A slower tier as the bookkeeping sees it: it reads and writes blocks by key, beside the loop."""
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 
@@ -14,6 +15,14 @@ class Moved(NamedTuple):
     ended_ns: int
 
 
+class Probed(NamedTuple):
+    """How many of the blocks that were asked for, from the first on, a shared store has."""
+
+    number: int  # of the question
+    num_known: int
+    ended_ns: int
+
+
 class BlockStore(Protocol):
     """Moves blocks between slots of host memory and a slower medium. No call waits for the medium.
 
@@ -23,9 +32,18 @@ class BlockStore(Protocol):
 
     name: str  # one of metrics.memory.kv_load.TIERS
     block_bytes: int  # that a block takes there
+    is_shared: bool  # others write to it, too: what it holds is known by asking
 
     def known(self) -> list[bytes]:
         """The keys that it holds at its start, oldest first."""
+        ...
+
+    def probe(self, number: int, keys: Sequence[bytes]) -> None:
+        """Asks a shared store for a chain of blocks."""
+        ...
+
+    def probed(self) -> list[Probed]:
+        """The answers since the last call."""
         ...
 
     def read(self, key: bytes, slot: int) -> None: ...

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from engine.memory.tiers.cost import LEAST_TOKENS, Choice, Speed, choose
 from engine.memory.tiers.index import TierIndex
 from engine.memory.tiers.request import TierReader
-from engine.memory.tiers.store import BlockStore, Moved
+from engine.memory.tiers.store import BlockStore, Moved, Probed
 from metrics.memory.kv_load import NOTHING_LOADED, KVLoad
 
 CLOSE_S = 10.0
@@ -107,6 +107,8 @@ class KVTiers:
         self._loads: dict[int, int] = {}  # device block → slot, until then
         self._loaded_keys: list[bytes] = []
         self._prefetches: dict[int, Prefetch] = {}  # by arrival index
+        # Asked of a shared store: the request, its chain up to there, and the keys.
+        self._questions: dict[int, tuple[TierReader, Prefetch, list[tuple[bytes, SlowTier | None]], list[bytes]]] = {}
         self._waiting: dict[bytes, list[Prefetch]] = {}  # key → those that wait until it can be read
         self._copies = Speed()  # bytes from host memory to the device
         self._prefill = Speed()  # prompt tokens
@@ -120,16 +122,29 @@ class KVTiers:
         None where nothing has to be waited for: the request may be scheduled at once.
         """
         chain: list[tuple[bytes, SlowTier | None]] = []
-        for key in request.reusable_hashes(self._size)[num_cached:]:
+        hashes = request.reusable_hashes(self._size)[num_cached:]
+        for key in hashes:
             tier = None if key in self.host else next((t for t in self.slow if t.index.lookup(key)), None)
             if tier is None and key not in self.host:
                 break
             chain.append((key, tier))
+        shared = next((tier for tier in self.slow if tier.store.is_shared), None)
+        if shared is not None and len(chain) < len(hashes):
+            prefetch = self._prefetches[request.arrival_index] = Prefetch(waits_for=1)
+            self._questions[request.arrival_index] = request, prefetch, chain, hashes[len(chain) :]
+            shared.store.probe(request.arrival_index, hashes[len(chain) :])
+            return prefetch
+        return self._begin(request, chain, Prefetch())
+
+    def _begin(
+        self, request: TierReader, chain: list[tuple[bytes, SlowTier | None]], prefetch: Prefetch
+    ) -> Prefetch | None:
+        """Reads a chain, if it has to be waited for and that is cheaper than to compute it."""
         if not any(tier is not None or not self.host.lookup(key) for key, tier in chain):
             return None
         choice = self._choice(chain)
         request.kv_load = _report(choice)
-        return self._read(request, chain) if choice.loads else None
+        return self._read(request, chain, prefetch) if choice.loads else None
 
     def found(self, request: TierReader, num_cached: int) -> list[bytes]:
         """The blocks in host memory that continue the prefix of a request, if loading them pays."""
@@ -244,6 +259,9 @@ class KVTiers:
     def poll(self) -> None:
         """Takes in the reads and writes that ended."""
         for tier in self.slow:
+            if tier.store.is_shared:
+                for answer in tier.store.probed():
+                    self._has_answer(tier, answer)
             for moved in tier.store.finished():
                 if moved.is_read:
                     self._has_read(tier, moved)
@@ -279,8 +297,21 @@ class KVTiers:
             load_ns = None if load_ns is None or read_ns is None else load_ns + read_ns
         return choose(load_ns, self._prefill.ns(self._size * len(chain)))
 
-    def _read(self, request: TierReader, chain: Sequence[tuple[bytes, SlowTier | None]]) -> Prefetch | None:
-        prefetch = self._prefetches[request.arrival_index] = Prefetch()
+    def _has_answer(self, tier: SlowTier, answer: Probed) -> None:
+        request, prefetch, chain, keys = self._questions.pop(answer.number)
+        if not prefetch.is_cancelled:
+            for key in keys[: answer.num_known]:
+                if tier.index.prepare_store(key) is not None:
+                    tier.index.complete_store(key, ok=True)
+                chain.append((key, None if key in self.host else tier))
+            self._begin(request, chain, prefetch)
+        prefetch.waits_for -= 1
+        prefetch.ready_ns = max(prefetch.ready_ns, answer.ended_ns)
+
+    def _read(
+        self, request: TierReader, chain: Sequence[tuple[bytes, SlowTier | None]], prefetch: Prefetch
+    ) -> Prefetch | None:
+        self._prefetches[request.arrival_index] = prefetch
         for key, tier in chain:
             if tier is not None:
                 slot = self.host.prepare_store(key)

@@ -12,7 +12,8 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.core import build
-from engine.memory.tiers.disk import HEADER, DiskStore
+from engine.memory.tiers.block_format import HEADER, BlockFormat
+from engine.memory.tiers.disk import DiskStore
 from engine.runner.kv_transfer import slot_sizes
 from metrics.errors import ModelError
 from tests.engine.harness import drain, hand_over, make_engine, submit
@@ -212,9 +213,10 @@ def test_settings_that_contradict_each_other_are_refused():
 WRITER = """
 import sys
 from pathlib import Path
+from engine.memory.tiers.block_format import BlockFormat
 from engine.memory.tiers.disk import DiskStore
 memory = memoryview(bytearray(range(256)) * 4096)
-store = DiskStore(Path(sys.argv[1]), b"f" * 16, lambda slot: memory, len(memory))
+store = DiskStore(Path(sys.argv[1]), BlockFormat(b"f" * 16, len(memory)), lambda slot: memory)
 print("ready", flush=True)
 for number in range(100000):
     store.write(number.to_bytes(16, "big"), 0)
@@ -233,7 +235,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_no_half_block(tmp_path)
         writer.send_signal(signal.SIGKILL)
         writer.wait()
     memory = memoryview(bytearray(256 * 4096))
-    store = DiskStore(tmp_path, b"f" * 16, lambda slot: memory, len(memory))
+    store = DiskStore(tmp_path, BlockFormat(b"f" * 16, len(memory)), lambda slot: memory)
     known = store.known()
     assert len(known) >= 5 and not list(tmp_path.glob("*/*.part"))
     for key in known:
@@ -245,3 +247,19 @@ def test_a_process_that_is_killed_while_it_writes_leaves_no_half_block(tmp_path)
     assert all(moved.ok for moved in ended) and len(ended) == len(known)
     assert bytes(memory) == bytes(range(256)) * 4096
     store.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("stores", ["fill", "evict"])
+def test_copies_beside_a_gpu_change_no_token(checkpoints, stores):
+    settings = {"device": "cuda", "num_kv_blocks": 24}
+    plain = serve(checkpoints["llama"], **settings)[0]
+    tokens, published, engine = serve(checkpoints["llama"], kv_host_gib=1e-3, kv_store_policy=stores, **settings)
+    assert tokens == plain and loaded(published)["host"] > 0
+    cache, slots = engine.runner.kv_cache, engine.runner.host_slots
+    before = cache.values[:, :, :3].clone()
+    slots.copy([(0, 5), (1, 6), (2, 7)], [])
+    slots.finish_stores()
+    cache.values[:, :, :3] = 0
+    slots.copy([], [(5, 0), (6, 1), (7, 2)])
+    assert (cache.values[:, :, :3] == before).all()

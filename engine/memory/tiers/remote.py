@@ -1,0 +1,201 @@
+"""The remote tier: a server of LMCache keeps blocks for several engines, also of other machines.
+
+The protocol is that of LMCache 0.5's cache server (`lmcache_server HOST PORT`, module lmcache.v1.server): a request is
+nine 32-bit integers and a key of 150 characters, an answer is nine integers, and the bytes follow. A block is stored as
+LMCache's binary format, with our header before it. A PUT has no answer: whether it arrived shows when it is read.
+
+The server is trusted as the disk is: it sees keys and values of prompts, without encryption. It never evicts.
+"""
+
+import re
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from engine.memory.tiers.block_format import HEADER, BlockFormat
+from engine.memory.tiers.store import Moved, Probed
+from engine.memory.tiers.worker import Complaints, Worker
+from metrics.errors import ModelError
+
+REQUEST = struct.Struct("<9i150s")  # command, length, format, dtype, location, shape (4), key
+ANSWER = struct.Struct("<9i")  # code, length, format, dtype, shape (4), location
+PUT, GET, EXIST = 1, 2, 3
+SUCCESS = 200
+BINARY, UINT8 = 4, 6  # LMCache's numbers of its binary format, and of the dtype
+TIMEOUT_S = 2.0
+RETRY_S = 10.0  # after a failure the server is left alone
+CLOSE_S = 5.0
+QUICKACK = getattr(socket, "TCP_QUICKACK", None)
+URL = re.compile(r"lm://(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\]):(?P<port>[0-9]{1,5})")
+
+
+class RemoteStore:
+    """Blocks of one model on a server, by a connection that reads and one that writes."""
+
+    name = "remote"
+    is_shared = True
+
+    def __init__(self, url: str, form: BlockFormat, slot_bytes: Callable[[int], memoryview]):
+        self.url = url
+        self.block_bytes = form.block_bytes
+        self._format = form
+        self._slot_bytes = slot_bytes
+        address = _address(url)
+        self._complaints = Complaints()
+        self._finished: deque[Moved] = deque()
+        self._probed: deque[Probed] = deque()
+        self._is_closing = False
+        self._reading, self._writing = _Connection(address), _Connection(address)
+        self._reads, self._writes = Worker("kv-remote-read"), Worker("kv-remote-write")
+
+    def known(self) -> list[bytes]:
+        """None: the server is asked for each prefix."""
+        return []
+
+    def probe(self, number: int, keys: Sequence[bytes]) -> None:
+        self._reads.submit(lambda: self._probe(number, keys))
+
+    def probed(self) -> list[Probed]:
+        return [self._probed.popleft() for _ in range(len(self._probed))]
+
+    def read(self, key: bytes, slot: int) -> None:
+        self._reads.submit(lambda: self._moved(key, True, self._read, slot))
+
+    def write(self, key: bytes, slot: int) -> None:
+        self._writes.submit(lambda: self._moved(key, False, self._write, slot))
+
+    def remove(self, key: bytes) -> None:
+        """The protocol removes nothing."""
+
+    def finished(self) -> list[Moved]:
+        return [self._finished.popleft() for _ in range(len(self._finished))]
+
+    def wait(self) -> None:
+        time.sleep(0.002)
+
+    def close(self) -> None:
+        self._is_closing = True
+        self._reads.close(CLOSE_S)
+        self._writes.close(CLOSE_S)
+        self._reading.close()
+        self._writing.close()
+
+    def _probe(self, number: int, keys: Sequence[bytes]) -> None:
+        count = 0
+        try:
+            for key in keys:
+                if self._is_closing or self._reading.ask(EXIST, self._key(key))[0] != SUCCESS:
+                    break
+                count += 1
+        except OSError as error:
+            self._complain("asked", error)
+        self._probed.append(Probed(number, count, time.monotonic_ns()))
+
+    def _moved(self, key: bytes, is_read: bool, work: Callable[[bytes, int], bool], slot: int) -> None:
+        began_ns = time.monotonic_ns()
+        try:
+            ok = not self._is_closing and work(key, slot)
+        except OSError as error:
+            ok = False
+            self._complain("read from" if is_read else "written to", error)
+        self._finished.append(Moved(key, is_read, ok, self.block_bytes, began_ns, time.monotonic_ns()))
+
+    def _read(self, key: bytes, slot: int) -> bool:
+        code, length = self._reading.ask(GET, self._key(key))
+        if code != SUCCESS:
+            return False
+        header, memory = bytearray(HEADER.size), self._slot_bytes(slot)
+        if length != self.block_bytes:
+            self._reading.close()  # what follows is not for us
+        else:
+            self._reading.receive(memoryview(header))
+            self._reading.receive(memory)
+            if self._format.is_whole(key, bytes(header), memory):
+                return True
+        self._complaints.log("damaged", "a KV block of %s is damaged; its tokens are computed instead", self.url)
+        return False
+
+    def _write(self, key: bytes, slot: int) -> bool:
+        memory = self._slot_bytes(slot)
+        self._writing.send(self._request(PUT, key), self._format.header(key, memory), memory)
+        return True
+
+    def _request(self, command: int, key: bytes) -> bytes:
+        return _request(command, self._key(key), self.block_bytes)
+
+    def _key(self, key: bytes) -> bytes:
+        """As LMCache writes keys: model, world size, worker, hash, dtype."""
+        return f"sojourn-{self._format.fingerprint.hex()}@1@0@{key.hex()}@uint8".encode()
+
+    def _complain(self, what: str, error: OSError) -> None:
+        self._complaints.log(
+            what, "the KV tier %s could not be %s: %s; tokens are computed instead", self.url, what, error
+        )
+
+
+class _Connection:
+    """One connection, which is made when it is needed, and again some time after it failed."""
+
+    def __init__(self, address: tuple[str, int]):
+        self._address = address
+        self._socket: socket.socket | None = None
+        self._failed_s = -RETRY_S
+
+    def ask(self, command: int, key: bytes) -> tuple[int, int]:
+        """The code and the length of the answer."""
+        self.send(_request(command, key, 0))
+        answer = bytearray(ANSWER.size)
+        self.receive(memoryview(answer))
+        code, length, *_ = ANSWER.unpack(answer)
+        return code, length
+
+    def send(self, *parts: bytes | memoryview) -> None:
+        try:
+            for part in parts:
+                self._open().sendall(part)
+        except OSError:
+            self._fail()
+            raise
+
+    def receive(self, into: memoryview) -> None:
+        try:
+            while into:
+                if QUICKACK is not None:  # else the server's second write waits for a delayed acknowledgement
+                    self._open().setsockopt(socket.IPPROTO_TCP, QUICKACK, 1)
+                count = self._open().recv_into(into)
+                if not count:
+                    raise ConnectionResetError("the server closed the connection")
+                into = into[count:]
+        except OSError:
+            self._fail()
+            raise
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _open(self) -> socket.socket:
+        if self._socket is None:
+            if time.monotonic() - self._failed_s < RETRY_S:
+                raise ConnectionError("it failed a moment ago")
+            self._socket = socket.create_connection(self._address, TIMEOUT_S)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return self._socket
+
+    def _fail(self) -> None:
+        self.close()
+        self._failed_s = max(self._failed_s, time.monotonic())
+
+
+def _request(command: int, key: bytes, length: int) -> bytes:
+    return REQUEST.pack(command, length, BINARY, UINT8, 0, length, 0, 0, 0, key.ljust(150))
+
+
+def _address(url: str) -> tuple[str, int]:
+    found = URL.fullmatch(url)
+    if found is None or int(found["port"]) > 65535:
+        raise ModelError(f"kv_remote_url={url} is no address; give it as lm://host:port")
+    return found["host"].strip("[]"), int(found["port"])
