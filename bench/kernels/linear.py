@@ -10,6 +10,8 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,8 +20,12 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.results import Row
-from engine.compute.cpp.extension import library
+from engine.compute.cpp.extension import Library, library
+from engine.compute.cpp.matrices import groups_kernel
 from engine.compute.linear import Linear
+from engine.compute.quantisation import cpu_groups
+from engine.compute.quantisation.method import LinearMethod
+from engine.compute.quantisation.rounding import GROUP, round_to_nearest
 from engine.compute.weight_formats import cpp_formats, torch_formats
 from engine.config import model_folder
 from engine.llm import LLM
@@ -33,7 +39,12 @@ SIZES = ((1024, 512), (3072, 512), (512, 1536), (2048, 2048))  # outputs and inp
 ROWS = (1, 8, 32, 64, 512)
 ROTATED_BYTES = 128 << 20  # of the largest format: more than the caches of this size of machine
 REPEATS = 15
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+# Of a weight. Groups have a scale of 2 bytes, and where they are asymmetric a zero of 2.
+BYTES = {
+    "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "int4": 0.5 + 2 / GROUP, "int4:128": 0.5 + 2 / 128,
+    "int4:128z": 0.5 + 4 / 128, "int8:32": 1 + 2 / 32,
+}  # fmt: skip
+INTEGERS = ("int8", "int4")  # formats whose products are of int8
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
@@ -43,8 +54,25 @@ def products() -> dict[str, Callable[[torch.Tensor], Product]]:
     packed = {f"torch {name}": form.pack for name, form in torch_formats().items()}
     if (kernels := library()) is not None:
         packed |= {f"ours {name}": form.pack for name, form in cpp_formats(kernels).items()}
+        packed |= group_formats(kernels)
     callables = {"torch unpacked": lambda weight: lambda x: F.linear(x, weight)}
     return callables | {name: lambda weight, pack=pack: pack(weight, None).apply for name, pack in packed.items()}
+
+
+def group_formats(kernels: Library) -> dict[str, Callable[..., Product]]:
+    """Forms of quantised checkpoints that `weights` does not make: bits, group, and z for asymmetric groups."""
+    if (kernel := groups_kernel(kernels)) is None:
+        return {}
+
+    def pack(group: int, bits: int, zeros: bool, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearMethod:
+        matrix = round_to_nearest(weight, group, bits)
+        if zeros:  # a table of them, which changes next to nothing but the time
+            table = torch.arange(matrix.scales.numel()).remainder(2).view_as(matrix.scales) / 1024
+            matrix = replace(matrix, zeros=table)
+        return cpu_groups.pack(kernel, matrix, bias)
+
+    forms = {"int4:128": (128, 4, False), "int4:128z": (128, 4, True), "int8:32": (32, 8, False)}
+    return {f"ours {name}": partial(pack, *form) for name, form in forms.items()}
 
 
 def times(outputs: int, inputs: int, repeats: int = REPEATS) -> dict[tuple[str, int], float]:
@@ -82,7 +110,7 @@ def measure() -> list[Row]:
 def _row(name: str, rows: int, outputs: int, inputs: int, seconds: float, ceilings: Ceilings | None) -> Row:
     flops, precision = 2 * rows * outputs * inputs, name.split()[1].replace("unpacked", "float32")
     # Wide weights are narrow ones that became float32 in a register: the arithmetic is that of float32.
-    arithmetic = "int8" if precision == "int8" else "float32"
+    arithmetic = "int8" if precision.startswith(INTEGERS) else "float32"
     limit = None
     if ceilings is not None and arithmetic in ceilings.precisions:
         moved = BYTES[precision] * outputs * inputs + 4 * rows * (outputs + inputs)
@@ -116,7 +144,7 @@ def model_errors(folder: Path, prompt: list[int]) -> dict[str, torch.Tensor]:
         return torch.tensor([entry.logprob for entry in completion.prompt_logprobs if entry is not None])
 
     exact = logprobs("float32")
-    return {weights: logprobs(weights) - exact for weights in ("auto", "float16", "int8")}
+    return {weights: logprobs(weights) - exact for weights in ("auto", "float16", "int8", "int4")}
 
 
 def some_text(folder: Path, length: int = 400) -> list[int]:
