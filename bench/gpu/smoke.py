@@ -102,6 +102,11 @@ def smoke(parts: Parts, model: str, load_format: str, device: str) -> None:
 
     for name, settings in WAYS[device].items():
         parts.add(name, lambda name=name, settings=settings: start(name, settings))
+    if device == "cuda":
+        from bench.gpu.quantised import KINDS, product
+
+        for kind in KINDS:
+            parts.add(f"quantised, {kind}", lambda kind=kind: product(kind))
     for one, other in AGREEMENTS[device]:
         parts.add(f"{one} = {other}", lambda one=one, other=other: agreement(one, other))
 

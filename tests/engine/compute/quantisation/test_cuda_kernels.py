@@ -177,3 +177,21 @@ def test_products_of_eight_bits_compile_for_hopper_and_keep_their_registers():
         signature |= {"x_stride": "i32:16", "size": "i32:16"}
         jobs.append(Compilation(f"{module}:round_rows_kernel", signature, {"LARGEST": largest, "BLOCK": 1024}))
     assert_no_spills(jobs)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a CUDA device")
+@pytest.mark.parametrize("activations", [None, "int8", "fp8"])
+def test_a_graph_holds_a_product_and_gives_its_bits(activations):
+    dice, dtype = torch.Generator().manual_seed(0), FP8 if activations == "fp8" else torch.int8
+    codes = torch.randint(-7, 8, (64, 128), generator=dice).to(dtype)
+    group, bits = (32, 4) if activations is None else (128, 8)
+    scales = torch.rand(64, 128 // group, generator=dice)
+    matrix = QuantisedMatrix(codes, scales, None, group, bits, activations=activations)
+    kernel = next(k for k in cuda_kernels(DEVICE, torch.cuda.get_device_capability()) if k.fits(matrix))
+    made, x = kernel.make(matrix, None), torch.randn(5, 128, generator=dice).to(DEVICE, torch.bfloat16)
+    eager, graph = made.apply(x), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = made.apply(x)
+    graph.replay()
+    assert torch.equal(captured, eager)
