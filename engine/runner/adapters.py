@@ -15,7 +15,7 @@ import torch
 from engine.adapter import AdapterReference
 from engine.compute.backends import make_lora
 from engine.compute.lora.backend import LinearAdapters, LoraBackend, LoraTile, tiles_of
-from engine.config import EngineConfig
+from engine.config import EngineConfig, model_folder
 from engine.memory.adapters import HostAdapters
 from engine.request.plan import Preparation, ScheduledTokens
 from engine.token.lora.checkpoint import AdapterDescription, AdapterError, describe
@@ -163,6 +163,13 @@ class Adapters:
         return self.backend.pack(self._model.read(description))
 
 
+def _warn_of_base(config: EngineConfig, description: AdapterDescription) -> None:
+    """Folders have any name: that of another base model proves nothing."""
+    said, served = description.base_model, config.served_model_name or model_folder(config.model).name
+    if said and Path(said).name != served:
+        log.warning("adapter %s says that its base model is %s; it is served with %s", description.folder, said, served)
+
+
 def check_fits(model: AdaptedModel, description: AdapterDescription, max_rank: int) -> None:
     """Raises AdapterError for an adapter of another model, or of a rank that slots have no room for."""
     model.fitted(description)
@@ -222,6 +229,7 @@ def checked_rank(config: EngineConfig, model: AdaptedModel) -> int:
         most = config.max_lora_rank or max([*ranks, RUNTIME_RANK if config.lora_runtime_loading else 1])
         for description in found:
             check_fits(model, description, most)
+            _warn_of_base(config, description)
     except AdapterError as error:
         raise ModelError(str(error)) from None
     return most

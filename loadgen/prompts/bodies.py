@@ -7,6 +7,7 @@ from loadgen.errors import ScenarioError
 from loadgen.prompts.build import Prompt, PromptSource, tokenizer_of
 from loadgen.prompts.conversation import TurnParts
 from loadgen.scenario.scenario import Scenario, Target
+from loadgen.scenario.workload import RequestClass
 from loadgen.schedule.ideal_prefix_hits import tree_path
 from loadgen.schedule.request import ScheduledRequest
 from loadgen.target.endpoint import Endpoint, authorisation
@@ -134,6 +135,8 @@ def json_body(
         body["seed"] = request.seed
     body |= {name: value for name in ("top_k", "top_p") if (value := getattr(request, name)) is not None}
     body |= _sampling(scenario, request)
+    if (adapter := _class_of(scenario, request).adapter) is not None:
+        body["model"] = adapter
     if request.ignore_eos:
         body["ignore_eos"] = True
     if request.priority:
@@ -147,9 +150,13 @@ def json_body(
     return body
 
 
+def _class_of(scenario: Scenario, request: ScheduledRequest) -> RequestClass:
+    return next(each for each in scenario.workload.classes if each.klass == request.klass)
+
+
 def _sampling(scenario: Scenario, request: ScheduledRequest) -> dict[str, Any]:
     """Sampling and response format of the class, overridden by those of the request's variant."""
-    klass = next(each for each in scenario.workload.classes if each.klass == request.klass)
+    klass = _class_of(scenario, request)
     layers = [klass, *([klass.variants[request.variant]] if request.variant >= 0 else [])]
     fields: dict[str, Any] = {}
     for layer in layers:

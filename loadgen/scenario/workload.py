@@ -104,6 +104,9 @@ class RequestClass(Sampling):
 
     klass: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")
     tenant: str = Field("", max_length=64, pattern=r"^[A-Za-z0-9_.-]*$")
+    adapter: str | None = Field(
+        None, min_length=1, max_length=128, description="LoRA adapter: the model that its requests name"
+    )
     priority: Whole = Field(0, ge=-1_000_000, le=1_000_000, description="lower goes first, where the policy asks")
     weight: Number = Field(1.0, gt=0, le=1_000_000)
     prompt_tokens: Length

@@ -1,11 +1,14 @@
 """Several LoRA adapters in one batch give the tokens of models with the adapters merged into their weights."""
 
+import shutil
 from pathlib import Path
 
 import msgspec
 import pytest
+from torch.utils.flop_counter import FlopCounterMode
 
 from engine.messages import Submit
+from metrics.ledger import Account
 from tests.engine.adapters import LINEARS, merged, reference, write_adapter
 from tests.engine.harness import drain, generate, hand_over, make_engine, submit
 
@@ -85,3 +88,53 @@ def test_a_batch_of_adapters_gives_the_tokens_of_merged_models(family, name):
 def test_settings_change_no_token(family, settings):
     base, root = family("qwen3")
     assert mixed(base, root, **settings) == alone(base, root)
+
+
+def test_the_flops_of_adapters_are_what_torch_counts(family):
+    base, root = family("qwen3")
+    counted, recorded = [], []
+    for folder in (None, root / "a1"):
+        engine, published = make_engine(
+            base, lora_adapters={"a1": root / "a1"}, fused_operations="off", attention_backend="torch"
+        )
+        with FlopCounterMode(display=False) as counter:
+            hand_over(engine, [asked("r", PROMPTS[0], folder)])
+            drain(engine)
+        counted.append(counter.get_total_flops())
+        recorded.append(sum(record.flops_adapters for record in published.records))
+        (names,) = {record.adapter_slots for record in published.records}
+        assert names == (folder is not None)
+    assert recorded == [0, counted[1] - counted[0]]
+
+
+def test_a_changed_file_and_a_missing_one_end_their_requests_with_a_sentence(family, tmp_path):
+    base, root = family("qwen3")
+    folder = Path(shutil.copytree(root / "a0", tmp_path / "a0"))
+    engine, published = make_engine(base, lora_adapters={"a0": folder})
+    known = asked("changed", PROMPTS[1], folder)
+    config = folder / "adapter_config.json"
+    config.write_text(config.read_text() + " ")
+    hand_over(engine, [known, asked("base", PROMPTS[1], None)])
+    drain(engine)
+    (folder / "adapter_model.safetensors").unlink()
+    hand_over(engine, [msgspec.structs.replace(known, request_id="missing")])
+    drain(engine)
+    ended = published.ended
+    assert ended["changed"].reason == ended["missing"].reason == "error" and ended["base"].reason == "length"
+    assert "changed since it was loaded" in ended["changed"].error
+    assert "has no adapter_model.safetensors" in ended["missing"].error
+    hand_over(engine, [asked("a0", PROMPTS[1], root / "a0")])
+    drain(engine)
+    assert published.ended["a0"].reason == "length", "a failed read leaves nothing behind"
+
+
+def test_a_request_pays_for_the_reading_of_its_adapter_in_an_account_of_its_own(family):
+    base, root = family("qwen3")
+    engine, published = make_engine(base, lora_adapters={"a0": root / "a0"})
+    for name in ("first", "second"):
+        hand_over(engine, [asked(name, PROMPTS[1], root / "a0")])
+        drain(engine)
+    read = {name: ended.ledger[Account.MEMORY_ADAPTER_LOAD] for name, ended in published.ended.items()}
+    assert read["first"] > 0 == read["second"]
+    assert [published.ended[name].adapter_loads for name in ("first", "second")] == [1, 0]
+    assert published.ended["second"].cached_tokens == published.ended["first"].cached_tokens
