@@ -12,7 +12,7 @@ from engine import messages
 from engine.config import EngineConfig
 from engine.server.app import build_app
 from engine.server.service import Service
-from metrics.ledger import Account, new_ledger
+from metrics.ledger import CLOCKED, Account, new_ledger
 from metrics.memory.plan import MemoryPlan
 from tests.engine.simulated import SHAPE
 
@@ -80,7 +80,8 @@ class ScriptedCore:
             if left == 1:
                 del self._left[request_id]
                 ended.append(request_id)
-        tokens = messages.Tokens(now_ns, (0, 0, 0, 0), admitted, outputs, step + 1, (1024, 0, 0, 0), 0, len(outputs))
+        clock_ns, blocks = (0,) * len(CLOCKED), (1024, 0, 0, 0)
+        tokens = messages.Tokens(now_ns, clock_ns, admitted, outputs, step + 1, blocks, 0, len(outputs))
         self._client._take(tokens)
         for request_id in ended:
             self._end(request_id, "length")
