@@ -26,6 +26,7 @@ from commands.ladder import ladder
 from commands.lint import lint
 from commands.load import load
 from commands.plan import plan
+from commands.quantize import quantize
 from commands.replay import replay
 from commands.report import report
 from commands.run import run
@@ -60,7 +61,7 @@ OWN_PARSER = {
     "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
 }
 
-register("Serve", serve, usage, dashboards)
+register("Serve", serve, quantize, usage, dashboards)
 app.add_typer(keys, name="keys", rich_help_panel="Serve")
 register("Load and search", run, load, demo, epilog=EXIT_CODES)
 register("Load and search", bench_serve, **OWN_PARSER)

@@ -13,12 +13,15 @@ from engine.settings.kv_cache import KVCacheSettings
 from engine.settings.kv_tiers import KVTierSettings
 from engine.settings.lora import LoraSettings
 from engine.settings.panels import COMPUTE, EXPERIMENTS, MEMORY, REQUEST, SERVER, TELEMETRY, TOKEN
+from engine.settings.quantisation import QuantisationSettings
 from engine.settings.speculation import SpeculationSettings
 
 _POLICY_OF = {policy.setting: name for name, policy in POLICIES.items() if policy.setting is not None}
 
 
-class EngineConfig(SpeculationSettings, KVCacheSettings, EvictionSettings, KVTierSettings, LoraSettings):
+class EngineConfig(
+    QuantisationSettings, SpeculationSettings, KVCacheSettings, EvictionSettings, KVTierSettings, LoraSettings
+):
     """Settings of one engine. Frozen; unknown names are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
@@ -33,10 +36,6 @@ class EngineConfig(SpeculationSettings, KVCacheSettings, EvictionSettings, KVTie
     )
     load_format: Literal["auto", "dummy"] = TOKEN(
         "auto", description="dummy takes random weights: config.json is enough, for benchmarks of any shape"
-    )
-    weights: Literal["auto", "float32", "float16", "int8", "int4"] = COMPUTE(
-        "auto",
-        description="format of a CPU's matrices, which multiply in float32; auto keeps the checkpoint's format: exact",
     )
     attention_backend: Literal["auto", "triton", "cpp", "torch"] = COMPUTE(
         "auto", description="kernels of attention; auto takes the fastest on the device, torch is the reference"

@@ -38,11 +38,7 @@ class WeightFormat:
     name: str
     pack: Callable[[torch.Tensor, torch.Tensor | None], LinearMethod]
     caveat: str | None = None  # a promise of the other formats that this one breaks, as a sentence
-
-    @property
-    def bytes_per_weight(self) -> float:
-        """Without padding, and without the scales of whole channels."""
-        return {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "int4": 0.5 + 2 / GROUP}[self.name]
+    bytes_per_weight: float = 4  # with the scales of groups, without those of outputs and without padding
 
 
 def weight_format(name: str, stored: torch.dtype) -> WeightFormat:
@@ -83,11 +79,11 @@ def cpp_formats(library: Library) -> dict[str, WeightFormat]:
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         name = str(dtype).removeprefix("torch.")
         if (kernel := matrix_kernel(library, f"linear_{name}", 2)) is not None:
-            formats[name] = WeightFormat(name, partial(_pack_float, kernel, dtype))
+            formats[name] = WeightFormat(name, partial(_pack_float, kernel, dtype), bytes_per_weight=dtype.itemsize)
     if (kernel := int8_kernel(library)) is not None:
-        formats["int8"] = WeightFormat("int8", partial(_pack_int8, kernel))
+        formats["int8"] = WeightFormat("int8", partial(_pack_int8, kernel), bytes_per_weight=1)
     if (kernel := groups_kernel(library)) is not None:
-        formats["int4"] = WeightFormat("int4", partial(_pack_int4, kernel))
+        formats["int4"] = WeightFormat("int4", partial(_pack_int4, kernel), bytes_per_weight=0.5 + 2 / GROUP)
     return formats
 
 
@@ -182,8 +178,8 @@ def torch_formats() -> dict[str, WeightFormat]:
     """Name → format, of those that this build of torch has."""
     formats = {"float32": WeightFormat("float32", _float32)}
     if "fbgemm" in torch.backends.quantized.supported_engines:
-        formats["float16"] = WeightFormat("float16", _float16)
-        formats["int8"] = WeightFormat("int8", _int8, BATCH_DEPENDENT)
+        formats["float16"] = WeightFormat("float16", _float16, bytes_per_weight=2)
+        formats["int8"] = WeightFormat("int8", _int8, BATCH_DEPENDENT, bytes_per_weight=1)
     return formats
 
 

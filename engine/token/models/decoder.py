@@ -357,6 +357,12 @@ class Decoder(nn.Module):
                 owner.place(target, matrix)
                 self._finish(owner, {})
 
+    def quantisable(self) -> set[str]:
+        """Checkpoint names of the matrices of linear layers and experts, without the head's and the embedding's."""
+        stacks = {storage_of(part) for module in self._matrices() if module is not self.head
+                  for part in module.matrices() if part is not None}  # fmt: skip
+        return {name for name, target in self._slices().items() if storage_of(target) in stacks and target.dim() == 2}
+
     def _owners(self) -> dict[int, Linear | MixtureOfExperts]:
         """Storage of a weight without memory → its layer."""
         return {storage_of(part): module for module in self._matrices() for part in module.matrices() if part.is_meta}

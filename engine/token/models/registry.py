@@ -11,6 +11,7 @@ import torch
 from engine.compute.quantisation.devices import device_kernels
 from engine.compute.quantisation.kernels import Kernels
 from engine.compute.quantisation.matrix import QuantisedMatrix
+from engine.compute.quantisation.online import online_formats
 from engine.compute.weight_formats import WeightFormat, has_bfloat16, weight_format
 from engine.token.checkpoint import read_config
 from engine.token.models import deepseek, gemma, gpt_oss, llama, mistral, mpt, qwen
@@ -27,6 +28,7 @@ from engine.token.models.weights import (
 from metrics.errors import ModelError
 
 log = logging.getLogger(__name__)
+ONLINE = ("int8", "int4", "fp8")  # formats that a dense checkpoint is rounded to
 OF_ANOTHER_MODEL = 10  # times as many weights described as stored
 
 FAMILIES: dict[str, Callable[[dict[str, Any]], DecoderConfig]] = {
@@ -122,8 +124,6 @@ def outlined_model(
 ) -> Outline:
     """What load_model will build, from config.json and the headers of the weights. Raises as load_model."""
     config = read_config(folder)
-    kernels = _kernels(weights, dtype, device)
-    weights = _packing(weights, dtype, device)
     parts, source = decoder_config(config), weight_source(folder, config)
     limit = max_model_len or parts.max_model_len
     if limit > parts.longest_model_len:
@@ -136,12 +136,12 @@ def outlined_model(
         _check_weights(model, folder, source)
     elif source.name is not None:
         model.place_quantised(source.outline)
-    model.choose_kernels(kernels)
+    model.choose_kernels(_kernels(weights, dtype, device))
     stored = named_dtype(config) if dummy or source.name is not None else stored_dtype(folder)
-    if weights is None:
-        return Outline(model, source, None, limit)
-    model.store_as(stored)
-    return Outline(model, source, weight_format(weights, stored), limit)
+    packed = _format(weights, stored, dtype, device)
+    if packed is not None and device.type == "cpu" and dtype == torch.float32:
+        model.store_as(stored)
+    return Outline(model, source, packed, limit)
 
 
 def _check_weights(model: Decoder, folder: Path, source: WeightSource) -> None:
@@ -160,18 +160,25 @@ def _check_weights(model: Decoder, folder: Path, source: WeightSource) -> None:
 
 def _kernels(weights: str | None, dtype: torch.dtype, device: torch.device) -> Kernels:
     """Those for a quantised checkpoint that stays as it is; none where another format, or torch, takes its weights."""
-    stays = weights == "auto" or (weights is None and device.type != "cpu")
-    return device_kernels(device, dtype) if stays else Kernels()
+    return device_kernels(device, dtype) if weights == "auto" else Kernels()
 
 
-def _packing(weights: str | None, dtype: torch.dtype, device: torch.device) -> str | None:
-    """`weights` where they are packed: for float32 arithmetic on a CPU. Raises ModelError where they cannot be."""
-    if device.type == "cpu" and dtype == torch.float32:
-        return weights
-    if weights not in (None, "auto"):
+def _format(weights: str | None, stored: torch.dtype, dtype: torch.dtype, device: torch.device) -> WeightFormat | None:
+    """What the matrices that are not quantised are packed as; None leaves them to torch. Raises ModelError."""
+    computes_in = f"{str(dtype).removeprefix('torch.')} on {device.type}"
+    if weights is None:
+        return None
+    packs = device.type == "cpu" and dtype == torch.float32
+    if packs:
+        return weight_format(weights, stored)
+    if weights in ONLINE:
+        if (chosen := online_formats(device_kernels(device, dtype)).get(weights)) is None:
+            raise ModelError(f"weights={weights} has no kernel here for {computes_in}; leave it out, or use another")
+        return chosen
+    if weights != "auto":
         raise ModelError(
-            f"weights={weights} is for float32 arithmetic on a CPU, and this model computes in "
-            f"{str(dtype).removeprefix('torch.')} on {device.type}; leave it out, or set device=cpu and dtype=float32"
+            f"weights={weights} is for float32 arithmetic on a CPU, and this model computes in {computes_in}; "
+            "leave it out, or set device=cpu and dtype=float32"
         )
     if device.type == "cpu" and dtype == torch.bfloat16 and not has_bfloat16():
         log.warning("dtype=bfloat16 is slow on this CPU, which has no instructions for it; float32 is several times "
