@@ -143,10 +143,10 @@ def play(seed: int, **tiers) -> Simulation:
 
 
 @pytest.mark.parametrize("stores", ["fill", "reuse", "evict"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_tokens_stay_the_same_with_tiers_of_any_size(seed, stores):
     plain = play(seed)
-    for host_blocks, disk_blocks in ((1, 0), (3, 2), (8, 40), (64, 64)):
+    for host_blocks, disk_blocks in ((1, 0), (3, 2), (8, 40)):
         tiered = play(seed, host_blocks=host_blocks, disk_blocks=disk_blocks, stores=stores)
         assert tiered.published.tokens == plain.published.tokens
 
