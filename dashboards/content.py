@@ -139,6 +139,7 @@ COMPUTE = (
               "sojourn_compute_rejected_seconds_total", width=6,
               note="Seconds a second: of the proposer, and of requests that waited for rejected drafts."),
         rates("Floating-point operations of the proposer", "sojourn_compute_draft_flops_total", width=6),
+        rates("Bytes that the proposer moves at least", "sojourn_compute_draft_moved_bytes_total", width=6),
         share("Arithmetic intensity", rate("sojourn_compute_flops_total"), rate("sojourn_compute_moved_bytes_total"),
               "intensity", unit="suffix: flop/B", width=6,
               note="Left of the roofline's ridge the bandwidth is the limit, right of it the arithmetic."),

@@ -109,6 +109,7 @@ class StepRecord(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     drafts_wanted: int = 0  # for the next step, at most
     draft_ns: int = 0  # of the proposer
     draft_flops: int = 0  # ... not in `flops`
+    draft_bytes: int = 0  # ... that it moved at least, not in `bytes`
     # Of UNDRAFTED → requests that sampled and were given no drafts.
     undrafted: dict[str, int] = msgspec.field(default_factory=dict)
     # LoRA adapters of its tokens: how many, those that it put into a slot, and those that left one for them; their

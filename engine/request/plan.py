@@ -106,6 +106,7 @@ class StepOutcome:
     drafts: dict[str, tuple[int, ...]] = field(default_factory=dict)  # for the next step
     draft_ns: int = 0  # of the proposer: behind device_end_ns, before sampled_ns
     draft_flops: int = 0
+    draft_bytes: int = 0
 
     @property
     def device_ns(self) -> int:

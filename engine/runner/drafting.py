@@ -19,25 +19,26 @@ class Drafting:
         self._guides, self._vocab_size = guides, vocab_size
         self._follows_steps = follows_steps
         self.taps = Taps(layers=proposer.reads_layers) if proposer.reads_layers else None  # of a step's forward pass
-        self.begin_ns = self.end_ns = self.flops = 0
+        self.begin_ns = self.end_ns = self.flops = self.moved_bytes = 0
 
     def propose(
         self, plan: StepPlan, batch: Batch, sampled: dict[str, list[int]], ended: Sequence[str]
     ) -> dict[str, tuple[int, ...]]:
         """Request id → drafts for the next step, of requests that go on."""
-        self.begin_ns = self.end_ns = self.flops = 0
+        self.begin_ns = self.end_ns = self.flops = self.moved_bytes = 0
         sequences = self._sequences(plan, batch, sampled, ended)
         if not self._follows_steps and not any(each.wanted for each in sequences):
             return {}
         self.begin_ns = time.monotonic_ns()
         results = batch.results
-        step = ComputedStep(sequences, results.hidden, results.layer_outputs, plan.copies)
+        loaded = [] if plan.transfers is None else [block for _, block in plan.transfers.loads]
+        step = ComputedStep(sequences, results.hidden, results.layer_outputs, loaded, plan.copies)
         proposal = self.proposer.propose(step)
         found = {}
         for each in sequences:
             if each.wanted and (drafts := self._usable(each, proposal.drafts.get(each.request.id, ()))):
                 found[each.request.id] = drafts
-        self.end_ns, self.flops = time.monotonic_ns(), proposal.flops
+        self.end_ns, self.flops, self.moved_bytes = time.monotonic_ns(), proposal.flops, proposal.moved_bytes
         return found
 
     def _sequences(

@@ -154,10 +154,11 @@ class ModelRunner:
         if batch.constrained or min(ids, default=0) < 0:
             finished = finishes(sampled, batch.constrained, self.guides)
         logprobs = sampled_logprobs(batch, results.scores, sampled) if batch.scored else {}
-        drafts, draft_ns, draft_flops = {}, 0, 0
+        drafts, cost = {}, {}
         if (drafting := self.drafting) is not None:
             self.stream.call(lambda: drafts.update(drafting.propose(step.plan, batch, sampled, finished)))
-            draft_ns, draft_flops = drafting.end_ns - drafting.begin_ns, drafting.flops
+            cost = {"draft_ns": drafting.end_ns - drafting.begin_ns, "draft_flops": drafting.flops,
+                    "draft_bytes": drafting.moved_bytes}  # fmt: skip
         sampled_ns = time.monotonic_ns()
         size = batch.graph_size
         entropy, mass = recorded_entropy(results.entropy)
@@ -179,8 +180,7 @@ class ModelRunner:
             prompt_logprobs=prompt_logprobs(batch.prompts, results.prompt_scores) if batch.prompts else {},
             finishes=finished,
             drafts=drafts,
-            draft_ns=draft_ns,
-            draft_flops=draft_flops,
+            **cost,
         )
 
     def transfer(self, transfers: Transfers) -> tuple[int, int]:

@@ -108,7 +108,8 @@ class StepRecords:
 
 def _add_drafts(record: StepRecord, plan: StepPlan, outcome: StepOutcome) -> None:
     record.drafts_wanted = sum(plan.wanted.values())
-    record.draft_ns, record.draft_flops = outcome.draft_ns, outcome.draft_flops
+    record.draft_ns = outcome.draft_ns
+    record.draft_flops, record.draft_bytes = outcome.draft_flops, outcome.draft_bytes
     record.undrafted = plan.undrafted
     longest = max((len(item.drafts) for item in plan.scheduled), default=0)
     drafted, accepted = [0] * longest, [0] * longest

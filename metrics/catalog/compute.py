@@ -26,6 +26,8 @@ COMPUTE = (
             "Neither busy time of the device nor a gap."),
     counter("compute", "draft_flops_total", "flops", "Floating-point operations of the proposer of drafts.",
             "0 for a proposer without weights."),
+    counter("compute", "draft_moved_bytes_total", "bytes", "Bytes that the proposer of drafts must move at least.",
+            "0 for a proposer without weights. A lower bound: excludes misses of the device's caches."),
     counter("compute", "rejected_seconds_total", "seconds",
             "Part of the decode time of ended requests that rejected drafts took, by their FLOPs.",
             "Requests of one step wait together: each counts the whole."),

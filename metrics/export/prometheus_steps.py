@@ -20,6 +20,7 @@ SUMS = {
     ("sojourn_compute_device_gap_seconds_total",): "gap_ns",
     ("sojourn_compute_draft_seconds_total",): "draft_ns",
     ("sojourn_compute_draft_flops_total",): "draft_flops",
+    ("sojourn_compute_draft_moved_bytes_total",): "draft_bytes",
     ("sojourn_compute_flops_total",): "flops",
     ("sojourn_compute_part_flops_total", "attention"): "flops_attention",
     ("sojourn_compute_part_flops_total", "mlp"): "flops_mlp",

@@ -60,7 +60,8 @@ def _drafts(rng: Random) -> dict:
     return {
         "drafted_by_position": drafted, "accepted_by_position": accepted, "drafted_tokens": sum(drafted),
         "accepted_tokens": sum(accepted), "drafts_wanted": rng.randint(0, 9), "draft_ns": rng.randint(0, MS),
-        "draft_flops": rng.randint(0, 10**12), "undrafted": {rng.choice(UNDRAFTED): rng.randint(1, 9)},
+        "draft_flops": rng.randint(0, 10**12), "draft_bytes": rng.randint(0, 10**12),
+        "undrafted": {rng.choice(UNDRAFTED): rng.randint(1, 9)},
     }  # fmt: skip
 
 

@@ -19,8 +19,9 @@ from engine.compute.operations.backend import Operations
 from engine.token.models.decoder import Decoder
 from engine.token.speculation.draft_inputs import DraftTables
 from engine.token.speculation.greedy_chain import greedy_chain
+from engine.token.speculation.pass_costs import PassCosts
 from engine.token.speculation.proposer import ComputedStep, DraftedRequest, Proposal, SequenceStep
-from metrics.compute.cost_model import ModelShape, decode_flops, request_flops
+from metrics.compute.cost_model import ModelShape
 
 
 @dataclass(slots=True)
@@ -38,6 +39,10 @@ class ComputedBlocks:
     def __init__(self, num_blocks: int, block_size: int):
         self._counts = np.zeros(num_blocks, dtype=np.int32)
         self._block_size = block_size
+
+    def lost(self, blocks: Sequence[int]) -> None:
+        """They hold other tokens now, of which nothing was computed."""
+        self._counts[list(blocks)] = 0
 
     def copied(self, copies: Sequence[tuple[int, int]]) -> None:
         sources, targets = zip(*copies, strict=True)
@@ -108,6 +113,7 @@ class DraftModelProposer:
 
     @torch.inference_mode()
     def propose(self, step: ComputedStep) -> Proposal:
+        self._blocks.lost(step.loaded)
         if step.copies:
             sources, targets = (torch.tensor(blocks, device=self._device) for blocks in zip(*step.copies, strict=True))
             copy_blocks(self._kv_cache, sources, targets)
@@ -120,16 +126,17 @@ class DraftModelProposer:
         begins, ends = (np.array([getattr(span, name) for span in spans]) for name in ("begin", "end"))
         ids = torch.tensor([*chain.from_iterable(span.token_ids for span in spans)])
         hidden = self._computed(to_device(ids, self._device), *tables.inputs(begins, ends - begins))
-        flops = sum(request_flops(self.shape, span.end - span.begin, span.begin, int(span.drafts)) for span in spans)
+        costs = PassCosts(self.shape)
+        costs.add(ends - begins, begins, sum(span.drafts for span in spans))
         for span in spans:
             self._blocks.computed(span.sequence.request.blocks, span.begin, span.end)
             self._live[span.sequence.request.id] = LiveDraft(span.end)
         drafting = np.flatnonzero([span.drafts for span in spans])
         if not len(drafting):
-            return Proposal({}, flops)
+            return Proposal({}, *costs.total())
         last = torch.from_numpy(np.cumsum(ends - begins)[drafting] - 1).to(self._device)
-        chains, more = self._chains([spans[row] for row in drafting], drafting, tables, hidden[last])
-        return Proposal(chains, flops + more)
+        drafts = self._chains([spans[row] for row in drafting], drafting, tables, hidden[last], costs)
+        return Proposal(drafts, *costs.total())
 
     def _spans(self, sequences: Sequence[SequenceStep]) -> list[Span]:
         """What a pass computes, those with one token first. Where nobody wants drafts of a request, its decodes are
@@ -166,16 +173,14 @@ class DraftModelProposer:
         return self._model(ids, positions, inputs.slots, self._operations, self._attention, self._kv_cache)
 
     def _chains(
-        self, spans: list[Span], rows: np.ndarray, tables: DraftTables, hidden: torch.Tensor
-    ) -> tuple[dict[str, list[int]], int]:
-        """Drafts by request id, and the FLOPs of all but the first one's."""
+        self, spans: list[Span], rows: np.ndarray, tables: DraftTables, hidden: torch.Tensor, costs: PassCosts
+    ) -> dict[str, list[int]]:
+        """Drafts by request id."""
         wanted, begins = (np.array(values) for values in zip(*((s.sequence.wanted, s.end) for s in spans), strict=True))
-        flops = 0
 
         def following(ids: torch.Tensor, active: np.ndarray, kept: torch.Tensor | None, depth: int) -> torch.Tensor:
-            nonlocal flops
             past = begins[active] + depth - 1
-            flops += decode_flops(self.shape, past.tolist())
+            costs.add(np.ones_like(past), past, len(past))
             hidden = self._computed(ids, *tables.inputs(past, np.ones_like(past), rows[active]))
             return argmax(self._model.logits(hidden))
 
@@ -183,4 +188,4 @@ class DraftModelProposer:
         names = [span.sequence.request.id for span in spans]
         for name, chosen in zip(names, drafts, strict=True):
             self._live[name].chain = chosen[:-1]
-        return dict(zip(names, drafts, strict=True)), flops
+        return dict(zip(names, drafts, strict=True))

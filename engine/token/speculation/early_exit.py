@@ -13,10 +13,13 @@ from engine.compute.kv_cache import KVCache
 from engine.compute.logits import argmax
 from engine.compute.operations.backend import Operations
 from engine.token.models.decoder import Decoder, Taps
+from engine.token.models.moe import MixtureOfExperts
 from engine.token.speculation.draft_inputs import DraftTables
 from engine.token.speculation.greedy_chain import greedy_chain
+from engine.token.speculation.head_files import read_bytes
+from engine.token.speculation.pass_costs import PassCosts
 from engine.token.speculation.proposer import ComputedStep, Proposal
-from metrics.compute.cost_model import ModelShape, decode_flops
+from metrics.compute.cost_model import ModelShape
 from metrics.errors import ModelError
 
 
@@ -60,17 +63,17 @@ class EarlyExitProposer:
         blocks = [sequence.request.blocks for sequence in sequences]
         tables = DraftTables(blocks, (begins + wanted).tolist(), self._block_size, self._device)
         ids = to_device(torch.tensor([sequence.sampled[-1] for sequence in sequences]), self._device)
-        flops = 0
+        costs = PassCosts(self.shape)
 
         def following(ids: torch.Tensor, active: np.ndarray, kept: torch.Tensor | None, depth: int) -> torch.Tensor:
-            nonlocal flops
             past = begins[active] + depth
-            flops += decode_flops(self.shape, past.tolist())
+            costs.add(np.ones_like(past), past, len(past))
             return self._next(ids, *tables.inputs(past, np.ones_like(past), active))
 
         first = following(ids, np.arange(len(sequences)), None, 0)
         found = greedy_chain(first, wanted, following)
-        return Proposal({each.request.id: drafts for each, drafts in zip(sequences, found, strict=True)}, flops)
+        drafts = {each.request.id: chosen for each, chosen in zip(sequences, found, strict=True)}
+        return Proposal(drafts, *costs.total())
 
     def _next(self, ids: torch.Tensor, positions: torch.Tensor, inputs) -> torch.Tensor:
         """The tokens that the first layers find most probable [num_sequences]."""
@@ -81,9 +84,17 @@ class EarlyExitProposer:
 
 
 def _first_layers(model: Decoder, depth: int, kv_dtype: torch.dtype) -> ModelShape:
-    layers = model.layers[:depth]
+    """Weights that the last layers read are left out, as are their keys and values."""
+    whole, layers, others = model.shape(kv_dtype), model.layers[:depth], model.layers[depth:]
+    experts = whole.experts
+    if experts is not None:
+        mixtures = sum(isinstance(layer.mlp, MixtureOfExperts) for layer in layers)
+        experts = replace(experts, num_layers=mixtures) if mixtures else None
     return replace(
-        model.shape(kv_dtype),
+        whole,
+        weight_bytes=whole.weight_bytes - sum(read_bytes(layer) for layer in others),
+        kv_bytes_per_token=whole.kv_bytes_per_token * depth // len(model.layers),
+        experts=experts,
         attention_parameters=sum(layer.attention.active_parameters for layer in layers),
         mlp_parameters=sum(layer.mlp.active_parameters for layer in layers),
         windows=tuple(Counter(model.config.windows[:depth]).items()),

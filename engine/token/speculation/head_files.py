@@ -100,6 +100,14 @@ def head_bytes(head: nn.Module, packed: WeightFormat | None) -> int:
     return stored + int(matrices * (packed.bytes_per_weight - torch.float32.itemsize))
 
 
+def read_bytes(module: nn.Module) -> int:
+    """That a pass reads of the weights of a loaded module, without routed experts."""
+    routed = [part for part in module.modules() if isinstance(part, MixtureOfExperts)]
+    experts = sum(part.num_experts * part.expert_bytes for part in routed)
+    packed = sum(part.packed_bytes for part in module.modules() if isinstance(part, Linear | MixtureOfExperts))
+    return packed + sum(parameter.nbytes for parameter in module.parameters()) - experts
+
+
 def loaded(
     head: nn.Module,
     weights: Iterable[tuple[str, torch.Tensor]],

@@ -19,8 +19,9 @@ from engine.compute.kv_cache import KVCache, KVLayout, copy_blocks
 from engine.compute.operations.backend import Operations, Rope, Step
 from engine.token.speculation.draft_inputs import DraftTables
 from engine.token.speculation.greedy_chain import greedy_chain
+from engine.token.speculation.pass_costs import PassCosts
 from engine.token.speculation.proposer import ComputedStep, Proposal, SequenceStep
-from metrics.compute.cost_model import ModelShape, decode_flops, request_flops
+from metrics.compute.cost_model import ModelShape
 
 
 class DraftLayer(Protocol):
@@ -93,23 +94,27 @@ class LayerChainProposer:
 
     @torch.inference_mode()
     def propose(self, step: ComputedStep) -> Proposal:
-        flops = 0
+        costs = PassCosts(self.shape, self._keep_flops(step))
         if step.copies:
-            flops += self._catch_up(())[1]  # what is copied has its entries
+            self._catch_up((), costs)  # what is copied has its entries
             sources, targets = (torch.tensor(blocks, device=self._device) for blocks in zip(*step.copies, strict=True))
             copy_blocks(self._kv_cache, sources, targets)
-        flops += self._keep(step)
+        self._keep(step)
         drafting = [sequence for sequence in step.sequences if sequence.wanted and sequence.sampled]
         if not drafting and sum(lag.end - lag.begin for lag in self._lags.values()) < self.MOST_LAGGING:
-            return Proposal({}, flops)
-        found, more = self._catch_up([sequence.request.id for sequence in drafting])
-        return Proposal(found, flops + more)
+            return Proposal({}, *costs.total())
+        found = self._catch_up([sequence.request.id for sequence in drafting], costs)
+        return Proposal(found, *costs.total())
 
-    def _keep(self, step: ComputedStep) -> int:
-        """Takes in the states of a step; returns their FLOPs."""
+    def _keep_flops(self, step: ComputedStep) -> int:
+        rows = sum(max(0, _end(sequence) - sequence.past_tokens) for sequence in step.sequences)
+        return rows * self._layer.state_flops
+
+    def _keep(self, step: ComputedStep) -> None:
+        """Takes in the states of a step."""
         sequences = [sequence for sequence in step.sequences if _end(sequence) > sequence.past_tokens]
         if not sequences:
-            return 0
+            return
         counts = [_end(sequence) - sequence.past_tokens for sequence in sequences]
         states = self._layer.states(step, self._rows(sequences, step)).split(counts)
         for sequence, part in zip(sequences, states, strict=True):
@@ -119,13 +124,12 @@ class LayerChainProposer:
             else:
                 known.sequence, known.end = sequence, end
                 known.states.append(part)
-        return sum(counts) * self._layer.state_flops
 
-    def _catch_up(self, drafting: Sequence[str]) -> tuple[dict[str, list[int]], int]:
-        """Computes all entries that lag, and drafts behind those of the requests `drafting`; their FLOPs."""
+    def _catch_up(self, drafting: Sequence[str], costs: PassCosts) -> dict[str, list[int]]:
+        """Computes all entries that lag; the drafts behind those of the requests `drafting`."""
         lags = sorted(self._lags.values(), key=lambda lag: lag.end - lag.begin > 1)
         if not lags:
-            return {}, 0
+            return {}
         self._lags = {}
         begins, ends = (np.array([getattr(lag, name) for lag in lags]) for name in ("begin", "end"))
         wanted = np.array([lag.sequence.wanted if lag.sequence.request.id in drafting else 0 for lag in lags])
@@ -134,14 +138,13 @@ class LayerChainProposer:
         states = torch.cat([part for lag in lags for part in lag.states])
         ids = torch.tensor([*chain.from_iterable(lag.sequence.tokens(lag.begin + 1, lag.end + 1) for lag in lags)])
         stream = self._computed(to_device(ids, self._device), states, *tables.inputs(begins, ends - begins))
-        counts = zip((ends - begins).tolist(), begins.tolist(), (wanted > 0).tolist(), strict=True)
-        flops = sum(request_flops(self.shape, new, past, draws) for new, past, draws in counts)
         rows = np.flatnonzero(wanted)
+        costs.add(ends - begins, begins, len(rows))
         if not len(rows):
-            return {}, flops
+            return {}
         last = torch.from_numpy(np.cumsum(ends - begins)[rows] - 1).to(self._device)
-        found, more = self._chains(stream[last], wanted[rows], ends[rows], rows, tables)
-        return dict(zip([lags[row].sequence.request.id for row in rows], found, strict=True)), flops + more
+        found = self._chains(stream[last], wanted[rows], ends[rows], rows, tables, costs)
+        return dict(zip([lags[row].sequence.request.id for row in rows], found, strict=True))
 
     def _rows(self, sequences: Sequence[SequenceStep], step: ComputedStep) -> torch.Tensor | None:
         """Of the step: those of the known tokens; None where they are all."""
@@ -156,21 +159,26 @@ class LayerChainProposer:
         return self._layer.compute(ids, states, step, self._kv_cache)
 
     def _chains(
-        self, stream: torch.Tensor, wanted: np.ndarray, begins: np.ndarray, rows: np.ndarray, tables: DraftTables
-    ) -> tuple[list[list[int]], int]:
-        """Drafts of each sequence, and the FLOPs of all but the first one's. `begins` are the positions behind the
+        self,
+        stream: torch.Tensor,
+        wanted: np.ndarray,
+        begins: np.ndarray,
+        rows: np.ndarray,
+        tables: DraftTables,
+        costs: PassCosts,
+    ) -> list[list[int]]:
+        """Drafts of each sequence. `begins` are the positions behind the
         entries that are computed."""
-        flops = 0
 
         def following(ids: torch.Tensor, active: np.ndarray, kept: torch.Tensor | None, depth: int) -> torch.Tensor:
-            nonlocal flops, stream
+            nonlocal stream
             past = begins[active] + depth - 1
-            flops += decode_flops(self.shape, past.tolist())
+            costs.add(np.ones_like(past), past, len(past))
             states = stream if kept is None else stream[kept]
             stream = self._computed(ids, states, *tables.inputs(past, np.ones_like(past), rows[active]))
             return self._layer.drafts(stream, self._operations)
 
-        return greedy_chain(self._layer.drafts(stream, self._operations), wanted, following), flops
+        return greedy_chain(self._layer.drafts(stream, self._operations), wanted, following)
 
 
 def _end(sequence: SequenceStep) -> int:

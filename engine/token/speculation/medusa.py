@@ -16,7 +16,7 @@ from engine.compute.linear import Linear
 from engine.compute.logits import argmax
 from engine.token.models.decoder import Decoder
 from engine.token.models.settings import count
-from engine.token.speculation.head_files import HeadFiles
+from engine.token.speculation.head_files import HeadFiles, read_bytes
 from engine.token.speculation.proposer import ComputedStep, Proposal
 from metrics.errors import ModelError
 
@@ -58,6 +58,11 @@ class MedusaHeads(nn.Module):
     @property
     def flops_per_draft(self) -> int:
         return 2 * (sum(layer.num_weights for layer in self.blocks[0]) + self._head(0).num_weights)
+
+    @property
+    def bytes_per_draft(self) -> int:
+        """Of weights, for all sequences."""
+        return read_bytes(self.blocks[0]) + read_bytes(self._head(0))
 
     def _head(self, index: int) -> Linear:
         return self.heads[index % len(self.heads)] if len(self.heads) else self._target[0].head
@@ -144,4 +149,5 @@ class MedusaProposer:
         most = min(max(sequence.wanted for sequence in drafting), len(self._heads.blocks))
         drafts = self._heads(step.hidden[torch.tensor(rows, device=step.hidden.device)], most).tolist()
         found = {s.request.id: row[: s.wanted] for s, row in zip(drafting, drafts, strict=True)}
-        return Proposal(found, len(drafting) * most * self._heads.flops_per_draft)
+        flops = len(drafting) * most * self._heads.flops_per_draft
+        return Proposal(found, flops, most * self._heads.bytes_per_draft)

@@ -61,6 +61,7 @@ class ComputedStep:
     # Where the proposer reads them; else None. Rows of rejected drafts are in both.
     hidden: torch.Tensor | None = None  # [num_tokens, hidden_size]: after the last norm
     layer_outputs: Sequence[torch.Tensor] = ()  # [num_tokens, hidden_size] behind each of `reads_layers`
+    loaded: Sequence[int] = ()  # KV blocks that came from a tier, before the copies: without what a proposer had there
     copies: Sequence[tuple[int, int]] = ()  # KV blocks, from and to, that were copied before the step
 
 
@@ -69,6 +70,7 @@ class Proposal(NamedTuple):
 
     drafts: dict[str, list[int]]  # request id → up to `wanted` tokens that may follow its known ones
     flops: int = 0  # that it computed, by the model shapes
+    moved_bytes: int = 0  # that it read and wrote at least
 
 
 class Proposer(Protocol):

@@ -131,6 +131,21 @@ def test_forks_draft_from_copies_of_the_blocks_that_they_share(checkpoints):
     assert sorted(passes)[-1] < 27 + 9, "the siblings compute the last token of the prompt, and no more"
 
 
+def test_a_draft_model_computes_what_a_tier_gave_the_model_alone(checkpoints):
+    """The slots of a block that was loaded hold the draft model's keys and values of other tokens."""
+    settings = {"speculation": "draft-model", "speculation_model": str(checkpoints["llama"]), "num_kv_blocks": 12}
+    settings |= {"kv_host_gib": 0.01, "kv_store_policy": "fill", "max_num_batched_tokens": 32, "max_model_len": 180}
+    engine, published = make_engine(checkpoints["llama"], speculation_adaptive="off", **settings)
+    dice = random.Random(8)
+    texts = [[dice.randrange(3, 320) for _ in range(160)] for _ in range(3)]
+    for turn, prompt in enumerate(texts * 2):
+        hand_over(engine, [submit(f"r{turn}", prompt, 12)])
+        drain(engine)
+    loaded = sum(step.tier_loaded_bytes.get("host", 0) for step in published.records)
+    verified = sum(step.drafted_tokens for step in published.records)
+    assert loaded > 0 and verified == sum(step.accepted_tokens for step in published.records)
+
+
 def test_a_prefix_that_was_drafted_behind_is_not_computed_again(checkpoints):
     settings = {"speculation": "draft-model", "speculation_model": str(checkpoints["llama"])}
     engine, _ = make_engine(checkpoints["llama"], speculation_adaptive="off", **settings)
@@ -156,6 +171,8 @@ def test_blocks_say_how_far_they_were_computed():
     assert [blocks.leading([block], 4) for block in (0, 1, 2, 3)] == [2, 0, 4, 2]
     blocks.overwritten([2], 4, 4)
     assert blocks.leading([2], 4) == 4
+    blocks.lost([2, 0])
+    assert [blocks.leading([block], 4) for block in (0, 1, 2, 3)] == [0, 0, 0, 2]
 
 
 @pytest.mark.parametrize("name", ["draft model", "eagle3", "mtp"])
@@ -221,6 +238,11 @@ def test_flops_are_exactly_those_that_torch_counts(name, drafter):
     with FlopCounterMode(display=False) as counter:
         proposal = proposer.propose(ComputedStep(sequences, hidden[0], hidden[1:]))
     assert proposal.flops == counter.get_total_flops() > 0
+    held = [module for module in vars(proposer).values() if isinstance(module, torch.nn.Module)]
+    weights = sum(part.nbytes for module in held for part in module.parameters())
+    assert weights / 2 < proposal.moved_bytes < 8 * (weights + model.weight_bytes), (
+        "four passes, with the target's head"
+    )
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
