@@ -143,7 +143,8 @@ def build(config: EngineConfig, first_step: int, publish, *, streams: bool = Fal
     runner = ModelRunner(config, model_folder(config.model))
     budget = _token_budget(config, runner, streams=streams)
     tiers = make_tiers(config, runner, model_folder(config.model))  # behind the steps that the budget measured
-    scheduler = make_scheduler(config, runner.num_blocks, budget, tiers)
+    window = runner.window
+    scheduler = make_scheduler(config, runner.num_blocks, budget, tiers, window)
     observer = make_observer(config, runner.shape, scheduler)
     dtype = str(runner.dtype).removeprefix("torch.")
     ready = messages.Ready(
@@ -159,6 +160,7 @@ def build(config: EngineConfig, first_step: int, publish, *, streams: bool = Fal
         num_parameters=runner.model.num_parameters,
         shape=runner.shape,
         memory=runner.memory,
+        frees_window=window is not None and window.most_blocks(config.block_size) <= runner.num_blocks,
         changes_outputs=config.changes_outputs,
     )
     engine = Engine(scheduler, runner, observer, publish, first_step=first_step, overlap=runner.overlap)

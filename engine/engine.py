@@ -15,6 +15,7 @@ from engine.memory.eviction import make_eviction_policy
 from engine.memory.observer import BlockObserver
 from engine.memory.shadow.observer import ShadowObserver
 from engine.memory.tiers.tiers import KVTiers
+from engine.memory.window import FreedWindow
 from engine.messages import Abort, AdapterLoaded, Ended, LoadAdapter, Observed, Output, Submit, Tokens
 from engine.request.draft_lengths import AdaptiveLengths, DraftLengths, FixedLengths
 from engine.request.plan import LaunchedStep, Preemption, Preparation, Runner, StepOutcome, StepPlan
@@ -327,12 +328,16 @@ class Engine:
 
 
 def make_scheduler(
-    config: EngineConfig, num_kv_blocks: int, budget: TokenBudget | None = None, tiers: KVTiers | None = None
+    config: EngineConfig,
+    num_kv_blocks: int,
+    budget: TokenBudget | None = None,
+    tiers: KVTiers | None = None,
+    window: FreedWindow | None = None,
 ) -> Scheduler:
     """The scheduler that an EngineConfig asks for, over a pool of `num_kv_blocks`. `budget` is how it keeps
     max_num_batched_tokens=auto; without one a step of a CPU's largest size is always allowed."""
     eviction = make_eviction_policy(config.eviction_policy, num_kv_blocks, config.eviction_ttl_seconds)
-    pool = BlockPool(num_kv_blocks, config.block_size, config.prefix_caching, eviction)
+    pool = BlockPool(num_kv_blocks, config.block_size, config.prefix_caching, eviction, window)
     return Scheduler(
         pool,
         make_policy(dict(config), pool),

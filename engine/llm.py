@@ -245,7 +245,7 @@ class LLM:
         """A checked request. Raises LLMError."""
         ids = self._encode(prompt, what)
         sampling = self._checked(sampling, ids, what)
-        capacity = min(self.ready.max_model_len, self.ready.num_kv_blocks * self.ready.block_size)
+        capacity = min(self.ready.max_model_len, self.ready.pool_tokens)
         if len(ids) + sampling.max_tokens > capacity:
             raise LLMError(
                 f"{what} has {len(ids)} tokens and max_tokens is {sampling.max_tokens}, but both together may be "

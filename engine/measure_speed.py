@@ -81,7 +81,7 @@ def _wave(llm: Any, dice: random.Random) -> None:
     """Requests of several sizes at once."""
     from engine.sampling import SamplingParams
 
-    capacity = min(llm.ready.max_model_len, llm.ready.num_kv_blocks * llm.ready.block_size) - OUTPUTS[1]
+    capacity = min(llm.ready.max_model_len, llm.ready.pool_tokens) - OUTPUTS[1]
     length = dice.choice([length for length in PROMPTS if length <= capacity] or [max(1, capacity)])
     batch = min(dice.choice(BATCHES), max(1, WAVE_TOKENS // length))
     vocabulary = range(3, llm._tokenizer.vocab_size)

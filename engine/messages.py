@@ -68,7 +68,13 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     num_parameters: int
     shape: ModelShape
     memory: MemoryPlan
+    frees_window: bool = False  # requests give back blocks behind their window: the pool does not bound their length
     changes_outputs: list[str] = []  # settings by which outputs differ from the model's own, as name=value
+
+    @property
+    def pool_tokens(self) -> int:
+        """Prompt and output tokens of one request that the KV pool has room for."""
+        return self.max_model_len if self.frees_window else self.num_kv_blocks * self.block_size
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

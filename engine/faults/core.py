@@ -20,6 +20,7 @@ from engine.faults.plan import (
     SlowKvDisk,
     SlowSampler,
 )
+from engine.memory.window import HOLE
 from metrics.errors import ModelError
 
 DEATH_EXIT_CODE = 86
@@ -105,7 +106,8 @@ def block_leak(engine: Engine, fault: BlockLeak) -> None:
         is_abort = reason == "abort"
         room = int(fault.most * pool.num_blocks) - len(leaked)
         if window.is_open() and fault.on in ("both", "abort" if is_abort else "finish"):
-            blocks = [block for block in request.blocks if block not in leaked][: min(fault.blocks, room)]
+            held = [block for block in request.blocks if block != HOLE and block not in leaked]
+            blocks = held[: min(fault.blocks, room)]
             pool.take(blocks)
             leaked.update(blocks)
         finish(request, reason)

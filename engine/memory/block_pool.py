@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from engine.memory.eviction.policy import EvictionPolicy
 from engine.memory.prefix import PrefixIndex
+from engine.memory.window import HOLE, FreedWindow
 
 
 class BlockCounts(NamedTuple):
@@ -21,11 +22,17 @@ class BlockPool:
     """Owns every KV block: hands them out, shares them by reference count, takes them back."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, prefix_caching: bool = True, eviction: EvictionPolicy | None = None
+        self,
+        num_blocks: int,
+        block_size: int,
+        prefix_caching: bool = True,
+        eviction: EvictionPolicy | None = None,
+        window: FreedWindow | None = None,
     ):
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.prefix_caching = prefix_caching
+        self.window = window  # sequences give their blocks behind it back
         self.evicted_blocks = 0  # since the start
         self.slots_written = 0  # positions in active blocks that hold a token: all of a findable one
         self._references = [0] * num_blocks
@@ -52,16 +59,27 @@ class BlockPool:
         return -(-num_tokens // self.block_size)
 
     def match(self, hashes: Sequence[bytes]) -> list[int]:
-        """The cached blocks of the longest known prefix. They stay evictable until `take`."""
+        """The cached blocks of the longest known prefix. They stay evictable until `take`.
+
+        With a window only those that are read from there on, and holes for the others, which may be gone.
+        """
         if not self.prefix_caching:
             return []
         if self._index.policy.has_clock:
             self._expire()
-        return self._index.match(hashes)
+        return self._index.match(hashes) if self.window is None else self._match_window(hashes, self.window)
+
+    def _match_window(self, hashes: Sequence[bytes], window: FreedWindow) -> list[int]:
+        blocks = [self._index.find(key) for key in hashes]
+        count = window.longest_prefix([block is not None for block in blocks], self.block_size)
+        begin, end = window.hole(count * self.block_size, self.block_size)
+        return [HOLE if block is None or begin <= index < end else block for index, block in enumerate(blocks[:count])]
 
     def take(self, blocks: Sequence[int]) -> None:
         """Adds a reader to cached blocks."""
         for block in blocks:
+            if block == HOLE:
+                continue
             if self._references[block] == 0:
                 self.num_active += 1
                 self.slots_written += self.block_size
@@ -96,8 +114,9 @@ class BlockPool:
         for blocks, count in Counter(map(tuple, victims)).items():  # forks of one prompt hold the same
             for block in blocks:
                 released[block] += count
+        del released[HOLE]
         freed = sum(1 for block, count in released.items() if self._references[block] == count)
-        claimed = sum(1 for block in read if self._references[block] == released[block])
+        claimed = sum(1 for block in read if block != HOLE and self._references[block] == released[block])
         return self.available + freed - claimed
 
     def allocate(self, count: int) -> list[int] | None:
@@ -130,7 +149,8 @@ class BlockPool:
             return block
         known = self._index.find(key)
         if known is None:
-            self._index.insert(key, parent, block)
+            # Behind a window a block is read without those before it, so each may be evicted by itself.
+            self._index.insert(key, parent if self.window is None else None, block)
             return block
         if known != block:
             self.take([known])
@@ -145,6 +165,8 @@ class BlockPool:
         size, ends = self.block_size, self._shared_ends
         for index in range(len(blocks) - 1, -1, -1):
             block = blocks[index]
+            if block == HOLE:
+                continue
             self._references[block] -= 1
             assert self._references[block] >= 0, f"block {block} was given back twice"
             findable = self._index.holds(block)

@@ -71,6 +71,9 @@ class BlockObserver:
     def on_fill(self, owner: BlockOwner, count: int) -> None:
         """The first `count` blocks of the owner are full and committed."""
 
+    def on_leave_window(self, owner: BlockOwner, begin: int, end: int) -> None:
+        """The owner, which runs, no longer reads its blocks from number `begin` to `end`."""
+
     def on_release(self, owner: BlockOwner, num_committed_tokens: int) -> None:
         """The owner frees all its blocks."""
 

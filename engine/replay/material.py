@@ -12,6 +12,7 @@ from engine.replay.recorded import recorded_load
 from engine.replay.simulate import Material
 from engine.replay.step_fit import StepTimes
 from engine.replay.steps_table import step_columns
+from metrics.compute.cost_model import shape_from
 from metrics.errors import ReplayError
 from metrics.run.directory import RunDirectory, engine_settings, section
 
@@ -49,6 +50,7 @@ def material_of(
         overlap=overlap,
         known=known,
         device_type="cpu" if section(meta, "core").get("device", "cpu") == "cpu" else "cuda",
+        shape=shape_from(meta),
         objective_tpot_ms=engine_settings(dict(meta)).get("objective_tpot_ms"),
     )
 

@@ -25,6 +25,7 @@ SPEED = (
     "model", "device", "dtype", "weights", "attention_backend", "fused_operations", "kv_cache_dtype", "graphs",
     "threads", "load_format",
 )  # fmt: skip
+WINDOW = ("attention_window", "attention_sinks")  # change the outputs, and with them the load
 SPECULATION = ("speculation", "speculation_adaptive", "speculation_tokens")  # what they spare depends on the text
 REMOVABLE = (
     "client.lag", "client.network", "token.encode", "token.decode", "token.sample", "request.admission",
@@ -45,6 +46,8 @@ def check(change: Change, *, is_closed: bool) -> None:
                 f"{name} changes how fast the device computes, which this run cannot tell; give device_speed beside "
                 "it, such as device_speed=1.3"
             )
+        if name in WINDOW:
+            raise ReplayError(f"{name} changes the outputs, which a replay takes from the run; record a run with it")
         if name not in (*REPLAYED, *SPEED, *SPECULATION, *OBJECTIVE_SETTINGS):
             known = name in EngineConfig.model_fields
             why = "changes nothing that a replay computes" if known else "is not a setting of the engine"

@@ -1,12 +1,14 @@
 """One replay: the load of a run, its settings with a change, and the model of its turns; what its clients saw."""
 
 import gc
+import sys
 from dataclasses import dataclass
 
 import numpy as np
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, largest_step_tokens
 from engine.engine import make_scheduler
+from engine.memory.window import FreedWindow, freed_window
 from engine.replay.known_sizes import KnownSizes
 from engine.replay.load import BlockHashes, LoadChange, ReplayedLoad
 from engine.replay.loop import Replica
@@ -17,6 +19,7 @@ from engine.replay.routing import Router
 from engine.replay.step_fit import StepTimes
 from engine.replay.token_budget import token_budget
 from engine.replay.turn_model import FittedTurns
+from metrics.compute.cost_model import ModelShape
 from metrics.replay.prediction import Change
 
 
@@ -32,6 +35,7 @@ class Material:
     overlap: bool
     device_type: str = "cpu"  # or cuda
     known: KnownSizes | None = None  # sizes that other runs of this model had
+    shape: ModelShape | None = None  # None: another server than ours
     objective_tpot_ms: float | None = None  # of the server: what max_num_batched_tokens=auto keeps
 
 
@@ -84,6 +88,9 @@ class Replayer:
         overlap = material.overlap if config.overlap == "auto" else config.overlap == "on"
         if material.noise is not None:
             material.noise.restart(material.load.origin_ns - material.first_step_ns, accident.shift_ns)
+        most_tokens, window = largest_step_tokens(config, material.device_type), None
+        if material.shape is not None:
+            window = freed_window(dict(config), material.shape, most_tokens)
         hashes = self._hashes.setdefault(config.block_size, BlockHashes(config.block_size))
         load = ReplayedLoad(
             material.load,
@@ -94,7 +101,7 @@ class Replayer:
             ),
             hashes,
             max_waiting=config.max_waiting,
-            pool_tokens=config.num_kv_blocks * config.block_size,
+            pool_tokens=_pool_tokens(config, window),
         )
         turns = [
             FittedTurns(
@@ -107,7 +114,12 @@ class Replayer:
             config, change, material.times, accident.slowness, material.device_type, material.objective_tpot_ms
         )
         replicas = [
-            Replica(make_scheduler(config, config.num_kv_blocks, budget), each, load.on_emitted, overlap=overlap)
+            Replica(
+                make_scheduler(config, config.num_kv_blocks, budget, window=window),
+                each,
+                load.on_emitted,
+                overlap=overlap,
+            )
             for each in turns
         ]
         sent = load.run(replicas, Router(replicas, change.routing))
@@ -122,3 +134,10 @@ class Replayer:
             extrapolated=sum(each.extrapolated_ns for each in turns) / device_ns if device_ns else 0.0,
             guessed=sum(each.guessed_ns for each in turns) / device_ns if device_ns else 0.0,
         )
+
+
+def _pool_tokens(config: EngineConfig, window: FreedWindow | None) -> int:
+    """Of one request, at most."""
+    if window is not None and window.most_blocks(config.block_size) <= config.num_kv_blocks:
+        return sys.maxsize
+    return config.num_kv_blocks * config.block_size

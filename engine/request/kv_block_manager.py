@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from engine.memory.block_pool import BlockPool
 from engine.memory.observer import BlockObserver
 from engine.memory.tiers.tiers import KVTiers, Prefetch
+from engine.memory.window import HOLE
 from engine.request.plan import StepPlan
 from engine.request.request import Request
 
@@ -34,7 +35,7 @@ class KVBlockManager:
             self._reuse(request)
             if self._tiers is not None:
                 loaded = self._tiers.found(request, len(request.blocks))
-        if not self._extend(request, request.num_tokens, plan, reserve):
+        if not self._extend(request, self._admitted_tokens(request), plan, reserve):
             if not has_blocks:
                 self.observer.on_lookup_failed(request)
                 self._clear(request)
@@ -65,7 +66,31 @@ class KVBlockManager:
         """Whether `allocate` would work without the running requests `victims`."""
         read = request.blocks or self.pool.match(request.reusable_hashes(self.pool.block_size))
         available = self.pool.available_without([other.blocks for other in victims], read)
-        return self.pool.blocks_for(request.num_tokens) - len(read) + bool(request.blocks) + reserve <= available
+        tokens = self._admitted_tokens(request, len(read) * self.pool.block_size)
+        return self.pool.blocks_for(tokens) - len(read) + bool(request.blocks) + reserve <= available
+
+    def _admitted_tokens(self, request: Request, cached: int = 0) -> int:
+        """Tokens for which a request gets blocks when it is admitted."""
+        window = self.pool.window
+        if window is None:
+            return request.num_tokens
+        return window.admitted_tokens(max(request.num_computed_tokens, cached), request.num_tokens)
+
+    def leave_window(self, request: Request) -> None:
+        """Gives back the blocks that no later position of the request reads. One that is findable stays cached.
+
+        A step under way may still read them: their new contents are written by a later step.
+        """
+        pool = self.pool
+        begin, end = pool.window.hole(request.num_committed_tokens, pool.block_size)
+        first = max(begin, request.hole_end)
+        if end <= first:
+            return
+        self.observer.on_leave_window(request, first, end)
+        for index in range(first, end):
+            pool.release(request.blocks[index : index + 1], pool.block_size)
+            request.blocks[index] = HOLE
+        request.hole_end = end
 
     def extend(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
         """Room to write the positions that are not computed yet, up to `num_tokens`; False (and no change) if none."""
@@ -118,9 +143,13 @@ class KVBlockManager:
         """A waiting request reads its leader's blocks. It computes its last prompt token itself, for the logits."""
         shared = request.prompt_tokens - 1
         blocks = leader.blocks[: self.pool.blocks_for(shared)]
-        if blocks:
+        window = self.pool.window
+        # The leader may have left behind what this prompt's last position reads.
+        is_held = window is None or leader.hole_end <= window.hole(shared, self.pool.block_size)[1]
+        if blocks and is_held:
             self.pool.take_from(blocks, shared)
             request.blocks = blocks
+            request.hole_end = leader.hole_end
             request.num_computed_tokens = request.num_committed_tokens = shared
             request.published_blocks = shared // self.pool.block_size
             request.share_hashes(leader, self.pool.block_size, request.published_blocks)
@@ -198,7 +227,7 @@ class KVBlockManager:
         self.pool.release(request.blocks, request.num_committed_tokens)
         request.blocks = []
         request.num_computed_tokens = request.num_committed_tokens = 0
-        request.published_blocks = request.first_changed_block = 0
+        request.published_blocks = request.first_changed_block = request.hole_end = 0
 
     def _reuse(self, request: Request) -> None:
         size = self.pool.block_size
@@ -206,6 +235,8 @@ class KVBlockManager:
         self.observer.on_lookup(len(request.blocks))
         self.pool.take(request.blocks)
         request.published_blocks = len(request.blocks)
+        if self.pool.window is not None and request.blocks:
+            request.hole_end = self.pool.window.hole(len(request.blocks) * size, size)[1]
         request.num_computed_tokens = request.num_committed_tokens = len(request.blocks) * size
 
     def _reclaimable(self, request: Request, wanted: int) -> list[Request]:

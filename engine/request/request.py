@@ -47,6 +47,7 @@ class Request:
     computed_high_water: int = 0  # positions below it were computed before: computing them again is recompute
     published_blocks: int = 0
     drafts: tuple[int, ...] = ()  # that may follow its known tokens; the next step verifies them
+    hole_end: int = 0  # index in `blocks`: of those before it only the sinks' are not given back; see FreedWindow
     first_changed_block: int = 0  # index in `blocks`, since a runner last copied them
     forked: bool = False  # its next position may be in a block that other requests read
     side_queue: str | None = None  # the reason, where it waits outside of the policy's queue

@@ -158,6 +158,8 @@ class Scheduler:
                 if has_forks and request.has_computed_prompt:
                     for fork in self.waiting.release(request):
                         self._wait(fork, request)
+                if self.pool.window is not None:
+                    self.block_manager.leave_window(request)
             if item.samples:
                 request.num_unread_tokens -= 1
                 ended = ends.get(request.id) if ends else None

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from engine.compute.kv_cache import bytes_per_token
 from engine.config import EngineConfig, largest_step_tokens
+from engine.memory.window import FreedWindow, freed_window
 from engine.process import free_memory_bytes
 from engine.runner.adapters import checked_rank
 from engine.runner.build import check_kv_format, chosen_device, chosen_dtypes
@@ -61,7 +62,8 @@ def planned(config: EngineConfig, folder: Path) -> MemoryPlan:
     check_fits(needed)
     kv_bytes_per_token = bytes_per_token(model.kv_layout, len(model.layers), kv_dtype) + extra.kv_bytes_per_token
     left = free - (needed.total_bytes - needed.process_bytes)
-    num_blocks = pool_blocks(config, max_model_len, kv_bytes_per_token, left, device)
+    window = freed_window(dict(config), model.shape(kv_dtype), tokens)
+    num_blocks = pool_blocks(config, max_model_len, kv_bytes_per_token, left, device, window)
     return with_pool(needed, num_blocks, config.block_size, kv_bytes_per_token)
 
 
@@ -109,9 +111,15 @@ def check_fits(plan: MemoryPlan) -> None:
 
 
 def pool_blocks(
-    config: EngineConfig, max_model_len: int, kv_bytes_per_token: int, free: int, device: torch.device
+    config: EngineConfig,
+    max_model_len: int,
+    kv_bytes_per_token: int,
+    free: int,
+    device: torch.device,
+    window: FreedWindow | None = None,
 ) -> int:
     """Blocks of the KV pool: as many as were asked for, or as all sequences can use within a share of `free` bytes.
+    Behind a `window` a sequence gives blocks back.
 
     Raises ModelError if not even one sequence fits.
     """
@@ -126,6 +134,8 @@ def pool_blocks(
             )
         return asked
     least = -(-max_model_len // config.block_size)
+    if window is not None:
+        least = min(least, window.most_blocks(config.block_size))
     share = config.memory_fraction
     if share is None and device.type == "cpu":
         largest = int(free * LARGEST_HOST_SHARE) // block_bytes

@@ -6,6 +6,7 @@ from itertools import accumulate, chain
 
 import numpy as np
 
+from engine.memory.window import HOLE
 from engine.request.plan import ScheduledTokens
 from engine.request.request import Request
 
@@ -108,16 +109,16 @@ def empty_step() -> PackedStep:
 
 
 def _add_updates(request: Request, row: int, fills: tuple[list, list], updates: tuple[list, list, list]) -> None:
-    """The blocks that the tables lack. Columns behind the last block get the first one: a masked read of them finds
-    numbers of the same request."""
-    first = request.first_changed_block
+    """The blocks that the tables lack. Columns behind the last block get the first one, and holes the last: a masked
+    read of them finds numbers of the same request."""
+    first, last = request.first_changed_block, request.blocks[-1]
     if first == 0:
         fills[0].append(row)
-        fills[1].append(request.blocks[0])
+        fills[1].append(last if request.blocks[0] == HOLE else request.blocks[0])
     count = len(request.blocks) - first
     updates[0].extend([row] * count)
     updates[1].extend(range(first, first + count))
-    updates[2].extend(request.blocks[first:])
+    updates[2].extend([last if block == HOLE else block for block in request.blocks[first:]])
     request.first_changed_block = len(request.blocks)
 
 

@@ -15,6 +15,7 @@ from engine.compute.kv_cache import KVCache, allocate, clear_blocks, copy_blocks
 from engine.compute.lora.backend import decode_slots
 from engine.config import EngineConfig, largest_step_tokens
 from engine.memory.tiers.tiers import Transfers
+from engine.memory.window import freed_window
 from engine.request.plan import LaunchedStep, Preparation, ScheduledTokens, StepOutcome, StepPlan
 from engine.request.request import Request
 from engine.runner.adapters import Adapters, both, make_adapters
@@ -90,6 +91,7 @@ class ModelRunner:
         has_graphs = wants_graphs(config, self.device, self.attention, self.operations)
         self.graph_sizes = graph_sizes(config.max_num_seqs) if has_graphs else []
         self.most_tokens = largest_step_tokens(config, self.device.type)
+        self.window = freed_window(dict(config), self.shape, self.most_tokens)
         self.attention.reserve(config.max_num_seqs, self.most_tokens)
         self.target = Target(
             self.model, folder, self.device, self.dtype, self.kv_dtype, self.max_model_len, self.most_tokens
@@ -377,7 +379,7 @@ class ModelRunner:
             kv_bytes=0,
         )
         per_token = self.shape.kv_bytes_per_token + extra.kv_bytes_per_token
-        num_blocks = pool_blocks(config, self.max_model_len, per_token, left, self.device)
+        num_blocks = pool_blocks(config, self.max_model_len, per_token, left, self.device, self.window)
         return with_pool(plan, num_blocks, self.block_size, per_token)
 
     @torch.inference_mode()

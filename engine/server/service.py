@@ -319,7 +319,7 @@ class Service:
         ready = self.core.ready
         if ready is None:
             raise Rejection(503, "the engine is loading", code="engine_loading", retry_after_seconds=2)
-        pool = ready.num_kv_blocks * ready.block_size
+        pool = ready.pool_tokens
         if pool < ready.max_model_len:
             return ModelLimits(pool, f"the KV pool holds {pool} tokens")
         return ModelLimits(ready.max_model_len, f"max_model_len is {ready.max_model_len} tokens")

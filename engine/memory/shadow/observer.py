@@ -60,7 +60,7 @@ class RequestPath:
     """The blocks of a live request in the shadow index."""
 
     root: ShadowNode
-    read: list[ShadowNode]  # its first full blocks, which it reads
+    read: list[ShadowNode | None]  # its first full blocks, which it reads; None behind its window
     known: list[ShadowNode] = field(default_factory=list)  # ... and those that it computes again: the pool lost them
     prompt_keys: list[bytes] = field(default_factory=list)  # of all its full blocks, while it computes them
     prompt: bytes = b""  # its entry in the live prompts; empty of a fork, whose leader has it
@@ -116,7 +116,9 @@ class ShadowObserver(BlockObserver):
     def on_lookup_failed(self, now_ns: int, active: int, owner: BlockOwner) -> None:
         count = self._num_cached
         if count and self._refreshed != (owner.arrival_index, count, self.shadow.num_listings):
-            self.shadow.refresh(owner.block_hashes(self._size, count))
+            self.shadow.refresh([
+                key for index, key in enumerate(owner.block_hashes(self._size, count)) if index not in self._hole(count)
+            ])  # fmt: skip
             self._refreshed = (owner.arrival_index, count, self.shadow.num_listings)
 
     @_booked_by_flush
@@ -137,7 +139,8 @@ class ShadowObserver(BlockObserver):
         if path is None:
             path = self._paths[owner.arrival_index] = RequestPath(self.shadow.root(led.root.key), [])
         for node in led.read[len(path.read) : count]:
-            self.shadow.read(node)
+            if node is not None:
+                self.shadow.read(node)
             path.read.append(node)
 
     @_booked_by_flush
@@ -178,7 +181,7 @@ class ShadowObserver(BlockObserver):
             return
         if path.partly_lost:
             path.partly_lost = False
-            for node in read:
+            for node in filter(None, read):
                 node.lost_below = 0
         parent = read[-1] if read else path.root
         hashes = owner.block_hashes(size, count)
@@ -195,6 +198,14 @@ class ShadowObserver(BlockObserver):
             self.has_times = True
 
     @_booked_by_flush
+    def on_leave_window(self, now_ns: int, active: int, owner: BlockOwner, begin: int, end: int) -> None:
+        read = self._paths[owner.arrival_index].read
+        for index in range(begin, min(end, len(read))):
+            node, read[index] = read[index], None
+            if node is not None:
+                self.shadow.leave(node, now_ns)
+
+    @_booked_by_flush
     def on_release(self, now_ns: int, active: int, owner: BlockOwner, committed_tokens: int) -> None:
         path = self._paths.pop(owner.arrival_index, None)
         if path is None:
@@ -208,7 +219,7 @@ class ShadowObserver(BlockObserver):
         shadow.end(read[-1] if read else path.root, owner.token_ids[done * self._size : committed_tokens], owner.id)
         if path.prompt:
             self._live.remove(path.prompt, owner.id)
-        for node in reversed(read):
+        for node in filter(None, reversed(read)):
             shadow.leave(node, now_ns)
         shadow.leave_root(path.root)
 
@@ -256,13 +267,20 @@ class ShadowObserver(BlockObserver):
             known.append(node)
             hits += [index] * (node.smallest_size - len(hits))
         hits += [len(known)] * (len(self.shadow.sizes) - len(hits))
+        if (window := self._pool.window) is not None:
+            levels = range(len(self.shadow.sizes))
+            held = [[node.smallest_size <= level for node in known] for level in levels]
+            hits = [window.longest_prefix(cached, self._size) for cached in held]
         return known, hits
 
     def _read(self, now_ns: int, path: RequestPath, known: list[ShadowNode], count: int) -> None:
         """The request looked up the `known` blocks, and takes the first `count` from the cache."""
         shadow, occupied, times = self.shadow, self._occupied_before, self._times
         is_cache = self._pool.prefix_caching
+        unread = self._hole(count)
         for index, node in enumerate(known):
+            if index in unread:
+                continue
             if node.stamp:
                 times.reuse_distance_blocks.append(shadow.distance(node, occupied))
                 if index < count and is_cache:
@@ -272,7 +290,12 @@ class ShadowObserver(BlockObserver):
                 occupied += node.newer is not None
                 shadow.read(node)
                 path.partly_lost |= node.lost_below > 0
-        path.read = known[:count]
+        path.read = [None if index in unread else node for index, node in enumerate(known[:count])]
+
+    def _hole(self, count: int) -> range:
+        """Of so many blocks that a request found, those behind its window, which it does not read."""
+        window = self._pool.window
+        return range(0) if window is None else range(*window.hole(count * self._size, self._size))
 
     def _expect(self, path: RequestPath, hashes: list[bytes], num_known: int) -> None:
         """The request computes the blocks that it does not read: again, or for the first time."""

@@ -6,6 +6,7 @@ from engine.memory.block_pool import BlockPool
 from engine.memory.shadow.index import REAL, ShadowIndex
 from engine.memory.shadow.observer import ShadowObserver
 from engine.memory.tiers.tiers import KVTiers
+from engine.memory.window import HOLE
 
 
 def audit_pool(pool: BlockPool, owners: Sequence[Sequence[int]], written: Sequence[int] | None = None) -> None:
@@ -16,7 +17,8 @@ def audit_pool(pool: BlockPool, owners: Sequence[Sequence[int]], written: Sequen
     expected = [0] * pool.num_blocks
     for blocks in owners:
         for block in blocks:
-            expected[block] += 1
+            if block != HOLE:
+                expected[block] += 1
     assert expected == pool._references, "references differ from the owners"
     assert pool.num_active == sum(1 for count in expected if count)
     assert len(set(pool._free)) == len(pool._free)
@@ -31,6 +33,8 @@ def _slots(pool: BlockPool, owners: Sequence[Sequence[int]], written: Sequence[i
     slots: dict[int, int] = {}
     for blocks, num_tokens in zip(owners, written, strict=True):
         for index, block in enumerate(blocks):
+            if block == HOLE:
+                continue
             filled = min(pool.block_size, max(0, num_tokens - index * pool.block_size))
             slots[block] = pool.block_size if pool._index.holds(block) else max(slots.get(block, 0), filled)
     return sum(slots.values())
@@ -45,7 +49,9 @@ def audit_observer(observer: ShadowObserver) -> None:
         shadow, observer._occupied(pool.num_active), is_read if pool.prefix_caching and pool.evicts_lru else None
     )
     blocks = shadow._nodes.values()
-    assert sum(node.readers for node in blocks) == sum(len(path.read) for path in paths), "a reader is lost"
+    assert sum(node.readers for node in blocks) == sum(node is not None for path in paths for node in path.read), (
+        "a reader is lost"
+    )
     again = sum(max(0, len(path.known) - len(path.read)) for path in paths)
     assert sum(node.pending_recomputes for node in blocks) == again, "a recompute is lost"
     if not paths:
