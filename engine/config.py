@@ -10,11 +10,11 @@ from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_v
 from engine.request.policies import POLICIES
 from engine.settings.eviction import EvictionSettings
 from engine.settings.kv_cache import KVCacheSettings
-from engine.settings.kv_tiers import KVTierSettings
+from engine.settings.kv_tiers import KVTierSettings, has_tiers
 from engine.settings.lora import LoraSettings
 from engine.settings.panels import COMPUTE, EXPERIMENTS, MEMORY, REQUEST, SERVER, TELEMETRY, TOKEN
 from engine.settings.quantisation import QuantisationSettings
-from engine.settings.speculation import SpeculationSettings
+from engine.settings.speculation import PROPOSING, SpeculationSettings
 
 _POLICY_OF = {policy.setting: name for name, policy in POLICIES.items() if policy.setting is not None}
 
@@ -314,6 +314,18 @@ class EngineConfig(
 
 BUNDLED = ("tiny-model", "tiny-draft", "tiny-medusa", "tiny-eagle3")  # the last three draft for the first
 AUTO_STEP_TOKENS = {"cpu": 512, "cuda": 2048}  # with more rows the matrix products hardly get more efficient
+
+
+def largest_chunk_tokens(config: EngineConfig, most_tokens: int) -> int:
+    """Tokens of one request in a step of `most_tokens`."""
+    return min(config.max_prefill_chunk_tokens or most_tokens, most_tokens)
+
+
+def keeps_all_blocks(config: EngineConfig) -> bool:
+    """Whether requests keep the blocks behind their window: a drafter has keys and values of its own in them, or KV
+    tiers restore whole prefixes."""
+    writes_ahead = config.speculation != "none" and PROPOSING[config.speculation].writes_ahead
+    return writes_ahead or has_tiers(dict(config))
 
 
 def largest_step_tokens(config: EngineConfig, device_type: str) -> int:

@@ -64,7 +64,7 @@ MAY_IMPORT = {
         "metrics.steps", "metrics.machine", "metrics.records", "metrics.ledger", "metrics.errors",
     },
     "engine.faults.plan": set(),
-    "engine.faults": {"engine.server", "engine.engine", "metrics.errors"},
+    "engine.faults": {"engine.server", "engine.engine", "engine.memory.window", "metrics.errors"},
     "engine.settings": {"engine.memory.eviction"},
     "engine.config": {"engine.request.policies", "engine.settings", "engine.faults.plan"},
     "engine.options": {"engine.config", "metrics.errors"},
@@ -80,6 +80,7 @@ MAY_IMPORT = {
     },
     "engine.runner": {
         "engine.token", "engine.compute", "engine.request.plan", "engine.request.request", "engine.memory.adapters",
+        "engine.memory.window",
         "engine.memory.tiers", "engine.adapter", "engine.config", "engine.settings", "engine.sampling",
         "engine.process", "metrics",
     },

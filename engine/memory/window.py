@@ -1,11 +1,8 @@
 """Which blocks of a sequence some layer may still read, where every layer has a sliding window. Pure bookkeeping."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from engine.settings.kv_tiers import has_tiers
-from engine.settings.speculation import PROPOSING
 from metrics.compute.cost_model import ModelShape
 
 HOLE = -1  # in a sequence's list of blocks: no later position reads what was there
@@ -16,7 +13,7 @@ class FreedWindow:
     """Of each sequence the last `tokens` are read again, and the first `sink_tokens`; blocks between are given back.
 
     One step computes `most_new` tokens of a sequence at most, and two steps may be under way. The last full block stays
-    in any case, so that a list never ends with a hole.
+    in any case: it is the parent of the next one.
     """
 
     tokens: int
@@ -26,12 +23,12 @@ class FreedWindow:
     def hole(self, num_tokens: int, block_size: int) -> tuple[int, int]:
         """First and end of the blocks that no position from `num_tokens` on reads."""
         begin = -(-self.sink_tokens // block_size)
-        dead = num_tokens - max(2, self.tokens) + 1
+        dead = num_tokens - max(block_size + 1, self.tokens) + 1
         return begin, max(begin, dead // block_size)
 
     def most_blocks(self, block_size: int) -> int:
         """That one sequence holds at a time, however long it is."""
-        held = max(2, self.tokens) - 1 + 2 * self.most_new
+        held = max(block_size + 1, self.tokens) - 1 + 2 * self.most_new
         return -(-self.sink_tokens // block_size) + held // block_size + 2
 
     def admitted_tokens(self, num_computed: int, num_tokens: int) -> int:
@@ -53,14 +50,8 @@ class FreedWindow:
         return 0
 
 
-def freed_window(settings: Mapping[str, Any], shape: ModelShape, most_tokens: int) -> FreedWindow | None:
-    """The window behind which blocks are given back, of a model with this shape; `most_tokens` are those of a step.
-
-    None where a layer reads all tokens, where a drafter keeps keys and values of its own in the blocks, and with KV
-    tiers, which restore whole prefixes.
-    """
-    tokens, speculation = shape.longest_window, settings["speculation"]
-    writes_ahead = speculation != "none" and PROPOSING[speculation].writes_ahead
-    if tokens is None or writes_ahead or has_tiers(settings):
-        return None
-    return FreedWindow(tokens, shape.sink_tokens, min(settings["max_prefill_chunk_tokens"] or most_tokens, most_tokens))
+def freed_window(shape: ModelShape, most_new: int, *, keeps_all: bool) -> FreedWindow | None:
+    """The window behind which blocks are given back, of a model with this shape; `most_new` as in FreedWindow. None
+    where a layer reads all tokens, and with settings that keep all."""
+    tokens = shape.longest_window
+    return None if tokens is None or keeps_all else FreedWindow(tokens, shape.sink_tokens, most_new)

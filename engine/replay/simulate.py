@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.config import EngineConfig, largest_step_tokens
+from engine.config import EngineConfig, keeps_all_blocks, largest_chunk_tokens, largest_step_tokens
 from engine.engine import make_scheduler
 from engine.memory.window import FreedWindow, freed_window
 from engine.replay.known_sizes import KnownSizes
@@ -90,7 +90,8 @@ class Replayer:
             material.noise.restart(material.load.origin_ns - material.first_step_ns, accident.shift_ns)
         most_tokens, window = largest_step_tokens(config, material.device_type), None
         if material.shape is not None:
-            window = freed_window(dict(config), material.shape, most_tokens)
+            most_new = largest_chunk_tokens(config, most_tokens)
+            window = freed_window(material.shape, most_new, keeps_all=keeps_all_blocks(config))
         hashes = self._hashes.setdefault(config.block_size, BlockHashes(config.block_size))
         load = ReplayedLoad(
             material.load,

@@ -32,9 +32,8 @@ class Emitted(NamedTuple):
 class Scheduler:
     """Owns the waiting and the running requests. The policy decides who is next, who is preempted, and the phases.
 
-    A request is admitted only if its whole prompt fits in the pool, so that no prefill stops half-way for memory. When
-    a running request cannot grow, the last in rank loses its blocks and computes them again later.
-
+    A request is admitted only if its whole prompt fits in the pool, so that no prefill stops half-way for memory, or as
+    much as it holds at a time. When a running request cannot grow, the last in rank loses its blocks for a while.
     `schedule` may be called before the step that it planned last is committed, if that plan does not need its tokens.
     Positions count as computed when they are planned, for the device works in order; tokens, prefixes and forks wait
     for the commit. A planned step of a request that has ended meanwhile is computed in vain.

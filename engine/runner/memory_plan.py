@@ -8,7 +8,7 @@ import torch
 from msgspec.structs import replace
 
 from engine.compute.kv_cache import bytes_per_token
-from engine.config import EngineConfig, largest_step_tokens
+from engine.config import EngineConfig, keeps_all_blocks, largest_chunk_tokens, largest_step_tokens
 from engine.memory.window import FreedWindow, freed_window
 from engine.process import free_memory_bytes
 from engine.runner.adapters import checked_rank
@@ -18,6 +18,7 @@ from engine.token.lora.fit import AdaptedModel
 from engine.token.models.decoder import Decoder
 from engine.token.models.registry import outlined_model
 from engine.token.speculation.drafters import Target, outlined_drafter
+from metrics.compute.cost_model import ModelShape
 from metrics.errors import ModelError
 from metrics.memory.plan import GIB, HOST_SHARE, MemoryPlan, shown_bytes
 
@@ -62,9 +63,14 @@ def planned(config: EngineConfig, folder: Path) -> MemoryPlan:
     check_fits(needed)
     kv_bytes_per_token = bytes_per_token(model.kv_layout, len(model.layers), kv_dtype) + extra.kv_bytes_per_token
     left = free - (needed.total_bytes - needed.process_bytes)
-    window = freed_window(dict(config), model.shape(kv_dtype), tokens)
+    window = window_of(config, model.shape(kv_dtype), tokens)
     num_blocks = pool_blocks(config, max_model_len, kv_bytes_per_token, left, device, window)
     return with_pool(needed, num_blocks, config.block_size, kv_bytes_per_token)
+
+
+def window_of(config: EngineConfig, shape: ModelShape, most_tokens: int) -> FreedWindow | None:
+    """The window behind which requests give their blocks back, with steps of `most_tokens`."""
+    return freed_window(shape, largest_chunk_tokens(config, most_tokens), keeps_all=keeps_all_blocks(config))
 
 
 class DrafterBytes(NamedTuple):

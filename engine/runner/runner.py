@@ -15,7 +15,6 @@ from engine.compute.kv_cache import KVCache, allocate, clear_blocks, copy_blocks
 from engine.compute.lora.backend import decode_slots
 from engine.config import EngineConfig, largest_step_tokens
 from engine.memory.tiers.tiers import Transfers
-from engine.memory.window import freed_window
 from engine.request.plan import LaunchedStep, Preparation, ScheduledTokens, StepOutcome, StepPlan
 from engine.request.request import Request
 from engine.runner.adapters import Adapters, both, make_adapters
@@ -33,7 +32,7 @@ from engine.runner.build import chosen_device, chosen_dtypes, costliest_plans, w
 from engine.runner.drafting import Drafting
 from engine.runner.graphs import Decoded, DecodeGraphs, captured, graph_bytes, graph_sizes, wants_graphs
 from engine.runner.kv_transfer import HostSlots
-from engine.runner.memory_plan import drafter_bytes, planned, pool_blocks, with_pool
+from engine.runner.memory_plan import drafter_bytes, planned, pool_blocks, window_of, with_pool
 from engine.runner.rows import StableRows, pack
 from engine.runner.stream import Task, make_stream, step_threads
 from engine.runner.tables import DeviceTables, HostTables, StepTensors
@@ -91,7 +90,7 @@ class ModelRunner:
         has_graphs = wants_graphs(config, self.device, self.attention, self.operations)
         self.graph_sizes = graph_sizes(config.max_num_seqs) if has_graphs else []
         self.most_tokens = largest_step_tokens(config, self.device.type)
-        self.window = freed_window(dict(config), self.shape, self.most_tokens)
+        self.window = window_of(config, self.shape, self.most_tokens)
         self.attention.reserve(config.max_num_seqs, self.most_tokens)
         self.target = Target(
             self.model, folder, self.device, self.dtype, self.kv_dtype, self.max_model_len, self.most_tokens

@@ -13,6 +13,7 @@ from engine.memory.shadow.observer import ShadowObserver
 from engine.memory.tiers.index import TierIndex
 from engine.memory.tiers.store import Moved
 from engine.memory.tiers.tiers import KVTiers, SlowTier, Transfers
+from engine.memory.window import FreedWindow
 from engine.messages import Observed, Submit, Tokens
 from engine.request.plan import LaunchedStep, ScheduledTokens, StepOutcome, StepPlan
 from engine.request.policies import make_policy
@@ -146,7 +147,11 @@ class SimulatedRunner:
         token_ids = request.token_ids + [self.drawn.get(request.arrival_index)] * unknown + list(item.drafts)
         written = request.blocks[item.past_tokens // size :]
         assert all(self.pool.writable(block) for block in written), f"{request.id} writes what others read"
+        window = self.pool.window
         for position in range(item.past_tokens + item.new_tokens):
+            is_seen = window is None or position < window.sink_tokens or position > item.past_tokens - window.tokens
+            if position < item.past_tokens and not is_seen:
+                continue
             slot = request.blocks[position // size] * size + position % size
             history = tuple(token_ids[: position + 1])
             if position < item.past_tokens:
@@ -272,6 +277,7 @@ class Simulation:
         self, num_blocks: int = 64, block_size: int = 4, prefix_caching: bool = True, policy: str = "fcfs",
         knobs: dict | None = None, overlap: bool = False, device: type[SimulatedRunner] = SimulatedRunner,
         host_blocks: int = 0, disk_blocks: int = 0, files: dict[bytes, list] | None = None, stores: str = "fill",
+        window: FreedWindow | None = None,
         **limits,
     ):  # fmt: skip
         self.clock = VirtualClock()
@@ -279,7 +285,7 @@ class Simulation:
         settings = {"max_num_seqs": 8, "max_num_batched_tokens": 32} | limits
         config = EngineConfig(model="", policy=policy, max_num_seqs=settings["max_num_seqs"], **(knobs or {}))
         eviction = make_eviction_policy(config.eviction_policy, num_blocks, config.eviction_ttl_seconds)
-        pool = BlockPool(num_blocks, block_size, prefix_caching, eviction)
+        pool = BlockPool(num_blocks, block_size, prefix_caching, eviction, window)
         self.block_observer = make_block_observer(config, pool)
         settings.setdefault("draft_lengths", make_draft_lengths(config))
         self.runner = device(self.clock, pool)

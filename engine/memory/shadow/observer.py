@@ -1,6 +1,7 @@
 """The outcome of every prompt token at its first lookup, and how long cached blocks live.
 
-**The curve** of hits over pool sizes is that of the eviction policy lru, whichever policy the pool has.
+**The curve** of hits over pool sizes is that of the eviction policy lru, whichever policy the pool has. Where blocks
+behind a window are given back it is an approximation.
 
 **Outcomes.** Each prompt token gets exactly one, in this order of precedence, and they sum to the prompt. A prompt of P
 tokens could at best reuse (P - 1) // block_size blocks, since the last token is always computed for its logits.
