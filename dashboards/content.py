@@ -160,6 +160,12 @@ COMPUTE = (
               note="100 % is a step that could not be faster; the rest is what kernels could still gain."),
         rates("FLOPs by part of the model", "sojourn_compute_part_flops_total", by="part", shape="stack"),
     )),
+    Row("Error of the weights", (
+        gauges("Nats per token from the reference", "sojourn_compute_weight_error_nats", operator="max", width=12,
+               note="Measured at the start with weights_reference."),
+        gauges("Same greedy token as the reference", "sojourn_compute_weight_greedy_agreement_ratio", operator="min",
+               width=12),
+    )),
     Row("Measured against predicted time", (
         quantiles("Measured / predicted", "sojourn_compute_prediction_ratio"),
         rates("Predicted device time", "sojourn_compute_predicted_seconds_total"),

@@ -161,6 +161,8 @@ def build(config: EngineConfig, first_step: int, publish, *, streams: bool = Fal
         shape=runner.shape,
         memory=runner.memory,
         frees_window=window is not None and window.most_blocks(config.block_size) <= runner.num_blocks,
+        checkpoint_format=runner.model.checkpoint_format,
+        weight_error=runner.weight_error,
         changes_outputs=config.changes_outputs,
     )
     engine = Engine(scheduler, runner, observer, publish, first_step=first_step, overlap=runner.overlap)

@@ -6,6 +6,7 @@ from engine.adapter import AdapterReference
 from engine.sampling import SamplingParams, TokenLogprobs
 from metrics.compute.cost_model import ModelShape
 from metrics.compute.kernels import Burst
+from metrics.compute.weight_error import WeightError
 from metrics.memory.kv_load import KVLoad
 from metrics.memory.plan import MemoryPlan
 from metrics.memory.prefix_outcomes import PrefixReport
@@ -63,12 +64,14 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     max_model_len: int
     num_kv_blocks: int
     block_size: int
-    weights: str  # how matrices are held: a dtype or int8
+    weights: str  # how most matrices are held: a dtype, int8, int4 or fp8
     weight_bytes: int
     num_parameters: int
     shape: ModelShape
     memory: MemoryPlan
     frees_window: bool = False  # requests give back blocks behind their window: the pool does not bound their length
+    checkpoint_format: str | None = None  # of a quantised checkpoint: awq, gptq, gguf, …
+    weight_error: WeightError | None = None  # where weights_reference asks for it
     changes_outputs: list[str] = []  # settings by which outputs differ from the model's own, as name=value
 
     @property

@@ -73,15 +73,18 @@ class Linear(nn.Module):
         """Takes the source that belongs at `target`, a view of the weight."""
         self._sources.add(target.storage_offset() // self.in_features, matrix)
 
-    def choose(self, kernels: Kernels) -> str | None:
-        """Keeps the weight quantised where a kernel fits the sources that were outlined: it then gets no memory here.
-        Returns the format's name."""
-        if (kernel := self._sources.choose(kernels)) is None:
-            return None
+    def choose(self, kernels: Kernels) -> None:
+        """Keeps the weight quantised where a kernel fits the sources that were outlined: it gets no memory here."""
+        if self._sources.choose(kernels) is None:
+            return
         outline = self.weight.detach()
         del self.weight
         self.weight = torch.empty_like(outline, device="meta")
-        return kernel.name
+
+    @property
+    def kept_as(self) -> str | None:
+        """The format of a weight that stays quantised."""
+        return None if self._sources.kernel is None else self._sources.kernel.name
 
     @property
     def placed(self) -> bool:

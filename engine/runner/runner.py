@@ -36,6 +36,7 @@ from engine.runner.memory_plan import drafter_bytes, planned, pool_blocks, windo
 from engine.runner.rows import StableRows, pack
 from engine.runner.stream import Task, make_stream, step_threads
 from engine.runner.tables import DeviceTables, HostTables, StepTensors
+from engine.runner.weight_reference import reference_predictions
 from engine.sampling import keeps_rows, unfit
 from engine.settings.speculation import PROPOSING
 from engine.token.grammar.guides import Guides, refused
@@ -66,10 +67,13 @@ class ModelRunner:
         self.operations = make_operations(config.fused_operations, self.device, self.dtype, self.kv_dtype)
         self.memory = planned(config, folder)
         self.adapters: Adapters | None = None
+        reference = reference_predictions(config, folder, self.dtype, self.device)
         self.model = load_model(
             folder, self.dtype, self.device, config.max_model_len,
             dummy=config.load_format == "dummy", weights=config.weights, window=config.window_and_sinks,
         )  # fmt: skip
+        self.weight_error = None if reference is None else reference.error_of(self.model)
+        del reference
         self.max_model_len = config.max_model_len or self.model.config.max_model_len
         self.shape = self.model.shape(self.kv_dtype)
         self.sampler = Sampler(self.shape.vocab_size, self.device, max_rows=config.max_num_seqs)

@@ -118,11 +118,14 @@ async def _watch(server: _Server, core: CoreClient, url: str) -> None:
             freeze_startup_objects()
             facts = core.ready
             stored = "" if facts.weights == facts.dtype else f" with {facts.weights} weights"
+            stored += "" if facts.checkpoint_format is None else f" of a checkpoint in {facts.checkpoint_format}"
             served = (
                 f"{facts.model_name} ({facts.num_parameters:,} parameters, {facts.dtype}{stored} on {facts.device})"
             )
             pool = f"{facts.num_kv_blocks:,} KV blocks of {facts.block_size} tokens"
             print(f"Sojourn is ready: {served}, {pool}, at {url}/v1\n{facts.memory.sentence()}", flush=True)
+            if facts.weight_error is not None:
+                print(f"error of the weights: {facts.weight_error.sentence()}", flush=True)
             if facts.changes_outputs:
                 print(
                     f"warning: outputs differ from the model's own, by {', '.join(facts.changes_outputs)}", flush=True

@@ -327,7 +327,10 @@ class Service:
     def _fingerprint(self) -> str:
         """Changes with the model, its precision and the device: with all that changes the output of a seed."""
         ready = self.core.ready
-        facts = (self.name, ready.num_parameters, ready.weight_bytes, ready.dtype, ready.device, ready.block_size)
+        facts = (
+            self.name, ready.num_parameters, ready.weight_bytes, ready.weights, ready.dtype, ready.device,
+            ready.block_size,
+        )  # fmt: skip
         return f"fp_{hashlib.blake2b(repr(facts).encode(), digest_size=5).hexdigest()}"
 
     def caller(self, request: Request) -> Caller:

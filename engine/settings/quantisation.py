@@ -19,9 +19,9 @@ class QuantisationSettings(BaseModel):
         "without a kernel's roundings, or against the folder of the unquantised model",
     )
 
-    @field_validator("weights_reference")
+    @field_validator("load_format", check_fields=False)  # of EngineConfig, whose fields are checked after these
     @classmethod
-    def _has_weights(cls, reference: str | None, info: ValidationInfo) -> str | None:
-        if reference is not None and info.data.get("load_format") == "dummy":
-            raise ValueError("load_format=dummy has random weights, whose error says nothing; leave one of the two out")
-        return reference
+    def _has_weights(cls, load_format: str, info: ValidationInfo) -> str:
+        if load_format == "dummy" and info.data.get("weights_reference") is not None:
+            raise ValueError("random weights have no error; leave weights_reference out")
+        return load_format

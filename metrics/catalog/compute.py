@@ -35,6 +35,12 @@ COMPUTE = (
             "Excludes padding and wasted work."),
     counter("compute", "moved_bytes_total", "bytes", "Bytes that steps must move at least: weights, KV, activations.",
             "A lower bound: excludes misses of the device's caches."),
+    gauge("compute", "weight_error_nats", "nats",
+          "Kullback-Leibler divergence of the served weights' predictions from the reference's, nats a token.",
+          "Measured once, at the start, on one text (weights_reference); no series without."),
+    gauge("compute", "weight_greedy_agreement_ratio", "ratio",
+          "Share of that text's tokens for which both find the same one the most likely.",
+          "Does not say that generated texts agree: one other token changes all that follow."),
     counter("compute", "part_flops_total", "flops",
             "Floating-point operations by part: attention (projections, scores, mixing), mlp (routers and chosen "
             "experts too), head (rows of logits).",

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from metrics.compute.weight_error import WeightError
 from metrics.export.prometheus_series import Series
 from metrics.memory.plan import MemoryPlan
 from metrics.steps import Steps
@@ -55,6 +56,12 @@ class PoolGauges:
         """A core has started."""
         for purpose, size in plan.parts.items():
             self._numbers["sojourn_memory_planned_bytes"][(purpose,)] = size
+
+    def observe_weight_error(self, error: WeightError | None) -> None:
+        """Of a core that has started, where it was measured."""
+        if error is not None:
+            self._numbers["sojourn_compute_weight_error_nats"][()] = error.divergence_nats
+            self._numbers["sojourn_compute_weight_greedy_agreement_ratio"][()] = error.greedy_agreement
 
     def refresh(self) -> None:
         """Brings the series up to date, for a scrape. An unknown value has no sample, which beats a wrong one."""

@@ -56,6 +56,7 @@ def about(run: RunData) -> str:
     known = engine | ((served.get("engine") or {}) if isinstance(served, dict) else {})
     parts = [f"run {run.name}", f"scenario {scenario_name(run.meta)}"]
     parts += [f"{key} {known[key]}" for key in ("model", "device", "dtype") if known.get(key)]
+    parts += _weights(run.meta)
     hardware = run.meta.get("hardware")
     if isinstance(hardware, dict):
         parts += [f"{hardware['cores']} cores"] if hardware.get("cores") else []
@@ -65,6 +66,18 @@ def about(run: RunData) -> str:
     if run.diagnosis is not None and run.diagnosis.against:
         parts.append(f"against {run.diagnosis.against}")
     return wrap(f'<div class="sj-about">{" · ".join(map(safe, parts))}</div>')
+
+
+def _weights(meta: dict[str, Any]) -> list[str]:
+    """How the weights are held, and their error, beside the speed that they give."""
+    core = meta.get("core")
+    core = core if isinstance(core, dict) else {}
+    parts = [f"weights {core['weights']}"] if core.get("weights") not in (None, core.get("dtype")) else []
+    error = core.get("weight_error")
+    if isinstance(error, dict):
+        parts.append(f"{error['divergence_nats']:.4f} nats per token from {error['reference']}, "
+                     f"same greedy token in {error['greedy_agreement']:.1%}")  # fmt: skip
+    return parts
 
 
 def scenario_name(meta: dict[str, Any]) -> str:

@@ -98,6 +98,7 @@ class Telemetry:
         )
         self.exporter.observe_ready(facts)
         self.exporter.gauges.observe_plan(message.memory)
+        self.exporter.gauges.observe_weight_error(message.weight_error)
 
     def tokens(self, message: messages.Tokens) -> None:
         self._last = message

@@ -35,6 +35,7 @@ class NoTelemetry:
     def ready(self, message: messages.Ready) -> None:
         self.exporter.gauges.observe_state(Pool(message.num_kv_blocks))
         self.exporter.gauges.observe_plan(message.memory)
+        self.exporter.gauges.observe_weight_error(message.weight_error)
 
     def tokens(self, message: messages.Tokens) -> None:
         self._last = message

@@ -21,6 +21,7 @@ TABLES = ("steps", "requests", "system", "kernels")
 # What `run.json` says of the core: fields of its Ready message.
 DESCRIBED = (
     "device", "dtype", "weights", "threads", "num_kv_blocks", "block_size", "num_parameters", "weight_bytes",
+    "checkpoint_format", "weight_error",
     "changes_outputs",
 )  # fmt: skip
 REMOVED = "its folder was removed while the server ran: records from before are lost"
@@ -41,7 +42,7 @@ class Recording:
         """Writes to `run.json` what is known once the model is loaded: what the costs of steps are worked out from."""
         known = {
             "model_shape": msgspec.to_builtins(message.shape),
-            "core": {name: getattr(message, name) for name in DESCRIBED},
+            "core": {name: msgspec.to_builtins(getattr(message, name)) for name in DESCRIBED},
             "ceilings": None if ceilings is None else msgspec.to_builtins(ceilings),
         }
         if self._meta is not None:

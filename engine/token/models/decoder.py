@@ -64,7 +64,7 @@ class Decoder(nn.Module):
         self.tie()
         self.sink_tokens = 0  # that all tokens see beside their window
         self.packed_format: str | None = None  # of the matrices that `pack` has packed
-        self.quantised_formats: tuple[str, ...] = ()  # of the matrices that stay as a checkpoint has quantised them
+        self.checkpoint_format: str | None = None  # of a quantised checkpoint
         self._joined: tuple[tuple, CppLayers | None] = (None, None, None), None
         self.rope_tables: list[RopeTable] = []  # of the whole attention, and of windows if they have their own
         self._tables_of_layers = [
@@ -97,11 +97,8 @@ class Decoder(nn.Module):
 
     def choose_kernels(self, kernels: Kernels) -> None:
         """Keeps each matrix quantised that was outlined so and has a kernel; the others will be dequantised."""
-        names: Counter[str] = Counter()
         for module in self._matrices():
-            if (name := module.choose(kernels)) is not None:
-                names[name] += module.num_weights
-        self.quantised_formats = tuple(name for name, _ in names.most_common())
+            module.choose(kernels)
 
     def pack(self, weight_format: WeightFormat) -> None:
         """Packs every linear layer, the head included, and every expert. What is looked up by rows stays, the
@@ -114,9 +111,27 @@ class Decoder(nn.Module):
 
     @property
     def held_as(self) -> str | None:
-        """The formats of the matrices that methods multiply by, most weights first; None where torch has them all."""
-        names = self.quantised_formats + ((self.packed_format,) if self.packed_format else ())
-        return ", ".join(names) or None
+        """The format of most weights that methods multiply by; None where torch has them all."""
+        return next(iter(self.weights_by_format), None)
+
+    @property
+    def weights_by_format(self) -> dict[str, int]:
+        """Format → how many weights of matrices are held so, most first; without those that are left to torch."""
+        weights: Counter[str] = Counter()
+        for module in self._matrices():
+            name = self.packed_format if module.kept_as is None else module.kept_as
+            if name is not None:
+                weights[name] += module.num_weights
+        return dict(weights.most_common())
+
+    @property
+    def num_matrix_weights(self) -> int:
+        return sum(module.num_weights for module in self._matrices())
+
+    @property
+    def num_kept_weights(self) -> int:
+        """Of matrices that stay as a checkpoint has quantised them."""
+        return sum(module.num_weights for module in self._matrices() if module.kept_as is not None)
 
     def _matrices(self) -> list[Linear | MixtureOfExperts]:
         return [module for module in self.modules() if isinstance(module, Linear | MixtureOfExperts)]

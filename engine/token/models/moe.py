@@ -105,21 +105,24 @@ class MixtureOfExperts(nn.Module):
                 expert, row = divmod(target.storage_offset() // stack.shape[2], stack.shape[1])
                 sources[expert].add(row, matrix)
 
-    def choose(self, kernels: Kernels) -> str | None:
-        """Keeps the experts quantised where one kernel fits all that were outlined: they then get no memory here.
-        Returns the format's name."""
+    def choose(self, kernels: Kernels) -> None:
+        """Keeps the experts quantised where one kernel fits all that were outlined: they then get no memory here."""
         kernels = kernels if kernels.experts else Kernels()
         chosen = {sources.choose(kernels) for stack in self._sources for sources in stack}
         if len(chosen) > 1 or None in chosen:
             self._sources = tuple([SourceParts(part.shape[1]) for _ in range(self.num_experts)]
                                   for part in self.matrices())  # fmt: skip
-            return None
+            return
         self._kept = True
         for name in ("gate_up", "down"):
             outline = torch.empty_like(getattr(self, name), device="meta", requires_grad=False)
             delattr(self, name)
             setattr(self, name, outline)
-        return chosen.pop().name
+
+    @property
+    def kept_as(self) -> str | None:
+        """The format of experts that stay quantised."""
+        return self._sources[0][0].kernel.name if self._kept else None
 
     @property
     def placed(self) -> bool:

@@ -82,8 +82,21 @@ def load_model(
             model.load(outline.source.weights())
     if outline.weight_format is not None:
         model.pack(outline.weight_format)
+    _say_what_is_dequantised(model, dtype)
     model.make_rope(outline.max_model_len, device)
     return model.eval()
+
+
+def _say_what_is_dequantised(model: Decoder, dtype: torch.dtype) -> None:
+    if model.checkpoint_format is None:
+        return
+    kept, total = model.num_kept_weights, model.num_matrix_weights
+    if kept < total:
+        dense = model.packed_format or str(dtype).removeprefix("torch.")
+        log.warning(
+            "%s checkpoint: %.0f%% of its matrices' weights are held in %s: they are dense there, or no kernel fits",
+            model.checkpoint_format, 100 * (total - kept) / total, dense,
+        )  # fmt: skip
 
 
 def _fill_quantised(model: Decoder, weights: WeightSource) -> None:
@@ -136,6 +149,7 @@ def outlined_model(
         _check_weights(model, folder, source)
     elif source.name is not None:
         model.place_quantised(source.outline)
+    model.checkpoint_format = source.name
     model.choose_kernels(_kernels(weights, dtype, device))
     stored = named_dtype(config) if dummy or source.name is not None else stored_dtype(folder)
     packed = _format(weights, stored, dtype, device)

@@ -5,6 +5,7 @@ from random import Random
 import msgspec
 import pytest
 
+from metrics.compute.weight_error import WeightError
 from metrics.export.prometheus import Exporter
 from metrics.export.prometheus_pool import Pool
 from metrics.export.vllm_names import EngineFacts
@@ -56,6 +57,16 @@ def test_measured_limits_are_there_once_somebody_measured_them():
     assert value(samples, "compute_roofline_seconds_total", composition="decode") == pytest.approx(0.001 + 0.005)
     assert value(samples, "compute_ceiling_flops_per_second", precision="int8") == 5e11
     assert value(samples, "compute_ceiling_bytes_per_second") == 3e10
+
+
+def test_error_of_weights_is_told_where_it_was_measured():
+    exporter = Exporter("tiny")
+    exporter.gauges.observe_weight_error(None)
+    assert not [name for name, _ in scraped(exporter) if "weight" in name]
+    exporter.gauges.observe_weight_error(WeightError("self", 1023, 0.0125, -0.002, 0.97))
+    samples = scraped(exporter)
+    assert value(samples, "compute_weight_error_nats") == 0.0125
+    assert value(samples, "compute_weight_greedy_agreement_ratio") == 0.97
 
 
 def test_slots_are_those_of_blocks_in_use_once_the_size_of_a_block_is_known():
