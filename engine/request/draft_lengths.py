@@ -202,7 +202,7 @@ class AdaptiveLengths:
         if plan.wanted and outcome.draft_ns:
             each_ns = outcome.draft_ns / max(plan.wanted.values())
             self._draft_ns += self.SHARE * (each_ns - self._draft_ns)
-        if not any(item.kind in ("prefill", "recompute") for item in plan.scheduled):
+        if not any(item.is_prompt for item in plan.scheduled):
             self._times.observe(tokens, outcome.device_ns)
         self._observe_gap(plan, outcome)
 

@@ -22,6 +22,11 @@ class ScheduledTokens(NamedTuple):
     samples: bool  # its last position is the last known one, so that the next token can be sampled
     drafts: tuple[int, ...] = ()
 
+    @property
+    def is_prompt(self) -> bool:
+        """Prompt work, also of KV that is rebuilt. Verifying drafts is decoding."""
+        return self.kind in ("prefill", "recompute")
+
 
 class Preemption(NamedTuple):
     """A running request that lost its blocks."""

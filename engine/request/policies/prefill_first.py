@@ -6,7 +6,6 @@ from engine.memory.block_pool import BlockPool
 from engine.request.plan import StepPlan
 from engine.request.policy import PROMPTS_FIRST, Phases, Policy
 from engine.request.request import Request
-from metrics.records import PROMPT_KINDS
 
 
 class PrefillFirst(Policy):
@@ -27,5 +26,5 @@ class PrefillFirst(Policy):
         return PROMPTS_FIRST if self._without_decode < self._patience else PROMPTS_FIRST[::-1]
 
     def computed(self, plan: StepPlan) -> None:
-        prompts_only = all(item.kind in PROMPT_KINDS for item in plan.scheduled)
+        prompts_only = all(item.is_prompt for item in plan.scheduled)
         self._without_decode = self._without_decode + 1 if prompts_only else 0

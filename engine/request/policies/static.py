@@ -6,7 +6,6 @@ from engine.memory.block_pool import BlockPool
 from engine.request.plan import StepPlan
 from engine.request.policy import PROMPTS_FIRST, Phase, Phases, Policy
 from engine.request.request import Request
-from metrics.records import PROMPT_KINDS
 
 CLOSED: Phases = ((Phase.PROMPTS,), (Phase.DECODES,))
 
@@ -36,4 +35,4 @@ class StaticBatching(Policy):
         self._admitted += 1
 
     def computed(self, plan: StepPlan) -> None:
-        self._decoding = self._decoding or any(item.kind not in PROMPT_KINDS for item in plan.scheduled)
+        self._decoding = self._decoding or any(not item.is_prompt for item in plan.scheduled)
