@@ -7,7 +7,7 @@ from engine.request.plan import ScheduledTokens, StepPlan
 from engine.request.request import State
 from engine.runner.batch import Batch
 from engine.token.grammar.guides import Guides
-from engine.token.models.decoder import Taps
+from engine.token.models.taps import Taps
 from engine.token.speculation.proposer import ComputedStep, Proposer, SequenceStep
 
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -25,27 +25,9 @@ from engine.token.models.latent import LatentAttention
 from engine.token.models.layer import DecoderConfig, Layer, Stored
 from engine.token.models.moe import MixtureOfExperts
 from engine.token.models.rope import rope_table
+from engine.token.models.taps import Taps
 from metrics.compute.cost_model import Expansion, ExpertShape, ModelShape
 from metrics.errors import ModelError
-
-
-@dataclass(slots=True)
-class Taps:
-    """What a forward pass gives besides its last hidden states, and how deep it goes."""
-
-    layers: tuple[int, ...] = ()  # ascending: the residual streams behind these are copied; -1: the embeddings
-    depth: int | None = None  # layers that are computed, before the last norm; None: all
-    streams: list[torch.Tensor] = field(default_factory=list)  # [num_tokens, hidden_size] each, of the last pass
-
-    def stops(self, num_layers: int) -> list[int]:
-        """The numbers of layers after which the pass has something to copy, or ends."""
-        self.streams.clear()
-        depth = num_layers if self.depth is None else self.depth
-        return sorted({layer + 1 for layer in self.layers} | {depth})
-
-    def take(self, num_computed: int, residual: torch.Tensor) -> None:
-        if num_computed - 1 in self.layers:
-            self.streams.append(residual.clone())
 
 
 class Decoder(nn.Module):

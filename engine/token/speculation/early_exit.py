@@ -12,8 +12,9 @@ from engine.compute.buffers import to_device
 from engine.compute.kv_cache import KVCache
 from engine.compute.logits import argmax
 from engine.compute.operations.backend import Operations
-from engine.token.models.decoder import Decoder, Taps
+from engine.token.models.decoder import Decoder
 from engine.token.models.moe import MixtureOfExperts
+from engine.token.models.taps import Taps
 from engine.token.speculation.draft_inputs import DraftTables
 from engine.token.speculation.greedy_chain import greedy_chain
 from engine.token.speculation.head_files import read_bytes

@@ -11,6 +11,7 @@ from engine.compute.kv_cache import allocate
 from engine.compute.operations.cpp_backend import CppOperations
 from engine.token.models import decoder
 from engine.token.models.registry import load_model
+from engine.token.models.taps import Taps
 from tests.engine.compute.attention_inputs import attention_inputs
 from tests.engine.harness import drain, hand_over, make_engine, submit
 
@@ -67,11 +68,11 @@ def test_taps_are_the_hidden_states_of_transformers(family, checkpoints):
     attention.begin(attention_inputs([20], [20], at, torch.arange(2)[None], 16))
     with torch.inference_mode():
         states = oracle(ids[None], output_hidden_states=True).hidden_states
-        taps = decoder.Taps((-1, *range(num_layers - 1)))
+        taps = Taps((-1, *range(num_layers - 1)))
         whole = model(ids, at, at, operations, attention, cache, taps).clone()
         for tapped, layer in zip(taps.streams, taps.layers, strict=True):
             torch.testing.assert_close(tapped, states[layer + 1][0], rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(whole, states[-1][0], rtol=1e-4, atol=1e-4)
-        exited = model(ids, at, at, operations, attention, cache, decoder.Taps(depth=1))
+        exited = model(ids, at, at, operations, attention, cache, Taps(depth=1))
         expected = oracle.model.norm(states[1])[0]
     torch.testing.assert_close(exited, expected, rtol=1e-4, atol=1e-4)

@@ -25,6 +25,7 @@ from metrics.errors import ModelError
 from tests.engine.harness import drain, hand_over, make_engine, submit
 from tests.engine.token.models.test_flops import DefinedAttention
 from tests.engine.token.speculation import drafter_folders as folders
+from tests.further import further
 
 CPU = torch.device("cpu")
 DRAFTERS = folders.DRAFTERS
@@ -89,8 +90,10 @@ def defined(name: str, checkpoints):
     }[name]
 
 
-@pytest.mark.parametrize("settings", [{"prefix_caching": False}, TIGHT], ids=["whole", "tight"])
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [*((name, TIGHT) for name in DRAFTERS), *further(*((name, {"prefix_caching": False}) for name in DRAFTERS))],
+)
 def test_drafts_are_those_of_a_computation_without_a_cache(name, settings, drafter, checkpoints):
     """With chunks, preemptions and prefixes that were found, too. Only a layer that reads hidden states has one entry
     of a found prefix that read another next token, so there its drafts are compared without prefixes."""
@@ -106,7 +109,7 @@ def test_drafts_are_those_of_a_computation_without_a_cache(name, settings, draft
             assert drafts == oracle(known, len(drafts)), f"after {len(known)} tokens"
 
 
-@pytest.mark.parametrize("settings", [{}, TIGHT, {"block_size": 5}], ids=["whole", "tight", "odd blocks"])
+@pytest.mark.parametrize("settings", [TIGHT, {"block_size": 5}, *further({})])
 def test_a_draft_model_that_is_its_target_is_always_right(settings, checkpoints):
     settings = {"model": str(checkpoints["llama"]), "speculation_model": str(checkpoints["llama"])} | settings
     _, _, records = drafted(settings | {"speculation": "draft-model"})
@@ -245,7 +248,7 @@ def test_flops_are_exactly_those_that_torch_counts(name, drafter):
     )
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", ["draft model", "eagle3", *further("medusa", "medusa of vllm", "mtp")])
 def test_the_memory_plan_knows_what_a_drafter_takes(name, drafter):
     settings = drafter(name)
     config = EngineConfig(**settings, threads=1, num_kv_blocks=32, max_model_len=256, weights="float32")
