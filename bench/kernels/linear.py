@@ -1,9 +1,10 @@
 """What a weight format costs and what it gives: time of one product, error of one product, error of a whole model.
 
-    python -m bench.kernels.linear [CHECKPOINT] [--quick]
+    python -m bench.kernels.linear [CHECKPOINT] [--quick] [--processor-time]
 
 prints all three for the bundled model, or for another checkpoint; `measure` gives the times to `sojourn bench kernels`.
-Every product reads weights that no cache holds, and formats take turns, so that a busy machine slows all of them.
+Every product reads weights that no cache holds, and formats take turns, so that a busy machine slows all of them. The
+processor time of one thread depends less on what else runs.
 """
 
 import statistics
@@ -75,7 +76,9 @@ def group_formats(kernels: Library) -> dict[str, Callable[..., Product]]:
     return {f"ours {name}": partial(pack, *form) for name, form in forms.items()}
 
 
-def times(outputs: int, inputs: int, repeats: int = REPEATS) -> dict[tuple[str, int], float]:
+def times(
+    outputs: int, inputs: int, repeats: int = REPEATS, clock: Callable[[], float] = time.perf_counter
+) -> dict[tuple[str, int], float]:
     """(format, rows) → median seconds of one product."""
     copies = max(3, ROTATED_BYTES // (4 * outputs * inputs))
     weight = torch.randn(outputs, inputs).mul_(0.02)
@@ -85,10 +88,10 @@ def times(outputs: int, inputs: int, repeats: int = REPEATS) -> dict[tuple[str, 
         x = torch.randn(rows, inputs)
         for repeat in range(repeats + 2):
             for name, weights in callables.items():
-                begin = time.perf_counter()
+                begin = clock()
                 weights[turn % copies](x)
                 if repeat >= 2:
-                    durations.setdefault((name, rows), []).append(time.perf_counter() - begin)
+                    durations.setdefault((name, rows), []).append(clock() - begin)
             turn += 1
     return {key: statistics.median(seconds) for key, seconds in durations.items()}
 
@@ -154,14 +157,17 @@ def some_text(folder: Path, length: int = 400) -> list[int]:
 
 
 def main() -> None:
-    quick = "--quick" in sys.argv
+    quick, clock = "--quick" in sys.argv, time.perf_counter
+    if "--processor-time" in sys.argv:
+        torch.set_num_threads(1)
+        clock = time.thread_time
     names = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
     folder, out = model_folder(names[0] if names else "tiny-model"), Console(width=120)
     if not quick:
         for outputs, inputs in SIZES:
             table = Table(f"ms, {inputs} to {outputs}; rows", *map(str, ROWS))
             with torch.inference_mode():
-                medians = times(outputs, inputs)
+                medians = times(outputs, inputs, clock=clock)
             for name in dict.fromkeys(name for name, _ in medians):
                 table.add_row(name, *(f"{medians[name, rows] * 1e3:.3f}" for rows in ROWS))
             out.print(table)
