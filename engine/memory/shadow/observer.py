@@ -67,6 +67,13 @@ class RequestPath:
     prompt: bytes = b""  # its entry in the live prompts; empty of a fork, whose leader has it
     partly_lost: bool = False  # a smaller pool would have lost some of `read`, until its next block is filled
 
+    @property
+    def last(self) -> ShadowNode:
+        """Of the blocks that it reads. A window leaves the last one in."""
+        last = self.read[-1] if self.read else self.root
+        assert last is not None, "the last full block is read"
+        return last
+
 
 def _booked_by_flush(book: Callable[..., None]) -> Callable[..., None]:
     """The event waits until `flush`. Then `book` gets the time and the number of active blocks that it had."""
@@ -148,7 +155,9 @@ class ShadowObserver(BlockObserver):
     def on_copy(self, now_ns: int, active: int, owner: BlockOwner, index: int) -> None:
         read = self._paths[owner.arrival_index].read
         if len(read) > index:
-            self.shadow.leave(read.pop(), now_ns)
+            copied = read.pop()
+            assert copied is not None, "what is written next is behind no window"
+            self.shadow.leave(copied, now_ns)
 
     @_booked_by_flush
     def on_grow(self, now_ns: int, active: int, owner: BlockOwner) -> None:
@@ -184,7 +193,7 @@ class ShadowObserver(BlockObserver):
             path.partly_lost = False
             for node in filter(None, read):
                 node.lost_below = 0
-        parent = read[-1] if read else path.root
+        parent = path.last
         hashes = owner.block_hashes(size, count)
         tokens, width = packed_tokens(owner.token_ids[first * size : count * size]), size * TOKEN_BYTES
         for index in range(first, count):
@@ -217,7 +226,7 @@ class ShadowObserver(BlockObserver):
             self._drop_in_flight(path.prompt_keys[index])
         for node in reversed(path.known[done:]):
             shadow.give_up(node)
-        shadow.end(read[-1] if read else path.root, owner.token_ids[done * self._size : committed_tokens], owner.id)
+        shadow.end(path.last, owner.token_ids[done * self._size : committed_tokens], owner.id)
         if path.prompt:
             self._live.remove(path.prompt, owner.id)
         for node in filter(None, reversed(read)):
