@@ -82,7 +82,11 @@ def test_the_command_leaves_its_files_though_every_stage_fails(tmp_path):
         "transformers",
     ]  # fmt: skip
     assert {stage["status"] for stage in stages} == {3}
-    assert sorted(path.name for path in out.iterdir()) == ["first.json", "logs.tgz"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "first.json",
+        "logs.tgz",
+        "ladder",
+    ]
     with tarfile.open(out / "logs.tgz") as logs:
         assert len(logs.getnames()) == len(stages)
 
