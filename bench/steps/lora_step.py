@@ -19,7 +19,7 @@ from engine.token.models.registry import outlined_model
 from tests.engine.harness import drain, hand_over, make_engine, submit
 
 SEQUENCES = 16
-ROUNDS = 5
+ROUNDS = 3
 TOKENS = 40
 PROMPT = 64
 
@@ -44,7 +44,10 @@ def write_adapters(base: Path, root: Path, rank: int, *, dummy: bool) -> dict[st
 
 
 def measure(model: str, rank: int, weights: str) -> tuple[dict[str, float], float]:
-    """Median milliseconds of a decode step of each kind, and the ratio of their rates, paired by round."""
+    """Milliseconds of a decode step of each kind, and the ratio of their rates, paired by round.
+
+    A round gives the first decile of its steps, which other work on the machine disturbs least; then medians.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         folder, load_format = model_to_bench(model, Path(scratch))
         adapters = write_adapters(Path(folder), Path(scratch), rank, dummy=load_format == "dummy")
@@ -63,7 +66,7 @@ def measure(model: str, rank: int, weights: str) -> tuple[dict[str, float], floa
                 drain(engine)
                 steps = [s for s in published.records[first:] if s.kinds == ["decode"] * SEQUENCES]
                 if turn:  # the first is not counted
-                    times[kind].append(statistics.median((s.end_ns - s.begin_ns) / 1e6 for s in steps))
+                    times[kind].append(statistics.quantiles([(s.end_ns - s.begin_ns) / 1e6 for s in steps], n=10)[0])
     ratios = [none / lora for none, lora in zip(times["none"], times["adapters"], strict=True)]
     return {kind: statistics.median(values) for kind, values in times.items()}, statistics.median(ratios)
 
