@@ -15,8 +15,10 @@ from engine.compute.kv_cache import KVLayout, LayerCache, allocate, bytes_per_to
 from engine.compute.kv_formats import KV_FP8, KV_INT4, KV_INT8, QUANTISED, dequantise, quantise
 from engine.compute.operations.backend import HeadSpec, Operations
 from engine.compute.operations.cpp_backend import CppOperations
+from engine.config import model_folder
 from engine.runner.build import check_kv_format
 from engine.token.models.mpt import alibi_slopes
+from engine.token.text.tokenizer import Tokenizer
 from metrics.errors import ModelError
 from tests.engine.compute.attention_inputs import by_head
 from tests.engine.compute.kv_errors import error_bound
@@ -162,6 +164,44 @@ def prompt_logprobs(folder, prompts: list[list[int]], **settings) -> torch.Tenso
     hand_over(engine, [submit(f"r{i}", p, 2, prompt_logprobs=0) for i, p in enumerate(prompts)])
     drain(engine, check=True)
     return torch.tensor([told.logprob for i in range(len(prompts)) for told in published.prompt_logprobs[f"r{i}"]])
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    dtype=st.sampled_from(FORMATS),
+    half=st.integers(1, 64),
+    context=st.integers(1, 60),
+    sharpness=st.sampled_from([0.1, 1.0, 4.0]),
+    seed=st.integers(0, 99),
+)
+def test_the_error_of_attention_is_within_its_bound(dtype, half, context, sharpness, seed):
+    """A key that is off by e_k moves its score by scale * |q| e_k at most, s; each weight then changes by a factor
+    within e^(2s). So the output is off by (e^(2s) - 1) max|v| + max e_v at most (docs/kv_cache.md)."""
+    dim = 2 * half
+    query, scale = randn(dim, seed=seed).double() * sharpness, 1 / math.sqrt(dim)
+    exact = randn(2, context, dim, seed=seed + 1)
+    stored = dequantise(*quantise(exact, dtype), torch.float64)
+    (exact_keys, exact_values), (keys, values) = exact.double(), stored
+    output = (keys @ query * scale).softmax(0) @ values
+    expected = (exact_keys @ query * scale).softmax(0) @ exact_values
+    key_error, value_error = error_bound(exact, dtype).double()
+    shift = (key_error @ query.abs() * scale).max()
+    bound = (2 * shift).exp().sub(1) * values.abs().amax(0) + value_error.amax(0)
+    assert ((output - expected).abs() <= bound * (1 + 1e-5)).all()
+
+
+# Nats per token that a format may cost the bundled model: docs/kv_cache.md states them.
+NATS = {"fp8": 0.01, "int8": 0.001, "int4": 0.02}
+
+
+def test_the_bundled_model_loses_no_more_than_the_stated_nats_per_token():
+    model = model_folder("tiny-model")
+    ids = Tokenizer(model).encode((model / "prompts.txt").read_text("utf-8"))
+    prompts = [ids[begin : begin + 500] for begin in range(0, 3000, 500)]
+    exact = prompt_logprobs(model, prompts)
+    for name, bound in NATS.items():
+        lost = (exact - prompt_logprobs(model, prompts, kv_cache_dtype=name)).mean()
+        assert -bound < lost < bound, (name, lost)
 
 
 # Changes of log-probabilities by the format, in those that bfloat16 makes.
