@@ -309,7 +309,9 @@ class Service:
         ready = self.core.ready
         if ready is None:
             return card
-        facts = {name: getattr(ready, name) for name in ready.__struct_fields__ if name not in ("shape", "memory")}
+        facts = msgspec.to_builtins(ready)
+        for hidden in ("type", "shape", "memory"):
+            facts.pop(hidden, None)
         facts["memory_bytes"] = ready.memory.parts
         settings = self.config.model_dump(mode="json", exclude=HIDDEN_SETTINGS)
         return card | {"max_model_len": ready.max_model_len, "engine": settings | facts}
