@@ -57,6 +57,7 @@ def summarise(run: "RunDirectory") -> int:
 
 
 def _summarise(run: "RunDirectory") -> int:
+    from metrics.compute.weight_error import weight_error_of
     from metrics.machine.client_error import client_error_sentence
     from metrics.memory.prefix_share import workload_lines
     from metrics.request.goodput import measured
@@ -70,6 +71,8 @@ def _summarise(run: "RunDirectory") -> int:
     print_diagnosis(diagnosis)
     for line in workload_lines(run.meta(), measured(run.requests(), run.meta())):
         out.print(line)
+    if (error := weight_error_of(run.meta())) is not None:
+        out.print(f"weights        {error.sentence()}", markup=False)
     out.print(f"client error   {client_error_sentence(run.meta()['client_error'])}")
     out.print(f"HTML report    {html}", markup=False)
     out.print(f"run directory  {run.path}")

@@ -1,5 +1,7 @@
 """The error of quantised weights, as it is measured on a text."""
 
+from typing import Any
+
 import msgspec
 
 
@@ -20,3 +22,12 @@ class WeightError(msgspec.Struct, frozen=True):
             f"{self.divergence_nats:.4f} nats per token from {self.reference} (Kullback-Leibler), "
             f"the same greedy token in {self.greedy_agreement:.1%} of {self.num_tokens}"
         )
+
+
+def weight_error_of(meta: dict[str, Any]) -> WeightError | None:
+    """What run.json says of it; None where it was not measured, or is of another version."""
+    core = meta.get("core")
+    try:
+        return msgspec.convert(core.get("weight_error") if isinstance(core, dict) else None, WeightError | None)
+    except msgspec.ValidationError:
+        return None

@@ -5,6 +5,7 @@ from typing import Any
 
 import pandas as pd
 
+from metrics.compute.weight_error import weight_error_of
 from metrics.diagnosis.verdict import Diagnosis, Finding, SymptomCheck, rivals_fix
 from metrics.ledger import CLOSURE_NS, CLOSURE_SHARE, COLOURS
 from metrics.machine.client_error import client_error_sentence
@@ -73,11 +74,8 @@ def _weights(meta: dict[str, Any]) -> list[str]:
     core = meta.get("core")
     core = core if isinstance(core, dict) else {}
     parts = [f"weights {core['weights']}"] if core.get("weights") not in (None, core.get("dtype")) else []
-    error = core.get("weight_error")
-    if isinstance(error, dict):
-        parts.append(f"{error['divergence_nats']:.4f} nats per token from {error['reference']}, "
-                     f"same greedy token in {error['greedy_agreement']:.1%}")  # fmt: skip
-    return parts
+    error = weight_error_of(meta)
+    return parts if error is None else [*parts, error.sentence()]
 
 
 def scenario_name(meta: dict[str, Any]) -> str:
