@@ -39,7 +39,7 @@ def ladder(
 
     Each rung changes one setting of the rung below, and each run starts a server of its own. All rungs are measured
     once, then again, so that a drift of the machine does not look like an effect. The same command continues after an
-    interruption. With the bundled scenario three repeats take about twelve minutes.
+    interruption. With the bundled scenario three repeats take about thirteen minutes.
     """
     need("loadgen")
     need("engine")
