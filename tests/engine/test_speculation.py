@@ -4,6 +4,7 @@ import math
 import random
 from collections import Counter
 
+import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -12,10 +13,12 @@ from engine.messages import Submit
 from engine.request.policies import POLICIES
 from engine.sampling import Grammar
 from metrics.ledger import Account
+from tests.engine.closure import open_books, open_steps, rows_of, table
 from tests.engine.exact_sampling import CHI_SQUARE
 from tests.engine.harness import drain, hand_over, make_engine, submit
 from tests.engine.request.test_metamorphic import tokens_of
 from tests.engine.request.test_metamorphic import traffic as real_traffic
+from tests.engine.server_process import serving
 from tests.engine.simulated import Simulation, sequential
 from tests.engine.test_overlap import ask, assert_closed, play, says, traffic
 from tests.further import further
@@ -23,7 +26,7 @@ from tests.further import further
 PROPOSERS = ("ngram", "early-exit")  # one that only reads, and one that writes behind the known tokens
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     events=traffic(),
     num_blocks=st.sampled_from([12, 16, 64]),
@@ -222,7 +225,7 @@ def test_speculation_changes_no_token_of_the_real_engine_and_loses_no_nanosecond
     assert preemptions > 0 or limits.get("num_kv_blocks") != 10
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 2**31),
     limits=st.fixed_dictionaries({
@@ -282,3 +285,27 @@ def test_a_token_behind_an_accepted_draft_has_the_distribution_of_the_model(chec
         assert statistic < CHI_SQUARE[len(pairs) - (others >= 5)]
         tested += 1
     assert tested >= 2
+
+
+@pytest.mark.server
+@pytest.mark.slow
+def test_a_server_that_speculates_closes_its_books_and_says_the_same(tmp_path):
+    """Streams, stop strings and several choices, over HTTP: usage, ledgers and steps of tokens that come together."""
+    body = {"model": "tiny-model", "prompt": "def add(a, b):\n    return a + b\n\ndef add(a, b):\n", "temperature": 0}
+    bodies = [body | {"max_tokens": 40}, body | {"max_tokens": 30, "stop": ["return"]},
+              body | {"max_tokens": 20, "n": 2, "temperature": 0.7, "seed": 3}]  # fmt: skip
+    texts = []
+    for name, options in (("plain", ()), ("drafted", ("--speculation", "ngram", "--speculation-adaptive", "off"))):
+        run = tmp_path / name
+        with serving(tmp_path, "tiny-model", "--run-dir", str(run), *options) as server:
+            answers = [
+                httpx.post(f"{server.url}/v1/completions", json=each, headers={"x-request-id": f"r{i}"}, timeout=60)
+                for i, each in enumerate(bodies)
+            ]
+            texts.append([([c["text"] for c in a.json()["choices"]], a.json()["usage"]) for a in answers])
+            rows = rows_of(run, ["r0", "r1", "r2"])
+        assert not [fault for row in rows for fault in open_books(row)]
+        assert not open_steps(table(run, "steps"))
+        assert (rows[0]["accepted_tokens"] > 0) == bool(options)
+        assert (rows[0]["ledger_compute_draft_ns"] > 0) == bool(options)
+    assert texts[0] == texts[1]
