@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from engine.token.gguf.file import GGUFFile
+from engine.token.models.settings import number
 from metrics.errors import ModelError
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -66,7 +67,7 @@ def _dtype(kinds: set[str]) -> str:
 
 def _rope(file: GGUFFile, name: str, tensors: dict) -> dict[str, Any]:
     metadata = file.metadata
-    rope = {"rope_type": "default", "rope_theta": float(metadata.get(f"{name}.rope.freq_base", 10000.0))}
+    rope = {"rope_type": "default", "rope_theta": number(metadata, f"{name}.rope.freq_base", 10000.0)}
     if "rope_freqs.weight" in tensors:
         return rope | _llama3(file, rope["rope_theta"], np.asarray(tensors["rope_freqs.weight"].data, np.float64))
     kind = metadata.get(f"{name}.rope.scaling.type", "none")
@@ -74,7 +75,7 @@ def _rope(file: GGUFFile, name: str, tensors: dict) -> dict[str, Any]:
         return rope
     if kind not in ("linear", "yarn"):
         raise ModelError(f"{file.path} has rope scaling {kind!r}; supported as GGUF are linear, yarn and llama3")
-    rope |= {"rope_type": kind, "factor": float(metadata[f"{name}.rope.scaling.factor"])}
+    rope |= {"rope_type": kind, "factor": number(metadata, f"{name}.rope.scaling.factor")}
     if kind == "yarn" and (original := metadata.get(f"{name}.rope.scaling.original_context_length")):
         rope["original_max_position_embeddings"] = original
     return rope

@@ -50,7 +50,7 @@ def tokenizer_config(file: GGUFFile) -> dict[str, Any]:
     tokens = metadata.get("tokenizer.ggml.tokens") or []
     for role, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
         number = metadata.get(f"tokenizer.ggml.{key}_token_id")
-        if number is not None and 0 <= number < len(tokens):
+        if isinstance(number, int) and 0 <= number < len(tokens):
             config[f"{role}_token"] = tokens[number]
     return config
 
@@ -108,7 +108,8 @@ def _bpe(file: GGUFFile, vocabulary: dict[str, int], merges: list[tuple[str, ...
 
 def _add_beginning(tokenizer: Tokenizer, metadata: dict[str, Any], *, by_default: bool) -> None:
     beginning = metadata.get("tokenizer.ggml.bos_token_id")
-    if beginning is None or not metadata.get("tokenizer.ggml.add_bos_token", by_default):
+    known = isinstance(beginning, int) and 0 <= beginning < len(metadata["tokenizer.ggml.tokens"])
+    if not known or not metadata.get("tokenizer.ggml.add_bos_token", by_default):
         return
     token = metadata["tokenizer.ggml.tokens"][beginning]
     tokenizer.post_processor = processors.TemplateProcessing(

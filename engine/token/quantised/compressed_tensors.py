@@ -21,13 +21,14 @@ from engine.token.quantised.scheme import (
     outlined_matrix,
     scale_grid,
 )
-from engine.token.quantised.settings import bits_of, matches
+from engine.token.quantised.settings import bits_of, matches, word
 from metrics.errors import ModelError
 
 SUFFIXES = (
     ".weight_packed", ".weight_scale", ".weight_zero_point", ".weight_shape", ".weight_g_idx", ".weight_global_scale",
     ".input_scale", ".input_zero_point", ".input_global_scale",
 )  # fmt: skip
+ROUNDED = {"int": "int8", "float": "fp8"}  # activations of 8 bits
 STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
 
 
@@ -63,12 +64,9 @@ def _group(config: dict[str, Any]) -> Group:
         raise ModelError("quantization_config has a group without weights; only quantised weights are supported")
     if section(config, "output_activations"):
         raise ModelError("quantization_config has output_activations: rounded outputs are not supported")
-    kind = weights.get("type", "int")
-    if kind not in ("int", "float"):
-        raise ModelError(f"quantization_config has weights of type {kind!r}; supported are int and float")
-    strategy = weights.get("strategy") or ("group" if weights.get("group_size") not in (None, -1) else "channel")
-    if strategy not in STRATEGIES:
-        raise ModelError(f"quantization_config has strategy={strategy!r}; supported are {', '.join(STRATEGIES)}")
+    kind = word(weights, "type", ("int", "float"), "int")
+    by_default = "group" if weights.get("group_size") not in (None, -1) else "channel"
+    strategy = word(weights, "strategy", STRATEGIES, by_default)
     grouped = strategy in ("group", "tensor_group") and weights.get("group_size") != -1
     block = tuple(count({"block": size}, "block") for size in listed(weights, "block_structure")) or None
     if (strategy == "block") != (block is not None and len(block) == 2):
@@ -83,7 +81,7 @@ def _group(config: dict[str, Any]) -> Group:
         symmetric=bool(weights.get("symmetric", True)),
         group_size=count(weights, "group_size") if grouped else None,
         block=block,
-        activations={"int": "int8", "float": "fp8"}.get(inputs.get("type", "int")) if narrow else None,
+        activations=ROUNDED[word(inputs, "type", ROUNDED, "int")] if narrow else None,
         static=narrow and inputs.get("dynamic") is False,
     )
 

@@ -9,7 +9,7 @@ import torch
 from engine.compute.quantisation.matrix import QuantisedMatrix
 from engine.token.models.settings import count, listed
 from engine.token.quantised.scheme import Parts, WeightScheme, needed, outlined_matrix, scale_grid
-from engine.token.quantised.settings import skips
+from engine.token.quantised.settings import skips, word
 from metrics.errors import ModelError
 
 SUFFIXES = (".weight_scale_inv", ".weight_scale", ".input_scale", ".activation_scale")
@@ -17,8 +17,7 @@ SUFFIXES = (".weight_scale_inv", ".weight_scale", ".input_scale", ".activation_s
 
 def fp8(config: dict[str, Any]) -> WeightScheme:
     """quantization_config with quant_method fp8, or quant_algo FP8."""
-    if (kind := config.get("fmt", "e4m3")) != "e4m3":
-        raise ModelError(f"quantization_config has fmt={kind!r}; of FP8 only e4m3 is supported")
+    word(config, "fmt", ("e4m3",), "e4m3")
     sizes = listed(config, "weight_block_size")
     if sizes and len(sizes) != 2:
         raise ModelError(f"quantization_config has weight_block_size={sizes!r}; it must be two sizes")

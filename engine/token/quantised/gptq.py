@@ -9,7 +9,7 @@ from engine.compute.quantisation.matrix import QuantisedMatrix
 from engine.token.models.settings import section
 from engine.token.quantised.packing import unpacked
 from engine.token.quantised.scheme import Parts, WeightScheme, expect_shape, needed, num_groups, outlined_matrix
-from engine.token.quantised.settings import bits_of, group_of
+from engine.token.quantised.settings import bits_of, group_of, word
 from metrics.errors import ModelError
 
 # Version 1 stores zeros less one, a word at a time: what borrowed from the next code gets it back by this sum.
@@ -19,9 +19,8 @@ ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
 def gptq(config: dict[str, Any]) -> WeightScheme:
     """quantization_config with quant_method gptq."""
     bits, group = bits_of(config, (2, 3, 4, 8)), group_of(config)
-    layout = config.get("checkpoint_format") or config.get("format") or "gptq"
-    if layout not in ("gptq", "gptq_v2"):
-        raise ModelError(f"quantization_config has checkpoint_format={layout!r}; supported are gptq and gptq_v2")
+    key = "checkpoint_format" if config.get("checkpoint_format") else "format"
+    layout = word(config, key, ("gptq", "gptq_v2"), "gptq")
     for rule, change in section(config, "dynamic").items():
         if change and not str(rule).startswith("-:"):
             raise ModelError(f"quantization_config has dynamic settings for {rule!r}; one setting for all is supported")

@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
-from engine.token.models.settings import section, shown
+from engine.token.models.settings import section
 from engine.token.quantised.awq import awq
 from engine.token.quantised.compressed_tensors import compressed_tensors
 from engine.token.quantised.fp4 import modelopt_nvfp4, mxfp4
 from engine.token.quantised.fp8 import fp8
 from engine.token.quantised.gptq import gptq
 from engine.token.quantised.scheme import WeightScheme
-from metrics.errors import ModelError
+from engine.token.quantised.settings import word
 
 SCHEMES: dict[str, Callable[[dict[str, Any]], WeightScheme]] = {
     "compressed-tensors": compressed_tensors,
@@ -29,14 +29,5 @@ def weight_scheme(config: dict[str, Any]) -> WeightScheme | None:
         return None
     method = settings.get("quant_method")
     if method == "modelopt" or (method is None and "quant_algo" in settings):
-        algorithm = settings.get("quant_algo")
-        if algorithm not in MODELOPT:
-            raise ModelError(
-                f"quantization_config has quant_algo={shown(algorithm)}; supported are {', '.join(MODELOPT)}"
-            )
-        return MODELOPT[algorithm](settings)
-    if method not in SCHEMES:
-        raise ModelError(
-            f"quantization_config has quant_method={shown(method)}; supported are {', '.join((*SCHEMES, 'modelopt'))}"
-        )
-    return SCHEMES[method](settings)
+        return MODELOPT[word(settings, "quant_algo", MODELOPT)](settings)
+    return SCHEMES[word(settings, "quant_method", (*SCHEMES, "modelopt"))](settings)

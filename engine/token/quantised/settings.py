@@ -1,10 +1,20 @@
 """Values of a `quantization_config`, checked."""
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from engine.token.models.settings import count, shown
 from metrics.errors import ModelError
+
+
+def word(config: dict[str, Any], key: str, known: Iterable[str], default: str | None = None) -> str:
+    """One of the known words."""
+    value = config.get(key)
+    value = default if value is None else value
+    if not isinstance(value, str) or value not in (known := tuple(known)):
+        raise ModelError(f"quantization_config has {key}={shown(value)}; supported are {', '.join(known)}")
+    return value
 
 
 def bits_of(config: dict[str, Any], supported: tuple[int, ...], key: str = "bits") -> int:

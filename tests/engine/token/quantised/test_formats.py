@@ -6,11 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from engine.compute.quantisation.kernels import Kernels
 from engine.token.models import registry
 from engine.token.models.registry import load_model, outlined_model
+from engine.token.quantised.registry import weight_scheme
 from metrics.errors import ModelError
 from tests.engine.harness import drain, hand_over, make_engine, submit
 from tests.engine.token.quantised.published import (
@@ -88,8 +91,8 @@ def weights_of(model) -> Iterator[torch.Tensor]:
     yield from (parameter for parameter in model.parameters())
 
 
-def greedy(folder, **settings) -> list[int]:
-    engine, published = make_engine(folder, **settings)
+def greedy(folder, **options) -> list[int]:
+    engine, published = make_engine(folder, **options)
     hand_over(engine, [submit("r", list(range(3, 40)), 12)])
     drain(engine)
     return published.tokens["r"]
@@ -119,7 +122,7 @@ def test_greedy_tokens_are_those_of_the_dequantised_weights(form, published):
     assert greedy(quantised, weights="float32") == greedy(dense, weights="float32")
 
 
-def change(folder, target, tensors=(), **settings):
+def change(folder, target, tensors=(), **changed):
     """A copy with other tensors (None leaves one out) and other settings."""
     target.mkdir()
     stored = load_file(folder / "model.safetensors")
@@ -128,7 +131,7 @@ def change(folder, target, tensors=(), **settings):
         stored |= {} if tensor is None else {name: tensor.contiguous()}
     save_file(stored, target / "model.safetensors")
     config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] |= settings
+    config["quantization_config"] |= changed
     (target / "config.json").write_text(json.dumps(config))
     return target
 
@@ -158,7 +161,7 @@ BAD = {
     "FP8 without scales": ("FP8 by block", [(f"{LAYER}.weight_scale_inv", lambda t: None)], {},
                            f"tensor {LAYER}.weight is torch.float8_e4m3fn, but the checkpoint has no scales for it"),
     "FP8 of other blocks": ("FP8 by block", [], {"weight_block_size": [64, 64]}, "has shape [2, 3], expected"),
-    "E5M2": ("FP8 by block", [], {"fmt": "e5m2"}, "only e4m3"),
+    "E5M2": ("FP8 by block", [], {"fmt": "e5m2"}, "fmt='e5m2'; supported are e4m3"),
     "no group": ("W4A16", [], {"config_groups": {}}, "has no config_groups"),
     "sparse": ("W4A16", [], {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse weights are not supported"),
     "words that do not fit": ("W4A16", [(f"{LAYER}.weight_packed", lambda t: t[:, :5])], {},
@@ -177,8 +180,8 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_checkpoint_is_refused_by_the_name_of_the_tensor(name, published, tmp_path):
-    form, tensors, settings, sentence = BAD[name]
-    folder = change(published("qwen2", form)[0], tmp_path / "bad", tensors, **settings)
+    form, tensors, changed, sentence = BAD[name]
+    folder = change(published("qwen2", form)[0], tmp_path / "bad", tensors, **changed)
     only_values_show_it = "NaN" in name or "255" in name or "symmetry" in name
     with pytest.raises(ModelError, match=re.escape(sentence)):  # the others before memory is taken
         (load_model if only_values_show_it else outlined_model)(folder, torch.float32, CPU, None, weights="auto")
@@ -205,3 +208,29 @@ def test_without_a_kernel_weights_take_the_dtype_of_config_json(published, monke
     assert load_model(quantised, torch.float32, CPU, None, weights="auto").held_as == "float32"
     model = load_model(quantised, torch.bfloat16, CPU, None)  # as on a GPU: tensors of torch
     assert model.held_as is None and model.layers[0].attention.qkv.weight.dtype == torch.bfloat16
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 300) | st.floats() | st.sampled_from(["int", "float", "group", "re:("]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["weights", "targets", "a"]), inner),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from(sorted(FORMATS)), st.data())
+def test_settings_of_any_kind_give_a_format_or_a_sentence(form, data):
+    config = json.loads(json.dumps(FORMATS[form]()[0]))
+    within = config
+    while isinstance(within, dict) and within:
+        key = data.draw(st.sampled_from(sorted(within)))
+        if not isinstance(within[key], dict) or data.draw(st.booleans()):
+            within[key] = data.draw(VALUES)
+            break
+        within = within[key]
+    try:
+        scheme = weight_scheme({"quantization_config": config})
+        if scheme is not None:
+            scheme.outline("model.layers.0.mlp.down_proj", 64, 96)
+    except ModelError:
+        pass
