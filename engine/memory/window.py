@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from metrics.compute.cost_model import ModelShape
+if TYPE_CHECKING:  # it needs numpy, and the help of the program loads this module
+    from metrics.compute.cost_model import ModelShape
 
 HOLE = -1  # in a sequence's list of blocks: no later position reads what was there
 
@@ -50,7 +52,7 @@ class FreedWindow:
         return 0
 
 
-def freed_window(shape: ModelShape, most_new: int, *, keeps_all: bool) -> FreedWindow | None:
+def freed_window(shape: "ModelShape", most_new: int, *, keeps_all: bool) -> FreedWindow | None:
     """The window behind which blocks are given back, of a model with this shape; `most_new` as in FreedWindow. None
     where a layer reads all tokens, and with settings that keep all."""
     tokens = shape.longest_window
