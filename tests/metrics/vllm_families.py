@@ -13,7 +13,7 @@ DASHBOARDS = {
 }  # fmt: skip
 OTHERS = {
     "cache_config_info": "gauge", "prefix_cache_queries": "counter", "prefix_cache_hits": "counter",
-    "num_preemptions": "counter", "request_num_preemptions": "histogram",
+    "num_preemptions": "counter", "request_num_preemptions": "histogram", "lora_requests_info": "gauge",
     "spec_decode_num_drafts": "counter", "spec_decode_num_draft_tokens": "counter",
     "spec_decode_num_accepted_tokens": "counter", "spec_decode_num_accepted_tokens_per_pos": "counter",
     "request_inference_time_seconds": "histogram", "prompt_tokens_by_source": "counter",
