@@ -15,6 +15,8 @@ def page(ladder: Ladder, found: Sequence[Step]) -> str:
     cpu = f"{hardware['cores']} cores ({hardware['cpu']})"
     gpus = [str(gpu.get("name", gpu) if isinstance(gpu, dict) else gpu) for gpu in hardware.get("gpus") or []]
     last = found[-1] if found else None
+    repeats = max((step.repeats for step in found), default=0)
+    order = "Each rung was run once" if repeats == 1 else f"All rungs were run once, then again: {repeats} repeats"
     parts = [
         "# The ladder",
         "This page answers: what does each technique of a serving engine give, and which account of the ledger pays "
@@ -22,9 +24,8 @@ def page(ladder: Ladder, found: Sequence[Step]) -> str:
         f"Command: `{ladder.command}`. Machine: {gpus[0] if ladder.device == 'cuda' and gpus else cpu}, torch "
         f"{ladder.versions.get('torch', 'unknown')}, {ladder.date[:10]}. Model: {engine.get('model')}. "
         f"Scenario `{scenario['name']}`: {scenario['description'][0].lower()}{scenario['description'][1:]}.",
-        "Each rung changes one setting of the rung below, and each run has a server of its own. All rungs were run "
-        f"once, then again: {max((step.repeats for step in found), default=0)} repeats. A figure is the median, a "
-        "spread the lowest and the highest repeat.",
+        "Each rung changes one setting of the rung below, and each run has a server of its own. "
+        f"{order}. A figure is the median, a spread the lowest and the highest repeat.",
         "## What each rung gave",
         _table(found),
         _whole(found) if last is not None else "",

@@ -65,6 +65,8 @@ def _write(
     layers = set(_quantised_names(model, files))
     kind = to.removeprefix("gguf-").upper()
     if to.startswith("gguf-"):
+        if group_size is not None:
+            raise ModelError("a GGUF format has groups of its own size; leave the group size out")
         scaled = 0 if calibration is None else scale_by_activations(model, calibration, KINDS[kind].back)
         write_gguf(folder / f"{source.name}-{kind}.gguf", source, config, dict(_named(model, files)), kind)
         return scaled

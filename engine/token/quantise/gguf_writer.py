@@ -11,8 +11,12 @@ from engine.token.checkpoint import read_json
 from engine.token.gguf.config import ARCHITECTURES, KEYS
 from engine.token.gguf.tensors import NAMES
 from engine.token.gguf.tokenizer import CONTROL, SPLITS, USER_DEFINED
+from engine.token.models.settings import number
 from metrics.errors import ModelError
 
+# What else a rotation may have, and the values that a reader takes for absent ones.
+YARN = {"attention_factor": None, "mscale": None, "mscale_all_dim": None, "beta_fast": 32, "beta_slow": 1,
+        "truncate": True}  # fmt: skip
 NORMAL = 1  # of tokenizer.ggml.token_type
 BLOCK = 32  # inputs of a block of these kinds
 
@@ -131,7 +135,9 @@ def _add_config(writer: Any, architecture: str, config: dict[str, Any]) -> None:
     writer.add_rope_freq_base(float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0))
     if kind != "default":
         writer.add_string(f"{architecture}.rope.scaling.type", kind)
-        writer.add_rope_scaling_factor(float(rope["factor"]))
+        if lost := [key for key, plain in YARN.items() if rope.get(key) not in (None, plain)]:
+            raise ModelError(f"config.json has {lost[0]} for its rotation, which is not written as GGUF here")
+        writer.add_rope_scaling_factor(number(rope, "factor"))
         if rope.get("original_max_position_embeddings"):
             writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
 
