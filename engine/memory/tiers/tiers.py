@@ -312,17 +312,21 @@ class KVTiers:
         self, request: TierReader, chain: Sequence[tuple[bytes, SlowTier | None]], prefetch: Prefetch
     ) -> Prefetch | None:
         self._prefetches[request.arrival_index] = prefetch
+        for key, _ in chain:
+            if self.host.lookup(key):
+                self._hold(prefetch, key)  # first of all: else the reads could evict it
         for key, tier in chain:
-            if tier is not None:
-                slot = self.host.prepare_store(key)
+            if self.host.lookup(key):
+                continue
+            if key not in self.host:
+                # While a shared store was asked, others may have evicted the block.
+                is_there = tier is not None and tier.index.lookup(key)
+                slot = self.host.prepare_store(key) if is_there else None
                 if slot is None:
-                    break  # all slots are pinned: the rest is computed
+                    break  # it is gone, or all slots are pinned: the rest is computed
                 tier.index.prepare_load(key)
                 tier.reading_bytes += tier.store.block_bytes
                 tier.store.read(key, slot)
-            elif self.host.lookup(key):
-                self._hold(prefetch, key)
-                continue
             self._waiting.setdefault(key, []).append(prefetch)
             prefetch.waits_for += 1
         self.host.evicted.clear()
