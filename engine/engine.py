@@ -109,7 +109,7 @@ class Engine:
             if isinstance(message, Submit):
                 request = self._request(message)
                 preparing = Preparing(request, self.runner.begin(request), self.scheduler.prefetch(request))
-                is_preparing = not preparing.is_done
+                is_preparing = not preparing.is_done or preparing.error is not None  # the next turn ends it
                 if is_preparing:
                     self._preparing.append(preparing)
                 else:
