@@ -32,7 +32,8 @@ _CLASSES = tuple(
                       r"paged_?kv|\bmla_|scaled_dot_product"),
         ("norm", r"^norm_kernel|^add_norm_kernel|layer_?norm|rms_?norm"),
         ("sampling", r"^(chunk|draw|edit)_kernel|multinomial|top_?[kp]_(sampling|mask|renorm)|sampling"),
-        ("gemm", r"^(gate_up|down|(gated|quantised|int8)_product)_kernel|gemm|gemv|xmma|cutlass|cublas|nvjet|splitk|"
+        ("gemm", r"^(gate_up|down|shrink|expand|(gated|quantised|int8)_product)_kernel|gemm|gemv|xmma|"
+                 r"cutlass|cublas|nvjet|splitk|"
                  r"\bdot_kernel|reduce_1block_kernel|marlin|^aten::(linear|addmm|mm|bmm|matmul|baddbmm|_grouped_mm)$"),
     )
 )  # fmt: skip

@@ -58,7 +58,8 @@ def test_classes_sum_to_the_wall_time_and_name_what_a_model_does(family, overlap
     # Each layer has one call of attention in every step
     layers = len(engine.runner.model.layers)
     attend = next(kernel for kernel in by_name(burst.records) if kernel.klass == "attention")
-    assert attend.count == 8 * layers
+    unseen = layers if family.startswith("deepseek") else 0  # the prompt's latents are expanded: attention of its own
+    assert attend.count == 8 * layers - unseen
     assert burst.clock_error_ns < 1_000_000
 
 

@@ -58,7 +58,7 @@ def test_rows_of_a_table_are_read_as_its_records_are():
     records = some_steps(5, 30)
     table = columns("steps", records).to_pandas()
     found, own = (batch_work(SHAPES[0], Steps(each)) for each in (rows_of(table.iloc[::-1]), records))
-    assert all((one == other).all() for one, other in zip(found, own, strict=True))
+    assert all(np.all(one == other) for one, other in zip(found, own, strict=True))
     older = Steps(rows_of(table.assign(logit_rows=np.nan, padding_tokens=np.nan, sampling_ns=np.nan)))
     assert older["logit_rows"].tolist() == older.sequences.tolist() and not older["padding_tokens"].any()
     assert set(older["sampling_ns"].tolist()) == {UNKNOWN}
@@ -79,7 +79,7 @@ def test_costs_of_a_batch_are_those_of_each_step(seed, count, shape):
     work = batch_work(shape, steps)
     for row, record in enumerate(records):
         own = step_work(shape, record.new_tokens, record.past_tokens, record.logit_rows)
-        assert tuple(int(field[row]) for field in work) == tuple(own)
+        assert tuple(int(np.broadcast_to(field, len(records))[row]) for field in work) == tuple(own)
         cost = step_cost(shape, own)
         assert (steps["flops"][row], steps["bytes"][row]) == (cost.flops, cost.moved_bytes)
     parts = steps["flops_attention"] + steps["flops_mlp"] + steps["flops_head"]

@@ -152,7 +152,7 @@ def test_growing_run_has_another_fingerprint(runs, tmp_path):
 
 def test_what_the_metrics_of_a_foreign_server_show_and_do_not_stands_on_the_overview(runs, monkeypatch):
     app = opened(runs, "overview", "vllm", monkeypatch)
-    assert not app.exception and html(app).count("unseen by vLLM&#x27;s metrics</td>") == 12
+    assert not app.exception and html(app).count("unseen by vLLM&#x27;s metrics</td>") == 16
     assert "Counts of both sides" in html(app) and len(app.get("plotly_chart")) == 2
     assert app.get("plotly_chart") and not opened(runs, "steps", "vllm", monkeypatch).exception
 

@@ -38,6 +38,7 @@ NEEDED = {
     "/v1/moderations": {"input": '"x"'},
     "/tokenize": {"prompt": '"x"'},
     "/detokenize": {"tokens": "[5]"},
+    "/v1/load_lora_adapter": {"lora_name": '"a"', "lora_path": '"b"'}, "/v1/unload_lora_adapter": {"lora_name": '"a"'},
 }  # fmt: skip
 # JSON as it stands in a body: what json.dumps writes, and what only a hostile hand writes.
 FRAGMENTS = [

@@ -64,6 +64,7 @@ OURS = {
     "attend_kernel": "attention", "plan_kernel": "attention",
     "edit_kernel": "sampling", "chunk_kernel": "sampling", "draw_kernel": "sampling",
     "gate_up_kernel": "gemm", "gated_product_kernel": "gemm", "down_kernel": "gemm",
+    "expand_kernel": "gemm", "shrink_kernel": "gemm",
     "quantised_product_kernel": "gemm", "int8_product_kernel": "gemm", "round_rows_kernel": "other",
     "norm_kernel": "norm", "heads_kernel": "rope_kv",
     "write_kernel": "rope_kv", "sum_kernel": "other", "gate_kernel": "other", "step_kernel": "other",

