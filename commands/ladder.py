@@ -113,7 +113,7 @@ def _print(measured: "Ladder", found: "list[Step]") -> None:
     for step in found[1:]:
         out.print(f"\n[bold]{step.rung.name}[/bold]: {sentence(step)}")
     out.print(
-        "\nlatencies in ms, from the intended send; × below: tokens per second over the rung below, repeat by repeat"
+        "\n×: tokens per second over the rung below, by repeat; latencies: p50 in ms, from the intended send"
     )
 
 

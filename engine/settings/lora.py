@@ -67,7 +67,7 @@ class LoraSettings(BaseModel):
         for name in value:
             if not ADAPTER_NAME.fullmatch(name):
                 raise ValueError(f"{name!r} is no name for an adapter; use letters, digits and . _ : / - (at most 128)")
-        return value
+        return {name: folder.expanduser() for name, folder in value.items()}
 
     @field_validator("lora_folder")
     @classmethod

@@ -103,7 +103,7 @@ class DiskStore:
         began_ns = time.monotonic_ns()
         try:
             ok = not self._is_closing and work(key, slot)
-        except OSError as error:
+        except Exception as error:  # a read that never ended would hold its request for ever
             ok = False
             self._complain("read" if is_read else "written", error)
         self._finished.append(Moved(key, is_read, ok, self.block_bytes, began_ns, time.monotonic_ns()))
@@ -137,9 +137,9 @@ class DiskStore:
             raise
         return True
 
-    def _complain(self, what: str, error: OSError | None) -> None:
-        reason = "" if error is None else f": {error.strerror}"
-        is_full = error is not None and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    def _complain(self, what: str, error: Exception | None) -> None:
+        reason = "" if error is None else f": {getattr(error, 'strerror', None) or error}"
+        is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         remedy = "; lower kv_disk_gib or make room" if is_full else ""
         self._complaints.log(
             what, "a KV block in %s could not be %s%s; the tokens are computed instead%s", self.folder, what, reason,

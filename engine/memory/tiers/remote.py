@@ -89,7 +89,7 @@ class RemoteStore:
                 if self._is_closing or self._reading.ask(EXIST, self._key(key))[0] != SUCCESS:
                     break
                 count += 1
-        except OSError as error:
+        except Exception as error:
             self._complain("asked", error)
         self._probed.append(Probed(number, count, time.monotonic_ns()))
 
@@ -97,7 +97,7 @@ class RemoteStore:
         began_ns = time.monotonic_ns()
         try:
             ok = not self._is_closing and work(key, slot)
-        except OSError as error:
+        except Exception as error:  # a read that never ended would hold its request for ever
             ok = False
             self._complain("read from" if is_read else "written to", error)
         self._finished.append(Moved(key, is_read, ok, self.block_bytes, began_ns, time.monotonic_ns()))
@@ -129,7 +129,7 @@ class RemoteStore:
         """As LMCache writes keys: model, world size, worker, hash, dtype."""
         return f"sojourn-{self._format.fingerprint.hex()}@1@0@{key.hex()}@uint8".encode()
 
-    def _complain(self, what: str, error: OSError) -> None:
+    def _complain(self, what: str, error: Exception) -> None:
         self._complaints.log(
             what, "the KV tier %s could not be %s: %s; tokens are computed instead", self.url, what, error
         )

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from metrics.diagnosis.capacity import FULL
+from metrics.diagnosis.capacity import FULL, best_load
 from metrics.diagnosis.excess import Excess
 from metrics.diagnosis.facts import Facts
 from metrics.diagnosis.rules.cause import Proposal, cause
@@ -38,11 +38,17 @@ def drafts_of(facts: Facts) -> Drafts | None:
     accepted = float(known.accepted_tokens.sum())
     decode_ns, draft_ns = (float(known[f"ledger_compute_{name}_ns"].fillna(0).sum()) for name in ("decode", "draft"))
     rejected_ns, output = float(known.rejected_ns.fillna(0).sum()), float(known.server_output_tokens.sum())
-    saved_ns = accepted * (decode_ns - rejected_ns) / max(output, 1.0)
     whole_ns = max(decode_ns + draft_ns, 1.0)
+    lost_ns = rejected_ns - accepted * (decode_ns - rejected_ns) / max(output, 1.0)
+    if facts.steps is not None and facts.steps.model is not None:
+        # A row may cost far less than its FLOPs say, where a step is bound by the weights that it reads. An accepted
+        # draft spares its request a step; a rejected one costs a row to all that run in the step.
+        batch, model = max(facts.steps.mean_batch, 1.0), facts.steps.model
+        rejected = float(known.drafted_tokens.sum()) - accepted
+        lost_ns = batch * (rejected * model.token_ns - accepted * model.step_ns / batch)
     return Drafts(
         float(known.drafted_tokens.sum()), accepted, rejected_ns / max(decode_ns, 1.0), draft_ns / whole_ns,
-        (draft_ns + rejected_ns - saved_ns) / whole_ns,
+        (draft_ns + lost_ns) / whole_ns,
     )  # fmt: skip
 
 
@@ -51,12 +57,16 @@ def avoidable_drafts(facts: Facts, load: float) -> list[Evidence]:
     drafts = drafts_of(facts)
     if drafts is None or drafts.lost_share < COSTS or facts.work is None:
         return []
-    busy = facts.rows[[f"ledger_compute_{name}_ns" for name in ("prefill", "decode", "draft")]].fillna(0).sum()
-    decoding = float(busy.iloc[1:].sum() / max(busy.sum(), 1.0))
-    then = load * (1 - drafts.lost_share * decoding)
+    then = _load_without(facts, drafts, load)
     return [evidence(f"drafts cost {drafts.lost_share:.0%} of the decoding more than they save: without them load / "
                      f"capacity would be {then:.2f}", then, "ratio", RECORDS, supports=then >= FULL,
                      weight=4 if then < FULL else 0.5)]  # fmt: skip
+
+
+def _load_without(facts: Facts, drafts: Drafts, load: float) -> float:
+    """Load / capacity had there been no drafts."""
+    busy = facts.rows[[f"ledger_compute_{name}_ns" for name in ("prefill", "decode", "draft")]].fillna(0).sum()
+    return load * (1 - drafts.lost_share * float(busy.iloc[1:].sum() / max(busy.sum(), 1.0)))
 
 
 @cause(lifecycles=("compute", "token"), object="speculation", kind="policy", accounts=(DECODE, DRAFT, *WAITS),
@@ -69,6 +79,8 @@ def rejected_drafts(facts: Facts, excess: Excess) -> Proposal | None:
     share, lost = drafts.accepted / drafts.drafted, drafts.lost_share
     fixed = facts.engine.get("speculation_adaptive") == "off"
     settings = {"speculation_adaptive": "on"} if fixed else {"speculation": "none"}
+    now = best_load(facts)
+    tips = now >= FULL > _load_without(facts, drafts, now)  # then nobody would wait
     return Proposal(
         cause=f"{share:.0%} of the drafts of speculation={facts.engine.get('speculation')} were accepted; drafts cost "
         f"{lost:.0%} of the decoding more than they saved",
@@ -83,7 +95,8 @@ def rejected_drafts(facts: Facts, excess: Excess) -> Proposal | None:
         settings=settings,
         if_cause=f"a token takes about {lost:.0%} less",
         if_rival=f"{missing_share(excess)} stays",
-        claims={DRAFT: 1.0, DECODE: max(lost, drafts.rejected_share), **dict.fromkeys(WAITS, min(1.0, lost))},
+        claims={DRAFT: 1.0, DECODE: max(lost, drafts.rejected_share),
+                **dict.fromkeys(WAITS, 1.0 if tips else min(1.0, lost))},
     )  # fmt: skip
 
 
