@@ -112,9 +112,7 @@ def _print(measured: "Ladder", found: "list[Step]") -> None:
     out.print(rows)
     for step in found[1:]:
         out.print(f"\n[bold]{step.rung.name}[/bold]: {sentence(step)}")
-    out.print(
-        "\n×: tokens per second over the rung below, by repeat; latencies: p50 in ms, from the intended send"
-    )
+    out.print("\n×: tokens per second over the rung below, by repeat; latencies: p50 in ms, from the intended send")
 
 
 def _machine(measured: "Ladder") -> str:

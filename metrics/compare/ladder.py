@@ -176,9 +176,9 @@ def sentence(step: Step) -> str:
     if not step.resolved and step.repeats > 1:
         parts.append("The repeats lie on both sides of 1, so this load on this machine shows no effect.")
     if step.shrank:
-        parts.append(f"{step.shrank[0]} fell by {-step.shrank[1]:.2f} ms a token.")
+        parts.append(f"The account {step.shrank[0]} fell by {-step.shrank[1]:.2f} ms a token.")
     if step.grew and step.shrank and step.grew[1] > 0.15 * -step.shrank[1]:
-        parts.append(f"{step.grew[0]} grew by {step.grew[1]:.2f} ms a token.")
+        parts.append(f"The account {step.grew[0]} grew by {step.grew[1]:.2f} ms a token.")
     if step.batch and step.batch_below and abs(step.batch / step.batch_below - 1) > TOLD_CHANGE:
         parts.append(
             f"A step held {step.batch:.1f} requests in place of {step.batch_below:.1f}, and took {step.step_ms:.1f} ms "

@@ -322,7 +322,7 @@ class KVTiers:
                 # While a shared store was asked, others may have evicted the block.
                 is_there = tier is not None and tier.index.lookup(key)
                 slot = self.host.prepare_store(key) if is_there else None
-                if slot is None:
+                if slot is None or tier is None:
                     break  # it is gone, or all slots are pinned: the rest is computed
                 tier.index.prepare_load(key)
                 tier.reading_bytes += tier.store.block_bytes

@@ -61,7 +61,7 @@ def test_an_invalid_run_counts_for_nothing_and_a_rung_without_runs_is_left_out()
 
 def test_a_sentence_says_what_was_measured_also_where_nothing_was_resolved():
     _, middle, high = steps(made())
-    assert sentence(middle) == "It goes on. request.queue fell by 6.00 ms a token."
+    assert sentence(middle) == "It goes on. The account request.queue fell by 6.00 ms a token."
     assert "16.0 requests in place of 8.0" in sentence(high) and "1.33 times as fast" in sentence(high)
     mixed = msgspec.structs.replace(high, lowest=0.9, highest=1.2)
     assert "no effect" in sentence(mixed)
