@@ -21,7 +21,7 @@ def ladder(
     rungs: Annotated[
         str | None, typer.Option(metavar="'paged KV cache,prefix cache'", help="rungs to measure; by default all")
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, max=100, help="runs of each rung, interleaved")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, max=100, help="runs of each rung, interleaved")] = 2,
     device: Annotated[
         Literal["auto", "cpu", "cuda"], typer.Option(help="whose rungs; auto takes CUDA where there is one")
     ] = "auto",
@@ -39,7 +39,7 @@ def ladder(
 
     Each rung changes one setting of the rung below, and each run starts a server of its own. All rungs are measured
     once, then again, so that a drift of the machine does not look like an effect. The same command continues after an
-    interruption. With the bundled scenario three repeats take about thirteen minutes.
+    interruption. With the bundled scenario two repeats take about twelve minutes on two cores.
     """
     need("loadgen")
     need("engine")
