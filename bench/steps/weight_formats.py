@@ -1,6 +1,6 @@
-"""Processor time of a decode step by format of the weights, on one thread: what a busy machine does not change.
+"""Time of a decode step by format of the weights. On one thread processor time: what a busy machine does not change.
 
-python -m bench.steps.weight_formats [SHAPE] [--formats int8 int4] [--batches 1 8 32]
+python -m bench.steps.weight_formats [SHAPE] [--formats int8 int4] [--batches 1 8 32] [--threads 1]
 
 Formats take turns, step by step. To compare with llama.cpp, take the processor time of two lengths of
 `llama-batched-bench -t 1 -tb 1 -npp 64 -ntg N -npl BATCH`: the difference is that of the steps between.
@@ -10,6 +10,7 @@ import argparse
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from bench.shapes import model_to_bench
@@ -22,8 +23,11 @@ from engine.sampling import SamplingParams
 CONTEXT, BLOCK_SIZE = 80, 16  # tokens
 
 
-def times(shape: str, formats: list[str], batches: list[int], steps: int) -> dict[tuple[str, int], float]:
-    """(format, batch) → median milliseconds of a step."""
+def times(
+    shape: str, formats: list[str], batches: list[int], steps: int, threads: int = 1
+) -> dict[tuple[str, int], float]:
+    """(format, batch) → median milliseconds of a step: of processor time on one thread, of wall time on several."""
+    clock = time.thread_time if threads == 1 else time.perf_counter
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         model, load_format = model_to_bench(shape, Path(folder))
@@ -31,18 +35,20 @@ def times(shape: str, formats: list[str], batches: list[int], steps: int) -> dic
         runners = {}
         for weights in formats:
             config = EngineConfig(
-                model=model, load_format=load_format, device="cpu", threads=1, weights=weights, block_size=BLOCK_SIZE,
-                max_num_seqs=max(batches), max_num_batched_tokens=512, max_model_len=1024,
+                model=model, load_format=load_format, device="cpu", threads=threads, weights=weights,
+                block_size=BLOCK_SIZE, max_num_seqs=max(batches), max_num_batched_tokens=512, max_model_len=1024,
                 num_kv_blocks=blocks * max(batches),
             )  # fmt: skip
             runners[weights] = ModelRunner(config, Path(model))
         for batch in batches:
-            for weights, milliseconds in _interleaved(runners, batch, blocks, steps).items():
+            for weights, milliseconds in _interleaved(runners, batch, blocks, steps, clock).items():
                 found[weights, batch] = statistics.median(milliseconds[1:])
     return found
 
 
-def _interleaved(runners: dict[str, ModelRunner], batch: int, blocks: int, steps: int) -> dict[str, list[float]]:
+def _interleaved(
+    runners: dict[str, ModelRunner], batch: int, blocks: int, steps: int, clock: Callable[[], float]
+) -> dict[str, list[float]]:
     milliseconds: dict[str, list[float]] = {weights: [] for weights in runners}
     requests = {weights: [_request(index, batch, blocks, steps) for index in range(batch)] for weights in runners}
     for past in range(CONTEXT, CONTEXT + steps):
@@ -51,9 +57,9 @@ def _interleaved(runners: dict[str, ModelRunner], batch: int, blocks: int, steps
             for request in requests[weights]:
                 plan.add(ScheduledTokens(request, 1, past, "decode", samples=True))
                 request.token_ids.append(7)
-            begin = time.thread_time()
+            begin = clock()
             runner.collect(runner.launch(plan))
-            milliseconds[weights].append((time.thread_time() - begin) * 1e3)
+            milliseconds[weights].append((clock() - begin) * 1e3)
     for weights, runner in runners.items():
         for request in requests[weights]:
             runner.forget(request.id)
@@ -72,10 +78,11 @@ def main() -> None:
     parser.add_argument("--formats", nargs="+", default=["int8", "int4"], help="values of `weights`")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--steps", type=int, default=9, help="of each batch; the first one is left out")
+    parser.add_argument("--threads", type=int, default=1, help="of the engine; above 1 the figures are wall time")
     options = parser.parse_args()
     if options.steps < 2:
         parser.error(f"--steps {options.steps} is too few: the first one is left out")
-    found = times(options.shape, options.formats, options.batches, options.steps)
+    found = times(options.shape, options.formats, options.batches, options.steps, options.threads)
     for (weights, batch), milliseconds in found.items():
         print(f"{weights:<9} {batch:>3} streams {milliseconds:8.1f} ms {batch / milliseconds * 1e3:8.1f} tokens/s")
 
