@@ -74,6 +74,8 @@ MAY_IMPORT = {
     "engine.messages": {"engine.adapter", "engine.sampling", "metrics"},
     "engine.memory": {"metrics"},
     "engine.request": {"engine.memory", "engine.adapter", "engine.sampling", "metrics"},
+    "engine.compute.communication.layout": {"metrics.errors"},
+    "engine.compute.communication.communicator": set(),
     "engine.compute": {"engine.config", "engine.process", "metrics"},
     "engine.token": {
         "engine.compute", "engine.adapter", "engine.sampling", "engine.settings", "engine.config", "metrics",
@@ -123,6 +125,7 @@ MAY_IMPORT = {
 WITHOUT_TORCH = (
     "metrics", "dashboards", "engine.memory", "engine.request", "engine.server", "engine.telemetry",
     "engine.faults", "engine.replay", "engine.config", "engine.settings", "engine.process", "engine.core",
+    "engine.compute.communication.layout", "engine.compute.communication.communicator",
 )  # fmt: skip
 # What `sojourn run` imports. Locust patches the interpreter when it is imported: clients have processes of their own.
 RUN = """
