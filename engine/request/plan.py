@@ -56,7 +56,7 @@ class StepPlan:
     undrafted: dict[str, int] = field(default_factory=dict)  # reason → requests that sample, for which none are wanted
     num_drafts: int = 0
     planned_ns: int = 0  # when it was decided, with telemetry on
-    transfers: Transfers | None = None  # KV blocks to and from host memory, before the copies
+    transfers: Transfers | None = None  # KV blocks to host memory before the copies, and from there behind them
     has_prompts: bool = False  # it may hold other work than decoding and verifying drafts
 
     def add(self, item: ScheduledTokens) -> None:

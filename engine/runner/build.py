@@ -12,6 +12,7 @@ from engine.config import EngineConfig
 from engine.request.plan import ScheduledTokens, StepPlan
 from engine.request.request import Request
 from engine.sampling import SamplingParams
+from engine.token.speculation.drafters import Target
 from metrics.errors import ModelError
 
 _COSTLY = SamplingParams(max_tokens=1, top_p=0.5, frequency_penalty=1.0, logit_bias={0: 1.0})
@@ -40,6 +41,13 @@ def check_kv_format(layout: KVLayout, kv_dtype: torch.dtype, device: torch.devic
         raise ModelError(f"kv_cache_dtype=int4 needs heads of an even size, and these have {layout.head_dim}; use int8")
     if layout.planes == 1 and device.type == "cuda":
         raise ModelError("kv_cache_dtype=int4 has no kernel for latent attention on CUDA; use int8 or fp8")
+
+
+def trial_plans(config: EngineConfig, target: Target) -> list[StepPlan]:
+    """The steps that a GPU computes before its memory is shared out: the costliest, and a prompt of each size."""
+    sizes, expansion = (config, target.max_tokens, target.max_model_len), target.model.expansion
+    plans = costliest_plans(*sizes, None if expansion is None else expansion.most_context)
+    return plans + warm_up_plans(*sizes, expands=expansion is not None)
 
 
 def costliest_plans(

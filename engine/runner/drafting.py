@@ -32,7 +32,7 @@ class Drafting:
         self.begin_ns = time.monotonic_ns()
         results = batch.results
         loaded = [] if plan.transfers is None else [block for _, block in plan.transfers.loads]
-        step = ComputedStep(sequences, results.hidden, results.layer_outputs, loaded, plan.copies)
+        step = ComputedStep(sequences, results.hidden, results.layer_outputs, plan.copies, loaded)
         proposal = self.proposer.propose(step)
         found = {}
         for each in sequences:

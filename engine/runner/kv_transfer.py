@@ -10,7 +10,8 @@ from itertools import accumulate
 
 import torch
 
-from engine.compute.kv_cache import KVCache, parts, zeros
+from engine.compute.kv_cache import KVCache, copy_blocks, parts, zeros
+from engine.memory.tiers.tiers import Transfers
 from metrics.errors import ModelError
 
 ALIGNED = 16  # bytes: where a part of a slot begins
@@ -44,18 +45,19 @@ class HostSlots:
         """The bytes of a slot, to read a file into or to write from."""
         return self._bytes[slot * self.block_bytes : (slot + 1) * self.block_bytes]
 
-    def copy(self, stores: Sequence[tuple[int, int]], loads: Sequence[tuple[int, int]]) -> tuple[int, int]:
-        """Device blocks to slots, and then slots to device blocks. Returns the nanoseconds of the loads and stores.
-
-        On CUDA the copies are queued, and the times are those of queueing.
-        """
+    def store(self, stores: Sequence[tuple[int, int]]) -> int:
+        """Device blocks to slots. Returns the nanoseconds; on CUDA copies are queued, and that is what they take."""
         began_ns = time.monotonic_ns()
         if stores:
             self._store(stores)
-        stored_ns = time.monotonic_ns()
+        return time.monotonic_ns() - began_ns
+
+    def load(self, loads: Sequence[tuple[int, int]]) -> int:
+        """Slots to device blocks. Returns nanoseconds as `store` does."""
+        began_ns = time.monotonic_ns()
         if loads:
             self._load(loads)
-        return time.monotonic_ns() - stored_ns, stored_ns - began_ns
+        return time.monotonic_ns() - began_ns
 
     def finish_stores(self) -> None:
         """Until the host may read the slots of all stores."""
@@ -97,6 +99,25 @@ class HostSlots:
         for part, rows, shape in zip(self._parts, fresh, self._shapes, strict=True):
             rows.record_stream(current)
             part.index_copy_(2, blocks, rows.unflatten(1, shape).movedim(0, 2))
+
+
+def move_blocks(
+    cache: KVCache, slots: HostSlots | None, transfers: Transfers | None, copies: torch.Tensor
+) -> tuple[int, int]:
+    """What a step moves before it computes: stores, `copies` [2, num_copies] from block to block, and then loads.
+
+    A plan may give up a block that it copies, and load another one into it. The plan never copies what it loads.
+    Returns the nanoseconds of the loads and of the stores.
+    """
+    load_ns = store_ns = 0
+    if transfers is not None:
+        assert slots is not None, "only KV tiers have transfers"
+        store_ns = slots.store(transfers.stores)
+    if copies.numel():
+        copy_blocks(cache, *copies.long())
+    if transfers is not None:
+        load_ns = slots.load(transfers.loads)
+    return load_ns, store_ns
 
 
 def slot_sizes(cache_parts: Sequence[torch.Tensor]) -> list[int]:

@@ -68,6 +68,34 @@ def planned(config: EngineConfig, folder: Path) -> MemoryPlan:
     return with_pool(needed, num_blocks, config.block_size, kv_bytes_per_token)
 
 
+class MeasuredBytes(NamedTuple):
+    """Of a GPU with a loaded model."""
+
+    work_bytes: int  # the highest peak of the largest steps
+    graph_bytes: int
+    free_bytes: int  # without any KV cache, work space and graphs
+
+
+def measured_plan(config: EngineConfig, plan: MemoryPlan, target: Target, measured: MeasuredBytes) -> MemoryPlan:
+    """The plan of a loaded model, whose pool takes what was measured as free. Drafters are loaded behind the pool.
+
+    Raises ModelError where the pool does not fit.
+    """
+    extra, shape = drafter_bytes(config, target), target.model.shape(target.kv_dtype)
+    taken = replace(
+        plan,
+        weight_bytes=target.model.weight_bytes + extra.weight_bytes,
+        work_bytes=measured.work_bytes + extra.work_bytes,
+        table_bytes=0,
+        graph_bytes=measured.graph_bytes,
+        kv_bytes=0,
+    )
+    left = measured.free_bytes - taken.work_bytes - measured.graph_bytes - extra.weight_bytes
+    per_token, window = shape.kv_bytes_per_token + extra.kv_bytes_per_token, window_of(config, shape, target.max_tokens)
+    num_blocks = pool_blocks(config, target.max_model_len, per_token, left, target.device, window)
+    return with_pool(taken, num_blocks, config.block_size, per_token)
+
+
 def window_of(config: EngineConfig, shape: ModelShape, most_tokens: int) -> FreedWindow | None:
     """The window behind which requests give their blocks back, with steps of `most_tokens`."""
     return freed_window(shape, largest_chunk_tokens(config, most_tokens), keeps_all=keeps_all_blocks(config))

@@ -5,13 +5,12 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from msgspec.structs import replace
 
 from engine.adapter import AdapterReference
 from engine.compute.attention.backend import AttentionInputs
 from engine.compute.backends import make_attention, make_operations
 from engine.compute.buffers import to_device, to_host
-from engine.compute.kv_cache import KVCache, allocate, clear_blocks, copy_blocks
+from engine.compute.kv_cache import KVCache, allocate, clear_blocks
 from engine.compute.lora.backend import decode_slots
 from engine.config import EngineConfig, largest_step_tokens
 from engine.memory.tiers.tiers import Transfers
@@ -28,11 +27,11 @@ from engine.runner.batch import (
     sampled_logprobs,
     sampled_tokens,
 )
-from engine.runner.build import chosen_device, chosen_dtypes, costliest_plans, warm_up_plans, work_and_free_bytes
+from engine.runner.build import chosen_device, chosen_dtypes, trial_plans, work_and_free_bytes
 from engine.runner.drafting import Drafting
 from engine.runner.graphs import Decoded, DecodeGraphs, captured, graph_bytes, graph_sizes, wants_graphs
-from engine.runner.kv_transfer import HostSlots
-from engine.runner.memory_plan import drafter_bytes, planned, pool_blocks, window_of, with_pool
+from engine.runner.kv_transfer import HostSlots, move_blocks
+from engine.runner.memory_plan import MeasuredBytes, measured_plan, planned, window_of
 from engine.runner.rows import StableRows, pack
 from engine.runner.stream import Task, make_stream, step_threads
 from engine.runner.tables import DeviceTables, HostTables, StepTensors
@@ -83,6 +82,7 @@ class ModelRunner:
         self.guides = Guides(folder, self.shape.vocab_size)
         self.stream = make_stream(self.device, self.overlap)
         self.drafting: Drafting | None = None  # while the memory is measured
+        self.host_slots: HostSlots | None = None  # of KV tiers
         self.rows = StableRows(config.max_num_seqs)
         size = (config.max_num_seqs, -(-self.max_model_len // self.block_size), self.block_size)
         self.tables = (
@@ -109,7 +109,6 @@ class ModelRunner:
         self.kv_cache = self._allocate(self.num_blocks)
         self.drafting = self._drafting(config)
         self.graphs = self._capture(config, self.graph_sizes)
-        self.host_slots: HostSlots | None = None  # of KV tiers
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
@@ -189,9 +188,9 @@ class ModelRunner:
         )
 
     def transfer(self, transfers: Transfers) -> tuple[int, int]:
-        times = self.host_slots.copy(transfers.stores, transfers.loads)
+        store_ns, load_ns = self.host_slots.store(transfers.stores), self.host_slots.load(transfers.loads)
         self.host_slots.finish_stores()
-        return times
+        return load_ns, store_ns
 
     def _prepare(self, plan: StepPlan) -> Batch:
         items = sorted(plan.scheduled, key=_batch_order)
@@ -238,18 +237,16 @@ class ModelRunner:
         results, ids = batch.results, None
         for slot, packed in batch.adapter_loads:
             self.adapters.backend.install(slot, packed)
-        if batch.transfers is not None:
-            task.load_ns, task.store_ns = self.host_slots.copy(batch.transfers.stores, batch.transfers.loads)
         if batch.graph_size is None:
             width = -(-max(batch.context_lens) // self.block_size)
             step = self.tables.inputs(batch.step, width)
             rows = step.sample_rows
-            self._copy_and_zero_blocks(step.copies, step.blocks_to_zero)
+            self._move_and_zero_blocks(task, batch, step.copies, step.blocks_to_zero)
             logits, overflowed = self._forward(batch, step)
             streams = [] if self.drafting is None or self.drafting.taps is None else self.drafting.taps.streams
         else:
             rows, blocks_to_zero, copies = self.tables.update(batch.step)
-            self._copy_and_zero_blocks(copies, blocks_to_zero)
+            self._move_and_zero_blocks(task, batch, copies, blocks_to_zero)
             if self.adapters is not None:
                 self.adapters.backend.set_decodes(decode_slots(batch.tiles, len(batch.query_lens)), batch.graph_size)
             decoded = self.graphs.replay(batch.graph_size, batch)
@@ -330,9 +327,10 @@ class ModelRunner:
         self.tables.remember(rows, ids)
         return ids
 
-    def _copy_and_zero_blocks(self, copies: torch.Tensor, blocks_to_zero: torch.Tensor) -> None:
-        if copies.numel():
-            copy_blocks(self.kv_cache, *copies.long())
+    def _move_and_zero_blocks(
+        self, task: Task, batch: Batch, copies: torch.Tensor, blocks_to_zero: torch.Tensor
+    ) -> None:
+        task.load_ns, task.store_ns = move_blocks(self.kv_cache, self.host_slots, batch.transfers, copies)
         if blocks_to_zero.numel() and self.attention.reads_behind_contexts:
             # The slots behind a sequence are masked, but still multiplied: a NaN of the block's last owner would make
             # this one's numbers NaN, too.
@@ -351,10 +349,6 @@ class ModelRunner:
     def _measured(self, config: EngineConfig) -> MemoryPlan:
         """The plan of a GPU, after its largest steps were computed and its graphs captured. They compile and load what
         the first requests would wait for. Raises ModelError if they do not fit."""
-        sizes = config, self.most_tokens, self.max_model_len
-        expansion = self.model.expansion
-        plans = costliest_plans(*sizes, None if expansion is None else expansion.most_context)
-        plans += warm_up_plans(*sizes, expands=expansion is not None)
         self.kv_cache = self._allocate(-(-self.max_model_len // self.block_size))
 
         def run(plan: StepPlan) -> None:
@@ -368,22 +362,11 @@ class ModelRunner:
         if self.sampler.fused is not None:
             logits = torch.zeros((1, self.shape.vocab_size), dtype=self.logit_dtype, device=self.device)
             self.sampler.fused.warm_up(logits, self.tables.last_ids)
-        work, free = work_and_free_bytes(self.device, run, plans, forget)
+        work, free = work_and_free_bytes(self.device, run, trial_plans(config, self.target), forget)
         graphs = graph_bytes(self.device, self.graph_sizes, lambda sizes: self._capture(config, sizes))
-        extra = drafter_bytes(config, self.target)  # of what is loaded behind the pool
-        left = free - work - graphs + self.kv_cache.nbytes - extra.weight_bytes - extra.work_bytes
+        free += self.kv_cache.nbytes
         del self.kv_cache
-        plan = replace(
-            self.memory,
-            weight_bytes=self.model.weight_bytes + extra.weight_bytes,
-            work_bytes=work + extra.work_bytes,
-            table_bytes=0,
-            graph_bytes=graphs,
-            kv_bytes=0,
-        )
-        per_token = self.shape.kv_bytes_per_token + extra.kv_bytes_per_token
-        num_blocks = pool_blocks(config, self.max_model_len, per_token, left, self.device, self.window)
-        return with_pool(plan, num_blocks, self.block_size, per_token)
+        return measured_plan(config, self.memory, self.target, MeasuredBytes(work, graphs, free))
 
     @torch.inference_mode()
     def _capture(self, config: EngineConfig, sizes: list[int]) -> DecodeGraphs | None:

@@ -111,13 +111,14 @@ class SimulatedRunner:
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         assert plan.scheduled, "a step computes nothing: whoever waits now waits for ever"
-        load_ns, store_ns = self.transfer(plan.transfers) if plan.transfers is not None else (0, 0)
+        store_ns = self._store(plan.transfers) if plan.transfers is not None else 0
         size, targets = self.block_size, [target for _, target in plan.copies]
         assert len(set(targets)) == len(targets), "two blocks are copied to one"
         copied = {
             target * size + i: self.slots.get(source * size + i) for source, target in plan.copies for i in range(size)
         }
         self.slots |= copied  # all are read before any is written
+        load_ns = self._load(plan.transfers) if plan.transfers is not None else 0
         sampled = {item.request.id: tokens for item in plan.scheduled if (tokens := self._compute(item))}
         prepared_ns, launched_ns = self.clock(), self.clock()
         begin_ns = max(launched_ns, self.free_ns)
@@ -130,13 +131,20 @@ class SimulatedRunner:
         return step
 
     def transfer(self, transfers: Transfers) -> tuple[int, int]:
+        store_ns = self._store(transfers)
+        return self._load(transfers), store_ns
+
+    def _store(self, transfers: Transfers) -> int:
         size = self.block_size
         for block, slot in transfers.stores:
             self.host[slot] = [self.slots.get(block * size + i) for i in range(size)]
+        return len(transfers.stores) * 10_000
+
+    def _load(self, transfers: Transfers) -> int:
         for slot, block in transfers.loads:
             for i, history in enumerate(self.host[slot]):
-                self.slots[block * size + i] = history
-        return len(transfers.loads) * 20_000, len(transfers.stores) * 10_000
+                self.slots[block * self.block_size + i] = history
+        return len(transfers.loads) * 20_000
 
     def _compute(self, item: ScheduledTokens) -> list[int]:
         """Computes a request's share of a step; what it draws."""

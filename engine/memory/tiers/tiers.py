@@ -4,9 +4,10 @@ Host memory is a pool of slots. It is a tier, and the way in and out of the slow
 read into a slot, while its request waits outside the queue, and copied to the device by the step that admits the
 request. A store is a copy from the device into a slot by the next step, and then a write from there.
 
-Copies keep these rules. Stores of a step come before its loads, loads before copies between device blocks, and all
-before the step computes. A block is offered for a store while its contents are on the device, and no step is launched
-between that and its copy. So a block that was evicted for a request is stored before the request writes it.
+Copies keep these rules. Stores of a step come before copies between device blocks, those before loads, and all before
+the step computes. A block is offered for a store while its contents are on the device, and no step is launched between
+that and its copy. So a block that was evicted for a request is stored before the request writes it. A block that is
+evicted before its load was launched is not loaded: its next owner may be a copy.
 """
 
 import time
@@ -31,7 +32,7 @@ class Transfers:
     """What a step copies between the device and slots of host memory, before it computes."""
 
     stores: list[tuple[int, int]] = field(default_factory=list)  # device block → slot
-    loads: list[tuple[int, int]] = field(default_factory=list)  # slot → device block, after the stores
+    loads: list[tuple[int, int]] = field(default_factory=list)  # slot → device block, behind the copies of the step
     stored_keys: list[bytes] = field(default_factory=list)
     loaded_keys: list[bytes] = field(default_factory=list)
 
@@ -104,8 +105,7 @@ class KVTiers:
         self.stores_on = store_policy  # fill, reuse or evict
         self._size = block_size
         self._offers: dict[bytes, int] = {}  # key → device block, until the next launch
-        self._loads: dict[int, int] = {}  # device block → slot, until then
-        self._loaded_keys: list[bytes] = []
+        self._loads: dict[int, tuple[bytes, int]] = {}  # device block → key and slot, until then
         self._prefetches: dict[int, Prefetch] = {}  # by arrival index
         # Asked of a shared store: the request, its chain up to there, and the keys.
         self._questions: dict[int, tuple[TierReader, Prefetch, list[tuple[bytes, SlowTier | None]], list[bytes]]] = {}
@@ -164,8 +164,7 @@ class KVTiers:
         """The next step copies `found` blocks to blocks of the device. Returns the tier that each came from."""
         tiers = []
         for key, block in zip(keys, blocks, strict=True):
-            self._loads[block] = self.host.prepare_load(key)
-            self._loaded_keys.append(key)
+            self._loads[block] = key, self.host.prepare_load(key)
             entry = self.host[key]
             tiers.append(entry.came_from or "host")
             entry.came_from = ""
@@ -203,7 +202,9 @@ class KVTiers:
 
     def evicted(self, block: int, key: bytes) -> None:
         """The device gives a cached block up; its contents stay until the next launched step."""
-        if self.stores_on == "evict":
+        if block in self._loads:  # its request was preempted in the plan that admitted it
+            self.host.complete_load(self._loads.pop(block)[0])
+        elif self.stores_on == "evict":
             self._offer(key, block)
 
     def _offer(self, key: bytes, block: int) -> None:
@@ -220,8 +221,10 @@ class KVTiers:
         """What the step copies that is launched now; None where nothing moves."""
         if not self.has_transfers:
             return None
-        transfers = Transfers(loads=[(slot, block) for block, slot in self._loads.items()])
-        transfers.loaded_keys, self._loaded_keys = self._loaded_keys, []
+        transfers = Transfers(
+            loads=[(slot, block) for block, (_, slot) in self._loads.items()],
+            loaded_keys=[key for key, _ in self._loads.values()],
+        )
         for key, block in self._offers.items():
             slot = self.host.prepare_store(key)
             if slot is None:

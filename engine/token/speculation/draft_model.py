@@ -113,11 +113,11 @@ class DraftModelProposer:
 
     @torch.inference_mode()
     def propose(self, step: ComputedStep) -> Proposal:
-        self._blocks.lost(step.loaded)
         if step.copies:
             sources, targets = (torch.tensor(blocks, device=self._device) for blocks in zip(*step.copies, strict=True))
             copy_blocks(self._kv_cache, sources, targets)
             self._blocks.copied(step.copies)
+        self._blocks.lost(step.loaded)  # one of them may be what was copied
         spans = self._spans(step.sequences)
         if not spans:
             return Proposal({})

@@ -61,8 +61,8 @@ class ComputedStep:
     # Where the proposer reads them; else None. Rows of rejected drafts are in both.
     hidden: torch.Tensor | None = None  # [num_tokens, hidden_size]: after the last norm
     layer_outputs: Sequence[torch.Tensor] = ()  # [num_tokens, hidden_size] behind each of `reads_layers`
-    loaded: Sequence[int] = ()  # KV blocks that came from a tier, before the copies: without what a proposer had there
     copies: Sequence[tuple[int, int]] = ()  # KV blocks, from and to, that were copied before the step
+    loaded: Sequence[int] = ()  # KV blocks that came from a tier, behind the copies: without what a proposer had there
 
 
 class Proposal(NamedTuple):

@@ -18,6 +18,7 @@ from engine.runner.kv_transfer import slot_sizes
 from metrics.errors import ModelError
 from tests.engine.harness import drain, hand_over, make_engine, submit
 from tests.engine.memory.audits import audit_tiers
+from tests.engine.traffic import copied_and_loaded, given_up_for_loads
 
 GENERATOR = random.Random(5)
 SHARED = [GENERATOR.randrange(300) for _ in range(200)]
@@ -71,6 +72,20 @@ def test_a_tier_in_host_memory_changes_no_token(checkpoints, expected, settings)
     if settings["kv_host_gib"] == 1e-3:
         assert loaded(published).get("host", 0) > 0, "the pool of the device was too large for this test"
         assert sum(record.tier_loaded_bytes.get("host", 0) for record in published.records) > 0
+
+
+def test_a_fork_reads_what_its_leader_wrote_where_a_load_takes_that_block_at_once(checkpoints):
+    roomy, expected = make_engine(checkpoints["llama"])
+    tight = {"num_kv_blocks": 6, "max_num_seqs": 2, "max_model_len": 64}
+    engine, published = make_engine(checkpoints["llama"], kv_host_gib=1e-3, **tight)
+    plans, launch = [], engine.runner.launch
+    engine.runner.launch = lambda plan: plans.append(plan) or launch(plan)
+    for messages in copied_and_loaded(engine.runner.block_size):
+        for each in (roomy, engine):
+            hand_over(each, messages)
+            drain(each, check=True)
+    assert any(given_up_for_loads(plan) for plan in plans), "the case did not come up"
+    assert published.tokens == expected.tokens
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["fp8", "int8"])
@@ -256,8 +271,8 @@ def test_copies_beside_a_gpu_change_no_token(checkpoints, stores):
     assert tokens == plain and loaded(published)["host"] > 0
     cache, slots = engine.runner.kv_cache, engine.runner.host_slots
     before = cache.values[:, :, :3].clone()
-    slots.copy([(0, 5), (1, 6), (2, 7)], [])
+    slots.store([(0, 5), (1, 6), (2, 7)])
     slots.finish_stores()
     cache.values[:, :, :3] = 0
-    slots.copy([], [(5, 0), (6, 1), (7, 2)])
+    slots.load([(5, 0), (6, 1), (7, 2)])
     assert (cache.values[:, :, :3] == before).all()

@@ -1,6 +1,7 @@
 """The books of KV tiers: two phases, bounds, and the same tokens whatever the tiers do. No tensors."""
 
 import random
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import settings
@@ -11,9 +12,11 @@ from engine.memory.tiers.cost import Speed, choose
 from engine.memory.tiers.index import TierIndex
 from engine.messages import Abort
 from metrics.ledger import Account
+from metrics.memory.kv_load import KVLoad
 from tests.engine.harness import submit
 from tests.engine.memory.audits import audit_tiers
 from tests.engine.simulated import Simulation, sequential
+from tests.engine.traffic import copied_and_loaded, given_up_for_loads
 
 KEYS = [bytes([number]) for number in range(8)]
 
@@ -107,6 +110,18 @@ def test_the_cheaper_of_loading_and_computing_again_is_chosen():
     assert speed.ns(1000) == 500, "nothing was moved: nothing is learnt"
 
 
+@dataclass
+class Waiting:
+    """A request as the tiers see it, whose prefix has these keys."""
+
+    keys: list[bytes]
+    arrival_index: int = 1
+    kv_load: KVLoad | None = None
+
+    def reusable_hashes(self, block_size: int) -> list[bytes]:
+        return self.keys
+
+
 def play(seed: int, **tiers) -> Simulation:
     """Conversations and one-shot prompts that are more than the pool holds, with aborts, forks and preemptions."""
     generator, disk_generator = random.Random(seed), random.Random(seed)
@@ -149,6 +164,38 @@ def test_tokens_stay_the_same_with_tiers_of_any_size(seed, stores):
     for host_blocks, disk_blocks in ((1, 0), (3, 2), (8, 40)):
         tiered = play(seed, host_blocks=host_blocks, disk_blocks=disk_blocks, stores=stores)
         assert tiered.published.tokens == plain.published.tokens
+
+
+def test_a_block_that_a_step_copies_and_gives_up_may_be_loaded_into_by_the_same_step():
+    simulation = Simulation(num_blocks=6, max_num_seqs=2, host_blocks=40)
+    plans, launch = [], simulation.runner.launch
+    simulation.runner.launch = lambda plan: plans.append(plan) or launch(plan)
+    prompts = copied_and_loaded(simulation.scheduler.pool.block_size)
+    for messages in prompts:
+        simulation.receive(*messages)
+        simulation.drain()
+    assert any(given_up_for_loads(plan) for plan in plans), "the case did not come up"
+    for message in (message for messages in prompts for message in messages):
+        length = message.sampling.max_tokens
+        assert simulation.published.tokens[message.request_id] == sequential(message.prompt_token_ids, length)
+    audit_tiers(simulation.tiers)
+
+
+def test_a_block_that_is_evicted_before_its_load_was_launched_is_not_loaded():
+    """Its request was preempted in the plan that admitted it, and what owns the block now may be a copy's target."""
+    simulation = Simulation(host_blocks=4)
+    tiers, request = simulation.tiers, Waiting(KEYS[:2])
+    for key in KEYS[:2]:
+        tiers.host.prepare_store(key)
+        tiers.host.complete_store(key, ok=True)
+    tiers.load(request, KEYS[:2], [7, 8])
+    tiers.evicted(8, KEYS[1])
+    transfers = tiers.take_transfers()
+    assert [block for _, block in transfers.loads] == [7] and transfers.loaded_keys == KEYS[:1]
+    assert not tiers.host[KEYS[1]].pins
+    tiers.transferred(transfers, 1, 1)
+    audit_tiers(tiers)
+    assert not any(block.pins for block in tiers.host._blocks.values())
 
 
 def test_tiers_save_prompt_work_and_say_so():

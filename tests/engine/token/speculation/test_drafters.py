@@ -15,10 +15,11 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch.utils.flop_counter import FlopCounterMode
 
+from engine.compute.kv_cache import KVLayout, allocate
 from engine.config import EngineConfig, model_folder
 from engine.runner.memory_plan import planned
 from engine.token.models.registry import load_model
-from engine.token.speculation.draft_model import ComputedBlocks
+from engine.token.speculation.draft_model import ComputedBlocks, DraftModelProposer
 from engine.token.speculation.drafters import Target, outlined_drafter
 from engine.token.speculation.proposer import ComputedStep, Proposal, SequenceStep
 from metrics.errors import ModelError
@@ -176,6 +177,15 @@ def test_blocks_say_how_far_they_were_computed():
     assert blocks.leading([2], 4) == 4
     blocks.lost([2, 0])
     assert [blocks.leading([block], 4) for block in (0, 1, 2, 3)] == [0, 0, 0, 2]
+
+
+def test_a_copied_block_counts_as_computed_though_its_source_was_loaded_into_in_the_same_step():
+    cache = allocate(KVLayout(2, 1, 4), 1, 4, 4, torch.float32, CPU)
+    model = SimpleNamespace(shape=lambda dtype: None)
+    proposer = DraftModelProposer(model, cache, 4, attention=None, operations=None, max_tokens=8)
+    proposer._blocks.computed([1], 0, 4)
+    proposer.propose(ComputedStep([], copies=[(1, 2)], loaded=[1]))
+    assert [proposer._blocks.leading([block], 4) for block in (1, 2)] == [0, 4]
 
 
 @pytest.mark.parametrize("name", ["draft model", "eagle3", "mtp"])
