@@ -160,6 +160,13 @@ COMPUTE = (
               note="100 % is a step that could not be faster; the rest is what kernels could still gain."),
         rates("FLOPs by part of the model", "sojourn_compute_part_flops_total", by="part", shape="stack"),
     )),
+    Row("Start of the core", (
+        gauges("Last start, by phase", "sojourn_compute_startup_seconds", by="phase", shape="stack", operator="max",
+               width=12, note="From the front's wish to Ready. The phases sum to the whole."),
+        gauges("Weights read, by tier", "sojourn_compute_startup_read_bytes", by="tier", shape="stack", operator="max",
+               width=6),
+        gauges("Spared by a process in reserve", "sojourn_compute_startup_spared_seconds", operator="max", width=6),
+    )),
     Row("Error of the weights", (
         gauges("Nats per token from the reference", "sojourn_compute_weight_error_nats", operator="max", width=12,
                note="Measured at the start with weights_reference."),

@@ -1,10 +1,13 @@
 """A continuous-batching inference engine with an OpenAI-compatible server; `LLM` is its offline use."""
 
+import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from engine.llm import LLM
     from engine.sampling import Grammar, SamplingParams
+
+FIRST_LINE_NS = time.monotonic_ns()  # of this process: what lies before is the start of its interpreter
 
 __all__ = ["LLM", "Grammar", "SamplingParams"]
 

@@ -34,8 +34,10 @@ class EngineConfig(
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = COMPUTE(
         "auto", description="auto is float32 on a CPU and bfloat16 on CUDA"
     )
-    load_format: Literal["auto", "dummy"] = TOKEN(
-        "auto", description="dummy takes random weights: config.json is enough, for benchmarks of any shape"
+    load_format: Literal["auto", "safetensors-stream", "safetensors-mmap", "dummy"] = TOKEN(
+        "auto",
+        description="how weights are read: auto streams safetensors into place and maps GGUF; safetensors-mmap maps "
+        "files, which takes their size once more; dummy takes random weights, for which config.json is enough",
     )
     attention_backend: Literal["auto", "triton", "cpp", "torch"] = COMPUTE(
         "auto", description="kernels of attention; auto takes the fastest on the device, torch is the reference"

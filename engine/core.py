@@ -1,7 +1,8 @@
 """The core process: owns the device and runs the loop. Started by the front, spoken to over ZeroMQ, never by hand.
 
 python -m engine.core FRONT_PID: imports torch, then reads one line of JSON: {"sockets": folder, "first_step": number,
-"config": settings}. Until that line comes the process is a spare; the end of its input ends it.
+"config": settings, "wanted_ns": moment, "spawned_ns": moment}. Until that line comes the process is a spare; the end of
+its input ends it.
 """
 
 import contextlib
@@ -16,8 +17,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 import zmq
+from msgspec.structs import replace
 
-from engine import messages
+from engine import FIRST_LINE_NS, messages
 from engine.config import EngineConfig, model_folder
 from engine.engine import Engine, make_scheduler
 from engine.process import (
@@ -30,6 +32,7 @@ from engine.process import (
 )
 from engine.request.token_budget import FixedBudget, LearningBudget, StepTarget, TokenBudget
 from engine.telemetry.observer import make_observer
+from metrics.compute.startup import StartupClock
 from metrics.errors import SojournError
 
 if TYPE_CHECKING:
@@ -48,20 +51,25 @@ def main() -> int:
     name_process("sojourn-spare")
     with contextlib.suppress(ImportError):  # `build` raises it again, when there is a front to tell
         _import_torch()
+    imported_ns = time.monotonic_ns()
     work = sys.stdin.readline()
     if not work:
         return 0
     name_process("sojourn-core")
-    return run(front_pid, **json.loads(work))
+    given = json.loads(work)
+    startup = StartupClock.of_process(given.pop("wanted_ns"), given.pop("spawned_ns"), FIRST_LINE_NS, imported_ns)
+    return run(front_pid, startup, **given)
 
 
-def run(front_pid: int, sockets: str, first_step: int, config: dict) -> int:
+def run(front_pid: int, startup: StartupClock, sockets: str, first_step: int, config: dict) -> int:
     """Loads the model, and computes until the front ends it."""
     mailbox = Mailbox(Path(sockets))
+    startup.enter("setup")
     try:
-        engine, ready = build(EngineConfig.model_validate(config), first_step, mailbox.publish, streams=True)
-        mailbox.publish(ready)
+        settings = EngineConfig.model_validate(config)
+        engine, ready = build(settings, first_step, mailbox.publish, streams=True, startup=startup)
         freeze_startup_objects()
+        mailbox.publish(replace(ready, startup=startup.startup()))
         loop(engine, mailbox, front_pid)
         engine.flush()
         engine.close()
@@ -129,19 +137,23 @@ class Mailbox:
         self._context.term()
 
 
-def build(config: EngineConfig, first_step: int, publish, *, streams: bool = False) -> tuple[Engine, messages.Ready]:
+def build(
+    config: EngineConfig, first_step: int, publish, *, streams: bool = False, startup: StartupClock | None = None
+) -> tuple[Engine, messages.Ready]:
     """Loads the model and makes the loop around it. Raises ModelError with a sentence.
 
     `streams`: somebody reads each token as it comes, so max_num_batched_tokens=auto limits steps with decodes.
     """
+    startup = startup or StartupClock()
     torch = _import_torch()
     from engine.runner import ModelRunner
     from engine.runner.kv_tiers import make_tiers
 
     threads = config.threads or num_cores()
     torch.set_num_threads(threads)
-    runner = ModelRunner(config, model_folder(config.model))
-    budget = _token_budget(config, runner, streams=streams)
+    runner = ModelRunner(config, model_folder(config.model), startup)
+    with startup.phase("warm_up"):
+        budget = _token_budget(config, runner, streams=streams)
     tiers = make_tiers(config, runner, model_folder(config.model))  # behind the steps that the budget measured
     window = runner.window
     scheduler = make_scheduler(config, runner.num_blocks, budget, tiers, window)

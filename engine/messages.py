@@ -6,6 +6,7 @@ from engine.adapter import AdapterReference
 from engine.sampling import SamplingParams, TokenLogprobs
 from metrics.compute.cost_model import ModelShape
 from metrics.compute.kernels import Burst
+from metrics.compute.startup import Startup
 from metrics.compute.weight_error import WeightError
 from metrics.memory.kv_load import KVLoad
 from metrics.memory.plan import MemoryPlan
@@ -73,6 +74,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     checkpoint_format: str | None = None  # of a quantised checkpoint: awq, gptq, gguf, …
     weight_error: WeightError | None = None  # where weights_reference asks for it
     changes_outputs: list[str] = []  # settings by which outputs differ from the model's own, as name=value
+    startup: Startup | None = None  # where the time of this start went; None offline
 
     @property
     def pool_tokens(self) -> int:

@@ -105,7 +105,7 @@ MAY_IMPORT = {
     "engine.core": {
         "engine.telemetry", "engine.engine", "engine.request.token_budget", "engine.profile_burst", "engine.runner",
         "engine.messages",
-        "engine.faults", "engine.config", "engine.process", "metrics.errors",
+        "engine.faults", "engine.config", "engine.process", "metrics.compute.startup", "metrics.errors",
     },
     "engine.llm": {
         "engine.core", "engine.engine", "engine.llm_output", "engine.messages", "engine.telemetry", "engine.config",

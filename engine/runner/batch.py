@@ -183,3 +183,9 @@ def finishes(
         if request_id not in found:
             found[request_id] = ("stop", None) if guides.may_end(request_id) else ("error", NOTHING_LEFT)
     return found
+
+
+def batch_order(item: ScheduledTokens) -> tuple:
+    """Single tokens first; neighbours with the same adapter, which is read once for all; and of like context: they
+    share a padded gather."""
+    return item.new_tokens > 1, item.request.adapter_slot, item.past_tokens

@@ -16,6 +16,7 @@ from engine.runner.build import check_kv_format, chosen_device, chosen_dtypes
 from engine.settings.kv_tiers import STAGING_GIB, has_tiers
 from engine.token.lora.fit import AdaptedModel
 from engine.token.models.decoder import Decoder
+from engine.token.models.expansion import ROOM_BYTES
 from engine.token.models.registry import outlined_model
 from engine.token.speculation.drafters import Target, outlined_drafter
 from metrics.compute.cost_model import ModelShape
@@ -203,4 +204,12 @@ def work_bytes(config: EngineConfig, model: Decoder, tokens: int, bytes_per_numb
     rows = min(config.max_num_seqs * config.most_rows, tokens)
     activations = tokens * (4 * model.config.hidden_size + 2 * model.widest_activation) * bytes_per_number
     positions = (config.max_model_len or model.config.max_model_len) + tokens
-    return activations + model.expanded_bytes(positions) + LOGIT_COPIES * rows * model.config.vocab_size * 4
+    return activations + expanded_bytes(model, positions) + LOGIT_COPIES * rows * model.config.vocab_size * 4
+
+
+def expanded_bytes(model: Decoder, positions: int) -> int:
+    """That the expanded latents of so many positions may take: the room, and once more what is copied into it."""
+    if model.expansion is None:
+        return 0
+    most = model.expansion.most_context
+    return 2 * ROOM_BYTES * min(positions, most) // most

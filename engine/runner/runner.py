@@ -14,12 +14,13 @@ from engine.compute.kv_cache import KVCache, allocate, clear_blocks
 from engine.compute.lora.backend import decode_slots
 from engine.config import EngineConfig, largest_step_tokens
 from engine.memory.tiers.tiers import Transfers
-from engine.request.plan import LaunchedStep, Preparation, ScheduledTokens, StepOutcome, StepPlan
+from engine.request.plan import LaunchedStep, Preparation, StepOutcome, StepPlan
 from engine.request.request import Request
 from engine.runner.adapters import Adapters, both, make_adapters
 from engine.runner.batch import (
     OVERFLOWED,
     Batch,
+    batch_order,
     finishes,
     prompt_logprobs,
     prompt_rows,
@@ -45,6 +46,7 @@ from engine.token.sampling.logprobs import chunks, score
 from engine.token.sampling.sampler import Sampler
 from engine.token.speculation.drafters import Target
 from engine.token.speculation.proposers import make_proposer
+from metrics.compute.startup import StartupClock
 from metrics.errors import ModelError
 from metrics.memory.plan import MemoryPlan
 
@@ -56,7 +58,9 @@ class ModelRunner:
     else in `collect`, and its time is the stage `wait`, because that is when the host waits for the computation.
     """
 
-    def __init__(self, config: EngineConfig, folder: Path):
+    def __init__(self, config: EngineConfig, folder: Path, startup: StartupClock | None = None):
+        startup = startup or StartupClock()
+        startup.enter("kernels")
         self.device = chosen_device(config)
         on_cuda = self.device.type == "cuda"
         self.overlap = on_cuda if config.overlap == "auto" else config.overlap == "on"
@@ -64,13 +68,17 @@ class ModelRunner:
         self.block_size = config.block_size
         self.attention = make_attention(config.attention_backend, self.device, self.dtype, self.kv_dtype)
         self.operations = make_operations(config.fused_operations, self.device, self.dtype, self.kv_dtype)
+        startup.enter("memory_plan")
         self.memory = planned(config, folder)
         self.adapters: Adapters | None = None
+        startup.enter("reference")
         reference = reference_predictions(config, folder, self.dtype, self.device)
+        startup.enter("conversion")
         self.model = load_model(
-            folder, self.dtype, self.device, config.max_model_len,
-            dummy=config.load_format == "dummy", weights=config.weights, window=config.window_and_sinks,
+            folder, self.dtype, self.device, config.max_model_len, load_format=config.load_format,
+            weights=config.weights, window=config.window_and_sinks, startup=startup,
         )  # fmt: skip
+        startup.enter("setup")
         self.weight_error = None if reference is None else reference.error_of(self.model)
         del reference
         self.max_model_len = config.max_model_len or self.model.config.max_model_len
@@ -104,11 +112,13 @@ class ModelRunner:
         if config.has_loras:
             self.adapters = make_adapters(config, self.model, self.dtype, self.device)
         if on_cuda:
-            self.memory = self._measured(config)
+            with startup.phase("memory_probe"):
+                self.memory = self._measured(config)
         self.num_blocks = self.memory.num_kv_blocks
         self.kv_cache = self._allocate(self.num_blocks)
         self.drafting = self._drafting(config)
-        self.graphs = self._capture(config, self.graph_sizes)
+        with startup.phase("capture"):
+            self.graphs = self._capture(config, self.graph_sizes)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
@@ -193,7 +203,7 @@ class ModelRunner:
         return load_ns, store_ns
 
     def _prepare(self, plan: StepPlan) -> Batch:
-        items = sorted(plan.scheduled, key=_batch_order)
+        items = sorted(plan.scheduled, key=batch_order)
         sampling = [item.request for item in items if item.samples]
         positions = [item.past_tokens + item.new_tokens for item in items if item.samples]
         has_drafts, drafts = any(item.drafts for item in items), None
@@ -385,9 +395,3 @@ class ModelRunner:
     def _sent(self, values: list[int]) -> torch.Tensor:
         """[n] int64 on the device."""
         return to_device(torch.tensor(values), self.device)
-
-
-def _batch_order(item: ScheduledTokens) -> tuple:
-    """Single tokens first; neighbours with the same adapter, which is read once for all; and of like context: they
-    share a padded gather."""
-    return item.new_tokens > 1, item.request.adapter_slot, item.past_tokens

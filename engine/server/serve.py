@@ -124,6 +124,8 @@ async def _watch(server: _Server, core: CoreClient, url: str) -> None:
             )
             pool = f"{facts.num_kv_blocks:,} KV blocks of {facts.block_size} tokens"
             print(f"Sojourn is ready: {served}, {pool}, at {url}/v1\n{facts.memory.sentence()}", flush=True)
+            if facts.startup is not None:
+                print(facts.startup.sentence(), flush=True)
             if facts.weight_error is not None:
                 print(f"error of the weights: {facts.weight_error.sentence()}", flush=True)
             if facts.changes_outputs:

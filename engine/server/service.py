@@ -310,7 +310,7 @@ class Service:
         if ready is None:
             return card
         facts = msgspec.to_builtins(ready)
-        for hidden in ("type", "shape", "memory"):
+        for hidden in ("type", "shape", "memory", "startup"):
             facts.pop(hidden, None)
         facts["memory_bytes"] = ready.memory.parts
         settings = self.config.model_dump(mode="json", exclude=HIDDEN_SETTINGS)

@@ -3,6 +3,7 @@
 from metrics.catalog.metric import PROCESSES, RATIO_BOUNDS, STEP_BOUNDS, counter, gauge, histogram
 from metrics.compute.cost_model import PARTS
 from metrics.compute.kernels import CLASSES
+from metrics.compute.startup import PHASES, TIERS
 from metrics.machine.sampler import THROTTLE_REASONS
 from metrics.records import COMPOSITIONS, STAGES
 
@@ -51,6 +52,15 @@ COMPUTE = (
             "A mixed step is not divided.", composition=COMPOSITIONS),
     counter("compute", "phase_device_seconds_total", "seconds", "Busy time of the device, by composition of the step.",
             "A mixed step is not divided.", composition=COMPOSITIONS),
+    gauge("compute", "startup_seconds", "seconds",
+          "Time of the core's last start by phase, from the front's wish to Ready; the phases sum to the whole.",
+          "A spare process had its imports before: sojourn_compute_startup_spared_seconds. Excludes the front's start.",
+          phase=PHASES),
+    gauge("compute", "startup_read_bytes", "bytes", "Weights that the core's last start read, by tier.",
+          "0 seconds and bytes with load_format=safetensors-mmap and for GGUF: their pages come with the conversion.",
+          tier=TIERS),
+    gauge("compute", "startup_spared_seconds", "seconds",
+          "Work that a spare process had done before the core's last start.", "0 for the first start of a server."),
     gauge("compute", "ceiling_flops_per_second", "flops_per_second",
           "Measured peak rate of a matrix product on this device, by precision.",
           "Holds for the measured number of threads. No series before `sojourn calibrate-device`.", precision=()),

@@ -1,6 +1,7 @@
-"""What the front says of the core process: whether it gives signs of life, and what arrives unreadable."""
+"""What the front says of the core process: its start, whether it gives signs of life, and what arrives unreadable."""
 
 from metrics.catalog.metric import NS_PER_SECOND
+from metrics.compute.startup import PHASES, TIERS, Startup
 from metrics.export.prometheus_series import Series
 
 
@@ -9,6 +10,18 @@ class CoreFold:
 
     def __init__(self, series: Series):
         self._numbers = series.numbers
+
+    def observe_startup(self, startup: Startup | None) -> None:
+        """Of a core that is ready; the gauges show the last one."""
+        if startup is None:
+            return
+        for name, label_values, measured in (
+            ("startup_seconds", PHASES, startup.phases_ns),
+            ("startup_read_bytes", TIERS, startup.read_bytes),
+        ):
+            samples = self._numbers[f"sojourn_compute_{name}"]
+            samples.update(((value,), measured.get(value, 0)) for value in label_values)
+        self._numbers["sojourn_compute_startup_spared_seconds"][()] = sum(startup.spared_ns.values())
 
     def observe_silence(self, seconds: float) -> None:
         """The time since the core's last message."""

@@ -18,9 +18,9 @@ from metrics.run.front_turns import with_front_turns
 from metrics.run.segments import compact, read_segment, sources
 from metrics.whole_file import write_whole
 
-# What `run.json` has from the server, once its model is loaded: the ModelShape, how the core computes, and the measured
-# ceilings of its device.
-SERVER_KEYS = ("model_shape", "core", "ceilings")
+# What `run.json` has from the server, once its model is loaded: the ModelShape, how the core computes, the measured
+# ceilings of its device, and where the time of its starts went.
+SERVER_KEYS = ("model_shape", "core", "ceilings", "startups")
 # Every key of `run.json` that readers rely on, its types and their words. Each may be null: not known.
 REQUIRED: dict[str, tuple[tuple[type, ...], str]] = {
     "scenario": ((dict, str), "an object, or a name"),

@@ -15,6 +15,7 @@ from dashboards.build import contents
 from dashboards.rules import rules
 from metrics.catalog.metric import LAG_BOUNDS
 from metrics.compute.kernels import CLASSES
+from metrics.compute.startup import StartupClock
 from metrics.compute.weight_error import WeightError
 from metrics.export.prometheus import Exporter
 from metrics.export.prometheus_series import Histogram
@@ -47,6 +48,7 @@ class GrowingPage:
         self.exporter.observe_ready(EngineFacts(300, 16, 8192, 64, "float32", prefix_caching=True))
         self.exporter.gauges.observe_plan(PLAN)
         self.exporter.gauges.observe_weight_error(WeightError("self", 1023, 0.01, 0.02, 0.97))
+        self.exporter.core.observe_startup(StartupClock().startup().until(1 << 62))
         self.scrapes = 0
         self._lag = Histogram([round(bound * 1e9) for bound in LAG_BOUNDS])
         self.exporter.observe_ceilings({"float32": 2e11}, 3e10, "float32")

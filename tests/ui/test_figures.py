@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from metrics.compute.roofline import Ceilings, Gemm
+from metrics.compute.startup import PHASES, Startup
 from metrics.compute.utilisation import TokenNumbers
 from metrics.ledger import ACCOUNTS, COLOURS
 from metrics.records import KINDS
@@ -18,7 +19,7 @@ from metrics.request.token_gaps import slowest_gaps
 from tests.further import further
 from ui import theme
 from ui.figures import blame as blame_figures
-from ui.figures import compute, goodput, ledger, memory, server, steps
+from ui.figures import compute, goodput, ledger, memory, server, startup, steps
 from ui.run_data import load
 from ui.tables.blame import blame, slowed_steps, waits_by_reason
 from ui.tables.compute import flops_by_part, kernel_times, points, token_sentences, tokens, utilisation
@@ -260,6 +261,19 @@ def test_steps_stay_below_the_ceilings_and_shares_are_theirs(chat):
     assert table.loc["all, wall time"].mfu <= busy.mfu
     np.testing.assert_allclose(shown.gflops / shown.gbytes, shown.intensity)
     assert max(busy.mfu, busy.mbu) <= busy.of_roofline + 1e-9
+
+
+def test_bars_of_starts_are_as_long_as_the_starts():
+    phases = {"process": 10**8, "imports": 3 * 10**9, "read_disk": 5 * 10**8}
+    cold = Startup(begin_ns=0, end_ns=3_600_000_000, phases_ns=phases, read_bytes={"disk": 1 << 29})
+    again = Startup(begin_ns=5, end_ns=500_000_005, phases_ns={"read_disk": 5 * 10**8}, read_bytes={})
+    figure = startup.startups([cold, again])
+    drawn = np.sum([trace.x for trace in figure.data], axis=0)
+    assert drawn == pytest.approx([3.6, 0.5]) and {trace.name for trace in figure.data} == {
+        "process", "imports", "read disk"
+    }  # fmt: skip
+    assert "1,074 MB/s" in figure.data[0].y[0] and len(set(startup.COLOURS)) == len(PHASES)
+    assert startup.startups([]).layout.annotations
 
 
 def test_run_without_gaps_shows_no_wall_time(chat):

@@ -2,8 +2,9 @@
 
 import streamlit as st
 
+from metrics.compute.startup import startups_of
 from metrics.compute.utilisation import token_numbers
-from ui.figures import compute
+from ui.figures import compute, startup
 from ui.markup import fragments
 from ui.page import NO_STEPS, draw, open_page, stop_with
 from ui.tables.compute import flops_by_part, kernel_times, largest_kernels, points, token_sentences, tokens, utilisation
@@ -61,4 +62,10 @@ draw(
     "The machine",
     compute.machine(run.system, run.begin_ns),
     "`system.parquet`, once a second; a sensor that this machine lacks is not drawn.",
+)
+draw(
+    "Starts of the core",
+    startup.startups(startups_of(run.meta)),
+    "`run.json` `startups`: the phases of each start sum to it. A spare process that takes the place of a core that "
+    "died had its imports before.",
 )

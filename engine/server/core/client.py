@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
+import msgspec
 import zmq.asyncio
 
 from engine import messages
@@ -236,11 +237,12 @@ class CoreClient:
 
     async def _run_once(self) -> None:
         """One life of the core process, from its start to its death."""
+        wanted_ns = time.monotonic_ns()
         core = self._process = self._spare.take() or await CoreProcess.start()
         if self.state == "draining":  # since then
             self._kill()
         try:
-            core.begin(self._context, self._sockets.new_generation(), self.next_step, self.config)
+            core.begin(self._context, self._sockets.new_generation(), self.next_step, self.config, wanted_ns)
             listening = asyncio.create_task(self._listen(core))
             watching = asyncio.create_task(self._watch(core))
             ended = asyncio.create_task(core.wait())
@@ -318,6 +320,8 @@ class CoreClient:
                 self.failure = message.message
 
     def _take_ready(self, message: messages.Ready) -> None:
+        if message.startup is not None:
+            message = msgspec.structs.replace(message, startup=message.startup.until(time.monotonic_ns()))
         self.ready, self.failure = message, None
         self._heartbeat = Heartbeat(self.config, message)
         self._telemetry.ready(message)

@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Self
 
@@ -21,21 +22,24 @@ class CoreProcess:
     """It imports torch at once, and loads the model when `begin` says so. Until then it holds no device memory, and is
     a spare."""
 
-    def __init__(self, process: asyncio.subprocess.Process):
+    def __init__(self, process: asyncio.subprocess.Process, spawned_ns: int):
         self._process = process
+        self._spawned_ns = spawned_ns
         self._to_core: zmq.asyncio.Socket | None = None
         self._from_core: zmq.asyncio.Socket | None = None
 
     @classmethod
     async def start(cls) -> Self:
         """Raises OSError where no process can be started."""
+        spawned_ns = time.monotonic_ns()
         environment = dict(os.environ)
         let_threads_sleep(environment)
         keep_cupti(environment)
         return cls(
             await asyncio.create_subprocess_exec(
                 sys.executable, "-m", MODULE, str(os.getpid()), stdin=asyncio.subprocess.PIPE, env=environment
-            )
+            ),
+            spawned_ns,
         )
 
     @property
@@ -46,13 +50,19 @@ class CoreProcess:
     def is_alive(self) -> bool:
         return self._process.returncode is None
 
-    def begin(self, context: zmq.asyncio.Context, sockets: Path, first_step: int, config: EngineConfig) -> None:
-        """Binds the sockets in a folder of their own, and lets the process load the model."""
+    def begin(
+        self, context: zmq.asyncio.Context, sockets: Path, first_step: int, config: EngineConfig, wanted_ns: int
+    ) -> None:
+        """Binds the sockets in a folder of their own, and lets the process load the model, which the front wanted at
+        that moment of the monotonic clock."""
         self._to_core, self._from_core = context.socket(zmq.PUSH), context.socket(zmq.PULL)
         for socket, name in ((self._to_core, "to-core"), (self._from_core, "from-core")):
             socket.set_hwm(0)
             socket.bind(f"ipc://{sockets}/{name}")
-        work = {"sockets": str(sockets), "first_step": first_step, "config": config.model_dump(mode="json")}
+        work = {
+            "sockets": str(sockets), "first_step": first_step, "config": config.model_dump(mode="json"),
+            "wanted_ns": wanted_ns, "spawned_ns": self._spawned_ns,
+        }  # fmt: skip
         self._process.stdin.write(json.dumps(work).encode() + b"\n")
         self._process.stdin.close()
 

@@ -86,6 +86,8 @@ class Telemetry:
                 self.exporter.observe_ceilings(peaks, ceilings.bandwidth, precision)
             if self._recording is not None:
                 self._recording.describe(message, ceilings)
+        if message.startup is not None and self._recording is not None:
+            self._recording.started(message.startup)
         chosen = self._config.kv_cache_dtype
         dtype = message.dtype if chosen == "auto" else chosen
         facts = EngineFacts(
@@ -99,6 +101,7 @@ class Telemetry:
         self.exporter.observe_ready(facts)
         self.exporter.gauges.observe_plan(message.memory)
         self.exporter.gauges.observe_weight_error(message.weight_error)
+        self.exporter.core.observe_startup(message.startup)
 
     def tokens(self, message: messages.Tokens) -> None:
         self._last = message

@@ -36,6 +36,7 @@ class NoTelemetry:
         self.exporter.gauges.observe_state(Pool(message.num_kv_blocks))
         self.exporter.gauges.observe_plan(message.memory)
         self.exporter.gauges.observe_weight_error(message.weight_error)
+        self.exporter.core.observe_startup(message.startup)
 
     def tokens(self, message: messages.Tokens) -> None:
         self._last = message

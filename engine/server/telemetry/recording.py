@@ -10,6 +10,7 @@ import pyarrow as pa
 from engine import messages
 from engine.config import EngineConfig, objectives
 from metrics.compute.roofline import Ceilings
+from metrics.compute.startup import Startup
 from metrics.errors import RunDataError
 from metrics.machine.host import hardware, versions
 from metrics.run.directory import RunDirectory, wall_anchor
@@ -37,6 +38,7 @@ class Recording:
         self.run = RunDirectory(config.run_dir)
         self._meta = _begin_run(self.run, config)  # None: an experiment describes, and finishes, this run
         self.recorder = Recorder(config.run_dir, TABLES)
+        self._startups: list[Startup] = []
 
     def describe(self, message: messages.Ready, ceilings: Ceilings | None) -> None:
         """Writes to `run.json` what is known once the model is loaded: what the costs of steps are worked out from."""
@@ -45,12 +47,20 @@ class Recording:
             "core": {name: msgspec.to_builtins(getattr(message, name)) for name in DESCRIBED},
             "ceilings": None if ceilings is None else msgspec.to_builtins(ceilings),
         }
+        self._update(known, "the model's shape, so costs cannot be worked out later")
+
+    def started(self, startup: Startup) -> None:
+        """Writes to `run.json` where the time of one more start of a core went."""
+        self._startups.append(startup)
+        self._update({"startups": msgspec.to_builtins(self._startups)}, "where the time of a start went")
+
+    def _update(self, known: dict[str, Any], what: str) -> None:
         if self._meta is not None:
             self._meta |= known
         try:
             self.run.update_meta(**known)
         except (OSError, RunDataError) as error:
-            log.warning("run.json does not tell the model's shape, so costs cannot be worked out later: %s", error)
+            log.warning("run.json does not tell %s: %s", what, error)
 
     def restore(self) -> None:
         """Writes `run.json` again where the folder was removed: without it nobody reads the records that follow."""

@@ -11,6 +11,7 @@ import torch
 from engine.compute.quantisation.matrix import QuantisedMatrix, Stored
 from engine.token.gguf.file import GGUFTensor, opened
 from engine.token.quantised.scheme import outlined_matrix
+from metrics.compute.startup import StartupClock
 from metrics.errors import ModelError
 
 NAMES = {
@@ -48,7 +49,9 @@ class GGUFWeights:
     def outlined(self) -> Iterator[tuple[str, Stored]]:
         return self._named(_outline)
 
-    def weights(self) -> Iterator[tuple[str, Stored]]:
+    def weights(self, load_format: str, startup: StartupClock) -> Iterator[tuple[str, Stored]]:
+        if load_format.startswith("safetensors"):
+            raise ModelError(f"load_format={load_format} is for safetensors, and {self._file.path} is GGUF; use auto")
         return self._named(_read)
 
     def outline(self, module: str, outputs: int, inputs: int) -> QuantisedMatrix | None:

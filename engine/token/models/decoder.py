@@ -20,12 +20,13 @@ from engine.compute.quantisation.kernels import Kernels
 from engine.compute.quantisation.matrix import QuantisedMatrix
 from engine.compute.quantisation.parts import storage_of
 from engine.compute.weight_formats import WeightFormat
-from engine.token.models.expansion import ROOM_BYTES
+from engine.token.models.filling import Filling, check_fits
 from engine.token.models.latent import LatentAttention
 from engine.token.models.layer import DecoderConfig, Layer, Stored
 from engine.token.models.moe import MixtureOfExperts
 from engine.token.models.rope import rope_table
 from engine.token.models.taps import Taps
+from engine.token.models.weight_file import FileTensor
 from metrics.compute.cost_model import Expansion, ExpertShape, ModelShape
 from metrics.errors import ModelError
 
@@ -153,13 +154,6 @@ class Decoder(nn.Module):
         """Of latent attention that may expand its latents."""
         attention = self.layers[0].attention
         return attention.expansion(self.norm.dtype) if isinstance(attention, LatentAttention) else None
-
-    def expanded_bytes(self, positions: int) -> int:
-        """That the expanded latents of so many positions may take: the room, and once more what is copied into it."""
-        if self.expansion is None:
-            return 0
-        most = self.expansion.most_context
-        return 2 * ROOM_BYTES * min(positions, most) // most
 
     @property
     def kv_layout(self) -> KVLayout:
@@ -296,14 +290,15 @@ class Decoder(nn.Module):
             found |= layer.attention.parts(f"{prefix}.self_attn") | layer.mlp.parts(f"{prefix}.mlp")
         return found
 
-    def load(self, weights: Iterable[tuple[str, Stored]]) -> None:
+    def load(self, weights: Iterable[tuple[str, Stored | FileTensor]], packs: WeightFormat | None = None) -> None:
         """Fills every parameter. Raises ModelError for a tensor that is missing, unknown or of another shape.
 
+        With `packs` a matrix is packed once it is filled.
         A quantised matrix goes to its layer where the weight is of the meta device: on an outline all are, and once
         `choose_kernels` was called those that stay quantised. Elsewhere it is dequantised.
         """
         missing = self._slices()
-        owners = self._owners()
+        owners, filling = self._owners(), Filling(self._matrices(), missing.values(), packs)
         left_out = sum(part.numel() for module in self._matrices() for part in module.matrices()
                        if not isinstance(part, nn.Parameter))  # fmt: skip
         filled = sum(t.numel() for t in missing.values())
@@ -312,7 +307,8 @@ class Decoder(nn.Module):
         for stored_name, stored in weights:
             if stored_name.endswith("rotary_emb.inv_freq"):
                 continue  # old checkpoints store what config.json says
-            for name, tensor in self.config.translate(stored_name, stored):
+            in_file = isinstance(stored, FileTensor)
+            for name, tensor in self.config.translate(stored_name, stored.outline if in_file else stored):
                 if name == "lm_head.weight" and self.config.tie_embeddings:
                     continue
                 target = missing.pop(name, None)
@@ -322,18 +318,18 @@ class Decoder(nn.Module):
                     raise ModelError(
                         f"tensor {stored_name} has no place in this architecture; is config.json of another model?"
                     )
-                dense = isinstance(tensor, torch.Tensor)
-                if dense and (not tensor.is_floating_point() or tensor.element_size() == 1):
-                    raise ModelError(f"tensor {stored_name} is {tensor.dtype}; only 16 and 32 bit floats are supported")
-                if target.shape != tensor.shape:
-                    shapes = f"{list(tensor.shape)}, expected {list(target.shape)}"
-                    raise ModelError(f"tensor {stored_name} has shape {shapes}")
+                check_fits(stored_name, tensor, target)
                 if isinstance(tensor, QuantisedMatrix):
                     tensor.check(stored_name)
                     touched |= self._place(target, tensor, owners)
+                elif in_file:
+                    stored.fill(target, tensor)
                 else:
                     target.copy_(tensor)
+                filling.filled(target)
             touched -= {module for module in touched if self._finish(module, missing)}
+        if filling.has_packed:
+            self.packed_format = packs.name
         if missing:
             raise ModelError(f"weights lack {len(missing)} tensors, among them {sorted(missing)[0]}")
 

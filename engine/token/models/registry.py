@@ -25,6 +25,7 @@ from engine.token.models.weights import (
     random_matrix,
     stored_dtype,
 )
+from metrics.compute.startup import StartupClock
 from metrics.errors import ModelError
 
 log = logging.getLogger(__name__)
@@ -60,17 +61,19 @@ def load_model(
     device: torch.device,
     max_model_len: int | None,
     *,
-    dummy: bool = False,
+    load_format: str = "auto",
     weights: str | None = None,
     window: tuple[int, int] | None = None,
+    startup: StartupClock | None = None,
 ) -> Decoder:
-    """Builds the model of a checkpoint folder and fills it: with its weights, or as `dummy` with random ones, for which
-    config.json is enough. `weights` packs them for float32 arithmetic on a CPU, as EngineConfig.weights says; None
-    leaves them to torch. `window` narrows the attention: its tokens, and those of the sinks. Raises ModelError with a
-    sentence.
+    """Builds the model of a checkpoint folder and fills it: with its weights, or with `load_format`="dummy" with random
+    ones, for which config.json is enough. `weights` packs them for float32 arithmetic on a CPU, as EngineConfig.weights
+    says; None leaves them to torch. `window` narrows the attention: its tokens, and those of the sinks. `startup`
+    learns how long reading took. Raises ModelError with a sentence.
 
     Code that a checkpoint brings along (`auto_map`) is never run: an architecture is either in FAMILIES or refused.
     """
+    dummy = load_format == "dummy"
     outline = outlined_model(folder, dtype, device, max_model_len, dummy=dummy, weights=weights, window=window)
     model = outline.model.to_empty(device=device).requires_grad_(False)
     model.tie()  # to_empty gave each its own memory
@@ -79,7 +82,8 @@ def load_model(
         _fill_quantised(model, outline.source)
     else:
         with torch.no_grad():
-            model.load(outline.source.weights())
+            stored = outline.source.weights(load_format, startup or StartupClock())
+            model.load(stored, outline.weight_format)
     if outline.weight_format is not None:
         model.pack(outline.weight_format)
     _say_what_is_dequantised(model, dtype)

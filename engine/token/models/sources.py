@@ -7,8 +7,10 @@ from typing import Any, Protocol
 from engine.compute.quantisation.matrix import QuantisedMatrix, Stored
 from engine.token.gguf.file import gguf_path
 from engine.token.gguf.tensors import GGUFWeights
-from engine.token.models.weights import iterate_weights, outlined_weights
+from engine.token.models.weight_file import FileTensor
+from engine.token.models.weights import iterate_weights, outlined_weights, streamed_weights
 from engine.token.quantised.registry import weight_scheme
+from metrics.compute.startup import StartupClock
 
 
 class WeightSource(Protocol):
@@ -20,7 +22,9 @@ class WeightSource(Protocol):
         """All, of the meta device, from the headers alone."""
         ...
 
-    def weights(self) -> Iterator[tuple[str, Stored]]: ...
+    def weights(self, load_format: str, startup: StartupClock) -> Iterator[tuple[str, Stored | FileTensor]]:
+        """`load_format` as EngineConfig has it. The clock learns which bytes came from where."""
+        ...
 
     def outline(self, module: str, outputs: int, inputs: int) -> QuantisedMatrix | None:
         """The form of one layer's matrix, without a file of weights if config.json says it; None: it is dense."""
@@ -37,8 +41,10 @@ class FolderWeights:
     def outlined(self) -> Iterator[tuple[str, Stored]]:
         return outlined_weights(self._folder, self._scheme)
 
-    def weights(self) -> Iterator[tuple[str, Stored]]:
-        return iterate_weights(self._folder, self._scheme)
+    def weights(self, load_format: str, startup: StartupClock) -> Iterator[tuple[str, Stored | FileTensor]]:
+        if load_format == "safetensors-mmap":
+            return iterate_weights(self._folder, self._scheme)
+        return streamed_weights(self._folder, self._scheme, startup)
 
     def outline(self, module: str, outputs: int, inputs: int) -> QuantisedMatrix | None:
         return None if self._scheme is None else self._scheme.outline(module, outputs, inputs)

@@ -13,7 +13,9 @@ from torch import nn
 from engine.compute.quantisation.matrix import QuantisedMatrix, Stored
 from engine.token.checkpoint import read_json
 from engine.token.models.settings import section
+from engine.token.models.weight_file import FileTensor, WeightFile, tensor_places
 from engine.token.quantised.scheme import SMALL, WeightScheme, gathered
+from metrics.compute.startup import StartupClock
 from metrics.errors import ModelError
 
 HEADER_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
@@ -34,6 +36,7 @@ class TensorFiles:
     def __init__(self, folder: Path):
         self._files = {folder / name: _open(folder / name) for name in _shards(folder)}
         self._path_of: dict[str, Path] = {}
+        self._streamed: dict[Path, tuple[WeightFile, dict[str, int]]] = {}
         for path, file in self._files.items():
             with _reading(path):
                 self._path_of |= dict.fromkeys(sorted(file.keys()), path)
@@ -41,6 +44,15 @@ class TensorFiles:
     @property
     def names(self) -> list[str]:
         return list(self._path_of)
+
+    def stored(self, name: str, startup: StartupClock) -> FileTensor:
+        """A tensor that is read later, straight to where it belongs."""
+        path = self._path_of[name]
+        with _reading(path):
+            if path not in self._streamed:
+                self._streamed[path] = WeightFile(path, startup), tensor_places(path)
+            file, places = self._streamed[path]
+        return FileTensor(file, places[name], self.outline(name))
 
     def read(self, name: str) -> torch.Tensor:
         path = self._path_of[name]
@@ -71,6 +83,17 @@ def iterate_weights(folder: Path, scheme: WeightScheme | None = None) -> Iterato
     """Every tensor of the checkpoint with its name, one at a time; those of a quantised module as one matrix."""
     files = TensorFiles(folder)
     return _named(files, files.read, scheme)
+
+
+def streamed_weights(
+    folder: Path, scheme: WeightScheme | None, startup: StartupClock
+) -> Iterator[tuple[str, Stored | FileTensor]]:
+    """As `iterate_weights`, in the order of the files, without a map of them. What is not quantised is read when it is
+    put in its place."""
+    files = TensorFiles(folder)
+    if scheme is None:
+        return ((name, files.stored(name, startup)) for name in files.names)
+    return gathered(scheme, files.names, lambda name: files.stored(name, startup).read())
 
 
 def outlined_weights(folder: Path, scheme: WeightScheme | None = None) -> Iterator[tuple[str, Stored]]:

@@ -20,6 +20,7 @@ import pytest
 
 from engine.config import EngineConfig, model_folder
 from engine.server.app import build_app
+from metrics.compute.startup import startups_of
 from metrics.ledger import SERVER_ACCOUNTS, closes
 from metrics.run.directory import RunDirectory
 from tests.engine.closure import open_books, table
@@ -199,6 +200,10 @@ def test_server_that_records_by_itself_leaves_a_run_that_reads(tmp_path):
         post(server, max_tokens=3)
     run = RunDirectory.open(tmp_path / "run")
     assert not run.meta()["valid"] and len(run.table("steps")) == 3
+    [startup] = startups_of(run.meta())
+    assert startup.unaccounted_ns == 0 and not startup.spared_ns
+    assert startup.phases_ns["imports"] > startup.phases_ns["sockets"] > 0 < startup.phases_ns["process"]
+    assert startup.weight_bytes == run.meta()["core"]["num_parameters"] * 4
     command = [sys.executable, "-m", "sojourn", "serve", MODEL, "--port", "0", "--run-dir", str(tmp_path / "run")]
     again = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert again.returncode == 1 and "already holds a run" in again.stderr
@@ -236,6 +241,8 @@ def test_killed_core_ends_streams_with_an_error_event_and_is_restarted(tmp_path)
         assert post(server, max_tokens=3).status_code == 200
         assert server.gauge("sojourn_telemetry_core_restarts_total") == 1
     requests = sorted(table(tmp_path / "run", "requests"), key=lambda row: row["arrived_ns"])
+    startups = startups_of(RunDirectory(tmp_path / "run").meta())
+    assert len(startups) == 2 and [startup.unaccounted_ns for startup in startups] == [0, 0]
     assert [fault for row in requests for fault in open_books(row)] == []
     assert ["died" in (row["error"] or "") for row in requests] == [True] * 3 + [False]
     assert all(row["ledger_request_lost_ns"] >= 0.9e9 * hung_s for row in requests[:3])

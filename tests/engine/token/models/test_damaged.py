@@ -25,9 +25,10 @@ def folder(tmp_path) -> Path:
 def refusal(folder: Path, *, dummy: bool = False) -> str:
     """The sentence of a refusal without memory, which loading gives as well."""
     sentences = []
-    for look in (outlined_model, load_model):
+    looks = ((outlined_model, {"dummy": dummy}), (load_model, {"load_format": "dummy" if dummy else "auto"}))
+    for look, options in looks:
         with pytest.raises(ModelError) as refused:
-            look(folder, torch.float32, torch.device("cpu"), None, dummy=dummy)
+            look(folder, torch.float32, torch.device("cpu"), None, **options)
         sentences.append(str(refused.value))
     assert sentences[0] == sentences[1] and "\n" not in sentences[0]
     return sentences[0]

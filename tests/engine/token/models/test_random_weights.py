@@ -30,7 +30,7 @@ def config_alone(folder: Path, config: dict) -> Path:
 @pytest.mark.parametrize("config", [DENSE, MIXTURE], ids=["dense", "mixture"])
 def test_random_weights_need_only_a_config_and_are_the_same_again(tmp_path, config):
     folder = config_alone(tmp_path, config)
-    first, second = (load_model(folder, torch.float32, CPU, 64, dummy=True) for _ in range(2))
+    first, second = (load_model(folder, torch.float32, CPU, 64, load_format="dummy") for _ in range(2))
     for (name, one), other in zip(first.named_parameters(), second.parameters(), strict=True):
         assert one.isfinite().all() and torch.equal(one, other), name
         assert one.std() > 0.01 if one.dim() > 1 else (one == (0 if "bias" in name else 1)).all(), name

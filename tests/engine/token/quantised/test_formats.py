@@ -109,7 +109,7 @@ def test_weights_are_those_that_the_tensors_stand_for(family, form, published):
     outline = outlined_model(quantised, torch.float32, CPU, None, weights="auto")
     assert 0.75 * outline.weight_bytes <= model.weight_bytes <= 1.6 * outline.weight_bytes  # narrow scales; padding
     assert all(parameter.is_meta for parameter in outline.model.parameters())
-    dummy = load_model(quantised, torch.float32, CPU, None, weights="auto", dummy=True)
+    dummy = load_model(quantised, torch.float32, CPU, None, weights="auto", load_format="dummy")
     assert (dummy.held_as, dummy.num_parameters) == (model.held_as, model.num_parameters)
     assert 0.7 <= dummy.weight_bytes / model.weight_bytes <= 1.1  # what float16 holds, and zeros of one value
     assert all(weight.isfinite().all() and weight.std() > 0.005 for weight in weights_of(dummy) if weight.dim() == 2)

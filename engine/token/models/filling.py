@@ -1,0 +1,54 @@
+"""What of a model is filled while a checkpoint is read, and whether a tensor fits its place."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+import torch
+
+from engine.compute.linear import Linear
+from engine.compute.quantisation.matrix import Stored
+from engine.compute.quantisation.parts import storage_of
+from engine.compute.weight_formats import WeightFormat
+from engine.token.models.moe import MixtureOfExperts
+from metrics.errors import ModelError
+
+
+class Filling:
+    """Counts the parts that are still to come, by the parameter that they are views of, and packs what is whole.
+
+    So no more than one layer is held both as stored and packed."""
+
+    def __init__(
+        self,
+        modules: Iterable[Linear | MixtureOfExperts],
+        targets: Iterable[torch.Tensor],
+        packs: WeightFormat | None,
+    ):
+        self.has_packed = False
+        self._packs = packs
+        self._to_come = Counter(map(storage_of, targets))
+        packable = [module for module in modules if packs is not None and module.weights_to_pack]
+        self._module_of = {storage_of(part): module for module in packable for part in _parts(module)}
+
+    def filled(self, target: torch.Tensor) -> None:
+        """A part is there; with the last part of a module, the module is packed."""
+        self._to_come[storage_of(target)] -= 1
+        module = self._module_of.get(storage_of(target))
+        if module is None or any(self._to_come[storage_of(part)] for part in _parts(module)):
+            return
+        for part in _parts(module):
+            del self._module_of[storage_of(part)]
+        module.pack(self._packs)
+        self.has_packed = True
+
+
+def check_fits(name: str, tensor: Stored, target: torch.Tensor) -> None:
+    """Raises ModelError where a checkpoint's tensor is of another dtype or shape than its place."""
+    if isinstance(tensor, torch.Tensor) and (not tensor.is_floating_point() or tensor.element_size() == 1):
+        raise ModelError(f"tensor {name} is {tensor.dtype}; only 16 and 32 bit floats are supported")
+    if target.shape != tensor.shape:
+        raise ModelError(f"tensor {name} has shape {list(tensor.shape)}, expected {list(target.shape)}")
+
+
+def _parts(module: Linear | MixtureOfExperts) -> list[torch.Tensor]:
+    return [*module.matrices(), *module.biases()]
