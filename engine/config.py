@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_v
 
 from engine.request.policies import POLICIES
 from engine.settings.eviction import EvictionSettings
+from engine.settings.fleet import FleetSettings
 from engine.settings.kv_cache import KVCacheSettings
 from engine.settings.kv_tiers import KVTierSettings, has_tiers
 from engine.settings.lora import LoraSettings
@@ -20,7 +21,13 @@ _POLICY_OF = {policy.setting: name for name, policy in POLICIES.items() if polic
 
 
 class EngineConfig(
-    QuantisationSettings, SpeculationSettings, KVCacheSettings, EvictionSettings, KVTierSettings, LoraSettings
+    QuantisationSettings,
+    SpeculationSettings,
+    KVCacheSettings,
+    EvictionSettings,
+    KVTierSettings,
+    LoraSettings,
+    FleetSettings,
 ):
     """Settings of one engine. Frozen; unknown names are refused."""
 

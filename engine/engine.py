@@ -12,11 +12,12 @@ from msgspec.structs import replace
 from engine.config import EngineConfig, largest_step_tokens
 from engine.memory.block_pool import BlockPool
 from engine.memory.eviction import make_eviction_policy
+from engine.memory.kv_events import make_kv_event_log
 from engine.memory.observer import BlockObserver
 from engine.memory.shadow.observer import ShadowObserver
 from engine.memory.tiers.tiers import KVTiers
 from engine.memory.window import FreedWindow
-from engine.messages import Abort, AdapterLoaded, Ended, LoadAdapter, Observed, Output, Submit, Tokens
+from engine.messages import Abort, AdapterLoaded, Ended, KVEvents, LoadAdapter, Observed, Output, Submit, Tokens
 from engine.request.draft_lengths import AdaptiveLengths, DraftLengths, FixedLengths
 from engine.request.plan import LaunchedStep, Preemption, Preparation, Runner, StepOutcome, StepPlan
 from engine.request.policies import make_policy
@@ -34,7 +35,8 @@ ENDS_WITH_TOKEN = ("stop", "length")  # finish reasons that a last token carries
 
 
 class Engine:
-    """Runs steps while there is work. `publish` is handed two messages a step: tokens, then observations.
+    """Runs steps while there is work. `publish` is handed two messages a step: tokens, then observations, and
+    behind them KV events where they are wanted.
 
     With `overlap` a step is planned and launched before the one before it is read: the host works while the device
     does. Without, each step is read before the next one is planned.
@@ -45,7 +47,7 @@ class Engine:
         scheduler: Scheduler,
         runner: Runner,
         observer: EngineObserver,
-        publish: Callable[[Tokens | Observed | AdapterLoaded], None],
+        publish: Callable[[Tokens | Observed | AdapterLoaded | KVEvents], None],
         *,
         first_step: int = 0,
         overlap: bool = False,
@@ -136,7 +138,7 @@ class Engine:
         self.scheduler.block_observer.flush()
         if self._ended:
             self.publish(self._tokens(self.clock(), []))
-            self._report(None)
+        self._report(None)
         tiers = self.scheduler.tiers
         if tiers is not None and not self._under_way:
             tiers.poll()
@@ -229,6 +231,8 @@ class Engine:
         if record is not None or self._ended:
             self.publish(Observed(record, [_ended(request, booked_ns) for request, booked_ns in self._ended]))
             self._ended = []
+        if (batch := self.scheduler.pool.take_events()) is not None:
+            self.publish(KVEvents(batch))
 
     def _tokens(self, committed_ns: int, outputs: list[Output]) -> Tokens:
         admitted, self._admitted = self._admitted, []
@@ -337,7 +341,8 @@ def make_scheduler(
     """The scheduler that an EngineConfig asks for, over a pool of `num_kv_blocks`. `budget` is how it keeps
     max_num_batched_tokens=auto; without one a step of a CPU's largest size is always allowed."""
     eviction = make_eviction_policy(config.eviction_policy, num_kv_blocks, config.eviction_ttl_seconds)
-    pool = BlockPool(num_kv_blocks, config.block_size, config.prefix_caching, eviction, window)
+    events = make_kv_event_log(config.block_size, config.kv_events_format, tiers) if config.kv_events else None
+    pool = BlockPool(num_kv_blocks, config.block_size, config.prefix_caching, eviction, window, events)
     return Scheduler(
         pool,
         make_policy(dict(config), pool),

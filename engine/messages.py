@@ -169,13 +169,19 @@ class AdapterLoaded(msgspec.Struct, frozen=True, tag=True):
     error: str | None  # a sentence
 
 
+class KVEvents(msgspec.Struct, frozen=True, tag=True):
+    """Core → front, behind `Tokens`: changes of the set of cached blocks, as routers read them."""
+
+    batch: bytes  # of engine.kv_event_wire
+
+
 class Beat(msgspec.Struct, frozen=True, tag=True):
     """Core → front, each second from the loop: it turns. Sent also while it has no work."""
 
     unreadable: int  # messages since the last beat that the core could not decode
 
 
-FromCore = Ready | Failed | Tokens | Observed | Profiled | AdapterLoaded | Beat
+FromCore = Ready | Failed | Tokens | Observed | Profiled | AdapterLoaded | KVEvents | Beat
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_core = msgspec.msgpack.Decoder(ToCore).decode

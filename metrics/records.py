@@ -196,6 +196,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
     writing_ns: int | None = None  # handing chunks to the socket, with waits for a reader whose buffers are full
     adapter: str | None = None  # the LoRA adapter that it named
     adapter_loads: int = 0  # into a slot, for this request
+    session: str | None = None  # the header x-session-id
 
 
 class ClientRecord(msgspec.Struct, frozen=True):

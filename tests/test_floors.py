@@ -72,7 +72,8 @@ MAY_IMPORT = {
     "engine.adapter": set(),
     "engine.process": set(),
     "engine.messages": {"engine.adapter", "engine.sampling", "metrics"},
-    "engine.memory": {"metrics"},
+    "engine.kv_event_wire": set(),
+    "engine.memory": {"engine.kv_event_wire", "metrics"},
     "engine.request": {"engine.memory", "engine.adapter", "engine.sampling", "metrics"},
     "engine.compute.communication.layout": {"metrics.errors"},
     "engine.compute.communication.communicator": set(),
@@ -116,7 +117,7 @@ MAY_IMPORT = {
     "engine.server": {
         "engine.token.text", "engine.token.checkpoint", "engine.token.tools", "engine.token.grammar.grammar",
         "engine.token.lora.checkpoint", "engine.adapter", "engine.settings",
-        "engine.messages", "engine.sampling", "engine.config", "engine.process",
+        "engine.messages", "engine.sampling", "engine.config", "engine.process", "engine.kv_event_wire",
         "metrics",
     },
     "engine.server.serve": {"engine.server", "engine.faults", "engine.config", "engine.process", "metrics.errors"},

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from engine.memory.eviction.policy import EvictionPolicy
+from engine.memory.kv_events import KVEventLog
 from engine.memory.prefix import PrefixIndex
 from engine.memory.window import HOLE, FreedWindow
 
@@ -28,11 +29,13 @@ class BlockPool:
         prefix_caching: bool = True,
         eviction: EvictionPolicy | None = None,
         window: FreedWindow | None = None,
+        events: KVEventLog | None = None,
     ):
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.prefix_caching = prefix_caching
         self.window = window  # sequences give their blocks behind it back
+        self.events = events  # of the blocks that can be found; None: nobody wants to know
         self.evicted_blocks = 0  # since the start
         self.slots_written = 0  # positions in active blocks that hold a token: all of a findable one
         self._references = [0] * num_blocks
@@ -183,6 +186,10 @@ class BlockPool:
             else:
                 self._free.append(block)
 
+    def take_events(self) -> bytes | None:
+        """What changed since the last call, for routers; None where nothing did, or nobody wants to know."""
+        return None if self.events is None else self.events.take()
+
     def _expire(self) -> None:
         for node in self._index.expire():
             self._evicted(node.block, node.key)
@@ -190,5 +197,7 @@ class BlockPool:
 
     def _evicted(self, block: int, key: bytes) -> None:
         self.evicted_blocks += 1
+        if self.events is not None:
+            self.events.removed(key)
         if self.on_evict is not None:
             self.on_evict(block, key)

@@ -168,7 +168,7 @@ class KVBlockManager:
         full = request.num_committed_tokens // size
         if full == request.published_blocks:
             return
-        hashes = request.block_hashes(size, full)
+        hashes, events = request.block_hashes(size, full), self.pool.events
         for index in range(request.published_blocks, full):
             parent = hashes[index - 1] if index else None
             block = self.pool.publish(request.blocks[index], hashes[index], parent)
@@ -177,6 +177,8 @@ class KVBlockManager:
             if block != request.blocks[index]:
                 request.blocks[index] = block
                 request.first_changed_block = min(request.first_changed_block, index)
+            elif events is not None:
+                events.stored(request, index, hashes[index], parent)
         self.observer.on_fill(request, full)
         if self._waiting_forks:
             self._share_filled(request, range(request.published_blocks, full))
@@ -204,8 +206,11 @@ class KVBlockManager:
         if not keys:
             return
         for index in range(first, until):
-            block = pool.publish(request.blocks[index], hashes[index], hashes[index - 1] if index else None)
+            parent = hashes[index - 1] if index else None
+            block = pool.publish(request.blocks[index], hashes[index], parent)
             assert block == request.blocks[index], "a block behind an unknown one is unknown"
+            if pool.events is not None:
+                pool.events.stored(request, index, hashes[index], parent)
         pool.wrote(len(keys) * pool.block_size)
         request.published_blocks = until
         request.num_computed_tokens = request.num_committed_tokens = until * pool.block_size

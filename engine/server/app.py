@@ -19,6 +19,8 @@ from engine.server.anthropic.messages_request import CountTokensRequest, Message
 from engine.server.debug import add_debug_routes
 from engine.server.endpoint import Endpoint, answer_call
 from engine.server.errors import ApiError
+from engine.server.fleet import render
+from engine.server.fleet.routes import add_fleet_routes
 from engine.server.http.web_pages import WebPageGuard, with_cors
 from engine.server.middleware import RequestMiddleware, show_api_error, show_http_error
 from engine.server.moderation.api import ModerationRequest, moderate
@@ -36,6 +38,8 @@ ENDPOINTS = {
     "/v1/messages/count_tokens": Endpoint(CountTokensRequest, messages_api.count_tokens, is_queued=False),
     "/tokenize": Endpoint(TokenizeRequest, token_api.tokenize, is_queued=False),
     "/detokenize": Endpoint(DetokenizeRequest, token_api.detokenize, is_queued=False),
+    "/v1/completions/render": Endpoint(CompletionRequest, render.completion, is_queued=False),
+    "/v1/chat/completions/render": Endpoint(ChatRequest, render.chat, is_queued=False),
     "/v1/moderations": Endpoint(ModerationRequest, moderate, is_queued=False),
 }
 
@@ -56,6 +60,8 @@ def build_app(config: EngineConfig) -> FastAPI:
         watches = [*telemetry, *service.usage_watches(), service.access.watch(), service.connections.watch()]
         if service.moderation is not None:
             watches.append(service.moderation.watch())
+        if service.kv_events is not None:
+            watches.append(service.kv_events.answer_replays())
         watching = [asyncio.create_task(watch) for watch in watches]
         yield
         for task in watching:
@@ -84,6 +90,7 @@ def build_app(config: EngineConfig) -> FastAPI:
     if config.lora_runtime_loading:
         add_adapter_routes(app, service.adapters, service.core, service.bodies, _body_of)
     add_reload_route(app, service.access)
+    add_fleet_routes(app, service)
     return app
 
 

@@ -13,6 +13,7 @@ from engine.config import EngineConfig
 from engine.process import freeze_startup_objects, share_interpreter
 from engine.server.app import build_app
 from engine.server.core.client import CoreClient
+from engine.server.fleet.kv_event_publisher import exposed
 from engine.server.http.listener import exposure, listen, raise_descriptor_limit, url_of, uvicorn_settings
 from engine.server.service import Service
 from metrics.errors import RunDataError, ServerError, SojournError
@@ -41,8 +42,10 @@ def serve(config: EngineConfig) -> None:
     settings = uvicorn_settings(app, connections)
     raise_descriptor_limit(connections)
     share_interpreter()
-    if (warning := exposure(config)) is not None:
-        print(warning, flush=True)
+    events = app.state.service.kv_events
+    for warning in (exposure(config), None if events is None else exposed(events)):
+        if warning is not None:
+            print(warning, flush=True)
     url = url_of(config, listener)
     with asyncio.Runner(loop_factory=app.state.service.telemetry.new_event_loop) as runner:
         server = _Server(settings, core)

@@ -22,6 +22,7 @@ from engine.server.call_response import CallResponse
 from engine.server.core.call import Call, Caller
 from engine.server.core.client import CoreClient
 from engine.server.errors import ApiError, Rejection, invalid
+from engine.server.fleet.kv_event_publisher import KVEventPublisher
 from engine.server.grammar.checks import GrammarChecks
 from engine.server.http.bodies import BodyReader
 from engine.server.http.connections import Connections
@@ -50,7 +51,7 @@ from metrics.records import RequestRecord
 
 log = logging.getLogger(__name__)
 # From clients: addresses, and the paths of the operator's files.
-HIDDEN_SETTINGS = {"host", "port", "otlp_endpoint"} | {
+HIDDEN_SETTINGS = {"host", "port", "otlp_endpoint", "kv_events", "kv_events_replay"} | {
     name for name, field in EngineConfig.model_fields.items() if Path in get_args(field.annotation)
 }
 SHOWN_MODELS = 20  # names in the sentence about one that does not exist
@@ -71,7 +72,8 @@ class Service:
         self.reasoning_format = _reasoning_format(config, self.encoder.template)
         self.adapters = ServedAdapters(config, self.name)
         self.access = Access(config, self.telemetry.exporter)
-        self.core = CoreClient(config, self.telemetry)
+        self.kv_events = None if config.kv_events is None else KVEventPublisher(config)
+        self.core = CoreClient(config, self.telemetry, self.kv_events)
         self.moderation = None if config.moderation is None else Moderation(config.moderation)
         self.grammar_checks = GrammarChecks(folder)
         self.bodies = BodyReader(config)
@@ -287,6 +289,8 @@ class Service:
         self.telemetry.close()
         if self.usage is not None:
             self.usage.close()
+        if self.kv_events is not None:
+            self.kv_events.close()
 
     @property
     def failure(self) -> str | None:
@@ -342,6 +346,7 @@ class Service:
             request_id = request.state.request_id = f"{request_id}-{time.monotonic_ns()}"
         self._open.add(request_id)
         traceparent = request.headers.get("traceparent")
+        session = request.headers.get("x-session-id", "")[:128]
         return Caller(
             request_id=request_id,
             arrived_ns=request.state.arrived_ns,
@@ -349,6 +354,7 @@ class Service:
             klass=request.headers.get("x-sojourn-class", "")[:128],
             route=request.url.path,
             key_id=request.state.tenant.key_id or None,
+            session=session or None,
             traceparent=traceparent if parent_of(traceparent) is not None else None,
         )
 

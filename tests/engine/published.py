@@ -21,11 +21,14 @@ class Published:
     bases: dict[str, messages.LedgerBase] = field(default_factory=dict)  # the last one of each request
     logprobs: dict[str, list[TokenLogprobs | None]] = field(default_factory=dict)
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+    kv_events: list[bytes] = field(default_factory=list)  # batches
 
-    def take(self, message: messages.Tokens | messages.Observed) -> None:
+    def take(self, message: messages.Tokens | messages.Observed | messages.KVEvents) -> None:
         message = messages.decode_from_core(messages.encode(message))  # as it would arrive in the front
         if isinstance(message, messages.Tokens):
             self._take_tokens(message)
+        elif isinstance(message, messages.KVEvents):
+            self.kv_events.append(message.batch)
         else:
             self._take_observed(message)
 

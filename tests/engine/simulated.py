@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 from engine.config import EngineConfig
 from engine.engine import Engine, make_block_observer, make_draft_lengths
+from engine.kv_event_wire import WireFormat
 from engine.memory.block_pool import BlockPool
 from engine.memory.eviction import make_eviction_policy
+from engine.memory.kv_events import make_kv_event_log
 from engine.memory.shadow.observer import ShadowObserver
 from engine.memory.tiers.index import TierIndex
 from engine.memory.tiers.store import Moved
@@ -285,7 +287,7 @@ class Simulation:
         self, num_blocks: int = 64, block_size: int = 4, prefix_caching: bool = True, policy: str = "fcfs",
         knobs: dict | None = None, overlap: bool = False, device: type[SimulatedRunner] = SimulatedRunner,
         host_blocks: int = 0, disk_blocks: int = 0, files: dict[bytes, list] | None = None, stores: str = "fill",
-        window: FreedWindow | None = None,
+        window: FreedWindow | None = None, kv_events: WireFormat | None = None,
         **limits,
     ):  # fmt: skip
         self.clock = VirtualClock()
@@ -309,6 +311,8 @@ class Simulation:
             self.tiers = KVTiers(
                 TierIndex("host", host_blocks), slow, block_size=block_size, block_bytes=100, store_policy=stores
             )
+        if kv_events is not None:
+            pool.events = make_kv_event_log(block_size, kv_events, self.tiers)
         policy_of = make_policy(dict(config), pool)
         self.scheduler = Scheduler(pool, policy_of, self.block_observer, tiers=self.tiers, **settings)
         observer = make_observer(config, SHAPE, self.scheduler)

@@ -1,6 +1,7 @@
 """Which blocks a tier holds. Pure bookkeeping: no tensors, no files, no clock."""
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -28,6 +29,7 @@ class TierIndex:
         self._blocks: dict[bytes, TierBlock] = {}
         self._free = list(range(capacity - 1, -1, -1))
         self._evictable: OrderedDict[bytes, None] = OrderedDict()  # ready and without pins
+        self.on_change: Callable[[bytes, bool], None] | None = None  # a block can be read from now on, or no longer
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -54,6 +56,7 @@ class TierIndex:
             old, _ = self._evictable.popitem(last=False)
             self._free.append(self._blocks.pop(old).slot)
             self.evicted.append(old)
+            self._changed(old, is_readable=False)
         slot = self._free.pop()
         self._blocks[key] = TierBlock(slot)
         return slot
@@ -69,6 +72,7 @@ class TierIndex:
             return
         block.is_ready = True
         self._evictable[key] = None
+        self._changed(key, is_readable=True)
 
     def prepare_load(self, key: bytes) -> int:
         """The slot to read a block from, which can be read. It stays until `complete_load`."""
@@ -96,3 +100,12 @@ class TierIndex:
         if block is not None and block.is_ready and not block.pins:
             del self._blocks[key], self._evictable[key]
             self._free.append(block.slot)
+            self._changed(key, is_readable=False)
+
+    def readable(self) -> list[bytes]:
+        """The keys of all blocks that can be read."""
+        return [key for key, block in self._blocks.items() if block.is_ready]
+
+    def _changed(self, key: bytes, *, is_readable: bool) -> None:
+        if self.on_change is not None:
+            self.on_change(key, is_readable)

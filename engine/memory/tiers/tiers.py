@@ -114,6 +114,11 @@ class KVTiers:
         self._prefill = Speed()  # prompt tokens
         self._counts = {name: TierCounts() for name in ("host", *(tier.name for tier in slow))}
 
+    @property
+    def own_indexes(self) -> list[TierIndex]:
+        """Of the tiers that only this server reads and writes."""
+        return [self.host, *(tier.index for tier in self.slow if not tier.store.is_shared)]
+
     # What a request's prefix finds.
 
     def prefetch(self, request: TierReader, num_cached: int) -> Prefetch | None:

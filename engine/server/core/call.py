@@ -40,6 +40,7 @@ class Caller:
     adapter: AdapterReference | None = None  # that its body names
     priority: int = 0  # lower goes first, where the policy asks
     weight: int = 1  # of its tenant, under policy fair-share
+    session: str | None = None  # the header x-session-id: routers hold the calls of one session together
     admission: Any = None  # engine.server.access.admission.Admission: what it owes to its tenant's limits
 
     def front_times(self, encoded_ns: int) -> FrontTimes:
@@ -215,6 +216,7 @@ class Call:
             decoding_ns=self.sequences[0].decoding_ns,
             writing_ns=self.writing_ns,
             adapter=None if self.caller.adapter is None else self.caller.adapter.name,
+            session=self.caller.session,
             adapter_loads=sum(ended.adapter_loads for ended in ends),
         )
 

@@ -21,6 +21,7 @@ from engine.server.core.sequence import SequenceStream
 from engine.server.core.sockets_folder import SocketsFolder
 from engine.server.core.spare import Spare
 from engine.server.errors import Rejection, core_lost
+from engine.server.fleet.kv_event_publisher import KVEventPublisher
 from metrics.compute.kernels import Burst
 from metrics.export.prometheus import Exporter
 
@@ -43,8 +44,9 @@ class CoreObserver(Protocol):
 class CoreClient:
     """Owns the core process and its sockets."""
 
-    def __init__(self, config: EngineConfig, telemetry: CoreObserver):
+    def __init__(self, config: EngineConfig, telemetry: CoreObserver, kv_events: KVEventPublisher | None = None):
         self.config = config
+        self.kv_events = kv_events
         self.ready: messages.Ready | None = None
         self.state = "loading"  # loading, ready, hung, restarting, draining, failed
         self.failure: str | None = None
@@ -209,6 +211,8 @@ class CoreClient:
         while self.state != "draining":
             await self._run_once()
             self.fail_open_streams()
+            if self.kv_events is not None:
+                self.kv_events.clear()
             if self.state == "draining":
                 self._telemetry.core_died(False)
                 return
@@ -306,6 +310,9 @@ class CoreClient:
                 await asyncio.sleep(0)  # streams write their tokens before anything is observed
             elif isinstance(message, messages.Observed):
                 self._take_observed(message)
+            elif isinstance(message, messages.KVEvents):
+                if self.kv_events is not None:
+                    self.kv_events.publish(message.batch)
             elif isinstance(message, messages.Profiled):
                 self._end_burst(message.burst)
             elif isinstance(message, messages.AdapterLoaded):

@@ -1,0 +1,41 @@
+"""GET /get_load and /server_info: how busy a server is, and what it is, for the router in front of it."""
+
+from importlib import metadata
+from typing import Any
+
+from fastapi import FastAPI
+
+from engine.server.errors import Rejection
+from engine.server.service import Service
+
+
+def add_fleet_routes(app: FastAPI, service: Service) -> None:
+    """Both have the fields of SGLang's routes of these names that apply here, for routers read those."""
+
+    @app.get("/get_load")
+    async def get_load() -> list[dict[str, int]]:
+        """Open sequences, those without a place in the batch, and the tokens of all, by data-parallel rank."""
+        streams = service.core.streams.values()
+        tokens = sum(len(stream.request.prompt_token_ids) + stream.output_tokens for stream in streams)
+        waiting = service.core.num_waiting
+        return [{"dp_rank": 0, "num_reqs": len(streams), "num_waiting_reqs": waiting, "num_tokens": tokens}]
+
+    @app.get("/server_info")
+    async def server_info() -> dict[str, Any]:
+        """Raises Rejection 503 until the model is loaded."""
+        ready, config = service.core.ready, service.config
+        if ready is None:
+            raise Rejection(503, "the engine is loading", code="engine_loading", retry_after_seconds=2)
+        return {
+            "version": metadata.version("sojourn"),
+            "served_model_name": service.name,
+            "model_id": service.name,
+            "lora_names": [card["id"] for card in service.cards()[1:]],
+            "max_model_len": ready.max_model_len,
+            "max_running_requests": config.max_num_seqs,
+            "block_size": ready.block_size,
+            "num_kv_blocks": ready.num_kv_blocks,
+            "tp_size": 1,
+            "dp_size": 1,
+            "kv_events": None if service.kv_events is None else service.kv_events.facts,
+        }
