@@ -155,7 +155,7 @@ class KVEventLog:
             if last.extra_keys is not None:
                 last.extra_keys.append(block.extra_keys)
             return
-        extra_keys = None if block.extra_keys is None else [block.extra_keys]
+        extra_keys: list[list[str] | None] | None = None if block.extra_keys is None else [block.extra_keys]
         self._events.append(
             BlockStored(
                 [name], block.parent, list(block.token_ids), self._size, None, medium, block.lora_name, extra_keys
