@@ -13,6 +13,7 @@ from engine.settings.fleet import FleetSettings
 from engine.settings.kv_cache import KVCacheSettings
 from engine.settings.kv_tiers import KVTierSettings, has_tiers
 from engine.settings.lora import LoraSettings
+from engine.settings.models import ModelsSettings
 from engine.settings.panels import COMPUTE, EXPERIMENTS, MEMORY, REQUEST, SERVER, TELEMETRY, TOKEN
 from engine.settings.quantisation import QuantisationSettings
 from engine.settings.speculation import PROPOSING, SpeculationSettings
@@ -28,6 +29,7 @@ class EngineConfig(
     KVTierSettings,
     LoraSettings,
     FleetSettings,
+    ModelsSettings,
 ):
     """Settings of one engine. Frozen; unknown names are refused."""
 

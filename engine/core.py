@@ -37,6 +37,7 @@ from metrics.errors import SojournError
 
 if TYPE_CHECKING:
     from engine.runner import ModelRunner
+    from engine.runner.bed import Bed
 
 BEAT_NS = 900_000_000  # the loop wakes each second, and may do so a little early
 
@@ -202,9 +203,11 @@ def _token_budget(config: EngineConfig, runner: "ModelRunner", *, streams: bool)
 def loop(engine: Engine, mailbox: Mailbox, front_pid: int) -> None:
     """Steps while there is work, sleeps while there is none, until told to stop or until the front is gone."""
     from engine.profile_burst import ProfileBurst  # torch is loaded by now, as it has to be
+    from engine.runner.bed import Bed
 
     begin_ns = time.monotonic_ns()
     burst: ProfileBurst | None = None
+    bed = Bed(engine.runner)
     while os.getppid() == front_pid:  # else the front is gone
         mailbox.beat(begin_ns)
         if not engine.has_work:
@@ -222,6 +225,8 @@ def loop(engine: Engine, mailbox: Mailbox, front_pid: int) -> None:
                 break
             if isinstance(message, messages.Profile):
                 burst = ProfileBurst(message, engine)
+            elif isinstance(message, messages.Sleep | messages.Wake):
+                mailbox.publish(_fall_asleep(engine, bed) if isinstance(message, messages.Sleep) else _wake(bed))
             else:
                 arrived.append(message)
         engine.receive(arrived, begin_ns)
@@ -232,6 +237,18 @@ def loop(engine: Engine, mailbox: Mailbox, front_pid: int) -> None:
             burst = None
         if engine.has_work:
             begin_ns = engine.step()
+
+
+def _fall_asleep(engine: Engine, bed: "Bed") -> messages.Slept:
+    """Nothing is under way: the front sees to that. What tiers are to store is stored before the pool goes."""
+    engine.scheduler.pool.forget_cached()
+    engine.flush()
+    return messages.Slept(*bed.lie_down())
+
+
+def _wake(bed: "Bed") -> messages.Woken:
+    bed.leave()
+    return messages.Woken()
 
 
 if __name__ == "__main__":

@@ -52,7 +52,16 @@ class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
     adapter: AdapterReference
 
 
-ToCore = Submit | Abort | Stop | Profile | LoadAdapter
+class Sleep(msgspec.Struct, frozen=True, tag=True):
+    """Front → core, which has no request: give back the KV pool; on a GPU copy the weights to the host. Answered by
+    `Slept`."""
+
+
+class Wake(msgspec.Struct, frozen=True, tag=True):
+    """Front → core, which sleeps: take the memory again. Answered by `Woken`."""
+
+
+ToCore = Submit | Abort | Stop | Profile | LoadAdapter | Sleep | Wake
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -175,13 +184,24 @@ class KVEvents(msgspec.Struct, frozen=True, tag=True):
     batch: bytes  # of engine.kv_event_wire
 
 
+class Slept(msgspec.Struct, frozen=True, tag=True):
+    """Core → front: it sleeps."""
+
+    kv_bytes: int  # of the pool that it gave back; on a CPU as far as they were written
+    weight_bytes: int  # that it copied to the host
+
+
+class Woken(msgspec.Struct, frozen=True, tag=True):
+    """Core → front: it can compute."""
+
+
 class Beat(msgspec.Struct, frozen=True, tag=True):
     """Core → front, each second from the loop: it turns. Sent also while it has no work."""
 
     unreadable: int  # messages since the last beat that the core could not decode
 
 
-FromCore = Ready | Failed | Tokens | Observed | Profiled | AdapterLoaded | KVEvents | Beat
+FromCore = Ready | Failed | Tokens | Observed | Profiled | AdapterLoaded | KVEvents | Slept | Woken | Beat
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_core = msgspec.msgpack.Decoder(ToCore).decode

@@ -39,6 +39,7 @@ class Account(IntEnum):
     MEMORY_ADAPTER_LOAD = 19
     MEMORY_LOAD = 20
     MEMORY_STORE = 21
+    REQUEST_COLD_START = 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,7 @@ ACCOUNTS: tuple[AccountInfo, ...] = (
     AccountInfo(Account.MEMORY_ADAPTER_LOAD, "memory", "adapter_load", "reading its LoRA adapter into host memory"),
     AccountInfo(Account.MEMORY_LOAD, "memory", "load", "waiting for KV of a slower tier, and its copies in a step"),
     AccountInfo(Account.MEMORY_STORE, "memory", "store", "copies of KV to a slower tier in a step"),
+    AccountInfo(Account.REQUEST_COLD_START, "request", "cold_start", "waiting until its model is loaded or woken"),
 )
 ACCOUNT_BY_NAME = {info.name: info for info in ACCOUNTS}
 CLIENT_ACCOUNTS = tuple(info for info in ACCOUNTS if info.lifecycle == "client")

@@ -190,6 +190,13 @@ class BlockPool:
         """What changed since the last call, for routers; None where nothing did, or nobody wants to know."""
         return None if self.events is None else self.events.take()
 
+    def forget_cached(self) -> None:
+        """Gives back every cached block while no request has one: their contents go."""
+        assert not self.num_active, "no request lives"
+        while (node := self._index.evict()) is not None:
+            self._evicted(node.block, node.key)
+            self._free.append(node.block)
+
     def _expire(self) -> None:
         for node in self._index.expire():
             self._evicted(node.block, node.key)

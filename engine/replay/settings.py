@@ -29,7 +29,8 @@ WINDOW = ("attention_window", "attention_sinks")  # change the outputs, and with
 SPECULATION = ("speculation", "speculation_adaptive", "speculation_tokens")  # what they spare depends on the text
 REMOVABLE = (
     "client.lag", "client.network", "token.encode", "token.decode", "token.sample", "request.admission",
-    "request.quota", "request.moderation", "request.stream", "compute.host", "compute.prefill", "compute.decode",
+    "request.quota", "request.cold_start", "request.moderation", "request.stream", "compute.host", "compute.prefill",
+    "compute.decode",
 )  # fmt: skip
 POLICY_KNOBS = ("priority_ageing", "shortest_ageing", "fair_output_weight", "prefill_patience")
 DEFAULT_POLICY = EngineConfig.model_fields["policy"].default

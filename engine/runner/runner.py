@@ -61,7 +61,7 @@ class ModelRunner:
     def __init__(self, config: EngineConfig, folder: Path, startup: StartupClock | None = None):
         startup = startup or StartupClock()
         startup.enter("kernels")
-        self.device = chosen_device(config)
+        self.config, self.device = config, chosen_device(config)
         on_cuda = self.device.type == "cuda"
         self.overlap = on_cuda if config.overlap == "auto" else config.overlap == "on"
         self.dtype, self.kv_dtype = chosen_dtypes(config, self.device)
@@ -118,7 +118,7 @@ class ModelRunner:
         self.kv_cache = self._allocate(self.num_blocks)
         self.drafting = self._drafting(config)
         with startup.phase("capture"):
-            self.graphs = self._capture(config, self.graph_sizes)
+            self.graphs = self.capture(config, self.graph_sizes)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
@@ -373,13 +373,13 @@ class ModelRunner:
             logits = torch.zeros((1, self.shape.vocab_size), dtype=self.logit_dtype, device=self.device)
             self.sampler.fused.warm_up(logits, self.tables.last_ids)
         work, free = work_and_free_bytes(self.device, run, trial_plans(config, self.target), forget)
-        graphs = graph_bytes(self.device, self.graph_sizes, lambda sizes: self._capture(config, sizes))
+        graphs = graph_bytes(self.device, self.graph_sizes, lambda sizes: self.capture(config, sizes))
         free += self.kv_cache.nbytes
         del self.kv_cache
         return measured_plan(config, self.memory, self.target, MeasuredBytes(work, graphs, free))
 
     @torch.inference_mode()
-    def _capture(self, config: EngineConfig, sizes: list[int]) -> DecodeGraphs | None:
+    def capture(self, config: EngineConfig, sizes: list[int]) -> DecodeGraphs | None:
         # All graphs leave their logits in one place: beside each other they would take gigabytes.
         room = torch.empty((max(sizes, default=0), self.shape.vocab_size), dtype=self.logit_dtype, device=self.device)
         return captured(config, sizes, self.tables.static, partial(self._decode, room=room), self.device)

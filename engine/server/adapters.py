@@ -16,7 +16,7 @@ from engine.server.core.client import CoreClient
 from engine.server.errors import ApiError, Rejection, invalid
 from engine.server.http.bodies import BodyReader
 from engine.server.openai.protocol import Strict
-from engine.settings.lora import ADAPTER_NAME
+from engine.settings.named_paths import NAME as ADAPTER_NAME
 from engine.token.lora.checkpoint import CONFIG, WEIGHTS, AdapterError, describe
 from metrics.errors import InputError
 

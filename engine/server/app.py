@@ -23,11 +23,14 @@ from engine.server.fleet import render
 from engine.server.fleet.routes import add_fleet_routes
 from engine.server.http.web_pages import WebPageGuard, with_cors
 from engine.server.middleware import RequestMiddleware, show_api_error, show_http_error
+from engine.server.models.registry import Models
+from engine.server.models.sleep_routes import ASLEEP, add_sleep_routes
 from engine.server.moderation.api import ModerationRequest, moderate
 from engine.server.openai.chat_request import ChatRequest, DetokenizeRequest, TokenizeRequest
 from engine.server.openai.protocol import CompletionRequest
 from engine.server.openai.responses_request import ResponsesRequest
 from engine.server.service import Service
+from metrics.export.prometheus_series import merged
 
 # A new endpoint is a line here.
 ENDPOINTS = {
@@ -51,6 +54,7 @@ def build_app(config: EngineConfig) -> FastAPI:
     reports a core that cannot start.
     """
     service = Service(config)
+    models = Models(config, service)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -58,6 +62,7 @@ def build_app(config: EngineConfig) -> FastAPI:
         service.grammar_checks.start()
         telemetry = service.telemetry.watches(service.core.pid)
         watches = [*telemetry, *service.usage_watches(), service.access.watch(), service.connections.watch()]
+        watches.append(models.watch())
         if service.moderation is not None:
             watches.append(service.moderation.watch())
         if service.kv_events is not None:
@@ -67,7 +72,7 @@ def build_app(config: EngineConfig) -> FastAPI:
         for task in watching:
             task.cancel()
         await asyncio.gather(*watching, return_exceptions=True)  # the last sample of the machine
-        await service.core.stop()
+        await models.stop()
         await service.grammar_checks.stop()
         if service.moderation is not None:
             await service.moderation.close()
@@ -91,6 +96,7 @@ def build_app(config: EngineConfig) -> FastAPI:
         add_adapter_routes(app, service.adapters, service.core, service.bodies, _body_of)
     add_reload_route(app, service.access)
     add_fleet_routes(app, service)
+    add_sleep_routes(app, models)
     return app
 
 
@@ -109,7 +115,11 @@ def _add_service_routes(app: FastAPI, service: Service, config: EngineConfig) ->
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        return service.card() if service.check_model(name) is None else service.adapters.card(name)
+        found = service.models.find(name)
+        if found is not None:
+            return found.card()
+        service.check_model(name)
+        return service.adapters.card(name)
 
     @app.get("/version")
     async def version() -> dict[str, str]:
@@ -118,16 +128,17 @@ def _add_service_routes(app: FastAPI, service: Service, config: EngineConfig) ->
     @app.get("/health")
     async def health() -> Response:
         """Alive: 200 while loading, ready or draining, 503 while the core is dead or hung."""
-        return _state(service, healthy=service.core.state in ("loading", "ready", "draining"))
+        return _state(service, healthy=service.core.state in ("loading", "ready", "draining", *ASLEEP))
 
     @app.get("/ready")
     async def ready() -> Response:
-        """Takes requests: 200, or 503 while loading, hung, restarting or draining."""
-        return _state(service, healthy=service.core.state == "ready")
+        """Takes requests, and wakes for them if it sleeps: 200, or 503 while loading, hung, restarting or draining."""
+        return _state(service, healthy=service.core.state in ("ready", *ASLEEP))
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        await service.telemetry.refresh()
+        for each in service.models.services:
+            await each.telemetry.refresh()
         if service.moderation is not None:
             events = service.moderation.events
             service.telemetry.exporter.observe_moderation(events.flagged, events.failed)
@@ -135,7 +146,8 @@ def _add_service_routes(app: FastAPI, service: Service, config: EngineConfig) ->
             running, waiting = service.core.adapters_by_state()
             service.telemetry.exporter.observe_adapters(config.max_loras, running, waiting)
         service.telemetry.exporter.observe_connections(len(service.connections.open), service.connections.closed)
-        return PlainTextResponse(service.telemetry.scrape(), media_type=service.telemetry.exporter.content_type)
+        page = merged([each.telemetry.scrape() for each in service.models.services])
+        return PlainTextResponse(page, media_type=service.telemetry.exporter.content_type)
 
 
 def _state(service: Service, *, healthy: bool) -> JSONResponse:

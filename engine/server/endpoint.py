@@ -52,13 +52,16 @@ async def answer_call(service: Service, endpoint: Endpoint, request: Request) ->
 async def _answer(service: Service, endpoint: Endpoint, request: Request, caller: Caller) -> Response:
     caller.admission = Admission(service.access, request, caller)
     await caller.admission.begin()
-    if endpoint.is_queued:
+    if endpoint.is_queued and service.models.is_single and service.models.first.is_hot:
         service.admit(1, 1)  # a call that has no chance costs no body
     body = await service.bodies.parse(endpoint.body, request)
     caller.arrived_ns = request.state.arrived_ns  # a slow upload is the client's time
     await caller.admission.wait()
     if not request.state.tenant.key_id:  # with a key the key alone says whose call it is
         caller.tenant = caller.tenant or body.tenant[:128]
-    caller.adapter = service.check_model(body.served_model)
+    model = service.models.find(body.served_model)
+    if model is None:
+        model, caller.adapter = service.models.first, service.check_model(body.served_model)
     caller.admission.check(body)
-    return await endpoint.answer(service, request, body)
+    async with service.models.using(model, request, caller, computes=endpoint.is_queued) as chosen:
+        return await endpoint.answer(chosen, request, body)

@@ -15,6 +15,7 @@ from engine.server.app import build_app
 from engine.server.core.client import CoreClient
 from engine.server.fleet.kv_event_publisher import exposed
 from engine.server.http.listener import exposure, listen, raise_descriptor_limit, url_of, uvicorn_settings
+from engine.server.models.registry import Models
 from engine.server.service import Service
 from metrics.errors import RunDataError, ServerError, SojournError
 
@@ -48,9 +49,9 @@ def serve(config: EngineConfig) -> None:
             print(warning, flush=True)
     url = url_of(config, listener)
     with asyncio.Runner(loop_factory=app.state.service.telemetry.new_event_loop) as runner:
-        server = _Server(settings, core)
+        server = _Server(settings, app.state.service.models)
         runner.run(_run(server, app.state.service, listener, url))
-    if core.state == "failed":
+    if core.state == "failed" and app.state.service.models.is_single:
         raise ServerError(core.failure)
     if (lost := app.state.service.failure) is not None:
         raise RunDataError(lost)
@@ -61,9 +62,9 @@ def serve(config: EngineConfig) -> None:
 class _Server(uvicorn.Server):
     """uvicorn, but a signal first drains: no new requests, `/ready` says 503, open streams finish or get an error."""
 
-    def __init__(self, settings: uvicorn.Config, core: CoreClient):
+    def __init__(self, settings: uvicorn.Config, models: Models):
         super().__init__(settings)
-        self._core = core
+        self._models = models
         self._draining: asyncio.Task | None = None
         self.exit_code = 0  # 128 + the second signal's number
 
@@ -79,17 +80,17 @@ class _Server(uvicorn.Server):
             asyncio.get_running_loop().call_soon_threadsafe(self._give_up)
 
     async def _drain(self) -> None:
-        seconds = self._core.config.drain_seconds
-        if self._core.streams:
+        seconds = self._models.first.config.drain_seconds
+        if self._models.has_streams:
             with suppress(OSError):  # a log that cannot be written must not keep the server from its end
                 print(f"Sojourn ends after its open calls, in {seconds:g} s at most; a second signal ends it at once",
                       flush=True)  # fmt: skip
-        await self._core.drain(seconds)
+        await self._models.drain(seconds)
         self.should_exit = True
 
     def _give_up(self) -> None:
         """Every open stream gets its error event, and who does not read it in time is cut off."""
-        self._core.give_up()
+        self._models.give_up()
         self.should_exit = True
         asyncio.get_running_loop().call_later(FAREWELL_SECONDS, self._cut_connections)
 
@@ -106,16 +107,16 @@ def _end_unfinished(exit_code: int) -> None:
 async def _run(server: _Server, service: Service, listener: socket.socket, url: str) -> None:
     """Serves until SIGTERM or SIGINT, or until the core is given up."""
     print(f"Sojourn listens on {url} and loads {service.config.model}", flush=True)
-    watching = asyncio.create_task(_watch(server, service.core, url))
+    watching = asyncio.create_task(_watch(server, service.core, url, ends_with_it=service.models.is_single))
     if service.access.has_files:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, service.access.reload_soon)
     await server.serve(sockets=[listener])
     watching.cancel()
 
 
-async def _watch(server: _Server, core: CoreClient, url: str) -> None:
+async def _watch(server: _Server, core: CoreClient, url: str, *, ends_with_it: bool) -> None:
     facts = None  # of the core that was told
-    while core.state != "failed":
+    while core.state != "failed" or not ends_with_it:
         await core.wait_for_change()
         if core.state == "ready" and facts is not core.ready:
             freeze_startup_objects()

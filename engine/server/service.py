@@ -60,9 +60,12 @@ OnEnd = Callable[[Caller, int, str | None, RequestRecord | None], None]  # as `S
 
 
 class Service:
-    """One served model, from a checked body to the response that follows it."""
+    """One served model, from a checked body to the response that follows it.
 
-    def __init__(self, config: EngineConfig):
+    A further model of a front shares with the `first` one what is of the front: access, bodies, connections, moderation
+    and the calls without an end. Its core is started when it is wanted."""
+
+    def __init__(self, config: EngineConfig, first: "Service | None" = None):
         folder = model_folder(config.model)
         self.config = config
         self.name = config.served_model_name or folder.name
@@ -71,19 +74,26 @@ class Service:
         self.encoder = PromptEncoder(self.tokenizer, ChatTemplate(folder))
         self.reasoning_format = _reasoning_format(config, self.encoder.template)
         self.adapters = ServedAdapters(config, self.name)
-        self.access = Access(config, self.telemetry.exporter)
+        self.first = first
+        self.models: Any = None  # of the first one: engine.server.models.registry.Models
         self.kv_events = None if config.kv_events is None else KVEventPublisher(config)
-        self.core = CoreClient(config, self.telemetry, self.kv_events)
-        self.moderation = None if config.moderation is None else Moderation(config.moderation)
+        self.core = CoreClient(config, self.telemetry, self.kv_events, None if first is None else first.core.spare)
         self.grammar_checks = GrammarChecks(folder)
-        self.bodies = BodyReader(config)
-        self.connections = Connections(config)
+        self._watches: list[asyncio.Task] = []
+        if first is None:
+            self.access = Access(config, self.telemetry.exporter)
+            self.moderation = None if config.moderation is None else Moderation(config.moderation)
+            self.bodies, self.connections = BodyReader(config), Connections(config)
+            self._open: set[str] = set()  # ids of the calls without an end
+        else:
+            self.core.state = "cold"
+            self.access, self.moderation, self._open = first.access, first.moderation, first._open
+            self.bodies, self.connections = first.bodies, first.connections
         self.started = int(time.time())
         self._unseeded = 0
         self.usage = UsageLog(config, self.name) if config.usage_dir is not None else None
         self.telemetry.usage = self.usage
         self.on_end: list[OnEnd] = [self.usage.ended] if self.usage is not None else []  # beside the telemetry
-        self._open: set[str] = set()  # ids of the calls without an end
 
     async def complete(self, request: Request, body: CompletionRequest) -> Response:
         """Answers POST /v1/completions. Raises ApiError before the first byte."""
@@ -179,13 +189,15 @@ class Service:
             return None
         if (adapter := self.adapters.find(name)) is not None:
             return adapter
-        served = ", ".join(f"`{each}`" for each in [self.name, *self.adapters.names][:SHOWN_MODELS])
+        names = [*(model.name for model in self.models.all), *self.adapters.names]
+        served = ", ".join(f"`{each}`" for each in names[:SHOWN_MODELS])
         message = f"the model `{name[:100]}` does not exist; this server has {served}"
         raise ApiError(404, message, param="model", code="model_not_found")
 
     def cards(self) -> list[dict[str, Any]]:
-        """The model and its adapters, as GET /v1/models shows them."""
-        return [self.card(), *(self.adapters.card(name) for name in self.adapters.names)]
+        """The models and adapters, as GET /v1/models shows them."""
+        models = [model.card() for model in self.models.all]
+        return [*models, *(self.adapters.card(name) for name in self.adapters.names)]
 
     def called_name(self, caller: Caller) -> str:
         """Of the model, or of the adapter that the caller named."""
@@ -273,6 +285,7 @@ class Service:
             caller.admission.end(record)
         if record is not None:
             self.telemetry.request(record, caller.attributes)
+            self._record_with_the_first(record)
         for notify in self.on_end:
             try:
                 notify(caller, status, code, record)
@@ -283,9 +296,28 @@ class Service:
         """What goes on for as long as the server does, so that a kill loses little."""
         return [] if self.usage is None else [self.usage.run()]
 
+    def watch(self) -> None:
+        """Samples and folds for a further model, from its first core on."""
+        if self.first is not None and not self._watches:
+            self._watches = [asyncio.create_task(watch) for watch in self.telemetry.watches(self.core.pid)]
+
+    async def stop(self) -> None:
+        """Ends what a further model has beside its core."""
+        for task in self._watches:
+            task.cancel()
+        await asyncio.gather(*self._watches, return_exceptions=True)
+        await self.grammar_checks.stop()
+        self.close()
+
+    def _record_with_the_first(self, record: RequestRecord) -> None:
+        """A run holds the requests of all models in one table. Steps are counted by model."""
+        if self.first is not None and (recorder := self.first.telemetry.recorder) is not None:
+            recorder.append("requests", msgspec.structs.replace(record, first_step=None, last_step=None))
+
     def close(self) -> None:
         """Writes the rest of records and usage, and checks no more bodies. Raises nothing: `failure`."""
-        self.bodies.close()
+        if self.first is None:
+            self.bodies.close()
         self.telemetry.close()
         if self.usage is not None:
             self.usage.close()

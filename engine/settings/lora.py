@@ -1,15 +1,14 @@
 """The settings of LoRA adapters (docs/lora.md)."""
 
-import re
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationInfo, field_validator
 
+from engine.settings.named_paths import checked_names, named_pairs
 from engine.settings.panels import MEMORY, TOKEN
 
 LARGEST_RANK = 256
-ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 
 
 class LoraSettings(BaseModel):
@@ -45,29 +44,12 @@ class LoraSettings(BaseModel):
     @classmethod
     def _named(cls, value: Any) -> Any:
         """NAME=FOLDER, one or several with commas or in a list, as a command line has them."""
-        if value is None:
-            return {}
-        if isinstance(value, str):
-            value = [pair.strip() for pair in value.split(",") if pair.strip()]
-        if not isinstance(value, list | tuple):
-            return value
-        named: dict[str, str] = {}
-        for pair in value:
-            name, equals, folder = str(pair).partition("=")
-            if not equals or not folder:
-                raise ValueError(f"{pair!r} is not NAME=FOLDER")
-            if name in named:
-                raise ValueError(f"two adapters have the name {name!r}")
-            named[name] = folder
-        return named
+        return named_pairs(value, "adapters")
 
     @field_validator("lora_adapters")
     @classmethod
     def _are_names(cls, value: dict[str, Path]) -> dict[str, Path]:
-        for name in value:
-            if not ADAPTER_NAME.fullmatch(name):
-                raise ValueError(f"{name!r} is no name for an adapter; use letters, digits and . _ : / - (at most 128)")
-        return {name: folder.expanduser() for name, folder in value.items()}
+        return checked_names(value, "an adapter")
 
     @field_validator("lora_folder")
     @classmethod

@@ -135,8 +135,9 @@ def json_body(
         body["seed"] = request.seed
     body |= {name: value for name in ("top_k", "top_p") if (value := getattr(request, name)) is not None}
     body |= _sampling(scenario, request)
-    if (adapter := _class_of(scenario, request).adapter) is not None:
-        body["model"] = adapter
+    klass = _class_of(scenario, request)
+    if (named := klass.adapter or klass.model) is not None:
+        body["model"] = named
     if request.ignore_eos:
         body["ignore_eos"] = True
     if request.priority:

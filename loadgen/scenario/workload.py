@@ -107,6 +107,9 @@ class RequestClass(Sampling):
     adapter: str | None = Field(
         None, min_length=1, max_length=128, description="LoRA adapter: the model that its requests name"
     )
+    model: str | None = Field(
+        None, min_length=1, max_length=128, description="one of several models of the server, which its requests name"
+    )
     priority: Whole = Field(0, ge=-1_000_000, le=1_000_000, description="lower goes first, where the policy asks")
     weight: Number = Field(1.0, gt=0, le=1_000_000)
     prompt_tokens: Length
@@ -165,6 +168,12 @@ class RequestClass(Sampling):
                 f"shared_prefix_tokens {self.shared_prefix_tokens} must be below the shortest prompt, {shortest} "
                 "tokens; shorten the prefix, or raise the lower bound of prompt_tokens"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _names_one(self):
+        if self.model is not None and self.adapter is not None:
+            raise ValueError("has model and adapter, and a request names one of them; leave one out")
         return self
 
     @model_validator(mode="after")

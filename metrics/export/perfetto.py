@@ -154,13 +154,16 @@ def _request(row: Row, steps: Mapping[int, Row]) -> tuple[Event, list[Event]]:
     arrived, finished = int(row["arrived_ns"]), int(row["finished_ns"])
     tokens = [int(ns) for ns in _listed(row["token_ns"])]
     encoded = _whole(row, "encoded_ns") or arrived + (_whole(row, "ledger_token_encode_ns") or 0)
-    quota = _whole(row, "ledger_request_quota_ns") or 0  # None in older runs
+    quota, cold = (
+        _whole(row, f"ledger_request_{name}_ns") or 0 for name in ("quota", "cold_start")
+    )  # None in older runs
     first_step = steps.get(_whole(row, "first_step"))
     waited = sum(_whole(row, f"ledger_{name}_ns") or 0 for name in _BEFORE_THE_FIRST_STEP)
     scheduled = int(first_step["begin_ns"]) if first_step is not None else encoded + waited
     written = _whole(row, "written_ns") or finished
     has_run = _whole(row, "first_step") is not None
     phases = [("quota", arrived + quota)] if quota else []
+    phases += [("cold start", arrived + quota + cold)] if cold else []
     phases += [("encode", encoded), ("queue", scheduled if has_run else finished)]
     if has_run:
         phases.append(("prefill", tokens[0] if tokens else finished))

@@ -110,6 +110,18 @@ class Series:
         return self._openings[key]
 
 
+def merged(pages: Sequence[bytes]) -> bytes:
+    """The pages of several models as one: the samples of a family stand together, as the format wants it."""
+    if len(pages) == 1:
+        return pages[0]
+    families: dict[str, list[str]] = {}
+    for page in pages:
+        for family in page.decode().split("# HELP ")[1:]:
+            head, kind, *samples = family.rstrip("\n").split("\n")
+            families.setdefault(f"# HELP {head}\n{kind}", []).extend(samples)
+    return "".join("\n".join([head, *samples]) + "\n" for head, samples in families.items()).encode()
+
+
 class Tallies:
     """Counters with one label, each the sum of a field that is a map of label value → number. Most maps are empty."""
 

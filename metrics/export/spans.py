@@ -58,7 +58,9 @@ _WAITING = (
     Account.REQUEST_ADMISSION, Account.MEMORY_ADAPTER_LOAD, Account.REQUEST_QUEUE, Account.MEMORY_BLOCKED,
 )  # fmt: skip
 _FRONT = (Account.TOKEN_DECODE, Account.REQUEST_STREAM)
-_BEFORE = (Account.REQUEST_QUOTA, Account.TOKEN_ENCODE, Account.REQUEST_MODERATION)  # ... the core got it
+_BEFORE = (
+    Account.REQUEST_QUOTA, Account.REQUEST_COLD_START, Account.TOKEN_ENCODE, Account.REQUEST_MODERATION,
+)  # fmt: skip
 _OUTSIDE = (Account.CLIENT_LAG, Account.CLIENT_NETWORK, *_BEFORE, *_WAITING, *_FRONT)
 _STEPS = tuple(account for account in Account if account not in _OUTSIDE)
 

@@ -196,10 +196,14 @@ def _chain(book: Book, victim: int, until: int) -> Iterator[_Link]:
 
 
 def _front(request: pd.Series, arrived: int, encoded: int) -> Iterator[_Link]:
-    """What the front did before the core got the prompt. The records of older runs have no column of the quota."""
+    """What the front did before the core got the prompt. Older runs lack the columns of the first two accounts."""
     granted = min(encoded, arrived + _nanoseconds(request.get("ledger_request_quota_ns")))
-    tokens_ready = min(encoded, granted + _nanoseconds(request.ledger_token_encode_ns))
-    ends = {"request.quota": granted, "token.encode": tokens_ready, "request.moderation": encoded}
+    loaded = min(encoded, granted + _nanoseconds(request.get("ledger_request_cold_start_ns")))
+    tokens_ready = min(encoded, loaded + _nanoseconds(request.ledger_token_encode_ns))
+    ends = {
+        "request.quota": granted, "request.cold_start": loaded, "token.encode": tokens_ready,
+        "request.moderation": encoded,
+    }  # fmt: skip
     cursor = arrived
     for account, end in ends.items():
         if end > cursor:

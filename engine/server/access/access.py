@@ -113,7 +113,8 @@ class Access:
         if path == "/metrics":
             return "metrics"
         plain = path.lower().strip("/")
-        return "admin" if plain.startswith("debug") or plain.endswith("load_lora_adapter") else "api"
+        is_admin = plain.startswith("debug") or plain.endswith("load_lora_adapter") or plain in ("sleep", "wake_up")
+        return "admin" if is_admin else "api"
 
     def _unauthorized(self, reason: str) -> ApiError:
         self._exporter.observe_unauthorized(reason)

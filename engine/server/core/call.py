@@ -34,6 +34,7 @@ class Caller:
     key_id: str | None = None  # names the API key that it came with
     traceparent: str | None = None  # of W3C Trace Context, if it has the form
     quota_ns: int = 0  # it waited for its tenant's limits, after `arrived_ns`
+    cold_start_ns: int = 0  # it waited for its model to be loaded or woken, before it was encoded
     moderation_ns: int = 0  # its input was checked, before `encoded_ns`
     encoding_ns: int = 0  # template and tokenizer worked for it, without any wait
     attributes: dict[str, Any] = field(default_factory=dict)  # of its trace
@@ -44,9 +45,9 @@ class Caller:
     admission: Any = None  # engine.server.access.admission.Admission: what it owes to its tenant's limits
 
     def front_times(self, encoded_ns: int) -> FrontTimes:
-        """What is neither quota nor moderation is encoding."""
-        encoding_ns = encoded_ns - self.arrived_ns - self.quota_ns - self.moderation_ns
-        return FrontTimes(encoding_ns, self.quota_ns, self.moderation_ns)
+        """What is neither quota nor cold start nor moderation is encoding."""
+        encoding_ns = encoded_ns - self.arrived_ns - self.quota_ns - self.cold_start_ns - self.moderation_ns
+        return FrontTimes(encoding_ns, self.quota_ns, self.moderation_ns, self.cold_start_ns)
 
 
 class Call:

@@ -6,7 +6,6 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
 
 import msgspec
 import zmq.asyncio
@@ -14,41 +13,39 @@ import zmq.asyncio
 from engine import messages
 from engine.adapter import AdapterReference
 from engine.config import EngineConfig
+from engine.server.core.core_observer import CoreObserver
 from engine.server.core.core_process import CoreProcess
 from engine.server.core.heartbeat import TICK_SECONDS, Heartbeat
 from engine.server.core.queue_speed import QueueSpeed
 from engine.server.core.sequence import SequenceStream
+from engine.server.core.sleep import Sleep
 from engine.server.core.sockets_folder import SocketsFolder
 from engine.server.core.spare import Spare
 from engine.server.errors import Rejection, core_lost
 from engine.server.fleet.kv_event_publisher import KVEventPublisher
 from metrics.compute.kernels import Burst
-from metrics.export.prometheus import Exporter
 
 DEATH_WINDOW_SECONDS = 60  # max_core_deaths within it: then the core is given up
 FAREWELL_SECONDS = 1  # for the core to report aborted requests
 STOP_SECONDS = 3  # for the core to end when it is asked to
-
-
-class CoreObserver(Protocol):
-    """The front's telemetry, as the core client sees it."""
-
-    exporter: Exporter
-
-    def ready(self, message: messages.Ready) -> None: ...
-    def tokens(self, message: messages.Tokens) -> None: ...
-    def observed(self, message: messages.Observed) -> None: ...
-    def core_died(self, restarts: bool) -> None: ...
+ENDING = ("draining", "cold")  # states in which no core is started
 
 
 class CoreClient:
     """Owns the core process and its sockets."""
 
-    def __init__(self, config: EngineConfig, telemetry: CoreObserver, kv_events: KVEventPublisher | None = None):
+    def __init__(
+        self,
+        config: EngineConfig,
+        telemetry: CoreObserver,
+        kv_events: KVEventPublisher | None = None,
+        spare: Spare | None = None,
+    ):
+        """`spare` is that of another client, which ends it."""
         self.config = config
         self.kv_events = kv_events
         self.ready: messages.Ready | None = None
-        self.state = "loading"  # loading, ready, hung, restarting, draining, failed
+        self.state = "loading"  # ready, hung, restarting, falling_asleep, sleeping, waking, cold, draining, failed
         self.failure: str | None = None
         self.streams: dict[str, SequenceStream] = {}  # that the core has not reported as ended
         self.next_step = 0
@@ -56,7 +53,8 @@ class CoreClient:
         self._telemetry = telemetry
         self._process: CoreProcess | None = None
         self._heartbeat: Heartbeat | None = None  # of the core that is up; None while it loads
-        self._spare = Spare()
+        self.spare = spare or Spare()
+        self._owns_spare = spare is None
         self._sockets: SocketsFolder | None = None
         self._changed = asyncio.Event()
         self._supervisor: asyncio.Task | None = None
@@ -64,6 +62,7 @@ class CoreClient:
         self._core_has_queue = False  # the core reported a queue of its own after its last step
         self._adapters: dict[str, list[asyncio.Future[str | None]]] = {}  # key → who waits for the core to read it
         self._burst: asyncio.Future[Burst | None] | None = None  # of a burst under way
+        self.sleep = Sleep(self._send, self._set_state)
 
     @property
     def num_waiting(self) -> int:
@@ -111,8 +110,10 @@ class CoreClient:
         self.fail_open_streams()
 
     async def start(self) -> None:
-        """Starts the process; does not wait for the model."""
-        self._sockets = SocketsFolder()
+        """Starts the process, also after `unload` and a failure; does not wait for the model."""
+        self._sockets = self._sockets or SocketsFolder()
+        self.ready = self.failure = None
+        self._set_state("loading")
         self._supervisor = asyncio.create_task(self._supervise(), name="core supervisor")
         self._supervisor.add_done_callback(self._supervisor_ended)
 
@@ -126,6 +127,21 @@ class CoreClient:
         """Ends the process: asks it first, then kills it. No stream and no process is left."""
         if self.state != "failed":
             self._set_state("draining")  # so that the supervisor starts no other
+        await self._end_process()
+        if self._owns_spare:
+            await self.spare.stop()
+        self.fail_open_streams()
+        self._context.destroy(linger=0)
+        if self._sockets is not None:
+            self._sockets.remove()
+
+    async def unload(self) -> None:
+        """Ends the process of a model that no request uses; `start` loads it again."""
+        self._set_state("cold")
+        await self._end_process()
+        self.ready = None
+
+    async def _end_process(self) -> None:
         if self._heartbeat is None or self._heartbeat.is_silent:
             self._kill()  # it loads, or hangs, and reads no message
         elif self._process.is_alive:
@@ -136,11 +152,6 @@ class CoreClient:
             await asyncio.wait((self._supervisor,), timeout=STOP_SECONDS)
             self._supervisor.cancel()  # only where it starts a process just now
             await asyncio.gather(self._supervisor, return_exceptions=True)
-        await self._spare.stop()
-        self.fail_open_streams()
-        self._context.destroy(linger=0)
-        if self._sockets is not None:
-            self._sockets.remove()
 
     async def wait_for_change(self) -> None:
         """Returns at the next change of `state`."""
@@ -208,12 +219,12 @@ class CoreClient:
     async def _supervise(self) -> None:
         limit = self.config.max_core_deaths
         deaths: deque[float] = deque(maxlen=limit)
-        while self.state != "draining":
+        while self.state not in ENDING:
             await self._run_once()
             self.fail_open_streams()
             if self.kv_events is not None:
                 self.kv_events.clear()
-            if self.state == "draining":
+            if self.state in ENDING:
                 self._telemetry.core_died(False)
                 return
             first_start = self.ready is None
@@ -242,8 +253,8 @@ class CoreClient:
     async def _run_once(self) -> None:
         """One life of the core process, from its start to its death."""
         wanted_ns = time.monotonic_ns()
-        core = self._process = self._spare.take() or await CoreProcess.start()
-        if self.state == "draining":  # since then
+        core = self._process = self.spare.take() or await CoreProcess.start()
+        if self.state in ENDING:  # since then
             self._kill()
         try:
             core.begin(self._context, self._sockets.new_generation(), self.next_step, self.config, wanted_ns)
@@ -319,6 +330,8 @@ class CoreClient:
                 for waiting in self._adapters.pop(message.key, ()):
                     if not waiting.done():
                         waiting.set_result(message.error)
+            elif isinstance(message, messages.Slept | messages.Woken):
+                self.sleep.answered(message)
             elif isinstance(message, messages.Beat):
                 self._telemetry.exporter.core.observe_unreadable("core", message.unreadable)
             elif isinstance(message, messages.Ready):
@@ -334,7 +347,7 @@ class CoreClient:
         self._telemetry.ready(message)
         self._set_state("ready")
         if self.config.spare_core:
-            self._spare.prepare()
+            self.spare.prepare()
 
     def _take(self, message: messages.Tokens) -> None:
         self.next_step = message.next_step
@@ -365,6 +378,7 @@ class CoreClient:
         for waiting in [each for futures in self._adapters.values() for each in futures if not each.done()]:
             waiting.set_exception(core_lost(self.state))
         self._adapters.clear()
+        self.sleep.lost(self.state)
         self.queue_speed = QueueSpeed()
 
     def _end_burst(self, burst: Burst | None) -> None:

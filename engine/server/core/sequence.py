@@ -87,11 +87,13 @@ class FrontTimes(NamedTuple):
     encoding_ns: int = 0
     quota_ns: int = 0
     moderation_ns: int = 0
+    cold_start_ns: int = 0
 
     def book(self, ledger: list[int]) -> None:
         ledger[Account.TOKEN_ENCODE] += self.encoding_ns
         ledger[Account.REQUEST_QUOTA] += self.quota_ns
         ledger[Account.REQUEST_MODERATION] += self.moderation_ns
+        ledger[Account.REQUEST_COLD_START] += self.cold_start_ns
 
 
 class Hold(NamedTuple):

@@ -30,7 +30,7 @@ def add_fleet_routes(app: FastAPI, service: Service) -> None:
             "version": metadata.version("sojourn"),
             "served_model_name": service.name,
             "model_id": service.name,
-            "lora_names": [card["id"] for card in service.cards()[1:]],
+            "lora_names": list(service.adapters.names),
             "max_model_len": ready.max_model_len,
             "max_running_requests": config.max_num_seqs,
             "block_size": ready.block_size,

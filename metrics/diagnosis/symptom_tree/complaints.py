@@ -25,7 +25,8 @@ class Complaint:
 
 
 _WAITING = ("overload", "burst", "batch_cap", "token_budget", "token_budget_large", "prefill_chunk", "admission_policy",
-            "scheduling_policy", "head_of_line", "tenant_share", "rate_limit", "adapter_slots")  # fmt: skip
+            "scheduling_policy", "head_of_line", "tenant_share", "rate_limit", "cold_model",
+            "adapter_slots")  # fmt: skip
 _FRONT = ("blocked_front", "slow_front", "slow_writer", "slow_moderation", "core_death", "broken_connections")
 _PREFIX = ("prefix_cache_off", "cache_thrash", "eviction_policy", "cache_pollution", "prefix_order",
            "prefix_sub_block", "slow_kv_tier")  # fmt: skip
@@ -49,9 +50,10 @@ COMPLAINTS = (
     Complaint("low_device_utilisation", "The GPU idles",
               ("low utilisation", "low utilization", "idle gpu", "device idles", "gpu not busy", "gpu usage is low",
                "cpu idles"),
-              ("batch_cap", "admission_policy", "token_budget", "queue_limit", "rate_limit", "blocked_front",
-               "slow_front", "kv_pool", "fragmentation", "block_leak", "slow_host", "launch_bound", "few_threads",
-               "slow_tokeniser", "slow_detokeniser", "slow_sampler", "slow_network", "starved_load_generator")),
+              ("batch_cap", "admission_policy", "token_budget", "queue_limit", "rate_limit", "cold_model",
+               "blocked_front", "slow_front", "kv_pool", "fragmentation", "block_leak", "slow_host", "launch_bound",
+               "few_threads", "slow_tokeniser", "slow_detokeniser", "slow_sampler", "slow_network",
+               "starved_load_generator")),
     Complaint("vram_fills_quickly", "Memory fills quickly",
               ("vram", "kv cache full", "out of memory", "preemptions", "memory full", "oom", "kv blocks"),
               ("kv_pool", "fragmentation", "block_leak", "cache_thrash", "cache_pollution", "prefix_cache_off",
@@ -59,8 +61,8 @@ COMPLAINTS = (
     Complaint("product_latency_poor", "Benchmark good, product slow",
               ("good benchmark, poor product latency", "slower in production", "benchmark good product slow",
                "production is slow"),
-              ("burst", "token_budget_large", "head_of_line", "tenant_share", "rate_limit", "kv_pool", *_PREFIX,
-               "long_outputs", "slow_tokeniser", *_CLIENT)),
+              ("burst", "token_budget_large", "head_of_line", "tenant_share", "rate_limit", "cold_model", "kv_pool",
+               *_PREFIX, "long_outputs", "slow_tokeniser", *_CLIENT)),
     Complaint("devices_do_not_help", "More devices do not help",
               ("more gpus do not help", "no speedup", "does not scale", "scaling is poor", "more threads do not help"),
               ("batch_cap", "admission_policy", *_FRONT, "kv_pool", "slow_host", "launch_bound", "slow_kernel",

@@ -113,6 +113,13 @@ def test_a_shared_part_that_stands_last_follows_what_is_the_requests_own():
         scenario(classes=[CHAT | {"shared_part": "last"}])
 
 
+def test_a_class_names_the_model_of_its_requests_and_no_adapter_beside_it():
+    chosen = scenario(classes=[CHAT | {"model": "b"}])
+    assert chosen.workload.classes[0].model == "b"
+    with pytest.raises(ValueError, match="has model and adapter, and a request names one of them"):
+        scenario(classes=[CHAT | {"model": "b", "adapter": "c"}])
+
+
 def test_what_is_no_tokenizer_and_no_address_is_refused_with_a_sentence(tmp_path):
     with pytest.raises(ScenarioError, match="neither a file nor a folder"):
         load_tokenizer(str(tmp_path / "absent"))

@@ -1,0 +1,17 @@
+"""What the client of a core tells the front's telemetry."""
+
+from typing import Protocol
+
+from engine import messages
+from metrics.export.prometheus import Exporter
+
+
+class CoreObserver(Protocol):
+    """The front's telemetry, as the core client sees it."""
+
+    exporter: Exporter
+
+    def ready(self, message: messages.Ready) -> None: ...
+    def tokens(self, message: messages.Tokens) -> None: ...
+    def observed(self, message: messages.Observed) -> None: ...
+    def core_died(self, restarts: bool) -> None: ...

@@ -1,0 +1,1 @@
+"""Several models behind one front: which are loaded, which sleep, and who waits for one."""

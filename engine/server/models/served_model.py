@@ -1,0 +1,129 @@
+"""One model of a front: whether it is loaded, how much memory it has, and when it was used last."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from engine.config import EngineConfig, model_folder
+from engine.server.service import Service
+from metrics.errors import SojournError
+from metrics.memory.plan import MemoryPlan
+
+# The states of a core → what a client sees. A core that is replaced, or is silent, stays hot: its requests get 503.
+STATES = {
+    "loading": "loading", "ready": "hot", "hung": "hot", "restarting": "hot", "falling_asleep": "sleeping",
+    "sleeping": "sleeping", "waking": "waking", "cold": "cold", "draining": "hot", "failed": "failed",
+}  # fmt: skip
+RETRY_SECONDS = 10  # after a model could not be loaded: until then requests get the same sentence
+USUAL_LOAD_SECONDS = 5  # where none was measured
+PROCESS_BYTES = 400 << 20  # of a core, where none was measured: interpreter and libraries
+
+
+class ServedModel:
+    """`make` builds its service, and raises SojournError; the first model's is there from the start."""
+
+    def __init__(self, name: str, config: EngineConfig, make: Callable[[], Service], service: Service | None = None):
+        self.name = name
+        self.config = config
+        self.service = service
+        self._make = make
+        self.num_waiting = 0  # calls that wait for it
+        self.num_using = 0  # calls on their way to its core
+        self.used_at = 0.0  # time.monotonic() of the last call
+        self.change: asyncio.Task[None] | None = None  # loads or wakes it
+        self.failure: SojournError | None = None  # of the last attempt
+        self._failed_at = 0.0
+        self._created = int(time.time())
+        self._plan: MemoryPlan | None = None
+        self.load_seconds: float | None = None  # that its last load took
+
+    @property
+    def state(self) -> str:
+        """hot, sleeping, cold, loading, waking or failed."""
+        if self.is_changing:
+            return "loading" if self.service is None or self.service.core.state in ("cold", "loading") else "waking"
+        if self.service is None:
+            return "cold" if self.failure is None else "failed"
+        return STATES[self.service.core.state]
+
+    @property
+    def is_hot(self) -> bool:
+        """Its core takes calls, or says itself why not."""
+        if self.service is None or self.is_changing:
+            return False
+        # The core of a front that has just begun is nobody's change: it loads, and its calls get 503 as ever.
+        return self.service.core.state not in ("cold", "falling_asleep", "sleeping", "waking", "failed")
+
+    @property
+    def is_changing(self) -> bool:
+        return self.change is not None and not self.change.done()
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.num_using or self.num_waiting or self.is_changing) and not (
+            self.service is not None and self.service.core.streams
+        )
+
+    @property
+    def expected_seconds(self) -> int:
+        """Until it is hot, for `Retry-After`."""
+        asleep = self.state in ("sleeping", "waking")
+        seconds = self.service.core.sleep.wake_seconds if asleep else self.load_seconds
+        return max(1, -int(-(seconds or USUAL_LOAD_SECONDS) // 1))
+
+    @property
+    def plan(self) -> MemoryPlan | None:
+        """Of its last core."""
+        if self.service is not None and (ready := self.service.core.ready) is not None:
+            self._plan = ready.memory
+        return self._plan
+
+    @property
+    def needed_bytes(self) -> int:
+        """When it is hot: by its last plan, or by the files of its weights."""
+        if self.plan is not None:
+            return self.plan.total_bytes
+        kv = int((self.config.kv_cache_gib or 0) * (1 << 30))
+        return PROCESS_BYTES + _file_bytes(model_folder(self.config.model)) + kv
+
+    @property
+    def held_bytes(self) -> int:
+        """Now: a sleeping model has no KV pool."""
+        state = self.state
+        if state in ("cold", "failed") or self.service is None:
+            return 0
+        if state == "sleeping" and self.plan is not None:
+            return self.plan.total_bytes - self.plan.kv_bytes
+        return self.needed_bytes
+
+    def card(self) -> dict[str, Any]:
+        """As GET /v1/models shows it, with its state."""
+        unknown = {"id": self.name, "object": "model", "created": self._created, "owned_by": "sojourn"}
+        card = unknown if self.service is None else self.service.card()
+        detail = {} if self.failure is None else {"detail": self.sentence(self.failure)}
+        return card | {"state": self.state} | detail
+
+    def sentence(self, error: SojournError) -> str:
+        """For a client, which need not know where the operator's files lie."""
+        return str(error).replace(str(model_folder(self.config.model)), f"`{self.name}`")
+
+    async def build(self) -> Service:
+        """Its service, with tokenizer and template. Raises SojournError."""
+        if self.service is None:
+            self.service = await asyncio.to_thread(self._make)
+        return self.service
+
+    def fail(self, error: SojournError) -> None:
+        self.failure, self._failed_at = error, time.monotonic()
+
+    @property
+    def recent_failure(self) -> SojournError | None:
+        recent = time.monotonic() - self._failed_at < RETRY_SECONDS
+        return self.failure if recent else None
+
+
+def _file_bytes(folder: Path) -> int:
+    files = [folder] if folder.is_file() else [*folder.glob("*.safetensors"), *folder.glob("*.gguf")]
+    return sum(file.stat().st_size for file in files)
