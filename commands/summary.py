@@ -60,6 +60,7 @@ def _summarise(run: "RunDirectory") -> int:
     from metrics.compute.weight_error import weight_error_of
     from metrics.machine.client_error import client_error_sentence
     from metrics.memory.prefix_share import workload_lines
+    from metrics.memory.residence import residences_of
     from metrics.request.goodput import measured
 
     diagnosis = diagnose_run(run)
@@ -73,6 +74,8 @@ def _summarise(run: "RunDirectory") -> int:
         out.print(line)
     if (error := weight_error_of(run.meta())) is not None:
         out.print(f"weights        {error.sentence()}", markup=False)
+    for residence in residences_of(run.meta()):
+        out.print(f"model          {residence.sentence()}", markup=False)
     out.print(f"client error   {client_error_sentence(run.meta()['client_error'])}")
     out.print(f"HTML report    {html}", markup=False)
     out.print(f"run directory  {run.path}")

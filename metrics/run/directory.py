@@ -19,8 +19,8 @@ from metrics.run.segments import compact, read_segment, sources
 from metrics.whole_file import write_whole
 
 # What `run.json` has from the server, once its model is loaded: the ModelShape, how the core computes, the measured
-# ceilings of its device, and where the time of its starts went.
-SERVER_KEYS = ("model_shape", "core", "ceilings", "startups")
+# ceilings of its device, where the time of its starts went, and what several models of a front were.
+SERVER_KEYS = ("model_shape", "core", "ceilings", "startups", "models")
 # Every key of `run.json` that readers rely on, its types and their words. Each may be null: not known.
 REQUIRED: dict[str, tuple[tuple[type, ...], str]] = {
     "scenario": ((dict, str), "an object, or a name"),

@@ -1,11 +1,14 @@
 """The KV cache of a run, shaped for showing: pure functions from its tables to small ones."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 
 from metrics.memory.kv_load import TIERS
 from metrics.memory.miss_ratio import miss_ratio_curve, prefix_outcomes
 from metrics.memory.prefix_outcomes import hit_tokens
+from metrics.memory.residence import ModelResidence
 from metrics.request.timeline import call_of
 from metrics.request.waits import reasons
 from ui.tables.request import cohorts
@@ -134,3 +137,26 @@ def preemptions(steps: pd.DataFrame, requests: pd.DataFrame, begin_ns: float, co
 def _cell(value: object) -> list:
     """The elements of a list, none of a null."""
     return list(value) if value is not None and not isinstance(value, float) else []
+
+
+def residences(models: Sequence[ModelResidence]) -> pd.DataFrame:
+    """A row a model of a front: seconds by state, its loads and wakes, and both costs."""
+    rows = [
+        {
+            "model": model.name,
+            "hot (s)": model.seconds("hot"),
+            "sleeping (s)": model.seconds("sleeping"),
+            "cold (s)": model.seconds("cold"),
+            "loads": model.count("loading"),
+            "loading (s)": model.seconds("loading"),
+            "wakes": model.count("waking"),
+            "waking (s)": model.seconds("waking"),
+            "held (GiB·s)": model.held_gib_seconds,
+            "freed (GiB·s)": model.freed_gib_seconds,
+            "calls that waited": model.num_waited,
+            "waited (s)": model.waited_ns / 1e9,
+            "freed for each second waited (GiB)": model.freed_per_second_waited,
+        }
+        for model in models
+    ]
+    return pd.DataFrame(rows)

@@ -2,11 +2,12 @@
 
 import streamlit as st
 
+from metrics.memory.residence import residences_of
 from metrics.run.directory import engine_settings
 from ui.figures import memory
 from ui.markup import fragments
 from ui.page import draw, open_page
-from ui.tables.memory import block_events, hit_rates, miss_ratios, outcome_tokens, preemptions, tiers
+from ui.tables.memory import block_events, hit_rates, miss_ratios, outcome_tokens, preemptions, residences, tiers
 
 run = open_page(
     "Memory",
@@ -54,6 +55,13 @@ if not (found := tiers(run.steps, run.requests)).empty:
     st.caption(
         "`steps.parquet` `tier_*`; tokens and requests: `requests.parquet` `loaded_tokens`. `load_decision` says "
         "what was predicted to be cheaper, loading or computing again, beside both predictions."
+    )
+if models := residences_of(run.meta):
+    st.subheader("Models: what warmth costs, and what cold starts cost", anchor=False)
+    st.html(fragments.data_table(residences(models)))
+    st.caption(
+        "`run.json` `models`: planned bytes, summed over time. *Freed* is what a model would have held besides, "
+        "if it had been hot all the time; the last column sets it against the time that calls waited for the model."
     )
 st.subheader("Preemptions", anchor=False)
 table = preemptions(run.steps, run.requests, run.begin_ns)

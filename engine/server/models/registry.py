@@ -89,7 +89,7 @@ class Models:
             if not model.is_idle:
                 raise ApiError(409, f"the model `{model.name}` has open calls; try again", code="model_busy")
             if level == 1 and model.state == "hot":
-                await model.service.core.sleep.begin()
+                await self._put_to_sleep(model)
             elif level == 2 and model.state in ("hot", "sleeping"):
                 await self._unload(model)
 
@@ -102,18 +102,20 @@ class Models:
                 raise self._refusal(model, error) from None
 
     async def watch(self) -> None:
-        """Puts models to sleep that were idle for long enough."""
+        """Puts models to sleep that were idle for long enough, and notes what all of them are."""
         limit = self._config.model_idle_seconds
-        while limit is not None:
-            await asyncio.sleep(min(WATCH_SECONDS, limit))
-            for model in self.all:
+        while True:
+            await asyncio.sleep(min(WATCH_SECONDS, limit or WATCH_SECONDS))
+            self._note()
+            for model in self.all if limit is not None else ():
                 if model.is_idle and model.state == "hot" and time.monotonic() - self._last_use(model) >= limit:
                     async with self._memory:
                         if model.is_idle and model.state == "hot":
-                            await model.service.core.sleep.begin()
+                            await self._put_to_sleep(model)
 
     async def stop(self) -> None:
         """Ends all cores, and writes what their services still hold."""
+        self._tell()
         for model in self.all:
             if model.is_changing:
                 model.change.cancel()
@@ -121,6 +123,16 @@ class Models:
         await asyncio.gather(*(core.stop() for core in self.cores))
         for service in self.services[1:]:
             await service.stop()
+
+    def _note(self) -> None:
+        if any([model.note() for model in self.all]):
+            self._tell()
+
+    def _tell(self) -> None:
+        """Writes to the run directory what the models were. A single one that was never put to sleep needs no word."""
+        found = [model.history.residence(model.needed_bytes) for model in self.all]
+        if not self.is_single or any(residence.count("sleeping") for residence in found):
+            self.first.service.telemetry.residences(found)
 
     async def drain(self, seconds: float) -> None:
         await asyncio.gather(*(core.drain(seconds) for core in self.cores))
@@ -162,13 +174,17 @@ class Models:
         finally:
             gone.cancel()
             model.num_waiting -= 1
-            caller.cold_start_ns += time.monotonic_ns() - began_ns
+            waited_ns = time.monotonic_ns() - began_ns
+            caller.cold_start_ns += waited_ns
+            model.history.waited(waited_ns)
 
     def _change(self, model: ServedModel) -> asyncio.Task[None]:
         """The one task that makes it hot; all who wait for the model share it."""
         if not model.is_changing:
             model.change = asyncio.create_task(self._make_hot(model), name=f"load {model.name}")
             model.change.add_done_callback(_seen)  # all who waited for it may have left
+            model.change.add_done_callback(lambda _: self._note())
+            self._note()
         return model.change
 
     async def _make_hot(self, model: ServedModel) -> None:
@@ -202,9 +218,14 @@ class Models:
         if self._config.models_gib is not None and self._held_bytes() > self._limit:
             await self._make_room_after(model)
 
+    async def _put_to_sleep(self, model: ServedModel) -> None:
+        await model.service.core.sleep.begin()
+        self._note()
+
     async def _unload(self, model: ServedModel) -> None:
         assert model.plan is not None, "remembered: the core's goes with it"
         await model.service.core.unload()
+        self._note()
 
     @property
     def _limit(self) -> int:
@@ -243,7 +264,7 @@ class Models:
         idle = sorted((each for each in self.all if each is not wanted and each.is_idle), key=self._last_use)
         for model in idle:
             if model.state == "hot":
-                await model.service.core.sleep.begin()
+                await self._put_to_sleep(model)
                 return
         for model in idle:
             if model.state == "sleeping":

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.config import EngineConfig, model_folder
+from engine.server.models.history import History
 from engine.server.service import Service
 from metrics.errors import SojournError
 from metrics.memory.plan import MemoryPlan
@@ -35,6 +36,7 @@ class ServedModel:
         self.change: asyncio.Task[None] | None = None  # loads or wakes it
         self.failure: SojournError | None = None  # of the last attempt
         self._failed_at = 0.0
+        self.history = History(name, self.state)
         self._created = int(time.time())
         self._plan: MemoryPlan | None = None
         self.load_seconds: float | None = None  # that its last load took
@@ -114,6 +116,10 @@ class ServedModel:
         if self.service is None:
             self.service = await asyncio.to_thread(self._make)
         return self.service
+
+    def note(self) -> bool:
+        """Remembers its state and memory of now; whether the state is another one."""
+        return self.history.note(self.state, self.held_bytes)
 
     def fail(self, error: SojournError) -> None:
         self.failure, self._failed_at = error, time.monotonic()

@@ -26,6 +26,7 @@ from metrics.export.prometheus_pool import Pool
 from metrics.export.vllm_names import EngineFacts
 from metrics.machine.host import SAMPLE_SECONDS
 from metrics.machine.sampler import SystemSampler
+from metrics.memory.residence import ModelResidence
 from metrics.records import RequestRecord, StepRecord, SystemRecord
 from metrics.run.directory import wall_anchor
 from metrics.steps import Steps
@@ -102,6 +103,11 @@ class Telemetry:
         self.exporter.gauges.observe_plan(message.memory)
         self.exporter.gauges.observe_weight_error(message.weight_error)
         self.exporter.core.observe_startup(message.startup)
+
+    def residences(self, found: list[ModelResidence]) -> None:
+        """What the models of a front were until now."""
+        if self._recording is not None:
+            self._recording.tell_models(found)
 
     def tokens(self, message: messages.Tokens) -> None:
         self._last = message

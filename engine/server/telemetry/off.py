@@ -10,6 +10,7 @@ from engine.server.telemetry.recent import Recent
 from engine.server.usage.usage_log import UsageLog
 from metrics.export.prometheus import Exporter
 from metrics.export.prometheus_pool import Pool
+from metrics.memory.residence import ModelResidence
 from metrics.records import RequestRecord
 
 
@@ -37,6 +38,9 @@ class NoTelemetry:
         self.exporter.gauges.observe_plan(message.memory)
         self.exporter.gauges.observe_weight_error(message.weight_error)
         self.exporter.core.observe_startup(message.startup)
+
+    def residences(self, found: list[ModelResidence]) -> None:
+        """There is no run directory."""
 
     def tokens(self, message: messages.Tokens) -> None:
         self._last = message

@@ -13,6 +13,7 @@ from metrics.compute.roofline import Ceilings
 from metrics.compute.startup import Startup
 from metrics.errors import RunDataError
 from metrics.machine.host import hardware, versions
+from metrics.memory.residence import ModelResidence
 from metrics.run.directory import RunDirectory, wall_anchor
 from metrics.run.recorder import Recorder
 from metrics.run.server_alone import SERVER_ALONE
@@ -53,6 +54,10 @@ class Recording:
         """Writes to `run.json` where the time of one more start of a core went."""
         self._startups.append(startup)
         self._update({"startups": msgspec.to_builtins(self._startups)}, "where the time of a start went")
+
+    def tell_models(self, found: list[ModelResidence]) -> None:
+        """Writes to `run.json` what the models of the front were until now."""
+        self._update({"models": msgspec.to_builtins(found)}, "what the models of the front were")
 
     def _update(self, known: dict[str, Any], what: str) -> None:
         if self._meta is not None:
