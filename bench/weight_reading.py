@@ -93,7 +93,8 @@ def load(folder: Path, way: str) -> dict:
     startup.enter("conversion")
     Path("/proc/self/clear_refs").write_text("5")
     before, began = _status("VmRSS"), time.monotonic()
-    model = load_model(folder, torch.float32, torch.device("cpu"), None, load_format=way, weights="auto", startup=startup)
+    cpu = torch.device("cpu")
+    model = load_model(folder, torch.float32, cpu, None, load_format=way, weights="auto", startup=startup)
     whole, phases = time.monotonic() - began, startup.startup().phases_ns
     return {
         "read_s": sum(phases.get(f"read_{tier}", 0) for tier in ("page_cache", "disk")) / 1e9,
