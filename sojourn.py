@@ -20,6 +20,7 @@ from commands.diagnose import diagnose
 from commands.explain import explain
 from commands.export import export
 from commands.faults import faults
+from commands.fleet import fleet
 from commands.join import join
 from commands.keys import keys
 from commands.ladder import ladder
@@ -63,6 +64,7 @@ OWN_PARSER = {
 
 register("Serve", serve, quantize, usage, dashboards)
 app.add_typer(keys, name="keys", rich_help_panel="Serve")
+app.add_typer(fleet, name="fleet", rich_help_panel="Serve")
 register("Load and search", run, load, demo, epilog=EXIT_CODES)
 register("Load and search", bench_serve, **OWN_PARSER)
 register("Load and search", sweep, capacity, plan, ladder)

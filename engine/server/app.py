@@ -43,6 +43,7 @@ ENDPOINTS = {
     "/detokenize": Endpoint(DetokenizeRequest, token_api.detokenize, is_queued=False),
     "/v1/completions/render": Endpoint(CompletionRequest, render.completion, is_queued=False),
     "/v1/chat/completions/render": Endpoint(ChatRequest, render.chat, is_queued=False),
+    "/v1/responses/render": Endpoint(ResponsesRequest, render.respond, is_queued=False),
     "/v1/moderations": Endpoint(ModerationRequest, moderate, is_queued=False),
 }
 

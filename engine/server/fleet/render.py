@@ -1,4 +1,4 @@
-"""POST /v1/completions/render and /v1/chat/completions/render: the token ids that the engine would compute.
+"""POST /v1/completions/render, and the like of chats and responses: the token ids that the engine would compute.
 
 A router asks for them to know which blocks a prompt will have. Nothing is computed and no place in the queue is taken.
 The answers have the fields of vLLM's renderer that a router reads.
@@ -13,6 +13,7 @@ from starlette.responses import Response
 from engine.server.openai.chat_request import ChatRequest
 from engine.server.openai.prompts import Prompt, listed_prompts
 from engine.server.openai.protocol import CompletionRequest, GenerationRequest
+from engine.server.openai.responses_request import ResponsesRequest
 from engine.server.service import Service
 
 
@@ -34,6 +35,11 @@ async def chat(service: Service, request: Request, body: ChatRequest) -> Respons
     prompt, _ = await service.encode_chat(body, limits)
     most = limits.output_tokens(prompt, body.max_completion_tokens or body.max_tokens, "messages")
     return _json(_rendered(service, request, body, 0, prompt, most))
+
+
+async def respond(service: Service, request: Request, body: ResponsesRequest) -> Response:
+    """The rendered request of a body of /v1/responses. Raises ApiError 400 as that does."""
+    return await chat(service, request, body.as_chat())
 
 
 def _rendered(

@@ -1,0 +1,72 @@
+"""`sojourn fleet`: several servers behind a router that exists."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from commands.cli import need, new_run, out
+from metrics.errors import ExperimentError, InputError
+
+fleet = typer.Typer(
+    help="Several servers of one model behind an existing router, on this machine.", no_args_is_help=True
+)
+RouterOption = Annotated[str, typer.Option(help="vllm-router")]
+
+
+@fleet.callback()
+def _verbs() -> None:
+    """Several servers of one model behind an existing router, on this machine."""
+
+
+@fleet.command()
+def up(
+    count: Annotated[int, typer.Argument(min=1, max=64, help="servers")],
+    router: RouterOption = "vllm-router",
+    model: Annotated[str, typer.Option(help="checkpoint of every server")] = "tiny-model",
+    policy: Annotated[str | None, typer.Option(help="how the router chooses; by default by KV events")] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="port of the router")] = 8000,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="an engine setting of every server; repeatable"),
+    ] = None,
+    router_env: Annotated[
+        Path | None, typer.Option(help="virtual environment that has the router; by default it is on the path")
+    ] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="folder for logs and the records of each server; by default a new one in runs/")
+    ] = None,
+) -> None:
+    """Start COUNT servers and the router, and serve until Ctrl-C, which ends them all."""
+    need("engine")
+    from engine.options import assignments, check_settings
+    from loadgen.fleet.fleet import fleet as running_fleet
+    from loadgen.fleet.routers import ROUTERS, installed
+
+    if router not in ROUTERS:
+        raise InputError(f"--router {router!r} is not known; there is {', '.join(ROUTERS)}")
+    chosen = ROUTERS[router]
+    if policy is not None and policy not in chosen.policies:
+        raise InputError(f"--policy {policy!r} is none of {router}; it has {', '.join(chosen.policies)}")
+    program = installed(chosen, router_env)
+    settings = {"model": model} | assignments(set_ or [], "--set")
+    check_settings({"model": model}, settings)
+    folder = run_dir or new_run("fleet")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise InputError(f"{folder} is not empty; choose another with --run-dir")
+    out.print(f"{count} servers of {model} start; their logs and records go to {folder}", soft_wrap=True)
+    with running_fleet(settings, count, chosen, program, folder, policy=policy, port=port) as made:
+        for member in made.members:
+            out.print(f"server {member.number}: {member.endpoint.url}", markup=False)
+        out.print(f"{router} is ready at {made.endpoint.url}/v1; Ctrl-C ends the fleet", markup=False, soft_wrap=True)
+        told: set[int] = set()
+        while (fault := made.fault()) is None:
+            for member in made.dead():
+                if member.number not in told:
+                    told.add(member.number)
+                    code = member.process.returncode
+                    out.print(f"server {member.number} ended with exit code {code}; the others go on, see {member.log}",
+                              markup=False, soft_wrap=True)  # fmt: skip
+            time.sleep(0.5)
+        raise ExperimentError(fault)

@@ -1,0 +1,1 @@
+"""Several of our servers behind a router that exists (docs/fleet.md)."""

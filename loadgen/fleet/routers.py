@@ -1,0 +1,99 @@
+"""The routers that a fleet may have: which settings a server needs for each, and how it is started.
+
+Routers pin packages that ours do not stand. So each is looked for in a virtual environment of its own first, and else
+on the path.
+"""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from metrics.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class FleetServer:
+    """One server of a fleet, as its router knows it."""
+
+    url: str
+    model: str  # its served name
+    block_size: int  # tokens
+    kv_events: str  # addresses of its events and of their replay
+    kv_events_replay: str
+
+
+class Router(Protocol):
+    """A router as a fleet starts it."""
+
+    name: str
+    policies: tuple[str, ...]  # the first one is the default
+    install: str  # the command that installs it
+
+    def command(self, program: Path, servers: Sequence[FleetServer], port: int, policy: str) -> list[str]:
+        """Starts it on the loopback, in front of servers that are ready."""
+        ...
+
+    def program(self, environment: Path | None) -> Path | None:
+        """What is started; None where it is not installed."""
+        ...
+
+
+class VllmRouter:
+    """vLLM's router (Rust in a wheel). With `kv_aware` it subscribes to the KV events of each server."""
+
+    name = "vllm-router"
+    policies = ("kv_aware", "cache_aware", "round_robin", "random", "power_of_two", "consistent_hash")
+    install = "pip install vllm-router==0.1.17"
+
+    def program(self, environment: Path | None) -> Path | None:
+        return _program("vllm-router", environment)
+
+    def command(self, program: Path, servers: Sequence[FleetServer], port: int, policy: str) -> list[str]:
+        arguments: dict[str, Any] = {
+            "host": "127.0.0.1",
+            "port": port,
+            "policy": policy,
+            "worker-startup-timeout-secs": 60,
+            "worker-startup-check-interval": 1,
+            "health-check-endpoint": "/ready",
+            "health-check-interval-secs": 1,
+            "health-failure-threshold": 2,
+            "health-success-threshold": 1,
+            "request-id-headers": "x-request-id",
+            "log-level": "info",
+        }
+        command = [str(program)]
+        for name, value in arguments.items():
+            command += [f"--{name}", str(value)]
+        command += ["--worker-urls", *(server.url for server in servers)]
+        if policy == "kv_aware":
+            for server in servers:
+                command += ["--kv-event-source", f"{server.url}={server.kv_events}"]
+                command += ["--kv-event-replay-source", f"{server.url}={server.kv_events_replay}"]
+            command += ["--kv-event-block-size", str(servers[0].block_size), "--kv-event-model", servers[0].model]
+        return command
+
+
+ROUTERS: dict[str, Router] = {router.name: router for router in (VllmRouter(),)}
+
+
+def installed(router: Router, environment: Path | None) -> Path:
+    """The router's program. Raises InputError with the command that installs it."""
+    program = router.program(environment)
+    if program is None:
+        where = "on the path" if environment is None else f"in {environment}"
+        raise InputError(
+            f"the router {router.name} is not installed {where}; in a virtual environment of its own: "
+            f"{router.install}; then name that folder with --router-env"
+        )
+    return program
+
+
+def _program(name: str, environment: Path | None) -> Path | None:
+    if environment is not None:
+        program = environment / "bin" / name
+        return program if program.is_file() else None
+    found = shutil.which(name)
+    return None if found is None else Path(found)

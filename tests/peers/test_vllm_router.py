@@ -1,0 +1,120 @@
+"""vLLM's router in front of two real servers: prefixes, round robin beside it, and a server that is killed.
+
+SOJOURN_VLLM_ROUTER_PYTHON names the python of an environment with vllm-router.
+"""
+
+import asyncio
+import os
+import random
+import signal
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from loadgen.fleet.fleet import Fleet, fleet
+from loadgen.fleet.routers import ROUTERS, installed
+
+PYTHON = os.environ.get("SOJOURN_VLLM_ROUTER_PYTHON")
+pytestmark = [
+    pytest.mark.peer,
+    pytest.mark.skipif(PYTHON is None, reason="SOJOURN_VLLM_ROUTER_PYTHON names no python with vllm-router"),
+    pytest.mark.timeout(300),
+]
+HEADS = [f"Story {i}: the function number {i} returns a list of all tensors that the model has. " * 5 for i in range(8)]
+TURNS = 5
+
+
+def served(folder: Path, policy: str):
+    router = ROUTERS["vllm-router"]
+    settings = {"model": "tiny-model", "threads": 1}
+    return fleet(settings, 2, router, installed(router, Path(PYTHON).parent.parent), folder, policy=policy)
+
+
+async def ask(client: httpx.AsyncClient, prompt: str, max_tokens: int, request_id: str) -> dict:
+    body = {"model": "tiny-model", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
+    answer = await client.post("/v1/completions", json=body, headers={"x-request-id": request_id})
+    assert answer.status_code == 200, answer.text
+    return answer.json()["usage"]
+
+
+async def conversations(made: Fleet) -> tuple[int, int]:
+    """Cached prompt tokens of all turns, and those that one cache without eviction would have hit."""
+    dice, hits, pooled, seen = random.Random(0), 0, 0, []
+    async with httpx.AsyncClient(base_url=made.endpoint.url, timeout=60) as client:
+        for turn in range(TURNS):
+            prompts = [f"{HEADS[head]}Question {turn}" for head in dice.sample(range(len(HEADS)), len(HEADS))]
+            # The first turns come together, so that load spreads them; the others by two.
+            together = len(HEADS) if turn == 0 else 2
+            for begin in range(0, len(prompts), together):
+                some = prompts[begin : begin + together]
+                calls = [ask(client, prompt, 2 if turn else 40, f"{turn}-{prompt[6]}") for prompt in some]
+                usages = await asyncio.gather(*calls)
+                hits += sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
+                url = f"{made.members[0].endpoint.url}/tokenize"
+                tokens = [httpx.post(url, json={"prompt": prompt}).json()["tokens"] for prompt in some]
+                pooled += sum(max((common(own, other) for other in seen), default=0) for own in tokens)
+                seen += tokens
+    return hits, pooled
+
+
+def common(prompt: list[int], other: list[int]) -> int:
+    """Tokens of the whole blocks with which both begin, without the prompt's last token."""
+    pairs = zip(prompt[:-1], other, strict=False)
+    same = next((index for index, (mine, its) in enumerate(pairs) if mine != its), min(len(prompt) - 1, len(other)))
+    return same // 16 * 16
+
+
+def requests_of(made: Fleet) -> list[set[str]]:
+    answers = [httpx.get(f"{member.endpoint.url}/debug/requests?last=1000").json() for member in made.members]
+    return [{record["request_id"] for record in answer["requests"]} for answer in answers]
+
+
+def test_repeated_prefixes_go_to_the_server_that_holds_them(tmp_path):
+    shares, processes = {}, []
+    for policy in ("kv_aware", "round_robin"):
+        with served(tmp_path / policy, policy) as made:
+            hits, pooled = asyncio.run(conversations(made))
+            shares[policy] = hits / pooled
+            both = requests_of(made)
+            assert all(both) and sum(map(len, both)) == TURNS * len(HEADS), "one server had no request, or a retry ran"
+            processes += [made.router.pid, *(member.process.pid for member in made.members)]
+    print(f"hits of the pooled infinite cache: {shares}")
+    assert shares["kv_aware"] >= 0.9 > shares["round_robin"]
+    assert not [pid for pid in processes if psutil.pid_exists(pid)], "the fleet left a process"
+
+
+async def streamed(client: httpx.AsyncClient, index: int) -> bool:
+    """Whether a stream came to its end."""
+    body = {"model": "tiny-model", "prompt": f"{index} A list", "max_tokens": 1500, "stream": True, "ignore_eos": True}
+    try:
+        async with client.stream("POST", "/v1/completions", json=body, headers={"x-request-id": f"s{index}"}) as answer:
+            text = [chunk async for chunk in answer.aiter_text()]
+    except httpx.TransportError:
+        return False
+    return "[DONE]" in "".join(text)
+
+
+def test_a_killed_server_costs_only_its_open_streams(tmp_path):
+    async def scenario(made: Fleet) -> tuple[list[bool], list[set[str]]]:
+        async with httpx.AsyncClient(base_url=made.endpoint.url, timeout=120) as client:
+            streams = [asyncio.create_task(streamed(client, index)) for index in range(6)]
+            await asyncio.sleep(1)
+            loads = [httpx.get(f"{member.endpoint.url}/get_load").json()[0]["num_reqs"] for member in made.members]
+            assert min(loads) >= 2, f"the streams are not spread: {loads}"
+            os.kill(made.members[1].process.pid, signal.SIGKILL)
+            ended = [await stream for stream in streams]
+            for index in range(20):
+                await ask(client, f"{index} later", 2, f"later{index}")
+            return ended, requests_of_living(made)
+
+    with served(tmp_path, "round_robin") as made:
+        ended, survivors = asyncio.run(scenario(made))
+        assert [made.members[1]] == made.dead() and made.fault() is None
+    lived = {index for index in range(6) if f"s{index}" in survivors[0]}
+    assert lived and lived == {index for index, whole in enumerate(ended) if whole}
+
+
+def requests_of_living(made: Fleet) -> list[set[str]]:
+    return requests_of(Fleet(made.endpoint, made.folder, made.members[:1]))
