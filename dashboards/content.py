@@ -160,6 +160,13 @@ COMPUTE = (
               note="100 % is a step that could not be faster; the rest is what kernels could still gain."),
         rates("FLOPs by part of the model", "sojourn_compute_part_flops_total", by="part", shape="stack"),
     )),
+    Row("Parallel group", (
+        rates("Time in exchanges, by collective", "sojourn_compute_exchange_seconds_total", by="collective",
+              shape="stack", note="Seconds a second, of rank 0. `recv` waits for pipeline stages."),
+        rates("Bytes exchanged, by collective", "sojourn_compute_exchanged_bytes_total", by="collective"),
+        rates("Time of ranks", "sojourn_compute_rank_seconds_total", by="activity", shape="stack",
+              note="Seconds a second, summed over ranks: computing, exchanging, waiting for another stage."),
+    )),
     Row("Start of the core", (
         gauges("Last start, by phase", "sojourn_compute_startup_seconds", by="phase", shape="stack", operator="max",
                width=12, note="From the front's wish to Ready. The phases sum to the whole."),

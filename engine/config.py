@@ -15,6 +15,7 @@ from engine.settings.kv_tiers import KVTierSettings, has_tiers
 from engine.settings.lora import LoraSettings
 from engine.settings.models import ModelsSettings
 from engine.settings.panels import COMPUTE, EXPERIMENTS, MEMORY, REQUEST, SERVER, TELEMETRY, TOKEN
+from engine.settings.parallel import ParallelSettings
 from engine.settings.quantisation import QuantisationSettings
 from engine.settings.speculation import PROPOSING, SpeculationSettings
 
@@ -22,6 +23,7 @@ _POLICY_OF = {policy.setting: name for name, policy in POLICIES.items() if polic
 
 
 class EngineConfig(
+    ParallelSettings,  # first: its validators see the techniques of the others
     QuantisationSettings,
     SpeculationSettings,
     KVCacheSettings,

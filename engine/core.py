@@ -36,6 +36,7 @@ from metrics.compute.startup import StartupClock
 from metrics.errors import SojournError
 
 if TYPE_CHECKING:
+    from engine.group.group import Group
     from engine.runner import ModelRunner
     from engine.runner.bed import Bed
 
@@ -68,7 +69,9 @@ def run(front_pid: int, startup: StartupClock, sockets: str, first_step: int, co
     startup.enter("setup")
     try:
         settings = EngineConfig.model_validate(config)
-        engine, ready = build(settings, first_step, mailbox.publish, streams=True, startup=startup)
+        engine, ready = build(
+            settings, first_step, mailbox.publish, streams=True, startup=startup, folder=Path(sockets)
+        )
         freeze_startup_objects()
         mailbox.publish(replace(ready, startup=startup.startup()))
         loop(engine, mailbox, front_pid)
@@ -139,20 +142,30 @@ class Mailbox:
 
 
 def build(
-    config: EngineConfig, first_step: int, publish, *, streams: bool = False, startup: StartupClock | None = None
+    config: EngineConfig,
+    first_step: int,
+    publish,
+    *,
+    streams: bool = False,
+    startup: StartupClock | None = None,
+    folder: Path | None = None,
 ) -> tuple[Engine, messages.Ready]:
     """Loads the model and makes the loop around it. Raises ModelError with a sentence.
 
-    `streams`: somebody reads each token as it comes, so max_num_batched_tokens=auto limits steps with decodes.
+    `streams`: this is the core process of a server. Somebody reads each token as it comes, so
+    max_num_batched_tokens=auto limits steps with decodes; and a parallel group whose rank is lost ends the process.
+    `folder`: where the sockets of a parallel group are made.
     """
     startup = startup or StartupClock()
     torch = _import_torch()
     from engine.runner import ModelRunner
     from engine.runner.kv_tiers import make_tiers
 
-    threads = config.threads or num_cores()
+    threads = config.threads or max(1, num_cores() // config.num_ranks)
     torch.set_num_threads(threads)
-    runner = ModelRunner(config, model_folder(config.model), startup)
+    startup.enter("group" if config.num_ranks > 1 else "setup")
+    with _group(config, folder, ends_process=streams) as group:
+        runner = ModelRunner(config, model_folder(config.model), startup, group)
     with startup.phase("warm_up"):
         budget = _token_budget(config, runner, streams=streams)
     tiers = make_tiers(config, runner, model_folder(config.model))  # behind the steps that the budget measured
@@ -178,13 +191,25 @@ def build(
         weight_error=runner.weight_error,
         changes_outputs=config.changes_outputs,
     )
-    engine = Engine(scheduler, runner, observer, publish, first_step=first_step, overlap=runner.overlap)
+    engine = Engine(scheduler, runner, observer, publish, first_step=first_step, overlap=runner.overlap,
+                    pipeline_stages=config.pipeline_parallel)  # fmt: skip
     if config.faults is not None:
         from engine.faults.core import plant_in_core
         from engine.faults.plan import planned
 
         plant_in_core(engine, planned(config.faults), on_gpu=runner.device.type == "cuda")
     return engine, ready
+
+
+def _group(
+    config: EngineConfig, folder: Path | None, *, ends_process: bool
+) -> contextlib.AbstractContextManager["Group | None"]:
+    """The other ranks, while this one loads its model; None where the settings ask for none."""
+    if config.num_ranks == 1:
+        return contextlib.nullcontext()
+    from engine.group.group import forming  # torch is loaded by now
+
+    return forming(config, folder, ends_process=ends_process)
 
 
 def _token_budget(config: EngineConfig, runner: "ModelRunner", *, streams: bool) -> TokenBudget:

@@ -17,7 +17,7 @@ from engine.memory.observer import BlockObserver
 from engine.memory.shadow.observer import ShadowObserver
 from engine.memory.tiers.tiers import KVTiers
 from engine.memory.window import FreedWindow
-from engine.messages import Abort, AdapterLoaded, Ended, KVEvents, LoadAdapter, Observed, Output, Submit, Tokens
+from engine.messages import Abort, AdapterLoaded, KVEvents, LoadAdapter, Observed, Output, Submit, Tokens
 from engine.request.draft_lengths import AdaptiveLengths, DraftLengths, FixedLengths
 from engine.request.plan import LaunchedStep, Preemption, Preparation, Runner, StepOutcome, StepPlan
 from engine.request.policies import make_policy
@@ -27,6 +27,7 @@ from engine.request.scheduler import Emitted, Scheduler
 from engine.request.token_budget import TokenBudget
 from engine.settings.speculation import PROPOSING
 from engine.telemetry.accounting import Turn
+from engine.telemetry.ended import ended_message
 from engine.telemetry.observer import EngineObserver
 from metrics.memory.kv_load import NOTHING_LOADED
 from metrics.records import PROMPT_KINDS, StepRecord
@@ -39,7 +40,8 @@ class Engine:
     behind them KV events where they are wanted.
 
     With `overlap` a step is planned and launched before the one before it is read: the host works while the device
-    does. Without, each step is read before the next one is planned.
+    does. Without, each step is read before the next one is planned. With `pipeline_stages` as many steps are under way,
+    of different requests.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Engine:
         *,
         first_step: int = 0,
         overlap: bool = False,
+        pipeline_stages: int = 1,
         clock: Callable[[], int] = time.monotonic_ns,
     ):
         self.scheduler = scheduler
@@ -59,7 +62,8 @@ class Engine:
         self.publish = publish
         self.clock = clock
         self.step_number = first_step
-        self.overlap = overlap
+        # Steps under way while the next one is planned: of a pipeline one for each stage, or the one that overlaps.
+        self._most_under_way = pipeline_stages if pipeline_stages > 1 else 1 + overlap
         self._arrivals = 0
         self._under_way: deque[LaunchedStep] = deque()  # launched, and not read yet
         self._turn = Turn(0, 0)
@@ -146,9 +150,10 @@ class Engine:
                 tiers.transferred(transfers, *self.runner.transfer(transfers))  # nobody waits for the device now
 
     def close(self) -> None:
-        """The loop ends: KV tiers finish the writes under way."""
+        """The loop ends: KV tiers finish the writes under way, and the other ranks of a group end."""
         if self.scheduler.tiers is not None:
             self.scheduler.tiers.close()
+        self.runner.close()
 
     def _observe_pause(self, turn: Turn) -> None:
         last_ns = None if self._last_turn is None else self._last_turn.end_ns
@@ -181,8 +186,8 @@ class Engine:
         turn.prepared_ns, turn.launched_ns = handle.prepared_ns, handle.launched_ns
 
     def _must_collect(self, *, is_launched: bool) -> bool:
-        """With overlap one step stays under way while the next one is planned."""
-        stays = is_launched and self.overlap and len(self._under_way) == 1
+        """With overlap, or with stages that compute different steps, some stay under way while the next is planned."""
+        stays = is_launched and len(self._under_way) < self._most_under_way
         return bool(self._under_way) and not stays
 
     def _collect(self, turn: Turn) -> tuple[StepPlan, StepOutcome]:
@@ -204,7 +209,7 @@ class Engine:
             tiers.computed(prompt_tokens, outcome.device_ns - outcome.sampling_ns - transfer_ns)
 
     def _commit(self, plan: StepPlan, outcome: StepOutcome, turn: Turn) -> list[Emitted]:
-        self.observer.collected(plan, self.scheduler.running)
+        self.observer.collected(plan, self.scheduler.micro_batches.present(self.scheduler.running, plan))
         emitted = self.scheduler.commit(plan, outcome, self.step_number)
         self.step_number += 1
         turn.committed_ns = self.clock()
@@ -229,7 +234,7 @@ class Engine:
 
     def _report(self, record: StepRecord | None) -> None:
         if record is not None or self._ended:
-            self.publish(Observed(record, [_ended(request, booked_ns) for request, booked_ns in self._ended]))
+            self.publish(Observed(record, [ended_message(request, booked_ns) for request, booked_ns in self._ended]))
             self._ended = []
         if (batch := self.scheduler.pool.take_events()) is not None:
             self.publish(KVEvents(batch))
@@ -354,6 +359,7 @@ def make_scheduler(
         long_prefill_tokens=config.long_prefill_tokens,
         draft_lengths=make_draft_lengths(config),
         max_loras=config.max_loras,
+        micro_batches=config.pipeline_parallel,
         tiers=tiers,
     )
 
@@ -370,30 +376,3 @@ def make_draft_lengths(config: EngineConfig) -> DraftLengths | None:
 def make_block_observer(config: EngineConfig, pool: BlockPool) -> BlockObserver:
     """The observer of the blocks that the setting `telemetry` asks for."""
     return ShadowObserver(pool) if config.telemetry == "full" else BlockObserver()
-
-
-def _ended(request: Request, booked_ns: int) -> Ended:
-    """What the record of a request needs; its ledger is booked until `booked_ns`."""
-    return Ended(
-        request_id=request.id,
-        reason=request.finish_reason or "abort",
-        cached_tokens=request.cached_tokens,
-        computed_tokens=request.computed_tokens,
-        recomputed_tokens=request.recomputed_tokens,
-        preemptions=request.preemptions,
-        drafted_tokens=request.drafted_tokens,
-        accepted_tokens=request.accepted_tokens,
-        rejected_ns=request.rejected_ns,
-        lookup_steps=request.lookup_steps,
-        first_step=request.first_step,
-        last_step=request.last_step,
-        queued_ns=request.queued_ns,
-        scheduled_ns=request.scheduled_ns,
-        booked_ns=booked_ns,
-        ledger=request.ledger,
-        waits=request.waits,
-        error=request.error,
-        adapter_loads=request.adapter_loads,
-        prefix=request.prefix_report,
-        kv_load=request.kv_load,
-    )

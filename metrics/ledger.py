@@ -40,6 +40,8 @@ class Account(IntEnum):
     MEMORY_LOAD = 20
     MEMORY_STORE = 21
     REQUEST_COLD_START = 22
+    COMPUTE_COMMUNICATION = 23
+    COMPUTE_BUBBLE = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +96,22 @@ ACCOUNTS: tuple[AccountInfo, ...] = (
     AccountInfo(Account.MEMORY_LOAD, "memory", "load", "waiting for KV of a slower tier, and its copies in a step"),
     AccountInfo(Account.MEMORY_STORE, "memory", "store", "copies of KV to a slower tier in a step"),
     AccountInfo(Account.REQUEST_COLD_START, "request", "cold_start", "waiting until its model is loaded or woken"),
+    AccountInfo(
+        Account.COMPUTE_COMMUNICATION, "compute", "communication", "exchanges between ranks that no computation hides"
+    ),
+    AccountInfo(Account.COMPUTE_BUBBLE, "compute", "bubble", "the first pipeline stage waits for those behind it"),
 )
 ACCOUNT_BY_NAME = {info.name: info for info in ACCOUNTS}
 CLIENT_ACCOUNTS = tuple(info for info in ACCOUNTS if info.lifecycle == "client")
 SERVER_ACCOUNTS = tuple(info for info in ACCOUNTS if info.lifecycle != "client")
 
-# The accounts of the core's decode clock, in its order: all requests that decode in a step pay the same.
-CLOCKED = (
-    Account.REQUEST_INTERFERENCE, Account.COMPUTE_DECODE, Account.COMPUTE_HOST, Account.TOKEN_SAMPLE,
-    Account.COMPUTE_DRAFT, Account.MEMORY_LOAD, Account.MEMORY_STORE,
+# Parts of a step that each of its requests pays in full.
+STEP_PARTS = (
+    Account.TOKEN_SAMPLE, Account.COMPUTE_DRAFT, Account.MEMORY_LOAD, Account.MEMORY_STORE,
+    Account.COMPUTE_COMMUNICATION, Account.COMPUTE_BUBBLE,
 )  # fmt: skip
+# The accounts of the core's decode clock, in its order: all requests that decode in a step pay the same.
+CLOCKED = (Account.REQUEST_INTERFERENCE, Account.COMPUTE_DECODE, Account.COMPUTE_HOST, *STEP_PARTS)
 
 UNACCOUNTED = "unaccounted"
 CLOSURE_SHARE = 0.01  # of a request's latency: what may stay unaccounted ...

@@ -31,6 +31,8 @@ WAITS = ("batch_cap", "token_budget", "kv_blocks", "policy", "leader", "grammar"
 # Why a request that sampled was given no drafts: few were accepted; the step would be longer than they are worth; no
 # free blocks; its next token is the last.
 UNDRAFTED = ("acceptance", "step_time", "memory", "last_token")
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send", "recv")
+ACTIVITIES = ("busy", "communication", "bubble")  # of a rank in a step
 MOST_DRAFTS = 16  # of a request in one step
 CLIENT_STATUSES = ("ok", "error", "timeout", "cancelled", "missing")
 NO_END = "no end was recorded: never sent, or the load generator was killed"  # the error of what is missing
@@ -130,6 +132,16 @@ class StepRecord(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     tier_failures: dict[str, int] = msgspec.field(default_factory=dict)
     tier_refused: dict[str, int] = msgspec.field(default_factory=dict)  # blocks for which a tier had no room
     tier_blocks: dict[str, int] = msgspec.field(default_factory=dict)
+    # A parallel group: parts of the device's time of rank 0 for exchanges with other ranks, and for waiting until the
+    # stages behind the first are done; by COLLECTIVES the bytes and nanoseconds of its exchanges. And by rank what it
+    # reported since the step before: nanoseconds in which it computed, exchanged, and waited for another stage.
+    communication_ns: int = 0
+    bubble_ns: int = 0
+    exchanged_bytes: dict[str, int] = msgspec.field(default_factory=dict)
+    exchange_ns: dict[str, int] = msgspec.field(default_factory=dict)
+    rank_busy_ns: list[int] = []
+    rank_communication_ns: list[int] = []
+    rank_bubble_ns: list[int] = []
 
 
 class RequestRecord(msgspec.Struct, frozen=True):

@@ -103,9 +103,12 @@ MAY_IMPORT = {
         "engine.engine", "engine.adapter", "engine.request", "engine.memory", "engine.sampling", "engine.config",
         "engine.settings", "metrics",
     },
+    "engine.group": {
+        "engine.runner", "engine.token", "engine.compute", "engine.config", "engine.process", "metrics.errors",
+    },
     "engine.core": {
-        "engine.telemetry", "engine.engine", "engine.request.token_budget", "engine.profile_burst", "engine.runner",
-        "engine.messages",
+        "engine.group", "engine.telemetry", "engine.engine", "engine.request.token_budget", "engine.profile_burst",
+        "engine.runner", "engine.messages",
         "engine.faults", "engine.config", "engine.process", "metrics.compute.startup", "metrics.errors",
     },
     "engine.llm": {

@@ -28,6 +28,16 @@ class ScheduledTokens(NamedTuple):
         return self.kind in ("prefill", "recompute")
 
 
+def next_tokens(request: Request, new_tokens: int) -> ScheduledTokens:
+    """The share of a request that goes on where it is."""
+    past = request.num_computed_tokens
+    if past < request.computed_high_water:
+        kind = "recompute"
+    else:
+        kind = "prefill" if past < request.prompt_tokens else "decode"
+    return ScheduledTokens(request, new_tokens, past, kind, samples=past + new_tokens == request.num_tokens)
+
+
 class Preemption(NamedTuple):
     """A running request that lost its blocks."""
 
@@ -101,6 +111,12 @@ class StepOutcome:
     graph: str = "eager"
     load_ns: int = 0  # of the device's time, before the forward pass: KV blocks that came from host memory
     store_ns: int = 0  # ... and those that went there
+    communication_ns: int = 0  # of the device's time before the sampling: exchanges between ranks
+    bubble_ns: int = 0  # ... and waiting for the pipeline stages behind the first
+    exchanges: dict[str, tuple[int, int]] = field(default_factory=dict)  # by collective: bytes and nanoseconds
+    # Rank, and nanoseconds in which it computed, exchanged, and waited for another stage: of this step on rank 0, and
+    # of the parts of steps that other ranks reported since the step before.
+    ranks: list[tuple[int, int, int, int]] = field(default_factory=list)
     logit_rows: int = 0  # that were computed: of sampled tokens, and of scored prompt tokens
     entropy_millinats: list[int] = field(default_factory=list)  # of the entropy sample
     nucleus_mass_ppm: list[int] = field(default_factory=list)  # ... and what truncation left of its distribution
@@ -116,6 +132,13 @@ class StepOutcome:
     @property
     def device_ns(self) -> int:
         return self.device_end_ns - self.device_begin_ns
+
+    @property
+    def parts_ns(self) -> tuple[int, ...]:
+        """By metrics.ledger.STEP_PARTS. All but the drafts are of the device's time."""
+        return (
+            self.sampling_ns, self.draft_ns, self.load_ns, self.store_ns, self.communication_ns, self.bubble_ns,
+        )  # fmt: skip
 
 
 class Preparation(Protocol):
@@ -150,3 +173,6 @@ class Runner(Protocol):
 
     def forget(self, request_id: str) -> None:
         """A request ended: its state goes. Unknown ids are ignored."""
+
+    def close(self) -> None:
+        """No more steps come: other processes that compute end."""

@@ -11,7 +11,8 @@ from engine.memory.tiers.tiers import KVTiers, Prefetch
 from engine.request.adapter_line import AdapterLine
 from engine.request.draft_lengths import DraftLengths
 from engine.request.kv_block_manager import KVBlockManager
-from engine.request.plan import Preemption, ScheduledTokens, StepOutcome, StepPlan
+from engine.request.micro_batches import MicroBatches
+from engine.request.plan import Preemption, ScheduledTokens, StepOutcome, StepPlan, next_tokens
 from engine.request.policy import Phase, Phases, Policy
 from engine.request.request import Request, State
 from engine.request.token_budget import FixedBudget, TokenBudget
@@ -56,6 +57,7 @@ class Scheduler:
         draft_lengths: DraftLengths | None = None,
         max_loras: int = 1,
         tiers: KVTiers | None = None,
+        micro_batches: int = 1,
     ):
         self.pool = pool
         self.policy = policy
@@ -71,6 +73,7 @@ class Scheduler:
         self._adapter_loads: list[tuple[int, AdapterReference]] = []  # since the last plan that computes anything
         self.block_observer = block_observer
         self.tiers = tiers
+        self.micro_batches = MicroBatches(micro_batches)
         self.block_manager = KVBlockManager(pool, block_observer, tiers)
 
     @property
@@ -99,6 +102,7 @@ class Scheduler:
         decodes, prompts = [], []
         for request in self.running:
             (prompts if request.is_prefilling else decodes).append(request)
+        decodes, prompts = self.micro_batches.split(decodes, prompts)
         groups = self.policy.phases(self.running)
         budget = self._budget(decodes, prompts, groups)
         plan = StepPlan(budget, budget)
@@ -127,6 +131,7 @@ class Scheduler:
     def commit(self, plan: StepPlan, outcome: StepOutcome, step: int) -> list[Emitted]:
         """Books what a step computed, and emits its tokens. Requests that have ended since are skipped."""
         emitted, written = [], 0
+        self.micro_batches.committed(plan)
         sampled, ends, scores = outcome.sampled, outcome.finishes, outcome.prompt_logprobs
         size, has_forks = self.pool.block_size, self.waiting.has_forks
         for item in plan.scheduled:
@@ -195,6 +200,7 @@ class Scheduler:
                 plan.needs_commit |= request.needs_output
             if request.sampling.prompt_logprobs is not None and item.past_tokens < request.prompt_tokens:
                 plan.needs_commit = True  # the positions to score next depend on those of this step
+        self.micro_batches.planned(plan)
 
     def _continue_decodes(self, requests: list[Request], plan: StepPlan) -> None:
         size, extend = self.pool.block_size, self.block_manager.extend
@@ -267,7 +273,7 @@ class Scheduler:
             until = request.num_computed_tokens + new_tokens
             if new_tokens and (extend(request, until, plan) or self._make_room(request, until, plan)):
                 plan.has_prompts = True
-                plan.add(_scheduled(request, new_tokens))
+                plan.add(next_tokens(request, new_tokens))
 
     def _admit(self, plan: StepPlan) -> None:
         if plan.preempted:  # a new request does not get the memory of a preempted one
@@ -287,7 +293,7 @@ class Scheduler:
             plan.admitted.append(request)
             self.policy.admitted(request)
             plan.has_prompts = True
-            plan.add(_scheduled(request, self._share(request, plan)))
+            plan.add(next_tokens(request, self._share(request, plan)))
 
     def _take_slot(self, request: Request) -> None:
         request.adapter_slot, is_new = self.adapters.enter(request)
@@ -308,7 +314,8 @@ class Scheduler:
         reason = self._allocate(request, plan)
         if reason is None:
             return None
-        victims = [r for r in self.policy.displaced_by(request, self.running) if r not in plan.admitted]
+        victims = self.micro_batches.free(self.policy.displaced_by(request, self.running))
+        victims = [r for r in victims if r not in plan.admitted]
         left = len(self.running) - len(victims)
         if not victims or left >= self.max_num_seqs or not self.block_manager.would_fit(request, left, victims):
             return reason
@@ -325,7 +332,7 @@ class Scheduler:
 
     def _make_room(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
         """Blocks for a running request, at the cost of the last in rank; False if it is the last itself."""
-        while (victim := max(self.running, key=self.policy.rank)) is not request:
+        while (victim := max(self.micro_batches.free(self.running), key=self.policy.rank)) is not request:
             self._preempt(victim, request, plan)
             if self.block_manager.extend(request, num_tokens, plan):
                 return True
@@ -390,12 +397,3 @@ class Scheduler:
         for fork in self.waiting.release(request):  # their leader's prompt is gone: the first fork computes it
             self._wait(fork, first)
             first = first or fork
-
-
-def _scheduled(request: Request, new_tokens: int) -> ScheduledTokens:
-    past = request.num_computed_tokens
-    if past < request.computed_high_water:
-        kind = "recompute"
-    else:
-        kind = "prefill" if past < request.prompt_tokens else "decode"
-    return ScheduledTokens(request, new_tokens, past, kind, samples=past + new_tokens == request.num_tokens)

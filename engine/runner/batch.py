@@ -45,6 +45,7 @@ class Results:
 
     ids: torch.Tensor | None = None  # [num_sampling] int64; negative ones are no tokens
     scores: Scores | None = None
+    rows: torch.Tensor | None = None  # [num_sampling]: of the tables, on the device
     hidden: torch.Tensor | None = None  # [num_tokens, hidden_size], on the device, for a proposer that reads it
     layer_outputs: list[torch.Tensor] = field(default_factory=list)  # likewise
     entropy: torch.Tensor | None = None  # [2] float64: entropy in nats, and the mass that truncation left
@@ -77,12 +78,12 @@ class Batch:
     @property
     def all_sampled(self) -> bool:
         """A step of decodes: a token is sampled behind every input token, drafts too."""
-        return len(self.request_ids) == len(self.step.known_ids)
+        return len(self.step.sample_tokens) == len(self.step.known_ids)
 
     @property
     def logit_rows(self) -> int:
         """Rows that the head computes."""
-        return len(self.request_ids) + (0 if self.prompts is None else len(self.prompts.rows))
+        return len(self.step.sample_tokens) + (0 if self.prompts is None else len(self.prompts.rows))
 
 
 def prompt_rows(items: list[ScheduledTokens]) -> PromptRows | None:

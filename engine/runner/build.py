@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from engine.compute.kv_cache import KVLayout
+from engine.compute.kv_cache import KVCache, KVLayout, allocate
 from engine.compute.kv_formats import KV_INT4, QUANTISED
 from engine.config import EngineConfig
 from engine.request.plan import ScheduledTokens, StepPlan
@@ -31,6 +31,18 @@ def chosen_dtypes(config: EngineConfig, device: torch.device) -> tuple[torch.dty
     by_default = "bfloat16" if device.type == "cuda" else "float32"
     dtype = getattr(torch, by_default if config.dtype == "auto" else config.dtype)
     return dtype, QUANTISED.get(config.kv_cache_dtype, dtype)
+
+
+def allocated(
+    layout: KVLayout, num_layers: int, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> KVCache:
+    """A pool of KV blocks. Raises ModelError if the memory does not hold it."""
+    try:
+        return allocate(layout, num_layers, num_blocks, block_size, dtype, device)
+    except RuntimeError as error:
+        raise ModelError(
+            f"a KV cache of {num_blocks} blocks does not fit; lower num_kv_blocks or max_model_len ({error})"
+        ) from None
 
 
 def check_kv_format(layout: KVLayout, kv_dtype: torch.dtype, device: torch.device) -> None:

@@ -21,6 +21,13 @@ class Drafting:
         self.taps = Taps(layers=proposer.reads_layers) if proposer.reads_layers else None  # of a step's forward pass
         self.begin_ns = self.end_ns = self.flops = self.moved_bytes = 0
 
+    @property
+    def cost(self) -> dict[str, int]:
+        """Of its last work, as fields of a StepOutcome."""
+        return {
+            "draft_ns": self.end_ns - self.begin_ns, "draft_flops": self.flops, "draft_bytes": self.moved_bytes,
+        }  # fmt: skip
+
     def propose(
         self, plan: StepPlan, batch: Batch, sampled: dict[str, list[int]], ended: Sequence[str]
     ) -> dict[str, tuple[int, ...]]:

@@ -1,8 +1,6 @@
 """Builds the KV tiers that the settings ask for, around a runner."""
 
-import hashlib
 import json
-import os
 from pathlib import Path
 
 import torch
@@ -15,6 +13,7 @@ from engine.memory.tiers.index import TierIndex
 from engine.memory.tiers.remote import RemoteStore
 from engine.memory.tiers.tiers import KVTiers, SlowTier
 from engine.process import free_memory_bytes
+from engine.runner.checkpoint_files import files_digest
 from engine.runner.kv_transfer import HostSlots, slot_sizes
 from engine.runner.runner import ModelRunner
 from engine.settings.kv_tiers import STAGING_GIB, has_tiers
@@ -23,7 +22,6 @@ from metrics.memory.plan import GIB, shown_bytes
 
 DISK_GIB = 16.0
 REMEMBERED_KEYS = 1 << 18  # of a remote tier, which is asked for others
-SAMPLES, SAMPLE_BYTES = 256, 4096  # of each file of weights
 
 
 def make_tiers(config: EngineConfig, runner: ModelRunner, folder: Path) -> KVTiers | None:
@@ -63,32 +61,11 @@ def _blocks(setting: str, nbytes: int, block_bytes: int) -> int:
 
 
 def model_fingerprint(config: EngineConfig, runner: ModelRunner, folder: Path) -> bytes:
-    """16 bytes that differ wherever the same tokens could have other keys and values, or another layout.
-
-    Of weights their sizes, times of change, headers and samples count: to read all of them would delay each start.
-    """
+    """16 bytes that differ wherever the same tokens could have other keys and values, or another layout."""
     cache = [(list(part.shape[:2]), list(part.shape[3:]), str(part.dtype)) for part in parts(runner.kv_cache)]
     said = [
         torch.__version__, runner.device.type, str(runner.dtype), str(runner.kv_dtype), config.weights,
         config.load_format, runner.max_model_len, config.block_size, type(runner.attention).__name__,
         type(runner.operations).__name__, cache,
     ]  # fmt: skip
-    digest = hashlib.blake2b(json.dumps(said).encode(), digest_size=16)
-    for path in sorted(folder.iterdir()):
-        if path.suffix in (".json", ".safetensors", ".gguf", ".bin") and path.is_file():
-            digest.update(path.name.encode() + _sampled(path, config.load_format == "dummy"))
-    return digest.digest()
-
-
-def _sampled(path: Path, is_dummy: bool) -> bytes:
-    stat = path.stat()
-    if path.suffix == ".json":
-        return path.read_bytes() if path.name == "config.json" else b""
-    if is_dummy:
-        return b""
-    digest = hashlib.blake2b(f"{stat.st_size} {stat.st_mtime_ns}".encode(), digest_size=16)
-    with open(path, "rb", buffering=0) as file:
-        digest.update(file.read(1 << 16))
-        for index in range(SAMPLES):
-            digest.update(os.pread(file.fileno(), SAMPLE_BYTES, index * stat.st_size // SAMPLES))
-    return digest.digest()
+    return files_digest(folder, is_dummy=config.load_format == "dummy", said=json.dumps(said).encode())

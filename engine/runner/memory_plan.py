@@ -7,12 +7,14 @@ import psutil
 import torch
 from msgspec.structs import replace
 
+from engine.compute.communication.layout import ParallelLayout
 from engine.compute.kv_cache import bytes_per_token
 from engine.config import EngineConfig, keeps_all_blocks, largest_chunk_tokens, largest_step_tokens
 from engine.memory.window import FreedWindow, freed_window
 from engine.process import free_memory_bytes
 from engine.runner.adapters import checked_rank
 from engine.runner.build import check_kv_format, chosen_device, chosen_dtypes
+from engine.runner.layout import layout_of
 from engine.settings.kv_tiers import STAGING_GIB, has_tiers
 from engine.token.lora.fit import AdaptedModel
 from engine.token.models.decoder import Decoder
@@ -30,8 +32,9 @@ LOGIT_COPIES = 4  # float32 rows of logits that live together: raw, edited, sort
 FLOAT_BYTES = 4  # of activations on a CPU
 
 
-def planned(config: EngineConfig, folder: Path) -> MemoryPlan:
+def planned(config: EngineConfig, folder: Path, layout: ParallelLayout | None = None) -> MemoryPlan:
     """The plan of a model that is not loaded, from its config.json and the headers of its weights. Takes no memory.
+    `layout` names the rank of a parallel group, by default rank 0 of the one that the settings ask for.
 
     Raises ModelError where the model is damaged, or where the device has too little memory. On CUDA the work space is
     an estimate here, and CUDA graphs are left out; a start measures both.
@@ -40,11 +43,13 @@ def planned(config: EngineConfig, folder: Path) -> MemoryPlan:
     dtype, kv_dtype = chosen_dtypes(config, device)
     outline = outlined_model(
         folder, dtype, device, config.max_model_len, dummy=config.load_format == "dummy", weights=config.weights,
-        window=config.window_and_sinks,
+        window=config.window_and_sinks, **({} if config.num_ranks == 1 else {"layout": layout or layout_of(config, 0)}),
     )  # fmt: skip
     model, max_model_len = outline.model, outline.max_model_len
     check_kv_format(model.kv_layout, kv_dtype, device)
     free = free_bytes(device)
+    if device.type == "cpu":
+        free //= config.num_ranks  # which share the host's memory
     on_cpu = device.type == "cpu"
     tokens, number_bytes = largest_step_tokens(config, device.type), FLOAT_BYTES if on_cpu else dtype.itemsize
     extra = drafter_bytes(config, Target(model, folder, device, dtype, kv_dtype, max_model_len, tokens))

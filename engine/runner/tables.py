@@ -76,6 +76,10 @@ class HostTables:
         """These rows sampled `ids`. Ids below 0 are no tokens: what follows them is dropped, but must be valid."""
         self._last_ids[rows.numpy()] = ids.numpy().clip(min=0)
 
+    def last(self, rows: torch.Tensor) -> torch.Tensor:
+        """What these rows sampled last [num_rows], as a copy."""
+        return torch.from_numpy(self._last_ids[rows.numpy()])
+
     def static(self, size: int) -> "HostStatic":
         return HostStatic(self, size, self._blocks.shape[1])
 
@@ -132,6 +136,9 @@ class DeviceTables:
     def remember(self, rows: torch.Tensor, ids: torch.Tensor) -> None:
         self.last_ids[rows.long()] = ids.clamp(min=0).int()
 
+    def last(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.last_ids[rows]
+
     def static(self, size: int) -> "DeviceStatic":
         return DeviceStatic(self, size, self._kernel.empty_step_inputs(size, size, self._device))
 
@@ -180,6 +187,15 @@ class DeviceStatic:
             tables.blocks[rows.long()] if tables.gathers else tables.blocks,
             self._starts[:-1], rows, self._none, self._none.view(2, 0), None if tables.gathers else rows,
         )  # fmt: skip
+
+
+Tables = HostTables | DeviceTables
+
+
+def make_tables(max_rows: int, max_blocks: int, block_size: int, device: torch.device, *, gathers: bool) -> Tables:
+    if device.type == "cuda":
+        return DeviceTables(max_rows, max_blocks, block_size, device, gathers)
+    return HostTables(max_rows, max_blocks, block_size)
 
 
 StaticInputs = HostStatic | DeviceStatic

@@ -1,8 +1,9 @@
 """Books the time of every request that is alive in the core, from the clock readings of the host and of the device.
 
 A *running* request is charged by the device's clock. Between two steps the device waited for the host: `compute.host`.
-A step is charged by its composition; its copies of KV from and to slower tiers are `memory.load` and `memory.store` of
-all requests in it. The lag from the end of the device's work to the moment when the token left the
+A step is charged by its composition. Its copies of KV from and to slower tiers are `memory.load` and `memory.store` of
+all requests in it; its exchanges between ranks are their `compute.communication`, and waits for pipeline stages their
+`compute.bubble`. The lag from the end of the device's work to the moment when the token left the
 loop is charged once, not for every token. Host work that the device hides costs nothing. Without overlap all of this is
 the sum of the stages. Requests that decode pay alike and share the decode clock.
 
@@ -15,13 +16,14 @@ Waiting costs nothing per step: each reason has a clock, which a request reads w
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import add
 from typing import NamedTuple
 
 from engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
 from engine.request.preparing import Preparing
 from engine.request.request import Request, State
 from metrics.compute.cost_model import ModelShape, decode_flops, request_flops
-from metrics.ledger import CLOCKED, Account
+from metrics.ledger import CLOCKED, STEP_PARTS, Account
 from metrics.records import PROMPT_KINDS
 
 HEAD_REASONS = ("batch_cap", "token_budget", "kv_blocks", "policy")  # why the head of the queue is refused
@@ -98,16 +100,9 @@ class DecodeClock:
         self.booked_ns = self.lag_ns = 0
         self.committed_ns = 0  # of the last step: all that ran in it are booked up to here
 
-    def tick(
-        self, interference_ns: int, decode_ns: int, host_ns: int, sample_ns: int, draft_ns: int, load_ns: int,
-        store_ns: int,
-    ) -> None:  # fmt: skip
-        """Books a step to every member."""
-        interference, decode, host, sample, draft, load, store = self.clock_ns
-        self.clock_ns = (
-            interference + interference_ns, decode + decode_ns, host + host_ns, sample + sample_ns, draft + draft_ns,
-            load + load_ns, store + store_ns,
-        )  # fmt: skip
+    def tick(self, *step_ns: int) -> None:
+        """Books a step to every member: nanoseconds by CLOCKED."""
+        self.clock_ns = tuple(map(add, self.clock_ns, step_ns))
 
     def join(self, request: Request) -> None:
         """A request is booked as far as the members. The caller adds it to `members`."""
@@ -204,7 +199,7 @@ class Accountant:
     def executed(self, plan: StepPlan, participants: Participants, outcome: StepOutcome, committed_ns: int) -> None:
         """A step is over: books the device's time to its participants, and their absence to the other requests."""
         clock, running = self.clock, participants.running
-        device_ns = outcome.device_ns - outcome.sampling_ns - outcome.load_ns - outcome.store_ns
+        device_ns = outcome.device_ns + outcome.draft_ns - sum(outcome.parts_ns)
         lag_ns = self._host_ns(outcome.device_end_ns, committed_ns)  # with the drafts of the next step
         rejected_ns = self._rejected_ns(plan, outcome, device_ns)
         clock.rejected_ns += rejected_ns
@@ -295,7 +290,7 @@ class Accountant:
             for request in clock.members:
                 if request.arrival_index not in staying:
                     clock.leave(request)
-        of_prompts = sum(prompts.values())
+        of_prompts, parts_ns = sum(prompts.values()), outcome.parts_ns
         interference_ns = device_ns * of_prompts // total
         self._tick(interference_ns, device_ns - interference_ns, outcome, lag_ns)
         for item in others:
@@ -304,10 +299,8 @@ class Accountant:
             ledger = request.ledger
             ledger[Account.REQUEST_INTERFERENCE] += offence_ns
             ledger[_OWN_WORK[item.kind]] += device_ns - offence_ns
-            ledger[Account.TOKEN_SAMPLE] += outcome.sampling_ns
-            ledger[Account.MEMORY_LOAD] += outcome.load_ns
-            ledger[Account.MEMORY_STORE] += outcome.store_ns
-            ledger[Account.COMPUTE_DRAFT] += outcome.draft_ns
+            for account, part_ns in zip(STEP_PARTS, parts_ns, strict=True):
+                ledger[account] += part_ns
             if item.kind not in PROMPT_KINDS:
                 request.rejected_ns += rejected_ns
             gap_ns = self._gap_ns(request.booked_ns, outcome.device_begin_ns)
@@ -321,10 +314,7 @@ class Accountant:
         clock = self.clock
         gap_ns = self._gap_ns(clock.booked_ns, outcome.device_begin_ns)
         host_ns = gap_ns + lag_ns - outcome.draft_ns - clock.lag_ns
-        clock.tick(
-            interference_ns, decode_ns, host_ns, outcome.sampling_ns, outcome.draft_ns, outcome.load_ns,
-            outcome.store_ns,
-        )  # fmt: skip
+        clock.tick(interference_ns, decode_ns, host_ns, *outcome.parts_ns)
 
     def _book_absence(self, participants: Participants, outcome: StepOutcome, committed_ns: int) -> None:
         took_part = {request.arrival_index for request in participants.planned}

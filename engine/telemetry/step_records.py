@@ -6,7 +6,7 @@ from engine.memory.observer import BlockObserver
 from engine.memory.tiers.tiers import KVTiers, TierCounts
 from engine.request.plan import StepOutcome, StepPlan
 from engine.telemetry.accounting import Participants, Turn
-from metrics.records import StepRecord
+from metrics.records import ACTIVITIES, StepRecord
 
 
 class StepRecords:
@@ -38,12 +38,13 @@ class StepRecords:
         """The record of a step that gave `emitted` tokens. Its costs are set where it arrives."""
         items, pool = plan.scheduled, self._pool
         free, active, reusable, pinned = pool.counts()
+        device_begin_ns = max(outcome.device_begin_ns, self._idle_since_ns)  # steps of a pipeline overlap
         record = StepRecord(
             step=step,
             begin_ns=turn.begin_ns,
             end_ns=turn.end_ns,
             stages=turn.stages(),
-            device_ns=outcome.device_ns,
+            device_ns=outcome.device_end_ns - device_begin_ns,
             request_ids=[request.id for request in participants.planned],
             new_tokens=[item.new_tokens for item in items],
             past_tokens=[item.past_tokens for item in items],
@@ -58,7 +59,7 @@ class StepRecords:
             blocks_active=active,
             blocks_reusable=reusable,
             blocks_pinned=pinned,
-            gap_ns=outcome.device_begin_ns - self._idle_since_ns,
+            gap_ns=device_begin_ns - self._idle_since_ns,
             overrun_tokens=participants.num_overrun,
             emitted_tokens=emitted,
             slots_written=pool.slots_written,
@@ -84,6 +85,8 @@ class StepRecords:
             record.preempted_ids.append(preemption.request.id)
             record.preempted_for.append(preemption.wanted_by)
             record.preempted_tokens.append(preemption.computed_tokens)
+        if outcome.ranks:
+            _add_ranks(record, outcome)
         if self._tiers is not None:
             _add_tiers(record, self._tiers.take_counts(), outcome)
         if self._block_observer.has_times:
@@ -120,6 +123,18 @@ def _add_drafts(record: StepRecord, plan: StepPlan, outcome: StepOutcome) -> Non
             accepted[position] += position < count
     record.drafted_by_position, record.accepted_by_position = drafted, accepted
     record.drafted_tokens, record.accepted_tokens = sum(drafted), sum(accepted)
+
+
+def _add_ranks(record: StepRecord, outcome: StepOutcome) -> None:
+    record.communication_ns, record.bubble_ns = outcome.communication_ns, outcome.bubble_ns
+    for name, (num_bytes, ns) in outcome.exchanges.items():
+        record.exchanged_bytes[name], record.exchange_ns[name] = num_bytes, ns
+    num_ranks = 1 + max(rank for rank, *_ in outcome.ranks)
+    sums = [[0] * num_ranks for _ in ACTIVITIES]
+    for rank, *times in outcome.ranks:
+        for ranks, ns in zip(sums, times, strict=True):
+            ranks[rank] += ns
+    record.rank_busy_ns, record.rank_communication_ns, record.rank_bubble_ns = sums
 
 
 def _add_tiers(record: StepRecord, counts: dict[str, TierCounts], outcome: StepOutcome) -> None:

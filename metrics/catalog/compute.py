@@ -5,7 +5,7 @@ from metrics.compute.cost_model import PARTS
 from metrics.compute.kernels import CLASSES
 from metrics.compute.startup import PHASES, TIERS
 from metrics.machine.sampler import THROTTLE_REASONS
-from metrics.records import COMPOSITIONS, STAGES
+from metrics.records import ACTIVITIES, COLLECTIVES, COMPOSITIONS, STAGES
 
 DEVICES = ("gpu", "cpu")
 
@@ -52,6 +52,16 @@ COMPUTE = (
             "A mixed step is not divided.", composition=COMPOSITIONS),
     counter("compute", "phase_device_seconds_total", "seconds", "Busy time of the device, by composition of the step.",
             "A mixed step is not divided.", composition=COMPOSITIONS),
+    counter("compute", "exchange_seconds_total", "seconds",
+            "Time of rank 0 in exchanges with other ranks of a parallel group, by collective; `recv` waits for stages.",
+            "A part of the device's busy time. Holds what no computation hid, waits for slower ranks too.",
+            collective=COLLECTIVES),
+    counter("compute", "exchanged_bytes_total", "bytes", "Bytes of the tensors that rank 0 exchanged, by collective.",
+            "Of the whole tensor: what a link carries depends on the algorithm.", collective=COLLECTIVES),
+    counter("compute", "rank_seconds_total", "seconds",
+            "Time of each rank of a parallel group: computing, exchanging, and waiting for another stage (bubble).",
+            "A rank that computes longer than the mean makes the others exchange longer.",
+            rank=(), activity=ACTIVITIES),
     gauge("compute", "startup_seconds", "seconds",
           "Time of the core's last start by phase, from the front's wish to Ready; the phases sum to the whole.",
           "A spare process had its imports before: sojourn_compute_startup_spared_seconds. Excludes the front's start.",

@@ -7,7 +7,7 @@ import numpy as np
 
 from metrics.catalog.metric import NS_PER_SECOND
 from metrics.export.prometheus_series import Series, Tallies
-from metrics.records import COMPOSITIONS, KINDS, STAGES
+from metrics.records import ACTIVITIES, COMPOSITIONS, KINDS, STAGES
 from metrics.steps import Steps
 
 # Counters that are sums of a number field: metric and label values → field.
@@ -42,6 +42,8 @@ TALLIES = {
     "sojourn_memory_tier_store_seconds_total": "tier_store_ns",
     "sojourn_memory_tier_failures_total": "tier_failures",
     "sojourn_memory_tier_refused_blocks_total": "tier_refused",
+    "sojourn_compute_exchange_seconds_total": "exchange_ns",
+    "sojourn_compute_exchanged_bytes_total": "exchanged_bytes",
 }
 # Histograms of list fields that are empty in most steps.
 SAMPLES = {
@@ -124,9 +126,18 @@ class StepFold:
         if steps.records:
             for tier, blocks in steps.records[-1].tier_blocks.items():
                 numbers["sojourn_memory_tier_blocks"][(tier,)] = blocks
+        self._observe_ranks(steps)
         for victim, cause, tokens in steps.preemptions():
             numbers["sojourn_memory_preemptions_total"][()] += 1
             numbers["sojourn_memory_preempted_tokens_total"][("self" if cause == victim else "other",)] += tokens
+
+    def _observe_ranks(self, steps: Steps) -> None:
+        seconds = self._numbers["sojourn_compute_rank_seconds_total"]
+        for record in steps.records:
+            if record.rank_busy_ns:
+                for activity in ACTIVITIES:
+                    for rank, ns in enumerate(getattr(record, f"rank_{activity}_ns")):
+                        seconds[(str(rank), activity)] += ns
 
     def _observe_compositions(self, steps: Steps) -> None:
         wall_ns, needed_ns = steps["end_ns"] - steps["begin_ns"], None

@@ -186,6 +186,8 @@ SGLANG = Source(
         "memory.recompute": partly("how many tokens were thrown away (num_retracted_*_tokens), not how long"),
         "memory.load": unseen("SGLang tells no request's wait for KV of a slower tier"),
         "memory.store": unseen("SGLang times no store of KV to a slower tier by request"),
+        "compute.communication": unseen(IN_PHASES),
+        "compute.bubble": unseen(IN_PHASES),
         "compute.draft": unseen("SGLang proposes drafts within its steps, and times the whole step"),
         "compute.decode": partly("end to end less TTFT, a mean over the run, which also holds others' work"),
         "compute.host": unseen("seconds of the scheduler's loop by stage (scheduler_stage_seconds), of no request"),

@@ -138,6 +138,8 @@ VLLM = Source(
         "memory.recompute": unseen("its time and its tokens lie inside vLLM's decode time"),
         "memory.load": unseen("vLLM tells no request's wait for KV of a slower tier"),
         "memory.store": unseen("vLLM times no store of KV to a slower tier by request"),
+        "compute.communication": unseen(IN_PHASES),
+        "compute.bubble": unseen(IN_PHASES),
         "compute.draft": unseen("vLLM proposes drafts within its steps, and times the whole step"),
         "compute.decode": partly("the mean over the run of request_decode_time, which also holds others' work"),
         "compute.host": unseen(IN_PHASES),

@@ -227,6 +227,9 @@ class SimulatedRunner:
     def forget(self, request_id: str) -> None:
         """Nothing is kept for a request."""
 
+    def close(self) -> None:
+        """No process computes."""
+
 
 @dataclass
 class SimulatedStore:

@@ -15,7 +15,7 @@ COLOURS = {
         (_PROCESS, ("process", "imports", "sockets")),
         (_WEIGHTS, ("read_page_cache", "read_disk", "conversion", "reference")),
         (_STEPS, ("kernels", "memory_plan", "memory_probe", "capture", "warm_up")),
-        (_WAIT, ("setup", "ready")),
+        (_WAIT, ("setup", "ready", "group")),
     )
     for phase, strength in zip(phases, (0.3, 0.0, 0.55, 0.75, 0.15), strict=False)
 }

@@ -3,6 +3,7 @@
 A CPU has no graphs: it runs the captured work again, which leaves all but the capture as it is on a GPU.
 """
 
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -14,6 +15,7 @@ from engine.config import EngineConfig
 from engine.core import build
 from engine.request.plan import ScheduledTokens
 from engine.request.request import Request
+from engine.runner.decode import decode
 from engine.runner.graphs import DecodeGraphs, graph_sizes
 from engine.runner.rows import PADDING_ROW, UNKNOWN, PackedStep, StableRows, pack
 from engine.runner.tables import HostTables, padded
@@ -37,7 +39,7 @@ def replaying_engine(folder, sizes, **settings):
     engine, published = make_engine(folder, **settings)
     runner = engine.runner
     with torch.inference_mode():
-        runner.graphs = DecodeGraphs(sizes, runner.tables.static, runner._decode, run_again)
+        runner.graphs = DecodeGraphs(sizes, runner.tables.static, partial(decode, runner), run_again)
     return engine, published
 
 

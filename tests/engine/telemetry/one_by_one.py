@@ -85,7 +85,7 @@ class OneByOne:
     def executed(self, plan: StepPlan, present: Participants, outcome: StepOutcome, committed_ns: int) -> None:
         begin_ns, end_ns, sampling_ns = outcome.device_begin_ns, outcome.device_end_ns, outcome.sampling_ns
         lag_ns, device_ns = self._host_ns(end_ns, committed_ns), end_ns - begin_ns - sampling_ns
-        device_ns -= outcome.load_ns + outcome.store_ns
+        device_ns -= outcome.load_ns + outcome.store_ns + outcome.communication_ns + outcome.bubble_ns
         weights = {
             item.request.arrival_index: request_flops(
                 self._shape, item.new_tokens, item.past_tokens, item.samples + len(item.drafts)
@@ -107,6 +107,8 @@ class OneByOne:
                 ledger[Account.COMPUTE_DRAFT] += outcome.draft_ns
                 ledger[Account.MEMORY_LOAD] += outcome.load_ns
                 ledger[Account.MEMORY_STORE] += outcome.store_ns
+                ledger[Account.COMPUTE_COMMUNICATION] += outcome.communication_ns
+                ledger[Account.COMPUTE_BUBBLE] += outcome.bubble_ns
                 gap_ns = self._host_ns(page.booked_ns, begin_ns) if page.booked_ns < begin_ns else 0
                 ledger[Account.COMPUTE_HOST] += gap_ns + lag_ns - outcome.draft_ns - page.lag_ns
                 page.booked_ns, page.lag_ns = end_ns, lag_ns

@@ -1,0 +1,58 @@
+"""A rank beside the first, once torch is loaded: its shard of the model, and the steps that it computes."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from engine.compute.communication.torch_distributed import connect
+from engine.config import EngineConfig
+from engine.group import messages
+from engine.group.identity import identity
+from engine.runner import ModelRunner
+from engine.runner.build import chosen_device
+from engine.runner.follower import Follower
+from engine.runner.layout import layout_of, threads_of, timeout_seconds
+from engine.runner.rank_step import Conclude, RankReport, RankStep
+
+
+class Mailbox(Protocol):
+    def say(self, message: messages.FromRank) -> None: ...
+    def expect(self, kind: type[messages.ToRank]) -> messages.ToRank: ...
+
+
+class Member:
+    """Owns the rank's device. Implements engine.runner.rank_step.Ranks for its own runner."""
+
+    def __init__(self, config: EngineConfig, folder: Path, rank: int, mailbox: Mailbox, sockets: Path):
+        """Waits for rank 0 until all ranks are there, then loads the model. Raises ModelError with a sentence."""
+        self.layout = layout_of(config, rank)
+        self._mailbox = mailbox
+        torch.set_num_threads(threads_of(config))
+        device = chosen_device(config)
+        if device.type == "cuda":
+            torch.cuda.set_device(rank)
+        mailbox.say(messages.Hello(rank, identity(config, folder)))
+        mailbox.expect(messages.Welcome)
+        self.communicators = connect(self.layout, device, sockets, timeout_seconds(config))
+        self._follower = Follower(ModelRunner(config, folder, ranks=self))
+
+    def agree(self, num_kv_blocks: int) -> int:
+        self._mailbox.say(messages.Planned(self.layout.rank, num_kv_blocks))
+        return self._mailbox.expect(messages.Agreed).num_kv_blocks
+
+    def follow(self, work: RankStep | Conclude) -> RankReport:
+        return self._follower.follow(work)
+
+    def send(self, step: RankStep) -> None:
+        raise AssertionError("rank 0 alone plans")
+
+    def conclude(self) -> None:
+        raise AssertionError("rank 0 alone plans")
+
+    def take_reports(self) -> Sequence[RankReport]:
+        return ()
+
+    def close(self) -> None:
+        self.communicators.close()

@@ -1,0 +1,56 @@
+"""What a rank beside the first computes of a step: as much as the first, but no request and no sample."""
+
+import time
+from collections import deque
+
+import torch
+
+from engine.runner.batch import Batch
+from engine.runner.rank_step import Conclude, RankReport, RankStep
+from engine.runner.runner import ModelRunner
+from engine.runner.stream import Task
+from engine.runner.traffic import report
+from engine.token.sampling.logprobs import chunks
+
+
+class Follower:
+    """Computes what rank 0 plans, with all exchanges that the other ranks wait for."""
+
+    def __init__(self, runner: ModelRunner):
+        self._runner = runner
+        self._layout = runner.ranks.layout
+        self._handed_on: deque[Batch] = deque()  # steps that the stages behind the first compute now
+
+    @torch.inference_mode()
+    def follow(self, work: RankStep | Conclude) -> RankReport:
+        begin_ns = time.monotonic_ns()
+        if isinstance(work, RankStep):
+            self._compute(work.batch())
+        else:
+            self._conclude(self._handed_on.popleft())
+        runner = self._runner
+        return report(self._layout.rank, time.monotonic_ns() - begin_ns, runner.stages.traffic.take())
+
+    def _compute(self, batch: Batch) -> None:
+        runner, layout = self._runner, self._layout
+        step = runner.inputs(Task(lambda task: None), batch)
+        hidden = runner.hidden(step, batch.query_lens, batch.context_lens)
+        if hidden is None:
+            if layout.is_first_stage:
+                self._handed_on.append(batch)
+            return
+        sampled, scored = runner.chosen(batch, step, hidden)
+        if layout.is_first_stage:
+            self._join_logits(sampled, scored)
+        else:
+            runner.stages.return_rows(torch.cat((sampled, scored)))
+
+    def _conclude(self, batch: Batch) -> None:
+        self._join_logits(*self._runner.stages.returned_rows(batch))
+
+    def _join_logits(self, sampled: torch.Tensor, scored: torch.Tensor) -> None:
+        """The head's matrix is divided: rank 0 needs this rank's part of the logits."""
+        runner = self._runner
+        for part in chunks(len(scored), runner.shape.vocab_size):
+            runner.model.logits(scored[part])
+        runner.model.logits(sampled, dtype=runner.logit_dtype)

@@ -1,0 +1,69 @@
+"""What a step on the device gave, as the loop reads it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from engine.compute.buffers import to_device, to_host
+from engine.request.plan import StepOutcome
+from engine.runner.batch import Batch, PromptRows, prompt_logprobs
+from engine.runner.stream import Task
+from engine.runner.traffic import bubble_ns, communication_ns
+from engine.token.sampling.entropy import entropy_and_mass, recorded_entropy
+from engine.token.sampling.logprobs import Scores, chunks, score
+
+
+def keep_scores(batch: Batch, logits: torch.Tensor, ids: torch.Tensor) -> None:
+    """Sends the host what it wants to know of the sampling rows: `logits` [rows, vocab_size] and `ids` [rows]."""
+    results = batch.results
+    if batch.scored:
+        rows = slice(None) if len(batch.scored) == len(ids) else sent(batch.scored, logits.device)
+        results.scores = score(logits[rows].float(), ids[rows], max(batch.scored_tops)).to_host()
+    if batch.entropy_sample is not None:
+        results.entropy = to_host(entropy_and_mass(logits, batch.entropy_sample))
+    results.ids = to_host(ids)
+
+
+def prompt_scores(
+    prompts: PromptRows, hidden: torch.Tensor, logits: Callable[[torch.Tensor], torch.Tensor], vocab_size: int
+) -> list[Scores]:
+    """Scores prompt tokens behind `hidden` [rows, hidden_size], some at a time."""
+    ids = sent(prompts.token_ids, hidden.device)
+    return [
+        score(logits(hidden[part]), ids[part], max(prompts.tops[part])).to_host()
+        for part in chunks(len(prompts.tops), vocab_size)
+    ]
+
+
+def outcome(
+    batch: Batch, task: Task, sampled: dict[str, list[int]], wait_began_ns: int, sampled_ns: int, **found: Any
+) -> StepOutcome:
+    """`found` has fields of StepOutcome."""
+    size, results, exchanges = batch.graph_size, batch.results, task.exchanges or {}
+    entropy, mass = recorded_entropy(results.entropy)
+    return StepOutcome(
+        sampled,
+        waited_ns=min(max(wait_began_ns, task.forward_ns), sampled_ns),
+        sampled_ns=sampled_ns,
+        device_begin_ns=task.begin_ns,
+        device_end_ns=task.end_ns,
+        sampling_ns=task.end_ns - task.forward_ns,
+        padding_tokens=0 if size is None else size - len(batch.query_lens),
+        graph="eager" if size is None else f"decode-{size}",
+        load_ns=task.load_ns,
+        store_ns=task.store_ns,
+        communication_ns=communication_ns(exchanges),
+        bubble_ns=bubble_ns(exchanges),
+        exchanges=exchanges,
+        logit_rows=batch.logit_rows,
+        entropy_millinats=entropy,
+        nucleus_mass_ppm=mass,
+        prompt_logprobs=prompt_logprobs(batch.prompts, results.prompt_scores) if batch.prompts else {},
+        **found,
+    )
+
+
+def sent(values: list[int], device: torch.device) -> torch.Tensor:
+    """[n] int64 on the device."""
+    return to_device(torch.tensor(values, dtype=torch.int64), device)

@@ -1,0 +1,80 @@
+"""A step as the other ranks of a parallel group are given it, and what each of them reports of it.
+
+The packed step is a delta already: new blocks of requests, tokens that the host has read, and rows of tables that every
+rank keeps. So no rank but the first knows a request.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from engine.compute.communication.communicator import Communicators
+from engine.compute.communication.layout import ParallelLayout
+from engine.runner.batch import Batch, PromptRows
+from engine.runner.rows import UNKNOWN, PackedStep, split
+
+
+class RankStep(msgspec.Struct, frozen=True, tag=True):
+    """Rank 0 → rank: the work of one step, without requests."""
+
+    packed: bytes  # int32 numbers: the parts of a PackedStep
+    lengths: list[int]  # of the parts
+    scored_rows: list[int]  # the step's tokens whose successors in the prompt are scored
+
+    def batch(self) -> Batch:
+        """The work as this rank's runner computes it."""
+        packed = split(np.frombuffer(bytearray(self.packed), dtype=np.int32), self.lengths)
+        new = np.diff(packed.query_start)
+        rows = self.scored_rows
+        prompts = PromptRows(rows, [0] * len(rows), [0] * len(rows), []) if rows else None
+        return Batch(packed, new.tolist(), (packed.past + new).tolist(), None, [], [], prompts=prompts)
+
+
+class Conclude(msgspec.Struct, frozen=True, tag=True):
+    """Rank 0 → the other ranks of the first stage: the last stage returns the oldest step under way.
+
+    These ranks share collectives, so that all have to do this between the same two steps.
+    """
+
+
+class RankReport(msgspec.Struct, frozen=True, tag=True):
+    """Where the time of a rank's part of a step went. Rank → rank 0, behind each part."""
+
+    rank: int
+    busy_ns: int  # it computed
+    communication_ns: int  # it exchanged with other ranks
+    bubble_ns: int  # it waited for another stage
+
+
+class Ranks(Protocol):
+    """The other ranks, as a runner sees them."""
+
+    layout: ParallelLayout
+    communicators: Communicators
+
+    def agree(self, num_kv_blocks: int) -> int:
+        """The blocks that every rank has room for: the least of all. Waits for all of them."""
+
+    def send(self, step: RankStep) -> None:
+        """Hands a step to all other ranks. Raises GroupError where one of them is lost."""
+
+    def conclude(self) -> None:
+        """Has the other ranks of the first stage conclude a step."""
+
+    def take_reports(self) -> Sequence[RankReport]:
+        """Those that arrived since the last call."""
+
+    def close(self) -> None:
+        """Ends the other ranks."""
+
+
+def rank_step(batch: Batch) -> RankStep:
+    step, prompts = batch.step, batch.prompts
+    return RankStep(step.whole.tobytes(), step.lengths, [] if prompts is None else prompts.rows)
+
+
+def has_unknown_tokens(step: PackedStep) -> bool:
+    """Whether the step reads tokens that were sampled and that the host had not read when it was planned."""
+    return bool(step.known_ids.size) and int(step.known_ids.min()) == UNKNOWN

@@ -1,0 +1,82 @@
+"""The settings of a parallel group: one model over several processes, each with a device (docs/parallel.md)."""
+
+from typing import Any
+
+from pydantic import BaseModel, ValidationInfo, field_validator
+
+from engine.settings.kv_tiers import has_tiers
+from engine.settings.panels import COMPUTE
+
+_GROUP = ("tensor_parallel", "pipeline_parallel", "expert_parallel")
+MOST_RANKS = 64
+
+
+class ParallelSettings(BaseModel):
+    """How a model is divided. A rank is one process with one device."""
+
+    tensor_parallel: int = COMPUTE(
+        1,
+        ge=1,
+        le=MOST_RANKS,
+        description="ranks that divide each layer: heads, feed-forward part and vocabulary",
+    )
+    pipeline_parallel: int = COMPUTE(
+        1, ge=1, le=MOST_RANKS, description="stages of consecutive layers; as many steps are under way at the same time"
+    )
+    expert_parallel: int = COMPUTE(
+        1,
+        ge=1,
+        le=MOST_RANKS,
+        validate_default=True,
+        description="ranks that divide the experts of a mixture-of-experts model",
+    )
+
+    @property
+    def ranks_per_stage(self) -> int:
+        return max(self.tensor_parallel, self.expert_parallel)
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that compute one model; 1 is no group."""
+        return self.pipeline_parallel * self.ranks_per_stage
+
+    @field_validator("expert_parallel")
+    @classmethod
+    def _shares_the_ranks_of_a_stage(cls, experts: int, info: ValidationInfo) -> int:
+        tensor, stages = info.data.get("tensor_parallel", 1), info.data.get("pipeline_parallel", 1)
+        if experts % tensor and tensor % experts:
+            raise ValueError(
+                f"tensor_parallel={tensor} divides the same ranks; one of the two has to be a multiple of the other"
+            )
+        if (ranks := stages * max(tensor, experts)) > MOST_RANKS:
+            raise ValueError(f"with pipeline_parallel={stages} that makes {ranks} ranks; {MOST_RANKS} is the most")
+        return experts
+
+    @field_validator(*_GROUP)
+    @classmethod
+    def _beside_what_works_in_groups(cls, ranks: int, info: ValidationInfo) -> int:
+        if ranks > 1:
+            _refuse_beside_a_group(info.data)
+        return ranks
+
+    @field_validator("graphs", check_fields=False)
+    @classmethod
+    def _no_graphs_in_a_group(cls, graphs: str, info: ValidationInfo) -> str:
+        if graphs == "on" and any(info.data.get(name, 1) > 1 for name in _GROUP):
+            raise ValueError("the collectives of a parallel group are in no graph yet; leave it out, or use one rank")
+        return graphs
+
+
+def _refuse_beside_a_group(settings: dict[str, Any]) -> None:
+    """Raises ValueError for a technique that works in one process only."""
+    if settings.get("speculation", "none") not in ("none", "ngram"):
+        raise ValueError(
+            f"speculation={settings['speculation']} drafts with a model of its own, and a parallel group cannot have "
+            "that yet; use speculation=ngram, or one rank"
+        )
+    if settings.get("lora_adapters") or settings.get("lora_runtime_loading"):
+        raise ValueError("a parallel group cannot serve LoRA adapters yet; leave them out, or use one rank")
+    if settings.get("weights_reference") is not None:
+        raise ValueError("weights_reference compares two whole models, and no rank has one; leave it out")
+    if has_tiers(settings):
+        raise ValueError("a parallel group cannot have KV tiers yet; leave them out, or use one rank")

@@ -1,0 +1,31 @@
+"""What the front is told of a request that ended."""
+
+from engine.messages import Ended
+from engine.request.request import Request
+
+
+def ended_message(request: Request, booked_ns: int) -> Ended:
+    """What the record of a request needs; its ledger is booked until `booked_ns`."""
+    return Ended(
+        request_id=request.id,
+        reason=request.finish_reason or "abort",
+        cached_tokens=request.cached_tokens,
+        computed_tokens=request.computed_tokens,
+        recomputed_tokens=request.recomputed_tokens,
+        preemptions=request.preemptions,
+        drafted_tokens=request.drafted_tokens,
+        accepted_tokens=request.accepted_tokens,
+        rejected_ns=request.rejected_ns,
+        lookup_steps=request.lookup_steps,
+        first_step=request.first_step,
+        last_step=request.last_step,
+        queued_ns=request.queued_ns,
+        scheduled_ns=request.scheduled_ns,
+        booked_ns=booked_ns,
+        ledger=request.ledger,
+        waits=request.waits,
+        error=request.error,
+        adapter_loads=request.adapter_loads,
+        prefix=request.prefix_report,
+        kv_load=request.kv_load,
+    )
