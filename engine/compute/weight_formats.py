@@ -154,7 +154,8 @@ def _unpacked_int8(
 
 def _padded(weight: torch.Tensor, inner: int) -> torch.Tensor:
     """Filled up with zeros to whole panels, and to a multiple of `inner` inputs."""
-    return F.pad(weight, (0, -weight.shape[1] % inner, 0, -len(weight) % PANEL))
+    missing = (0, -weight.shape[1] % inner, 0, -len(weight) % PANEL)
+    return F.pad(weight, missing) if any(missing) else weight  # which F.pad would copy
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from engine.server.models.registry import Models
 from metrics.compute.startup import startups_of
 from metrics.errors import InputError
 from metrics.memory.residence import residences_of
+from metrics.memory.residence import residences_of
 from metrics.run.directory import RunDirectory
 from tests.engine.closure import open_books, table
 from tests.engine.server.core.fake_core import LOAD_SECONDS
@@ -70,6 +71,10 @@ def test_a_cold_model_is_loaded_for_its_first_call_which_waits_and_whose_ledger_
     assert [fault for row in requests for fault in open_books(row)] == []
     waited = [row["ledger_request_cold_start_ns"] for row in requests]
     assert len(waited) == 4 and min(waited[:2]) > LOAD_SECONDS * 1e9 and waited[2:] == [0, 0]
+    first, further = residences_of(RunDirectory(tmp_path / "run").meta())
+    assert [span.state for span in further.spans] == ["cold", "loading", "hot"]
+    assert (first.num_waited, further.num_waited) == (0, 2)
+    assert further.waited_ns == sum(waited[:2]) and further.hot_bytes == 1 << 30
     first, further = residences_of(RunDirectory(tmp_path / "run").meta())
     assert [span.state for span in further.spans] == ["cold", "loading", "hot"]
     assert (first.num_waited, further.num_waited) == (0, 2)
