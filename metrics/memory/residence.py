@@ -69,7 +69,9 @@ class ModelResidence(msgspec.Struct, frozen=True):
         )
         kept = f"{states}{'; ' if states and changes else ''}{changes}"
         waited = (
-            f"{self.num_waited} calls waited {self.waited_ns / 1e9:,.2f} s" if self.num_waited else "no call waited"
+            f"{self.num_waited} call{'s' if self.num_waited > 1 else ''} waited {self.waited_ns / 1e9:,.2f} s"
+            if self.num_waited
+            else "no call waited"
         )
         ratio = self.freed_per_second_waited
         price = "" if ratio is None else f", {ratio:,.1f} GiB·s of memory for each second of waiting"

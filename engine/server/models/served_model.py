@@ -119,7 +119,10 @@ class ServedModel:
 
     def note(self) -> bool:
         """Remembers its state and memory of now; whether the state is another one."""
-        return self.history.note(self.state, self.held_bytes)
+        changed = self.history.note(self.state, self.held_bytes)
+        if changed and self.state == "hot":
+            self.used_at = time.monotonic()  # it becomes idle from now on
+        return changed
 
     def fail(self, error: SojournError) -> None:
         self.failure, self._failed_at = error, time.monotonic()

@@ -5,7 +5,6 @@ import pytest
 from engine.server.models.history import History
 from metrics.memory.residence import GIB, ModelResidence, ResidenceSpan, residences_of
 from ui.tables.memory import residences
-from ui.tables.memory import residences
 
 
 def test_both_costs_are_those_of_the_spans():
@@ -28,14 +27,6 @@ def test_both_costs_are_those_of_the_spans():
         "b: hot 200.0 s, sleeping 100.0 s, cold 10.0 s; 1 load of 2.00 s in all, 1 wake of 1.00 s in all; it held "
         "701.0 GiB·s, and freed 238.0 GiB·s; 2 calls waited 3.00 s, 79.3 GiB·s of memory for each second of waiting"
     )
-
-
-def test_the_app_shows_a_row_a_model():
-    spans = [ResidenceSpan("cold", 0, 10**9, 0), ResidenceSpan("hot", 10**9, 3 * 10**9, GIB)]
-    table = residences([ModelResidence("b", spans, GIB, 2, 4 * 10**9)])
-    row = table.iloc[0]
-    assert (row["hot (s)"], row["held (GiB·s)"], row["freed (GiB·s)"], row["waited (s)"]) == (2, 2, 1, 4)
-    assert row["freed for each second waited (GiB)"] == 0.25
 
 
 def test_the_app_shows_a_row_a_model():
