@@ -104,7 +104,7 @@ MAY_IMPORT = {
         "engine.settings", "metrics",
     },
     "engine.group": {
-        "engine.runner", "engine.token", "engine.compute", "engine.config", "engine.process", "metrics.errors",
+        "engine.runner", "engine.compute", "engine.config", "engine.process", "metrics.errors",
     },
     "engine.core": {
         "engine.group", "engine.telemetry", "engine.engine", "engine.request.token_budget", "engine.profile_burst",

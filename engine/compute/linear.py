@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from engine.compute.cuts import Cut
 from engine.compute.lora.backend import LinearAdapters
 from engine.compute.quantisation.kernels import Kernels
 from engine.compute.quantisation.matrix import QuantisedMatrix
@@ -20,6 +21,7 @@ class LinearPart(NamedTuple):
     linear: "Linear"
     begin: int
     out_features: int
+    cut: Cut | None = None  # that this rank holds of the module; None: all
 
 
 class Linear(nn.Module):

@@ -10,7 +10,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from inspect import signature
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,7 +25,6 @@ from engine.group.watch import Watch, ending
 from engine.runner.build import chosen_device
 from engine.runner.layout import layout_of, timeout_seconds
 from engine.runner.rank_step import Conclude, RankReport, RankStep
-from engine.token.models.registry import load_model
 from metrics.errors import ModelError, SojournError
 
 log = logging.getLogger(__name__)
@@ -166,8 +164,6 @@ def forming(config: EngineConfig, folder: Path | None, *, ends_process: bool) ->
 
     `ends_process`: a rank that is lost ends this process, which is a core process.
     """
-    if "layout" not in signature(load_model).parameters:
-        raise ModelError("the models of this version are not divided between ranks yet; serve them with one rank")
     group = Group(config, end_process if ends_process else warn, folder)
     try:
         yield group

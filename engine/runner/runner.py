@@ -85,7 +85,7 @@ class ModelRunner:
         self.model = load_model(
             folder, self.dtype, self.device, config.max_model_len, load_format=config.load_format,
             weights=config.weights, window=config.window_and_sinks, startup=startup,
-            **({} if ranks is None else {"layout": layout, "communicators": ranks.communicators}),
+            layout=layout, communicators=None if ranks is None else ranks.communicators,
         )  # fmt: skip
         startup.enter("setup")
         self.weight_error = None if reference is None else reference.error_of(self.model)

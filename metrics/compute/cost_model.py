@@ -19,7 +19,7 @@ class ExpertShape(msgspec.Struct, frozen=True):
 
     num_layers: int  # that have them
     num_experts: int  # in each
-    num_chosen: int  # for each token
+    num_chosen: float  # for each token; of a rank that holds some experts, its share
     expert_bytes: int  # weights of one
 
 

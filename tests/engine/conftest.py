@@ -4,6 +4,7 @@ import pytest
 
 import tests.engine.compute.triton_harness  # noqa: F401  (before anything imports triton, as torch's flop counter does)
 from tests.engine.families import Checkpoints, random_model
+from tests.engine.rank_pool import RankPool
 from tests.engine.server_process import serving
 from tests.engine.toolmodel import make_tool_model
 
@@ -15,6 +16,14 @@ def checkpoints(tmp_path_factory):
         tmp_path_factory.mktemp("checkpoints"),
         lambda name, folder: random_model(name).save_pretrained(folder, max_shard_size="100KB"),
     )
+
+
+@pytest.fixture(scope="session")
+def ranks():
+    """Processes for tests of several ranks. None is left behind, and each ends well."""
+    pool = RankPool()
+    yield pool
+    assert set(pool.close()) <= {0}
 
 
 @pytest.fixture(scope="session")

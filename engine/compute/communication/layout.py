@@ -81,6 +81,20 @@ class ParallelLayout:
         """The same layout from another rank's point of view."""
         return replace(self, rank=rank)
 
+    def tensor_part(self, whole: int, what: str) -> range:
+        """This rank's part of `whole` heads, columns or whatever the plural `what` says. Raises ModelError."""
+        return even_part(whole, self.tensor_parallel, self.tensor_rank, "tensor_parallel", what)
+
+    def vocabulary(self, vocab_size: int) -> range:
+        """This rank's tokens. The last rank has fewer where they do not divide evenly."""
+        most = -(-vocab_size // self.tensor_parallel)
+        begin = most * self.tensor_rank
+        if begin >= vocab_size:
+            raise ModelError(
+                f"tensor_parallel={self.tensor_parallel} leaves ranks without a part of the {vocab_size} tokens"
+            )
+        return range(begin, min(begin + most, vocab_size))
+
     def stage_layers(self, num_layers: int) -> range:
         """The layers of this rank's stage. The first stages have one more where they do not divide evenly."""
         if self.pipeline_parallel > num_layers:
@@ -89,6 +103,14 @@ class ParallelLayout:
             )
         begins = [-(-stage * num_layers // self.pipeline_parallel) for stage in (self.stage, self.stage + 1)]
         return range(*begins)
+
+
+def even_part(whole: int, parts: int, index: int, setting: str, what: str) -> range:
+    """Part `index` of `parts` equal ones. Raises ModelError where `setting` does not divide."""
+    if whole % parts:
+        raise ModelError(f"{setting}={parts} does not divide the model's {whole} {what}; use a size that does")
+    size = whole // parts
+    return range(index * size, (index + 1) * size)
 
 
 ONE_PROCESS = ParallelLayout()

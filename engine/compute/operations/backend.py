@@ -114,9 +114,13 @@ class Operations:
         down: Experts,
         kind: Gate = silu_gate,
         biases: tuple[torch.Tensor, torch.Tensor] | None = None,
+        *,
+        elsewhere: bool = False,
     ) -> torch.Tensor:
         """The mixture of each token's experts, gated by `kind`, with the shapes of reference.mixture."""
-        return mixture(x, weights, experts, gate_up, down, lambda both: self.gate(kind, both), biases)
+        return mixture(
+            x, weights, experts, gate_up, down, lambda both: self.gate(kind, both), biases, elsewhere=elsewhere
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,18 +77,23 @@ def mixture(
     down: Experts,
     gate: Callable[[torch.Tensor], torch.Tensor],
     biases: tuple[torch.Tensor, torch.Tensor] | None = None,
+    *,
+    elsewhere: bool = False,
 ) -> torch.Tensor:
     """A mixture of experts: the weighted sum of each token's experts (Shazeer et al., 2017).
 
     x [num_tokens, hidden_size]; weights and experts (int64) [num_tokens, num_chosen]; gate_up [num_experts, 2 *
     intermediate_size, hidden_size]; down [num_experts, hidden_size, intermediate_size]; biases of both, which methods
-    have within. Returns [num_tokens, hidden_size]. How many tokens each expert has is read by the host, which on CUDA
+    have within. With `elsewhere` the number behind the last expert stands for those of other ranks, which add nothing
+    here. Returns [num_tokens, hidden_size]. How many tokens each expert has is read by the host, which on CUDA
     waits for it.
     """
     order = experts.flatten().argsort(stable=True)  # of the pairs (token, chosen): those of an expert together
     rows = order // experts.shape[1]
-    counts = torch.bincount(experts.flatten(), minlength=len(gate_up)).tolist()
+    counts = torch.bincount(experts.flatten(), minlength=len(gate_up)).tolist()[: len(gate_up)]
     results = x.new_empty(len(order), x.shape[1])
+    if elsewhere:
+        results[order[sum(counts) :]] = 0
     for expert, (begin, end) in enumerate(pairwise(accumulate(counts, initial=0))):
         if begin < end:
             gate_up_bias, down_bias = (None, None) if biases is None else (biases[0][expert], biases[1][expert])

@@ -64,7 +64,11 @@ class TritonOperations(Operations):
         down: Experts,
         kind: Gate = reference.silu_gate,
         biases: tuple[torch.Tensor, torch.Tensor] | None = None,
+        *,
+        elsewhere: bool = False,
     ) -> torch.Tensor:
         if not isinstance(gate_up, torch.Tensor) or kind not in _GATES:  # one method an expert
-            return super().mixture(x, weights, experts, gate_up, down, kind, biases)
-        return experts_kernels.mixture(x, weights, experts, gate_up, down, kind=_GATES[kind], biases=biases)
+            return super().mixture(x, weights, experts, gate_up, down, kind, biases, elsewhere=elsewhere)
+        return experts_kernels.mixture(
+            x, weights, experts, gate_up, down, kind=_GATES[kind], biases=biases, elsewhere=elsewhere
+        )

@@ -117,15 +117,22 @@ def down_kernel(
 
 
 @triton.jit
-def sum_kernel(parts_pointer, out_pointer, num_chosen, hidden_size, BLOCK: tl.constexpr):
-    """Adds up a token's experts in the order of choice: the same digits every time."""
+def sum_kernel(
+    parts_pointer, experts_pointer, out_pointer, num_chosen, num_experts, hidden_size,
+    ELSEWHERE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Adds up a token's experts in the order of choice: the same digits every time. With ELSEWHERE those of other
+    ranks have left no part."""
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < hidden_size
     total = tl.zeros((BLOCK,), tl.float32)
     for chosen in range(num_chosen):
         part = parts_pointer + (token * num_chosen + chosen) * hidden_size + columns
-        total += tl.load(part, mask=inside, other=0.0).to(tl.float32)
+        here = inside
+        if ELSEWHERE:
+            here = inside & (tl.load(experts_pointer + token * num_chosen + chosen) < num_experts)
+        total += tl.load(part, mask=here, other=0.0).to(tl.float32)
     tl.store(out_pointer + token * hidden_size + columns, total.to(out_pointer.dtype.element_ty), mask=inside)
 
 
@@ -148,6 +155,8 @@ def mixture(
     tiles: Tiles | None = None,
     kind: int = SILU.value,
     biases: tuple[torch.Tensor, torch.Tensor] | None = None,
+    *,
+    elsewhere: bool = False,
 ) -> torch.Tensor:
     """engine.compute.operations.reference.mixture. A token's numbers depend on the others only by the tiles'
     shape, which follows from the number of tokens."""
@@ -179,5 +188,7 @@ def mixture(
         intermediate_size, **shape,
     )  # fmt: skip
     block = min(1024, triton.next_power_of_2(hidden_size))
-    sum_kernel[(num_tokens, triton.cdiv(hidden_size, block))](parts, out, num_chosen, hidden_size, BLOCK=block)
+    sum_kernel[(num_tokens, triton.cdiv(hidden_size, block))](
+        parts, experts, out, num_chosen, num_experts, hidden_size, ELSEWHERE=elsewhere, BLOCK=block
+    )
     return out

@@ -137,7 +137,7 @@ def _decoder(config: dict[str, Any], route: Route, *, correction_bias: bool, int
     mlps = dense[:first_mixture] + (mixture,) * (len(dense) - first_mixture)
     translate = partial(_translate, num_layers=len(dense))
     windows = (None,) * len(dense)
-    make = partial(LatentAttention, attention, Expander(attention.num_heads, nope_dim + rope_dim))
+    make = partial(LatentAttention, attention, Expander(nope_dim + rope_dim))
     return rotary_decoder(config, make, mlps, windows=windows, translate=translate)
 
 

@@ -5,6 +5,7 @@ Expanded, the latents of the whole context go through a matrix product first. Ch
 prompts, are cheaper that way: `metrics.compute.cost_model.expansion_savings` decides by FLOPs, for each sequence alone.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -39,8 +40,8 @@ class Part:
 class Expander:
     """Splits each step once for all layers of a model. `head_dim` is of an expanded key."""
 
-    def __init__(self, num_heads: int, head_dim: int):
-        self._size = (num_heads, BLOCK, head_dim)
+    def __init__(self, head_dim: int):
+        self._head_dim = head_dim
         self._room = torch.empty(0)
         self._known: tuple[AttentionBackend | None, AttentionInputs | None] = None, None
         self._parts: list[Part] | None = None
@@ -57,13 +58,13 @@ class Expander:
                 self._parts = self._split(attention, inputs, expansion)
         return self._parts
 
-    def room(self, num_blocks: int, like: torch.Tensor) -> LayerCache:
+    def room(self, num_blocks: int, num_heads: int, like: torch.Tensor) -> LayerCache:
         """Keys and values of so many blocks; what stands behind a context is finite."""
-        heads, block, head_dim = self._size
-        size = 2 * num_blocks * heads * block * head_dim
+        shape = (num_heads, BLOCK, self._head_dim)
+        size = 2 * num_blocks * math.prod(shape)
         if self._room.numel() < size or self._room.dtype != like.dtype or self._room.device != like.device:
             self._room = torch.zeros(size, dtype=like.dtype, device=like.device)
-        return LayerCache(self._room[:size].view(2, num_blocks, *self._size).transpose(2, 3))
+        return LayerCache(self._room[:size].view(2, num_blocks, *shape).transpose(2, 3))
 
     def _split(self, attention: AttentionBackend, inputs: AttentionInputs, expansion: Expansion) -> list[Part] | None:
         sequences = list(zip(inputs.query_lens, inputs.context_lens, strict=True))

@@ -1,4 +1,4 @@
-"""What of a model is filled while a checkpoint is read, and whether a tensor fits its place."""
+"""What of a model is filled while a checkpoint is read."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -6,11 +6,9 @@ from collections.abc import Iterable
 import torch
 
 from engine.compute.linear import Linear
-from engine.compute.quantisation.matrix import Stored
 from engine.compute.quantisation.parts import storage_of
 from engine.compute.weight_formats import WeightFormat
 from engine.token.models.moe import MixtureOfExperts
-from metrics.errors import ModelError
 
 
 class Filling:
@@ -40,14 +38,6 @@ class Filling:
             del self._module_of[storage_of(part)]
         module.pack(self._packs)
         self.has_packed = True
-
-
-def check_fits(name: str, tensor: Stored, target: torch.Tensor) -> None:
-    """Raises ModelError where a checkpoint's tensor is of another dtype or shape than its place."""
-    if isinstance(tensor, torch.Tensor) and (not tensor.is_floating_point() or tensor.element_size() == 1):
-        raise ModelError(f"tensor {name} is {tensor.dtype}; only 16 and 32 bit floats are supported")
-    if target.shape != tensor.shape:
-        raise ModelError(f"tensor {name} has shape {list(tensor.shape)}, expected {list(target.shape)}")
 
 
 def _parts(module: Linear | MixtureOfExperts) -> list[torch.Tensor]:

@@ -1,15 +1,18 @@
 """Attention with grouped queries: multi-head and multi-query attention are its two ends (Ainslie et al., 2023)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from engine.compute.attention.backend import AttentionSpec
+from engine.compute.communication.layout import ONE_PROCESS, ParallelLayout
+from engine.compute.cuts import Cut, Cuts
 from engine.compute.kv_cache import KVLayout, LayerCache
 from engine.compute.linear import Linear, LinearPart
 from engine.compute.operations.backend import HeadSpec, Norm, Step
 from engine.compute.operations.reference import rms_norm
+from metrics.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +34,32 @@ class GroupedConfig:
     input_size: int | None = None  # of what queries, keys and values are made of, if that is not hidden_size
 
 
+def kv_heads_of(layout: ParallelLayout, num_kv_heads: int) -> range:
+    """The key and value heads of a rank: several ranks hold the same one where there are fewer heads than ranks."""
+    ranks = layout.tensor_parallel
+    if ranks <= num_kv_heads:
+        return layout.tensor_part(num_kv_heads, "key and value heads")
+    if ranks % num_kv_heads:
+        raise ModelError(
+            f"tensor_parallel={ranks} is no multiple of the model's {num_kv_heads} key and value heads; use a size "
+            "that divides them, or a multiple"
+        )
+    head = layout.tensor_rank * num_kv_heads // ranks
+    return range(head, head + 1)
+
+
 class GroupedAttention(nn.Module):
-    def __init__(self, config: GroupedConfig, window: int | None):
+    """A rank of `layout` holds some of the heads: its output is then a part of a sum over ranks."""
+
+    def __init__(self, config: GroupedConfig, window: int | None, layout: ParallelLayout = ONE_PROCESS):
         super().__init__()
-        self.config = config
+        self.is_partial = layout.tensor_parallel > 1
+        self._heads_of = (
+            (layout.tensor_part(config.num_heads, "attention heads"), config.num_heads),
+            (kv_heads_of(layout, config.num_kv_heads), config.num_kv_heads),
+        )
+        self._adds_bias = layout.tensor_rank == 0
+        config = self.config = _of_heads(config, *(heads for heads, _ in self._heads_of))
         self.window = window
         self.kv_layout = KVLayout(2, config.num_kv_heads, config.head_dim)
         self.rotary_dim = config.head_dim
@@ -93,8 +118,22 @@ class GroupedAttention(nn.Module):
         """The checkpoint's linear modules by name."""
         begins, names = (0, self.sizes[0], self.sizes[0] + self.sizes[1]), ("q_proj", "k_proj", "v_proj")
         parts = zip(names, begins, self.sizes, strict=True)
+        cuts = self.cuts(prefix)
         found = {f"{prefix}.{name}": LinearPart(self.qkv, begin, size) for name, begin, size in parts}
-        return found | {f"{prefix}.o_proj": LinearPart(self.o, 0, self.o.out_features)}
+        found[f"{prefix}.o_proj"] = LinearPart(self.o, 0, self.o.out_features)
+        return {name: part._replace(cut=cuts.get(f"{name}.weight")) for name, part in found.items()}
+
+    def cuts(self, prefix: str) -> Cuts:
+        """What this rank holds of the checkpoint's tensors; whole are those that are not named."""
+        if not self.is_partial:
+            return {}
+        query, key = (Cut.of_units(0, heads, whole, self.config.head_dim) for heads, whole in self._heads_of)
+        rows = {f"{prefix}.{name}_proj": cut for name, cut in (("q", query), ("k", key), ("v", key))}
+        found: Cuts = {f"{name}.{kind}": cut for name, cut in rows.items() for kind in ("weight", "bias")}
+        found[f"{prefix}.o_proj.weight"] = query.of_inputs()
+        found[f"{prefix}.o_proj.bias"] = Cut.added_once(self.o.out_features, here=self._adds_bias)
+        found[f"{prefix}.sinks"] = Cut.of_units(0, *self._heads_of[0], 1)
+        return found
 
     def slices(self, prefix: str) -> dict[str, torch.Tensor]:
         targets = {f"{prefix}.o_proj.weight": self.o.weight}
@@ -110,3 +149,13 @@ class GroupedAttention(nn.Module):
         if self.config.sinks:
             targets[f"{prefix}.sinks"] = self.sinks
         return targets
+
+
+def _of_heads(config: GroupedConfig, query_heads: range, kv_heads: range) -> GroupedConfig:
+    slopes = config.alibi_slopes
+    return replace(
+        config,
+        num_heads=len(query_heads),
+        num_kv_heads=len(kv_heads),
+        alibi_slopes=None if slopes is None else slopes[query_heads.start : query_heads.stop],
+    )

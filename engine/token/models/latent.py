@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from engine.compute.attention.backend import AttentionBackend, AttentionSpec
+from engine.compute.communication.layout import ONE_PROCESS, ParallelLayout
+from engine.compute.cuts import Cut, Cuts
 from engine.compute.kv_cache import KVLayout, LayerCache
 from engine.compute.linear import Linear, LinearPart
 from engine.compute.operations.backend import Step
@@ -39,10 +41,17 @@ class LatentConfig:
 
 
 class LatentAttention(nn.Module):
-    """The layers of a model share an `expander`."""
+    """The layers of a model share an `expander`. A rank of `layout` holds some of the heads, and all latents: its
+    output is then a part of a sum over ranks."""
 
-    def __init__(self, config: LatentConfig, expander: Expander, window: int | None):
+    def __init__(
+        self, config: LatentConfig, expander: Expander, window: int | None, layout: ParallelLayout = ONE_PROCESS
+    ):
         super().__init__()
+        self.is_partial = layout.tensor_parallel > 1
+        self._heads_of = layout.tensor_part(config.num_heads, "attention heads"), config.num_heads
+        self._adds_bias = layout.tensor_rank == 0
+        config = replace(config, num_heads=len(self._heads_of[0]))
         self.config, self.expander = config, expander
         self.spec = AttentionSpec(config.scale, config.latent_dim, window)
         self.expanded_spec = AttentionSpec(config.scale, config.value_dim)
@@ -103,7 +112,20 @@ class LatentAttention(nn.Module):
         }
         if self.config.query_rank is not None:
             found[f"{prefix}.q_b_proj"] = LinearPart(self.query_up, 0, self.query_up.out_features)
-        return found
+        cuts = self.cuts(prefix)
+        return {name: part._replace(cut=cuts.get(f"{name}.weight")) for name, part in found.items()}
+
+    def cuts(self, prefix: str) -> Cuts:
+        """What this rank holds of the checkpoint's tensors; whole are those that are not named."""
+        if not self.is_partial:
+            return {}
+        config, queries = self.config, "q_proj" if self.config.query_rank is None else "q_b_proj"
+        return {
+            f"{prefix}.{queries}.weight": Cut.of_units(0, *self._heads_of, config.nope_dim + config.rope_dim),
+            f"{prefix}.kv_b_proj.weight": Cut.of_units(0, *self._heads_of, config.nope_dim + config.value_dim),
+            f"{prefix}.o_proj.weight": Cut.of_units(1, *self._heads_of, config.value_dim),
+            f"{prefix}.o_proj.bias": Cut.added_once(config.hidden_size, here=self._adds_bias),
+        }
 
     def _absorbed(
         self, attention: AttentionBackend, query_nope: torch.Tensor, query_rope: torch.Tensor, layer_cache: LayerCache
@@ -119,7 +141,7 @@ class LatentAttention(nn.Module):
     ) -> torch.Tensor:
         """The same of sequences whose latents are read back from the cache, as other steps will read them."""
         config = self.config
-        room = self.expander.room(part.num_blocks, query_nope)
+        room = self.expander.room(part.num_blocks, config.num_heads, query_nope)
         keys, values = room.values
         nope, rope, value = slice(config.nope_dim), slice(config.nope_dim, None), slice(config.value_dim)
         for blocks, context, first in part.expanded:

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from engine.compute.communication.communicator import Communicator, SingleProcess
 from engine.compute.cpp.matrices import CppWeight
+from engine.compute.cuts import Cuts
 from engine.compute.kv_cache import LayerCache
 from engine.compute.layers_cpp import LayerParts, RopeTable
 from engine.compute.operations.backend import Norm, Step
@@ -35,9 +37,9 @@ class DecoderConfig:
     longest_model_len: int  # bound of the setting max_model_len
     norm_eps: float
     tie_embeddings: bool
-    attention: Callable[[int | None], nn.Module]  # window → the attention of a layer
+    attention: Callable[..., nn.Module]  # (window, layout=…) → the attention of a layer, or a rank's part of it
     windows: tuple[int | None, ...]
-    mlps: tuple[Callable[[], nn.Module], ...]  # makes each layer's feed-forward part
+    mlps: tuple[Callable[..., nn.Module], ...]  # (layout=…) → each layer's feed-forward part
     rope: dict[str, Any] | None = None  # config.json, of which the rope part is read; None: no rotation
     window_rope: dict[str, Any] | None = None  # ... of the layers with a window, where they have their own
     norm: Norm = rms_norm
@@ -48,13 +50,15 @@ class DecoderConfig:
 
 
 class Layer(nn.Module):
-    """Attention, then a feed-forward part, each behind a norm, or between two."""
+    """Attention, then a feed-forward part, each behind a norm, or between two. Where ranks hold parts of them, what
+    each gives is summed over the ranks of `stage`."""
 
     def __init__(self, config: DecoderConfig, attention: nn.Module, mlp: nn.Module):
         super().__init__()
         self.norm, self.eps = config.norm, config.norm_eps
         self.attention = attention
         self.mlp = mlp
+        self.stage: Communicator = SingleProcess()
         self.input_norm = nn.Parameter(torch.empty(config.hidden_size))
         self.post_norm = nn.Parameter(torch.empty(config.hidden_size))
         self.attention_norm = self.mlp_norm = None  # of what each of them gives
@@ -66,9 +70,19 @@ class Layer(nn.Module):
         self, normed: torch.Tensor, residual: torch.Tensor, step: Step, layer_cache: LayerCache
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The feed-forward part's output, and the residual stream without it: the next norm adds the two."""
-        x = self._output(self.attention(normed, step, layer_cache), self.attention_norm, step)
+        x = self.attention(normed, step, layer_cache)
+        if self.attention.is_partial:
+            x = self.stage.all_reduce(x)
+        x = self._output(x, self.attention_norm, step)
         normed, residual = step.operations.add_norm(self.norm, x, residual, self.post_norm, self.eps)
-        return self._output(self.mlp(normed, step.operations), self.mlp_norm, step), residual
+        x = self.mlp(normed, step.operations)
+        if self.mlp.is_partial:
+            x = self.stage.all_reduce(x)
+        return self._output(x, self.mlp_norm, step), residual
+
+    def cuts(self, prefix: str) -> Cuts:
+        """What this rank holds of the layer's tensors; whole are those that are not named."""
+        return self.attention.cuts(f"{prefix}.self_attn") | self.mlp.cuts(f"{prefix}.mlp")
 
     def _output(self, x: torch.Tensor, weight: torch.Tensor | None, step: Step) -> torch.Tensor:
         return x if weight is None else step.operations.norm(self.norm, x, weight, self.eps)
@@ -92,6 +106,8 @@ class Layer(nn.Module):
             return None
         config, linears = attention.config, (attention.qkv, attention.o, mlp.gate_up, mlp.down)
         matrices, adapters = [linear.method for linear in linears], [linear.adapters for linear in linears]
+        if attention.is_partial or mlp.is_partial:  # sums over ranks stand between the kernels
+            return None
         plain = config.clip is None and config.alibi_slopes is None and not config.sinks
         if not plain or not all(isinstance(matrix, CppWeight) for matrix in matrices):
             return None

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from engine.compute.communication.layout import ONE_PROCESS, ParallelLayout, even_part
+from engine.compute.cuts import Cuts
 from engine.compute.linear import LinearPart
 from engine.compute.operations.backend import Gate, Operations
 from engine.compute.operations.reference import silu_gate
@@ -14,7 +16,7 @@ from engine.compute.quantisation.matrix import QuantisedMatrix
 from engine.compute.quantisation.method import LinearMethod
 from engine.compute.quantisation.parts import SourceParts, storage_of
 from engine.compute.weight_formats import WeightFormat
-from engine.token.models.mlp import GatedMLP
+from engine.token.models.mlp import NEURONS, GatedMLP, inner_cuts
 
 # (router logits [num_tokens, num_experts] float32, correction bias [num_experts] or None) → (weights, experts), each
 # [num_tokens, num_chosen]
@@ -23,7 +25,11 @@ Route = Callable[[torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.
 
 class MixtureOfExperts(nn.Module):
     """The router works in float32 whatever the dtype of the rest: two experts that rounding makes equal are a coin
-    toss."""
+    toss.
+
+    A rank of `layout` holds some of the experts, and of each some of the inner values; every rank routes all tokens.
+    Its output is then a part of a sum over ranks.
+    """
 
     def __init__(
         self,
@@ -38,13 +44,21 @@ class MixtureOfExperts(nn.Module):
         router_bias: bool = False,
         gate: Gate = silu_gate,
         bias: bool = False,
+        layout: ParallelLayout = ONE_PROCESS,
     ):
         super().__init__()
+        self.is_partial = layout.ranks_per_stage > 1
         self.num_experts, self.num_chosen, self.route = num_experts, num_chosen, route
+        self.held = even_part(num_experts, layout.expert_parallel, layout.expert_rank, "expert_parallel", "experts")
+        share = layout.ranks_per_expert, layout.rank_in_expert
+        self._inner = even_part(intermediate_size, *share, "tensor_parallel", NEURONS), intermediate_size
+        self._adds_bias = layout.rank_in_expert == 0
+        intermediate_size = len(self._inner[0])
         self.router = nn.Parameter(torch.empty(num_experts, hidden_size, dtype=torch.float32))
         self.correction_bias = nn.Parameter(torch.empty(num_experts, dtype=torch.float32)) if correction_bias else None
         self.router_bias = nn.Parameter(torch.empty(num_experts, dtype=torch.float32)) if router_bias else None
         self.gate = gate
+        num_experts = len(self.held)
         self.gate_up = nn.Parameter(torch.empty(num_experts, 2 * intermediate_size, hidden_size))
         self.down = nn.Parameter(torch.empty(num_experts, hidden_size, intermediate_size))
         self.gate_up_bias = nn.Parameter(torch.empty(num_experts, 2 * intermediate_size)) if bias else None
@@ -55,12 +69,18 @@ class MixtureOfExperts(nn.Module):
         sizes = 2 * intermediate_size, hidden_size
         self._sources = tuple([SourceParts(outputs) for _ in range(num_experts)] for outputs in sizes)
         self._kept = False  # the experts stay quantised; their tensors are of the meta device
-        self.shared = GatedMLP(hidden_size, shared_intermediate_size) if shared_intermediate_size else None
+        # A rank adds the shared experts where each holds a part of them, or else one for all.
+        adds_shared = layout.tensor_parallel > 1 or layout.rank_in_stage == 0
+        self._shares = bool(shared_intermediate_size)
+        self.shared = (
+            GatedMLP(hidden_size, shared_intermediate_size, layout=layout) if self._shares and adds_shared else None
+        )
+        self.watch: Callable[[torch.Tensor], None] | None = None  # gets each pass's chosen experts
 
     @property
     def num_weights(self) -> int:
-        """Of all experts' matrices."""
-        return self.num_experts * self.expert_parameters
+        """Of the matrices of all experts that the rank holds."""
+        return len(self.held) * self.expert_parameters
 
     @property
     def packed_parameters(self) -> int:
@@ -83,8 +103,8 @@ class MixtureOfExperts(nn.Module):
     def expert_bytes(self) -> int:
         """That one expert takes."""
         if not self.packed_parameters:
-            return self.expert_parameters * self.down.element_size() + self._bias_bytes // self.num_experts
-        return (self.packed_bytes + (self._bias_bytes if self.methods is None else 0)) // self.num_experts
+            return self.expert_parameters * self.down.element_size() + self._bias_bytes // len(self.held)
+        return (self.packed_bytes + (self._bias_bytes if self.methods is None else 0)) // len(self.held)
 
     @property
     def _bias_bytes(self) -> int:
@@ -110,7 +130,7 @@ class MixtureOfExperts(nn.Module):
         kernels = kernels if kernels.experts else Kernels()
         chosen = {sources.choose(kernels) for stack in self._sources for sources in stack}
         if len(chosen) > 1 or None in chosen:
-            self._sources = tuple([SourceParts(part.shape[1]) for _ in range(self.num_experts)]
+            self._sources = tuple([SourceParts(part.shape[1]) for _ in self.held]
                                   for part in self.matrices())  # fmt: skip
             return
         self._kept = True
@@ -153,24 +173,58 @@ class MixtureOfExperts(nn.Module):
     def _expert_biases(self) -> list[list[torch.Tensor | None]]:
         """Of both matrices of each expert, in memory of their own."""
         if self.gate_up_bias is None:
-            return [[None] * self.num_experts] * 2
+            return [[None] * len(self.held)] * 2
         return [[bias.clone() for bias in stack.detach()] for stack in self.biases()]
 
     @property
     def active_parameters(self) -> int:
         shared = self.shared.active_parameters if self.shared is not None else 0
-        return self.router.numel() + shared + self.num_chosen * self.expert_parameters
+        return self.router.numel() + shared + int(self.chosen_here * self.expert_parameters)
+
+    @property
+    def chosen_here(self) -> float:
+        """How many of the experts that this rank holds a token has, if all are chosen equally often."""
+        return (
+            self.num_chosen
+            if len(self.held) == self.num_experts
+            else (self.num_chosen * len(self.held) / self.num_experts)
+        )
 
     def forward(self, x: torch.Tensor, operations: Operations) -> torch.Tensor:
         weights, experts = self.route(F.linear(x.float(), self.router, self.router_bias), self.correction_bias)
+        if self.watch is not None:
+            self.watch(experts)
         gate_up, down = self.methods or (self.gate_up, self.down)
         biases = None if self.gate_up_bias is None else (self.gate_up_bias, self.down_bias)
-        mixed = operations.mixture(x, weights, experts, gate_up, down, self.gate, biases)
+        elsewhere = len(self.held) < self.num_experts
+        if elsewhere:
+            experts = self._numbered_here(experts)
+        mixed = operations.mixture(x, weights, experts, gate_up, down, self.gate, biases, elsewhere=elsewhere)
         return mixed if self.shared is None else mixed + self.shared(x, operations)
+
+    def _numbered_here(self, experts: torch.Tensor) -> torch.Tensor:
+        """Experts by their place among those of this rank; the number behind the last for those of other ranks."""
+        places = experts - self.held.start
+        return torch.where((places < 0) | (places >= len(self.held)), len(self.held), places)
 
     def parts(self, prefix: str) -> dict[str, LinearPart]:
         """The checkpoint's linear modules by name, without router and experts, which are no linear layers here."""
         return {} if self.shared is None else self.shared.parts(f"{prefix}.shared_experts")
+
+    def cuts(self, prefix: str) -> Cuts:
+        """What this rank holds of the checkpoint's tensors; whole are those that are not named."""
+        if not self.is_partial:
+            return {}
+        found: Cuts = {}
+        for index in range(self.num_experts):
+            expert = f"{prefix}.experts.{index}"
+            cuts = inner_cuts(expert, *self._inner, self.router.shape[1], adds_bias=self._adds_bias)
+            found |= cuts if index in self.held else dict.fromkeys(cuts)
+        if self.shared is not None:
+            found |= self.shared.cuts(f"{prefix}.shared_experts")
+        elif self._shares:
+            found |= {f"{prefix}.shared_experts.{name}_proj.weight": None for name in ("gate", "up", "down")}
+        return found
 
     def slices(self, prefix: str) -> dict[str, torch.Tensor]:
         targets = {f"{prefix}.gate.weight": self.router}
@@ -178,8 +232,8 @@ class MixtureOfExperts(nn.Module):
             targets[f"{prefix}.gate.e_score_correction_bias"] = self.correction_bias
         if self.router_bias is not None:
             targets[f"{prefix}.gate.bias"] = self.router_bias
-        for index in range(self.num_experts):
-            expert = f"{prefix}.experts.{index}"
+        for index, number in enumerate(self.held):
+            expert = f"{prefix}.experts.{number}"
             gate, up = self.gate_up[index].chunk(2)
             targets[f"{expert}.gate_proj.weight"], targets[f"{expert}.up_proj.weight"] = gate, up
             targets[f"{expert}.down_proj.weight"] = self.down[index]

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from engine.compute.communication.communicator import Communicators
+from engine.compute.communication.layout import ONE_PROCESS, ParallelLayout
 from engine.compute.quantisation.devices import device_kernels
 from engine.compute.quantisation.kernels import Kernels
 from engine.compute.quantisation.matrix import QuantisedMatrix
@@ -17,6 +19,7 @@ from engine.token.checkpoint import read_config
 from engine.token.models import deepseek, gemma, gpt_oss, llama, mistral, mpt, qwen
 from engine.token.models.decoder import Decoder
 from engine.token.models.layer import DecoderConfig
+from engine.token.models.loading import fill, place_quantised
 from engine.token.models.settings import NEUTRAL
 from engine.token.models.sources import WeightSource, weight_source
 from engine.token.models.weights import (
@@ -65,29 +68,36 @@ def load_model(
     weights: str | None = None,
     window: tuple[int, int] | None = None,
     startup: StartupClock | None = None,
+    layout: ParallelLayout = ONE_PROCESS,
+    communicators: Communicators | None = None,
 ) -> Decoder:
     """Builds the model of a checkpoint folder and fills it: with its weights, or with `load_format`="dummy" with random
     ones, for which config.json is enough. `weights` packs them for float32 arithmetic on a CPU, as EngineConfig.weights
     says; None leaves them to torch. `window` narrows the attention: its tokens, and those of the sinks. `startup`
-    learns how long reading took. Raises ModelError with a sentence.
+    learns how long reading took. A rank of `layout` gets its part of the model, which computes together with the other
+    ranks by `communicators`. Raises ModelError with a sentence.
 
     Code that a checkpoint brings along (`auto_map`) is never run: an architecture is either in FAMILIES or refused.
     """
     dummy = load_format == "dummy"
-    outline = outlined_model(folder, dtype, device, max_model_len, dummy=dummy, weights=weights, window=window)
+    outline = outlined_model(
+        folder, dtype, device, max_model_len, dummy=dummy, weights=weights, window=window, layout=layout
+    )
     model = outline.model.to_empty(device=device).requires_grad_(False)
     model.tie()  # to_empty gave each its own memory
     if dummy:
-        fill_with_random_weights(model)
+        fill_with_random_weights(model, alike=layout.size > 1)
         _fill_quantised(model, outline.source)
     else:
         with torch.no_grad():
             stored = outline.source.weights(load_format, startup or StartupClock())
-            model.load(stored, outline.weight_format)
+            fill(model, stored, outline.weight_format)
     if outline.weight_format is not None:
         model.pack(outline.weight_format)
     _say_what_is_dequantised(model, dtype)
     model.make_rope(outline.max_model_len, device)
+    if communicators is not None:
+        model.communicate(communicators)
     return model.eval()
 
 
@@ -111,7 +121,7 @@ def _fill_quantised(model: Decoder, weights: WeightSource) -> None:
         return random_matrix(weights.outline(module, outputs, inputs), generator)
 
     if weights.name is not None:
-        model.place_quantised(source)
+        place_quantised(model, source)
 
 
 class Outline(NamedTuple):
@@ -138,21 +148,23 @@ def outlined_model(
     dummy: bool = False,
     weights: str | None = None,
     window: tuple[int, int] | None = None,
+    layout: ParallelLayout = ONE_PROCESS,
 ) -> Outline:
-    """What load_model will build, from config.json and the headers of the weights. Raises as load_model."""
+    """What load_model will build, from config.json and the headers of the weights. Raises as load_model: also for a
+    layout that the model's sizes do not allow."""
     config = read_config(folder)
     parts, source = decoder_config(config), weight_source(folder, config)
     limit = max_model_len or parts.max_model_len
     if limit > parts.longest_model_len:
         raise ModelError(f"max_model_len {limit} is above the model's own limit {parts.longest_model_len}; lower it")
     with torch.device("meta"), _default_dtype(dtype):
-        model = Decoder(parts)
+        model = Decoder(parts, layout)
     if window is not None:
         model.narrow_attention(*window)
     if not dummy:
         _check_weights(model, folder, source)
     elif source.name is not None:
-        model.place_quantised(source.outline)
+        place_quantised(model, source.outline)
     model.checkpoint_format = source.name
     model.choose_kernels(_kernels(weights, dtype, device))
     stored = named_dtype(config) if dummy or source.name is not None else stored_dtype(folder)
@@ -165,7 +177,7 @@ def outlined_model(
 def _check_weights(model: Decoder, folder: Path, source: WeightSource) -> None:
     """Raises ModelError, before memory is taken, where the headers of the weights do not fit the outline of a model."""
     weights = list(source.outlined())
-    described = sum(parameter.numel() for parameter in model.parameters())
+    described = sum(parameter.numel() for parameter in model.parameters())  # of one rank: fewer
     stored = sum(tensor.numel() for _, tensor in weights)
     if described > OF_ANOTHER_MODEL * stored:  # to name the first tensor of them could take hours
         raise ModelError(
@@ -173,7 +185,7 @@ def _check_weights(model: Decoder, folder: Path, source: WeightSource) -> None:
             "they are of different models"
         )
     with torch.no_grad():
-        model.load(weights)
+        fill(model, weights)
 
 
 def _kernels(weights: str | None, dtype: torch.dtype, device: torch.device) -> Kernels:

@@ -113,15 +113,18 @@ def _named(
 
 
 @torch.no_grad()
-def fill_with_random_weights(model: nn.Module) -> None:
+def fill_with_random_weights(model: nn.Module, *, alike: bool = False) -> None:
     """Fills every parameter where it lies, in its own dtype: matrices at random, norms with ones, biases with zeros.
 
     Benchmarks need the sizes of a checkpoint, not its contents. The same device and shape give the same weights; a CPU
-    and a GPU have different generators.
+    and a GPU have different generators. With `alike` a parameter's numbers depend on its place alone: ranks that hold
+    the same router must agree, also where the last one has a smaller vocabulary.
     """
     device = next(model.parameters()).device
     generator = torch.Generator(device).manual_seed(SEED)
-    for name, parameter in model.named_parameters():
+    for place, (name, parameter) in enumerate(model.named_parameters()):
+        if alike:
+            generator.manual_seed(SEED + place)
         if parameter.dim() >= 2:
             parameter.normal_(0.0, STANDARD_DEVIATION, generator=generator)
         else:

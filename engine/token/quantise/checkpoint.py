@@ -105,7 +105,7 @@ def _slice_of(
 
 def _named(model: Decoder, files: TensorFiles) -> Iterator[tuple[str, torch.Tensor]]:
     """Each tensor of the checkpoint that the model uses, by its own name, with the model's values."""
-    slices = model._slices()
+    slices = model.slices()
     for name in files.names:
         used = not name.endswith("rotary_emb.inv_freq") and (name != "lm_head.weight" or name in slices)
         if used:
@@ -114,7 +114,7 @@ def _named(model: Decoder, files: TensorFiles) -> Iterator[tuple[str, torch.Tens
 
 def _quantised_names(model: Decoder, files: TensorFiles) -> Iterator[str]:
     """The weights of linear layers and experts, but the head's."""
-    slices, matrices = model._slices(), model.quantisable()
+    slices, matrices = model.slices(), model.quantisable()
     for name, _ in _named(model, files):
         if _slice_of(model, slices, files, name)[0] in matrices:
             yield name

@@ -121,7 +121,7 @@ def test_a_chunk_is_expanded_from_the_length_on_that_pays_for_the_past():
 
 
 def test_the_room_keeps_vectors_where_tables_say():
-    room = expansion.Expander(3, 8).room(4, torch.empty(0))
+    room = expansion.Expander(8).room(4, 3, torch.empty(0))
     vectors = torch.randn(3, 2 * expansion.BLOCK + 5, 6)
     expansion.place(room.values[1], 1, slice(6), vectors)
     back = room.values[1][1:].flatten(0, 1)[: vectors.shape[1], :, :6]

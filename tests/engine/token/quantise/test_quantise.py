@@ -40,7 +40,7 @@ def test_checkpoint_reads_back_as_the_rounded_weights(family, to, checkpoints, t
     kind = KINDS.get(to.removeprefix("gguf-").upper())
     wider = None if kind is None else KINDS[kind.embedding]
     quantisable = dense.quantisable()
-    for name, target in model._slices().items():
+    for name, target in model.slices().items():
         expected = dense._slices()[name]
         if name in quantisable:
             rounded = None if kind else LAYOUTS[to].rounded(expected, 32 if LAYOUTS[to].grouped else None)
@@ -134,7 +134,7 @@ def test_scaling_makes_rounded_weights_better(checkpoints):
             scale_by_activations(model, IDS, rounded)
         with torch.no_grad():
             for name in model.quantisable():
-                target = model._slices()[name]
+                target = model.slices()[name]
                 target.copy_(rounded(target))
         return predictions.error_of(model).divergence_nats
 
