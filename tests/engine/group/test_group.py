@@ -1,0 +1,52 @@
+"""A group of processes gives the tokens of one process, and its end is the end of all ranks."""
+
+import os
+import signal
+
+import psutil
+import pytest
+
+from engine import LLM, SamplingParams
+
+pytestmark = pytest.mark.server
+# Two prompts begin alike, and the pool has room for about two of the requests: some are preempted.
+PROMPTS = [list(range(40, 90)), list(range(40, 80)) + [7] * 9, [5] * 30, list(range(200, 245))]
+SIZES = {"num_kv_blocks": 14, "max_model_len": 160, "block_size": 16, "threads": 1}
+
+
+def outputs(**settings) -> list[list[int]]:
+    greedy, drawn = (
+        SamplingParams(max_tokens=40, temperature=0.0),
+        SamplingParams(max_tokens=40, seed=3, ignore_eos=True),
+    )
+    penalised = SamplingParams(max_tokens=40, temperature=0.0, frequency_penalty=1.0)
+    steps = []
+    with LLM("tiny-model", on_steps=steps.extend, **SIZES, **settings) as llm:
+        found = llm.generate(PROMPTS, [greedy, drawn, penalised, greedy], n=2)
+        found += llm.generate(PROMPTS[:1], greedy)
+    assert any(step.preempted_ids for step in steps), "the pool is small enough"
+    if settings:
+        if "pipeline_parallel" not in settings:  # whose steps overlap: a record has the time behind the step before
+            assert all(step.communication_ns <= step.device_ns for step in steps)
+        assert any(step.exchanged_bytes for step in steps) and max(len(step.rank_busy_ns) for step in steps) == 2
+    return [completion.token_ids for completion in found]
+
+
+def test_groups_give_the_tokens_of_one_process_and_leave_no_process():
+    alone = outputs()
+    for settings in ({"tensor_parallel": 2}, {"tensor_parallel": 2, "overlap": "on"}, {"pipeline_parallel": 2}):
+        assert outputs(**settings) == alone, settings
+        assert not ranks()
+
+
+def test_rank_that_is_killed_ends_the_calls_with_an_error():
+    with LLM("tiny-model", tensor_parallel=2, **SIZES) as llm:
+        (rank,) = ranks()
+        os.kill(rank.pid, signal.SIGKILL)
+        with pytest.raises(Exception, match=r"rank 1|gloo|Connection"):
+            llm.generate(PROMPTS, SamplingParams(max_tokens=100, ignore_eos=True))
+    assert not ranks()
+
+
+def ranks() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if "engine.group.rank" in " ".join(child.cmdline())]
