@@ -2,8 +2,11 @@
 (`--dist loadfile --no-loadscope-reorder`)."""
 
 import gc
+import os
+import tempfile
 from pathlib import Path
 
+import certifi
 import pytest
 from hypothesis import is_hypothesis_test, settings
 
@@ -19,6 +22,16 @@ FIRST = [
 SERVERS = {"api_server", "tool_server"}  # fixtures; a test that uses one gets the mark `server`
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Each new client of httpx reads the authorities that it trusts: 50 ms for all of certifi's. No test speaks TLS, so
+    here and in the servers that tests start it is the first one alone."""
+    folder = config._one_authority = tempfile.TemporaryDirectory(prefix="sojourn-tests-")
+    first, end, _ = Path(certifi.where()).read_text("ascii", "replace").partition("-----END CERTIFICATE-----")
+    file = Path(folder.name) / "authority.pem"
+    file.write_text(first[first.index("-----BEGIN") :] + end + "\n")
+    os.environ["SSL_CERT_FILE"] = str(file)
+
+
 gc.disable()  # while modules are imported: nothing of them is garbage
 
 
@@ -27,8 +40,9 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_unconfigure() -> None:
+def pytest_unconfigure(config: pytest.Config) -> None:
     gc.unfreeze()
+    config._one_authority.cleanup()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

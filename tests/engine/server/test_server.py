@@ -19,12 +19,14 @@ import psutil
 import pytest
 
 from engine.config import EngineConfig, model_folder
+from engine.core import build
 from engine.server.app import build_app
 from metrics.compute.startup import startups_of
+from metrics.errors import ModelError
 from metrics.ledger import SERVER_ACCOUNTS, closes
 from metrics.run.directory import RunDirectory
 from tests.engine.closure import open_books, table
-from tests.engine.server_process import post, serving, wait_for
+from tests.engine.server_process import Running, post, serving, wait_for
 
 pytestmark = pytest.mark.server
 
@@ -40,8 +42,9 @@ def test_tokens_after_a_stop_string_are_in_no_record(tmp_path):
         assert len(row.token_ns) == row.output_tokens
 
 
-def test_disconnect_frees_a_running_and_a_queued_request_within_a_step(tmp_path):
-    with serving(tmp_path, MODEL, "--max-num-seqs", "1", "--run-dir", str(tmp_path / "run")) as server:
+def test_disconnect_frees_a_running_and_a_queued_request_within_a_step_and_a_full_queue_gets_429(tmp_path):
+    limits = ("--max-num-seqs", "1", "--max-waiting", "1")
+    with serving(tmp_path, MODEL, *limits, "--run-dir", str(tmp_path / "run")) as server:
         asked = {"model": MODEL, "prompt": "The", "max_tokens": 3000, "stream": True, "ignore_eos": True}
         with httpx.Client() as first, httpx.Client() as second:
             with first.stream("POST", f"{server.url}/v1/completions", json=asked) as running:
@@ -53,9 +56,32 @@ def test_disconnect_frees_a_running_and_a_queued_request_within_a_step(tmp_path)
                 assert server.gauge("sojourn_request_running") == 1
             wait_for(lambda: server.gauge("sojourn_request_running") == 0)
         wait_for(lambda: 'outcome="abort"} 2.0' in httpx.get(f"{server.url}/metrics").text)
-    requests = RunDirectory(tmp_path / "run").table("requests")
+        check_that_a_full_queue_gets_429(server)
+    requests = RunDirectory(tmp_path / "run").table("requests").sort_values("arrived_ns")[:2]
     assert requests.finish_reason.tolist() == ["abort", "abort"]
     assert (requests.output_tokens < 2000).all()
+
+
+def check_that_a_full_queue_gets_429(server: Running) -> None:
+    """One request runs and one waits: both are served, and a third is refused."""
+    asked = {"model": MODEL, "prompt": "The", "max_tokens": 2000, "stream": True, "ignore_eos": True}
+    stream = contextlib.ExitStack()
+    with httpx.Client() as first, httpx.Client() as second, stream:
+        running = stream.enter_context(first.stream("POST", f"{server.url}/v1/completions", json=asked))
+        lines = running.iter_lines()
+        next(lines)
+        waiting = stream.enter_context(second.stream("POST", f"{server.url}/v1/completions", json=asked))
+        assert waiting.status_code == 200
+        wait_for(lambda: server.gauge("sojourn_request_waiting") == 1)
+        refused = httpx.post(f"{server.url}/v1/completions", json=asked)
+        assert refused.status_code == 429
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+        assert refused.json()["error"]["code"] == "queue_full"
+        typed = openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0)
+        with pytest.raises(openai.RateLimitError):
+            typed.completions.create(model=MODEL, prompt="x")
+    wait_for(lambda: server.gauge("sojourn_request_running") == 0)
+    assert post(server, max_tokens=1).status_code == 200
 
 
 def test_request_larger_than_the_pool_is_refused_and_the_largest_that_fits_is_served(tmp_path):
@@ -64,28 +90,6 @@ def test_request_larger_than_the_pool_is_refused_and_the_largest_that_fits_is_se
         assert refused.status_code == 400
         assert "KV pool holds 64 tokens" in refused.json()["error"]["message"]
         assert post(server, prompt=[7] * 60, max_tokens=4, ignore_eos=True).json()["usage"]["completion_tokens"] == 4
-
-
-def test_queue_over_its_limit_gets_429_and_the_limit_itself_is_served(tmp_path):
-    with serving(tmp_path, MODEL, "--max-num-seqs", "1", "--max-waiting", "1") as server:
-        asked = {"model": MODEL, "prompt": "The", "max_tokens": 2000, "stream": True, "ignore_eos": True}
-        stream = contextlib.ExitStack()
-        with httpx.Client() as first, httpx.Client() as second, stream:
-            running = stream.enter_context(first.stream("POST", f"{server.url}/v1/completions", json=asked))
-            lines = running.iter_lines()
-            next(lines)
-            waiting = stream.enter_context(second.stream("POST", f"{server.url}/v1/completions", json=asked))
-            assert waiting.status_code == 200
-            wait_for(lambda: server.gauge("sojourn_request_waiting") == 1)
-            refused = httpx.post(f"{server.url}/v1/completions", json=asked)
-            assert refused.status_code == 429
-            assert 1 <= int(refused.headers["retry-after"]) <= 60
-            assert refused.json()["error"]["code"] == "queue_full"
-            typed = openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0)
-            with pytest.raises(openai.RateLimitError):
-                typed.completions.create(model=MODEL, prompt="x")
-        wait_for(lambda: server.gauge("sojourn_request_running") == 0)
-        assert post(server, max_tokens=1).status_code == 200
 
 
 @pytest.mark.slow
@@ -147,7 +151,9 @@ def test_client_that_leaves_behind_a_full_socket_was_not_served(tmp_path):
     """A scripted ASGI server: its socket is full after some writes; when the client leaves, it drops the rest."""
 
     async def lose_the_client() -> None:
-        app = build_app(EngineConfig(model=MODEL, threads=1, num_kv_blocks=64, run_dir=tmp_path / "run"))
+        app = build_app(
+            EngineConfig(model=MODEL, threads=1, num_kv_blocks=64, run_dir=tmp_path / "run", spare_core=False)
+        )
         body = json.dumps({"model": MODEL, "prompt": "The", "max_tokens": 50, "ignore_eos": True, "stream": True})
         left, writes, messages = asyncio.Event(), [], [{"type": "http.request", "body": body.encode()}]
 
@@ -195,20 +201,6 @@ def test_slow_upload_is_the_clients_time_and_not_the_tokenizers(tmp_path):
     assert row.ledger_token_encode_ns < 500_000_000
 
 
-def test_server_that_records_by_itself_leaves_a_run_that_reads(tmp_path):
-    with serving(tmp_path, MODEL, "--run-dir", str(tmp_path / "run")) as server:
-        post(server, max_tokens=3)
-    run = RunDirectory.open(tmp_path / "run")
-    assert not run.meta()["valid"] and len(run.table("steps")) == 3
-    [startup] = startups_of(run.meta())
-    assert startup.unaccounted_ns == 0 and not startup.spared_ns
-    assert startup.phases_ns["imports"] > startup.phases_ns["sockets"] > 0 < startup.phases_ns["process"]
-    assert startup.weight_bytes == run.meta()["core"]["num_parameters"] * 4
-    command = [sys.executable, "-m", "sojourn", "serve", MODEL, "--port", "0", "--run-dir", str(tmp_path / "run")]
-    again = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert again.returncode == 1 and "already holds a run" in again.stderr
-
-
 @pytest.mark.slow
 def test_killed_core_ends_streams_with_an_error_event_and_is_restarted(tmp_path):
     """One call has begun to write, two wait behind it. The core hangs before it dies: nobody hears of it again."""
@@ -252,8 +244,9 @@ def test_killed_core_ends_streams_with_an_error_event_and_is_restarted(tmp_path)
     assert steps.step.is_monotonic_increasing and steps.step.is_unique
 
 
-def test_ledger_of_every_served_request_closes(tmp_path):
+def test_server_that_records_by_itself_leaves_a_run_that_reads_and_every_ledger_closes(tmp_path):
     with serving(tmp_path, MODEL, "--run-dir", str(tmp_path / "run"), "--num-kv-blocks", "40") as server:
+        assert post(server, max_tokens=3).status_code == 200
         asynchronous = [
             {"prompt": "x " * (40 * i + 1), "max_tokens": 30, "stream": i % 2 == 0, "stop": ["zq"] if i % 3 else None}
             for i in range(8)
@@ -261,12 +254,21 @@ def test_ledger_of_every_served_request_closes(tmp_path):
         with ThreadPoolExecutor(8) as pool:
             answers = list(pool.map(lambda body: post(server, **body).status_code, asynchronous))
         assert answers == [200] * 8
-    requests = RunDirectory(tmp_path / "run").table("requests")
-    assert len(requests) == 8
+    run = RunDirectory.open(tmp_path / "run")
+    requests, steps = run.table("requests").sort_values("arrived_ns"), run.table("steps")
+    assert not run.meta()["valid"] and len(requests) == 9
+    [startup] = startups_of(run.meta())
+    assert startup.unaccounted_ns == 0 and not startup.spared_ns
+    assert startup.phases_ns["imports"] > startup.phases_ns["sockets"] > 0 < startup.phases_ns["process"]
+    assert startup.weight_bytes == run.meta()["core"]["num_parameters"] * 4
+    assert (steps.end_ns < requests.arrived_ns.iloc[1]).sum() == 3, "of the first request, which was alone"
     for row in requests.itertuples():
         latency = row.written_ns - row.arrived_ns
         left = latency - sum(getattr(row, f"ledger_{info.column}") for info in SERVER_ACCOUNTS)
         assert closes(left, latency), f"{left} ns of {latency} have no account"
+    command = [sys.executable, "-m", "sojourn", "serve", MODEL, "--port", "0", "--run-dir", str(tmp_path / "run")]
+    again = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert again.returncode == 1 and "already holds a run" in again.stderr
 
 
 @pytest.mark.parametrize(
@@ -274,18 +276,14 @@ def test_ledger_of_every_served_request_closes(tmp_path):
     [
         (["/nowhere"], "does not exist"),
         (["empty"], "config.json"),
-        (["weightless"], "no *.safetensors"),
         (["cut"], "is damaged or not complete"),
         (["tiny-model", "--run-dir", "/proc/nowhere"], "cannot be made"),
         (["tiny-model", "--port", "taken"], "choose another with --port"),
-        (["tiny-model", "--max-model-len", "5000"], "model's own limit 4096"),
-        (["tiny-model", "--device", "cuda"], "--device cpu"),
     ],
     ids=str,
 )  # fmt: skip
 def test_server_that_cannot_start_says_why_in_a_sentence(tmp_path, arguments, says):
     (tmp_path / "empty").mkdir()
-    shutil.copytree(model_folder(MODEL), tmp_path / "weightless", ignore=shutil.ignore_patterns("*.safetensors"))
     cut = shutil.copytree(model_folder(MODEL), tmp_path / "cut") / "model.safetensors"
     cut.write_bytes(cut.read_bytes()[:-1])
     with socket.socket() as taken:
@@ -302,3 +300,21 @@ def test_server_that_cannot_start_says_why_in_a_sentence(tmp_path, arguments, sa
         )
     assert done.returncode == 1
     assert says in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("folder", "settings", "says"),
+    [
+        ("weightless", {}, r"no \*\.safetensors"),
+        (MODEL, {"max_model_len": 5000}, "model's own limit 4096"),
+        (MODEL, {"device": "cuda"}, "--device cpu"),
+    ],
+    ids=str,
+)
+def test_core_that_cannot_start_raises_a_sentence(tmp_path, folder, settings, says):
+    """The server writes it, as it does for `cut` above."""
+    if folder == "weightless":
+        without = shutil.ignore_patterns("*.safetensors")
+        folder = str(shutil.copytree(model_folder(MODEL), tmp_path / folder, ignore=without))
+    with pytest.raises(ModelError, match=says):
+        build(EngineConfig(model=folder, threads=1, **settings), 0, print)

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import product
 from pathlib import Path
 
 import httpx
@@ -36,7 +37,7 @@ MODEL, COMPLETIONS = "tiny-model", "/v1/completions"
 @contextlib.asynccontextmanager
 async def running(folder: Path, **settings) -> AsyncIterator[tuple[FastAPI, httpx.AsyncClient]]:
     """The application in this process, with a core of its own, and a client of it. Records are read after it ended."""
-    config = EngineConfig(model=MODEL, threads=1, run_dir=folder / "run", **settings)
+    config = EngineConfig(model=MODEL, threads=1, run_dir=folder / "run", spare_core=False, **settings)
     app = build_app(config)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with (
@@ -108,27 +109,31 @@ def test_a_call_left_after_one_of_its_choices_ended_has_a_closed_ledger(tmp_path
     assert row.finish_reason == "abort" and closes(left, latency), f"{left} ns of {latency} have no account"
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_fault_of_ours_is_told_recorded_as_an_error_and_leaves_nothing(tmp_path, monkeypatch, stream):
+def test_a_fault_of_ours_is_told_recorded_as_an_error_and_leaves_nothing(tmp_path, monkeypatch):
     def fail(*_) -> bytes:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(CompletionSerializer, "closing" if stream else "body", fail)
+    async def ask(client: httpx.AsyncClient, stream: bool) -> None:
+        body = {"model": MODEL, "prompt": "x", "n": 2, "max_tokens": 3, "stream": stream, "ignore_eos": True}
+        answer = await client.post("/v1/completions", json=body, headers={"x-request-id": "ours"})
+        assert answer.headers["x-request-id"] == "ours"
+        last = answer.text.strip().splitlines()[-1].removeprefix("data: ")
+        assert json.loads(last)["error"]["type"] == "server_error" and "ZeroDivision" not in answer.text
+        if not stream:
+            assert answer.status_code == 500 and answer.headers["x-should-retry"] == "false"
 
     async def check() -> None:
         async with running(tmp_path) as (app, client):
-            body = {"model": MODEL, "prompt": "x", "n": 2, "max_tokens": 3, "stream": stream, "ignore_eos": True}
-            answer = await client.post("/v1/completions", json=body, headers={"x-request-id": "ours"})
-            assert answer.headers["x-request-id"] == "ours"
-            last = answer.text.strip().splitlines()[-1].removeprefix("data: ")
-            assert json.loads(last)["error"]["type"] == "server_error" and "ZeroDivision" not in answer.text
-            if not stream:
-                assert answer.status_code == 500 and answer.headers["x-should-retry"] == "false"
-            assert not app.state.service.core.streams
+            for stream, part in ((False, "body"), (True, "closing")):
+                with monkeypatch.context() as patch:
+                    patch.setattr(CompletionSerializer, part, fail)
+                    await ask(client, stream)
+                assert not app.state.service.core.streams
 
     asyncio.run(check())
-    (row,) = rows(tmp_path)
-    assert row.error == "the server failed on this request" and pd.isna(row.finish_reason)
+    recorded = rows(tmp_path)
+    assert [row.error for row in recorded] == ["the server failed on this request"] * 2
+    assert all(pd.isna(row.finish_reason) for row in recorded)
 
 
 def test_calls_that_come_at_once_do_not_all_find_the_last_free_place(tmp_path):
@@ -288,8 +293,7 @@ def test_a_checker_that_is_lost_is_no_verdict_on_a_grammar():
     asyncio.run(check())
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_nothing_of_a_call_waits_for_the_garbage_collector(tmp_path, stream):
+def test_nothing_of_a_call_waits_for_the_garbage_collector(tmp_path):
     """Else it runs every few requests, and all streams wait for it."""
     kinds = (Call, CallResponse, SequenceStream)
     bodies = {
@@ -303,7 +307,7 @@ def test_nothing_of_a_call_waits_for_the_garbage_collector(tmp_path, stream):
 
     async def check() -> None:
         async with running(tmp_path) as (app, _):
-            for path, body in bodies.items():
+            for stream, (path, body) in product((False, True), bodies.items()):
                 gc.collect()
                 gc.disable()
                 try:
@@ -312,10 +316,10 @@ def test_nothing_of_a_call_waits_for_the_garbage_collector(tmp_path, stream):
                     left = [type(thing) for thing in gc.get_objects() if type(thing) in kinds]
                 finally:
                     gc.enable()
-                assert not left, (path, left)
+                assert not left, (path, stream, left)
 
     asyncio.run(check())
-    assert [row.finish_reason for row in rows(tmp_path)] == ["length"] * len(bodies)
+    assert [row.finish_reason for row in rows(tmp_path)] == ["length"] * 2 * len(bodies)
 
 
 SUMMED_UP = {

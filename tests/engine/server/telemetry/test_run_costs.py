@@ -6,6 +6,7 @@ import httpx
 import msgspec
 import pytest
 
+from engine.compute.cpp.extension import cache_folder
 from metrics.compute.cost_model import shape_from, step_cost, step_work
 from metrics.compute.roofline import Ceilings, Gemm, device_name, store_ceilings
 from metrics.compute.utilisation import arithmetic, ceilings_from, token_numbers, utilisation
@@ -24,8 +25,10 @@ def run(tmp_path_factory) -> tuple[RunDirectory, dict[str, dict]]:
     """Of one server, and the answers by what was asked."""
     folder = tmp_path_factory.mktemp("costs")
     with pytest.MonkeyPatch.context() as patch:
+        kernels = cache_folder()
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         store_ceilings(CEILINGS)
+        cache_folder().symlink_to(kernels)  # else the server would compile them again: half a minute
         with serving(folder, "tiny-model", "--max-model-len", "512", "--run-dir", str(folder / "run")) as server:
             answers = {
                 "text": post(server, prompt="Die Schlange, größer als 5 €", max_tokens=100).json(),
