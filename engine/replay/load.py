@@ -233,6 +233,10 @@ class ReplayedLoad:
                 request.token_ids = recorded.token_ids[: recorded.prompt_tokens]
             replica.submit(request, now_ns)
 
+    def recorded_id(self, sequence: str) -> str:
+        """Of the recorded request that a sequence of this replay repeats."""
+        return self.sent[self._by_id[sequence]].recorded.id
+
     def _refuse(self, sent: Sent, now_ns: float) -> None:
         sent.status, sent.last_ns = "error", now_ns
         self.refused += 1

@@ -6,12 +6,14 @@ from typing import Any
 import pandas as pd
 
 from engine.config import EngineConfig
+from engine.replay.drafts import DraftModel, lookup_drafts, recorded_drafts
 from engine.replay.known_sizes import known_sizes
 from engine.replay.noise import Noise
 from engine.replay.recorded import recorded_load
 from engine.replay.simulate import Material
 from engine.replay.step_fit import StepTimes
 from engine.replay.steps_table import step_columns
+from engine.replay.tiers import tier_speeds, warm_blocks
 from metrics.compute.cost_model import shape_from
 from metrics.errors import ReplayError
 from metrics.run.directory import RunDirectory, engine_settings, section
@@ -52,7 +54,16 @@ def material_of(
         device_type="cpu" if section(meta, "core").get("device", "cpu") == "cpu" else "cuda",
         shape=shape_from(meta),
         objective_tpot_ms=engine_settings(dict(meta)).get("objective_tpot_ms"),
+        drafts=_drafts(config, requests, steps),
+        tier_speeds=tier_speeds(steps),
+        warm_blocks=warm_blocks(steps),
     )
+
+
+def _drafts(config: EngineConfig, requests: pd.DataFrame, steps: pd.DataFrame) -> DraftModel | None:
+    """Of the run's proposer; of prompt lookup where the run had none, or asked for no draft."""
+    own = None if config.speculation == "none" else recorded_drafts(steps, config.speculation)
+    return own or lookup_drafts(requests)
 
 
 def _overlaps(config: EngineConfig, meta: Mapping[str, Any]) -> bool:

@@ -13,10 +13,11 @@ from engine.replay import trust
 from engine.replay.material import material_of
 from engine.replay.outcome import Answers, figures, recorded_answers
 from engine.replay.processes import ReplayProcesses
-from engine.replay.settings import OBJECTIVE_SETTINGS, changed_config, check, recorded_config
+from engine.replay.settings import OBJECTIVE_SETTINGS, changed_config, check, check_drafts, recorded_config
 from engine.replay.simulate import Accident, Replayed, Replayer
 from engine.replay.spread import NORMAL_80, Spread, spread_of
 from engine.replay.steps_table import step_columns
+from engine.replay.tiers import check_tiers
 from metrics.errors import ReplayError
 from metrics.replay.measured import QUANTILES
 from metrics.replay.prediction import Change, Interval, Prediction
@@ -54,6 +55,8 @@ class ReplayPredictor:
         if len(steps) > most_steps:
             raise ReplayError(f"{run.name} has {len(steps):,} steps; at most {most_steps:,} are replayed here")
         self._material = material_of(run, self._meta, requests, steps, self._config)
+        check_drafts(self._config, self._config, self._material.drafts)
+        check_tiers(self._config, self._material.tier_speeds)
         self._replayer = Replayer(self._material)
         self._processes = ReplayProcesses(self._material, processes)
         self._measured = measured(requests, self._meta)
@@ -99,7 +102,9 @@ class ReplayPredictor:
     def check(self, change: Change) -> None:
         """Raises ReplayError, with a sentence, for a change that cannot be replayed."""
         check(change, is_closed=self._material.load.slots is not None)
-        changed_config(self._config, change, self._meta)
+        changed = changed_config(self._config, change, self._meta)
+        check_drafts(self._config, changed, self._material.drafts)
+        check_tiers(changed, self._material.tier_speeds)
 
     def pool_tokens(self, change: Change) -> int:
         """Tokens that the KV pool of a replay holds. Raises ReplayError."""

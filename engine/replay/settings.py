@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from engine.config import EngineConfig, complaint
+from engine.replay.drafts import DraftModel
 from engine.settings.kv_tiers import has_tiers
 from metrics.errors import ReplayError
 from metrics.memory.plan import GIB, HOST_SHARE
@@ -18,6 +19,8 @@ REPLAYED = (
     "max_num_seqs", "max_num_batched_tokens", "max_prefill_chunk_tokens", "max_waiting", "max_long_prefills",
     "long_prefill_tokens", "policy", "priority_ageing", "shortest_ageing", "fair_output_weight", "prefill_patience",
     "prefix_caching", "block_size", "num_kv_blocks", "kv_cache_gib", "overlap", "eviction_policy", "max_loras",
+    "speculation", "speculation_adaptive", "speculation_tokens", "speculation_model", "speculation_ngram",
+    "speculation_layers", "kv_host_gib", "kv_disk_path", "kv_disk_gib", "kv_remote_url", "kv_store_policy",
 )  # fmt: skip
 OBJECTIVE_SETTINGS = ("objective_ttft_ms", "objective_tpot_ms", "objective_e2e_ms")
 # These change how fast the device computes, and nothing in the run tells how much.
@@ -26,7 +29,8 @@ SPEED = (
     "threads", "load_format",
 )  # fmt: skip
 WINDOW = ("attention_window", "attention_sinks")  # change the outputs, and with them the load
-SPECULATION = ("speculation", "speculation_adaptive", "speculation_tokens")  # what they spare depends on the text
+SPECULATION = ("speculation", "speculation_adaptive", "speculation_tokens")
+PROPOSER_KNOBS = ("speculation_model", "speculation_ngram", "speculation_layers")  # they change what is proposed
 REMOVABLE = (
     "client.lag", "client.network", "token.encode", "token.decode", "token.sample", "request.admission",
     "request.quota", "request.cold_start", "request.moderation", "request.stream", "compute.host", "compute.prefill",
@@ -41,15 +45,14 @@ def check(change: Change, *, is_closed: bool) -> None:
     """Raises ReplayError, with a sentence, for a change that a replay cannot make."""
     for name, value in change.settings.items():
         is_told = change.device_speed != 1.0 or (name == "kv_cache_dtype" and change.kv_scale != 1.0)
-        is_told |= name in SPECULATION and "compute.decode" in change.removed
-        if name in (*SPEED, *SPECULATION) and not is_told:
+        if name in SPEED and not is_told:
             raise ReplayError(
                 f"{name} changes how fast the device computes, which this run cannot tell; give device_speed beside "
                 "it, such as device_speed=1.3"
             )
         if name in WINDOW:
             raise ReplayError(f"{name} changes the outputs, which a replay takes from the run; record a run with it")
-        if name not in (*REPLAYED, *SPEED, *SPECULATION, *OBJECTIVE_SETTINGS):
+        if name not in (*REPLAYED, *SPEED, *OBJECTIVE_SETTINGS):
             known = name in EngineConfig.model_fields
             why = "changes nothing that a replay computes" if known else "is not a setting of the engine"
             raise ReplayError(f"{name} {why}; a replay takes {', '.join(REPLAYED)}")
@@ -92,16 +95,6 @@ def recorded_config(meta: Mapping[str, Any]) -> EngineConfig:
             "run.json does not say with which settings and blocks the engine ran, so its scheduler cannot be replayed; "
             "a run of `sojourn run`, or of `sojourn load` against our engine, has them"
         )
-    if found.get("speculation", "none") != "none":
-        raise ReplayError(
-            "the run had speculation, and how many drafts are accepted depends on its text, which a replay does not "
-            "model; replay a run without it"
-        )
-    if has_tiers(found):
-        raise ReplayError(
-            "the run had KV tiers below the device (kv_host_gib or kv_disk_path), which a replay does not model; "
-            "replay a run without them"
-        )
     found.setdefault("model", "tiny-model")
     found |= {"num_kv_blocks": blocks, "block_size": core.get("block_size") or found.get("block_size", 16)}
     for name in ("kv_cache_gib", "memory_fraction"):
@@ -112,12 +105,31 @@ def recorded_config(meta: Mapping[str, Any]) -> EngineConfig:
 def changed_config(recorded: EngineConfig, change: Change, meta: Mapping[str, Any]) -> EngineConfig:
     """The settings of a replay, with `num_kv_blocks` set. Raises ReplayError for values that the engine refuses."""
     chosen = {name: value for name, value in change.settings.items() if name in REPLAYED}
+    if "compute.decode" in change.removed:  # that says what drafts spare
+        chosen = {name: value for name, value in chosen.items() if name not in SPECULATION}
     settings = {name: getattr(recorded, name) for name in REPLAYED}
     settings = with_chosen({name: value for name, value in settings.items() if value is not None}, chosen)
     settings["model"] = "tiny-model"
     settings["num_kv_blocks"] = _blocks(recorded, chosen, change.kv_scale, meta)
     settings.pop("kv_cache_gib", None)
     return _config(settings)
+
+
+def check_drafts(recorded: EngineConfig, changed: EngineConfig, model: DraftModel | None) -> None:
+    """Raises ReplayError where the run does not tell what comes of the drafts of `changed`."""
+    proposer = changed.speculation
+    if proposer == "none":
+        return
+    if model is None or model.proposer != proposer:
+        way_out = f"record a run with speculation={proposer}"
+        if proposer == "ngram" and recorded.speculation == "none":
+            why = "the run has no sample of what prompt lookup would find (lookup_steps of its requests)"
+        else:
+            why = f"how many drafts of {proposer} are accepted depends on the text, and this run verified none"
+        raise ReplayError(f"{why}; {way_out}")
+    for name in PROPOSER_KNOBS:
+        if model.sampled is None and getattr(changed, name) != getattr(recorded, name):
+            raise ReplayError(f"{name} changes what is proposed, which this run cannot tell; record a run with it")
 
 
 def with_chosen(settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,6 +141,12 @@ def with_chosen(settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[
         dropped.update(POLICY_KNOBS)
     if any(chosen.get(name) is not None for name in POOL_SIZES):
         dropped.update(POOL_SIZES)
+    if chosen.get("speculation", settings.get("speculation")) != settings.get("speculation"):
+        dropped.update(PROPOSER_KNOBS)
+    if found.get("kv_disk_path") is None:
+        dropped.add("kv_disk_gib")
+    if not has_tiers(found):
+        dropped.add("kv_store_policy")
     budget, chunk = chosen.get("max_num_batched_tokens"), settings.get("max_prefill_chunk_tokens")
     if isinstance(budget, int) and chunk is not None and "max_prefill_chunk_tokens" not in chosen:
         found["max_prefill_chunk_tokens"] = min(chunk, budget)

@@ -2,13 +2,15 @@
 
 import gc
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from engine.config import EngineConfig, keeps_all_blocks, largest_chunk_tokens, largest_step_tokens
 from engine.engine import make_scheduler
 from engine.memory.window import FreedWindow, freed_window
+from engine.replay.drafts import DraftModel, ReplayedDrafts
 from engine.replay.known_sizes import KnownSizes
 from engine.replay.load import BlockHashes, LoadChange, ReplayedLoad
 from engine.replay.loop import Replica
@@ -17,8 +19,10 @@ from engine.replay.outcome import Answers, replayed_answers
 from engine.replay.recorded import WAY_ACCOUNTS, RecordedLoad
 from engine.replay.routing import Router
 from engine.replay.step_fit import StepTimes
+from engine.replay.tiers import TierSpeed, replayed_tiers
 from engine.replay.token_budget import token_budget
 from engine.replay.turn_model import FittedTurns
+from engine.request.token_budget import TokenBudget
 from metrics.compute.cost_model import ModelShape
 from metrics.replay.prediction import Change
 
@@ -37,6 +41,9 @@ class Material:
     known: KnownSizes | None = None  # sizes that other runs of this model had
     shape: ModelShape | None = None  # None: another server than ours
     objective_tpot_ms: float | None = None  # of the server: what max_num_batched_tokens=auto keeps
+    drafts: DraftModel | None = None  # of the run's speculation, or of prompt lookup where it had none
+    tier_speeds: Mapping[str, TierSpeed] = field(default_factory=dict)  # by KV tier that the run had
+    warm_blocks: int = 0  # that the disk tier held at the beginning
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +121,7 @@ class Replayer:
         budget = token_budget(
             config, change, material.times, accident.slowness, material.device_type, material.objective_tpot_ms
         )
-        replicas = [
-            Replica(
-                make_scheduler(config, config.num_kv_blocks, budget, window=window),
-                each,
-                load.on_emitted,
-                overlap=overlap,
-            )
-            for each in turns
-        ]
+        replicas = [self._replica(config, budget, window, each, load, overlap=overlap) for each in turns]
         sent = load.run(replicas, Router(replicas, change.routing))
         device_ns = sum(each.device_ns for each in turns)
         return Replayed(
@@ -135,6 +134,20 @@ class Replayer:
             extrapolated=sum(each.extrapolated_ns for each in turns) / device_ns if device_ns else 0.0,
             guessed=sum(each.guessed_ns for each in turns) / device_ns if device_ns else 0.0,
         )
+
+    def _replica(
+        self, config: EngineConfig, budget: TokenBudget, window: FreedWindow | None, turns: FittedTurns,
+        load: ReplayedLoad, *, overlap: bool,
+    ) -> Replica:  # fmt: skip
+        material, drafts = self._material, None
+        token_bytes = None if material.shape is None else material.shape.kv_bytes_per_token
+        tiers = replayed_tiers(config, token_bytes, material.tier_speeds)
+        if config.speculation != "none":
+            assert material.drafts is not None, "a change to speculation that nothing tells of is refused"
+            drafts = ReplayedDrafts(material.drafts, load.recorded_id)
+        books = None if tiers is None else tiers.books
+        scheduler = make_scheduler(config, config.num_kv_blocks, budget, books, window)
+        return Replica(scheduler, turns, load.on_emitted, overlap=overlap, drafts=drafts, tiers=tiers)
 
 
 def _pool_tokens(config: EngineConfig, window: FreedWindow | None) -> int:

@@ -46,6 +46,8 @@ class StepColumns:
     after_ns: np.ndarray  # the device is done → committed
     publish_ns: np.ndarray
     has_graphs: bool = False  # steps of decodes alone replay CUDA graphs
+    verifies: np.ndarray | float = 0.0  # of the chunks: sequences that verify drafts
+    verified_rows: np.ndarray | float = 0.0  # of logits, of those
 
     def __len__(self) -> int:
         return len(self.begin_ns)
@@ -65,7 +67,8 @@ class StepColumns:
     def host_features(self) -> np.ndarray:
         """[steps, 4]: the third are prompts that end in the step. A request is received, prepared and published once,
         however many chunks its prompt has."""
-        ended = np.clip(self.rows - self.decodes, 0, self.chunks)
+        prompt_rows = self.rows - self.decodes - self.verified_rows
+        ended = np.clip(prompt_rows, 0, self.chunks - self.verifies)
         return np.stack([np.ones(len(self)), self.decodes + self.chunks, ended, self.tokens], axis=1)
 
     def host_stages(self) -> tuple[np.ndarray, ...]:

@@ -13,7 +13,7 @@ def step_columns(steps: pd.DataFrame, *, overlap: bool) -> StepColumns:
     sizes = steps.new_tokens.map(len).to_numpy()
     new, past = (_joined(steps[name]) for name in ("new_tokens", "past_tokens"))
     owner = np.repeat(np.arange(len(steps)), sizes)
-    single = new == 1
+    single, verify = new == 1, np.array([kind == "verify" for kinds in steps.kinds for kind in kinds], dtype=bool)
     pairs = new * past + new * (new + 1) / 2
 
     def summed(values: np.ndarray) -> np.ndarray:
@@ -21,6 +21,7 @@ def step_columns(steps: pd.DataFrame, *, overlap: bool) -> StepColumns:
 
     begin = _floats(steps.begin_ns)
     device_ns = _floats(steps.device_ns)
+    transfer_ns, draft_ns = _known(steps, "load_ns") + _known(steps, "store_ns"), _known(steps, "draft_ns")
     stage = {name: _floats(steps[f"stage_{name}_ns"]) for name in _STAGES}
     launched = begin + sum(stage[name] for name in ("receive", "schedule", "prepare", "launch"))
     sampled = launched + stage["wait"] + stage["sample"]
@@ -41,17 +42,24 @@ def step_columns(steps: pd.DataFrame, *, overlap: bool) -> StepColumns:
         chunk_pairs=summed(pairs * ~single),
         eager_prompts=((summed(~single) > 0) & has_graphs).astype(float),
         rows=np.where(np.isnan(rows) | (rows == 0), sizes, rows),
-        device_ns=device_ns,
+        device_ns=np.maximum(device_ns - transfer_ns, 0.0),  # a replay adds those copies by their bytes
         sampling_ns=np.nan_to_num(_floats(steps.sampling_ns)),
         receive_ns=stage["receive"],
         before_ns=before,
-        after_ns=waited + stage["commit"],
+        after_ns=np.maximum(waited - draft_ns, 0.0) + stage["commit"],
         publish_ns=stage["publish"],
         has_graphs=has_graphs,
+        verifies=summed(verify),
+        verified_rows=summed(new * verify),
     )
 
 
 _STAGES = ("receive", "schedule", "prepare", "launch", "wait", "sample", "commit", "publish")
+
+
+def _known(steps: pd.DataFrame, name: str) -> np.ndarray:
+    """A column that older runs lack."""
+    return np.nan_to_num(_floats(steps[name])) if name in steps else np.zeros(len(steps))
 
 
 def _joined(lists: pd.Series) -> np.ndarray:

@@ -18,6 +18,7 @@ WORST_ATTAINMENT = 0.05
 WORST_PREEMPTIONS = 0.3
 FEW_PREEMPTIONS = 10  # a difference of so many is no storm
 WORST_GUESSED = 0.3
+FEW_LOOKED_UP = 20  # requests whose outputs were searched for repetitions
 
 
 def of_run(material: Material, measured: pd.DataFrame) -> list[str]:
@@ -29,6 +30,10 @@ def of_run(material: Material, measured: pd.DataFrame) -> list[str]:
         doubts.append(
             f"The step model is wrong by {100 * material.times.error:.0f} % between small and large steps that it did "
             "not see."
+        )
+    if material.warm_blocks:
+        doubts.append(
+            f"The disk tier held {material.warm_blocks:,} blocks at the beginning; the replay begins with none of them."
         )
     lost = measured.get("ledger_request_lost_ns")
     if lost is not None and (lost.astype("float64") > 0).any():
@@ -79,7 +84,18 @@ def of_change(change: Change, replayed: Replayed, material: Material) -> list[st
         doubts.append("The replay keeps the recorded token counts and KV pool, which such a change may not keep.")
     if change.settings.get("policy") == "fair-share" and any(r.tenant for r in material.load.requests):
         doubts.append("The run does not record the weights of its tenants; the replay weighs them alike.")
-    return doubts
+    return doubts + _of_drafts(change, material)
+
+
+def _of_drafts(change: Change, material: Material) -> list[str]:
+    drafts = material.drafts
+    if drafts is None or change.settings.get("speculation", "") == "none":
+        return []
+    if drafts.sampled is not None and "speculation" in change.settings and drafts.sampled < FEW_LOOKED_UP:
+        return [f"The outputs of only {drafts.sampled} requests were searched for what prompt lookup would find."]
+    if change.settings.get("speculation_tokens", 0) > drafts.known_positions:
+        return [f"The run never verified more than {drafts.known_positions} drafts of a request in one step."]
+    return []
 
 
 def _names_pool(change: Change) -> bool:

@@ -35,16 +35,22 @@ class FittedTurns:
         return self._stages[0][0] * self._host
 
     def times(self, plan: StepPlan, begin_ns: float) -> TurnTimes:
-        tokens = decodes = decode_pairs = chunks = chunk_pairs = rows = 0
-        for _, new, past, _, samples, _ in plan.scheduled:
+        tokens = decodes = decode_pairs = chunks = chunk_pairs = rows = verifies = verified_rows = 0
+        for _, new, past, _, samples, drafts in plan.scheduled:
             tokens += new
-            rows += samples
+            if drafts:
+                verifies += 1
+                verified_rows += new
+            else:
+                rows += samples
             if new == 1:
                 decodes += 1
                 decode_pairs += past + 1
             else:
                 chunks += 1
                 chunk_pairs += new * past + new * (new + 1) // 2
+        sequences, ended = len(plan.scheduled), min(max(rows - decodes, 0), chunks - verifies)
+        rows += verified_rows
         model = self._times
         expected = model.device_ns(tokens, decodes, decode_pairs, chunks, chunk_pairs, rows)
         device_ratio, host_ratio, stall_ns = (
@@ -58,7 +64,6 @@ class FittedTurns:
         if self._removed_sampling:
             sampling = self._sampling[0] + self._sampling[1] * rows
             expected_kept -= self._removed_sampling * min(sampling, expected_kept)
-        sequences, ended = len(plan.scheduled), min(max(rows - decodes, 0), chunks)
         factor = self._host * host_ratio
         receive, before, after, publish = (
             factor * (c[0] + c[1] * sequences + c[2] * ended + c[3] * tokens) for c in self._stages

@@ -16,11 +16,10 @@ from engine.process import free_memory_bytes
 from engine.runner.checkpoint_files import files_digest
 from engine.runner.kv_transfer import HostSlots, slot_sizes
 from engine.runner.runner import ModelRunner
-from engine.settings.kv_tiers import STAGING_GIB, has_tiers
+from engine.settings.kv_tiers import DISK_GIB, STAGING_GIB, has_tiers
 from metrics.errors import ModelError
 from metrics.memory.plan import GIB, shown_bytes
 
-DISK_GIB = 16.0
 REMEMBERED_KEYS = 1 << 18  # of a remote tier, which is asked for others
 
 
