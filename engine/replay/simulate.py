@@ -23,7 +23,7 @@ from engine.replay.tiers import TierSpeed, replayed_tiers
 from engine.replay.token_budget import token_budget
 from engine.replay.turn_model import FittedTurns
 from engine.request.token_budget import TokenBudget
-from metrics.compute.cost_model import ModelShape
+from metrics.compute.cost_model import ModelShape, tier_bytes
 from metrics.replay.prediction import Change
 
 
@@ -140,8 +140,8 @@ class Replayer:
         load: ReplayedLoad, *, overlap: bool,
     ) -> Replica:  # fmt: skip
         material, drafts = self._material, None
-        token_bytes = None if material.shape is None else material.shape.kv_bytes_per_token
-        tiers = replayed_tiers(config, token_bytes, material.tier_speeds)
+        block_bytes = None if material.shape is None else tier_bytes(material.shape, config.block_size)
+        tiers = replayed_tiers(config, block_bytes, material.tier_speeds)
         if config.speculation != "none":
             assert material.drafts is not None, "a change to speculation that nothing tells of is refused"
             drafts = ReplayedDrafts(material.drafts, load.recorded_id)

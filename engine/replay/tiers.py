@@ -210,15 +210,15 @@ class ReplayedTiers:
 
 
 def replayed_tiers(
-    config: EngineConfig, token_bytes: int | None, speeds: Mapping[str, TierSpeed]
+    config: EngineConfig, block_bytes: int | None, speeds: Mapping[str, TierSpeed]
 ) -> ReplayedTiers | None:
-    """None where the settings name no tier. A token's keys and values have `token_bytes`. Raises ReplayError."""
+    """None where the settings name no tier. `block_bytes` are of a block on the device. Raises ReplayError."""
     if not has_tiers(dict(config)):
         return None
-    if not token_bytes:
+    if not block_bytes:
         raise ReplayError("run.json has no model_shape, so the blocks of a KV tier have no size here")
     check_tiers(config, speeds)
-    return ReplayedTiers(config, token_bytes * config.block_size, speeds)
+    return ReplayedTiers(config, block_bytes, speeds)
 
 
 def _blocks(gib: float, block_bytes: int, setting: str) -> int:
