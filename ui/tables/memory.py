@@ -12,7 +12,7 @@ from metrics.memory.residence import ModelResidence
 from metrics.request.timeline import call_of
 from metrics.request.waits import reasons
 from ui.tables.request import cohorts
-from ui.text import number
+from ui.text import duration, number
 
 OUTCOME_MEANING = {
     "hit": "in the cache",
@@ -95,13 +95,30 @@ def tiers(steps: pd.DataFrame, requests: pd.DataFrame) -> pd.DataFrame:
         figures = {
             "prompt tokens from it": float(sum(cell.get(tier, 0) for cell in hits)),
             "requests with such tokens": float(sum(tier in cell for cell in hits)),
-            "read (MB)": loaded, "read (MB/s)": loaded / load_s if load_s else float("nan"),
-            "written (MB)": stored, "written (MB/s)": stored / store_s if store_s else float("nan"),
+            "read (MB)": loaded, "read (s)": load_s, "read (MB/s)": loaded / load_s if load_s else float("nan"),
+            "written (MB)": stored, "written (s)": store_s,
+            "written (MB/s)": stored / store_s if store_s else float("nan"),
             "blocks at the end": float(held[-1].get(tier, 0)), "failures": total("tier_failures"),
             "blocks without room": total("tier_refused"),
         }  # fmt: skip
         rows.append({"tier": tier} | {name: number(value) for name, value in figures.items()})
     return pd.DataFrame(rows)
+
+
+def load_sentence(requests: pd.DataFrame) -> str:
+    """How often a tier's part of a prefix was loaded, and how often computing again was predicted to be cheaper."""
+    decided = requests[requests.load_decision.notna()] if "load_decision" in requests else requests[:0]
+    if decided.empty:
+        return "No request found a part of its prefix in a tier."
+    skipped = decided[decided.load_decision == "recompute"]
+    sentence = f"{number(float(len(decided)))} requests found a part of their prefix in a tier"
+    if skipped.empty:
+        return f"{sentence}, and all of them loaded it."
+    load, again = (skipped[f"{way}_predicted_ns"].astype("float64").mean() for way in ("load", "recompute"))
+    return (
+        f"{sentence}. {number(float(len(skipped)))} of them computed it again, as that was predicted to be cheaper: "
+        f"{duration(again)} against {duration(load)}, means."
+    )
 
 
 def preemptions(steps: pd.DataFrame, requests: pd.DataFrame, begin_ns: float, count: int = 20) -> pd.DataFrame:

@@ -5,9 +5,11 @@ import streamlit as st
 from metrics.compute.startup import startups_of
 from metrics.compute.utilisation import token_numbers
 from ui.figures import compute, startup
+from ui.figures.speculation import acceptance_by_position
 from ui.markup import fragments
 from ui.page import NO_STEPS, draw, open_page, stop_with
 from ui.tables.compute import flops_by_part, kernel_times, largest_kernels, points, token_sentences, tokens, utilisation
+from ui.tables.speculation import acceptance, acceptance_table, draft_sentence
 
 run = open_page(
     "Compute",
@@ -49,6 +51,17 @@ with right:
     )
     if sentences := token_sentences(token_numbers(run.steps, run.requests)):
         st.caption(sentences)
+if not (drafts := acceptance(run.steps)).empty:
+    left, right = st.columns(2, gap="large")
+    with left:
+        draw(
+            "Drafts accepted by position",
+            acceptance_by_position(drafts),
+            "`steps.parquet` `drafted_by_position`, `accepted_by_position`.",
+        )
+    with right:
+        st.html(fragments.data_table(acceptance_table(drafts)))
+        st.caption(draft_sentence(run.steps, run.requests))
 draw(
     "Kernels by class",
     compute.kernels_by_class(kernel_times(run.kernels)),

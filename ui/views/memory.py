@@ -7,7 +7,17 @@ from metrics.run.directory import engine_settings
 from ui.figures import memory
 from ui.markup import fragments
 from ui.page import draw, open_page
-from ui.tables.memory import block_events, hit_rates, miss_ratios, outcome_tokens, preemptions, residences, tiers
+from ui.tables.adapters import adapters
+from ui.tables.memory import (
+    block_events,
+    hit_rates,
+    load_sentence,
+    miss_ratios,
+    outcome_tokens,
+    preemptions,
+    residences,
+    tiers,
+)
 
 run = open_page(
     "Memory",
@@ -54,7 +64,15 @@ if not (found := tiers(run.steps, run.requests)).empty:
     st.html(fragments.data_table(found))
     st.caption(
         "`steps.parquet` `tier_*`; tokens and requests: `requests.parquet` `loaded_tokens`. `load_decision` says "
-        "what was predicted to be cheaper, loading or computing again, beside both predictions."
+        "what was predicted to be cheaper, loading or computing again, beside both predictions. "
+        + load_sentence(run.requests)
+    )
+if not (found := adapters(run.requests)).empty:
+    st.subheader("Adapters", anchor=False)
+    st.html(fragments.data_table(found))
+    st.caption(
+        "`requests.parquet` `adapter`, `adapter_loads`, `ledger_memory_adapter_load_ns` (reading into host memory), "
+        "`waits` with the reason `adapter` (all slots were taken)."
     )
 if models := residences_of(run.meta):
     st.subheader("Models: what warmth costs, and what cold starts cost", anchor=False)

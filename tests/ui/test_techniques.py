@@ -1,0 +1,48 @@
+"""Tables of drafts, adapters and KV tiers: small records whose sums are known."""
+
+import pandas as pd
+import pytest
+
+from ui.figures.speculation import acceptance_by_position
+from ui.tables.adapters import adapters
+from ui.tables.memory import load_sentence
+from ui.tables.speculation import acceptance, acceptance_table, draft_sentence
+
+
+def test_acceptance_is_of_all_drafts_and_of_those_that_could_be_accepted():
+    steps = pd.DataFrame({
+        "drafted_by_position": [[4, 4, 2], [], [6, 4]], "accepted_by_position": [[3, 1, 0], [], [5, 4]],
+        "undrafted": [{"acceptance": 2}, {}, {"acceptance": 1, "last_token": 1}], "draft_ns": [1000, 0, 2000],
+    })  # fmt: skip
+    found = acceptance(steps)
+    assert found.drafted.tolist() == [10, 8, 2] and found.accepted.tolist() == [8, 5, 0]
+    assert found.share.tolist() == [0.8, 0.625, 0.0] and found.given.tolist() == [0.8, 0.625, 0.0]
+    assert acceptance_table(found).iloc[0].tolist()[1:3] == ["10", "8"]
+    bars, line = acceptance_by_position(found).data
+    assert list(bars.y) == pytest.approx([80, 62.5, 0]) and len(line.x) == 3
+    sentence = draft_sentence(steps, pd.DataFrame({"rejected_ns": [4e6, None]}))
+    assert "Rejected drafts took 4 ms" in sentence and "3 times few drafts were accepted" in sentence
+    assert acceptance(steps.assign(drafted_by_position=[[], [], []])).empty
+    assert acceptance(pd.DataFrame({"step": [1]})).empty
+
+
+def test_adapters_have_their_requests_reads_and_waits():
+    requests = pd.DataFrame({
+        "adapter": ["b", "a", None, "b"], "adapter_loads": [1, 1, 0, 0], "output_tokens": [10, 5, 7, 20],
+        "ledger_memory_adapter_load_ns": [4e6, 2e6, 0, 0], "waits": [{"adapter": 6_000_000}, {}, {}, {"step": 9}],
+    })  # fmt: skip
+    table = adapters(requests)
+    assert table.adapter.tolist() == ["b", "a"] and table.requests.tolist() == ["2", "1"]
+    assert table.iloc[0].tolist()[2:] == ["30", "1", "2 ms", "4 ms", "3 ms", "6 ms"]
+    assert adapters(requests.assign(adapter=None)).empty
+
+
+def test_a_skipped_load_is_told_with_both_predictions():
+    requests = pd.DataFrame({
+        "load_decision": ["load", "recompute", None], "load_predicted_ns": [1e6, 8e6, None],
+        "recompute_predicted_ns": [5e6, 2e6, None],
+    })  # fmt: skip
+    sentence = load_sentence(requests)
+    assert "2 requests found" in sentence and "1 of them" in sentence and "2 ms against 8 ms" in sentence
+    assert load_sentence(requests[:1]).endswith("all of them loaded it.")
+    assert load_sentence(requests[2:]) == "No request found a part of its prefix in a tier."
