@@ -23,7 +23,7 @@ EAGER = "eager"  # the graph of a step that replayed none
 # Columns of the table `steps` that a row of `rows_of` has.
 ROW_COLUMNS = (
     "step", "device_ns", "sampling_ns", "new_tokens", "past_tokens", "kinds", "graph", "padding_tokens", "logit_rows",
-    *(f"stage_{stage}_ns" for stage in STAGES),
+    "flops_adapters", "load_ns", "store_ns", *(f"stage_{stage}_ns" for stage in STAGES),
 )  # fmt: skip
 
 _KIND_CODES = {kind: code for code, kind in enumerate(KINDS)}
@@ -115,10 +115,11 @@ class Steps:
 
 def rows_of(table: "pd.DataFrame") -> list[Any]:
     """The rows of the table `steps`, in their order, as `Steps` reads records. What a run of an older version lacks: a
-    step has a row of logits for each sequence, and no padding."""
-    known = table[list(ROW_COLUMNS)].sort_values("step")
+    step has a row of logits for each sequence, no padding, no adapters and no KV tiers."""
+    known = table.reindex(columns=list(ROW_COLUMNS)).sort_values("step")
     known["logit_rows"] = known.logit_rows.fillna(known.kinds.map(len))
-    known["padding_tokens"] = known.padding_tokens.fillna(0)
+    for name in ("padding_tokens", "flops_adapters", "load_ns", "store_ns"):
+        known[name] = known[name].fillna(0).astype("int64")
     if known.sampling_ns.isna().any():
         known["sampling_ns"] = known.sampling_ns.astype(object).where(known.sampling_ns.notna(), None)
     return list(known.itertuples(index=False))

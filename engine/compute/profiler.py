@@ -83,7 +83,7 @@ class CpuSpans:
 
     def __init__(self) -> None:
         self.kernels: list[Kernel] = []
-        self._replaced: list[tuple[Any, str]] = []
+        self._replaced: list[tuple[Any, str, Any]] = []  # owner, name, and what the owner itself had there
         self._watched: CppLayers | None = None
 
     def install(
@@ -92,7 +92,8 @@ class CpuSpans:
         """`joined` are the layers that are computed in one call, if they are."""
         for name, kernel in _OPERATIONS.items():
             self._time(operations, name, kernel)
-        self._time(attention, "attend", ("attention", "attend"))
+        # By class: expanded latents are attended by backends of their own (engine/token/models/expansion.py).
+        self._time(type(attention), "attend", ("attention", "attend"))
         for path, module in model.named_modules():
             if isinstance(module, Linear):
                 self._time(module, "forward", ("gemm", path.rpartition(".")[2]))
@@ -101,15 +102,18 @@ class CpuSpans:
             self._watched = joined
 
     def remove(self) -> None:
-        for owner, name in self._replaced:
-            delattr(owner, name)  # the class's own method is seen again
+        for owner, name, own in self._replaced:
+            if own is None:
+                delattr(owner, name)  # the class's method is seen again
+            else:
+                setattr(owner, name, own)
         self._replaced.clear()
         if self._watched is not None:
             self._watched.watch = self._watched = None
 
     def _time(self, owner: Any, name: str, kernel: tuple[str, str]) -> None:
+        self._replaced.append((owner, name, vars(owner).get(name)))
         setattr(owner, name, self._timed(getattr(owner, name), *kernel))
-        self._replaced.append((owner, name))
 
     def _timed(self, work: Callable, klass: str, name: str) -> Callable:
         kernels, clock = self.kernels, time.monotonic_ns

@@ -13,7 +13,15 @@ import numpy as np
 
 from engine.request.plan import StepOutcome, StepPlan
 from engine.request.request import Request
-from metrics.compute.cost_model import ModelShape, StepWork, Windows, decode_pairs, prompt_pairs, steps_work
+from metrics.compute.cost_model import (
+    ModelShape,
+    StepWork,
+    Windows,
+    chunk_pairs,
+    decode_pairs,
+    prompt_pairs,
+    steps_work,
+)
 from metrics.compute.step_time import StepTimeModel, features
 
 OBJECTIVE_SHARE = 0.8  # of a time per output token: the rest is for the host's work and the spread of steps
@@ -96,7 +104,7 @@ class TimedBudget:
         decode_ns = self._step_time.predict_work(alone, eager=False) or self._step_time.predict_work(alone)
 
         def mixed_ns(tokens: int) -> float | None:
-            others = prompt_pairs(self._windows, tokens, past)
+            others = self._chunk_pairs(tokens, past)
             return self._step_time.predict_work(StepWork(rows + tokens, count, pairs, 1, others, 0, rows + 1))
 
         least, most = LEAST_PROMPT_TOKENS, self.most - rows
@@ -111,6 +119,9 @@ class TimedBudget:
 
         least += bisect_left(range(least + 1, most + 1), True, key=is_late)  # the time grows with the tokens
         return min(rows + least, self.most)
+
+    def _chunk_pairs(self, tokens: int, past: int) -> int:
+        return prompt_pairs(self._windows, tokens, past)
 
     def observe(self, plan: StepPlan, outcome: StepOutcome) -> None: ...
 
@@ -141,10 +152,14 @@ class LearningBudget(TimedBudget):
         items = plan.scheduled
         self._steps.append((
             [item.new_tokens for item in items], [item.past_tokens for item in items], outcome.logit_rows,
-            outcome.padding_tokens, outcome.graph == "eager", outcome.device_ns,
+            outcome.padding_tokens, outcome.graph == "eager",
+            outcome.device_ns - outcome.load_ns - outcome.store_ns,
         ))  # fmt: skip
         if len(self._steps) == self.BLOCK:
             self._learn()
+
+    def _chunk_pairs(self, tokens: int, past: int) -> int:
+        return chunk_pairs(self._shape, tokens, past)
 
     def _learn(self) -> None:
         news, pasts, rows, padding, eager, device_ns = zip(*self._steps, strict=True)

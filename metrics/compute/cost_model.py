@@ -83,6 +83,7 @@ class StepWork(NamedTuple):
     kv_reads: Count  # token positions whose keys and values are read, each once a sequence
     logit_rows: Count
     saved_flops: Count = 0  # by expanded latents: see Expansion
+    saved_pairs: Count = 0  # pairs of chunks that cost as much as that
 
 
 class StepCost(NamedTuple):
@@ -110,7 +111,8 @@ def step_work(shape: ModelShape, new_tokens: Sequence[int], past_tokens: Sequenc
     pairs, reads = pairs_and_reads(shape, new, past)
     single = new == 1
     counts = new.sum(), single.sum(), pairs[single].sum(), (~single).sum(), pairs[~single].sum(), reads.sum()
-    return StepWork(*map(int, counts), logit_rows, int(np.sum(saved_flops(shape, new, past))))
+    saved = int(np.sum(saved_flops(shape, new, past)))
+    return StepWork(*map(int, counts), logit_rows, saved, saved // shape.pair_flops)
 
 
 def steps_work(
@@ -126,6 +128,7 @@ def steps_work(
         return np.diff(np.concatenate(([0], np.cumsum(values)))[edges])
 
     decodes = summed(single)
+    saved = 0 if shape.expansion is None else summed(saved_flops(shape, new, past))
     return StepWork(
         tokens=summed(new),
         decodes=decodes,
@@ -134,7 +137,8 @@ def steps_work(
         chunk_pairs=summed(pairs * ~single),
         kv_reads=summed(reads),
         logit_rows=logit_rows,
-        saved_flops=0 if shape.expansion is None else summed(saved_flops(shape, new, past)),
+        saved_flops=saved,
+        saved_pairs=saved // shape.pair_flops,
     )
 
 
@@ -185,11 +189,22 @@ def step_cost(shape: ModelShape, work: StepWork) -> StepCost:
     )
 
 
+def tier_bytes(shape: ModelShape, positions: Count) -> Count:
+    """Keys and values that a KV tier gives or takes of so many positions, all layers. No FLOPs belong to them."""
+    return shape.kv_bytes_per_token * positions
+
+
 def request_flops(shape: ModelShape, new_tokens: int, past_tokens: int, sampled: int = 0) -> int:
     """FLOPs of `new_tokens` after `past_tokens` of one sequence, `sampled` of them with logits."""
     pairs = prompt_pairs(shape.windows, new_tokens, past_tokens)
     linear = new_tokens * shape.linear_flops_per_token + sampled * shape.head_flops_per_row
     return linear + shape.pair_flops * pairs - saved_flops(shape, new_tokens, past_tokens)
+
+
+def chunk_pairs(shape: ModelShape, new_tokens: int, past_tokens: int) -> int:
+    """Pairs of one sequence with a chunk, as the time of a step depends on them: expanded latents save some."""
+    pairs = prompt_pairs(shape.windows, new_tokens, past_tokens)
+    return pairs - saved_flops(shape, new_tokens, past_tokens) // shape.pair_flops
 
 
 def decode_flops(shape: ModelShape, past_tokens: Sequence[int]) -> int:

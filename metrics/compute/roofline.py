@@ -69,6 +69,10 @@ class Ceilings(msgspec.Struct, frozen=True):
         """Nanoseconds that a piece of work takes at least, or each of many."""
         return 1e9 * np.maximum(flops / self.peak_flops(precision), moved_bytes / self.bandwidth)
 
+    def copies_ns(self, copied_bytes: Amount) -> Amount:
+        """Nanoseconds that copies within this memory take at least: each byte is read once and written once."""
+        return 1e9 * 2 * copied_bytes / self.copy_bytes_per_s
+
     def mfu(self, flops: float, wall_ns: float, precision: str) -> float:
         """Model FLOPs utilisation: share of the measured peak rate. Says nothing of work that memory bounds."""
         return flops / self.peak_flops(precision) / (wall_ns / 1e9)

@@ -14,10 +14,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from metrics.compute.cost_model import ModelShape
-from metrics.compute.step_costs import batch_work
-from metrics.compute.step_time import NUM_FEATURES, StepTimeModel, features, reached
+from metrics.compute.step_costs import batch_work, transfer_ns
+from metrics.compute.step_costs import step_features as features_of
+from metrics.compute.step_time import NUM_FEATURES, StepTimeModel, reached
 from metrics.machine.store import changing, store, store_path
 from metrics.records import STAGES
 from metrics.steps import Steps
@@ -99,7 +101,7 @@ def fit_entry(shape: ModelShape, records: Sequence[Any], **described: Any) -> Sp
         return None
     steps, model = Steps(records), StepTimeModel()
     found, sampling = step_features(shape, steps), sampling_ns(steps)
-    model.observe_all(found, np.maximum(steps["device_ns"] - sampling, 0))
+    model.observe_all(found, np.maximum(steps["device_ns"] - sampling - transfer_ns(steps), 0))
     known = model.coefficients()
     sequences = steps.sequences.astype(float)
     return SpeedEntry(
@@ -115,7 +117,7 @@ def fit_entry(shape: ModelShape, records: Sequence[Any], **described: Any) -> Sp
 
 def step_features(shape: ModelShape, steps: Steps) -> np.ndarray:
     """[steps, NUM_FEATURES] of step_time.features."""
-    return features(batch_work(shape, steps), steps["padding_tokens"], eager=steps.is_eager.astype(float))
+    return features_of(batch_work(shape, steps), steps)
 
 
 def sampling_ns(steps: Steps) -> np.ndarray:
@@ -182,8 +184,12 @@ def add_entry(family: str, entry: SpeedEntry, path: Path | None = None) -> Path:
 
 
 def _usable(entries: Iterable[SpeedEntry]) -> list[SpeedEntry]:
-    """Those with the features of today's model of steps."""
-    return [entry for entry in entries if len(entry.step_ns) == NUM_FEATURES]
+    """Those with the features of today's model of steps. One from before the last feature knows no adapters."""
+    padded = (
+        replace(entry, step_ns=[*entry.step_ns, None]) if len(entry.step_ns) == NUM_FEATURES - 1 else entry
+        for entry in entries
+    )
+    return [entry for entry in padded if len(entry.step_ns) == NUM_FEATURES]
 
 
 def _fast_end(guesses: np.ndarray) -> np.ndarray:

@@ -18,8 +18,9 @@ class StepCosts:
         """Sets the costs in the records; returns the same steps."""
         work = batch_work(self.shape, steps)
         cost = step_cost(self.shape, work)
-        found = features(work, steps["padding_tokens"], eager=steps.is_eager.astype(float))
-        predicted = self.step_time.observe_all(found, steps["device_ns"])
+        copies_ns = transfer_ns(steps)
+        predicted = self.step_time.observe_all(step_features(work, steps), steps["device_ns"] - copies_ns)
+        predicted += copies_ns  # none of them is unexpected: they are measured by themselves
         steps.fill("flops", cost.flops + steps["flops_adapters"])  # the core knows each token's adapter
         steps.fill("flops_attention", cost.attention)
         steps.fill("flops_mlp", cost.mlp)
@@ -27,6 +28,18 @@ class StepCosts:
         steps.fill("bytes", cost.moved_bytes + steps["adapter_bytes"])
         steps.fill("predicted_ns", np.nan_to_num(predicted, nan=UNKNOWN).astype(np.int64))
         return steps
+
+
+def step_features(work: StepWork, steps: Steps) -> np.ndarray:
+    """[steps, NUM_FEATURES] of step_time.features, of recorded steps with such work."""
+    return features(
+        work, steps["padding_tokens"], eager=steps.is_eager.astype(float), adapter_flops=steps["flops_adapters"]
+    )
+
+
+def transfer_ns(steps: Steps) -> np.ndarray:
+    """[steps] of the device's time, what copies of KV tiers took."""
+    return np.maximum(steps["load_ns"], 0) + np.maximum(steps["store_ns"], 0)
 
 
 def batch_work(shape: ModelShape, steps: Steps) -> StepWork:

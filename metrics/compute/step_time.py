@@ -1,7 +1,9 @@
 """How long the device should take for a step, learnt from the steps that it took.
 
 Time is a sum of terms that cannot be negative: a constant, one for being launched kernel by kernel, a piecewise linear
-function of the rows that the matrix products have, and what sequences, their attention and their rows of logits cost.
+function of the rows that the matrix products have, and what sequences, their attention, their rows of logits and their
+LoRA adapters cost. Expanded latents count as the pairs of a query and a key that they spare. Copies of KV tiers are no
+part of it: they have readings of the clock of their own.
 That holds for a GPU, whose graphs have padded rows, and for a CPU, whose threads and tiles bend the line at few rows.
 
 The coefficients are the non-negative least squares of the relative errors, forgetting slowly, with errors far beyond
@@ -19,16 +21,19 @@ from metrics.statistics.non_negative import NEGLIGIBLE_WEIGHT, non_negative
 
 KNOTS = (1, 4, 16, 64, 256, 1024)  # rows at which the slope may change
 FEWEST_OF_A_SIZE = 8  # steps that tell what a size costs
-NUM_FEATURES = len(KNOTS) + 7
+NUM_FEATURES = len(KNOTS) + 8
 
 
-def features(work: StepWork, padding_tokens: Count = 0, *, eager: bool | np.ndarray = True) -> np.ndarray:
+def features(
+    work: StepWork, padding_tokens: Count = 0, *, eager: bool | np.ndarray = True, adapter_flops: Count = 0
+) -> np.ndarray:
     """What the time of a step is linear in: [NUM_FEATURES] of one, [steps, NUM_FEATURES] of several. Rows of padding
     are computed like others."""
     rows = work.tokens + padding_tokens
     segments = [np.clip(rows - begin, 0, end - begin) for begin, end in _SEGMENTS]
     found = (
-        1, eager, work.decodes, work.decode_pairs, work.chunks, work.chunk_pairs, work.logit_rows, *segments,
+        1, eager, work.decodes, work.decode_pairs, work.chunks, work.chunk_pairs - work.saved_pairs, work.logit_rows,
+        *segments, adapter_flops,
     )  # fmt: skip
     return np.stack(np.broadcast_arrays(*found), axis=-1).astype(float)
 
@@ -71,9 +76,11 @@ class StepTimeModel:
     def predict_work(self, work: StepWork, *, eager: bool = True) -> float | None:
         """What `predict` says of one step without padding, in a tenth of the time: for a scheduler's search."""
         rows = work.tokens
-        counts = [1, eager, work.decodes, work.decode_pairs, work.chunks, work.chunk_pairs, work.logit_rows]
+        pairs = work.chunk_pairs - work.saved_pairs
+        counts = [1, eager, work.decodes, work.decode_pairs, work.chunks, pairs, work.logit_rows]
         for begin, end in _SEGMENTS:
             counts.append(min(max(rows - begin, 0), end - begin))
+        counts.append(0)  # a scheduler does not ask for the adapters of its tokens
         if self.steps < self.MIN_STEPS or any([counts[index] for index in self._unknown_list]):
             return None
         return sum(map(mul, counts, self._coefficient_list))

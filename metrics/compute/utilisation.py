@@ -17,7 +17,8 @@ from metrics.records import COMPOSITIONS, composition
 class Use(msgspec.Struct, frozen=True):
     """What some steps made of the device. Shares are None where its ceilings were never measured.
 
-    `busy` divides by the device's own time, `wall` adds the gaps before the steps, when the device waited for the host;
+    `busy` divides by the time of the model's own work, `wall` adds copies of KV tiers and the gaps before the steps,
+    when the device waited for the host;
     time without any work is in neither. MFU says nothing of steps that memory bounds, MBU nothing of those that
     arithmetic bounds; `roofline` takes in each step the greater bound, so it is what a step could still gain.
     """
@@ -34,6 +35,9 @@ class Use(msgspec.Struct, frozen=True):
     mbu_busy: float | None = None
     mbu_wall: float | None = None
     roofline_busy: float | None = None
+    copy_ns: int = 0  # of the device's time beside `device_ns`: KV blocks to and from host memory
+    copied_bytes: int = 0
+    copy_roofline: float | None = None  # share of it that those bytes need at least; None beside a GPU
 
 
 class TokenNumbers(msgspec.Struct, frozen=True):
@@ -44,6 +48,18 @@ class TokenNumbers(msgspec.Struct, frozen=True):
     looks: int  # how many those were
     prompt_characters_per_token: float | None  # None unless all prompts were sent as text
     output_characters_per_token: float | None
+
+
+def copy_ns(steps: pd.DataFrame) -> pd.Series:
+    """Of the device's time of each step, copies between the KV cache and host memory; 0 of an older run."""
+    known = [steps[name].fillna(0).astype("int64") for name in ("load_ns", "store_ns") if name in steps]
+    return sum(known, pd.Series(0, index=steps.index))
+
+
+def _copied_bytes(steps: pd.DataFrame) -> int:
+    """To and from the tier of host memory."""
+    cells = [cell for name in ("tier_loaded_bytes", "tier_stored_bytes") if name in steps for cell in steps[name]]
+    return sum(dict(cell).get("host") or 0 for cell in cells if cell is not None and not isinstance(cell, float))
 
 
 def phases(steps: pd.DataFrame) -> np.ndarray:
@@ -74,8 +90,9 @@ def utilisation(steps: pd.DataFrame, ceilings: Ceilings | None = None, precision
 
 def _use(phase: str, steps: pd.DataFrame, ceilings: Ceilings | None, precision: str | None) -> Use:
     flops, moved = steps.flops.astype("float64"), steps.bytes.astype("float64")
-    device_ns = int(steps.device_ns.sum())
-    wall_ns = device_ns + int(steps.gap_ns.sum()) if steps.gap_ns.notna().all() else None
+    copies_ns = copy_ns(steps)
+    device_ns = int((steps.device_ns - copies_ns).sum())
+    wall_ns = device_ns + int(copies_ns.sum() + steps.gap_ns.sum()) if steps.gap_ns.notna().all() else None
     use = Use(
         phase=phase,
         steps=len(steps),
@@ -84,12 +101,16 @@ def _use(phase: str, steps: pd.DataFrame, ceilings: Ceilings | None, precision: 
         wall_ns=wall_ns,
         flops=int(flops.sum()),
         moved_bytes=int(moved.sum()),
+        copy_ns=int(copies_ns.sum()),
+        copied_bytes=_copied_bytes(steps),
     )
     if ceilings is None or precision is None or device_ns <= 0:
         return use
     needed_ns = ceilings.roofline_ns(flops, moved, precision).sum()
+    on_cpu = ceilings.launch_ns is None
     return msgspec.structs.replace(
         use,
+        copy_roofline=ceilings.copies_ns(use.copied_bytes) / use.copy_ns if on_cpu and use.copy_ns else None,
         mfu_busy=ceilings.mfu(use.flops, device_ns, precision),
         mfu_wall=None if wall_ns is None else ceilings.mfu(use.flops, wall_ns, precision),
         mbu_busy=ceilings.mbu(use.moved_bytes, device_ns),

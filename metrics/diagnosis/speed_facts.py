@@ -27,6 +27,7 @@ from metrics.compute.speed_reference import (
     settings_of,
     step_features,
 )
+from metrics.compute.step_costs import transfer_ns
 from metrics.diagnosis.speed_run import identity_of
 from metrics.run.directory import engine_settings
 from metrics.steps import Steps, rows_of
@@ -94,7 +95,7 @@ def speed_facts(meta: Mapping[str, Any], steps: pd.DataFrame, rows: pd.DataFrame
     kept = rows_of(steps)
     batch = Steps(kept)
     found, drawn = step_features(shape, batch), sampling_ns(batch)
-    device = np.maximum(batch["device_ns"] - drawn, 0).astype(float)
+    device = np.maximum(batch["device_ns"] - drawn - transfer_ns(batch), 0).astype(float)
     own = settings_of(meta, engine_settings(dict(meta)))
     stored = stored_entries(meta)
     same = [entry for entry in stored if entry.settings == own]

@@ -6,8 +6,9 @@ from functools import cache
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
-from metrics.compute.cost_model import ModelShape, StepWork, step_work
+from metrics.compute.cost_model import Expansion, ModelShape, StepWork, chunk_pairs, step_work
 from metrics.compute.step_time import KNOTS, NUM_FEATURES, StepTimeModel, features
 
 SHAPE = ModelShape(
@@ -60,7 +61,7 @@ def test_features_rebuild_the_rows_and_separate_what_costs_apart():
     assert len(found) == NUM_FEATURES
     assert found[:7].tolist() == [1, False, 2, 3 * 612 + 11 + 512, 1, 4 * (5 * 30 + 15), 2]
     for rows in (1, 2, 4, 5, 17, 64, 300, 5000):
-        segments = features(step_work(SHAPE, [rows], [0], 1))[-len(KNOTS) :].tolist()
+        segments = features(step_work(SHAPE, [rows], [0], 1))[7 : 7 + len(KNOTS)].tolist()
         assert sum(segments) == rows - 1 and sorted(map(bool, segments), reverse=True) == list(map(bool, segments))
 
 
@@ -149,3 +150,30 @@ def test_a_device_without_a_clock_breaks_nothing():
     model = StepTimeModel()
     for _ in range(200):
         assert learn(model, features(step_work(SHAPE, [1], [3], 1)), 0) in (None, 0, 1)
+
+
+def test_adapters_have_a_cost_of_their_own():
+    """Of like steps those with adapters take longer, and the others are not expected to."""
+    model, dice = StepTimeModel(), random.Random(4)
+    for _ in range(1500):
+        work = mix(dice)
+        flops = dice.choice((0, 40_000 * work.tokens))
+        device_ns = true_device_ns(work) + 0.1 * flops
+        learn(model, features(work, adapter_flops=flops), round(device_ns * dice.lognormvariate(0, 0.02)))
+    work = step_work(SHAPE, [1] * 8, [400] * 8, 8)
+    for flops in (0, 40_000 * 8):
+        assert model.predict(features(work, adapter_flops=flops)) == pytest.approx(
+            true_device_ns(work) + 0.1 * flops, rel=0.06
+        )
+
+
+def test_expanded_latents_count_as_the_pairs_that_they_spare():
+    expansion = Expansion(saved_pair_flops=128, position_flops=1000, most_context=2048)
+    shape = replace(SHAPE, windows=((None, 4),), expansion=expansion)
+    absorbed, expanded = (step_work(each, [1, 300], [50, 100], 2) for each in (replace(shape, expansion=None), shape))
+    assert expanded.saved_flops > 0
+    pairs = 5  # place of the pairs of chunks in the features
+    saved = features(absorbed)[pairs] - features(expanded)[pairs]
+    assert saved == expanded.saved_flops // shape.pair_flops
+    assert chunk_pairs(shape, 300, 100) == features(expanded)[pairs]
+    assert (features(absorbed)[:pairs] == features(expanded)[:pairs]).all()

@@ -80,3 +80,17 @@ def test_of_a_joined_run_the_servers_own_counts_are_used():
 def test_a_run_without_the_newer_columns_tells_what_it_can():
     assert token_numbers(STEPS, REQUESTS[["prompt_tokens", "output_tokens"]]) == TokenNumbers(None, None, 0, None, None)
     assert token_numbers(STEPS.iloc[:0], REQUESTS.iloc[:0]) == TokenNumbers(None, None, 0, None, None)
+
+
+def test_copies_of_tiers_are_no_work_of_the_model():
+    """10 ms of copies beside 10 ms of reading: the shares are those of the reading, and wall time has both."""
+    own = step(["decode"], [1], 5e7, 5e8, 10_000_000)
+    copying = own | dict(
+        device_ns=20_000_000, load_ns=6_000_000, store_ns=4_000_000, tier_loaded_bytes={"host": 100_000_000},
+        tier_stored_bytes=[("host", 60_000_000), ("disk", 10**9)],
+    )  # fmt: skip
+    plain, found = (utilisation(table(each), CEILINGS, "float32")[0] for each in (own, copying))
+    assert (found.mbu_busy, found.roofline_busy) == (plain.mbu_busy, plain.roofline_busy)
+    assert (found.device_ns, found.copy_ns, found.wall_ns) == (10_000_000, 10_000_000, 20_000_000)
+    assert found.copied_bytes == 160_000_000 and plain.copy_roofline is None
+    assert found.copy_roofline == pytest.approx(2 * 160e6 / 80e9 / 0.010)
