@@ -93,7 +93,8 @@ class CpuSpans:
         for name, kernel in _OPERATIONS.items():
             self._time(operations, name, kernel)
         # By class: expanded latents are attended by backends of their own (engine/token/models/expansion.py).
-        self._time(type(attention), "attend", ("attention", "attend"))
+        for owner in (type(attention), *((attention,) if "attend" in vars(attention) else ())):
+            self._time(owner, "attend", ("attention", "attend"))
         for path, module in model.named_modules():
             if isinstance(module, Linear):
                 self._time(module, "forward", ("gemm", path.rpartition(".")[2]))

@@ -3,6 +3,8 @@
 import pandas as pd
 import pytest
 
+from metrics.compute.cost_model import PARTS
+from ui.figures.compute import PART_COLOURS
 from ui.figures.speculation import acceptance_by_position
 from ui.tables.adapters import adapters
 from ui.tables.memory import load_sentence
@@ -46,3 +48,8 @@ def test_a_skipped_load_is_told_with_both_predictions():
     assert "2 requests found" in sentence and "1 of them" in sentence and "2 ms against 8 ms" in sentence
     assert load_sentence(requests[:1]).endswith("all of them loaded it.")
     assert load_sentence(requests[2:]) == "No request found a part of its prefix in a tier."
+
+
+def test_every_part_of_a_model_has_its_colour():
+    """A part without one stops the page Compute."""
+    assert set(PART_COLOURS) == set(PARTS)

@@ -21,6 +21,7 @@ PART_COLOURS = {
     "attention": theme.COLOURS["compute"],
     "mlp": theme.shade(theme.COLOURS["compute"], 0.5),
     "head": theme.COLOURS["token"],
+    "adapters": theme.COLOURS["memory"],
 }
 TOKEN_COLOURS = {
     "computed": theme.COLOURS["compute"],

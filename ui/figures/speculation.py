@@ -21,9 +21,9 @@ def acceptance_by_position(found: pd.DataFrame) -> go.Figure:
         hovertemplate="position %{x}: %{y:.0f} %, %{customdata[1]:,.0f} of %{customdata[0]:,.0f}<extra></extra>",
     )  # fmt: skip
     fig.add_scatter(
-        name="where those before it were accepted", x=found.position, y=100 * found.given, mode="lines+markers",
-        line=dict(color=theme.INK, width=1.5, dash="dot"),
-        hovertemplate="position %{x}: %{y:.0f} % of those behind accepted drafts<extra></extra>",
+        name="where those before it were accepted, at least", x=found.position, y=100 * found.given,
+        mode="lines+markers", line=dict(color=theme.INK, width=1.5, dash="dot"),
+        hovertemplate="position %{x}: %{y:.0f} % or more of those behind accepted drafts<extra></extra>",
     )  # fmt: skip
     fig.update_xaxes(title_text="position of the draft behind the last known token", dtick=1)
     return fig.update_yaxes(title_text="accepted (%)", range=[0, 105])

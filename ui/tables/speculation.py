@@ -16,12 +16,12 @@ UNDRAFTED_MEANING = {
 
 def acceptance(steps: pd.DataFrame) -> pd.DataFrame:
     """A row a position of a draft behind the last known token: `position, drafted, accepted, share` (of the drafted)
-    and `given` (of those behind accepted drafts only). Empty of a run that verified none."""
+    and `given`: at least so many of those behind accepted drafts. Empty of a run that verified none."""
     if "drafted_by_position" not in steps or not (verified := steps[steps.drafted_by_position.map(len) > 0]).shape[0]:
         return pd.DataFrame()
     drafted, accepted = (_summed(verified[f"{name}_by_position"]) for name in ("drafted", "accepted"))
     accepted = np.pad(accepted, (0, len(drafted) - len(accepted)))
-    # A draft can be accepted only if those before it were.
+    # A draft can be accepted only if those before it were. Sums do not tell how many of them had one behind them.
     reached = np.minimum(drafted, np.concatenate((drafted[:1], accepted[:-1])))
     with np.errstate(invalid="ignore", divide="ignore"):
         return pd.DataFrame({
@@ -37,7 +37,7 @@ def acceptance_table(found: pd.DataFrame) -> pd.DataFrame:
         "drafts verified": found.drafted.map(number),
         "accepted": found.accepted.map(number),
         "share of the verified": found.share.map(percent),
-        "share where those before it were accepted": found.given.map(percent),
+        "where those before it were accepted, at least": found.given.map(percent),
     })  # fmt: skip
 
 
