@@ -119,9 +119,9 @@ class CpuSpans:
     def _timed(self, work: Callable, klass: str, name: str) -> Callable:
         kernels, clock = self.kernels, time.monotonic_ns
 
-        def timed(*arguments: Any) -> Any:
+        def timed(*arguments: Any, **options: Any) -> Any:
             begin_ns = clock()
-            result = work(*arguments)
+            result = work(*arguments, **options)
             kernels.append(Kernel(name, klass, begin_ns, clock()))
             return result
 
