@@ -41,7 +41,7 @@ def test_checkpoint_reads_back_as_the_rounded_weights(family, to, checkpoints, t
     wider = None if kind is None else KINDS[kind.embedding]
     quantisable = dense.quantisable()
     for name, target in model.slices().items():
-        expected = dense._slices()[name]
+        expected = dense.slices()[name]
         if name in quantisable:
             rounded = None if kind else LAYOUTS[to].rounded(expected, 32 if LAYOUTS[to].grouped else None)
             expected = kind.back(expected) if kind else rounded.dequantised()
@@ -61,7 +61,7 @@ def test_compressed_tensors_reads_the_same(to, checkpoints, tmp_path):
     module = "model.layers.1.mlp.up_proj"
     parts = {name.removeprefix(f"{module}."): tensor for name, tensor in stored.items() if name.startswith(module)}
     theirs = BaseCompressor.get_value_from_registry(settings["format"]).decompress(parts, scheme)["weight"]
-    ours = load(tmp_path / "new")._slices()[f"{module}.weight"]
+    ours = load(tmp_path / "new").slices()[f"{module}.weight"]
     torch.testing.assert_close(ours, theirs.float(), rtol=1e-3, atol=1e-5)  # theirs is in the dtype of the scales
 
 
@@ -69,7 +69,7 @@ def test_ggufs_package_reads_the_same(checkpoints, tmp_path):
     quantise_checkpoint(checkpoints["qwen2"], "gguf-q4_0", tmp_path / "new")
     (path,) = (tmp_path / "new").iterdir()
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
-    slices = load(path)._slices()
+    slices = load(path).slices()
     for ours, theirs in (("model.layers.1.mlp.up_proj", "blk.1.ffn_up"), ("model.embed_tokens", "token_embd")):
         tensor = tensors[f"{theirs}.weight"]
         expected = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type))

@@ -85,7 +85,7 @@ def published(checkpoints, tmp_path_factory):
 
 def weights_of(model) -> Iterator[torch.Tensor]:
     """Every matrix, however it is held, [out, in]."""
-    for module in model._matrices():
+    for module in model.matrices():
         methods = [module.method] if hasattr(module, "method") else [e for part in module.methods for e in part]
         yield from (method.dequantised() for method in methods)
     yield from (parameter for parameter in model.parameters())
