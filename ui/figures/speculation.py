@@ -21,7 +21,7 @@ def acceptance_by_position(found: pd.DataFrame) -> go.Figure:
         hovertemplate="position %{x}: %{y:.0f} %, %{customdata[1]:,.0f} of %{customdata[0]:,.0f}<extra></extra>",
     )  # fmt: skip
     fig.add_scatter(
-        name="where those before it were accepted, at least", x=found.position, y=100 * found.given,
+        name="behind accepted ones, at least", x=found.position, y=100 * found.given,
         mode="lines+markers", line=dict(color=theme.INK, width=1.5, dash="dot"),
         hovertemplate="position %{x}: %{y:.0f} % or more of those behind accepted drafts<extra></extra>",
     )  # fmt: skip

@@ -34,10 +34,10 @@ def acceptance_table(found: pd.DataFrame) -> pd.DataFrame:
     """`acceptance` as text."""
     return pd.DataFrame({
         "position": found.position.map(str),
-        "drafts verified": found.drafted.map(number),
+        "verified": found.drafted.map(number),
         "accepted": found.accepted.map(number),
-        "share of the verified": found.share.map(percent),
-        "where those before it were accepted, at least": found.given.map(percent),
+        "share": found.share.map(percent),
+        "behind accepted ones, at least": found.given.map(percent),
     })  # fmt: skip
 
 
