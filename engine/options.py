@@ -27,7 +27,7 @@ def engine_options(command: Callable[..., None]) -> Callable[..., None]:
             declared = Annotated[field.annotation, typer.Argument(help=field.description)]
         else:
             panel = field.json_schema_extra["panel"]
-            names = ("--lora",) if name == "lora_adapters" else ()
+            names = ("--lora", "--lora-adapters") if name == "lora_adapters" else ()
             option = typer.Option(*names, help=_described(field), metavar=" ", rich_help_panel=panel)
             declared = Annotated[_parsed_type(field), option]
         default = inspect.Parameter.empty if field.is_required() else field.default

@@ -31,6 +31,7 @@ SPEED = (
 WINDOW = ("attention_window", "attention_sinks")  # change the outputs, and with them the load
 SPECULATION = ("speculation", "speculation_adaptive", "speculation_tokens")
 PROPOSER_KNOBS = ("speculation_model", "speculation_ngram", "speculation_layers")  # they change what is proposed
+ROOM = ("attention_window",)  # with kv_scale beside it: the room that it is worth
 REMOVABLE = (
     "client.lag", "client.network", "token.encode", "token.decode", "token.sample", "request.admission",
     "request.quota", "request.cold_start", "request.moderation", "request.stream", "compute.host", "compute.prefill",
@@ -45,14 +46,15 @@ def check(change: Change, *, is_closed: bool) -> None:
     """Raises ReplayError, with a sentence, for a change that a replay cannot make."""
     for name, value in change.settings.items():
         is_told = change.device_speed != 1.0 or (name == "kv_cache_dtype" and change.kv_scale != 1.0)
+        has_room = name in ROOM and change.kv_scale != 1.0
         if name in SPEED and not is_told:
             raise ReplayError(
                 f"{name} changes how fast the device computes, which this run cannot tell; give device_speed beside "
                 "it, such as device_speed=1.3"
             )
-        if name in WINDOW:
+        if name in WINDOW and not has_room:
             raise ReplayError(f"{name} changes the outputs, which a replay takes from the run; record a run with it")
-        if name not in (*REPLAYED, *SPEED, *OBJECTIVE_SETTINGS):
+        if name not in (*REPLAYED, *SPEED, *OBJECTIVE_SETTINGS) and not has_room:
             known = name in EngineConfig.model_fields
             why = "changes nothing that a replay computes" if known else "is not a setting of the engine"
             raise ReplayError(f"{name} {why}; a replay takes {', '.join(REPLAYED)}")
@@ -107,6 +109,8 @@ def changed_config(recorded: EngineConfig, change: Change, meta: Mapping[str, An
     chosen = {name: value for name, value in change.settings.items() if name in REPLAYED}
     if "compute.decode" in change.removed:  # that says what drafts spare
         chosen = {name: value for name, value in chosen.items() if name not in SPECULATION}
+    if change.kv_scale != 1.0 and not has_tiers(dict(recorded)):  # that says what the room of a new tier is worth
+        chosen.pop("kv_host_gib", None)
     settings = {name: getattr(recorded, name) for name in REPLAYED}
     settings = with_chosen({name: value for name, value in settings.items() if value is not None}, chosen)
     settings["model"] = "tiny-model"

@@ -9,6 +9,8 @@ from engine.settings.named_paths import checked_names, named_pairs
 from engine.settings.panels import MEMORY, TOKEN
 
 LARGEST_RANK = 256
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
+BUNDLED = "tiny-adapters"  # in that folder: adapters of the bundled model
 
 
 class LoraSettings(BaseModel):
@@ -49,7 +51,7 @@ class LoraSettings(BaseModel):
     @field_validator("lora_adapters")
     @classmethod
     def _are_names(cls, value: dict[str, Path]) -> dict[str, Path]:
-        return checked_names(value, "an adapter")
+        return {name: _adapter_folder(folder) for name, folder in checked_names(value, "an adapter").items()}
 
     @field_validator("lora_folder")
     @classmethod
@@ -58,3 +60,9 @@ class LoraSettings(BaseModel):
         if loads != (folder is not None):
             raise ValueError("lora_runtime_loading and lora_folder go together; set both or neither")
         return folder
+
+
+def _adapter_folder(folder: Path) -> Path:
+    """The folder that a setting names, or that of a bundled adapter: `tiny-adapters/files`."""
+    is_bundled = folder.parts[:1] == (BUNDLED,) and not folder.is_dir()
+    return SCENARIOS / folder if is_bundled else folder

@@ -12,7 +12,7 @@ severities:                     # the mildest first
 
 A severity is a part of a scenario, laid over the base, beside `around`: faults of client and machine. A control names
 `control: healthy` or `overloaded` in the place of truths, and `change` in the place of severities. A base that ends in
-.yaml is a scenario file beside the case.
+.yaml is a scenario file beside the case. Each run has an empty folder of its own for `kv_disk_path`, whatever it names.
 """
 
 from dataclasses import dataclass

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from loadgen.faults.case import Case, Variant
 from loadgen.faults.surroundings import PlantedSurroundings
@@ -93,12 +94,15 @@ def run_planned(
     """
     scenario = planned.variant.scenario.with_path(run_dir / "scenario.yaml")
     surroundings = surroundings_of(planned.variant, profiles=profiles)
-    try:
-        return run_scenario(
-            scenario, run_dir, seed=planned.seed, scrapes=True, progress=progress, surroundings=surroundings
-        )
-    except ServerDied:
-        return RunDirectory.open(run_dir)
+    with TemporaryDirectory(prefix="sojourn-kv-") as empty:  # a tier that an earlier run filled would be another run
+        own = {"kv_disk_path": empty} if "kv_disk_path" in scenario.engine else {}
+        try:
+            return run_scenario(
+                scenario, run_dir, engine_overrides=own, seed=planned.seed, scrapes=True, progress=progress,
+                surroundings=surroundings,
+            )  # fmt: skip
+        except ServerDied:
+            return RunDirectory.open(run_dir)
 
 
 def surroundings_of(variant: Variant, *, profiles: bool) -> PlantedSurroundings | None:

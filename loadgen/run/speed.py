@@ -28,6 +28,7 @@ FASTEST_KERNELS = {"attention_backend": "auto", "fused_operations": "auto"}
 OTHER_FORMATS = {
     "weights": {"float32": "int8", "bfloat16": "int8", "float16": "int8", "int4": "int8"},
     "kv_cache_dtype": {"fp8": "auto", "int8": "auto", "int4": "auto"},
+    "dtype": {"bfloat16": "float32", "float16": "float32"},
 }
 
 
@@ -86,7 +87,10 @@ def _lacking(
         found.append(options | FASTEST_KERNELS | {"threads": fastest["threads"]})
     for name, instead in OTHER_FORMATS.items():
         other = instead.get(str(own[name])) if options["device"] == "cpu" else None
-        if other is not None and not any(each.settings == own | {name: other} for each in entries):
+        then = own | {name: other}
+        if name == "dtype" and own["weights"] == own["dtype"]:
+            then["weights"] = other  # the checkpoint's own: they follow
+        if other is not None and not any(each.settings == then for each in entries):
             found.append(options | {name: other})
     return found
 
@@ -95,6 +99,6 @@ def _options(engine: dict[str, Any]) -> dict[str, Any]:
     """Settings of a run as options of an engine: what the server reports of its device is more than an option holds."""
     found = {name: engine[name] for name in (*SPEED_SETTINGS, "load_format") if engine.get(name) is not None}
     found["device"] = "cpu" if engine.get("device") == "cpu" else "auto"
-    if found["device"] != "cpu":
+    if found["device"] != "cpu" or found.get("weights") == "bfloat16":  # the checkpoint's own: no option has that name
         found.pop("weights", None)
     return found

@@ -113,8 +113,10 @@ class Scenario(Block):
 
     def _disagreements(self) -> Iterator[str]:
         for key, value in self.engine.items():
-            if not isinstance(value, bool | int | float | str):
-                yield f"`engine.{key}` is {value!r}; it must be a number, a text or true/false; or leave it out"
+            is_list = isinstance(value, list) and value and all(isinstance(each, str) for each in value)
+            if not is_list and not isinstance(value, bool | int | float | str):
+                kinds = "a number, a text, a list of texts or true/false"
+                yield f"`engine.{key}` is {value!r}; it must be {kinds}; or leave it out"
         if not self.target.stream:
             yield from self._objectives_of_a_stream()
         names = [each.klass for each in self.workload.classes]

@@ -34,13 +34,19 @@ def free_port() -> int:
 
 
 def serve_command(settings: dict[str, Any], port: int, run_dir: Path) -> list[str]:
-    """`sojourn serve` for the engine block of a scenario: one flag a key. `serve` checks the values."""
+    """`sojourn serve` for the engine block of a scenario: one flag a key, and of a list one for each of its texts.
+    `serve` checks the values."""
     flags: list[str] = []
     for key, value in settings.items():
         flag = key.replace("_", "-")
         if key in ("model", "host", "port", "run_dir") or value is None:  # None is the default of what it stands for
             continue
-        flags += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            flags += [
+                part for each in (value if isinstance(value, list) else [value]) for part in (f"--{flag}", str(each))
+            ]
     fixed = ["--host", "127.0.0.1", "--port", str(port)]
     if settings.get("telemetry") != "off":  # without telemetry the server has nothing to record, and refuses a folder
         fixed += ["--run-dir", str(run_dir)]

@@ -8,6 +8,7 @@ from metrics.ledger import LIFECYCLES
 from metrics.machine.steal import steal_sentence
 from metrics.records import NO_END
 from metrics.results.load import load_notes
+from metrics.run.directory import section
 from metrics.run.join import uncertainty_sentence
 from metrics.run.server_alone import MARK
 from metrics.sources.registry import SOURCES
@@ -52,6 +53,8 @@ def warnings(facts: Facts, closed: Closure) -> list[str]:
         found.append("no step records: causes that show only in steps cannot be found")
     elif facts.steps is not None and facts.steps.model is None:
         found.append(f"only {facts.steps.count} steps: too few for a step model, so capacity is not estimated")
+    if changes := section(facts.meta, "core").get("changes_outputs"):
+        found.append(f"the outputs are not the model's own ({', '.join(changes)}): times are judged, and not the texts")
     found += filter(None, (steal_sentence(facts.steal), uncertainty_sentence(facts.meta)))
     if closed.closed < CLOSURE_WARNS * closed.joined:
         ledgers = f"only {closed.closed} of {closed.joined} ledgers close"

@@ -36,7 +36,7 @@ QUARTERS = 4
 FEWEST_STEPS = 32  # of a part: a median of fewer is good to a fifth at best
 ENOUGH_COVERED = 0.5  # of the device time must be in steps that the reference knows
 NUMBERS = ("dtype", "weights", "kv_cache_dtype")  # formats: other ones are another model
-FORMATS = ("weights", "kv_cache_dtype")
+FORMATS = ("weights", "kv_cache_dtype", "dtype")
 DECODE_PAIRS = 3  # of step_time.features: pairs of a query and a key
 
 
@@ -143,7 +143,8 @@ def speed_facts(meta: Mapping[str, Any], steps: pd.DataFrame, rows: pd.DataFrame
             other
             for name in FORMATS
             if is_reference
-            for other in _others(stored, own, _but(name), normal.device_ns, found, rows_of_logits)
+            for other in _others(stored, own, _beside(name, own), normal.device_ns, found, rows_of_logits)
+            if name != "dtype" or other.settings.get("weights") == other.settings.get("dtype")
         ],
     )
 
@@ -225,9 +226,10 @@ def _texts(entries: Sequence[SpeedEntry], rows: pd.DataFrame, name: str, units: 
     return Pace(float(known[f"{name}_ns"].sum()) / 1e6, float(normal.sum()) / 1e6)
 
 
-def _but(name: str) -> tuple[str, ...]:
-    """All settings of speed but one."""
-    return tuple(each for each in SPEED_SETTINGS if each != name)
+def _beside(name: str, own: dict[str, Any]) -> tuple[str, ...]:
+    """All settings of speed but a format. Matrices as the checkpoint has them follow the format of all numbers."""
+    follow = name == "dtype" and own.get("weights") == own.get("dtype")
+    return tuple(each for each in SPEED_SETTINGS if each != name and not (follow and each == "weights"))
 
 
 def _others(

@@ -3,12 +3,11 @@
 from metrics.diagnosis.excess import Excess
 from metrics.diagnosis.facts import Facts
 from metrics.diagnosis.rules.cause import Proposal, cause
-from metrics.diagnosis.rules.prefix import OUTCOMES, PROMPT_ACCOUNTS, WORTH_SHARING, claims_of_hits
+from metrics.diagnosis.rules.prefix import LRU, OUTCOMES, PROMPT_ACCOUNTS, WORTH_SHARING, claims_of_hits
 from metrics.diagnosis.rules.shared_evidence import excess_evidence, missing_share
 from metrics.diagnosis.verdict import evidence
 from metrics.replay.prediction import Change
 
-LRU = "lru"
 RESIZED = f"{OUTCOMES}, resized_hit_tokens"
 
 

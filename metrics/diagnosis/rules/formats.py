@@ -1,4 +1,4 @@
-"""Formats of weights and of KV: one that would be faster, and one that is slower than an exacter one."""
+"""Formats of weights, KV and all numbers: one that would be faster, and one that is slower than an exacter one."""
 
 from typing import NamedTuple
 
@@ -43,7 +43,7 @@ def smaller_weights(facts: Facts) -> Smaller:
 @cause(lifecycles=("compute",), object="format of weights or KV", kind="policy", needs=("excess", "steps"),
        rival="a slow device: any format would be slow on it", rival_key="slow_device")  # fmt: skip
 def slow_format(facts: Facts, excess: Excess) -> Proposal | None:
-    """A format of weights or KV was chosen that is slower here than one that is as exact or more so."""
+    """A format of weights, KV or all numbers was chosen that is slower here than one that is as exact or more so."""
     exact = [
         (name, other)
         for name in FORMATS if name in facts.chosen
@@ -71,7 +71,7 @@ def slow_format(facts: Facts, excess: Excess) -> Proposal | None:
 
 
 def _own(facts: Facts, name: str) -> str:
-    held = (facts.meta.get("core") or {}).get(name) if name == "weights" else facts.engine.get(name)
+    held = facts.engine.get(name) if name == "kv_cache_dtype" else (facts.meta.get("core") or {}).get(name)
     return str(held or "")
 
 

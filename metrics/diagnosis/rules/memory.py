@@ -7,6 +7,7 @@ from metrics.diagnosis.excess import Excess
 from metrics.diagnosis.facts import Facts
 from metrics.diagnosis.rules.cause import EXPLAINS_ENOUGH, Proposal, all_of, cause
 from metrics.diagnosis.rules.prefix import ROUND_BLOCKS, block_size
+from metrics.diagnosis.rules.same_memory import is_sized_in_bytes, smaller_kv, window
 from metrics.diagnosis.rules.shared_evidence import blamed_group, excess_evidence, load_evidence, missing_share
 from metrics.diagnosis.verdict import evidence
 from metrics.replay.prediction import Change
@@ -15,7 +16,6 @@ KV_ACCOUNTS = ("memory.blocked", "memory.preempted", "memory.recompute")
 KV_HEADROOM = 1.25  # requests grow while they run, and lengths vary around their mean
 WASTED = 0.25  # of the positions in active blocks: with it a pool holds a third less than it could
 LEAKED = 0.1  # of the pool: less costs nothing that a client sees
-KV_IN_8_BITS = {"float32": 3.5, "bfloat16": 1.8, "float16": 1.8}  # tokens in the same memory, heads of 32 or more
 USUAL_SIZES = (16, 32)  # of blocks
 BLOCKS = "steps: blocks_active, slots_written; requests: scheduled_ns, finished_ns"
 
@@ -37,6 +37,9 @@ def kv_pool(facts: Facts, excess: Excess | None) -> Proposal | None:
     chosen = "num_kv_blocks" in facts.chosen
     recomputed = steps.recomputed_tokens / steps.tokens if steps.tokens else 0.0
     room, needed = kv_batch(facts), comfortable_batch(facts)
+    smaller = [found for found in (smaller_kv(facts), window(facts)) if found is not None]
+    in_bytes, own = is_sized_in_bytes(facts), tuple(each.fix for each in smaller[:1])
+    more = tuple(Change(settings={"num_kv_blocks": size}) for size in (blocks, 2 * blocks))
     preempted = f"preemptions fall from {steps.preemptions} to 0, " if steps.preemptions else ""
     return Proposal(
         cause=f"the pool of {steps.pool_blocks} blocks holds {room:.0f} requests of this length at a time, and "
@@ -55,24 +58,16 @@ def kv_pool(facts: Facts, excess: Excess | None) -> Proposal | None:
                           supports=relieved < FULL, weight=2 if relieved >= FULL else 0.5),
             *_lost_room(facts),
         ],
-        measurement="the same scenario with a larger pool",
-        settings={"num_kv_blocks": blocks},
+        measurement=f"the same scenario with {'smaller keys and values' if in_bytes and own else 'a larger pool'}",
+        settings=dict(own[0].settings) if in_bytes and own else {"num_kv_blocks": blocks},
         if_cause=f"{preempted}load / capacity falls from {now:.2f} to {relieved:.2f}",
         if_rival=f"{missing_share(excess)} stays, with the waiting booked to request.queue",
         change="" if chosen else
-        f"room for {blocks} blocks: more device memory, {_smaller_kv(facts)[0]}, shorter contexts",
+        f"room for {blocks} blocks: {', '.join(each.words for each in smaller)}{', ' if smaller else ''}"
+        "more device memory, shorter contexts",
         claims=all_of(accounts),
-        fixes=(*(Change(settings={"num_kv_blocks": size}) for size in (blocks, 2 * blocks)), *_smaller_kv(facts)[1]),
+        fixes=own or more if in_bytes else (*more, *own),
     )  # fmt: skip
-
-
-def _smaller_kv(facts: Facts) -> tuple[str, tuple[Change, ...]]:
-    """Keys and values in 8 bits, in words and as a replay: with a scale for each token and head, in the same memory."""
-    times = KV_IN_8_BITS.get(str((facts.meta.get("core") or {}).get("dtype")))
-    if times is None or (facts.engine.get("kv_cache_dtype") or "auto") != "auto":
-        return "a smaller KV type", ()
-    words = f"kv_cache_dtype=int8 (about {times:g} times the tokens in the same memory; outputs change a little)"
-    return words, (Change(settings={"kv_cache_dtype": "int8"}, kv_scale=times),)
 
 
 def suggested_blocks(facts: Facts) -> int:

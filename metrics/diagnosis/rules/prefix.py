@@ -9,17 +9,19 @@ from metrics.diagnosis.facts import Facts
 from metrics.diagnosis.kv_facts import KvFacts
 from metrics.diagnosis.memory_facts import ENOUGH
 from metrics.diagnosis.rules.cause import Proposal, cause
+from metrics.diagnosis.rules.same_memory import SameMemory, host_tier, is_sized_in_bytes
 from metrics.diagnosis.rules.shared_evidence import excess_evidence, missing_share
 from metrics.diagnosis.verdict import Evidence, evidence
 from metrics.replay.prediction import Change
-from metrics.run.directory import section
 
 # Work on prompts, and the waits that it makes longer.
 PROMPT_ACCOUNTS = ("compute.prefill", "request.interference", "request.queue", "memory.blocked")
 WORTH_SHARING = 0.15  # of the prompt tokens: a hit of less changes a time to first token by less than its noise
+MOSTLY = 0.5  # of the waiting
 ONE_SHOT = 0.5  # of what was evicted and missed: taken by prompts that nobody asks for again
 ROUND_BLOCKS = 16  # a suggestion is rounded up to a number that one would type
 SIZES_DOWN = (16, 32, 64)  # block sizes that kernels like
+LRU = "lru"  # the policy by default
 KEEP_WHAT_WAS_FOUND = ("segmented-lru", "worth")  # policies of eviction
 OUTCOMES = "requests: prefix_outcomes, infinite_hit_tokens"
 
@@ -85,6 +87,13 @@ def cache_thrash(facts: Facts, excess: Excess) -> Proposal | None:
     hit = hit_with(kv, target)
     chosen = {"num_kv_blocks", "kv_cache_gib", "memory_fraction"} & facts.chosen
     polluted = lost.one_shot_share >= ONE_SHOT
+    # The curve is of LRU. What another policy gives away of it at this very size is no matter of size.
+    in_this_pool = max(kv.use.hit_share, kv.curve.hit_share(kv.pool_blocks) if curve is not None else 0.0)
+    by_policy = in_this_pool - kv.use.hit_share if facts.engine.get("eviction_policy", LRU) != LRU else 0.0
+    host = host_tier(facts, target, kv.pool_blocks)
+    more = tuple(Change(settings={"num_kv_blocks": size}) for size in (target, 2 * target) if size)
+    # A tier keeps what nobody reads. Requests that run need blocks of the device.
+    keeps_size = host is not None and is_sized_in_bytes(facts) and facts.waits.get("kv_blocks", 0.0) < MOSTLY
     return Proposal(
         kind="policy" if chosen else "capacity",
         cause=f"{lost.missed_share:.0%} of the prompt tokens were in the cache and had been evicted: a pool of "
@@ -100,28 +109,27 @@ def cache_thrash(facts: Facts, excess: Excess) -> Proposal | None:
             *([evidence(f"{lost.one_shot_share:.0%} of it was taken by prompts that share nothing: they pollute the "
                         "cache", lost.one_shot_share, "share", "requests: evicted_by, prefix_source", supports=False,
                         weight=3)] if polluted else []),
+            *([evidence(f"LRU would have hit {in_this_pool:.0%} in a pool of this very size", in_this_pool, "share",
+                        "requests: resized_hit_tokens", supports=False, weight=3)]
+              if by_policy >= WORTH_SHARING else []),
             *excess_evidence(excess, PROMPT_ACCOUNTS),
         ],
-        measurement="the same scenario with a larger pool",
-        settings={"num_kv_blocks": target} if target else None,  # 0 where nobody recorded how large the pool is
+        measurement=f"the same scenario with {'a tier in host memory' if keeps_size else 'a larger pool'}",
+        # No target where nobody recorded how large the pool is
+        settings=dict(host.fix.settings) if keeps_size else {"num_kv_blocks": target} if target else None,
         if_cause=f"cached tokens rise from {kv.use.hit_share:.0%} to about {hit:.0%} of the prompt",
         if_rival=f"cached tokens stay, and so does {missing_share(excess)}",
-        change=(f"num_kv_blocks={target} (now {kv.pool_blocks})" if target else "a larger pool")
-        + _host_tier(facts, target)
-        + ", or a cache that more servers share by prefix",
-        claims=claims_of_hits(kv, max(0.0, hit - kv.use.hit_share)),
-        fixes=tuple(Change(settings={"num_kv_blocks": size}) for size in (target, 2 * target) if size),
+        change=_more_room(kv, target, host, host_first=keeps_size),
+        claims=claims_of_hits(kv, max(0.0, hit - kv.use.hit_share - by_policy)),
+        fixes=(host.fix,) if keeps_size else more,
     )  # fmt: skip
 
 
-def _host_tier(facts: Facts, target_blocks: int) -> str:
-    """Host memory for what the pool evicts, in words; "" where there is a tier, or where a block's size is unknown."""
-    of_token = section(facts.meta, "model_shape").get("kv_bytes_per_token")
-    has_tier = any(facts.engine.get(name) is not None for name in ("kv_host_gib", "kv_disk_path"))
-    if has_tier or not of_token or not target_blocks:
-        return ""
-    gib = target_blocks * (facts.engine.get("block_size") or 16) * of_token / (1 << 30)
-    return f", or kv_host_gib={max(gib, 0.01):.2g}: host memory keeps what the pool evicts"
+def _more_room(kv: KvFacts, target: int, host: SameMemory | None, *, host_first: bool) -> str:
+    """The larger pool and the tier below it, in words; first what the memory of the device allows."""
+    pool = f"num_kv_blocks={target} (now {kv.pool_blocks})" if target else "a larger pool"
+    ways = [pool] if host is None else [host.words, pool] if host_first else [pool, host.words]
+    return ", or ".join([*ways, "a cache that more servers share by prefix"])
 
 
 @cause(lifecycles=("memory", "request"), object="prefix cache", kind="workload", accounts=PROMPT_ACCOUNTS,
@@ -136,6 +144,8 @@ def cache_pollution(facts: Facts, excess: Excess) -> Proposal | None:
         return None
     worst = next(iter(lost.by_class.items()), ("", 1.0))
     target = pool_for_reuse(kv)
+    more = (Change(settings={"num_kv_blocks": target}),) if target else ()
+    policies = tuple(Change(settings={"eviction_policy": name}) for name in KEEP_WHAT_WAS_FOUND)
     return Proposal(
         cause=f"prompts that share nothing with any other evicted {lost.one_shot_share:.0%} of what was missed"
         + (f", most of them of {worst[0]}" if worst[0] else ""),
@@ -152,10 +162,7 @@ def cache_pollution(facts: Facts, excess: Excess) -> Proposal | None:
         change=f"send {worst[0] or 'one-shot prompts'} to a server of their own, a pool of {target} blocks, or "
         f"eviction_policy={' or '.join(KEEP_WHAT_WAS_FOUND)}, which keeps what was found before",
         claims=claims_of_hits(kv, lost.missed_share),
-        fixes=(
-            *((Change(settings={"num_kv_blocks": target}),) if target else ()),
-            *(Change(settings={"eviction_policy": name}) for name in KEEP_WHAT_WAS_FOUND),
-        ),
+        fixes=policies if is_sized_in_bytes(facts) else (*more, *policies),
     )  # fmt: skip
 
 

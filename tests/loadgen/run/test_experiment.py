@@ -248,10 +248,12 @@ def test_engine_that_does_not_start_is_quoted_and_leaves_no_folder(tmp_path):
 
 def test_engine_block_becomes_flags_of_serve():
     settings = {"model": "m", "num_kv_blocks": 96, "prefix_caching": False, "policy": "fcfs"}
+    settings["lora_adapters"] = ["a=folder-a", "b=folder-b"]
     command = serve_command(settings, 8123, Path("runs/x"))
     assert command[1:] == [
         "-m", "sojourn", "serve", "m", "--host", "127.0.0.1", "--port", "8123", "--run-dir", "runs/x",
         "--no-spare-core", "--num-kv-blocks", "96", "--no-prefix-caching", "--policy", "fcfs",
+        "--lora-adapters", "a=folder-a", "--lora-adapters", "b=folder-b",
     ]  # fmt: skip
 
 

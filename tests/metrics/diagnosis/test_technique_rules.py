@@ -85,6 +85,37 @@ def test_an_eviction_policy_is_the_cause_where_lru_would_have_kept_what_it_gave_
         assert first.lifecycles[0] == "memory" and "eviction_policy=lru" in first.fix.change
 
 
+def test_a_policy_that_lru_would_beat_is_not_mended_by_a_larger_pool(tmp_path):
+    """The curve is of LRU: what it hits at the pool's own size is no gain of another size."""
+    claims = {}
+    for policy in ("lru", "lfu"):
+        run = synthetic_run(tmp_path / policy, plant="prefix_cache_off", keep=evicted)
+        engine = run.meta()["engine"] | {"prefix_caching": True, "eviction_policy": policy}
+        engine["served"]["engine"] |= {"prefix_caching": True, "eviction_policy": policy}
+        run.update_meta(engine=engine)
+        claims[policy] = proposed(run)["cache_thrash"].claims["compute.prefill"]
+    assert claims["lru"] > 0.5 and claims["lfu"] < 0.1
+
+
+@pytest.mark.parametrize(("chosen", "settings"), [
+    ("num_kv_blocks", {"num_kv_blocks"}), ("kv_cache_gib", {"kv_cache_dtype"}), ("int8", {"attention_window"}),
+])  # fmt: skip
+def test_a_pool_that_was_given_in_bytes_gets_more_tokens_in_the_same_bytes(tmp_path, chosen, settings):
+    run = known(synthetic_run(tmp_path / "run", plant="tiny_kv", requests=120))
+    engine = run.meta()["engine"]
+    if chosen != "num_kv_blocks":
+        engine["kv_cache_gib"] = engine["num_kv_blocks"] / 1024
+        del engine["num_kv_blocks"]
+    if chosen == "int8":  # and so few tokens a step that a window frees most of a long request's blocks
+        engine |= {"kv_cache_dtype": "int8", "max_num_batched_tokens": 16}
+        engine["served"]["engine"] |= {"kv_cache_dtype": "int8", "max_num_batched_tokens": 16}
+        run = with_requests(run, prompt_tokens=lambda rows: rows.prompt_tokens + 3000)
+    run.update_meta(engine=engine)
+    fixes = proposed(run)["kv_pool"].fixes
+    assert set(fixes[0].settings) == settings
+    assert (fixes[0].kv_scale > 1) is (chosen != "num_kv_blocks")
+
+
 def with_drafts(run, accepted_of_ten: int, proposing: float):
     """The run with speculation: each output token cost ten drafts, and the proposer took a share of the decoding."""
     rows = run.table("requests")
@@ -146,3 +177,19 @@ def test_a_tier_that_is_slower_than_computing_again_is_named(tmp_path, again_ms,
         ledger_token_encode_ns=lambda _: 0, ttft_token_encode_ns=lambda _: 0,
     )  # fmt: skip
     assert ("slow_kv_tier" in proposed(run)) is is_named
+
+
+@pytest.mark.parametrize(("tokens", "is_named"), [(16, True), (1_000_000, False)])
+def test_a_disk_that_no_sound_disk_is_as_slow_as_is_named_though_computing_is_slower_still(tmp_path, tokens, is_named):
+    made = known(synthetic_run(tmp_path / "run", plant="slow_encode", requests=60))
+    run = with_requests(
+        made, load_decision=lambda rows: ["load"] * len(rows), recompute_predicted_ns=lambda _: 900_000_000,
+        loaded_tokens=lambda rows: [{"disk": tokens}] * len(rows), load_ns=lambda rows: rows.ledger_token_encode_ns,
+        ledger_memory_load_ns=lambda rows: rows.ledger_token_encode_ns,
+        ttft_memory_load_ns=lambda rows: rows.ttft_token_encode_ns,
+        ledger_token_encode_ns=lambda _: 0, ttft_token_encode_ns=lambda _: 0,
+    )  # fmt: skip
+    found = proposed(run)
+    assert ("slow_kv_tier" in found) is is_named
+    if is_named:
+        assert found["slow_kv_tier"].settings["kv_host_gib"] >= 2
