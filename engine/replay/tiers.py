@@ -13,8 +13,10 @@ import pandas as pd
 from engine.config import EngineConfig
 from engine.memory.tiers.block_format import HEADER
 from engine.memory.tiers.index import TierIndex
+from engine.memory.tiers.slow_tier import SlowTier
 from engine.memory.tiers.store import Moved, Probed
-from engine.memory.tiers.tiers import KVTiers, Prefetch, SlowTier, Transfers
+from engine.memory.tiers.tiers import KVTiers
+from engine.memory.tiers.transfers import Prefetch, Transfers
 from engine.request.plan import StepOutcome, StepPlan
 from engine.request.request import Request, State
 from engine.request.scheduler import Scheduler

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from engine.memory.block_pool import BlockPool
 from engine.memory.observer import BlockObserver
-from engine.memory.tiers.tiers import KVTiers, Prefetch
+from engine.memory.tiers.tiers import KVTiers
+from engine.memory.tiers.transfers import Prefetch
 from engine.memory.window import HOLE
 from engine.request.plan import StepPlan
 from engine.request.request import Request

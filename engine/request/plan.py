@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from engine.adapter import AdapterReference
-from engine.memory.tiers.tiers import Transfers
+from engine.memory.tiers.transfers import Transfers
 from engine.request.request import Request
 from engine.sampling import TokenLogprobs
 

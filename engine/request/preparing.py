@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from engine.memory.tiers.tiers import Prefetch
+from engine.memory.tiers.transfers import Prefetch
 from engine.request.plan import Preparation
 from engine.request.request import Request
 

@@ -7,7 +7,8 @@ from engine.adapter import AdapterReference
 from engine.memory.adapters import AdapterSlots
 from engine.memory.block_pool import BlockPool
 from engine.memory.observer import BlockObserver
-from engine.memory.tiers.tiers import KVTiers, Prefetch
+from engine.memory.tiers.tiers import KVTiers
+from engine.memory.tiers.transfers import Prefetch
 from engine.request.adapter_line import AdapterLine
 from engine.request.draft_lengths import DraftLengths
 from engine.request.kv_block_manager import KVBlockManager

@@ -8,7 +8,7 @@ import torch
 
 from engine.compute.logits import OVERFLOWED
 from engine.compute.lora.backend import LoraTile
-from engine.memory.tiers.tiers import Transfers
+from engine.memory.tiers.transfers import Transfers
 from engine.request.plan import ScheduledTokens
 from engine.request.request import Request
 from engine.runner.rows import PackedStep

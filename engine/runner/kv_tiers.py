@@ -11,7 +11,8 @@ from engine.memory.tiers.block_format import BlockFormat
 from engine.memory.tiers.disk import DiskStore
 from engine.memory.tiers.index import TierIndex
 from engine.memory.tiers.remote import RemoteStore
-from engine.memory.tiers.tiers import KVTiers, SlowTier
+from engine.memory.tiers.slow_tier import SlowTier
+from engine.memory.tiers.tiers import KVTiers
 from engine.process import free_memory_bytes
 from engine.runner.checkpoint_files import files_digest
 from engine.runner.kv_transfer import HostSlots, slot_sizes

@@ -11,7 +11,7 @@ from itertools import accumulate
 import torch
 
 from engine.compute.kv_cache import KVCache, copy_blocks, parts, zeros
-from engine.memory.tiers.tiers import Transfers
+from engine.memory.tiers.transfers import Transfers
 from metrics.errors import ModelError
 
 ALIGNED = 16  # bytes: where a part of a slot begins

@@ -15,7 +15,7 @@ from engine.compute.communication.layout import ONE_PROCESS
 from engine.compute.kv_cache import KVCache, clear_blocks
 from engine.compute.lora.backend import decode_slots
 from engine.config import EngineConfig, largest_step_tokens
-from engine.memory.tiers.tiers import Transfers
+from engine.memory.tiers.transfers import Transfers
 from engine.request.plan import LaunchedStep, Preparation, StepOutcome, StepPlan
 from engine.request.request import Request
 from engine.runner.adapters import Adapters, both, make_adapters

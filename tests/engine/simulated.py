@@ -13,8 +13,10 @@ from engine.memory.eviction import make_eviction_policy
 from engine.memory.kv_events import make_kv_event_log
 from engine.memory.shadow.observer import ShadowObserver
 from engine.memory.tiers.index import TierIndex
+from engine.memory.tiers.slow_tier import SlowTier
 from engine.memory.tiers.store import Moved
-from engine.memory.tiers.tiers import KVTiers, SlowTier, Transfers
+from engine.memory.tiers.tiers import KVTiers
+from engine.memory.tiers.transfers import Transfers
 from engine.memory.window import FreedWindow
 from engine.messages import Observed, Submit, Tokens
 from engine.request.plan import LaunchedStep, ScheduledTokens, StepOutcome, StepPlan

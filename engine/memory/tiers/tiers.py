@@ -11,80 +11,20 @@ evicted before its load was launched is not loaded: its next owner may be a copy
 """
 
 import time
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
 from engine.memory.tiers.cost import LEAST_TOKENS, Choice, Speed, choose
 from engine.memory.tiers.index import TierIndex
 from engine.memory.tiers.request import TierReader
-from engine.memory.tiers.store import BlockStore, Moved, Probed
+from engine.memory.tiers.slow_tier import SlowTier, TierCounts
+from engine.memory.tiers.store import Moved, Probed
+from engine.memory.tiers.transfers import Prefetch, Transfers
 from metrics.memory.kv_load import NOTHING_LOADED, KVLoad
 
 CLOSE_S = 10.0
 WRITE_SHARE = 0.5  # of the slots that may wait for a slow tier's writes: reads need slots, too
-
-
-@dataclass(slots=True)
-class Transfers:
-    """What a step copies between the device and slots of host memory, before it computes."""
-
-    stores: list[tuple[int, int]] = field(default_factory=list)  # device block → slot
-    loads: list[tuple[int, int]] = field(default_factory=list)  # slot → device block, behind the copies of the step
-    stored_keys: list[bytes] = field(default_factory=list)
-    loaded_keys: list[bytes] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Prefetch:
-    """Reads into host memory that a request waits for. A Preparation, as the loop knows it."""
-
-    waits_for: int = 0
-    is_cancelled: bool = False
-    held: list[bytes] = field(default_factory=list)  # pinned in host memory for its request
-    ready_ns: int = 0  # when the last read ended
-    error: str | None = None  # a tier that fails is no error of a request
-
-    @property
-    def is_done(self) -> bool:
-        return self.waits_for == 0
-
-
-@dataclass(slots=True)
-class TierCounts:
-    """Of one tier, since the last `take_counts`; `blocks` is the state."""
-
-    loaded_bytes: int = 0
-    stored_bytes: int = 0
-    load_ns: int = 0
-    store_ns: int = 0
-    failures: int = 0  # reads and writes that failed, and damaged blocks
-    refused: int = 0  # stores for which there was no room
-    blocks: int = 0
-
-
-class SlowTier:
-    """A store behind host memory: what it holds, and how fast it was."""
-
-    def __init__(self, store: BlockStore, capacity: int):
-        self.store = store
-        self.name = store.name
-        self.index = TierIndex(store.name, capacity)
-        self.reads = Speed()  # bytes
-        self.reading_bytes = 0  # queued and under way
-        self.num_writing = 0
-        self.backlog: deque[bytes] = deque()  # keys in host memory that wait until fewer are being written
-        for key in store.known():
-            if self.index.prepare_store(key) is not None:
-                self.index.complete_store(key, ok=True)
-        self.remove_evicted()
-
-    def remove_evicted(self) -> None:
-        for key in self.index.evicted:
-            self.store.remove(key)
-        self.index.evicted.clear()
 
 
 class KVTiers:
