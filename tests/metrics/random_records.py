@@ -8,7 +8,18 @@ from metrics.ledger import SERVER_ACCOUNTS, new_ledger
 from metrics.machine.sampler import THROTTLE_REASONS
 from metrics.memory.kv_load import TIERS
 from metrics.memory.prefix_outcomes import PREFIX_OUTCOMES, RATIOS
-from metrics.records import KINDS, REFUSALS, STAGES, UNDRAFTED, WAITS, RequestRecord, StepRecord, SystemRecord
+from metrics.records import (
+    ACTIVITIES,
+    COLLECTIVES,
+    KINDS,
+    REFUSALS,
+    STAGES,
+    UNDRAFTED,
+    WAITS,
+    RequestRecord,
+    StepRecord,
+    SystemRecord,
+)
 
 MS = 1_000_000
 
@@ -33,7 +44,7 @@ def random_step(rng: Random, step: int = 0) -> StepRecord:
         request_ids=[item[0] for item in batch], new_tokens=[item[1] for item in batch],
         past_tokens=[item[2] for item in batch], kinds=[item[3] for item in batch],
         padding_tokens=rng.randint(0, 64), graph=rng.choice(["eager", "8", "16"]), budget=8 * 300,
-        waiting=rng.randint(0, 20), refusals={reason: rng.randint(1, 9) for reason in rng.sample(REFUSALS, 2)},
+        waiting=rng.randint(1, 20), refusals={reason: rng.randint(1, 9) for reason in rng.sample(REFUSALS, 2)},
         preempted_ids=preempted,
         preempted_for=[rng.choice(["r0", victim]) for victim in preempted],
         preempted_tokens=[rng.randint(0, 500) for _ in preempted], evicted_blocks=rng.randint(0, 5),
@@ -50,7 +61,7 @@ def random_step(rng: Random, step: int = 0) -> StepRecord:
         load_ns=rng.randint(0, MS), store_ns=rng.randint(0, MS),
         tier_blocks={tier: rng.randint(1, 99) for tier in TIERS},
         **{field: {tier: rng.randint(0, 10**6) for tier in TIERS} for field in TIER_SUMS},
-        **_drafts(rng),
+        **_drafts(rng), **_exchanges(rng),
     )  # fmt: skip
 
 
@@ -62,6 +73,16 @@ def _drafts(rng: Random) -> dict:
         "accepted_tokens": sum(accepted), "drafts_wanted": rng.randint(0, 9), "draft_ns": rng.randint(0, MS),
         "draft_flops": rng.randint(0, 10**12), "draft_bytes": rng.randint(0, 10**12),
         "undrafted": {rng.choice(UNDRAFTED): rng.randint(1, 9)},
+    }  # fmt: skip
+
+
+def _exchanges(rng: Random) -> dict:
+    """Those of two ranks."""
+    return {
+        "communication_ns": rng.randint(0, MS), "bubble_ns": rng.randint(0, MS),
+        "exchanged_bytes": {name: rng.randint(1, 10**6) for name in COLLECTIVES},
+        "exchange_ns": {name: rng.randint(1, MS) for name in COLLECTIVES},
+        **{f"rank_{activity}_ns": [rng.randint(1, MS), rng.randint(1, MS)] for activity in ACTIVITIES},
     }  # fmt: skip
 
 

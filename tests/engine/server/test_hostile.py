@@ -40,6 +40,7 @@ NEEDED = {
     "/detokenize": {"tokens": "[5]"},
     "/v1/load_lora_adapter": {"lora_name": '"a"', "lora_path": '"b"'}, "/v1/unload_lora_adapter": {"lora_name": '"a"'},
 }  # fmt: skip
+NEEDED |= {path: NEEDED[path.removesuffix("/render")] for path in PATHS if path.endswith("/render")}
 # JSON as it stands in a body: what json.dumps writes, and what only a hostile hand writes.
 FRAGMENTS = [
     "-1", "0", "1", "2", "-0.0", "0.5", "-1e308", "1e-320", "1e999", "NaN", "-Infinity", str(2**31), str(2**31 - 1),
