@@ -8,9 +8,10 @@ import torch
 from engine.compute.kv_cache import parts
 from engine.config import EngineConfig
 from engine.memory.tiers.block_format import BlockFormat
-from engine.memory.tiers.disk import DiskStore
+from engine.memory.tiers.disk import Disk
 from engine.memory.tiers.index import TierIndex
-from engine.memory.tiers.remote import RemoteStore
+from engine.memory.tiers.medium_store import MediumQuestions, MediumStore
+from engine.memory.tiers.remote import Remote
 from engine.memory.tiers.slow_tier import SlowTier
 from engine.memory.tiers.tiers import KVTiers
 from engine.process import free_memory_bytes
@@ -43,11 +44,13 @@ def make_tiers(config: EngineConfig, runner: ModelRunner, folder: Path) -> KVTie
     slow = []
     form = BlockFormat(model_fingerprint(config, runner, folder), block_bytes)
     if config.kv_disk_path is not None:
-        disk = DiskStore(config.kv_disk_path.expanduser(), form, slots.slot_bytes)
+        disk = Disk(config.kv_disk_path.expanduser(), form, slots.slot_bytes)
         capacity = _blocks("kv_disk_gib", int((config.kv_disk_gib or DISK_GIB) * GIB), disk.block_bytes)
-        slow.append(SlowTier(disk, capacity))
+        slow.append(SlowTier(MediumStore(disk), capacity))
     if config.kv_remote_url is not None:
-        slow.append(SlowTier(RemoteStore(config.kv_remote_url, form, slots.slot_bytes), REMEMBERED_KEYS))
+        remote = Remote(config.kv_remote_url, form, slots.slot_bytes)
+        store = MediumStore(remote)
+        slow.append(SlowTier(store, REMEMBERED_KEYS, MediumQuestions(store, remote.count_known)))
     return KVTiers(
         TierIndex("host", num_slots), slow, block_size=config.block_size, block_bytes=block_bytes,
         store_policy=config.kv_store_policy or "fill",

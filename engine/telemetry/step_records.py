@@ -3,8 +3,8 @@
 from engine.memory.adapters import AdapterSlots
 from engine.memory.block_pool import BlockPool
 from engine.memory.observer import BlockObserver
-from engine.memory.tiers.slow_tier import TierCounts
 from engine.memory.tiers.tiers import KVTiers
+from engine.memory.tiers.transfers import TierCounts
 from engine.request.plan import StepOutcome, StepPlan
 from engine.telemetry.accounting import Participants, Turn
 from metrics.records import ACTIVITIES, StepRecord

@@ -3,6 +3,7 @@
 import hashlib
 import random
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import NamedTuple
 
 from engine.config import EngineConfig
@@ -14,7 +15,7 @@ from engine.memory.kv_events import make_kv_event_log
 from engine.memory.shadow.observer import ShadowObserver
 from engine.memory.tiers.index import TierIndex
 from engine.memory.tiers.slow_tier import SlowTier
-from engine.memory.tiers.store import Moved
+from engine.memory.tiers.store import Answer, Moved
 from engine.memory.tiers.tiers import KVTiers
 from engine.memory.tiers.transfers import Transfers
 from engine.memory.window import FreedWindow
@@ -241,7 +242,6 @@ class SimulatedStore:
     files: dict[bytes, list] = field(default_factory=dict)
     broken: set[bytes] = field(default_factory=set)  # keys whose reads and writes fail
     name: str = "disk"
-    is_shared: bool = False
     block_bytes: int = 100
 
     def __post_init__(self) -> None:
@@ -285,6 +285,22 @@ class SimulatedStore:
         """Nothing outlives the simulation but `files`."""
 
 
+@dataclass
+class SimulatedQuestions:
+    """Asks a simulated store that others write to. It answers when it is listened to."""
+
+    store: SimulatedStore
+    asked: list[tuple[int, list[bytes]]] = field(default_factory=list)
+
+    def ask(self, number: int, keys: list[bytes]) -> None:
+        self.asked.append((number, keys))
+
+    def answers(self) -> list[Answer]:
+        asked, self.asked = self.asked, []
+        counts = [sum(1 for _ in takewhile(self.store.files.__contains__, keys)) for _, keys in asked]
+        return [Answer(number, count, 0) for (number, _), count in zip(asked, counts, strict=True)]
+
+
 class Simulation:
     """An engine over the simulated device."""
 
@@ -314,8 +330,9 @@ class Simulation:
                 self.disk = SimulatedStore(self.runner.host, {} if files is None else files)
                 slow.append(SlowTier(self.disk, disk_blocks))
             self.tiers = KVTiers(
-                TierIndex("host", host_blocks), slow, block_size=block_size, block_bytes=100, store_policy=stores
-            )
+                TierIndex("host", host_blocks), slow, block_size=block_size, block_bytes=100, store_policy=stores,
+                clock=self.clock,
+            )  # fmt: skip
         if kv_events is not None:
             pool.events = make_kv_event_log(block_size, kv_events, self.tiers)
         policy_of = make_policy(dict(config), pool)

@@ -10,28 +10,25 @@ import contextlib
 import errno
 import fcntl
 import os
-import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from engine.memory.tiers.block_format import HEADER, BlockFormat
-from engine.memory.tiers.store import Moved, Probed
-from engine.memory.tiers.worker import Complaints, Worker
+from engine.memory.tiers.worker import Complaints
 from metrics.errors import ModelError
 
 SUFFIX, PART = ".kv", ".part"
-CLOSE_S = 5.0  # that an ending process gives to the read and the write under way
+OUTCOMES = {  # of an operation that failed: what could not be done, and what follows
+    "read": ("read", "the tokens are computed instead"),
+    "write": ("written", "its tokens are computed again once the device has given them up"),
+    "remove": ("removed", "it takes room beyond kv_disk_gib"),
+}
 
 
-class DiskStore:
-    """Files below `folder`, by a thread that reads and one that writes. `slot_bytes` gives the memory of a slot.
-
-    Raises ModelError if the folder cannot be used.
-    """
+class Disk:
+    """Files below `folder`. `slot_bytes` gives the memory of a slot. Raises ModelError if the folder cannot be used."""
 
     name = "disk"
-    is_shared = False
 
     def __init__(self, folder: Path, form: BlockFormat, slot_bytes: Callable[[int], memoryview]):
         self.folder = folder / form.fingerprint.hex()
@@ -39,10 +36,7 @@ class DiskStore:
         self._format = form
         self._slot_bytes = slot_bytes
         self._lock = _owned(self.folder)
-        self._finished: deque[Moved] = deque()
         self._complaints = Complaints()
-        self._is_closing = False
-        self._reads, self._writes = Worker("kv-disk-read"), Worker("kv-disk-write")
 
     def known(self) -> list[bytes]:
         """The keys of the files that look whole, oldest first. Parts of a killed process are deleted."""
@@ -55,34 +49,47 @@ class DiskStore:
                     found.append((entry.stat().st_mtime_ns, key))
         return [key for _, key in sorted(found)]
 
-    def probe(self, number: int, keys: Sequence[bytes]) -> None:
-        raise NotImplementedError("nobody else writes to it")
-
-    def probed(self) -> list[Probed]:
-        return []
-
-    def read(self, key: bytes, slot: int) -> None:
-        self._reads.submit(lambda: self._moved(key, True, self._read, slot))
+    def read(self, key: bytes, slot: int) -> bool:
+        memory, header = self._slot_bytes(slot), bytearray(HEADER.size)
+        with open(self._path(key), "rb", buffering=0) as file:
+            count = os.preadv(file.fileno(), [header, memory], 0)
+            while 0 < count < self.block_bytes:
+                more = os.preadv(file.fileno(), [memory[count - HEADER.size :]], count) if count >= HEADER.size else 0
+                if not more:
+                    break
+                count += more
+        if count == self.block_bytes and self._format.is_whole(key, bytes(header), memory):
+            return True
+        self._complaints.log("damaged", "a KV block in %s is damaged; the tokens are computed instead", self.folder)
+        return False
 
     def write(self, key: bytes, slot: int) -> None:
-        self._writes.submit(lambda: self._moved(key, False, self._write, slot))
+        memory, path = self._slot_bytes(slot), self._path(key)
+        header, part = self._format.header(key, memory), path.with_suffix(PART)
+        try:
+            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb", buffering=0) as file:
+                count = os.writev(file.fileno(), [header, memory])
+                while count < self.block_bytes:  # a disk that fills up writes a part, and then says so
+                    count += os.write(file.fileno(), memory[count - HEADER.size :])
+            os.rename(part, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+            raise
 
     def remove(self, key: bytes) -> None:
-        self._writes.submit(lambda: self._path(key).unlink(missing_ok=True))
+        self._path(key).unlink(missing_ok=True)
 
-    def finished(self) -> list[Moved]:
-        moved = []
-        while self._finished:
-            moved.append(self._finished.popleft())
-        return moved
-
-    def wait(self) -> None:
-        time.sleep(0.002)
+    def failed(self, operation: str, error: Exception) -> None:
+        done, follows = OUTCOMES[operation]
+        is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        self._complaints.log(
+            operation, "a KV block in %s could not be %s: %s; %s%s", self.folder, done,
+            getattr(error, "strerror", None) or error, follows, "; lower kv_disk_gib or make room" if is_full else "",
+        )  # fmt: skip
 
     def close(self) -> None:
-        self._is_closing = True
-        self._reads.close(CLOSE_S)
-        self._writes.close(CLOSE_S)
+        """Another process may own the folder."""
         os.close(self._lock)
 
     def _path(self, key: bytes) -> Path:
@@ -98,53 +105,6 @@ class DiskStore:
                 return key if self._format.is_of(key, file.read(HEADER.size)) else None
         except (ValueError, OSError):
             return None
-
-    def _moved(self, key: bytes, is_read: bool, work: Callable[[bytes, int], bool], slot: int) -> None:
-        began_ns = time.monotonic_ns()
-        try:
-            ok = not self._is_closing and work(key, slot)
-        except Exception as error:  # a read that never ended would hold its request for ever
-            ok = False
-            self._complain("read" if is_read else "written", error)
-        self._finished.append(Moved(key, is_read, ok, self.block_bytes, began_ns, time.monotonic_ns()))
-
-    def _read(self, key: bytes, slot: int) -> bool:
-        memory, header = self._slot_bytes(slot), bytearray(HEADER.size)
-        with open(self._path(key), "rb", buffering=0) as file:
-            count = os.preadv(file.fileno(), [header, memory], 0)
-            while 0 < count < self.block_bytes:
-                more = os.preadv(file.fileno(), [memory[count - HEADER.size :]], count) if count >= HEADER.size else 0
-                if not more:
-                    break
-                count += more
-        if count == self.block_bytes and self._format.is_whole(key, bytes(header), memory):
-            return True
-        self._complain("used: its contents are damaged", None)
-        return False
-
-    def _write(self, key: bytes, slot: int) -> bool:
-        memory, path = self._slot_bytes(slot), self._path(key)
-        header, part = self._format.header(key, memory), path.with_suffix(PART)
-        try:
-            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb", buffering=0) as file:
-                count = os.writev(file.fileno(), [header, memory])
-                while count < self.block_bytes:  # a disk that fills up writes a part, and then says so
-                    count += os.write(file.fileno(), memory[count - HEADER.size :])
-            os.rename(part, path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                part.unlink(missing_ok=True)
-            raise
-        return True
-
-    def _complain(self, what: str, error: Exception | None) -> None:
-        reason = "" if error is None else f": {getattr(error, 'strerror', None) or error}"
-        is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-        remedy = "; lower kv_disk_gib or make room" if is_full else ""
-        self._complaints.log(
-            what, "a KV block in %s could not be %s%s; the tokens are computed instead%s", self.folder, what, reason,
-            remedy,
-        )  # fmt: skip
 
 
 def _owned(folder: Path) -> int:

@@ -12,6 +12,7 @@ class TierBlock:
     slot: int
     is_ready: bool = False  # else it is being written
     pins: int = 0  # transfers under way, and requests that will read it soon
+    is_lost: bool = False  # nobody finds it; it goes with its last pin
     came_from: str = ""  # the slower tier that it was read from, until a request has used it
 
 
@@ -44,7 +45,7 @@ class TierIndex:
     def lookup(self, key: bytes) -> bool:
         """Whether the block can be read."""
         block = self._blocks.get(key)
-        return block is not None and block.is_ready
+        return block is not None and block.is_ready and not block.is_lost
 
     def prepare_store(self, key: bytes) -> int | None:
         """A slot to write the block to; None where it is known, or where nothing can make room for it."""
@@ -67,8 +68,7 @@ class TierIndex:
         assert not block.is_ready, "a block is written once"
         if not ok:
             assert not block.pins, "nothing reads a block that is being written"
-            del self._blocks[key]
-            self._free.append(block.slot)
+            self._remove(key)
             return
         block.is_ready = True
         self._evictable[key] = None
@@ -86,7 +86,9 @@ class TierIndex:
         block = self._blocks[key]
         block.pins -= 1
         assert block.pins >= 0, "a block was given back twice"
-        if not block.pins:
+        if not block.pins and block.is_lost:
+            self._remove(key)
+        elif not block.pins:
             self._evictable[key] = None
 
     def touch(self, key: bytes) -> None:
@@ -97,14 +99,21 @@ class TierIndex:
     def forget(self, key: bytes) -> None:
         """The block turned out to be lost or damaged. Nothing else may read it."""
         block = self._blocks.get(key)
-        if block is not None and block.is_ready and not block.pins:
-            del self._blocks[key], self._evictable[key]
-            self._free.append(block.slot)
-            self._changed(key, is_readable=False)
+        if block is None or not block.is_ready or block.is_lost:
+            return
+        if block.pins:
+            block.is_lost = True
+        else:
+            del self._evictable[key]
+            self._remove(key)
+        self._changed(key, is_readable=False)
 
     def readable(self) -> list[bytes]:
         """The keys of all blocks that can be read."""
-        return [key for key, block in self._blocks.items() if block.is_ready]
+        return [key for key in self._blocks if self.lookup(key)]
+
+    def _remove(self, key: bytes) -> None:
+        self._free.append(self._blocks.pop(key).slot)
 
     def _changed(self, key: bytes, *, is_readable: bool) -> None:
         if self.on_change is not None:

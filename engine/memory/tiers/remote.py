@@ -11,12 +11,10 @@ import re
 import socket
 import struct
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from engine.memory.tiers.block_format import HEADER, BlockFormat
-from engine.memory.tiers.store import Moved, Probed
-from engine.memory.tiers.worker import Complaints, Worker
+from engine.memory.tiers.worker import Complaints
 from metrics.errors import ModelError
 
 REQUEST = struct.Struct("<9i150s")  # command, length, format, dtype, location, shape (4), key
@@ -24,85 +22,44 @@ ANSWER = struct.Struct("<9i")  # code, length, format, dtype, shape (4), locatio
 PUT, GET, EXIST = 1, 2, 3
 SUCCESS = 200
 BINARY, UINT8 = 4, 6  # LMCache's numbers of its binary format, and of the dtype
-TIMEOUT_S = 2.0
+TIMEOUT_S = 2.0  # of one block, and of all questions for one prefix
 RETRY_S = 10.0  # after a failure the server is left alone
-CLOSE_S = 5.0
+OUTCOMES = {"read": "read from", "write": "written to", "ask": "asked"}
 QUICKACK = getattr(socket, "TCP_QUICKACK", None)
 URL = re.compile(r"lm://(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\]):(?P<port>[0-9]{1,5})")
 
 
-class RemoteStore:
+class Remote:
     """Blocks of one model on a server, by a connection that reads and one that writes."""
 
     name = "remote"
-    is_shared = True
 
     def __init__(self, url: str, form: BlockFormat, slot_bytes: Callable[[int], memoryview]):
         self.url = url
         self.block_bytes = form.block_bytes
         self._format = form
         self._slot_bytes = slot_bytes
-        address = _address(url)
+        address = server_address(url)
         self._complaints = Complaints()
-        self._finished: deque[Moved] = deque()
-        self._probed: deque[Probed] = deque()
-        self._is_closing = False
         self._reading, self._writing = _Connection(address), _Connection(address)
-        self._reads, self._writes = Worker("kv-remote-read"), Worker("kv-remote-write")
 
     def known(self) -> list[bytes]:
         """None: the server is asked for each prefix."""
         return []
 
-    def probe(self, number: int, keys: Sequence[bytes]) -> None:
-        self._reads.submit(lambda: self._probe(number, keys))
-
-    def probed(self) -> list[Probed]:
-        return [self._probed.popleft() for _ in range(len(self._probed))]
-
-    def read(self, key: bytes, slot: int) -> None:
-        self._reads.submit(lambda: self._moved(key, True, self._read, slot))
-
-    def write(self, key: bytes, slot: int) -> None:
-        self._writes.submit(lambda: self._moved(key, False, self._write, slot))
-
-    def remove(self, key: bytes) -> None:
-        """The protocol removes nothing."""
-
-    def finished(self) -> list[Moved]:
-        return [self._finished.popleft() for _ in range(len(self._finished))]
-
-    def wait(self) -> None:
-        time.sleep(0.002)
-
-    def close(self) -> None:
-        self._is_closing = True
-        self._reads.close(CLOSE_S)
-        self._writes.close(CLOSE_S)
-        self._reading.close()
-        self._writing.close()
-
-    def _probe(self, number: int, keys: Sequence[bytes]) -> None:
-        count = 0
+    def count_known(self, keys: Sequence[bytes]) -> int:
+        """How many of these blocks, from the first on, the server has. Of a slow one: says it has, within TIMEOUT_S."""
+        count, until_s = 0, time.monotonic() + TIMEOUT_S
         try:
             for key in keys:
-                if self._is_closing or self._reading.ask(EXIST, self._key(key))[0] != SUCCESS:
+                if time.monotonic() > until_s or self._reading.ask(EXIST, self._key(key))[0] != SUCCESS:
                     break
                 count += 1
         except Exception as error:
-            self._complain("asked", error)
-        self._probed.append(Probed(number, count, time.monotonic_ns()))
+            self.failed("ask", error)
+        return count
 
-    def _moved(self, key: bytes, is_read: bool, work: Callable[[bytes, int], bool], slot: int) -> None:
-        began_ns = time.monotonic_ns()
-        try:
-            ok = not self._is_closing and work(key, slot)
-        except Exception as error:  # a read that never ended would hold its request for ever
-            ok = False
-            self._complain("read from" if is_read else "written to", error)
-        self._finished.append(Moved(key, is_read, ok, self.block_bytes, began_ns, time.monotonic_ns()))
-
-    def _read(self, key: bytes, slot: int) -> bool:
+    def read(self, key: bytes, slot: int) -> bool:
         code, length = self._reading.ask(GET, self._key(key))
         if code != SUCCESS:
             return False
@@ -117,10 +74,23 @@ class RemoteStore:
         self._complaints.log("damaged", "a KV block of %s is damaged; its tokens are computed instead", self.url)
         return False
 
-    def _write(self, key: bytes, slot: int) -> bool:
+    def write(self, key: bytes, slot: int) -> None:
         memory = self._slot_bytes(slot)
+        self._writing.begin()
         self._writing.send(self._request(PUT, key), self._format.header(key, memory), memory)
-        return True
+
+    def remove(self, key: bytes) -> None:
+        """The protocol removes nothing."""
+
+    def failed(self, operation: str, error: Exception) -> None:
+        self._complaints.log(
+            operation, "the KV tier %s could not be %s: %s; tokens are computed instead", self.url,
+            OUTCOMES[operation], error,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        self._reading.close()
+        self._writing.close()
 
     def _request(self, command: int, key: bytes) -> bytes:
         return _request(command, self._key(key), self.block_bytes)
@@ -129,22 +99,29 @@ class RemoteStore:
         """As LMCache writes keys: model, world size, worker, hash, dtype."""
         return f"sojourn-{self._format.fingerprint.hex()}@1@0@{key.hex()}@uint8".encode()
 
-    def _complain(self, what: str, error: Exception) -> None:
-        self._complaints.log(
-            what, "the KV tier %s could not be %s: %s; tokens are computed instead", self.url, what, error
-        )
-
 
 class _Connection:
-    """One connection, which is made when it is needed, and again some time after it failed."""
+    """One connection, which is made when it is needed, and again some time after it failed.
+
+    An operation has TIMEOUT_S in all, also with a server that sends a byte now and then.
+    """
 
     def __init__(self, address: tuple[str, int]):
         self._address = address
         self._socket: socket.socket | None = None
         self._failed_s = -RETRY_S
+        self._until_s = 0.0  # the operation under way has failed then
+
+    def begin(self) -> None:
+        """Another operation: its parts follow."""
+        now_s = time.monotonic()
+        if self._socket is None and now_s - self._failed_s < RETRY_S:
+            raise ConnectionError("it failed a moment ago")
+        self._until_s = now_s + TIMEOUT_S
 
     def ask(self, command: int, key: bytes) -> tuple[int, int]:
-        """The code and the length of the answer."""
+        """Begins an operation. Returns the code and the length of the answer."""
+        self.begin()
         self.send(_request(command, key, 0))
         answer = bytearray(ANSWER.size)
         self.receive(memoryview(answer))
@@ -162,9 +139,10 @@ class _Connection:
     def receive(self, into: memoryview) -> None:
         try:
             while into:
+                connection = self._open()
                 if QUICKACK is not None:  # else the server's second write waits for a delayed acknowledgement
-                    self._open().setsockopt(socket.IPPROTO_TCP, QUICKACK, 1)
-                count = self._open().recv_into(into)
+                    connection.setsockopt(socket.IPPROTO_TCP, QUICKACK, 1)
+                count = connection.recv_into(into)
                 if not count:
                     raise ConnectionResetError("the server closed the connection")
                 into = into[count:]
@@ -178,23 +156,26 @@ class _Connection:
             self._socket = None
 
     def _open(self) -> socket.socket:
+        """The connection, which gives up when the operation's time is over."""
+        left_s = self._until_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError(f"it took longer than {TIMEOUT_S:g} s")
         if self._socket is None:
-            if time.monotonic() - self._failed_s < RETRY_S:
-                raise ConnectionError("it failed a moment ago")
-            self._socket = socket.create_connection(self._address, TIMEOUT_S)
+            self._socket = socket.create_connection(self._address, left_s)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.settimeout(left_s)
         return self._socket
 
     def _fail(self) -> None:
         self.close()
-        self._failed_s = max(self._failed_s, time.monotonic())
+        self._failed_s = time.monotonic()
 
 
 def _request(command: int, key: bytes, length: int) -> bytes:
     return REQUEST.pack(command, length, BINARY, UINT8, 0, length, 0, 0, 0, key.ljust(150))
 
 
-def _address(url: str) -> tuple[str, int]:
+def server_address(url: str) -> tuple[str, int]:
     found = URL.fullmatch(url)
     if found is None or int(found["port"]) > 65535:
         raise ModelError(f"kv_remote_url={url} is no address; give it as lm://host:port")

@@ -1,35 +1,24 @@
-"""A tier behind host memory with its books, and the counts of any tier."""
+"""A tier behind host memory: what it holds, and how fast it was."""
 
 from collections import deque
-from dataclasses import dataclass
 
 from engine.memory.tiers.cost import Speed
 from engine.memory.tiers.index import TierIndex
-from engine.memory.tiers.store import BlockStore
-
-
-@dataclass(slots=True)
-class TierCounts:
-    """Of one tier, since the last `take_counts`; `blocks` is the state."""
-
-    loaded_bytes: int = 0
-    stored_bytes: int = 0
-    load_ns: int = 0
-    store_ns: int = 0
-    failures: int = 0  # reads and writes that failed, and damaged blocks
-    refused: int = 0  # stores for which there was no room
-    blocks: int = 0
+from engine.memory.tiers.store import BlockStore, Questions
 
 
 class SlowTier:
-    """A store behind host memory: what it holds, and how fast it was."""
+    """`questions` is for a store to which others write, too."""
 
-    def __init__(self, store: BlockStore, capacity: int):
+    def __init__(self, store: BlockStore, capacity: int, questions: Questions | None = None):
         self.store = store
+        self.questions = questions
         self.name = store.name
         self.index = TierIndex(store.name, capacity)
         self.reads = Speed()  # bytes
         self.reading_bytes = 0  # queued and under way
+        self.num_asked = 0  # questions, likewise
+        self.is_late = False  # a request gave up waiting for it, and nothing has ended since: it is not asked
         self.num_writing = 0
         self.backlog: deque[bytes] = deque()  # keys in host memory that wait until fewer are being written
         for key in store.known():
@@ -41,3 +30,12 @@ class SlowTier:
         for key in self.index.evicted:
             self.store.remove(key)
         self.index.evicted.clear()
+
+    @property
+    def is_busy(self) -> bool:
+        """Requests wait for it."""
+        return self.reading_bytes > 0 or self.num_asked > 0
+
+    def has(self, key: bytes) -> bool:
+        """It can be read from, and has the block."""
+        return not self.is_late and self.index.lookup(key)

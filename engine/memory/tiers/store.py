@@ -15,7 +15,7 @@ class Moved(NamedTuple):
     ended_ns: int
 
 
-class Probed(NamedTuple):
+class Answer(NamedTuple):
     """How many of the blocks that were asked for, from the first on, a shared store has."""
 
     number: int  # of the question
@@ -32,18 +32,9 @@ class BlockStore(Protocol):
 
     name: str  # one of metrics.memory.kv_load.TIERS
     block_bytes: int  # that a block takes there
-    is_shared: bool  # others write to it, too: what it holds is known by asking
 
     def known(self) -> list[bytes]:
         """The keys that it holds at its start, oldest first."""
-        ...
-
-    def probe(self, number: int, keys: Sequence[bytes]) -> None:
-        """Asks a shared store for a chain of blocks."""
-        ...
-
-    def probed(self) -> list[Probed]:
-        """The answers since the last call."""
         ...
 
     def read(self, key: bytes, slot: int) -> None: ...
@@ -62,4 +53,46 @@ class BlockStore(Protocol):
 
     def close(self) -> None:
         """Forgets what is queued."""
+        ...
+
+
+class Questions(Protocol):
+    """Asks a store to which others write, too: what it holds is known by asking. No call waits for an answer."""
+
+    def ask(self, number: int, keys: Sequence[bytes]) -> None:
+        """For a chain of blocks."""
+        ...
+
+    def answers(self) -> list[Answer]:
+        """Since the last call."""
+        ...
+
+
+class Medium(Protocol):
+    """Where a slower tier keeps its blocks. Its calls wait; a MediumStore makes them in threads.
+
+    Reads come from one thread; writes and removals from another one.
+    """
+
+    name: str  # one of metrics.memory.kv_load.TIERS
+    block_bytes: int
+
+    def known(self) -> list[bytes]:
+        """The keys that it holds, oldest first."""
+        ...
+
+    def read(self, key: bytes, slot: int) -> bool:
+        """False for a block that is gone or damaged."""
+        ...
+
+    def write(self, key: bytes, slot: int) -> None: ...
+
+    def remove(self, key: bytes) -> None: ...
+
+    def failed(self, operation: str, error: Exception) -> None:
+        """An operation raised that error (`read`, `write` or `remove`): says so in the log."""
+        ...
+
+    def close(self) -> None:
+        """No call is under way, and none follows."""
         ...

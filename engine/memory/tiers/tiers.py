@@ -10,20 +10,22 @@ that and its copy. So a block that was evicted for a request is stored before th
 evicted before its load was launched is not loaded: its next owner may be a copy.
 """
 
+import heapq
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
 from engine.memory.tiers.cost import LEAST_TOKENS, Choice, Speed, choose
 from engine.memory.tiers.index import TierIndex
 from engine.memory.tiers.request import TierReader
-from engine.memory.tiers.slow_tier import SlowTier, TierCounts
-from engine.memory.tiers.store import Moved, Probed
-from engine.memory.tiers.transfers import Prefetch, Transfers
+from engine.memory.tiers.slow_tier import SlowTier
+from engine.memory.tiers.store import Answer, Moved
+from engine.memory.tiers.transfers import Prefetch, TierCounts, Transfers
 from metrics.memory.kv_load import NOTHING_LOADED, KVLoad
 
 CLOSE_S = 10.0
+LEAST_PATIENCE_NS = 2_000_000_000  # that a request waits for reads; at most it waits as long as computing takes
 WRITE_SHARE = 0.5  # of the slots that may wait for a slow tier's writes: reads need slots, too
 
 
@@ -38,15 +40,17 @@ class KVTiers:
         block_size: int,
         block_bytes: int,
         store_policy: str,
+        clock: Callable[[], int] = time.monotonic_ns,
     ):
         self.host = host
         self.slow = list(slow)
         self.block_bytes = block_bytes
         self.stores_on = store_policy  # fill, reuse or evict
-        self._size = block_size
+        self._size, self._clock = block_size, clock
         self._offers: dict[bytes, int] = {}  # key → device block, until the next launch
         self._loads: dict[int, tuple[bytes, int]] = {}  # device block → key and slot, until then
         self._prefetches: dict[int, Prefetch] = {}  # by arrival index
+        self._until: list[tuple[int, int, Prefetch]] = []  # a heap: when a request stops to wait, its arrival index
         # Asked of a shared store: the request, its chain up to there, and the keys.
         self._questions: dict[int, tuple[TierReader, Prefetch, list[tuple[bytes, SlowTier | None]], list[bytes]]] = {}
         self._waiting: dict[bytes, list[Prefetch]] = {}  # key → those that wait until it can be read
@@ -57,7 +61,7 @@ class KVTiers:
     @property
     def own_indexes(self) -> list[TierIndex]:
         """Of the tiers that only this server reads and writes."""
-        return [self.host, *(tier.index for tier in self.slow if not tier.store.is_shared)]
+        return [self.host, *(tier.index for tier in self.slow if tier.questions is None)]
 
     # What a request's prefix finds.
 
@@ -68,18 +72,22 @@ class KVTiers:
         """
         chain: list[tuple[bytes, SlowTier | None]] = []
         hashes = request.reusable_hashes(self._size)[num_cached:]
+        hangs = any(tier.is_late for tier in self.slow)  # then a block that is being read may never come
         for key in hashes:
-            tier = None if key in self.host else next((t for t in self.slow if t.index.lookup(key)), None)
-            if tier is None and key not in self.host:
+            is_in_host = self.host.lookup(key) if hangs else key in self.host
+            tier = None if is_in_host else next((tier for tier in self.slow if tier.has(key)), None)
+            if tier is None and not is_in_host:
                 break
             chain.append((key, tier))
-        shared = next((tier for tier in self.slow if tier.store.is_shared), None)
-        if shared is not None and len(chain) < len(hashes):
-            prefetch = self._prefetches[request.arrival_index] = Prefetch(waits_for=1)
-            self._questions[request.arrival_index] = request, prefetch, chain, hashes[len(chain) :]
-            shared.store.probe(request.arrival_index, hashes[len(chain) :])
-            return prefetch
-        return self._begin(request, chain, Prefetch())
+        shared = next((tier for tier in self.slow if tier.questions is not None and not tier.is_late), None)
+        if shared is None or shared.questions is None or len(chain) == len(hashes):
+            return self._begin(request, chain, Prefetch())
+        prefetch = Prefetch(waits_for=1)
+        self._questions[request.arrival_index] = request, prefetch, chain, hashes[len(chain) :]
+        self._wait(request, prefetch, LEAST_PATIENCE_NS)
+        shared.num_asked += 1
+        shared.questions.ask(request.arrival_index, hashes[len(chain) :])
+        return prefetch
 
     def _begin(
         self, request: TierReader, chain: list[tuple[bytes, SlowTier | None]], prefetch: Prefetch
@@ -89,7 +97,11 @@ class KVTiers:
             return None
         choice = self._choice(chain)
         request.kv_load = _report(choice)
-        return self._read(request, chain, prefetch) if choice.loads else None
+        if not choice.loads:
+            return None
+        self._wait(request, prefetch, max(LEAST_PATIENCE_NS, choice.recompute_ns or 0))
+        self._read(chain, prefetch)
+        return None if prefetch.is_done else prefetch
 
     def found(self, request: TierReader, num_cached: int) -> list[bytes]:
         """The blocks in host memory that continue the prefix of a request, if loading them pays."""
@@ -98,11 +110,13 @@ class KVTiers:
             if not self.host.lookup(key):
                 break
             keys.append(key)
-        if not keys or request.arrival_index in self._prefetches:  # the choice was made before the reads
+        prefetch = self._prefetches.get(request.arrival_index)
+        if not keys or (prefetch is not None and prefetch.reads):  # the choice was made before the reads
             return keys
         choice = self._choice([(key, None) for key in keys])
-        if request.kv_load is None:
-            request.kv_load = _report(choice)
+        report = request.kv_load
+        if report is None or (choice.loads and report.load_decision == "recompute"):  # that was of more blocks
+            request.kv_load = _report(choice, report or NOTHING_LOADED)
         return keys if choice.loads else []
 
     def load(self, request: TierReader, keys: Sequence[bytes], blocks: Sequence[int]) -> list[str]:
@@ -207,8 +221,8 @@ class KVTiers:
     def poll(self) -> None:
         """Takes in the reads and writes that ended."""
         for tier in self.slow:
-            if tier.store.is_shared:
-                for answer in tier.store.probed():
+            if tier.questions is not None:
+                for answer in tier.questions.answers():
                     self._has_answer(tier, answer)
             for moved in tier.store.finished():
                 if moved.is_read:
@@ -216,6 +230,8 @@ class KVTiers:
                 else:
                     self._has_written(tier, moved)
             self._write_backlog(tier)
+        if self._until:
+            self._give_up(self._clock())
 
     def take_counts(self) -> dict[str, TierCounts]:
         """By tier, since the last call."""
@@ -245,9 +261,25 @@ class KVTiers:
             load_ns = None if load_ns is None or read_ns is None else load_ns + read_ns
         return choose(load_ns, self._prefill.ns(self._size * len(chain)))
 
-    def _has_answer(self, tier: SlowTier, answer: Probed) -> None:
+    def _wait(self, request: TierReader, prefetch: Prefetch, patience_ns: int) -> None:
+        self._prefetches[request.arrival_index] = prefetch
+        prefetch.until_ns = self._clock() + patience_ns
+        heapq.heappush(self._until, (prefetch.until_ns, request.arrival_index, prefetch))
+
+    def _give_up(self, now_ns: int) -> None:
+        """Requests that waited for too long compute what was not read. What they waited for is left alone, until
+        something ends there: a disk that hangs would hold up every one."""
+        while self._until and self._until[0][0] <= now_ns:
+            until_ns, _, prefetch = heapq.heappop(self._until)
+            if until_ns == prefetch.until_ns and not prefetch.is_done and not prefetch.is_cancelled:
+                prefetch.is_late, prefetch.ready_ns = True, now_ns
+                for tier in self.slow:
+                    tier.is_late |= tier.is_busy
+
+    def _has_answer(self, tier: SlowTier, answer: Answer) -> None:
+        tier.num_asked, tier.is_late = tier.num_asked - 1, False
         request, prefetch, chain, keys = self._questions.pop(answer.number)
-        if not prefetch.is_cancelled:
+        if not prefetch.is_cancelled and not prefetch.is_late:
             for key in keys[: answer.num_known]:
                 if tier.index.prepare_store(key) is not None:
                     tier.index.complete_store(key, ok=True)
@@ -256,10 +288,8 @@ class KVTiers:
         prefetch.waits_for -= 1
         prefetch.ready_ns = max(prefetch.ready_ns, answer.ended_ns)
 
-    def _read(
-        self, request: TierReader, chain: Sequence[tuple[bytes, SlowTier | None]], prefetch: Prefetch
-    ) -> Prefetch | None:
-        self._prefetches[request.arrival_index] = prefetch
+    def _read(self, chain: Sequence[tuple[bytes, SlowTier | None]], prefetch: Prefetch) -> None:
+        prefetch.reads = True
         for key, _ in chain:
             if self.host.lookup(key):
                 self._hold(prefetch, key)  # first of all: else the reads could evict it
@@ -268,7 +298,7 @@ class KVTiers:
                 continue
             if key not in self.host:
                 # While a shared store was asked, others may have evicted the block.
-                is_there = tier is not None and tier.index.lookup(key)
+                is_there = tier is not None and tier.has(key)
                 slot = self.host.prepare_store(key) if is_there else None
                 if slot is None or tier is None:
                     break  # it is gone, or all slots are pinned: the rest is computed
@@ -278,7 +308,6 @@ class KVTiers:
             self._waiting.setdefault(key, []).append(prefetch)
             prefetch.waits_for += 1
         self.host.evicted.clear()
-        return None if prefetch.is_done else prefetch
 
     def _hold(self, prefetch: Prefetch, key: bytes) -> None:
         self.host.prepare_load(key)
@@ -294,6 +323,7 @@ class KVTiers:
     def _has_read(self, tier: SlowTier, moved: Moved) -> None:
         counts, key = self._counts[tier.name], moved.key
         tier.reading_bytes -= tier.store.block_bytes
+        tier.is_late = False
         tier.index.complete_load(key)
         self.host.complete_store(key, ok=moved.ok)
         counts.load_ns += moved.ended_ns - moved.began_ns
@@ -332,5 +362,10 @@ class KVTiers:
             counts.failures += 1
 
 
-def _report(choice: Choice) -> KVLoad:
-    return KVLoad({}, "load" if choice.loads else "recompute", choice.load_ns, choice.recompute_ns)
+def _report(choice: Choice, report: KVLoad = NOTHING_LOADED) -> KVLoad:
+    return replace(
+        report,
+        load_decision="load" if choice.loads else "recompute",
+        load_predicted_ns=choice.load_ns,
+        recompute_predicted_ns=choice.recompute_ns,
+    )

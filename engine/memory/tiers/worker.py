@@ -12,7 +12,7 @@ LOG_EVERY_S = 60.0
 
 
 class Worker:
-    """One thread that runs tasks in their order."""
+    """One thread that runs tasks in their order. A task raises nothing."""
 
     def __init__(self, name: str):
         self._tasks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
@@ -22,16 +22,15 @@ class Worker:
     def submit(self, task: Callable[[], object]) -> None:
         self._tasks.put(task)
 
-    def close(self, timeout_s: float) -> None:
+    def close(self, timeout_s: float) -> bool:
+        """Runs what is queued. False where the thread is still at it after that time."""
         self._tasks.put(None)
         self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while (task := self._tasks.get()) is not None:
-            try:
-                task()
-            except OSError as error:  # of a removal: the file stays, and takes room beyond the bound
-                log.warning("a KV block could not be removed: %s", error.strerror)
+            task()
 
 
 class Complaints:

@@ -13,7 +13,8 @@ import pytest
 from engine.config import EngineConfig
 from engine.core import build
 from engine.memory.tiers.block_format import HEADER, BlockFormat
-from engine.memory.tiers.disk import DiskStore
+from engine.memory.tiers.disk import Disk
+from engine.memory.tiers.medium_store import MediumStore
 from engine.runner.kv_transfer import slot_sizes
 from metrics.errors import ModelError
 from tests.engine.harness import drain, hand_over, make_engine, submit
@@ -227,9 +228,10 @@ WRITER = """
 import sys
 from pathlib import Path
 from engine.memory.tiers.block_format import BlockFormat
-from engine.memory.tiers.disk import DiskStore
+from engine.memory.tiers.disk import Disk
+from engine.memory.tiers.medium_store import MediumStore
 memory = memoryview(bytearray(range(256)) * 4096)
-store = DiskStore(Path(sys.argv[1]), BlockFormat(b"f" * 16, len(memory)), lambda slot: memory)
+store = MediumStore(Disk(Path(sys.argv[1]), BlockFormat(b"f" * 16, len(memory)), lambda slot: memory))
 print("ready", flush=True)
 for number in range(100000):
     store.write(number.to_bytes(16, "big"), 0)
@@ -248,7 +250,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_no_half_block(tmp_path)
         writer.send_signal(signal.SIGKILL)
         writer.wait()
     memory = memoryview(bytearray(256 * 4096))
-    store = DiskStore(tmp_path, BlockFormat(b"f" * 16, len(memory)), lambda slot: memory)
+    store = MediumStore(Disk(tmp_path, BlockFormat(b"f" * 16, len(memory)), lambda slot: memory))
     known = store.known()
     assert len(known) >= 5 and not list(tmp_path.glob("*/*.part"))
     for key in known:

@@ -1,6 +1,7 @@
 """The books of KV tiers: two phases, bounds, and the same tokens whatever the tiers do. No tensors."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -10,12 +11,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from engine.memory.tiers.cost import Speed, choose
 from engine.memory.tiers.index import TierIndex
+from engine.memory.tiers.slow_tier import SlowTier
+from engine.memory.tiers.tiers import LEAST_PATIENCE_NS, KVTiers
+from engine.memory.tiers.transfers import Transfers
 from engine.messages import Abort
 from metrics.ledger import Account
 from metrics.memory.kv_load import KVLoad
 from tests.engine.harness import submit
 from tests.engine.memory.audits import audit_tiers
-from tests.engine.simulated import Simulation, sequential
+from tests.engine.simulated import SimulatedQuestions, SimulatedStore, Simulation, VirtualClock, sequential
 from tests.engine.traffic import copied_and_loaded, given_up_for_loads
 
 KEYS = [bytes([number]) for number in range(8)]
@@ -74,7 +78,7 @@ class TierBooks(RuleBasedStateMachine):
     @rule(key=st.sampled_from(KEYS))
     def forget(self, key):
         self.index.forget(key)
-        assert not self.index.lookup(key) or key in [loaded for loaded, _ in self.loading]
+        assert not self.index.lookup(key)
 
     @invariant()
     def slots_close(self):
@@ -120,6 +124,22 @@ class Waiting:
 
     def reusable_hashes(self, block_size: int) -> list[bytes]:
         return self.keys
+
+
+@dataclass
+class Books:
+    """Tiers without a device, the store of the slow one, and the clock."""
+
+    tiers: KVTiers
+    store: SimulatedStore
+    clock: VirtualClock
+
+    def run(self) -> None:
+        """Until nothing is left to read or to answer."""
+        for _ in range(6):
+            self.tiers.poll()
+            self.store.work(1)
+        self.tiers.poll()
 
 
 def play(seed: int, **tiers) -> Simulation:
@@ -198,6 +218,102 @@ def test_a_block_that_is_evicted_before_its_load_was_launched_is_not_loaded():
     assert not any(block.pins for block in tiers.host._blocks.values())
 
 
+def make_books(*in_host: bytes, slots: int, stored: Sequence[bytes], asks: bool = False) -> Books:
+    """Tiers without a device. The slow store has the blocks `stored`, and is asked for them if `asks`."""
+    clock = VirtualClock()
+    store = SimulatedStore({}, {key: [key] for key in stored})
+    questions = SimulatedQuestions(store) if asks else None
+    host, slow = TierIndex("host", slots), SlowTier(store, 8, questions)
+    for key in in_host:
+        host.prepare_store(key)
+        host.complete_store(key, ok=True)
+    if asks:
+        slow.index = TierIndex("remote", 8)  # nothing is known before it asked
+    return Books(KVTiers(host, [slow], block_size=4, block_bytes=100, store_policy="fill", clock=clock), store, clock)
+
+
+@pytest.mark.parametrize("asks", [False, True], ids=["disk", "remote"])
+def test_reads_of_a_prefix_evict_none_of_its_own_blocks(asks):
+    """The blocks 2 and 3 are the oldest in host memory when a slot is taken for block 1."""
+    first, second, third, other = KEYS[:4]
+    books = make_books(second, third, other, slots=3, stored=KEYS[:3] if asks else [first], asks=asks)
+    request = Waiting([first, second, third])
+    prefetch = books.tiers.prefetch(request, 0)
+    books.run()
+    assert prefetch.is_done and not prefetch.is_late
+    assert books.tiers.found(request, 0) == request.keys and other not in books.tiers.host
+    books.tiers.release(request)
+    audit_tiers(books.tiers)
+
+
+def test_a_chain_ends_at_a_block_that_was_evicted_while_the_remote_tier_was_asked():
+    first, second, *others = KEYS[:5]
+    books = make_books(first, slots=2, stored=[second], asks=True)
+    request = Waiting([first, second])
+    prefetch = books.tiers.prefetch(request, 0)
+    for key in others[:2]:
+        books.tiers.host.prepare_store(key)
+        books.tiers.host.complete_store(key, ok=True)
+    assert first not in books.tiers.host
+    books.run()
+    assert prefetch.is_done and not books.tiers.found(request, 0)
+    books.tiers.release(request)
+    audit_tiers(books.tiers)
+
+
+@pytest.mark.parametrize("asks", [False, True], ids=["disk", "remote"])
+def test_a_tier_that_hangs_is_waited_for_once_and_then_left_alone_until_something_ends(asks):
+    books = make_books(slots=4, stored=KEYS[:2], asks=asks)
+    request = Waiting(KEYS[:2])
+    prefetch = books.tiers.prefetch(request, 0)
+    books.tiers.poll()
+    books.tiers.poll()
+    assert not prefetch.is_done
+    books.clock.now_ns += LEAST_PATIENCE_NS
+    books.tiers.poll()
+    assert prefetch.is_done and books.tiers.prefetch(Waiting(KEYS[:2], arrival_index=2), 0) is None
+    assert not books.tiers.found(request, 0)
+    books.run()
+    assert books.tiers.found(request, 0) == KEYS[:2], "what came in the end is used"
+    books.tiers.release(request)
+    books.tiers.host.forget(KEYS[0])
+    assert books.tiers.prefetch(Waiting(KEYS[:2], arrival_index=3), 0) is not None
+    audit_tiers(books.tiers)
+
+
+def test_a_long_prefix_is_waited_for_as_long_as_it_takes_to_compute():
+    books = make_books(slots=4, stored=KEYS[:2])
+    books.tiers.computed(1000, 1000 * LEAST_PATIENCE_NS)
+    prefetch = books.tiers.prefetch(Waiting(KEYS[:2]), 0)
+    for _ in range(7):
+        books.clock.now_ns += LEAST_PATIENCE_NS
+        books.tiers.poll()
+        assert not prefetch.is_done
+    books.clock.now_ns += LEAST_PATIENCE_NS
+    books.tiers.poll()
+    assert prefetch.is_done
+
+
+@pytest.mark.parametrize("asks", [False, True], ids=["disk", "remote"])
+@pytest.mark.parametrize("copies_pay", [False, True])
+def test_the_record_says_of_a_prefix_in_two_tiers_what_was_done(asks, copies_pay):
+    """The slow tier is not worth waiting for. Whether the part in host memory is loaded is another question."""
+    books = make_books(KEYS[0], slots=4, stored=KEYS[1:3], asks=asks)
+    tiers, request = books.tiers, Waiting(KEYS[:3])
+    tiers.slow[0].reads.observe(1, 10**9)
+    tiers.computed(1000, 10**9)
+    if not copies_pay:
+        tiers.transferred(Transfers(loads=[(0, 0)]), 10**9, 0)
+    tiers.prefetch(request, 0)
+    books.run()
+    assert request.kv_load.load_decision == "recompute"
+    assert tiers.found(request, 0) == KEYS[:copies_pay]
+    assert request.kv_load.load_decision == ("load" if copies_pay else "recompute")
+    assert copies_pay == (request.kv_load.load_predicted_ns <= request.kv_load.recompute_predicted_ns)
+    tiers.release(request)
+    audit_tiers(tiers)
+
+
 def test_tiers_save_prompt_work_and_say_so():
     computed, hits = {}, 0
     for host_blocks in (0, 64):
@@ -208,7 +324,8 @@ def test_tiers_save_prompt_work_and_say_so():
     assert hits > 0 and computed[64] < computed[0]
 
 
-def test_a_prefix_on_disk_outlives_the_process_and_is_read_while_its_request_waits():
+def restarted() -> tuple[Simulation, list[int]]:
+    """A simulation whose disk has the five blocks of a prompt, which another one computed."""
     files: dict = {}
     prompt = list(range(20))
     before = Simulation(host_blocks=8, disk_blocks=8, files=files)
@@ -216,7 +333,11 @@ def test_a_prefix_on_disk_outlives_the_process_and_is_read_while_its_request_wai
     before.drain()
     before.engine.close()
     assert len(files) == 5
-    after = Simulation(host_blocks=8, disk_blocks=8, files=files)
+    return Simulation(host_blocks=8, disk_blocks=8, files=files), prompt
+
+
+def test_a_prefix_on_disk_outlives_the_process_and_is_read_while_its_request_waits():
+    after, prompt = restarted()
     after.receive(submit("b", [*prompt, 3], max_tokens=2))
     assert after.engine.is_preparing and not after.engine.has_work, "it waits outside the queue"
     after.drain()
@@ -228,14 +349,8 @@ def test_a_prefix_on_disk_outlives_the_process_and_is_read_while_its_request_wai
 
 
 def test_blocks_that_cannot_be_read_are_computed_and_counted():
-    files: dict = {}
-    prompt = list(range(20))
-    before = Simulation(host_blocks=8, disk_blocks=8, files=files)
-    before.receive(submit("a", prompt, max_tokens=2))
-    before.drain()
-    before.engine.close()
-    after = Simulation(host_blocks=8, disk_blocks=8, files=files)
-    after.disk.broken.add(list(files)[2])
+    after, prompt = restarted()
+    after.disk.broken.add(after.disk.known()[2])
     after.receive(submit("b", [*prompt, 3], max_tokens=2))
     after.drain()
     ended = after.published.ended["b"]
@@ -245,13 +360,7 @@ def test_blocks_that_cannot_be_read_are_computed_and_counted():
 
 
 def test_computing_again_is_chosen_where_the_disk_is_slow():
-    files: dict = {}
-    prompt = list(range(20))
-    before = Simulation(host_blocks=8, disk_blocks=8, files=files)
-    before.receive(submit("a", prompt, max_tokens=2))
-    before.drain()
-    before.engine.close()
-    after = Simulation(host_blocks=8, disk_blocks=8, files=files)
+    after, prompt = restarted()
     after.tiers.slow[0].reads.observe(1, 10**9)
     after.tiers.computed(1000, 10**6)
     after.receive(submit("b", [*prompt, 3], max_tokens=2))
@@ -263,13 +372,7 @@ def test_computing_again_is_chosen_where_the_disk_is_slow():
 
 
 def test_a_request_that_leaves_while_its_prefix_is_read_leaves_nothing_behind():
-    files: dict = {}
-    prompt = list(range(20))
-    before = Simulation(host_blocks=8, disk_blocks=8, files=files)
-    before.receive(submit("a", prompt, max_tokens=2))
-    before.drain()
-    before.engine.close()
-    after = Simulation(host_blocks=8, disk_blocks=8, files=files)
+    after, prompt = restarted()
     after.receive(submit("b", [*prompt, 3], max_tokens=2))
     after.disk.work(2)
     after.receive(Abort("b"))
