@@ -1,9 +1,13 @@
 """What `sojourn serve --check` looks at: all that can be wrong before a server takes its memory."""
 
 import os
+import shutil
 from pathlib import Path
 
 from engine.config import EngineConfig, model_folder
+from engine.memory.tiers.disk import SUFFIX
+from engine.memory.tiers.remote import check_reachable
+from engine.runner.kv_tiers import DISK_GIB
 from engine.runner.memory_plan import planned
 from engine.server.access.rules import load_rules
 from engine.server.http.listener import listen
@@ -12,8 +16,8 @@ from engine.server.moderation.profile import Events
 from engine.server.telemetry.recording import refuse_recorded
 from engine.token.text.template import ChatTemplate
 from engine.token.text.tokenizer import Tokenizer
-from metrics.errors import RunDataError
-from metrics.memory.plan import MemoryPlan
+from metrics.errors import ModelError, RunDataError
+from metrics.memory.plan import GIB, MemoryPlan, shown_bytes
 from metrics.run.directory import RunDirectory
 from metrics.usage.price_list import load_price_list
 
@@ -22,7 +26,7 @@ def check(config: EngineConfig) -> MemoryPlan:
     """The plan of a server that would start now; nothing is loaded, written or served.
 
     Raises SojournError with the first fault: model, tokenizer, template, memory, files of access, moderation and
-    prices, run directory, usage directory or port.
+    prices, run directory, usage directory, KV tiers or port.
     """
     folder = model_folder(config.model)
     plan = planned(config, folder)
@@ -38,8 +42,22 @@ def check(config: EngineConfig) -> MemoryPlan:
         _check_writable(config.run_dir, "--run-dir")
     if config.usage_dir is not None:
         _check_writable(config.usage_dir, "--usage-dir")
+    if config.kv_disk_path is not None:
+        _check_disk(config.kv_disk_path.expanduser(), config.kv_disk_gib or DISK_GIB)
+    if config.kv_remote_url is not None:
+        check_reachable(config.kv_remote_url)
     listen(config).close()
     return plan
+
+
+def _check_disk(folder: Path, gib: float) -> None:
+    """What the tier has there already is its own room."""
+    _check_writable(folder, "--kv-disk-path")
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    held = sum(file.stat().st_size for file in folder.glob(f"*/*{SUFFIX}"))
+    room = shutil.disk_usage(existing).free + held
+    if room < gib * GIB:
+        raise ModelError(f"kv_disk_path: {folder} has room for {shown_bytes(room)}, and kv_disk_gib={gib:g}; lower it")
 
 
 def _check_writable(folder: Path, option: str) -> None:

@@ -14,6 +14,7 @@ class AdapterSlots:
         self.count = count
         self.loads = 0  # since the start
         self.evictions = 0
+        self._free = list(range(count - 1, -1, -1))  # a stack: low slots first
         self._slots: dict[str, int] = {}  # adapter key → slot
         self._users: dict[str, int] = {}  # ... → running requests, where there are any
         self._idle: OrderedDict[str, None] = OrderedDict()  # adapters without requests, the least recently used first
@@ -34,6 +35,9 @@ class AdapterSlots:
 
     def holds(self, key: str) -> bool:
         return key in self._slots
+
+    def slot_of(self, key: str) -> int:
+        return self._slots[key]
 
     def users(self, key: str) -> int:
         return self._users.get(key, 0)
@@ -63,9 +67,15 @@ class AdapterSlots:
             del self._users[key]
             self._idle[key] = None
 
+    def vacate(self, key: str) -> None:
+        """Nothing was loaded into the slot of an adapter without requests, and nothing will be."""
+        del self._idle[key]
+        self._free.append(self._slots.pop(key))
+        self.loads -= 1
+
     def _free_slot(self) -> int:
-        if len(self._slots) < self.count:
-            return len(self._slots)
+        if self._free:
+            return self._free.pop()
         assert self._idle, "a slot is taken only where one is available"
         evicted, _ = self._idle.popitem(last=False)
         self.evictions += 1

@@ -14,7 +14,7 @@ from engine.config import EngineConfig
 from engine.memory.tiers.block_format import HEADER
 from engine.memory.tiers.index import TierIndex
 from engine.memory.tiers.slow_tier import SlowTier
-from engine.memory.tiers.store import Moved, Probed
+from engine.memory.tiers.store import Moved
 from engine.memory.tiers.tiers import KVTiers
 from engine.memory.tiers.transfers import Prefetch, Transfers
 from engine.request.plan import StepOutcome, StepPlan
@@ -83,7 +83,7 @@ def check_tiers(config: EngineConfig, speeds: Mapping[str, TierSpeed]) -> None:
 class TimedStore:
     """A slow tier without contents: each read and each write ends when its bytes have passed. One of each at a time."""
 
-    name, is_shared = "disk", False
+    name = "disk"
 
     def __init__(self, block_bytes: int, speed: TierSpeed) -> None:
         self.block_bytes = block_bytes
@@ -99,12 +99,6 @@ class TimedStore:
         return reads[0].ended_ns if reads else math.inf
 
     def known(self) -> list[bytes]:
-        return []
-
-    def probe(self, number: int, keys: Sequence[bytes]) -> None:
-        raise AssertionError("nobody else writes to it")
-
-    def probed(self) -> list[Probed]:
         return []
 
     def read(self, key: bytes, slot: int) -> None:
@@ -149,8 +143,9 @@ class ReplayedTiers:
             slow.append(SlowTier(store, capacity))
         self.books = KVTiers(
             TierIndex("host", slots), slow, block_size=config.block_size, block_bytes=block_bytes,
-            store_policy=config.kv_store_policy or "fill",
+            store_policy=config.kv_store_policy or "fill", clock=lambda: math.ceil(self._now_ns),
         )  # fmt: skip
+        self._now_ns = 0.0
         self._block_bytes, self._host = block_bytes, speeds.get("host") or speeds["disk"]
         self._waiting: list[tuple[Request, Prefetch]] = []
 
@@ -160,11 +155,14 @@ class ReplayedTiers:
 
     @property
     def next_end_ns(self) -> float:
-        """When the next block that somebody may wait for is read."""
-        return min((store.next_end_ns for store in self._stores), default=math.inf) if self._waiting else math.inf
+        """When the next block that somebody may wait for is read, or somebody stops to wait."""
+        if not self._waiting:
+            return math.inf
+        return min(self.books.patience_ends_ns, *(store.next_end_ns for store in self._stores))
 
     def receive(self, scheduler: Scheduler, arrived: Sequence[Request], now_ns: float) -> list[Request]:
         """Those that may be scheduled: of the arrived ones, and of those that waited for reads."""
+        self._now_ns = now_ns
         for store in self._stores:
             store.now_ns = now_ns
         self.books.poll()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from engine.adapter import AdapterReference
 from engine.memory.adapters import AdapterSlots
 from engine.request.policy import RankedQueue
 from engine.request.request import Request
@@ -18,6 +19,7 @@ class AdapterLine:
         self.slots = slots
         self._rank, self._patience = rank, patience
         self._waiting: dict[str, RankedQueue] = {}  # adapter key → its requests
+        self._loads: dict[str, Request] = {}  # adapter key → who brought it, until a step is launched
         self._overtaken = 0
         self._closed: str | None = None
         self.count = 0
@@ -31,15 +33,35 @@ class AdapterLine:
             return self.slots.available > 0
         return key != self._closed or not self._is_behind(request)
 
-    def enter(self, request: Request) -> tuple[int, bool]:
-        """The request will run: its slot, and whether its adapter must be loaded into it first."""
+    def enter(self, request: Request) -> None:
+        """The request runs: it gets a slot, which the next launched step fills where its adapter is new there."""
         if self.count and self._is_behind(request):
             self._overtaken += 1
-        slot, is_new = self.slots.take(request.adapter.key)
+        request.adapter_slot, is_new = self.slots.take(request.adapter.key)
         if is_new:
             self._overtaken, self._closed = 0, None
+            self._loads[request.adapter.key] = request
+            request.adapter_loads += 1
         self._close_when_due()
-        return slot, is_new
+
+    def give_back(self, request: Request) -> None:
+        """A running request ended, or was preempted. Where no step was launched that fills its slot, none will be:
+        its adapter may be gone from host memory by then."""
+        key = request.adapter.key
+        request.adapter_slot = -1
+        self.slots.give_back(key)
+        if key in self._loads and not self.slots.users(key):
+            self._loads.pop(key).adapter_loads -= 1
+            self.slots.vacate(key)
+
+    @property
+    def has_loads(self) -> bool:
+        return bool(self._loads)
+
+    def take_loads(self) -> list[tuple[int, AdapterReference]]:
+        """The slots that the step fills which is launched now, and with what."""
+        loads, self._loads = self._loads, {}
+        return [(self.slots.slot_of(key), request.adapter) for key, request in loads.items()]
 
     def wait(self, request: Request) -> None:
         self._waiting.setdefault(request.adapter.key, RankedQueue(self._rank)).push(request)

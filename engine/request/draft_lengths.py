@@ -115,10 +115,6 @@ class StepTimes:
         return found
 
 
-def _middle(measured: deque[int]) -> float:
-    return float(sorted(measured)[len(measured) // 2 if len(measured) > 2 else 0])
-
-
 @dataclass(slots=True)
 class _Measured:
     """What is known of one request."""

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from engine.adapter import AdapterReference
 from engine.memory.adapters import AdapterSlots
 from engine.memory.block_pool import BlockPool
 from engine.memory.observer import BlockObserver
@@ -71,7 +70,6 @@ class Scheduler:
         self.running: list[Request] = []  # in order of admission
         self.adapters = AdapterLine(AdapterSlots(max_loras), policy.rank, patience=max_num_seqs)
         self.waiting = WaitingQueue(policy, self.adapters, max_long_prefills, long_prefill_tokens)
-        self._adapter_loads: list[tuple[int, AdapterReference]] = []  # since the last plan that computes anything
         self.block_observer = block_observer
         self.tiers = tiers
         self.micro_batches = MicroBatches(micro_batches)
@@ -124,8 +122,8 @@ class Scheduler:
         plan.side_queue_moves, self.waiting.moves = self.waiting.moves, []
         if self.draft_lengths is not None:
             self._want_drafts(plan, self.draft_lengths)
-        if self._adapter_loads and plan.scheduled:
-            plan.adapter_loads, self._adapter_loads = self._adapter_loads, []
+        if plan.scheduled and self.adapters.has_loads:
+            plan.adapter_loads = self.adapters.take_loads()
         self._advance(plan)
         return plan
 
@@ -288,24 +286,13 @@ class Scheduler:
                 return
             free_long -= self.waiting.admit(request)
             if request.adapter is not None:
-                self._take_slot(request)
+                self.adapters.enter(request)
             request.state = State.RUNNING
             self.running.append(request)
             plan.admitted.append(request)
             self.policy.admitted(request)
             plan.has_prompts = True
             plan.add(next_tokens(request, self._share(request, plan)))
-
-    def _take_slot(self, request: Request) -> None:
-        request.adapter_slot, is_new = self.adapters.enter(request)
-        if is_new:
-            request.adapter_loads += 1
-            self._adapter_loads.append((request.adapter_slot, request.adapter))
-
-    def _give_slot_back(self, request: Request) -> None:
-        if request.adapter is not None:
-            request.adapter_slot = -1
-            self.adapters.slots.give_back(request.adapter.key)
 
     def _obstacle(self, request: Request, plan: StepPlan) -> str | None:
         """Why the head of the queue cannot be admitted; None once it has its blocks. May preempt others for them."""
@@ -345,7 +332,8 @@ class Scheduler:
         plan.preempted.append(Preemption(victim, needy.id, victim.num_computed_tokens))
         self.running.remove(victim)
         victim.drafts = ()
-        self._give_slot_back(victim)
+        if victim.adapter is not None:
+            self.adapters.give_back(victim)
         self.block_manager.free(victim)
         victim.preemptions += 1
         self.waiting.join(victim, State.PREEMPTED)
@@ -387,7 +375,8 @@ class Scheduler:
     def _finish(self, request: Request, reason: str) -> None:
         if request.state is State.RUNNING:
             self.running.remove(request)
-            self._give_slot_back(request)
+            if request.adapter is not None:
+                self.adapters.give_back(request)
         else:
             self.waiting.leave(request)
         self.block_manager.free(request)

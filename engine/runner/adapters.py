@@ -99,9 +99,8 @@ class Adapters:
             self._read_queued()
 
     def packed(self, adapter: AdapterReference) -> Any:
-        """For the backend. Raises AdapterError where it has to be read again, and is not there any more."""
-        known = self._known.get(adapter.key)
-        return known.packed if known is not None and known.is_done else self._read(adapter)
+        """For the backend. A request that runs needs the adapter, so that it is in host memory."""
+        return self._known[adapter.key].packed
 
     def tiles(self, items: Sequence[ScheduledTokens]) -> list[LoraTile]:
         slots = [item.request.adapter_slot for item in items]

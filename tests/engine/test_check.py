@@ -1,6 +1,7 @@
 """`serve --check` finds what would keep the server from starting."""
 
 import re
+import socket
 
 import pytest
 
@@ -15,6 +16,7 @@ FAULTS = {
     "usage_prices": ("models: {}", "is not one"),
     "usage_dir": ("a file", "choose another with --usage-dir"),
     "run_dir": ("a file", "choose another with --run-dir"),
+    "kv_disk_path": ("a file", "choose another with --kv-disk-path"),
 }
 
 
@@ -28,3 +30,18 @@ def test_a_file_that_the_server_could_not_use_is_named(tmp_path, setting):
     with pytest.raises(SojournError, match=re.escape(sentence)):
         check(config)
     assert not (tmp_path / "usage").exists(), "nothing is written"
+
+
+def test_a_disk_tier_that_its_disk_has_no_room_for_is_refused(tmp_path):
+    with pytest.raises(SojournError, match=r"has room for .*, and kv_disk_gib=1e\+06; lower it"):
+        check(EngineConfig(model="tiny-model", port=0, kv_disk_path=tmp_path / "new", kv_disk_gib=1e6))
+    check(EngineConfig(model="tiny-model", port=0, kv_disk_path=tmp_path / "new", kv_disk_gib=1e-3))
+    assert not (tmp_path / "new").exists(), "nothing is written"
+
+
+def test_a_remote_tier_must_answer():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"lm://127.0.0.1:{listener.getsockname()[1]}"
+        check(EngineConfig(model="tiny-model", port=0, kv_remote_url=url))
+    with pytest.raises(SojournError, match=f"no server answers at {url}: Connection refused"):
+        check(EngineConfig(model="tiny-model", port=0, kv_remote_url=url))

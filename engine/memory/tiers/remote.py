@@ -180,3 +180,11 @@ def server_address(url: str) -> tuple[str, int]:
     if found is None or int(found["port"]) > 65535:
         raise ModelError(f"kv_remote_url={url} is no address; give it as lm://host:port")
     return found["host"].strip("[]"), int(found["port"])
+
+
+def check_reachable(url: str) -> None:
+    """Raises ModelError where no server listens at that address."""
+    try:
+        socket.create_connection(server_address(url), TIMEOUT_S).close()
+    except OSError as error:
+        raise ModelError(f"kv_remote_url: no server answers at {url}: {error.strerror or error}; start it") from None

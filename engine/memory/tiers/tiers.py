@@ -11,6 +11,7 @@ evicted before its load was launched is not loaded: its next owner may be a copy
 """
 
 import heapq
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -62,6 +63,11 @@ class KVTiers:
     def own_indexes(self) -> list[TierIndex]:
         """Of the tiers that only this server reads and writes."""
         return [self.host, *(tier.index for tier in self.slow if tier.questions is None)]
+
+    @property
+    def patience_ends_ns(self) -> float:
+        """When the next request may stop to wait; infinity: none waits."""
+        return self._until[0][0] if self._until else math.inf
 
     # What a request's prefix finds.
 

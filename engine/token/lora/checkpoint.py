@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import re2
 from safetensors import SafetensorError, safe_open
 
 from engine.adapter import AdapterReference
@@ -195,7 +196,14 @@ def _is_target(targets: Any, name: str) -> bool:
 
 
 def _matches(pattern: str, name: str, setting: str) -> bool:
+    """By RE2, in linear time: an expression of Python could hold the interpreter up for hours."""
+    options = re2.Options()
+    options.log_errors = False
     try:
-        return re.fullmatch(pattern, name) is not None
-    except (re.error, RecursionError) as error:
-        raise AdapterError(f"{CONFIG} has in {setting} the expression {pattern!r}: {error}") from None
+        return re2.compile(pattern, options).fullmatch(name) is not None
+    except re2.error as error:
+        reason = error.args[0].decode("utf-8", "replace") if isinstance(error.args[0], bytes) else error
+        raise AdapterError(
+            f"{CONFIG} has in {setting} the expression {pattern[:200]!r}, which RE2 does not take: {reason}; "
+            "write an expression without looking ahead or back, or names"
+        ) from None

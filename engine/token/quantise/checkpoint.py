@@ -76,10 +76,19 @@ def _write(
     if calibration is not None:
         scaled = scale_by_activations(model, calibration, lambda weight: layout.rounded(weight, group).dequantised())
     _save(folder, _stored(model, files, layout, layers, group))
-    settings = read_json(source, "config.json") | {"quantization_config": layout.config(group)}
+    quantisation = layout.config(group)
+    if "ignore" in quantisation:  # its target is every linear layer
+        quantisation["ignore"] += _dense_routers(model, files)
+    settings = read_json(source, "config.json") | {"quantization_config": quantisation}
     (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     copy_texts(source, folder)
     return scaled
+
+
+def _dense_routers(model: Decoder, files: TensorFiles) -> list[str]:
+    """The linear layers of a mixture that choose its experts, as the checkpoint names them."""
+    routers = (".gate.weight", ".router.weight")
+    return [name.removesuffix(".weight") for name, _ in _named(model, files) if name.endswith(routers)]
 
 
 def copy_texts(source: Path, folder: Path) -> None:

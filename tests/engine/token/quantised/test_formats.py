@@ -228,9 +228,15 @@ def test_settings_of_any_kind_give_a_format_or_a_sentence(form, data):
             within[key] = data.draw(VALUES)
             break
         within = within[key]
+    before = json.dumps(config)
     try:
         scheme = weight_scheme({"quantization_config": config})
-        if scheme is not None:
-            scheme.outline("model.layers.0.mlp.down_proj", 64, 96)
-    except ModelError:
-        pass
+        outline = None if scheme is None else scheme.outline("model.layers.0.mlp.down_proj", 64, 96)
+    except ModelError as error:
+        assert re.fullmatch(r"[^\n]{20,600}", str(error)), "a sentence"
+    else:
+        assert outline is None or outline.shape == (64, 96), "a matrix of the layer, or the layer is dense"
+        if outline is not None:
+            assert outline.bits in range(2, 9) and 96 % outline.group == 0
+            assert outline.scales.shape == (64, 96 // outline.group) and outline.scales.is_meta
+    assert json.dumps(config) == before, "what was read is not changed"
