@@ -96,6 +96,8 @@ def _serve(pipe: Connection) -> None:
         try:
             communicators = connect(layout, torch.device("cpu"), Path(folder), TIMEOUT_SECONDS)
             result = function(layout, communicators, *args)
+            for each in communicators:  # a rank that closed at once would take back what it has just sent
+                each.all_reduce(torch.zeros(1))
             communicators.close()
             pipe.send((result, None))
         except BaseException:

@@ -45,12 +45,18 @@ class WeightFile:
         """Fills `memory` with the bytes from `begin` on."""
         for first in range(0, len(memory), PIECE_BYTES):
             piece = memory[first : first + PIECE_BYTES]
-            tier = "page_cache" if self._is_cached(begin + first, len(piece)) else "disk"
-            try:
-                with self._startup.reading(tier, len(piece)):
-                    self._fill(begin + first, piece)
-            except OSError as error:
-                raise self._unreadable(error) from None
+            self.read_rows(begin + first, piece, len(piece), len(piece))
+
+    def read_rows(self, begin: int, memory: memoryview, size: int, step: int) -> None:
+        """Fills `memory` with rows of `size` bytes, each of which begins `step` bytes behind the one before."""
+        rows = len(memory) // size
+        tier = "page_cache" if self._is_cached(begin, (rows - 1) * step + size) else "disk"
+        try:
+            with self._startup.reading(tier, len(memory)):
+                for row in range(rows):
+                    self._fill(begin + row * step, memory[row * size : (row + 1) * size])
+        except OSError as error:
+            raise self._unreadable(error) from None
 
     def stage(self, device: torch.device) -> torch.Tensor:
         """[STAGE_BYTES] uint8 of the host, from which copies to `device` are fast; made once."""
@@ -90,6 +96,9 @@ class FileTensor:
 
     def fill(self, target: torch.Tensor, view: torch.Tensor) -> None:
         """Puts the part that `view` is, a view of the outline, into `target`, of the same shape and any dtype."""
+        if _is_columns(view) and target.is_contiguous():
+            self._fill_rows(target.detach(), view)
+            return
         if not view.is_contiguous() or not target.is_contiguous():
             target.copy_(self.read().as_strided(view.shape, view.stride(), view.storage_offset()))
             return
@@ -101,6 +110,18 @@ class FileTensor:
         for part, piece in self._staged(begin, flat, view.dtype):
             part.copy_(piece)
 
+    def _fill_rows(self, target: torch.Tensor, view: torch.Tensor) -> None:
+        """Row by row, as many at a time as a piece may hold."""
+        size, step = (numbers * view.element_size() for numbers in (view.shape[1], view.stride(0)))
+        begin = self._begin + view.storage_offset() * view.element_size()
+        stage = self._file.stage(target.device)
+        if size > len(stage):
+            stage = torch.empty(size, dtype=torch.uint8)
+        for first, rows in _parts(target, max(1, min(PIECE_BYTES, len(stage)) // size)):
+            octets = stage[: len(rows) * size]
+            self._file.read_rows(begin + first * step, _memory(octets), size, step)
+            rows.copy_(octets.view(view.dtype).view(rows.shape))
+
     def _staged(
         self, begin: int, flat: torch.Tensor, dtype: torch.dtype
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -110,6 +131,11 @@ class FileTensor:
             octets = stage[: len(part) * dtype.itemsize]
             self._file.read(begin + first * dtype.itemsize, _memory(octets))
             yield part, octets.view(dtype)
+
+
+def _is_columns(view: torch.Tensor) -> bool:
+    """Whether it is some columns of a matrix, of which a rank reads no more: rows lie apart, their numbers do not."""
+    return view.dim() == 2 and view.stride(1) == 1 and view.stride(0) > view.shape[1]
 
 
 def _parts(flat: torch.Tensor, size: int) -> Iterator[tuple[int, torch.Tensor]]:

@@ -49,7 +49,6 @@ def ring(layout, communicators):
     for _ in range(12):
         x = pipeline.recv(torch.empty(2), pipeline.rank - 1)
         pipeline.send(x * 10 + pipeline.rank, 0 if layout.is_last_stage else pipeline.rank + 1)
-    communicators.stage.all_reduce(torch.zeros(1))
     return communicators.counts()["recv"].calls
 
 

@@ -11,9 +11,13 @@ from engine.compute.communication.communicator import Communicators
 from engine.compute.communication.layout import ONE_PROCESS, ParallelLayout
 from engine.compute.kv_cache import allocate
 from engine.compute.operations.backend import Operations
-from engine.token.models.registry import load_model
+from engine.token.models.registry import load_model, outlined_model
+from engine.token.quantise.checkpoint import quantise_checkpoint
+from metrics.compute.startup import StartupClock
+from metrics.errors import ModelError
 from tests.engine.compute.attention_inputs import attention_inputs
 from tests.engine.families import FAMILIES
+from tests.engine.token.quantised.published import gptq, publish
 
 CPU, BLOCK, VOCABULARY = torch.device("cpu"), 16, 320
 TENSOR, PIPELINE, EXPERT = (ParallelLayout(*sizes) for sizes in ((2, 1, 1), (1, 2, 1), (1, 1, 2)))
@@ -61,18 +65,16 @@ def _pass(model, layout, communicators, ids, positions, slots, last, backends, c
     return pipeline.recv(torch.empty(len(last), size), layout.pipeline_parallel - 1) if layout.is_first_stage else None
 
 
-def on_rank(layout, communicators, folder: Path, weights: str | None, kernels: bool, changes: dict):
-    model = load_model(
-        folder, torch.float32, CPU, None, weights=weights, layout=layout, communicators=communicators, **changes
-    )
+def on_rank(layout, communicators, folder: Path, weights: str | None, kernels: bool):
+    model = load_model(folder, torch.float32, CPU, None, weights=weights, layout=layout, communicators=communicators)
     counts = {name: count.calls for name, count in communicators.counts().items()}
     assert not counts, "nothing is exchanged before the first pass"
     logits = logits_of(model, layout, communicators, kernels=kernels)
     return None if logits is None else logits.numpy(), model.num_parameters
 
 
-def several(layout, communicators, cases: list[tuple[str, Path]]):
-    return {name: on_rank(layout, communicators_of(communicators), folder, None, False, {}) for name, folder in cases}
+def several(layout, communicators, cases: list[tuple[str, Path]], weights: str | None = None, kernels: bool = False):
+    return {name: on_rank(layout, communicators_of(communicators), folder, weights, kernels) for name, folder in cases}
 
 
 def communicators_of(communicators: Communicators) -> Communicators:
@@ -98,9 +100,9 @@ def expected(checkpoints):
 
 
 def families_for(layout: ParallelLayout) -> list[str]:
-    names = WITH_EXPERTS if layout.expert_parallel > 1 else FAMILIES
-    # Six heads are not for four ranks.
-    return [name for name in names if name != "mpt-six-heads" or layout.tensor_parallel < 4]
+    if layout is BOTH:  # combines what is shown for each family alone
+        return ["llama-biases", "llama-one-kv-head", "qwen3", "gemma3", "gpt-oss", "mixtral", "deepseek-v2", "mpt"]
+    return list(WITH_EXPERTS if layout.expert_parallel > 1 else FAMILIES)
 
 
 @pytest.mark.parametrize(
@@ -117,3 +119,81 @@ def test_ranks_give_the_logits_of_one_process(layout, checkpoints, expected, ran
                 # Sums in another order: a few units of the last place of logits of about 10.
                 found_logits = torch.from_numpy(found[name][0])
                 torch.testing.assert_close(found_logits, logits, rtol=1e-4, atol=1e-4, msg=f"{name}, rank {rank}")
+
+
+@pytest.fixture(scope="module")
+def quantised(checkpoints, tmp_path_factory):
+    """Groups of 16 inputs, which the ranks' borders keep whole, and of 32, which they cut."""
+    cases = {}
+    for family, to, group in (
+        ("qwen2", "w4a16", 16), ("qwen2", "w4a16", 32), ("qwen2", "awq", 32), ("qwen2", "int8", None),
+        ("qwen2", "fp8", None), ("qwen2", "gguf-q8_0", None), ("mixtral", "w4a16", 16),
+    ):  # fmt: skip
+        folder = tmp_path_factory.mktemp("quantised") / "new"
+        quantise_checkpoint(checkpoints[family], to, folder, group_size=group)
+        cases[f"{family} {to} {group}"] = folder
+    return cases
+
+
+def check(by_rank, cases: dict[str, Path], weights: str | None, kernels: bool, tolerance: float) -> None:
+    for name, folder in cases.items():
+        model = load_model(folder, torch.float32, CPU, None, weights=weights)
+        expected = logits_of(model, kernels=kernels)
+        found = torch.from_numpy(by_rank[0][name][0])
+        torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, msg=name)
+
+
+@pytest.mark.parametrize("layout", [TENSOR, ALL], ids=["tp2", "all2"])
+def test_ranks_hold_their_parts_of_quantised_matrices(layout, quantised, ranks):
+    cases = {name: folder for name, folder in quantised.items() if layout is TENSOR or name.startswith("mixtral")}
+    check(ranks.run(several, layout, list(cases.items())), cases, None, False, 1e-4)
+
+
+def test_kernels_of_quantised_matrices_multiply_by_parts(quantised, ranks):
+    """Where groups stay whole the activations are rounded as in one process, so that only sums differ."""
+    cases = {name: folder for name, folder in quantised.items() if name.endswith(" 16")}
+    # An activation may be rounded to the neighbouring step: the logits are about 10.
+    check(ranks.run(several, TENSOR, list(cases.items()), "auto", True), cases, "auto", True, 0.1)
+
+
+@pytest.mark.parametrize("weights", ["auto", "int8", "int4"])
+def test_kernels_and_packed_weights_serve_a_stage(weights, checkpoints, ranks):
+    """A stage rounds its matrices as one process does."""
+    cases = {name: checkpoints[name] for name in ("qwen3", "llama3", "gemma2", "mixtral")}
+    check(ranks.run(several, PIPELINE, list(cases.items()), weights, True), cases, weights, True, 1e-4)
+
+
+def test_packed_weights_of_ranks(checkpoints, ranks):
+    cases = {name: checkpoints[name] for name in ("qwen3", "gemma2", "mixtral", "deepseek-v3")}
+    check(ranks.run(several, BOTH, list(cases.items()), "auto", True), cases, "auto", True, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "layout", "sentence"),
+    [
+        ("llama", ParallelLayout(3), "tensor_parallel=3 does not divide the model's 4 attention heads"),
+        ("mpt-six-heads", ParallelLayout(4), "tensor_parallel=4 does not divide the model's 6 attention heads"),
+        ("llama", ParallelLayout(1, 4), "pipeline_parallel=4 has more stages than the model has layers"),
+        ("mixtral", ParallelLayout(1, 1, 4), "expert_parallel=4 does not divide the model's 6 experts"),
+        ("deepseek-v3", ParallelLayout(8), "tensor_parallel=8 does not divide the model's 4 attention heads"),
+    ],
+)
+def test_sizes_that_do_not_divide_are_refused_before_weights_are_read(family, layout, sentence, checkpoints):
+    with pytest.raises(ModelError, match=sentence):
+        outlined_model(checkpoints[family], torch.float32, CPU, None, layout=layout)
+
+
+def test_an_order_of_inputs_cannot_be_shared(checkpoints, tmp_path):
+    quantised, _ = publish(checkpoints["qwen2"], tmp_path, *gptq(activation_order=True))
+    with pytest.raises(ModelError, match="desc_act"):
+        outlined_model(quantised, torch.float32, CPU, None, weights="auto", layout=TENSOR)
+
+
+def test_a_rank_reads_its_part_of_the_files(checkpoints):
+    """Rows and columns alike: two ranks read the file once, but for what both hold."""
+    folder, clocks = checkpoints["qwen3"], [StartupClock() for _ in range(3)]
+    load_model(folder, torch.float32, CPU, None, startup=clocks[2])
+    for rank in range(2):
+        load_model(folder, torch.float32, CPU, None, startup=clocks[rank], layout=TENSOR.of_rank(rank))
+    first, second, whole = (clock.startup().weight_bytes for clock in clocks)
+    assert 0.5 * whole < first == second < 0.51 * whole  # norms are in both

@@ -37,9 +37,10 @@ def test_streamed_weights_equal_mapped_ones(checkpoints, family):
 
 
 def drawn_view(tensor: torch.Tensor, draw: random.Random) -> torch.Tensor:
-    """What the families' `translate` take of a tensor: parts of its rows, one of a stack, every second, transposed."""
+    """What the families' `translate` and ranks take of a tensor: parts of its rows or columns, one of a stack, every
+    second, transposed."""
     for _ in range(draw.randint(0, 3)):
-        kind = draw.choice(("split", "index", "slice", "step", "transpose", "flat"))
+        kind = draw.choice(("split", "index", "slice", "step", "transpose", "flat", "columns"))
         if kind == "split" and tensor.dim() and len(tensor):
             tensor = draw.choice(tensor.tensor_split(draw.randint(1, 3)))
         elif kind == "index" and tensor.dim() > 1 and len(tensor):
@@ -49,6 +50,9 @@ def drawn_view(tensor: torch.Tensor, draw: random.Random) -> torch.Tensor:
             tensor = tensor[begin : draw.randint(begin, len(tensor))]
         elif kind == "step" and tensor.dim():
             tensor = tensor[draw.randint(0, 1) :: 2]
+        elif kind == "columns" and tensor.dim() == 2:  # of a rank
+            begin = draw.randint(0, tensor.shape[1])
+            tensor = tensor[:, begin : draw.randint(begin, tensor.shape[1])]
         elif kind == "transpose" and tensor.dim() == 2:
             tensor = tensor.t()
         elif kind == "flat" and tensor.is_contiguous():
