@@ -124,7 +124,9 @@ MAY_IMPORT = {
         "metrics",
     },
     "engine.server.serve": {"engine.server", "engine.faults", "engine.config", "engine.process", "metrics.errors"},
-    "engine.check": {"engine.server", "engine.runner", "engine.memory.tiers", "engine.token.text", "engine.config", "metrics"},
+    "engine.check": {
+        "engine.server", "engine.runner", "engine.memory.tiers", "engine.token.text", "engine.config", "metrics",
+    },
 }  # fmt: skip
 WITHOUT_TORCH = (
     "metrics", "dashboards", "engine.memory", "engine.request", "engine.server", "engine.telemetry",
