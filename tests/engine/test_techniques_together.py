@@ -37,9 +37,14 @@ SAMPLING: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-# In nats: a number between two codes may get the other one where a chunk is cut otherwise, as float32 adds in another
-# order. Then the most probable token may be another one that is so near; without codes nothing of the kind is allowed.
+# In nats. Where a chunk is cut otherwise, float32 adds in another order, and a number between two codes may get the
+# other one: of a key, a value, or an activation, which kernels of integer weights round. Then the most probable token
+# may be another one that is so near. Without codes nothing of the kind is allowed.
 NEAR = {"fp8": 0.3, "int8": 0.1, "int4": 0.6}
+
+
+def nearness(outputs: dict[str, Any]) -> float:
+    return sum(NEAR.get(outputs[setting], 0.0) for setting in ("kv_cache_dtype", "weights"))
 
 
 class Call(NamedTuple):
@@ -91,7 +96,7 @@ def calls(draw: Callable) -> Call:
 def drawn(draw: Callable, family: "Family") -> Drawn:
     """Settings that the engine accepts together, and traffic."""
     pick = lambda *values: draw(st.sampled_from(values))  # noqa: E731
-    outputs = {"weights": pick(*family.weights), "kv_cache_dtype": pick("auto", "fp8", "int8", "int4")}
+    outputs = {"weights": pick("auto", "int8", "int4"), "kv_cache_dtype": pick("auto", "fp8", "int8", "int4")}
     if family.takes_window and (window := pick(None, 20, 7)) is not None:
         outputs |= {"attention_window": window, "attention_sinks": pick(4, 0, 17)}
     others: dict[str, Any] = {
@@ -119,7 +124,7 @@ def drawn(draw: Callable, family: "Family") -> Drawn:
         others |= {"kv_store_policy": pick("fill", "evict", "reuse"), "kv_host_gib": pick(1e-3, 2e-4)}
     if tiers == "disk":
         others["kv_disk_gib"] = pick(1e-3, 1e-4)
-    is_greedy = outputs["kv_cache_dtype"] in NEAR  # of a draw nobody could say how near it was
+    is_greedy = nearness(outputs) > 0  # of a draw nobody could say how near it was
     asked = calls().map(lambda call: call._replace(sampling=0) if is_greedy else call)
     turns = st.builds(Turn, asked, st.sampled_from([0, 1, 2, 5, None]), st.sampled_from([False] * 5 + [True]))
     return Drawn(outputs, others, draw(st.lists(turns, min_size=1, max_size=10)))
@@ -131,19 +136,17 @@ class Answer(NamedTuple):
     tokens: list[int]
     scores: list[dict[int, float]]
 
-    def differs(self, tokens: list[int], nearness: float) -> str | None:
-        """Where the first other token is, if it is not as probable within `nearness`; behind it all may differ."""
+    def differs(self, tokens: list[int], near: float) -> str | None:
+        """Where the first other token is, if it is not as probable within `near`; behind it all may differ."""
         for place, (expected, token) in enumerate(zip(self.tokens, tokens, strict=False)):
             if expected != token:
                 gap = self.scores[place].get(expected, math.inf) - self.scores[place].get(token, -math.inf)
-                return None if gap < nearness else f"place {place}: {token}, not {expected} ({gap:.3f} nats)"
+                return None if gap < near else f"place {place}: {token}, not {expected} ({gap:.3f} nats)"
         return None
 
 
 class Family:
     """A checkpoint with adapters, and what plain engines answer."""
-
-    weights = ("auto", "int8", "int4")
 
     def __init__(self, model: Path, draft: Path, root: Path, targets: list[str], takes_window: bool):
         self.model, self.draft, self.takes_window = model, draft, takes_window
@@ -218,14 +221,13 @@ def step(engine: Engine) -> None:
 
 
 def assert_exact(family: Family, case: Drawn, published: Published, aborted: set[str]) -> None:
-    nearness = NEAR.get(case.outputs["kv_cache_dtype"], 0.0)
     for index, turn in enumerate(case.turns):
         for choice, answer in enumerate(family.answers(turn.call, case.outputs)):
             name = f"r{index}.{choice}"
             ended, tokens = published.ended[name], published.tokens.get(name, [])
             assert ended.reason == "length" or (ended.reason == "abort" and name in aborted), ended
             assert ended.reason == "abort" or len(tokens) == turn.call.max_tokens, name
-            assert not (why := answer.differs(tokens, nearness)), f"{name}: {why}"
+            assert not (why := answer.differs(tokens, nearness(case.outputs))), f"{name}: {why}"
 
 
 def assert_nothing_is_left(engine: Engine) -> None:
