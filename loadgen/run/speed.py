@@ -21,7 +21,7 @@ from metrics.run.directory import RunDirectory, engine_settings, section
 
 ROOT = Path(__file__).parents[2]
 MOST_SECONDS = 120.0  # of the process that measures, with the start of torch and the load of the model
-MOST_OWN, MOST_OTHER = 8, 4  # entries in `run.json`: of the run's own settings, and of others
+MOST_OWN, MOST_OTHER = 8, 8  # entries in `run.json`: of the run's own settings, and other settings
 # The fastest kernels that compute the same, and all cores: what other settings cost is worth knowing.
 FASTEST_KERNELS = {"attention_backend": "auto", "fused_operations": "auto"}
 # Formats that a CPU may have in place of the run's: fewer bits, or more where fewer were chosen.
@@ -41,19 +41,27 @@ def add_reference(run: RunDirectory, *, planted: bool, progress: Callable[[], No
     family, engine = family_of(meta), engine_settings(meta)
     if family is None:
         return
-    own = entry_of_run(run, meta)
+    own, own_settings = entry_of_run(run, meta), settings_of(meta, engine)
     entries, cores = read_entries(family), int(section(meta, "hardware").get("cores") or 0)
     if any_late(run, meta):
-        for settings in _lacking(engine, settings_of(meta, engine), entries, cores):
+        for settings in _lacking(engine, own_settings, entries, cores):
             progress()
             if (found := measure_apart(str(engine["model"]), settings)) is not None:
                 add_entry(family, found)
         entries = read_entries(family)
-    same = [each for each in entries if own is not None and each.settings == own.settings][-MOST_OWN:]
-    others = [each for each in entries if own is None or each.settings != own.settings][-MOST_OTHER:]
+    same = [each for each in entries if each.settings == own_settings][-MOST_OWN:]
+    others = _of_other_settings(entries, own_settings)
     run.update_meta(speed_reference={"family": family, "entries": msgspec.to_builtins([*others, *same])})
     if own is not None and meta["valid"] and not planted and not engine.get("faults"):
         add_entry(family, own)
+
+
+def _of_other_settings(entries: list[SpeedEntry], own: dict[str, Any]) -> list[SpeedEntry]:
+    """The last entry of each, those nearest to the run's settings last. Without this rule, several runs of one other
+    setting would leave no room for the format that was measured for this run."""
+    newest = {repr(sorted(each.settings.items())): each for each in entries if each.settings != own}
+    differing = {key: sum(own[name] != value for name, value in each.settings.items()) for key, each in newest.items()}
+    return [newest[key] for key in sorted(newest, key=lambda key: -differing[key])][-MOST_OTHER:]
 
 
 def any_late(run: RunDirectory, meta: dict[str, Any]) -> bool:

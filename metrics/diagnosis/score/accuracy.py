@@ -3,12 +3,14 @@
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from metrics.diagnosis.score.calibration import Fit, fit_confidence, samples_of
 from metrics.diagnosis.score.figures import LevelFigures, figures
 from metrics.diagnosis.score.judgement import Judgement
+from metrics.diagnosis.score.techniques import TechniqueCase, technique_cases
 from metrics.errors import RunDataError
 from metrics.replay.ledger import FILE_NAME, LedgerEntry, read
 from metrics.run.directory import RunDirectory, section
@@ -50,6 +52,7 @@ class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
     misses: dict[str, list[Miss]]  # by level
     left_out: list[str]  # faults that did not hurt and disturbed controls: case/severity, with the number of runs
     fit: Fit | None  # of the confidence; None for too few verdicts
+    techniques: list[TechniqueCase] = []
     predictions: list[LedgerEntry] = []  # verified fixes of these runs
 
 
@@ -68,8 +71,13 @@ def accuracy_of(folder: Path, judgements: Mapping[str, Sequence[Judgement]], com
         misses={level: misses(found) for level, found in judgements.items()},
         left_out=_left_out(main),
         fit=fit,
+        techniques=technique_cases(main, {each.run: _chosen(folder / each.run) for each in main}),
         predictions=[entry for file in sorted(folder.rglob(FILE_NAME)) for entry in read(file)],
     )
+
+
+def _chosen(path: Path) -> dict[str, Any]:
+    return section(RunDirectory(path).meta(), "engine")
 
 
 def misses(judgements: Sequence[Judgement]) -> list[Miss]:

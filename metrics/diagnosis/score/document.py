@@ -7,6 +7,7 @@ from metrics.diagnosis.score.accuracy import MAIN, Accuracy, Machine, Miss
 from metrics.diagnosis.score.calibration import Fit
 from metrics.diagnosis.score.figures import Calibration, LevelFigures, Share
 from metrics.diagnosis.score.judgement import HURTS, NOTHING
+from metrics.diagnosis.score.techniques import TechniqueCase
 from metrics.diagnosis.score.threshold_rules import BASELINE
 from metrics.ledger import LIFECYCLES
 from metrics.replay.ledger import LedgerEntry, score
@@ -38,6 +39,7 @@ def page(accuracy: Accuracy) -> str:
         *(_lifecycles(each) for each in (main, *baseline)),
         _causes(main),
         _severities(main),
+        _techniques(main.level, accuracy.techniques),
         _confidence(main.calibration, accuracy.fit),
         _predictions(accuracy.predictions),
         _misses(main.level, accuracy.misses.get(main.level, [])),
@@ -116,6 +118,20 @@ def _severities(figures: LevelFigures) -> str:
     rows = [[case, "none" if least is None else str(least)] for case, least in figures.smallest_severity.items()]
     text = "The mildest severity that hurts and is named first in most of its repeats; 1 is the mildest of a case."
     return f"## Smallest severity that is found\n\n{text}\n\n" + _table(["case", "severity"], rows)
+
+
+def _techniques(level: str, cases: Sequence[TechniqueCase]) -> str:
+    if not cases:
+        return ""
+    rows = [
+        [each.technique, "the cause" if each.role == "cause" else "the fix", each.case,
+         *(f"{share.right} of {share.judged}" for share in (each.first, each.among_three, each.remedy))]
+        for each in cases
+    ]  # fmt: skip
+    text = ("Runs that hurt, over all severities and repeats. A technique is the cause where the run chose it, and the "
+            "fix where the run did not. [faults.md](faults.md) tells which roles no case can have.")  # fmt: skip
+    head = ["technique", "it is", "case", "cause first", "among three", "remedy"]
+    return f"## The techniques, as a cause and as a fix\n\nLevel `{level}`. {text}\n\n" + _table(head, rows)
 
 
 def _confidence(shown: Calibration | None, fit: Fit | None) -> str:
