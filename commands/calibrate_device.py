@@ -23,8 +23,8 @@ def calibrate_device(
         typer.Option("--set", metavar="KEY=VALUE", help="with --model: an engine setting; repeatable"),
     ] = None,
 ) -> None:
-    """Measure and store the limits of a device: memory bandwidth, and matrix products by precision and rows. With
-    --model: what the steps of that model take on it."""
+    """Measure and store the limits of a device: memory bandwidth, matrix products by precision and rows, and exchanges
+    between two ranks by size. With --model: what the steps of that model take on it."""
     need("engine", "torch")
     if model is not None:
         return _calibrate_model(model, device, threads, output, set_ or [])
@@ -34,12 +34,14 @@ def calibrate_device(
 
     let_threads_sleep(os.environ, sys.modules)  # before torch: spinning threads distort the figures on a busy machine
     from engine.compute.device_ceilings import calibrate
-    from metrics.compute.roofline import ceilings_table, store_ceilings
+    from metrics.compute.roofline import ceilings_table, links_table, store_ceilings
     from metrics.machine.host import company
 
     busy = company()
     ceilings = calibrate(device, threads)
     out.print(ceilings_table(ceilings))
+    if ceilings.links:
+        out.print(links_table(ceilings.links))
     if busy:
         out.print(f"{busy}: these ceilings are too low; run it again on a quiet machine")
     out.print(f"stored in {store_ceilings(ceilings, output)}")

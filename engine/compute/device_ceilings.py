@@ -1,4 +1,4 @@
-"""Measures what a device can do at most: memory bandwidth, matrix products by precision and rows, launches.
+"""Measures what a device can do at most: memory bandwidth, matrix products by precision and rows, launches, links.
 
 Every product reads weights that no cache holds, as a decode step does: the weights rotate over more memory than the
 caches have. The best of several batches of calls counts, because a ceiling is what the device can do undisturbed.
@@ -13,6 +13,7 @@ from functools import partial
 import torch
 
 from engine.compute.cpp.extension import library
+from engine.compute.link_ceilings import RANKS, links
 from engine.compute.weight_formats import cpp_formats, has_bfloat16, torch_formats
 from engine.process import num_cores
 from metrics.compute.roofline import Ceilings, Gemm, device_name
@@ -30,7 +31,7 @@ Product = Callable[[torch.Tensor], None]  # x [rows, inner] times the next weigh
 
 
 def calibrate(kind: str, threads: int | None = None) -> Ceilings:
-    """Measures a `cpu` (with `threads`, by default all of its cores) or `cuda` (`auto`: where there is one): some 20 s.
+    """Measures a `cpu` (with `threads`, by default all of its cores) or `cuda` (`auto`: where there is one): some 30 s.
 
     Raises CalibrationError where torch finds no CUDA device.
     """
@@ -60,6 +61,7 @@ def calibrate(kind: str, threads: int | None = None) -> Ceilings:
                 inner=inner,
                 gemm=gemm,
                 launch_ns=_launch_ns(device) if cuda else None,
+                links=links(device, max(1, torch.get_num_threads() // RANKS)),
             )
     finally:
         torch.set_num_threads(before)

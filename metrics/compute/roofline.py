@@ -14,6 +14,7 @@ import pandas as pd
 from rich import box
 from rich.table import Table
 
+from metrics.compute.link import Link
 from metrics.errors import CalibrationError
 from metrics.machine.host import hardware
 from metrics.machine.store import store, store_path
@@ -41,6 +42,7 @@ class Ceilings(msgspec.Struct, frozen=True):
     inner: int  # size of the weights of every product: [inner, inner]
     gemm: list[Gemm]
     launch_ns: float | None = None  # CUDA: host time of launching one kernel
+    links: list[Link] = []  # exchanges between two ranks; none of a CUDA machine with one device
 
     @property
     def bandwidth(self) -> float:
@@ -137,4 +139,20 @@ def ceilings_table(ceilings: Ceilings) -> Table:
     for precision in ceilings.precisions:
         rates = {gemm.rows: gemm.flops_per_s / 1e9 for gemm in ceilings.gemm if gemm.precision == precision}
         table.add_row(precision, *(f"{rates[count]:,.0f}" for count in rows), f"{ceilings.ridge(precision):,.1f}")
+    return table
+
+
+def links_table(links: list[Link]) -> Table:
+    """For a terminal: one line a kind of exchange, with its times by size and what was fitted to them."""
+    sizes = [time.bytes for time in links[0].times]
+    wait = f"behind unequal work a rank waits {links[0].wait_share:.1%} of it for the slower one"
+    table = Table(
+        title=f"{links[0].ranks} ranks over {links[0].transport}: µs of an exchange by KiB; a line fitted to them",
+        caption=wait, box=box.SIMPLE, title_justify="left", caption_justify="left",
+    )  # fmt: skip
+    for head in ("KiB", *(f"{size / 1024:,.0f}" for size in sizes), "latency", "GB/s"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for link in links:
+        times = [f"{time.ns / 1e3:,.0f}" for time in link.times]
+        table.add_row(link.collective, *times, f"{link.latency_ns / 1e3:,.0f}", f"{link.bytes_per_s / 1e9:,.2f}")
     return table

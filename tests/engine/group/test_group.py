@@ -7,6 +7,7 @@ import psutil
 import pytest
 
 from engine import LLM, SamplingParams
+from metrics.compute.communication import group_shape
 
 pytestmark = pytest.mark.server
 # Two prompts begin alike, and the pool has room for about two of the requests: some are preempted.
@@ -24,11 +25,16 @@ def outputs(**settings) -> list[list[int]]:
     with LLM("tiny-model", on_steps=steps.extend, **SIZES, **settings) as llm:
         found = llm.generate(PROMPTS, [greedy, drawn, penalised, greedy], n=2)
         found += llm.generate(PROMPTS[:1], greedy)
+        group = group_shape(llm.ready.shape, settings, llm.ready.dtype)
     assert any(step.preempted_ids for step in steps), "the pool is small enough"
     if settings:
         if "pipeline_parallel" not in settings:  # whose steps overlap: a record has the time behind the step before
             assert all(step.communication_ns <= step.device_ns for step in steps)
-        assert any(step.exchanged_bytes for step in steps) and max(len(step.rank_busy_ns) for step in steps) == 2
+        assert max(len(step.rank_busy_ns) for step in steps) == 2
+        for step in steps:
+            expected = group.exchanges(sum(step.new_tokens), step.logit_rows)
+            found_bytes = {name: step.exchanged_bytes.get(name, 0) for name in expected}
+            assert found_bytes == {name: each.bytes for name, each in expected.items()}
     return [completion.token_ids for completion in found]
 
 

@@ -1,0 +1,145 @@
+"""What the exchanges of a parallel group cost: calls and bytes of a step, their time over measured links, and bubbles.
+
+The exchanges are those of rank 0, as a step record has them. Bytes count the whole tensor of each exchange.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from metrics.compute.cost_model import Count, ModelShape, shape_from
+from metrics.compute.link import POINT_TO_POINT, Link
+
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+WAITS = ("recv",)  # for another stage: a bubble; all others are communication
+
+
+class Exchanged(NamedTuple):
+    calls: Count
+    bytes: Count
+
+
+class GroupShape(msgspec.Struct, frozen=True):
+    """How a model is spread over ranks, and the widths of what they exchange. Layers are those of rank 0's stage."""
+
+    tensor_parallel: int
+    pipeline_parallel: int
+    expert_parallel: int
+    num_layers: int
+    num_mixtures: int  # layers with routed experts
+    hidden_size: int
+    vocab_size: int
+    item_bytes: int  # of an activation
+
+    @property
+    def num_ranks(self) -> int:
+        return self.pipeline_parallel * self.ranks_per_stage
+
+    @property
+    def ranks_per_stage(self) -> int:
+        return max(self.tensor_parallel, self.expert_parallel)
+
+    @property
+    def sums_per_step(self) -> int:
+        """All-reduces of the residual stream: of the embedding, behind attention and behind feed-forward parts."""
+        if self.tensor_parallel > 1:
+            return 1 + 2 * self.num_layers
+        return self.num_mixtures if self.expert_parallel > 1 else 0
+
+    def exchanges(self, tokens: Count, logit_rows: Count) -> dict[str, Exchanged]:
+        """By collective, of a step with so many tokens, or of several steps: arrays [steps]."""
+        found, row_bytes = {}, self.hidden_size * self.item_bytes
+        if sums := self.sums_per_step:
+            found["all_reduce"] = Exchanged(sums + 0 * tokens, sums * tokens * row_bytes)
+        if self.tensor_parallel > 1:  # each rank gives as many columns of the logits, the last one with padding
+            columns = self.tensor_parallel * -(-self.vocab_size // self.tensor_parallel)
+            found["all_gather"] = Exchanged(1 + 0 * logit_rows, logit_rows * columns * self.item_bytes)
+        if self.pipeline_parallel > 1:
+            found["send"] = Exchanged(1 + 0 * tokens, tokens * row_bytes)
+            found["recv"] = Exchanged(np.minimum(logit_rows, 1), logit_rows * row_bytes)
+        return found
+
+
+def group_shape(
+    shape: ModelShape, sizes: Mapping[str, Any], dtype: str, *, is_of_rank: bool = True
+) -> GroupShape | None:
+    """`sizes`: the settings of the group; None where they make one rank. `is_of_rank`: the shape's layers are those
+    of one stage already."""
+    tensor, pipeline, expert = (
+        int(sizes.get(name) or 1) for name in ("tensor_parallel", "pipeline_parallel", "expert_parallel")
+    )
+    if tensor * pipeline * expert == 1:
+        return None
+    stages = 1 if is_of_rank else pipeline
+    mixtures = 0 if shape.experts is None else shape.experts.num_layers
+    return GroupShape(
+        tensor, pipeline, expert, -(-shape.num_layers // stages), -(-mixtures // stages), shape.hidden_size,
+        shape.vocab_size, ITEM_BYTES[dtype],
+    )  # fmt: skip
+
+
+def group_shape_from(meta: Mapping[str, Any]) -> GroupShape | None:
+    """Of a `run.json`; None where its server was one process, or none of ours. Raises msgspec.ValidationError."""
+    shape, core = shape_from(meta), meta.get("core") or {}
+    if shape is None or core.get("dtype") not in ITEM_BYTES:
+        return None
+    return group_shape(shape, meta.get("engine") or {}, core["dtype"])
+
+
+class Communication(NamedTuple):
+    """Of one step, or of several: nanoseconds [steps]."""
+
+    exchange_ns: float | np.ndarray  # the links' time
+    wait_ns: float | np.ndarray  # for the ranks that come later, who had as much work
+
+
+def predicted(
+    group: GroupShape, links: Sequence[Link], tokens: Count, logit_rows: Count, busy_ns: float | np.ndarray
+) -> Communication | None:
+    """What `compute.communication` should be, of steps whose work takes a rank `busy_ns`; None without the links.
+
+    Links are measured between two ranks. A ring of n ranks sends 2 (n - 1) / n of the bytes in as many more turns
+    (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009), so that more ranks are extrapolated.
+    """
+    by_name = {link.collective: link for link in links}
+    exchanges = {name: each for name, each in group.exchanges(tokens, logit_rows).items() if name not in WAITS}
+    if any(name not in by_name for name in exchanges if name != POINT_TO_POINT):
+        return None
+    total = 0.0 * busy_ns
+    for name, (calls, num_bytes) in exchanges.items():
+        if name == POINT_TO_POINT:
+            continue  # it returns at once, and the stage goes on: see `hidden_ns`
+        link, others = by_name[name], group.ranks_per_stage - 1
+        total = total + link.latency_ns * calls * others
+        total = total + 1e9 * num_bytes / link.bytes_per_s * 2 * others / group.ranks_per_stage
+    share = max((by_name[name].wait_share for name in exchanges if name in by_name), default=0.0)
+    return Communication(total, share * busy_ns)
+
+
+def hidden_ns(
+    links: Sequence[Link], name: str, calls: Count, num_bytes: Count, exposed_ns: float | np.ndarray
+) -> float | np.ndarray:
+    """What the link needs beyond the time in which the rank stood: computation hid it. 0 without a measured link."""
+    link = next((link for link in links if link.collective == name), None)
+    if link is None:
+        return 0 * exposed_ns
+    return np.maximum(link.exchange_ns(calls, num_bytes) - exposed_ns, 0.0)
+
+
+class Bubbles(NamedTuple):
+    """Of a pipeline in which as many steps are under way as it has stages."""
+
+    period_ns: float  # from one step to the next
+    shares: list[float]  # by stage: of the period, in which it waits for another one
+
+
+def bubbles(stage_ns: Sequence[float], host_ns: float, transfer_ns: float, under_way: int) -> Bubbles:
+    """`stage_ns`: what a step takes each stage; `host_ns`: between two steps on the first; `transfer_ns`: between two
+    stages. The slowest stage sets the pace, or a step's way through all stages where few steps are under way."""
+    way = sum(stage_ns) + host_ns + len(stage_ns) * transfer_ns
+    first, *others = stage_ns
+    period = max(first + host_ns, *others, way / max(1, under_way))
+    waits = [period - host_ns - first, *(period - each for each in others)]
+    return Bubbles(period, [wait / period for wait in waits])
