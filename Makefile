@@ -1,5 +1,5 @@
-# `make demo` runs the main job, `make test` runs the tests, `make check` what one needs while working, `make torture`
-# maltreats a server. The first one sets up .venv.
+# `make demo` runs the main job, `make test` runs the tests, `make thorough` repeats their claims on more inputs, `make
+# check` is what one needs while working, `make torture` maltreats a server. The first one sets up .venv.
 # Needs python3 >= 3.11 with its venv module, and make. Another interpreter: make PYTHON=python3.12 demo
 
 PYTHON ?= python3
@@ -8,18 +8,21 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 # Tests that start a server, a browser or Prometheus have marks of their own; pyproject.toml says what each mark means.
-FAST := not slow and not gpu and not peer and not server and not browser and not prometheus and not thorough
+FAST := not slow and not gpu and not peer and not thorough and not server and not browser and not prometheus
+# Repeats of a claim that the default tests hold once.
+REPEATS := thorough and not slow and not gpu and not peer
 # It takes seconds to load, and its only test file needs a server.
 NO_SCHEMATHESIS := -p no:schemathesis --ignore tests/engine/server/openai/test_specification.py
 # Without compiled modules every worker would compile all tests again.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo test check torture lint types clean
+.PHONY: help setup demo test thorough check torture lint types clean
 
 help:
 	@echo "make demo   set up, then serve the bundled model, replay a minute of a real trace, diagnose it, predict the fix;"
 	@echo "            DEMO=--prove also makes the run that tests the prediction"
 	@echo "make test   set up, then run the tests"
+	@echo "make thorough  what make test holds once, for further seeds, shapes, families and pages"
 	@echo "make check  style, types, and the tests that start no server: fewer seeds, shapes and examples than make test"
 	@echo "make torture  what the server promises while it is maltreated, in the short form"
 	@echo "make lint   check style and formatting"
@@ -33,6 +36,9 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(PYTEST)
+
+thorough: $(STAMP)
+	$(PYTEST) -m '$(REPEATS)'
 
 check: lint types
 	$(PYTEST) -m '$(FAST)' --max-examples 10 $(NO_SCHEMATHESIS)

@@ -1,4 +1,4 @@
-"""Parameters that repeat a claim: `make test` takes them all, `make check` the others alone."""
+"""Parameters that repeat a claim: `make thorough` takes them, the other tests the first ones alone."""
 
 import pytest
 
