@@ -11,16 +11,11 @@ from typer.testing import CliRunner
 from loadgen.exit_code import MOST_FAILED, NOT_VALID
 from metrics.memory.plan import PURPOSES
 from sojourn import app
+from tests.commands.program import run_program
 
 pytestmark = pytest.mark.server
 
 ROOT = Path(__file__).parents[2]
-
-
-def sojourn(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import sojourn; sojourn.main()"
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -84,11 +79,17 @@ def test_wrong_use_is_explained_and_leaves_nothing(tmp_path, arguments, code, sa
     (tmp_path / "kept" / "one").mkdir(parents=True)
     (tmp_path / "kept" / "one" / "run.json").write_text("{}")
     before = sorted(tmp_path.rglob("*"))
-    done = sojourn(*arguments, cwd=tmp_path)
+    done = run_program(*arguments, cwd=tmp_path)
     assert done.returncode == code, done.stderr
     assert all(word in done.stderr for word in says), done.stderr
     assert "Traceback" not in done.stderr
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["nonsense"], 2), (["diagnose", "absent"], 1), (["-h"], 0)])
+def test_program_of_its_own_ends_with_the_same_codes(arguments, code):
+    done = subprocess.run([sys.executable, "-m", "sojourn", *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,7 @@ def test_wrong_use_is_explained_and_leaves_nothing(tmp_path, arguments, code, sa
     ],
 )
 def test_every_command_has_a_help_that_names_its_options(command):
-    done = sojourn(command, "--help")
+    done = run_program(command, "--help")
     assert done.returncode == 0 and "Usage" in done.stdout and len(done.stdout.splitlines()) > 5
 
 
@@ -128,7 +129,7 @@ def test_every_setting_of_the_engine_is_an_option_of_serve():
 
 
 def test_a_checked_server_shows_its_memory_plan_and_serves_nothing():
-    done = sojourn("serve", "tiny-model", "--check", "--kv-cache-gib", "0.5")
+    done = run_program("serve", "tiny-model", "--check", "--kv-cache-gib", "0.5")
     assert done.returncode == 0, done.stderr
     for purpose in PURPOSES:
         assert purpose in done.stdout
@@ -137,7 +138,7 @@ def test_a_checked_server_shows_its_memory_plan_and_serves_nothing():
 
 
 def test_dashboards_are_written_where_asked(tmp_path):
-    done = sojourn("dashboards", "--output", str(tmp_path / "out"))
+    done = run_program("dashboards", "--output", str(tmp_path / "out"))
     assert done.returncode == 0
     assert len(list((tmp_path / "out").glob("sojourn-*.json"))) == 4
 
