@@ -16,6 +16,7 @@ from metrics.replay.prediction import Change, settings_text
 PRECISION = {"int4": 4, "fp8": 7, "int8": 8, "float16": 16, "bfloat16": 16, "float32": 32, "auto": 32}
 STEPS = (*DEVICE_ACCOUNTS, *WAITS)
 FASTER = 1.15  # below it two calibrations of one setting may differ as much
+MOSTLY = 0.5  # of the waiting
 MEASURED = "run.json: speed_reference"
 
 
@@ -46,7 +47,7 @@ def slow_format(facts: Facts, excess: Excess) -> Proposal | None:
     """A format of weights, KV or all numbers was chosen that is slower here than one that is as exact or more so."""
     exact = [
         (name, other)
-        for name in FORMATS if name in facts.chosen
+        for name in FORMATS if name in facts.chosen and not (name == "kv_cache_dtype" and _lacks_blocks(facts))
         for other in _faster(facts, name)
         if PRECISION.get(other.settings[name], 0) >= PRECISION.get(_own(facts, name), 99)
     ]  # fmt: skip
@@ -68,6 +69,11 @@ def slow_format(facts: Facts, excess: Excess) -> Proposal | None:
         claims=all_of(STEPS, 1 - 1 / best.speedup),
         fixes=(Change(settings=settings, device_speed=best.speedup),),
     )  # fmt: skip
+
+
+def _lacks_blocks(facts: Facts) -> bool:
+    """Whether requests mostly wait for KV blocks: keys and values of more bits leave even fewer of them."""
+    return facts.waits.get("kv_blocks", 0.0) >= MOSTLY
 
 
 def _own(facts: Facts, name: str) -> str:
