@@ -12,6 +12,7 @@ from engine.settings.eviction import EvictionSettings
 from engine.settings.fleet import FleetSettings
 from engine.settings.kv_cache import KVCacheSettings
 from engine.settings.kv_tiers import KVTierSettings, has_tiers
+from engine.settings.kv_transfer import KVTransferSettings
 from engine.settings.lora import LoraSettings
 from engine.settings.models import ModelsSettings
 from engine.settings.panels import COMPUTE, EXPERIMENTS, MEMORY, REQUEST, SERVER, TELEMETRY, TOKEN
@@ -29,6 +30,7 @@ class EngineConfig(
     KVCacheSettings,
     EvictionSettings,
     KVTierSettings,
+    KVTransferSettings,
     LoraSettings,
     FleetSettings,
     ModelsSettings,

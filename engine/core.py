@@ -168,7 +168,8 @@ def build(
         runner = ModelRunner(config, model_folder(config.model), startup, group)
     with startup.phase("warm_up"):
         budget = _token_budget(config, runner, streams=streams)
-    tiers = make_tiers(config, runner, model_folder(config.model))  # behind the steps that the budget measured
+    checkpoint = model_folder(config.model)
+    tiers, handoffs = make_tiers(config, runner, checkpoint)  # behind the steps that the budget measured
     window = runner.window
     scheduler = make_scheduler(config, runner.num_blocks, budget, tiers, window)
     observer = make_observer(config, runner.shape, scheduler)
@@ -191,8 +192,8 @@ def build(
         weight_error=runner.weight_error,
         changes_outputs=config.changes_outputs,
     )
-    engine = Engine(scheduler, runner, observer, publish, first_step=first_step, overlap=runner.overlap,
-                    pipeline_stages=config.pipeline_parallel)  # fmt: skip
+    engine = Engine(scheduler, runner, observer, publish, handoffs=handoffs, first_step=first_step,
+                    overlap=runner.overlap, pipeline_stages=config.pipeline_parallel)  # fmt: skip
     if config.faults is not None:
         from engine.faults.core import plant_in_core
         from engine.faults.plan import planned

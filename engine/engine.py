@@ -7,8 +7,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from msgspec.structs import replace
-
 from engine.config import EngineConfig, largest_step_tokens
 from engine.memory.block_pool import BlockPool
 from engine.memory.eviction import make_eviction_policy
@@ -16,6 +14,7 @@ from engine.memory.kv_events import make_kv_event_log
 from engine.memory.observer import BlockObserver
 from engine.memory.shadow.observer import ShadowObserver
 from engine.memory.tiers.tiers import KVTiers
+from engine.memory.transfer.handoffs import Handoffs
 from engine.memory.window import FreedWindow
 from engine.messages import Abort, AdapterLoaded, KVEvents, LoadAdapter, Observed, Output, Submit, Tokens
 from engine.request.draft_lengths import AdaptiveLengths, DraftLengths, FixedLengths
@@ -29,7 +28,6 @@ from engine.settings.speculation import PROPOSING
 from engine.telemetry.accounting import Turn
 from engine.telemetry.ended import ended_message
 from engine.telemetry.observer import EngineObserver
-from metrics.memory.kv_load import NOTHING_LOADED
 from metrics.records import PROMPT_KINDS, StepRecord
 
 ENDS_WITH_TOKEN = ("stop", "length")  # finish reasons that a last token carries; of an error the front needs its text
@@ -51,6 +49,7 @@ class Engine:
         observer: EngineObserver,
         publish: Callable[[Tokens | Observed | AdapterLoaded | KVEvents], None],
         *,
+        handoffs: Handoffs | None = None,
         first_step: int = 0,
         overlap: bool = False,
         pipeline_stages: int = 1,
@@ -60,6 +59,7 @@ class Engine:
         self.runner = runner
         self.observer = observer
         self.publish = publish
+        self.handoffs = handoffs  # of a prefill server
         self.clock = clock
         self.step_number = first_step
         # Steps under way while the next one is planned: of a pipeline one for each stage, or the one that overlaps.
@@ -80,8 +80,10 @@ class Engine:
 
     @property
     def is_preparing(self) -> bool:
-        """Some requests may not be scheduled yet, or an adapter is read; `receive` sees whether that is over."""
-        return bool(self._preparing or self._loading)
+        """Some requests may not be scheduled yet, an adapter is read, or blocks are stored for a decode server;
+        `receive` sees whether that is over."""
+        is_storing = self.handoffs is not None and self.handoffs.is_waiting
+        return bool(self._preparing or self._loading) or is_storing
 
     def step(self) -> int:
         """One turn, after `receive`: plan and launch a step, then read one, publish its tokens, and observe it.
@@ -109,11 +111,14 @@ class Engine:
         self.scheduler.block_observer.now_ns = begin_ns
         if self.scheduler.tiers is not None:
             self.scheduler.tiers.poll()
+        self._hand_over()
         released, ended = self._release()
         arrived: list[tuple[Request, int, Preparing | None]] = []
         for message in messages:
             if isinstance(message, Submit):
                 request = self._request(message)
+                if request.hands_over:
+                    self.handoffs.begin(request)
                 preparing = Preparing(request, self.runner.begin(request), self.scheduler.prefetch(request))
                 is_preparing = not preparing.is_done or preparing.error is not None  # the next turn ends it
                 if is_preparing:
@@ -146,11 +151,14 @@ class Engine:
         tiers = self.scheduler.tiers
         if tiers is not None and not self._under_way:
             tiers.poll()
+            self._hand_over()  # also while no message comes: leases expire
             if (transfers := tiers.take_transfers()) is not None:
                 tiers.transferred(transfers, *self.runner.transfer(transfers))  # nobody waits for the device now
 
     def close(self) -> None:
         """The loop ends: KV tiers finish the writes under way, and the other ranks of a group end."""
+        if self.handoffs is not None:
+            self.handoffs.close()
         if self.scheduler.tiers is not None:
             self.scheduler.tiers.close()
         self.runner.close()
@@ -229,7 +237,8 @@ class Engine:
         for item in emitted:
             if item.finish_reason is not None:
                 self.runner.forget(item.request.id)
-                self._ended.append((item.request, turn.committed_ns))
+                if not item.request.hands_over or not self.handoffs.finish(item.request, turn.committed_ns):
+                    self._ended.append((item.request, turn.committed_ns))
         self._report(record)
 
     def _report(self, record: StepRecord | None) -> None:
@@ -278,7 +287,19 @@ class Engine:
             priority=message.priority,
             fork_of=message.fork_of,
             adapter=message.adapter,
+            hands_over=message.hands_over,
+            kv_source=message.kv_source,
         )
+
+    def _hand_over(self) -> None:
+        """Ends the requests whose prompt a decode server can read from now on, and leases that are over."""
+        if self.handoffs is None:
+            return
+        now_ns = self.clock()
+        self.handoffs.end_leases(now_ns)
+        for request, since_ns in self.handoffs.take_ready(now_ns):
+            self.observer.handed_over(request, since_ns, now_ns)
+            self._ended.append((request, now_ns))
 
     def _report_loaded(self) -> None:
         loading, self._loading = self._loading, []
@@ -301,18 +322,13 @@ class Engine:
                 waiting.add(request.id)
                 self._preparing.append(each)
             elif each.error is None:
-                self._note_load(request, each.load_ready_ns)
+                each.note_load()
                 self.scheduler.add(request)
                 released.append(request)
             else:
+                request.is_peer_error = each.is_peer_error
                 refused.append((self._end_preparing(request, "error", each.error), True))
         return released, refused
-
-    def _note_load(self, request: Request, ready_ns: int | None) -> None:
-        """For its record: how long the reads of KV tiers took, which it waited for."""
-        if ready_ns is not None and request.queued_ns is not None:
-            load_ns = max(0, ready_ns - request.queued_ns)
-            request.kv_load = replace(request.kv_load or NOTHING_LOADED, load_ns=load_ns)
 
     def _abort(self, request_id: str) -> list[tuple[Request, bool]]:
         """Forgets a request: that one, if it is known, and whether it waited."""
@@ -320,6 +336,8 @@ class Engine:
         if known is not None:
             waited = known.state is not State.RUNNING
             self.scheduler.abort(known)
+            if known.hands_over:
+                self.handoffs.cancel(known)
             self.runner.forget(request_id)
             return [(known, waited)]
         for item in self._preparing:
@@ -333,6 +351,8 @@ class Engine:
         self.runner.forget(request.id)
         if self.scheduler.tiers is not None:
             self.scheduler.tiers.release(request)
+        if request.hands_over:
+            self.handoffs.cancel(request)
         return request
 
 

@@ -3,6 +3,7 @@
 import msgspec
 
 from engine.adapter import AdapterReference
+from engine.kv_source import KVSource
 from engine.sampling import SamplingParams, TokenLogprobs
 from metrics.compute.cost_model import ModelShape
 from metrics.compute.kernels import Burst
@@ -27,6 +28,8 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     fork_of: str | None = None  # an earlier request with the same prompt, whose blocks it shares
     weight: int = 1  # of its tenant, where the policy shares by tenant
     adapter: AdapterReference | None = None
+    hands_over: bool = False  # a decode server will read the KV of its prompt
+    kv_source: KVSource | None = None  # a prefill server has it
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -118,7 +121,9 @@ class Ended(msgspec.Struct, frozen=True):
     queued_ns: int | None = None  # the loop took it in
     scheduled_ns: int | None = None  # it got its first place in the batch
     error: str | None = None  # a sentence, where the reason is error
+    is_peer_error: bool = False  # ... which a prefill server caused, and not the request
     adapter_loads: int = 0
+    kv_source: KVSource | None = None  # what it left for a decode server
     kv_load: KVLoad | None = None  # what KV tiers gave, where there are some
     prefix: PrefixReport | None = None  # unless it never got a place, or is a fork
 

@@ -42,6 +42,7 @@ class Account(IntEnum):
     REQUEST_COLD_START = 22
     COMPUTE_COMMUNICATION = 23
     COMPUTE_BUBBLE = 24
+    MEMORY_TRANSFER = 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,7 @@ ACCOUNTS: tuple[AccountInfo, ...] = (
         Account.COMPUTE_COMMUNICATION, "compute", "communication", "exchanges between ranks that no computation hides"
     ),
     AccountInfo(Account.COMPUTE_BUBBLE, "compute", "bubble", "the first pipeline stage waits for those behind it"),
+    AccountInfo(Account.MEMORY_TRANSFER, "memory", "transfer", "waiting for KV from, or for, another server"),
 )
 ACCOUNT_BY_NAME = {info.name: info for info in ACCOUNTS}
 CLIENT_ACCOUNTS = tuple(info for info in ACCOUNTS if info.lifecycle == "client")

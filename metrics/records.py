@@ -23,7 +23,7 @@ COMPOSITIONS = ("prefill", "decode", "mixed")  # a step has only prompts in it, 
 # policy: it admits nobody now, or no more long prompts. leader: a fork waits for its leader's prompt.
 REFUSALS = (
     "batch_cap", "token_budget", "kv_blocks", "behind_head", "policy", "leader", "grammar", "kv_load", "adapter",
-    "quota",
+    "quota", "kv_transfer",
 )  # fmt: skip
 # What a request waited for: what the head of the line was refused for, what it was held aside for, or the end of a step
 # that was under way when it came or got its place.
@@ -187,6 +187,10 @@ class RequestRecord(msgspec.Struct, frozen=True):
     load_predicted_ns: int | None = None
     recompute_predicted_ns: int | None = None
     load_ns: int = 0  # it waited for reads of a slow tier before it could be scheduled: a part of memory.load
+    # KV between servers: bytes that it read from a prefill server, or that were held for a decode server; and how long
+    # the reads took. What it waited for them is memory.transfer.
+    transfer_bytes: int = 0
+    transfer_ns: int = 0
     first_step: int | None = None
     last_step: int | None = None
     token_ns: list[int] = msgspec.field(default_factory=list)  # when each output token left the loop

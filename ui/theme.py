@@ -61,7 +61,7 @@ _TOWARDS_WHITE = {
     "request.lost": -0.6, "request.quota": 0.75, "request.moderation": -0.5,
     "request.cold_start": 0.85,
     "memory.blocked": 0.0, "memory.preempted": -0.4, "memory.recompute": 0.5, "memory.adapter_load": 0.75,
-    "memory.load": -0.2, "memory.store": 0.3,
+    "memory.load": -0.2, "memory.store": 0.3, "memory.transfer": 0.15,
     "compute.prefill": -0.45, "compute.decode": 0.0, "compute.host": 0.5, "compute.draft": 0.3,
     "compute.communication": 0.65, "compute.bubble": 0.8,
 }  # fmt: skip
@@ -99,6 +99,7 @@ REFUSAL_COLOURS = {
     "leader": ACCOUNT_COLOURS["compute.prefill"],
     "grammar": ACCOUNT_COLOURS["token.encode"],
     "kv_load": ACCOUNT_COLOURS["memory.load"],
+    "kv_transfer": ACCOUNT_COLOURS["memory.transfer"],
     "adapter": ACCOUNT_COLOURS["client.network"],
     "quota": ACCOUNT_COLOURS["client.lag"],
 }

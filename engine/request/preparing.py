@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from engine.memory.tiers.transfers import Prefetch
 from engine.request.plan import Preparation
 from engine.request.request import Request
+from metrics.memory.kv_load import NOTHING_LOADED
 
 NOT_YET_NS = 2**62
 
@@ -26,12 +29,23 @@ class Preparing:
         """One of metrics.records.REFUSALS, while it is not done."""
         if self.work is not None and not self.work.is_done:
             return self.work.waits_for
-        return "kv_load"
+        return "kv_transfer" if self.is_from_peer else "kv_load"
 
     @property
     def error(self) -> str | None:
-        """A sentence, if the runner's work failed. A tier that fails is no error of a request."""
-        return self.work.error if self.work is not None and self.work.is_done else None
+        """A sentence, if the runner's work failed, or a prefill server whose blocks the request needs."""
+        if self.work is not None and self.work.is_done and self.work.error is not None:
+            return self.work.error
+        return self.load.error if self.load is not None and self.load.is_done else None
+
+    @property
+    def is_peer_error(self) -> bool:
+        return self.load is not None and self.load.error is not None and self.error == self.load.error
+
+    @property
+    def is_from_peer(self) -> bool:
+        """What it loads, a prefill server has computed for it."""
+        return self.load is not None and self.load.is_from_peer
 
     @property
     def adapter_ready_ns(self) -> int | None:
@@ -43,6 +57,18 @@ class Preparing:
         if self.load is None:
             return None
         return self.load.ready_ns if self.load.is_done else NOT_YET_NS
+
+    def note_load(self) -> None:
+        """For the record of its request: how long the reads took that it waited for."""
+        request, load = self.request, self.load
+        if load is None or request.queued_ns is None:
+            return
+        found = request.kv_load or NOTHING_LOADED
+        if load.is_from_peer:
+            moved_ns = load.ready_ns - load.began_ns if load.peer_bytes else 0
+            request.kv_load = replace(found, transfer_bytes=load.peer_bytes, transfer_ns=moved_ns)
+        else:
+            request.kv_load = replace(found, load_ns=max(0, load.ready_ns - request.queued_ns))
 
     @property
     def is_one_read(self) -> bool:

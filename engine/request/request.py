@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from engine.adapter import AdapterReference
+from engine.kv_source import KVSource
 from engine.memory.prefix import chain_hash, root_hash
 from engine.sampling import SamplingParams, TokenLogprobs, reads_output
 from metrics.ledger import new_ledger
@@ -38,6 +39,8 @@ class Request:
     priority: int = 0
     fork_of: str | None = None  # an earlier request with the same prompt, whose blocks it shares
     adapter: AdapterReference | None = None
+    hands_over: bool = False  # a decode server will read the KV of its prompt
+    kv_source: KVSource | None = None  # what a prefill server has for it; or, at its end, what it left for another
     adapter_slot: int = -1  # of the device, while it runs with an adapter
     state: State = State.WAITING
     blocks: list[int] = field(default_factory=list)
@@ -53,6 +56,7 @@ class Request:
     side_queue: str | None = None  # the reason, where it waits outside of the policy's queue
     finish_reason: str | None = None
     error: str | None = None  # a sentence, where the finish reason is error
+    is_peer_error: bool = False  # ... which a prefill server caused
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # so far, where they are wanted
     # For the record.
     cached_tokens: int = 0

@@ -14,24 +14,29 @@ from engine.memory.tiers.medium_store import MediumQuestions, MediumStore
 from engine.memory.tiers.remote import Remote
 from engine.memory.tiers.slow_tier import SlowTier
 from engine.memory.tiers.tiers import KVTiers
+from engine.memory.transfer.handoffs import Handoffs
 from engine.process import free_memory_bytes
 from engine.runner.checkpoint_files import files_digest
+from engine.runner.kv_exchange import KVExchange
 from engine.runner.kv_transfer import HostSlots, slot_sizes
 from engine.runner.runner import ModelRunner
-from engine.settings.kv_tiers import DISK_GIB, STAGING_GIB, has_tiers
+from engine.settings.kv_tiers import DISK_GIB, STAGING_GIB, has_tiers, stores_on
+from engine.settings.kv_transfer import gives, takes
 from metrics.errors import ModelError
 from metrics.memory.plan import GIB, shown_bytes
 
 REMEMBERED_KEYS = 1 << 18  # of a remote tier, which is asked for others
 
 
-def make_tiers(config: EngineConfig, runner: ModelRunner, folder: Path) -> KVTiers | None:
-    """The tiers, and the runner's slots of host memory; None where the settings name none.
+def make_tiers(config: EngineConfig, runner: ModelRunner, folder: Path) -> tuple[KVTiers | None, Handoffs | None]:
+    """The tiers, the runner's slots of host memory, and what is handed over to decode servers; None where the settings
+    ask for none.
 
-    Raises ModelError with a sentence where memory or the disk does not allow it.
+    Raises ModelError with a sentence where memory, the disk or a port does not allow it.
     """
-    if not has_tiers(dict(config)):
-        return None
+    settings = dict(config)
+    if not has_tiers(settings):
+        return None, None
     block_bytes = sum(slot_sizes(parts(runner.kv_cache)))
     host_bytes = int((config.kv_host_gib or STAGING_GIB) * GIB)
     if runner.device.type == "cuda" and host_bytes > free_memory_bytes():
@@ -40,9 +45,12 @@ def make_tiers(config: EngineConfig, runner: ModelRunner, folder: Path) -> KVTie
             "free; lower it"
         )
     num_slots = _blocks("kv_host_gib", host_bytes, block_bytes)
-    slots = runner.host_slots = HostSlots(runner.kv_cache, num_slots)
+    fingerprint = model_fingerprint(config, runner, folder)
+    exchange = None if config.kv_role is None else KVExchange(config, runner, num_slots, block_bytes, fingerprint)
+    memory = None if exchange is None else exchange.segment.slots
+    slots = runner.host_slots = HostSlots(runner.kv_cache, num_slots, memory)
     slow = []
-    form = BlockFormat(model_fingerprint(config, runner, folder), block_bytes)
+    form = BlockFormat(fingerprint, block_bytes)
     if config.kv_disk_path is not None:
         disk = Disk(config.kv_disk_path.expanduser(), form, slots.slot_bytes)
         capacity = _blocks("kv_disk_gib", int((config.kv_disk_gib or DISK_GIB) * GIB), disk.block_bytes)
@@ -51,10 +59,12 @@ def make_tiers(config: EngineConfig, runner: ModelRunner, folder: Path) -> KVTie
         remote = Remote(config.kv_remote_url, form, slots.slot_bytes)
         store = MediumStore(remote)
         slow.append(SlowTier(store, REMEMBERED_KEYS, MediumQuestions(store, remote.count_known)))
-    return KVTiers(
+    tiers = KVTiers(
         TierIndex("host", num_slots), slow, block_size=config.block_size, block_bytes=block_bytes,
-        store_policy=config.kv_store_policy or "fill",
+        store_policy=stores_on(settings), hands_over=gives(config.kv_role),
+        peer=exchange.peers(slots) if exchange is not None and takes(config.kv_role) else None,
     )  # fmt: skip
+    return tiers, exchange.handoffs(tiers, slots) if exchange is not None and gives(config.kv_role) else None
 
 
 def _blocks(setting: str, nbytes: int, block_bytes: int) -> int:

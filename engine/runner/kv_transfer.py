@@ -23,7 +23,8 @@ class HostSlots:
     Raises ModelError if there is not enough.
     """
 
-    def __init__(self, cache: KVCache, num_slots: int):
+    def __init__(self, cache: KVCache, num_slots: int, memory: memoryview | None = None):
+        """`memory` [num_slots * block_bytes] uint8, if other processes read it."""
         # [num_layers, planes, num_blocks, heads, tokens, ...] each, as in memory: a block has one piece in each plane.
         self._parts = [part.transpose(3, 4) for part in parts(cache)]
         assert all(part.is_contiguous() for part in self._parts), "a block of a plane is one piece"
@@ -32,13 +33,17 @@ class HostSlots:
         sizes = slot_sizes(self._parts)
         self.block_bytes = sum(sizes)
         self.num_slots = num_slots
-        memory = _host_memory(num_slots * self.block_bytes, self._device).view(num_slots, self.block_bytes)
-        self._bytes = memoryview(memory.numpy()).cast("B")
+        if memory is None:
+            slots = _host_memory(num_slots * self.block_bytes, self._device)
+        else:
+            slots = torch.frombuffer(memory, dtype=torch.uint8)
+        slots = slots.view(num_slots, self.block_bytes)
+        self._bytes = memoryview(slots.numpy()).cast("B")
         self._views = []  # of each part all slots: [num_slots, numbers of a block]
         begins = accumulate(sizes, initial=0)
         for part, begin, shape in zip(self._parts, begins, self._shapes, strict=False):
             nbytes = math.prod(shape) * part.itemsize
-            self._views.append(memory[:, begin : begin + nbytes].view(part.dtype))
+            self._views.append(slots[:, begin : begin + nbytes].view(part.dtype))
         self._side = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
 
     def slot_bytes(self, slot: int) -> memoryview:

@@ -31,6 +31,7 @@ from engine.server.moderation.profile import Profile
 from engine.server.openai.chat_request import ChatRequest
 from engine.server.openai.chat_serializer import ChatSerializer
 from engine.server.openai.completion_serializer import CompletionSerializer
+from engine.server.openai.kv_transfer import checked_transfer
 from engine.server.openai.prompts import ModelLimits, Prompt, PromptEncoder, listed_prompts
 from engine.server.openai.protocol import MAX_SEQUENCES, CompletionRequest, GenerationRequest, trace_attributes
 from engine.server.openai.reasoning import PLAIN, TurnPlan, asked_variables, effort_variables
@@ -234,6 +235,7 @@ class Service:
         if body.min_tokens > min(output_tokens):
             message = f"`min_tokens`={body.min_tokens} is more than the output may have, {min(output_tokens)} tokens"
             raise invalid("min_tokens", message)
+        transfer = checked_transfer(body, self.config.kv_role, prompts, output_tokens)
         caller.encoding_ns = sum(prompt.encoding_ns for prompt in prompts)
         input_tokens = sum(len(prompt.token_ids) for prompt in prompts)
         await caller.admission.reserve(input_tokens, output_tokens, body.choices, max_tokens)
@@ -247,8 +249,8 @@ class Service:
             seed = self.config.seed + self._unseeded
         params = sampling_params(body, self.tokenizer, seed, grammar)
         self.admit(len(prompts), body.choices)  # again: meanwhile others came
-        shown_token_ids = plan.shown_token_ids(self.tokenizer.added_tokens)
-        sequences = sequences_of(body, caller, prompts, output_tokens, params, self.tokenizer, shown_token_ids)
+        shown = plan.shown_token_ids(self.tokenizer.added_tokens)
+        sequences = sequences_of(body, caller, prompts, output_tokens, params, self.tokenizer, shown, transfer)
         if profile is not None:
             moderate_outputs(profile, sequences)
         call = Call(self.core, caller, sequences)

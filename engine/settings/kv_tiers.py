@@ -67,5 +67,12 @@ class KVTierSettings(BaseModel):
 
 
 def has_tiers(settings: Mapping[str, Any]) -> bool:
-    """Whether the settings name a tier below the device."""
-    return any(settings.get(name) is not None for name in ("kv_host_gib", "kv_disk_path", "kv_remote_url"))
+    """Whether the settings name a tier below the device, or need host memory as the way to other servers."""
+    names = ("kv_host_gib", "kv_disk_path", "kv_remote_url", "kv_role")
+    return any(settings.get(name) is not None for name in names)
+
+
+def stores_on(settings: Mapping[str, Any]) -> str | None:
+    """When a block goes to the tiers, without those that other servers want; None: never."""
+    only_for_others = all(settings.get(name) is None for name in ("kv_host_gib", "kv_disk_path", "kv_remote_url"))
+    return settings.get("kv_store_policy") or (None if only_for_others else "fill")

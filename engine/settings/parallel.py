@@ -78,5 +78,7 @@ def _refuse_beside_a_group(settings: dict[str, Any]) -> None:
         raise ValueError("a parallel group cannot serve LoRA adapters yet; leave them out, or use one rank")
     if settings.get("weights_reference") is not None:
         raise ValueError("weights_reference compares two whole models, and no rank has one; leave it out")
+    if settings.get("kv_role") is not None:
+        raise ValueError("a parallel group cannot read the KV of other servers yet; leave kv_role out, or use one rank")
     if has_tiers(settings):
         raise ValueError("a parallel group cannot have KV tiers yet; leave them out, or use one rank")

@@ -235,10 +235,8 @@ class Accountant:
         The loop sees a little later that a read ended. Where nothing else held the request up, that belongs to it.
         """
         since_ns, preparation = self._preparing.pop(request.arrival_index)
-        reads = (
-            (Account.MEMORY_ADAPTER_LOAD, preparation.adapter_ready_ns),
-            (Account.MEMORY_LOAD, preparation.load_ready_ns),
-        )
+        load = Account.MEMORY_TRANSFER if preparation.is_from_peer else Account.MEMORY_LOAD
+        reads = ((Account.MEMORY_ADAPTER_LOAD, preparation.adapter_ready_ns), (load, preparation.load_ready_ns))
         for account, ready_ns in reads:
             if ready_ns is not None:
                 read_ns = now_ns if preparation.is_one_read else min(max(since_ns, ready_ns), now_ns)

@@ -25,6 +25,8 @@ def ended_message(request: Request, booked_ns: int) -> Ended:
         ledger=request.ledger,
         waits=request.waits,
         error=request.error,
+        is_peer_error=request.is_peer_error,
+        kv_source=request.kv_source if request.hands_over else None,
         adapter_loads=request.adapter_loads,
         prefix=request.prefix_report,
         kv_load=request.kv_load,

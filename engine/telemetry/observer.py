@@ -16,6 +16,7 @@ from engine.telemetry.accounting import Accountant, DecodeClock, Participants, T
 from engine.telemetry.lookup_sample import LookupSample
 from engine.telemetry.step_records import StepRecords
 from metrics.compute.cost_model import ModelShape
+from metrics.ledger import Account
 from metrics.records import StepRecord
 
 
@@ -36,6 +37,10 @@ class EngineObserver(Protocol):
 
     def ended_between_steps(self, request: Request, waited: bool, now_ns: int) -> None:
         """A request was aborted, or the runner cannot serve it. `waited`: it had no place in the batch."""
+        ...
+
+    def handed_over(self, request: Request, since_ns: int, now_ns: int) -> None:
+        """The KV of its prompt is there for a decode server; its last token left the loop at `since_ns`."""
         ...
 
     def idle(self, begin_ns: int | None, end_ns: int) -> None:
@@ -87,6 +92,9 @@ class FullObserver:
             self.accountant.paused(begin_ns, end_ns)
         self.records.idle(end_ns)
 
+    def handed_over(self, request: Request, since_ns: int, now_ns: int) -> None:
+        request.ledger[Account.MEMORY_TRANSFER] += now_ns - since_ns
+
     def collected(self, plan: StepPlan, running: Sequence[Request]) -> None:
         self._participants = participants(plan, running)
 
@@ -120,6 +128,7 @@ class NoObserver:
     def received(self, request, encoded_ns, turn, last, preparation) -> None: ...
     def released(self, request, now_ns) -> None: ...
     def ended_between_steps(self, request, waited, now_ns) -> None: ...
+    def handed_over(self, request, since_ns, now_ns) -> None: ...
     def idle(self, begin_ns, end_ns) -> None: ...
     def planned(self, plan, turn) -> None: ...
     def collected(self, plan, running) -> None: ...

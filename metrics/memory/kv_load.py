@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-TIERS = ("host", "disk", "remote")
+TIERS = ("host", "disk", "remote", "peer")  # peer: a prefill server that computed the prompt
 DECISIONS = ("load", "recompute")  # the cheaper, by the predictions beside it
 
 
@@ -16,6 +16,8 @@ class KVLoad(msgspec.Struct, frozen=True, array_like=True):
     load_predicted_ns: int | None = None
     recompute_predicted_ns: int | None = None
     load_ns: int = 0  # it waited for the reads of a slow tier, before it could be scheduled
+    transfer_bytes: int = 0  # from a prefill server, or held for a decode server
+    transfer_ns: int = 0  # ... that the reads took
 
 
 NOTHING_LOADED = KVLoad({})
@@ -24,11 +26,13 @@ NOTHING_LOADED = KVLoad({})
 def combined_loads(loads: Iterable[KVLoad]) -> KVLoad:
     """Of several prompts of one call: tokens and times add up; the decision is that of the first that has one."""
     tokens: dict[str, int] = {}
-    first, waited_ns = NOTHING_LOADED, 0
+    first, waited_ns, moved_bytes, moved_ns = NOTHING_LOADED, 0, 0, 0
     for load in loads:
         for tier, count in load.loaded_tokens.items():
             tokens[tier] = tokens.get(tier, 0) + count
         waited_ns += load.load_ns
+        moved_bytes, moved_ns = moved_bytes + load.transfer_bytes, moved_ns + load.transfer_ns
         if first.load_decision is None:
             first = load
-    return KVLoad(tokens, first.load_decision, first.load_predicted_ns, first.recompute_predicted_ns, waited_ns)
+    decision = first.load_decision, first.load_predicted_ns, first.recompute_predicted_ns
+    return KVLoad(tokens, *decision, waited_ns, moved_bytes, moved_ns)

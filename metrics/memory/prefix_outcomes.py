@@ -6,10 +6,10 @@ import msgspec
 
 # In order of precedence; `engine/memory/shadow/observer.py` defines each of them.
 PREFIX_OUTCOMES = (
-    "hit", "hit_host", "hit_disk", "hit_remote",
+    "hit", "hit_host", "hit_disk", "hit_remote", "hit_peer",
     "miss_disabled", "miss_evicted", "miss_in_flight", "miss_sub_block", "miss_diverged", "miss_cold",
 )  # fmt: skip
-HITS = ("hit", "hit_host", "hit_disk", "hit_remote")  # on the device, and in KV tiers below it
+HITS = ("hit", "hit_host", "hit_disk", "hit_remote", "hit_peer")  # on the device, and in KV tiers below it
 RATIOS = (0.5, 1.0, 2.0, 4.0, 8.0)  # sizes of a pool, as multiples of the one that runs
 
 

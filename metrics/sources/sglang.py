@@ -188,6 +188,7 @@ SGLANG = Source(
         "memory.store": unseen("SGLang times no store of KV to a slower tier by request"),
         "compute.communication": unseen(IN_PHASES),
         "compute.bubble": unseen(IN_PHASES),
+        "memory.transfer": unseen("SGLang times the KV transfers of a server, and tells no request's wait for its own"),
         "compute.draft": unseen("SGLang proposes drafts within its steps, and times the whole step"),
         "compute.decode": partly("end to end less TTFT, a mean over the run, which also holds others' work"),
         "compute.host": unseen("seconds of the scheduler's loop by stage (scheduler_stage_seconds), of no request"),

@@ -41,6 +41,7 @@ def drain(engine: Engine, check: bool = False) -> None:
     """Steps until nothing is left to do; with `check`, the block pool's invariants after every step."""
     while engine.has_work or engine.is_preparing:
         if not engine.has_work:
+            engine.flush()
             time.sleep(0.001)  # a grammar is being compiled
         engine.receive([], engine.step() if engine.has_work else time.monotonic_ns())
         if check:

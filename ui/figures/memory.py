@@ -22,6 +22,7 @@ OUTCOME_COLOURS = {
     "hit_host": theme.shade(GREEN, 0.35),
     "hit_disk": theme.shade(GREEN, 0.6),
     "hit_remote": theme.shade(GREEN, 0.8),
+    "hit_peer": theme.shade(GREEN, 0.5),
     "miss_evicted": "#B42318",
     "miss_in_flight": theme.COLOURS["compute"],
     "miss_disabled": theme.INK,

@@ -3,6 +3,10 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
+from metrics.memory.kv_load import NOTHING_LOADED, KVLoad
+
 WEIGHT = 0.2  # of the newest measurement
 LEAST_TOKENS = 16  # of a step's prompts: smaller steps say little of the speed of a long prompt
 
@@ -30,6 +34,13 @@ class Choice(NamedTuple):
     loads: bool
     load_ns: int | None
     recompute_ns: int | None
+
+    def report(self, load: KVLoad = NOTHING_LOADED) -> KVLoad:
+        """What the record of a request says of it."""
+        decision = "load" if self.loads else "recompute"
+        return replace(
+            load, load_decision=decision, load_predicted_ns=self.load_ns, recompute_predicted_ns=self.recompute_ns
+        )
 
 
 def choose(load_ns: int | None, recompute_ns: int | None) -> Choice:

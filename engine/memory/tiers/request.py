@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from engine.kv_source import KVSource
 from metrics.memory.kv_load import KVLoad
 
 
@@ -10,5 +11,6 @@ class TierReader(Protocol):
 
     arrival_index: int
     kv_load: KVLoad | None
+    kv_source: KVSource | None  # another server computed its prompt
 
     def reusable_hashes(self, block_size: int) -> list[bytes]: ...

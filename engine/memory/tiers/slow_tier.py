@@ -4,7 +4,9 @@ from collections import deque
 
 from engine.memory.tiers.cost import Speed
 from engine.memory.tiers.index import TierIndex
-from engine.memory.tiers.store import BlockStore, Questions
+from engine.memory.tiers.store import BlockStore, PeerBlockStore, Questions
+
+ANNOUNCED_KEYS = 1 << 16  # of peers, while one request arrives
 
 
 class SlowTier:
@@ -39,3 +41,12 @@ class SlowTier:
     def has(self, key: bytes) -> bool:
         """It can be read from, and has the block."""
         return not self.is_late and self.index.lookup(key)
+
+
+class PeerTier:
+    """What prefill servers have for requests of this one. A failure there ends its request, if it is `strict`."""
+
+    def __init__(self, store: PeerBlockStore, *, is_strict: bool = False):
+        self.store = store
+        self.books = SlowTier(store, ANNOUNCED_KEYS)
+        self.is_strict = is_strict

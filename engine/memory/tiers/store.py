@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from engine.kv_source import KVSource
+
 
 class Moved(NamedTuple):
     """A read or a write that ended."""
@@ -13,6 +15,8 @@ class Moved(NamedTuple):
     nbytes: int
     began_ns: int
     ended_ns: int
+    error: str = ""  # a sentence, where it failed
+    is_refusal: bool = False  # ... and fails whenever it is tried
 
 
 class Answer(NamedTuple):
@@ -53,6 +57,15 @@ class BlockStore(Protocol):
 
     def close(self) -> None:
         """Forgets what is queued."""
+        ...
+
+
+class PeerBlockStore(BlockStore, Protocol):
+    """The host memory of prefill servers. Its reads begin together, at `fetch`."""
+
+    def fetch(self, source: KVSource, keys: Sequence[bytes]) -> None:
+        """Reads the blocks that `read` named since the last call, of the prompt with these keys. Then the prefill
+        server gets its blocks back, also where there is nothing to read."""
         ...
 
 

@@ -17,16 +17,19 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
+from engine.kv_source import KVSource
 from engine.memory.tiers.cost import LEAST_TOKENS, Choice, Speed, choose
+from engine.memory.tiers.holds import Holds
 from engine.memory.tiers.index import TierIndex
 from engine.memory.tiers.request import TierReader
-from engine.memory.tiers.slow_tier import SlowTier
+from engine.memory.tiers.slow_tier import PeerTier, SlowTier
 from engine.memory.tiers.store import Answer, Moved
 from engine.memory.tiers.transfers import Prefetch, TierCounts, Transfers
-from metrics.memory.kv_load import NOTHING_LOADED, KVLoad
+from metrics.memory.kv_load import NOTHING_LOADED
 
 CLOSE_S = 10.0
 LEAST_PATIENCE_NS = 2_000_000_000  # that a request waits for reads; at most it waits as long as computing takes
+PEER_PATIENCE_NS = 10_000_000_000  # ... for those from a prefill server
 WRITE_SHARE = 0.5  # of the slots that may wait for a slow tier's writes: reads need slots, too
 
 
@@ -40,13 +43,18 @@ class KVTiers:
         *,
         block_size: int,
         block_bytes: int,
-        store_policy: str,
+        store_policy: str | None,
+        peer: PeerTier | None = None,
+        hands_over: bool = False,
         clock: Callable[[], int] = time.monotonic_ns,
     ):
+        """`peer`: this server reads from others; `hands_over`: others read from this one."""
         self.host = host
         self.slow = list(slow)
         self.block_bytes = block_bytes
-        self.stores_on = store_policy  # fill, reuse or evict
+        self.stores_on = store_policy  # fill, reuse or evict; None: only what somebody waits for
+        self.holds = Holds(host)
+        self._peer = peer
         self._size, self._clock = block_size, clock
         self._offers: dict[bytes, int] = {}  # key → device block, until the next launch
         self._loads: dict[int, tuple[bytes, int]] = {}  # device block → key and slot, until then
@@ -54,10 +62,10 @@ class KVTiers:
         self._until: list[tuple[int, int, Prefetch]] = []  # a heap: when a request stops to wait, its arrival index
         # Asked of a shared store: the request, its chain up to there, and the keys.
         self._questions: dict[int, tuple[TierReader, Prefetch, list[tuple[bytes, SlowTier | None]], list[bytes]]] = {}
-        self._waiting: dict[bytes, list[Prefetch]] = {}  # key → those that wait until it can be read
         self._copies = Speed()  # bytes from host memory to the device
         self._prefill = Speed()  # prompt tokens
-        self._counts = {name: TierCounts() for name in ("host", *(tier.name for tier in slow))}
+        named = ["peer"] if hands_over or peer is not None else []
+        self._counts = {name: TierCounts() for name in ("host", *(tier.name for tier in slow), *named)}
 
     @property
     def own_indexes(self) -> list[TierIndex]:
@@ -76,6 +84,8 @@ class KVTiers:
 
         None where nothing has to be waited for: the request may be scheduled at once.
         """
+        if request.kv_source is not None and self._peer is not None:
+            return self._fetch(request, request.kv_source, self._peer, num_cached)
         chain: list[tuple[bytes, SlowTier | None]] = []
         hashes = request.reusable_hashes(self._size)[num_cached:]
         hangs = any(tier.is_late for tier in self.slow)  # then a block that is being read may never come
@@ -95,6 +105,22 @@ class KVTiers:
         shared.questions.ask(request.arrival_index, hashes[len(chain) :])
         return prefetch
 
+    def _fetch(self, request: TierReader, source: KVSource, peer: PeerTier, num_cached: int) -> Prefetch | None:
+        """Reads what a prefill server computed for a request. There is no choice: it was computed to be read."""
+        tier, keys = peer.books, request.reusable_hashes(self._size)
+        chain = [(key, None if key in self.host else tier) for key in keys[num_cached : len(source.slots)]]
+        announced = [key for key, origin in chain if origin is tier]
+        for key in announced:
+            if tier.index.prepare_store(key) is not None:
+                tier.index.complete_store(key, ok=True)
+        prefetch = Prefetch(is_from_peer=True, is_strict=peer.is_strict)
+        self._wait(request, prefetch, PEER_PATIENCE_NS)
+        self._read(chain, prefetch)
+        for key in announced:
+            tier.index.forget(key)  # a lease is read once
+        peer.store.fetch(source, keys)
+        return None if prefetch.is_done else prefetch
+
     def _begin(
         self, request: TierReader, chain: list[tuple[bytes, SlowTier | None]], prefetch: Prefetch
     ) -> Prefetch | None:
@@ -102,7 +128,7 @@ class KVTiers:
         if not any(tier is not None or not self.host.lookup(key) for key, tier in chain):
             return None
         choice = self._choice(chain)
-        request.kv_load = _report(choice)
+        request.kv_load = choice.report()
         if not choice.loads:
             return None
         self._wait(request, prefetch, max(LEAST_PATIENCE_NS, choice.recompute_ns or 0))
@@ -122,7 +148,7 @@ class KVTiers:
         choice = self._choice([(key, None) for key in keys])
         report = request.kv_load
         if report is None or (choice.loads and report.load_decision == "recompute"):  # that was of more blocks
-            request.kv_load = _report(choice, report or NOTHING_LOADED)
+            request.kv_load = choice.report(report or NOTHING_LOADED)
         return keys if choice.loads else []
 
     def load(self, request: TierReader, keys: Sequence[bytes], blocks: Sequence[int]) -> list[str]:
@@ -144,16 +170,13 @@ class KVTiers:
         """The request was admitted or ended: nothing is held for it any more."""
         prefetch = self._prefetches.pop(request.arrival_index, None)
         if prefetch is not None:
-            prefetch.is_cancelled = True
-            for key in prefetch.held:
-                self.host.complete_load(key)
-            prefetch.held.clear()
+            self.holds.let_go(prefetch)
 
     # What is stored.
 
     def filled(self, key: bytes, block: int) -> None:
         """A block of the device is full and findable."""
-        if self.stores_on == "fill":
+        if self.stores_on == "fill" or key in self.holds.waiting:
             self._offer(key, block)
 
     def reused(self, keys: Sequence[bytes], blocks: Sequence[int]) -> None:
@@ -162,7 +185,7 @@ class KVTiers:
             self.host.touch(key)
             for tier in self.slow:
                 tier.index.touch(key)
-            if self.stores_on == "reuse":
+            if self.stores_on == "reuse" or key in self.holds.waiting:
                 self._offer(key, block)
 
     def evicted(self, block: int, key: bytes) -> None:
@@ -173,8 +196,18 @@ class KVTiers:
             self._offer(key, block)
 
     def _offer(self, key: bytes, block: int) -> None:
-        if key not in self.host and not any(key in tier.index for tier in self.slow):
+        if key not in self.host and (key in self.holds.waiting or not any(key in tier.index for tier in self.slow)):
             self._offers[key] = block
+
+    def is_coming(self, key: bytes) -> bool:
+        """The block is in host memory, or on its way there."""
+        return key in self._offers or key in self.host
+
+    def handed_over(self, num_blocks: int, num_held: int) -> None:
+        """So many blocks more are there for another server, and so many in all."""
+        counts = self._counts["peer"]
+        counts.stored_bytes += self.block_bytes * num_blocks
+        counts.blocks = num_held
 
     # What moves.
 
@@ -194,6 +227,7 @@ class KVTiers:
             slot = self.host.prepare_store(key)
             if slot is None:
                 self._counts["host"].refused += 1
+                self.holds.wake(key, ok=False)
             else:
                 transfers.stores.append((block, slot))
                 transfers.stored_keys.append(key)
@@ -213,7 +247,7 @@ class KVTiers:
             self.host.complete_load(key)
         for key in transfers.stored_keys:
             self.host.complete_store(key, ok=True)
-            self._wake(key, ok=True, ended_ns=0)
+            self.holds.wake(key, ok=True)
             for tier in self.slow:
                 tier.backlog.append(key)
         for tier in self.slow:
@@ -236,6 +270,9 @@ class KVTiers:
                 else:
                     self._has_written(tier, moved)
             self._write_backlog(tier)
+        if self._peer is not None:
+            for moved in self._peer.store.finished():
+                self._has_read(self._peer.books, moved)
         if self._until:
             self._give_up(self._clock())
 
@@ -246,6 +283,8 @@ class KVTiers:
         counts["host"].blocks = len(self.host)
         for tier in self.slow:
             counts[tier.name].blocks = len(tier.index)
+        if "peer" in counts:
+            self._counts["peer"].blocks = counts["peer"].blocks
         return counts
 
     def close(self) -> None:
@@ -256,6 +295,8 @@ class KVTiers:
                 tier.store.wait()
                 self.poll()
             tier.store.close()
+        if self._peer is not None:
+            self._peer.store.close()
 
     def _choice(self, chain: Sequence[tuple[bytes, SlowTier | None]]) -> Choice:
         """Times add up: reads of the slow tiers with what is queued there, and the copies to the device."""
@@ -278,8 +319,8 @@ class KVTiers:
         while self._until and self._until[0][0] <= now_ns:
             until_ns, _, prefetch = heapq.heappop(self._until)
             if until_ns == prefetch.until_ns and not prefetch.is_done and not prefetch.is_cancelled:
-                prefetch.is_late, prefetch.ready_ns = True, now_ns
-                for tier in self.slow:
+                prefetch.give_up(now_ns)
+                for tier in self.slow if not prefetch.is_from_peer else ():
                     tier.is_late |= tier.is_busy
 
     def _has_answer(self, tier: SlowTier, answer: Answer) -> None:
@@ -298,7 +339,7 @@ class KVTiers:
         prefetch.reads = True
         for key, _ in chain:
             if self.host.lookup(key):
-                self._hold(prefetch, key)  # first of all: else the reads could evict it
+                self.holds.hold(prefetch, key)  # first of all: else the reads could evict it
         for key, tier in chain:
             if self.host.lookup(key):
                 continue
@@ -311,20 +352,8 @@ class KVTiers:
                 tier.index.prepare_load(key)
                 tier.reading_bytes += tier.store.block_bytes
                 tier.store.read(key, slot)
-            self._waiting.setdefault(key, []).append(prefetch)
-            prefetch.waits_for += 1
+            self.holds.wait(prefetch, key)
         self.host.evicted.clear()
-
-    def _hold(self, prefetch: Prefetch, key: bytes) -> None:
-        self.host.prepare_load(key)
-        prefetch.held.append(key)
-
-    def _wake(self, key: bytes, *, ok: bool, ended_ns: int) -> None:
-        for prefetch in self._waiting.pop(key, ()):
-            prefetch.waits_for -= 1
-            prefetch.ready_ns = max(prefetch.ready_ns, ended_ns)
-            if ok and not prefetch.is_cancelled:
-                self._hold(prefetch, key)
 
     def _has_read(self, tier: SlowTier, moved: Moved) -> None:
         counts, key = self._counts[tier.name], moved.key
@@ -341,7 +370,7 @@ class KVTiers:
             counts.failures += 1
             tier.index.forget(key)
             tier.store.remove(key)
-        self._wake(key, ok=moved.ok, ended_ns=moved.ended_ns)
+        self.holds.wake(key, ok=moved.ok, read=moved)
 
     def _write_backlog(self, tier: SlowTier) -> None:
         most = max(1, int(WRITE_SHARE * self.host.capacity))
@@ -366,12 +395,3 @@ class KVTiers:
             counts.stored_bytes += moved.nbytes
         else:
             counts.failures += 1
-
-
-def _report(choice: Choice, report: KVLoad = NOTHING_LOADED) -> KVLoad:
-    return replace(
-        report,
-        load_decision="load" if choice.loads else "recompute",
-        load_predicted_ns=choice.load_ns,
-        recompute_predicted_ns=choice.recompute_ns,
-    )

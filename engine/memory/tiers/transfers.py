@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from engine.memory.tiers.store import Moved
+
 
 @dataclass(slots=True)
 class Transfers:
@@ -24,11 +26,32 @@ class Prefetch:
     reads: bool = False  # that was cheaper than to compute
     held: list[bytes] = field(default_factory=list)  # pinned in host memory for its request
     ready_ns: int = 0  # when the last read ended
-    error: str | None = None  # a tier that fails is no error of a request
+    is_from_peer: bool = False  # what another server computed for the request
+    is_strict: bool = False  # a read that fails is an error of the request; else its tokens are computed
+    error: str | None = None  # a sentence
+    began_ns: int = 0  # when the first read from a peer began
+    peer_bytes: int = 0  # that were read from there
 
     @property
     def is_done(self) -> bool:
         return self.waits_for == 0 or self.is_late
+
+    def note(self, read: Moved) -> None:
+        """A read that it waited for ended."""
+        self.ready_ns = max(self.ready_ns, read.ended_ns)
+        if not self.is_from_peer:
+            return
+        if read.ok:
+            self.began_ns = min(self.began_ns or read.began_ns, read.began_ns)
+            self.peer_bytes += read.nbytes
+        elif self.is_strict or read.is_refusal:
+            self.error = self.error or read.error
+
+    def give_up(self, now_ns: int) -> None:
+        """It has waited for too long."""
+        self.is_late, self.ready_ns = True, now_ns
+        if self.is_strict:
+            self.error = self.error or "the KV blocks of the prefill server did not come in time"
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from engine.adapter import AdapterReference
+from engine.kv_source import KVSource
 from engine.server.core.client import FAREWELL_SECONDS, CoreClient
 from engine.server.core.sequence import CoreLost, FrontTimes, SequenceStream, TextPiece, Write
 from engine.server.errors import ApiError, core_lost
@@ -87,6 +88,12 @@ class Call:
         return sum(leader.cached_tokens for leader in self._leaders)
 
     @property
+    def handed_over(self) -> KVSource | None:
+        """What a decode server is told, once `pieces` are over; None where the prompt was not handed over."""
+        ended = self._leaders[0].ended
+        return None if ended is None else ended.kv_source
+
+    @property
     def finish_reason(self) -> str | None:
         """Of the sequence that ended last, as the client sees it; None before the first end."""
         return self._finish_reason
@@ -122,6 +129,8 @@ class Call:
                 except ApiError as error:
                     self._fail(error)
                 if piece is not None:
+                    if piece.finish_reason is not None and sequence.request.hands_over:
+                        await self._stored(sequence)
                     if piece.finish_reason is not None:
                         self._core.abort(sequence)  # which a stop string ends before the core does
                         self._open = [other for other in self._open if other is not sequence]
@@ -230,6 +239,13 @@ class Call:
         if sequence.moderated.needs_no_more and not sequence.done.is_set():
             self._core.abort(sequence)  # at once, while its last text may still wait for a verdict
         return piece
+
+    async def _stored(self, sequence: SequenceStream) -> None:
+        """The blocks of its prompt are there for a decode server. Raises ApiError if the core dies before that."""
+        await sequence.done.wait()
+        sequence.waited_for_end()
+        if sequence.ended.kv_source is None:
+            self._fail(core_lost(self._core.state))
 
     def _fail(self, error: ApiError) -> None:
         self.failure, self._error = error, error.message

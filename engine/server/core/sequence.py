@@ -255,6 +255,8 @@ class SequenceStream:
                 raise CoreLost
             if self.ended.reason == "error":
                 self._last_text_token = None
+                if self.ended.is_peer_error:
+                    raise ApiError(502, self.ended.error, code="kv_transfer_failed")
                 # The request itself causes it, as with masks that leave no token: the same request fails again.
                 message = self.ended.error or "what this request asks for cannot be generated"
                 raise ApiError(400, message, code="generation_failed")
@@ -264,6 +266,10 @@ class SequenceStream:
             return None
         entries, self._entries = self._entries, []
         return TextPiece(self, text, entries, self.finish_reason)
+
+    def waited_for_end(self) -> None:
+        """Its text was given out behind its end, whose account covers the time since its last token."""
+        self._last_text_token = None
 
     @property
     def decoding_ns(self) -> int:

@@ -7,6 +7,7 @@ from engine.server.core.call import Call
 from engine.server.core.sequence import SequenceStream, TextPiece
 from engine.server.openai.assistant_turn import AssistantTurn, ReasoningDelta, ToolCall, TurnDelta
 from engine.server.openai.chat_request import ChatRequest
+from engine.server.openai.kv_transfer import handoff_of
 from engine.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from engine.server.openai.reasoning import PLAIN, TurnPlan
 from engine.server.openai.serializer import (
@@ -67,6 +68,7 @@ class ChatSerializer(Serializer):
         whole = self._base | NULL_FIELDS | {"prompt_logprobs": None, "prompt_token_ids": None}
         usage = usage_of(self._call, self._reasoning_tokens())
         whole |= {"object": "chat.completion", "choices": choices, "usage": usage}
+        whole |= handoff_of(self._call.handed_over)
         if self._body.prompt_logprobs is not None:
             positions = self._call.sequences[0].prompt_logprobs
             whole["prompt_logprobs"] = prompt_logprobs(positions, self._body.prompt_logprobs, self._vocabulary)

@@ -4,6 +4,7 @@ from typing import Any
 
 from engine.server.core.call import Call
 from engine.server.core.sequence import SequenceStream, TextPiece
+from engine.server.openai.kv_transfer import handoff_of
 from engine.server.openai.logprobs import CompletionLogprobs, prompt_logprobs
 from engine.server.openai.protocol import CompletionRequest
 from engine.server.openai.serializer import (
@@ -50,6 +51,7 @@ class CompletionSerializer(Serializer):
                 choice["prompt_logprobs"] = prompt_logprobs(positions, num_top, self._tokenizer.vocabulary)
             choices.append(choice)
         whole = self._base | NULL_FIELDS | {"choices": choices, "usage": usage_of(self._call)}
+        whole |= handoff_of(self._call.handed_over)
         return to_json(whole | timings_of(self._call, pieces[-1].sequence))
 
     def _chosen(self, outputs: list[TextPiece]) -> list[TextPiece]:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from engine.server.errors import ApiError, invalid
 from engine.server.http.json_values import MAX_VALUES, has_too_many_values
+from engine.server.openai.kv_transfer import KVTransferParams
 from engine.server.openai.shape import check_shape, unknown_field
 
 MAX_CHOICES = 128  # n and best_of
@@ -180,6 +181,9 @@ class GenerationRequest(Strict):
     safety_identifier: str = Field("", max_length=1000, description="the newer name of user; user goes first")
     prompt_cache_key: str = Field(
         "", max_length=1000, description="a hint where to look for a cached prefix; there is one cache, which has all"
+    )
+    kv_transfer_params: KVTransferParams | None = Field(
+        None, description="prefill and decode servers: hold the prompt's KV for another server, or read it from one"
     )
     return_token_ids: bool = Field(False, description="the ids of prompt and output beside the text, as vLLM has it")
 

@@ -10,6 +10,7 @@ from engine.sampling import Grammar, SamplingParams, choice_seed
 from engine.server.core.call import Caller
 from engine.server.core.sequence import DecodeSpans, SequenceStream
 from engine.server.errors import invalid
+from engine.server.openai.kv_transfer import Transfer
 from engine.server.openai.prompts import Prompt, checked_ids
 from engine.server.openai.protocol import CompletionRequest, GenerationRequest
 from engine.token.text.assembler import TextAssembler
@@ -65,6 +66,7 @@ def sequences_of(
     params: SamplingParams,
     tokenizer: Tokenizer,
     shown_token_ids: frozenset[int] = frozenset(),
+    transfer: Transfer = Transfer(),
 ) -> list[SequenceStream]:
     """`body.choices` sequences of each prompt, in that order. The further choices of a prompt are forks of its first.
 
@@ -93,6 +95,8 @@ def sequences_of(
                 priority=caller.priority,
                 weight=caller.weight,
                 adapter=caller.adapter,
+                hands_over=transfer.hands_over,
+                kv_source=transfer.source,
                 fork_of=sequences[-choice].request.request_id if choice else None,
             )
             text = TextAssembler(

@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from engine.kv_source import KVSource
 from engine.memory.tiers.cost import Speed, choose
 from engine.memory.tiers.index import TierIndex
 from engine.memory.tiers.slow_tier import SlowTier
@@ -121,6 +122,7 @@ class Waiting:
     keys: list[bytes]
     arrival_index: int = 1
     kv_load: KVLoad | None = None
+    kv_source: KVSource | None = None
 
     def reusable_hashes(self, block_size: int) -> list[bytes]:
         return self.keys
@@ -173,7 +175,7 @@ def play(seed: int, **tiers) -> Simulation:
             assert loaded == sum(ended.kv_load.loaded_tokens.values() if ended.kv_load else ())
     if simulation.tiers is not None:
         audit_tiers(simulation.tiers)
-        assert not simulation.tiers._prefetches and not simulation.tiers._waiting, "nobody waits"
+        assert not simulation.tiers._prefetches and not simulation.tiers.holds.waiting, "nobody waits"
     return simulation
 
 

@@ -1,0 +1,82 @@
+"""The store behind the tier `peer`: the prefill servers that a decode server reads from."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import zmq
+
+from engine.kv_source import KVSource
+from engine.memory.tiers.store import Moved
+from engine.memory.transfer.peer import Model, Peer
+from engine.memory.transfer.transport import KVTransport
+
+MOST_PEERS = 64
+CLOSE_S = 3.0
+
+
+class PeerStore:
+    """Blocks of leases, each read once, in the order of its prompt. A lease is read whole, and then given back."""
+
+    name = "peer"
+
+    def __init__(self, model: Model, transport: KVTransport, allowed: Callable[[str], bool]):
+        """`allowed` hosts are those that a client's `remote_host` may name."""
+        self.block_bytes = model.block_bytes
+        self._model, self._transport, self._allowed = model, transport, allowed
+        self._finished: deque[Moved] = deque()
+        self._context = zmq.Context()
+        self._peers: dict[tuple[str, int], Peer] = {}
+        self._reads: list[tuple[bytes, int]] = []  # since the last `fetch`: key and our slot
+
+    def known(self) -> list[bytes]:
+        """None: requests say what a peer holds for them."""
+        return []
+
+    def read(self, key: bytes, slot: int) -> None:
+        self._reads.append((key, slot))
+
+    def fetch(self, source: KVSource, keys: Sequence[bytes]) -> None:
+        """Begins the reads since the last call: blocks of this source, whose prompt has these keys."""
+        reads, self._reads = self._reads, []
+        places = dict(zip(keys, source.slots, strict=False))
+        try:
+            peer = self._peer(source)
+        except ValueError as refusal:
+            now_ns = time.monotonic_ns()
+            for key, _ in reads:
+                self._finished.append(Moved(key, True, False, 0, now_ns, now_ns, str(refusal), is_refusal=True))
+            return
+        peer.fetch(source, [(key, places[key], slot) for key, slot in reads])
+
+    def write(self, key: bytes, slot: int) -> None:
+        raise NotImplementedError("peers are only read")
+
+    def remove(self, key: bytes) -> None:
+        """It is the peer's."""
+
+    def finished(self) -> list[Moved]:
+        return [self._finished.popleft() for _ in range(len(self._finished))]
+
+    def wait(self) -> None:
+        time.sleep(0.002)
+
+    def close(self) -> None:
+        for peer in self._peers.values():
+            peer.close(CLOSE_S)
+        self._context.destroy(linger=500)
+        self._transport.close()
+
+    def _peer(self, source: KVSource) -> Peer:
+        """Raises ValueError with a sentence for an address that is not allowed."""
+        address = source.host, source.port
+        if address not in self._peers:
+            if not self._allowed(source.host):
+                raise ValueError(
+                    f"this server may not read KV blocks from {source.host[:80]}; kv_peers lists the hosts that it may"
+                )
+            if len(self._peers) >= MOST_PEERS:
+                oldest = min(self._peers, key=lambda each: self._peers[each].used_s)
+                self._peers.pop(oldest).close()
+            self._peers[address] = Peer(*address, self._model, self._transport, self._finished, self._context)
+        return self._peers[address]

@@ -1,0 +1,70 @@
+"""Builds what a prefill or a decode server needs to exchange KV blocks with others, around a runner."""
+
+import secrets
+from functools import partial
+
+from engine.config import EngineConfig
+from engine.memory.tiers.slow_tier import PeerTier
+from engine.memory.tiers.tiers import KVTiers
+from engine.memory.transfer import wire
+from engine.memory.transfer.handoffs import Address, Handoffs
+from engine.memory.transfer.headers import SlotHeaders
+from engine.memory.transfer.lease import LeaseTable
+from engine.memory.transfer.peer import Model
+from engine.memory.transfer.peers import PeerStore
+from engine.memory.transfer.shared_memory import SharedMemoryTransport, SharedSegment
+from engine.memory.transfer.side_channel import SideChannel
+from engine.memory.transfer.transport import KVTransport
+from engine.runner.kv_transfer import HostSlots
+from engine.runner.runner import ModelRunner
+from engine.settings.kv_transfer import LEASE_SECONDS, LOOPBACK, may_read_from
+
+
+class KVExchange:
+    """The memory that peers read, and what says whose blocks are ours. Raises ModelError where it cannot be had."""
+
+    def __init__(self, config: EngineConfig, runner: ModelRunner, num_slots: int, block_bytes: int, fingerprint: bytes):
+        self._config = config
+        self.segment = SharedSegment(num_slots, block_bytes)
+        self._model = Model(fingerprint, model_facts(config, runner), block_bytes)
+        self._transport: KVTransport | None = None
+
+    def peers(self, slots: HostSlots) -> PeerTier:
+        """The prefill servers that this one reads from."""
+        store = PeerStore(self._model, self._connected(slots), partial(may_read_from, self._config.kv_peers))
+        return PeerTier(store, is_strict=self._config.kv_transfer_failure == "error")
+
+    def handoffs(self, tiers: KVTiers, slots: HostSlots) -> Handoffs:
+        """What decode servers read from this one, and the side channel at which they ask."""
+        config, leases, engine_id = self._config, LeaseTable(), secrets.token_hex(16)
+        transport = self._connected(slots)
+        host = config.kv_transfer_host or LOOPBACK
+        welcome = wire.Welcome(
+            wire.VERSION, engine_id, self._model.fingerprint, self._model.facts, transport.name, transport.descriptor()
+        )
+        channel = SideChannel(host, config.kv_transfer_port or 0, welcome, leases.release)
+        return Handoffs(
+            tiers, leases, SlotHeaders(self.segment.headers, self._model.fingerprint),
+            Address(engine_id, host, channel.port), block_size=config.block_size,
+            lease_ns=round((config.kv_lease_seconds or LEASE_SECONDS) * 1e9), close=channel.close,
+        )  # fmt: skip
+
+    def _connected(self, slots: HostSlots) -> KVTransport:
+        """One transport for both directions."""
+        if self._transport is None:
+            self._transport = SharedMemoryTransport(self.segment, slots.slot_bytes)
+        return self._transport
+
+
+def model_facts(config: EngineConfig, runner: ModelRunner) -> dict[str, str]:
+    """What the fingerprint covers, in words for whoever has to set it alike."""
+    return {
+        "model": config.served_model_name or config.model.rstrip("/").rsplit("/", 1)[-1],
+        "block_size": str(config.block_size),
+        "kv_cache_dtype": str(runner.kv_dtype).removeprefix("torch."),
+        "dtype": str(runner.dtype).removeprefix("torch."),
+        "weights": config.weights,
+        "max_model_len": str(runner.max_model_len),
+        "device": runner.device.type,
+        "attention": type(runner.attention).__name__,
+    }
