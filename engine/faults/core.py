@@ -18,6 +18,7 @@ from engine.faults.plan import (
     SlowDevice,
     SlowHost,
     SlowKvDisk,
+    SlowLink,
     SlowSampler,
 )
 from engine.memory.window import HOLE
@@ -31,7 +32,7 @@ def plant_in_core(engine: Engine, faults: list[Fault], *, on_gpu: bool = False) 
     for fault in faults:
         if not isinstance(fault, CoreFault):
             continue
-        if on_gpu and isinstance(fault, SlowDevice | SlowAttention | SlowSampler):
+        if on_gpu and isinstance(fault, SlowDevice | SlowAttention | SlowSampler | SlowLink):
             raise ModelError(
                 f"the fault {type(fault).__name__} is planted on a CPU only, as a GPU does not wait for the host; "
                 "use --device cpu, or leave it out"
@@ -131,6 +132,29 @@ def slow_kv_disk(engine: Engine, fault: SlowKvDisk) -> None:
         disk._read = before(disk._read, cost)
 
 
+def slow_link(engine: Engine, fault: SlowLink) -> None:
+    """The other ranks wait in the same exchange. Raises ModelError without a parallel group."""
+    ranks = engine.runner.ranks
+    if ranks is None:
+        raise ModelError("the fault slow_link needs a parallel group; set tensor_parallel, or leave it out")
+    window = Window(fault)
+
+    def slowed(done: Callable[..., None]) -> Callable[..., None]:
+        def wait(name: str, num_bytes: int, exchange: Callable[[], Any]) -> None:
+            def late() -> Any:
+                if window.is_open():
+                    spend(fault.ms / 1e3, "sleep")
+                return exchange()
+
+            done(name, num_bytes, late)
+
+        return wait
+
+    for communicator in ranks.communicators:
+        if communicator.size > 1:
+            communicator._done = slowed(communicator._done)
+
+
 def bad_drafts(engine: Engine, fault: BadDrafts) -> None:
     """A draft is replaced by the id behind it, so that the step verifies as many tokens as before, in vain. Raises
     ModelError without speculation."""
@@ -170,6 +194,7 @@ PLANTS: dict[type[CoreFault], Callable[[Engine, Any], None]] = {
     SlowAttention: slow_attention,
     BlockLeak: block_leak,
     SlowKvDisk: slow_kv_disk,
+    SlowLink: slow_link,
     CoreDeath: core_death,
     BadDrafts: bad_drafts,
 }

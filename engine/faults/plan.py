@@ -134,6 +134,12 @@ class SlowKvDisk(CoreFault):
     ms: Milliseconds = Field(gt=0)
 
 
+class SlowLink(CoreFault):
+    """Each exchange between ranks takes longer, as over a slow link. It needs a parallel group."""
+
+    ms: Milliseconds = Field(gt=0)
+
+
 class BadDrafts(CoreFault):
     """A share of the drafts is wrong: steps verify them in vain. It needs the setting speculation."""
 
@@ -165,6 +171,7 @@ FAULTS: dict[str, type[Fault]] = {
     "slow_attention": SlowAttention,
     "block_leak": BlockLeak,
     "slow_kv_disk": SlowKvDisk,
+    "slow_link": SlowLink,
     "core_death": CoreDeath,
     "bad_drafts": BadDrafts,
 }

@@ -12,12 +12,14 @@ import pandas as pd
 from engine.replay import trust
 from engine.replay.material import material_of
 from engine.replay.outcome import Answers, figures, recorded_answers
+from engine.replay.parallel import told
 from engine.replay.processes import ReplayProcesses
 from engine.replay.settings import OBJECTIVE_SETTINGS, changed_config, check, check_drafts, recorded_config
 from engine.replay.simulate import Accident, Replayed, Replayer
 from engine.replay.spread import NORMAL_80, Spread, spread_of
 from engine.replay.steps_table import step_columns
 from engine.replay.tiers import check_tiers
+from metrics.diagnosis.group_facts import group_facts
 from metrics.errors import ReplayError
 from metrics.replay.measured import QUANTILES
 from metrics.replay.prediction import Change, Interval, Prediction
@@ -62,6 +64,7 @@ class ReplayPredictor:
         self._measured = measured(requests, self._meta)
         self.objectives = self._meta.get("objectives")
         self.recorded = self._figures(recorded_answers(self._measured), Change())
+        self._group = group_facts(self._meta, steps)
         self.recorded_preemptions = int(steps.preempted_ids.map(len).sum())
         self.spread: Spread = spread_of(run, self._meta, self._material, requests)
         self._known: dict[bytes, Prediction] = {}
@@ -102,6 +105,7 @@ class ReplayPredictor:
     def check(self, change: Change) -> None:
         """Raises ReplayError, with a sentence, for a change that cannot be replayed."""
         check(change, is_closed=self._material.load.slots is not None)
+        told(change, self._group)
         changed = changed_config(self._config, change, self._meta)
         check_drafts(self._config, changed, self._material.drafts)
         check_tiers(changed, self._material.tier_speeds)
@@ -138,7 +142,7 @@ class ReplayPredictor:
         ]
 
     def _predict_all(self, changes: Sequence[Change], accidents: Sequence[tuple[float, float]]) -> None:
-        jobs = [(each, changed_config(self._config, each, self._meta)) for each in changes]
+        jobs = [(told(each, self._group), changed_config(self._config, each, self._meta)) for each in changes]
         if not jobs:
             return
         disturbed = [
@@ -153,7 +157,7 @@ class ReplayPredictor:
         outcomes = self._processes.replay(self._replayer, jobs, disturbed, self._seconds)
         if not self._seconds:
             self._seconds = (time.monotonic() - begin) / (len(jobs) * len(disturbed))
-        for (change, _), found in zip(jobs, outcomes, strict=True):
+        for change, found in zip(changes, outcomes, strict=True):
             self._known[_key(change)] = self._prediction(change, found)
 
     def _affordable(self, count: int) -> list[tuple[float, float]]:

@@ -23,10 +23,12 @@ REPLAYED = (
     "speculation_layers", "kv_host_gib", "kv_disk_path", "kv_disk_gib", "kv_remote_url", "kv_store_policy",
 )  # fmt: skip
 OBJECTIVE_SETTINGS = ("objective_ttft_ms", "objective_tpot_ms", "objective_e2e_ms")
+# What these change the run tells only for a group that becomes one process: see engine/replay/parallel.py.
+GROUP = ("tensor_parallel", "pipeline_parallel", "expert_parallel")
 # These change how fast the device computes, and nothing in the run tells how much.
 SPEED = (
     "model", "device", "dtype", "weights", "attention_backend", "fused_operations", "kv_cache_dtype", "graphs",
-    "threads", "load_format",
+    "threads", "load_format", *GROUP,
 )  # fmt: skip
 WINDOW = ("attention_window", "attention_sinks")  # change the outputs, and with them the load
 SPECULATION = ("speculation", "speculation_adaptive", "speculation_tokens")
@@ -45,7 +47,7 @@ POOL_SIZES = ("num_kv_blocks", "kv_cache_gib", "memory_fraction")  # at most one
 def check(change: Change, *, is_closed: bool) -> None:
     """Raises ReplayError, with a sentence, for a change that a replay cannot make."""
     for name, value in change.settings.items():
-        is_told = change.device_speed != 1.0 or (name == "kv_cache_dtype" and change.kv_scale != 1.0)
+        is_told = change.device_speed != 1.0 or (name == "kv_cache_dtype" and change.kv_scale != 1.0) or name in GROUP
         has_room = name in ROOM and change.kv_scale != 1.0
         if name in SPEED and not is_told:
             raise ReplayError(

@@ -12,6 +12,7 @@ import pandas as pd
 
 from metrics.diagnosis.chunk_facts import Chunks, chunks_of
 from metrics.diagnosis.evidence_level import Level, seen
+from metrics.diagnosis.group_facts import GroupFacts, group_facts
 from metrics.diagnosis.kv_facts import KvFacts, kv_facts
 from metrics.diagnosis.launch_facts import Launches, launches_of
 from metrics.diagnosis.machine_facts import MachineFacts, machine_facts
@@ -74,6 +75,7 @@ class Facts:
     machine: MachineFacts | None = None  # who had the CPUs
     launches: Launches | None = None  # of a GPU
     kv: Callable[[], KvFacts | None] = lambda: None  # blocks and prefix cache; worked out at its first use
+    group: Callable[[], GroupFacts | None] = lambda: None  # of several ranks; worked out at its first use
 
     @property
     def token_budget(self) -> int | None:
@@ -164,6 +166,7 @@ def read_facts(run: RunDirectory, level: Level = "all") -> Facts:
         speed=cache(lambda: speed_facts(meta, steps, rows)),
         machine=machine_facts(meta, system, steps, rows, span),
         launches=launches_of(meta, steps),
+        group=cache(lambda: group_facts(meta, steps)),
         kv=cache(
             lambda: (
                 kv_facts(engine_settings(meta), section(meta, "core"), run.table("requests"), run.table("steps"))

@@ -28,7 +28,7 @@ def launches_of(meta: Mapping[str, Any], steps: pd.DataFrame) -> Launches | None
     """None for another device than a GPU, and where fewer than FEWEST_STEPS decode steps replayed no graph."""
     if not str(section(meta, "core").get("device") or "").startswith("cuda") or not len(steps):
         return None
-    decodes = steps[np.array([composition(kinds) == "decode" for kinds in steps.kinds], dtype=bool)]
+    decodes = steps[np.array([composition(list(kinds)) == "decode" for kinds in steps.kinds], dtype=bool)]
     eager = decodes[decodes.graph == EAGER]
     device, all_device = (table.device_ns.to_numpy("float64") for table in (eager, decodes))
     if len(eager) < FEWEST_STEPS or all_device.sum() <= 0:

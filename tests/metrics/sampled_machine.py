@@ -56,3 +56,11 @@ def turns(every_s: float, lasting_ms: float) -> dict[str, Callable[[float], obje
 def _written(run: RunDirectory, table: str, rows: pd.DataFrame) -> RunDirectory:
     pq.write_table(pa.Table.from_pandas(rows, SCHEMAS[table], preserve_index=False), run.path / f"{table}.parquet")
     return run
+
+
+def with_steps(run: RunDirectory, **columns: Callable[[pd.DataFrame], object]) -> RunDirectory:
+    """The run, whose records of steps have these columns: a function of the table."""
+    rows = run.table("steps")
+    for name, value in columns.items():
+        rows[name] = value(rows)
+    return _written(run, "steps", rows.reindex(columns=SCHEMAS["steps"].names).replace({np.nan: None}))

@@ -30,8 +30,18 @@ _WAITING = ("overload", "burst", "batch_cap", "token_budget", "token_budget_larg
 _FRONT = ("blocked_front", "slow_front", "slow_writer", "slow_moderation", "core_death", "broken_connections")
 _PREFIX = ("prefix_cache_off", "cache_thrash", "eviction_policy", "cache_pollution", "prefix_order",
            "prefix_sub_block", "slow_kv_tier")  # fmt: skip
-_DEVICE = ("slow_device", "noisy_neighbour", "slow_host", "launch_bound", "batch_too_large", "slow_kernel",
-           "slow_format", "few_threads")  # fmt: skip
+_GROUP = ("needless_parallelism", "communication_overhead", "pipeline_bubbles")
+_DEVICE = (
+    "slow_device",
+    "noisy_neighbour",
+    "slow_host",
+    "launch_bound",
+    "batch_too_large",
+    "slow_kernel",
+    "slow_format",
+    "few_threads",
+    *_GROUP,
+)
 _CLIENT = ("slow_network", "slow_reader", "starved_load_generator")
 
 COMPLAINTS = (
@@ -66,7 +76,7 @@ COMPLAINTS = (
     Complaint("devices_do_not_help", "More devices do not help",
               ("more gpus do not help", "no speedup", "does not scale", "scaling is poor", "more threads do not help"),
               ("batch_cap", "admission_policy", *_FRONT, "kv_pool", "slow_host", "launch_bound", "slow_kernel",
-               "few_threads", "slow_tokeniser", "slow_detokeniser", "slow_sampler", *_CLIENT)),
+               "few_threads", *_GROUP, "slow_tokeniser", "slow_detokeniser", "slow_sampler", *_CLIENT)),
 )  # fmt: skip
 BY_SYMPTOM = {complaint.symptom: complaint for complaint in COMPLAINTS}
 

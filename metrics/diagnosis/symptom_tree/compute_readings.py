@@ -123,3 +123,31 @@ def steal(facts: Facts) -> Reading | None:
     return Reading(
         f"the hypervisor gave {share:.0%} of the CPU time to other machines", False, "system: host_steal_percent", share
     )
+
+
+def exchanges(facts: Facts) -> Reading | None:
+    """One process exchanges nothing."""
+    group = facts.group()
+    share = 0.0 if group is None else group.communication_share
+    if group is None and facts.steps is None:
+        return None
+    return Reading(
+        f"exchanges between ranks take {share:.0%} of the steps' time" if group else "one process computes the model",
+        share < NEGLIGIBLE,
+        "steps: communication_ns",
+        share,
+    )
+
+
+def stage_waits(facts: Facts) -> Reading | None:
+    """One stage waits for none."""
+    group = facts.group()
+    if group is None and facts.steps is None:
+        return None
+    worst = 0.0 if group is None else max(group.bubble_shares)
+    return Reading(
+        f"a pipeline stage waits for another one in {worst:.0%} of its time" if group else "there is one stage",
+        worst < NEGLIGIBLE,
+        "steps: rank_bubble_ns",
+        worst,
+    )

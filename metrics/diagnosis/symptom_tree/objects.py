@@ -149,6 +149,15 @@ _COMPUTE = (
     TreeObject("few_threads", "compute", "threads of the core", "Are cores left unused?",
                "the same scenario with threads equal to the cores", (compute.threads,), DEVICE,
                evidence="the threads and the cores, in run.json"),
+    TreeObject("needless_parallelism", "compute", "parallel group", "Do several ranks share what one device holds?",
+               "the same scenario with one process", (compute.exchanges,), (*DEVICE, "compute.communication"),
+               evidence="the time of each rank (steps: rank_*_ns)"),
+    TreeObject("communication_overhead", "compute", "link between ranks", "Do ranks stand in exchanges?",
+               "sojourn calibrate-device: the exchanges of two ranks alone", (compute.exchanges,),
+               (*DEVICE, "compute.communication"), evidence="the time of each rank (steps: rank_*_ns)"),
+    TreeObject("pipeline_bubbles", "compute", "pipeline stages", "Do stages wait for each other?",
+               "the same scenario in one process", (compute.stage_waits,), (*DEVICE, "compute.bubble"),
+               evidence="the time of each rank (steps: rank_*_ns)"),
 )  # fmt: skip
 _TOKEN = (
     TreeObject("slow_tokeniser", "token", "tokeniser", "Does it take long to turn the prompt into ids?",

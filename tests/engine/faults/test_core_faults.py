@@ -6,6 +6,7 @@ import pytest
 
 from engine.faults.core import core_death
 from engine.faults.plan import CoreDeath
+from metrics.errors import ModelError
 from metrics.records import STAGES
 from tests.engine.harness import drain, hand_over, make_engine, submit
 
@@ -85,3 +86,8 @@ def test_a_core_dies_at_its_moment_and_the_next_one_lives():
     hand_over(next_core, [submit("r", [5, 6, 7], 1)])
     drain(next_core)
     assert ends == [86]
+
+
+def test_slow_link_without_ranks_is_refused():
+    with pytest.raises(ModelError, match="slow_link needs a parallel group"):
+        make_engine(MODEL, faults="slow_link:ms=2")

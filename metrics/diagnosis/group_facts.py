@@ -1,0 +1,162 @@
+"""What a parallel group did with its time: exchanges, waits between stages, and what one process would take."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import pandas as pd
+
+from metrics.compute.communication import GroupShape, group_shape_from
+from metrics.compute.link import Link
+from metrics.request.waits import reasons
+from metrics.run.directory import section, server_hardware
+
+GPU_SHARE = 0.8  # of a GPU's memory that weights may take: the rest is for KV and activations
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFacts:
+    """A group of at least two ranks. Nanoseconds are sums over the run; lists are by rank, or by stage."""
+
+    shape: GroupShape
+    steps: int
+    device_ns: float  # of rank 0's steps
+    busy_ns: list[float]
+    communication_ns: list[float]
+    bubble_ns: list[float]
+    exchanged_bytes: dict[str, int]  # by collective, of rank 0
+    exchange_ns: dict[str, int]
+    link_ns: float | None  # that the measured links need for rank 0's exchanges; None where they were not measured
+    fits_one_device: bool | None  # None where nobody knows
+    one_process_share: float  # of the ranks' computation that one process would do one after the other, 0 to 1
+
+    @property
+    def communication_share(self) -> float:
+        """Of the steps' time on rank 0, in exchanges that no computation hides."""
+        return self._share(self.communication_ns[0])
+
+    @property
+    def saved_ns(self) -> float:
+        """What the division spares: rank 0 computes only its part of what one process would."""
+        return max(0.0, self.one_process_ns - self.busy_ns[0])
+
+    @property
+    def one_process_ns(self) -> float:
+        """Device time of the same steps in one process: of the cores or the device that it would have."""
+        return sum(self.busy_ns) * self.one_process_share
+
+    @property
+    def one_process_speed(self) -> float:
+        """Device time of the group over that of one process: above 1 the group is slower."""
+        return self.device_ns / self.one_process_ns if self.one_process_ns > 0 else 1.0
+
+    @property
+    def bubble_shares(self) -> list[float]:
+        """Of each stage's time, waiting for another one. A rank that waits for the next step is in none of these."""
+        stages = np.array([self.busy_ns, self.communication_ns, self.bubble_ns]).reshape(
+            3, self.shape.pipeline_parallel, -1
+        )
+        whole = stages.sum(axis=(0, 2))
+        return (stages[2].sum(axis=1) / np.maximum(whole, 1.0)).tolist()
+
+    @property
+    def imbalance(self) -> float:
+        """The longest computation of a rank over the mean: 1 where all have as much to do."""
+        return max(self.busy_ns) / max(float(np.mean(self.busy_ns)), 1.0)
+
+    @property
+    def link_slowdown(self) -> float | None:
+        """Exchanges, against what the measured link needs for them; waits for slower ranks are in it."""
+        if not self.link_ns:
+            return None
+        return self.communication_ns[0] / self.link_ns
+
+    def _share(self, ns: float) -> float:
+        return ns / self.device_ns if self.device_ns > 0 else 0.0
+
+
+def group_facts(meta: Mapping[str, Any], steps: pd.DataFrame) -> GroupFacts | None:
+    """None for one process, and where no rank reported."""
+    try:
+        shape = group_shape_from(meta)
+    except msgspec.ValidationError:
+        return None
+    if shape is None or "rank_busy_ns" not in steps:
+        return None
+    reported = steps[steps.rank_busy_ns.map(len) == shape.num_ranks]
+    if not len(reported):
+        return None
+    busy, communication, bubble = (
+        np.stack(steps[f"rank_{name}_ns"].map(lambda ranks: _padded(ranks, shape.num_ranks)).to_list()).sum(axis=0)
+        for name in ("busy", "communication", "bubble")
+    )
+    exchanged, taken = (_sums(steps[name]) for name in ("exchanged_bytes", "exchange_ns"))
+    return GroupFacts(
+        shape=shape,
+        steps=len(steps),
+        device_ns=float(steps.device_ns.sum()),
+        busy_ns=busy.tolist(),
+        communication_ns=communication.tolist(),
+        bubble_ns=bubble.tolist(),
+        exchanged_bytes=exchanged,
+        exchange_ns=taken,
+        link_ns=_link_ns(shape, links_of(meta), steps, exchanged),
+        fits_one_device=_fits_one_device(meta, shape),
+        one_process_share=_one_process_share(meta, shape),
+    )
+
+
+def links_of(meta: Mapping[str, Any]) -> list[Link]:
+    """Those of the server's device, where they were measured before the run."""
+    try:
+        return msgspec.convert(section(meta, "ceilings").get("links") or [], list[Link])
+    except msgspec.ValidationError:
+        return []
+
+
+def _padded(ranks: Any, count: int) -> np.ndarray:
+    """[count]: a step has the ranks up to the last that reported since the step before."""
+    found = np.zeros(count)
+    found[: len(ranks)] = np.asarray(ranks, dtype=float)[:count]
+    return found
+
+
+def _sums(column: pd.Series) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for cell in column:
+        found.update(reasons(cell))
+    return dict(found)
+
+
+def _link_ns(shape: GroupShape, links: list[Link], steps: pd.DataFrame, exchanged: dict[str, int]) -> float | None:
+    """The calls follow from the layers: see GroupShape."""
+    by_name = {link.collective: link for link in links}
+    calls = shape.exchanges(np.ones(len(steps), dtype=np.int64), np.ones(len(steps), dtype=np.int64))
+    known = [name for name in exchanged if name in by_name and name in calls]
+    if not known:
+        return None
+    return float(sum(by_name[name].exchange_ns(int(calls[name].calls.sum()), exchanged[name]) for name in known))
+
+
+def _fits_one_device(meta: Mapping[str, Any], shape: GroupShape) -> bool | None:
+    """Ranks of a CPU share its memory, so that one process has the room of all."""
+    core = section(meta, "core")
+    if core.get("device", "cpu") == "cpu":
+        return True
+    gpus = server_hardware(meta).get("gpus") or []
+    memory = next((gpu.get("memory.total") for gpu in gpus if isinstance(gpu, dict)), None)
+    weights = core.get("weight_bytes")
+    if not weights or not isinstance(memory, str) or not memory.split()[0].isdigit():
+        return None
+    return weights * shape.num_ranks <= GPU_SHARE * int(memory.split()[0]) * MIB
+
+
+def _one_process_share(meta: Mapping[str, Any], shape: GroupShape) -> float:
+    """On a CPU without a chosen number of threads, one process has the threads of all ranks."""
+    chosen = section(meta, "engine").get("threads")
+    on_cpu = section(meta, "core").get("device", "cpu") == "cpu"
+    return 1 / shape.num_ranks if on_cpu and not chosen else 1.0

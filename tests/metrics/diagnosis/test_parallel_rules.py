@@ -1,0 +1,114 @@
+"""Parallel groups as causes: each is named where the times of its ranks say so, and not otherwise."""
+
+import msgspec
+import pytest
+
+from engine.replay.parallel import told
+from metrics.compute.link import LinkTime, fitted_link
+from metrics.diagnosis.diagnose import diagnose
+from metrics.diagnosis.excess import excesses
+from metrics.diagnosis.facts import read_facts
+from metrics.diagnosis.group_facts import group_facts
+from metrics.diagnosis.rules.cause import proposals
+from metrics.errors import ReplayError
+from metrics.replay.prediction import Change
+from tests.metrics.sampled_machine import known, with_requests, with_steps
+from tests.metrics.synthetic import synthetic_run
+
+CAUSES = {"needless_parallelism", "communication_overhead", "pipeline_bubbles"}
+LINKS = [  # of two layers: five sums and a gather take 0.4 ms
+    fitted_link(name, "gloo", 2, [LinkTime(1 << 10, 60e3), LinkTime(1 << 20, 400e3)])
+    for name in ("all_reduce", "all_gather")
+]
+
+
+def group_run(path, busy: float, waiting: float, activity: str, sizes: dict[str, int], **core):
+    """Two ranks that compute for a share `busy` of each step, and exchange or wait for a share `waiting`."""
+    made = known(synthetic_run(path, plant="slow_model", requests=24), **core)
+    account = {"communication": "compute_communication", "bubble": "compute_bubble"}[activity]
+    names = ("all_reduce", "all_gather") if activity == "communication" else ("recv",)
+
+    def ranks(share: float):
+        return lambda rows: [[int(ns * share)] * 2 for ns in rows.device_ns]
+
+    run = with_steps(
+        made,
+        **{f"{activity}_ns": lambda rows: (rows.device_ns * waiting).astype("int64")},
+        exchange_ns=lambda rows: [{name: int(ns * waiting / len(names)) for name in names} for ns in rows.device_ns],
+        exchanged_bytes=lambda rows: [dict.fromkeys(names, 4096) for _ in rows.device_ns],
+        rank_busy_ns=ranks(busy), rank_communication_ns=ranks(waiting if activity == "communication" else 0),
+        rank_bubble_ns=ranks(waiting if activity == "bubble" else 0),
+    )  # fmt: skip
+    run = with_requests(
+        run,
+        **{f"{kind}_{account}_ns": lambda rows, kind=kind: (rows[f"{kind}_compute_decode_ns"] * waiting).astype("int64")
+           for kind in ("ledger", "ttft")},
+    )  # fmt: skip
+    run = with_requests(
+        run,
+        **{f"{kind}_compute_decode_ns": lambda rows, kind=kind: rows[f"{kind}_compute_decode_ns"] - rows[
+            f"{kind}_{account}_ns"] for kind in ("ledger", "ttft")},
+    )  # fmt: skip
+    run.update_meta(engine=(run.meta()["engine"] or {}) | sizes, ceilings={"links": msgspec.to_builtins(LINKS)})
+    return run
+
+
+def named(run) -> dict[str, object]:
+    facts = read_facts(run)
+    found = {each.key: each for excess in excesses(facts) for each in proposals(facts, excess)}
+    return {key: found[key] for key in CAUSES & found.keys()}
+
+
+def test_two_ranks_whose_exchanges_cost_more_than_they_spare_are_not_needed(tmp_path):
+    run = group_run(tmp_path / "run", 0.3, 0.7, "communication", {"tensor_parallel": 2, "threads": 1})
+    links = [msgspec.structs.replace(link, latency_ns=1e6) for link in LINKS]  # slow, and as slow as measured
+    run.update_meta(ceilings={"links": msgspec.to_builtins(links)})
+    (found,) = named(run).values()
+    assert found.key == "needless_parallelism" and found.settings == {"tensor_parallel": 1}
+    assert found.fixes[0].device_speed == pytest.approx(1 / 0.6, rel=0.01)  # one process computes both halves
+    assert any("spares" in each.statement and each.supports for each in found.evidence)
+    assert diagnose(run).findings[0].key == "needless_parallelism"
+
+
+def test_exchanges_far_slower_than_the_measured_link_are_a_fault_of_the_link(tmp_path):
+    run = group_run(tmp_path / "run", 0.3, 0.7, "communication", {"tensor_parallel": 2})
+    found = named(run)
+    assert found["communication_overhead"].fixes[0].device_speed > 2
+
+
+def test_group_that_spares_more_than_it_exchanges_is_no_cause(tmp_path):
+    run = group_run(tmp_path / "run", 0.9, 0.1, "communication", {"tensor_parallel": 2, "threads": 1})
+    assert not named(run)
+
+
+def test_model_that_one_gpu_cannot_hold_keeps_its_group(tmp_path):
+    run = group_run(
+        tmp_path / "run", 0.3, 0.7, "communication", {"tensor_parallel": 2}, device="cuda", weight_bytes=50 << 30
+    )
+    run.update_meta(hardware={"gpus": [{"name": "a GPU", "memory.total": "81559 MiB"}]})
+    assert named(run).keys() == {"communication_overhead"}
+
+
+def test_stages_that_wait_for_each_other_are_named(tmp_path):
+    run = group_run(tmp_path / "run", 0.5, 0.5, "bubble", {"pipeline_parallel": 2})
+    (found,) = named(run).values()
+    assert found.key == "pipeline_bubbles" and found.settings == {"pipeline_parallel": 1}
+    assert group_facts(run.meta(), run.table("steps")).bubble_shares == pytest.approx([0.5, 0.5], abs=0.01)
+    full = group_run(tmp_path / "full", 0.95, 0.05, "bubble", {"pipeline_parallel": 2})
+    assert not named(full)
+
+
+def test_replay_of_one_process_in_place_of_a_group_has_its_speed_and_others_are_refused(tmp_path):
+    run = group_run(tmp_path / "run", 0.3, 0.7, "communication", {"tensor_parallel": 2, "threads": 1})
+    group = group_facts(run.meta(), run.table("steps"))
+    one = Change(settings={"tensor_parallel": 1})
+    assert told(one, group).device_speed == pytest.approx(1 / 0.6, rel=0.01)
+    assert told(Change(settings={"tensor_parallel": 2}), group).device_speed == 1
+    given = Change(settings={"tensor_parallel": 4}, device_speed=1.5)
+    assert told(given, group) is given and told(one, None) is one
+    for change, facts, sentence in (
+        ({"tensor_parallel": 4}, group, "leaves a group of another size"),
+        ({"tensor_parallel": 2}, None, "this run had one process"),
+    ):
+        with pytest.raises(ReplayError, match=sentence):
+            told(Change(settings=change), facts)
