@@ -102,6 +102,14 @@ class Adapters:
         """For the backend. A request that runs needs the adapter, so that it is in host memory."""
         return self._known[adapter.key].packed
 
+    def read(self, adapter: AdapterReference) -> Any:
+        """For the backend, from the adapter's files. Raises AdapterError."""
+        description = describe(Path(adapter.folder))
+        if description.digest != adapter.digest:
+            raise AdapterError(f"the files of adapter {adapter.name} changed since it was loaded; load it again")
+        check_fits(self._model, description, self.max_rank)
+        return self.backend.pack(self._model.read(description))
+
     def tiles(self, items: Sequence[ScheduledTokens]) -> list[LoraTile]:
         slots = [item.request.adapter_slot for item in items]
         return tiles_of(slots, [item.new_tokens for item in items], self.backend.tile_tokens)
@@ -145,7 +153,7 @@ class Adapters:
         """In the reader's thread."""
         preparation.began_ns = time.monotonic_ns()
         try:
-            preparation.packed = self._read(adapter)
+            preparation.packed = self.read(adapter)
             preparation.finish()
             self._read_ns.append(preparation.ready_ns - preparation.began_ns)
         except AdapterError as error:
@@ -153,13 +161,6 @@ class Adapters:
         except Exception as error:  # it concerns the requests of this adapter alone
             log.exception("adapter %s could not be read", adapter.name)
             preparation.finish(f"adapter {adapter.name} could not be read: {error!r}"[:300])
-
-    def _read(self, adapter: AdapterReference) -> Any:
-        description = describe(Path(adapter.folder))
-        if description.digest != adapter.digest:
-            raise AdapterError(f"the files of adapter {adapter.name} changed since it was loaded; load it again")
-        check_fits(self._model, description, self.max_rank)
-        return self.backend.pack(self._model.read(description))
 
 
 def _warn_of_base(config: EngineConfig, description: AdapterDescription) -> None:

@@ -25,11 +25,20 @@ class Follower:
     def follow(self, work: RankStep | Conclude) -> RankReport:
         begin_ns = time.monotonic_ns()
         if isinstance(work, RankStep):
+            self._take_adapters(work)
             self._compute(work.batch())
         else:
             self._conclude(self._handed_on.popleft())
         runner = self._runner
         return report(self._layout.rank, time.monotonic_ns() - begin_ns, runner.stages.traffic.take())
+
+    def _take_adapters(self, work: RankStep) -> None:
+        """Reads the parts of adapters that come into slots: rank 0 has found that their files are good."""
+        if (adapters := self._runner.adapters) is None:
+            return
+        for slot, adapter in work.adapter_loads:
+            adapters.backend.install(slot, adapters.read(adapter))
+        adapters.backend.begin(work.tiles)
 
     def _compute(self, batch: Batch) -> None:
         runner, layout = self._runner, self._layout

@@ -10,8 +10,10 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
+from engine.adapter import AdapterReference
 from engine.compute.communication.communicator import Communicators
 from engine.compute.communication.layout import ParallelLayout
+from engine.compute.lora.backend import LoraTile
 from engine.runner.batch import Batch, PromptRows
 from engine.runner.rows import UNKNOWN, PackedStep, split
 
@@ -22,6 +24,8 @@ class RankStep(msgspec.Struct, frozen=True, tag=True):
     packed: bytes  # int32 numbers: the parts of a PackedStep
     lengths: list[int]  # of the parts
     scored_rows: list[int]  # the step's tokens whose successors in the prompt are scored
+    tiles: list[LoraTile]  # tokens that use adapters
+    adapter_loads: list[tuple[int, AdapterReference]]  # slots that every rank fills first, with its part
 
     def batch(self) -> Batch:
         """The work as this rank's runner computes it."""
@@ -70,9 +74,10 @@ class Ranks(Protocol):
         """Ends the other ranks."""
 
 
-def rank_step(batch: Batch) -> RankStep:
+def rank_step(batch: Batch, adapter_loads: Sequence[tuple[int, AdapterReference]]) -> RankStep:
     step, prompts = batch.step, batch.prompts
-    return RankStep(step.whole.tobytes(), step.lengths, [] if prompts is None else prompts.rows)
+    scored = [] if prompts is None else prompts.rows
+    return RankStep(step.whole.tobytes(), step.lengths, scored, batch.tiles, list(adapter_loads))
 
 
 def has_unknown_tokens(step: PackedStep) -> bool:

@@ -144,7 +144,7 @@ class ModelRunner:
                 self.drafting.proposer.forget(preemption.request.id)
         batch = self._prepare(plan)
         if self.ranks is not None:
-            self.ranks.send(rank_step(batch))
+            self.ranks.send(rank_step(batch, plan.adapter_loads))
         prepared_ns = time.monotonic_ns()
         if self.stages is not None:
             self.stages.launched(batch)
@@ -293,6 +293,8 @@ class ModelRunner:
         if self.adapters is not None:
             self.adapters.backend.begin(batch.tiles)
         hidden = self.hidden(step, batch.query_lens, batch.context_lens)
+        if self.adapters is not None:
+            self.adapters.backend.begin(())  # whatever else the model computes has other tokens
         if self.drafting is not None and self.drafting.proposer.reads_hidden:
             batch.results.hidden = hidden
         return None if hidden is None else self.logits(batch, *self.chosen(batch, step, hidden))
@@ -332,10 +334,7 @@ class ModelRunner:
         if self.stages is not None:
             return self.stages.hidden(step, self.operations, self.attention, self.kv_cache)
         taps = None if self.drafting is None else self.drafting.taps
-        hidden = self.model(step.ids, step.positions, step.slots, self.operations, self.attention, self.kv_cache, taps)
-        if self.adapters is not None:
-            self.adapters.backend.begin(())  # whatever else the model computes has other tokens
-        return hidden
+        return self.model(step.ids, step.positions, step.slots, self.operations, self.attention, self.kv_cache, taps)
 
     def _finish(
         self, task: Task, batch: Batch, logits: torch.Tensor, overflowed: torch.Tensor | None,

@@ -74,8 +74,6 @@ def _refuse_beside_a_group(settings: dict[str, Any]) -> None:
             f"speculation={settings['speculation']} drafts with a model of its own, and a parallel group cannot have "
             "that yet; use speculation=ngram, or one rank"
         )
-    if settings.get("lora_adapters") or settings.get("lora_runtime_loading"):
-        raise ValueError("a parallel group cannot serve LoRA adapters yet; leave them out, or use one rank")
     if settings.get("weights_reference") is not None:
         raise ValueError("weights_reference compares two whole models, and no rank has one; leave it out")
     if settings.get("kv_role") is not None:

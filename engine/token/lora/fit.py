@@ -17,18 +17,24 @@ from engine.token.models.layer import Translate
 
 @dataclass(frozen=True, slots=True)
 class FittedPart:
-    """Rows of a module's B behind a part of a linear layer's outputs."""
+    """Rows of a module's B, and columns of its A, behind a part of a linear layer's outputs."""
 
     layer: int  # index among the adapted linear layers
     begin: int
     rows: slice
+    columns: slice
 
 
 class AdaptedModel:
-    """The linear layers of a decoder that adapters may change. Keeps no weights: an outline serves as well."""
+    """The linear layers of a decoder that adapters may change. Keeps no weights: an outline serves as well.
+
+    A rank of a parallel group has its part of an adapter: of B where a layer's outputs are divided, and of A where its
+    inputs are. So the sum over ranks holds the deltas, too. An adapter is compared with the whole model.
+    """
 
     def __init__(self, model: Decoder):
         self._parts: Mapping[str, LinearPart] = model.parts()
+        self._whole: Mapping[str, LinearPart] = self._parts if model.layout.size == 1 else _outline(model).parts()
         self._translate: Translate = model.config.translate
         self.linears: Sequence[Linear] = list(dict.fromkeys(part.linear for part in self._parts.values()))
         self._index = {linear: index for index, linear in enumerate(self.linears)}
@@ -57,7 +63,7 @@ class AdaptedModel:
         for module, places in fitted.items():
             a, b = stored[module]["A"], stored[module]["B"]
             for place in places:
-                part = LoraPart(place.begin, a, b[place.rows], scales[module])
+                part = LoraPart(place.begin, a[:, place.columns], b[place.rows], scales[module])
                 parts.setdefault(place.layer, []).append(part)
         return {layer: sorted(found, key=lambda part: part.begin) for layer, found in parts.items()}
 
@@ -65,20 +71,35 @@ class AdaptedModel:
         outline = torch.empty((module.out_features, module.in_features), device="meta")
         row = 0
         for name, rows in self._translate(f"{module.name}.weight", outline):
-            part = self._parts.get(name.removesuffix(".weight"))
-            if part is None:
+            whole = self._whole.get(name.removesuffix(".weight"))
+            if whole is None:
                 raise AdapterError(
                     f"the adapter changes {module.name}, which is no linear layer of this model that can be adapted; "
                     "embeddings, heads, routers, experts and kv_b_proj cannot"
                 )
-            expected = (part.out_features, part.linear.in_features)
+            expected = (whole.out_features, whole.linear.in_features)
             if tuple(rows.shape) != expected:
                 raise AdapterError(
                     f"the matrices of {module.name} change {list(rows.shape)} weights, and this model has "
                     f"{list(expected)} there; the adapter is of another model"
                 )
-            yield FittedPart(self._index[part.linear], part.begin, slice(row, row + len(rows)))
+            if (part := self._parts.get(name.removesuffix(".weight"))) is not None:  # not another stage's
+                yield self._of_rank(part, slice(row, row + len(rows)))
             row += len(rows)
+
+    def _of_rank(self, part: LinearPart, rows: slice) -> FittedPart:
+        cut, columns = part.cut, slice(None)
+        if cut is not None and cut.dim == 0:
+            rows = slice(rows.start + cut.begin, rows.start + cut.end)
+        elif cut is not None:
+            columns = slice(cut.begin, cut.end)
+        return FittedPart(self._index[part.linear], part.begin, rows, columns)
+
+
+def _outline(model: Decoder) -> Decoder:
+    """The model of which a rank holds a part."""
+    with torch.device("meta"):
+        return Decoder(model.whole_config)
 
 
 def _tensors(path: Path) -> dict[str, torch.Tensor]:

@@ -35,13 +35,14 @@ class Decoder(nn.Module):
     """ids and positions, each [num_tokens] → hidden states [num_tokens, hidden_size]; `logits` for chosen rows.
 
     A rank of `layout` holds the layers of its stage, and its parts of their matrices. The first stage has the embedding
-    and the head, which may be one, and the last has the last norm. `config` is that of the stage.
+    and the head, which may be one, and the last has the last norm. `config` is of the stage, `whole_config` of all.
     """
 
     def __init__(self, config: DecoderConfig, layout: ParallelLayout = ONE_PROCESS):
         super().__init__()
         own = layout.stage_layers(len(config.mlps))
         self.layout, self.first_layer, self.num_all_layers = layout, own.start, len(config.mlps)
+        self.whole_config = config
         config = self.config = replace(
             config, windows=config.windows[own.start : own.stop], mlps=config.mlps[own.start : own.stop]
         )

@@ -13,6 +13,10 @@ pytestmark = pytest.mark.server
 # Two prompts begin alike, and the pool has room for about two of the requests: some are preempted.
 PROMPTS = [list(range(40, 90)), list(range(40, 80)) + [7] * 9, [5] * 30, list(range(200, 245))]
 SIZES = {"num_kv_blocks": 14, "max_model_len": 160, "block_size": 16, "threads": 1}
+ADAPTERS = {
+    "max_loras": 2,  # fewer than the adapters
+    "lora_adapters": [f"{name}=tiny-adapters/{name}" for name in ("files", "network", "tests")],
+}
 
 
 def outputs(**settings) -> list[list[int]]:
@@ -22,9 +26,12 @@ def outputs(**settings) -> list[list[int]]:
     )
     penalised = SamplingParams(max_tokens=40, temperature=0.0, frequency_penalty=1.0)
     steps = []
-    with LLM("tiny-model", on_steps=steps.extend, **SIZES, **settings) as llm:
+    with LLM("tiny-model", on_steps=steps.extend, **SIZES, **ADAPTERS, **settings) as llm:
         found = llm.generate(PROMPTS, [greedy, drawn, penalised, greedy], n=2)
         found += llm.generate(PROMPTS[:1], greedy)
+        adapted = llm.generate(PROMPTS[:1] * 4, greedy, lora=[None, "files", "network", "tests"])
+        assert len({tuple(completion.token_ids) for completion in adapted}) > 2, "adapters change the tokens"
+        found += adapted
         group = group_shape(llm.ready.shape, settings, llm.ready.dtype)
     assert any(step.preempted_ids for step in steps), "the pool is small enough"
     if settings:

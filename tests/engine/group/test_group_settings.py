@@ -17,7 +17,6 @@ REFUSED = {
     "80 ranks": {"pipeline_parallel": 40, "expert_parallel": 2},
     "speculation=mtp drafts with a model": {"tensor_parallel": 2, "speculation": "mtp"},
     "KV tiers": {"pipeline_parallel": 2, "kv_host_gib": 1},
-    "LoRA": {"tensor_parallel": 2, "lora_adapters": "a=b"},
     "in no graph yet": {"tensor_parallel": 2, "graphs": "on"},
 }
 

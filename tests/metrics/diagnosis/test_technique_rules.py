@@ -63,7 +63,9 @@ def test_chosen_weights_are_the_cause_where_more_exact_ones_are_faster(tmp_path,
 def test_wider_keys_and_values_are_no_fix_where_requests_wait_for_blocks(tmp_path, normal, plant, is_named):
     run = known(synthetic_run(tmp_path / "run", plant=plant, requests=120, objectives=TIGHT))
     mine = msgspec.structs.replace(normal, settings=normal.settings | {"kv_cache_dtype": "int8"})
-    wider = msgspec.structs.replace(held_as(mine, "float32", 1.4), settings=normal.settings | {"kv_cache_dtype": "auto"})
+    wider = msgspec.structs.replace(
+        held_as(mine, "float32", 1.4), settings=normal.settings | {"kv_cache_dtype": "auto"}
+    )
     engine = run.meta()["engine"] | {"kv_cache_dtype": "int8"}
     engine["served"]["engine"] |= {"kv_cache_dtype": "int8"}
     run = known(run, [mine, wider])

@@ -2,19 +2,24 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from engine.compute.attention.torch_backend import TorchAttention
-from engine.compute.backends import make_attention, make_operations
+from engine.compute.backends import make_attention, make_lora, make_operations
 from engine.compute.communication.communicator import Communicators
 from engine.compute.communication.layout import ONE_PROCESS, ParallelLayout
 from engine.compute.kv_cache import allocate
+from engine.compute.lora.backend import LinearAdapters, LoraBackend, tiles_of
 from engine.compute.operations.backend import Operations
+from engine.token.lora.checkpoint import AdapterError, describe
+from engine.token.lora.fit import AdaptedModel
 from engine.token.models.registry import load_model, outlined_model
 from engine.token.quantise.checkpoint import quantise_checkpoint
 from metrics.compute.startup import StartupClock
 from metrics.errors import ModelError
+from tests.engine.adapters import LINEARS, random_adapter
 from tests.engine.compute.attention_inputs import attention_inputs
 from tests.engine.families import FAMILIES
 from tests.engine.token.quantised.published import gptq, publish
@@ -28,8 +33,11 @@ WITH_EXPERTS = ("gpt-oss", "mixtral", "qwen3-moe", "qwen3-moe-some-layers", "dee
 STEPS = (((37, 5), (0, 0)), ((1, 3), (37, 5)), ((1, 1), (38, 8)))
 
 
-def logits_of(model, layout=ONE_PROCESS, communicators=None, *, kernels: bool = False) -> torch.Tensor | None:
-    """Of the last token of each sequence and step, on the ranks of the first stage."""
+def logits_of(
+    model, layout=ONE_PROCESS, communicators=None, *, kernels: bool = False, lora: LoraBackend | None = None
+) -> torch.Tensor | None:
+    """Of the last token of each sequence and step, on the ranks of the first stage. The first sequence has the adapter
+    of slot 1, the second one that of slot 0."""
     cache = allocate(model.kv_layout, len(model.layers), 8, BLOCK, model.dtype, CPU)
     tables, found = torch.tensor([[3, 1, 6], [2, 0, 5]]), []
     chosen = ("auto", CPU, model.dtype, model.dtype)
@@ -43,6 +51,8 @@ def logits_of(model, layout=ONE_PROCESS, communicators=None, *, kernels: bool = 
             backends[1].begin(attention_inputs(list(new), contexts, slots, tables, BLOCK))
             ids = (positions * 7 + torch.tensor(owners)) % (VOCABULARY - 1)
             last = torch.tensor([new[0] - 1, new[0] + new[1] - 1])
+            if lora is not None:
+                lora.begin(tiles_of([1, 0], new, lora.tile_tokens))
             hidden = _pass(model, layout, communicators, ids, positions, slots, last, backends, cache)
             if layout.is_first_stage:
                 found.append(model.logits(hidden))
@@ -71,6 +81,24 @@ def on_rank(layout, communicators, folder: Path, weights: str | None, kernels: b
     assert not counts, "nothing is exchanged before the first pass"
     logits = logits_of(model, layout, communicators, kernels=kernels)
     return None if logits is None else logits.numpy(), model.num_parameters
+
+
+def with_adapters(
+    layout, communicators, cases: dict[str, tuple[Path, list[Path]]], kernels: bool
+) -> dict[str, tuple[np.ndarray | None]]:
+    """Case → logits with the two adapters of a model."""
+    found = {}
+    for name, (folder, adapters) in cases.items():
+        model = load_model(folder, torch.float32, CPU, None, layout=layout, communicators=communicators)
+        adapted = AdaptedModel(model)
+        lora = make_lora("auto" if kernels else "off", CPU, torch.float32, 2, 8, adapted.layers)
+        for index, linear in enumerate(adapted.linears):
+            linear.adapters = LinearAdapters(lora, index)
+        for slot, adapter in enumerate(adapters):
+            lora.install(slot, lora.pack(adapted.read(describe(adapter))))
+        logits = logits_of(model, layout, communicators, kernels=kernels, lora=lora)
+        found[name] = (None if logits is None else logits.numpy(),)
+    return found
 
 
 def several(layout, communicators, cases: list[tuple[str, Path]], weights: str | None = None, kernels: bool = False):
@@ -166,6 +194,40 @@ def test_kernels_and_packed_weights_serve_a_stage(weights, checkpoints, ranks):
 def test_packed_weights_of_ranks(checkpoints, ranks):
     cases = {name: checkpoints[name] for name in ("qwen3", "gemma2", "mixtral", "deepseek-v3")}
     check(ranks.run(several, BOTH, list(cases.items()), "auto", True), cases, "auto", True, 1e-4)
+
+
+@pytest.fixture(scope="module")
+def adapted(checkpoints, tmp_path_factory):
+    """Family → its checkpoint, and two adapters of unlike ranks: of every linear layer, and of some."""
+    attention = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"]
+    targets = {"qwen3": LINEARS, "llama-one-kv-head": LINEARS, "mpt": ["Wqkv", "out_proj", "up_proj", "down_proj"],
+               "deepseek-v3": attention, "mixtral": LINEARS[:4]}  # fmt: skip
+    root, found = tmp_path_factory.mktemp("adapters"), {}
+    for family, names in targets.items():
+        made = [
+            random_adapter(checkpoints[family], root / family / str(rank), rank, seed=rank, targets=some)
+            for rank, some in ((3, names), (8, names[:2]))
+        ]
+        found[family] = checkpoints[family], made
+    return found
+
+
+@pytest.mark.parametrize("layout", [TENSOR, PIPELINE, BOTH], ids=["tp2", "pp2", "tp2-pp2"])
+def test_ranks_add_their_parts_of_adapters(layout, adapted, ranks):
+    for kernels in (False, True):
+        cases = {name: adapted[name] for name in (["qwen3"] if kernels else adapted)}
+        alone = with_adapters(ONE_PROCESS, None, cases, kernels)
+        by_rank = ranks.run(with_adapters, layout, cases, kernels)
+        for name in cases:
+            torch.testing.assert_close(*(torch.from_numpy(each[name][0]) for each in (by_rank[0], alone)),
+                                       rtol=2e-4, atol=2e-4, msg=name)  # fmt: skip
+
+
+def test_adapter_of_another_model_is_refused_by_the_stage_without_its_layer(adapted, checkpoints, tmp_path):
+    """As by one process, so that it costs its own requests alone."""
+    first = AdaptedModel(outlined_model(checkpoints["llama"], torch.float32, CPU, None, layout=PIPELINE).model)
+    with pytest.raises(AdapterError, match="no linear layer of this model"):
+        first.fitted(describe(adapted["mpt"][1][0]))
 
 
 @pytest.mark.parametrize(
