@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from metrics.run.directory import section, server_hardware
+from metrics.run.directory import engine_settings, section, server_hardware
 from metrics.run.front_turns import Turns
 
 PARTS = 4  # of the window, to see what was there only for a while
@@ -42,7 +42,7 @@ class MachineFacts:
     """The window of the measured requests. Cores are means; None where nothing was sampled or the kernel is silent."""
 
     cores: int
-    threads: int  # of the core process that compute a step together
+    threads: int  # of the core and the ranks beside it that compute a step together
     front_cores: float | None
     core_cores: float | None  # of the core process
     load_cores: float | None  # of the load generator; None where it has a machine of its own
@@ -60,6 +60,15 @@ class MachineFacts:
         """Of the steps' time, 0 to 1, at most so much was spent in waits for a core: a step waits for its last thread,
         and each may wait at another time."""
         return min(MOST_DELAYED, (queued or 0.0) * self.threads)
+
+
+def num_ranks(meta: Mapping[str, Any]) -> int:
+    """Processes that compute the model: the samples of the core are those of all."""
+    settings = engine_settings(dict(meta))
+    tensor, pipeline, expert = (
+        int(settings.get(name) or 1) for name in ("tensor_parallel", "pipeline_parallel", "expert_parallel")
+    )
+    return pipeline * max(tensor, expert)
 
 
 def machine_facts(
@@ -81,7 +90,7 @@ def machine_facts(
     span = _values(samples, "ns")
     lasted = np.diff(span)
     walls = _walls(steps, span)
-    threads = int(section(meta, "core").get("threads") or 1)
+    threads = int(section(meta, "core").get("threads") or 1) * num_ranks(meta)
     front, core = (_rate(samples, f"{name}_cpu_seconds", 1e9, lasted) for name in ("front", "core"))
     others = _others(samples, cores, front, core, load_cores)
     queued = _gain(samples, "core_queued_ns")

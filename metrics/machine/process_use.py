@@ -40,6 +40,17 @@ def process_use(pid: int, proc: Path = PROC) -> ProcessUse | None:
     return ProcessUse(sum(each.queued_ns for each in threads.values() if each is not None), main, *switches)
 
 
+def children_of(pid: int, proc: Path = PROC) -> list[int]:
+    """Processes that its threads have started and that live; [] where the kernel does not tell."""
+    found: list[int] = []
+    try:
+        for task in (proc / str(pid) / "task").iterdir():
+            found += map(int, (task / "children").read_text(encoding="ascii").split())
+    except (OSError, ValueError):  # a thread or the process ended meanwhile
+        pass
+    return found
+
+
 def cpu_pressure_ns(proc: Path = PROC) -> int | None:
     """Time since the start in which some thread of this machine waited for a core (pressure stall information)."""
     try:

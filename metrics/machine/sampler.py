@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 from metrics.machine.host import busy_percent, steal_percent
-from metrics.machine.process_use import PROC, cpu_pressure_ns, process_use
+from metrics.machine.process_use import PROC, children_of, cpu_pressure_ns, process_use
 from metrics.records import SystemRecord
 
 try:
@@ -35,6 +35,9 @@ THROTTLE_REASONS = {
 }
 
 
+_OF_ALL_RANKS = ("core_cpu_percent", "core_cpu_seconds", "core_rss_bytes", "core_queued_ns")
+
+
 class SystemSampler:
     """Percentages are means since the sample before; the first is over an instant. `nvml` is the driver's module."""
 
@@ -49,6 +52,7 @@ class SystemSampler:
     ):
         self._front = psutil.Process(front_pid)
         self._core: psutil.Process | None = None
+        self._ranks: dict[int, psutil.Process] = {}  # of the core's parallel group
         self._gpu = GpuSensors(nvml) if nvml is not None else None
         self._cpu_energy = CpuEnergy(powercap)
         self._clock_ns = clock_ns
@@ -73,10 +77,25 @@ class SystemSampler:
             cpu_power_watts=self._cpu_energy.watts(now_ns),
             host_steal_percent=steal_percent(earlier, self._last_cpu_times),
             **_process("front", self._front, self._proc),
-            **_process("core", self._core, self._proc),
+            **self._core_and_ranks(),
             cpu_pressure_percent=self._pressure_percent(now_ns),
             **(self._gpu.read() if self._gpu is not None else {}),
         )
+
+    def _core_and_ranks(self) -> dict[str, float | None]:
+        """The core's own loop; time on CPUs, time without one and memory are also those of the ranks it started."""
+        found = _process("core", self._core, self._proc)
+        pids = [] if self._core is None else children_of(self._core.pid, self._proc)
+        known, self._ranks = self._ranks, {}
+        for pid in pids:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._ranks[pid] = known.get(pid) or psutil.Process(pid)
+        for rank in self._ranks.values():
+            theirs = _process("core", rank, self._proc)
+            for name in _OF_ALL_RANKS:
+                if (own := found.get(name)) is not None and (more := theirs.get(name)) is not None:
+                    found[name] = own + more
+        return found
 
     def _pressure_percent(self, now_ns: int) -> float | None:
         """Mean since the call before."""

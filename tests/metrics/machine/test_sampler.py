@@ -223,3 +223,15 @@ def test_this_kernel_counts_a_thread_that_works():
         sum(range(200_000))
         after = process_use(os.getpid())
     assert after.main.cpu_ns > before.main.cpu_ns and after.queued_ns >= before.queued_ns
+
+
+def test_time_of_the_ranks_that_the_core_started_is_the_core_s(tmp_path):
+    core, rank = os.getpid(), os.getppid()
+    proc = fake_proc(tmp_path, core, {core: (5 * S, 2 * S)})
+    alone = SystemSampler(core, nvml=None, proc=proc).sample(core)
+    fake_proc(tmp_path, rank, {rank: (S, 3 * S)})
+    (proc / str(core) / "task" / str(core) / "children").write_text(f"{rank} ")
+    both = SystemSampler(core, nvml=None, proc=proc).sample(core)
+    assert (alone.core_queued_ns, both.core_queued_ns) == (2 * S, 5 * S)
+    assert both.core_loop_queued_ns == 2 * S
+    assert both.core_rss_bytes > alone.core_rss_bytes
