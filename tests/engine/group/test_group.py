@@ -1,13 +1,17 @@
 """A group of processes gives the tokens of one process, and its end is the end of all ranks."""
 
 import os
+import shutil
 import signal
+from pathlib import Path
 
 import psutil
 import pytest
 
 from engine import LLM, SamplingParams
+from engine.config import model_folder
 from metrics.compute.communication import group_shape
+from tests.further import further
 
 pytestmark = pytest.mark.server
 # Two prompts begin alike, and the pool has room for about two of the requests: some are preempted.
@@ -50,6 +54,39 @@ def test_groups_give_the_tokens_of_one_process_and_leave_no_process():
     for settings in ({"tensor_parallel": 2}, {"tensor_parallel": 2, "overlap": "on"}, {"pipeline_parallel": 2}):
         assert outputs(**settings) == alone, settings
         assert not ranks()
+
+
+@pytest.fixture(scope="module")
+def mixture(checkpoints, tmp_path_factory):
+    """A mixture-of-experts model with the bundled model's tokenizer."""
+    folder = shutil.copytree(checkpoints["mixtral"], tmp_path_factory.mktemp("mixture") / "mixtral")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(model_folder("tiny-model") / name, folder / name)
+    return folder
+
+
+def scored(folder: Path, **settings) -> list[tuple[list[int], list[float]]]:
+    """Greedy tokens and their log-probabilities."""
+    with LLM(folder, **SIZES, **settings) as llm:
+        found = llm.generate(PROMPTS, SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True, logprobs=0))
+    return [(each.token_ids, [token.logprob for token in each.logprobs]) for each in found]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"expert_parallel": 2},
+        *further({"tensor_parallel": 2, "expert_parallel": 2}, {"tensor_parallel": 2, "pipeline_parallel": 2},
+                 {"pipeline_parallel": 2, "expert_parallel": 2}),
+    ],
+    ids=lambda settings: " ".join(settings),
+)  # fmt: skip
+def test_ranks_hold_experts_and_stages(mixture, settings):
+    alone, divided = scored(mixture), scored(mixture, **settings)
+    for expected, found in zip(alone, divided, strict=True):
+        assert found[0] == expected[0]
+        assert found[1] == pytest.approx(expected[1], abs=1e-4)
+    assert not ranks()
 
 
 def test_rank_that_is_killed_ends_the_calls_with_an_error():
