@@ -39,6 +39,7 @@ def outputs(**settings) -> list[list[int]]:
         group = group_shape(llm.ready.shape, settings, llm.ready.dtype)
     assert any(step.preempted_ids for step in steps), "the pool is small enough"
     if settings:
+        assert any(step.drafted_tokens for step in steps) == ("speculation" in settings)
         if "pipeline_parallel" not in settings:  # whose steps overlap: a record has the time behind the step before
             assert all(step.communication_ns <= step.device_ns for step in steps)
         assert max(len(step.rank_busy_ns) for step in steps) == 2
@@ -51,7 +52,11 @@ def outputs(**settings) -> list[list[int]]:
 
 def test_groups_give_the_tokens_of_one_process_and_leave_no_process():
     alone = outputs()
-    for settings in ({"tensor_parallel": 2}, {"tensor_parallel": 2, "overlap": "on"}, {"pipeline_parallel": 2}):
+    for settings in (
+        {"tensor_parallel": 2, "speculation": "ngram"},
+        {"tensor_parallel": 2, "overlap": "on"},
+        {"pipeline_parallel": 2, "speculation": "ngram"},
+    ):
         assert outputs(**settings) == alone, settings
         assert not ranks()
 
