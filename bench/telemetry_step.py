@@ -25,11 +25,12 @@ import zmq
 
 from engine import messages
 from engine.config import EngineConfig
-from engine.engine import Engine, make_scheduler
+from engine.engine import Engine
 from engine.process import freeze_startup_objects
 from engine.request.plan import LaunchedStep, StepOutcome, StepPlan
 from engine.request.request import Request
 from engine.sampling import SamplingParams
+from engine.scheduling import make_scheduler
 from engine.server.telemetry.full import FOLD_SECONDS, Telemetry
 from engine.server.telemetry.off import NoTelemetry
 from engine.telemetry.observer import make_observer

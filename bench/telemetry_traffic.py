@@ -31,10 +31,11 @@ from bench.report.estimate import Estimate
 from bench.shapes import model_to_bench
 from engine import core, messages
 from engine.config import EngineConfig
-from engine.engine import Engine, make_scheduler
+from engine.engine import Engine
 from engine.process import freeze_startup_objects
 from engine.request.plan import LaunchedStep, StepOutcome, StepPlan
 from engine.sampling import SamplingParams
+from engine.scheduling import make_scheduler
 from engine.telemetry.observer import make_observer
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 64, 128

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from engine import FIRST_LINE_NS, messages
 from engine.config import EngineConfig, model_folder
-from engine.engine import Engine, make_scheduler
+from engine.engine import Engine
 from engine.process import (
     end_with_parent,
     freeze_startup_objects,
@@ -31,6 +31,7 @@ from engine.process import (
     num_cores,
 )
 from engine.request.token_budget import FixedBudget, LearningBudget, StepTarget, TokenBudget
+from engine.scheduling import make_scheduler
 from engine.telemetry.observer import make_observer
 from metrics.compute.startup import StartupClock
 from metrics.errors import SojournError

@@ -7,24 +7,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from engine.config import EngineConfig, largest_step_tokens
-from engine.memory.block_pool import BlockPool
-from engine.memory.eviction import make_eviction_policy
-from engine.memory.kv_events import make_kv_event_log
-from engine.memory.observer import BlockObserver
-from engine.memory.shadow.observer import ShadowObserver
-from engine.memory.tiers.tiers import KVTiers
 from engine.memory.transfer.handoffs import Handoffs
-from engine.memory.window import FreedWindow
 from engine.messages import Abort, AdapterLoaded, KVEvents, LoadAdapter, Observed, Output, Submit, Tokens
-from engine.request.draft_lengths import AdaptiveLengths, DraftLengths, FixedLengths
 from engine.request.plan import LaunchedStep, Preemption, Preparation, Runner, StepOutcome, StepPlan
-from engine.request.policies import make_policy
 from engine.request.preparing import Preparing
 from engine.request.request import Request, State
 from engine.request.scheduler import Emitted, Scheduler
-from engine.request.token_budget import TokenBudget
-from engine.settings.speculation import PROPOSING
 from engine.telemetry.accounting import Turn
 from engine.telemetry.ended import ended_message
 from engine.telemetry.observer import EngineObserver
@@ -145,15 +133,13 @@ class Engine:
     def flush(self) -> None:
         """Reports the requests that ended between two steps. Call it where no step follows."""
         self.scheduler.block_observer.flush()
+        self._hand_over()  # also while no message comes: leases expire
         if self._ended:
             self.publish(self._tokens(self.clock(), []))
         self._report(None)
-        tiers = self.scheduler.tiers
-        if tiers is not None and not self._under_way:
-            tiers.poll()
-            self._hand_over()  # also while no message comes: leases expire
-            if (transfers := tiers.take_transfers()) is not None:
-                tiers.transferred(transfers, *self.runner.transfer(transfers))  # nobody waits for the device now
+        if self.scheduler.tiers is not None and not self._under_way:
+            self.scheduler.tiers.poll()
+            self._transfer()  # nobody waits for the device now
 
     def close(self) -> None:
         """The loop ends: KV tiers finish the writes under way, and the other ranks of a group end."""
@@ -239,6 +225,7 @@ class Engine:
                 self.runner.forget(item.request.id)
                 if not item.request.hands_over or not self.handoffs.finish(item.request, turn.committed_ns):
                     self._ended.append((item.request, turn.committed_ns))
+        self._hand_over()
         self._report(record)
 
     def _report(self, record: StepRecord | None) -> None:
@@ -292,14 +279,24 @@ class Engine:
         )
 
     def _hand_over(self) -> None:
-        """Ends the requests whose prompt a decode server can read from now on, and leases that are over."""
+        """Ends the requests whose prompt a decode server can read from now on, and leases that are over.
+
+        A decode server waits for the last blocks of a prompt: where no step is under way, they wait for none.
+        """
         if self.handoffs is None:
             return
+        if self.handoffs.is_waiting and not self._under_way:
+            self._transfer()
         now_ns = self.clock()
         self.handoffs.end_leases(now_ns)
         for request, since_ns in self.handoffs.take_ready(now_ns):
             self.observer.handed_over(request, since_ns, now_ns)
             self._ended.append((request, now_ns))
+
+    def _transfer(self) -> None:
+        """Copies of KV tiers that no step makes, while none is under way."""
+        if (transfers := self.scheduler.tiers.take_transfers()) is not None:
+            self.scheduler.tiers.transferred(transfers, *self.runner.transfer(transfers))
 
     def _report_loaded(self) -> None:
         loading, self._loading = self._loading, []
@@ -354,45 +351,3 @@ class Engine:
         if request.hands_over:
             self.handoffs.cancel(request)
         return request
-
-
-def make_scheduler(
-    config: EngineConfig,
-    num_kv_blocks: int,
-    budget: TokenBudget | None = None,
-    tiers: KVTiers | None = None,
-    window: FreedWindow | None = None,
-) -> Scheduler:
-    """The scheduler that an EngineConfig asks for, over a pool of `num_kv_blocks`. `budget` is how it keeps
-    max_num_batched_tokens=auto; without one a step of a CPU's largest size is always allowed."""
-    eviction = make_eviction_policy(config.eviction_policy, num_kv_blocks, config.eviction_ttl_seconds)
-    events = make_kv_event_log(config.block_size, config.kv_events_format, tiers) if config.kv_events else None
-    pool = BlockPool(num_kv_blocks, config.block_size, config.prefix_caching, eviction, window, events)
-    return Scheduler(
-        pool,
-        make_policy(dict(config), pool),
-        make_block_observer(config, pool),
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=budget or largest_step_tokens(config, "cpu"),
-        max_prefill_chunk_tokens=config.max_prefill_chunk_tokens,
-        max_long_prefills=config.max_long_prefills,
-        long_prefill_tokens=config.long_prefill_tokens,
-        draft_lengths=make_draft_lengths(config),
-        max_loras=config.max_loras,
-        micro_batches=config.pipeline_parallel,
-        tiers=tiers,
-    )
-
-
-def make_draft_lengths(config: EngineConfig) -> DraftLengths | None:
-    """How many drafts requests get; None without speculation."""
-    if config.speculation == "none":
-        return None
-    kind = FixedLengths if config.speculation_adaptive == "off" else AdaptiveLengths
-    proposing = PROPOSING[config.speculation]
-    return kind(config.speculation_tokens, writes_ahead=proposing.writes_ahead, follows_steps=proposing.follows_steps)
-
-
-def make_block_observer(config: EngineConfig, pool: BlockPool) -> BlockObserver:
-    """The observer of the blocks that the setting `telemetry` asks for."""
-    return ShadowObserver(pool) if config.telemetry == "full" else BlockObserver()

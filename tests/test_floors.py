@@ -93,22 +93,21 @@ MAY_IMPORT = {
         "engine.request", "engine.memory", "engine.token.speculation.ngram_index", "engine.messages", "engine.config",
         "metrics",
     },
-    "engine.engine": {
-        "engine.telemetry", "engine.request", "engine.memory", "engine.messages", "engine.config", "engine.settings",
-        "metrics",
-    },
+    "engine.scheduling": {"engine.request", "engine.memory", "engine.config", "engine.settings"},
+    "engine.engine": {"engine.telemetry", "engine.request", "engine.memory", "engine.messages", "metrics"},
     "engine.profile_burst": {
         "engine.engine", "engine.runner", "engine.request.plan", "engine.compute", "engine.messages", "metrics",
     },
     "engine.replay": {
-        "engine.engine", "engine.adapter", "engine.request", "engine.memory", "engine.sampling", "engine.config",
-        "engine.settings", "metrics",
+        "engine.engine", "engine.scheduling", "engine.adapter", "engine.request", "engine.memory", "engine.sampling",
+        "engine.config", "engine.settings", "metrics",
     },
     "engine.group": {
         "engine.runner", "engine.compute", "engine.config", "engine.process", "metrics.errors",
     },
     "engine.core": {
-        "engine.group", "engine.telemetry", "engine.engine", "engine.request.token_budget", "engine.profile_burst",
+        "engine.group", "engine.telemetry", "engine.engine", "engine.scheduling", "engine.request.token_budget",
+        "engine.profile_burst",
         "engine.runner", "engine.messages",
         "engine.faults", "engine.config", "engine.process", "metrics.compute.startup", "metrics.errors",
     },

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.config import EngineConfig, keeps_all_blocks, largest_chunk_tokens, largest_step_tokens
-from engine.engine import make_scheduler
 from engine.memory.window import FreedWindow, freed_window
 from engine.replay.drafts import DraftModel, ReplayedDrafts
 from engine.replay.known_sizes import KnownSizes
@@ -23,6 +22,7 @@ from engine.replay.tiers import TierSpeed, replayed_tiers
 from engine.replay.token_budget import token_budget
 from engine.replay.turn_model import FittedTurns
 from engine.request.token_budget import TokenBudget
+from engine.scheduling import make_scheduler
 from metrics.compute.cost_model import ModelShape, tier_bytes
 from metrics.replay.prediction import Change
 

@@ -2,28 +2,33 @@
 
 import hashlib
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import NamedTuple
 
 from engine.config import EngineConfig
-from engine.engine import Engine, make_block_observer, make_draft_lengths
+from engine.engine import Engine
 from engine.kv_event_wire import WireFormat
 from engine.memory.block_pool import BlockPool
 from engine.memory.eviction import make_eviction_policy
 from engine.memory.kv_events import make_kv_event_log
 from engine.memory.shadow.observer import ShadowObserver
 from engine.memory.tiers.index import TierIndex
-from engine.memory.tiers.slow_tier import SlowTier
+from engine.memory.tiers.slow_tier import PeerTier, SlowTier
 from engine.memory.tiers.store import Answer, Moved
 from engine.memory.tiers.tiers import KVTiers
 from engine.memory.tiers.transfers import Transfers
+from engine.memory.transfer.handoffs import Address, Handoffs
+from engine.memory.transfer.headers import HEADER_BYTES, SlotHeaders
+from engine.memory.transfer.lease import LeaseTable
 from engine.memory.window import FreedWindow
 from engine.messages import Observed, Submit, Tokens
 from engine.request.plan import LaunchedStep, ScheduledTokens, StepOutcome, StepPlan
 from engine.request.policies import make_policy
 from engine.request.request import Request, State
 from engine.request.scheduler import Scheduler
+from engine.scheduling import make_block_observer, make_draft_lengths
 from engine.telemetry.observer import make_observer
 from metrics.compute.cost_model import ModelShape
 from metrics.records import StepRecord
@@ -309,9 +314,12 @@ class Simulation:
         knobs: dict | None = None, overlap: bool = False, device: type[SimulatedRunner] = SimulatedRunner,
         host_blocks: int = 0, disk_blocks: int = 0, files: dict[bytes, list] | None = None, stores: str = "fill",
         window: FreedWindow | None = None, kv_events: WireFormat | None = None,
+        clock: VirtualClock | None = None, peer: Callable[[dict], PeerTier] | None = None, lease_ns: int | None = None,
         **limits,
     ):  # fmt: skip
-        self.clock = VirtualClock()
+        """`peer`: from this runner's host memory, where it reads prompts of a prefill server. With `lease_ns` it is
+        one."""
+        self.clock = clock or VirtualClock()
         self.published = Published()
         settings = {"max_num_seqs": 8, "max_num_batched_tokens": 32} | limits
         config = EngineConfig(model="", policy=policy, max_num_seqs=settings["max_num_seqs"], **(knobs or {}))
@@ -331,14 +339,25 @@ class Simulation:
                 slow.append(SlowTier(self.disk, disk_blocks))
             self.tiers = KVTiers(
                 TierIndex("host", host_blocks), slow, block_size=block_size, block_bytes=100, store_policy=stores,
+                peer=None if peer is None else peer(self.runner.host), hands_over=lease_ns is not None,
                 clock=self.clock,
+            )  # fmt: skip
+        self.headers = SlotHeaders(memoryview(bytearray(HEADER_BYTES * max(1, host_blocks))), b"model")
+        self.leases = LeaseTable()
+        handoffs = None
+        if lease_ns is not None:
+            where = Address("prefill", "127.0.0.1", 1)
+            handoffs = Handoffs(
+                self.tiers, self.leases, self.headers, where, block_size=block_size, lease_ns=lease_ns
             )  # fmt: skip
         if kv_events is not None:
             pool.events = make_kv_event_log(block_size, kv_events, self.tiers)
         policy_of = make_policy(dict(config), pool)
         self.scheduler = Scheduler(pool, policy_of, self.block_observer, tiers=self.tiers, **settings)
         observer = make_observer(config, SHAPE, self.scheduler)
-        self.engine = Engine(self.scheduler, self.runner, observer, self._take, overlap=overlap, clock=self.clock)
+        self.engine = Engine(
+            self.scheduler, self.runner, observer, self._take, handoffs=handoffs, overlap=overlap, clock=self.clock
+        )  # fmt: skip
         self._begin_ns = 0
         self.submitted_ns: dict[str, int] = {}
         self._fresh = False  # the front was listened to since the last step

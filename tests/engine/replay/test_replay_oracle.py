@@ -7,13 +7,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.config import EngineConfig
-from engine.engine import make_scheduler
 from engine.replay.load import BlockHashes, LoadChange, ReplayedLoad, Sent
 from engine.replay.loop import Replica, TurnTimes
 from engine.replay.predictor import predictor_of
 from engine.replay.recorded import RecordedLoad, RecordedRequest
 from engine.replay.routing import Router
 from engine.request.plan import StepPlan
+from engine.scheduling import make_scheduler
 from metrics.replay.prediction import Change
 from tests.engine.replay.simulated_run import DEFAULTS, TICK, Ask, drive, random_asks, write_run
 

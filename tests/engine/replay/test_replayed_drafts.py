@@ -5,12 +5,12 @@ import pandas as pd
 import pytest
 
 from engine.config import EngineConfig
-from engine.engine import make_scheduler
 from engine.replay.drafts import DraftModel, Odds, ReplayedDrafts, lookup_drafts, recorded_drafts
 from engine.replay.load import BlockHashes, LoadChange, ReplayedLoad
 from engine.replay.loop import Replica
 from engine.replay.routing import Router
 from engine.replay.settings import check_drafts
+from engine.scheduling import make_scheduler
 from metrics.errors import ReplayError
 from tests.engine.replay.simulated_run import random_asks
 from tests.engine.replay.test_replay_oracle import SimulatedTurns, recorded

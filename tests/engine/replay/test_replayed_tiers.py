@@ -4,11 +4,11 @@ import pandas as pd
 import pytest
 
 from engine.config import EngineConfig
-from engine.engine import make_scheduler
 from engine.replay.load import BlockHashes, LoadChange, ReplayedLoad
 from engine.replay.loop import Replica
 from engine.replay.routing import Router
 from engine.replay.tiers import TierSpeed, TimedStore, check_tiers, replayed_tiers, tier_speeds
+from engine.scheduling import make_scheduler
 from metrics.errors import ReplayError
 from metrics.memory.plan import GIB
 from tests.engine.replay.simulated_run import Ask

@@ -1,0 +1,247 @@
+"""Leases and reads in any order: tokens are those of one server, and neither side keeps a block. No tensors."""
+
+import random
+from collections import deque
+
+import pytest
+from msgspec.structs import replace
+
+from engine.kv_source import KVSource
+from engine.memory.prefix import chain_hash
+from engine.memory.tiers.slow_tier import PeerTier
+from engine.memory.tiers.store import Moved
+from engine.memory.transfer.headers import HEADER, HEADER_BYTES, SlotHeaders, is_of
+from engine.messages import Abort, Submit
+from tests.engine.harness import submit
+from tests.engine.memory.audits import audit_tiers
+from tests.engine.simulated import Simulation, VirtualClock, sequential
+
+LEASE_NS = 40_000_000
+MODEL = b"model".ljust(16, b"\0")  # as the simulation's headers have it
+
+
+class SimulatedPeers:
+    """Reads a prefill simulation in three parts, whenever the test says so: header, block, header."""
+
+    name, block_bytes = "peer", 100
+
+    def __init__(self, prefill: Simulation, own_host: dict):
+        self.prefill, self.own_host = prefill, own_host
+        self.is_dead = False
+        self._named: list[tuple[bytes, int]] = []
+        self._parts: deque = deque()
+        self._read: dict[bytes, tuple[bytes, object]] = {}
+        self._moved: list[Moved] = []
+
+    def known(self):
+        return []
+
+    def read(self, key: bytes, slot: int) -> None:
+        self._named.append((key, slot))
+
+    def fetch(self, source: KVSource, keys) -> None:
+        places = dict(zip(keys, source.slots, strict=False))
+        for key, slot in self._named:
+            self._parts += [("before", key, places[key], slot), ("block", key, places[key], slot),
+                            ("after", key, places[key], slot)]  # fmt: skip
+        self._named = []
+        self._parts.append(("release", source.lease_id, 0, 0))
+
+    def remove(self, key: bytes) -> None:
+        """It is the peer's."""
+
+    def finished(self):
+        moved, self._moved = self._moved, []
+        return moved
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def work(self, count: int) -> None:
+        """The next parts of reads, at whatever moment this is for the prefill server."""
+        for _ in range(min(count, len(self._parts))):
+            part, key, theirs, ours = self._parts.popleft()
+            if part == "release":
+                if not self.is_dead:
+                    self.prefill.leases.release(key)
+            elif part == "before":
+                self._read[key] = self._header(theirs), None
+            elif part == "block":
+                self._read[key] = self._read[key][0], list(self.prefill.runner.host.get(theirs, ["nothing"]))
+            else:
+                before, block = self._read.pop(key)
+                ok = not self.is_dead and before == self._header(theirs) and is_of(before, MODEL, key)
+                self.own_host[ours] = block if ok else ["damaged"]
+                self._moved.append(Moved(key, True, ok, 100, 1, 2, "" if ok else "it is gone"))
+
+    def _header(self, slot: int) -> bytes:
+        return bytes(self.prefill.headers._memory[slot * HEADER_BYTES :][: HEADER.size])
+
+
+class Pair:
+    """A prefill and a decode simulation with one clock, and the proxy between them."""
+
+    def __init__(self, seed: int, *, is_strict: bool = False, **decode):
+        self.dice = random.Random(seed)
+        clock = VirtualClock()
+        common = {"clock": clock, "stores": None}
+        self.prefill = Simulation(num_blocks=16, host_blocks=8, lease_ns=LEASE_NS, **common)
+        self.peers: SimulatedPeers | None = None
+
+        def peer(host: dict) -> PeerTier:
+            self.peers = SimulatedPeers(self.prefill, host)
+            return PeerTier(self.peers, is_strict=is_strict)
+
+        self.decode = Simulation(**{"num_blocks": 14, "host_blocks": 6} | common | decode, peer=peer)
+        self.requests: dict[str, Submit] = {}
+        self.proxied: set[str] = set()  # the proxy has the prefill server's answer
+
+    def arrive(self, request: Submit) -> None:
+        self.requests[request.request_id] = request
+        self.prefill.receive(replace(request, hands_over=True, sampling=replace(request.sampling, max_tokens=1)))
+
+    def proxy(self) -> None:
+        """Hands on what the prefill server has answered since; now and then the proxy forgets one."""
+        for name, ended in list(self.prefill.published.ended.items()):
+            if name not in self.proxied:
+                self.proxied.add(name)
+                if ended.reason == "length":
+                    self.check_source(self.requests[name], ended.kv_source)
+                if ended.reason == "length" and self.dice.random() < 0.9:
+                    self.decode.receive(replace(self.requests[name], kv_source=ended.kv_source))
+
+    def check_source(self, request: Submit, source: KVSource) -> None:
+        """While the lease lasts its slots hold the prompt's blocks, from the first on."""
+        if source.lease_id in self.prefill.leases._leases:
+            parent = b""
+            for number, slot in enumerate(source.slots):
+                parent = chain_hash(parent, request.prompt_token_ids[4 * number : 4 * number + 4])
+                assert is_of(self.peers._header(slot), MODEL, parent), "it names another block"
+
+    def abort(self, simulation: Simulation) -> None:
+        live = list(simulation.scheduler.requests)
+        if live:
+            simulation.receive(Abort(self.dice.choice(live)))
+
+    def turn(self, simulation: Simulation) -> None:
+        if simulation.engine.has_work:
+            simulation.step()
+        else:
+            simulation.engine.flush()
+            simulation.receive()
+
+    def drain_prefill(self) -> None:
+        while self.prefill.engine.has_work or self.prefill.engine.is_preparing:
+            self.turn(self.prefill)
+        self.prefill.engine.flush()
+        self.proxy()
+
+    def drain(self) -> None:
+        while any(each.engine.has_work or each.engine.is_preparing for each in (self.prefill, self.decode)):
+            self.prefill.clock.now_ns += 100_000
+            self.turn(self.prefill)
+            self.proxy()
+            self.turn(self.decode)
+            self.peers.work(5)
+        self.peers.work(10**6)
+
+    def check_idle(self) -> None:
+        """Nothing is held, on either side, once the last lease is over."""
+        self.prefill.clock.now_ns += 2 * LEASE_NS
+        for simulation in (self.prefill, self.decode):
+            simulation.engine.flush()
+            simulation.check_idle()
+            tiers = simulation.tiers
+            audit_tiers(tiers)
+            assert not tiers.holds.waiting and not tiers._prefetches
+            assert not any(block.pins for block in tiers.host._blocks.values()), "a slot is pinned for nobody"
+        assert not len(self.prefill.leases) and not self.prefill.headers.num_sealed
+        assert not any(self.prefill.headers._memory), "a header outlives its lease"
+        assert not self.decode.tiers._peer.books.index._blocks, "what a peer has is still announced"
+
+
+def prompts(dice: random.Random, count: int) -> list[list[int]]:
+    stems = [[dice.randrange(50) for _ in range(dice.randint(4, 20))] for _ in range(3)]
+    return [dice.choice(stems) + [dice.randrange(50) for _ in range(dice.randint(1, 9))] for _ in range(count)]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_any_order_of_leases_reads_aborts_and_a_death_gives_the_tokens_of_one_server(seed, overlap):
+    pair = Pair(seed, overlap=overlap)
+    dice = pair.dice
+    for number, prompt in enumerate(prompts(dice, 40)):
+        pair.arrive(submit(f"r{number}", prompt, max_tokens=dice.randint(1, 6)))
+        for _ in range(dice.randint(0, 6)):
+            event = dice.random()
+            if event < 0.35:
+                pair.turn(pair.prefill)
+            elif event < 0.6:
+                pair.turn(pair.decode)
+            elif event < 0.8:
+                pair.peers.work(dice.randint(1, 7))
+            elif event < 0.9:
+                pair.proxy()
+            elif event < 0.95:
+                pair.prefill.clock.now_ns += LEASE_NS
+                for _ in range(dice.randint(0, 3)):  # others may get the slots while they are being read
+                    pair.turn(pair.prefill)
+            else:
+                pair.abort(dice.choice((pair.prefill, pair.decode)))
+        if number == 30:
+            pair.peers.is_dead = seed == 2
+    pair.drain()
+    pair.check_idle()
+    finished = {name: tokens for name, tokens in pair.decode.published.tokens.items()
+                if pair.decode.published.ended[name].reason == "length"}  # fmt: skip
+    assert len(finished) > 15
+    for name, tokens in finished.items():
+        request = pair.requests[name]
+        assert tokens == sequential(request.prompt_token_ids, request.sampling.max_tokens)
+    loads = [ended.kv_load for ended in pair.decode.published.ended.values() if ended.kv_load is not None]
+    assert sum(load.loaded_tokens.get("peer", 0) for load in loads) > 0
+
+
+def test_a_block_that_another_prompt_takes_while_it_is_read_is_not_used():
+    pair = Pair(0)
+    late, others = list(range(17)), [[number] * 17 for number in range(20, 23)]
+    pair.arrive(submit("late", late, 4))
+    pair.proxied.add("late")
+    pair.drain_prefill()
+    (ended,) = pair.prefill.published.ended.values()
+    pair.decode.receive(replace(pair.requests["late"], kv_source=ended.kv_source))
+    pair.peers.work(1)  # it saw a header
+    pair.prefill.clock.now_ns += 2 * LEASE_NS
+    for number, prompt in enumerate(others):
+        pair.arrive(submit(f"r{number}", prompt, 4))
+        pair.drain_prefill()
+    pair.drain()
+    pair.check_idle()
+    assert pair.decode.published.tokens["late"] == sequential(late, 4)
+    assert not pair.decode.published.ended["late"].kv_load.loaded_tokens
+
+
+def test_a_slot_that_is_sealed_again_has_another_header():
+    memory = memoryview(bytearray(2 * HEADER_BYTES))
+    headers, seen = SlotHeaders(memory, MODEL), set()
+    for _ in range(3):
+        headers.seal(1, b"key".ljust(16, b"\0"))
+        headers.seal(1, b"key".ljust(16, b"\0"))  # of a second lease
+        seen.add(bytes(memory))
+        headers.unseal(1)
+        assert bytes(memory) in seen, "one lease still holds it"
+        headers.unseal(1)
+        assert not any(memory)
+    assert len(seen) == 3
+
+
+def test_a_failed_read_ends_a_request_where_the_settings_say_so():
+    pair = Pair(0, is_strict=True)
+    pair.peers.is_dead = True
+    pair.arrive(submit("r", list(range(17)), 4))
+    pair.dice.random = lambda: 0.0  # the proxy forgets nothing
+    pair.drain_prefill()
+    pair.drain()
+    pair.check_idle()
+    ended = pair.decode.published.ended["r"]
+    assert ended.reason == "error" and ended.error == "it is gone" and ended.is_peer_error
