@@ -38,8 +38,10 @@ MAY_IMPORT = {
         "metrics.memory", "metrics.request", "metrics.run", "metrics.machine", "metrics.records", "metrics.ledger",
         "metrics.statistics", "metrics.errors",
     },
-    "metrics.results": {"metrics.request", "metrics.run", "metrics.records", "metrics.statistics"},
-    "metrics.usage": {"metrics.results", "metrics.errors"},
+    "metrics.results": {
+        "metrics.request", "metrics.run", "metrics.machine", "metrics.records", "metrics.statistics",
+    },
+    "metrics.usage": {"metrics.errors"},
     "metrics.catalog": {"metrics.memory", "metrics.compute", "metrics.machine", "metrics.records", "metrics.ledger"},
     "metrics.sources": {"metrics.catalog", "metrics.run", "metrics.ledger", "metrics.errors"},
     "metrics.diagnosis": {

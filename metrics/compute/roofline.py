@@ -6,11 +6,10 @@ from a data sheet. The engine measures; this file knows no torch.
 """
 
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import numpy as np
-import pandas as pd
 from rich import box
 from rich.table import Table
 
@@ -19,7 +18,10 @@ from metrics.errors import CalibrationError
 from metrics.machine.host import hardware
 from metrics.machine.store import store, store_path
 
-Amount = TypeVar("Amount", float, np.ndarray, pd.Series)
+if TYPE_CHECKING:
+    import pandas as pd
+
+Amount = TypeVar("Amount", float, np.ndarray, "pd.Series")
 
 
 class Gemm(msgspec.Struct, frozen=True):

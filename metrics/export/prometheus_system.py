@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from metrics.catalog.compute import DEVICES
 from metrics.catalog.metric import PROCESSES
 from metrics.export.prometheus_series import Series
+from metrics.machine.power import joules_between
 from metrics.machine.sampler import THROTTLE_REASONS
 from metrics.records import SystemRecord
-from metrics.results.energy import joules_between
 
 # Gauges without labels: field of the record, and what one of its units is in the metric's.
 GAUGES = {

@@ -7,7 +7,6 @@ requests are kept flat, one entry a request and step, so that a million steps ne
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -83,6 +82,8 @@ def timeline(steps: pa.Table) -> Timeline:
     preempted_ids, taker = _flat(steps, "preempted_ids"), _flat(steps, "preempted_for")
     kinds = _flat(steps, "kinds").cast(pa.string())
     names, who, preempted, preempted_for = _names(ids, preempted_ids, taker)
+    import pandas as pd  # the server's front imports this module, and need not wait for pandas
+
     owner, calls = pd.factorize(np.array([call_of(name) for name in names], dtype=object))
     return Timeline(
         step=number("step"),

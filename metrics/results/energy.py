@@ -11,13 +11,9 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from metrics.records import SystemRecord
+from metrics.machine.power import LONGEST_GAP_S, SENSORS
 from metrics.request.goodput import window_ns
 from metrics.run.directory import RunDirectory
-
-# Device → its column in the table `system`
-SENSORS = {"gpu": "gpu_power_watts", "cpu": "cpu_power_watts"}
-LONGEST_GAP_S = 5.0  # between two samples: the energy of a longer gap is unknown
 
 
 class EnergyUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,15 +23,6 @@ class EnergyUse(msgspec.Struct, frozen=True, kw_only=True):
     joules: dict[str, float | None]  # of `SENSORS`
     output_tokens: int  # that came in the window
     joules_per_token: float | None  # of all sensors that there are
-
-
-def joules_between(earlier: SystemRecord, later: SystemRecord, device: str) -> float | None:
-    """What a device of SENSORS drew between two samples; None without a sensor, or where they are too far apart."""
-    first, second = getattr(earlier, SENSORS[device]), getattr(later, SENSORS[device])
-    seconds = (later.ns - earlier.ns) / 1e9
-    if first is None or second is None or not 0 <= seconds <= LONGEST_GAP_S:
-        return None
-    return (first + second) / 2 * seconds
 
 
 def joules(system: pd.DataFrame, device: str, begin_ns: int, end_ns: int) -> float | None:

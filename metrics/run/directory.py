@@ -5,10 +5,9 @@ import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 
 from metrics.errors import RunDataError
@@ -17,6 +16,9 @@ from metrics.records import SCHEMAS
 from metrics.run.front_turns import with_front_turns
 from metrics.run.segments import compact, read_segment, sources
 from metrics.whole_file import write_whole
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # What `run.json` has from the server, once its model is loaded: the ModelShape, how the core computes, the measured
 # ceilings of its device, where the time of its starts went, and what several models of a front were.
@@ -94,11 +96,13 @@ class RunDirectory:
     def sources(self, table: str) -> list[Path]:
         return sources(self.path, table)
 
-    def table(self, table: str) -> pd.DataFrame:
+    def table(self, table: str) -> "pd.DataFrame":
         """All rows of one of the tables of `records.SCHEMAS`, with all its columns.
 
         A column is null where a run of an older version lacks it. The table is empty where nothing was recorded.
         """
+        import pandas as pd  # a third of a second, which a server that only records need not spend
+
         rows = self.arrow(table)
         frame = rows.to_pandas(maps_as_pydicts="strict")
         for field, column in zip(rows.schema, rows.columns, strict=True):
@@ -123,7 +127,7 @@ class RunDirectory:
         for table in SCHEMAS:
             compact(self.path, table)
 
-    def requests(self, client: pd.DataFrame | None = None) -> pd.DataFrame:
+    def requests(self, client: "pd.DataFrame | None" = None) -> "pd.DataFrame":
         """One row a request that was due, client and server joined by `request_id`, in order of `due_ns`.
 
         Columns: those of `client` and of `requests` (the server's share of a common name as `server_<name>`), the
@@ -205,7 +209,7 @@ def wall_anchor() -> dict[str, int]:
     return {"monotonic_ns": time.monotonic_ns(), "unix_ns": time.time_ns()}
 
 
-def _with_client_accounts(joined: pd.DataFrame) -> pd.DataFrame:
+def _with_client_accounts(joined: "pd.DataFrame") -> "pd.DataFrame":
     """Books what only both sides together can know, from their own readings, and shows what is left over.
 
     A client may read the last byte before the server, back from its write, looks at the clock: what the server booked
@@ -231,7 +235,7 @@ def _with_client_accounts(joined: pd.DataFrame) -> pd.DataFrame:
     return joined
 
 
-def _with_latencies(joined: pd.DataFrame) -> pd.DataFrame:
+def _with_latencies(joined: "pd.DataFrame") -> "pd.DataFrame":
     due = joined.due_ns.astype("float64")
     first, last = joined.first_token_ns.astype("float64"), joined.last_byte_ns.astype("float64")
     served = joined.status == "ok"
@@ -244,7 +248,7 @@ def _with_latencies(joined: pd.DataFrame) -> pd.DataFrame:
     return joined
 
 
-def _first_read_tokens(joined: pd.DataFrame) -> np.ndarray:
+def _first_read_tokens(joined: "pd.DataFrame") -> np.ndarray:
     """Tokens in the first read with text; 1 where the server reports no tokens of a chunk."""
     tokens = np.ones(len(joined))
     for position, (stamps, counts) in enumerate(zip(joined.chunk_ns, joined.chunk_tokens, strict=True)):

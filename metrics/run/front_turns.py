@@ -5,10 +5,14 @@ network and the loop. The front records the turns of its loop that took long (ta
 overlaps with them is no transit.
 """
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import pandas as pd
 
 from metrics.ledger import ACCOUNT_BY_NAME
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FROM, TO = (ACCOUNT_BY_NAME[name].column for name in ("client.network", "request.admission"))
 
@@ -22,7 +26,7 @@ class Turns:
         self.end_ns = self.begin_ns + self.lasted_ns
 
     @classmethod
-    def of(cls, system: pd.DataFrame) -> "Turns":
+    def of(cls, system: "pd.DataFrame") -> "Turns":
         """From rows of the table `system`."""
         return cls(*(_joined(system, name) for name in ("loop_turn_begin_ns", "loop_turn_ns")))
 
@@ -42,7 +46,7 @@ class Turns:
         return np.interp(ns, corners, np.repeat(spent, 2)[1:-1])
 
 
-def with_front_turns(joined: pd.DataFrame, system: pd.DataFrame) -> pd.DataFrame:
+def with_front_turns(joined: "pd.DataFrame", system: "pd.DataFrame") -> "pd.DataFrame":
     """Moves from `client.network` to `request.admission` what a request waited for turns of the front's loop between
     its send and its arrival, as `front_turns_ns`; 0 without such records. The sum of the accounts stays."""
     sent, arrived = (joined[name].astype("float64").to_numpy(dtype="float64", na_value=np.nan)
@@ -57,7 +61,7 @@ def with_front_turns(joined: pd.DataFrame, system: pd.DataFrame) -> pd.DataFrame
     return joined
 
 
-def _joined(system: pd.DataFrame, name: str) -> np.ndarray:
+def _joined(system: "pd.DataFrame", name: str) -> np.ndarray:
     """A column of lists as one array."""
     lists = [cell for cell in system[name] if cell is not None and not isinstance(cell, float)]
     return np.concatenate([np.zeros(0), *(np.asarray(cell, dtype="float64") for cell in lists)])

@@ -11,9 +11,9 @@ import msgspec
 import yaml
 
 from metrics.errors import InputError
-from metrics.results.prices import MILLION
 from metrics.usage.record import STATUSES, UsageRecord
 
+MILLION = 1_000_000  # tokens, which price lists count in
 ANY_MODEL = "*"
 NS_PER_MS = 1_000_000
 

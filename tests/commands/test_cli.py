@@ -152,7 +152,14 @@ def test_a_demo_on_a_busy_machine_is_no_failure(monkeypatch, ended, code):
     assert CliRunner().invoke(app, ["demo"]).exit_code == code
 
 
-def test_help_of_the_program_loads_no_package_that_only_a_verb_needs():
-    code = "import sojourn, sys; print({'numpy', 'pandas', 'pyarrow', 'plotly', 'torch', 'locust'} & set(sys.modules))"
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("sojourn", {"numpy", "pandas", "pyarrow", "plotly", "torch", "locust"}),  # for --help
+        ("engine.server.serve", {"pandas", "plotly", "torch", "transformers", "locust"}),  # in the server's front
+    ],
+)
+def test_start_loads_no_package_that_only_others_need(module, heavy):
+    code = f"import {module}, sys; print({heavy!r} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.strip() == "set()", done.stdout + done.stderr
