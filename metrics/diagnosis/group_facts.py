@@ -9,13 +9,14 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from metrics.compute.communication import GroupShape, group_shape_from
+from metrics.compute.communication import GroupShape, group_shape_from, predicted
 from metrics.compute.link import Link
 from metrics.request.waits import reasons
 from metrics.run.directory import section, server_hardware
 
 GPU_SHARE = 0.8  # of a GPU's memory that weights may take: the rest is for KV and activations
 MIB = 1 << 20
+FASTEST = 0.1  # of the steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class GroupFacts:
     bubble_ns: list[float]
     exchanged_bytes: dict[str, int]  # by collective, of rank 0
     exchange_ns: dict[str, int]
-    link_ns: float | None  # that the measured links need for rank 0's exchanges; None where they were not measured
+    link_slowdown: float | None  # of exchanges, over what the measured link needs for them; None where nobody measured
     fits_one_device: bool | None  # None where nobody knows
     one_process_share: float  # of the ranks' computation that one process would do one after the other, 0 to 1
 
@@ -68,13 +69,6 @@ class GroupFacts:
         """The longest computation of a rank over the mean: 1 where all have as much to do."""
         return max(self.busy_ns) / max(float(np.mean(self.busy_ns)), 1.0)
 
-    @property
-    def link_slowdown(self) -> float | None:
-        """Exchanges, against what the measured link needs for them; waits for slower ranks are in it."""
-        if not self.link_ns:
-            return None
-        return self.communication_ns[0] / self.link_ns
-
     def _share(self, ns: float) -> float:
         return ns / self.device_ns if self.device_ns > 0 else 0.0
 
@@ -104,7 +98,7 @@ def group_facts(meta: Mapping[str, Any], steps: pd.DataFrame) -> GroupFacts | No
         bubble_ns=bubble.tolist(),
         exchanged_bytes=exchanged,
         exchange_ns=taken,
-        link_ns=_link_ns(shape, links_of(meta), steps, exchanged),
+        link_slowdown=_link_slowdown(shape, links_of(meta), steps),
         fits_one_device=_fits_one_device(meta, shape),
         one_process_share=_one_process_share(meta, shape),
     )
@@ -132,14 +126,14 @@ def _sums(column: pd.Series) -> dict[str, int]:
     return dict(found)
 
 
-def _link_ns(shape: GroupShape, links: list[Link], steps: pd.DataFrame, exchanged: dict[str, int]) -> float | None:
-    """The calls follow from the layers: see GroupShape."""
-    by_name = {link.collective: link for link in links}
-    calls = shape.exchanges(np.ones(len(steps), dtype=np.int64), np.ones(len(steps), dtype=np.int64))
-    known = [name for name in exchanged if name in by_name and name in calls]
-    if not known:
+def _link_slowdown(shape: GroupShape, links: list[Link], steps: pd.DataFrame) -> float | None:
+    """Of the tenth of the steps with the fastest exchanges: ranks that lack a core wait for each other in many steps,
+    and a slow link is slow in all."""
+    tokens = np.array([sum(each) for each in steps.new_tokens], dtype=np.int64)
+    found = predicted(shape, links, tokens, steps.logit_rows.to_numpy("int64"), np.zeros(len(steps)))
+    if found is None or not np.any(found.exchange_ns > 0):
         return None
-    return float(sum(by_name[name].exchange_ns(int(calls[name].calls.sum()), exchanged[name]) for name in known))
+    return float(np.quantile(steps.communication_ns.to_numpy("float64") / found.exchange_ns, FASTEST))
 
 
 def _fits_one_device(meta: Mapping[str, Any], shape: GroupShape) -> bool | None:

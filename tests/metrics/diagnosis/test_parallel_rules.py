@@ -61,7 +61,7 @@ def named(run) -> dict[str, object]:
 
 def test_two_ranks_whose_exchanges_cost_more_than_they_spare_are_not_needed(tmp_path):
     run = group_run(tmp_path / "run", 0.3, 0.7, "communication", {"tensor_parallel": 2, "threads": 1})
-    links = [msgspec.structs.replace(link, latency_ns=1e6) for link in LINKS]  # slow, and as slow as measured
+    links = [msgspec.structs.replace(link, latency_ns=5e6) for link in LINKS]  # slow, and as slow as measured
     run.update_meta(ceilings={"links": msgspec.to_builtins(links)})
     (found,) = named(run).values()
     assert found.key == "needless_parallelism" and found.settings == {"tensor_parallel": 1}
