@@ -167,6 +167,11 @@ COMPUTE = (
         rates("Time of ranks", "sojourn_compute_rank_seconds_total", by="activity", shape="stack",
               note="Seconds a second, summed over ranks: computing, exchanging, waiting for another stage."),
     )),
+    Row("Experts of a mixture", (
+        rates("Tokens by expert", "sojourn_compute_expert_tokens_total", by="expert", shape="stack",
+              note="A sample of the steps, all layers together."),
+        quantiles("Busiest expert of a layer over the mean", "sojourn_compute_expert_imbalance_ratio"),
+    )),
     Row("Start of the core", (
         gauges("Last start, by phase", "sojourn_compute_startup_seconds", by="phase", shape="stack", operator="max",
                width=12, note="From the front's wish to Ready. The phases sum to the whole."),

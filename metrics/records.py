@@ -142,6 +142,10 @@ class StepRecord(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     rank_busy_ns: list[int] = []
     rank_communication_ns: list[int] = []
     rank_bubble_ns: list[int] = []
+    # Of a sample of the steps: tokens that each routed expert got, all layers together; and by layer the most that an
+    # expert got over the mean.
+    expert_tokens: list[int] = []
+    expert_imbalance_percent: list[int] = []
 
 
 class RequestRecord(msgspec.Struct, frozen=True):

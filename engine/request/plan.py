@@ -114,6 +114,8 @@ class StepOutcome:
     communication_ns: int = 0  # of the device's time before the sampling: exchanges between ranks
     bubble_ns: int = 0  # ... and waiting for the pipeline stages behind the first
     exchanges: dict[str, tuple[int, int]] = field(default_factory=dict)  # by collective: bytes and nanoseconds
+    expert_tokens: list[int] = field(default_factory=list)  # by routed expert, of a sample of the steps
+    expert_imbalance_percent: list[int] = field(default_factory=list)  # ... by layer: the most over the mean
     # Rank, and nanoseconds in which it computed, exchanged, and waited for another stage: of this step on rank 0, and
     # of the parts of steps that other ranks reported since the step before.
     ranks: list[tuple[int, int, int, int]] = field(default_factory=list)

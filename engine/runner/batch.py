@@ -50,6 +50,7 @@ class Results:
     layer_outputs: list[torch.Tensor] = field(default_factory=list)  # likewise
     entropy: torch.Tensor | None = None  # [2] float64: entropy in nats, and the mass that truncation left
     prompt_scores: list[Scores] = field(default_factory=list)
+    expert_tokens: list[torch.Tensor] = field(default_factory=list)  # of a counted step: see ExpertTokens
 
 
 @dataclass(slots=True)

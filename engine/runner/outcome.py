@@ -8,6 +8,7 @@ import torch
 from engine.compute.buffers import to_device, to_host
 from engine.request.plan import StepOutcome
 from engine.runner.batch import Batch, PromptRows, prompt_logprobs
+from engine.runner.expert_tokens import summed
 from engine.runner.stream import Task
 from engine.runner.traffic import bubble_ns, communication_ns
 from engine.token.sampling.entropy import entropy_and_mass, recorded_entropy
@@ -42,6 +43,7 @@ def outcome(
     """`found` has fields of StepOutcome."""
     size, results, exchanges = batch.graph_size, batch.results, task.exchanges or {}
     entropy, mass = recorded_entropy(results.entropy)
+    tokens_of_experts, expert_imbalance = summed(results.expert_tokens)
     return StepOutcome(
         sampled,
         waited_ns=min(max(wait_began_ns, task.forward_ns), sampled_ns),
@@ -56,6 +58,8 @@ def outcome(
         communication_ns=communication_ns(exchanges),
         bubble_ns=bubble_ns(exchanges),
         exchanges=exchanges,
+        expert_tokens=tokens_of_experts,
+        expert_imbalance_percent=expert_imbalance,
         logit_rows=batch.logit_rows,
         entropy_millinats=entropy,
         nucleus_mass_ppm=mass,

@@ -32,6 +32,7 @@ from engine.runner.batch import (
 from engine.runner.build import allocated, chosen_device, chosen_dtypes, trial_plans, work_and_free_bytes
 from engine.runner.decode import decode
 from engine.runner.drafting import Drafting
+from engine.runner.expert_tokens import ExpertTokens
 from engine.runner.graphs import DecodeGraphs, captured, graph_bytes, graph_sizes, wants_graphs
 from engine.runner.kv_transfer import HostSlots, move_blocks
 from engine.runner.memory_plan import MeasuredBytes, measured_plan, planned, window_of, with_pool
@@ -97,6 +98,7 @@ class ModelRunner:
         self.logit_dtype = torch.float32 if self.sampler.fused is None else self.dtype
         records = config.telemetry == "full"
         self.entropy_probe = EntropyProbe(self.shape.vocab_size, self.device) if records else None
+        self.experts = ExpertTokens(self.model if records else None)
         self.guides = Guides(folder, self.shape.vocab_size)
         self.stages = None if ranks is None else Stages(ranks, self.model, self.dtype, self.device)
         self.stream = make_stream(self.device, self.overlap or layout.pipeline_parallel > 1)
@@ -292,6 +294,7 @@ class ModelRunner:
         """Of the sampling rows what `logits` gives; None where another stage has the last layers."""
         if self.adapters is not None:
             self.adapters.backend.begin(batch.tiles)
+        self.experts.begin(batch.results.expert_tokens)
         hidden = self.hidden(step, batch.query_lens, batch.context_lens)
         if self.adapters is not None:
             self.adapters.backend.begin(())  # whatever else the model computes has other tokens

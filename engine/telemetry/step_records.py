@@ -86,6 +86,9 @@ class StepRecords:
             record.preempted_ids.append(preemption.request.id)
             record.preempted_for.append(preemption.wanted_by)
             record.preempted_tokens.append(preemption.computed_tokens)
+        if outcome.expert_tokens:
+            record.expert_tokens = outcome.expert_tokens
+            record.expert_imbalance_percent = outcome.expert_imbalance_percent
         if outcome.ranks:
             _add_ranks(record, outcome)
         if self._tiers is not None:

@@ -8,6 +8,7 @@ from metrics.machine.sampler import THROTTLE_REASONS
 from metrics.records import ACTIVITIES, COLLECTIVES, COMPOSITIONS, STAGES
 
 DEVICES = ("gpu", "cpu")
+IMBALANCE_BOUNDS = tuple(round(1.05 * 1.2**place, 3) for place in range(26))  # up to 100: one expert of many
 
 COMPUTE = (
     histogram("compute", "step_seconds", "seconds", STEP_BOUNDS,
@@ -62,6 +63,12 @@ COMPUTE = (
             "Time of each rank of a parallel group: computing, exchanging, and waiting for another stage (bubble).",
             "A rank that computes longer than the mean makes the others exchange longer.",
             rank=(), activity=ACTIVITIES),
+    counter("compute", "expert_tokens_total", "tokens",
+            "Tokens that each routed expert of a mixture got, all layers together.",
+            "A sample of the steps: one in 16, and none that a graph replays.", expert=()),
+    histogram("compute", "expert_imbalance_ratio", "ratio", IMBALANCE_BOUNDS,
+              "Tokens of the busiest expert of a layer over the mean of its experts: 1 is even.",
+              "The same sample of the steps. A step with few tokens cannot be even.", scale=100),
     gauge("compute", "startup_seconds", "seconds",
           "Time of the core's last start by phase, from the front's wish to Ready; the phases sum to the whole.",
           "A spare process had its imports before: sojourn_compute_startup_spared_seconds. Excludes the front's start.",

@@ -3,20 +3,31 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import pandas as pd
 
-from metrics.compute.communication import GroupShape, group_shape_from, predicted
+from metrics.compute.communication import WAITS, GroupShape, group_shape_from, hidden_ns, predicted
 from metrics.compute.link import Link
+from metrics.records import COLLECTIVES
 from metrics.request.waits import reasons
 from metrics.run.directory import section, server_hardware
 
 GPU_SHARE = 0.8  # of a GPU's memory that weights may take: the rest is for KV and activations
 MIB = 1 << 20
 FASTEST = 0.1  # of the steps
+
+
+class CollectiveTime(NamedTuple):
+    """One kind of exchange of rank 0 over a run. Nanoseconds."""
+
+    name: str
+    bytes: int  # of whole tensors
+    exposed_ns: int  # rank 0 stood in it
+    link_ns: float | None  # that the measured link needs; None without that link, and of waits for another stage
+    hidden_ns: float | None  # ... of which computation hid so much
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +40,7 @@ class GroupFacts:
     busy_ns: list[float]
     communication_ns: list[float]
     bubble_ns: list[float]
-    exchanged_bytes: dict[str, int]  # by collective, of rank 0
-    exchange_ns: dict[str, int]
+    collectives: list[CollectiveTime]
     link_slowdown: float | None  # of exchanges, over what the measured link needs for them; None where nobody measured
     fits_one_device: bool | None  # None where nobody knows
     one_process_share: float  # of the ranks' computation that one process would do one after the other, 0 to 1
@@ -88,7 +98,6 @@ def group_facts(meta: Mapping[str, Any], steps: pd.DataFrame) -> GroupFacts | No
         np.stack(steps[f"rank_{name}_ns"].map(lambda ranks: _padded(ranks, shape.num_ranks)).to_list()).sum(axis=0)
         for name in ("busy", "communication", "bubble")
     )
-    exchanged, taken = (_sums(steps[name]) for name in ("exchanged_bytes", "exchange_ns"))
     return GroupFacts(
         shape=shape,
         steps=len(steps),
@@ -96,8 +105,7 @@ def group_facts(meta: Mapping[str, Any], steps: pd.DataFrame) -> GroupFacts | No
         busy_ns=busy.tolist(),
         communication_ns=communication.tolist(),
         bubble_ns=bubble.tolist(),
-        exchanged_bytes=exchanged,
-        exchange_ns=taken,
+        collectives=_collectives(shape, links_of(meta), steps),
         link_slowdown=_link_slowdown(shape, links_of(meta), steps),
         fits_one_device=_fits_one_device(meta, shape),
         one_process_share=_one_process_share(meta, shape),
@@ -126,11 +134,31 @@ def _sums(column: pd.Series) -> dict[str, int]:
     return dict(found)
 
 
+def _collectives(shape: GroupShape, links: list[Link], steps: pd.DataFrame) -> list[CollectiveTime]:
+    """Those that occurred. Their calls follow from the layers: see GroupShape."""
+    moved, exposed = (_sums(steps[name]) for name in ("exchanged_bytes", "exchange_ns"))
+    tokens, rows = _tokens(steps), steps.logit_rows.to_numpy("int64")
+    calls = {name: int(np.sum(each.calls)) for name, each in shape.exchanges(tokens, rows).items()}
+    by_name, found = {link.collective: link for link in links}, []
+    for name in COLLECTIVES:
+        if name not in exposed and name not in moved:
+            continue
+        num_bytes, exposed_ns, link_ns, hidden = moved.get(name, 0), exposed.get(name, 0), None, None
+        if name in by_name and name in calls and name not in WAITS:
+            link_ns = float(by_name[name].exchange_ns(calls[name], num_bytes))
+            hidden = float(hidden_ns(links, name, calls[name], num_bytes, float(exposed_ns)))
+        found.append(CollectiveTime(name, num_bytes, exposed_ns, link_ns, hidden))
+    return found
+
+
+def _tokens(steps: pd.DataFrame) -> np.ndarray:
+    return np.array([sum(map(int, each)) for each in steps.new_tokens], dtype=np.int64)
+
+
 def _link_slowdown(shape: GroupShape, links: list[Link], steps: pd.DataFrame) -> float | None:
     """Of the tenth of the steps with the fastest exchanges: ranks that lack a core wait for each other in many steps,
     and a slow link is slow in all."""
-    tokens = np.array([sum(each) for each in steps.new_tokens], dtype=np.int64)
-    found = predicted(shape, links, tokens, steps.logit_rows.to_numpy("int64"), np.zeros(len(steps)))
+    found = predicted(shape, links, _tokens(steps), steps.logit_rows.to_numpy("int64"), np.zeros(len(steps)))
     if found is None or not np.any(found.exchange_ns > 0):
         return None
     return float(np.quantile(steps.communication_ns.to_numpy("float64") / found.exchange_ns, FASTEST))

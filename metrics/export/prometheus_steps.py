@@ -53,6 +53,7 @@ SAMPLES = {
     "sojourn_memory_eviction_idle_seconds": "evicted_idle_ns",
     "sojourn_token_entropy_nats": "entropy_millinats",
     "sojourn_token_nucleus_mass_ratio": "nucleus_mass_ppm",
+    "sojourn_compute_expert_imbalance_ratio": "expert_imbalance_percent",
 }
 # Counters that are sums of a number field, by composition of the step.
 PHASES = {
@@ -126,14 +127,17 @@ class StepFold:
         if steps.records:
             for tier, blocks in steps.records[-1].tier_blocks.items():
                 numbers["sojourn_memory_tier_blocks"][(tier,)] = blocks
-        self._observe_ranks(steps)
+        self._observe_ranks_and_experts(steps)
         for victim, cause, tokens in steps.preemptions():
             numbers["sojourn_memory_preemptions_total"][()] += 1
             numbers["sojourn_memory_preempted_tokens_total"][("self" if cause == victim else "other",)] += tokens
 
-    def _observe_ranks(self, steps: Steps) -> None:
+    def _observe_ranks_and_experts(self, steps: Steps) -> None:
         seconds = self._numbers["sojourn_compute_rank_seconds_total"]
+        tokens = self._numbers["sojourn_compute_expert_tokens_total"]
         for record in steps.records:
+            for expert, count in enumerate(record.expert_tokens):
+                tokens[(str(expert),)] += count
             if record.rank_busy_ns:
                 for activity in ACTIVITIES:
                     for rank, ns in enumerate(getattr(record, f"rank_{activity}_ns")):

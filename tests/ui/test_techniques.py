@@ -1,12 +1,17 @@
 """Tables of drafts, adapters and KV tiers: small records whose sums are known."""
 
+import msgspec
 import pandas as pd
 import pytest
 
 from metrics.compute.cost_model import PARTS
+from metrics.diagnosis.group_facts import group_facts
+from tests.metrics.sampled_machine import SHAPE
 from ui.figures.compute import PART_COLOURS
+from ui.figures.group import experts, ranks
 from ui.figures.speculation import acceptance_by_position
 from ui.tables.adapters import adapters
+from ui.tables.group import MEANING, collectives, expert_sentence, group_sentence
 from ui.tables.memory import load_sentence
 from ui.tables.speculation import acceptance, acceptance_table, draft_sentence
 
@@ -48,6 +53,30 @@ def test_a_skipped_load_is_told_with_both_predictions():
     assert "2 requests found" in sentence and "1 of them" in sentence and "2 ms against 8 ms" in sentence
     assert load_sentence(requests[:1]).endswith("all of them loaded it.")
     assert load_sentence(requests[2:]) == "No request found a part of its prefix in a tier."
+
+
+def test_ranks_and_exchanges_of_a_group_sum_to_what_was_recorded():
+    steps = pd.DataFrame({
+        "new_tokens": [[4, 1], [1, 1]], "logit_rows": [2, 2], "device_ns": [10e6, 10e6],
+        "communication_ns": [6_000_000, 2_000_000],
+        "exchanged_bytes": [{"all_reduce": 4000}, {"all_reduce": 2000}],
+        "exchange_ns": [{"all_reduce": 6_000_000}, {"all_reduce": 2_000_000}],
+        "rank_busy_ns": [[4e6, 5e6], [8e6, 3e6]], "rank_communication_ns": [[6e6, 5e6], [2e6, 7e6]],
+        "rank_bubble_ns": [[0, 0], [0, 0]], "expert_tokens": [[6, 2], []], "expert_imbalance_percent": [[150, 200], []],
+    })  # fmt: skip
+    shape = msgspec.to_builtins(SHAPE)
+    meta = {"model_shape": shape, "core": {"dtype": "float32", "device": "cpu"}, "engine": {"tensor_parallel": 2}}
+    group = group_facts(meta, steps)
+    assert group.busy_ns == [12e6, 8e6] and group.communication_share == pytest.approx(0.4)
+    assert collectives(group).iloc[0].tolist() == [
+        "all-reduce", MEANING["all_reduce"], "0.006", "8 ms", "40 %", "–", "–",
+    ]  # fmt: skip
+    busy, exchanging, waiting = ranks(group).data
+    assert list(busy.x) == [0.012, 0.008] and list(exchanging.x) == [0.008, 0.012] and list(waiting.x) == [0, 0]
+    assert "1.20 times the mean" in group_sentence(group)
+    assert list(experts(steps).data[0].y) == [1.5, 0.5] and experts(steps[1:]) is None
+    assert "1.8 times the mean (median), 2.0 at most" in expert_sentence(steps)
+    assert group_facts(meta | {"engine": {}}, steps) is None
 
 
 def test_every_part_of_a_model_has_its_colour():

@@ -4,11 +4,14 @@ import streamlit as st
 
 from metrics.compute.startup import startups_of
 from metrics.compute.utilisation import token_numbers
+from metrics.diagnosis.group_facts import group_facts
 from ui.figures import compute, startup
+from ui.figures.group import experts, ranks
 from ui.figures.speculation import acceptance_by_position
 from ui.markup import fragments
 from ui.page import NO_STEPS, draw, open_page, stop_with
 from ui.tables.compute import flops_by_part, kernel_times, largest_kernels, points, token_sentences, tokens, utilisation
+from ui.tables.group import collectives, expert_sentence, group_sentence
 from ui.tables.speculation import acceptance, acceptance_table, draft_sentence
 
 run = open_page(
@@ -62,6 +65,26 @@ if not (drafts := acceptance(run.steps)).empty:
     with right:
         st.html(fragments.data_table(acceptance_table(drafts)))
         st.caption(draft_sentence(run.steps, run.requests))
+if (group := group_facts(run.meta, run.steps)) is not None:
+    left, right = st.columns([2, 3], gap="large")
+    with left:
+        draw(
+            "Ranks of the parallel group",
+            ranks(group),
+            "`steps.parquet` `rank_busy_ns`, `rank_communication_ns`, `rank_bubble_ns`.",
+        )
+    with right:
+        st.subheader("Exchanges between ranks", anchor=False)
+        st.html(fragments.data_table(collectives(group)))
+        st.caption(
+            f"{group_sentence(group)} `steps.parquet` `exchanged_bytes`, `exchange_ns` of rank 0; links: `run.json`."
+        )
+if (tokens_by_expert := experts(run.steps)) is not None:
+    draw(
+        "Tokens by expert",
+        tokens_by_expert,
+        f"{expert_sentence(run.steps)} `steps.parquet` `expert_tokens`, `expert_imbalance_percent`.",
+    )
 draw(
     "Kernels by class",
     compute.kernels_by_class(kernel_times(run.kernels)),

@@ -11,6 +11,7 @@ import pytest
 from engine import LLM, SamplingParams
 from engine.config import model_folder
 from metrics.compute.communication import group_shape
+from metrics.records import ACTIVITIES
 from tests.further import further
 
 pytestmark = pytest.mark.server
@@ -43,6 +44,15 @@ def outputs(**settings) -> list[list[int]]:
         if "pipeline_parallel" not in settings:  # whose steps overlap: a record has the time behind the step before
             assert all(step.communication_ns <= step.device_ns for step in steps)
         assert max(len(step.rank_busy_ns) for step in steps) == 2
+        if "pipeline_parallel" not in settings:
+            for step in steps:  # the device's time of rank 0 is what the rank computed and exchanged, to the nanosecond
+                assert step.rank_busy_ns[0] + step.rank_communication_ns[0] + step.rank_bubble_ns[0] == step.device_ns
+        wall = steps[-1].end_ns - steps[0].begin_ns
+        for rank in range(2):
+            spent = sum(
+                sum(getattr(step, f"rank_{activity}_ns")[rank:][:1]) for step in steps for activity in ACTIVITIES
+            )
+            assert 0 < spent <= wall + 50_000_000  # the last report of a step may stand in the next record
         for step in steps:
             expected = group.exchanges(sum(step.new_tokens), step.logit_rows)
             found_bytes = {name: step.exchanged_bytes.get(name, 0) for name in expected}

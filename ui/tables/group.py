@@ -1,0 +1,60 @@
+"""The exchanges of a parallel group, shaped for showing."""
+
+from statistics import median
+
+import pandas as pd
+
+from metrics.diagnosis.group_facts import GroupFacts
+from ui.text import duration, number, percent
+
+MEANING = {
+    "all_reduce": "sums of what the ranks of a stage computed",
+    "all_gather": "parts of the logits",
+    "reduce_scatter": "sums, of which each rank keeps a part",
+    "all_to_all": "tokens to the ranks that have their experts",
+    "broadcast": "sampled tokens, to the ranks of the first stage",
+    "send": "to the next pipeline stage",
+    "recv": "from another stage: its wait is the bubble",
+}
+
+
+def collectives(group: GroupFacts) -> pd.DataFrame:
+    """A row a kind of exchange, as text."""
+    rows = [
+        {
+            "exchange": each.name.replace("_", "-"),
+            "what": MEANING[each.name],
+            "MB": number(each.bytes / 1e6),
+            "exposed": duration(each.exposed_ns),
+            "of the steps": percent(each.exposed_ns / max(group.device_ns, 1.0)),
+            "the link needs": "–" if each.link_ns is None else duration(each.link_ns),
+            "hidden": "–" if each.hidden_ns is None else duration(each.hidden_ns),
+        }
+        for each in group.collectives
+    ]
+    return pd.DataFrame(rows)
+
+
+def group_sentence(group: GroupFacts) -> str:
+    """What the division spares and costs in a step, and how unequal the ranks are."""
+    spent, saved = group.communication_ns[0] / group.steps, group.saved_ns / group.steps
+    sentence = (
+        f"A step spares each rank {duration(saved)} of computation, and spends {duration(spent)} in exchanges. "
+        f"The rank with most work has {group.imbalance:.2f} times the mean."
+    )
+    if group.shape.pipeline_parallel > 1:
+        shares = ", ".join(percent(share) for share in group.bubble_shares)
+        sentence += f" Stage by stage, {shares} of the time is a wait for another stage."
+    return sentence
+
+
+def expert_sentence(steps: pd.DataFrame) -> str:
+    """How uneven the layers of counted steps were."""
+    layers = [int(each) / 100 for cell in steps.expert_imbalance_percent for each in cell]
+    counted = int((steps.expert_tokens.map(len) > 0).sum())
+    if not layers:
+        return ""
+    return (
+        f"Of {number(counted)} counted steps, all layers together. In a layer the busiest expert had "
+        f"{median(layers):.1f} times the mean (median), {max(layers):.1f} at most. Few tokens cannot be even."
+    )
