@@ -43,17 +43,30 @@ class KVExchange:
             wire.VERSION, engine_id, self._model.fingerprint, self._model.facts, transport.name, transport.descriptor()
         )
         channel = SideChannel(host, config.kv_transfer_port or 0, welcome, leases.release)
+
+        def close() -> None:
+            channel.close()
+            transport.close()  # until then what peers read stays registered
+
         return Handoffs(
             tiers, leases, SlotHeaders(self.segment.headers, self._model.fingerprint),
             Address(engine_id, host, channel.port), block_size=config.block_size,
-            lease_ns=round((config.kv_lease_seconds or LEASE_SECONDS) * 1e9), close=channel.close,
+            lease_ns=round((config.kv_lease_seconds or LEASE_SECONDS) * 1e9), close=close,
         )  # fmt: skip
 
     def _connected(self, slots: HostSlots) -> KVTransport:
         """One transport for both directions."""
         if self._transport is None:
-            self._transport = SharedMemoryTransport(self.segment, slots.slot_bytes)
+            self._transport = _transport(self._config.kv_transport or "shm", self.segment, slots)
         return self._transport
+
+
+def _transport(name: str, segment: SharedSegment, slots: HostSlots) -> KVTransport:
+    if name == "shm":
+        return SharedMemoryTransport(segment, slots.slot_bytes)
+    from engine.memory.transfer.nixl import NixlTransport  # only now: it loads NIXL
+
+    return NixlTransport(segment, slots.slot_bytes)
 
 
 def model_facts(config: EngineConfig, runner: ModelRunner) -> dict[str, str]:

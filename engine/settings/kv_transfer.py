@@ -21,8 +21,10 @@ class KVTransferSettings(BaseModel):
         description="prefill: computes prompts whose KV blocks a decode server reads; decode: reads them; by default "
         "the server computes whole requests, and refuses kv_transfer_params",
     )
-    kv_transport: Literal["shm"] | None = MEMORY(
-        None, description="kv_role: how blocks are read; shm, the default: from shared memory, on one host"
+    kv_transport: Literal["shm", "nixl"] | None = MEMORY(
+        None,
+        description="kv_role: how blocks are read; shm, the default, from shared memory on one host; nixl by NIXL over "
+        "UCX, also from other hosts",
     )
     kv_transfer_host: str | None = MEMORY(
         None, description="kv_role: address of the side channel at which decode servers ask; by default 127.0.0.1"
