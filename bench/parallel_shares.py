@@ -5,7 +5,9 @@
 
 The exchanges are first measured (`sojourn calibrate-device`), unless `--links` names a file with ceilings. Then the
 model decodes the same prompts as one process with one thread, with tensor parallelism of 2 and with 2 stages, in turns.
-The one process gives the time of a step's parts. From that, and from the links, follow the shares on two ranks.
+One process gives the time of a step without exchanges: with the links follows the share of exchanges. The bubbles
+follow from what each stage computes, as measured, and from the host's time between two steps of one process.
+Shares are medians of steps: what else runs on the machine is in few of them.
 """
 
 import argparse
@@ -63,30 +65,26 @@ def tensor_shares(alone: Run, two: Run, links: list[Link]) -> tuple[float, float
     busy = draws + (whole - draws) / group.ranks_per_stage
     found = predicted(group, links, np.int64(tokens), np.int64(rows), busy)
     communication = float(found.exchange_ns + found.wait_ns)
-    measured = sum(step.communication_ns for step in two.steps) / sum(step.device_ns for step in two.steps)
+    measured = median(step.communication_ns / step.device_ns for step in two.steps)
     return communication / (communication + busy), measured
 
 
-def pipeline_shares(alone: Run, two: Run, links: list[Link]) -> list[tuple[float, float]]:
-    """Share of bubbles of each stage: predicted, measured."""
-    shape, tokens = alone.shape, len(two.steps[0].kinds)
+def pipeline_shares(half: Run, two: Run, links: list[Link]) -> list[tuple[float, float]]:
+    """Share of bubbles of each stage: predicted, measured. `half`: one process with as many decodes as a step has.
+
+    What each stage computes is measured; the pace and the waits are predicted.
+    """
+    tokens = len(two.steps[0].kinds)
     group = group_shape(two.shape, {"pipeline_parallel": 2}, two.dtype)
     link = next(each for each in links if each.collective == "send")
-    device = median(step.device_ns for step in alone.steps)
-    draws = median(step.sampling_ns or 0 for step in alone.steps)
-    host = median(step.end_ns - step.begin_ns for step in alone.steps) - device
-    # Layers and the head cost as their matrices do.
-    head = shape.head_flops_per_row / (shape.head_flops_per_row + shape.linear_flops_per_token)
-    layers, head_ns = (device - draws) * (1 - head), (device - draws) * head
-    first = group.num_layers / shape.num_layers
-    stages = [layers * first + head_ns + draws, layers * (1 - first)]
+    host = median(step.end_ns - step.begin_ns - step.device_ns for step in half.steps)
+    both = [step for step in two.steps if len(step.rank_busy_ns) == 2]
+    busy, sent, waits = (np.array([getattr(step, f"rank_{name}_ns") for step in both])
+                         for name in ("busy", "communication", "bubble"))  # fmt: skip
     transfer = float(link.exchange_ns(1, group.exchanges(tokens, tokens)["send"].bytes))
-    shares = bubbles(stages, max(0.0, host), transfer, under_way=2).shares
-    busy, waits = (np.array([getattr(step, name) for step in two.steps if len(step.rank_busy_ns) == 2]).sum(axis=0)
-                   for name in ("rank_busy_ns", "rank_bubble_ns"))  # fmt: skip
-    wall = two.steps[-1].end_ns - two.steps[0].begin_ns
-    assert wall > 0 and (busy + waits > 0).all()
-    return list(zip(shares, (waits / (busy + waits)).tolist(), strict=True))
+    shares = bubbles(np.median(busy + sent, axis=0).tolist(), max(0.0, host), transfer, under_way=2).shares
+    measured = np.median(waits / (busy + sent + waits), axis=0)
+    return list(zip(shares, measured.tolist(), strict=True))
 
 
 def main() -> None:
@@ -111,8 +109,9 @@ def main() -> None:
         found: dict[str, list[tuple[float, float]]] = {}
         for _ in range(args.rounds):
             alone, tensor, pipeline = (run(args.model, batch, settings) for settings in LAYOUTS.values())
+            half = run(args.model, -(-batch // 2), {})
             found.setdefault("communication, tensor 2", []).append(tensor_shares(alone, tensor, links))
-            for stage, shares in enumerate(pipeline_shares(alone, pipeline, links)):
+            for stage, shares in enumerate(pipeline_shares(half, pipeline, links)):
                 found.setdefault(f"bubble, stage {stage} of 2", []).append(shares)
         for name, rounds in found.items():
             expected, measured = (median(each[side] for each in rounds) for side in (0, 1))

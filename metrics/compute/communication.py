@@ -132,14 +132,16 @@ class Bubbles(NamedTuple):
     """Of a pipeline in which as many steps are under way as it has stages."""
 
     period_ns: float  # from one step to the next
-    shares: list[float]  # by stage: of the period, in which it waits for another one
+    shares: list[float]  # by stage: of the time in which it computes or waits, waiting for another one
 
 
 def bubbles(stage_ns: Sequence[float], host_ns: float, transfer_ns: float, under_way: int) -> Bubbles:
-    """`stage_ns`: what a step takes each stage; `host_ns`: between two steps on the first; `transfer_ns`: between two
-    stages. The slowest stage sets the pace, or a step's way through all stages where few steps are under way."""
-    way = sum(stage_ns) + host_ns + len(stage_ns) * transfer_ns
+    """`stage_ns`: what a step takes each stage; `host_ns`: between two steps on the first; `transfer_ns`: of a receive,
+    though the tensor is there. The slowest stage sets the pace, or a step's way through all stages where few steps are
+    under way. What the host does between two steps is no bubble of the first stage."""
     first, *others = stage_ns
-    period = max(first + host_ns, *others, way / max(1, under_way))
+    way = sum(stage_ns) + host_ns + len(stage_ns) * transfer_ns
+    period = max(first + host_ns + transfer_ns, *(each + transfer_ns for each in others), way / max(1, under_way))
     waits = [period - host_ns - first, *(period - each for each in others)]
-    return Bubbles(period, [wait / period for wait in waits])
+    shares = [wait / max(wait + each, 1e-9) for wait, each in zip(waits, stage_ns, strict=True)]
+    return Bubbles(period, shares)

@@ -62,7 +62,8 @@ def test_ranks_and_exchanges_of_a_group_sum_to_what_was_recorded():
         "exchanged_bytes": [{"all_reduce": 4000}, {"all_reduce": 2000}],
         "exchange_ns": [{"all_reduce": 6_000_000}, {"all_reduce": 2_000_000}],
         "rank_busy_ns": [[4e6, 5e6], [8e6, 3e6]], "rank_communication_ns": [[6e6, 5e6], [2e6, 7e6]],
-        "rank_bubble_ns": [[0, 0], [0, 0]], "expert_tokens": [[6, 2], []], "expert_imbalance_percent": [[150, 200], []],
+        "rank_bubble_ns": [[0, 0], [0, 0]], "expert_tokens": [[12, 4], []],
+        "expert_imbalance_percent": [[150, 200], []],
     })  # fmt: skip
     shape = msgspec.to_builtins(SHAPE)
     meta = {"model_shape": shape, "core": {"dtype": "float32", "device": "cpu"}, "engine": {"tensor_parallel": 2}}

@@ -7,6 +7,7 @@ import pandas as pd
 from metrics.diagnosis.group_facts import GroupFacts
 from ui.text import duration, number, percent
 
+EVEN_TOKENS = 4  # of the mean expert of a layer, from which on a step could be even
 MEANING = {
     "all_reduce": "sums of what the ranks of a stage computed",
     "all_gather": "parts of the logits",
@@ -50,11 +51,16 @@ def group_sentence(group: GroupFacts) -> str:
 
 def expert_sentence(steps: pd.DataFrame) -> str:
     """How uneven the layers of counted steps were."""
-    layers = [int(each) / 100 for cell in steps.expert_imbalance_percent for each in cell]
-    counted = int((steps.expert_tokens.map(len) > 0).sum())
+    counted = steps[steps.expert_tokens.map(len) > 0]
+    shares = [
+        sum(map(int, tokens)) / len(tokens) / len(layers)
+        for tokens, layers in zip(counted.expert_tokens, counted.expert_imbalance_percent, strict=True)
+    ]
+    large = counted[[share >= EVEN_TOKENS for share in shares]]
+    layers = [int(each) / 100 for cell in large.expert_imbalance_percent for each in cell]
     if not layers:
-        return ""
+        return "Every counted step had too few tokens for all experts of a layer."
     return (
-        f"Of {number(counted)} counted steps, all layers together. In a layer the busiest expert had "
-        f"{median(layers):.1f} times the mean (median), {max(layers):.1f} at most. Few tokens cannot be even."
+        f"Of {number(len(counted))} counted steps, all layers together. In the {number(len(large))} with many tokens "
+        f"the busiest expert of a layer had {median(layers):.1f} times the mean (median), {max(layers):.1f} at most."
     )
