@@ -237,6 +237,10 @@ MEMORY = (
         rates("Adapters that left a slot", "sojourn_memory_adapter_evictions_total"),
         quantiles("Reading an adapter into host memory", "sojourn_memory_adapter_load_seconds"),
     )),
+    Row("KV between servers", (
+        quantiles("Waiting for KV of another server", "sojourn_memory_transfer_seconds"),
+        rates("Leases that ended", "sojourn_memory_leases_ended_total", by="end"),
+    )),
     Row("Tiers below the device", (
         rates("KV read from a tier", "sojourn_memory_tier_loaded_bytes_total", by="tier"),
         rates("KV written to a tier", "sojourn_memory_tier_stored_bytes_total", by="tier"),

@@ -27,7 +27,7 @@ RATE_UNITS = {
     "steps": "suffix: steps/s", "records": "suffix: records/s",
     "traces": "suffix: traces/s", "texts": "suffix: texts/s", "reloads": "suffix: reloads/s",
     "failures": "suffix: failures/s", "connections": "suffix: connections/s", "hangs": "suffix: hangs/s",
-    "messages": "suffix: messages/s", "adapters": "suffix: adapters/s",
+    "messages": "suffix: messages/s", "adapters": "suffix: adapters/s", "leases": "suffix: leases/s",
 }  # fmt: skip
 
 

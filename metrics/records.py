@@ -31,6 +31,7 @@ WAITS = ("batch_cap", "token_budget", "kv_blocks", "policy", "leader", "grammar"
 # Why a request that sampled was given no drafts: few were accepted; the step would be longer than they are worth; no
 # free blocks; its next token is the last.
 UNDRAFTED = ("acceptance", "step_time", "memory", "last_token")
+LEASE_ENDS = ("released", "expired")  # of the KV that a prefill server holds: given back by its reader, or not in time
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send", "recv")
 ACTIVITIES = ("busy", "communication", "bubble")  # of a rank in a step
 MOST_DRAFTS = 16  # of a request in one step
@@ -132,6 +133,7 @@ class StepRecord(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     tier_failures: dict[str, int] = msgspec.field(default_factory=dict)
     tier_refused: dict[str, int] = msgspec.field(default_factory=dict)  # blocks for which a tier had no room
     tier_blocks: dict[str, int] = msgspec.field(default_factory=dict)
+    leases_ended: dict[str, int] = msgspec.field(default_factory=dict)  # of LEASE_ENDS → leases, since the step before
     # A parallel group: parts of the device's time of rank 0 for exchanges with other ranks, and for waiting until the
     # stages behind the first are done; by COLLECTIVES the bytes and nanoseconds of its exchanges. And by rank what it
     # reported since the step before: nanoseconds in which it computed, exchanged, and waited for another stage.

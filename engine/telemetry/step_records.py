@@ -155,3 +155,4 @@ def _add_tiers(record: StepRecord, counts: dict[str, TierCounts], outcome: StepO
         ):
             if amount:
                 column[name] = amount
+        record.leases_ended.update(tier.leases_ended)

@@ -4,6 +4,7 @@ from metrics.catalog.metric import LATENCY_BOUNDS, PROCESSES, counter, gauge, hi
 from metrics.memory.kv_load import TIERS
 from metrics.memory.plan import PURPOSES
 from metrics.memory.prefix_outcomes import PREFIX_OUTCOMES, RATIOS
+from metrics.records import LEASE_ENDS
 
 BLOCK_STATES = ("active", "pinned", "reusable", "free")  # in stacking order: blocks in use lie below
 POOL_RATIOS = tuple(f"{ratio:g}" for ratio in RATIOS)
@@ -79,6 +80,13 @@ MEMORY = (
             "A block that is never asked for again is no loss.", tier=TIERS),
     gauge("memory", "tier_blocks", "blocks", "KV blocks that a tier holds, also those that are being written.",
           "State after the last step.", tier=TIERS),
+    counter("memory", "leases_ended_total", "leases",
+            "Prompts whose KV a prefill server held for a decode server: released by that, or expired.",
+            "An expired lease may have been read in part.", end=LEASE_ENDS),
+    histogram("memory", "transfer_seconds", "seconds", LATENCY_BOUNDS,
+              "Time a request waited for KV from a prefill server, or on one until it was stored (account "
+              "memory.transfer).",
+              "Excludes reads that other work hides: sojourn_memory_tier_load_seconds_total with tier `peer`."),
     histogram("memory", "blocked_seconds", "seconds", LATENCY_BOUNDS,
               "Time a request waited for KV blocks (account memory.blocked).",
               "Excludes requests that still wait."),

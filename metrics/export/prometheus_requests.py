@@ -46,6 +46,7 @@ ACCOUNTS = {
     "sojourn_request_interference_seconds": Account.REQUEST_INTERFERENCE,
     "sojourn_request_stream_seconds": Account.REQUEST_STREAM,
     "sojourn_memory_blocked_seconds": Account.MEMORY_BLOCKED,
+    "sojourn_memory_transfer_seconds": Account.MEMORY_TRANSFER,
     "sojourn_memory_adapter_load_seconds": Account.MEMORY_ADAPTER_LOAD,
     "sojourn_token_encode_seconds": Account.TOKEN_ENCODE,
     "sojourn_token_sample_seconds": Account.TOKEN_SAMPLE,

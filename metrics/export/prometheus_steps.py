@@ -42,6 +42,7 @@ TALLIES = {
     "sojourn_memory_tier_store_seconds_total": "tier_store_ns",
     "sojourn_memory_tier_failures_total": "tier_failures",
     "sojourn_memory_tier_refused_blocks_total": "tier_refused",
+    "sojourn_memory_leases_ended_total": "leases_ended",
     "sojourn_compute_exchange_seconds_total": "exchange_ns",
     "sojourn_compute_exchanged_bytes_total": "exchanged_bytes",
 }

@@ -13,7 +13,8 @@ evicted before its load was launched is not loaded: its next owner may be a copy
 import heapq
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from msgspec.structs import replace
 
@@ -203,11 +204,13 @@ class KVTiers:
         """The block is in host memory, or on its way there."""
         return key in self._offers or key in self.host
 
-    def handed_over(self, num_blocks: int, num_held: int) -> None:
-        """So many blocks more are there for another server, and so many in all."""
+    def lent(self, num_blocks: int, num_held: int, ended: Mapping[str, int] = MappingProxyType({})) -> None:
+        """So many blocks more are there for other servers, and so many in all; how leases ended → how many."""
         counts = self._counts["peer"]
         counts.stored_bytes += self.block_bytes * num_blocks
         counts.blocks = num_held
+        for end, number in ended.items():
+            counts.leases_ended[end] = counts.leases_ended.get(end, 0) + number
 
     # What moves.
 

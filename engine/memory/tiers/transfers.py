@@ -65,3 +65,4 @@ class TierCounts:
     failures: int = 0  # reads and writes that failed, and damaged blocks
     refused: int = 0  # stores for which there was no room
     blocks: int = 0
+    leases_ended: dict[str, int] = field(default_factory=dict)  # of what other servers read: how → how many

@@ -63,7 +63,6 @@ class Handoffs:
         """`close` ends the side channel."""
         self.address = address
         self.leases = leases
-        self.ended = {"released": 0, "expired": 0}  # leases, since the start
         self._tiers, self._headers, self._close = tiers, headers, close
         self._size, self._lease_ns = block_size, lease_ns
         self._open: dict[int, _Open] = {}  # by arrival index
@@ -118,13 +117,12 @@ class Handoffs:
         released, expired = self.leases.take_released(), self.leases.take_expired(now_ns)
         if not released and not expired:
             return
-        self.ended["released"] += len(released)
-        self.ended["expired"] += len(expired)
         for lease in (*released, *expired):
             for key in lease.keys:
                 self._headers.unseal(self._tiers.host[key].slot)
                 self._tiers.host.complete_load(key)
-        self._tiers.handed_over(0, self._headers.num_sealed)
+        ended = {"released": len(released), "expired": len(expired)}
+        self._tiers.lent(0, self._headers.num_sealed, ended)
 
     def _grant(self, handoff: _Open, now_ns: int) -> KVSource:
         """The lease holds what the request held: the prefix that is whole. Nobody can guess its name."""
@@ -143,6 +141,6 @@ class Handoffs:
         lease_id = f"{handoff.request.id}-{secrets.token_hex(8)}"
         if keys:
             self.leases.grant(Lease(lease_id, tuple(keys), now_ns + self._lease_ns))
-            self._tiers.handed_over(len(keys), self._headers.num_sealed)
+            self._tiers.lent(len(keys), self._headers.num_sealed)
         where = self.address
         return KVSource(where.engine_id, lease_id, slots, where.host, where.port, handoff.request.prompt_tokens)
