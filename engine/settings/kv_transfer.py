@@ -59,7 +59,7 @@ class KVTransferSettings(BaseModel):
 
     @field_validator("kv_peers")
     @classmethod
-    def _are_hosts(cls, hosts: str | None) -> str | None:
+    def _are_peers(cls, hosts: str | None) -> str | None:
         for host in (hosts or "").split(",") if hosts is not None else ():
             if not _HOST.fullmatch(host.strip()):
                 raise ValueError(f"{host.strip()!r} is no host; give addresses or names, such as 10.0.0.7,prefill-1")
