@@ -12,7 +12,7 @@ from metrics.replay.prediction import Change, settings_text
 COMMUNICATION, BUBBLE = "compute.communication", "compute.bubble"
 WORTH_A_CHANGE = 1.15  # times as fast: less may be the spread of two runs
 MUCH = 0.2  # of a step's time
-SLOW_LINK = 5.0  # the fastest exchanges over what the measured link needs: a busy machine makes up to thrice
+SLOW_LINK = 6.0  # the fastest exchanges over what the measured link needs: a busy machine makes up to four times
 ONE = {"tensor_parallel": 1, "expert_parallel": 1, "pipeline_parallel": 1}
 RANKS = "steps: rank_busy_ns, rank_communication_ns, rank_bubble_ns"
 EXCHANGES = "steps: communication_ns, exchange_ns; run.json: ceilings.links"
