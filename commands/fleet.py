@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from commands.cli import need, new_run, out
+from commands.fleet_replay import replay
 from metrics.errors import ExperimentError, InputError
 
 fleet = typer.Typer(
@@ -18,6 +19,9 @@ RouterOption = Annotated[str, typer.Option(help="vllm-router")]
 @fleet.callback()
 def _verbs() -> None:
     """Several servers of one model behind an existing router, on this machine."""
+
+
+fleet.command()(replay)
 
 
 @fleet.command()

@@ -82,7 +82,7 @@ def purchases() -> "dict[str, Change]":
         "twice the bandwidth (decodes in half the time)": Change(removed={"compute.decode": 0.5}),
         "twice the arithmetic (prompts in half the time)": Change(removed={"compute.prefill": 0.5}),
         "a device twice as fast": Change(device_speed=2.0),
-        "a second replica": Change(replicas=2, routing="least-loaded"),
+        "a second replica": Change(replicas=2, routing="least-requests"),
     }
 
 

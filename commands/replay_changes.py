@@ -5,9 +5,9 @@ from itertools import product
 from typing import Any
 
 from metrics.errors import InputError
-from metrics.replay.prediction import FACTORS, REMOVED, Change, change_words
+from metrics.replay.prediction import FACTORS, REMOVED, ROUTINGS, Change, change_words
 
-WORDS = {"arrivals": ("recorded", "even"), "routing": ("round-robin", "least-loaded", "prefix")}
+WORDS = {"arrivals": ("recorded", "even"), "routing": ROUTINGS}
 MOST_CHANGES = 500
 
 

@@ -8,8 +8,9 @@ from itertools import count
 from engine.adapter import AdapterReference
 from engine.memory.prefix import chain_hash
 from engine.replay.loop import Replica
+from engine.replay.next_turn import NextTurn
 from engine.replay.recorded import RecordedLoad, RecordedRequest
-from engine.replay.routing import Router
+from engine.replay.routing import RoutingPolicy
 from engine.request.request import Request
 from engine.request.scheduler import Emitted
 from engine.sampling import SamplingParams
@@ -32,7 +33,7 @@ class Sent:
     last_ns: float | None = None
     preemptions: int = 0
     cached_tokens: int = 0
-    replica: Replica | None = None
+    replica: int | None = None  # its place among the replicas
     output_tokens: int = 0
     open_choices: int = 1  # sequences that have not ended
     next_in_chain: list[RecordedRequest] = field(default_factory=list)
@@ -87,19 +88,22 @@ class ReplayedLoad:
         self.refused = 0
         self.repeated = 0
 
-    def run(self, replicas: Sequence[Replica], router: Router) -> list[Sent]:
+    def run(self, replicas: Sequence[Replica], routing: RoutingPolicy) -> list[Sent]:
+        self._replicas, self._routing = replicas, routing
+        self._turns = NextTurn(replicas)
         self._begin()
         events = self._events
         while True:
-            replica = replicas[0] if len(replicas) == 1 else min(replicas, key=_cutoff)
-            if events and events[0][0] <= replica.cutoff_ns:
+            cutoff_ns, first = self._turns.first()
+            if events and events[0][0] <= cutoff_ns:
                 now_ns, _, kind, place = heapq.heappop(events)
                 if kind == ARRIVE:
-                    self._arrive(place, now_ns, router)
+                    self._arrive(place, now_ns)
                 else:
                     self._leave(place, now_ns)
-            elif replica.cutoff_ns < float("inf"):
-                replica.turn()
+            elif cutoff_ns < float("inf"):
+                replicas[first].turn()
+                self._turns.changed(first)
             else:
                 return self.sent
 
@@ -125,6 +129,7 @@ class ReplayedLoad:
         last_ns = committed_ns + way_ns
         if sent.status != "missing":  # its client has left
             return
+        self._routing.ended(sent.replica)
         if last_ns > (leaves_ns := self._times_out_ns(sent)):
             sent.status, last_ns = "timeout", leaves_ns
             sent.last_ns = last_ns
@@ -196,7 +201,7 @@ class ReplayedLoad:
             if free_ns + chain[0].pause_ns < until:
                 self._send(chain, free_ns + chain[0].pause_ns, slot=True, copy=copy)
 
-    def _arrive(self, place: int, now_ns: float, router: Router) -> None:
+    def _arrive(self, place: int, now_ns: float) -> None:
         sent = self.sent[place]
         recorded = sent.recorded
         if sent.status != "missing":
@@ -204,13 +209,15 @@ class ReplayedLoad:
         if recorded.prompt_tokens + recorded.output_tokens > self._pool_tokens:
             self._refuse(sent, now_ns)
             return
-        replica = router.choose(sent.hashes)
+        chosen = self._routing.choose(b"%s#%d" % (recorded.session.encode(), sent.copy), sent.hashes)
+        replica = self._replicas[chosen]
         scheduler = replica.scheduler
         free = 0 if replica.waiting else scheduler.max_num_seqs - len(scheduler.running)
         if replica.waiting + recorded.choices > self._max_waiting + free:
+            self._routing.ended(chosen)
             self._refuse(sent, now_ns)
             return
-        sent.replica, sent.open_choices = replica, recorded.choices
+        sent.replica, sent.open_choices = chosen, recorded.choices
         output_tokens = max(1, round(recorded.output_tokens / recorded.choices))
         for choice in range(recorded.choices):
             request_id = _sequence_id(place, choice)
@@ -232,6 +239,7 @@ class ReplayedLoad:
             else:  # the outputs of the choices differ
                 request.token_ids = recorded.token_ids[: recorded.prompt_tokens]
             replica.submit(request, now_ns)
+        self._turns.changed(chosen)
 
     def recorded_id(self, sequence: str) -> str:
         """Of the recorded request that a sequence of this replay repeats."""
@@ -254,8 +262,10 @@ class ReplayedLoad:
             return
         sent.status, sent.last_ns = "cancelled" if is_patience else "timeout", now_ns
         if sent.replica is not None:
+            self._routing.ended(sent.replica)
             for choice in range(recorded.choices):
-                sent.replica.abort(_sequence_id(place, choice), now_ns)
+                self._replicas[sent.replica].abort(_sequence_id(place, choice), now_ns)
+            self._turns.changed(sent.replica)
         self._follow(sent, now_ns)
 
     def _times_out_ns(self, sent: Sent) -> float:
@@ -274,10 +284,6 @@ class ReplayedLoad:
 
 def _sequence_id(place: int, choice: int) -> str:
     return f"{place}.{choice}"
-
-
-def _cutoff(replica: Replica) -> float:
-    return replica.cutoff_ns
 
 
 def _adapter(name: str | None) -> AdapterReference | None:

@@ -9,13 +9,14 @@ import msgspec
 import numpy as np
 import pandas as pd
 
+from engine.config import EngineConfig
 from engine.replay import trust
 from engine.replay.material import material_of
 from engine.replay.outcome import Answers, figures, recorded_answers
 from engine.replay.parallel import told
 from engine.replay.processes import ReplayProcesses
 from engine.replay.settings import OBJECTIVE_SETTINGS, changed_config, check, check_drafts, recorded_config
-from engine.replay.simulate import Accident, Replayed, Replayer
+from engine.replay.simulate import Accident, Material, Replayed, Replayer
 from engine.replay.spread import NORMAL_80, Spread, spread_of
 from engine.replay.steps_table import step_columns
 from engine.replay.tiers import check_tiers
@@ -109,6 +110,15 @@ class ReplayPredictor:
         changed = changed_config(self._config, change, self._meta)
         check_drafts(self._config, changed, self._material.drafts)
         check_tiers(changed, self._material.tier_speeds)
+
+    @property
+    def material(self) -> Material:
+        """What a replay of the run needs."""
+        return self._material
+
+    def changed_config(self, change: Change) -> EngineConfig:
+        """The settings of a replay. Raises ReplayError."""
+        return changed_config(self._config, change, self._meta)
 
     def pool_tokens(self, change: Change) -> int:
         """Tokens that the KV pool of a replay holds. Raises ReplayError."""

@@ -45,6 +45,7 @@ class RecordedRequest:
     is_measured: bool
     is_prelude: bool
     position: int = 0  # in the schedule
+    session: str = ""  # of its conversation; its own id where it has none
     follows: int | None = None  # the turn before it in its session
     pause_ns: int = 0  # from the end of that turn, or of its slot's last request, to its due moment
     tpot_is_measured: bool = True
@@ -175,6 +176,7 @@ def _requests(
             is_measured=bool(counts[i]),
             is_prelude=bool(row.prelude),
             position=i if pd.isna(row.position) else int(row.position),
+            session=row.session_id if isinstance(row.session_id, str) and row.session_id else str(row.request_id),
             pause_ns=_whole(row.pause_ns) or 0,
             tpot_is_measured=not unmeasured[i],
             choices=_choices(row.longest_output_tokens, row.server_output_tokens),

@@ -41,6 +41,7 @@ REMOVABLE = (
 )  # fmt: skip
 POLICY_KNOBS = ("priority_ageing", "shortest_ageing", "fair_output_weight", "prefill_patience")
 DEFAULT_POLICY = EngineConfig.model_fields["policy"].default
+MOST_REPLICAS = 4096
 POOL_SIZES = ("num_kv_blocks", "kv_cache_gib", "memory_fraction")  # at most one of them is set
 
 
@@ -74,8 +75,10 @@ def check(change: Change, *, is_closed: bool) -> None:
         value = getattr(change, name)
         if not 0 < value < 1e4:
             raise ReplayError(f"{name}={value:g} is no factor; give a number above 0, such as 2")
-    if not 1 <= change.replicas <= 256:
-        raise ReplayError(f"replicas={change.replicas} cannot be replayed; give a whole number from 1 to 256")
+    if not 1 <= change.replicas <= MOST_REPLICAS:
+        raise ReplayError(
+            f"replicas={change.replicas} cannot be replayed; give a whole number from 1 to {MOST_REPLICAS:,}"
+        )
     if is_closed and (change.arrival_rate != 1.0 or change.arrivals != "recorded"):
         raise ReplayError(
             "this run is a closed loop: its clients wait for their answers, so it has no arrival rate to change; "

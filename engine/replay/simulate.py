@@ -16,7 +16,7 @@ from engine.replay.loop import Replica
 from engine.replay.noise import Noise
 from engine.replay.outcome import Answers, replayed_answers
 from engine.replay.recorded import WAY_ACCOUNTS, RecordedLoad
-from engine.replay.routing import Router
+from engine.replay.routing import make_routing
 from engine.replay.step_fit import StepTimes
 from engine.replay.tiers import TierSpeed, replayed_tiers
 from engine.replay.token_budget import token_budget
@@ -122,7 +122,10 @@ class Replayer:
             config, change, material.times, accident.slowness, material.device_type, material.objective_tpot_ms
         )
         replicas = [self._replica(config, budget, window, each, load, overlap=overlap) for each in turns]
-        sent = load.run(replicas, Router(replicas, change.routing))
+        routing = make_routing(
+            change.routing, change.replicas, max_num_seqs=config.max_num_seqs, num_blocks=config.num_kv_blocks
+        )
+        sent = load.run(replicas, routing)
         device_ns = sum(each.device_ns for each in turns)
         return Replayed(
             answers=replayed_answers(sent),

@@ -1,6 +1,6 @@
 """The time of a turn in a replay: what the fitted model expects of its plan, times what the run had at that moment."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from engine.replay.loop import TurnTimes
 from engine.replay.noise import Noise
@@ -51,6 +51,13 @@ class FittedTurns:
                 chunk_pairs += new * past + new * (new + 1) // 2
         sequences, ended = len(plan.scheduled), min(max(rows - decodes, 0), chunks - verifies)
         rows += verified_rows
+        return self._times_of(tokens, decodes, decode_pairs, chunks, chunk_pairs, rows, ended, sequences, begin_ns)
+
+    def _times_of(
+        self, tokens: int, decodes: int, decode_pairs: int, chunks: int, chunk_pairs: int, rows: int, ended: int,
+        sequences: int, begin_ns: float,
+    ) -> TurnTimes:  # fmt: skip
+        """`ended`: prompts that end in the step."""
         model = self._times
         expected = model.device_ns(tokens, decodes, decode_pairs, chunks, chunk_pairs, rows)
         device_ratio, host_ratio, stall_ns = (
@@ -76,3 +83,16 @@ class FittedTurns:
                 self.guessed_ns += device_ns
         self.device_ns += device_ns
         return TurnTimes(before, device_ns, after, publish, receive)
+
+    def decode_run(self, past_tokens: Sequence[int], count: int) -> tuple[TurnTimes, float]:
+        """The first of `count` turns that decode these sequences, and by how many ns the device's time grows in each.
+
+        Only without noise, or with the same at all moments. Counts nothing.
+        """
+        decodes = len(past_tokens)
+        counted = self.device_ns, self.extrapolated_ns, self.guessed_ns
+        pairs = sum(past_tokens) + decodes
+        first = self._times_of(decodes, decodes, pairs, 0, 0, decodes, 0, decodes, 0.0)
+        last = self._times_of(decodes, decodes, pairs + decodes * (count - 1), 0, 0, decodes, 0, decodes, 0.0)
+        self.device_ns, self.extrapolated_ns, self.guessed_ns = counted
+        return first, (last.device - first.device) / max(1, count - 1)

@@ -6,13 +6,15 @@ This file knows no engine: `engine/replay` implements `Predictor`, and whoever s
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import msgspec
 
 from metrics.errors import ReplayError
 
 FACTORS = ("device_speed", "kv_scale", "arrival_rate")  # of a change; 1 changes nothing
+Routing = Literal["round-robin", "least-requests", "consistent-hash", "prefix-aware"]
+ROUTINGS: tuple[str, ...] = get_args(Routing)
 REMOVED = "removed."  # before an account in words of a change: removed.client.network=1 takes all of its time away
 
 
@@ -26,7 +28,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     arrival_rate: float = 1.0  # 2.0: the same requests in half the time
     arrivals: Literal["recorded", "even"] = "recorded"  # even: as many at a constant rate
     replicas: int = 1
-    routing: Literal["round-robin", "least-loaded", "prefix"] = "round-robin"
+    routing: Routing = "round-robin"
     objectives: Sequence[Mapping[str, Any]] | None = None  # None: those of the run
 
 

@@ -31,8 +31,9 @@ def predictor(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "change", [Change(arrival_rate=1.0), Change(replicas=1, routing="prefix"), Change(kv_scale=1.0, device_speed=1.0),
-               Change(settings={"num_kv_blocks": 40}), Change(removed={"compute.host": 0.0})],
+    "change", [Change(arrival_rate=1.0), Change(replicas=1, routing="prefix-aware"),
+               Change(kv_scale=1.0, device_speed=1.0), Change(settings={"num_kv_blocks": 40}),
+               Change(removed={"compute.host": 0.0})],
 )  # fmt: skip
 def test_a_change_of_nothing_changes_nothing(replay, change):
     same, unchanged = replay(change), replay(Change())
@@ -43,7 +44,8 @@ def test_a_change_of_nothing_changes_nothing(replay, change):
 
 @pytest.mark.parametrize(
     "change", [Change(device_speed=2.0), Change(arrival_rate=0.5), Change(replicas=2),
-               Change(replicas=2, routing="least-loaded"), Change(replicas=2, routing="prefix"), Change(kv_scale=4.0),
+               Change(replicas=2, routing="least-requests"), Change(replicas=2, routing="prefix-aware"),
+               Change(replicas=2, routing="consistent-hash"), Change(kv_scale=4.0),
                Change(removed={"compute.decode": 0.5}), Change(removed={"compute.prefill": 0.5})],
 )  # fmt: skip
 def test_more_capacity_makes_no_quantile_of_the_first_token_later(replay, change):

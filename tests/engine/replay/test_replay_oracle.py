@@ -11,7 +11,7 @@ from engine.replay.load import BlockHashes, LoadChange, ReplayedLoad, Sent
 from engine.replay.loop import Replica, TurnTimes
 from engine.replay.predictor import predictor_of
 from engine.replay.recorded import RecordedLoad, RecordedRequest
-from engine.replay.routing import Router
+from engine.replay.routing import RoundRobin
 from engine.request.plan import StepPlan
 from engine.scheduling import make_scheduler
 from metrics.replay.prediction import Change
@@ -59,7 +59,7 @@ def replayed(asks: list[Ask], *, overlap: bool = False, policy: str = "fcfs", **
     )
     scheduler = make_scheduler(config, limits["num_blocks"])
     replica = Replica(scheduler, SimulatedTurns(), load.on_emitted, overlap=overlap)
-    return load.run([replica], Router([replica], "round-robin")), replica
+    return load.run([replica], RoundRobin(1)), replica
 
 
 def check_same(asks: list[Ask], within_ns: float = 0.0, **settings) -> int:

@@ -8,7 +8,7 @@ from engine.config import EngineConfig
 from engine.replay.drafts import DraftModel, Odds, ReplayedDrafts, lookup_drafts, recorded_drafts
 from engine.replay.load import BlockHashes, LoadChange, ReplayedLoad
 from engine.replay.loop import Replica
-from engine.replay.routing import Router
+from engine.replay.routing import RoundRobin
 from engine.replay.settings import check_drafts
 from engine.scheduling import make_scheduler
 from metrics.errors import ReplayError
@@ -30,7 +30,7 @@ def replay(odds: Odds | None, drafts: int = 4):
     )
     model = None if odds is None else ReplayedDrafts(DraftModel("ngram", odds), load.recorded_id)
     replica = Replica(make_scheduler(config, 512), SimulatedTurns(), load.on_emitted, overlap=False, drafts=model)
-    return load.run([replica], Router([replica], "round-robin")), replica
+    return load.run([replica], RoundRobin(1)), replica
 
 
 def test_every_request_gets_its_tokens_whatever_is_accepted():
@@ -50,7 +50,7 @@ def test_drafts_that_are_all_accepted_give_five_tokens_a_step():
     load = ReplayedLoad(recorded(alone), LoadChange(), BlockHashes(4), max_waiting=9, pool_tokens=10**6)
     drafts = ReplayedDrafts(DraftModel("ngram", ALWAYS), load.recorded_id)
     replica = Replica(make_scheduler(config, 64), SimulatedTurns(), load.on_emitted, overlap=False, drafts=drafts)
-    load.run([replica], Router([replica], "round-robin"))
+    load.run([replica], RoundRobin(1))
     assert replica.steps == 5
 
 

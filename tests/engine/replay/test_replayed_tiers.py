@@ -6,7 +6,7 @@ import pytest
 from engine.config import EngineConfig
 from engine.replay.load import BlockHashes, LoadChange, ReplayedLoad
 from engine.replay.loop import Replica
-from engine.replay.routing import Router
+from engine.replay.routing import RoundRobin
 from engine.replay.tiers import TierSpeed, TimedStore, check_tiers, replayed_tiers, tier_speeds
 from engine.scheduling import make_scheduler
 from metrics.errors import ReplayError
@@ -30,7 +30,7 @@ def replay(speeds=FAST, **settings):
     tiers = replayed_tiers(config, 4 * TOKEN_BYTES, speeds)
     scheduler = make_scheduler(config, 28, None, None if tiers is None else tiers.books)
     replica = Replica(scheduler, SimulatedTurns(), load.on_emitted, overlap=False, tiers=tiers)
-    sent = load.run([replica], Router([replica], "round-robin"))
+    sent = load.run([replica], RoundRobin(1))
     assert all(each.status == "ok" for each in sent)
     return sent
 

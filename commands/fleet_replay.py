@@ -1,0 +1,147 @@
+"""`sojourn fleet replay`: how a large fleet would serve the traffic of a trace, by the step times of a recorded run."""
+
+import math
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from commands.cli import RunArgument, need, open_run, out, print_json, table
+from commands.replay_changes import grid, label
+from metrics.errors import InputError
+from metrics.replay.prediction import ROUTINGS
+
+if TYPE_CHECKING:
+    from engine.replay.fleet.answer import FleetAnswer
+    from engine.replay.fleet.traffic import TracedRequest
+
+MOST_REQUESTS = 10_000_000
+
+
+def replay(
+    run: RunArgument,
+    trace: Annotated[str, typer.Option(help="trace file, or the name of one in scenarios/traces")],
+    replicas: Annotated[int, typer.Option(min=1, max=4096, help="engines behind the router")] = 2,
+    requests: Annotated[
+        int | None, typer.Option(min=1, max=MOST_REQUESTS, help="by default those of the trace, once")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(min=1e-6, help="requests per second of the fleet; by default the trace's own")
+    ] = None,
+    routing: Annotated[
+        str, typer.Option(help=f"policies of the router, with commas, or all: {', '.join(ROUTINGS)}")
+    ] = "all",
+    block_tokens: Annotated[
+        int | None, typer.Option(min=8, max=65_536, help="that a block of the trace becomes; prompts shrink with it")
+    ] = None,
+    output_scale: Annotated[float, typer.Option(min=1e-3, max=100, help="of the trace's output lengths")] = 1.0,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="a change, as in sojourn replay; repeatable")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="print the answers as JSON")] = False,
+    processes: Annotated[int, typer.Option(min=0, max=256, help="0 is one for each core")] = 0,
+) -> None:
+    """Replay a fleet of one run's engine under a trace's traffic, with each routing policy.
+
+    The steps take as long as those of RUN, without its accidents. Starts no server and computes nothing with the model.
+    """
+    need("engine", "pydantic", "msgspec")
+    need("loadgen", "numpy")
+    from engine.replay.fleet.answer import FleetQuestion, fleet_answers
+    from engine.replay.fleet.settings import fleet_settings
+    from engine.replay.predictor import predictor_of
+    from metrics.machine.host import usable_cores
+
+    routings = _routings(routing)
+    changes = grid(set_ or [])
+    if len(changes) > 1:
+        raise InputError("--set takes one value a key here; compare settings by several calls")
+    rows, named_tokens = _rows(trace, block_tokens, output_scale)
+    predictor = predictor_of(open_run(run))
+    change = changes[0] if changes else None
+    config, change = fleet_settings(predictor, change, named_tokens, replicas)
+    question = FleetQuestion(
+        replicas=replicas, num_requests=requests or len(rows), rate=rate, change=change,
+        objectives=predictor.objectives,
+    )  # fmt: skip
+    answers = fleet_answers(predictor.material, config, rows, question, routings, processes or usable_cores())
+    if json:
+        print_json({"run": str(predictor.run.path), "trace": trace, "change": change, "answers": answers})
+        return
+    what = "" if label(change) == "unchanged" else f", {label(change)}"
+    out.print(f"{replicas:,} replicas of {predictor.run.name}{what}; {question.num_requests:,} requests of {trace} at "
+              f"{answers[0].rate_rps:.4g}/s", markup=False, soft_wrap=True)  # fmt: skip
+    _print(answers)
+
+
+def _routings(text: str) -> list[str]:
+    names = list(ROUTINGS) if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in ROUTINGS:
+            raise InputError(f"--routing {name!r} is not known; give some of {', '.join(ROUTINGS)}, or all")
+    if not names or len(set(names)) < len(names):
+        raise InputError(f"--routing {text!r} must name each policy once; give some of {', '.join(ROUTINGS)}")
+    return names
+
+
+def _rows(trace: str, block_tokens: int | None, output_scale: float) -> tuple[list["TracedRequest"], int]:
+    """The trace's requests in order of time, and the tokens of one of its blocks; 0 where it names none."""
+    import numpy as np
+
+    from engine.replay.fleet.traffic import TracedRequest
+    from loadgen.seeds import seeded_rng
+    from loadgen.traces.reader import find_trace, read_trace
+
+    path = find_trace(trace)
+    found = read_trace(path)
+    lengths = [row for row in found.rows if row.prompt_tokens and row.output_tokens]
+    if not found.timed or len(lengths) < 2:
+        raise InputError(f"{path.name} has no times, or no requests with both lengths; a fleet's replay needs them")
+    named = found.form.block_tokens
+    if block_tokens is not None and not named:
+        raise InputError(f"{path.name} names no blocks, so --block-tokens scales nothing; leave it out")
+    times = np.array([row.offset_s for row in lengths])
+    if found.bins.width_s is not None:  # volleys are an artefact of rounded times
+        times = found.bins.begins_s(times) + seeded_rng(0, path.name).uniform(0.0, found.bins.width_s, len(times))
+    size = block_tokens or named
+    rows = [
+        TracedRequest(
+            offset_s=float(time),
+            prompt_tokens=max(1, -(-row.prompt_tokens * size // row.block_tokens)) if named else row.prompt_tokens,
+            output_tokens=max(1, round(row.output_tokens * output_scale)),
+            block_ids=row.hash_ids,
+            session=row.session_id,
+        )
+        for row, time in zip(lengths, times, strict=True)
+    ]
+    return rows, size
+
+
+def _print(answers: "list[FleetAnswer]") -> None:
+    shown = table("routing", "good/s", "kept", "TTFT p50", "p99", "TPOT p50", "p99", "hits", "busiest",
+                  text=("routing",))  # fmt: skip
+    for each in answers:
+        shown.add_row(
+            each.routing, f"{each.goodput_rps:,.4g}", f"{each.attainment:.1%}",
+            *(_ms(latencies[quantile]) for latencies in (each.ttft_ms, each.tpot_ms) for quantile in ("p50", "p99")),
+            f"{each.hit_rate:.1%}", f"{each.load_max_over_mean:.2f}",
+        )  # fmt: skip
+    out.print(shown)
+    pooled = answers[0].pooled_hit_rate
+    out.print(
+        "latencies in ms; hits: cached over all prompt tokens, "
+        f"{pooled:.1%} in one cache of all replicas without eviction; busiest: requests of the busiest replica over "
+        "the mean",
+        markup=False, soft_wrap=True,
+    )  # fmt: skip
+    for each in answers:
+        if each.refused:
+            out.print(f"! {each.routing}: {each.refused:,} requests refused; a queue was full, or they were larger "
+                      "than the KV pool", markup=False, soft_wrap=True)  # fmt: skip
+    if (beyond := max(each.extrapolated for each in answers)) > 0.3:
+        out.print(f"! {beyond:.0%} of the device's time is in steps far larger than any of the run; the times of such "
+                  "steps are a guess", markup=False, soft_wrap=True)  # fmt: skip
+    out.print(f"replayed in {max(each.replay_seconds for each in answers):.0f} s a policy", markup=False)
+
+
+def _ms(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

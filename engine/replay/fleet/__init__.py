@@ -1,0 +1,1 @@
+"""A large fleet behind one router, replayed with the traffic of a trace."""
