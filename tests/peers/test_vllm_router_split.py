@@ -60,7 +60,7 @@ def test_a_call_through_the_router_is_computed_on_both_servers(tmp_path):
     ):
         for path, body in (
             ("/v1/completions", {"prompt": TASK}),
-            ("/v1/completions", {"prompt": f"{TASK}#", "stream": True}),
+            ("/v1/completions", {"prompt": f"# {TASK}", "stream": True}),
             ("/v1/chat/completions", {"messages": [{"role": "user", "content": TASK}]}),
         ):
             body = {"model": "tiny-model", "temperature": 0, "max_tokens": 12} | body
