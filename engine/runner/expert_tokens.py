@@ -32,6 +32,8 @@ class ExpertTokens:
     @staticmethod
     def _watch(num_experts: int, found: list[torch.Tensor]):
         def count(experts: torch.Tensor) -> None:
+            if experts.is_cuda and torch.cuda.is_current_stream_capturing():  # a graph would copy to the host each time
+                return
             chosen = experts.flatten().long()
             counts = torch.zeros(num_experts, dtype=torch.int64, device=experts.device)
             found.append(to_host(counts.scatter_add_(0, chosen, torch.ones_like(chosen))))
