@@ -32,6 +32,11 @@ def material_of(
             f"{run.name} has no request records of the server; record them with telemetry=full, by `sojourn run`, or "
             "join the server's recording with `sojourn join`"
         )
+    if (role := engine_settings(dict(meta)).get("kv_role")) is not None:
+        raise ReplayError(
+            f"{run.name} is of a server with kv_role={role}, whose calls another server computes in part; a replay "
+            "knows one server only"
+        )
     first_sent = requests.sent_ns.min()
     steps = steps[steps.begin_ns >= (0 if pd.isna(first_sent) else first_sent)]  # before it, a server warms itself up
     if len(steps) < FEWEST_STEPS:
