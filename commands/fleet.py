@@ -6,14 +6,13 @@ from typing import Annotated
 
 import typer
 
-from commands.cli import need, new_run, out
+from commands.cli import ROUTER_HELP, PolicyOption, RouterEnvOption, need, new_run, out
 from commands.fleet_replay import replay
 from metrics.errors import ExperimentError, InputError
 
 fleet = typer.Typer(
     help="Several servers of one model behind an existing router, on this machine.", no_args_is_help=True
 )
-RouterOption = Annotated[str, typer.Option(help="vllm-router")]
 
 
 @fleet.callback()
@@ -27,17 +26,15 @@ fleet.command()(replay)
 @fleet.command()
 def up(
     count: Annotated[int, typer.Argument(min=1, max=64, help="servers")],
-    router: RouterOption = "vllm-router",
+    router: Annotated[str, typer.Option(help=ROUTER_HELP)] = "vllm-router",
     model: Annotated[str, typer.Option(help="checkpoint of every server")] = "tiny-model",
-    policy: Annotated[str | None, typer.Option(help="how the router chooses; by default by KV events")] = None,
+    policy: PolicyOption = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="port of the router")] = 8000,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="an engine setting of every server; repeatable"),
     ] = None,
-    router_env: Annotated[
-        Path | None, typer.Option(help="virtual environment that has the router; by default it is on the path")
-    ] = None,
+    router_env: RouterEnvOption = None,
     run_dir: Annotated[
         Path | None, typer.Option(help="folder for logs and the records of each server; by default a new one in runs/")
     ] = None,
@@ -46,13 +43,9 @@ def up(
     need("engine")
     from engine.options import assignments, check_settings
     from loadgen.fleet.fleet import fleet as running_fleet
-    from loadgen.fleet.routers import ROUTERS, installed
+    from loadgen.fleet.routers import installed, known_router
 
-    if router not in ROUTERS:
-        raise InputError(f"--router {router!r} is not known; there is {', '.join(ROUTERS)}")
-    chosen = ROUTERS[router]
-    if policy is not None and policy not in chosen.policies:
-        raise InputError(f"--policy {policy!r} is none of {router}; it has {', '.join(chosen.policies)}")
+    chosen = known_router(router, policy)
     program = installed(chosen, router_env)
     settings = {"model": model} | assignments(set_ or [], "--set")
     check_settings({"model": model}, settings)

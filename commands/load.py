@@ -28,8 +28,11 @@ def load(
         ),
     ] = None,
     server_run: Annotated[
-        Path | None,
-        typer.Option(help="run directory of a Sojourn server on this host (serve --run-dir); causes need its records"),
+        list[Path] | None,
+        typer.Option(
+            help="run directory of a Sojourn server on this host (serve --run-dir); causes need its records; "
+            "repeatable for the servers behind a router"
+        ),
     ] = None,
     run_dir: RunDirOption = None,
     seed: SeedOption = None,
@@ -50,7 +53,7 @@ def load(
     with run_progress(run_dir) as progress:
         done = load_url(
             loaded, base_url, run_dir, model=model, tokenizer=tokenizer, seed=seed,
-            server_run=server_run, processes=processes, progress=progress,
+            server_runs=server_run or (), processes=processes, progress=progress,
         )  # fmt: skip
     code = summarise(done)
     if save_result:

@@ -4,7 +4,18 @@ from typing import Annotated
 
 import typer
 
-from commands.cli import ProcessesOption, RunDirOption, ScenarioArgument, SeedOption, need, new_run, run_progress
+from commands.cli import (
+    ROUTER_HELP,
+    PolicyOption,
+    ProcessesOption,
+    RouterEnvOption,
+    RunDirOption,
+    ScenarioArgument,
+    SeedOption,
+    need,
+    new_run,
+    run_progress,
+)
 from commands.summary import summarise
 
 
@@ -17,20 +28,34 @@ def run(
     run_dir: RunDirOption = None,
     seed: SeedOption = None,
     processes: ProcessesOption = 1,
+    replicas: Annotated[
+        int | None, typer.Option(min=1, max=64, help="servers behind a router; by default those of the scenario, or 1")
+    ] = None,
+    router: Annotated[str | None, typer.Option(help=ROUTER_HELP)] = None,
+    policy: PolicyOption = None,
+    router_env: RouterEnvOption = None,
 ) -> None:
-    """Start the engine, replay a scenario against it, stop it, and diagnose the run."""
+    """Start the engine, replay a scenario against it, stop it, and diagnose the run. Several servers are one run."""
     need("engine")
     need("loadgen")
     from engine.options import assignments, check_settings
     from loadgen.run.experiment import run_scenario
-    from loadgen.scenario.scenario import load_scenario
+    from loadgen.scenario.scenario import load_scenario, with_fleet
 
-    loaded = load_scenario(scenario)
+    loaded = with_fleet(load_scenario(scenario), replicas, router, policy)
     overrides = assignments(set_ or [], "--set")
     check_settings(loaded.engine, overrides)
+    for own in loaded.fleet.servers.values() if loaded.fleet else ():
+        check_settings(loaded.engine, overrides, own)
     run_dir = run_dir or new_run(loaded.name)
     with run_progress(run_dir) as progress:
         done = run_scenario(
-            loaded, run_dir, engine_overrides=overrides, seed=seed, processes=processes, progress=progress
+            loaded,
+            run_dir,
+            engine_overrides=overrides,
+            seed=seed,
+            processes=processes,
+            progress=progress,
+            router_env=router_env,
         )
     raise typer.Exit(summarise(done))

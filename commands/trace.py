@@ -22,10 +22,12 @@ def trace(
 ) -> None:
     """Write a run's requests, steps and counters as a trace for ui.perfetto.dev or chrome://tracing."""
     from metrics.export.perfetto import run_rows, write_trace
+    from metrics.run.fleet import refuse_fleet
 
     if from_ is not None and to is not None and to <= from_:
         raise InputError(f"--to {to:g} is not after --from {from_:g}; give seconds since the first request or step")
     opened = open_run(run)
+    refuse_fleet(opened, "a trace")
     path = output or opened.path / "trace.json.gz"
     with writing(path):
         written = write_trace(path, run_rows(opened, from_, to))

@@ -43,6 +43,7 @@ class Account(IntEnum):
     COMPUTE_COMMUNICATION = 23
     COMPUTE_BUBBLE = 24
     MEMORY_TRANSFER = 25
+    REQUEST_ROUTING = 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,7 @@ ACCOUNTS: tuple[AccountInfo, ...] = (
     ),
     AccountInfo(Account.COMPUTE_BUBBLE, "compute", "bubble", "the first pipeline stage waits for those behind it"),
     AccountInfo(Account.MEMORY_TRANSFER, "memory", "transfer", "waiting for KV from, or for, another server"),
+    AccountInfo(Account.REQUEST_ROUTING, "request", "routing", "sent to a router → in the server's socket"),
 )
 ACCOUNT_BY_NAME = {info.name: info for info in ACCOUNTS}
 CLIENT_ACCOUNTS = tuple(info for info in ACCOUNTS if info.lifecycle == "client")

@@ -219,6 +219,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
     adapter: str | None = None  # the LoRA adapter that it named
     adapter_loads: int = 0  # into a slot, for this request
     session: str | None = None  # the header x-session-id
+    server: str | None = None  # of a fleet: set where the records of its servers become one run
 
 
 class ClientRecord(msgspec.Struct, frozen=True):

@@ -27,6 +27,7 @@ from metrics.replay.prediction import Change, Interval, Prediction
 from metrics.request.goodput import measured
 from metrics.request.objectives import EVERY_CLASS
 from metrics.run.directory import RunDirectory
+from metrics.run.fleet import refuse_fleet
 from metrics.run.server_alone import requests_of
 
 # Of the standard deviation of the speed of the machine, and of the shift of its accidents in seconds. The first is the
@@ -275,6 +276,7 @@ def predictor_of(run: RunDirectory, *, processes: int = 1, most_steps: int = MOS
 
     A run of more than `most_steps` is refused: a step takes about 30 µs of each replay.
     """
+    refuse_fleet(run, "a replay")
     try:
         return ReplayPredictor(run, processes=processes, most_steps=most_steps)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:

@@ -7,7 +7,7 @@ and on Linux the kernel sends SIGTERM to those that a kill -9 of this process le
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +31,7 @@ class Member:
     run_dir: Path
     log: Path
     process: subprocess.Popen
+    served: dict[str, Any] = field(default_factory=dict)  # its model, as GET /v1/models has it
 
 
 @dataclass(slots=True)
@@ -45,14 +46,19 @@ class Fleet:
     def dead(self) -> list[Member]:
         return [member for member in self.members if member.process.poll() is not None]
 
-    def fault(self) -> str | None:
-        """Why the fleet cannot go on, as a sentence; servers that die while others live are no such reason."""
+    def end(self) -> tuple[str, str] | None:
+        """Why the fleet cannot go on, and the last lines of a log; servers that die while others live are no such
+        reason."""
         if self.router is not None and self.router.poll() is not None:
-            code = self.router.returncode
-            return f"the router ended with exit code {code}; its last lines:\n{tail(self.folder / ROUTER_LOG)}"
+            return f"the router ended with exit code {self.router.returncode}", tail(self.folder / ROUTER_LOG)
         if len(self.dead()) == len(self.members):
-            return f"all {len(self.members)} servers ended; the last lines of one:\n{tail(self.members[-1].log)}"
+            return f"all {len(self.members)} servers ended", tail(self.members[-1].log)
         return None
+
+    def fault(self) -> str | None:
+        """The same as one sentence."""
+        ended = self.end()
+        return None if ended is None else f"{ended[0]}; its last lines:\n{ended[1]}"
 
 
 @contextmanager
@@ -65,11 +71,12 @@ def fleet(
     *,
     policy: str | None = None,
     port: int | None = None,
+    own: Mapping[int, dict[str, Any]] | None = None,
     records: bool = True,
     still_waiting: Callable[[], None] = lambda: None,
 ) -> Iterator[Fleet]:
-    """A fleet until the block ends. `settings` are those of every server; `folder` takes logs, and with `records` the
-    run directory of each server, `server-0` and so on.
+    """A fleet until the block ends. `settings` are those of every server, and `own` those of single ones by number;
+    `folder` takes logs, and with `records` the run directory of each server, `server-0` and so on.
 
     Raises ExperimentError where a server or the router does not become ready; nothing is left behind then.
     """
@@ -80,8 +87,10 @@ def fleet(
     try:
         addresses = [tuple(f"tcp://127.0.0.1:{ports.pop()}" for _ in range(2)) for _ in range(count)]
         for number, (events, replay) in enumerate(addresses):
-            own = {"kv_events": events, "kv_events_replay": replay} if settings.get("prefix_caching", True) else {}
-            made.members.append(_start_server(settings | own, number, ports.pop(), folder, records=records))
+            chosen = settings | (own or {}).get(number, {})
+            if chosen.get("prefix_caching", True):
+                chosen |= {"kv_events": events, "kv_events_replay": replay}
+            made.members.append(_start_server(chosen, number, ports.pop(), folder, records=records))
         for member in made.members:
             wait_ready(member.process, member.endpoint, member.log, still_waiting)
         servers = [_facts(member, *pair) for member, pair in zip(made.members, addresses, strict=True)]
@@ -112,8 +121,9 @@ def _start_server(settings: dict[str, Any], number: int, port: int, folder: Path
 
 
 def _facts(member: Member, events: str, replay: str) -> FleetServer:
-    served = served_models(member.endpoint)[0]
-    return FleetServer(member.endpoint.url, served["id"], served["engine"]["block_size"], events, replay)
+    member.served = served_models(member.endpoint)[0]
+    block_size = member.served["engine"]["block_size"]
+    return FleetServer(member.endpoint.url, member.served["id"], block_size, events, replay)
 
 
 def _wait_for_router(made: Fleet, model: str, still_waiting: Callable[[], None]) -> None:

@@ -1,9 +1,10 @@
 """The routers that a fleet may have: which settings a server needs for each, and how it is started.
 
-Routers pin packages that ours do not stand. So each is looked for in a virtual environment of its own first, and else
-on the path.
+Routers pin packages that ours do not stand. So each is looked for in a virtual environment of its own: the one that is
+named, or that the environment variable names. Else it is looked for on the path.
 """
 
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from metrics.errors import InputError
+
+ENVIRONMENT = "SOJOURN_ROUTER_ENV"  # names the virtual environment of the router, where no option does
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +82,20 @@ class VllmRouter:
 ROUTERS: dict[str, Router] = {router.name: router for router in (VllmRouter(),)}
 
 
+def known_router(name: str, policy: str | None) -> Router:
+    """The router of that name. Raises InputError where it is none of ours, or has no such policy."""
+    if name not in ROUTERS:
+        raise InputError(f"--router {name!r} is not known; there is {', '.join(ROUTERS)}")
+    if policy is not None and policy not in ROUTERS[name].policies:
+        raise InputError(f"--policy {policy!r} is none of {name}; it has {', '.join(ROUTERS[name].policies)}")
+    return ROUTERS[name]
+
+
 def installed(router: Router, environment: Path | None) -> Path:
     """The router's program. Raises InputError with the command that installs it."""
     program = router.program(environment)
     if program is None:
-        where = "on the path" if environment is None else f"in {environment}"
+        where = f"in {environment}" if environment else f"on the path, nor in an environment that {ENVIRONMENT} names"
         raise InputError(
             f"the router {router.name} is not installed {where}; in a virtual environment of its own: "
             f"{router.install}; then name that folder with --router-env"
@@ -92,6 +104,8 @@ def installed(router: Router, environment: Path | None) -> Path:
 
 
 def _program(name: str, environment: Path | None) -> Path | None:
+    if environment is None and (named := os.environ.get(ENVIRONMENT)):
+        environment = Path(named)
     if environment is not None:
         program = environment / "bin" / name
         return program if program.is_file() else None

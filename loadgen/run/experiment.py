@@ -5,39 +5,41 @@ directory says `valid: false` with the reason.
 """
 
 import shutil
-import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import yaml
 
 from loadgen.client.event_log import read_progress, recording
+from loadgen.fleet.routers import installed, known_router
 from loadgen.prompts.build import load_tokenizer
 from loadgen.record.live_table import LiveTable
 from loadgen.run.load_use import LoadUse
 from loadgen.run.run_files import begin_run, finish_run, repeat_command
+from loadgen.run.serving import one_server, several_servers
 from loadgen.run.speed import add_reference
 from loadgen.scenario.scenario import Scenario
 from loadgen.schedule.build import build_schedule
 from loadgen.schedule.facts import repeated_texts, workload_facts
 from loadgen.schedule.shards import loop_of
-from loadgen.target.endpoint import Endpoint, EndpointError, get, parse_base_url, served_model, served_models
-from loadgen.target.processes import ServerDied, free_port, load_command, serve_command, start, stop, tail, wait_ready
+from loadgen.target.endpoint import Endpoint, EndpointError, get, parse_base_url, served_model
+from loadgen.target.processes import ServerDied, load_command, start, stop, tail
 from loadgen.target.scrape import Scraper
 from loadgen.target.server_tokenizer import SERVER
 from metrics.errors import ExperimentError, RunDataError
 from metrics.request.objectives import EVERY_CLASS, objectives_of
-from metrics.run.directory import SERVER_KEYS, RunDirectory
-from metrics.run.join import adopt
+from metrics.run.directory import RunDirectory
+from metrics.run.join import adopt_servers
 from metrics.run.recorder import ON_DISK_SECONDS
 
 POLL_S = 0.2
 LIVE_S = 2.0
-SERVER_LOG, LOAD_LOG, SCENARIO_FILE = "server.log", "loadgen.log", "scenario.yaml"
+LOAD_LOG, SCENARIO_FILE = "loadgen.log", "scenario.yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +77,15 @@ class Surroundings(Protocol):
 def run_scenario(
     scenario: Scenario, run_dir: Path | str, *, engine_overrides: dict[str, Any] | None = None,
     seed: int | None = None, processes: int = 1, scrapes: bool = False, progress: OnProgress = lambda _: None,
-    surroundings: Surroundings | None = None, with_reference: bool = True,
+    surroundings: Surroundings | None = None, with_reference: bool = True, router_env: Path | None = None,
 ) -> RunDirectory:  # fmt: skip
     """Starts our engine as the scenario says, replays the scenario against it, stops it and gathers the run.
 
     `engine_overrides` replaces keys of the scenario's engine block; `processes` share the schedule. `scrapes` records
     /metrics once a second beside the server's records, as `load` does of a foreign server. `surroundings` hear how
-    far the run is. `with_reference` adds the normal speed of the machine, and measures it where nobody did. Raises
-    ExperimentError or ScenarioError; nothing is left behind if the server never became ready.
+    far the run is. `with_reference` adds the normal speed of the machine, and measures it where nobody did.
+    `router_env` is the virtual environment of the router of a fleet. Raises ExperimentError, InputError or
+    ScenarioError; nothing is left behind if a server never became ready.
     """
     settings = engine_settings(scenario, {**scenario.engine, **(engine_overrides or {})})
     if not settings.get("model"):
@@ -93,33 +96,39 @@ def run_scenario(
     tokenizer = scenario.target.tokenizer or str(settings["model"])
     seed = scenario.measure.seed if seed is None else seed
     workload = _check(scenario, seed, tokenizer, processes)
-    command = repeat_command("run", scenario, seed, set=engine_overrides or {}, processes=_several(processes))
+    fleet, chosen = scenario.fleet, {"set": engine_overrides or {}, "processes": _several(processes)}
+    if fleet is not None:
+        router = known_router(fleet.router, fleet.policy)
+        program = installed(router, router_env)
+        chosen |= {"replicas": fleet.replicas, "router": fleet.router, "policy": fleet.policy}
+    command = repeat_command("run", scenario, seed, **chosen)
     run = _begin(scenario, run_dir, seed, settings, command, workload)
-    endpoint = parse_base_url(f"http://127.0.0.1:{free_port()}")
-    server = start(serve_command(settings, endpoint.port, run.path), run.path / SERVER_LOG)
-    try:
-        progress(Progress("starting server"))
-        wait_ready(server, endpoint, run.path / SERVER_LOG, lambda: progress(Progress("starting server")))
-        served = served_models(endpoint)[0]
-    except BaseException as error:
-        stop(server)
-        shutil.rmtree(run.path)
-        if isinstance(error, EndpointError):
-            raise ExperimentError(str(error)) from None
-        raise
-    run.update_meta(engine=settings | {"served": served})  # apart: what was chosen, and what the server made of it
-    with _finishing(run, progress) as reasons:
+    with ExitStack() as stack:
         try:
-            with _scraping(run, endpoint) if scrapes else nullcontext():
-                target = endpoint if surroundings is None else surroundings.begin(endpoint, run.path)
-                _load(run, target, seed, served["id"], tokenizer, processes, server, progress, reasons, surroundings)
-        finally:
-            if surroundings is not None:
-                surroundings.end()
-            progress(Progress("stopping server"))
-            stop(server)
-            if server.returncode == 1 and not reasons:
-                reasons.append(f"the server ended with exit code 1; its last lines:\n{tail(run.path / SERVER_LOG)}")
+            waiting = partial(progress, Progress("starting server"))
+            servers = (
+                one_server(settings, run.path, waiting)
+                if fleet is None
+                else several_servers(settings, run.path, fleet, router, program, waiting)
+            )
+            serving = stack.enter_context(servers)
+        except BaseException:
+            shutil.rmtree(run.path)
+            raise
+        run.update_meta(**serving.meta)
+        with _finishing(run, progress) as reasons:
+            try:
+                with _scraping(run, serving.endpoint) if scrapes else nullcontext():
+                    target = serving.endpoint
+                    target = target if surroundings is None else surroundings.begin(target, run.path)
+                    _load(run, target, seed, serving.served["id"], tokenizer, processes, serving.fault, progress,
+                          reasons, surroundings)  # fmt: skip
+            finally:
+                if surroundings is not None:
+                    surroundings.end()
+                progress(Progress("stopping server"))
+                stack.close()
+                reasons += [] if reasons else serving.doubts
     if not with_reference:
         return run
     with suppress(RunDataError, OSError):  # a run without it is a run all the same
@@ -130,20 +139,22 @@ def run_scenario(
 
 def load_url(
     scenario: Scenario, base_url: str, run_dir: Path | str, *, model: str | None = None, tokenizer: str | None = None,
-    seed: int | None = None, server_run: Path | str | None = None, processes: int = 1,
+    seed: int | None = None, server_runs: Sequence[Path | str] = (), processes: int = 1,
     progress: OnProgress = lambda _: None,
 ) -> RunDirectory:  # fmt: skip
     """Replays the scenario against a running OpenAI-compatible server, and scrapes its /metrics if it has one.
 
-    `server_run` is the run directory of our own server on this host (`serve --run-dir`): its records of this load are
-    joined to the client's, so that the diagnosis sees what it sees of a `run`.
+    `server_runs` are the run directories of our own servers on this host (`serve --run-dir`): their records of this
+    load are joined to the client's, so that the diagnosis sees what it sees of a `run`. Several stand behind a router.
 
     Raises EndpointError, and leaves nothing behind, if no server answers; ScenarioError for a bad scenario.
     """
     seed = scenario.measure.seed if seed is None else seed
-    repeat = {"base_url": base_url, "model": model, "tokenizer": tokenizer, "server_run": server_run}
+    repeat = {"base_url": base_url, "model": model, "tokenizer": tokenizer, "server_run": list(server_runs)}
     repeat["processes"] = _several(processes)
-    server = RunDirectory.open(server_run) if server_run is not None else None
+    servers = [RunDirectory.open(path) for path in server_runs]
+    if len({server.path.resolve() for server in servers}) < len(servers):
+        raise ExperimentError("--server-run names one folder twice; give each server's own")
     tokenizer = tokenizer or scenario.target.tokenizer
     workload = _check(scenario, seed, tokenizer, processes)
     if notes := repeated_texts(scenario):
@@ -156,16 +167,12 @@ def load_url(
     run = _begin(scenario, run_dir, seed, engine, repeat_command("load", scenario, seed, **repeat), workload)
     with _finishing(run, progress) as reasons, _scraping(run, endpoint):
         begin_ns = time.monotonic_ns()
-        _load(run, endpoint, seed, served["id"], tokenizer, processes, None, progress, reasons)
-        if server is not None:
+        _load(run, endpoint, seed, served["id"], tokenizer, processes, lambda: None, progress, reasons)
+        if servers:
             with suppress(EndpointError):
                 get(endpoint, "/metrics")  # for which it works out the steps that it holds back
-            time.sleep(1.5 * ON_DISK_SECONDS)  # until the server's last records are on disk
-            tables = {table: server.sources(table) for table in ("requests", "steps", "system", "kernels")}
-            if not adopt(run.path, tables, begin_ns, time.monotonic_ns()):
-                reasons.append(f"{server.path} holds no records of this load: is it of this server, on this host?")
-            meta = server.meta()
-            run.update_meta(**{key: meta[key] for key in SERVER_KEYS if key in meta})
+            time.sleep(1.5 * ON_DISK_SECONDS)  # until the servers' last records are on disk
+            reasons += adopt_servers(run, servers, begin_ns, time.monotonic_ns())
     return run
 
 
@@ -226,7 +233,7 @@ def _begin(
 
 def _load(
     run: RunDirectory, endpoint: Endpoint, seed: int, model: str, tokenizer: str | None,
-    processes: int, server: subprocess.Popen | None, progress: OnProgress, reasons: list[str],
+    processes: int, fault: Callable[[], tuple[str, str] | None], progress: OnProgress, reasons: list[str],
     surroundings: Surroundings | None = None,
 ) -> None:  # fmt: skip
     """Runs the load generator to its end and reports its progress. A server that dies ends the load."""
@@ -249,9 +256,9 @@ def _load(
             if waits_for_first and counts and counts["sent"]:
                 surroundings.sending()
                 waits_for_first = False
-            if server is not None and server.poll() is not None:
-                reasons.append(f"the server ended with exit code {server.returncode} during the run")
-                raise ServerDied(f"{reasons[-1]}; its last lines:\n{tail(run.path / SERVER_LOG)}")
+            if (ended := fault()) is not None:
+                reasons.append(ended[0])
+                raise ServerDied(f"{ended[0]}; its last lines:\n{ended[1]}")
             time.sleep(POLL_S)
         counts = read_progress(run.path)
         if counts:

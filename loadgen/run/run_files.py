@@ -22,6 +22,7 @@ from metrics.errors import RunDataError
 from metrics.machine.client_error import beyond_capacity
 from metrics.machine.host import hardware, versions
 from metrics.run.directory import RunDirectory, engine_settings, wall_anchor
+from metrics.run.fleet import describe_servers, gather_servers
 from metrics.sources.view import reported_settings
 
 ASSUMED_BLOCK_TOKENS = 16  # of our engine and of vLLM by default
@@ -70,11 +71,12 @@ def begin_run(
 
 
 def repeat_command(verb: str, scenario: Scenario, seed: int, **options: Any) -> list[str]:
-    """The words that repeat a run, except for its folder. A dict (`set`) gives one KEY=VALUE an entry; None gives
-    none."""
+    """The words that repeat a run, except for its folder. A dict (`set`) gives one KEY=VALUE an entry, and a list
+    one option an entry; None gives none."""
     arguments = ["sojourn", verb, scenario.path_or_name]
     for name, value in options.items():
-        entries = [f"{key}={_as_yaml(item)}" for key, item in value.items()] if isinstance(value, dict) else [value]
+        entries = [f"{key}={_as_yaml(item)}" for key, item in value.items()] if isinstance(value, dict) else value
+        entries = entries if isinstance(entries, list) else [entries]
         arguments += [word for entry in entries if entry is not None for word in (f"--{name.replace('_', '-')}", entry)]
     return [*arguments, "--seed", str(seed)]
 
@@ -94,7 +96,9 @@ def finish_run(run: RunDirectory, reasons: list[str]) -> Parsed | None:
     try:
         parsed = build_client_table(run.path) if (run.path / SCHEDULE_FILE).exists() else None
         run.compact()
+        gather_servers(run)
         _judge(run, parsed, reasons)
+        describe_servers(run)
     except (OSError, pa.ArrowException) as error:
         why = f"the records could not be gathered: {error}"
         with suppress(OSError, RunDataError):  # it says `valid: false` since the run began
@@ -120,7 +124,10 @@ def recover(run_dir: Path | str) -> bool:
         if is_abandoned:
             run = RunDirectory(run_dir)
             meta = run.meta()
-            _judge(run, build_client_table(run_dir), meta.get("load_reasons", meta.get("invalid_reasons", [])))
+            parsed = build_client_table(run_dir)
+            gather_servers(run)
+            _judge(run, parsed, meta.get("load_reasons", meta.get("invalid_reasons", [])))
+            describe_servers(run)
     return is_abandoned
 
 

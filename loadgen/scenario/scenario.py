@@ -1,7 +1,7 @@
 """The schema of a scenario file: blocks with units in the key names; unknown keys are refused.
 
 `engine` configures our engine for `sojourn run`, `target` the requests, `arrivals` when they come, `workload` what they
-ask for, `objectives` the bounds (with their source), `measure` what counts.
+ask for, `objectives` the bounds (with their source), `measure` what counts, `fleet` how many servers `run` starts.
 """
 
 from collections.abc import Iterator
@@ -15,6 +15,7 @@ from loadgen.errors import ScenarioError, nearest
 from loadgen.scenario.arrivals import Arrivals
 from loadgen.scenario.distributions import Block, Number, Whole
 from loadgen.scenario.faults import UniqueKeys, describe_faults, describe_yaml_error
+from loadgen.scenario.fleet import FleetBlock
 from loadgen.scenario.workload import Workload
 
 SCENARIO_FOLDER = Path(__file__).parents[2] / "scenarios"
@@ -91,6 +92,7 @@ class Scenario(Block):
     workload: Workload
     objectives: list[Objective] = Field(min_length=1)
     measure: Measure = Measure()
+    fleet: FleetBlock | None = Field(None, description="several servers behind a router; without it one server")
     _path_or_name: str = PrivateAttr("")
 
     @property
@@ -159,6 +161,27 @@ class Scenario(Block):
                         f"`objectives[{position}].{name}` is {bound:g}, but `target.stream` is false: a reply that "
                         "comes as a whole has no first token; set e2e_ms instead, or target.stream to true"
                     )
+
+
+def with_fleet(scenario: Scenario, replicas: int | None, router: str | None, policy: str | None) -> Scenario:
+    """The scenario with so many servers; what is None stays as its `fleet` block has it. Raises ScenarioError."""
+    if replicas == 1:
+        if router or policy:
+            raise ScenarioError("--router and --policy are of several servers; raise --replicas, or leave them out")
+        return scenario.model_copy(update={"fleet": None})
+    given = {"replicas": replicas, "router": router, "policy": policy}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if not chosen:
+        return scenario
+    if replicas is None and scenario.fleet is None:
+        raise ScenarioError("--router and --policy are of several servers; give --replicas")
+    before = {} if scenario.fleet is None else scenario.fleet.model_dump()
+    if router is not None and policy is None:
+        before["policy"] = None  # another router has other policies
+    try:
+        return scenario.model_copy(update={"fleet": FleetBlock(**(before | chosen))})
+    except ValidationError as error:
+        raise ScenarioError(*[f"fleet: {fault}" for fault in describe_faults(error, FleetBlock)]) from None
 
 
 def bundled_scenarios() -> list[str]:

@@ -17,6 +17,7 @@ from metrics.request.offenders import Book, book_of, described
 from metrics.request.token_gaps import Gap, explain_gap, slowest_gaps, why
 from metrics.request.waits import reasons
 from metrics.run.directory import RunDirectory
+from metrics.run.fleet import server_run_of
 from metrics.run.join import uncertainty_sentence
 
 MOST_OFFENDERS = 8
@@ -27,6 +28,7 @@ TRAITS = {"tenant": "tenant", "klass": "class"}  # of a request, with their head
 
 def explain(run: RunDirectory, request_id: str, token: int | None = None) -> RenderableType:
     """What `sojourn explain` prints. `token`: that gap in full instead of the slowest ones. Raises RunDataError."""
+    run = server_run_of(run, request_id)  # of a fleet: its own server has its steps
     requests, served = run.requests(), run.table("requests")
     known, alone = (table[table.request_id == request_id] for table in (requests, served))
     if known.empty and alone.empty:

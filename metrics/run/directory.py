@@ -14,6 +14,7 @@ from metrics.errors import RunDataError
 from metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS
 from metrics.records import SCHEMAS
 from metrics.run.front_turns import with_front_turns
+from metrics.run.routing import with_routing
 from metrics.run.segments import compact, read_segment, sources
 from metrics.whole_file import write_whole
 
@@ -144,8 +145,19 @@ class RunDirectory:
         clash = {name: f"server_{name}" for name in server.columns if name in client.columns and name != "request_id"}
         server = server.rename(columns=clash).drop_duplicates("request_id", keep="last")
         joined = client.merge(server, on="request_id", how="left").sort_values("due_ns", ignore_index=True)
-        joined = _with_client_accounts(joined)
-        return _with_latencies(with_front_turns(joined, self.table("system")))
+        return _with_latencies(self._with_way_in(_with_client_accounts(joined)))
+
+    def _with_way_in(self, joined: pd.DataFrame) -> pd.DataFrame:
+        """With the time between send and arrival booked to the front's loop of each server, and to a router."""
+        if not joined.server.notna().any():
+            return with_front_turns(joined, self.table("system"))
+        meta = self.meta()
+        fronts = {entry["name"]: RunDirectory(self.path / entry["name"]) for entry in meta.get("servers") or []}
+        parts = [
+            with_front_turns(rows.copy(), fronts.get(name, self).table("system"))
+            for name, rows in joined.groupby("server", dropna=False, sort=False)
+        ]
+        return with_routing(pd.concat(parts).sort_index(), meta)
 
 
 def _fault(meta: Any) -> str | None:

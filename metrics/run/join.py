@@ -1,6 +1,6 @@
 """Client and server recorded apart, on one host or on two: one run of both, with the offset of their clocks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,31 @@ def join_runs(client: RunDirectory, server: RunDirectory) -> Joined:
     client.compact()
     client.update_meta(**_described(client.meta(), server.meta()), clock=msgspec.to_builtins(joined))
     return joined
+
+
+def adopt_servers(client: RunDirectory, servers: Sequence[RunDirectory], begin_ns: int, end_ns: int) -> list[str]:
+    """Adopts what servers on this host recorded of a client's load in a span of its clock: of one server into the
+    client's run, of several into a folder each. Returns why the records are not whole, as sentences."""
+    reasons = []
+    entries = [{"name": f"server-{number}", "run": str(server.path)} for number, server in enumerate(servers)]
+    for server, entry in zip(servers, entries, strict=True):
+        meta = server.meta()
+        place = client.path if len(servers) == 1 else client.path / entry["name"]
+        tables = {table: server.sources(table) for table in SERVER_TABLES}
+        if not adopt(place, tables, begin_ns, end_ns):
+            reasons.append(f"{server.path} holds no records of this load: is it of this server, on this host?")
+        if len(servers) == 1:
+            client.update_meta(**{key: meta[key] for key in SERVER_KEYS if key in meta})
+        else:
+            place.mkdir(exist_ok=True)
+            RunDirectory(place).write_json("run.json", meta)
+            entry["served"] = {"engine": engine_settings(meta)}
+    if len(servers) > 1:
+        meta = client.meta()
+        alike = all(_same_host(meta, server.meta()) for server in servers)
+        router = {"name": None, "policy": None, "url": section(meta, "engine").get("base_url"), "same_host": alike}
+        client.update_meta(servers=entries, router=router)
+    return reasons
 
 
 def clock_of(meta: dict[str, Any]) -> Joined | None:

@@ -197,6 +197,7 @@ SGLANG = Source(
         "request.stream": unseen("SGLang's latencies end before the answer is written"),
         "request.lost": unseen("SGLang counts only what its scheduler finished"),
         "request.quota": unseen("SGLang limits no tenants: a gateway before it does"),
+        "request.routing": unseen("SGLang's latencies begin behind the router"),
         "request.cold_start": unseen("SGLang serves one model, which is loaded before it answers"),
         "memory.adapter_load": unseen("no metric of it"),
         "request.moderation": unseen("SGLang checks no content: a gateway before it does"),

@@ -34,6 +34,7 @@ SOJOURN = Source(
     latency=Latency(sum_of(E2E), count_of(E2E), ("client.network",)),
     sights={
         **{info.name: Sight("seen", "a sum over the run; per request only in the records") for info in SERVER_ACCOUNTS},
+        "request.routing": unseen("it takes the client's clock, which only the records of a run have"),
         "client.network": unseen("it takes the moments of arrival and of the last write, which only the records have"),
     },
     settings={

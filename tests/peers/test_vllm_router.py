@@ -7,6 +7,9 @@ import asyncio
 import os
 import random
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -15,6 +18,12 @@ import pytest
 
 from loadgen.fleet.fleet import Fleet, fleet
 from loadgen.fleet.routers import ROUTERS, installed
+from loadgen.run.experiment import run_scenario
+from loadgen.scenario.fleet import FleetBlock
+from loadgen.target.processes import free_port
+from metrics.run.directory import engine_settings
+from metrics.run.fleet import servers_of
+from tests.loadgen.scenarios import CHAT, scenario
 
 PYTHON = os.environ.get("SOJOURN_VLLM_ROUTER_PYTHON")
 pytestmark = [
@@ -118,3 +127,43 @@ def test_a_killed_server_costs_only_its_open_streams(tmp_path):
 
 def requests_of_living(made: Fleet) -> list[set[str]]:
     return requests_of(Fleet(made.endpoint, made.folder, made.members[:1]))
+
+
+def test_the_verb_starts_a_fleet_and_ctrl_c_ends_all_of_it(tmp_path):
+    port = free_port()
+    words = ["fleet", "up", "2", "--router-env", str(Path(PYTHON).parent.parent), "--port", str(port)]
+    command = [sys.executable, "-m", "sojourn", *words, "--run-dir", str(tmp_path / "fleet"), "--set", "threads=1"]
+    with (tmp_path / "out").open("w+") as out, subprocess.Popen(command, stdout=out, stderr=out) as verb:
+        deadline = time.monotonic() + 120
+        while "is ready at" not in (tmp_path / "out").read_text():
+            assert verb.poll() is None and time.monotonic() < deadline, (tmp_path / "out").read_text()
+            time.sleep(0.2)
+        children = psutil.Process(verb.pid).children(recursive=True)
+        body = {"model": "tiny-model", "prompt": "A list is", "max_tokens": 4}
+        answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=60)
+        verb.send_signal(signal.SIGINT)
+        code = verb.wait(40)
+    assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 4
+    assert code == 130, (tmp_path / "out").read_text()
+    assert len(children) >= 3 and not [child for child in children if child.is_running()]
+    assert all((tmp_path / "fleet" / f"server-{number}" / "run.json").is_file() for number in range(2))
+
+
+def test_a_fleet_is_one_run(tmp_path):
+    arrivals = {"process": "poisson", "rate_rps": 8, "count": 24}
+    chosen = scenario(arrivals, [CHAT], engine={"model": "tiny-model", "threads": 1})
+    block = FleetBlock(replicas=2, policy="round_robin", servers={1: {"max_num_seqs": 8}})
+    environment = Path(PYTHON).parent.parent
+    run = run_scenario(chosen.model_copy(update={"fleet": block}), tmp_path / "run", router_env=environment)
+    requests, members = run.requests(), servers_of(run)
+    assert [member.name for member in members] == ["server-0", "server-1"]
+    assert set(requests.server) == {"server-0", "server-1"} and set(requests.status) == {"ok"}
+    assert requests.unaccounted_ns.abs().max() <= 1, "closure: to the nanosecond"
+    assert (requests.ledger_request_routing_ns > 0).all() and run.table("steps").empty
+    for member, num_seqs in zip(members, (None, 8), strict=True):
+        own = member.requests()
+        assert set(own.request_id) == set(requests.request_id[requests.server == member.name])
+        assert own.ledger_request_routing_ns.sum() == requests.ledger_request_routing_ns[
+            requests.server == member.name].sum()  # fmt: skip
+        seen = {name for names in member.table("steps").request_ids for name in names}
+        assert set(own.request_id) <= seen and engine_settings(member.meta()).get("max_num_seqs") in (num_seqs, 64)

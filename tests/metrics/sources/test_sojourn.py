@@ -77,7 +77,8 @@ def test_remote_diagnosis_tells_the_shares_of_the_one_with_records(runs):
     )  # the one account that metrics cannot tell
     assert near.server is None and remote.server.title == "Sojourn"
     sights = {account.account: account.visibility for account in remote.server.accounts}
-    assert sights.pop("client.network") == "unseen" and set(sights.values()) == {"seen"}
+    of_records = {sights.pop("client.network"), sights.pop("request.routing")}
+    assert of_records == {"unseen"} and set(sights.values()) == {"seen"}
     assert remote.findings[0].object == "KV block pool"
 
 
@@ -86,7 +87,7 @@ def test_report_names_what_is_unseen_once_and_the_way_to_the_records(runs):
     out = io.StringIO()
     Console(file=out, width=100).print(render_server(diagnosis))
     told = [line for line in out.getvalue().splitlines() if " seen " in line or " unseen " in line]
-    assert [line.split()[0] for line in told] == ["client.lag", "client.network", "all"]
+    assert [line.split()[0] for line in told] == ["client.lag", "client.network", "request.routing", "all"]
     assert any("--server-run DIR" in said for said in diagnosis.warnings)
 
 
