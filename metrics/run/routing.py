@@ -6,18 +6,19 @@ wires on both sides of it. On loopback wires take a tenth of a millisecond. Wher
 other hosts, nobody knows which part was the network, and the time stays in `client.network`.
 """
 
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from metrics.ledger import ACCOUNT_BY_NAME
 from metrics.run.front_turns import FROM
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 TO = ACCOUNT_BY_NAME["request.routing"].column
 NOT_SEEN = "client, router and servers ran on several hosts: request.routing is not seen, and lies in client.network"
 
 
-def with_routing(joined: pd.DataFrame, meta: dict[str, Any]) -> pd.DataFrame:
+def with_routing(joined: "pd.DataFrame", meta: dict[str, Any]) -> "pd.DataFrame":
     """Moves the way in from `client.network` to `request.routing`, but for the turns of the front's loop, which
     `with_front_turns` has moved already. The sum of the accounts stays. Only for a router on this host."""
     router = meta.get("router")
