@@ -139,6 +139,7 @@ def _pretend_cuda(record: Record) -> None:
     }  # fmt: skip
     for name, value in constants.items():
         setattr(cuda, name, lambda *arguments, value=value: value)
+    cuda.is_current_stream_capturing = lambda: record.capturing
     cuda.synchronize, cuda.CUDAGraph, cuda.graph = synchronize, Graph, capture
     cuda.Stream, cuda.Event = Stream, _event_class(record)
     cuda.current_stream = Stream

@@ -69,7 +69,7 @@ class Replica:
         self._arrived: list[Request] = []
         self._left: list[str] = []
         self._arrivals = 0
-        self._is_asleep = True
+        self._is_asleep, self._asleep_since_ns = True, self._begin_ns
 
     @property
     def live(self) -> int:
@@ -179,15 +179,18 @@ class Replica:
             self._sleep(end_ns)
 
     def _sleep(self, now_ns: float) -> None:
-        self._begin_ns, self.cutoff_ns, self._is_asleep = now_ns, float("inf"), True
+        self._begin_ns = self._asleep_since_ns = now_ns
+        self.cutoff_ns, self._is_asleep = float("inf"), True
         if self._tiers is not None:
             self._tiers.flush()
             if (read_ns := self._tiers.next_end_ns) < self.cutoff_ns:  # a block that somebody waits for
                 self._rise(max(read_ns, now_ns))
 
     def _wake(self, now_ns: float) -> None:
-        if self._is_asleep and (self.cutoff_ns == float("inf") or now_ns < self._begin_ns):
-            self._rise(max(now_ns, self._begin_ns) if self.cutoff_ns == float("inf") else now_ns)
+        """For a message. What came while the last turn went on is received when that has ended."""
+        begin_ns = max(now_ns, self._asleep_since_ns)
+        if self._is_asleep and (self.cutoff_ns == float("inf") or begin_ns < self._begin_ns):
+            self._rise(begin_ns)
 
     def _rise(self, begin_ns: float) -> None:
         self._begin_ns = begin_ns

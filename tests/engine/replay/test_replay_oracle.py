@@ -104,6 +104,13 @@ def test_replay_has_the_preemptions_of_an_engine_that_runs_out_of_blocks(seed, n
     assert preemptions <= 25 * 24 * max_num_seqs  # each follows a token of another request
 
 
+def test_requests_that_come_during_the_last_turn_are_received_together_behind_it():
+    """The first request ends in its only step, and five come meanwhile: the next step begins when that has ended."""
+    asks = random_asks(20, 25, mean_gap_ns=100_000, leaving=0.1)
+    assert asks[0].max_tokens == 1 and asks[5].due_ns < 400_000
+    check_same(asks, num_blocks=24, max_num_seqs=6)
+
+
 def test_the_property_meets_preemption_storms():
     assert check_same(random_asks(3, 40, mean_gap_ns=100_000, longest=80), num_blocks=40) > 20
 

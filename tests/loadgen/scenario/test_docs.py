@@ -16,7 +16,8 @@ DOCUMENT = (Path(__file__).parents[3] / "docs" / "scenarios.md").read_text(encod
 HEADING_OF = {
     "Scenario": "Top level", "Target": "target", "Workload": "workload", "RequestClass": "A class",
     "Variant": "A class", "PrefixTree": "A prefix tree", "Session": "A session", "Objective": "objectives",
-    "Measure": "measure", "FleetBlock": "fleet", **dict.fromkeys(("FixedTurns", "UniformTurns", "GeometricTurns"), "A number of turns"),
+    "Measure": "measure", "FleetBlock": "fleet",
+    **dict.fromkeys(("FixedTurns", "UniformTurns", "GeometricTurns"), "A number of turns"),
     **dict.fromkeys(("FixedSeconds", "UniformSeconds", "ExponentialSeconds", "LognormalSeconds"), "A time"),
 }  # fmt: skip
 SIGNS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}

@@ -149,8 +149,9 @@ def test_without_readable_counters_there_is_no_power(tmp_path):
 def test_a_sample_knows_both_processes_and_their_ends(tmp_path):
     sampler = SystemSampler(os.getpid(), nvml=Driver(), powercap=tmp_path)
     record = sampler.sample(os.getpid())
-    assert record.front_cpu_seconds == pytest.approx(record.core_cpu_seconds, abs=0.5) and record.front_cpu_seconds > 0
-    assert record.core_rss_bytes == pytest.approx(record.front_rss_bytes, rel=0.2)
+    # The core counts the processes beside it, which are ranks: here those that other tests have started.
+    assert 0 < record.front_cpu_seconds <= record.core_cpu_seconds + 0.5
+    assert record.core_rss_bytes >= 0.8 * record.front_rss_bytes
     assert record.gpu_power_watts == 612.345 and record.cpu_power_watts is None
     gone = sampler.sample(None)
     assert gone.core_cpu_seconds is gone.core_rss_bytes is gone.core_cpu_percent is None
