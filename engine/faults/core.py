@@ -129,7 +129,7 @@ def slow_kv_disk(engine: Engine, fault: SlowKvDisk) -> None:
             spend(fault.ms / 1e3, "sleep")
 
     for disk in disks:
-        disk._read = before(disk._read, cost)
+        disk.medium.read = before(disk.medium.read, cost)
 
 
 def slow_link(engine: Engine, fault: SlowLink) -> None:

@@ -17,18 +17,18 @@ class MediumStore:
         self.name, self.block_bytes = medium.name, medium.block_bytes
         self.is_closing = False
         self.reads, self._writes = Worker(f"kv-{self.name}-read"), Worker(f"kv-{self.name}-write")
-        self._medium = medium
+        self.medium = medium
         self._finished: deque[Moved] = deque()
 
     def known(self) -> list[bytes]:
-        return self._medium.known()
+        return self.medium.known()
 
     def read(self, key: bytes, slot: int) -> None:
-        self.reads.submit(lambda: self._move(key, True, lambda: self._medium.read(key, slot)))
+        self.reads.submit(lambda: self._move(key, True, lambda: self.medium.read(key, slot)))
 
     def write(self, key: bytes, slot: int) -> None:
         def written() -> bool:
-            self._medium.write(key, slot)
+            self.medium.write(key, slot)
             return True
 
         self._writes.submit(lambda: self._move(key, False, written))
@@ -46,7 +46,7 @@ class MediumStore:
         self.is_closing = True
         has_read, has_written = self.reads.close(CLOSE_S), self._writes.close(CLOSE_S)
         if has_read and has_written:  # else a thread still uses the medium, and the end of the process closes it
-            self._medium.close()
+            self.medium.close()
 
     def _move(self, key: bytes, is_read: bool, work: Callable[[], bool]) -> None:
         began_ns = time.monotonic_ns()
@@ -54,14 +54,14 @@ class MediumStore:
             ok = not self.is_closing and work()
         except Exception as error:
             ok = False
-            self._medium.failed("read" if is_read else "write", error)
+            self.medium.failed("read" if is_read else "write", error)
         self._finished.append(Moved(key, is_read, ok, self.block_bytes, began_ns, time.monotonic_ns()))
 
     def _remove(self, key: bytes) -> None:
         try:
-            self._medium.remove(key)
+            self.medium.remove(key)
         except Exception as error:
-            self._medium.failed("remove", error)
+            self.medium.failed("remove", error)
 
 
 class MediumQuestions:

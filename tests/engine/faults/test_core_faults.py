@@ -91,3 +91,19 @@ def test_a_core_dies_at_its_moment_and_the_next_one_lives():
 def test_slow_link_without_ranks_is_refused():
     with pytest.raises(ModelError, match="slow_link needs a parallel group"):
         make_engine(MODEL, faults="slow_link:ms=2")
+
+
+def test_a_slow_disk_shows_in_the_reads_of_its_tier(tmp_path):
+    """A second engine finds the prompt on the disk that the first one has filled."""
+    prompt, taken = list(range(3, 220)), {}
+    for faults in (None, "slow_kv_disk:ms=20"):
+        engine, published = make_engine(
+            MODEL, faults=faults, kv_disk_path=tmp_path, kv_host_gib=1e-2, kv_store_policy="fill"
+        )
+        hand_over(engine, [submit("r", prompt, 2)])
+        drain(engine)
+        engine.close()
+        taken[faults] = sum(record.tier_load_ns.get("disk", 0) for record in published.records)
+        loaded = sum(record.tier_loaded_bytes.get("disk", 0) for record in published.records)
+    assert loaded > 0 and taken[None] == 0
+    assert taken["slow_kv_disk:ms=20"] > 20e6
