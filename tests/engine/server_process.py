@@ -87,3 +87,10 @@ def wait_for(condition, timeout_s: float = 10):
         assert time.monotonic() < deadline, "did not happen in time"
         time.sleep(0.02)
     return met
+
+
+def ended_request(server, request_id: str) -> dict:
+    """The server's record of a request. It is written after the client has its answer, so it is waited for."""
+    url = f"{server.url}/debug/requests/{request_id}"
+    wait_for(lambda: httpx.get(url).status_code == 200)
+    return httpx.get(url).json()

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from tests.engine.adapters import write_adapter
-from tests.engine.server_process import serving
+from tests.engine.server_process import serving, wait_for
 
 pytestmark = pytest.mark.server
 ASK = {"prompt": "The queue of a server", "max_tokens": 8, "temperature": 0}
@@ -88,5 +88,5 @@ def test_metrics_and_records_name_adapters(server):
     page = httpx.get(f"{server.url}/metrics").text
     info = next(line for line in page.splitlines() if line.startswith("vllm:lora_requests_info{"))
     assert 'max_lora="8"' in info and 'running_lora_adapters=""' in info
-    records = httpx.get(f"{server.url}/debug/requests").text
-    assert '"adapter":"fixed"' in records.replace(" ", "")
+    url = f"{server.url}/debug/requests"
+    wait_for(lambda: '"adapter":"fixed"' in httpx.get(url).text.replace(" ", ""))

@@ -23,7 +23,7 @@ from metrics.compute.kernels import CLASSES
 from metrics.ledger import SERVER_ACCOUNTS
 from metrics.records import STAGES, RequestRecord, StepRecord
 from metrics.run.directory import RunDirectory
-from tests.engine.server_process import post, serving, wait_for
+from tests.engine.server_process import ended_request, post, serving, wait_for
 from tests.metrics.export.test_perfetto import checked, named
 from tests.metrics.random_records import random_request, random_step
 
@@ -62,8 +62,7 @@ def test_steps_and_requests_are_shown_by_the_names_of_the_records(api_server):
     answer = httpx.post(f"{api_server.url}/v1/completions", headers={"x-request-id": "shown-1"}, timeout=30,
                         json={"model": "tiny-model", "prompt": "The", "max_tokens": 5, "ignore_eos": True})  # fmt: skip
     assert answer.status_code == 200
-    wait_for(lambda: get(api_server, "/debug/requests/shown-1").status_code == 200)
-    one = get(api_server, "/debug/requests/shown-1").json()
+    one = ended_request(api_server, "shown-1")
     assert set(one) == set(RequestRecord.__struct_fields__)
     assert one["output_tokens"] == len(one["token_ns"]) == 5 and one["finish_reason"] == "length"
     assert set(one["ledger"]) == set(one["ttft"]) == {info.name for info in SERVER_ACCOUNTS}

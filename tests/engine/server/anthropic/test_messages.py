@@ -14,6 +14,7 @@ from engine.server.errors import ApiError
 from tests.engine.server.openai.test_reasoning import CALL, TEMPLATE
 from tests.engine.server.openai.test_tools import WEATHER
 from tests.engine.server.scripted_answers import events_of, model_with_template, post, scripted_app
+from tests.engine.server_process import ended_request
 
 MODEL = "tiny-model"
 MESSAGES = "/v1/messages"
@@ -113,7 +114,7 @@ def test_user_id_is_the_tenant_and_the_call_is_recorded(client, api_server):
         metadata={"user_id": "u-7"},
         extra_headers={"x-request-id": "msgs-1"},
     )
-    record = httpx.get(f"{api_server.url}/debug/requests/msgs-1").json()
+    record = ended_request(api_server, "msgs-1")
     assert record["tenant"] == "u-7" and record["output_tokens"] <= 2
 
 

@@ -10,7 +10,7 @@ import pytest
 import zmq
 
 from tests.engine.kv_event_index import KVEventIndex
-from tests.engine.server_process import post, serving
+from tests.engine.server_process import ended_request, post, serving
 
 pytestmark = pytest.mark.server
 PROMPT = "The function returns a list of all the tensors that the model has, one for each layer of it. " * 3
@@ -45,7 +45,7 @@ def test_load_and_facts_are_told_and_a_session_is_recorded(api_server):
     body = {"model": "tiny-model", "prompt": "A", "max_tokens": 1}
     headers = {"x-session-id": "talk-7", "x-request-id": "asked-1"}
     assert httpx.post(f"{api_server.url}/v1/completions", json=body, headers=headers, timeout=30).status_code == 200
-    assert httpx.get(f"{api_server.url}/debug/requests/asked-1").json()["session"] == "talk-7"
+    assert ended_request(api_server, "asked-1")["session"] == "talk-7"
 
 
 def test_events_follow_a_real_server_over_the_death_of_its_core(tmp_path):
