@@ -53,7 +53,9 @@ def rounded(x: torch.Tensor, matrix: QuantisedMatrix) -> torch.Tensor:
     order = torch.arange(matrix.shape[1]) if matrix.order is None else matrix.order
     groups = x[:, order].unflatten(1, (-1, matrix.group))
     most = groups.abs().amax(-1, keepdim=True)
-    steps = torch.where(most > 0, groups * (127 / most), 0.0).round()
+    # Rounded once, as the kernel does: `127 / most` is the rounded reciprocal times 127.
+    inverse = torch.full_like(most, 127) / most
+    steps = torch.where(most > 0, groups * inverse, 0.0).round()
     found = torch.empty_like(x, dtype=torch.float64)
     found[:, order] = (steps.double() * (most / 127).double()).flatten(1)
     return found
