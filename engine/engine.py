@@ -230,7 +230,10 @@ class Engine:
 
     def _report(self, record: StepRecord | None) -> None:
         if record is not None or self._ended:
-            self.publish(Observed(record, [ended_message(request, booked_ns) for request, booked_ns in self._ended]))
+            size = self.scheduler.pool.block_size
+            self.publish(
+                Observed(record, [ended_message(request, booked_ns, size) for request, booked_ns in self._ended])
+            )
             self._ended = []
         if (batch := self.scheduler.pool.take_events()) is not None:
             self.publish(KVEvents(batch))

@@ -126,6 +126,8 @@ class Ended(msgspec.Struct, frozen=True):
     kv_source: KVSource | None = None  # what it left for a decode server
     kv_load: KVLoad | None = None  # what KV tiers gave, where there are some
     prefix: PrefixReport | None = None  # unless it never got a place, or is a fork
+    prompt_block_hashes: list[int] = []  # that a cache could have; of a fork its leader's
+    output_block_hashes: list[int] = []  # behind them
 
     def ledger_now(self) -> list[int]:
         """A ledger of its own for whoever asks."""

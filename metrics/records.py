@@ -187,6 +187,10 @@ class RequestRecord(msgspec.Struct, frozen=True):
     # common behind something that differs, so that they could stand before it. None beyond 100 prompts a second.
     repeated_tokens: int | None = None
     movable_tokens: int | None = None
+    # metrics.memory.pooled_cache: chain hashes of full blocks, the same on all servers: the first 64 bits, signed. Of
+    # the prompt without its last token, and of what follows: its last block and the output. [] with an older server.
+    prompt_block_hashes: list[int] = msgspec.field(default_factory=list)
+    output_block_hashes: list[int] = msgspec.field(default_factory=list)
     # metrics.memory.kv_load: what KV tiers gave, and whether loading or computing again was predicted to be cheaper.
     loaded_tokens: dict[str, int] = msgspec.field(default_factory=dict)  # tier → tokens of the prompt
     load_decision: str | None = None  # load, recompute; None where no tier had a part of the prefix

@@ -157,6 +157,11 @@ class Request:
             self._hashes.append(chain_hash(parent, self.token_ids[begin : begin + block_size]))
         return self._hashes[:count]
 
+    @property
+    def known_hashes(self) -> list[bytes]:
+        """Those that a lookup or a full block has asked for so far."""
+        return self._hashes
+
     def share_hashes(self, leader: "Request", block_size: int, count: int) -> None:
         """Takes over the leader's hashes: many forks fill their next blocks in the same step."""
         if len(self._hashes) < count:

@@ -1,11 +1,15 @@
 """What the front is told of a request that ended."""
 
+from struct import unpack
+
 from engine.messages import Ended
 from engine.request.request import Request
 
 
-def ended_message(request: Request, booked_ns: int) -> Ended:
+def ended_message(request: Request, booked_ns: int, block_size: int) -> Ended:
     """What the record of a request needs; its ledger is booked until `booked_ns`."""
+    hashes = _hashes(request)
+    reusable = (request.prompt_tokens - 1) // block_size
     return Ended(
         request_id=request.id,
         reason=request.finish_reason or "abort",
@@ -30,4 +34,12 @@ def ended_message(request: Request, booked_ns: int) -> Ended:
         adapter_loads=request.adapter_loads,
         prefix=request.prefix_report,
         kv_load=request.kv_load,
+        prompt_block_hashes=hashes[:reusable] if request.fork_of is None else [],
+        output_block_hashes=hashes[reusable:],
     )
+
+
+def _hashes(request: Request) -> list[int]:
+    """The first 64 bits of the chain hashes of its blocks, as far as they were worked out."""
+    keys = request.known_hashes
+    return list(unpack(">" + "q8x" * len(keys), b"".join(keys)))

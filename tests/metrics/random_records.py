@@ -121,6 +121,8 @@ def random_request(rng: Random, index: int = 0) -> RequestRecord:
         resized_hit_tokens=sorted(rng.randint(0, prompt) for _ in range(rng.randint(0, len(RATIOS)))) if ran else [],
         prefix_source=rng.choice([None, f"r{index - 1}"]), prefix_shared_tokens=rng.randint(0, prompt) if ran else 0,
         repeated_tokens=rng.randint(0, prompt), movable_tokens=rng.randint(0, prompt),
+        prompt_block_hashes=[rng.randint(-(2**63), 2**63 - 1) for _ in range(3)],
+        output_block_hashes=[rng.randint(-(2**63), 2**63 - 1) for _ in range(2)],
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from heapq import merge
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -228,6 +229,8 @@ class Call:
             adapter=None if self.caller.adapter is None else self.caller.adapter.name,
             session=self.caller.session,
             adapter_loads=sum(ended.adapter_loads for ended in ends),
+            prompt_block_hashes=list(chain.from_iterable(ended.prompt_block_hashes for ended in ends)),
+            output_block_hashes=list(chain.from_iterable(ended.output_block_hashes for ended in ends)),
         )
 
     def _close_ledger(self, sequence: SequenceStream) -> None:
