@@ -30,11 +30,18 @@ def choose_run(runs: Path, first: str | None) -> None:
     st.session_state.run = (kept or names)[0]
     with st.sidebar:
         name = st.selectbox("Run", names, key="run", on_change=_address, help=f"folders in {markdown(runs)}")
-        st.caption(f"{len(names)} run{'s' if len(names) > 1 else ''} in {markdown(runs.resolve().name)}/")
+        count = sum("/" not in name for name in names)  # a fleet's servers are part of its run
+        st.caption(f"{count} run{'s' if count > 1 else ''} in {markdown(runs.resolve().name)}/")
         if asked is not None and asked not in names:
             st.warning(f"There is no run {markdown(asked)} here.", icon=":material/warning:")
     _address()
     st.session_state.run_path = runs / name
+
+
+def of_fleet() -> bool:
+    """Whether the chosen run is of several servers."""
+    path = st.session_state.run_path
+    return path is not None and any(path.glob("server-*/run.json"))
 
 
 folder = Path(__file__).parent
@@ -44,13 +51,13 @@ parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder whose folders are runs")
 parser.add_argument("--run", default=None, help="name of the run to show first")
 options = parser.parse_args()
+choose_run(options.runs, options.run)
 # In "views", not "pages": Streamlit would serve a folder of that name by itself, past this file, to a deep link.
 page = st.navigation([
     st.Page(
         folder / "views" / f"{name}.py", title=name.capitalize(), icon=f":material/{icon}:", url_path=name,
-        default=name == "overview",
+        default=name == "overview", visibility="hidden" if name == "fleet" and not of_fleet() else "visible",
     )
     for name, icon in PAGES.items()
 ])  # fmt: skip
-choose_run(options.runs, options.run)
 page.run()

@@ -7,8 +7,9 @@ import plotly.graph_objects as go
 from metrics.request.goodput import goodput_by_tpot
 from metrics.request.objectives import OBJECTIVE_NAMES
 from metrics.results.load import latency_origin
+from metrics.results.replicas import FleetView
 from ui.figures import blame as blame_figures
-from ui.figures import goodput, ledger, server, steps
+from ui.figures import fleet, goodput, ledger, server, steps
 from ui.run_data import RunData
 from ui.tables.blame import TRAITS, blame, waits_by_reason
 
@@ -117,3 +118,34 @@ def scraped_metrics(run: RunData) -> Drawing:
         "What its own metrics showed", server.over_time(run.server, run.begin_ns),
         "`scrapes.parquet`, one point a scrape: gauges are samples, tokens are what counters grew by.",
     )  # fmt: skip
+
+
+def of_fleet(run: RunData, view: FleetView) -> dict[str, Drawing]:
+    """By a short name: the servers side by side, their latencies, and what routing cost where that is known."""
+    some = "" if len(view.replicas) <= fleet.MOST_SERVERS else " Those with most and with fewest tokens are shown."
+    drawings = {
+        "small multiples": Drawing(
+            "The servers side by side", fleet.small_multiples(view),
+            "`server-N/steps.parquet` `request_ids`, `waiting`, `blocks_*`, `new_tokens`, `device_ns`." + some,
+        ),
+        "ttft": Drawing(
+            "Time to first token by server", fleet.latency_by_server(run.requests, view, "ttft_ms"),
+            f"`client.parquet` `ttft_ms` of served requests, {latency_origin(run.meta)}.",
+        ),
+        "e2e": Drawing(
+            "End to end by server", fleet.latency_by_server(run.requests, view, "e2e_ms"),
+            f"`client.parquet` `e2e_ms` of served requests, {latency_origin(run.meta)}.",
+        ),
+    }  # fmt: skip
+    if view.pooled is not None:
+        drawings |= {
+            "prompt tokens": Drawing(
+                "What became of the prompt tokens", fleet.prompt_tokens(view.pooled),
+                "`requests.parquet` `prefix_outcomes`, `prompt_block_hashes`. The parts sum to the prompt tokens.",
+            ),
+            "regret": Drawing(
+                "Hits and losses over time", fleet.regret_over_time(view.pooled, run.begin_ns),
+                "The same, over `scheduled_ns`. Below: cumulative, by the server that was chosen.",
+            ),
+        }  # fmt: skip
+    return drawings

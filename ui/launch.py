@@ -16,6 +16,7 @@ PAGES = {
     "symptoms": "stethoscope",
     "diagnose": "troubleshoot",
     "predictions": "fact_check",
+    "fleet": "hub",  # hidden where the run is of one server
     "goodput": "target",
     "requests": "view_timeline",
     "steps": "stacked_bar_chart",
@@ -35,7 +36,11 @@ def app_command(runs: Path | str, run: Path | str | None = None, port: int = DEF
     if run is not None:
         opened = RunDirectory.open(run)
         folder = opened.path.resolve() if opened.path.name in ("", "..") else opened.path
-        runs, chosen = folder.parent, ["--run", opened.name]
+        name = opened.name
+        if opened.meta().get("fleet"):  # a server's run lies in that of its fleet
+            folder = opened.path.resolve().parent
+            name = f"{folder.name}/{name}"
+        runs, chosen = folder.parent, ["--run", name]
     return [
         sys.executable, "-m", "streamlit", "run", str(APP),
         "--server.address", "127.0.0.1", "--server.port", str(port), "--server.headless", "true",

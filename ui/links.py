@@ -10,6 +10,7 @@ from ui.run_data import RunData
 from ui.tables.request import accounts_ms
 from ui.text import markdown
 
+SERVER_PAGES = ("overview", "diagnose", "requests", "steps", "memory", "compute")  # that read steps
 LARGE_SHARE = 0.3  # of a request's time in one account: the account is what the request suffers from
 
 
@@ -55,6 +56,25 @@ def show(links: list[Link], key: str) -> None:
     with st.container(horizontal=True, gap="small", key=key):
         for link in links:
             st.page_link(f"views/{link.page}.py", label=markdown(link.label), icon=link.icon, query_params=link.query)
+
+
+def servers(run: RunData, page: str = "overview") -> list[Link]:
+    """To the runs of a fleet's servers; [] of a run of one server."""
+    if run.fleet is None:
+        return []
+    return [
+        Link(replica.name, page, {"run": f"{run.name}/{replica.name}"}, ":material/dns:")
+        for replica in run.fleet.replicas
+    ]
+
+
+def show_servers(run: RunData) -> None:
+    """For each server of a fleet, links to the pages that need its steps."""
+    for link in servers(run):
+        with st.container(horizontal=True, gap="small", vertical_alignment="center", key=f"server-{link.label}"):
+            st.markdown(f"**{markdown(link.label)}**", width="content")
+            for page in SERVER_PAGES:
+                st.page_link(f"views/{page}.py", label=page.capitalize(), query_params=link.query)
 
 
 def _requests(run: RunData, label: str, chosen: RequestFilter) -> Link:

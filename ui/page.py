@@ -17,6 +17,7 @@ from ui.run_data import RunData, fingerprint, load
 from ui.text import markdown
 from ui.theme import CONFIG, in_the_dark
 
+OF_A_SERVER = "This run is a fleet, and steps are of one server. Open the run of a server:"
 NO_STEPS = "The server recorded no step: a foreign server, one without a run directory, or with telemetry=off."
 
 
@@ -77,6 +78,15 @@ def stop_with(sentence: str, icon: str) -> NoReturn:
     """Ends a page with a sentence in place of what it cannot show."""
     st.info(sentence, icon=f":material/{icon}:")
     st.stop()
+
+
+def show_no_steps(run: RunData, page: str) -> None:
+    """Why there are no steps; of a fleet, links to the same page of each server."""
+    if run.fleet is None:
+        st.info(NO_STEPS, icon=":material/info:")
+        return
+    st.info(OF_A_SERVER, icon=":material/hub:")
+    links.show(links.servers(run, page), key="servers")
 
 
 def show_filter(chosen: RequestFilter | StepFilter, passed: int, of: int, what: str) -> None:

@@ -15,6 +15,7 @@ from metrics.errors import CalibrationError, RunDataError
 from metrics.records import SCHEMAS
 from metrics.request.goodput import measured, measured_steps
 from metrics.request.offenders import Book, TooLarge, book_of
+from metrics.results.replicas import FleetView, fleet_view
 from metrics.run.directory import RunDirectory, engine_settings, server_hardware
 from metrics.run.segments import STREAM
 from metrics.run.server_alone import is_server_alone, meta_of, requests_of
@@ -43,6 +44,7 @@ class RunData:
     ceilings: Ceilings | None  # of the device of the run
     no_ceilings: str  # why there are none, "" where there are some
     precision: str  # of the run's arithmetic, as the ceilings name it
+    fleet: FleetView | None = None  # of several servers; each has a run of its own below this one
     server_alone: bool = False  # no client measured it: the server's stamps stand in for a client's
 
     @property
@@ -52,9 +54,23 @@ class RunData:
 
 
 def run_names(runs: Path) -> list[str]:
-    """Names of the run directories right below a folder, newest first; [] where the folder is none."""
+    """Names of the run directories right below a folder, newest first, each fleet with its servers (`RUN/server-0`)
+    behind it; [] where the folder is none."""
     found = [path.parent for path in runs.glob("*/run.json")] if runs.is_dir() else []
-    return [path.name for path in sorted(found, key=lambda path: (-path.stat().st_mtime_ns, path.name))]
+    names = []
+    for run in sorted(found, key=lambda path: (-path.stat().st_mtime_ns, path.name)):
+        servers = (path.parent.name for path in run.glob("server-*/run.json"))
+        names += [run.name, *(f"{run.name}/{server}" for server in sorted(servers, key=_number_last))]
+    return names
+
+
+def shown_name(run: RunDirectory, meta: dict[str, Any]) -> str:
+    """The name of `run_names`."""
+    return f"{run.path.resolve().parent.name}/{run.name}" if meta.get("fleet") else run.name
+
+
+def _number_last(server: str) -> tuple[int, str]:
+    return len(server), server
 
 
 def fingerprint(path: Path) -> tuple[tuple[str, int, int], ...]:
@@ -84,7 +100,7 @@ def load(path: Path | str, diagnosis: Diagnosis | None = None) -> RunData:
     book, no_book = _book(run)
     starts = pd.concat([requests.due_ns, steps.begin_ns]).dropna()
     return RunData(
-        name=run.name,
+        name=shown_name(run, meta),
         path=run.path,
         meta=meta,
         requests=requests,
@@ -101,6 +117,7 @@ def load(path: Path | str, diagnosis: Diagnosis | None = None) -> RunData:
         no_book=no_book,
         ceilings=ceilings,
         no_ceilings=no_ceilings,
+        fleet=fleet_view(run, requests),
         server_alone=is_server_alone(run, run.meta()),
         precision=arithmetic(meta) or str(engine_settings(meta).get("dtype") or "float32"),
     )

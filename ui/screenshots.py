@@ -17,6 +17,8 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from metrics.errors import ServerError, SojournError
+from metrics.run.directory import RunDirectory
+from metrics.run.fleet import servers_of
 from ui.launch import PAGES, app_command
 
 START_TIMEOUT_S = 60
@@ -95,6 +97,8 @@ def take(run: Path | str, out: Path | str, width_px: int = 1440, pages: Iterable
     """Saves `<page>.png` of each page of a run below `out`, each as high as its page is long."""
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
+    if not servers_of(RunDirectory(run)):
+        pages = [name for name in pages if name != "fleet"]
     with serving(run) as url, browser() as opened:
         page = opened.new_page(viewport={"width": width_px, "height": WINDOW_HEIGHT_PX})
         errors: list[str] = []

@@ -19,7 +19,7 @@ pytestmark = [
 
 def test_every_page_renders_without_an_error_and_nothing_is_cut(runs, tmp_path):
     pictures = take(runs / "chat", tmp_path, width_px=1280)
-    assert [picture.page for picture in pictures] == list(PAGES)
+    assert [picture.page for picture in pictures] == [name for name in PAGES if name != "fleet"]
     for picture in pictures:
         assert picture.exceptions == [] and picture.console_errors == [] and picture.overflows == [], picture
         assert picture.text.startswith(picture.page.capitalize())

@@ -28,7 +28,7 @@ KIND_MEANING = {
 }
 TEXT_COLUMNS = {
     "request", "class", "tenant", "status", "error", "largest account", "victim", "its blocks went to", "kernel",
-    "latency (ms)", "model", "day", "key", "route", "figure", "result",
+    "latency (ms)", "model", "day", "key", "route", "figure", "result", "server", "best server", "own settings",
 }  # fmt: skip
 Tile = tuple[str, str, str, str]  # name, value, unit, detail
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from metrics.diagnosis.verdict import Diagnosis, without_finding
 from metrics.results.energy import energy_line
+from metrics.results.replicas import FleetView
 from metrics.run.directory import RunDirectory
 from metrics.whole_file import write_whole
 from ui import drawings
@@ -15,6 +16,7 @@ from ui.markup import foreign_server as server
 from ui.markup.document import caption, document, figure
 from ui.run_data import RunData, load
 from ui.tables.blame import slowed_steps, traits
+from ui.tables.fleet import cache_table, latency_table, load_table, verdict
 from ui.tables.request import chosen, failures, longest_steps, slowest_requests
 from ui.text import safe
 
@@ -41,6 +43,8 @@ def _sections(run: RunData) -> Iterator[tuple[str, str, str]]:
         yield "time", "Where the time went", _time(run)
     if run.diagnosis is not None:
         yield "findings", "Findings", _findings(run.diagnosis)
+    if run.fleet is not None:
+        yield "fleet", "Fleet", _fleet(run, run.fleet)
     if not run.requests.empty:
         yield "requests", "Slowest requests", _requests(run)
     if run.book is not None and run.has_ledger:
@@ -112,6 +116,23 @@ def _findings(diagnosis: Diagnosis) -> str:
     return "".join(parts)
 
 
+def _fleet(run: RunData, view: FleetView) -> str:
+    drawn = drawings.of_fleet(run, view)
+    parts = [
+        f"<p><b>{safe(verdict(view))}</b></p>", figure(drawn["small multiples"]),
+        "<h3>Load by server</h3>", fragments.data_table(load_table(view)),
+        "<h3>Latency by server (ms)</h3>", fragments.data_table(latency_table(view)),
+        caption(f"{view.remark}." if view.remark else "Routing: `ledger_request_routing_ns`."),
+    ]  # fmt: skip
+    if view.pooled is None:
+        return "".join([*parts, f"<p>{safe(view.no_pooled)}</p>"])
+    parts += [
+        figure(drawn["prompt tokens"]),
+        fragments.data_table(cache_table([view.pooled.fleet, *view.pooled.servers])),
+    ]
+    return "".join(parts)
+
+
 def _requests(run: RunData) -> str:
     rows, failed, parts = chosen(run.requests, "e2e_ms", 20), failures(run.requests), []
     if not failed.empty:
@@ -129,6 +150,9 @@ def _requests(run: RunData) -> str:
 
 
 def _steps(run: RunData) -> str:
+    if run.fleet is not None:
+        places = ", ".join(f"<code>{safe(run.path / replica.name)}</code>" for replica in run.fleet.replicas)
+        return f"<p>Steps are of one server: <code>sojourn report</code> of {places} has them.</p>"
     if run.steps.empty:
         metrics = "" if run.server.empty else figure(drawings.scraped_metrics(run))
         return f"<p>{steps.NO_STEPS}</p>{metrics}"

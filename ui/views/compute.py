@@ -9,7 +9,7 @@ from ui.figures import compute, startup
 from ui.figures.group import experts, ranks
 from ui.figures.speculation import acceptance_by_position
 from ui.markup import fragments
-from ui.page import NO_STEPS, draw, open_page, stop_with
+from ui.page import draw, open_page, show_no_steps
 from ui.tables.compute import flops_by_part, kernel_times, largest_kernels, points, token_sentences, tokens, utilisation
 from ui.tables.group import collectives, expert_sentence, group_sentence
 from ui.tables.speculation import acceptance, acceptance_table, draft_sentence
@@ -24,7 +24,8 @@ run = open_page(
     "than its composition explains is on the page Steps.",
 )
 if run.steps.empty:
-    stop_with(NO_STEPS, "info")
+    show_no_steps(run, "compute")
+    st.stop()
 if run.no_ceilings:
     st.info(run.no_ceilings, icon=":material/info:")
 draw(

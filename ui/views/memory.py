@@ -6,7 +6,7 @@ from metrics.memory.residence import residences_of
 from metrics.run.directory import engine_settings
 from ui.figures import memory
 from ui.markup import fragments
-from ui.page import draw, open_page
+from ui.page import draw, open_page, show_no_steps
 from ui.tables.adapters import adapters
 from ui.tables.memory import (
     block_events,
@@ -30,6 +30,8 @@ run = open_page(
     "half-empty blocks waste. **Lives of blocks**: if blocks are evicted after less idle time than it takes until they "
     "are used again, or reuse distances lie beyond the pool, the cache thrashes.",
 )
+if run.fleet is not None:
+    show_no_steps(run, "memory")
 left, right = st.columns([3, 2], gap="large")
 with left:
     draw(

@@ -6,7 +6,7 @@ import streamlit as st
 
 from ui import drawings
 from ui.filters import StepFilter
-from ui.page import NO_STEPS, draw, draw_all, open_page, show_filter, stop_with
+from ui.page import draw, draw_all, open_page, show_filter, show_no_steps, stop_with
 from ui.tables.request import longest_steps
 
 run = open_page(
@@ -19,7 +19,7 @@ run = open_page(
     "step above it is slower than its work explains.",
 )
 if run.steps.empty:
-    st.info(NO_STEPS, icon=":material/info:")
+    show_no_steps(run, "steps")
     if not run.server.empty:
         draw(*drawings.scraped_metrics(run))
     st.stop()
