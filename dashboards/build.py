@@ -7,6 +7,7 @@ import yaml
 
 from dashboards.content import DASHBOARDS
 from dashboards.factory import dashboard
+from dashboards.fleet import FLEET
 from dashboards.rules import rules
 from metrics.whole_file import write_whole
 
@@ -19,7 +20,8 @@ RULES_HEADER = (
 
 
 def build_dashboards(out_dir: Path | str = GENERATED) -> list[Path]:
-    """Writes one `sojourn-<lifecycle>.json` a lifecycle, `rules.yaml` and the compose stack; returns their paths.
+    """Writes one `sojourn-<lifecycle>.json` a lifecycle, `sojourn-fleet.json`, `rules.yaml` and the compose stack.
+    Returns their paths.
 
     Files of the same names are replaced, others are left alone. Raises NotADirectoryError if `out_dir` is a file.
     """
@@ -33,8 +35,8 @@ def build_dashboards(out_dir: Path | str = GENERATED) -> list[Path]:
 def contents() -> dict[str, str]:
     """File name → text of everything that `build_dashboards` writes."""
     boards = {
-        f"sojourn-{lifecycle}.json": json.dumps(dashboard(lifecycle, rows), indent=1, ensure_ascii=False) + "\n"
-        for lifecycle, rows in DASHBOARDS.items()
+        f"sojourn-{name}.json": json.dumps(dashboard(name, rows), indent=1, ensure_ascii=False) + "\n"
+        for name, rows in (*DASHBOARDS.items(), ("fleet", FLEET))
     }
     rules_text = RULES_HEADER + yaml.safe_dump(rules(), sort_keys=False, allow_unicode=True, width=120)
     stack = {path.name: path.read_text(encoding="utf-8") for path in sorted(STACK.iterdir())}

@@ -16,6 +16,8 @@ from metrics.ledger import COLOURS, LIFECYCLES
 
 SCHEMA_VERSION = 39
 GRID_COLUMNS = 24
+REPEATED_PER_ROW = 4
+OF_A_FLEET = ("request", "Several Sojourn servers behind a router, by `instance`.")  # whose colours; what it shows
 PANEL_HEIGHT = 8
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
@@ -23,8 +25,9 @@ PANEL_KEYS = ("id", "type", "title", "description", "gridPos", "fieldConfig", "o
 ON_LOAD, ON_TIME_RANGE_CHANGE = 1, 2  # when Grafana reads the values of a variable
 
 
-def dashboard(lifecycle: str, rows: tuple[Row, ...]) -> dict[str, Any]:
-    """Grafana's JSON of one lifecycle's dashboard; the panels flow left to right under their rows."""
+def dashboard(name: str, rows: tuple[Row, ...]) -> dict[str, Any]:
+    """Grafana's JSON of the dashboard of a lifecycle, or of FLEET; panels flow left to right under their rows."""
+    lifecycle, shows = (name, f"The {name} lifecycle of a Sojourn server.") if name in LIFECYCLES else OF_A_FLEET
     panels: list[dict[str, Any]] = []
     top = 0
     for row in rows:
@@ -35,11 +38,12 @@ def dashboard(lifecycle: str, rows: tuple[Row, ...]) -> dict[str, Any]:
         top += 1
         left = 0
         for panel in row.panels:
-            if left + panel.width > GRID_COLUMNS:
+            width = GRID_COLUMNS if panel.repeats else panel.width
+            if left + width > GRID_COLUMNS:
                 top, left = top + PANEL_HEIGHT, 0
-            place = grafana.GridPos(PANEL_HEIGHT, panel.width, left, top)
+            place = grafana.GridPos(PANEL_HEIGHT, width, left, top)
             panels.append(_panel(panel, lifecycle, len(panels) + 1, place))
-            left += panel.width
+            left += width
         top += PANEL_HEIGHT
     link_to_the_others = {
         "title": "Lifecycles", "type": "dashboards", "tags": ["sojourn"], "asDropdown": False, "icon": "external link",
@@ -53,9 +57,9 @@ def dashboard(lifecycle: str, rows: tuple[Row, ...]) -> dict[str, Any]:
     servers = 'label_values(sojourn_request_running{model_name=~"$model_name"}, instance)'
     origin = "Made from the catalogue by `sojourn dashboards`."
     return {
-        "title": f"Sojourn: {lifecycle}",
-        "uid": f"sojourn-{lifecycle}",
-        "description": f"The {lifecycle} lifecycle of a Sojourn server. {origin}",
+        "title": f"Sojourn: {name}",
+        "uid": f"sojourn-{name}",
+        "description": f"{shows} {origin}",
         "tags": ["sojourn"],
         "editable": True,
         "annotations": {"list": []},
@@ -108,6 +112,8 @@ def _panel(panel: Panel, lifecycle: str, panel_id: int, place: grafana.GridPos) 
             }
             for name in (LIFECYCLES if panel.by_account else ())
         ]
+    if panel.repeats:
+        built |= {"repeat": "instance", "repeatDirection": "h", "maxPerRow": REPEATED_PER_ROW}
     built["datasource"] = DATASOURCE
     built["targets"] = [
         {

@@ -25,6 +25,7 @@ def _share(part: str, whole: str) -> str:
 
 _OUTCOMES = "sojourn_memory_prefix_outcome_tokens_total"
 _RESIDUAL = 'sojourn_compute_residual_seconds_total{direction="%s"}'
+_TOKENS = f"sum by (model_name, instance) (rate(sojourn_token_scheduled_tokens_total[{WINDOW}]))"
 RATIOS = {
     "model_name:sojourn_request_goodput:ratio_rate5m": _share(
         f'sojourn_request_objective_total{{objective="{GOOD}",outcome="met"}}',
@@ -43,6 +44,14 @@ RATIOS = {
     ),
     "model_name:sojourn_compute_device_busy:ratio_rate5m": (
         f"avg by (model_name) (rate(sojourn_compute_device_seconds_total[{WINDOW}]))"
+    ),
+    # Of several servers of one model: tokens that the busiest computed over the mean, and the hit rate of each.
+    "model_name:sojourn_token_imbalance:ratio_rate5m": (
+        f"max by (model_name) ({_TOKENS}) / avg by (model_name) ({_TOKENS})"
+    ),
+    "instance:sojourn_memory_prefix_hit:ratio_rate5m": (
+        f'sum by (model_name, instance) (rate(sojourn_memory_prefix_tokens_total{{result="hit"}}[{WINDOW}])) / '
+        f"sum by (model_name, instance) (rate(sojourn_memory_prefix_tokens_total[{WINDOW}]))"
     ),
 }
 
@@ -128,6 +137,16 @@ ALERTS = (
         "Other machines get {{ $value | humanizePercentage }} of the CPU time of {{ $labels.model_name }}",
         "Steps wait for their slowest thread, so they lose more than that. A host with fewer neighbours, or cores of "
         "its own, would help, a setting would not. Dashboard sojourn-compute, row `The machine`.",
+    ),
+    _alert(
+        "SojournFleetUneven",
+        "model_name:sojourn_token_imbalance:ratio_rate5m > 1.5 and on (model_name) "
+        "max by (model_name) (sojourn_request_waiting) > 0 and on (model_name) "
+        "min by (model_name) (sojourn_request_waiting) == 0",
+        "10m", "warning",
+        "One server of {{ $labels.model_name }} computes {{ $value | humanize }} times the mean, and requests wait",
+        "Requests wait at a server while another has none waiting. Dashboard sojourn-fleet, row `How unequal the "
+        "servers are`: choose a router policy that looks at load.",
     ),
     _alert(
         "SojournLedgerOpen", "model_name:sojourn_request_unclosed:ratio_rate5m > 0.01", "10m", "warning",

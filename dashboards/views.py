@@ -48,6 +48,7 @@ class Panel:
     queries: tuple[Query, ...]
     shape: Shape = "lines"
     width: int = 8
+    repeats: bool = False  # once for each chosen server, side by side on the same width
     by_account: bool = False  # series are accounts of the ledger, coloured by their lifecycle
     note: str = ""  # how to read the expression, where the metrics' own meaning does not say it
 

@@ -28,8 +28,18 @@ def test_generated_files_are_what_the_catalogue_gives(tmp_path):
         )
 
 
-def test_there_is_one_dashboard_a_lifecycle():
-    assert {board["uid"] for board in BOARDS.values()} == {f"sojourn-{lifecycle}" for lifecycle in LIFECYCLES}
+def test_there_is_one_dashboard_a_lifecycle_and_one_of_a_fleet():
+    names = (*LIFECYCLES, "fleet")
+    assert {board["uid"] for board in BOARDS.values()} == {f"sojourn-{name}" for name in names}
+
+
+def test_servers_stand_side_by_side_and_every_other_panel_of_the_fleet_tells_them_apart():
+    shown = shown_panels(BOARDS["sojourn-fleet.json"])
+    repeated = [panel for panel in shown if panel.get("repeat") == "instance"]
+    assert len(repeated) == 4 and all("$instance" in panel["title"] for panel in repeated)
+    for panel in shown:
+        if panel not in repeated and panel["title"] != "Good requests":
+            assert any("instance)" in target["expr"] for target in panel["targets"]), panel["title"]
 
 
 @pytest.mark.parametrize("name", BOARDS)
@@ -39,7 +49,9 @@ def test_dashboard_has_no_fault(name):
 
 def test_every_metric_stands_on_exactly_one_dashboard():
     shown = Counter()
-    for board in BOARDS.values():
+    for name, board in BOARDS.items():
+        if name == "sojourn-fleet.json":  # of the same metrics, by server
+            continue
         on_board = {metric.name for _, expr in expressions(board) for metric in metrics_of(expr)}
         shown.update(on_board)
     assert not [name for name, boards in shown.items() if boards > 1]

@@ -1,5 +1,6 @@
 """Every alert fires on the fault that it is named for, and stays silent without."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -8,8 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dashboards.build import GENERATED
+from dashboards.build import GENERATED, contents
 from dashboards.rules import rules
+from tests.dashboards.lint import expressions
+from tests.dashboards.prometheus_server import as_grafana_asks
 
 pytestmark = [
     pytest.mark.prometheus,
@@ -38,6 +41,8 @@ RESTARTS = "sojourn_telemetry_core_restarts_total"
 DROPPED, FAILED = "sojourn_telemetry_dropped_records_total", "sojourn_telemetry_failed_records_total"
 MET = f'{JUDGED}{{objective="all_objectives",outcome="met"}}'
 MISSED = f'{JUDGED}{{objective="all_objectives",outcome="missed"}}'
+COMPUTED = 'sojourn_token_scheduled_tokens_total{kind="decode",instance="%s"}'
+WAITING = 'sojourn_request_waiting{instance="%s"}'
 UP = 'up{job="sojourn",instance="a"}'
 
 # Alert → (series with the fault, series without), a sample a minute, in promtool's notation: start+growth x times.
@@ -68,6 +73,10 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {SLOWER: "0+15x20", FASTER: "0+14x20", PREDICTED: "0+30x20"},  # noise: as fast as predicted in all
     ),
     "SojournCpuStolen": ({STOLEN: "0.08x20"}, {STOLEN: "0.02x20"}),
+    "SojournFleetUneven": (
+        {COMPUTED % "a": "0+90x20", COMPUTED % "b": "0+10x20", WAITING % "a": "7x20", WAITING % "b": "0x20"},
+        {COMPUTED % "a": "0+90x20", COMPUTED % "b": "0+10x20", WAITING % "a": "0x20", WAITING % "b": "0x20"},
+    ),
     "SojournLedgerOpen": ({UNCLOSED: "0+1x20", FINISHED: "0+10x20"}, {UNCLOSED: "0x20", FINISHED: "0+10x20"}),
     "SojournRecordsLost": ({DROPPED: "0x15 9x5", FAILED: "0x20"}, {DROPPED: "9x20", FAILED: "3x20"}),
 }
@@ -89,6 +98,40 @@ def test_alert_fires_on_its_fault_and_stays_silent_without(alert, tmp_path):
     faulty, healthy = CASES[alert]
     assert fired(tmp_path, alert, faulty)
     assert not fired(tmp_path, alert, healthy)
+
+
+def test_imbalance_is_the_busiest_server_over_the_mean_and_hits_are_of_each_server(tmp_path):
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules()))
+    lookups = 'sojourn_memory_prefix_tokens_total{result="%s",instance="%s"}'
+    series = {COMPUTED % "a": "0+90x20", COMPUTED % "b": "0+30x20", lookups % ("hit", "a"): "0+30x20",
+              lookups % ("miss", "a"): "0+10x20", lookups % ("hit", "b"): "0x20",
+              lookups % ("miss", "b"): "0+10x20"}  # fmt: skip
+    board = json.loads(contents()["sojourn-fleet.json"])
+    uneven = next(expr for title, expr in expressions(board) if title == "Most over mean")
+    hits = next(expr for title, expr in expressions(board) if title == "Prefix hits, by server")
+    expected = {
+        "model_name:sojourn_token_imbalance:ratio_rate5m": {"": 1.5},
+        "instance:sojourn_memory_prefix_hit:ratio_rate5m": {"a": 0.75, "b": 0},
+        as_grafana_asks(uneven, "5m"): {"": 1.5},
+        as_grafana_asks(hits, "5m"): {"a": 0.75, "b": 0},
+    }
+    case = {
+        "rule_files": ["rules.yaml"], "evaluation_interval": "15s",
+        "tests": [{
+            "interval": "1m",
+            "input_series": [{"series": with_model(name), "values": values} for name, values in series.items()],
+            "promql_expr_test": [
+                {"expr": f"sum by (instance) ({expr})", "eval_time": "18m",
+                 "exp_samples": [{"labels": f'{{instance="{name}"}}' if name else "{}", "value": value}
+                                 for name, value in values.items()]}
+                for expr, values in expected.items()
+            ],
+        }],
+    }  # fmt: skip
+    (tmp_path / "case.yaml").write_text(yaml.safe_dump(case))
+    command = ["promtool", "test", "rules", "case.yaml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def fired(folder: Path, alert: str, series: dict[str, str]) -> bool:
