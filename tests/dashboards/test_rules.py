@@ -103,17 +103,17 @@ def test_alert_fires_on_its_fault_and_stays_silent_without(alert, tmp_path):
 def test_imbalance_is_the_busiest_server_over_the_mean_and_hits_are_of_each_server(tmp_path):
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules()))
     lookups = 'sojourn_memory_prefix_tokens_total{result="%s",instance="%s"}'
-    series = {COMPUTED % "a": "0+90x20", COMPUTED % "b": "0+30x20", lookups % ("hit", "a"): "0+30x20",
-              lookups % ("miss", "a"): "0+10x20", lookups % ("hit", "b"): "0x20",
-              lookups % ("miss", "b"): "0+10x20"}  # fmt: skip
+    series = {COMPUTED % "a": "0+90x20", COMPUTED % "b": "0+30x20", lookups % ("hit", "a"): "0+60x20",
+              lookups % ("miss", "a"): "0+60x20", lookups % ("hit", "b"): "0x20",
+              lookups % ("miss", "b"): "0+60x20"}  # fmt: skip
     board = json.loads(contents()["sojourn-fleet.json"])
     uneven = next(expr for title, expr in expressions(board) if title == "Most over mean")
     hits = next(expr for title, expr in expressions(board) if title == "Prefix hits, by server")
     expected = {
         "model_name:sojourn_token_imbalance:ratio_rate5m": {"": 1.5},
-        "instance:sojourn_memory_prefix_hit:ratio_rate5m": {"a": 0.75, "b": 0},
+        "instance:sojourn_memory_prefix_hit:ratio_rate5m": {"a": 0.5, "b": 0},
         as_grafana_asks(uneven, "5m"): {"": 1.5},
-        as_grafana_asks(hits, "5m"): {"a": 0.75, "b": 0},
+        as_grafana_asks(hits, "5m"): {"a": 0.5, "b": 0},
     }
     case = {
         "rule_files": ["rules.yaml"], "evaluation_interval": "15s",
