@@ -7,8 +7,7 @@ import yaml
 
 from dashboards.content import DASHBOARDS
 from dashboards.factory import dashboard
-from dashboards.fleet import FLEET
-from dashboards.rules import rules
+from dashboards.rules import prometheus_rule, rules
 from metrics.whole_file import write_whole
 
 GENERATED = Path(__file__).with_name("generated")
@@ -20,8 +19,8 @@ RULES_HEADER = (
 
 
 def build_dashboards(out_dir: Path | str = GENERATED) -> list[Path]:
-    """Writes one `sojourn-<lifecycle>.json` a lifecycle, `sojourn-fleet.json`, `rules.yaml` and the compose stack.
-    Returns their paths.
+    """Writes one `sojourn-<lifecycle>.json` a lifecycle, `sojourn-fleet.json`, `rules.yaml`, the same rules as an object
+    of Kubernetes, and the compose stack; returns their paths.
 
     Files of the same names are replaced, others are left alone. Raises NotADirectoryError if `out_dir` is a file.
     """
@@ -38,9 +37,13 @@ def contents() -> dict[str, str]:
         f"sojourn-{name}.json": json.dumps(dashboard(name, rows), indent=1, ensure_ascii=False) + "\n"
         for name, rows in (*DASHBOARDS.items(), ("fleet", FLEET))
     }
-    rules_text = RULES_HEADER + yaml.safe_dump(rules(), sort_keys=False, allow_unicode=True, width=120)
+    objects = {"rules.yaml": rules(), "prometheus_rule.yaml": prometheus_rule()}
+    texts = {
+        name: RULES_HEADER + yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
+        for name, data in objects.items()
+    }
     stack = {path.name: path.read_text(encoding="utf-8") for path in sorted(STACK.iterdir())}
-    return {**boards, "rules.yaml": rules_text, **stack}
+    return {**boards, **texts, **stack}
 
 
 if __name__ == "__main__":

@@ -183,3 +183,14 @@ def rules() -> dict[str, Any]:
             {"name": "sojourn-alerts", "interval": "15s", "rules": list(ALERTS)},
         ]
     }
+
+
+def prometheus_rule() -> dict[str, Any]:
+    """The same rules for the Prometheus operator. The label that it selects by is its own setting; `release` is that of
+    its Helm chart."""
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": "sojourn", "labels": {"release": "prometheus"}},
+        "spec": rules(),
+    }
