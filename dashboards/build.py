@@ -7,6 +7,7 @@ import yaml
 
 from dashboards.content import DASHBOARDS
 from dashboards.factory import dashboard
+from dashboards.fleet import FLEET
 from dashboards.rules import prometheus_rule, rules
 from metrics.whole_file import write_whole
 
@@ -19,8 +20,8 @@ RULES_HEADER = (
 
 
 def build_dashboards(out_dir: Path | str = GENERATED) -> list[Path]:
-    """Writes one `sojourn-<lifecycle>.json` a lifecycle, `sojourn-fleet.json`, `rules.yaml`, the same rules as an object
-    of Kubernetes, and the compose stack; returns their paths.
+    """Writes one `sojourn-<lifecycle>.json` a lifecycle, `sojourn-fleet.json`, `rules.yaml`, the same rules as an
+    object of Kubernetes, and the compose stack; returns their paths.
 
     Files of the same names are replaced, others are left alone. Raises NotADirectoryError if `out_dir` is a file.
     """
