@@ -105,14 +105,14 @@ def find_run(path: Path) -> Path:
 
 def open_run(path: Path) -> "RunDirectory":
     """Opens a run directory, by path or by its name in runs/. First recovers what a killed load generator left."""
-    from metrics.run.directory import RunDirectory
+    from metrics.probe.folder import open_server_run
 
     path = find_run(path)
     if path.is_dir() and importlib.util.find_spec("httptools"):
         from loadgen.run.run_files import recover
 
         recover(path)
-    return RunDirectory.open(path)
+    return open_server_run(path)
 
 
 def new_run(name: str) -> Path:

@@ -34,6 +34,10 @@ MAY_IMPORT = {
         "metrics.compute", "metrics.run", "metrics.records", "metrics.ledger", "metrics.statistics", "metrics.errors",
     },
     "metrics.memory": {"metrics.run"},
+    "metrics.probe": {
+        "metrics.compute", "metrics.run", "metrics.machine", "metrics.steps", "metrics.records", "metrics.ledger",
+        "metrics.errors",
+    },
     "metrics.compare": {
         "metrics.memory", "metrics.request", "metrics.run", "metrics.machine", "metrics.records", "metrics.ledger",
         "metrics.statistics", "metrics.errors",

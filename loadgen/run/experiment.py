@@ -32,6 +32,7 @@ from loadgen.target.processes import ServerDied, load_command, start, stop, tail
 from loadgen.target.scrape import Scraper
 from loadgen.target.server_tokenizer import SERVER
 from metrics.errors import ExperimentError, RunDataError
+from metrics.probe.folder import open_server_run
 from metrics.request.objectives import EVERY_CLASS, objectives_of
 from metrics.run.directory import RunDirectory
 from metrics.run.join import adopt_servers
@@ -152,7 +153,7 @@ def load_url(
     seed = scenario.measure.seed if seed is None else seed
     repeat = {"base_url": base_url, "model": model, "tokenizer": tokenizer, "server_run": list(server_runs)}
     repeat["processes"] = _several(processes)
-    servers = [RunDirectory.open(path) for path in server_runs]
+    servers = [open_server_run(path) for path in server_runs]
     if len({server.path.resolve() for server in servers}) < len(servers):
         raise ExperimentError("--server-run names one folder twice; give each server's own")
     tokenizer = tokenizer or scenario.target.tokenizer
@@ -172,6 +173,7 @@ def load_url(
             with suppress(EndpointError):
                 get(endpoint, "/metrics")  # for which it works out the steps that it holds back
             time.sleep(1.5 * ON_DISK_SECONDS)  # until the servers' last records are on disk
+            servers = [open_server_run(path) for path in server_runs]  # what a probe wrote since
             reasons += adopt_servers(run, servers, begin_ns, time.monotonic_ns())
     return run
 

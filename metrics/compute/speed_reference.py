@@ -76,7 +76,10 @@ class Expected(NamedTuple):
 
 
 def family_of(meta: Mapping[str, Any]) -> str | None:
-    """What entries must have in common, as text: model, device and versions. None of a run that does not tell them."""
+    """What entries must have in common, as text: model, device and versions. None of a run that does not tell them, and
+    of a foreign engine, which no entry is of."""
+    if meta.get("probe"):
+        return None
     shape, core = meta.get("model_shape"), meta.get("core")
     hardware = meta.get("server_hardware") or meta.get("hardware")
     if not (isinstance(shape, Mapping) and isinstance(core, Mapping) and isinstance(hardware, Mapping)):

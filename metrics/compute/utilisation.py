@@ -74,9 +74,10 @@ def ceilings_from(meta: Mapping[str, Any]) -> Ceilings | None:
 
 
 def arithmetic(meta: Mapping[str, Any]) -> str | None:
-    """The precision in which a run's matrix products were computed. None without a record of our own server."""
+    """The precision in which a run's matrix products were computed. None where the server did not record it, as our own
+    does."""
     core = meta.get("core")
-    if core is None:
+    if core is None or "weights" not in core:
         return None
     return product_precision(core["weights"], core["dtype"], core["device"])
 

@@ -27,6 +27,7 @@ _STAMPS = {
     "system": ("ns", "loop_turn_begin_ns"),
     "kernels": ("begin_ns",),
 }  # fmt: skip
+PROBE = "probe"  # what run.json says of the probe that recorded a foreign server
 ToClient = Callable[[np.ndarray], np.ndarray]  # times of a server's clock, int64 → those of the client's
 SERVER_TABLES = tuple(_MOMENT)
 
@@ -88,7 +89,8 @@ def adopt_servers(client: RunDirectory, servers: Sequence[RunDirectory], begin_n
         if not adopt(place, tables, begin_ns, end_ns):
             reasons.append(f"{server.path} holds no records of this load: is it of this server, on this host?")
         if len(servers) == 1:
-            client.update_meta(**{key: meta[key] for key in SERVER_KEYS if key in meta})
+            known = {key: meta[key] for key in (*SERVER_KEYS, PROBE) if key in meta}
+            client.update_meta(**known, **_served(client.meta(), meta))
         else:
             place.mkdir(exist_ok=True)
             RunDirectory(place).write_json("run.json", meta)
@@ -144,12 +146,20 @@ def _offset(both: pd.DataFrame) -> ClockOffset:
     )
 
 
+def _served(client: dict[str, Any], server: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a server that a probe describes: its `/v1/models` does not tell them, as ours does."""
+    if PROBE not in server:
+        return {}
+    engine = section(client, "engine")
+    return {"engine": engine | {"served": section(engine, "served") | {"engine": engine_settings(server)}}}
+
+
 def _described(client: dict[str, Any], server: dict[str, Any]) -> dict[str, Any]:
     """What the client's run could not know of the server."""
     engine = section(client, "engine")
     served = section(engine, "served") | {"engine": engine_settings(server)}
     changes: dict[str, Any] = {"engine": engine | {"served": served}}
-    changes |= {key: server[key] for key in SERVER_KEYS if server.get(key) is not None}
+    changes |= {key: server[key] for key in (*SERVER_KEYS, PROBE) if server.get(key) is not None}
     return changes | {"server_hardware": server.get("hardware"), "server_versions": server.get("versions")}
 
 

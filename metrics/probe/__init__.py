@@ -1,0 +1,1 @@
+"""What `sojourn-probe` recorded inside a foreign server, as a run directory of ours."""

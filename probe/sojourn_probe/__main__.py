@@ -1,0 +1,67 @@
+"""`sojourn-probe vllm`: a vLLM server with the probe in it. `sojourn-probe receive`: the end of a socket."""
+
+import argparse
+import os
+import runpy
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+from sojourn_probe.records import SUFFIX
+from sojourn_probe.writer import VARIABLE, ProbeError, parse_address
+
+SERVER = "vllm.entrypoints.openai.api_server"
+AT_ONCE = 1 << 16
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="sojourn-probe", description=__doc__)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    serve = verbs.add_parser("vllm", help="start vLLM's OpenAI server and record it")
+    serve.add_argument("--out", required=True, help="a folder, unix:/path or tcp:127.0.0.1:PORT")
+    serve.add_argument("arguments", nargs=argparse.REMAINDER, help="after --: the arguments of vLLM's server")
+    receive = verbs.add_parser("receive", help="write the streams of a socket to a folder")
+    receive.add_argument("--listen", required=True, help="unix:/path or tcp:127.0.0.1:PORT")
+    receive.add_argument("--into", required=True, type=Path, help="the folder")
+    chosen = parser.parse_args()
+    if chosen.verb == "receive":
+        try:
+            receive_streams(chosen.listen, chosen.into)
+        except (OSError, ProbeError) as error:
+            parser.exit(1, f"sojourn-probe: {error}\n")
+        except KeyboardInterrupt:
+            return
+    serve_vllm(chosen.out, [each for each in chosen.arguments if each != "--"])
+
+
+def serve_vllm(out: str, arguments: list[str]) -> None:
+    """Runs vLLM's own server in this process, with the two flags that attach the probe."""
+    os.environ[VARIABLE] = out if out.startswith(("unix:", "tcp:")) else os.path.abspath(out)
+    attach = ["--scheduler-cls", "sojourn_probe.vllm.Scheduler", "--middleware", "sojourn_probe.vllm.Middleware"]
+    sys.argv = [SERVER, *arguments, *attach]
+    runpy.run_module(SERVER, run_name="__main__", alter_sys=True)
+
+
+def receive_streams(address: str, folder: Path) -> None:
+    """Writes each connection to a file of its own, until it is interrupted. Raises OSError and ProbeError."""
+    family, place = parse_address(address)
+    folder.mkdir(parents=True, exist_ok=True)
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.bind(place)
+        listener.listen()
+        while True:
+            connection, _ = listener.accept()
+            target = folder / f"stream-{time.time_ns():020d}{SUFFIX}"
+            threading.Thread(target=_keep, args=(connection, target), daemon=True).start()
+
+
+def _keep(connection: socket.socket, target: Path) -> None:
+    with connection, target.open("xb", buffering=0) as file:
+        while content := connection.recv(AT_ONCE):
+            file.write(content)
+
+
+if __name__ == "__main__":
+    main()
