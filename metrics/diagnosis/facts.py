@@ -2,9 +2,9 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -12,6 +12,7 @@ import pandas as pd
 
 from metrics.diagnosis.chunk_facts import Chunks, chunks_of
 from metrics.diagnosis.evidence_level import Level, seen
+from metrics.diagnosis.fleet_facts import FleetFacts, fleet_facts
 from metrics.diagnosis.group_facts import GroupFacts, group_facts
 from metrics.diagnosis.kv_facts import KvFacts, kv_facts
 from metrics.diagnosis.launch_facts import Launches, launches_of
@@ -28,6 +29,7 @@ from metrics.request.offenders import Book, TooLarge, book_of
 from metrics.request.waits import reasons
 from metrics.results.load import is_closed
 from metrics.run.directory import RunDirectory, engine_settings, section
+from metrics.run.fleet import servers_of
 from metrics.run.server_alone import is_server_alone, meta_of, requests_of
 from metrics.sources.view import ServerView, observe
 
@@ -76,6 +78,8 @@ class Facts:
     launches: Launches | None = None  # of a GPU
     kv: Callable[[], KvFacts | None] = lambda: None  # blocks and prefix cache; worked out at its first use
     group: Callable[[], GroupFacts | None] = lambda: None  # of several ranks; worked out at its first use
+    fleet: Callable[[], FleetFacts | None] = lambda: None  # of several servers; worked out at its first use
+    servers: Mapping[str, Callable[[], "Facts"]] = field(default_factory=dict)  # of a fleet: each by itself
 
     @property
     def token_budget(self) -> int | None:
@@ -167,6 +171,8 @@ def read_facts(run: RunDirectory, level: Level = "all") -> Facts:
         machine=machine_facts(meta, system, steps, rows, span),
         launches=launches_of(meta, steps),
         group=cache(lambda: group_facts(meta, steps)),
+        fleet=cache(lambda: fleet_facts(run, rows, level)),
+        servers={member.name: cache(partial(read_facts, member, level)) for member in servers_of(run)},
         kv=cache(
             lambda: (
                 kv_facts(engine_settings(meta), section(meta, "core"), run.table("requests"), run.table("steps"))

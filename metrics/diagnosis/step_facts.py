@@ -68,7 +68,7 @@ def step_facts(steps: pd.DataFrame) -> StepFacts | None:
     wall = (steps.end_ns - steps.begin_ns).to_numpy(dtype="float64")
     device = steps.device_ns.to_numpy(dtype="float64")
     predicted = np.nan_to_num(steps.predicted_ns.astype("float64").to_numpy())
-    batch = _composition(steps)
+    batch = composition(steps)
     pool = (steps.blocks_free + steps.blocks_active + steps.blocks_reusable + steps.blocks_pinned).to_numpy()
     used = ((steps.blocks_active + steps.blocks_pinned) / np.maximum(pool, 1)).to_numpy(dtype="float64")
     has_kv = ((steps.blocks_free + steps.blocks_reusable).to_numpy() / np.maximum(pool, 1)) >= KV_FREE
@@ -144,7 +144,7 @@ def _fit_once(tokens: np.ndarray, context: np.ndarray, wall: np.ndarray) -> Step
     return StepModel(float(np.mean(wall)), 0.0, 0.0)
 
 
-def _composition(steps: pd.DataFrame) -> pd.DataFrame:
+def composition(steps: pd.DataFrame) -> pd.DataFrame:
     """What each step holds, in the order of the steps."""
     sizes = steps.request_ids.map(len).to_numpy(dtype="int64")
     place = np.repeat(np.arange(len(steps)), sizes)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from metrics.diagnosis.excess import Excess
 from metrics.diagnosis.facts import Facts
 from metrics.diagnosis.rules.cause import Proposal, proposals
+from metrics.diagnosis.server_proposals import server_proposals
 from metrics.diagnosis.verdict import Evidence
 
 Name = tuple[str, str, str]  # of an excess: class, objective, error
@@ -58,7 +59,8 @@ def suspects_of(facts: Facts, lost: Sequence[Excess]) -> list[Suspect]:
     """The causes proposed for any of these excesses, with the time divided among them."""
     found: dict[str, Suspect] = {}
     for excess in lost:
-        for proposal in proposals(facts, excess):
+        of_fleet = proposals(facts, excess)
+        for proposal in (*of_fleet, *server_proposals(facts, excess, {each.key for each in of_fleet})):
             found.setdefault(proposal.key, Suspect(proposal.key, [])).cases.append((excess, proposal))
     suspects = list(found.values())
     divide(lost, suspects, {})

@@ -176,7 +176,8 @@ def cause(**registered: Any) -> Callable[[Callable[..., Proposal | None]], Cause
 def causes_for(facts: Facts) -> list[Cause]:
     """The causes that the evidence of this run can show, those that know most first."""
     if facts.joined:
-        reads = ("records",) if facts.steps is not None else ("records", "accounts")
+        has_steps = facts.steps is not None or _servers_have_steps(facts)
+        reads = ("records",) if has_steps else ("records", "accounts")
     elif facts.server is not None:
         reads = ("accounts", "metrics") if shows_ledger(facts) else ("metrics",)
     else:
@@ -185,6 +186,11 @@ def causes_for(facts: Facts) -> list[Cause]:
     if facts.joined:  # a lost request has no record of the server's: its error is all there is
         known += [each for each in CAUSES if each.reads == "client" and "loss" in each.needs]
     return known
+
+
+def _servers_have_steps(facts: Facts) -> bool:
+    """Of a fleet, whose causes by steps are those of its servers."""
+    return any(read().steps is not None for read in facts.servers.values())
 
 
 def proposals(facts: Facts, excess: Excess) -> list[Proposal]:

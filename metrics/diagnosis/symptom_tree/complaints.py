@@ -31,6 +31,7 @@ _FRONT = ("blocked_front", "slow_front", "slow_writer", "slow_moderation", "core
 _PREFIX = ("prefix_cache_off", "cache_thrash", "eviction_policy", "cache_pollution", "prefix_order",
            "prefix_sub_block", "slow_kv_tier")  # fmt: skip
 _GROUP = ("needless_parallelism", "communication_overhead", "pipeline_bubbles")
+_FLEET = ("replica_imbalance", "straggler", "slow_router")
 _DEVICE = (
     "slow_device",
     "noisy_neighbour",
@@ -49,13 +50,13 @@ COMPLAINTS = (
               ("ttft", "time to first token", "slow to start", "the answer begins late", "long wait before the answer",
                "slow first token", "queue"),
               (*_WAITING, "queue_limit", *_FRONT, "kv_pool", *_PREFIX, "fragmentation", "block_leak", "own_prefill",
-               *_DEVICE, "slow_tokeniser", "slow_detokeniser", "slow_sampler", *_CLIENT)),
+               *_DEVICE, *_FLEET, "slow_tokeniser", "slow_detokeniser", "slow_sampler", *_CLIENT)),
     Complaint("high_itl", "The text stutters",
               ("itl", "tpot", "inter-token latency", "time per output token", "tokens come slowly", "slow stream",
                "pauses in the text", "stutter", "slow answer"),
               ("token_budget_large", "scheduling_policy", "head_of_line", "overload", *_FRONT, "kv_pool",
                "fragmentation", "block_leak", "slow_decode", "rejected_drafts", "no_drafts", *_DEVICE,
-               "slow_detokeniser", "slow_sampler",
+               "replica_imbalance", "straggler", "slow_detokeniser", "slow_sampler",
                "long_outputs", *_CLIENT)),
     Complaint("low_device_utilisation", "The GPU idles",
               ("low utilisation", "low utilization", "idle gpu", "device idles", "gpu not busy", "gpu usage is low",
@@ -76,7 +77,7 @@ COMPLAINTS = (
     Complaint("devices_do_not_help", "More devices do not help",
               ("more gpus do not help", "no speedup", "does not scale", "scaling is poor", "more threads do not help"),
               ("batch_cap", "admission_policy", *_FRONT, "kv_pool", "slow_host", "launch_bound", "slow_kernel",
-               "few_threads", *_GROUP, "slow_tokeniser", "slow_detokeniser", "slow_sampler", *_CLIENT)),
+               "few_threads", *_GROUP, *_FLEET, "slow_tokeniser", "slow_detokeniser", "slow_sampler", *_CLIENT)),
 )  # fmt: skip
 BY_SYMPTOM = {complaint.symptom: complaint for complaint in COMPLAINTS}
 

@@ -151,3 +151,17 @@ def stage_waits(facts: Facts) -> Reading | None:
         "steps: rank_bubble_ns",
         worst,
     )
+
+
+def slowest_server(facts: Facts) -> Reading | None:
+    """Of a fleet, by steps of the same size."""
+    fleet = facts.fleet()
+    if fleet is None or (slow := fleet.slowest) is None:
+        return None
+    times = slow.slowdown or 1.0
+    return Reading(
+        f"{slow.name} takes {times:.2f} times as long as the other servers for the same steps",
+        times < 1 + NEGLIGIBLE,
+        "steps of each server: device_ns, new_tokens, past_tokens",
+        min(1.0, max(0.0, 1 - 1 / times)),
+    )

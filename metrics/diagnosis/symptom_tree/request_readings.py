@@ -205,3 +205,16 @@ def client_lag(facts: Facts) -> Reading | None:
         "client: sent_ns, due_ns",
         share,
     )
+
+
+def servers_unequal(facts: Facts) -> Reading | None:
+    """One server chooses none."""
+    fleet = facts.fleet()
+    if fleet is None:
+        return None
+    return Reading(
+        f"{fleet.busiest.name} had {fleet.imbalance:.2f} times the mean of the servers' requests",
+        fleet.imbalance < 1 + NEGLIGIBLE,
+        "requests: server, arrived_ns, finished_ns",
+        min(1.0, fleet.imbalance - 1),
+    )
