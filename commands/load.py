@@ -30,7 +30,8 @@ def load(
     server_run: Annotated[
         list[Path] | None,
         typer.Option(
-            help="run directory of a Sojourn server on this host (serve --run-dir); causes need its records; "
+            help="run directory of a Sojourn server on this host (serve --run-dir), or folder of a probe in "
+            "another server; causes need its records; "
             "repeatable for the servers behind a router"
         ),
     ] = None,

@@ -67,6 +67,11 @@ class Server:
                 raise BenchError(f"{self.name} did not start: {' / '.join(log_lines[-3:]) or 'it said nothing'}")
             time.sleep(0.1)
 
+    @property
+    def group(self) -> int | None:
+        """The process group of it and of those that it started; None while it does not run."""
+        return self._process.pid if self._process is not None else None
+
     def stop(self) -> None:
         """Ends the process and those that it started."""
         if self._process is None:

@@ -1,5 +1,7 @@
 """What limits a diagnosis: a sentence each, shown under it."""
 
+from typing import Any
+
 from metrics.diagnosis.facts import Facts, tightest
 from metrics.diagnosis.foreign_server import warnings_of
 from metrics.diagnosis.state import FEWEST_REQUESTS
@@ -55,8 +57,21 @@ def warnings(facts: Facts, closed: Closure) -> list[str]:
         found.append(f"only {facts.steps.count} steps: too few for a step model, so capacity is not estimated")
     if changes := section(facts.meta, "core").get("changes_outputs"):
         found.append(f"the outputs are not the model's own ({', '.join(changes)}): times are judged, and not the texts")
+    found += _of_probe(section(facts.meta, "probe"))
     found += filter(None, (steal_sentence(facts.steal), uncertainty_sentence(facts.meta)))
     if closed.closed < CLOSURE_WARNS * closed.joined:
         ledgers = f"only {closed.closed} of {closed.joined} ledgers close"
         found.append(f"{ledgers} within 1 % and 1 ms; shares are that uncertain")
+    return found
+
+
+def _of_probe(probe: dict[str, Any]) -> list[str]:
+    """What a probe in a foreign server did not see; [] for a server of ours."""
+    if not probe:
+        return []
+    accounts = ", ".join(probe.get("unseen_accounts") or ())
+    found = [f"recorded by sojourn-probe, which does not see {accounts}: their time lies in the work of the steps"]
+    found += [str(sentence) for sentence in probe.get("unseen") or ()]
+    if dropped := probe.get("dropped_records"):
+        found.append(f"the probe dropped {dropped:,} records: steps and requests are missing")
     return found

@@ -24,6 +24,11 @@ from metrics.run.directory import RunDirectory
 from metrics.run.segments import replace_table
 from metrics.run.server_alone import SERVER_ALONE
 
+# Accounts of which no reading of the probe tells: their time lies in others, or the server has no such thing.
+UNSEEN_ACCOUNTS = (
+    "token.sample", "compute.draft", "compute.communication", "compute.bubble", "memory.load", "memory.store",
+    "request.lost",
+)  # fmt: skip
 # vLLM's identities of its requests: what kind of call, the caller's identity, which prompt, and a random end.
 _RANDOM_END = re.compile(r"-[0-9a-f]{8}$")
 _PROMPT = re.compile(r"-\d+$")
@@ -153,6 +158,7 @@ def _described(folder: Path, core: Stream, fronts: Sequence[Stream], streams: Se
             "engine": start.engine,
             "engine_version": start.engine_version,
             "unseen": [*start.unseen, *_unseen(fronts, shape is not None)],
+            "unseen_accounts": list(UNSEEN_ACCOUNTS),
             "dropped_records": sum(stream.dropped for stream in streams),
         },
     }

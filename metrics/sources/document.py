@@ -28,7 +28,8 @@ objectives. Of the server's inside, its `/metrics` is scraped once a second and 
 - **Restarts.** A restarted server resets its counters; the gain since the last scrape is lost, and the report says
   so. A scrape that fails or takes longer than a second is counted and shown.
 
-On one host our own server's records show everything: `sojourn serve MODEL --run-dir runs/server` and
+In a vLLM of your own, [the probe](probe.md) records each step and each request. On one host our own server's records
+show everything: `sojourn serve MODEL --run-dir runs/server` and
 `sojourn load SCENARIO --base-url URL --server-run runs/server`.
 
 This is the part of a report that comes from the metrics (vLLM 0.32.0 on 2 busy cores of an AMD EPYC, the bundled

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from sojourn_probe.records import SUFFIX
-from sojourn_probe.writer import VARIABLE, ProbeError, parse_address
+from sojourn_probe.writer import OBJECTIVES, OBJECTIVES_VARIABLE, VARIABLE, ProbeError, parse_address
 
 SERVER = "vllm.entrypoints.openai.api_server"
 AT_ONCE = 1 << 16
@@ -21,6 +21,8 @@ def main() -> None:
     verbs = parser.add_subparsers(dest="verb", required=True)
     serve = verbs.add_parser("vllm", help="start vLLM's OpenAI server and record it")
     serve.add_argument("--out", required=True, help="a folder, unix:/path or tcp:127.0.0.1:PORT")
+    for name in OBJECTIVES:
+        serve.add_argument(f"--{name.replace('_', '-')}", type=float, help="an objective for a diagnosis of the folder")
     serve.add_argument("arguments", nargs=argparse.REMAINDER, help="after --: the arguments of vLLM's server")
     receive = verbs.add_parser("receive", help="write the streams of a socket to a folder")
     receive.add_argument("--listen", required=True, help="unix:/path or tcp:127.0.0.1:PORT")
@@ -32,12 +34,17 @@ def main() -> None:
         except (OSError, ProbeError) as error:
             parser.exit(1, f"sojourn-probe: {error}\n")
         except KeyboardInterrupt:
-            return
-    serve_vllm(chosen.out, [each for each in chosen.arguments if each != "--"])
+            pass
+        return
+    bounds = {name: value for name in OBJECTIVES if (value := getattr(chosen, name)) is not None}
+    if any(not 0 < value < float("inf") for value in bounds.values()):
+        parser.error("an objective is a number of milliseconds above 0, such as --ttft-ms 500")
+    serve_vllm(chosen.out, [each for each in chosen.arguments if each != "--"], bounds)
 
 
-def serve_vllm(out: str, arguments: list[str]) -> None:
-    """Runs vLLM's own server in this process, with the two flags that attach the probe."""
+def serve_vllm(out: str, arguments: list[str], bounds: dict[str, float]) -> None:
+    """Runs vLLM's own server in this process, with the two flags that attach the probe. `bounds` in ms."""
+    os.environ[OBJECTIVES_VARIABLE] = ",".join(f"{name}={value:g}" for name, value in bounds.items())
     os.environ[VARIABLE] = out if out.startswith(("unix:", "tcp:")) else os.path.abspath(out)
     attach = ["--scheduler-cls", "sojourn_probe.vllm.Scheduler", "--middleware", "sojourn_probe.vllm.Middleware"]
     sys.argv = [SERVER, *arguments, *attach]

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +17,8 @@ from sojourn_probe import __version__
 from sojourn_probe.records import FORMAT, LENGTH, MAGIC, SUFFIX, Dropped, Record, Setting, Start
 
 VARIABLE = "SOJOURN_PROBE"  # where the stream goes: a folder, unix:/path or tcp:127.0.0.1:PORT
+OBJECTIVES_VARIABLE = "SOJOURN_PROBE_OBJECTIVES"  # such as ttft_ms=500,tpot_ms=50: for a diagnosis of the folder alone
+OBJECTIVES = ("ttft_ms", "tpot_ms", "e2e_ms")
 CAPACITY = 100_000  # records that may wait for the thread; more are dropped and counted
 FLUSH_SECONDS = 0.2
 CONNECT_SECONDS = 2.0
@@ -148,6 +151,18 @@ def boot_id() -> str | None:
         return None
 
 
+def objectives() -> dict[str, Setting]:
+    """The bounds in the environment, in ms, as settings; what is no number above 0 is left out."""
+    found: dict[str, Setting] = {}
+    for part in os.environ.get(OBJECTIVES_VARIABLE, "").split(","):
+        name, _, text = part.partition("=")
+        if name in OBJECTIVES:
+            with suppress(ValueError):
+                if 0 < (bound := float(text)) < float("inf"):
+                    found[f"objective_{name}"] = bound
+    return found
+
+
 def begin(
     role: str,
     engine: str,
@@ -163,7 +178,7 @@ def begin(
         return None
     start = Start(
         FORMAT, role, os.getpid(), boot_id(), time.monotonic_ns(), time.time_ns(), engine, engine_version, __version__,
-        settings or {}, shape or {}, unseen or [],
+        (settings or {}) | objectives(), shape or {}, unseen or [],
     )  # fmt: skip
     try:
         return Writer(sink_of(target, role), start)

@@ -1,0 +1,32 @@
+"""vLLM on a CPU, with the probe or without it. The probe is taken from this tree."""
+
+import os
+from pathlib import Path
+
+from bench.engines.servers import HOST, Server
+from bench.json_process import ROOT
+
+PROBE = ROOT / "probe"
+TINY_MODEL = ROOT / "scenarios" / "tiny-model"
+ATTACH = ("--scheduler-cls", "sojourn_probe.vllm.Scheduler", "--middleware", "sojourn_probe.vllm.Middleware")
+
+
+def vllm_with_probe(python: str, record: Path | None, *flags: str, max_model_len: int = 2048) -> Server:
+    """The bundled model in float32 on all cores. `record` is the probe's folder; None: a server without a probe."""
+    cores = sorted(os.sched_getaffinity(0))
+    chosen = {
+        "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "GOMP_SPINCOUNT": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": f"{cores[0]}-{cores[-1]}",
+    }  # fmt: skip
+    if record is not None:
+        chosen |= {"SOJOURN_PROBE": str(record), "PYTHONPATH": str(PROBE)}
+
+    def command(port: int) -> list[str]:
+        return [
+            python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(TINY_MODEL), "--served-model-name", "m",
+            "--dtype", "float32", "--max-model-len", str(max_model_len), "--enforce-eager", "--host", HOST, "--port",
+            str(port), *(ATTACH if record is not None else ()), *flags,
+        ]  # fmt: skip
+
+    name = "without probe" if record is None else "with probe"
+    return Server(name, "m", command, environment=chosen, slow_start=True)
