@@ -1,104 +1,39 @@
-"""The command line. Each verb is one file of commands/; this file registers them and turns errors into exit codes."""
+"""Sojourn for notebooks and scripts: `run = sojourn.open("runs/demo")`, then `run.requests`, `run.diagnose()`, ….
 
-import signal
-import sys
-from collections.abc import Callable
-from typing import Any
+Importing it loads no package: pandas, the engine and plotly load when an answer needs them. The command line is
+`commands.program`; `python -m sojourn` starts it, too.
+"""
 
-import typer
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from commands.bench import bench
-from commands.bench_serve import bench_serve
-from commands.calibrate import calibrate
-from commands.calibrate_device import calibrate_device
-from commands.capacity import capacity
-from commands.cli import discard_output
-from commands.compare import compare
-from commands.dashboards import dashboards
-from commands.demo import demo
-from commands.diagnose import diagnose
-from commands.explain import explain
-from commands.export import export
-from commands.faults import faults
-from commands.fleet import fleet
-from commands.join import join
-from commands.keys import keys
-from commands.ladder import ladder
-from commands.lint import lint
-from commands.load import load
-from commands.plan import plan
-from commands.quantize import quantize
-from commands.replay import replay
-from commands.report import report
-from commands.run import run
-from commands.serve import serve
-from commands.sweep import sweep
-from commands.trace import trace
-from commands.ui import ui
-from commands.usage import usage
-from commands.verify import verify
-from loadgen.exit_code import EXIT_CODES
-from metrics.errors import SojournError
+if TYPE_CHECKING:
+    import pandas as pd
 
-app = typer.Typer(
-    name="sojourn",
-    help="Where the time of a large language model server goes: serve a model, replay a scenario against it, and read "
-    "which of four lifecycles (token, compute, memory, request) is the bottleneck, and what would prove it.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+    from scripting.run import Run
+
+__all__ = ["list_runs", "open"]
 
 
-def register(panel: str, *verbs: Callable[..., None], **settings: Any) -> None:
-    for verb in verbs:
-        app.command(rich_help_panel=panel, **settings)(verb)
+def open(path: Path | str) -> "Run":
+    """Opens a run directory, by path or by its name in runs/. Raises `metrics.errors.RunDataError` where it is none."""
+    from scripting.run import Run
+
+    return Run.open(path)
 
 
-# for a verb that parses its own arguments, --help among them
-OWN_PARSER = {
-    "add_help_option": False,
-    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
-}
+def list_runs(folder: Path | str = "runs") -> "pd.DataFrame":
+    """The runs in a folder, newest first, one row each. Columns: see `scripting.documents.ListedRun`."""
+    from scripting.listing import frame_of, list_runs
 
-register("Serve", serve, quantize, usage, dashboards)
-app.add_typer(keys, name="keys", rich_help_panel="Serve")
-app.add_typer(fleet, name="fleet", rich_help_panel="Serve")
-register("Load and search", run, load, demo, epilog=EXIT_CODES)
-register("Load and search", bench_serve, **OWN_PARSER)
-register("Load and search", sweep, capacity, plan, ladder)
-register("Diagnose and explain", diagnose, lint, replay, explain, report, ui, trace, join)
-register("Compare", compare, verify, export)
-register("Compare", bench, **OWN_PARSER)
-register("Calibrate", calibrate, calibrate_device)
-app.add_typer(faults, name="faults", rich_help_panel="Calibrate")
-
-
-def _interrupt(*_: object) -> None:
-    """SIGTERM and a closed terminal end an experiment as Ctrl-C does: its processes stop, its records stay."""
-    raise KeyboardInterrupt
+    return frame_of(list_runs(Path(folder)))
 
 
 def main() -> None:
-    """Entry point. An expected failure is a sentence on stderr and an exit code, see `metrics.errors`.
+    """The entry point of the command line."""
+    from commands.program import main
 
-    `loadgen.exit_code` has the exit codes of a load that was sent.
-    """
-    signal.signal(signal.SIGTERM, _interrupt)
-    signal.signal(signal.SIGHUP, _interrupt)
-    try:
-        app()
-    except SojournError as error:
-        print(f"sojourn: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    finally:
-        try:
-            sys.stdout.flush()
-        except BrokenPipeError:  # `--json | head`
-            discard_output(sys.stdout)
+    main()
 
 
 if __name__ == "__main__":

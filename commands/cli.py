@@ -91,6 +91,17 @@ def need(extra: str, *modules: str) -> None:
 
 
 @contextmanager
+def working(what: str) -> Iterator[None]:
+    """Shows on a terminal what is going on and for how long. On stderr, so that a pipe gets the result alone."""
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+        progress.add_task(what, total=None)
+        yield
+
+
+@contextmanager
 def writing(path: Path, advice: str = "choose another with --output") -> Iterator[None]:
     try:
         yield

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commands.cli import RunArgument, open_run, out, print_json
+from commands.cli import RunArgument, open_run, out, print_json, working
 from commands.summary import diagnose_run, print_diagnosis
 
 if TYPE_CHECKING:
@@ -34,7 +34,9 @@ def diagnose(
     if symptom is not None:
         _start_from(symptom, opened, open_run(against) if against else None, json)
         return
-    diagnosis = diagnose_run(opened, open_run(against) if against else None)
+    other = open_run(against) if against else None
+    with working(f"diagnosing {opened.name}"):
+        diagnosis = diagnose_run(opened, other)
     if json:
         print((opened.path / "diagnosis.json").read_text(encoding="utf-8"), end="")
     else:
@@ -48,8 +50,9 @@ def _start_from(symptom: str, run: "RunDirectory", against: "RunDirectory | None
     from metrics.diagnosis.terminal.symptom_tree import render_tree
 
     complaint = find_complaint(symptom)  # before the run is read: a wrong name is told at once
-    diagnosis = diagnose_run(run, against)
-    tree = symptom_tree(read_facts(run), diagnosis, complaint.symptom)
+    with working(f"diagnosing {run.name}"):
+        diagnosis = diagnose_run(run, against)
+        tree = symptom_tree(read_facts(run), diagnosis, complaint.symptom)
     if as_json:
         print_json(tree)
     else:

@@ -64,9 +64,9 @@ def score(
 def diagnose_at(run: "RunDirectory", level: Any) -> "Diagnosis":
     """The diagnosis of a run at a level, with replays where the level has steps and the engine is installed. At the top
     of the module, since other processes call it."""
-    from commands.summary import predictor
     from metrics.diagnosis.diagnose import diagnose
     from metrics.diagnosis.evidence_level import seen, tables_of
+    from scripting.predictor import predictor
 
     replays = predictor(seen(run, level)) if "steps" in tables_of(level) else None
     return diagnose(run, predictor=replays, level=level)

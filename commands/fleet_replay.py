@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from commands.cli import RunArgument, need, open_run, out, print_json, table
-from commands.replay_changes import grid, label
 from metrics.errors import InputError
 from metrics.replay.prediction import ROUTINGS
+from scripting.changes import grid, label
 
 if TYPE_CHECKING:
     from engine.replay.fleet.answer import FleetAnswer

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import msgspec
 import typer
 
 from commands.cli import RunArgument, need, open_run, out, print_json
-from commands.replay_changes import grid, label
+from scripting.changes import grid, label
 
 if TYPE_CHECKING:
     from engine.replay.predictor import ReplayPredictor
@@ -43,17 +43,15 @@ def replay(
     need("engine", "pydantic", "msgspec")
     from engine.replay.predictor import predictor_of
     from metrics.machine.host import usable_cores
-    from metrics.replay.prediction import Change
+    from scripting.answers import replayed
 
     changes = grid(set_ or [])
     predictor = predictor_of(open_run(run), processes=processes or usable_cores())
-    for change in changes:
-        predictor.check(change)
-    unchanged, *predictions = predictor.predict([Change(), *changes])
+    found = replayed(predictor, changes)
     if json:
-        print_json(_document(predictor, unchanged, predictions))  # null for what is no number
+        print_json(found)  # null for what is no number
     else:
-        _print(predictor, unchanged, predictions)
+        _print(predictor, found.unchanged, found.predictions)
 
 
 class _Line(NamedTuple):
@@ -62,18 +60,6 @@ class _Line(NamedTuple):
     label: str = ""
     cells: Sequence[str] = ()
     style: str | None = None
-
-
-def _document(predictor: "ReplayPredictor", unchanged: "Prediction", predictions: "list[Prediction]") -> dict[str, Any]:
-    return {
-        "run": str(predictor.run.path),
-        "recorded": predictor.recorded | {"preemptions": predictor.recorded_preemptions},
-        "step_model_error": predictor.model_error,
-        "larger_steps_error": predictor.spread.error_beyond,
-        "run_to_run": {"speed": predictor.spread.speed, "repeats": predictor.spread.repeats},
-        "unchanged": unchanged,
-        "predictions": predictions,
-    }
 
 
 def _print(predictor: "ReplayPredictor", unchanged: "Prediction", predictions: "list[Prediction]") -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from commands.cli import RunArgument, need, open_run, out, writing
+from commands.cli import RunArgument, need, open_run, out, working, writing
 from commands.summary import diagnose_run
 
 
@@ -19,7 +19,8 @@ def report(
     from ui.markup.run_report import write_report
 
     opened = open_run(run)
-    diagnosis = diagnose_run(opened, open_run(against) if against else None)
+    other = open_run(against) if against else None
     path = output or opened.path / "report.html"
-    with writing(path):
-        out.print(f"wrote {write_report(opened, diagnosis, path)}")
+    with writing(path), working(f"diagnosing and drawing {opened.name}"):
+        written = write_report(opened, diagnose_run(opened, other), path)
+    out.print(f"wrote {written}")

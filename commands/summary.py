@@ -11,15 +11,13 @@ from loadgen.exit_code import MOST_FAILED, exit_code
 
 if TYPE_CHECKING:
     from metrics.diagnosis.verdict import Diagnosis
-    from metrics.replay.prediction import Predictor
     from metrics.run.directory import RunDirectory
-
-MOST_REPLAYED_STEPS = 60_000  # of a run: a diagnosis replays it some thirty times, and is to take seconds
 
 
 def diagnose_run(run: "RunDirectory", against: "RunDirectory | None" = None) -> "Diagnosis":
     """Diagnoses a run and writes its diagnosis.json; a disk that does not take the file costs nothing but the file."""
     from metrics.diagnosis.diagnose import diagnose
+    from scripting.predictor import predictor
 
     diagnosis = diagnose(run, against, predictor=predictor(run))
     try:
@@ -27,20 +25,6 @@ def diagnose_run(run: "RunDirectory", against: "RunDirectory | None" = None) -> 
     except OSError as error:
         print(f"sojourn: {run.path / 'diagnosis.json'} cannot be written: {error.strerror}", file=sys.stderr)
     return diagnosis
-
-
-def predictor(run: "RunDirectory") -> "Predictor | None":
-    """Who replays the run with its fixes, or says why it cannot be replayed; None where the engine is not installed."""
-    if importlib.util.find_spec("engine.replay") is None:
-        return None
-    from engine.replay.predictor import predictor_of
-    from metrics.errors import SojournError
-    from metrics.replay.prediction import NoPredictor
-
-    try:
-        return predictor_of(run, most_steps=MOST_REPLAYED_STEPS)
-    except SojournError as error:
-        return NoPredictor(str(error))
 
 
 def print_diagnosis(diagnosis: "Diagnosis") -> None:

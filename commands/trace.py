@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from commands.cli import RunArgument, open_run, out, writing
+from commands.cli import RunArgument, open_run, out, working, writing
 from metrics.errors import InputError
 
 
@@ -29,7 +29,7 @@ def trace(
     opened = open_run(run)
     refuse_fleet(opened, "a trace")
     path = output or opened.path / "trace.json.gz"
-    with writing(path):
+    with writing(path), working(f"writing {path.name}"):
         written = write_trace(path, run_rows(opened, from_, to))
     dropped = f"; {written.dropped:,} more did not fit, choose a window with --from and --to" if written.dropped else ""
     out.print(f"wrote {path}: {written.events:,} events{dropped}; open it at https://ui.perfetto.dev")

@@ -50,6 +50,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """All metrics, and what they say together."""
 
+    schema: str = "sojourn.comparison/1"
     verdict: Verdict
     margin: float  # of the metrics that have none of their own
     confidence: float

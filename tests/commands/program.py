@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
 
-import sojourn
+from commands import program
 
 
 class Done(NamedTuple):
@@ -25,7 +25,7 @@ def run_program(*arguments: str, cwd: Path = Path(".")) -> Done:
     environment = dict(os.environ)
     with chdir(cwd), patch.object(sys, "argv", ["sojourn", *arguments]), redirect_stdout(out), redirect_stderr(err):
         try:
-            sojourn.main()
+            program.main()
         except SystemExit as ended:
             code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         finally:

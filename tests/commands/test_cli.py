@@ -8,9 +8,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from commands.program import app
 from loadgen.exit_code import MOST_FAILED, NOT_VALID
 from metrics.memory.plan import PURPOSES
-from sojourn import app
 from tests.commands.program import run_program
 
 pytestmark = pytest.mark.server

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from commands.program import app
 from metrics.records import RequestRecord, row
 from metrics.run.directory import RunDirectory
 from metrics.run.segments import write_segment
-from sojourn import app
 
 RUN = {"scenario": "x", "seed": 1, "engine": {}, "hardware": {}, "versions": {}, "wall_anchor": {}, "objectives": [],
        "client_error": {}, "valid": True}  # fmt: skip

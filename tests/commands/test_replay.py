@@ -5,11 +5,11 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from commands.replay_changes import grid, label
+from commands.program import app
 from engine.options import assignments
 from metrics.errors import InputError
 from metrics.replay.prediction import Change, settings_text
-from sojourn import app
+from scripting.changes import grid, label
 from tests.engine.replay.simulated_run import random_asks, write_run
 
 

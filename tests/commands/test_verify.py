@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from commands.demo import _claim, _print_claim
+from commands.program import app
 from metrics.replay.ledger import read
-from sojourn import app
 from tests.metrics.replay.test_verify import prediction
 from tests.metrics.synthetic import PLANTS, synthetic_run
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from commands.program import app
 from engine.compute.quantisation.rounding import rounded_fp8, rounded_integers
 from engine.config import model_folder
 from engine.token.models.registry import load_model
@@ -25,7 +26,6 @@ from engine.token.quantise.layouts import LAYOUTS
 from engine.token.quantise.passes import hidden_states
 from engine.token.quantise.scaling import scale_by_activations
 from metrics.errors import ModelError
-from sojourn import app
 from tests.engine.token.quantised.published import matrices
 
 CPU = torch.device("cpu")

@@ -1,6 +1,6 @@
-"""KEY=VALUE words of a command line as changes of a replay. A comma makes a grid over all keys."""
+"""KEY=VALUE words of a command line, or named values, as changes of a replay. Several values make a grid."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -22,6 +22,26 @@ def grid(words: Sequence[str], option: str = "--set") -> list[Change]:
         if any(axis[0][0] == key for axis in axes):
             raise InputError(f"{option} names {key} twice; give its values together: {key}=A,B")
         axes.append([(key, _value(key, value.strip(), option)) for value in values.split(",") if value.strip()])
+    return _combined(axes, option)
+
+
+def changes_of(values: Mapping[str, Any], option: str = "replay:") -> list[Change]:
+    """The same of values by name: `{"max_num_seqs": [32, 64], "removed": {"client.network": 1}}`. Raises InputError."""
+    axes: list[list[tuple[str, Any]]] = []
+    for key, given in values.items():
+        if key == "removed":
+            if not isinstance(given, Mapping):
+                raise InputError(f"{option} removed is {given!r}; give shares by account, such as client.network: 1")
+            axes += [[(f"{REMOVED}{name}", _value(f"{REMOVED}{name}", share, option))] for name, share in given.items()]
+            continue
+        several = given if isinstance(given, list | tuple) else [given]
+        if not several:
+            raise InputError(f"{option} {key} has no value; give one or several")
+        axes.append([(key, _value(key, value, option)) for value in several])
+    return _combined(axes, option)
+
+
+def _combined(axes: list[list[tuple[str, Any]]], option: str) -> list[Change]:
     keys = [axis[0][0] for axis in axes]
     if "routing" in keys and "replicas" not in keys:
         raise InputError(f"{option} routing chooses among replicas, and there is one; give replicas=2 beside it")
@@ -36,14 +56,18 @@ def label(change: Change) -> str:
     return " ".join(change_words(change)) or "unchanged"
 
 
-def _value(key: str, text: str, option: str) -> Any:
+def _value(key: str, given: Any, option: str) -> Any:
+    """Of text, what it reads as; any other value as it is."""
+    if not isinstance(given, str | int | float | None):
+        raise InputError(f"{option} {key} is {given!r}; give a number, a word, true, false or null")
+    text = str(given)
     if key in WORDS:
         if text not in WORDS[key]:
             raise InputError(f"{option} {key}={text}: give one of {', '.join(WORDS[key])}")
         return text
     from engine.options import setting_value
 
-    value = setting_value(text, f"{option} {key}")
+    value = setting_value(given, f"{option} {key}") if isinstance(given, str) else given
     if key in FACTORS or key.startswith(REMOVED):
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InputError(f"{option} {key}={text}: give a number, such as {key}={1 if '.' in key else 2}")

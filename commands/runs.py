@@ -1,0 +1,49 @@
+"""`sojourn runs`: the runs of a folder."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from commands.cli import RUNS, out, print_json
+
+if TYPE_CHECKING:
+    from scripting.documents import ListedRun
+
+COLOURS = {"healthy": "green", "degraded": "yellow", "overloaded": "red", "invalid": "dim", "inconclusive": "dim"}
+
+
+def runs(
+    folder: Annotated[Path, typer.Argument(help="folder whose folders are runs")] = RUNS,
+    json: Annotated[bool, typer.Option("--json", help="print the list as JSON")] = False,
+) -> None:
+    """List the runs in a folder, newest first: when, which scenario, how many requests, and the verdict."""
+    from scripting.documents import RunList
+    from scripting.listing import list_runs
+
+    found = list_runs(folder)
+    if json:
+        print_json(RunList(runs=found))
+        return
+    for each in found:
+        _print(each)
+    if not found:
+        out.print(f"no run in {folder}; record one: sojourn run demo", markup=False)
+
+
+def _print(run: "ListedRun") -> None:
+    """Two lines: what it is, and below it the first sentence of its verdict."""
+    when = (run.recorded_at or "")[:16].replace("T", " ")
+    count = "" if run.requests is None else f"{run.requests:,} requests"
+    facts = [when, run.scenario or run.source or "", run.model or "", count]
+    line = Table.grid(padding=(0, 2))
+    line.add_row(Text(run.name, style="bold", overflow="fold"), Text(" · ".join(filter(None, facts)), style="dim"))
+    out.print(line)
+    if run.unreadable:
+        out.print(f"  cannot be read: {run.unreadable}", markup=False, style="red")
+    else:
+        verdict = run.headline or "no diagnosis yet"
+        state = f"{run.state} " if run.state else ""
+        out.print(Text.assemble("  ", (state, COLOURS.get(run.state or "", "")), verdict))

@@ -1,0 +1,94 @@
+"""What a run answers, as documents: used by the command line, by `sojourn.open` and by the MCP server."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+import pandas as pd
+
+from metrics.diagnosis.verdict import Diagnosis
+from metrics.errors import RunDataError
+from metrics.ledger import ACCOUNTS, UNACCOUNTED
+from metrics.request.goodput import measured
+from metrics.run.directory import RunDirectory
+from metrics.run.join import uncertainty_sentence
+from metrics.run.server_alone import is_server_alone, requests_of
+from scripting.documents import Ledger, Replay, RunToRun
+
+if TYPE_CHECKING:
+    from engine.replay.predictor import ReplayPredictor
+    from metrics.replay.prediction import Change
+
+
+def diagnosis_of(run: RunDirectory, against: RunDirectory | None = None, *, fresh: bool = False) -> Diagnosis:
+    """The diagnosis that lies with the run, if it is of this version and nothing else is asked; else one made now.
+    Writes nothing."""
+    from metrics.diagnosis.diagnose import diagnose
+    from scripting.predictor import predictor
+
+    file = run.path / "diagnosis.json"
+    if against is None and not fresh and file.exists():
+        try:
+            stored = msgspec.json.decode(file.read_bytes(), type=Diagnosis)
+        except (OSError, msgspec.MsgspecError):  # of another version, or damaged: it is made again
+            stored = None
+        if stored is not None and stored.against is None:
+            return stored
+    return diagnose(run, against, predictor=predictor(run))
+
+
+def replay_of(run: RunDirectory, changes: "Sequence[Change]", *, processes: int = 1) -> Replay:
+    """Replays a run with each of the changes. Raises ReplayError, with a sentence."""
+    from engine.replay.predictor import predictor_of
+
+    return replayed(predictor_of(run, processes=processes), changes)
+
+
+def replayed(predictor: "ReplayPredictor", changes: "Sequence[Change]") -> Replay:
+    """What a predictor says of changes, with the recorded run and the check beside it."""
+    from metrics.replay.prediction import Change
+
+    for change in changes:
+        predictor.check(change)
+    unchanged, *predictions = predictor.predict([Change(), *changes])
+    spread = predictor.spread
+    return Replay(
+        run=predictor.run.name,
+        recorded=predictor.recorded | {"preemptions": predictor.recorded_preemptions},
+        step_model_error=predictor.model_error,
+        larger_steps_error=spread.error_beyond,
+        run_to_run=RunToRun(speed=spread.speed, repeats=spread.repeats),
+        rests_on=predictor.sentence(),
+        unchanged=unchanged,
+        predictions=predictions,
+    )
+
+
+def ledger_of_run(run: RunDirectory, klass: str | None = None) -> Ledger:
+    """The ledger of the measured requests of a run, summed. Raises RunDataError for a class that is not there."""
+    meta = run.meta()
+    rows = measured(requests_of(run, meta), meta)
+    if klass is not None:
+        classes = sorted(rows.klass.dropna().unique())
+        if klass not in classes:
+            raise RunDataError(f"the run has no class {klass}; it has {', '.join(classes) or 'none'}")
+        rows = rows[rows.klass == klass]
+    unknown = []
+    seen = rows[rows.unaccounted_ns.notna()]
+    if len(seen) < len(rows):
+        unknown.append(f"{len(rows) - len(seen)} of {len(rows)} requests have no server records, or were not served")
+    if is_server_alone(run, meta):
+        unknown.append("no client measured this run, so client.lag and client.network are not known")
+    if note := uncertainty_sentence(meta):
+        unknown.append(note)
+    return Ledger(
+        run=run.name, klass=klass, requests=len(rows), seen=len(seen), unknown=unknown,
+        ledger_ns=_sums(seen, "ledger", "unaccounted_ns"), ttft_ledger_ns=_sums(seen, "ttft", "ttft_unaccounted_ns"),
+    )  # fmt: skip
+
+
+def _sums(rows: pd.DataFrame, prefix: str, rest: str) -> dict[str, float]:
+    """Only the accounts that hold time, in the order of the ledger."""
+    booked = {info.name: float(rows[f"{prefix}_{info.column}"].astype("float64").sum()) for info in ACCOUNTS}
+    booked[UNACCOUNTED] = float(rows[rest].astype("float64").sum())
+    return {name: ns for name, ns in booked.items() if abs(ns) >= 1000}

@@ -1,0 +1,24 @@
+"""Who replays a run, where the engine is installed."""
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from metrics.replay.prediction import Predictor
+    from metrics.run.directory import RunDirectory
+
+MOST_REPLAYED_STEPS = 60_000  # of a run: a diagnosis replays it some thirty times, and is to take seconds
+
+
+def predictor(run: "RunDirectory") -> "Predictor | None":
+    """Who replays the run with its fixes, or says why it cannot be replayed; None where the engine is not installed."""
+    if importlib.util.find_spec("engine.replay") is None:
+        return None
+    from engine.replay.predictor import predictor_of
+    from metrics.errors import SojournError
+    from metrics.replay.prediction import NoPredictor
+
+    try:
+        return predictor_of(run, most_steps=MOST_REPLAYED_STEPS)
+    except SojournError as error:
+        return NoPredictor(str(error))

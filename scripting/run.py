@@ -1,0 +1,144 @@
+"""A run as an object: its tables as DataFrames, and its answers."""
+
+import importlib.util
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from metrics.errors import InputError
+from metrics.run.directory import RunDirectory
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from metrics.compare.verdict import Comparison
+    from metrics.diagnosis.explanation import Explanation
+    from metrics.diagnosis.verdict import Diagnosis
+    from scripting.documents import Ledger, Replay
+    from scripting.figures import Figures
+
+RUNS = Path("runs")
+
+
+class Run:
+    """One run. Tables are read when they are first used, and kept: open the run again to see what was recorded since.
+
+    Times ending with `_ns` are integer nanoseconds of the monotonic clock, latencies ending with `_ms` milliseconds.
+    """
+
+    def __init__(self, directory: RunDirectory):
+        self.directory = directory
+
+    @classmethod
+    def open(cls, path: Path | str) -> "Run":
+        """By path, or by its name in runs/. Builds the client's table where a load generator was killed. Raises
+        RunDataError."""
+        path = Path(path)
+        found = RUNS / path if not path.exists() and (RUNS / path).is_dir() else path
+        if found.is_dir() and importlib.util.find_spec("httptools"):
+            from loadgen.run.run_files import recover
+
+            recover(found)
+        return cls(RunDirectory.open(found))
+
+    def __repr__(self) -> str:
+        return f"sojourn.open({str(self.path)!r})"
+
+    @property
+    def path(self) -> Path:
+        return self.directory.path
+
+    @property
+    def name(self) -> str:
+        return self.directory.name
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What run.json says: scenario, settings, hardware, versions."""
+        return self.directory.meta()
+
+    @cached_property
+    def requests(self) -> "pd.DataFrame":
+        """One row a request, client and server joined, with `ttft_ms`, `tpot_ms`, `e2e_ms` and the ledger. Of a run
+        that only a server recorded, the server's stamps stand for a client's."""
+        from metrics.run.server_alone import requests_of
+
+        return requests_of(self.directory, self.meta)
+
+    @cached_property
+    def client(self) -> "pd.DataFrame":
+        """One row a request as the client saw it."""
+        return self.directory.table("client")
+
+    @cached_property
+    def steps(self) -> "pd.DataFrame":
+        """One row an engine step; empty where no server recorded them."""
+        return self.directory.table("steps")
+
+    def table(self, name: str) -> "pd.DataFrame":
+        """Any table of the run: client, requests (the server's), steps, system, scrapes, kernels."""
+        from metrics.records import SCHEMAS
+
+        if name not in SCHEMAS:
+            raise InputError(f"a run has no table {name}; it has {', '.join(SCHEMAS)}")
+        return self.directory.table(name)
+
+    def diagnose(self, against: "Run | Path | str | None" = None, *, fresh: bool = False) -> "Diagnosis":
+        """The diagnosis that lies with the run, or one made now: with `fresh`, with a second run, or if there is none.
+        Writes nothing."""
+        from scripting.answers import diagnosis_of
+
+        return diagnosis_of(self.directory, _directory(against) if against is not None else None, fresh=fresh)
+
+    def explain(self, request_id: str, token: int | None = None) -> "Explanation":
+        """Where the time of one request went; with `token`, what it waited for before that output token."""
+        from metrics.diagnosis.explanation import explanation_of
+
+        return explanation_of(self.directory, request_id, token)
+
+    def ledger(self, request_id: str | None = None) -> "pd.Series":
+        """Account → milliseconds up to the last byte: of one request, or the mean over those with server records."""
+        import pandas as pd
+
+        from scripting.answers import ledger_of_run
+
+        if request_id is not None:
+            booked, count = self.explain(request_id).ledger_ns, 1
+        else:
+            found = ledger_of_run(self.directory)
+            booked, count = found.ledger_ns, max(found.seen, 1)
+        return pd.Series({name: ns / 1e6 / count for name, ns in booked.items()}, name="ms", dtype="float64")
+
+    def ledger_totals(self, klass: str | None = None) -> "Ledger":
+        """The ledger summed over all measured requests, or over those of a class."""
+        from scripting.answers import ledger_of_run
+
+        return ledger_of_run(self.directory, klass)
+
+    def compare(self, other: "Run | Path | str", **options: Any) -> "Comparison":
+        """Whether `other` is worse than this run. `options`: see `metrics.compare.runs.compare_runs`."""
+        from metrics.compare.runs import compare_runs
+
+        return compare_runs([self.directory], [_directory(other)], **options)
+
+    def replay(self, *, processes: int = 1, **changes: Any) -> "Replay":
+        """What the run would have been with something changed: `run.replay(max_num_seqs=[32, 64], device_speed=2)`.
+
+        Names are those of `sojourn replay --set`; a list of values makes a grid; `removed={"client.network": 1}` takes
+        time of an account away. Needs the engine extra. Raises InputError and ReplayError.
+        """
+        from scripting.answers import replay_of
+        from scripting.changes import changes_of
+
+        return replay_of(self.directory, changes_of(changes), processes=processes)
+
+    @cached_property
+    def figures(self) -> "Figures":
+        """Plotly figures, as the app draws them. Needs the ui extra."""
+        from scripting.figures import Figures
+
+        return Figures.of(self.path)
+
+
+def _directory(run: "Run | Path | str") -> RunDirectory:
+    return run.directory if isinstance(run, Run) else Run.open(run).directory
