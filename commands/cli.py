@@ -35,7 +35,7 @@ SeedOption = Annotated[
 ProcessesOption = Annotated[
     int, typer.Option(min=1, max=64, help="processes of the load generator that share the schedule")
 ]
-ROUTER_HELP = "the router in front of several servers: vllm-router"
+ROUTER_HELP = "the router in front of several servers: vllm-router or dynamo"
 PolicyOption = Annotated[str | None, typer.Option(help="how the router chooses; by default by KV events")]
 RouterEnvOption = Annotated[
     Path | None,

@@ -93,7 +93,9 @@ def fleet(
             made.members.append(_start_server(chosen, number, ports.pop(), folder, records=records))
         for member in made.members:
             wait_ready(member.process, member.endpoint, member.log, still_waiting)
-        servers = [_facts(member, *pair) for member, pair in zip(made.members, addresses, strict=True)]
+        servers = [
+            _facts(member, settings["model"], *pair) for member, pair in zip(made.members, addresses, strict=True)
+        ]
         made.router = start(
             router.command(program, servers, endpoint.port, policy or router.policies[0]), folder / ROUTER_LOG
         )
@@ -120,10 +122,10 @@ def _start_server(settings: dict[str, Any], number: int, port: int, folder: Path
     return Member(number, parse_base_url(f"http://127.0.0.1:{port}"), run_dir, log, start(command, log))
 
 
-def _facts(member: Member, events: str, replay: str) -> FleetServer:
+def _facts(member: Member, checkpoint: str, events: str, replay: str) -> FleetServer:
     member.served = served_models(member.endpoint)[0]
     block_size = member.served["engine"]["block_size"]
-    return FleetServer(member.endpoint.url, member.served["id"], block_size, events, replay)
+    return FleetServer(member.endpoint.url, member.served["id"], checkpoint, block_size, events, replay)
 
 
 def _wait_for_router(made: Fleet, model: str, still_waiting: Callable[[], None]) -> None:

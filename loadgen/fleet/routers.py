@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from loadgen.scenario.scenario import SCENARIO_FOLDER
 from metrics.errors import InputError
 
+DYNAMO_FLEET = Path(__file__).parents[2] / "scale" / "dynamo_fleet.py"
 ENVIRONMENT = "SOJOURN_ROUTER_ENV"  # names the virtual environment of the router, where no option does
 
 
@@ -22,6 +24,7 @@ class FleetServer:
 
     url: str
     model: str  # its served name
+    checkpoint: str  # its folder, or the name of a bundled one
     block_size: int  # tokens
     kv_events: str  # addresses of its events and of their replay
     kv_events_replay: str
@@ -33,6 +36,7 @@ class Router(Protocol):
     name: str
     policies: tuple[str, ...]  # the first one is the default
     install: str  # the command that installs it
+    keeps_request_ids: bool  # the servers see the names that clients give to requests
 
     def command(self, program: Path, servers: Sequence[FleetServer], port: int, policy: str) -> list[str]:
         """Starts it on the loopback, in front of servers that are ready."""
@@ -49,6 +53,7 @@ class VllmRouter:
     name = "vllm-router"
     policies = ("kv_aware", "cache_aware", "round_robin", "random", "power_of_two", "consistent_hash")
     install = "pip install vllm-router==0.1.17"
+    keeps_request_ids = True
 
     def program(self, environment: Path | None) -> Path | None:
         return _program("vllm-router", environment)
@@ -79,7 +84,30 @@ class VllmRouter:
         return command
 
 
-ROUTERS: dict[str, Router] = {router.name: router for router in (VllmRouter(),)}
+class Dynamo:
+    """NVIDIA Dynamo's frontend, and a worker of ours for each server, all in Dynamo's environment."""
+
+    name = "dynamo"
+    policies = ("kv", "round-robin", "random", "power-of-two", "least-loaded")
+    install = (
+        "pip install --no-deps ai-dynamo==1.6.1 ai-dynamo-runtime==1.6.1 && pip install 'pydantic<=2.13.5' aiohttp "
+        "msgspec pyzmq uvloop prometheus-client zstandard transformers"
+    )
+    keeps_request_ids = False
+
+    def program(self, environment: Path | None) -> Path | None:
+        python = _program("python", environment)
+        packages = () if python is None else python.parent.parent.glob("lib/python3*/site-packages/dynamo/frontend")
+        return python if any(packages) else None
+
+    def command(self, program: Path, servers: Sequence[FleetServer], port: int, policy: str) -> list[str]:
+        bundled = SCENARIO_FOLDER / servers[0].checkpoint
+        model = bundled if bundled.is_dir() else Path(servers[0].checkpoint).resolve()
+        command = [str(program), str(DYNAMO_FLEET), "--port", str(port), "--policy", policy, "--model", str(model)]
+        return command + [word for server in servers for word in ("--server", server.url)]
+
+
+ROUTERS: dict[str, Router] = {router.name: router for router in (VllmRouter(), Dynamo())}
 
 
 def known_router(name: str, policy: str | None) -> Router:

@@ -31,7 +31,7 @@ from loadgen.target.endpoint import Endpoint, EndpointError, get, parse_base_url
 from loadgen.target.processes import ServerDied, load_command, start, stop, tail
 from loadgen.target.scrape import Scraper
 from loadgen.target.server_tokenizer import SERVER
-from metrics.errors import ExperimentError, RunDataError
+from metrics.errors import ExperimentError, InputError, RunDataError
 from metrics.probe.folder import open_server_run
 from metrics.request.objectives import EVERY_CLASS, objectives_of
 from metrics.run.directory import RunDirectory
@@ -100,6 +100,11 @@ def run_scenario(
     fleet, chosen = scenario.fleet, {"set": engine_overrides or {}, "processes": _several(processes)}
     if fleet is not None:
         router = known_router(fleet.router, fleet.policy)
+        if not router.keeps_request_ids:
+            raise InputError(
+                f"a run joins client and servers by request id, and {router.name} gives requests ids of its own; take "
+                "another router, or `sojourn fleet up` and `sojourn load --base-url` for the client's side alone"
+            )
         program = installed(router, router_env)
         chosen |= {"replicas": fleet.replicas, "router": fleet.router, "policy": fleet.policy}
     command = repeat_command("run", scenario, seed, **chosen)

@@ -48,18 +48,19 @@ async def ask(client: httpx.AsyncClient, prompt: str, max_tokens: int, request_i
     return answer.json()["usage"]
 
 
-async def conversations(made: Fleet) -> tuple[int, int]:
+async def conversations(made: Fleet, at_once: int = 2, pause_s: float = 0) -> tuple[int, int]:
     """Cached prompt tokens of all turns, and those that one cache without eviction would have hit."""
     dice, hits, pooled, seen = random.Random(0), 0, 0, []
     async with httpx.AsyncClient(base_url=made.endpoint.url, timeout=60) as client:
         for turn in range(TURNS):
             prompts = [f"{HEADS[head]}Question {turn}" for head in dice.sample(range(len(HEADS)), len(HEADS))]
-            # The first turns come together, so that load spreads them; the others by two.
-            together = len(HEADS) if turn == 0 else 2
+            # The first turns come together, so that load spreads them; the others by two or one.
+            together = len(HEADS) if turn == 0 else at_once
             for begin in range(0, len(prompts), together):
                 some = prompts[begin : begin + together]
                 calls = [ask(client, prompt, 2 if turn else 40, f"{turn}-{prompt[6]}") for prompt in some]
                 usages = await asyncio.gather(*calls)
+                await asyncio.sleep(pause_s)
                 hits += sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
                 url = f"{made.members[0].endpoint.url}/tokenize"
                 tokens = [httpx.post(url, json={"prompt": prompt}).json()["tokens"] for prompt in some]

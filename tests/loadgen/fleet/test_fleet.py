@@ -9,7 +9,10 @@ import pytest
 import loadgen.fleet.fleet as module
 from loadgen.fleet.fleet import fleet
 from loadgen.fleet.routers import ROUTERS, VllmRouter, installed
+from loadgen.run.experiment import run_scenario
+from loadgen.scenario.fleet import FleetBlock
 from metrics.errors import ExperimentError, InputError
+from tests.loadgen.scenarios import CHAT, scenario
 
 ANSWERS = """
 import http.server, sys
@@ -80,7 +83,34 @@ def test_a_router_that_is_not_installed_is_named_with_its_command(tmp_path):
 
 
 def test_events_of_each_server_reach_a_router_that_reads_them():
-    servers = [module.FleetServer(f"http://s{i}", "m", 16, f"tcp://e{i}", f"tcp://r{i}") for i in range(2)]
+    servers = [module.FleetServer(f"http://s{i}", "m", "m", 16, f"tcp://e{i}", f"tcp://r{i}") for i in range(2)]
     command = VllmRouter().command(Path("vllm-router"), servers, 9000, "kv_aware")
     assert "http://s1=tcp://e1" in command and "http://s0=tcp://r0" in command
     assert "--kv-event-source" not in VllmRouter().command(Path("vllm-router"), servers, 9000, "round_robin")
+
+
+def test_dynamo_is_named_with_its_command_where_it_is_not_installed(tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").touch()
+    with pytest.raises(InputError, match=r"pip install --no-deps ai-dynamo==1\.6\.1"):
+        installed(ROUTERS["dynamo"], tmp_path)
+
+
+def test_dynamo_gets_the_folder_of_the_checkpoint_and_each_server(tmp_path):
+    servers = [
+        module.FleetServer(f"http://s{i}", "m", "tiny-model", 16, f"tcp://e{i}", f"tcp://r{i}") for i in range(2)
+    ]
+    _, launcher, *words = ROUTERS["dynamo"].command(tmp_path / "python", servers, 8000, "kv")
+    given = list(zip(words[::2], words[1::2], strict=True))
+    assert Path(launcher).is_file() and [value for word, value in given if word == "--server"] == [
+        "http://s0",
+        "http://s1",
+    ]
+    assert (Path(dict(given)["--model"]) / "tokenizer.json").is_file()
+
+
+def test_a_run_refuses_a_router_that_renames_requests(tmp_path):
+    chosen = scenario({"process": "poisson", "rate_rps": 8, "count": 2}, [CHAT], engine={"model": "tiny-model"})
+    with pytest.raises(InputError, match="ids of its own"):
+        run_scenario(chosen.model_copy(update={"fleet": FleetBlock(replicas=2, router="dynamo")}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
