@@ -22,6 +22,7 @@ from commands.explain import explain
 from commands.export import export
 from commands.faults import faults
 from commands.fleet import fleet
+from commands.import_result import import_result
 from commands.join import join
 from commands.keys import keys
 from commands.ladder import ladder
@@ -88,6 +89,7 @@ register("Load and search", bench_serve, **OWN_PARSER)
 register("Load and search", sweep, capacity, plan, ladder)
 register("Diagnose and explain", diagnose, lint, replay, explain, report, ui, trace, join, runs, mcp)
 register("Compare", compare, verify, export)
+register("Compare", import_result, name="import", epilog=EXIT_CODES)
 register("Compare", bench, **OWN_PARSER)
 register("Calibrate", calibrate, calibrate_device)
 app.add_typer(faults, name="faults", rich_help_panel="Calibrate")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from metrics.errors import InputError
+from metrics.probe.folder import open_server_run
 from metrics.run.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Run:
             from loadgen.run.run_files import recover
 
             recover(found)
-        return cls(RunDirectory.open(found))
+        return cls(open_server_run(found))
 
     def __repr__(self) -> str:
         return f"sojourn.open({str(self.path)!r})"

@@ -22,6 +22,7 @@ CLOSURE_WARNS = 0.95  # share of the joined requests that must close before the 
 def warnings(facts: Facts, closed: Closure) -> list[str]:
     found = [MARK] if facts.measured_by == "server" else []
     found += load_notes(facts.meta)
+    found += [f"not in the imported file: {each}" for each in section(facts.meta, "imported").get("unseen") or ()]
     bound = tightest(facts, "ttft_ms") or tightest(facts, "e2e_ms")
     if 0 < facts.sent < FEWEST_REQUESTS:
         found.append(f"only {facts.sent} requests were measured; shares of fewer than {FEWEST_REQUESTS} mean little")

@@ -80,8 +80,11 @@ def token_times_ms(due_ns: float, chunk_ns: Sequence[int], chunk_tokens: Sequenc
 
 def class_deadlines(frame: pd.DataFrame, objectives: list[dict[str, Any]] | None) -> list[Deadlines]:
     """Fluidity and smooth goodput, over the window of the whole frame, of each class that has both a ttft and a tpot
-    objective; the others have no deadline for every token."""
+    objective; the others have no deadline for every token. Requests of an imported result whose tokens have no time are
+    left out."""
     seconds = rate_window(frame, None).seconds
+    if "last_token_ns" in frame:
+        frame = frame[frame.last_token_ns.isna()]
     bounds = {klass: objectives_of(klass, objectives) for klass in sorted(frame.klass.unique())}
     return [
         _of_class(klass, frame[frame.klass == klass], each, _per_prompt_token(klass, objectives), seconds)

@@ -256,7 +256,7 @@ def _with_latencies(joined: "pd.DataFrame") -> "pd.DataFrame":
     joined["ttft_ms"] = ((first - due) / 1e6).where(served)
     joined["e2e_ms"] = ((last - due) / 1e6).where(served)
     final = joined.chunk_ns.map(lambda stamps: stamps[-1] if stamps is not None and len(stamps) else None)
-    span = final.astype("float64") - first
+    span = final.astype("float64").fillna(joined.last_token_ns.astype("float64")) - first
     later = joined.output_tokens.astype("float64") - _first_read_tokens(joined)
     joined["tpot_ms"] = (span / 1e6 / later).where(served & (later > 0) & (span > 0))
     return joined

@@ -56,6 +56,7 @@ def as_client(served: "pd.DataFrame", empty: "pd.DataFrame") -> "pd.DataFrame":
         "last_byte_ns": served.written_ns.where(served.written_ns.notna(), served.finished_ns),
         "chunk_ns": [_written(*stamps) for stamps in zip(served.token_ns, first_written, strict=True)],
         "chunk_tokens": [[] for _ in range(len(served))],  # unknown: one each
+        "last_token_ns": None,  # that of `chunk_ns`
         "session_id": "",
         "turn": 0,
     }

@@ -133,7 +133,7 @@ def _results(results: Results) -> list[RenderableType]:
     parts.append(Text.assemble("Steady state: ", steady, (f" ({results.steady.reason})", "dim")))
     for each in results.deadlines:
         parts.append(Text(
-            f"Deadlines of {each.klass}: fluidity {each.fluidity:.1%}"
+            f"Deadlines of {each.klass or 'all'}: fluidity {each.fluidity:.1%}"
             f"{f' ({_percent_bounds(each.fluidity_interval)})' if each.fluidity_interval is not None else ''}, "
             f"{each.fluid} of {each.sent} met {FLUID_SHARE:.0%} of theirs; smooth goodput "
             f"{each.smooth_goodput_tokens_per_s:,.1f} of {each.output_tokens_per_s:,.1f} tokens/s"

@@ -1,0 +1,52 @@
+"""`sojourn import`: a result file of another load generator, as a run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from commands.cli import RunDirOption, new_run, out
+from commands.summary import summarise
+from metrics.errors import InputError
+
+
+def import_result(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="of vllm bench serve (--save-result --save-detailed), GuideLLM (JSON), AIPerf (profile_export.jsonl) "
+            "or inference-perf (per_request_lifecycle_metrics.json)"
+        ),
+    ],
+    run_dir: RunDirOption = None,
+    benchmark: Annotated[
+        int | None, typer.Option(min=0, help="which of several benchmarks of the file; 0 is the first")
+    ] = None,
+    slo: Annotated[
+        str | None, typer.Option(help="objectives in ms, such as 'ttft:500 tpot:50'; by default those of the file")
+    ] = None,
+) -> None:
+    """Open a result file of another load generator as a run, and diagnose it as far as the file tells.
+
+    Nothing is made up: what the file lacks is listed, and the diagnosis abstains from it.
+    """
+    import msgspec
+
+    from metrics.imported.read import read_result, write_run
+    from metrics.request.objectives import parse_bounds
+
+    found = read_result(file)
+    if benchmark is None and len(found) > 1:
+        names = ", ".join(f"{number} {each.name}" for number, each in enumerate(found))
+        raise InputError(f"{file} holds {len(found)} benchmarks: {names}; choose one with --benchmark")
+    if benchmark is not None and benchmark >= len(found):
+        raise InputError(f"--benchmark {benchmark}: the file holds {len(found)}, counted from 0")
+    chosen = found[benchmark or 0]
+    if slo is not None:
+        objectives = [{"klass": "all", "source": "--slo", **parse_bounds(slo)}]
+        chosen = msgspec.structs.replace(chosen, objectives=objectives)
+    run = write_run(chosen, run_dir or new_run(chosen.name), file.name)
+    out.print(f"{len(chosen.rows):,} requests of {chosen.tool} are in {run.path}", markup=False)
+    for sentence in chosen.unseen:
+        out.print(f"not in the file: {sentence}", markup=False)
+    raise typer.Exit(summarise(run))
