@@ -7,29 +7,62 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from commands.cli import RunArgument, open_run, out, writing
+from metrics.errors import InputError
 
 if TYPE_CHECKING:
     from metrics.run.directory import RunDirectory
 
 VLLM_FILE = "vllm_result.json"
+FILES = {
+    "vllm": VLLM_FILE, "aiperf": "profile_export.jsonl", "inference-perf": "per_request_lifecycle_metrics.json",
+}  # fmt: skip
+WRITTEN = {
+    "vllm": "the keys of vllm bench serve 0.33, and ours",
+    "aiperf": "AIPerf's records of requests, without what a run does not have",
+    "inference-perf": "inference-perf's requests, without texts",
+}
 
 
 def export(
     run: RunArgument,
     format_: Annotated[
-        Literal["vllm"], typer.Option("--format", help="vllm: the result file of `vllm bench serve`, with more keys")
+        Literal["vllm", "aiperf", "inference-perf"],
+        typer.Option(
+            "--format",
+            help="vllm: the result file of `vllm bench serve`, with more keys; aiperf: profile_export.jsonl; "
+            "inference-perf: per_request_lifecycle_metrics.json",
+        ),
     ] = "vllm",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help=f"file to write; by default {VLLM_FILE} in the run")
+        Path | None, typer.Option("--output", "-o", help="file to write; by default the tool's own name, in the run")
     ] = None,
-    detailed: Annotated[bool, typer.Option(help="include arrays with one entry per request")] = True,
+    detailed: Annotated[
+        bool | None, typer.Option(help="vllm: include arrays with one entry per request, as by default")
+    ] = None,
 ) -> None:
     """Write a run's results in the format of another benchmark: its keys, its units."""
+    if detailed is not None and format_ != "vllm":
+        raise InputError(f"--detailed is of --format vllm; {format_} always has one entry a request")
     opened = open_run(run)
-    path = output or opened.path / VLLM_FILE
+    path = output or opened.path / FILES[format_]
+    text = _text(opened, format_, detailed is not False)
     with writing(path):
-        path.write_text(json.dumps(vllm_document(opened, detailed=detailed), allow_nan=False) + "\n", encoding="utf-8")
-    out.print(f"wrote {path}: the keys of vllm bench serve 0.33, and ours")
+        path.write_text(text, encoding="utf-8")
+    out.print(f"wrote {path}: {WRITTEN[format_]}")
+
+
+def _text(run: "RunDirectory", format_: str, detailed: bool) -> str:
+    from metrics.export.aiperf_records import aiperf_records
+    from metrics.export.inference_perf_requests import inference_perf_requests
+    from metrics.request.goodput import measured
+
+    if format_ == "vllm":
+        return json.dumps(vllm_document(run, detailed=detailed), allow_nan=False) + "\n"
+    meta = run.meta()
+    frame = measured(run.requests(), meta)
+    if format_ == "aiperf":
+        return "".join(json.dumps(line, allow_nan=False) + "\n" for line in aiperf_records(frame, meta))
+    return json.dumps(inference_perf_requests(frame), allow_nan=False) + "\n"
 
 
 def vllm_document(run: "RunDirectory", **choices: Any) -> dict[str, Any]:

@@ -97,6 +97,7 @@ def _print(points: "list[Point]", rates: "list[Rate]", best: "list[Frontier]") -
 
     out.print("[bold]Goodput against the rate")
     rows = table("rate/s", "counted", "kept", "95 %", "good/s", "tok/s", "TTFT p50", "p90", "TPOT p50", "p90")
+    rows.padding = (0, 1, 0, 0)  # ten columns in 80 characters
     for rate in rates:
         attainment, interval = "–", "–"
         if rate.attainment is not None:
@@ -125,7 +126,7 @@ def _print(points: "list[Point]", rates: "list[Rate]", best: "list[Frontier]") -
         rows.add_row(f"{each.scale:g}", bounds or "per class", _number(each.goodput_rps), offered)
     out.print(rows)
     out.print(f"\nlargest rate   {rate_sentence(largest_rate(rates))}")
-    out.print("latencies in ms, from the intended send; –: too few requests for the claim, or no valid run")
+    out.print("latencies in ms, from the intended send; –: not enough samples, or no valid run")
 
 
 def _number(value: float | None) -> str:

@@ -77,7 +77,7 @@ def _next(view: ServerView, part: str) -> str:
 def warnings_of(view: ServerView, served: int) -> list[str]:
     """What limits the server's side of a diagnosis."""
     hidden = ", ".join(account.account for account in view.accounts if account.visibility == "unseen")
-    stand_in = f"no server records: {view.title}'s metrics stand in for them, as means over all requests"
+    stand_in = f"no server records: only averages over all requests are known, from {view.title}'s /metrics"
     found = [f"{stand_in}; {RECORDS_OF_OURS}" if view.source == SOJOURN.key else stand_in]
     if hidden:
         found.append(f"unseen by {view.title}'s metrics: {hidden}")

@@ -14,8 +14,8 @@ from metrics.run.directory import section
 
 FOREIGN_SHARE = 0.02  # of the prompt tokens: what a chat template puts before all prompts may be as much
 KNOWN_BEFORE = (
-    "More than these prompts share: it is the chat template's, or the server had prompts of this seed before the run, "
-    "and its latencies are too good; then restart it, or give another --seed"
+    "The hit rate exceeds what these prompts share. It is the chat template's, or an earlier run with the same seed "
+    "warmed the cache, and latencies look too good. Then restart the server, or change --seed"
 )
 
 

@@ -89,13 +89,14 @@ def fewest_to_meet(goal: Goal) -> int:
 
 
 def bracket_sentence(outcome: Outcome, goal: Goal) -> str:
-    """`4 requests/s surely keep 90%, 8 surely do not`."""
+    """`4 requests/s meet 90% (95 % confidence); 8 fail it`."""
     low, high, share = outcome.meets_rps, outcome.misses_rps, f"{goal.attainment:.0%}"
+    sure = f"{goal.confidence:.0%} confidence"
     if low is None and high is None:
-        return f"no rate that was tried surely keeps {share}, and none surely does not"
-    met = "no rate that was tried surely keeps" if low is None else f"{low:g} requests/s surely keep"
-    missed = "and none that was tried surely does not" if high is None else f"{high:g} surely do not"
-    return f"{met} {share}, {missed}"
+        return f"no tested rate meets {share} or fails it with {sure}"
+    met = f"no tested rate meets {share}" if low is None else f"{low:g} requests/s meet {share}"
+    missed = "no tested rate fails it" if high is None else f"{high:g} requests/s fail it"
+    return f"{met}; {missed} ({sure})"
 
 
 def trial_sentence(trial: Trial, known: Sequence[Judgement]) -> str:
@@ -177,8 +178,9 @@ def next_trial(trials: Sequence[Trial], goal: Goal) -> Proposal | Outcome:
         lost = f", {len(unsent)} of them not sent as they were meant ({unsent[-1].error})" if unsent else ""
         best = next((unclear[rate] for rate in undecided if unclear[rate].attainment >= goal.attainment), None)
         seen = (
-            f": {best.sent:,} requests at {best.rate_rps:g} requests/s kept {best.attainment:.1%}, and to be sure of "
-            f"{goal.attainment:.0%} takes {fewest_to_meet(goal):,} independent ones at least"
+            f": {best.sent:,} requests at {best.rate_rps:g} requests/s met their objectives to {best.attainment:.1%}; "
+            f"{goal.attainment:.0%} takes at least {fewest_to_meet(goal):,} independent samples, and requests that "
+            "overlap in the queue count as fewer"
             if best is not None and not best.growing
             else ""
         )

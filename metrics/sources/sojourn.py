@@ -35,7 +35,7 @@ SOJOURN = Source(
     sights={
         **{info.name: Sight("seen", "a sum over the run; per request only in the records") for info in SERVER_ACCOUNTS},
         "request.routing": unseen("it takes the client's clock, which only the records of a run have"),
-        "client.network": unseen("it takes the moments of arrival and of the last write, which only the records have"),
+        "client.network": unseen("not available: it needs the server's records of each request"),
     },
     settings={
         "batch cap": "--max-num-seqs",

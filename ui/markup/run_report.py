@@ -62,7 +62,7 @@ def _goodput(run: RunData) -> str:
     parts += map(figure, drawings.of_goodput(run))
     if diagnosis is not None:
         parts.append(fragments.data_table(goodput.quantile_table(diagnosis.goodput)))
-        parts.append(caption("A dash stands where there are too few requests for the claim."))
+        parts.append(caption("A dash stands where there are too few samples."))
     if measured is not None:
         parts += ["<h3>Deadlines of tokens</h3>", results.deadlines(measured.deadlines)]
         parts.append(caption(results.DEADLINES_NOTE))

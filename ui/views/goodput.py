@@ -27,7 +27,7 @@ if run.diagnosis is not None:
     st.html(fragments.data_table(goodput.quantile_table(run.diagnosis.goodput)))
     st.caption(
         "`diagnosis.json` goodput `quantiles_ms`, in ms; failed requests count as slower than all others. A dash "
-        "stands where there are too few requests for the claim."
+        "stands where there are too few samples."
     )
 if measured is not None:
     st.subheader("Deadlines of tokens", anchor=False)

@@ -5,18 +5,18 @@ AIPerf 0.13. inference-perf's is written here, after the form in its sources.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from metrics.errors import InputError, RunDataError
-from metrics.export.vllm_result import vllm_result
 from metrics.imported.read import read_result, write_run
 from metrics.records import SCHEMAS
 from metrics.request.goodput import measured
 from tests.commands.program import run_program
-from tests.metrics.synthetic import synthetic_run
+from tests.metrics.synthetic import PLANTS, synthetic_run
 
 RESULTS = Path(__file__).parent / "results"
 INFERENCE_PERF = [
@@ -98,16 +98,22 @@ def test_inference_perf_file(tmp_path):
     assert (third.prompt_tokens, third.output_tokens, third.cached_tokens) == (12, 6, 4)
 
 
-def test_export_and_import_give_the_same_latencies(tmp_path):
-    """Round trip: a run of ours, written as vLLM's file, read back."""
-    run = synthetic_run(tmp_path / "ours", requests=30, plant="small_batch_cap")
-    frame = measured(run.requests(), run.meta())
-    file = tmp_path / "vllm.json"
-    file.write_text(json.dumps(vllm_result(frame, run.meta())))
+@pytest.mark.parametrize(("form", "tolerance_ms"), [("vllm", 1e-3), ("aiperf", 1e-3), ("inference-perf", 1e-3)])
+def test_export_and_import_give_the_same_run(tmp_path, form, tolerance_ms):
+    """Round trip: a run of ours, with failures, written as another tool's file and read back."""
+    run = synthetic_run(tmp_path / "ours", requests=40, plant=replace(PLANTS["small_batch_cap"], failing_share=0.2))
+    ours = measured(run.requests(), run.meta()).sort_values("due_ns", ignore_index=True)
+    file = tmp_path / "file"
+    done = run_program("export", str(run.path), "--format", form, "--output", str(file))
+    assert done.returncode == 0, done.stderr
     back = imported(file, tmp_path).requests()
-    for name in ("ttft_ms", "e2e_ms"):
-        assert np.allclose(back[name], frame.sort_values("due_ns")[name], atol=1e-3)
-    assert back.output_tokens.tolist() == frame.sort_values("due_ns").output_tokens.tolist()
+    assert 0 < (ours.status == "ok").sum() < len(ours) == len(back)
+    assert back.status.eq("ok").tolist() == ours.status.eq("ok").tolist()
+    for name in ("ttft_ms", "e2e_ms", "tpot_ms"):
+        assert np.allclose(back[name], ours[name], atol=tolerance_ms, equal_nan=True), name
+    served = ours.status == "ok"
+    for name in ("prompt_tokens", "output_tokens"):
+        assert back[name][served].tolist() == ours[name][served].tolist()
 
 
 def test_run_says_what_the_file_lacks_and_its_diagnosis_abstains(tmp_path):

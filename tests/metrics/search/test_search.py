@@ -266,6 +266,6 @@ def good_trial(number: int) -> Trial:
 def test_a_search_that_saw_only_good_requests_says_how_many_it_takes():
     goal = Goal(start_rps=4.0, most_trials=5)
     outcome, _ = search(goal, lambda step: msgspec.structs.replace(good_trial(8), warm_up=step.warm_up))
-    assert not outcome.resolved and "kept 100.0%, and to be sure of 90% takes 55 independent ones" in outcome.reason
-    assert bracket_sentence(outcome, goal) == "no rate that was tried surely keeps 90%, and none surely does not"
+    assert not outcome.resolved and "met their objectives to 100.0%; 90% takes at least 55" in outcome.reason
+    assert bracket_sentence(outcome, goal) == "no tested rate meets 90% or fails it with 95% confidence"
     assert trial_sentence(good_trial(8), outcome.judgements).startswith("8 of 8 requests kept the objectives; 4 requ")
