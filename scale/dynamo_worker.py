@@ -28,10 +28,11 @@ from dynamo.common.backend import EngineConfig, LLMEngine, LlmRegistration, Work
 from dynamo.common.backend.publisher import ComponentSnapshot, KvEventSource, ZmqSource
 from dynamo.common.backend.run import run
 from dynamo.common.utils.token_ids import normalize_request_token_ids
-from dynamo.llm.exceptions import CannotConnect, Disconnected, InvalidArgument, Unknown, WorkerUnavailable
+from dynamo.llm.exceptions import CannotConnect, Disconnected, HttpError, InvalidArgument, Unknown
 
 POLL_SECONDS = 0.5
 LOST_POLLS = 2  # without an answer, after which the server counts as gone
+LOST_CODES = ("engine_core_died", "engine_draining")  # of an error event: another server can go on
 KV_USAGE = re.compile(rb"^sojourn_memory_kv_usage_ratio\{[^}]*\} (\S+)$", re.MULTILINE)
 # Dynamo's sampling options that /v1/completions has under the same name.
 SAMPLING = (
@@ -88,13 +89,15 @@ def body_of(request: dict[str, Any], model: str, context_length: int) -> dict[st
 
 
 def refusal(status: int, text: str) -> Exception:
-    """The exception that tells Dynamo's frontend why the server refused."""
+    """The exception that tells Dynamo's frontend why the server refused. Of a lost connection it asks another worker."""
     try:
         text = json.loads(text)["error"]["message"]
     except (ValueError, KeyError, TypeError):
         text = text[:200]
-    if status in (429, 503):
-        return WorkerUnavailable(text)
+    if status == 503:
+        return CannotConnect(text)
+    if status == 429:
+        return HttpError(429, text)
     return InvalidArgument(text) if 400 <= status < 500 else Unknown(text)
 
 
@@ -193,7 +196,8 @@ class SojournEngine(LLMEngine):
                         break
                     event = json.loads(line[6:])
                     if "error" in event:
-                        raise Unknown(event["error"]["message"])
+                        is_lost = event["error"]["code"] in LOST_CODES
+                        raise (Disconnected if is_lost else Unknown)(event["error"]["message"])
                     usage = event.get("usage") or usage
                     for choice in event["choices"]:
                         chunk = chunk_of(choice)

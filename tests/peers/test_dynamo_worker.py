@@ -32,8 +32,8 @@ CHAT = {"messages": [{"role": "user", "content": "What is a tensor?"}]}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
 
 
-def served(folder: Path, policy: str = "kv"):
-    router, settings = ROUTERS["dynamo"], {"model": "tiny-model", "threads": 1}
+def served(folder: Path, policy: str = "kv", **settings):
+    router, settings = ROUTERS["dynamo"], {"model": "tiny-model", "threads": 1} | settings
     return fleet(settings, 2, router, installed(router, Path(PYTHON).parent.parent), folder, policy=policy)
 
 
@@ -104,8 +104,10 @@ def test_a_client_that_goes_away_stops_the_server(made):
     assert len(aborted) == 1 and aborted[0]["output_tokens"] < 2000
 
 
-def ended(made: Fleet) -> list[dict]:
-    answers = [httpx.get(f"{member.endpoint.url}/debug/requests?last=1000") for member in made.members]
+def ended(made: Fleet, *numbers: int) -> list[dict]:
+    """The records of all servers, or of those."""
+    members = [member for member in made.members if not numbers or member.number in numbers]
+    answers = [httpx.get(f"{member.endpoint.url}/debug/requests?last=1000") for member in members]
     return [request for answer in answers for request in answer.json()["requests"]]
 
 
@@ -126,16 +128,17 @@ def test_repeated_prefixes_go_to_the_server_that_holds_them(tmp_path):
     assert shares["kv"] >= 0.9 > shares["round-robin"]
 
 
-def test_streams_of_a_killed_server_go_on_at_the_other(tmp_path):
-    async def streamed(client: httpx.AsyncClient, index: int) -> tuple[bool, int]:
-        """Whether it came to its end, and its tokens."""
-        body = {"model": "tiny-model", "prompt": f"{index} A list", "max_tokens": 1500, "stream": True,
-                "ignore_eos": True, "stream_options": {"include_usage": True}}  # fmt: skip
-        async with client.stream("POST", "/v1/completions", json=body) as answer:
-            text = "".join([chunk async for chunk in answer.aiter_text()])
-        usage = [json.loads(line[6:]).get("usage") for line in text.splitlines() if line.startswith("data: {")]
-        return "[DONE]" in text, max((each or {}).get("completion_tokens", 0) for each in usage)
+async def streamed(client: httpx.AsyncClient, index: int) -> tuple[bool, int]:
+    """Whether it came to its end, and its tokens."""
+    body = {"model": "tiny-model", "prompt": f"{index} A list", "max_tokens": 1500, "stream": True,
+            "ignore_eos": True, "stream_options": {"include_usage": True}}  # fmt: skip
+    async with client.stream("POST", "/v1/completions", json=body) as answer:
+        text = "".join([chunk async for chunk in answer.aiter_text()])
+    usage = [json.loads(line[6:]).get("usage") for line in text.splitlines() if line.startswith("data: {")]
+    return "[DONE]" in text, max((each or {}).get("completion_tokens", 0) for each in usage)
 
+
+def test_streams_of_a_killed_server_go_on_at_the_other(tmp_path):
     async def scenario(made: Fleet) -> list[tuple[bool, int]]:
         async with httpx.AsyncClient(base_url=made.endpoint.url, timeout=120) as client:
             streams = [asyncio.create_task(streamed(client, index)) for index in range(6)]
@@ -152,6 +155,53 @@ def test_streams_of_a_killed_server_go_on_at_the_other(tmp_path):
         whole = asyncio.run(scenario(made))
         assert [made.members[1]] == made.dead() and made.fault() is None
     assert whole == [(True, 1500)] * 6
+
+
+def cores(member) -> list[psutil.Process]:
+    return [child for child in psutil.Process(member.process.pid).children(recursive=True)
+            if child.name().startswith("sojourn-core")]  # fmt: skip
+
+
+def test_calls_go_round_a_server_whose_core_died_until_it_is_back(tmp_path):
+    def ask(made: Fleet, count: int) -> list[int]:
+        return [post(made.endpoint.url, "completions", {"prompt": f"{number}", "max_tokens": 2}).status_code
+                for number in range(count)]  # fmt: skip
+
+    with served(tmp_path, "round-robin") as made:
+        (core,) = cores(made.members[0])
+        core.kill()
+        assert ask(made, 20) == [200] * 20
+        deadline = time.monotonic() + 30
+        before = len(ended(made, 0))
+        while len(ended(made, 0)) == before:
+            assert time.monotonic() < deadline, "the server is not asked again"
+            assert ask(made, 4) == [200] * 4
+
+
+def test_a_server_that_drains_loses_no_call(tmp_path):
+    async def scenario(made: Fleet) -> tuple[list[bool], list[int]]:
+        async with httpx.AsyncClient(base_url=made.endpoint.url, timeout=120) as client:
+            streams = [asyncio.create_task(streamed(client, index)) for index in range(4)]
+            await asyncio.sleep(0.5)
+            made.members[0].process.terminate()
+            body = {"model": "tiny-model", "prompt": "later", "max_tokens": 2}
+            later = [(await client.post("/v1/completions", json=body)).status_code for _ in range(20)]
+            return [await stream for stream in streams], later
+
+    with served(tmp_path, "round-robin") as made:
+        whole, later = asyncio.run(scenario(made))
+    assert whole == [(True, 1500)] * 4 and later == [200] * 20
+
+
+def test_a_full_queue_is_told_to_the_client(tmp_path):
+    async def scenario(made: Fleet) -> set[int]:
+        async with httpx.AsyncClient(base_url=made.endpoint.url, timeout=120) as client:
+            body = {"model": "tiny-model", "prompt": "many", "max_tokens": 300, "ignore_eos": True}
+            answers = await asyncio.gather(*(client.post("/v1/completions", json=body) for _ in range(24)))
+            return {answer.status_code for answer in answers}
+
+    with served(tmp_path, "round-robin", max_num_seqs=2, max_waiting=2) as made:
+        assert asyncio.run(scenario(made)) == {200, 429}
 
 
 def test_the_verb_ends_all_of_it_at_ctrl_c(tmp_path):
