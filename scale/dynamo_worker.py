@@ -89,7 +89,7 @@ def body_of(request: dict[str, Any], model: str, context_length: int) -> dict[st
 
 
 def refusal(status: int, text: str) -> Exception:
-    """The exception that tells Dynamo's frontend why the server refused. Of a lost connection it asks another worker."""
+    """The exception that tells Dynamo's frontend why the server refused. For CannotConnect it asks another worker."""
     try:
         text = json.loads(text)["error"]["message"]
     except (ValueError, KeyError, TypeError):

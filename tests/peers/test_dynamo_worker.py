@@ -94,14 +94,17 @@ def test_what_cannot_be_passed_on_is_refused_by_name(made):
 
 
 def test_a_client_that_goes_away_stops_the_server(made):
+    def aborted() -> int:
+        return sum(request["finish_reason"] == "abort" for request in ended(made))
+
+    before = aborted()  # a stop string also ends a request on the server
     body = {"model": "tiny-model", "prompt": "Away", "max_tokens": 2000, "stream": True, "ignore_eos": True}
     with httpx.stream("POST", f"{made.endpoint.url}/v1/completions", json=body, timeout=60) as answer:
         next(answer.iter_text())
     deadline = time.monotonic() + 10
-    while not (aborted := [each for each in ended(made) if each["finish_reason"] == "abort"]):
+    while aborted() == before:
         assert time.monotonic() < deadline, "the server goes on for a client that is gone"
         time.sleep(0.1)
-    assert len(aborted) == 1 and aborted[0]["output_tokens"] < 2000
 
 
 def ended(made: Fleet, *numbers: int) -> list[dict]:
