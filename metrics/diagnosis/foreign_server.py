@@ -8,8 +8,8 @@ from metrics.sources.sojourn import SOJOURN
 from metrics.sources.view import Agreement, ServerView, SpanView
 
 RECORDS_OF_OURS = (
-    "where it runs with --run-dir DIR, `sojourn load … --server-run DIR` on its host joins its records, and `sojourn "
-    "join` those of another host"
+    "for the records of each request start the server with --run-dir DIR, then add --server-run DIR to `sojourn load` "
+    "(same host), or use `sojourn join` (another host)"
 )
 ACCOUNT_SEPARATOR = " + "  # between accounts that a server measures together
 FAILED_WARNS = 0.02  # of the scrapes: beyond it counters are fine, and gauges have holes

@@ -39,7 +39,7 @@ DASH = Text("–", style="dim")
 STATUS_MARKS = {"present": ("●", "bold yellow"), "absent": ("○", "green"), "unknown": ("?", "dim")}
 SHOWN_QUANTILES = ("p50", "p90", "p99")
 ORIGINS = {"intended send": "intended", "actual send": "sent", "the token before": "token", "the chunk before": "chunk"}
-OPEN_ORIGIN = "the intended send, the actual one"
+OPEN_ORIGIN = "the intended or the actual send"
 VERDICT_STYLES = {"steady": "green", "no steady state": "bold yellow", "cannot tell": "dim"}
 
 
@@ -127,7 +127,7 @@ def _results(results: Results) -> list[RenderableType]:
                 *(_estimate(row.quantiles[name]) for name in SHOWN_QUANTILES),
             )  # fmt: skip
         begin = f"{CLOSED_ORIGIN} (closed loop), the actual send" if results.closed else OPEN_ORIGIN
-        note = f"from {begin}, the token or the chunk before; beside it the 95 % interval"
+        note = f"'from' is where the clock starts: {begin}, the token or the chunk before; ranges are 95 % intervals"
         parts += [Text(""), table, Text(note, style="dim")]
     steady = (results.steady.verdict, VERDICT_STYLES[results.steady.verdict])
     parts.append(Text.assemble("Steady state: ", steady, (f" ({results.steady.reason})", "dim")))
