@@ -9,6 +9,7 @@ from commands.cli import RunArgument, need, open_run, out, print_json, table
 from metrics.errors import InputError
 from metrics.replay.prediction import ROUTINGS
 from scripting.changes import grid, label
+from scripting.predictor import REPLAY_NEEDS
 
 if TYPE_CHECKING:
     from engine.replay.fleet.answer import FleetAnswer
@@ -44,7 +45,7 @@ def replay(
 
     The steps take as long as those of RUN, without its accidents. Starts no server and computes nothing with the model.
     """
-    need("engine", "pydantic", "msgspec")
+    need("engine", *REPLAY_NEEDS)
     need("loadgen", "numpy")
     from engine.replay.fleet.answer import FleetQuestion, fleet_answers
     from engine.replay.fleet.settings import fleet_settings

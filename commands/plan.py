@@ -10,6 +10,7 @@ from rich.console import Console
 from commands.cli import RunArgument, need, new_run, open_run, out, print_json, program_name, run_progress, table
 from commands.repeat_run import check_repeatable, repeat_run
 from metrics.errors import InputError, ReplayError
+from scripting.predictor import REPLAY_NEEDS
 
 if TYPE_CHECKING:
     from metrics.replay.plan import Planned, Point
@@ -47,7 +48,7 @@ def plan(
     Prints the best settings, their frontier from low load to overload, the walls that bind there, and what twice the
     memory, the bandwidth, the arithmetic or the replicas would buy. Starts no server, except with --confirm.
     """
-    need("engine", "pydantic", "msgspec")
+    need("engine", *REPLAY_NEEDS)
     from engine.replay.predictor import predictor_of
     from metrics.machine.host import usable_cores
     from metrics.replay.plan import Search

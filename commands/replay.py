@@ -9,6 +9,7 @@ import typer
 
 from commands.cli import RunArgument, need, open_run, out, print_json
 from scripting.changes import grid, label
+from scripting.predictor import REPLAY_NEEDS
 
 if TYPE_CHECKING:
     from engine.replay.predictor import ReplayPredictor
@@ -40,7 +41,7 @@ def replay(
     Prints the recorded run, the run replayed unchanged as its own check, and each change, with the interval in which 8
     of 10 outcomes are expected. Starts no server and computes nothing with the model.
     """
-    need("engine", "pydantic", "msgspec")
+    need("engine", *REPLAY_NEEDS)
     from engine.replay.predictor import predictor_of
     from metrics.machine.host import usable_cores
     from scripting.answers import replayed

@@ -1,5 +1,6 @@
 """What a run answers, as documents: used by the command line, by `sojourn.open` and by the MCP server."""
 
+import importlib.util
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -7,13 +8,14 @@ import msgspec
 import pandas as pd
 
 from metrics.diagnosis.verdict import Diagnosis
-from metrics.errors import RunDataError
+from metrics.errors import ReplayError, RunDataError
 from metrics.ledger import ACCOUNTS, UNACCOUNTED
 from metrics.request.goodput import measured
 from metrics.run.directory import RunDirectory
 from metrics.run.join import uncertainty_sentence
 from metrics.run.server_alone import is_server_alone, requests_of
 from scripting.documents import Ledger, Replay, RunToRun
+from scripting.predictor import REPLAY_NEEDS
 
 if TYPE_CHECKING:
     from engine.replay.predictor import ReplayPredictor
@@ -38,7 +40,12 @@ def diagnosis_of(run: RunDirectory, against: RunDirectory | None = None, *, fres
 
 
 def replay_of(run: RunDirectory, changes: "Sequence[Change]", *, processes: int = 1) -> Replay:
-    """Replays a run with each of the changes. Raises ReplayError, with a sentence."""
+    """Replays a run with each of the changes. Raises ReplayError, with a sentence, also where the engine extra is not
+    installed."""
+    if missing := [name for name in REPLAY_NEEDS if importlib.util.find_spec(name) is None]:
+        raise ReplayError(
+            f"a replay needs {', '.join(missing)}; install the extra, in Sojourn's folder: pip install '.[engine]'"
+        )
     from engine.replay.predictor import predictor_of
 
     return replayed(predictor_of(run, processes=processes), changes)

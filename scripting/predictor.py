@@ -7,12 +7,14 @@ if TYPE_CHECKING:
     from metrics.replay.prediction import Predictor
     from metrics.run.directory import RunDirectory
 
+REPLAY_NEEDS = ("xxhash",)  # of the engine extra: what engine.replay imports
 MOST_REPLAYED_STEPS = 60_000  # of a run: a diagnosis replays it some thirty times, and is to take seconds
 
 
 def predictor(run: "RunDirectory") -> "Predictor | None":
-    """Who replays the run with its fixes, or says why it cannot be replayed; None where the engine is not installed."""
-    if importlib.util.find_spec("engine.replay") is None:
+    """Who replays the run with its fixes, or says why it cannot be replayed; None where the engine extra is not
+    installed."""
+    if any(importlib.util.find_spec(name) is None for name in REPLAY_NEEDS):
         return None
     from engine.replay.predictor import predictor_of
     from metrics.errors import SojournError

@@ -136,3 +136,29 @@ def test_page_is_written_from_the_code():
     assert (ROOT / "docs" / "json.md").read_text(encoding="utf-8") == page(), (
         "write it again: python -m scripting.document > docs/json.md"
     )
+
+
+@pytest.mark.server
+def test_plain_installation_diagnoses_without_replays(run):
+    """Without the packages of any extra: verdicts and explanations work, replays and figures say what to install."""
+    code = f"""
+import sys
+for name in ("xxhash", "torch", "zmq", "fastapi", "tokenizers", "plotly", "httptools", "locust", "mcp"):
+    sys.modules[name] = None  # as if it were not installed
+import importlib.util
+real = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if sys.modules.get(name, 0) is None else real(name, *rest)
+import sojourn
+from metrics.errors import SojournError
+run = sojourn.open({str(run.path)!r})
+assert run.diagnose(fresh=True).state == "degraded" and run.explain("r00003").offenders
+for answer in (lambda: run.replay(max_num_seqs=8), lambda: run.figures):
+    try:
+        answer()
+    except SojournError as error:
+        assert "pip install" in str(error)
+    else:
+        raise AssertionError("it did not refuse")
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
