@@ -44,7 +44,7 @@ MAY_IMPORT = {
         "metrics.statistics", "metrics.errors",
     },
     "metrics.results": {
-        "metrics.request", "metrics.run", "metrics.machine", "metrics.records", "metrics.statistics",
+        "metrics.memory", "metrics.request", "metrics.run", "metrics.machine", "metrics.records", "metrics.statistics",
     },
     "metrics.usage": {"metrics.errors"},
     "metrics.imported": {"metrics.run", "metrics.records", "metrics.errors"},
