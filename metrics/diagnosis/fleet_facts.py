@@ -9,8 +9,9 @@ import pandas as pd
 
 from metrics.diagnosis.evidence_level import Level, seen
 from metrics.diagnosis.step_facts import FEWEST_STEPS_FOR_A_FIT, composition, fit
+from metrics.memory.pooled_cache import PooledCache, pooled_cache
 from metrics.request.goodput import measured_steps
-from metrics.run.directory import RunDirectory, engine_settings
+from metrics.run.directory import RunDirectory, engine_settings, section
 from metrics.run.fleet import servers_of
 
 WAITING = ("request_admission", "request_queue", "memory_blocked")  # accounts of a request without a place
@@ -43,6 +44,7 @@ class FleetFacts:
     replicas: list[ReplicaFacts]
     policy: str  # of the router; "" where nobody said
     span_ns: float  # from the first arrival to the last finish
+    pooled: PooledCache | None  # what the choice of servers cost in prefix hits; None without hashes of blocks
     present_beside_idle: float  # of the requests' time on the busiest server, while another had half as many or fewer
 
     @property
@@ -82,7 +84,7 @@ def fleet_facts(run: RunDirectory, rows: pd.DataFrame, level: Level) -> FleetFac
     of_server = {member.name: served[served.server == member.name] for member in members}
     views = [seen(member, level) for member in members]
     steps = [measured_steps(view.table("steps"), rows) for view in views]
-    settings = _differing([engine_settings(view.meta()) for view in views])
+    settings = _differing([section(view.meta(), "engine") for view in views])
     slowdowns = _slowdowns(steps)
     replicas = [
         ReplicaFacts(
@@ -107,8 +109,15 @@ def fleet_facts(run: RunDirectory, rows: pd.DataFrame, level: Level) -> FleetFac
         replicas=replicas,
         policy=str(router.get("policy") or "") if isinstance(router, dict) else "",
         span_ns=end - begin,
+        pooled=_pooled(run, rows, level),
         present_beside_idle=_beside_idle(of_server[busiest], others),
     )
+
+
+def _pooled(run: RunDirectory, rows: pd.DataFrame, level: Level) -> PooledCache | None:
+    block_size = engine_settings(run.meta()).get("block_size")
+    known = seen(run, level).table("requests")
+    return pooled_cache(known, int(block_size), set(rows.request_id)) if block_size and len(known) else None
 
 
 def _sum(column: pd.Series) -> float:

@@ -109,6 +109,7 @@ class Cause:
     reason: str = ""  # of the waiting, only the part that has this reason counts
     symptom: str = ""  # that it can explain though no objective is missed
     in_front: bool = False  # only such a cause can explain what a request waited for the front's event loop
+    of_fleet: bool = False  # asked about a fleet as a whole; most causes are asked about each of its servers
     # metrics: of a server that recorded nothing for us; accounts: where no step is known; client: where nothing else is
     reads: Literal["records", "metrics", "accounts", "client"] = "records"
 
@@ -120,6 +121,11 @@ class Cause:
     def name(self) -> tuple[str, str, bool]:
         """No two causes have the same: what it reads, its key, and whether it is of lost requests."""
         return self.reads, self.key, "loss" in self.needs
+
+    @property
+    def of_whole(self) -> bool:
+        """Whether a fleet shows it that no server alone does: its router, its clients, and lost requests."""
+        return self.of_fleet or self.lifecycles[0] == "client" or "loss" in self.needs
 
     def __call__(self, facts: Facts, excess: Excess | None) -> Proposal | None:
         if not self._applies(facts, excess) or (found := self.explain(facts, excess)) is None:
@@ -175,22 +181,17 @@ def cause(**registered: Any) -> Callable[[Callable[..., Proposal | None]], Cause
 
 def causes_for(facts: Facts) -> list[Cause]:
     """The causes that the evidence of this run can show, those that know most first."""
+    by_server = facts.joined > 0 and any(read().steps is not None for read in facts.servers.values())
     if facts.joined:
-        has_steps = facts.steps is not None or _servers_have_steps(facts)
-        reads = ("records",) if has_steps else ("records", "accounts")
+        reads = ("records",) if facts.steps is not None or by_server else ("records", "accounts")
     elif facts.server is not None:
         reads = ("accounts", "metrics") if shows_ledger(facts) else ("metrics",)
     else:
         reads = ("client",)
-    known = [each for kind in reads for each in CAUSES if each.reads == kind]
+    known = [each for kind in reads for each in CAUSES if each.reads == kind and (not by_server or each.of_whole)]
     if facts.joined:  # a lost request has no record of the server's: its error is all there is
         known += [each for each in CAUSES if each.reads == "client" and "loss" in each.needs]
     return known
-
-
-def _servers_have_steps(facts: Facts) -> bool:
-    """Of a fleet, whose causes by steps are those of its servers."""
-    return any(read().steps is not None for read in facts.servers.values())
 
 
 def proposals(facts: Facts, excess: Excess) -> list[Proposal]:

@@ -5,6 +5,7 @@ from metrics.diagnosis.facts import Facts, ledger_columns
 from metrics.diagnosis.fleet_facts import FleetFacts, ReplicaFacts
 from metrics.diagnosis.rules.cause import CONTENTION, CONTRADICTION, QUEUE, WAITS, Proposal, cause
 from metrics.diagnosis.rules.device import DEVICE_ACCOUNTS
+from metrics.diagnosis.rules.prefix import PROMPT_ACCOUNTS, WORTH_SHARING
 from metrics.diagnosis.rules.shared_evidence import SLOW_DEVICE, excess_evidence, missing_share
 from metrics.diagnosis.server_proposals import of_server
 from metrics.diagnosis.verdict import Evidence, evidence
@@ -15,11 +16,13 @@ BESIDE_IDLE = 0.5  # of that server's time: a router that knows the load would h
 EVEN_WORK = 1.1  # tokens on the busiest server over the mean: such a router is not what is wrong
 FULL = 0.9  # of the time: a device that works so much is what limits the fleet
 LOAD_AWARE = ("kv_aware", "power_of_two")  # policies of routers that weigh load
+CACHE_AWARE = ("kv_aware", "cache_aware", "consistent_hash")  # policies that keep a prefix or a session on its server
+HASHES = "requests: server, prompt_block_hashes, output_block_hashes, prefix_outcomes"
 STEPS = "steps of each server: device_ns, new_tokens, past_tokens"
 PRESENT = "requests: server, arrived_ns, finished_ns"
 
 
-@cause(lifecycles=("compute",), object="one server of the fleet", kind="fault",
+@cause(of_fleet=True, lifecycles=("compute",), object="one server of the fleet", kind="fault",
        accounts=(*DEVICE_ACCOUNTS, *WAITS), rival="a router that sends it too much",
        rival_key="replica_imbalance")  # fmt: skip
 def straggler(facts: Facts, excess: Excess) -> Proposal | None:
@@ -52,7 +55,7 @@ def straggler(facts: Facts, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-@cause(lifecycles=("request",), object="choice of the router", kind="policy",
+@cause(of_fleet=True, lifecycles=("request",), object="choice of the router", kind="policy",
        accounts=(*QUEUE, *CONTENTION, *DEVICE_ACCOUNTS), rival="one server that is slower than the others",
        rival_key="straggler")  # fmt: skip
 def replica_imbalance(facts: Facts, excess: Excess) -> Proposal | None:
@@ -90,7 +93,7 @@ def replica_imbalance(facts: Facts, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-@cause(lifecycles=("request",), object="router", kind="fault", accounts=(ROUTING,),
+@cause(of_fleet=True, lifecycles=("request",), object="router", kind="fault", accounts=(ROUTING,),
        rival="a network that is slow")  # fmt: skip
 def slow_router(facts: Facts, excess: Excess) -> Proposal | None:
     """Requests spend their time on the way through the router: more servers behind it do not help."""
@@ -112,6 +115,43 @@ def slow_router(facts: Facts, excess: Excess) -> Proposal | None:
         claims={ROUTING: 1.0},
         change="more cores for the router, a cheaper policy, or a second router beside it",
     )
+
+
+@cause(of_fleet=True, lifecycles=("memory", "request"), object="choice of the router", kind="policy",
+       accounts=PROMPT_ACCOUNTS, rival="a pool that is too small for what prompts share", rival_key="cache_thrash")  # fmt: skip
+def cache_blind_routing(facts: Facts, excess: Excess) -> Proposal | None:
+    """Prompts go to a server that does not hold their beginning, while another server does."""
+    fleet = facts.fleet()
+    pooled = None if fleet is None else fleet.pooled
+    if fleet is None or pooled is None or pooled.fleet.lost_share < WORTH_SHARING:
+        return None
+    use = pooled.fleet
+    part = min(1.0, use.lost_tokens / max(use.prompt_tokens - use.hit_tokens, 1))
+    rates = ", ".join(f"{each.server} {each.hit_rate:.0%}" for each in pooled.servers)
+    policies = [name for name in CACHE_AWARE if name != fleet.policy]
+    is_aware = fleet.policy in CACHE_AWARE
+    return Proposal(
+        cause=f"{use.lost_share:.0%} of the prompt tokens were in the cache of another server: the fleet hits "
+        f"{use.hit_rate:.0%}, one cache of all servers would hit {use.pooled_rate:.0%}",
+        evidence=[
+            evidence(f"routing lost {use.lost_tokens:,} prompt tokens, about {use.lost_ns / 1e9:.1f} s of prefill",
+                     use.lost_share, "share", HASHES, weight=3),
+            evidence(f"hit rates are {rates}; one cache of all would hit {use.pooled_rate:.0%}",
+                     use.pooled_rate - use.hit_rate, "share", HASHES),
+            evidence(f"eviction cost {use.evicted_tokens:,} tokens on the servers that were chosen",
+                     use.evicted_tokens / max(use.lost_tokens, 1), "ratio", HASHES,
+                     supports=use.evicted_tokens < use.lost_tokens),
+            *([evidence(f"the policy {fleet.policy} looks at caches already", 1, "policy", "run.json: router",
+                        supports=False, weight=2)] if is_aware else []),
+            *excess_evidence(excess, PROMPT_ACCOUNTS),
+        ],
+        measurement=f"the same scenario with --policy {policies[0]}",
+        settings=None,
+        if_cause=f"cached tokens rise from {use.hit_rate:.0%} towards {use.pooled_rate:.0%} of the prompts",
+        if_rival=f"cached tokens stay at {use.hit_rate:.0%}, and {missing_share(excess)} with them",
+        claims=dict.fromkeys(PROMPT_ACCOUNTS, part),
+        change=f"a policy of the router that looks at caches or keeps sessions together ({' or '.join(policies)})",
+    )  # fmt: skip
 
 
 def _is_slow(replica: ReplicaFacts) -> bool:

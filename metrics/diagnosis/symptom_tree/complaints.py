@@ -31,7 +31,7 @@ _FRONT = ("blocked_front", "slow_front", "slow_writer", "slow_moderation", "core
 _PREFIX = ("prefix_cache_off", "cache_thrash", "eviction_policy", "cache_pollution", "prefix_order",
            "prefix_sub_block", "slow_kv_tier")  # fmt: skip
 _GROUP = ("needless_parallelism", "communication_overhead", "pipeline_bubbles")
-_FLEET = ("replica_imbalance", "straggler", "slow_router")
+_FLEET = ("replica_imbalance", "straggler", "cache_blind_routing", "slow_router")
 _DEVICE = (
     "slow_device",
     "noisy_neighbour",

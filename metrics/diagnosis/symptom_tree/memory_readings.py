@@ -97,3 +97,17 @@ def half_blocks(facts: Facts) -> Reading | None:
         "run.json: block_size; requests: prompt_tokens, output_tokens",
         share,
     )
+
+
+def lost_by_routing(facts: Facts) -> Reading | None:
+    """One server holds all that was ever computed."""
+    fleet = facts.fleet()
+    if fleet is None or fleet.pooled is None:
+        return None
+    use = fleet.pooled.fleet
+    return Reading(
+        f"{use.lost_share:.0%} of the prompt tokens were in the cache of another server than the one that was chosen",
+        use.lost_share < NEGLIGIBLE / 10,
+        "requests: server, prompt_block_hashes",
+        use.lost_share,
+    )

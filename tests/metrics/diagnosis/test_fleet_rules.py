@@ -12,12 +12,12 @@ from metrics.diagnosis.facts import read_facts
 from metrics.diagnosis.rules.cause import proposals
 from metrics.diagnosis.server_proposals import server_proposals
 from metrics.run.directory import RunDirectory
-from metrics.run.fleet import servers_of
+from metrics.run.fleet import gather_servers, servers_of
 from tests.metrics.simulated_server import MS, Device
-from tests.metrics.synthetic import PLANTS, synthetic_run
+from tests.metrics.synthetic import PLANTS, Klass, synthetic_run
 from tests.metrics.synthetic_fleet import synthetic_fleet
 
-CAUSES = {"straggler", "replica_imbalance", "slow_router"}
+CAUSES = {"straggler", "replica_imbalance", "cache_blind_routing", "slow_router"}
 CHAT = replace(PLANTS["healthy"], rate_rps=8.0)
 SLOW = replace(CHAT, device=Device(slowdown=4.0, slow_from=0.0))
 
@@ -97,3 +97,36 @@ def test_a_cause_of_one_server_claims_only_the_time_of_its_requests(tmp_path):
             assert all(0 <= part <= 1 for part in proposal.claims.values())
             if proposal.key == "batch_cap":
                 assert proposal.cause.startswith("on server-0: ")
+
+
+def hashed(run: RunDirectory, moves: bool) -> RunDirectory:
+    """The run with conversations of two turns. A second turn is on the server of the first, or on the other one."""
+    tables = {member: pq.read_table(member.path / "requests.parquet") for member in servers_of(run)}
+    rows = {member: table.to_pylist() for member, table in tables.items()}
+    open_talks: dict[int, list[tuple[int, int]]] = {0: [], 1: []}  # by server: when a first turn ended, and its number
+    order = sorted(((row["arrived_ns"], k, row) for k, own in enumerate(rows.values()) for row in own),
+                   key=lambda each: each[0])  # fmt: skip
+    for number, (arrived_ns, k, row) in enumerate(order):
+        place = 1 - k if moves else k
+        ended = [talk for talk in open_talks[place] if talk[0] < arrived_ns]
+        talk, blocks = (ended[0][1], 20) if ended else (number, 16)
+        if ended:
+            open_talks[place].remove(ended[0])
+        else:
+            open_talks[k].append((row["finished_ns"], number))
+        row["prompt_block_hashes"] = [1000 * talk + block for block in range(blocks)]
+        row["output_block_hashes"], row["scheduled_ns"] = [], row["arrived_ns"]
+        row["prefix_outcomes"] = [("hit", 0), ("miss_cold", 16 * blocks)]
+    for member, table in tables.items():
+        pq.write_table(pa.Table.from_pylist(rows[member], schema=table.schema), member.path / "requests.parquet")
+    gather_servers(run)
+    run.update_meta(engine=run.meta()["engine"] | {"block_size": 16})
+    return RunDirectory.open(run.path)
+
+
+def test_conversations_that_change_servers_lose_what_the_other_server_holds(tmp_path):
+    prompts = replace(CHAT, rate_rps=2.0, klasses=(Klass(prompt_tokens=900),), device=Device(token_ns=1 * MS))
+    moving = hashed(synthetic_fleet(tmp_path / "moving", [prompts, prompts], requests=40), moves=True)
+    assert read_facts(moving).fleet().pooled.fleet.lost_share > 0.3 and "cache_blind_routing" in named(moving)
+    staying = hashed(synthetic_fleet(tmp_path / "staying", [prompts, prompts], requests=40), moves=False)
+    assert read_facts(staying).fleet().pooled.fleet.lost_tokens == 0 and "cache_blind_routing" not in named(staying)
