@@ -118,7 +118,8 @@ def slow_router(facts: Facts, excess: Excess) -> Proposal | None:
 
 
 @cause(of_fleet=True, lifecycles=("memory", "request"), object="choice of the router", kind="policy",
-       accounts=PROMPT_ACCOUNTS, rival="a pool that is too small for what prompts share", rival_key="cache_thrash")  # fmt: skip
+       accounts=PROMPT_ACCOUNTS, rival="a pool that is too small for what prompts share",
+       rival_key="cache_thrash")  # fmt: skip
 def cache_blind_routing(facts: Facts, excess: Excess) -> Proposal | None:
     """Prompts go to a server that does not hold their beginning, while another server does."""
     fleet = facts.fleet()

@@ -125,7 +125,7 @@ def hashed(run: RunDirectory, moves: bool) -> RunDirectory:
 
 
 def test_conversations_that_change_servers_lose_what_the_other_server_holds(tmp_path):
-    prompts = replace(CHAT, rate_rps=2.0, klasses=(Klass(prompt_tokens=900),), device=Device(token_ns=1 * MS))
+    prompts = replace(CHAT, rate_rps=0.6, klasses=(Klass(prompt_tokens=900),), device=Device(token_ns=MS // 2))
     moving = hashed(synthetic_fleet(tmp_path / "moving", [prompts, prompts], requests=40), moves=True)
     assert read_facts(moving).fleet().pooled.fleet.lost_share > 0.3 and "cache_blind_routing" in named(moving)
     staying = hashed(synthetic_fleet(tmp_path / "staying", [prompts, prompts], requests=40), moves=False)
