@@ -28,11 +28,12 @@ def verdict(view: FleetView) -> str:
     if not fleet.best_tokens:
         return f"{head} The prompts shared no prefix, so routing could lose no hit."
     hits = f"{percent(fleet.hit_rate)} of the prompt tokens were hits, of {percent(fleet.pooled_rate)} possible"
+    evicted = f"Eviction lost {percent(fleet.evicted_tokens / max(fleet.prompt_tokens, 1))}."
     if fleet.lost_share < NOTED_LOSS:
-        return f"{head} {hits}. Routing lost {percent(fleet.lost_share)}."
+        return f"{head} {hits}. Routing lost {percent(fleet.lost_share)}. {evicted}"
     return (
         f"{head} {hits}. Routing lost {fleet.lost_tokens:,} tokens ({percent(fleet.lost_share)} of the prompt tokens), "
-        f"some {duration(fleet.lost_ns)} of prefill."
+        f"some {duration(fleet.lost_ns)} of prefill. {evicted}"
     )
 
 
