@@ -6,13 +6,15 @@ Both servers stay up. A pair is the same work on both, one after the other, and 
 Figures are medians with a bootstrapped 95 % interval:
 
 - the ratio of tokens per second, which has all of the machine's noise in it;
-- CPU time a token of the engine's loop and of the HTTP server, without the workers that compute. It has less noise. Its
-  difference over the time a token is the most that tokens per second can lose, as if nothing of it ran beside a step.
+- CPU time a token of the engine's loop and of the HTTP server, without the workers that compute;
+- CPU time in each hook of a running server, a step: it has least noise. Over the time of a step it is the most that
+  tokens per second can lose, as if nothing of it ran beside a step.
 
 What it cannot show: the cost on a GPU.
 """
 
 import argparse
+import json
 import os
 import random
 import sys
@@ -35,6 +37,7 @@ CONCURRENCY, REQUESTS, PROMPT_TOKENS, OUTPUT_TOKENS = 8, 48, 64, 48
 RESAMPLES = 10_000
 COMPUTES = "Worker"  # in the title of a process of vLLM that computes steps
 BATCHES = (1, 8, 32, 128)
+BURSTS = 5  # of the clocked server
 
 
 def main() -> None:
@@ -44,6 +47,7 @@ def main() -> None:
     chosen = parser.parse_args()
     for batch in BATCHES:
         print(f"the probe's own time a step with {batch} requests: {step_microseconds(batch):.1f} µs")
+    in_server(chosen.python)
     with tempfile.TemporaryDirectory() as folder:
         servers = [vllm_with_probe(chosen.python, None), vllm_with_probe(chosen.python, Path(folder) / "probe")]
         try:
@@ -75,6 +79,27 @@ def measured(servers: list[Server], pairs: int) -> list[tuple[Burst, Burst]]:
         found.append((bursts[off.name], bursts[on.name]))
         print(*(f"{each.tokens_per_s:.1f} tok/s {each.cpu_us:.0f} µs" for each in found[-1]), sep="   ", flush=True)
     return found
+
+
+def in_server(python: str) -> None:
+    """CPU time in each hook of a running server, and its share of a step."""
+    with tempfile.TemporaryDirectory() as folder:
+        server = vllm_with_probe(python, Path(folder) / "probe", times=Path(folder) / "times")
+        server.start()
+        try:
+            speeds = [burst(server, seed).tokens_per_s for seed in range(BURSTS)]
+            time.sleep(1)
+        finally:
+            server.stop()
+        spent: dict[str, tuple[int, int]] = {}
+        for file in Path(folder).glob("times.*"):
+            spent |= {name: tuple(found) for name, found in json.loads(file.read_text()).items() if found[0]}
+    steps = spent["CoreProbe.planned"][0]
+    for name, (calls, ns) in sorted(spent.items()):
+        print(f"{name}: {ns / calls / 1e3:.1f} µs a call, {ns / steps / 1e3:.1f} µs a step")
+    loop_us = sum(ns for name, (_, ns) in spent.items() if name.startswith("CoreProbe")) / steps / 1e3
+    step_us = 1e6 * CONCURRENCY / float(np.median(speeds))
+    print(f"in the engine's loop {loop_us:.0f} µs of a step of {step_us / 1e3:.1f} ms: {loop_us / step_us:.2%}")
 
 
 def report(pairs: list[tuple[Burst, Burst]]) -> None:

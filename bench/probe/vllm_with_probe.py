@@ -8,24 +8,30 @@ from bench.json_process import ROOT
 
 PROBE = ROOT / "probe"
 TINY_MODEL = ROOT / "scenarios" / "tiny-model"
-ATTACH = ("--scheduler-cls", "sojourn_probe.vllm.Scheduler", "--middleware", "sojourn_probe.vllm.Middleware")
 
 
-def vllm_with_probe(python: str, record: Path | None, *flags: str, max_model_len: int = 2048) -> Server:
-    """The bundled model in float32 on all cores. `record` is the probe's folder; None: a server without a probe."""
+def vllm_with_probe(
+    python: str, record: Path | None, *flags: str, max_model_len: int = 2048, times: Path | None = None
+) -> Server:
+    """The bundled model in float32 on all cores. `record` is the probe's folder; None: a server without a probe.
+
+    With `times` the hooks are clocked (bench.probe.timed), and files of that name get what they took.
+    """
+    module = "sojourn_probe.vllm" if times is None else "bench.probe.timed"
+    attach = ("--scheduler-cls", f"{module}.Scheduler", "--middleware", f"{module}.Middleware")
     cores = sorted(os.sched_getaffinity(0))
     chosen = {
         "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "GOMP_SPINCOUNT": "0",
         "VLLM_CPU_OMP_THREADS_BIND": f"{cores[0]}-{cores[-1]}",
     }  # fmt: skip
     if record is not None:
-        chosen |= {"SOJOURN_PROBE": str(record), "PYTHONPATH": str(PROBE)}
+        chosen |= {"SOJOURN_PROBE": str(record), "PYTHONPATH": f"{PROBE}:{ROOT}", "SOJOURN_PROBE_TIMES": str(times)}
 
     def command(port: int) -> list[str]:
         return [
             python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(TINY_MODEL), "--served-model-name", "m",
             "--dtype", "float32", "--max-model-len", str(max_model_len), "--enforce-eager", "--host", HOST, "--port",
-            str(port), *(ATTACH if record is not None else ()), *flags,
+            str(port), *(attach if record is not None else ()), *flags,
         ]  # fmt: skip
 
     name = "without probe" if record is None else "with probe"

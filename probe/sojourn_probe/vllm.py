@@ -1,10 +1,10 @@
 """The two names that vLLM is given: `--scheduler-cls sojourn_probe.vllm.Scheduler --middleware
 sojourn_probe.vllm.Middleware`."""
 
+from sojourn_probe.versions import vllm_version
 from sojourn_probe.vllm_front import Middleware
-from sojourn_probe.vllm_versions import version
 
-__all__ = ["Middleware", "version"]
+__all__ = ["Middleware", "vllm_version"]
 
 
 def __getattr__(name: str) -> type:

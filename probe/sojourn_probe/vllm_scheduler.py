@@ -7,8 +7,8 @@ from typing import Any
 
 from sojourn_probe.records import Arrived, Ended, KvRemoved, KvStored, Step
 from sojourn_probe.signatures import misfit
+from sojourn_probe.versions import vllm_version
 from sojourn_probe.vllm_settings import settings_of, shape_of
-from sojourn_probe.vllm_versions import version
 from sojourn_probe.writer import Writer, begin
 
 log = logging.getLogger("sojourn_probe")
@@ -33,7 +33,7 @@ def scheduler_class() -> type:
         raise ImportError(f"sojourn-probe finds no scheduler of vLLM's V1 engine here: {error}") from error
     faults = [fault for name, names in NEEDED.items() if (fault := misfit(Plain, name, names))]
     if faults:
-        log.warning("sojourn-probe is off: this is vLLM %s, and %s", version(), "; ".join(faults))
+        log.warning("sojourn-probe is off: this is vLLM %s, and %s", vllm_version(), "; ".join(faults))
     return _chosen(Overlapping, Plain, recorded=not faults)
 
 
@@ -157,7 +157,7 @@ class CoreProbe:
                 unseen.append(f"{consequence}: {fault}")
                 log.warning("sojourn-probe: %s", unseen[-1])
         config = scheduler.vllm_config
-        writer = begin("core", "vllm", version(), settings_of(config), shape_of(config), unseen)
+        writer = begin("core", "vllm", vllm_version(), settings_of(config), shape_of(config), unseen)
         if writer is None:
             return None
         probe = cls(writer, scheduler)
