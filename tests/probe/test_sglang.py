@@ -40,7 +40,7 @@ def served(scheduler):
     return plans
 
 
-@pytest.mark.parametrize(("overlap", "tokens"), [(False, 100_000), (True, 100_000), (False, 260)])
+@pytest.mark.parametrize(("overlap", "tokens"), [(False, 100_000), (True, 100_000), (False, 250)])
 def test_ledgers_close_and_plans_stay(folder, monkeypatch, overlap, tokens):
     from sojourn_probe.sglang import plugin
 
