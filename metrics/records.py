@@ -258,7 +258,7 @@ class SystemRecord(msgspec.Struct, frozen=True):
     front_cpu_percent: float | None  # of one core: may exceed 100
     core_cpu_percent: float | None
     core_rss_bytes: int | None
-    host_available_bytes: int
+    host_available_bytes: int | None
     gpu_utilisation_percent: float | None = None
     gpu_memory_used_bytes: int | None = None
     gpu_power_watts: float | None = None

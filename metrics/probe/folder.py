@@ -17,6 +17,7 @@ from metrics.errors import RunDataError
 from metrics.machine.host import boot_id, hardware
 from metrics.probe.book import Books
 from metrics.probe.loop import Choice, sequences_of, step_records
+from metrics.probe.machine import system_records
 from metrics.probe.shape import shape_of
 from metrics.probe.stream import Call, Handled, Stream, is_probe_folder, read_streams
 from metrics.records import SCHEMAS, RequestRecord, StepRecord, columns
@@ -45,7 +46,7 @@ def open_server_run(path: Path | str) -> RunDirectory:
 
 
 def import_probe(folder: Path) -> RunDirectory:
-    """Makes `run.json`, `steps.parquet` and `requests.parquet` from the streams. Raises RunDataError."""
+    """Makes `run.json` and the tables of steps, requests and the machine from the streams. Raises RunDataError."""
     streams = read_streams(folder)
     cores = [stream for stream in streams if stream.start.role == "core"]
     fronts = [stream for stream in streams if stream.start.role == "front"]
@@ -66,7 +67,8 @@ def import_probe(folder: Path) -> RunDirectory:
     requests += _refused(calls, {each.request_id for each in requests})
     try:
         run = _described(folder, cores[-1], fronts, streams)
-        for table, records in (("steps", steps), ("requests", requests)):
+        samples = system_records(cores, fronts)
+        for table, records in (("steps", steps), ("requests", requests), ("system", samples)):
             content = columns(table, records) if records else SCHEMAS[table].empty_table()
             replace_table(folder / f"{table}.parquet", content)
     except (OSError, pa.ArrowException) as error:
@@ -132,6 +134,7 @@ def _refuse_several_at_once(folder: Path, cores: Sequence[Stream]) -> None:
 def _described(folder: Path, core: Stream, fronts: Sequence[Stream], streams: Sequence[Stream]) -> RunDirectory:
     """Writes `run.json`."""
     start, settings = core.start, dict(core.start.settings)
+    threads = settings.pop("threads", None)
     shape = shape_of(start.shape)
     here = start.boot_id is not None and start.boot_id == boot_id()
     bounds = {name: settings.pop(f"objective_{name}", None) for name in ("ttft_ms", "tpot_ms", "e2e_ms")}
@@ -151,6 +154,7 @@ def _described(folder: Path, core: Stream, fronts: Sequence[Stream], streams: Se
         "core": {
             "device": settings.get("device"),
             "dtype": settings.get("dtype"),
+            "threads": threads,
             "num_kv_blocks": core.steps[-1].blocks if core.steps else settings.get("num_kv_blocks"),
             "block_size": settings.get("block_size"),
         },

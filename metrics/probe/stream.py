@@ -9,8 +9,8 @@ import msgspec
 
 from metrics.errors import RunDataError
 
-FORMAT = 1
-MAGIC = b"SOJOURN-PROBE-1\n"
+FORMAT = 2
+MAGIC = b"SOJOURN-PROBE-2\n"
 FAMILY = b"SOJOURN-PROBE-"  # of the magic of every version
 LENGTH = struct.Struct(">I")
 SUFFIX = ".probe"
@@ -115,12 +115,27 @@ class KvRemoved(Record, tag="kv-"):
     hashes: list[int] | None
 
 
+class Sample(Record, tag="sample"):
+    ns: int
+    cpu_ns: int
+    queued_ns: int
+    rss_bytes: int
+    loop_cpu_ns: int
+    loop_queued_ns: int
+    loop_involuntary_switches: int
+    machine_busy_ns: int
+    machine_steal_ns: int
+    machine_whole_ns: int
+
+
 class Dropped(Record, tag="dropped"):
     ns: int
     records: int
 
 
-_DECODER = msgspec.msgpack.Decoder(Start | Arrived | Step | Ended | Handled | Call | KvStored | KvRemoved | Dropped)
+_DECODER = msgspec.msgpack.Decoder(
+    Start | Arrived | Step | Ended | Handled | Call | KvStored | KvRemoved | Sample | Dropped
+)
 
 
 @dataclass(slots=True)
@@ -134,6 +149,7 @@ class Stream:
     handled: list[Handled] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     kv: list[KvStored | KvRemoved] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
     dropped: int = 0
 
 
@@ -189,6 +205,8 @@ def _keep(stream: Stream, record: Record) -> None:
             stream.handled.append(record)
         case Call():
             stream.calls.append(record)
+        case Sample():
+            stream.samples.append(record)
         case Dropped():
             stream.dropped = record.records
         case KvStored() | KvRemoved():

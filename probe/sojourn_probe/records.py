@@ -8,8 +8,8 @@ import struct
 
 import msgspec
 
-FORMAT = 1
-MAGIC = b"SOJOURN-PROBE-1\n"  # the beginning of every stream
+FORMAT = 2
+MAGIC = b"SOJOURN-PROBE-2\n"  # the beginning of every stream
 LENGTH = struct.Struct(">I")  # before each record: its bytes
 SUFFIX = ".probe"
 
@@ -128,6 +128,21 @@ class KvRemoved(Record, tag="kv-"):
 
     ns: int
     hashes: list[int] | None
+
+
+class Sample(Record, tag="sample"):
+    """One second of the process and its machine. Each number counts since the beginning of its process or machine."""
+
+    ns: int
+    cpu_ns: int  # of all threads and of the processes it has started
+    queued_ns: int  # of the same threads: they could run, and had no core
+    rss_bytes: int  # held now
+    loop_cpu_ns: int  # of the main thread
+    loop_queued_ns: int
+    loop_involuntary_switches: int  # another thread got its core
+    machine_busy_ns: int  # of all CPUs
+    machine_steal_ns: int  # ... had by other machines
+    machine_whole_ns: int  # ... idle time included
 
 
 class Dropped(Record, tag="dropped"):

@@ -1,5 +1,6 @@
 """vLLM's configuration under the names that Sojourn gives settings, and the sizes of the model. No text, no paths."""
 
+import sys
 from pathlib import PurePath
 from typing import Any
 
@@ -38,6 +39,8 @@ def settings_of(config: Any) -> dict[str, Setting]:
     model = _at(config, "model_config", "model")
     if isinstance(model, str):
         found["model"] = PurePath(model).name
+    if found.get("device") == "cpu" and (torch := sys.modules.get("torch")) is not None:
+        found["threads"] = torch.get_num_threads()
     return {name: value for name, value in found.items() if value is not None}
 
 

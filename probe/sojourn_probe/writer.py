@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from sojourn_probe import __version__
+from sojourn_probe import __version__, process_times
 from sojourn_probe.records import FORMAT, LENGTH, MAGIC, SUFFIX, Dropped, Record, Setting, Start
 
 VARIABLE = "SOJOURN_PROBE"  # where the stream goes: a folder, unix:/path or tcp:127.0.0.1:PORT
@@ -21,6 +21,7 @@ OBJECTIVES_VARIABLE = "SOJOURN_PROBE_OBJECTIVES"  # such as ttft_ms=500,tpot_ms=
 OBJECTIVES = ("ttft_ms", "tpot_ms", "e2e_ms")
 CAPACITY = 100_000  # records that may wait for the thread; more are dropped and counted
 FLUSH_SECONDS = 0.2
+SAMPLE_SECONDS = 1.0  # between two readings of what the process and its machine did
 CONNECT_SECONDS = 2.0
 
 log = logging.getLogger("sojourn_probe")
@@ -115,7 +116,12 @@ class Writer:
             self._sink = None
 
     def _run(self) -> None:
+        due = 0.0
         while not self._closing.wait(FLUSH_SECONDS):
+            if (now := time.monotonic()) >= due:
+                due = now + SAMPLE_SECONDS
+                if (read := process_times.sample()) is not None:
+                    self.put(read)
             self._flush()
 
     def _flush(self) -> None:
