@@ -73,19 +73,20 @@ def _with(*flags: str) -> tuple[str, ...]:
 
 CASES = (
     Case("control-chat", [CHAT], 4, 20, state="healthy"),
-    Case("control-prefixes", [SHARED], 4, 20, state="healthy"),
-    Case("overload", [CHAT], 40, 6, state="overloaded"),
+    Case("control-prefixes", [SHARED], 14, 20, state="healthy"),
     Case("slow-reader", [CHAT | {"output_tokens": 96}], 3, 20, keys=("slow_reader", "slow_network"),
          lifecycles=("client", "request"), objectives=[{"klass": "all", "ttft_ms": 500, "e2e_ms": 2500}],
          network=Network(fault="network", kib_per_s=6, share=0.34)),
+    Case("overload", [CHAT | {"prompt_tokens": 1200, "output_tokens": 24}], 24, 8, _with("--max-num-seqs", "128"),
+         state="overloaded"),
     Case("batch-cap", [CHAT], 4, 20, _with("--max-num-seqs", "1"), ("batch_cap",), ("request",)),
     Case("tiny-kv-space", [CHAT | {"output_tokens": 200}], 4, 20,
          (*BASE_FLAGS, "--num-gpu-blocks-override", "26"), ("kv_pool",), ("memory",), max_model_len=512),
-    Case("prefix-cache-off", [SHARED], 6, 20, (*BASE_FLAGS, "--no-enable-prefix-caching"), ("prefix_cache_off",),
+    Case("prefix-cache-off", [SHARED], 14, 20, (*BASE_FLAGS, "--no-enable-prefix-caching"), ("prefix_cache_off",),
          ("memory",)),
-    Case("long-prompts-beside-chat", [CHAT | {"weight": 4, "output_tokens": 24}, DOCUMENT], 4, 20,
+    Case("long-prompts-beside-chat", [CHAT | {"weight": 1, "output_tokens": 24}, DOCUMENT], 4.5, 20,
          _with("--max-num-batched-tokens", "2048"), ("token_budget_large", "head_of_line", "prefill_chunk"),
-         ("request", "compute"), objectives=[{"klass": "chat", "ttft_ms": 500, "tpot_ms": 40},
+         ("request", "compute"), objectives=[{"klass": "chat", "ttft_ms": 500, "tpot_ms": 10},
                                              {"klass": "document", "ttft_ms": 3000}]),
 )  # fmt: skip
 

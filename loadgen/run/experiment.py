@@ -180,6 +180,9 @@ def load_url(
             time.sleep(1.5 * ON_DISK_SECONDS)  # until the servers' last records are on disk
             servers = [open_server_run(path) for path in server_runs]  # what a probe wrote since
             reasons += adopt_servers(run, servers, begin_ns, time.monotonic_ns())
+    if len(servers) == 1:
+        with suppress(RunDataError, OSError):  # a run without it is a run all the same
+            add_reference(run, planted=False, progress=None)
     return run
 
 

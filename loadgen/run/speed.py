@@ -32,10 +32,11 @@ OTHER_FORMATS = {
 }
 
 
-def add_reference(run: RunDirectory, *, planted: bool, progress: Callable[[], None]) -> None:
+def add_reference(run: RunDirectory, *, planted: bool, progress: Callable[[], None] | None) -> None:
     """Writes `speed_reference` into `run.json`, and adds a valid run to the store unless faults were planted.
 
-    `progress` is called where it measures: that takes seconds. A run without records of steps gets nothing.
+    `progress` is called where it measures: that takes seconds, and None forbids it. Where the server still runs, and of
+    a foreign engine, only earlier runs are the reference. A run without records of steps gets nothing.
     """
     meta = run.meta()
     family, engine = family_of(meta), engine_settings(meta)
@@ -43,7 +44,7 @@ def add_reference(run: RunDirectory, *, planted: bool, progress: Callable[[], No
         return
     own, own_settings = entry_of_run(run, meta), settings_of(meta, engine)
     entries, cores = read_entries(family), int(section(meta, "hardware").get("cores") or 0)
-    if any_late(run, meta):
+    if progress is not None and any_late(run, meta):
         for settings in _lacking(engine, own_settings, entries, cores):
             progress()
             if (found := measure_apart(str(engine["model"]), settings)) is not None:

@@ -1,9 +1,9 @@
 """The normal speed of a model on a device: what steps and stages took in earlier runs, and in calibrations.
 
-Nothing within one run tells whether all of it was slow. So each run of our own engine leaves an entry. It says how the
-time of its steps follows from what they held, and what the host's stages, the draws and the texts cost. A later run
-of the same model, device and build is compared with the entries on its own composition. An entry may be of a slow run,
-so the reference is the fast end of what was seen, not its mean. `sojourn calibrate-device --model` makes an entry on
+Nothing within one run tells whether all of it was slow. So each run leaves an entry, of our own engine or of one with a
+probe. It says how the time of its steps follows from what they held, and what the host's stages, the draws and the
+texts cost. A later run of the same model, device and build is compared with the entries on its own composition. An
+entry may be of a slow run, so the reference is the fast end of what was seen, not its mean. `sojourn calibrate-device --model` makes an entry on
 purpose.
 """
 
@@ -76,10 +76,7 @@ class Expected(NamedTuple):
 
 
 def family_of(meta: Mapping[str, Any]) -> str | None:
-    """What entries must have in common, as text: model, device and versions. None of a run that does not tell them, and
-    of a foreign engine, which no entry is of."""
-    if meta.get("probe"):
-        return None
+    """What entries must have in common, as text: model, device and versions. None of a run that does not tell them."""
     shape, core = meta.get("model_shape"), meta.get("core")
     hardware = meta.get("server_hardware") or meta.get("hardware")
     if not (isinstance(shape, Mapping) and isinstance(core, Mapping) and isinstance(hardware, Mapping)):
@@ -88,7 +85,8 @@ def family_of(meta: Mapping[str, Any]) -> str | None:
     digest = hashlib.sha256(msgspec.json.encode(same, order="deterministic")).hexdigest()[:12]
     device = core["device"] if core["device"] != "cpu" else f"{hardware.get('cpu')}, {hardware.get('cores')} cores"
     versions = meta.get("server_versions") or meta.get("versions") or {}
-    built = ", ".join(f"{package} {versions.get(package)}" for package in ("sojourn", "torch"))
+    engines = ("sojourn", "torch") if not meta.get("probe") else (str(meta["probe"]["engine"]),)
+    built = ", ".join(f"{package} {versions.get(package)}" for package in engines)
     return f"model {digest} on {device} with {built}"
 
 

@@ -183,6 +183,10 @@ def _unseen(fronts: Sequence[Stream], has_shape: bool) -> list[str]:
 def engine_of(settings: dict[str, Any]) -> dict[str, Any]:
     """vLLM's settings as our engine's, where both mean the same; the others under vLLM's names."""
     found = dict(settings)
+    if (weights := found.get("quantization") or found.get("dtype")) is not None:
+        found["weights"] = weights
+    if (eager := found.pop("enforce_eager", None)) is not None:
+        found["graphs"] = "off" if eager else "on"
     if (overlaps := found.pop("async_scheduling", None)) is not None:
         found["overlap"] = "on" if overlaps else "off"
     if not found.pop("chunked_prefill", True) or not found.get("long_prefill_token_threshold"):

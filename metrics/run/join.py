@@ -90,7 +90,7 @@ def adopt_servers(client: RunDirectory, servers: Sequence[RunDirectory], begin_n
             reasons.append(f"{server.path} holds no records of this load: is it of this server, on this host?")
         if len(servers) == 1:
             known = {key: meta[key] for key in (*SERVER_KEYS, PROBE) if key in meta}
-            client.update_meta(**known, **_served(client.meta(), meta))
+            client.update_meta(**known, server_versions=meta.get("versions"), **_served(client.meta(), meta))
         else:
             place.mkdir(exist_ok=True)
             RunDirectory(place).write_json("run.json", meta)

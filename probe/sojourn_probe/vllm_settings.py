@@ -19,6 +19,7 @@ _SETTINGS = {
     "prefix_caching": ("cache_config", "enable_prefix_caching"),
     "max_model_len": ("model_config", "max_model_len"),
     "dtype": ("model_config", "dtype"),
+    "enforce_eager": ("model_config", "enforce_eager"),
     "quantization": ("model_config", "quantization"),
     "tensor_parallel_size": ("parallel_config", "tensor_parallel_size"),
     "pipeline_parallel_size": ("parallel_config", "pipeline_parallel_size"),

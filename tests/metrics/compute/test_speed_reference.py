@@ -105,6 +105,13 @@ def test_formats_of_weights_are_one_family_and_models_are_not():
     assert family_of({}) is None
 
 
+def test_build_of_a_foreign_engine_is_its_own_version():
+    meta = {"model_shape": {"vocab_size": 10}, "core": {"device": "cpu"}, "hardware": {"cpu": "x", "cores": 2},
+            "probe": {"engine": "vllm"}, "versions": {"vllm": "0.32.0", "sojourn-probe": "1"}}  # fmt: skip
+    assert family_of(meta) == family_of(meta | {"versions": {"vllm": "0.32.0", "sojourn-probe": "2"}})
+    assert family_of(meta) != family_of(meta | {"versions": {"vllm": "0.30.0"}})
+
+
 def test_the_fast_end_is_the_percentile_of_what_is_known():
     guesses = np.random.default_rng(0).uniform(1, 9, (7, 50))
     guesses[np.random.default_rng(1).uniform(size=guesses.shape) < 0.4] = np.nan
