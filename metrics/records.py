@@ -176,7 +176,8 @@ class RequestRecord(msgspec.Struct, frozen=True):
     preemptions: int = 0
     # What the prefix cache made of the prompt (metrics.memory.prefix_outcomes); empty if it never got a place.
     prefix_outcomes: dict[str, int] = msgspec.field(default_factory=dict)  # outcome → tokens; sum: the prompt
-    infinite_hit_tokens: int = 0  # what a cache without eviction would have hit: hit + miss_evicted + miss_disabled
+    # What a cache without eviction would have hit: hit + miss_evicted + miss_disabled. None: the server does not tell.
+    infinite_hit_tokens: int | None = None
     diverged_at: int | None = None  # the token at which it left the known prompts with which it began
     evicted_by: dict[str, int] = msgspec.field(default_factory=dict)  # whose need took miss_evicted → tokens
     evicted_ago_ns: int | None = None  # ... and how long before, of the first block that was missed

@@ -13,7 +13,8 @@ def give_token_ids(frame: pd.DataFrame, requests: Sequence[Any]) -> None:
 
     A run's `prefix_source` and `prefix_shared_tokens` tell which earlier request shares the longest prefix. Older runs
     lack them. There the tokens that a cache without eviction would have hit are shared. The source is the turn before,
-    or the first request of the class with the same shared prefix.
+    or the first request of the class with the same shared prefix. A foreign server knows neither: there the schedule
+    tells what was sent.
     """
     places = {request.id: place for place, request in enumerate(requests)}
     fresh = count(1)
@@ -31,7 +32,7 @@ def give_token_ids(frame: pd.DataFrame, requests: Sequence[Any]) -> None:
             shared = 0 if source is None or pd.isna(row.prefix_shared_tokens) else int(row.prefix_shared_tokens)
         else:
             source = request.follows if request.follows is not None else rooms.get(room)
-            shared = _shared_tokens(row)
+            shared = _shared_tokens(row) if not pd.isna(row.infinite_hit_tokens) else _sent_again(request, row)
         known = requests[source].token_ids if source is not None else []
         beginning = known[: min(shared, request.prompt_tokens)]
         lacking = request.prompt_tokens + request.output_tokens - len(beginning)
@@ -40,8 +41,15 @@ def give_token_ids(frame: pd.DataFrame, requests: Sequence[Any]) -> None:
         rooms.setdefault(room, place)
 
 
+def _sent_again(request: Any, row: Any) -> int:
+    """By the schedule: a turn begins with the turn before it, and others with the shared prefix of their class."""
+    if request.follows is not None:
+        return request.prompt_tokens
+    return 0 if pd.isna(row.shared_prefix_tokens) else int(row.shared_prefix_tokens)
+
+
 def _shared_tokens(row: Any) -> int:
-    hit = 0 if pd.isna(row.infinite_hit_tokens) else int(row.infinite_hit_tokens)
+    hit = int(row.infinite_hit_tokens)
     if hit and not pd.isna(row.diverged_at):
         return max(hit, int(row.diverged_at))
     return hit

@@ -78,7 +78,7 @@ class RequestFold:
             self._numbers["sojourn_request_finished_total"][(ended,)] += number
         columns = dict(zip(_FIELDS, zip(*map(_read_fields, requests), strict=True), strict=True))
         for name, field in SUMS.items():
-            self._numbers[name][()] += sum(columns[field])
+            self._numbers[name][()] += sum(filter(None, columns[field]))
         for name, field in SPECTRA.items():
             self._histograms[name][()].observe_all([value for value in columns[field] if value is not None])
         self._tallies.add_all(requests)

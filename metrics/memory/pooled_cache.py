@@ -13,6 +13,7 @@ by routing. A prompt's blocks count as held from its first token on, so chunks o
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -133,7 +134,7 @@ def _lookup(row: dict, held: dict[int, int], names: list[str], block_size: int) 
             servers ^= lowest
     own = names.index(row["server"])
     # The server's own index also knows of chunks, and of tiers with blocks of earlier processes.
-    on_server[own] = max(on_server[own], int(row["infinite_hit_tokens"] or 0), hits)
+    on_server[own] = max(on_server[own], _whole(row["infinite_hit_tokens"]), hits)
     best = own if on_server[own] == max(on_server) else int(np.argmax(on_server))
     return {
         "request_id": row["request_id"], "server": row["server"], "ns": int(row["scheduled_ns"]),
@@ -154,3 +155,7 @@ def _use(name: str, rows: pd.DataFrame, prefill_ns: pd.Series) -> CacheUse:
 
 def _list(value: object) -> list[int]:
     return [] if value is None or isinstance(value, float) else list(value)  # type: ignore[call-overload]
+
+
+def _whole(count: Any) -> int:
+    return 0 if pd.isna(count) else int(count)

@@ -14,7 +14,7 @@ def record(name: str, **more) -> RequestRecord:
 
 
 SERVED = [
-    record("a", prefix_outcomes={"miss_cold": 40}, resized_hit_tokens=[0, 0, 0, 0, 0]),
+    record("a", prefix_outcomes={"miss_cold": 40}, infinite_hit_tokens=0, resized_hit_tokens=[0, 0, 0, 0, 0]),
     record("b", prefix_outcomes={"hit": 16, "miss_evicted": 16, "miss_cold": 8}, infinite_hit_tokens=32,
            resized_hit_tokens=[0, 16, 32, 32, 32]),
     record("never placed", prompt_tokens=99),
