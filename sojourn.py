@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pandas as pd
 
+    from metrics.live.document import Watch
     from scripting.run import Run
 
-__all__ = ["list_runs", "open"]
+__all__ = ["list_runs", "open", "watch"]
 
 
 def open(path: Path | str) -> "Run":
@@ -27,6 +28,17 @@ def list_runs(folder: Path | str = "runs") -> "pd.DataFrame":
     from scripting.listing import frame_of, list_runs
 
     return frame_of(list_runs(Path(folder)))
+
+
+def watch(*urls: str, seconds: float = 30.0, slo: str = "") -> "Watch":
+    """What live servers suffer from, after so many seconds of their own metrics. `slo`: such as "ttft:500 tpot:50".
+
+    Sends no load. Raises `metrics.errors.InputError` for an address that is none, and ValueError for wrong objectives.
+    """
+    from metrics.live.watcher import watch_once
+    from metrics.request.objectives import parse_bounds
+
+    return watch_once(urls, seconds, parse_bounds(slo) if slo else None)
 
 
 def main() -> None:

@@ -11,6 +11,9 @@ from metrics.errors import InputError
 
 def mcp(
     folder: Annotated[Path, typer.Option("--runs", help="folder of runs; nothing outside it can be read")] = RUNS,
+    watch: Annotated[
+        list[str] | None, typer.Option(help="address of a live server that the tools may watch; repeatable")
+    ] = None,
 ) -> None:
     """Answer questions of an agent about the runs in a folder: a Model Context Protocol server on stdin and stdout.
 
@@ -21,4 +24,4 @@ def mcp(
         raise InputError(f"{folder} is not a folder; give the folder that holds run directories, such as runs")
     from scripting.mcp_server import build_server
 
-    build_server(folder).run("stdio")
+    build_server(folder, watch or ()).run("stdio")

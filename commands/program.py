@@ -41,8 +41,10 @@ from commands.trace import trace
 from commands.ui import ui
 from commands.usage import usage
 from commands.verify import verify
+from commands.watch import watch
 from loadgen.exit_code import EXIT_CODES
 from metrics.errors import SojournError
+from metrics.live.document import EXIT_CODES as WATCH_CODES
 
 app = typer.Typer(
     name="sojourn",
@@ -88,6 +90,7 @@ register("Load and search", run, load, demo, epilog=EXIT_CODES)
 register("Load and search", bench_serve, **OWN_PARSER)
 register("Load and search", sweep, capacity, plan, ladder)
 register("Diagnose and explain", diagnose, lint, replay, explain, report, ui, trace, join, runs, mcp)
+register("Diagnose and explain", watch, epilog=WATCH_CODES)
 register("Compare", compare, verify, export)
 register("Compare", import_result, name="import", epilog=EXIT_CODES)
 register("Compare", bench, **OWN_PARSER)

@@ -1,11 +1,12 @@
-"""The tools that an agent calls, by the Model Context Protocol. They read one folder of runs and write nothing.
+"""The tools that an agent calls, by the Model Context Protocol. They read one folder of runs, and the metrics of the
+live servers that the operator named, and write nothing.
 
 Every answer is a document of `scripting.documents`: it names its evidence, and says what the records cannot show. What
 is wrong with a question comes back as a sentence (a tool error), never as a crash of the server.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +18,8 @@ from mcp_types import ToolAnnotations
 from pydantic import Field
 
 from metrics.errors import InputError, RunDataError, SojournError
+from metrics.live.fetch import base_of
+from metrics.request.objectives import parse_bounds
 from metrics.run.directory import RunDirectory
 from scripting.documents import RunList, plain
 
@@ -25,7 +28,8 @@ INSTRUCTIONS = (
     "which lifecycle (token, compute, memory, request) is the bottleneck, with evidence for and against, and which "
     "measurement would prove it. Report its confidence, and report what it calls unknown as unknown. explain_request "
     "and ledger show where time went; replay predicts a change with an 80 % interval; compare tests whether B is worse "
-    "than A; query takes one SELECT. Times that end with _ns are nanoseconds, latencies that end with _ms milliseconds."
+    "than A; query takes one SELECT; watch_server observes a live server for some seconds. "
+    "Times that end with _ns are nanoseconds, latencies that end with _ms milliseconds."
 )
 LONGEST_NAME = 500  # characters
 MOST_FILES = 100_000  # of a run, that are looked at
@@ -79,9 +83,10 @@ class Folder:
         return True
 
 
-def build_server(path: Path) -> MCPServer:
-    """The server over a folder of runs; `run("stdio")` serves it."""
+def build_server(path: Path, servers: Sequence[str] = ()) -> MCPServer:
+    """The server over a folder of runs; `run("stdio")` serves it. `servers`: addresses that watch_server may read."""
     folder = Folder(path)
+    watched = {base_of(url) for url in servers}
     server: MCPServer = MCPServer("sojourn", version=version("sojourn"), instructions=INSTRUCTIONS, log_level="WARNING")
 
     def tool(function: Tool) -> None:
@@ -165,7 +170,24 @@ def build_server(path: Path) -> MCPServer:
 
         return rows_of(folder.run(run), sql, most_rows)
 
-    for function in (list_runs, diagnose, explain_request, ledger, replay, compare, query):
+    def watch_server(
+        url: Annotated[str, Field(description="address of a server, or of a Prometheus", max_length=LONGEST_NAME)],
+        seconds: Annotated[float, Field(ge=5, le=120, description="of scrapes, once a second")] = 30.0,
+        slo: Annotated[str | None, Field(description="objectives in ms: 'ttft:500 tpot:50'")] = None,
+    ) -> msgspec.Struct:
+        """Watch a live server (Sojourn, vLLM, SGLang) by its own metrics: what it suffers from now, with evidence.
+        Sends no load. `unknown` names what its metrics cannot tell, and the switch that would tell it."""
+        from metrics.live.watcher import watch_once
+
+        if base_of(url) not in watched:
+            known = f"it may read {', '.join(sorted(watched))}" if watched else "it may read none"
+            raise InputError(f"{url} was not named when this server was started (sojourn mcp --watch URL); {known}")
+        try:
+            return watch_once([url], seconds, parse_bounds(slo) if slo else None)
+        except ValueError as error:
+            raise InputError(f"slo: {error}") from None
+
+    for function in (list_runs, diagnose, explain_request, ledger, replay, compare, query, watch_server):
         tool(function)
     return server
 

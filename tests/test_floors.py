@@ -55,6 +55,10 @@ MAY_IMPORT = {
         "metrics.memory", "metrics.compute", "metrics.replay", "metrics.steps", "metrics.ledger",
         "metrics.statistics", "metrics.errors",
     },
+    "metrics.live": {
+        "metrics.diagnosis", "metrics.sources", "metrics.probe", "metrics.request", "metrics.run", "metrics.records",
+        "metrics.ledger", "metrics.errors",
+    },
     "metrics.diagnosis.score": {
         "metrics.diagnosis", "metrics.replay", "metrics.sources", "metrics.request", "metrics.run", "metrics.ledger",
         "metrics.statistics", "metrics.errors", "metrics.whole_file",

@@ -9,8 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from metrics.errors import ServerError
-
-API_KEY_VARIABLE = "SOJOURN_API_KEY"  # a secret: read from the environment, never written into a run
+from metrics.live.fetch import API_KEY_VARIABLE
 
 
 class EndpointError(ServerError):

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from prometheus_client.parser import text_string_to_metric_families
 
 from loadgen.target.endpoint import Endpoint, EndpointError, get
 from metrics.run.segments import write_segment
-from metrics.sources.scrapes import DURATION, UP
+from metrics.sources.page import own_rows, rows_of
 
 INTERVAL_S = 1.0
 TIMEOUT_S = 5.0
@@ -75,7 +74,7 @@ class Scraper:
             self.failed += 1
             now_ns = time.monotonic_ns()
             with suppress(OSError, pa.ArrowException):  # a full disk: `failed` has counted it
-                self._write(_own(now_ns, up=0, took_s=(now_ns - began_ns) / 1e9))
+                self._write(own_rows(now_ns, up=0, took_s=(now_ns - began_ns) / 1e9))
 
     def _write(self, rows: list[dict[str, Any]]) -> None:
         write_segment(self._run_dir, "scrapes", rows, f"{time.time_ns():020d}-{os.getpid()}")
@@ -90,20 +89,3 @@ def scrape(endpoint: Endpoint) -> list[dict[str, Any]]:
         raise ValueError(f"HTTP {status}")
     now_ns = time.monotonic_ns()
     return rows_of(body, now_ns, took_s=(now_ns - began_ns) / 1e9)
-
-
-def rows_of(page: bytes, ns: int, took_s: float) -> list[dict[str, Any]]:
-    """The rows of a page that was read at a moment. Raises ValueError where it is not Prometheus' text."""
-    rows = [
-        {"ns": ns, "name": sample.name, "labels": list(sample.labels.items()), "value": float(sample.value)}
-        for family in text_string_to_metric_families(page.decode("utf-8", "replace"))
-        for sample in family.samples
-    ]
-    if not rows:
-        raise ValueError("no samples")
-    return rows + _own(ns, up=1, took_s=took_s)
-
-
-def _own(ns: int, up: int, took_s: float) -> list[dict[str, Any]]:
-    pairs = ((UP, up), (DURATION, took_s))
-    return [{"ns": ns, "name": name, "labels": [], "value": float(value)} for name, value in pairs]

@@ -80,6 +80,7 @@ class Facts:
     group: Callable[[], GroupFacts | None] = lambda: None  # of several ranks; worked out at its first use
     fleet: Callable[[], FleetFacts | None] = lambda: None  # of several servers; worked out at its first use
     servers: Mapping[str, Callable[[], "Facts"]] = field(default_factory=dict)  # of a fleet: each by itself
+    batch_gain: float | None = None  # tokens/s at the largest batch over those at about half of it; None: not seen
 
     @property
     def token_budget(self) -> int | None:

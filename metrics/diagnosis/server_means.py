@@ -37,7 +37,7 @@ def with_means(facts: Facts) -> Facts:
 
 def mean_excess(facts: Facts, excess: Excess) -> Excess:
     """The excess divided as the mean request's time is; unchanged where the metrics do not show it."""
-    means = _means(facts, excess.objective) if shows_ledger(facts) else {}
+    means = quantity_means(facts, excess.objective) if shows_ledger(facts) else {}
     whole = sum(means.values())
     if whole <= 0 or not excess.mean_ms:
         return excess
@@ -45,8 +45,11 @@ def mean_excess(facts: Facts, excess: Excess) -> Excess:
     return replace(excess, baseline=MEANS, accounts={name: above * ms / whole for name, ms in means.items()})
 
 
-def _means(facts: Facts, objective: str) -> dict[str, float]:
-    """Account → milliseconds of the mean request in an objective's quantity."""
+def quantity_means(facts: Facts, objective: str) -> dict[str, float]:
+    """Account → milliseconds of the mean request in an objective's quantity; of `tpot_ms` in its whole decode.
+
+    What a client measured beyond the server's accounts is client.network; without a client there is none.
+    """
     served = facts.rows[facts.rows.status == "ok"]
     until = served.first_token_ns if objective == "ttft_ms" else served.last_byte_ns
     since = served.first_token_ns if objective == "tpot_ms" else served.due_ns

@@ -64,10 +64,12 @@ class Growth:
         self.resets = int(rows.resets.max()) if len(rows) else 0
         self._source = source
         self._series: dict[str, list[tuple[Labels, float]]] = {}
-        for name, group in rows.groupby("name"):
-            speaks = source.counted(list(group.labels))
-            matching = group[speaks]
-            self._series[name] = list(zip(matching.labels, matching.growth.astype("float64"), strict=True))
+        by_name: dict[str, list[tuple[Labels, float]]] = {}
+        for name, labels, growth in zip(rows.name, rows.labels, rows.growth, strict=True):
+            by_name.setdefault(name, []).append((labels, float(growth)))
+        for name, series in by_name.items():
+            speaks = source.counted([labels for labels, _ in series])
+            self._series[name] = [each for each, counts in zip(series, speaks, strict=True) if counts]
 
     def total(self, terms: Sum, wanted: LabelSet = (), suffix: str = "") -> float | None:
         """The sum of the terms over the series with the wanted labels; None where the server lacks a term."""
@@ -100,6 +102,28 @@ class Growth:
                     found[name] = Distribution(count=count, mean=total / count, between=between)
         return found
 
+    def distribution_of(self, ours: str) -> Distribution | None:
+        """A histogram of ours, all series together, without its quantiles; None where nothing was observed."""
+        for item, terms in self._served("histogram"):
+            if item.ours == ours:
+                count, total = self.total(terms, suffix="_count"), self.total(terms, suffix="_sum")
+                return (
+                    Distribution(count=count, mean=total / count, between={}) if count and total is not None else None
+                )
+        return None
+
+    def below(self, ours: str) -> dict[float, float]:
+        """Of a histogram of ours, all series together: bound → observations at or below it, math.inf the last one.
+
+        {} where the server lacks it or nothing was observed.
+        """
+        found: dict[float, float] = {}
+        for item, terms in self._served("histogram"):
+            if item.ours == ours:
+                for bound, count in self._buckets(terms, ()).items():
+                    found[bound] = found.get(bound, 0.0) + count
+        return dict(sorted(found.items())) if max(found.values(), default=0.0) > 0 else {}
+
     def _served(self, kind: str) -> Iterator[tuple[Translation, Sum]]:
         """The translations of a kind that the page serves, each with the first alternative whose names are there."""
         suffix = "_count" if kind == "histogram" else ""
@@ -116,13 +140,17 @@ class Growth:
         series = (self._series.get(f"{term.name}{suffix}", ()) for term in terms)
         return sorted({_same_labels(item, labels) for each in series for labels, _ in each})
 
-    def _quantiles(self, terms: Sum, wanted: LabelSet, count: float) -> dict[str, tuple[float, float | None]]:
+    def _buckets(self, terms: Sum, wanted: LabelSet) -> dict[float, float]:
         below: dict[float, float] = {}
         for term in terms:
             for labels, growth in self._series.get(f"{term.name}_bucket", ()):
                 if term.holds(labels) and _has(labels, wanted):
                     bound = float(labels["le"])
                     below[bound] = below.get(bound, 0.0) + growth
+        return below
+
+    def _quantiles(self, terms: Sum, wanted: LabelSet, count: float) -> dict[str, tuple[float, float | None]]:
+        below = self._buckets(terms, wanted)
         bounds, found = sorted(below), {}
         for quantile in QUANTILES:
             place = next((at for at, bound in enumerate(bounds) if below[bound] >= quantile * count), None)

@@ -4,6 +4,8 @@ Everything here is an aggregate over all requests that the server finished while
 of one request, nor of the late ones; that takes the server's own records.
 """
 
+from dataclasses import dataclass, replace
+
 import msgspec
 import numpy as np
 import pandas as pd
@@ -79,6 +81,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     with_kv_full: float | None
     at_largest_batch: float | None  # with as many requests running as ever
     largest_batch: float | None
+    growth: float | None = None  # of the number that waits: last fifth less first fifth of the samples, over the mean
 
 
 class ServerView(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,6 +131,15 @@ class ServerView(msgspec.Struct, frozen=True, kw_only=True):
         return self.gauges[KV_USE].largest if KV_USE in self.gauges else None
 
 
+@dataclass(frozen=True, slots=True)
+class Means:
+    """Mean latencies in ms that shares of time are taken of: those of the clients, or the server's own."""
+
+    latency_ms: float | None
+    ttft_ms: float | None
+    lag_ms: float | None = None  # sent after it was due; None without a client
+
+
 def observe(run: RunDirectory, requests: pd.DataFrame, measured: pd.DataFrame) -> ServerView | None:
     """The view of a run; None where nothing was scraped, or of a server that is not known.
 
@@ -141,13 +153,40 @@ def observe(run: RunDirectory, requests: pd.DataFrame, measured: pd.DataFrame) -
     begin, names = _begin(scraped.answered_ns, measured), names_that_grow(source)
     grown = Growth(source, scrapes.growth(run, names, begin, last))
     whole = grown if begin == first else Growth(source, scrapes.growth(run, names, first, last))
-    gauges = _gauges(run, source, begin, last)
-    totals, seconds = grown.totals(), (last - begin) / 1e9
     served = measured[measured.status == "ok"]
-    latency_ms, lag_ms = _mean_ms(served.last_byte_ns, served.due_ns), _mean_ms(served.sent_ns, served.due_ns)
-    ttft_ms = _mean_ms(served.first_token_ns, served.due_ns)
-    spans = [view for span in source.spans if (view := _span(span, grown, latency_ms, ttft_ms)) is not None]
-    server_ms = _mean(grown.total(source.latency.seconds), grown.total(source.latency.requests))
+    clients = Means(
+        latency_ms=_mean_ms(served.last_byte_ns, served.due_ns),
+        ttft_ms=_mean_ms(served.first_token_ns, served.due_ns),
+        lag_ms=_mean_ms(served.sent_ns, served.due_ns),
+    )
+    return view_of(
+        source,
+        replace(scraped, restarts=max(scraped.restarts, whole.resets)),
+        grown,
+        _gauges(run, source, begin, last),
+        seconds=(last - begin) / 1e9,
+        clients=clients,
+        agreement=_agreement(whole, requests),
+        reported_settings=_reported_settings(run, source, first, last),
+    )
+
+
+def view_of(
+    source: Source,
+    scraped: scrapes.ScrapeSummary,
+    grown: Growth,
+    gauges: dict[str, pd.Series],
+    *,
+    seconds: float,
+    clients: Means,
+    agreement: list[Agreement],
+    reported_settings: dict[str, str],
+) -> ServerView:
+    """The view of some seconds, from what its counters grew by and what its gauges showed in them."""
+    totals = grown.totals()
+    latency_ms, lag_ms = clients.latency_ms, clients.lag_ms
+    spans = [view for span in source.spans if (view := _span(span, grown, latency_ms, clients.ttft_ms)) is not None]
+    server_ms = own_latency_ms(source, grown)
     comparable = None not in (server_ms, latency_ms, lag_ms)
     return ServerView(
         source=source.key,
@@ -156,7 +195,7 @@ def observe(run: RunDirectory, requests: pd.DataFrame, measured: pd.DataFrame) -
         failed_scrapes=scraped.failed,
         slowest_scrape_s=scraped.slowest_s,
         longest_gap_s=scraped.longest_gap_s,
-        restarts=max(scraped.restarts, whole.resets),
+        restarts=scraped.restarts,
         seconds=seconds,
         finished=of_family(totals, FINISHED),
         spans=spans,
@@ -172,13 +211,18 @@ def observe(run: RunDirectory, requests: pd.DataFrame, measured: pd.DataFrame) -
             if len(shown)
         },
         latencies=grown.distributions(),
-        agreement=_agreement(whole, requests),
+        agreement=agreement,
         waiting=_waiting(gauges),
         device_busy=_device_busy(of_family(totals, DEVICE), gauges, seconds),
         differs={key(item.ours, item.labels): item.differs for item in source.translations if item.differs},
         settings=dict(source.settings),
-        reported_settings=_reported_settings(run, source, first, last),
+        reported_settings=reported_settings,
     )
+
+
+def own_latency_ms(source: Source, grown: Growth) -> float | None:
+    """The server's own mean end-to-end latency; None where it finished nothing."""
+    return _mean(grown.total(source.latency.seconds), grown.total(source.latency.requests))
 
 
 def timeline(run: RunDirectory) -> pd.DataFrame:
@@ -218,7 +262,12 @@ def reported_settings(run: RunDirectory) -> dict[str, str]:
 
 
 def _reported_settings(run: RunDirectory, source: Source, begin_ns: int, end_ns: int) -> dict[str, str]:
-    rows = scrapes.readings(run, {each.gauge for each in source.setting_gauges.values()}, begin_ns, end_ns)
+    gauges = {each.gauge for each in source.setting_gauges.values()}
+    return settings_in(source, scrapes.readings(run, gauges, begin_ns, end_ns))
+
+
+def settings_in(source: Source, rows: pd.DataFrame) -> dict[str, str]:
+    """The settings in what gauges showed; `rows` as `scrapes.readings` gives them."""
     last = rows.drop_duplicates("name", keep="last").set_index("name")
     found = {}
     for name, where in source.setting_gauges.items():
@@ -243,7 +292,16 @@ def _waiting(gauges: dict[str, pd.Series]) -> Waiting | None:
         with_kv_full=_share(used, queued, lambda use: use >= KV_FULL),
         at_largest_batch=_share(running, queued, lambda batch: batch >= AS_EVER * largest_batch),
         largest_batch=largest_batch,
+        growth=_growth(waiting),
     )
+
+
+def _growth(waiting: pd.Series) -> float | None:
+    """About 2 for a queue that grows all the time, 0 for one that stands; None of too few samples."""
+    fifth = len(waiting) // 5
+    if fifth < 2 or waiting.mean() <= 0:
+        return None
+    return float((waiting.iloc[-fifth:].mean() - waiting.iloc[:fifth].mean()) / waiting.mean())
 
 
 def _share(series: pd.Series | None, at: pd.Index, condition) -> float | None:

@@ -274,9 +274,9 @@ def foreign_run(
     before = float("-inf")
     for second in [-1.0, *range(0, int(end_s) + 1), end_s + 0.5]:
         if restart_at_s is not None and before < restart_at_s <= second:
-            _live(page, lives, before, restart_at_s)
+            finish(page, lives, before, restart_at_s)
             page, before = fresh, restart_at_s
-        _live(page, lives, before, second)
+        finish(page, lives, before, second)
         for engine in range(engines):
             own = [life for life in lives if life.engine == engine]
             waiting = sum(life.queued_s <= second < life.scheduled_s for life in own)
@@ -297,7 +297,8 @@ def steady(count: int = 60, every_s: float = 0.25, **parts) -> list[Life]:
     return [replace(Life(due_s=number * every_s), **parts) for number in range(count)]
 
 
-def _live(page: Page, lives: list[Life], since_s: float, until_s: float) -> None:
+def finish(page: Page, lives: list[Life], since_s: float, until_s: float) -> None:
+    """Observes what the requests did between two moments."""
     for life in lives:
         if since_s < life.first_s <= until_s:
             page.prefilled(life)

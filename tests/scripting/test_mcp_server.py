@@ -14,7 +14,7 @@ mcp = pytest.importorskip("mcp")
 pytestmark = pytest.mark.server
 
 ROOT = Path(__file__).parents[2]
-TOOLS = {"list_runs", "diagnose", "explain_request", "ledger", "replay", "compare", "query"}
+TOOLS = {"list_runs", "diagnose", "explain_request", "ledger", "replay", "compare", "query", "watch_server"}
 WRONG = [
     ("diagnose", {"run": "../secret"}, "not a run in the folder"),
     ("diagnose", {"run": "."}, "not a run in the folder"),
@@ -32,6 +32,7 @@ WRONG = [
     ("compare", {"a": "capped", "b": "capped", "margin": 7}, "less than or equal to 1"),
     ("query", {"run": "capped", "sql": "DROP TABLE requests"}, "give one SELECT"),
     ("query", {"run": "capped", "sql": "SELECT * FROM read_text('/etc/hostname')"}, "disabled by configuration"),
+    ("watch_server", {"url": "http://127.0.0.1:9"}, "it may read none"),
     ("nothing", {}, "Unknown tool"),
 ]
 

@@ -7,8 +7,10 @@ that nothing else could have been the cause; no such metric shows whether the de
 from metrics.diagnosis.excess import Excess
 from metrics.diagnosis.facts import Facts, declared_classes
 from metrics.diagnosis.foreign_server import span_share
+from metrics.diagnosis.rules.arrivals import OFFERED_LOAD
 from metrics.diagnosis.rules.cause import EXPLAINS_ENOUGH, Gain, Proposal, cause
 from metrics.diagnosis.rules.shared_evidence import missing_share
+from metrics.diagnosis.rules.without_steps import batch_gain_evidence, is_saturated
 from metrics.diagnosis.verdict import Evidence, evidence
 from metrics.sources.view import KV_FULL, ServerView
 
@@ -66,6 +68,8 @@ def batch_cap(facts: Facts, excess: Excess) -> Proposal | None:
         return None
     if (waiting.with_kv_free or 0.0) < MOSTLY or (waiting.at_largest_batch or 0.0) < AT_ONE_SIZE:
         return None
+    if is_saturated(facts):
+        return None
     batch, setting = waiting.largest_batch, view.settings.get("batch cap", "the limit on running requests")
     larger, queued = f"{setting} above {batch:,.0f}", f"mean queue time of {queue.mean_ms:,.0f} ms"
     return Proposal(
@@ -77,6 +81,7 @@ def batch_cap(facts: Facts, excess: Excess) -> Proposal | None:
                      "a fifth of the KV cache free", waiting.with_kv_free, "share", GAUGES),
             evidence(f"{waiting.at_largest_batch:.0%} of them show as many running as ever, {batch:,.0f}",
                      waiting.at_largest_batch, "share", GAUGES),
+            *batch_gain_evidence(facts, wanted=True),
         ],
         measurement=f"the same scenario with a larger batch ({larger})",
         settings={},
@@ -85,6 +90,28 @@ def batch_cap(facts: Facts, excess: Excess) -> Proposal | None:
         change=larger,
         gain=_gain(view, f"mean queue time, {queue.mean_ms:,.0f} ms"),
     )  # fmt: skip
+
+
+@cause(lifecycles=("request", "compute"), object=OFFERED_LOAD, kind="capacity", reads="metrics",
+       rival="a limit on the batch", rival_key="batch_cap")  # fmt: skip
+def overload(facts: Facts, excess: Excess) -> Proposal | None:
+    """Requests wait, and more of them at a time gave hardly more tokens: the device is full."""
+    view, waiting, queue = facts.server, facts.server.waiting, facts.server.span("request.queue")
+    if waiting is None or waiting.samples < FEWEST_SAMPLES or not is_saturated(facts):
+        return None
+    if span_share(queue, excess) < EXPLAINS_ENOUGH:
+        return None
+    return Proposal(
+        cause=f"up to {waiting.largest:,.0f} requests wait, and a larger batch gives hardly more tokens: the device is "
+        "full",
+        evidence=[*_queue_evidence(view, excess), *batch_gain_evidence(facts, wanted=False)],
+        measurement="the same load at half the rate",
+        settings=None,
+        if_cause=f"nobody waits, and the mean queue time of {queue.mean_ms:,.0f} ms goes",
+        if_rival=f"requests still wait for each other, and {missing_share(excess)} stays",
+        change="fewer requests, or more devices",
+        gain=_gain(view, f"mean queue time, {queue.mean_ms:,.0f} ms"),
+    )
 
 
 @cause(lifecycles=("memory", "compute", "request"), object="prefix cache", kind="policy",

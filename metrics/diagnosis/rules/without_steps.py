@@ -15,6 +15,7 @@ from metrics.diagnosis.rules.cause import CONTENTION, QUEUE, Proposal, all_of, c
 from metrics.diagnosis.rules.shared_evidence import SLOW_DEVICE, excess_evidence, missing_share
 from metrics.diagnosis.verdict import Evidence, Kind, evidence
 from metrics.replay.prediction import Change
+from metrics.sources.translate import key
 
 DEFINING = 2.0  # weight of the measurement that defines a cause
 CROWDED = (*QUEUE, "request.interference")  # time that others cost, but for their blocks
@@ -22,6 +23,14 @@ PROMPT_ACCOUNTS = ("compute.prefill", *CONTENTION)
 LOST_SHARE = 0.2  # of the prompt tokens: what a prefix policy costs has to be a good part of the work
 ROOM = 0.5  # of the tightest time per output token: below it a batch twice as large would keep the objective
 STALLED_LOOP_S = 0.05  # mean lateness of the front's timer: many times the millisecond of an idle loop
+GROWS = 1.0  # of the mean: a queue that stands is far below it
+GAINS, SATURATED = 1.5, 1.2  # tokens/s of twice the batch: 2 on an empty device, 1 on a full one
+READS_ONLY = 4.0  # FLOPs a byte: every device computes more than that while it reads one
+TPOT_SOURCE, GAIN_SOURCE = "client: chunk_ns; scrapes: tpot_seconds", "scrapes: running, tokens, steps"
+INTENSITY_SOURCE = "scrapes: phase_flops, phase_moved_bytes"
+ROOM_SOURCES = (TPOT_SOURCE, GAIN_SOURCE, INTENSITY_SOURCE)  # of evidence whether a larger batch would help
+TPOT = "sojourn_request_tpot_seconds"
+PHASE_FLOPS, PHASE_BYTES = "sojourn_compute_phase_flops_total", "sojourn_compute_phase_moved_bytes_total"
 PREDICTION, LOOP_LAG = "sojourn_compute_prediction_ratio", "sojourn_request_loop_lag_seconds"
 
 # Where the front's loop was watched, its own work tells which of these it is (front.py): the account alone does not.
@@ -143,18 +152,27 @@ def admission_policy(facts: Facts, excess: Excess) -> Proposal | None:
        rival="a limit on the batch", rival_key="batch_cap")  # fmt: skip
 def overload(facts: Facts, excess: Excess) -> Proposal | None:
     """The queue grows over the run, and tokens come as slowly as the objective allows."""
-    growth = signs_of(facts).growth
-    if growth is None or growth < 1.0 or not facts.waits:  # without the reasons a limit looks alike
+    grows = _growth(facts)
+    if not facts.waits or (grows is None and not is_saturated(facts)):  # without the reasons a limit looks alike
         return None
-    grows = evidence(
-        f"the time to first token grows over the run by {growth:.1f} times its mean", growth, "ratio",
-        "client: due_ns, first_token_ns",
-    )  # fmt: skip
-    found = [*excess_evidence(excess, CROWDED), grows, *_room(facts, wanted=False)]
+    found = [*excess_evidence(excess, CROWDED), *filter(None, [grows]), *_room(facts, wanted=False)]
     for_place = sum(facts.waits.get(reason, 0.0) for reason in ("batch_cap", "token_budget"))
     claims = all_of(QUEUE, for_place) | {"request.interference": 1.0}
     return _proposal(excess, "more arrives than is served, and the queue grows over the run", found,
                      "fewer requests, or more devices", claims)  # fmt: skip
+
+
+def _growth(facts: Facts) -> Evidence | None:
+    """That the queue grows: by the times to first token, or where no client measured them by the gauge."""
+    growth = signs_of(facts).growth
+    if growth is not None and growth >= GROWS:
+        return evidence(f"the time to first token grows over the run by {growth:.1f} times its mean", growth, "ratio",
+                        "client: due_ns, first_token_ns")  # fmt: skip
+    waiting = facts.server.waiting if facts.server is not None and growth is None else None
+    if waiting is None or waiting.growth is None or waiting.growth < GROWS:
+        return None
+    return evidence(f"the number of waiting requests grows by {waiting.growth:.1f} times its mean", waiting.growth,
+                    "ratio", "scrapes: gauges")  # fmt: skip
 
 
 @cause(lifecycles=("request",), object="arrivals", kind="workload", accounts=CONTENTION, reads="accounts",
@@ -256,6 +274,20 @@ def blocked_front(facts: Facts, excess: Excess) -> Proposal | None:
     return _proposal(excess, "something holds the event loop of the front", found, "find what holds the loop")
 
 
+@cause(lifecycles=("client", "request"), object="readers of the answers", kind="client", reads="accounts",
+       accounts=("request.stream",), rival="a busy front", rival_key="slow_writer")  # fmt: skip
+def slow_reader(facts: Facts, excess: Excess) -> Proposal | None:
+    """Text waits to be written while the front's event loop is on time: its readers take it late."""
+    lag_s = _mean_of(facts, LOOP_LAG)
+    if lag_s is None or lag_s >= STALLED_LOOP_S:
+        return None
+    on_time = evidence(f"the timer of the front's event loop comes {1000 * lag_s:,.1f} ms late: the loop is free "
+                       "to write", 1000 * lag_s, "ms", f"scrapes: {LOOP_LAG}", weight=DEFINING)  # fmt: skip
+    return _proposal(excess, "text is ready and the loop is free, but readers take it late",
+                     [on_time, *excess_evidence(excess, ("request.stream",))],
+                     "clients that read faster, or a proxy that buffers")  # fmt: skip
+
+
 def _proposal(
     excess: Excess, words: str, found: list[Evidence], change: str,
     claims: dict[str, float] | None = None, settings: dict[str, object] | None = None,
@@ -288,14 +320,43 @@ def _waited_for(facts: Facts, reason: str) -> list[Evidence]:
 
 
 def _room(facts: Facts, *, wanted: bool) -> list[Evidence]:
-    """Whether a larger batch would keep the time per output token: the tokens come in half of the time, or sooner."""
+    """Whether a larger batch would keep the time per output token: the tokens come in half of the time, or sooner; a
+    larger batch gave more tokens before; or a step reads far more than it computes."""
+    found = batch_gain_evidence(facts, wanted=wanted)
     bound = tightest(facts, "tpot_ms")
     per_token = facts.rows.tpot_ms.astype("float64").median()
-    if bound is None or not per_token > 0:
+    if not per_token > 0:
+        per_token = 1e3 * (_mean_of(facts, TPOT) or 0.0)
+    if bound is not None and per_token > 0:
+        used = per_token / bound
+        found.append(evidence(f"the time per output token is {used:.0%} of its objective", used, "share",
+                              TPOT_SOURCE, supports=(used <= ROOM) == wanted))  # fmt: skip
+    intensity = _decode_intensity(facts)
+    if intensity is not None and intensity <= READS_ONLY:
+        found.append(evidence(f"a decode step computes {intensity:.1f} FLOPs for each byte that it reads, so that a "
+                              "larger batch costs it little", intensity, "FLOP/byte",
+                              INTENSITY_SOURCE, supports=wanted))  # fmt: skip
+    return found
+
+
+def batch_gain_evidence(facts: Facts, *, wanted: bool) -> list[Evidence]:
+    """What more requests in a batch gave until now."""
+    gain = facts.batch_gain
+    if gain is None or SATURATED < gain < GAINS:
         return []
-    used = per_token / bound
-    return [evidence(f"the time per output token is {used:.0%} of its objective (median)", used, "share",
-                     "client: chunk_ns", supports=(used <= ROOM) == wanted)]  # fmt: skip
+    return [evidence(f"twice the requests in a batch give {gain:.1f} times the tokens", gain, "ratio",
+                     GAIN_SOURCE, supports=(gain >= GAINS) == wanted, weight=DEFINING)]  # fmt: skip
+
+
+def is_saturated(facts: Facts) -> bool:
+    """Whether twice the requests in a batch gave hardly more tokens: the device is full."""
+    return facts.batch_gain is not None and facts.batch_gain <= SATURATED
+
+
+def _decode_intensity(facts: Facts) -> float | None:
+    totals = facts.server.totals if facts.server is not None else {}
+    flops, moved = (totals.get(key(name, (("composition", "decode"),)), 0.0) for name in (PHASE_FLOPS, PHASE_BYTES))
+    return flops / moved if moved > 0 else None
 
 
 def _mean_of(facts: Facts, family: str) -> float | None:

@@ -1,0 +1,1 @@
+"""How soon a watch names planted faults, and how long it stays silent on a healthy server."""

@@ -1,0 +1,218 @@
+"""Planted faults as a watch sees them: how soon each is named, by /metrics alone and with the server's records.
+
+    python -m bench.watch.cases --into FOLDER [--case batch-cap] [--python .../vllm/bin/python]
+
+Each case starts a server, waits, sends a load for a minute and judges it once a second as `sojourn watch` does. With
+`--python` the server is vLLM of that environment, with the probe. Results stay in FOLDER; a case that is there is not
+measured again.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from bench.engines.servers import HOST, Server, our_server
+from bench.json_process import ROOT
+from bench.probe.vllm_with_probe import TINY_MODEL, vllm_with_probe
+from loadgen.faults.planted import Network
+from loadgen.faults.surroundings import PlantedSurroundings
+from loadgen.target.endpoint import parse_base_url
+from metrics.live.fetch import fetch
+from metrics.live.observer import Observer
+from metrics.live.watcher import Watched
+from metrics.sources.page import rows_of
+
+BEFORE_S, LOAD_S = 5.0, 62.0  # an idle server first, as one that is attached to
+OURS = {"threads": 1, "max_num_seqs": 32, "max_num_batched_tokens": 512}
+VLLM_FLAGS = ("--max-num-seqs", "32", "--max-num-batched-tokens", "512", "--block-size", "32")
+CHAT = {"klass": "chat", "prompt_tokens": 160, "output_tokens": 96, "ignore_eos": True}
+SHARED = {"klass": "assistant", "prompt_tokens": 1000, "output_tokens": 24, "ignore_eos": True,
+          "shared_prefix_tokens": 960, "num_shared_prefixes": 2}  # fmt: skip
+DOCUMENT = {"klass": "document", "prompt_tokens": 1900, "output_tokens": 8, "ignore_eos": True, "weight": 3}
+SLO = {"ttft_ms": 500.0, "tpot_ms": 30.0}
+VIEWS = ("metrics", "metrics, SLO", "records, SLO")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    name: str
+    classes: list[dict[str, Any]]
+    rate_rps: float
+    keys: tuple[str, ...] = ()  # of causes that are right; none for a control, which must stay silent
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of ours
+    flags: tuple[str, ...] = VLLM_FLAGS
+    vllm_rate_rps: float = 3.0
+    network: Network | None = None
+    slo: Mapping[str, float] = field(default_factory=lambda: SLO)
+    max_model_len: int = 2048
+
+
+def _with(*flags: str) -> tuple[str, ...]:
+    chosen = dict(zip(VLLM_FLAGS[::2], VLLM_FLAGS[1::2], strict=True)) | dict(zip(flags[::2], flags[1::2], strict=True))
+    return tuple(word for pair in chosen.items() for word in pair)
+
+
+CASES = (
+    Case("control-chat", [CHAT], 8),
+    Case("control-prefixes", [SHARED], 8),
+    Case("batch-cap", [CHAT], 24, ("batch_cap",), {"max_num_seqs": 1}, _with("--max-num-seqs", "1")),
+    Case("tiny-kv-space", [CHAT | {"output_tokens": 200}], 14, ("kv_pool",), {"num_kv_blocks": 64},
+         (*VLLM_FLAGS, "--num-gpu-blocks-override", "26"), 4.0, max_model_len=512),
+    Case("prefix-cache-off", [SHARED], 16, ("prefix_cache_off",), {"prefix_caching": False},
+         (*VLLM_FLAGS, "--no-enable-prefix-caching"), 6.0),
+    Case("long-prompts-beside-chat", [CHAT | {"weight": 7, "output_tokens": 24}, DOCUMENT], 8,
+         ("token_budget_large", "head_of_line", "prefill_chunk"), {"max_num_batched_tokens": 4096},
+         _with("--max-num-batched-tokens", "2048"), 4.0, slo={"ttft_ms": 1000.0, "tpot_ms": 15.0}),
+    Case("overload", [CHAT], 60, ("overload",), vllm_rate_rps=25.0),
+    Case("slow-reader", [CHAT | {"output_tokens": 500}], 3, ("slow_reader", "slow_writer", "slow_network"),
+         network=Network(fault="network", kib_per_s=6, share=0.34), slo={"ttft_ms": 500.0, "e2e_ms": 8000.0},
+         vllm_rate_rps=1.5),
+)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--into", required=True, type=Path)
+    parser.add_argument("--case", action="append", help="only these; repeatable")
+    parser.add_argument("--python", help="the interpreter of vLLM's environment; without it the server is ours")
+    chosen = parser.parse_args()
+    wanted = [case for case in CASES if not chosen.case or case.name in chosen.case]
+    for case in wanted:
+        if not (chosen.into / f"{case.name}.json").exists():
+            measure(case, chosen.into.resolve(), chosen.python)
+    print(table(chosen.into, wanted))
+
+
+def measure(case: Case, folder: Path, python: str | None) -> None:
+    """Writes what each view said, and when: seconds after the load began."""
+    folder.mkdir(parents=True, exist_ok=True)
+    records = folder / f"records-{case.name}"
+    server = _server(case, records, python)
+    server.start()
+    try:
+        folder_of_records = records if python else server.run_dir
+        said, last = _watch(case, folder, server, folder_of_records, case.vllm_rate_rps if python else case.rate_rps)
+    finally:
+        server.stop()
+    content = {"case": case.name, "keys": case.keys, "said": said, "last": last}
+    (folder / f"{case.name}.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+
+def _server(case: Case, records: Path, python: str | None) -> Server:
+    if python is not None:
+        return vllm_with_probe(python, records, *case.flags, max_model_len=case.max_model_len)
+    return our_server("watched", "tiny-model", OURS | dict(case.settings), records)
+
+
+def _watch(
+    case: Case, folder: Path, server: Server, records: Path, rate_rps: float
+) -> tuple[dict[str, list[dict[str, Any]]], dict[str, Any]]:
+    url = f"http://{HOST}:{server.port}"
+    views = {
+        "metrics": Watched(Observer(url, url, {})),
+        "metrics, SLO": Watched(Observer(url, url, case.slo)),
+        "records, SLO": Watched(Observer(url, url, case.slo), records),
+    }
+    said: dict[str, list[dict[str, Any]]] = {name: [] for name in views}
+    _scrape(url, views, said, until=time.monotonic() + BEFORE_S, began=time.monotonic() + BEFORE_S)
+    with _reached(case, url, folder) as reached:
+        load = _load(case, folder, reached, rate_rps)
+        began = time.monotonic()
+        _scrape(url, views, said, until=began + LOAD_S, began=began)
+        load.terminate()
+        load.wait()
+    return said, {name: msgspec.to_builtins(each.shown) for name, each in views.items()}
+
+
+def _scrape(
+    url: str, views: Mapping[str, Watched], said: dict[str, list[dict[str, Any]]], until: float, began: float
+) -> None:
+    while (now := time.monotonic()) < until:
+        began_ns = time.monotonic_ns()
+        _, body = fetch(f"{url}/metrics", timeout_s=5.0)
+        read_ns = time.monotonic_ns()
+        rows = rows_of(body, read_ns, (read_ns - began_ns) / 1e9)
+        for name, view in views.items():
+            view.observer.add(read_ns, rows)
+            for change in view.judge(read_ns):
+                found = view.shown.findings
+                said[name].append({
+                    "s": round(read_ns / 1e9 - began, 1), "state": change.state, "key": found[0].key if found else "",
+                    "all": [each.key for each in found], "reads": view.shown.reads, "sentence": change.sentence,
+                })  # fmt: skip
+                print(f"{case_time(said[name][-1])} {name}: {change.state}: {change.sentence}", flush=True)
+        time.sleep(max(0.0, now + 1.0 - time.monotonic()))
+
+
+def case_time(entry: Mapping[str, Any]) -> str:
+    return f"{entry['s']:6.1f} s"
+
+
+@contextmanager
+def _reached(case: Case, url: str, folder: Path) -> Iterator[str]:
+    if case.network is None:
+        yield url
+        return
+    surroundings = PlantedSurroundings([case.network])
+    try:
+        yield surroundings.begin(parse_base_url(url), folder).url
+    finally:
+        surroundings.end()
+
+
+def _load(case: Case, folder: Path, url: str, rate_rps: float) -> subprocess.Popen:
+    scenario = {
+        "description": case.name,
+        "target": {"api": "completions", "usage": "continuous", "tokenizer": str(TINY_MODEL), "timeout_s": 120},
+        "arrivals": {"process": "poisson", "rate_rps": rate_rps, "duration_s": LOAD_S},
+        "workload": {"classes": case.classes},
+        "objectives": [{"klass": "all", "source": "our own choice", **case.slo}],
+        "measure": {"seed": 1, "warmup_requests": 2},
+    }
+    file = folder / f"{case.name}.yaml"
+    file.write_text(yaml.safe_dump(scenario), encoding="utf-8")
+    words = ["load", str(file), "--base-url", url, "--run-dir", str(folder / f"load-{case.name}")]
+    return subprocess.Popen([sys.executable, "-m", "sojourn", *words], cwd=ROOT, stdout=subprocess.DEVNULL,
+                            stderr=subprocess.DEVNULL)  # fmt: skip
+
+
+def table(folder: Path, cases: tuple[Case, ...] | list[Case]) -> str:
+    """Markdown: what each view named, and after how many seconds of load."""
+    lines = ["| case | `/metrics` | `/metrics` and `--slo` | with records and `--slo` |", "|---" * 4 + "|"]
+    for case in cases:
+        file = folder / f"{case.name}.json"
+        if file.exists():
+            said = json.loads(file.read_text(encoding="utf-8"))["said"]
+            lines.append(f"| {case.name} | {' | '.join(_cell(case, said[view]) for view in VIEWS)} |")
+    return "\n".join(lines)
+
+
+def _cell(case: Case, said: list[dict[str, Any]]) -> str:
+    during = [each for each in said if each["s"] > 0]
+    alarms = [each for each in during if each["key"] or each["state"] == "cannot tell"]
+    if not case.keys:
+        return "silent" if not alarms else f"**false**: `{alarms[0]['key'] or alarms[0]['state']}`"
+    right = next((each for each in alarms if each["key"] in case.keys), None)
+    if right is not None:
+        return f"`{right['key']}` in {right['s']:.0f} s"
+    among = next((each for each in alarms if set(each["all"]) & set(case.keys)), None)
+    if among is not None:
+        return f"`{among['key']}` in {among['s']:.0f} s, right one beside it"
+    wrong = next((each for each in alarms if each["key"]), None)
+    if wrong is not None:
+        return f"**wrong**: `{wrong['key']}` in {wrong['s']:.0f} s"
+    return f"abstains in {alarms[0]['s']:.0f} s" if alarms else "silent"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""`sojourn watch`: a passive doctor of live servers."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from commands.cli import out, print_json, working
+from metrics.errors import InputError
+from metrics.live.document import exit_code
+
+if TYPE_CHECKING:
+    from metrics.live.watcher import Watcher
+
+
+def watch(
+    urls: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="URL…", help="servers whose /metrics is read (Sojourn, vLLM, SGLang), or a Prometheus that scrapes "
+            "them; SOJOURN_API_KEY has the key"
+        ),
+    ] = None,
+    prometheus: Annotated[
+        list[str] | None, typer.Option(help="address of a Prometheus: every engine that it scrapes; repeatable")
+    ] = None,
+    select: Annotated[
+        str, typer.Option(metavar="MATCHERS", help="only these series of the Prometheus, such as 'job=\"vllm\"'")
+    ] = "",
+    slo: Annotated[str | None, typer.Option(help="objectives in ms, such as 'ttft:500 tpot:50'")] = None,
+    server_run: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="run directory of a Sojourn server on this host (serve --run-dir), or folder of a probe: its records "
+            "give the full diagnosis; repeatable, in the order of the servers"
+        ),
+    ] = None,
+    for_: Annotated[
+        float, typer.Option("--for", min=2, max=3600, help="seconds of the window that a verdict is of")
+    ] = 60.0,
+    once: Annotated[bool, typer.Option("--once", help="observe for one window, print the verdict, end")] = False,
+    json: Annotated[bool, typer.Option("--json", help="with --once: print the verdict as JSON")] = False,
+) -> None:  # fmt: skip
+    """Watch live servers: what they suffer from now, and why. It sends no load and reads no prompt."""
+    from metrics.live.watcher import Watcher
+    from metrics.request.objectives import parse_bounds
+
+    if json and not once:
+        raise InputError("--json takes --once: a page that goes on has no end to print")
+    try:
+        objectives = parse_bounds(slo) if slo is not None else {}
+    except ValueError as error:
+        raise InputError(f"--slo: {error}") from None
+    watcher = Watcher(
+        urls or [], objectives, window_s=for_, records=server_run or (), prometheus=prometheus or (), select=select
+    ).start()
+    try:
+        if once:
+            raise typer.Exit(_once(watcher, for_, json))
+        _page(watcher)
+    finally:
+        watcher.stop()
+
+
+def _once(watcher: "Watcher", seconds: float, as_json: bool) -> int:
+    from metrics.live.terminal import report
+
+    with working(f"watching for {seconds:.0f} s"):
+        watcher.wait_for(seconds)
+    found = watcher.watch(steady=False)
+    if as_json:
+        print_json(found)
+    else:
+        out.print(report(found))
+    return exit_code(found.state)
+
+
+def _page(watcher: "Watcher") -> None:
+    """A page to leave open on a terminal; elsewhere a line for each change."""
+    from metrics.live.terminal import change_line, page
+
+    if not out.is_terminal:
+        said = 0
+        while True:
+            changes, said = watcher.changes_after(said)
+            for change in changes:
+                print(change_line(change), flush=True)
+            time.sleep(0.5)
+    from rich.live import Live
+
+    with Live(console=out, screen=True, auto_refresh=False) as live:
+        while True:
+            live.update(page(watcher.watch(), watcher.histories(), watcher.changes(), out.size), refresh=True)
+            time.sleep(1)

@@ -1,0 +1,54 @@
+"""One answer over HTTP: a page of /metrics, Prometheus' API, a server's profile endpoint."""
+
+import http.client
+import os
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+from metrics.errors import InputError, ServerError
+
+API_KEY_VARIABLE = "SOJOURN_API_KEY"  # a secret: read from the environment, never written anywhere
+LARGEST = 64 << 20  # bytes of an answer that are read
+
+
+class _NoRedirect(HTTPRedirectHandler):
+    """The key of the environment is for the named server only."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def fetch(url: str, timeout_s: float, data: bytes | None = None) -> tuple[int, bytes]:
+    """Status and body of a GET, or of a POST of `data` as JSON. Raises ServerError without an answer."""
+    key = os.environ.get(API_KEY_VARIABLE)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    if data is not None:
+        headers["Content-Type"] = "application/json"
+    try:
+        with build_opener(_NoRedirect).open(Request(url, data=data, headers=headers), timeout=timeout_s) as reply:
+            return int(reply.status), reply.read(LARGEST)
+    except HTTPError as error:
+        with error:
+            return int(error.code), error.read(LARGEST)
+    except (URLError, OSError, http.client.HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        why = getattr(reason, "strerror", None) or str(reason) or type(error).__name__
+        raise ServerError(f"no server answers at {url} ({why})") from None
+
+
+def base_of(url: str) -> str:
+    """The address without a final slash, /v1 or /metrics; `host:port` gets http. Raises InputError."""
+    text = url.strip()
+    parts = urlsplit(text if "://" in text else f"http://{text}")
+    try:
+        _ = parts.port
+    except ValueError as error:
+        raise InputError(f"{url!r} is no address: {error}; give one such as http://127.0.0.1:8000") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise InputError(f"{url!r} is no http address; give one such as http://127.0.0.1:8000")
+    if parts.query or parts.fragment or parts.username:
+        raise InputError(f"{url!r} has more than a host, a port and a path; keys go into {API_KEY_VARIABLE}")
+    path = parts.path.rstrip("/").removesuffix("/metrics").removesuffix("/v1")
+    return f"{parts.scheme}://{parts.netloc}{path}"

@@ -1,0 +1,89 @@
+"""The scrapes that a Prometheus holds of engines, raw: each target becomes a server with its history.
+
+An instant query of a range selector gives every sample with the moment of its scrape (HTTP API, /api/v1/query). So
+nothing is interpolated, and the samples of one scrape have one moment.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Any
+from urllib.parse import urlencode
+
+from metrics.errors import ServerError
+from metrics.live.fetch import fetch
+from metrics.sources.page import own_rows
+from metrics.sources.registry import SOURCES
+from metrics.sources.scrapes import STARTED
+
+HISTORY_S = 300  # that the first query asks for
+TIMEOUT_S = 20.0
+SCRAPE_LABELS = ("__name__", "instance", "job")  # of the scrape, not of the engine's own samples
+Target = tuple[str, str]  # job, instance
+
+
+@dataclass(frozen=True, slots=True)
+class HeldScrape:
+    """What a Prometheus scraped of one target at one moment; ns since 1970."""
+
+    target: Target
+    ns: int
+    rows: list[dict[str, Any]]
+
+
+def is_prometheus(base: str) -> bool:
+    """Whether a Prometheus, or what speaks its HTTP API, answers there. Raises ServerError without an answer."""
+    status, body = fetch(f"{base}/api/v1/query?query=1", timeout_s=5.0)
+    try:
+        return status == 200 and json.loads(body).get("status") == "success"
+    except (ValueError, AttributeError):
+        return False
+
+
+def held_scrapes(base: str, seconds: float, select: str = "") -> list[HeldScrape]:
+    """The scrapes of the last seconds, in order of time. `select`: further label matchers, such as `job="vllm"`.
+
+    Raises ServerError.
+    """
+    names = "|".join(f"{re.escape(source.prefix)}.+" for source in SOURCES) + f"|{STARTED}"
+    matchers = ",".join(filter(None, ('__name__=~"' + names.replace("\\", "\\\\") + '"', select.strip().strip("{}"))))
+    query = urlencode({"query": f"{{{matchers}}}[{max(1, round(seconds))}s]"})
+    status, body = fetch(f"{base}/api/v1/query?{query}", timeout_s=TIMEOUT_S)
+    try:
+        answer = json.loads(body)
+        if status != 200 or answer["status"] != "success":
+            raise ServerError(f"the Prometheus at {base} refuses the query: {answer.get('error', f'HTTP {status}')}")
+        return list(_scrapes(answer["data"]["result"]))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ServerError(f"{base} does not answer as a Prometheus does (HTTP {status}: {error!r})") from None
+
+
+def interval_s(scrapes: list[HeldScrape]) -> float:
+    """The time between two scrapes of a target, as most of them are; 15 s where that is not known."""
+    by_target: dict[Target, list[int]] = {}
+    for scrape in scrapes:
+        by_target.setdefault(scrape.target, []).append(scrape.ns)
+    gaps = [later - before for times in by_target.values() for before, later in pairwise(times)]
+    return median(gaps) / 1e9 if gaps else 15.0
+
+
+def _scrapes(result: list[dict[str, Any]]) -> Iterator[HeldScrape]:
+    rows: dict[tuple[int, Target], list[dict[str, Any]]] = {}
+    engines = set()
+    for series in result:
+        labels = series["metric"]
+        name, target = labels["__name__"], (labels.get("job", ""), labels.get("instance", ""))
+        if name != STARTED:
+            engines.add(target)
+        own = sorted((key, value) for key, value in labels.items() if key not in SCRAPE_LABELS)
+        for moment, value in series["values"]:
+            ns = round(float(moment) * 1e3) * 1_000_000
+            rows.setdefault((ns, target), []).append(
+                {"ns": ns, "name": name, "labels": own, "value": float(value)}
+            )  # fmt: skip
+    for (ns, target), samples in sorted(rows.items()):
+        if target in engines and any(sample["name"] != STARTED for sample in samples):
+            yield HeldScrape(target, ns, samples + own_rows(ns, up=1, took_s=0.0))

@@ -1,0 +1,57 @@
+"""The last seconds of what a server records on this host, diagnosed as a run: our own engine's, or a probe's."""
+
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from metrics.diagnosis.diagnose import diagnose
+from metrics.diagnosis.verdict import Diagnosis
+from metrics.errors import RunDataError
+from metrics.probe.folder import open_server_run
+from metrics.run.directory import RunDirectory
+from metrics.run.segments import replace_table
+
+ENDS = {"requests": "finished_ns", "steps": "end_ns", "system": "ns"}  # table → when a row of it was over
+FEWEST = 5  # requests that ended in the window: a diagnosis of fewer says little
+
+
+def diagnose_window(folder: Path | str, window_s: float, objectives: Mapping[str, float]) -> Diagnosis | None:
+    """The diagnosis of the last seconds before the last record; None where too few requests ended in them.
+
+    `objectives` replace those of the record where there are some. Raises RunDataError.
+    """
+    run = open_server_run(folder)
+    ended = run.arrow("requests")
+    if not ended.num_rows:
+        return None
+    end_ns = max(time.monotonic_ns() if _is_of_now(ended) else 0, pc.max(ended["finished_ns"]).as_py() or 0)
+    begin_ns = end_ns - int(window_s * 1e9)
+    tables = {name: _since(run.arrow(name), column, begin_ns) for name, column in ENDS.items()}
+    if tables["requests"].num_rows < FEWEST:
+        return None
+    meta = run.meta()
+    if objectives:
+        meta = meta | {"objectives": [{"klass": "all", "source": "--slo", **objectives}]}
+    with tempfile.TemporaryDirectory(prefix="sojourn-watch-") as place:
+        window = RunDirectory.create(Path(place) / run.name, meta)
+        try:
+            for name, rows in tables.items():
+                replace_table(window.path / f"{name}.parquet", rows)
+        except (OSError, pa.ArrowException) as error:
+            raise RunDataError(f"the window of {folder} cannot be written to {place}: {error}") from None
+        return diagnose(window)
+
+
+def _is_of_now(ended: pa.Table) -> bool:
+    """Whether its clock can be that of this host: nothing in it ended later than now."""
+    return (pc.max(ended["finished_ns"]).as_py() or 0) <= time.monotonic_ns()
+
+
+def _since(rows: pa.Table, column: str, begin_ns: int) -> pa.Table:
+    if not rows.num_rows:
+        return rows
+    return rows.filter(pc.greater_equal(rows[column], pa.scalar(begin_ns, pa.int64())))

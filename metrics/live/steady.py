@@ -1,0 +1,69 @@
+"""What is said of a server as time passes: a verdict must stand for some seconds before it is said, or taken back."""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from metrics.live.document import WatchedServer
+
+LOOKS_FIRST_S = 10.0  # of scrapes, before anything is said of a server
+STANDS_S = 5.0  # that a finding must be there before it is said
+GONE_S = 15.0  # ... and must be gone before it is taken back
+LOOKING = "Looking: a verdict takes {:.0f} s of scrapes"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One sentence of what changed. `ns` is the moment of the scrape after which it was said."""
+
+    ns: int
+    server: str
+    state: str
+    sentence: str
+
+
+class Steady:
+    """Owns what was last said of one server."""
+
+    def __init__(self) -> None:
+        self._said: WatchedServer | None = None
+        self._other: tuple[str, str] | None = None  # another verdict than the one that was said, ...
+        self._since_ns = 0  # ... since when
+
+    def take(self, ns: int, server: WatchedServer) -> tuple[WatchedServer, list[Change]]:
+        """The server as it is to be shown, and the change if there is one."""
+        if self._said is None and server.state != "unreachable" and server.window_s < LOOKS_FIRST_S:
+            return _with_verdict(server, "cannot tell", LOOKING.format(LOOKS_FIRST_S)), []
+        if self._said is None or _name(server) == _name(self._said):
+            changed = self._said is None
+            self._said, self._other = server, None
+            return server, [self._change(ns, server)] if changed else []
+        if self._other != _name(server):
+            self._other, self._since_ns = _name(server), ns
+        if ns - self._since_ns >= self._stands_s(server) * 1e9:
+            self._said, self._other = server, None
+            return server, [self._change(ns, server)]
+        return msgspec.structs.replace(
+            server, state=self._said.state, headline=self._said.headline, findings=self._said.findings,
+            unknown=self._said.unknown,
+        ), []  # fmt: skip
+
+    def _stands_s(self, server: WatchedServer) -> float:
+        if server.state == "unreachable" or self._said.state == "unreachable":
+            return 0.0
+        if {server.state, self._said.state} <= {"healthy", "idle"}:
+            return 0.0
+        return STANDS_S if server.findings or server.state == "cannot tell" else GONE_S
+
+    def _change(self, ns: int, server: WatchedServer) -> Change:
+        return Change(ns, server.name, server.state, server.headline)
+
+
+def _name(server: WatchedServer) -> tuple[str, str]:
+    """What makes two verdicts the same: figures may differ."""
+    first = server.findings[0].key if server.findings else ""
+    return server.state, first
+
+
+def _with_verdict(server: WatchedServer, state: str, headline: str) -> WatchedServer:
+    return msgspec.structs.replace(server, state=state, headline=headline, findings=[], unknown=[])

@@ -1,0 +1,174 @@
+"""The last scrapes of one server, in memory: by how much each series grew between two of them, what gauges showed.
+
+It answers what `metrics.sources.scrapes` answers of a run's table, in the same frames, a thousand times as often. As
+there, a counter that falls was reset by a restart, and a series that was not there at the first scrape began at 0.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from metrics.sources.registry import recognise
+from metrics.sources.scrapes import DURATION, STARTED, UP, ScrapeSummary
+from metrics.sources.source import Source
+from metrics.sources.translate import names_of, names_that_grow
+
+Series = tuple[str, tuple[tuple[str, str], ...]]  # name, labels
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """One answered page. `gained` is what each growing series gained since the first scrape, restarts left out."""
+
+    ns: int
+    values: dict[Series, float]
+    gained: dict[Series, float]
+    reset: bool  # the server began anew since the scrape before
+    took_s: float | None
+
+
+class Window:
+    """Owns the scrapes of the last `keep_s` seconds. Only what the source translates is kept."""
+
+    def __init__(self, keep_s: float):
+        self._keep_ns = int(keep_s * 1e9)
+        self._scrapes: deque[Scrape] = deque()
+        self._failed: deque[int] = deque()
+        self._grows: frozenset[str] = frozenset()
+        self._wanted: frozenset[str] = frozenset()
+        self._labels: dict[Series, dict[str, str]] = {}  # one object a series, as `over_time` needs them
+        self.source: Source | None = None
+        self.restarts = 0  # since the first scrape of all
+        self.first_ns: int | None = None
+
+    def add(self, ns: int, rows: Sequence[dict[str, Any]]) -> None:
+        """An answered scrape, with rows as `page.rows_of` gives them. Raises ValueError for an unknown server."""
+        source = recognise({row["name"] for row in rows})
+        if source is None:
+            raise ValueError("its /metrics has no family of Sojourn, vLLM or SGLang")
+        if self.source is None or source.key != self.source.key:
+            self._begin(source)
+        values = {
+            (row["name"], tuple(row["labels"])): float(row["value"]) for row in rows if row["name"] in self._wanted
+        }
+        took_s = next((row["value"] for row in rows if row["name"] == DURATION), None)
+        before = self._scrapes[-1] if self._scrapes else None
+        reset = before is not None and self._began_anew(before.values, values)
+        self.restarts += reset
+        gained = self._gained(before, values, reset)
+        self._scrapes.append(Scrape(ns, values, gained, reset, took_s))
+        self.first_ns = ns if self.first_ns is None else self.first_ns
+        while self._scrapes[0].ns < ns - self._keep_ns:
+            self._scrapes.popleft()
+        while self._failed and self._failed[0] < ns - self._keep_ns:
+            self._failed.popleft()
+
+    def add_failure(self, ns: int) -> None:
+        self._failed.append(ns)
+
+    def _begin(self, source: Source) -> None:
+        self.source = source
+        self._scrapes.clear()
+        self._grows = frozenset(names_that_grow(source))
+        settings = {each.gauge for each in source.setting_gauges.values()}
+        self._wanted = self._grows | names_of(source, "gauge") | settings | {STARTED}
+
+    def _began_anew(self, before: dict[Series, float], now: dict[Series, float]) -> bool:
+        started = (STARTED, ())
+        if started in before and started in now and before[started] != now[started]:
+            return True
+        return any(
+            value < before.get(series, value)
+            for series, value in now.items()
+            if series[0] in self._grows and not series[0].endswith("_bucket")
+        )
+
+    def _gained(self, before: Scrape | None, now: dict[Series, float], reset: bool) -> dict[Series, float]:
+        growing = ((series, value) for series, value in now.items() if series[0] in self._grows)
+        if before is None:
+            return dict.fromkeys((series for series, _ in growing), 0.0)
+        found = dict(before.gained)
+        for series, value in growing:
+            since = 0.0 if reset else before.values.get(series, 0.0)
+            found[series] = found.get(series, 0.0) + max(0.0, value - since)
+        return found
+
+    @property
+    def answered(self) -> list[Scrape]:
+        return list(self._scrapes)
+
+    def begin_of(self, seconds: float) -> int | None:
+        """The moment of the last scrape that is at least so old; of the first where none is. None without a scrape."""
+        if not self._scrapes:
+            return None
+        limit = self._scrapes[-1].ns - int(seconds * 1e9)
+        old = [scrape.ns for scrape in self._scrapes if scrape.ns <= limit]
+        return old[-1] if old else self._scrapes[0].ns
+
+    def summary(self, begin_ns: int) -> ScrapeSummary:
+        inside = [scrape for scrape in self._scrapes if scrape.ns >= begin_ns]
+        took = [scrape.took_s for scrape in inside if scrape.took_s is not None]
+        return ScrapeSummary(
+            answered_ns=np.array([scrape.ns for scrape in inside], dtype="int64"),
+            failed=sum(ns >= begin_ns for ns in self._failed),
+            slowest_s=max(took, default=None),
+            restarts=sum(scrape.reset for scrape in inside if scrape.ns > begin_ns),
+        )
+
+    def growth(self, begin_ns: int, wanted: Iterable[str] | None = None) -> pd.DataFrame:
+        """From the scrape of that moment to the last one: `name, labels` (a dict), `growth, resets`."""
+        first = next(scrape for scrape in self._scrapes if scrape.ns >= begin_ns)
+        names = self._grows if wanted is None else frozenset(wanted)
+        resets = sum(scrape.reset for scrape in self._scrapes if scrape.ns > first.ns)
+        grown = [
+            (series[0], self._label(series), gained - first.gained.get(series, 0.0), resets)
+            for series, gained in self._scrapes[-1].gained.items()
+            if series[0] in names
+        ]
+        return pd.DataFrame(grown, columns=["name", "labels", "growth", "resets"])
+
+    def readings(self, begin_ns: int, wanted: Iterable[str]) -> pd.DataFrame:
+        """What series showed: `ns, value, name, labels`, in order of time."""
+        names = frozenset(wanted)
+        rows = [
+            (scrape.ns, value, series[0], self._label(series))
+            for scrape in self._scrapes
+            if scrape.ns >= begin_ns
+            for series, value in scrape.values.items()
+            if series[0] in names
+        ]
+        return pd.DataFrame(rows, columns=["ns", "value", "name", "labels"])
+
+    def growth_over_time(self, begin_ns: int, wanted: Iterable[str]) -> pd.DataFrame:
+        """Between each two scrapes that follow each other: `ns` (of the later one), `growth, name, labels`."""
+        names, rows, before = frozenset(wanted), [], None
+        for scrape in (scrape for scrape in self._scrapes if scrape.ns >= begin_ns):
+            if before is not None:
+                rows += [
+                    (scrape.ns, gained - before.gained.get(series, 0.0), series[0], self._label(series))
+                    for series, gained in scrape.gained.items()
+                    if series[0] in names
+                ]
+            before = scrape
+        return pd.DataFrame(rows, columns=["ns", "growth", "name", "labels"])
+
+    def rows(self, begin_ns: int) -> list[dict[str, Any]]:
+        """The scrapes as rows of the table `scrapes`, failed ones included: what `record this` writes."""
+        found: list[dict[str, Any]] = []
+        for scrape in (scrape for scrape in self._scrapes if scrape.ns >= begin_ns):
+            found += [
+                {"ns": scrape.ns, "name": name, "labels": list(labels), "value": value}
+                for (name, labels), value in scrape.values.items()
+            ]
+            found.append({"ns": scrape.ns, "name": UP, "labels": [], "value": 1.0})
+        failed = (ns for ns in self._failed if ns >= begin_ns)
+        return found + [{"ns": ns, "name": UP, "labels": [], "value": 0.0} for ns in failed]
+
+    def _label(self, series: Series) -> dict[str, str]:
+        if series not in self._labels:
+            self._labels[series] = dict(series[1])
+        return self._labels[series]
