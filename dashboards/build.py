@@ -5,10 +5,10 @@ from pathlib import Path
 
 import yaml
 
-from dashboards.content import DASHBOARDS
+from dashboards.alerts import AlertOptions
+from dashboards.boards import BOARDS
 from dashboards.factory import dashboard
-from dashboards.fleet import FLEET
-from dashboards.rules import prometheus_rule, rules
+from dashboards.rules import DEFAULTS, prometheus_rule, rules
 from metrics.whole_file import write_whole
 
 GENERATED = Path(__file__).with_name("generated")
@@ -19,9 +19,9 @@ RULES_HEADER = (
 )
 
 
-def build_dashboards(out_dir: Path | str = GENERATED) -> list[Path]:
-    """Writes one `sojourn-<lifecycle>.json` a lifecycle, `sojourn-fleet.json`, `rules.yaml`, the same rules as an
-    object of Kubernetes, and the compose stack; returns their paths.
+def build_dashboards(out_dir: Path | str = GENERATED, options: AlertOptions = DEFAULTS) -> list[Path]:
+    """Writes one `sojourn-<name>.json` a dashboard, `rules.yaml`, the same rules as an object of Kubernetes, and the
+    compose stack; returns their paths.
 
     Files of the same names are replaced, others are left alone. Raises NotADirectoryError if `out_dir` is a file.
     """
@@ -29,16 +29,15 @@ def build_dashboards(out_dir: Path | str = GENERATED) -> list[Path]:
     if out_dir.exists() and not out_dir.is_dir():
         raise NotADirectoryError(f"{out_dir} is a file; give a folder to write the dashboards into")
     out_dir.mkdir(parents=True, exist_ok=True)
-    return [write_whole(out_dir / name, text) for name, text in contents().items()]
+    return [write_whole(out_dir / name, text) for name, text in contents(options).items()]
 
 
-def contents() -> dict[str, str]:
+def contents(options: AlertOptions = DEFAULTS) -> dict[str, str]:
     """File name → text of everything that `build_dashboards` writes."""
     boards = {
-        f"sojourn-{name}.json": json.dumps(dashboard(name, rows), indent=1, ensure_ascii=False) + "\n"
-        for name, rows in (*DASHBOARDS.items(), ("fleet", FLEET))
+        f"{board.uid}.json": json.dumps(dashboard(board), indent=1, ensure_ascii=False) + "\n" for board in BOARDS
     }
-    objects = {"rules.yaml": rules(), "prometheus_rule.yaml": prometheus_rule()}
+    objects = {"rules.yaml": rules(options), "prometheus_rule.yaml": prometheus_rule(options)}
     texts = {
         name: RULES_HEADER + yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
         for name, data in objects.items()

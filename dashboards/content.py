@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dashboards.views import Panel, Query, gauge, gauges, heatmap, per_request, quantiles, rate, rates, share
+from dashboards.views import SELECTOR, Panel, Query, gauge, gauges, heatmap, per_request, quantiles, rate, rates, share
 from metrics.catalog.catalog import GOOD
 
 
@@ -16,17 +16,18 @@ _LOOKUPS = "sojourn_memory_prefix_tokens_total"
 _OUTCOMES = "sojourn_memory_prefix_outcome_tokens_total"
 _OBJECTIVE = "sojourn_request_objective_total"
 _GOOD = f'objective="{GOOD}"'
-_RESTARTS = (
-    'sum (increase(sojourn_telemetry_core_restarts_total{model_name=~"$model_name",instance=~"$instance"}[$__range]))'
-)
+_RESTARTS = "sum (increase(sojourn_telemetry_core_restarts_total{" + SELECTOR + "}[$__range]))"
 
 REQUEST = (
     Row("What users experience", (
-        share("Goodput", rate(_OBJECTIVE, where=f'{_GOOD},outcome="met"'), rate(_OBJECTIVE, where=_GOOD),
+        share("Attainment", rate(_OBJECTIVE, where=f'{_GOOD},outcome="met"'), rate(_OBJECTIVE, where=_GOOD),
               "good requests", shape="number", width=4,
               note="Share of the ended requests that met every objective of their class; empty without objectives."),
         gauges("Running and waiting", "sojourn_request_running", "sojourn_request_waiting", width=10),
         rates("Ended, by outcome", "sojourn_request_finished_total", by="outcome", shape="stack", width=10),
+        gauges("Age of the oldest request without a token", "sojourn_request_oldest_wait_seconds", operator="max",
+               limits=(5, 30)),
+        gauges("Objectives", "sojourn_request_objective_bound_seconds", by="klass, objective", operator="max"),
         quantiles("Time to first token", "sojourn_request_ttft_seconds"),
         quantiles("Inter-token latency", "sojourn_request_itl_seconds"),
         quantiles("Time per output token", "sojourn_request_tpot_seconds"),
@@ -77,6 +78,7 @@ REQUEST = (
         rates("Hangs of the core", "sojourn_telemetry_core_hangs_total", by="outcome", width=12),
         rates("Unreadable messages", "sojourn_telemetry_unreadable_messages_total", by="receiver", width=12),
         gauges("Telemetry level", "sojourn_telemetry_enabled_info", by="level", width=12),
+        gauges("Version", "sojourn_telemetry_build_info", by="version, python", width=12),
         rates("Traces, by decision", "sojourn_telemetry_traces_total", by="decision", width=12),
         rates("Selected traces, by result", "sojourn_telemetry_trace_exports_total", by="outcome", width=12),
     )),

@@ -10,27 +10,26 @@ from typing import Any
 from grafanalib import core as grafana
 from grafanalib._gen import DashboardEncoder
 
-from dashboards.content import Row
+from dashboards.boards import Board
 from dashboards.views import Panel
 from metrics.ledger import COLOURS, LIFECYCLES
 
 SCHEMA_VERSION = 39
 GRID_COLUMNS = 24
 REPEATED_PER_ROW = 4
-OF_A_FLEET = ("request", "Several Sojourn servers behind a router, by `instance`.")  # whose colours; what it shows
 PANEL_HEIGHT = 8
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
+NOTEWORTHY, FULL = "#E69F00", "#D55E00"  # of a panel's limits
 PANEL_KEYS = ("id", "type", "title", "description", "gridPos", "fieldConfig", "options")
 ON_LOAD, ON_TIME_RANGE_CHANGE = 1, 2  # when Grafana reads the values of a variable
 
 
-def dashboard(name: str, rows: tuple[Row, ...]) -> dict[str, Any]:
-    """Grafana's JSON of the dashboard of a lifecycle, or of FLEET; panels flow left to right under their rows."""
-    lifecycle, shows = (name, f"The {name} lifecycle of a Sojourn server.") if name in LIFECYCLES else OF_A_FLEET
+def dashboard(board: Board) -> dict[str, Any]:
+    """Grafana's JSON of a dashboard; panels flow left to right under their rows."""
     panels: list[dict[str, Any]] = []
     top = 0
-    for row in rows:
+    for row in board.rows:
         panels.append({
             "id": len(panels) + 1, "type": "row", "title": row.title,
             "gridPos": {"h": 1, "w": GRID_COLUMNS, "x": 0, "y": top}, "collapsed": False, "panels": [],
@@ -42,24 +41,29 @@ def dashboard(name: str, rows: tuple[Row, ...]) -> dict[str, Any]:
             if left + width > GRID_COLUMNS:
                 top, left = top + PANEL_HEIGHT, 0
             place = grafana.GridPos(PANEL_HEIGHT, width, left, top)
-            panels.append(_panel(panel, lifecycle, len(panels) + 1, place))
+            panels.append(_panel(panel, board.lifecycle, len(panels) + 1, place))
             left += width
         top += PANEL_HEIGHT
     link_to_the_others = {
-        "title": "Lifecycles", "type": "dashboards", "tags": ["sojourn"], "asDropdown": False, "icon": "external link",
+        "title": "Sojourn", "type": "dashboards", "tags": ["sojourn"], "asDropdown": False, "icon": "external link",
         "includeVars": True, "keepTime": True, "targetBlank": False, "tooltip": "", "url": "",
     }  # fmt: skip
     source = {
         "name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "refresh": ON_LOAD,
         "sort": 1, "includeAll": False, "multi": False, "hide": 0,
     }  # fmt: skip
-    models = _variable("model_name", "Model", "label_values(sojourn_request_running, model_name)")
-    servers = 'label_values(sojourn_request_running{model_name=~"$model_name"}, instance)'
+    jobs = f"label_values({board.present}, job)"
+    models = f'label_values({board.present}{{job=~"$job"}}, model_name)'
+    servers = f'label_values({board.present}{{job=~"$job",model_name=~"$model_name"}}, instance)'
+    variables = [
+        _variable("job", "Job", jobs), _variable("model_name", "Model", models),
+        _variable("instance", "Instance", servers),
+    ]  # fmt: skip
     origin = "Made from the catalogue by `sojourn dashboards`."
     return {
-        "title": f"Sojourn: {name}",
-        "uid": f"sojourn-{name}",
-        "description": f"{shows} {origin}",
+        "title": f"Sojourn: {board.name}",
+        "uid": board.uid,
+        "description": f"{board.shows} {origin}",
         "tags": ["sojourn"],
         "editable": True,
         "annotations": {"list": []},
@@ -70,7 +74,7 @@ def dashboard(name: str, rows: tuple[Row, ...]) -> dict[str, Any]:
         "links": [link_to_the_others],
         "panels": panels,
         "schemaVersion": SCHEMA_VERSION,
-        "templating": {"list": [source, models, _variable("instance", "Instance", servers)]},
+        "templating": {"list": [source, *variables]},
     }
 
 
@@ -104,14 +108,23 @@ def _panel(panel: Panel, lifecycle: str, panel_id: int, place: grafana.GridPos) 
         distinct = any("{{" in query.legend for query in panel.queries)
         defaults = built["fieldConfig"]["defaults"]
         defaults["color"] = {"mode": "palette-classic"} if distinct else _shades(lifecycle)
-        defaults["thresholds"] = {"mode": "absolute", "steps": [{"color": COLOURS[lifecycle], "value": None}]}
-        built["fieldConfig"]["overrides"] = [  # an account's series is called `<lifecycle>.<noun>`
+        steps: list[dict[str, Any]] = [{"color": COLOURS[lifecycle], "value": None}]
+        steps += [{"color": colour, "value": limit}
+                  for colour, limit in zip((NOTEWORTHY, FULL), panel.limits, strict=False)]  # fmt: skip
+        defaults["thresholds"] = {"mode": "absolute", "steps": steps}
+        if panel.limits:
+            defaults["custom"]["thresholdsStyle"] = {"mode": "dashed"}
+        built["fieldConfig"]["overrides"] = _dashed_bounds(
+            panel
+        ) + [  # an account's series is called `<lifecycle>.<noun>`
             {
                 "matcher": {"id": "byRegexp", "options": f"/^{name}\\./"},
                 "properties": [{"id": "color", "value": _shades(name)}],
             }
             for name in (LIFECYCLES if panel.by_account else ())
         ]
+    if panel.opens:
+        built["links"] = [_link(panel.opens)]
     if panel.repeats:
         built |= {"repeat": "instance", "repeatDirection": "h", "maxPerRow": REPEATED_PER_ROW}
     built["datasource"] = DATASOURCE
@@ -128,6 +141,29 @@ def _panel(panel: Panel, lifecycle: str, panel_id: int, place: grafana.GridPos) 
         for index, query in enumerate(panel.queries)
     ]
     return built
+
+
+def _link(uid: str) -> dict[str, Any]:
+    """To another dashboard, with the same variables and time."""
+    return {
+        "title": f"Open {uid}", "targetBlank": False,
+        "url": f"/d/{uid}?${{__all_variables}}&${{__url_time_range}}",
+    }  # fmt: skip
+
+
+def _dashed_bounds(panel: Panel) -> list[dict[str, Any]]:
+    """An objective beside what it bounds."""
+    return [
+        {
+            "matcher": {"id": "byFrameRefID", "options": chr(ord("A") + place)},
+            "properties": [
+                {"id": "custom.lineStyle", "value": {"fill": "dash", "dash": [10, 10]}},
+                {"id": "color", "value": {"mode": "fixed", "fixedColor": FULL}},
+            ],
+        }
+        for place, query in enumerate(panel.queries)
+        if query.is_bound
+    ]
 
 
 def _shades(lifecycle: str) -> dict[str, str]:

@@ -8,9 +8,10 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from dashboards.neutral import BOUND, SPAN_REQUESTS, SPAN_SECONDS, catalogue_name
 from metrics.catalog.catalog import CATALOG, METRIC_BY_NAME, Metric, sample_names
 
-SELECTOR = 'model_name=~"$model_name",instance=~"$instance"'
+SELECTOR = 'job=~"$job",model_name=~"$model_name",instance=~"$instance"'
 QUANTILES = (0.5, 0.9, 0.99)
 Shape = Literal["lines", "stack", "heatmap", "number"]
 
@@ -37,6 +38,7 @@ class Query:
 
     expr: str
     legend: str
+    is_bound: bool = False  # an objective: drawn dashed
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class Panel:
     repeats: bool = False  # once for each chosen server, side by side on the same width
     by_account: bool = False  # series are accounts of the ledger, coloured by their lifecycle
     note: str = ""  # how to read the expression, where the metrics' own meaning does not say it
+    opens: str = ""  # the dashboard to look at next, with the same variables and time
+    limits: tuple[float, ...] = ()  # above the first it is noteworthy, above the second it is full
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -62,12 +66,17 @@ class Panel:
 
 
 _METRIC_OF_SAMPLE = {sample: metric for metric in CATALOG for sample in sample_names(metric)}
-_SAMPLE = re.compile(r"\bsojourn_[a-z0-9_]+")
+_SAMPLE = re.compile(r"(?<![\w:])(?:sojourn_|llm:)[a-z0-9_]+")
+_SPANS = (SPAN_SECONDS, SPAN_REQUESTS)  # which stand for no family of the catalogue
 
 
 def metrics_of(expr: str) -> tuple[Metric, ...]:
-    """The catalogue's metrics in an expression, each once. Raises KeyError for one that the catalogue lacks."""
-    return tuple(dict.fromkeys(_METRIC_OF_SAMPLE[sample] for sample in _SAMPLE.findall(expr)))
+    """The catalogue's metrics in an expression, each once, also under their neutral names.
+
+    Raises KeyError for one that the catalogue lacks.
+    """
+    names = [name for name in _SAMPLE.findall(expr) if name not in _SPANS]
+    return tuple(dict.fromkeys(_METRIC_OF_SAMPLE[catalogue_name(name)] for name in names))
 
 
 def rate(name: str, by: str = "", where: str = "", operator: str = "sum") -> str:
@@ -84,21 +93,35 @@ def gauge(name: str, by: str = "", operator: str = "sum") -> str:
 
 def rates(title: str, *names: str, by: str = "", **options) -> Panel:
     """How fast counters grow. With `by`, one series a label value; else one a counter."""
-    queries = tuple(Query(rate(name, by), f"{{{{{by}}}}}" if by else _short(name)) for name in names)
+    queries = tuple(Query(rate(name, by), _legend(by) or _short(name)) for name in names)
     return Panel(title, RATE_UNITS[METRIC_BY_NAME[names[0]].unit], queries, **options)
 
 
 def gauges(title: str, *names: str, by: str = "", operator: str = "sum", **options) -> Panel:
-    queries = tuple(Query(gauge(name, by, operator), f"{{{{{by}}}}}" if by else _short(name)) for name in names)
+    queries = tuple(Query(gauge(name, by, operator), _legend(by) or _short(name)) for name in names)
     return Panel(title, VALUE_UNITS[METRIC_BY_NAME[names[0]].unit], queries, **options)
 
 
 def quantiles(title: str, name: str, by: str = "", **options) -> Panel:
     """Median, p90 and p99 of a histogram; the exact ones are in the run directory."""
-    legend = f" {{{{{by}}}}}" if by else ""
+    legend = f" {_legend(by)}" if by else ""
     buckets = rate(f"{name}_bucket", by=f"le, {by}" if by else "le")
     queries = tuple(Query(f"histogram_quantile({q:g}, {buckets})", f"p{100 * q:g}{legend}") for q in QUANTILES)
     return Panel(title, VALUE_UNITS[METRIC_BY_NAME[name].unit], queries, **options)
+
+
+def by_server(title: str, name: str, quantile: float, objective: str = "", **options) -> Panel:
+    """A quantile of a neutral histogram for each server, with the objective that bounds it.
+
+    Engines have different bucket bounds, so that their buckets are never added up.
+    """
+    buckets = rate(f"{name}_bucket", by="le, engine, instance")
+    queries = [Query(f"histogram_quantile({quantile:g}, {buckets})", "{{instance}} ({{engine}})")]
+    if objective:
+        bounds = f'min by (klass) (llm:{BOUND.removeprefix("sojourn_")}{{objective="{objective}",{SELECTOR}}})'
+        queries.append(Query(bounds, "objective of {{klass}}", is_bound=True))
+    unit = VALUE_UNITS[METRIC_BY_NAME[catalogue_name(name)].unit]
+    return Panel(title, unit, tuple(queries), **options)
 
 
 def heatmap(title: str, name: str, **options) -> Panel:
@@ -117,6 +140,10 @@ def per_request(title: str, name: str) -> Panel:
     ended = rate("sojourn_request_finished_total")
     expr = f"{rate(name, by='lifecycle, account')} / ignoring (lifecycle, account) group_left () {ended}"
     return Panel(title, "s", (Query(expr, "{{account}}"),), shape="stack", width=12, by_account=True)
+
+
+def _legend(by: str) -> str:
+    return " ".join(f"{{{{{label}}}}}" for label in by.split(", ") if label)
 
 
 def _short(name: str) -> str:

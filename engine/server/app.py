@@ -16,6 +16,7 @@ from engine.server.access.middleware import AccessMiddleware, add_reload_route
 from engine.server.adapters import add_adapter_routes
 from engine.server.anthropic import messages_api
 from engine.server.anthropic.messages_request import CountTokensRequest, MessagesRequest
+from engine.server.core.sequence import oldest_wait_seconds
 from engine.server.debug import add_debug_routes
 from engine.server.endpoint import Endpoint, answer_call
 from engine.server.errors import ApiError
@@ -140,6 +141,7 @@ def _add_service_routes(app: FastAPI, service: Service, config: EngineConfig) ->
     async def metrics() -> Response:
         for each in service.models.services:
             await each.telemetry.refresh()
+            each.telemetry.exporter.core.observe_oldest_wait(oldest_wait_seconds(each.core.streams.values()))
         if service.moderation is not None:
             events = service.moderation.events
             service.telemetry.exporter.observe_moderation(events.flagged, events.failed)

@@ -6,9 +6,11 @@ records and answers GET /metrics.
 """
 
 import math
+import platform
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from typing import Any
 
 from metrics.catalog.catalog import CATALOG
@@ -62,6 +64,7 @@ class Exporter:
         self.system = SystemFold(self._series)
         self.core = CoreFold(self._series)
         self._series.numbers["sojourn_telemetry_enabled_info"][(telemetry,)] = 1
+        self._series.numbers["sojourn_telemetry_build_info"][version("sojourn"), platform.python_version()] = 1
 
     def observe_ready(self, facts: EngineFacts) -> None:
         """A core has loaded its model: its whole pool is free."""

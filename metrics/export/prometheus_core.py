@@ -27,6 +27,10 @@ class CoreFold:
         """The time since the core's last message."""
         self._numbers["sojourn_telemetry_core_silence_seconds"][()] = round(seconds * NS_PER_SECOND)
 
+    def observe_oldest_wait(self, seconds: float) -> None:
+        """The age of the oldest request without a token; 0 where there is none."""
+        self._numbers["sojourn_request_oldest_wait_seconds"][()] = round(seconds * NS_PER_SECOND)
+
     def observe_hang(self, outcome: str) -> None:
         """`outcome`: noticed or killed."""
         self._numbers["sojourn_telemetry_core_hangs_total"][(outcome,)] += 1

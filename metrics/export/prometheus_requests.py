@@ -65,7 +65,9 @@ class RequestFold:
         self._objectives = objectives
         self._tallies = Tallies(series, TALLIES)
         self._judged = series.numbers["sojourn_request_objective_total"]
+        bound_of = series.numbers["sojourn_request_objective_bound_seconds"]
         for klass, bounds in objectives.items():
+            bound_of.update(((klass, objective), round(ms * 1e6)) for objective, ms in bounds.items())
             for objective in (*bounds, GOOD):
                 for verdict in ("met", "missed"):
                     self._judged[klass, objective, verdict] = 0

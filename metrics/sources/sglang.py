@@ -9,10 +9,7 @@ between scrapes they may stand still. FLOPs and bytes are left out: its estimate
 no experts.
 """
 
-from collections.abc import Sequence
-
 from metrics.sources.source import (
-    Labels,
     Latency,
     SettingGauge,
     Source,
@@ -42,27 +39,6 @@ IN_PHASES = "its time lies inside SGLang's prefill and decode times, which do no
 
 def _modes(*modes: str) -> Sum:
     return tuple(Term(EFFECTIVE, (("mode", mode),)) for mode in modes)
-
-
-def _one_rank(series: Sequence[Labels]) -> list[bool]:
-    """One rank of each replica, its first, and of priorities the total. Series without ranks all count."""
-    first: dict[tuple, tuple] = {}
-    for labels in series:
-        group, rank = _replica(labels), _rank(labels)
-        first[group] = min(first.get(group, rank), rank)
-    return [
-        "tp_rank" not in labels or (first[_replica(labels)] == _rank(labels) and not labels.get("priority"))
-        for labels in series
-    ]
-
-
-def _rank(labels: Labels) -> tuple[int, ...]:
-    return tuple(int(labels[name]) if labels.get(name, "").isdigit() else 0 for name in RANKS)
-
-
-def _replica(labels: Labels) -> tuple[tuple[str, str], ...]:
-    """What is left of the labels without the ranks: the replica (`dp_rank`), the model, the stage and so on."""
-    return tuple(sorted((name, value) for name, value in labels.items() if name not in (*RANKS, "priority", "pid")))
 
 
 SGLANG = Source(
@@ -209,5 +185,15 @@ SGLANG = Source(
         "block": "--page-size",
     },
     setting_gauges={"block_size": SettingGauge("sglang:page_size"), "num_kv_blocks": SettingGauge("sglang:num_pages")},
-    counted=_one_rank,
+    own_labels=(
+        "engine_type",
+        "dp_rank",
+        "is_streaming",
+        "mode",
+        "category",
+        "stage",
+        "cache_source",
+    ),
+    rank_labels=RANKS,
+    part_label="priority",
 )

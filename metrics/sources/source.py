@@ -4,11 +4,12 @@ It maps samples to families of `metrics.catalog`, names the stretches of a reque
 says of each account of the ledger whether it can be seen there, and why.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 Visibility = Literal["seen", "partly", "unseen"]
+PROCESS = "pid"  # the label that prometheus_client gives the series of one of several processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +98,36 @@ class Source:
     sights: Mapping[str, Sight]  # by account; an account that is missing here is unseen
     settings: Mapping[str, str]  # object of a cause → the server's own settings for it
     setting_gauges: Mapping[str, SettingGauge] = field(default_factory=dict)  # by our names of settings
-    # Of the series of one name, given by their labels: which count, and do not repeat what others say. By default all.
-    counted: Callable[[Sequence[Labels]], list[bool]] = lambda series: [True] * len(series)
+    # Labels of its own series beside `model_name`: parts of one process, of which the catalogue tells only the sum.
+    own_labels: tuple[str, ...] = ()
+    # Those of processes that see the same requests and each report them: the first rank of a replica speaks for all.
+    rank_labels: tuple[str, ...] = ()
+    part_label: str = ""  # of parts that stand beside their total, in which this label is empty
+
+    def counted(self, series: Sequence[Labels]) -> list[bool]:
+        """Of the series of one name, given by their labels: which count, and do not repeat what others say.
+
+        Series without ranks all count.
+        """
+        if not self.rank_labels:
+            return [True] * len(series)
+        first: dict[tuple, tuple] = {}
+        for labels in series:
+            replica, rank = self._replica(labels), self._rank(labels)
+            first[replica] = min(first.get(replica, rank), rank)
+        return [
+            not any(name in labels for name in self.rank_labels)
+            or (first[self._replica(labels)] == self._rank(labels) and not labels.get(self.part_label))
+            for labels in series
+        ]
+
+    def _rank(self, labels: Labels) -> tuple[int, ...]:
+        return tuple(int(labels[name]) if labels.get(name, "").isdigit() else 0 for name in self.rank_labels)
+
+    def _replica(self, labels: Labels) -> tuple[tuple[str, str], ...]:
+        """What is left of the labels without the ranks: the replica, the model, the stage and so on."""
+        left_out = (*self.rank_labels, self.part_label, PROCESS)
+        return tuple(sorted((name, value) for name, value in labels.items() if name not in left_out))
 
 
 def renamed(ours: str, *names: str, differs: str = "", same_labels: tuple[str, ...] = ()) -> Translation:

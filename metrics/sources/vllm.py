@@ -162,6 +162,7 @@ VLLM = Source(
         "prefix cache": "--enable-prefix-caching",
         "block": "--block-size",
     },
+    own_labels=("engine", "finished_reason", "reason"),
     setting_gauges={
         "block_size": SettingGauge("vllm:cache_config_info", "block_size"),
         "num_kv_blocks": SettingGauge("vllm:cache_config_info", "num_gpu_blocks"),

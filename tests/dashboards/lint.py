@@ -8,10 +8,19 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from metrics.catalog.catalog import CATALOG, Metric, sample_names
+from dashboards.boards import BOARDS
+from dashboards.neutral import BOUND, FAMILIES, SPAN_REQUESTS, SPAN_SECONDS, neutral
+from metrics.catalog.catalog import CATALOG, METRIC_BY_NAME, Metric, sample_names
 
 Board = dict[str, Any]
-METRIC_OF_SAMPLE: dict[str, Metric] = {sample: metric for metric in CATALOG for sample in sample_names(metric)}
+OWN_SAMPLES: dict[str, Metric] = {sample: metric for metric in CATALOG for sample in sample_names(metric)}
+FAMILIES_OF_ALL = {
+    sample: METRIC_BY_NAME[name] for name in (*FAMILIES, BOUND) for sample in sample_names(METRIC_BY_NAME[name])
+}
+# Every name that some series has: ours, and those that recording rules give to every engine.
+METRIC_OF_SAMPLE = OWN_SAMPLES | {neutral(name): metric for name, metric in FAMILIES_OF_ALL.items()}
+SPANS = (SPAN_SECONDS, SPAN_REQUESTS)  # counters without a family
+NAME = r"(?:sojourn_|llm:)\w+"
 
 
 def faults(board: Board) -> list[str]:
@@ -74,7 +83,7 @@ def panels_do_not_overlap(board: Board) -> Iterator[str]:
 def variables_are_used(board: Board) -> Iterator[str]:
     names = {variable["name"] for variable in board["templating"]["list"]} - {"datasource"}
     for title, expr in expressions(board):
-        selectors = re.findall(r"sojourn_\w+(\{[^}]*\})?", expr)
+        selectors = re.findall(NAME + r"(\{[^}]*\})?", expr)
         for name in names:
             if any(f'{name}=~"${name}"' not in selector for selector in selectors):
                 yield f"{title!r} ignores ${name}"
@@ -94,17 +103,17 @@ def datasource_is_a_variable(board: Board) -> Iterator[str]:
 
 def metrics_exist(board: Board) -> Iterator[str]:
     for title, expr in expressions(board):
-        names = re.findall(r"\bsojourn_\w+", expr)
+        names = re.findall(NAME, expr)
         if not names:
             yield f"{title!r} queries no metric of ours"
         for name in names:
-            if name not in METRIC_OF_SAMPLE:
+            if name not in METRIC_OF_SAMPLE and name not in SPANS:
                 yield f"{title!r} queries {name}, which nobody exports"
 
 
 def counters_are_rated_and_gauges_are_not(board: Board) -> Iterator[str]:
     for title, expr in expressions(board):
-        for before, name in re.findall(r"(\w+ ?\()?(sojourn_\w+)\{", expr):
+        for before, name in re.findall(r"(\w+ ?\()?(" + NAME + r")\{", expr):
             metric = METRIC_OF_SAMPLE.get(name)
             rated = before.strip(" (") in ("rate", "increase")
             if metric and rated != (metric.kind != "gauge"):
@@ -114,16 +123,32 @@ def counters_are_rated_and_gauges_are_not(board: Board) -> Iterator[str]:
                 yield f"{title!r} rates over {window}, not over $__rate_interval"
 
 
+def buckets_of_engines_are_never_added_up(board: Board) -> Iterator[str]:
+    for title, expr in expressions(board):
+        if re.search(r"llm:\w+_bucket", expr) and not re.search(r"by \([^)]*\bengine\b", expr):
+            yield f"{title!r} adds up buckets of engines, whose bounds differ"
+
+
+def links_lead_to_dashboards_and_take_the_variables(board: Board) -> Iterator[str]:
+    for panel in shown_panels(board):
+        for link in panel.get("links", ()):
+            uid = link["url"].removeprefix("/d/").partition("?")[0]
+            if uid not in {known.uid for known in BOARDS}:
+                yield f"{panel['title']!r} opens {uid}, which is no dashboard"
+            if not {"${__all_variables}", "${__url_time_range}"} <= set(link["url"].partition("?")[2].split("&")):
+                yield f"{panel['title']!r} opens {uid} without its variables or its time"
+
+
 def quantiles_keep_le(board: Board) -> Iterator[str]:
     for title, expr in expressions(board):
         for inner in re.findall(r"histogram_quantile\([\d.]+, (.*)", expr):
-            if not re.match(r"sum by \((?:\w+, )*le(?:, \w+)*\) \(rate\(\w+_bucket\{", inner):
+            if not re.match(r"sum by \((?:\w+, )*le(?:, \w+)*\) \(rate\([\w:]+_bucket\{", inner):
                 yield f"{title!r} takes a quantile without le, or not of buckets"
 
 
 def sums_are_divided_by_their_counts(board: Board) -> Iterator[str]:
     for title, expr in expressions(board):
-        for name in re.findall(r"(sojourn_\w+)_sum\{", expr):
+        for name in re.findall(r"(" + NAME + r")_sum\{", expr):
             if f"{name}_count" not in expr:
                 yield f"{title!r} plots {name}_sum without its count"
 
@@ -131,7 +156,7 @@ def sums_are_divided_by_their_counts(board: Board) -> Iterator[str]:
 def units_fit_the_metrics(board: Board) -> Iterator[str]:
     for panel in shown_panels(board):
         for target in panel["targets"]:
-            quantile = re.match(r"histogram_quantile\([^,]+, .*?(sojourn_\w+_bucket)", target["expr"])
+            quantile = re.match(r"histogram_quantile\([^,]+, .*?(" + NAME + r"_bucket)", target["expr"])
             metric = METRIC_OF_SAMPLE.get(quantile[1]) if quantile else None
             if metric and (metric.unit == "seconds") != (panel_unit(panel) == "s"):
                 yield f"{panel['title']!r} shows {metric.name} as {panel_unit(panel)}"
@@ -155,5 +180,6 @@ def nothing_of_the_old_schema_is_left(board: Board) -> Iterator[str]:
 RULES = (
     panels_explain_themselves, ids_and_titles_are_unique, panels_do_not_overlap, variables_are_used,
     datasource_is_a_variable, metrics_exist, counters_are_rated_and_gauges_are_not, quantiles_keep_le,
+    buckets_of_engines_are_never_added_up, links_lead_to_dashboards_and_take_the_variables,
     sums_are_divided_by_their_counts, units_fit_the_metrics, nothing_of_the_old_schema_is_left,
 )  # fmt: skip

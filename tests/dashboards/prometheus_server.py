@@ -39,7 +39,7 @@ def figures(base: str, expr: str) -> list[float]:
 
 def as_grafana_asks(expr: str, window: str = "10s") -> str:
     replaced = expr.replace("$__rate_interval", window).replace("$__range", "1m")
-    return replaced.replace("$model_name", ".+").replace("$instance", ".+")
+    return replaced.replace("$job", ".+").replace("$model_name", ".+").replace("$instance", ".+")
 
 
 def draws(numbers: list[float]) -> bool:
@@ -49,13 +49,15 @@ def draws(numbers: list[float]) -> bool:
 
 
 @contextlib.contextmanager
-def scraping(folder: Path, target: str, scrapes: int) -> Iterator[str]:
-    """Its base URL, once it has scraped the target (host:port) so many times, once a second."""
+def scraping(folder: Path, *targets: str, scrapes: int) -> Iterator[str]:
+    """Its base URL, once it has scraped our server among the targets (host:port) so many times, once a second."""
     config = yaml.safe_load(contents()["prometheus.yaml"])
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-    config["scrape_configs"][0]["static_configs"][0]["targets"] = [target]
+    config["scrape_configs"][0]["static_configs"][0]["targets"] = [*targets]
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
-    fast = json.loads(json.dumps(rules()).replace('"15s"', '"1s"').replace("[5m]", "[10s]"))
+    fast = json.loads(
+        json.dumps(rules()).replace('"15s"', '"1s"').replace("[5m]", "[10s]")
+    )  # of the neutral names, too
     (folder / "rules.yaml").write_text(yaml.safe_dump(fast))
     port = free_port()
     process = subprocess.Popen(

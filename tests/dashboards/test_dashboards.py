@@ -28,8 +28,11 @@ def test_generated_files_are_what_the_catalogue_gives(tmp_path):
         )
 
 
-def test_there_is_one_dashboard_a_lifecycle_and_one_of_a_fleet():
-    names = (*LIFECYCLES, "fleet")
+ACROSS = ("sojourn-fleet.json", "sojourn-saturation.json", "sojourn-drilldown.json")  # of metrics that others show
+
+
+def test_there_is_one_dashboard_a_lifecycle_one_of_a_fleet_and_two_tiers_for_every_engine():
+    names = (*LIFECYCLES, "fleet", "saturation", "drilldown")
     assert {board["uid"] for board in BOARDS.values()} == {f"sojourn-{name}" for name in names}
 
 
@@ -50,7 +53,7 @@ def test_dashboard_has_no_fault(name):
 def test_every_metric_stands_on_exactly_one_dashboard():
     shown = Counter()
     for name, board in BOARDS.items():
-        if name == "sojourn-fleet.json":  # of the same metrics, by server
+        if name in ACROSS:
             continue
         on_board = {metric.name for _, expr in expressions(board) for metric in metrics_of(expr)}
         shown.update(on_board)
@@ -132,7 +135,8 @@ def test_unknown_metric_in_a_rule_is_refused():
     for group in rules()["groups"]:
         for rule in group["rules"]:
             for word in rule["expr"].replace("(", " ").split():
-                if word.startswith("model_name:"):
+                if word.startswith(("model_name:", "llm:")):
+                    word = word.split("{")[0].split("[")[0].rstrip(")")
                     assert word in named, f"{word} is used and never recorded"
 
 

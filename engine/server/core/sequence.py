@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections import deque
+from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -134,6 +135,12 @@ class ModeratedPieces(Protocol):
 
     def take(self) -> TextPiece | None: ...
     def close(self) -> None: ...
+
+
+def oldest_wait_seconds(streams: Iterable["SequenceStream"]) -> float:
+    """The age of the oldest sequence without a token, since its prompt was ready; 0 where there is none."""
+    since = [stream.request.encoded_ns for stream in streams if not stream.token_ns and stream.ended is None]
+    return max(0, time.monotonic_ns() - min(since)) / 1e9 if since else 0.0
 
 
 class SequenceStream:

@@ -1,0 +1,112 @@
+"""Two tiers for every engine: is a user hurt and which resource is full, then the same server by lifecycle.
+
+All panels use the neutral names, so they fill from our engine, vLLM and SGLang. A panel stays empty for an engine that
+does not tell its figure; `docs/foreign-servers.md` says which those are.
+"""
+
+from dashboards.content import Row
+from dashboards.neutral import PRESENT, SPAN_REQUESTS, SPAN_SECONDS
+from dashboards.views import Panel, Query, by_server, gauge, rate
+
+DRILLDOWN = "sojourn-drilldown"
+_EACH = "{{instance}} ({{engine}})"
+_SERVER = "engine, instance"
+_GOOD = 'objective="all_objectives"'
+_JUDGED = "sojourn_request_objective_total"
+_LOOKUPS = "llm:memory_prefix_tokens_total"
+_ENDED = "llm:request_finished_total"
+
+
+def _one(title: str, unit: str, expr: str, legend: str = _EACH, **options) -> Panel:
+    return Panel(title, unit, (Query(expr, legend),), **options)
+
+
+def _of_servers(name: str, operator: str = "sum") -> str:
+    return gauge(name, by=_SERVER, operator=operator)
+
+
+def _rates(name: str, where: str = "") -> str:
+    return rate(name, by=_SERVER, where=where)
+
+
+def _part(part: str, whole: str) -> str:
+    return f"{part} / ({whole} > 0)"
+
+
+SATURATION = (
+    Row("Is a user hurt?", (
+        _one("Attainment, by server", "percentunit",
+             _part(rate(_JUDGED, by="instance", where=f'{_GOOD},outcome="met"'),
+                   rate(_JUDGED, by="instance", where=_GOOD)),
+             "{{instance}}", width=6, opens="sojourn-request",
+             note="Share of the ended requests that met every objective. Only our engine counts it."),
+        by_server("Time to first token, p90", "llm:request_ttft_seconds", 0.9, "ttft_ms", width=6, opens=DRILLDOWN),
+        by_server("Time per output token, p90", "llm:request_tpot_seconds", 0.9, "tpot_ms", width=6, opens=DRILLDOWN),
+        by_server("End to end, p90", "llm:request_e2e_seconds", 0.9, "e2e_ms", width=6, opens=DRILLDOWN),
+        Panel("Failed and refused, by server", "reqps", (
+            Query(_rates(_ENDED, 'outcome=~"error|abort"'), f"{_EACH} failed or aborted"),
+            Query(_rates("llm:request_rejected_total"), f"{_EACH} refused"),
+        ), width=12, opens="sojourn-request", note="SGLang tells no outcome. An abort is the client's doing."),
+        _one("Age of the oldest request without a token", "s",
+             gauge("sojourn_request_oldest_wait_seconds", by="instance", operator="max"), "{{instance}}", width=12,
+             limits=(5, 30), opens="sojourn-request", note="Shows a hang, in which latencies stay flat."),
+    )),
+    Row("Which resource is full?", (
+        _one("KV cache in use", "percentunit", _of_servers("llm:memory_kv_usage_ratio", "max"), limits=(0.9, 0.95),
+             opens=DRILLDOWN),
+        _one("Requests waiting", "suffix: requests", _of_servers("llm:request_waiting"), limits=(1, 10),
+             opens=DRILLDOWN, note="Beside a KV cache that is not full, the batch cap or the token budget holds them."),
+        _one("Requests running", "suffix: requests", _of_servers("llm:request_running"), opens=DRILLDOWN),
+        _one("Preemptions", "reqps", _rates("llm:memory_preemptions_total"), limits=(0.1, 1), opens=DRILLDOWN),
+        _one("Prefix hits", "percentunit", _part(_rates(_LOOKUPS, 'result="hit"'), _rates(_LOOKUPS)),
+             opens="sojourn-memory"),
+        _one("Device busy", "percentunit", _rates("llm:compute_device_seconds_total"), limits=(0.9, 1),
+             opens="sojourn-compute", note="Share of wall time. vLLM does not tell it."),
+    )),
+    Row("The servers", (
+        _one("Servers that answer", "suffix: servers", f"count by (engine) ({_of_servers(PRESENT)})", "{{engine}}",
+             shape="number", width=4),
+        _one("Requests ended", "reqps", _rates(_ENDED), shape="stack", width=10),
+        _one("Tokens generated", "suffix: tokens/s", _rates("llm:token_generated_tokens_total"), shape="stack",
+             width=10),
+    )),
+)  # fmt: skip
+
+_SPAN = "span, engine"
+DRILL = (
+    Row("Request: where does its time go?", (
+        _one("Mean time of a request, by part", "s",
+             f"({_part(rate(SPAN_SECONDS, by=_SPAN), rate(SPAN_REQUESTS, by=_SPAN))}) > 0.00001",
+             "{{span}} ({{engine}})", shape="stack", width=12,
+             note="Of our engine the accounts of the ledger, of others the stretches that they measure as a whole."),
+        by_server("Time in the queue, p90", "llm:request_queue_seconds", 0.9, width=12,
+                  note="Others count waits for KV blocks in it, too."),
+        by_server("Time to first token, p50", "llm:request_ttft_seconds", 0.5, "ttft_ms"),
+        by_server("Time to first token, p99", "llm:request_ttft_seconds", 0.99, "ttft_ms"),
+        by_server("End to end, p99", "llm:request_e2e_seconds", 0.99, "e2e_ms"),
+    )),
+    Row("Token: what was asked, what came out?", (
+        by_server("Prompt length, p90", "llm:request_prompt_length_tokens", 0.9),
+        by_server("Output length, p90", "llm:request_output_length_tokens", 0.9),
+        _one("Prompt tokens", "suffix: tokens/s", _rates("llm:token_prompt_tokens_total"), shape="stack"),
+        by_server("Inter-token latency, p50", "llm:request_itl_seconds", 0.5),
+        by_server("Inter-token latency, p99", "llm:request_itl_seconds", 0.99),
+        _one("Drafts accepted", "percentunit",
+             _part(_rates("llm:token_accepted_tokens_total"), _rates("llm:token_drafted_tokens_total")),
+             note="Of speculative decoding; empty without it."),
+    )),
+    Row("Compute: is the device the limit?", (
+        _one("Batch: requests running", "suffix: requests", _of_servers("llm:request_running"), width=12,
+             opens="sojourn-compute", note="A flat top is the batch cap."),
+        _one("Busy share of the device", "percentunit", _rates("llm:compute_device_seconds_total"), limits=(0.9, 1),
+             width=12, opens="sojourn-compute"),
+    )),
+    Row("Memory: is the KV cache the limit?", (
+        _one("KV cache, fullest pool", "percentunit", _of_servers("llm:memory_kv_usage_ratio", "max"),
+             limits=(0.9, 0.95), opens="sojourn-memory"),
+        _one("Preemptions per ended request", "percentunit",
+             _part(_rates("llm:memory_preemptions_total"), _rates(_ENDED)), limits=(0.1, 0.5), opens="sojourn-memory"),
+        _one("Prompt tokens found in the prefix cache", "percentunit",
+             _part(_rates(_LOOKUPS, 'result="hit"'), _rates(_LOOKUPS)), opens="sojourn-memory"),
+    )),
+)  # fmt: skip
