@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 def diagnose_run(run: "RunDirectory", against: "RunDirectory | None" = None) -> "Diagnosis":
     """Diagnoses a run and writes its diagnosis.json; a disk that does not take the file costs nothing but the file."""
-    from metrics.diagnosis.diagnose import diagnose
+    from metrics.live.recorded import diagnose_recorded
     from scripting.predictor import predictor
 
-    diagnosis = diagnose(run, against, predictor=predictor(run))
+    diagnosis = diagnose_recorded(run, against, predictor(run))
     try:
         run.write_json("diagnosis.json", msgspec.to_builtins(diagnosis))
     except OSError as error:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def diagnosis_of(run: RunDirectory, against: RunDirectory | None = None, *, fresh: bool = False) -> Diagnosis:
     """The diagnosis that lies with the run, if it is of this version and nothing else is asked; else one made now.
     Writes nothing."""
-    from metrics.diagnosis.diagnose import diagnose
+    from metrics.live.recorded import diagnose_recorded
     from scripting.predictor import predictor
 
     file = run.path / "diagnosis.json"
@@ -36,7 +36,7 @@ def diagnosis_of(run: RunDirectory, against: RunDirectory | None = None, *, fres
             stored = None
         if stored is not None and stored.against is None:
             return stored
-    return diagnose(run, against, predictor=predictor(run))
+    return diagnose_recorded(run, against, predictor(run))
 
 
 def replay_of(run: RunDirectory, changes: "Sequence[Change]", *, processes: int = 1) -> Replay:

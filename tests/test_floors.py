@@ -57,7 +57,7 @@ MAY_IMPORT = {
     },
     "metrics.live": {
         "metrics.diagnosis", "metrics.sources", "metrics.probe", "metrics.request", "metrics.run", "metrics.records",
-        "metrics.ledger", "metrics.errors",
+        "metrics.machine", "metrics.replay", "metrics.ledger", "metrics.errors",
     },
     "metrics.diagnosis.score": {
         "metrics.diagnosis", "metrics.replay", "metrics.sources", "metrics.request", "metrics.run", "metrics.ledger",

@@ -13,6 +13,7 @@ DEFAULT_PORT = 8501
 # Each page with its icon of Material Symbols.
 PAGES = {
     "overview": "speed",
+    "live": "monitor_heart",  # of servers that run now; needs no run
     "symptoms": "stethoscope",
     "diagnose": "troubleshoot",
     "predictions": "fact_check",

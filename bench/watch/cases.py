@@ -12,7 +12,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,8 +74,8 @@ CASES = (
          ("token_budget_large", "head_of_line", "prefill_chunk"), {"max_num_batched_tokens": 4096},
          _with("--max-num-batched-tokens", "2048"), 4.0, slo={"ttft_ms": 1000.0, "tpot_ms": 15.0}),
     Case("overload", [CHAT], 60, ("overload",), vllm_rate_rps=25.0),
-    Case("slow-reader", [CHAT | {"output_tokens": 500}], 3, ("slow_reader", "slow_writer", "slow_network"),
-         network=Network(fault="network", kib_per_s=6, share=0.34), slo={"ttft_ms": 500.0, "e2e_ms": 8000.0},
+    Case("slow-reader", [CHAT | {"output_tokens": 200}], 6, ("slow_reader", "slow_writer", "slow_network"),
+         network=Network(fault="network", kib_per_s=8, share=0.34), slo={"ttft_ms": 500.0, "e2e_ms": 3000.0},
          vllm_rate_rps=1.5),
 )  # fmt: skip
 
@@ -124,20 +124,35 @@ def _watch(
         "records, SLO": Watched(Observer(url, url, case.slo), records),
     }
     said: dict[str, list[dict[str, Any]]] = {name: [] for name in views}
-    _scrape(url, views, said, until=time.monotonic() + BEFORE_S, began=time.monotonic() + BEFORE_S)
+    attached = time.monotonic()
+    _scrape(url, views, said, lambda _: time.monotonic() > attached + BEFORE_S)
     with _reached(case, url, folder) as reached:
         load = _load(case, folder, reached, rate_rps)
-        began = time.monotonic()
-        _scrape(url, views, said, until=began + LOAD_S, began=began)
+        _scrape(url, views, said, lambda came: came is not None and time.monotonic() > came + LOAD_S)
         load.terminate()
         load.wait()
-    return said, {name: msgspec.to_builtins(each.shown) for name, each in views.items()}
+    return _since_the_load(said, views["metrics"]), {
+        name: msgspec.to_builtins(each.shown) for name, each in views.items()
+    }
+
+
+def _came_s(watched: Watched) -> float | None:
+    """When the first requests were seen in the server, by this host's clock."""
+    moments = watched.observer.history
+    return next((moment.ns / 1e9 for moment in moments if moment.running or moment.requests_per_s), None)
+
+
+def _since_the_load(said: dict[str, list[dict[str, Any]]], watched: Watched) -> dict[str, list[dict[str, Any]]]:
+    came = _came_s(watched) or 0.0
+    return {name: [each | {"s": round(each["s"] - came, 1)} for each in entries] for name, entries in said.items()}
 
 
 def _scrape(
-    url: str, views: Mapping[str, Watched], said: dict[str, list[dict[str, Any]]], until: float, began: float
-) -> None:
-    while (now := time.monotonic()) < until:
+    url: str, views: Mapping[str, Watched], said: dict[str, list[dict[str, Any]]],
+    over: Callable[[float | None], bool],
+) -> None:  # fmt: skip
+    while not over(_came_s(views["metrics"])):
+        now = time.monotonic()
         began_ns = time.monotonic_ns()
         _, body = fetch(f"{url}/metrics", timeout_s=5.0)
         read_ns = time.monotonic_ns()
@@ -147,15 +162,11 @@ def _scrape(
             for change in view.judge(read_ns):
                 found = view.shown.findings
                 said[name].append({
-                    "s": round(read_ns / 1e9 - began, 1), "state": change.state, "key": found[0].key if found else "",
+                    "s": read_ns / 1e9, "state": change.state, "key": found[0].key if found else "",
                     "all": [each.key for each in found], "reads": view.shown.reads, "sentence": change.sentence,
                 })  # fmt: skip
-                print(f"{case_time(said[name][-1])} {name}: {change.state}: {change.sentence}", flush=True)
+                print(f"{time.strftime('%H:%M:%S')} {name}: {change.state}: {change.sentence}", flush=True)
         time.sleep(max(0.0, now + 1.0 - time.monotonic()))
-
-
-def case_time(entry: Mapping[str, Any]) -> str:
-    return f"{entry['s']:6.1f} s"
 
 
 @contextmanager
@@ -174,7 +185,7 @@ def _load(case: Case, folder: Path, url: str, rate_rps: float) -> subprocess.Pop
     scenario = {
         "description": case.name,
         "target": {"api": "completions", "usage": "continuous", "tokenizer": str(TINY_MODEL), "timeout_s": 120},
-        "arrivals": {"process": "poisson", "rate_rps": rate_rps, "duration_s": LOAD_S},
+        "arrivals": {"process": "poisson", "rate_rps": rate_rps, "duration_s": 2 * LOAD_S},
         "workload": {"classes": case.classes},
         "objectives": [{"klass": "all", "source": "our own choice", **case.slo}],
         "measure": {"seed": 1, "warmup_requests": 2},
@@ -199,7 +210,7 @@ def table(folder: Path, cases: tuple[Case, ...] | list[Case]) -> str:
 
 def _cell(case: Case, said: list[dict[str, Any]]) -> str:
     during = [each for each in said if each["s"] > 0]
-    alarms = [each for each in during if each["key"] or each["state"] == "cannot tell"]
+    alarms = [each for each in during if each["state"] in ("degraded", "overloaded", "cannot tell")]
     if not case.keys:
         return "silent" if not alarms else f"**false**: `{alarms[0]['key'] or alarms[0]['state']}`"
     right = next((each for each in alarms if each["key"] in case.keys), None)

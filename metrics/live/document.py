@@ -30,7 +30,7 @@ class Met(msgspec.Struct, frozen=True, kw_only=True):
 class Part(msgspec.Struct, frozen=True, kw_only=True):
     """A part of the mean request's time in the server, of the requests that ended in the window."""
 
-    name: str  # queue, prefill, decode, others' prompts, memory, writing, rest
+    name: str  # queue, prefill, decode, others' prompts, memory, writing, host, text, rest
     mean_ms: float
     share: float  # of the mean end-to-end latency, 0 to 1
 

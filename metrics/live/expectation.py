@@ -82,7 +82,7 @@ def lost_time(facts: Facts, grown: Growth, objectives: Mapping[str, float], show
     else:
         missed = any(1 - each.at_most > TOLERATED_MISSES for each in shown)
         found = _beyond_own_work(facts, grown, 1.0 if missed else STRETCH)
-    losses = [each for each in _losses(facts.server) if not (found and each.error == QUEUE_FULL)]
+    losses = [each for each in losses_of(facts.server) if not (found and each.error == QUEUE_FULL)]
     return sorted([*found, *losses], key=lambda excess: -excess.missed)
 
 
@@ -163,7 +163,7 @@ def _stalled_writes(facts: Facts) -> list[Excess]:
     return [_excess("e2e_ms", whole_ms - span.mean_ms, number, number, whole_ms, WORK, {STREAM: span.mean_ms})]
 
 
-def _losses(view: ServerView) -> list[Excess]:
+def losses_of(view: ServerView) -> list[Excess]:
     """Requests that the server refused or failed, one excess for each kind."""
     ended = of_family(view.totals, FINISHED) or 0.0
     failed = view.totals.get(key(FINISHED, (("outcome", "error"),)), 0.0)

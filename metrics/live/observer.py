@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from metrics.live.document import Now, Part, WatchedServer
-from metrics.live.expectation import HISTOGRAMS
+from metrics.live.expectation import HISTOGRAMS, losses_of
 from metrics.live.verdict import Verdict, verdict
 from metrics.live.window import Window
 from metrics.sources.source import Source
@@ -35,7 +35,8 @@ PROMPT_TOKENS, OUTPUT_TOKENS = "sojourn_token_prompt_tokens_total", "sojourn_tok
 PHASES = {
     "request.queue": "queue", "request.admission": "queue", "memory.blocked": "queue", "request.quota": "queue",
     "compute.prefill": "prefill", "compute.decode": "decode", "request.interference": "others' prompts",
-    "memory.preempted": "memory", "memory.recompute": "memory", "request.stream": "writing",
+    "memory.preempted": "memory", "memory.recompute": "memory", "request.stream": "writing", "compute.host": "host",
+    "token.encode": "text", "token.sample": "text", "token.decode": "text",
 }  # fmt: skip
 REST = "rest"
 UNREACHABLE_AFTER = 3  # failed scrapes in a row: one may be a hiccup
@@ -69,7 +70,7 @@ class Observer:
         self.window = Window(window_s + 5.0)
         self.history: deque[Moment] = deque()
         self._events: list[str] = []
-        self._objectives, self.window_s = dict(objectives), window_s
+        self.objectives, self.window_s = dict(objectives), window_s
         self._stand_in: dict[str, float] = {}
         self._failures, self._problem = 0, "no scrape was made yet"
         self._seen = False
@@ -103,7 +104,7 @@ class Observer:
 
     def bounds(self) -> dict[str, float]:
         """The objectives; without some, those that stand in for them where time is lost, in ms."""
-        return self._objectives or self._stand_in
+        return self.objectives or self._stand_in
 
     @property
     def problem(self) -> str:
@@ -170,7 +171,7 @@ class Observer:
         if found is None:
             return self._unseen()
         view, grown = found
-        judged = verdict(view, grown, self._objectives, self.batch_gain())
+        judged = verdict(view, grown, self.objectives, self.batch_gain())
         self._stand_in = judged.stand_in
         return self._document(view, judged)
 
@@ -223,6 +224,7 @@ class Observer:
             found.append(f"{view.failed_scrapes} scrapes of the window failed")
         if view.restarts:
             found.append("the server began anew within the window: what it counted just before is lost")
+        found += [f"{lost.missed:,} of {lost.sent:,} requests were lost: {lost.error}" for lost in losses_of(view)]
         if self.window.first_ns is not None and view.seconds < 0.9 * self.window_s:
             found.append(f"the window has {view.seconds:.0f} of {self.window_s:.0f} s yet")
         return found

@@ -24,6 +24,7 @@ STYLES = {
 PART_COLOURS = {
     "queue": COLOURS["request"], "prefill": COLOURS["compute"], "decode": COLOURS["compute"],
     "others' prompts": COLOURS["request"], "memory": COLOURS["memory"], "writing": COLOURS["request"],
+    "host": COLOURS["compute"], "text": COLOURS["token"],
     "rest": COLOURS["client"],
 }  # fmt: skip
 TICKS = "▁▂▃▄▅▆▇█"

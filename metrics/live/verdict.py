@@ -164,7 +164,8 @@ def _what_is_lost(excess: Excess) -> str:
         return (
             f"Mean time of {quantity}: {_ms(excess.mean_ms)}, of which the request's own work is {_ms(excess.bound_ms)}"
         )
-    return f"At least {share:.0%} of the requests miss {short(excess.objective)} ≤ {excess.bound_ms:g} ms"
+    some = "All requests" if share > 0.995 else f"At least {share:.0%} of the requests"
+    return f"{some} miss {short(excess.objective)} ≤ {excess.bound_ms:g} ms"
 
 
 def _ms(value: float) -> str:

@@ -89,8 +89,12 @@ class Watcher:
         records: Sequence[Path] = (),
         prometheus: Sequence[str] = (),
         select: str = "",
+        unasked_s: float | None = None,
     ):
-        """Raises InputError for an address that is none. `records`: folders on this host, one a server."""
+        """Raises InputError for an address that is none. `records`: folders on this host, one a server.
+
+        With `unasked_s` the threads end by themselves once `watch()` was not called for so long.
+        """
         if not urls and not prometheus:
             raise InputError("no server is named; give an address such as http://127.0.0.1:8000")
         if len(records) > len(urls):
@@ -103,9 +107,11 @@ class Watcher:
         self._objectives, self._window_s, self._interval_s = dict(objectives or {}), window_s, interval_s
         self._select, self._lock, self._stopping = select, threading.Lock(), threading.Event()
         self._servers: dict[str, Watched] = {}
+        self._unasked_s, self._asked_s = unasked_s, time.monotonic()
         self._problems: dict[str, str] = {}  # of each Prometheus
         for place, base in enumerate(base for base in bases if base not in found):
             self._servers[base] = Watched(self._observer(base, base), records[place] if place < len(records) else None)
+        self.bases = [*self._servers, *found, *held]
         loops: list[tuple[Callable[[str], None], str]] = [(self._scrape, base) for base in self._servers]
         loops += [(self._ask, base) for base in (*found, *held)]
         self._threads = [
@@ -123,8 +129,15 @@ class Watcher:
             if thread.ident is not None:
                 thread.join(TIMEOUT_S)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it watches no more."""
+        unasked = self._unasked_s is not None and time.monotonic() - self._asked_s > self._unasked_s
+        return unasked or self._stopping.is_set()
+
     def watch(self, *, steady: bool = True) -> Watch:
         """What the windows show. `steady` False: the verdict of this moment, without waiting whether it stands."""
+        self._asked_s = time.monotonic()
         with self._lock:
             servers = [each.shown if steady else each.raw for each in self._servers.values()]
             servers += [_unreachable(base, why) for base, why in self._problems.items() if why]
@@ -170,7 +183,7 @@ class Watcher:
     def _scrape(self, base: str) -> None:
         """The loop of a server that is read directly."""
         server, due = self._servers[base], time.monotonic()
-        while not self._stopping.is_set():
+        while not self.is_over:
             began_ns = time.monotonic_ns()
             rows, problem = _page(base, began_ns)
             now_ns = time.monotonic_ns()
@@ -196,7 +209,7 @@ class Watcher:
         """The loop of a Prometheus: its history first, then what is new."""
         last: dict[str, int] = {}
         window_s, wait_s, ask_s = self._window_s, self._interval_s, float(HISTORY_S)
-        while not self._stopping.is_set():
+        while not self.is_over:
             try:
                 held = held_scrapes(base, ask_s, self._select)
                 self._problems[base] = "" if held or last else NO_ENGINES.format(base, ask_s)

@@ -1,0 +1,46 @@
+"""A recorded watch opens as a run, with the verdict that it had."""
+
+import pytest
+
+from commands.summary import diagnose_run
+from metrics.errors import RunDataError
+from metrics.live import records
+from metrics.live.recorded import record
+from metrics.live.records import diagnose_window
+from metrics.run.directory import RunDirectory
+from metrics.run.server_alone import SERVER_ALONE
+from tests.metrics.foreign import steady
+from tests.metrics.live_pages import observed
+from tests.metrics.synthetic import synthetic_run
+
+WAITING = steady(100, every_s=0.4, queue_s=2.0)
+
+
+@pytest.mark.parametrize("objectives", [{}, {"ttft_ms": 500.0}], ids=["own work", "objective"])
+def test_its_diagnosis_is_the_verdict_of_the_watch(tmp_path, objectives):
+    observer = observed(WAITING, 40, lambda _: (4, 6, 0.2), objectives)
+    said = observer.watched()
+    found = diagnose_run(RunDirectory.open(record(observer, tmp_path)))
+    assert (found.state, found.headline) == (said.state, said.headline)
+    assert [each.key for each in found.findings] == [each.key for each in said.findings] == ["batch_cap"]
+    assert found.server.finished == said.view.finished
+
+
+def test_nothing_is_recorded_of_a_server_that_never_answered(tmp_path):
+    with pytest.raises(RunDataError, match="two scrapes"):
+        record(observed([], 0, lambda _: (0, 0, 0.0)), tmp_path)
+
+
+def test_records_give_the_full_diagnosis_of_their_last_seconds(tmp_path, monkeypatch):
+    """The records of a server with a cap of its batch, without any client's."""
+    run = synthetic_run(tmp_path / "server", plant="small_batch_cap", requests=120)
+    for file in run.sources("client"):
+        file.unlink()
+    run.update_meta(valid=False, invalid_reasons=[SERVER_ALONE], objectives=[])
+    ended_ns = int(run.table("requests").finished_ns.max())
+    monkeypatch.setattr(records.time, "monotonic_ns", lambda: ended_ns)
+    bounds = {"ttft_ms": 300.0, "tpot_ms": 60.0}
+    whole, last = diagnose_window(run.path, 1e6, bounds), diagnose_window(run.path, 3.0, bounds)
+    assert whole.findings[0].key == "batch_cap" and whole.goodput[0].sent == 120
+    assert 0 < last.goodput[0].sent < 120
+    assert diagnose_window(run.path, 1e-3, bounds) is None
