@@ -187,10 +187,9 @@ class Observer:
         )  # fmt: skip
 
     def _unseen(self) -> WatchedServer:
-        waits = not self._failures and len(self.window.answered) == 1
-        headline = (
-            "One scrape was answered; a second one tells what grew" if waits else f"Cannot be read: {self._problem}"
-        )
+        waits = self._failures < UNREACHABLE_AFTER
+        looks = f"Looking: {self._problem}" if self._problem else "Looking: a second scrape tells what grew"
+        headline = looks if waits else f"Cannot be read: {self._problem}"
         source = self.window.source
         return WatchedServer(
             url=self.url, name=self.name, source=source.key if source else None,

@@ -41,7 +41,7 @@ def test_page_watches_the_server_of_the_address(live):
     with serving(pages(page())) as url:
         app = live(url=url)
         deadline = time.monotonic() + 10
-        while "sj-tile" not in html(app):
+        while 'sj-name">output' not in html(app):
             assert time.monotonic() < deadline and not app.exception
             time.sleep(0.5)
             app = app.run()
