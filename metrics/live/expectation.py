@@ -11,6 +11,7 @@ import pandas as pd
 
 from metrics.diagnosis.excess import SERVED, Excess
 from metrics.diagnosis.facts import Facts
+from metrics.diagnosis.rules.without_steps import PREDICTION
 from metrics.diagnosis.server_means import mean_excess, quantity_means, shows_ledger
 from metrics.diagnosis.symptoms import TOLERATED_MISSES
 from metrics.live.document import Met
@@ -36,7 +37,6 @@ LOST_SHARE, FEWEST_LOST = 0.05, 3  # of the requests: fewer refusals and errors 
 WASTED = ("miss_disabled", "miss_evicted")  # prompt tokens that a larger cache, or one that is on, would have had
 WASTE = 0.3  # of the prompt tokens
 WORK = "what their own work takes"
-FAMILY = {name: name.removeprefix("sojourn_request_") for name in HISTOGRAMS.values()}
 
 
 def met(grown: Growth, view: ServerView, objectives: Mapping[str, float]) -> list[Met]:
@@ -121,6 +121,7 @@ def _beyond_own_work(facts: Facts, grown: Growth, stretch: float) -> list[Excess
         others = {account: ms for account, ms in means.items() if _is_others(account)}
         if means:
             scale = mean_ms / sum(means.values())  # a time per token: the means are of the whole decode
+            others |= _slowed(facts, means)
             others |= _wasted(facts, means) if name == "ttft_ms" else {}
             above = {account: ms * scale for account, ms in others.items()}
         else:
@@ -136,6 +137,16 @@ def _beyond_own_work(facts: Facts, grown: Growth, stretch: float) -> list[Excess
 def _is_others(account: str) -> bool:
     """Whether an account is no work of the request itself: waits, others' work, what is computed again."""
     return account.split(".")[0] in ("request", "memory")
+
+
+def _slowed(facts: Facts, means: Mapping[str, float]) -> dict[str, float]:
+    """The part of the own steps that is above what their composition explains, where that is clearly so."""
+    shown = facts.server.latencies.get(PREDICTION)
+    if shown is None or shown.mean < STRETCH:
+        return {}
+    return {
+        account: (1 - 1 / shown.mean) * means.get(account, 0.0) for account in ("compute.prefill", "compute.decode")
+    }
 
 
 def _wasted(facts: Facts, means: Mapping[str, float]) -> dict[str, float]:

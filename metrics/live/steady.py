@@ -1,5 +1,6 @@
 """What is said of a server as time passes: a verdict must stand for some seconds before it is said, or taken back."""
 
+import time
 from dataclasses import dataclass
 
 import msgspec
@@ -9,6 +10,7 @@ from metrics.live.document import WatchedServer
 LOOKS_FIRST_S = 10.0  # of scrapes, before anything is said of a server
 STANDS_S = 5.0  # that a finding must be there before it is said
 GONE_S = 15.0  # ... and must be gone before it is taken back
+WALL_NS = 10**18  # since 1970: beyond it a moment is of the wall clock, as no host is up for 30 years
 LOOKING = "Looking: a verdict takes {:.0f} s of scrapes"
 
 
@@ -20,6 +22,12 @@ class Change:
     server: str
     state: str
     sentence: str
+
+
+def clock(ns: int) -> str:
+    """The local time of a moment: of the monotonic clock, or of a Prometheus, whose scrapes have the wall clock's."""
+    seconds = ns / 1e9 if ns > WALL_NS else time.time() - (time.monotonic_ns() - ns) / 1e9
+    return time.strftime("%H:%M:%S", time.localtime(seconds))
 
 
 class Steady:

@@ -1,7 +1,6 @@
 """A watch on the terminal: a page to leave open, a report, and a line for each change."""
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ from metrics.diagnosis.verdict import Finding
 from metrics.ledger import COLOURS
 from metrics.live.document import Met, Now, Watch, WatchedServer
 from metrics.live.observer import Moment
-from metrics.live.steady import Change
+from metrics.live.steady import Change, clock
 
 STYLES = {
     "healthy": "bold green", "idle": "green", "degraded": "bold yellow", "overloaded": "bold red",
@@ -76,7 +75,9 @@ def report(watch: Watch) -> RenderableType:
 
 def change_line(change: Change) -> str:
     """A line of a log."""
-    return f"{time.strftime('%H:%M:%S')}  {change.server}  {change.state}: {change.sentence}"
+    said = change.sentence
+    state = "" if said.lower().startswith(change.state) else f"{change.state}: "
+    return f"{clock(change.ns)}  {change.server}  {state}{said}"
 
 
 def _servers(watch: Watch) -> Table:
@@ -122,7 +123,7 @@ def _reads(server: WatchedServer) -> str:
     return f"{'its records and ' if server.reads == 'records' else ''}/metrics ({server.scrapes} scrapes{failed})"
 
 
-def _now(server: WatchedServer, now: Now, history: Sequence[Moment]) -> Table:
+def _now(server: WatchedServer, now: Now, history: Sequence[Moment]) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(justify="right", no_wrap=True)
@@ -136,9 +137,8 @@ def _now(server: WatchedServer, now: Now, history: Sequence[Moment]) -> Table:
     means = [("TTFT", server.ttft_ms), ("TPOT", server.tpot_ms), ("end to end", server.e2e_ms)]
     line = " · ".join(f"{name} {_number(ms)} ms" for name, ms in means if ms is not None)
     hits = f"prefix hits {server.hit_rate:.0%}" if server.hit_rate is not None else ""
-    if line or hits:
-        grid.add_row("means", "", " · ".join(filter(None, (line, hits))))
-    return grid
+    means_line = " · ".join(filter(None, (line, hits)))
+    return Group(grid, Text.assemble(("means  ", "dim"), means_line)) if means_line else grid
 
 
 def _met(met: Sequence[Met]) -> Table:

@@ -1,10 +1,9 @@
 """Live servers as HTML: the verdict, the figures of now, a line for each server, what changed."""
 
-import time
 from collections.abc import Sequence
 
 from metrics.live.document import Watch, WatchedServer
-from metrics.live.steady import Change
+from metrics.live.steady import Change, clock
 from ui.markup import fragments
 from ui.text import number, percent, prose, safe
 from ui.theme import STATE_COLOURS
@@ -74,9 +73,9 @@ def sentences(found: Sequence[str]) -> str:
     return fragments.wrap("".join(f'<div class="sj-warning">{prose(each)}</div>' for each in found))
 
 
-def changes(said: Sequence[Change], now_ns: int) -> str:
+def changes(said: Sequence[Change]) -> str:
     """The last of what was said, newest first."""
-    rows = [[_clock(change.ns, now_ns), change.server, change.state, change.sentence] for change in reversed(said)]
+    rows = [[clock(change.ns), change.server, change.state, change.sentence] for change in reversed(said)]
     return fragments.table(["at", "server", "state", "what was said"], rows)
 
 
@@ -87,12 +86,6 @@ def profile(found: dict) -> str:
         for name, each in sorted(found["classes"].items(), key=lambda item: -item[1]["ns"])
     ]
     return fragments.table(["class", "time", "share"], rows, right=(1, 2))
-
-
-def _clock(ns: int, now_ns: int) -> str:
-    """The wall clock of a moment of the monotonic clock; of a Prometheus it is the wall clock itself."""
-    seconds = ns / 1e9 if ns > 10**18 else time.time() - (now_ns - ns) / 1e9
-    return time.strftime("%H:%M:%S", time.localtime(seconds))
 
 
 def _between(low: float, high: float) -> str:

@@ -1,7 +1,6 @@
 """Live: what servers suffer from now, by their own metrics, refreshed each second."""
 
 import ipaddress
-import time
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
@@ -170,7 +169,7 @@ def show() -> None:
         st.html(markup.sentences([*server.unknown, *server.warnings]))
     if said := watcher.changes():
         st.subheader("What changed", anchor=False)
-        st.html(markup.changes(said[-SHOWN_CHANGES:], time.monotonic_ns()))
+        st.html(markup.changes(said[-SHOWN_CHANGES:]))
 
 
 show()
