@@ -24,8 +24,8 @@ def open(path: Path | str) -> "Run":
 
 
 def list_runs(folder: Path | str = "runs") -> "pd.DataFrame":
-    """The runs in a folder, newest first, one row each. Columns: see `scripting.documents.ListedRun`."""
-    from scripting.listing import frame_of, list_runs
+    """The runs in a folder, newest first, one row each. Columns: see `metrics.run.listing.ListedRun`."""
+    from metrics.run.listing import frame_of, list_runs
 
     return frame_of(list_runs(Path(folder)))
 

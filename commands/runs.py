@@ -10,7 +10,7 @@ from rich.text import Text
 from commands.cli import RUNS, out, print_json
 
 if TYPE_CHECKING:
-    from scripting.documents import ListedRun
+    from metrics.run.listing import ListedRun
 
 COLOURS = {"healthy": "green", "degraded": "yellow", "overloaded": "red", "invalid": "dim", "inconclusive": "dim"}
 
@@ -20,8 +20,8 @@ def runs(
     json: Annotated[bool, typer.Option("--json", help="print the list as JSON")] = False,
 ) -> None:
     """List the runs in a folder, newest first: when, which scenario, how many requests, and the verdict."""
+    from metrics.run.listing import list_runs
     from scripting.documents import RunList
-    from scripting.listing import list_runs
 
     found = list_runs(folder)
     if json:

@@ -14,8 +14,9 @@ def ui(
     run: Annotated[Path | None, typer.Argument(help="the run to show first")] = None,
     runs: Annotated[Path, typer.Option(help="folder that holds the run directories")] = RUNS,
     port: Annotated[int, typer.Option(min=1, max=65535, help="port on 127.0.0.1")] = 8501,
+    read_only: Annotated[bool, typer.Option("--read-only", help="start no scenario from the app")] = False,
 ) -> None:
-    """Open the web app: overview, diagnosis, goodput, requests, steps, memory, compute and usage of each run."""
+    """Open the web app: each run from overview to usage, two runs compared, and scenarios started from a page."""
     need("ui", "streamlit", "plotly")
     from ui.launch import open_app
 
@@ -24,4 +25,4 @@ def ui(
             raise InputError(f"{run} is a folder of runs, not one of them; give it as --runs {run}")
         run = open_run(run).path
     out.print(f"the app is at http://127.0.0.1:{port} (Ctrl-C ends it)")
-    sys.exit(open_app(runs, run, port))
+    sys.exit(open_app(runs, run, port, read_only))

@@ -13,6 +13,7 @@ from metrics.diagnosis.explanation import Explanation
 from metrics.diagnosis.verdict import Diagnosis
 from metrics.live.document import Watch
 from metrics.replay.prediction import Prediction
+from metrics.run.listing import ListedRun
 
 Scalar = str | int | float | bool | None
 
@@ -36,21 +37,6 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     rests_on: str  # a sentence: what the intervals rest on
     unchanged: Prediction  # the check: the run replayed as it was
     predictions: list[Prediction]  # one for each change
-
-
-class ListedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of a folder. `state` and `headline` are those of its diagnosis.json; null where it has none."""
-
-    name: str
-    recorded_at: str | None  # ISO 8601, UTC
-    scenario: str | None
-    model: str | None
-    requests: int | None
-    valid: bool | None
-    state: str | None  # healthy, degraded, overloaded, inconclusive, invalid
-    headline: str | None
-    source: str | None = None  # the tool that measured it, where it was imported
-    unreadable: str = ""  # why it cannot be read
 
 
 class RunList(msgspec.Struct, frozen=True, kw_only=True):

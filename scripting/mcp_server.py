@@ -69,7 +69,7 @@ class Folder:
         return run
 
     def list_runs(self) -> RunList:
-        from scripting.listing import list_runs
+        from metrics.run.listing import list_runs
 
         return RunList(runs=[run for run in list_runs(self._path) if self._is_inside(run.name)])
 

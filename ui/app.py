@@ -5,7 +5,9 @@ from pathlib import Path
 
 import streamlit as st
 
-from ui.launch import PAGES
+from ui import filter_bar
+from ui.filters import PARAMETERS
+from ui.launch import OF_ALL_RUNS, PAGES
 from ui.run_data import run_names
 from ui.text import markdown
 
@@ -13,6 +15,13 @@ from ui.text import markdown
 def _address() -> None:
     """Names the chosen run in the address, also where it is the first: a copied address must not depend on that."""
     st.query_params["run"] = st.session_state.run
+
+
+def _other_run() -> None:
+    """A filter is of one run."""
+    for name in PARAMETERS:
+        st.query_params.pop(name, None)
+    _address()
 
 
 def choose_run(runs: Path, first: str | None) -> None:
@@ -29,7 +38,7 @@ def choose_run(runs: Path, first: str | None) -> None:
     kept = [name for name in (asked, st.session_state.get("run"), first) if name in names]
     st.session_state.run = (kept or names)[0]
     with st.sidebar:
-        name = st.selectbox("Run", names, key="run", on_change=_address, help=f"folders in {markdown(runs)}")
+        name = st.selectbox("Run", names, key="run", on_change=_other_run, help=f"folders in {markdown(runs)}")
         count = sum("/" not in name for name in names)  # a fleet's servers are part of its run
         st.caption(f"{count} run{'s' if count > 1 else ''} in {markdown(runs.resolve().name)}/")
         if asked is not None and asked not in names:
@@ -50,14 +59,17 @@ st.logo(str(folder / ("logo-dark.svg" if st.context.theme.type == "dark" else "l
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder whose folders are runs")
 parser.add_argument("--run", default=None, help="name of the run to show first")
+parser.add_argument("--read-only", action="store_true", help="start no scenario from the app")
 options = parser.parse_args()
+st.session_state.is_read_only = options.read_only
 choose_run(options.runs, options.run)
 # In "views", not "pages": Streamlit would serve a folder of that name by itself, past this file, to a deep link.
-page = st.navigation([
-    st.Page(
+sections: dict[str, list[st.Page]] = {"This run": [], "All runs": []}
+for name, icon in PAGES.items():
+    sections["All runs" if name in OF_ALL_RUNS else "This run"].append(st.Page(
         folder / "views" / f"{name}.py", title=name.capitalize(), icon=f":material/{icon}:", url_path=name,
         default=name == "overview", visibility="hidden" if name == "fleet" and not of_fleet() else "visible",
-    )
-    for name, icon in PAGES.items()
-])  # fmt: skip
+    ))  # fmt: skip
+page = st.navigation(sections, expanded=True)
+filter_bar.carry(page.url_path)
 page.run()

@@ -83,9 +83,10 @@ def waits(run: RunData) -> Drawing:
 def blame_matrix(run: RunData, trait: str) -> Drawing:
     """Who delayed whom, by one of TRAITS."""
     rows = TRAITS[trait] if trait != "worst" else "requests"
+    victims = None if len(run.requests) == run.sent else set(run.requests.request_id)  # as the filter leaves them
     return Drawing(
         f"By {TRAITS[trait]}",
-        blame_figures.heat_map(blame(run.book, trait), f"{rows} that waited", f"{rows} that they waited for"),
+        blame_figures.heat_map(blame(run.book, trait, victims), f"{rows} that waited", f"{rows} that they waited for"),
         "Rows sum to `request.queue`, `memory.blocked`, `request.interference` and `memory.preempted` of the ledger; "
         "from `steps.parquet`. `unexplained` is what the steps do not explain.",
     )  # fmt: skip

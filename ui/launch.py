@@ -16,7 +16,6 @@ PAGES = {
     "live": "monitor_heart",  # of servers that run now; needs no run
     "symptoms": "stethoscope",
     "diagnose": "troubleshoot",
-    "predictions": "fact_check",
     "fleet": "hub",  # hidden where the run is of one server
     "goodput": "target",
     "requests": "view_timeline",
@@ -24,12 +23,20 @@ PAGES = {
     "memory": "memory",
     "compute": "developer_board",
     "usage": "receipt_long",
+    "runs": "list",
+    "start": "play_circle",
+    "compare": "compare_arrows",
+    "predictions": "fact_check",
     "sweep": "ssid_chart",
 }
+OF_ALL_RUNS = ("runs", "start", "compare", "predictions", "sweep")
 
 
-def app_command(runs: Path | str, run: Path | str | None = None, port: int = DEFAULT_PORT) -> list[str]:
-    """The command line that shows the runs below `runs`; `run` is shown first, and its folder replaces `runs`.
+def app_command(
+    runs: Path | str, run: Path | str | None = None, port: int = DEFAULT_PORT, is_read_only: bool = False
+) -> list[str]:
+    """The command line that shows the runs below `runs`; `run` is shown first, and its folder replaces `runs`. An app
+    that `is_read_only` starts no scenario.
 
     Raises RunDataError if `run` is no run directory.
     """
@@ -46,13 +53,15 @@ def app_command(runs: Path | str, run: Path | str | None = None, port: int = DEF
         sys.executable, "-m", "streamlit", "run", str(APP),
         "--server.address", "127.0.0.1", "--server.port", str(port), "--server.headless", "true",
         "--browser.gatherUsageStats", "false",
-        "--", "--runs", str(runs), *chosen,
+        "--", "--runs", str(runs), *chosen, *(["--read-only"] if is_read_only else []),
     ]  # fmt: skip
 
 
-def open_app(runs: Path | str, run: Path | str | None = None, port: int = DEFAULT_PORT) -> int:
+def open_app(
+    runs: Path | str, run: Path | str | None = None, port: int = DEFAULT_PORT, is_read_only: bool = False
+) -> int:
     """Runs the app until Ctrl-C; returns its exit code. Raises RunDataError or ServerError if it cannot start."""
-    command = app_command(runs, run, port)
+    command = app_command(runs, run, port, is_read_only)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

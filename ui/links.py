@@ -5,7 +5,7 @@ from typing import NamedTuple
 import streamlit as st
 
 from metrics.diagnosis.verdict import Finding
-from ui.filters import MOST_IDS, SERVED, RequestFilter, StepFilter, missed_by
+from ui.filters import MOST_IDS, SERVED, RunFilter, missed_by
 from ui.run_data import RunData
 from ui.tables.request import accounts_ms
 from ui.text import markdown
@@ -29,19 +29,21 @@ def links_of(run: RunData, found: Finding) -> list[Link]:
     missed, klass = missed_by(found.objective)
     if klass not in set(run.requests.klass.fillna("")):
         klass = ""
-    all_late = RequestFilter(klass=klass, missed=missed)
-    late = all_late.apply(run.requests, objectives)
+    all_late = RunFilter(klasses=(klass,) if klass else (), missed=missed)
+    late = all_late.requests(run.requests, objectives, run.begin_ns)
     links = []
     if missed and len(late):
         what = "were not served" if missed == SERVED else f"miss {found.objective}"
         links.append(_requests(run, f"{len(late):,} requests that {what}", all_late))
     ids = tuple(found.request_ids)[:MOST_IDS]
     if ids:
-        links.append(_requests(run, f"{len(ids)} requests that show it worst", RequestFilter(ids=ids)))
+        links.append(_requests(run, f"{len(ids)} requests that show it worst", RunFilter(ids=ids)))
     until = "ttft" if missed == "ttft_ms" else "ledger"
     if (account := _largest_account(late, until)) is not None:
-        narrow = RequestFilter(klass=klass, missed=missed, account=account, min_share=LARGE_SHARE, until=until)
-        if count := len(narrow.apply(run.requests, objectives)):
+        narrow = RunFilter(
+            klasses=(klass,) if klass else (), missed=missed, account=account, min_share=LARGE_SHARE, until=until
+        )
+        if count := len(narrow.requests(run.requests, objectives, run.begin_ns)):
             links.append(_requests(run, f"{count:,} of them with much time in {account}", narrow))
     if (steps := _steps(run, found, late, missed)) is not None:
         label = f"steps {steps.first:,} to {steps.last:,}"
@@ -77,7 +79,7 @@ def show_servers(run: RunData) -> None:
                 st.page_link(f"views/{page}.py", label=page.capitalize(), query_params=link.query)
 
 
-def _requests(run: RunData, label: str, chosen: RequestFilter) -> Link:
+def _requests(run: RunData, label: str, chosen: RunFilter) -> Link:
     return Link(label, "requests", {"run": run.name, **chosen.query()}, ":material/view_timeline:")
 
 
@@ -87,15 +89,15 @@ def _largest_account(late, until: str) -> str | None:
     return None if booked.empty or sums.sum() <= 0 else str(sums.idxmax())
 
 
-def _steps(run: RunData, found: Finding, late, missed: str) -> StepFilter | None:
+def _steps(run: RunData, found: Finding, late, missed: str) -> RunFilter | None:
     """The worst stretch that the finding names, or the steps of its slowest request."""
     if run.steps.empty:
         return None
     if (named := found.steps) is not None:
-        return StepFilter(*named)
+        return RunFilter(first=named[0], last=named[1])
     known = late[late.first_step.notna()] if len(late) else late
     latency_ms = known[missed if missed in known else "e2e_ms"].astype("float64") if len(known) else known
     if known.empty or latency_ms.isna().all():  # requests that failed have no latency
         return None
     worst = known.loc[latency_ms.idxmax()]
-    return StepFilter(int(worst.first_step), int(worst.last_step))
+    return RunFilter(first=int(worst.first_step), last=int(worst.last_step))

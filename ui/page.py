@@ -1,30 +1,48 @@
 """What every page of the app shares: the chosen run, read once, and the head of a page."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import plotly.graph_objects as go
 import streamlit as st
 
 from metrics.errors import RunDataError
 from metrics.run.server_alone import MARK
-from ui import links
+from ui import filter_bar, links
 from ui.drawings import Drawing
 from ui.figures import predictions
-from ui.filters import RequestFilter, StepFilter
+from ui.filters import RunFilter
 from ui.markup import confidence, fragments
+from ui.narrowed import narrowed
 from ui.run_data import RunData, fingerprint, load
 from ui.text import markdown
 from ui.theme import CONFIG, in_the_dark
 
+Made = TypeVar("Made")
 OF_A_SERVER = "This run is a fleet, and steps are of one server. Open the run of a server:"
 NO_STEPS = "The server recorded no step: a foreign server, one without a run directory, or with telemetry=off."
 
 
-@st.cache_data(max_entries=4, show_spinner="Reading the run …")
+@st.cache_resource(max_entries=4, show_spinner="Reading the run …")  # shared, not copied: nobody may change it
 def read(path: str, stamps: tuple[tuple[str, int, int], ...]) -> RunData:
     """A run as it was when its files had these `stamps`."""
     return load(path)
+
+
+@st.cache_resource(max_entries=8, show_spinner="Filtering …")
+def _narrowed(key: str, query: tuple[tuple[str, str], ...], _run: RunData) -> RunData:
+    return narrowed(_run, RunFilter.of(dict(query)))
+
+
+def once(run: RunData, name: str, make: Callable[[], Made]) -> Made:
+    """What `make` draws or computes of a run, made once for the state of its files, its filter and the theme."""
+    return _once(run.key, name, is_dark(), make)
+
+
+@st.cache_resource(max_entries=160, show_spinner="Drawing …")
+def _once(key: str, name: str, is_dark: bool, _make: Callable[[], Any]) -> Any:
+    return in_theme(_make(), is_dark)
 
 
 DARK_CSS = """<style>
@@ -45,8 +63,9 @@ def is_dark() -> bool:
     return st.context.theme.type == "dark"
 
 
-def open_page(title: str, shows: str, reading: str) -> RunData:
-    """Draws the head of a page and returns the chosen run; ends the page with a sentence where there is none."""
+def open_page(title: str, shows: str, reading: str, *, has_steps: bool = False, is_whole: bool = False) -> RunData:
+    """Draws the head of a page and returns the chosen run as the filter leaves it; ends the page with a sentence where
+    there is none. With `is_whole` the page is about the whole run, and only its links follow the filter."""
     style()
     st.title(title, anchor=False)
     st.markdown(shows)
@@ -71,7 +90,18 @@ def open_page(title: str, shows: str, reading: str) -> RunData:
         )
     if run.requests.empty and run.steps.empty:
         stop_with(f"The run {markdown(run.name)} has recorded no request and no step yet.", "hourglass_empty")
-    return run
+    chosen = filter_bar.chosen_filter()
+    if not chosen.labels():
+        filter_bar.show(run, run, chosen)
+        return run
+    passed = _narrowed(run.key, tuple(sorted(chosen.query().items())), run)
+    filter_bar.show(run, passed, chosen, has_steps=has_steps)
+    if is_whole:
+        st.caption("A diagnosis is of all requests of a run: this page does not follow the filter.")
+        return run
+    if passed.requests.empty and passed.steps.empty:
+        stop_with("Nothing passes the filter.", "filter_alt_off")
+    return passed
 
 
 def stop_with(sentence: str, icon: str) -> NoReturn:
@@ -89,31 +119,24 @@ def show_no_steps(run: RunData, page: str) -> None:
     links.show(links.servers(run, page), key="servers")
 
 
-def show_filter(chosen: RequestFilter | StepFilter, passed: int, of: int, what: str) -> None:
-    """What the address filters, each part with a button that takes it away; nothing without a filter."""
-    labels = chosen.labels()
-    if not labels:
-        return
-    with st.container(horizontal=True, gap="small", vertical_alignment="center", key="filter"):
-        st.markdown(f":material/filter_alt: **{passed:,} of {of:,} {what}**", width="content")
-        for part, words in labels.items():
-            st.button(
-                markdown(words), key=f"without-{part}", icon=":material/close:", on_click=_keep,
-                args=(chosen, chosen.without(part)), help="take this part of the filter away",
-            )  # fmt: skip
-
-
-def _keep(before: RequestFilter | StepFilter, after: RequestFilter | StepFilter) -> None:
-    for name in before.query():
-        st.query_params.pop(name, None)
-    st.query_params.update(after.query())
+def in_theme(made: Any, dark: bool) -> Any:
+    """Figures, drawings and lists of them in the reader's theme; anything else as it is."""
+    if not dark:
+        return made
+    if isinstance(made, go.Figure):
+        return made if made.layout.meta == "dark" else in_the_dark(made)
+    if isinstance(made, Drawing):
+        return made._replace(figure=in_theme(made.figure, dark))
+    if isinstance(made, list):
+        return [in_theme(each, dark) for each in made]
+    return {name: in_theme(each, dark) for name, each in made.items()} if type(made) is dict else made
 
 
 def draw(title: str, figure: go.Figure, caption: str) -> None:
     """A figure below its title, with the tables and columns that it was made from."""
     if title:
         st.subheader(title, anchor=False)
-    st.plotly_chart(in_the_dark(figure) if is_dark() else figure, theme=None, config=CONFIG, key=title or caption)
+    st.plotly_chart(in_theme(figure, is_dark()), theme=None, config=CONFIG, key=title or caption)
     st.caption(caption)
 
 

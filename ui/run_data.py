@@ -1,6 +1,6 @@
 """What the pages and the report show of one run: its tables, its diagnosis, and sentences for what is not there."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,15 @@ class RunData:
     ceilings: Ceilings | None  # of the device of the run
     no_ceilings: str  # why there are none, "" where there are some
     precision: str  # of the run's arithmetic, as the ceilings name it
+    key: str = ""  # of what is computed from it: its path, the state of its files, and what a filter leaves of it
+    sent: int = 0  # requests and steps without a filter
+    num_steps: int = 0
     fleet: FleetView | None = None  # of several servers; each has a run of its own below this one
     server_alone: bool = False  # no client measured it: the server's stamps stand in for a client's
+
+    def beside(self, other: "RunData") -> "RunData":
+        """This run, with a key for what is made of both."""
+        return replace(self, key=f"{self.key} beside {other.key}")
 
     @property
     def has_ledger(self) -> bool:
@@ -117,6 +124,9 @@ def load(path: Path | str, diagnosis: Diagnosis | None = None) -> RunData:
         no_book=no_book,
         ceilings=ceilings,
         no_ceilings=no_ceilings,
+        key=f"{run.path.resolve()} {fingerprint(run.path)}",
+        sent=len(requests),
+        num_steps=len(steps),
         fleet=fleet_view(run, requests),
         server_alone=is_server_alone(run, run.meta()),
         precision=arithmetic(meta) or str(engine_settings(meta).get("dtype") or "float32"),

@@ -112,7 +112,8 @@ def _picture(page: Any, name: str, file: Path, width_px: int, errors: list[str])
     """Goes to a page of the app by its link, and takes its picture."""
     errors.clear()
     title = page.get_by_role("heading", name=name.capitalize(), exact=True)
-    page.get_by_test_id("stSidebarNavLink").filter(has_text=name.capitalize()).click(timeout=PAGE_TIMEOUT_MS)
+    link = page.get_by_test_id("stSidebarNavLink").get_by_text(name.capitalize(), exact=True)
+    link.click(timeout=PAGE_TIMEOUT_MS)
     title.wait_for(timeout=PAGE_TIMEOUT_MS)
     _wait_until_still(page)
     for button in CLICKS.get(name, ()):

@@ -238,4 +238,6 @@ def in_the_dark(light: go.Figure) -> go.Figure:
     for colour, other in DARK.items():
         text = text.replace(f'"{colour}"', f'"{other}"').replace(f":{colour}'", f":{other}'")
     dark = go.Figure(json.loads(text))
-    return dark.update_layout(paper_bgcolor=DARK_PAPER, plot_bgcolor=DARK_PAPER, hoverlabel_bgcolor=DARK_PAPER)
+    return dark.update_layout(
+        paper_bgcolor=DARK_PAPER, plot_bgcolor=DARK_PAPER, hoverlabel_bgcolor=DARK_PAPER, meta="dark"
+    )

@@ -49,7 +49,12 @@ class RunSamples(NamedTuple):
 def read_run(run: RunDirectory) -> RunSamples:
     """The measured requests of a run, judged by its objectives, and whether each was `served`."""
     meta = run.meta()
-    requests = judged(measured(run.requests(), meta), meta.get("objectives") or [])
+    return samples_from(run, measured(run.requests(), meta), meta.get("objectives"))
+
+
+def samples_from(run: RunDirectory, requests: pd.DataFrame, objectives: list[dict[str, Any]] | None) -> RunSamples:
+    """The same of requests that were read already, or of a part of them."""
+    requests = judged(requests, objectives or [])
     # Pairs are of one place in the schedule, also where all of it is due at once
     requests = requests.sort_values(["due_ns", "request_id"], ignore_index=True)
     requests["served"] = requests.status == "ok"

@@ -19,7 +19,7 @@ that took longer than its work explains (`device_ns` against `predicted_ns`: a d
 its host) is charged to those in it: look at the residuals before anybody is blamed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -77,12 +77,15 @@ def offenders(book: Book) -> pd.DataFrame:
     return table[["request_id", "caused_ns", "tenant", "klass", "prompt_tokens"]].reset_index(drop=True)
 
 
-def between(book: Book, trait: str) -> pd.DataFrame:
+def between(book: Book, trait: str, victims: Collection[str] | None = None) -> pd.DataFrame:
     """Who delayed whom, by `tenant`, `klass` or `band` of the prompt: rows of victims, columns of offenders, ns.
+    `victims`: the requests whose waits count; all by default.
 
     Where there are more than MOST_GROUPS, those that waited and delayed others least are OTHERS."""
     trait_of = largest_groups(book, described(book.requests)[trait])
     rows = matrix(book, trait_of)
+    if victims is not None:
+        rows = rows[rows.index.isin(victims)]
     return rows.groupby(trait_of.reindex(rows.index).to_numpy()).sum()
 
 

@@ -29,6 +29,7 @@ KIND_MEANING = {
 TEXT_COLUMNS = {
     "request", "class", "tenant", "status", "error", "largest account", "victim", "its blocks went to", "kernel",
     "latency (ms)", "model", "day", "key", "route", "figure", "result", "server", "best server", "own settings",
+    "account", "differs", "metric", "verdict", "why",
 }  # fmt: skip
 Tile = tuple[str, str, str, str]  # name, value, unit, detail
 
@@ -40,11 +41,14 @@ def wrap(inner: str) -> str:
 def headline(run: RunData) -> str:
     """The state of a run and its first cause in one sentence, or why there is none."""
     if run.diagnosis is None:
-        state, sentence = "inconclusive", run.no_diagnosis
-    else:
-        state, sentence = run.diagnosis.state, run.diagnosis.headline
+        return state("inconclusive", "inconclusive", run.no_diagnosis)
+    return state(run.diagnosis.state, run.diagnosis.state, run.diagnosis.headline)
+
+
+def state(name: str, word: str, sentence: str) -> str:
+    """A sentence under a word, in the colour of one of STATE_COLOURS."""
     return wrap(
-        f'<div class="sj-headline" style="--state:{STATE_COLOURS[state]}"><div class="sj-state">{safe(state)}</div>'
+        f'<div class="sj-headline" style="--state:{STATE_COLOURS[name]}"><div class="sj-state">{safe(word)}</div>'
         f'<div class="sj-sentence">{prose(sentence)}</div></div>'
     )
 

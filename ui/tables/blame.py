@@ -1,5 +1,7 @@
 """Who delayed whom, shaped for showing: pure functions from a run's book of waits to small tables."""
 
+from collections.abc import Collection
+
 import pandas as pd
 
 from metrics.request.blame import between, offenders, worst
@@ -22,12 +24,15 @@ def traits(book: Book) -> list[str]:
     return [*several, "band", "worst"]
 
 
-def blame(book: Book, trait: str) -> pd.DataFrame:
-    """The matrix by one of TRAITS, in ns; of the worst offenders, for the requests that waited longest."""
+def blame(book: Book, trait: str, victims: Collection[str] | None = None) -> pd.DataFrame:
+    """The matrix by one of TRAITS, in ns; of the worst offenders, for the requests that waited longest. `victims`: the
+    requests whose waits count; all by default."""
     if trait == "worst":
         table = worst(book, WORST)
+        if victims is not None:
+            table = table[table.index.isin(victims)]
         return table.loc[table.sum(axis=1).sort_values(ascending=False, kind="stable").index[:MOST_VICTIMS]]
-    return between(book, trait)
+    return between(book, trait, victims)
 
 
 def slowed_steps(steps: pd.DataFrame) -> str:

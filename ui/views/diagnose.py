@@ -15,6 +15,7 @@ run = open_page(
     "the *client*, or a *fault*. Evidence speaks for (**+**) or against (**−**) the cause; each fact names "
     "the table it came from. The probe is the cheapest measurement that tells the cause from its nearest rival, with "
     "the outcome that each of them predicts. All six symptoms are checked below, also those that do not show.",
+    is_whole=True,
 )
 st.html(fragments.headline(run))
 diagnosis = run.diagnosis

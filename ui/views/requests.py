@@ -1,7 +1,5 @@
 """Requests: the ledger of each request as a waterfall, and one request in full."""
 
-from dataclasses import replace
-
 import streamlit as st
 
 from metrics.errors import RunDataError
@@ -10,11 +8,10 @@ from metrics.request.token_gaps import explain_gap, slowest_gaps, why
 from ui import drawings
 from ui.figures import blame as blame_figures
 from ui.figures import ledger
-from ui.filters import RequestFilter
 from ui.markup import fragments
-from ui.page import draw, open_page, show_filter, stop_with
+from ui.page import draw, once, open_page, stop_with
 from ui.tables.blame import TRAITS, slowed_steps, traits, worst_offenders
-from ui.tables.request import chosen, classes, failures, request_facts
+from ui.tables.request import chosen, failures, request_facts
 from ui.text import label, markdown, number
 
 ORDERS = {
@@ -40,43 +37,51 @@ if run.requests.empty:
 if not run.has_ledger:
     st.info("No server recorded these requests: only the client’s own times are shown.", icon=":material/info:")
 
-chosen_filter = RequestFilter.of(st.query_params.to_dict())
-filtered = chosen_filter.apply(run.requests, run.meta.get("objectives"))
-show_filter(chosen_filter, len(filtered), len(run.requests), "requests")
-names = classes(run.requests)
 with st.container(horizontal=True, gap="medium"):
     order = st.segmented_control(
-        "Order", list(ORDERS), default="e2e_ms", format_func=ORDERS.get, required=True, key="order"
+        "Order",
+        list(ORDERS),
+        default="e2e_ms",
+        format_func=ORDERS.get,
+        required=True,
+        key="order",
+        bind="query-params",
     )
     until = st.segmented_control(
-        "Until", list(UNTIL), default="ledger", format_func=UNTIL.get, required=True, key="until"
+        "Until",
+        list(UNTIL),
+        default="ledger",
+        format_func=UNTIL.get,
+        required=True,
+        key="shown",
+        bind="query-params",
     )
-    count = st.segmented_control("Rows", [20, 40, 80], default=20, required=True, key="rows")
-    picked = names
-    if len(names) > 1:
-        picked = st.pills("Classes", names, selection_mode="multi", default=names, key="classes", format_func=markdown)
-rows = chosen(filtered[filtered.klass.fillna("").isin(picked)], order, count)
+    count = st.segmented_control("Rows", [20, 40, 80], default=20, required=True, key="rows", bind="query-params")
+rows = chosen(run.requests, order, count)
 draw(
-    f"{len(rows)} of {len(filtered):,} {'filtered ' if chosen_filter.labels() else ''}requests",
-    ledger.waterfall(rows, until),
+    f"{len(rows)} of {len(run.requests):,} requests",
+    once(run, f"waterfall {order} {until} {count}", lambda: ledger.waterfall(rows, until)),
     f"`client.parquet` joined with `requests.parquet` by `request_id`: `{until}_*_ns` and what is left over.",
 )
 st.html(fragments.clocks(run.meta))
-if run.has_ledger and len(filtered):
-    draw(*drawings.waits(replace(run, requests=filtered)))
+if run.has_ledger:
+    draw(*once(run, "waits", lambda: drawings.waits(run)))
 st.subheader("Who delayed whom", anchor=False)
 if run.book is None:
     st.info(run.no_book, icon=":material/info:")
 else:
     choices = traits(run.book)
-    trait = st.segmented_control("By", choices, default=choices[0], format_func=TRAITS.get, required=True, key="trait")
-    draw(*drawings.blame_matrix(run, trait)._replace(title=""))
-    if beware := slowed_steps(run.steps):
+    trait = st.segmented_control(
+        "By", choices, default=choices[0], format_func=TRAITS.get, required=True, key="trait", bind="query-params"
+    )
+    draw(*once(run, f"blame {trait}", lambda: drawings.blame_matrix(run, trait)._replace(title="")))
+    if beware := once(run, "slowed steps", lambda: slowed_steps(run.steps)):
         st.warning(beware, icon=":material/warning:")
-    st.html(fragments.data_table(worst_offenders(run.book)))
+    st.html(once(run, "offenders", lambda: fragments.data_table(worst_offenders(run.book))))
     st.caption(
-        "The requests that delayed the others most. Gini coefficient of all: "
-        f"{number(gini(offenders(run.book).caused_ns.to_numpy()))} (0: all alike, 1: one request causes everything)."
+        "The requests that delayed all others most. Gini coefficient of all: "
+        + once(run, "gini", lambda: number(gini(offenders(run.book).caused_ns.to_numpy())))
+        + " (0: all alike, 1: one request causes everything)."
     )
 failed = failures(run.requests)
 if not failed.empty:
@@ -89,7 +94,8 @@ if wanted and wanted not in known:
     if (run.requests.request_id == wanted).any():
         known = [wanted, *known]  # a link may name any request of the run
     else:
-        st.warning(f"This run has no request {markdown(wanted)}.", icon=":material/warning:")
+        where = "No request that passes the filter is" if len(run.requests) < run.sent else "This run has no request"
+        st.warning(f"{where} {markdown(wanted)}.", icon=":material/warning:")
 if not known:
     st.stop()
 st.subheader("One request", anchor=False)

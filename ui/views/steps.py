@@ -1,12 +1,9 @@
 """Steps: what the engine did from step to step."""
 
-from dataclasses import replace
-
 import streamlit as st
 
 from ui import drawings
-from ui.filters import StepFilter
-from ui.page import draw, draw_all, open_page, show_filter, show_no_steps, stop_with
+from ui.page import draw, draw_all, once, open_page, show_no_steps, stop_with
 from ui.tables.request import longest_steps
 
 run = open_page(
@@ -16,22 +13,20 @@ run = open_page(
     "waiting requests by the reason why the scheduler did not admit them; the lines are how many waited and ran. "
     "**KV blocks** sum to the pool. **Time of a step**: the host’s stages, which sum to the wall time; *wait* is the "
     "host waiting for the device. The red line is what the step model expects of the device for that composition: a "
-    "step above it is slower than its work explains.",
+    "step above it is slower than its work explains. With a filter of requests these are the steps that "
+    "computed one of them.",
+    has_steps=True,
 )
+if run.steps.empty and run.num_steps:
+    stop_with("No step passes the filter.", "filter_alt_off")
 if run.steps.empty:
     show_no_steps(run, "steps")
     if not run.server.empty:
         draw(*drawings.scraped_metrics(run))
     st.stop()
-chosen = StepFilter.of(st.query_params.to_dict())
-filtered = chosen.apply(run.steps)
-show_filter(chosen, len(filtered), len(run.steps), "steps")
-if filtered.empty:
-    stop_with("No step passes the filter.", "filter_alt_off")
-run = replace(run, steps=filtered)
-draw_all(drawings.of_steps(run))
+draw_all(once(run, "steps", lambda: drawings.of_steps(run)))
 st.subheader("Longest steps", anchor=False)
-table = longest_steps(run.steps, run.begin_ns)
+table = once(run, "longest steps", lambda: longest_steps(run.steps, run.begin_ns))
 formats = {
     name: st.column_config.NumberColumn(format="%.2f") for name in table.columns if name.endswith(("(ms)", "(s)"))
 }

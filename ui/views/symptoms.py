@@ -16,6 +16,7 @@ run = open_page(
     "complaint is about, by account. **Leads here**: the diagnosis names a cause in it. **Not ruled out**: time goes "
     "there, and no finding is in it. **Ruled out**: the number beside it excludes it. **Cannot be known**: the "
     "evidence that is missing stands beside it. The address holds what you chose, so a link shows the same.",
+    is_whole=True,
 )
 
 

@@ -9,15 +9,38 @@ import msgspec
 
 from metrics.errors import RunDataError
 from metrics.run.directory import RunDirectory, engine_settings, section
-from scripting.documents import ListedRun
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
+class ListedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of a folder. `state`, `headline`, `goodput_rps` and `attainment` are those of its diagnosis.json; null
+    where it has none."""
+
+    name: str
+    recorded_at: str | None  # ISO 8601, UTC
+    scenario: str | None
+    model: str | None
+    requests: int | None
+    valid: bool | None
+    state: str | None  # healthy, degraded, overloaded, inconclusive, invalid
+    headline: str | None
+    goodput_rps: float | None = None  # of all classes
+    attainment: float | None = None
+    source: str | None = None  # the tool that measured it, where it was imported
+    unreadable: str = ""  # why it cannot be read
+
+
+class _Goodput(msgspec.Struct):
+    goodput_rps: float | None = None
+    attainment: float | None = None
+
+
 class _Verdict(msgspec.Struct):
     state: str | None = None
     headline: str | None = None
+    goodput: list[_Goodput] = []
 
 
 def list_runs(folder: Path) -> list[ListedRun]:
@@ -54,10 +77,12 @@ def _listed(path: Path, at_ns: int) -> ListedRun:
     scenario = meta.get("scenario")
     name = scenario if isinstance(scenario, str) else section(meta, "scenario").get("name")
     verdict = _verdict(run)
+    whole = verdict.goodput[0] if verdict.goodput else _Goodput()
     return ListedRun(
         name=path.name, recorded_at=at, scenario=name,
         model=_word(engine_settings(meta).get("model")), requests=_rows(run), valid=meta.get("valid"),
-        state=verdict.state, headline=verdict.headline, source=_word(section(meta, "imported").get("tool")),
+        state=verdict.state, headline=verdict.headline, goodput_rps=whole.goodput_rps, attainment=whole.attainment,
+        source=_word(section(meta, "imported").get("tool")),
     )  # fmt: skip
 
 

@@ -1,0 +1,1 @@
+"""How long the app takes to draw its pages."""

@@ -1,0 +1,56 @@
+"""A run as a filter leaves it: its tables, and the figures of its diagnosis that are sums over requests."""
+
+from dataclasses import replace
+
+import msgspec
+
+from metrics.diagnosis.facts import by_lifecycle
+from metrics.request.goodput import class_goodput, judged
+from metrics.results.replicas import fleet_view
+from metrics.results.summary import results
+from metrics.run.directory import RunDirectory
+from ui.filters import RunFilter
+from ui.run_data import RunData
+from ui.tables.request import accounts_ms
+
+
+def narrowed(run: RunData, chosen: RunFilter) -> RunData:
+    """The run with what passes. State, findings, warnings and closure stay those of the whole run."""
+    objectives = run.meta.get("objectives")
+    requests = chosen.requests(run.requests, objectives, run.begin_ns).reset_index(drop=True)
+    of_requests = chosen.of_requests() or chosen.from_s is not None or chosen.to_s is not None
+    return replace(
+        run,
+        key=f"{run.key} {sorted(chosen.query().items())}",
+        requests=requests,
+        steps=chosen.steps(run.steps, requests, run.begin_ns),
+        system=chosen.during(run.system, run.system.ns, run.begin_ns),
+        server=chosen.during(run.server, run.server.index.to_series(), run.begin_ns),
+        fleet=fleet_view(RunDirectory(run.path), requests) or run.fleet if run.fleet is not None and of_requests
+        else run.fleet,
+        diagnosis=_diagnosis(run, chosen, requests) if of_requests else run.diagnosis,
+        sent=len(run.requests),
+        num_steps=len(run.steps),
+    )  # fmt: skip
+
+
+def _diagnosis(run: RunData, chosen: RunFilter, requests):
+    if run.diagnosis is None:
+        return None
+    objectives = run.meta.get("objectives")
+    whole = run.diagnosis.goodput[0].window if run.diagnosis.goodput else None
+    seconds = whole.seconds if whole is not None else None
+    if seconds is not None and (chosen.from_s is not None or chosen.to_s is not None):
+        seconds = min(chosen.to_s if chosen.to_s is not None else seconds, seconds) - max(chosen.from_s or 0.0, 0.0)
+    booked = accounts_ms(requests)
+    total = float(booked.to_numpy().sum())
+    shares = (booked.sum() / total).to_dict() if total > 0 else {}
+    return msgspec.structs.replace(
+        run.diagnosis,
+        goodput=class_goodput(requests, objectives, seconds) if len(requests) else [],
+        ledger_share=shares,
+        lifecycle_share=by_lifecycle(shares),
+        results=results(judged(requests, objectives), run.meta)
+        if run.diagnosis.results is not None and len(requests)
+        else None,
+    )

@@ -1,0 +1,194 @@
+"""Compare: two runs side by side, what differs, and whether the second is worse."""
+
+from pathlib import Path
+
+import streamlit as st
+
+from metrics.compare.runs import compare_runs, differences
+from metrics.compare.samples import RunSamples, identity, samples_from, settings
+from metrics.compare.sides import class_comparisons, ledger_difference, side_by_side
+from metrics.compare.verdict import Comparison
+from metrics.errors import RunDataError, SojournError
+from metrics.request.objectives import OBJECTIVE_NAMES
+from metrics.run.directory import RunDirectory
+from ui.figures import compare as figures
+from ui.filter_bar import chosen_filter
+from ui.markup import fragments
+from ui.narrowed import narrowed
+from ui.page import draw, once, open_page, read, stop_with
+from ui.run_data import RunData, fingerprint, run_names
+from ui.tables.compare import MEANING, VERDICTS, class_rows, fold, goodput_rows, ledger_rows, metric_rows, pair_rows
+from ui.text import markdown, prose
+
+STATES = {"no worse": "healthy", "worse": "overloaded", "cannot tell": "inconclusive"}
+
+
+@st.cache_data(max_entries=16, show_spinner="Comparing the runs …")
+def verdict(a: str, b: str, stamps: tuple, is_forced: bool) -> tuple[Comparison | None, str]:
+    """Of the whole runs; or None and why there is none."""
+    try:
+        return compare_runs([RunDirectory(a)], [RunDirectory(b)], force=is_forced), ""
+    except SojournError as error:
+        return None, str(error)
+
+
+def swap(a: str, b: str) -> None:
+    st.query_params["run"], st.query_params["b"] = b, a
+    st.session_state.compared = a
+
+
+def choose_b(run: RunData) -> str:
+    """The name of B: by the address, else the newest other run."""
+    names = [name for name in run_names(st.session_state.runs_folder) if name != st.session_state.run]
+    if not names:
+        stop_with("There is only one run here. Record a second one, such as the fix that a finding names.", "info")
+    asked = st.query_params.get("b")
+    if asked is not None and asked not in names:
+        st.warning(f"There is no other run {markdown(asked)} here.", icon=":material/warning:")
+    st.session_state.compared = asked if asked in names else names[0]
+
+    def keep() -> None:
+        st.query_params["b"] = st.session_state.compared
+
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        chosen = st.selectbox("B, compared with A", names, key="compared", on_change=keep)
+        st.button("Swap A and B", icon=":material/swap_horiz:", on_click=swap, args=(st.session_state.run, chosen))
+    st.query_params["b"] = chosen
+    return chosen
+
+
+def show_verdict(found: Comparison | None, reason: str) -> None:
+    if found is None:
+        st.html(fragments.state("inconclusive", "no verdict", reason))
+        st.markdown("The figures below are of the runs as they are. `sojourn verify A B` tells whether B did what was "
+                    "predicted of its settings.")  # fmt: skip
+        return
+    sentence = f"{MEANING[found.verdict]} Margin {100 * found.margin:.3g} %, confidence {found.confidence:.0%}."
+    st.html(fragments.state(STATES[found.verdict], VERDICTS[found.verdict], sentence))
+    st.html(fragments.data_table(metric_rows(found.metrics, found.confidence)))
+    for note in fold(found):
+        st.html(fragments.wrap(f'<p class="sj-small sj-muted">{prose(note)}</p>'))
+    st.caption("As `sojourn compare A B`, of all requests. Each bound holds by itself.")
+
+
+def show_settings(a: RunData, b: RunData) -> None:
+    st.subheader("What differs between the runs", anchor=False)
+    other_load = differences(identity(a.meta), identity(b.meta), sides=("in A", "in B"))
+    own = differences(settings(a.meta), settings(b.meta), sides=("in A", "in B"))
+    if not other_load and not own:
+        st.markdown("Nothing that `run.json` names: the same load, model, machine, settings and versions.")
+    for title, found in (("Settings and versions", own), ("Load, model and machine", other_load)):
+        if found:
+            st.markdown(f"**{title}**")
+            st.html(fragments.wrap("".join(f'<p class="sj-small">{prose(each)}</p>' for each in found)))
+
+
+def show_ledgers(a: RunSamples, b: RunSamples, names: tuple[str, str], both: RunData) -> None:
+    st.subheader("Ledgers side by side", anchor=False)
+    prefix = st.segmented_control(
+        "Until", ["ledger", "ttft"], default="ledger", required=True, key="shown", bind="query-params",
+        format_func={"ledger": "last byte", "ttft": "first token"}.get,
+    )  # fmt: skip
+    found = once(both, f"ledgers {prefix}", lambda: (ledger_difference(a, b, prefix),))[0]
+    if found is None:
+        st.info("A ledger needs the server's records, and a run has none.", icon=":material/info:")
+        return
+    draw("", once(both, f"aligned {prefix}", lambda: figures.aligned_ledgers(found, names)),
+         f"`client.parquet` joined with `requests.parquet`: mean of `{prefix}_*_ns`.")  # fmt: skip
+    left, right = st.columns([3, 2], gap="large")
+    with left:
+        draw("", once(both, f"differences {prefix}", lambda: figures.differences(found)),
+             "B − A by account. A line is the 95 % interval.")  # fmt: skip
+    with right:
+        st.html(fragments.data_table(ledger_rows(found)))
+    pairs = "Requests of the same place in the schedule are taken in pairs." if found.paired else (
+        "The schedules differ, so both runs are sampled on their own."
+    )  # fmt: skip
+    reason = f"There is no interval: {found.no_interval}." if found.no_interval else (
+        "The interval holds what differs between windows of a run, not what differs from run to run."
+    )  # fmt: skip
+    st.caption(f"{pairs} {reason}")
+
+
+def show_classes(a: RunSamples, b: RunSamples, runs: tuple[RunData, RunData], both: RunData) -> None:
+    st.subheader("Goodput and latencies by class", anchor=False)
+    goodput = [run.diagnosis.goodput if run.diagnosis is not None else [] for run in runs]
+    if all(goodput):
+        st.html(fragments.data_table(goodput_rows(*goodput)))
+        st.caption("Good requests met every objective of their class. In brackets the 95 % interval of the share.")
+    found = once(both, "classes", lambda: class_comparisons(a, b))
+    if len(table := class_rows(found)):
+        st.html(fragments.data_table(table))
+        reasons = list(dict.fromkeys(f"{group.klass}: {group.no_interval}" for group in found if group.no_interval))
+        st.caption(
+            "From the intended send; a failed request counts as slower than all others. Bounds of B / A hold each with "
+            f"95 %. {' '.join(f'{markdown(reason)}.' for reason in reasons)}"
+        )
+    left, right = st.columns(2, gap="large")
+    for column, latency in zip((left, right), ("ttft_ms", "tpot_ms"), strict=True):
+        with column:
+            draw(
+                OBJECTIVE_NAMES[latency].capitalize(),
+                once(both, f"distribution {latency}",
+                     lambda latency=latency: figures.distributions(a.requests, b.requests, latency)),
+                f"`client.parquet`: `{latency}` of served requests.",
+            )  # fmt: skip
+
+
+def show_pairs(a: RunSamples, b: RunSamples, names: tuple[str, str], both: RunData) -> None:
+    st.subheader("Requests side by side", anchor=False)
+    table = once(both, "pairs", lambda: side_by_side(a, b))
+    if table.empty:
+        st.info("The runs did not send the same requests at the same moments, so requests have no pairs.",
+                icon=":material/info:")  # fmt: skip
+        return
+    draw("", once(both, "pairs figure", lambda: figures.pairs(table)),
+         "A point is a request of the schedule that both runs share. At most 4,000 are drawn.")  # fmt: skip
+    rows = pair_rows(table)
+    st.dataframe(rows, hide_index=True, key="pairs", on_select="rerun", selection_mode="single-row")
+    st.caption("The 20 requests whose latency differs most. Choose one to see it in full.")
+    if chosen := st.session_state.pairs["selection"]["rows"]:
+        row = rows.iloc[chosen[0]]
+        with st.container(horizontal=True):
+            for side, name in zip("AB", names, strict=True):
+                request = str(row[f"request of {side}"])
+                st.page_link(
+                    "views/requests.py", label=f"{markdown(request)} in {side}", icon=":material/view_timeline:",
+                    query_params={"run": name, "ids": request, "request": request},
+                )  # fmt: skip
+
+
+run = open_page(
+    "Compare",
+    "Two runs side by side: whether B is worse than A, where the time of a request differs, and in which requests.",
+    "A is the run that is chosen at the left. The **verdict** is that of `sojourn compare`: *PASS* says that B is no "
+    "worse than A within the margin, *FAIL* that it is worse beyond it, *INCONCLUSIVE* that these runs cannot tell. "
+    "**Ledgers**: the mean request of both runs, account by account; where an interval leaves out 0, the windows of "
+    "the runs agree on a difference. A filter applies to both runs, and not to the verdict.",
+)
+name = choose_b(run)
+path: Path = st.session_state.runs_folder / name
+try:
+    whole = read(str(path), fingerprint(path))
+except RunDataError as error:
+    st.error(markdown(error), icon=":material/error:")
+    st.stop()
+filter_ = chosen_filter()
+other = narrowed(whole, filter_) if filter_.labels() else whole
+is_forced = st.toggle(
+    "Compare all the same", key="force", bind="query-params",
+    help="give a verdict also on runs that are not valid, or that differ in load, model or machine (--force)",
+)  # fmt: skip
+stamps = fingerprint(run.path), fingerprint(path)
+show_verdict(*verdict(str(run.path), str(path), stamps, is_forced))
+show_settings(run, other)
+if run.requests.empty or other.requests.empty:
+    stop_with("A run has no request that passes, so there is nothing to set side by side.", "info")
+both = run.beside(other)
+a, b = once(both, "samples", lambda: tuple(
+    samples_from(RunDirectory(each.path), each.requests, each.meta.get("objectives")) for each in (run, other)
+))  # fmt: skip
+names = (run.name, other.name)
+show_ledgers(a, b, names, both)
+show_classes(a, b, (run, other), both)
+show_pairs(a, b, names, both)
