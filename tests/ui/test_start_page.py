@@ -86,4 +86,4 @@ def test_read_only_app_starts_nothing(runs, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["app.py", "--runs", str(runs), "--read-only"])
     app = AppTest.from_file(APP, default_timeout=60).run().switch_page("views/start.py").run()
     assert not app.exception and "--read-only" in messages(app)
-    assert not app.selectbox and not [button for button in app.button if button.key == "start"]
+    assert [each.key for each in app.selectbox] == ["run"] and "start" not in [each.key for each in app.button]
