@@ -11,15 +11,17 @@ TINY_MODEL = ROOT / "scenarios" / "tiny-model"
 
 
 def vllm_with_probe(
-    python: str, record: Path | None, *flags: str, max_model_len: int = 2048, times: Path | None = None
-) -> Server:
-    """The bundled model in float32 on all cores. `record` is the probe's folder; None: a server without a probe.
+    python: str, record: Path | None, *flags: str, max_model_len: int = 2048, times: Path | None = None,
+    threads: int | None = None,
+) -> Server:  # fmt: skip
+    """The bundled model in float32 on all cores, or the first `threads`. `record` is the probe's folder; None: a server
+    without a probe.
 
     With `times` the hooks are clocked (bench.probe.timed), and files of that name get what they took.
     """
     module = "sojourn_probe.vllm" if times is None else "bench.probe.timed"
     attach = ("--scheduler-cls", f"{module}.Scheduler", "--middleware", f"{module}.Middleware")
-    cores = sorted(os.sched_getaffinity(0))
+    cores = sorted(os.sched_getaffinity(0))[:threads]
     chosen = {
         "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "GOMP_SPINCOUNT": "0",
         "VLLM_CPU_OMP_THREADS_BIND": f"{cores[0]}-{cores[-1]}",
