@@ -16,7 +16,7 @@ def ui(
     port: Annotated[int, typer.Option(min=1, max=65535, help="port on 127.0.0.1")] = 8501,
     read_only: Annotated[bool, typer.Option("--read-only", help="start no scenario from the app")] = False,
 ) -> None:
-    """Open the web app: each run from overview to usage, two runs compared, and scenarios started from a page."""
+    """Open the web app: live servers, each run from overview to usage, two runs compared, scenarios started."""
     need("ui", "streamlit", "plotly")
     from ui.launch import open_app
 

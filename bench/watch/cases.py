@@ -63,14 +63,14 @@ def _with(*flags: str) -> tuple[str, ...]:
 
 
 CASES = (
-    Case("control-chat", [CHAT], 8),
-    Case("control-prefixes", [SHARED], 8),
+    Case("control-chat", [CHAT], 4),
+    Case("control-prefixes", [SHARED], 4),
     Case("batch-cap", [CHAT], 24, ("batch_cap",), {"max_num_seqs": 1}, _with("--max-num-seqs", "1")),
     Case("tiny-kv-space", [CHAT | {"output_tokens": 200}], 14, ("kv_pool",), {"num_kv_blocks": 64},
          (*VLLM_FLAGS, "--num-gpu-blocks-override", "26"), 4.0, max_model_len=512),
     Case("prefix-cache-off", [SHARED], 16, ("prefix_cache_off",), {"prefix_caching": False},
          (*VLLM_FLAGS, "--no-enable-prefix-caching"), 6.0),
-    Case("long-prompts-beside-chat", [CHAT | {"weight": 7, "output_tokens": 24}, DOCUMENT], 8,
+    Case("long-prompts-beside-chat", [CHAT | {"weight": 7, "output_tokens": 24}, DOCUMENT], 5,
          ("token_budget_large", "head_of_line", "prefill_chunk"), {"max_num_batched_tokens": 4096},
          _with("--max-num-batched-tokens", "2048"), 4.0, slo={"ttft_ms": 1000.0, "tpot_ms": 15.0}),
     Case("overload", [CHAT], 60, ("overload",), vllm_rate_rps=25.0),

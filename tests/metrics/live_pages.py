@@ -39,6 +39,8 @@ def serving(answer):
                 self.close_connection = True
                 return
             self.send_response(found[0])
+            if found[0] == 302:
+                self.send_header("Location", "/elsewhere")
             self.end_headers()
             self.wfile.write(found[1])
 

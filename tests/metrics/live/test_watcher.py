@@ -99,6 +99,19 @@ def test_a_prometheus_gives_each_server_its_verdict_at_once():
     assert found.state == "degraded" and found.servers[1].findings[0].key == "batch_cap"
 
 
+def test_a_redirect_is_not_followed():
+    """Its target would get the key."""
+    asked = []
+
+    def answer(path):
+        asked.append(path)
+        return (404, b"") if path.startswith("/api") else (302, b"")
+
+    with serving(answer) as url:
+        found = watch_once([url], seconds=5.0)
+    assert "answers HTTP 302" in found.headline and set(asked) == {"/api/v1/query?query=1", "/metrics"}
+
+
 def test_an_address_that_is_none_is_refused():
     assert base_of("127.0.0.1:8000/v1/") == "http://127.0.0.1:8000" == base_of("http://127.0.0.1:8000/metrics")
     for url in ("ftp://x", "http://", "http://x:99999", "http://u:p@x", "http://x?key=1"):
