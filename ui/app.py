@@ -7,7 +7,7 @@ import streamlit as st
 
 from ui import filter_bar
 from ui.filters import PARAMETERS
-from ui.launch import OF_ALL_RUNS, PAGES
+from ui.launch import OF_ALL_RUNS, OF_NO_RUN, PAGES
 from ui.run_data import run_names
 from ui.text import markdown
 
@@ -64,9 +64,10 @@ options = parser.parse_args()
 st.session_state.is_read_only = options.read_only
 choose_run(options.runs, options.run)
 # In "views", not "pages": Streamlit would serve a folder of that name by itself, past this file, to a deep link.
-sections: dict[str, list[st.Page]] = {"This run": [], "All runs": []}
+sections: dict[str, list[st.Page]] = {"Now": [], "This run": [], "All runs": []}
 for name, icon in PAGES.items():
-    sections["All runs" if name in OF_ALL_RUNS else "This run"].append(st.Page(
+    section = "Now" if name in OF_NO_RUN else "All runs" if name in OF_ALL_RUNS else "This run"
+    sections[section].append(st.Page(
         folder / "views" / f"{name}.py", title=name.capitalize(), icon=f":material/{icon}:", url_path=name,
         default=name == "overview", visibility="hidden" if name == "fleet" and not of_fleet() else "visible",
     ))  # fmt: skip

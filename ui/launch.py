@@ -12,8 +12,8 @@ APP = Path(__file__).with_name("app.py")
 DEFAULT_PORT = 8501
 # Each page with its icon of Material Symbols.
 PAGES = {
+    "live": "monitor_heart",
     "overview": "speed",
-    "live": "monitor_heart",  # of servers that run now; needs no run
     "symptoms": "stethoscope",
     "diagnose": "troubleshoot",
     "fleet": "hub",  # hidden where the run is of one server
@@ -29,6 +29,7 @@ PAGES = {
     "predictions": "fact_check",
     "sweep": "ssid_chart",
 }
+OF_NO_RUN = ("live",)
 OF_ALL_RUNS = ("runs", "start", "compare", "predictions", "sweep")
 
 

@@ -21,6 +21,7 @@ from ui.text import markdown
 
 UNASKED_S = 120.0  # without a reader a watch ends
 SHOWN_CHANGES = 8
+READ_ONLY = "this app was started with --read-only"
 
 style()
 st.title("Live", anchor=False)
@@ -106,13 +107,16 @@ def chosen(servers: list[WatchedServer]) -> WatchedServer:
 
 def act(server: WatchedServer) -> None:
     """The two buttons."""
-    ours = profile.can_profile(server.source)
+    why_not = READ_ONLY if st.session_state.is_read_only else ""
+    no_profile = why_not or ("" if profile.can_profile(server.source) else profile.ONLY_OURS)
     with st.container(horizontal=True, gap="small", key="actions"):
-        is_recorded = st.button("Record this", icon=":material/fiber_manual_record:", key="record",
-                                help="writes the scrapes of the window as a run")  # fmt: skip
+        is_recorded = st.button(
+            "Record this", icon=":material/fiber_manual_record:", disabled=bool(why_not), key="record",
+            help=why_not or "writes the scrapes of the window as a run",
+        )  # fmt: skip
         is_profiled = st.button(
-            f"Profile {profile.STEPS} steps", icon=":material/timer:", disabled=not ours, key="profile",
-            help="what the device does in the next steps" if ours else profile.ONLY_OURS,
+            f"Profile {profile.STEPS} steps", icon=":material/timer:", disabled=bool(no_profile), key="profile",
+            help=no_profile or "what the device does in the next steps",
         )  # fmt: skip
     try:
         if is_recorded:
