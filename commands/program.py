@@ -29,6 +29,7 @@ from commands.ladder import ladder
 from commands.lint import lint
 from commands.load import load
 from commands.mcp import mcp
+from commands.otlp import otlp
 from commands.plan import plan
 from commands.quantize import quantize
 from commands.replay import replay
@@ -83,7 +84,8 @@ OWN_PARSER = {
     "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
 }
 
-register("Serve", serve, quantize, usage, dashboards)
+register("Serve", serve, quantize, usage)
+app.add_typer(dashboards, name="dashboards", rich_help_panel="Serve")
 app.add_typer(keys, name="keys", rich_help_panel="Serve")
 app.add_typer(fleet, name="fleet", rich_help_panel="Serve")
 register("Load and search", run, load, demo, epilog=EXIT_CODES)
@@ -93,6 +95,7 @@ register("Diagnose and explain", diagnose, lint, replay, explain, report, ui, tr
 register("Diagnose and explain", watch, epilog=WATCH_CODES)
 register("Compare", compare, verify, export)
 register("Compare", import_result, name="import", epilog=EXIT_CODES)
+app.add_typer(otlp, name="otlp", rich_help_panel="Compare")
 register("Compare", bench, **OWN_PARSER)
 register("Calibrate", calibrate, calibrate_device)
 app.add_typer(faults, name="faults", rich_help_panel="Calibrate")

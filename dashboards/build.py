@@ -9,17 +9,17 @@ from dashboards.alerts import AlertOptions
 from dashboards.boards import BOARDS
 from dashboards.factory import dashboard
 from dashboards.rules import DEFAULTS, prometheus_rule, rules
+from dashboards.stack import Stack
 from metrics.whole_file import write_whole
 
 GENERATED = Path(__file__).with_name("generated")
-# The files that make Prometheus and Grafana find each other: `docker compose up`, nothing else.
-STACK = Path(__file__).with_name("stack")
-RULES_HEADER = (
-    "# Made from metrics/catalog/catalog.py and dashboards/rules.py by `sojourn dashboards`; change it there.\n"
-)
+HEADER = "# Made from the metric catalogue and dashboards/ by `sojourn dashboards`; change it there.\n"
+SERVERS_HERE = Stack()
 
 
-def build_dashboards(out_dir: Path | str = GENERATED, options: AlertOptions = DEFAULTS) -> list[Path]:
+def build_dashboards(
+    out_dir: Path | str = GENERATED, options: AlertOptions = DEFAULTS, stack: Stack = SERVERS_HERE
+) -> list[Path]:
     """Writes one `sojourn-<name>.json` a dashboard, `rules.yaml`, the same rules as an object of Kubernetes, and the
     compose stack; returns their paths.
 
@@ -29,21 +29,20 @@ def build_dashboards(out_dir: Path | str = GENERATED, options: AlertOptions = DE
     if out_dir.exists() and not out_dir.is_dir():
         raise NotADirectoryError(f"{out_dir} is a file; give a folder to write the dashboards into")
     out_dir.mkdir(parents=True, exist_ok=True)
-    return [write_whole(out_dir / name, text) for name, text in contents(options).items()]
+    return [write_whole(out_dir / name, text) for name, text in contents(options, stack).items()]
 
 
-def contents(options: AlertOptions = DEFAULTS) -> dict[str, str]:
+def contents(options: AlertOptions = DEFAULTS, stack: Stack = SERVERS_HERE) -> dict[str, str]:
     """File name → text of everything that `build_dashboards` writes."""
     boards = {
         f"{board.uid}.json": json.dumps(dashboard(board), indent=1, ensure_ascii=False) + "\n" for board in BOARDS
     }
-    objects = {"rules.yaml": rules(options), "prometheus_rule.yaml": prometheus_rule(options)}
+    objects = {"rules.yaml": rules(options), "prometheus_rule.yaml": prometheus_rule(options), **stack.files()}
     texts = {
-        name: RULES_HEADER + yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
+        name: HEADER + yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
         for name, data in objects.items()
     }
-    stack = {path.name: path.read_text(encoding="utf-8") for path in sorted(STACK.iterdir())}
-    return {**boards, **texts, **stack}
+    return {**boards, **texts}
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ MAY_IMPORT = {
         "metrics.memory", "metrics.request", "metrics.run", "metrics.machine", "metrics.records", "metrics.statistics",
     },
     "metrics.usage": {"metrics.errors"},
-    "metrics.imported": {"metrics.run", "metrics.records", "metrics.errors"},
+    "metrics.imported": {"metrics.probe", "metrics.run", "metrics.records", "metrics.errors"},
     "metrics.catalog": {"metrics.memory", "metrics.compute", "metrics.machine", "metrics.records", "metrics.ledger"},
     "metrics.sources": {"metrics.catalog", "metrics.run", "metrics.ledger", "metrics.errors"},
     "metrics.diagnosis": {

@@ -60,8 +60,11 @@ parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder whose folders are runs")
 parser.add_argument("--run", default=None, help="name of the run to show first")
 parser.add_argument("--read-only", action="store_true", help="start no scenario from the app")
+parser.add_argument("--prometheus", default=None, help="address of a Prometheus: adds the page Dashboards")
+parser.add_argument("--boards", type=Path, default=None, help="folder of Grafana's dashboards that it draws")
 options = parser.parse_args()
 st.session_state.is_read_only = options.read_only
+st.session_state.prometheus, st.session_state.boards = options.prometheus, options.boards
 choose_run(options.runs, options.run)
 # In "views", not "pages": Streamlit would serve a folder of that name by itself, past this file, to a deep link.
 sections: dict[str, list[st.Page]] = {"Now": [], "This run": [], "All runs": []}
@@ -71,6 +74,9 @@ for name, icon in PAGES.items():
         folder / "views" / f"{name}.py", title=name.capitalize(), icon=f":material/{icon}:", url_path=name,
         default=name == "overview", visibility="hidden" if name == "fleet" and not of_fleet() else "visible",
     ))  # fmt: skip
+if options.prometheus is not None:
+    place = folder / "views" / "dashboards.py"
+    sections["Servers"] = [st.Page(place, title="Dashboards", icon=":material/monitoring:", url_path="dashboards")]
 page = st.navigation(sections, expanded=True)
 filter_bar.carry(page.url_path)
 page.run()

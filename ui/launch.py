@@ -34,10 +34,17 @@ OF_ALL_RUNS = ("runs", "start", "compare", "predictions", "sweep")
 
 
 def app_command(
-    runs: Path | str, run: Path | str | None = None, port: int = DEFAULT_PORT, is_read_only: bool = False
+    runs: Path | str,
+    run: Path | str | None = None,
+    port: int = DEFAULT_PORT,
+    is_read_only: bool = False,
+    prometheus: str | None = None,
+    boards: Path | str | None = None,
 ) -> list[str]:
     """The command line that shows the runs below `runs`; `run` is shown first, and its folder replaces `runs`. An app
     that `is_read_only` starts no scenario.
+
+    With `prometheus`, its address, the page *Dashboards* draws Grafana's dashboards in the folder `boards` from it.
 
     Raises RunDataError if `run` is no run directory.
     """
@@ -55,6 +62,7 @@ def app_command(
         "--server.address", "127.0.0.1", "--server.port", str(port), "--server.headless", "true",
         "--browser.gatherUsageStats", "false",
         "--", "--runs", str(runs), *chosen, *(["--read-only"] if is_read_only else []),
+        *(["--prometheus", prometheus, "--boards", str(boards)] if prometheus is not None else []),
     ]  # fmt: skip
 
 

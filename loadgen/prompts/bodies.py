@@ -11,6 +11,7 @@ from loadgen.scenario.workload import RequestClass
 from loadgen.schedule.ideal_prefix_hits import tree_path
 from loadgen.schedule.request import ScheduledRequest
 from loadgen.target.endpoint import Endpoint, authorisation
+from metrics.run.trace_id import traceparent_of
 
 SAMPLING_FIELDS = ("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "n")
 _PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
@@ -182,6 +183,7 @@ def http_bytes(endpoint: Endpoint, target: Target, request: ScheduledRequest, co
         "Accept": "text/event-stream" if target.stream else "application/json",
         "User-Agent": "sojourn",
         "x-request-id": request.request_id,
+        **({"traceparent": traceparent_of(request.request_id)} if target.traceparent else {}),
         **({"x-sojourn-class": request.klass} if request.klass else {}),
         **({"x-sojourn-tenant": request.tenant} if request.tenant else {}),
         **authorisation(),

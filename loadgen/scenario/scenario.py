@@ -38,6 +38,9 @@ class Target(Block):
     connections: Literal["per_request", "reuse"] = Field(
         "per_request", description="a new connection for each request, or one that an earlier request has left"
     )
+    traceparent: bool = Field(
+        False, description="send a traceparent with each request, sampled: the server's spans lead back to it"
+    )
     model: str | None = Field(None, min_length=1, description="by default the first one that GET /v1/models names")
     tokenizer: str | None = Field(
         None,

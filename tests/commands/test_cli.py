@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from commands.program import app
 from loadgen.exit_code import MOST_FAILED, NOT_VALID
+from metrics.ledger import LIFECYCLES
 from metrics.memory.plan import PURPOSES
 from tests.commands.program import run_program
 
@@ -141,7 +142,7 @@ def test_dashboards_are_written_where_asked(tmp_path):
     done = run_program("dashboards", "--output", str(tmp_path / "out"))
     assert done.returncode == 0
     names = {path.stem for path in (tmp_path / "out").glob("sojourn-*.json")}
-    assert names == {f"sojourn-{name}" for name in ("token", "compute", "memory", "request", "fleet")}
+    assert names == {f"sojourn-{name}" for name in (*LIFECYCLES, "fleet", "saturation", "drilldown")}
 
 
 @pytest.mark.parametrize(("ended", "code"), [(0, 0), (NOT_VALID, 0), (MOST_FAILED, MOST_FAILED)])
