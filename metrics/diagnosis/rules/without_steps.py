@@ -23,6 +23,7 @@ PROMPT_ACCOUNTS = ("compute.prefill", *CONTENTION)
 LOST_SHARE = 0.2  # of the prompt tokens: what a prefix policy costs has to be a good part of the work
 ROOM = 0.5  # of the tightest time per output token: below it a batch twice as large would keep the objective
 STALLED_LOOP_S = 0.05  # mean lateness of the front's timer: many times the millisecond of an idle loop
+ALWAYS, OFTEN = 0.8, 0.5  # of the samples, with requests waiting
 GROWS = 1.0  # of the mean: a queue that stands is far below it
 GAINS, SATURATED = 1.5, 1.2  # tokens/s of twice the batch: 2 on an empty device, 1 on a full one
 READS_ONLY = 4.0  # FLOPs a byte: every device computes more than that while it reads one
@@ -153,12 +154,16 @@ def admission_policy(facts: Facts, excess: Excess) -> Proposal | None:
 def overload(facts: Facts, excess: Excess) -> Proposal | None:
     """The queue grows over the run, and tokens come as slowly as the objective allows."""
     grows = _growth(facts)
-    if not facts.waits or (grows is None and not is_saturated(facts)):  # without the reasons a limit looks alike
+    stands = is_saturated(facts) and _wait_share(facts) >= ALWAYS
+    if not facts.waits or (grows is None and not stands):  # without the reasons a limit looks alike
         return None
+    words = "more arrives than is served, and the queue grows over the run"
+    if grows is None:
+        words = "requests wait all the time, and more of them in a batch give hardly more tokens"
     found = [*excess_evidence(excess, CROWDED), *filter(None, [grows]), *_room(facts, wanted=False)]
     for_place = sum(facts.waits.get(reason, 0.0) for reason in ("batch_cap", "token_budget"))
     claims = all_of(QUEUE, for_place) | {"request.interference": 1.0}
-    return _proposal(excess, "more arrives than is served, and the queue grows over the run", found,
+    return _proposal(excess, words, found,
                      "fewer requests, or more devices", claims)  # fmt: skip
 
 
@@ -169,10 +174,15 @@ def _growth(facts: Facts) -> Evidence | None:
         return evidence(f"the time to first token grows over the run by {growth:.1f} times its mean", growth, "ratio",
                         "client: due_ns, first_token_ns")  # fmt: skip
     waiting = facts.server.waiting if facts.server is not None and growth is None else None
-    if waiting is None or waiting.growth is None or waiting.growth < GROWS:
+    if waiting is None or waiting.growth is None or waiting.growth < GROWS or waiting.share < OFTEN:
         return None
     return evidence(f"the number of waiting requests grows by {waiting.growth:.1f} times its mean", waiting.growth,
                     "ratio", "scrapes: gauges")  # fmt: skip
+
+
+def _wait_share(facts: Facts) -> float:
+    waiting = facts.server.waiting if facts.server is not None else None
+    return waiting.share if waiting is not None else 0.0
 
 
 @cause(lifecycles=("request",), object="arrivals", kind="workload", accounts=CONTENTION, reads="accounts",
