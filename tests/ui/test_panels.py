@@ -3,10 +3,12 @@
 import json
 import math
 
+import pandas as pd
 import pytest
 
 from dashboards.build import contents
 from ui.figures.panels import panel_figure, written
+from ui.figures.spans import parts_of_requests
 from ui.panel_source import Choices, Line, read_boards, variables
 
 BOARDS = {name: json.loads(text) for name, text in contents().items() if name.endswith(".json")}
@@ -82,3 +84,13 @@ def test_heatmap_shows_each_bucket_without_those_below():
 )
 def test_number_has_its_unit(value, unit, expected):
     assert written(value, unit) == expected
+
+
+def test_bar_of_a_request_is_as_long_as_its_latency_and_unseen_parts_are_left_out():
+    rows = pd.DataFrame({
+        "request_id": ["a", "b"], "client_lag_ns": [1e6, 2e6], "outside_ns": [3e6, 3e6], "queue_ns": [None, None],
+        "prefill_ns": [10e6, 20e6], "decode_ns": [50e6, 60e6], "server_rest_ns": [5e6, 5e6],
+    })  # fmt: skip
+    figure = parts_of_requests(rows)
+    assert "queue" not in {trace.name for trace in figure.data} and len(figure.data) == 5
+    assert [sum(trace.x[place] for trace in figure.data) for place in (0, 1)] == [69.0, 90.0]

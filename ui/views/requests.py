@@ -3,11 +3,14 @@
 import streamlit as st
 
 from metrics.errors import RunDataError
+from metrics.imported.otlp import read_joined
 from metrics.request.blame import blame_of, gini, offenders, waited_ns
 from metrics.request.token_gaps import explain_gap, slowest_gaps, why
+from metrics.run.directory import RunDirectory
 from ui import drawings
 from ui.figures import blame as blame_figures
 from ui.figures import ledger
+from ui.figures import spans as spans_figure
 from ui.markup import fragments
 from ui.page import draw, once, open_page, stop_with
 from ui.tables.blame import TRAITS, slowed_steps, traits, worst_offenders
@@ -64,6 +67,15 @@ draw(
     f"`client.parquet` joined with `requests.parquet` by `request_id`: `{until}_*_ns` and what is left over.",
 )
 st.html(fragments.clocks(run.meta))
+spans = read_joined(RunDirectory(st.session_state.run_path))
+if spans is not None:
+    shown = spans.set_index("request_id").reindex(rows.request_id).dropna(subset="e2e_ns").reset_index()
+    draw(
+        f"Of these, the server’s spans tell of {len(shown)}",
+        spans_figure.parts_of_requests(shown),
+        "`spans.parquet`. Evidence level: request spans. What other requests, the host and sampling cost lies in "
+        "prefill and decode; waits for KV blocks lie in the queue.",
+    )
 if run.has_ledger:
     draw(*once(run, "waits", lambda: drawings.waits(run)))
 st.subheader("Who delayed whom", anchor=False)
