@@ -43,6 +43,16 @@ RouterEnvOption = Annotated[
 ]
 
 
+StopOption = Annotated[
+    float | None,
+    typer.Option(
+        "--stop-when-resolved", metavar="SHARE", min=0.01, max=0.999,
+        help="stop sending once it is resolved whether this share of the requests meets the SLO, such as 0.9; by a "
+        "95 % confidence sequence",
+    ),
+]  # fmt: skip
+
+
 def discard_output(file: TextIO) -> None:
     """For a stream whose reader has left (`| head`): what is still in its buffer is no error at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
@@ -132,12 +142,12 @@ def new_run(name: str) -> Path:
 
 @contextmanager
 def run_progress(path: Path, is_shown: bool = True) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Gives a progress bar for a new run. If Ctrl-C or an error ends the run, names its directory."""
-    from loadgen.run.progress_bar import ProgressBar
+    """Gives the page of a new run. If Ctrl-C or an error ends the run, names its directory."""
+    from loadgen.run.progress_page import ProgressPage
 
     existed = (path / "run.json").exists()
     try:
-        with ProgressBar(out) if is_shown else nullcontext(lambda _: None) as progress:
+        with ProgressPage(out) if is_shown else nullcontext(lambda _: None) as progress:
             yield progress
     except (KeyboardInterrupt, Exception) as error:
         if (path / "run.json").exists() and not existed:

@@ -5,7 +5,16 @@ from typing import Annotated
 
 import typer
 
-from commands.cli import ProcessesOption, RunDirOption, ScenarioArgument, SeedOption, need, new_run, run_progress
+from commands.cli import (
+    ProcessesOption,
+    RunDirOption,
+    ScenarioArgument,
+    SeedOption,
+    StopOption,
+    need,
+    new_run,
+    run_progress,
+)
 from commands.export import VLLM_FILE, export
 from commands.summary import summarise
 
@@ -38,6 +47,7 @@ def load(
     run_dir: RunDirOption = None,
     seed: SeedOption = None,
     processes: ProcessesOption = 1,
+    stop_when_resolved: StopOption = None,
     save_result: Annotated[
         bool, typer.Option("--save-result", help=f"also write {VLLM_FILE}, the result file of vllm bench serve")
     ] = False,
@@ -55,6 +65,7 @@ def load(
         done = load_url(
             loaded, base_url, run_dir, model=model, tokenizer=tokenizer, seed=seed,
             server_runs=server_run or (), processes=processes, progress=progress,
+            stop_when_resolved=stop_when_resolved,
         )  # fmt: skip
     code = summarise(done)
     if save_result:

@@ -12,8 +12,10 @@ from commands.cli import (
     RunDirOption,
     ScenarioArgument,
     SeedOption,
+    StopOption,
     need,
     new_run,
+    out,
     run_progress,
 )
 from commands.summary import summarise
@@ -28,6 +30,7 @@ def run(
     run_dir: RunDirOption = None,
     seed: SeedOption = None,
     processes: ProcessesOption = 1,
+    stop_when_resolved: StopOption = None,
     replicas: Annotated[
         int | None, typer.Option(min=1, max=64, help="servers behind a router; by default those of the scenario, or 1")
     ] = None,
@@ -57,5 +60,7 @@ def run(
             processes=processes,
             progress=progress,
             router_env=router_env,
+            stop_when_resolved=stop_when_resolved,
+            is_watched=out.is_terminal,
         )
     raise typer.Exit(summarise(done))

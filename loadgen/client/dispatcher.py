@@ -182,6 +182,8 @@ class LoadClient:
                 event_log.write_events(self._replay.run_dir, events, self._num_written, self._replay.shift_ns)
                 self._num_written += len(events)
             self._full.popleft()
+        if reason := event_log.drain_reason(self.run_dir):
+            self._loop.drain(reason)
         sent = self._loop.num_started
         event_log.write_progress(self._replay.run_dir, self._counts | {"sent": sent}, self._replay.shard)
 

@@ -25,14 +25,18 @@ BYTES_AT_ONCE = 2**26  # of events, when they are read: sorting them takes some 
 ROW_BYTES = 33  # of an event beside its data
 
 STARTED, DISPATCHED, SENT, BYTES, CLOSED, ERROR, TIMEOUT, CANCELLED, RECONNECTED, DUE, RAN_OUT = range(11)
+STOPPED_SENDING = 11  # its data is the reason
 TERMINAL = frozenset((CLOSED, ERROR, TIMEOUT, CANCELLED))
-NO_REQUEST = -1  # index of STARTED, the start of the schedule, and of RAN_OUT: a slot is free, but no request is left
+# Index of STARTED, the start of the schedule; of RAN_OUT: a slot is free, but no request is left; of STOPPED_SENDING:
+# what is due later is not sent.
+NO_REQUEST = -1
+DRAIN_FILE = "stop-sending"  # in the run directory: a load process that finds it sends nothing more
 
 SCHEMA = pa.schema([
     ("seq", pa.int64()),  # order of stamping: two events of a request may share a nanosecond
     ("index", pa.int64()),  # of the scheduled request
     ("ns", pa.int64()),  # monotonic clock
-    ("kind", pa.int8()),  # STARTED to RAN_OUT
+    ("kind", pa.int8()),  # STARTED to STOPPED_SENDING
     ("data", pa.large_binary()),  # the bytes read, or why it ended; a run has more than 32-bit offsets reach
 ])  # fmt: skip
 
@@ -180,6 +184,20 @@ def read_progress(run_dir: Path) -> dict[str, int] | None:
     return {name: sum(counts[name] for counts in parts) for name in parts[0]} if parts else None
 
 
+def request_drain(run_dir: Path, reason: str) -> None:
+    """Has all load processes of a run send nothing more, within FLUSH_SECONDS; requests in flight end."""
+    write_whole(run_dir / DRAIN_FILE, reason)
+
+
+def drain_reason(run_dir: Path) -> str:
+    """Why a run was asked to send nothing more; "" where it was not."""
+    try:
+        return (run_dir / DRAIN_FILE).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+
+
 def discard_progress(run_dir: Path) -> None:
+    (run_dir / DRAIN_FILE).unlink(missing_ok=True)
     for file in run_dir.glob(PROGRESS_FILE.format("*")):
         file.unlink(missing_ok=True)

@@ -16,7 +16,19 @@ from time import monotonic_ns
 from gevent.monkey import get_original
 
 from loadgen.client.connection import Connection, Exchange, HttpEnd
-from loadgen.client.event_log import BYTES, CANCELLED, CLOSED, DISPATCHED, DUE, ERROR, RECONNECTED, SENT, EventLog
+from loadgen.client.event_log import (
+    BYTES,
+    CANCELLED,
+    CLOSED,
+    DISPATCHED,
+    DUE,
+    ERROR,
+    NO_REQUEST,
+    RECONNECTED,
+    SENT,
+    STOPPED_SENDING,
+    EventLog,
+)
 from loadgen.client.kernel_timestamps import KernelClock
 from loadgen.client.outgoing import STOPPED, Ended, Outgoing
 
@@ -49,18 +61,28 @@ class SocketLoop:
         self._num_open = 0
         self._clock = KernelClock()
         self._stopping = False
+        self._drain_for = ""  # why nothing more is sent
+        self._last_due_ns: int | None = None  # once draining: what was due later is not sent
         self._poller = _Poller()
         self._wake_out, self._wake_in = os.pipe()
         self._poller.register(self._wake_out, READABLE)
 
     def at(self, outgoing: Outgoing) -> None:
         """Sends a request at its `due_ns`, or at once if that has passed. In the loop's thread, or before it runs."""
+        if self._last_due_ns is not None and outgoing.due_ns > self._last_due_ns:
+            return
         heapq.heappush(self._due, (outgoing.due_ns, next(self._order), outgoing))
 
     def stop(self) -> None:
         """From any thread: cancels requests in flight, and lets `run` return."""
         self._stopping = True
         os.write(self._wake_in, b"x")
+
+    def drain(self, reason: str) -> None:
+        """From any thread: sends nothing that is due later, and lets `run` return once all replies have ended."""
+        if not self._drain_for:
+            self._drain_for = reason
+            os.write(self._wake_in, b"x")
 
     def run(self, arrivals: Iterable[Outgoing] = ()) -> None:
         """Returns once no request is due or in flight, or after `stop`. May be called again.
@@ -73,6 +95,11 @@ class SocketLoop:
         upcoming = self._take_up(arrivals)
         while not self._stopping and (due or self._num_open):
             now_ns = monotonic_ns()
+            if self._drain_for and self._last_due_ns is None:
+                self._last_due_ns = now_ns
+                self.log.add(NO_REQUEST, now_ns, STOPPED_SENDING, self._drain_for.encode())
+                due[:] = [each for each in due if each[0] <= now_ns]
+                heapq.heapify(due)
             while due and due[0][0] <= now_ns:
                 outgoing = heapq.heappop(due)[2]
                 if outgoing is upcoming:

@@ -4,12 +4,14 @@ import logging
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
-from loadgen.client.event_log import NO_REQUEST, STARTED, TERMINAL, event_files
+from loadgen.client.event_log import BYTES, NO_REQUEST, STARTED, TERMINAL, event_files
+from loadgen.record.live_figures import LiveFigures
 from loadgen.record.parse import Event, client_record, due_time, events_by_request
-from loadgen.schedule.request import SCHEDULE_FILE, read_schedule
+from loadgen.schedule.request import SCHEDULE_FILE, ScheduledRequest, read_schedule, read_warmup_s
 from metrics.records import row
 from metrics.run.outage import WriteOutage
 from metrics.run.segments import write_segment
@@ -17,16 +19,62 @@ from metrics.run.segments import write_segment
 log = logging.getLogger(__name__)
 
 
-class LiveTable:
-    """Owns the events of open requests. Reads every segment once, and writes segments of `client`; the table that is
-    built after the run replaces them."""
+class LiveReader:
+    """Owns the events of open requests. Reads every segment once; `pid` limits it to those of one load process."""
 
-    def __init__(self, run_dir: Path):
-        self._run_dir = run_dir
+    def __init__(self, run_dir: Path, pid: int | None = None):
+        self._run_dir, self._pid = run_dir, pid
         self._read: set[Path] = set()
         self._open: dict[int, list[Event]] = {}
-        self._start_ns: int | None = None
-        self._schedule, self._scenario = [], ""
+        self.schedule: list[ScheduledRequest] = []
+        self.start_ns: int | None = None
+        self._scenario = ""
+
+    def ended(self) -> list[tuple[ScheduledRequest, dict[str, Any]]]:
+        """The requests that ended since the last call, with their rows of `client`. Raises OSError, ArrowException."""
+        if not self.schedule:
+            if not (self._run_dir / SCHEDULE_FILE).exists():
+                return []
+            self.schedule, self._scenario = read_schedule(self._run_dir)
+        fresh = [file for file in event_files(self._run_dir) if file not in self._read]
+        if self._pid is not None:
+            fresh = [file for file in fresh if file.stem.endswith(f"-{self._pid}")]
+        found = []
+        for index, events in events_by_request(fresh):
+            if index == NO_REQUEST:
+                self.start_ns = next((ns for _, ns, kind, _ in events if kind == STARTED), self.start_ns)
+                continue
+            self._open.setdefault(index, []).extend(events)
+            if events[-1][2] in TERMINAL:
+                request, all_events = self.schedule[index], self._open.pop(index)
+                due_ns = due_time(request, self.start_ns, all_events)
+                found.append((request, row(client_record(request, self._scenario, due_ns, all_events))))
+        self._read.update(fresh)
+        return found
+
+    def open_requests(self) -> list[tuple[ScheduledRequest, int, bool]]:
+        """Those in flight, each with its due time and whether bytes came."""
+        found = []
+        for index, events in self._open.items():
+            request = self.schedule[index]
+            if (due_ns := due_time(request, self.start_ns, events)) is not None:
+                found.append((request, due_ns, any(kind == BYTES for _, _, kind, _ in events)))
+        return found
+
+    def last_due_ns(self) -> int | None:
+        """When the last request of an open load is due; None before the start, and of a closed loop."""
+        offsets = [each.due_offset_ns for each in self.schedule if each.due_offset_ns is not None]
+        return None if self.start_ns is None or not offsets else self.start_ns + max(offsets)
+
+
+class LiveTable:
+    """Writes segments of `client` as requests end; the table that is built after the run replaces them."""
+
+    def __init__(self, run_dir: Path, objectives: list[dict[str, Any]]):
+        self._run_dir = run_dir
+        self.reader = LiveReader(run_dir)
+        self._objectives = objectives
+        self.figures: LiveFigures | None = None
         self._outage = WriteOutage(log, f"the run is recorded in {run_dir}")
 
     def update(self) -> None:
@@ -41,22 +89,13 @@ class LiveTable:
             self._outage.begin(f"the run cannot be recorded in {self._run_dir}: {error}; the load goes on")
 
     def _update(self) -> None:
-        if not self._schedule:
-            if not (self._run_dir / SCHEDULE_FILE).exists():
-                return
-            self._schedule, self._scenario = read_schedule(self._run_dir)
-        fresh = [file for file in event_files(self._run_dir) if file not in self._read]
-        rows = []
-        for index, events in events_by_request(fresh):
-            if index == NO_REQUEST:
-                self._start_ns = next((ns for _, ns, kind, _ in events if kind == STARTED), self._start_ns)
-                continue
-            self._open.setdefault(index, []).extend(events)
-            if events[-1][2] in TERMINAL:
-                request, all_events = self._schedule[index], self._open.pop(index)
-                due_ns = due_time(request, self._start_ns, all_events)
-                rows.append(row(client_record(request, self._scenario, due_ns, all_events)))
-        self._read.update(fresh)
-        if rows:
+        ended = self.reader.ended()
+        if not self.reader.schedule:
+            return
+        if self.figures is None:
+            self.figures = LiveFigures(self._objectives, read_warmup_s(self._run_dir))
+        self.figures.add(ended)
+        self.figures.settle(self.reader.open_requests(), time.monotonic_ns())
+        if ended:
             name = f"{time.time_ns():020d}-{os.getpid()}"
-            write_segment(self._run_dir, "client", rows, name)
+            write_segment(self._run_dir, "client", [each for _, each in ended], name)

@@ -35,6 +35,7 @@ class Parsed:
     num_records: int
     num_unfinished: int  # never sent, or without a recorded end
     num_never_due: int  # requests of a closed loop that no slot reached
+    stopped: tuple[float, str] | None  # seconds of the schedule after which sending was stopped, and why
     ran_out: bool  # a slot of a closed loop was free, but no request was left
     client_error: dict[str, float | None]
     streams: np.ndarray  # [replies with text, 3]: ns of the first and of the last chunk, number of chunks
@@ -51,6 +52,7 @@ class RunReader:
         self._files = event_log.event_files(run_dir)
         self._started = self._ran_out = False
         self._num_unfinished = self._num_stale = 0
+        self._stopped: tuple[float, str] | None = None
         self._moments = array("q")  # of each record: index of its request, ns when it was due, dispatched, sent
         self._streams = array("q")
 
@@ -60,13 +62,17 @@ class RunReader:
         start."""
         stream = events_by_request(self._files)
         upcoming = next(stream, None)
-        start_ns = None
+        start_ns, stops = None, []
         if upcoming is not None and upcoming[0] == event_log.NO_REQUEST:
             start_ns = next((ns for _, ns, kind, _ in upcoming[1] if kind == event_log.STARTED), None)
             self._ran_out = any(kind == event_log.RAN_OUT for _, _, kind, _ in upcoming[1])
+            stops = [(ns, data) for _, ns, kind, data in upcoming[1] if kind == event_log.STOPPED_SENDING]
             upcoming = next(stream, None)
         self._started = start_ns is not None
         start_ns = event_log.first_stamp(self._files) if start_ns is None else start_ns
+        last_ns = min((ns for ns, _ in stops), default=None)  # each process stops at a moment of its own
+        if stops:
+            self._stopped = max(0.0, (last_ns - start_ns) / 1e9), stops[0][1].decode()
         before_ns = None  # when the turn before was due, in a session that an open loop began
         for request in self._schedule:
             events: list[Event] = []
@@ -80,7 +86,8 @@ class RunReader:
             before_ns = (
                 due_ns if request.due_offset_ns is not None or (request.turn and before_ns is not None) else None
             )
-            if due_ns is not None:
+            never_sent = last_ns is not None and not events
+            if due_ns is not None and not (never_sent and (request.turn or due_ns > last_ns)):
                 record = client_record(request, self._scenario, due_ns, events)
                 self._count(request, record, events)
                 yield record
@@ -102,7 +109,8 @@ class RunReader:
         in_order = index[was_sent][np.argsort(sent_ns[was_sent], kind="stable")]
         return Parsed(
             started=self._started, num_records=len(index), num_unfinished=self._num_unfinished,
-            num_never_due=len(self._schedule) - len(index), ran_out=self._ran_out, client_error=client_error,
+            num_never_due=len(self._schedule) - len(index), stopped=self._stopped, ran_out=self._ran_out,
+            client_error=client_error,
             streams=np.array(self._streams, dtype=np.int64).reshape(-1, 3),
             sent=[self._schedule[place] for place in in_order], measured=set(index[counts].tolist()),
         )  # fmt: skip

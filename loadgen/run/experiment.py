@@ -18,9 +18,10 @@ import yaml
 from loadgen.client.event_log import read_progress, recording
 from loadgen.fleet.routers import installed, known_router
 from loadgen.prompts.build import load_tokenizer
-from loadgen.record.live_table import LiveTable
+from loadgen.run.live_view import LiveRun, LiveView, check_stop_when_resolved
 from loadgen.run.load_use import LoadUse
 from loadgen.run.run_files import begin_run, finish_run, repeat_command
+from loadgen.run.server_glance import ServerWatch
 from loadgen.run.serving import one_server, several_servers
 from loadgen.run.speed import add_reference
 from loadgen.scenario.scenario import Scenario
@@ -40,6 +41,7 @@ from metrics.run.recorder import ON_DISK_SECONDS
 
 POLL_S = 0.2
 LIVE_S = 2.0
+GLANCE_S = 2.0  # between two reads of /metrics that are shown and not recorded
 LOAD_LOG, SCENARIO_FILE = "loadgen.log", "scenario.yaml"
 
 
@@ -54,6 +56,7 @@ class Progress:
     finished: int = 0
     failed: int = 0
     total: int = 0
+    live: LiveView | None = None  # while it is sent, from its first records on
 
 
 OnProgress = Callable[[Progress], None]
@@ -79,14 +82,16 @@ def run_scenario(
     scenario: Scenario, run_dir: Path | str, *, engine_overrides: dict[str, Any] | None = None,
     seed: int | None = None, processes: int = 1, scrapes: bool = False, progress: OnProgress = lambda _: None,
     surroundings: Surroundings | None = None, with_reference: bool = True, router_env: Path | None = None,
+    stop_when_resolved: float | None = None, is_watched: bool = False,
 ) -> RunDirectory:  # fmt: skip
     """Starts our engine as the scenario says, replays the scenario against it, stops it and gathers the run.
 
     `engine_overrides` replaces keys of the scenario's engine block; `processes` share the schedule. `scrapes` records
     /metrics once a second beside the server's records, as `load` does of a foreign server. `surroundings` hear how
     far the run is. `with_reference` adds the normal speed of the machine, and measures it where nobody did.
-    `router_env` is the virtual environment of the router of a fleet. Raises ExperimentError, InputError or
-    ScenarioError; nothing is left behind if a server never became ready.
+    `router_env` is the virtual environment of the router of a fleet. `stop_when_resolved` stops the load once it is
+    resolved whether that share of requests meets the SLO. `is_watched`: `progress` gets what /metrics shows. Raises
+    ExperimentError, InputError or ScenarioError; nothing is left behind if a server never became ready.
     """
     settings = engine_settings(scenario, {**scenario.engine, **(engine_overrides or {})})
     if not settings.get("model"):
@@ -94,10 +99,12 @@ def run_scenario(
             f"scenario {scenario.name} names no engine.model; add one (such as model: tiny-model) to its engine block, "
             "or replay it against a running server with `sojourn load`"
         )
+    check_stop_when_resolved(scenario, stop_when_resolved)
     tokenizer = scenario.target.tokenizer or str(settings["model"])
     seed = scenario.measure.seed if seed is None else seed
     workload = _check(scenario, seed, tokenizer, processes)
     fleet, chosen = scenario.fleet, {"set": engine_overrides or {}, "processes": _several(processes)}
+    chosen["stop_when_resolved"] = None if stop_when_resolved is None else str(stop_when_resolved)
     if fleet is not None:
         router = known_router(fleet.router, fleet.policy)
         if not router.keeps_request_ids:
@@ -124,11 +131,13 @@ def run_scenario(
         run.update_meta(**serving.meta)
         with _finishing(run, progress) as reasons:
             try:
-                with _scraping(run, serving.endpoint) if scrapes else nullcontext():
+                watch = ServerWatch()
+                with _scraping(run, serving.endpoint, watch, scrapes) if scrapes or is_watched else nullcontext():
                     target = serving.endpoint
                     target = target if surroundings is None else surroundings.begin(target, run.path)
+                    live = LiveRun(run, stop_when_resolved, watch)
                     _load(run, target, seed, serving.served["id"], tokenizer, processes, serving.fault, progress,
-                          reasons, surroundings)  # fmt: skip
+                          reasons, live, surroundings)  # fmt: skip
             finally:
                 if surroundings is not None:
                     surroundings.end()
@@ -146,18 +155,21 @@ def run_scenario(
 def load_url(
     scenario: Scenario, base_url: str, run_dir: Path | str, *, model: str | None = None, tokenizer: str | None = None,
     seed: int | None = None, server_runs: Sequence[Path | str] = (), processes: int = 1,
-    progress: OnProgress = lambda _: None,
+    progress: OnProgress = lambda _: None, stop_when_resolved: float | None = None,
 ) -> RunDirectory:  # fmt: skip
     """Replays the scenario against a running OpenAI-compatible server, and scrapes its /metrics if it has one.
 
     `server_runs` are the run directories of our own servers on this host (`serve --run-dir`): their records of this
     load are joined to the client's, so that the diagnosis sees what it sees of a `run`. Several stand behind a router.
+    `stop_when_resolved` as in `run_scenario`.
 
     Raises EndpointError, and leaves nothing behind, if no server answers; ScenarioError for a bad scenario.
     """
     seed = scenario.measure.seed if seed is None else seed
     repeat = {"base_url": base_url, "model": model, "tokenizer": tokenizer, "server_run": list(server_runs)}
     repeat["processes"] = _several(processes)
+    repeat["stop_when_resolved"] = None if stop_when_resolved is None else str(stop_when_resolved)
+    check_stop_when_resolved(scenario, stop_when_resolved)
     servers = [open_server_run(path) for path in server_runs]
     if len({server.path.resolve() for server in servers}) < len(servers):
         raise ExperimentError("--server-run names one folder twice; give each server's own")
@@ -171,9 +183,11 @@ def load_url(
     if len(served) > 1:  # more than its name
         engine["served"] = served
     run = _begin(scenario, run_dir, seed, engine, repeat_command("load", scenario, seed, **repeat), workload)
-    with _finishing(run, progress) as reasons, _scraping(run, endpoint):
+    watch = ServerWatch()
+    with _finishing(run, progress) as reasons, _scraping(run, endpoint, watch, True):
         begin_ns = time.monotonic_ns()
-        _load(run, endpoint, seed, served["id"], tokenizer, processes, lambda: None, progress, reasons)
+        _load(run, endpoint, seed, served["id"], tokenizer, processes, lambda: None, progress, reasons,
+              LiveRun(run, stop_when_resolved, watch))  # fmt: skip
         if servers:
             with suppress(EndpointError):
                 get(endpoint, "/metrics")  # for which it works out the steps that it holds back
@@ -187,15 +201,19 @@ def load_url(
 
 
 @contextmanager
-def _scraping(run: RunDirectory, endpoint: Endpoint) -> Iterator[None]:
-    """Records /metrics once a second, if the server has it."""
-    scraper = Scraper(endpoint, run.path)
+def _scraping(run: RunDirectory, endpoint: Endpoint, watch: ServerWatch, records: bool) -> Iterator[None]:
+    """Reads /metrics, if the server has it: once a second into the run, or only for those who watch."""
+    if records:
+        scraper = Scraper(endpoint, run.path, on_page=watch.take)
+    else:
+        scraper = Scraper(endpoint, None, GLANCE_S, on_page=watch.take)
     try:
         scraper.start()
         yield
     finally:
         scraper.stop()
-        run.update_meta(failed_scrapes=scraper.failed, skipped_scrapes=scraper.skipped)
+        if records:
+            run.update_meta(failed_scrapes=scraper.failed, skipped_scrapes=scraper.skipped)
 
 
 def _several(processes: int) -> str | None:
@@ -244,23 +262,23 @@ def _begin(
 def _load(
     run: RunDirectory, endpoint: Endpoint, seed: int, model: str, tokenizer: str | None,
     processes: int, fault: Callable[[], tuple[str, str] | None], progress: OnProgress, reasons: list[str],
-    surroundings: Surroundings | None = None,
+    live: LiveRun, surroundings: Surroundings | None = None,
 ) -> None:  # fmt: skip
     """Runs the load generator to its end and reports its progress. A server that dies ends the load."""
     log = run.path / LOAD_LOG
     options = {"seed": seed, "model-name": model, "tokenizer": tokenizer, "processes": _several(processes)}
     load = start(load_command(str(run.path / SCENARIO_FILE), endpoint.url, run.path, options), log)
-    live, live_due_s, use = LiveTable(run.path), time.monotonic() + LIVE_S, LoadUse(load.pid)
+    live_due_s, use = time.monotonic() + LIVE_S, LoadUse(load.pid)
     waits_for_first = surroundings is not None
     try:
         if surroundings is not None:
             surroundings.loading(load.pid)
         while load.poll() is None:
-            if time.monotonic() >= live_due_s:
-                live.update()
-                live_due_s = time.monotonic() + LIVE_S
             counts = read_progress(run.path)
-            progress(Progress("sending", **counts) if counts else Progress("preparing load"))
+            if time.monotonic() >= live_due_s:
+                live.update(counts)
+                live_due_s = time.monotonic() + LIVE_S
+            progress(Progress("sending", **counts, live=live.view) if counts else Progress("preparing load"))
             if counts:
                 use.look()
             if waits_for_first and counts and counts["sent"]:

@@ -140,7 +140,12 @@ def _judge(run: RunDirectory, parsed: Parsed | None, reasons: list[str]) -> None
     client_error = with_calibration(parsed.client_error, parsed.streams, shards) if parsed else None
     found = [*reasons, *doubts_about(shards), *_doubts(parsed, meta["objectives"])]
     arrivals = meta["scenario"]["arrivals"]
-    if parsed and (doubt := loop_doubt(arrivals, parsed.num_records, parsed.num_never_due, parsed.ran_out)):
+    stopped = None if parsed is None or parsed.stopped is None else parsed.stopped
+    if (
+        parsed
+        and not stopped
+        and (doubt := loop_doubt(arrivals, parsed.num_records, parsed.num_never_due, parsed.ran_out))
+    ):
         found.append(doubt)
     if client_error and (beyond := beyond_capacity(client_error["calibration"])):
         found.append(beyond)
@@ -149,6 +154,7 @@ def _judge(run: RunDirectory, parsed: Parsed | None, reasons: list[str]) -> None
         client_error=client_error,
         workload=with_prefix(run, meta, parsed) if parsed else meta.get("workload"),
         valid=not found,
+        stopped_early=None if stopped is None else {"after_s": round(stopped[0], 3), "reason": stopped[1]},
         load_reasons=reasons,
         invalid_reasons=list(dict.fromkeys(found)),
     )

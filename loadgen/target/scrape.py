@@ -7,6 +7,7 @@ Beside the server's samples stand two of ours, named as Prometheus does: `up`, 0
 import os
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,12 @@ class Scraper:
     A scrape that takes longer than the interval skips the turns that it missed, counted in `skipped`.
     """
 
-    def __init__(self, endpoint: Endpoint, run_dir: Path, interval_s: float = INTERVAL_S):
+    def __init__(
+        self, endpoint: Endpoint, run_dir: Path | None, interval_s: float = INTERVAL_S,
+        on_page: Callable[[list[dict[str, Any]]], None] = lambda _: None,
+    ):  # fmt: skip
+        """Without a run directory nothing is recorded; `on_page` gets the rows of each page, in the thread."""
+        self._on_page = on_page
         self.failed = 0
         self.skipped = 0
         self._endpoint = endpoint
@@ -77,6 +83,9 @@ class Scraper:
                 self._write(own_rows(now_ns, up=0, took_s=(now_ns - began_ns) / 1e9))
 
     def _write(self, rows: list[dict[str, Any]]) -> None:
+        self._on_page(rows)
+        if self._run_dir is None:
+            return
         write_segment(self._run_dir, "scrapes", rows, f"{time.time_ns():020d}-{os.getpid()}")
 
 

@@ -8,9 +8,13 @@ CLOSED_ORIGIN = "the moment its turn had come"  # instead of an intended send
 
 
 def load_notes(meta: dict[str, Any]) -> list[str]:
-    """Sentences: whether the loop was closed, and whether a trace's times were rounded. [] of an ordinary open load."""
-    reported = section(meta, "arrivals").get("told")
-    return [str(sentence) for sentence in reported] if isinstance(reported, list) else []
+    """Sentences: whether the loop was closed, whether a trace's times were rounded, and whether the load was stopped
+    before its end. [] of an ordinary open load."""
+    reported, stopped = section(meta, "arrivals").get("told"), section(meta, "stopped_early")
+    found = [str(sentence) for sentence in reported] if isinstance(reported, list) else []
+    if stopped:
+        found.append(f"the load was stopped after {stopped['after_s']:.3g} s of its schedule: {stopped['reason']}")
+    return found
 
 
 def is_closed(meta: dict[str, Any]) -> bool:
@@ -27,7 +31,8 @@ def rate_was_to_change(meta: dict[str, Any]) -> bool:
 
 
 def declared_window_s(meta: dict[str, Any]) -> float | None:
-    """How long the scenario lets measured requests come; None where the server, a count or a trace's end decides too.
+    """How long the scenario lets measured requests come, less what a load that was stopped early did not send. None
+    where the server, a count or a trace's end decides too.
 
     The warm-up is taken to begin with the schedule: it begins with the first request, a gap later.
     """
@@ -38,7 +43,10 @@ def declared_window_s(meta: dict[str, Any]) -> float | None:
     if arrivals.get("process") == "trace" or arrivals.get("count") is not None:
         return None
     phases = arrivals.get("phases") or [arrivals]
-    seconds = sum(phase.get("duration_s") or 0.0 for phase in phases) - warmup_s
+    seconds = sum(phase.get("duration_s") or 0.0 for phase in phases)
+    if stopped := section(meta, "stopped_early"):
+        seconds = min(seconds, float(stopped["after_s"]))
+    seconds -= warmup_s
     return seconds if seconds > 0 else None
 
 

@@ -145,7 +145,7 @@ class RunDirectory:
         clash = {name: f"server_{name}" for name in server.columns if name in client.columns and name != "request_id"}
         server = server.rename(columns=clash).drop_duplicates("request_id", keep="last")
         joined = client.merge(server, on="request_id", how="left").sort_values("due_ns", ignore_index=True)
-        return _with_latencies(self._with_way_in(_with_client_accounts(joined)))
+        return with_latencies(self._with_way_in(_with_client_accounts(joined)))
 
     def _with_way_in(self, joined: "pd.DataFrame") -> "pd.DataFrame":
         """With the time between send and arrival booked to the front's loop of each server, and to a router."""
@@ -249,7 +249,8 @@ def _with_client_accounts(joined: "pd.DataFrame") -> "pd.DataFrame":
     return joined
 
 
-def _with_latencies(joined: "pd.DataFrame") -> "pd.DataFrame":
+def with_latencies(joined: "pd.DataFrame") -> "pd.DataFrame":
+    """Adds `ttft_ms`, `tpot_ms` and `e2e_ms` from the intended send to rows of `client`."""
     due = joined.due_ns.astype("float64")
     first, last = joined.first_token_ns.astype("float64"), joined.last_byte_ns.astype("float64")
     served = joined.status == "ok"

@@ -62,7 +62,7 @@ def test_events_wait_in_memory_until_the_disk_takes_them(run_dir, monkeypatch):
 
 
 def test_a_removed_run_directory_is_logged_once_and_ends_in_a_sentence(tmp_path, run_dir, caplog):
-    live = LiveTable(run_dir)
+    live = LiveTable(run_dir, [])
     live.update()
     shutil.rmtree(run_dir)
     live.update()
