@@ -41,7 +41,7 @@ PHASES = {
 REST = "rest"
 UNREACHABLE_AFTER = 3  # failed scrapes in a row: one may be a hiccup
 # What a batch about half the largest gave: samples of `history` by the size of the batch, as shares of the largest.
-HALF_BATCH, WHOLE_BATCH, FEWEST_MOMENTS = (0.3, 0.6), 0.85, 4
+HALF_BATCH, WHOLE_BATCH, FEWEST_MOMENTS, SMALLEST_BATCH = (0.3, 0.6), 0.85, 4, 4
 # Times of steps by their tokens: seconds that were seen, the largest steps over the smallest, and how well a line fits.
 FEWEST_STEPS, SPREAD, CORRELATED = 8, 1.5, 0.7
 STEP_SECONDS = "sojourn_compute_step_seconds"
@@ -236,7 +236,7 @@ def seen_gain(history: Sequence[Moment]) -> float | None:
     largest = max((running for running, _ in seen), default=0.0)
     half = [rate for running, rate in seen if HALF_BATCH[0] * largest <= running <= HALF_BATCH[1] * largest]
     whole = [rate for running, rate in seen if running >= WHOLE_BATCH * largest]
-    if largest < 2 or min(len(half), len(whole)) < FEWEST_MOMENTS:
+    if largest < SMALLEST_BATCH or min(len(half), len(whole)) < FEWEST_MOMENTS:
         return None
     return float(np.median(whole) / np.median(half))
 

@@ -290,7 +290,9 @@ def _waiting(gauges: dict[str, pd.Series]) -> Waiting | None:
         largest=float(waiting.max()),
         with_kv_free=_share(used, queued, lambda use: use <= 1 - KV_FREE),
         with_kv_full=_share(used, queued, lambda use: use >= KV_FULL),
-        at_largest_batch=_share(running, queued, lambda batch: batch >= AS_EVER * largest_batch),
+        at_largest_batch=_share(
+            running, queued, lambda batch: (batch >= AS_EVER * largest_batch) | (largest_batch == 1)
+        ),
         largest_batch=largest_batch,
         growth=_growth(waiting),
     )

@@ -99,6 +99,8 @@ def overload(facts: Facts, excess: Excess) -> Proposal | None:
     view, waiting, queue = facts.server, facts.server.waiting, facts.server.span("request.queue")
     if waiting is None or waiting.samples < FEWEST_SAMPLES or not is_saturated(facts):
         return None
+    if (view.preemptions or 0.0) >= PREEMPTED_OFTEN * (view.finished or 1.0):  # more of them would take turns, too
+        return None
     if span_share(queue, excess) < EXPLAINS_ENOUGH:
         return None
     return Proposal(
