@@ -1,9 +1,11 @@
 """What is scraped equals the records, no more and no less."""
 
 import math
+import platform
 import shutil
 import subprocess
 from collections import Counter
+from importlib.metadata import version
 from random import Random
 
 import msgspec
@@ -379,3 +381,17 @@ def test_time_per_output_token_of_parallel_choices_is_that_of_the_longest(choice
         random_request(Random(1)), token_ns=token_ns, output_tokens=choices * tokens, longest_output_tokens=tokens
     )
     assert latencies_ns(request).get("tpot_ms") == (20 * MS if tokens > 1 else None)
+
+
+def test_objectives_of_every_class_and_the_version_are_on_the_page():
+    samples = fed([], [])
+    assert value(samples, "request_objective_bound_seconds", klass="all", objective="ttft_ms") == 0.12
+    assert value(samples, "request_objective_bound_seconds", klass="chat", objective="tpot_ms") == 0.03
+    (labels,) = [labels for name, labels in samples if name == "sojourn_telemetry_build_info"]
+    assert dict(labels) == {"version": version("sojourn"), "python": platform.python_version()}
+
+
+def test_age_of_the_oldest_wait_is_in_seconds():
+    exporter = Exporter("tiny")
+    exporter.core.observe_oldest_wait(1.25)
+    assert value(scraped(exporter), "request_oldest_wait_seconds") == 1.25

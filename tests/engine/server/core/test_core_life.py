@@ -20,7 +20,7 @@ from engine.server.app import build_app
 from engine.server.core import core_process, sockets_folder, spare
 from engine.server.core.client import CoreClient
 from engine.server.core.heartbeat import PROFILING_SECONDS, TICK_SECONDS, Heartbeat
-from engine.server.core.sequence import CoreLost
+from engine.server.core.sequence import CoreLost, oldest_wait_seconds
 from engine.server.core.sockets_folder import LOCK, SocketsFolder
 from engine.server.telemetry.off import NoTelemetry
 from metrics.compute.cost_model import ModelShape
@@ -91,7 +91,10 @@ def test_a_core_that_falls_silent_is_told_killed_and_replaced_and_its_streams_en
             assert "no sign of life" in core.failure and "killed and replaced" in core.failure
             assert sample(core, 'sojourn_telemetry_core_hangs_total{model_name="tiny-model",outcome="noticed"}') == 1
             assert sample(core, "sojourn_telemetry_core_silence_seconds") >= SILENCE
+            waited = oldest_wait_seconds(core.streams.values())
+            assert SILENCE / 2 < waited < oldest_wait_seconds(core.streams.values()), "it ages while the core hangs"
             assert await until(stream.done.is_set) < HUNG
+            assert oldest_wait_seconds(core.streams.values()) == 0
             with pytest.raises(CoreLost):
                 stream.take()
             await until(lambda: core.state == "ready")
