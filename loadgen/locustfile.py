@@ -7,12 +7,16 @@ statistics round and are there for watching; the run directory has the measureme
 
 import os
 import sys
+from pathlib import Path
 
 from locust import User, events, task  # first: it replaces what blocks in the standard library
 from locust.runners import MasterRunner, WorkerRunner
 
 import gevent  # isort: skip
+from gevent import subprocess
 
+from loadgen.client.event_log import request_drain
+from loadgen.locust_page import GoodputPage
 from loadgen.run.distributed import MasterReplay, WorkerReplay
 from loadgen.run.replay import ended_with, replay_alone, start_replay
 from loadgen.target.processes import end_with
@@ -21,12 +25,16 @@ from metrics.errors import ExperimentError, InputError, RunDataError, ServerErro
 
 @events.init_command_line_parser.add_listener
 def add_arguments(parser):
-    group = parser.add_argument_group("Sojourn")
-    group.add_argument("--scenario", default="demo", help="a scenario file, or the name of a bundled one")
-    group.add_argument("--run-dir", default="", help="folder to record into; runs/<scenario>-<time> by default")
-    group.add_argument("--seed", type=int, default=None, help="replaces the scenario's measure.seed")
-    group.add_argument("--model-name", default="", help="by default the scenario's, or what GET /v1/models names")
-    group.add_argument("--tokenizer", default="", help="tokenizer.json to measure prompts with, or its folder")
+    # Of the parser itself, not of a group: only these stand on the start page.
+    parser.add_argument(
+        "--scenario", default="demo",
+        help="a scenario file, or the name of a bundled one. It says when each request is sent: users and ramp-up do "
+        "not apply",
+    )  # fmt: skip
+    parser.add_argument("--run-dir", default="", help="folder to record into; runs/<scenario>-<time> by default")
+    parser.add_argument("--seed", type=int, default=None, help="replaces the scenario's measure.seed")
+    parser.add_argument("--model-name", default="", help="by default the scenario's, or what GET /v1/models names")
+    parser.add_argument("--tokenizer", default="", help="tokenizer.json to measure prompts with, or its folder")
 
 
 class Load(User):
@@ -39,6 +47,10 @@ class Load(User):
         gevent.sleep(3600)
 
 
+DRAIN_S = 30.0  # for requests in flight when Locust stops
+STOPPED = "Locust was stopped, by its page, --run-time or a signal"
+
+
 class Session:
     """Owns the replay of this process: alone, as the master or as a worker."""
 
@@ -46,35 +58,62 @@ class Session:
         self.environment = environment
         self.replaying = None
         self.stopping = False
+        self.started = None
+        self.page = GoodputPage(environment)
         runner = environment.runner
         self.master = MasterReplay(runner) if isinstance(runner, MasterRunner) else None
         self.worker = WorkerReplay(runner, self.show) if isinstance(runner, WorkerRunner) else None
 
     def begin(self, **_):
         if self.worker is None:
-            self.stopping = False
+            self.stopping, self.started = False, None
             self.replaying = gevent.spawn(self.replay)
 
     def replay(self):
         """Sends the load, and ends Locust with an exit code. It must not raise: nothing would catch it."""
         self.environment.process_exit_code = 1  # of a load that is cut short
+        self.page.begin()
+        message = ""
         try:
-            started = start_replay(self.environment.parsed_options, self.environment.host)
+            self.started = started = start_replay(self.environment.parsed_options, self.environment.host)
+            if started.run is not None:
+                self.page.follow(started.run.path, started.run.meta()["objectives"])
             if self.master is not None:
                 self.master.run(started)
             else:
                 replay_alone(started, self.show)
             self.environment.process_exit_code = ended_with(started)
+            message = self.report()
         except (InputError, ServerError, ExperimentError) as error:  # not of the run directory: that ends a run early
-            print(f"error: {error}", file=sys.stderr, flush=True)
-            self.environment.process_exit_code = 2
+            message, self.environment.process_exit_code = f"error: {error}", 2
         except RunDataError as error:
-            print(f"error: {error}", file=sys.stderr, flush=True)
+            message = f"error: {error}"
         except Exception as error:
-            print(f"error: the replay ended early: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            message = f"error: the replay ended early: {type(error).__name__}: {error}"
+        finally:
+            self.page.unfollow()
+            self.page.end(message)
+        if message.startswith("error: "):
+            print(message, file=sys.stderr, flush=True)
         runner = self.environment.runner
         # in a greenlet of its own: both wait for this one
         gevent.spawn(runner.quit if self.environment.parsed_options.headless else runner.stop)
+
+    def report(self):
+        """Diagnoses a run that this process began, in a process of its own. Returns the hint."""
+        if self.started.run is None:
+            return ""
+        path = self.started.run.path.resolve()
+        for verb in ("report", "diagnose"):  # a report needs plotly; each writes diagnosis.json
+            command = [sys.executable, "-m", "sojourn", verb, str(path)]
+            done = subprocess.run(
+                command, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
+            if done.returncode == 0:
+                break
+        hint = f"recorded in {path}; see it: sojourn diagnose {path}, or report.html there"
+        print(hint, flush=True)
+        return hint
 
     def stop(self, **_):
         """Locust stops: by its page, Ctrl-C, or because all is sent."""
@@ -84,7 +123,20 @@ class Session:
             self.master.stop()
         elif self.replaying is not None and not self.stopping:
             self.stopping = True  # a second signal must not cut off the writing that the first began
-            self.replaying.kill(block=False)
+            if self.started is not None and self.started.run is not None:
+                try:
+                    request_drain(Path(self.started.plan.run_dir), STOPPED)
+                except OSError:  # no process would hear of it
+                    self.replaying.kill(block=False)
+                gevent.spawn_later(DRAIN_S, self.kill, self.replaying)
+            else:
+                self.replaying.kill(block=False)
+
+    @staticmethod
+    def kill(replaying):
+        """What is still in flight is cancelled; a replay that has ended is left alone."""
+        if not replaying.ready():
+            replaying.kill(block=False)
 
     def end(self, **_):
         """Before the process ends, what was recorded is written."""

@@ -20,10 +20,10 @@ log = logging.getLogger(__name__)
 
 
 class LiveReader:
-    """Owns the events of open requests. Reads every segment once; `pid` limits it to those of one load process."""
+    """Owns the events of open requests. Reads every segment once."""
 
-    def __init__(self, run_dir: Path, pid: int | None = None):
-        self._run_dir, self._pid = run_dir, pid
+    def __init__(self, run_dir: Path):
+        self._run_dir = run_dir
         self._read: set[Path] = set()
         self._open: dict[int, list[Event]] = {}
         self.schedule: list[ScheduledRequest] = []
@@ -37,8 +37,6 @@ class LiveReader:
                 return []
             self.schedule, self._scenario = read_schedule(self._run_dir)
         fresh = [file for file in event_files(self._run_dir) if file not in self._read]
-        if self._pid is not None:
-            fresh = [file for file in fresh if file.stem.endswith(f"-{self._pid}")]
         found = []
         for index, events in events_by_request(fresh):
             if index == NO_REQUEST:

@@ -58,7 +58,7 @@ def start_replay(options, host: str | None) -> StartedRun:
         raise ExperimentError("no server is named; add --host, such as --host http://127.0.0.1:8000")
     try:
         scenario = load_scenario(options.scenario)
-        seed = scenario.measure.seed if options.seed is None else options.seed
+        seed = scenario.measure.seed if options.seed in (None, "") else int(options.seed)  # a page gives text
         run_dir = Path(options.run_dir or f"runs/{scenario.name}-{time.strftime('%Y%m%d-%H%M%S')}")
         if (run_dir / SCHEDULE_FILE).exists():
             raise ExperimentError(f"{run_dir} already holds a run; choose another --run-dir, or remove it first")

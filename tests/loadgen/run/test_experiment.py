@@ -274,6 +274,21 @@ def test_locust_alone_records_a_run(tmp_path):
     assert set(RunDirectory.open(tmp_path / "run").table("client").status) == {"ok"}
 
 
+def test_locust_that_is_stopped_by_its_run_time_leaves_a_whole_shorter_run(tmp_path):
+    """Requests in flight end, nobody fails, and the diagnosis lies with the run."""
+    server = ScriptedServer(Script(first_token_s=0.5)).start()
+    chosen = scenario({"process": "constant", "rate_rps": 10, "duration_s": 60})
+    command = load_command(scenario_file(tmp_path, chosen), server.url, tmp_path / "run", {"run-time": "4s"})
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, cwd=tmp_path)
+    run = RunDirectory.open(tmp_path / "run")
+    assert done.returncode == (0 if run.meta()["valid"] else 4), done.stderr
+    client = run.table("client")
+    assert set(client.status) == {"ok"} and 10 <= len(client) == len(server.seen) <= 60
+    assert "Locust was stopped" in run.meta()["stopped_early"]["reason"]
+    assert (run.path / "diagnosis.json").exists() and "sojourn diagnose" in done.stdout
+    assert "TTFT" in done.stderr + done.stdout and "leaked" not in done.stderr
+
+
 def test_locust_refuses_a_bad_scenario_with_its_sentence(tmp_path):
     (tmp_path / "bad.yaml").write_text(json.dumps({"description": "x", "target": {"api": "grpc"}}))
     command = load_command("bad.yaml", "http://127.0.0.1:1", tmp_path / "run", {})
