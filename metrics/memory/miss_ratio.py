@@ -40,21 +40,22 @@ def miss_ratio_curve(requests: pd.DataFrame) -> list[CurvePoint]:
     """
     if "resized_hit_tokens" not in requests.columns or "prefix_outcomes" not in requests.columns:
         return []
-    queried = hits_of_infinite = 0
+    queried, hits_of_infinite, is_told = 0, 0, True
     hits, judged = [0] * len(RATIOS), len(RATIOS)
     rows = zip(requests.prefix_outcomes, requests.resized_hit_tokens, requests.infinite_hit_tokens, strict=True)
     for outcomes, resized, infinite in rows:
         if not outcomes or not isinstance(outcomes, dict):  # it did not ask, or no server recorded it
             continue
         queried += sum(outcomes.values())
-        hits_of_infinite += int(infinite)
+        is_told = is_told and not pd.isna(infinite)
+        hits_of_infinite += int(infinite) if is_told else 0
         judged = min(judged, len(resized))
         for index in range(judged):
             hits[index] += int(resized[index])
     if not queried:
         return []
     points = [CurvePoint(ratio, hit, queried) for ratio, hit in zip(RATIOS[:judged], hits, strict=False)]
-    return [*points, CurvePoint(INFINITE, hits_of_infinite, queried)]
+    return [*points, *([CurvePoint(INFINITE, hits_of_infinite, queried)] if is_told else [])]
 
 
 def prefix_outcomes(requests: pd.DataFrame) -> dict[str, int]:
