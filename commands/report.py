@@ -22,5 +22,5 @@ def report(
     other = open_run(against) if against else None
     path = output or opened.path / "report.html"
     with writing(path), working(f"diagnosing and drawing {opened.name}"):
-        written = write_report(opened, diagnose_run(opened, other), path)
+        written = write_report(opened, diagnose_run(opened, other), path, other)
     out.print(f"wrote {written}")

@@ -17,7 +17,7 @@ from ui.markup import confidence, fragments
 from ui.narrowed import narrowed
 from ui.run_data import RunData, fingerprint, load
 from ui.text import markdown
-from ui.theme import CONFIG, in_the_dark
+from ui.theme import CONFIG, DARK_CSS, in_the_dark
 
 Made = TypeVar("Made")
 OF_A_SERVER = "This run is a fleet, and steps are of one server. Open the run of a server:"
@@ -45,18 +45,11 @@ def _once(key: str, name: str, is_dark: bool, _make: Callable[[], Any]) -> Any:
     return in_theme(_make(), is_dark)
 
 
-DARK_CSS = """<style>
-.sj { --sj-ink: #E6EAEE; --sj-text: #C5CCD5; --sj-muted: #9AA5B1; --sj-line: #303A45; --sj-line-strong: #4A5663;
-  --sj-line-bold: #6B7785; --sj-soft: #1A2129; --sj-paper: #11161C; --sj-track: #242D37; --sj-focus: #CBD5E1; }
-.sj-greyed { filter: grayscale(0.6); }
-</style>"""
-
-
 def style() -> None:
     """The look of all fragments, on light or dark paper."""
     st.html(fragments.CSS_FILE)
     if is_dark():
-        st.html(DARK_CSS)
+        st.html(f"<style>{DARK_CSS}</style>")
 
 
 def is_dark() -> bool:

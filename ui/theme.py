@@ -27,6 +27,11 @@ DARK = {
     "#E8ECF1": "#2A333D", "#B42318": "#F07167",
 }  # fmt: skip
 DARK_PAPER = "#11161C"
+DARK_CSS = """.sj {
+  --sj-ink: #E6EAEE; --sj-text: #C5CCD5; --sj-muted: #9AA5B1; --sj-line: #303A45; --sj-line-strong: #4A5663;
+  --sj-line-bold: #6B7785; --sj-soft: #1A2129; --sj-paper: #11161C; --sj-track: #242D37; --sj-focus: #CBD5E1; }
+.sj-greyed { filter: grayscale(0.6); }
+"""  # of style.css
 OBJECTIVE_COLOUR = "#B42318"  # the line that an objective draws, and nothing else
 UNACCOUNTED_COLOUR = "#D5DAE1"
 STATE_COLOURS = {

@@ -1,11 +1,19 @@
 """The HTML file of a report: one page that loads nothing from a network."""
 
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import msgspec
 from plotly.offline import get_plotlyjs
 
 from ui.drawings import Drawing
 from ui.markup.fragments import CSS_FILE
 from ui.text import prose, safe
-from ui.theme import CONFIG, FONT
+from ui.theme import CONFIG, DARK, DARK_CSS, DARK_PAPER, FONT
+
+PLOTS_FILE = Path(__file__).with_name("plots.js")
+_places = count()
 
 PAGE_CSS = """
 body { font-family: %s; color: #1F2933; margin: 0 auto; max-width: 1180px; padding: 28px 32px; font-size: 15px; }
@@ -15,17 +23,22 @@ h3 { font-size: 1.02rem; margin: 1.3rem 0 0.3rem; }
 p.caption { color: #5F6B7A; font-size: 0.8rem; margin: 0.2rem 0 1rem; }
 nav { display: flex; gap: 1.2rem; margin: 1rem 0; font-size: 0.88rem; flex-wrap: wrap; } nav a { color: #0072B2; }
 .figure { break-inside: avoid; } .sj { margin-bottom: 0.6rem; }
+@media screen and (prefers-color-scheme: dark) {
+body { color: #E6EAEE; background: #11161C; } nav a, a { color: #6CB6E8; } p.caption { color: #9AA5B1; }
+%s}
 @media print { body { max-width: none; padding: 0; } nav { display: none; } h2 { break-after: avoid; } }
 """
 
 
 def document(title: str, body: str) -> str:
     """The whole page; `body` is HTML."""
-    css = PAGE_CSS % FONT + CSS_FILE.read_text(encoding="utf-8")
+    css = CSS_FILE.read_text(encoding="utf-8") + PAGE_CSS % (FONT, DARK_CSS)
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{safe(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
-        f"<style>{css}</style><script>{get_plotlyjs()}</script></head><body><h1>{safe(title)}</h1>{body}</body></html>"
+        f"<style>{css}</style></head><body><h1>{safe(title)}</h1>{body}<script>{get_plotlyjs()}</script>"
+        f"{as_json('sojourn-dark', {'ink': DARK, 'paper': DARK_PAPER, 'config': CONFIG})}"
+        f"<script>{PLOTS_FILE.read_text(encoding='utf-8')}</script></body></html>"
     )
 
 
@@ -36,5 +49,15 @@ def caption(text: str) -> str:
 def figure(drawing: Drawing, heading: str = "h3") -> str:
     """A figure below its heading; none for an empty title."""
     title = f"<{heading}>{safe(drawing.title)}</{heading}>" if drawing.title else ""
-    inner = drawing.figure.to_html(full_html=False, include_plotlyjs=False, config=CONFIG)
-    return f'{title}<div class="figure">{inner}</div>{caption(drawing.caption)}'
+    name, height = f"sojourn-plot-{next(_places)}", drawing.figure.layout.height or 450
+    data = drawing.figure.to_json().replace("<", "\\u003c")
+    return (
+        f'{title}<div class="figure sj-plot"><div class="plotly-graph-div" id="{name}" style="height:{height}px"></div>'
+        f'<script type="application/json">{data}</script></div>{caption(drawing.caption)}'
+    )
+
+
+def as_json(name: str, content: Any) -> str:
+    """Data in the page. No text of a run can end the element."""
+    text = msgspec.json.encode(content).decode().replace("<", "\\u003c")
+    return f'<script type="application/json" id="{name}">{text}</script>'

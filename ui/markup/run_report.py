@@ -13,7 +13,9 @@ from ui.drawings import Drawing
 from ui.figures import goodput, ledger, steps
 from ui.markup import confidence, fragments, results
 from ui.markup import foreign_server as server
+from ui.markup.before_after import before_and_after
 from ui.markup.document import caption, document, figure
+from ui.markup.incident.section import for_tools, moving_parts
 from ui.run_data import RunData, load
 from ui.tables.blame import slowed_steps, traits
 from ui.tables.fleet import cache_table, latency_table, load_table, verdict
@@ -21,28 +23,34 @@ from ui.tables.request import chosen, failures, longest_steps, slowest_requests
 from ui.text import safe
 
 
-def write_report(run: RunDirectory, diagnosis: Diagnosis, path: Path | str) -> Path:
+def write_report(
+    run: RunDirectory, diagnosis: Diagnosis, path: Path | str, against: RunDirectory | None = None
+) -> Path:
     """Writes the report of a run as one HTML file and returns its path. Raises RunDataError."""
-    return write_whole(Path(path), render(load(run.path, diagnosis)))
+    other = None if against is None else load(against.path)
+    return write_whole(Path(path), render(load(run.path, diagnosis), other))
 
 
-def render(run: RunData) -> str:
-    sections = list(_sections(run))
+def render(run: RunData, other: RunData | None = None) -> str:
+    sections = list(_sections(run, other))
     links = "".join(f'<a href="#{anchor}">{safe(title)}</a>' for anchor, title, _ in sections)
     body = "".join(
         f'<section id="{anchor}"><h2>{safe(title)}</h2>{inner}</section>' for anchor, title, inner in sections
     )
-    head = f"{fragments.about(run)}{fragments.headline(run)}<nav>{links}</nav>"
+    head = f"{fragments.about(run)}{fragments.headline(run)}{for_tools(run)}<nav>{links}</nav>"
     return document(f"Sojourn: {run.name}", head + fragments.tiles(fragments.key_numbers(run)) + body)
 
 
-def _sections(run: RunData) -> Iterator[tuple[str, str, str]]:
+def _sections(run: RunData, other: RunData | None) -> Iterator[tuple[str, str, str]]:
     """Anchor, heading and HTML of each."""
-    if not run.requests.empty:
-        yield "goodput", "Goodput", _goodput(run)
-        yield "time", "Where the time went", _time(run)
     if run.diagnosis is not None:
         yield "findings", "Findings", _findings(run.diagnosis)
+    if other is not None:
+        yield "against", f"Before and after: {run.name} and {other.name}", before_and_after(run, other)
+    if not run.requests.empty:
+        yield "timeline", "Objectives and timeline", moving_parts(run)
+        yield "goodput", "Goodput", _goodput(run)
+        yield "time", "Where the time went", _time(run)
     if run.fleet is not None:
         yield "fleet", "Fleet", _fleet(run, run.fleet)
     if not run.requests.empty:

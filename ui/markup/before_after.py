@@ -1,0 +1,55 @@
+"""Two runs beside each other in a report: the verdict, the ledgers, goodput and latencies by class, what differs."""
+
+from metrics.compare.runs import compare_runs, differences
+from metrics.compare.samples import identity, samples_from, settings
+from metrics.compare.sides import class_comparisons, ledger_difference
+from metrics.errors import SojournError
+from metrics.run.directory import RunDirectory
+from ui.drawings import Drawing
+from ui.figures import compare as figures
+from ui.markup import fragments
+from ui.markup.document import caption, figure
+from ui.run_data import RunData
+from ui.tables.compare import MEANING, VERDICTS, class_rows, goodput_rows, ledger_rows, metric_rows
+from ui.text import prose
+
+STATES = {"no worse": "healthy", "worse": "overloaded", "cannot tell": "inconclusive"}
+
+
+def before_and_after(run: RunData, other: RunData) -> str:
+    """A is the run of the report, B the other. Where no verdict can be had, a sentence says why."""
+    a, b = (samples_from(RunDirectory(each.path), each.requests, each.meta.get("objectives")) for each in (run, other))
+    parts = [_verdict(run, other), "<h3>What differs</h3>", _settings(run, other)]
+    for prefix, title in (("ledger", "To the last byte"), ("ttft", "To the first token")):
+        found = ledger_difference(a, b, prefix)
+        if found is None:
+            parts.append("<p>A ledger needs the server's records, and a run has none.</p>")
+            break
+        drawn = figures.aligned_ledgers(found, (run.name, other.name))
+        parts.append(figure(Drawing(title, drawn, f"mean of `{prefix}_*_ns`; A above, B below")))
+        parts.append(fragments.data_table(ledger_rows(found)))
+    parts.append("<h3>Goodput and latencies by class</h3>")
+    if run.diagnosis is not None and other.diagnosis is not None:
+        parts.append(fragments.data_table(goodput_rows(run.diagnosis.goodput, other.diagnosis.goodput)))
+    parts.append(fragments.data_table(class_rows(class_comparisons(a, b))))
+    parts.append(caption("Ranges are 95 % intervals."))
+    return "".join(parts)
+
+
+def _verdict(run: RunData, other: RunData) -> str:
+    try:
+        found = compare_runs([RunDirectory(run.path)], [RunDirectory(other.path)])
+    except SojournError as error:
+        return fragments.state("inconclusive", "no verdict", str(error))
+    sentence = f"{MEANING[found.verdict]} Margin {100 * found.margin:.3g} %, confidence {found.confidence:.0%}."
+    head = fragments.state(STATES[found.verdict], VERDICTS[found.verdict], sentence)
+    return head + fragments.data_table(metric_rows(found.metrics, found.confidence))
+
+
+def _settings(run: RunData, other: RunData) -> str:
+    found = [
+        *differences(settings(run.meta), settings(other.meta), sides=("in A", "in B")),
+        *differences(identity(run.meta), identity(other.meta), sides=("in A", "in B")),
+    ]
+    rows = found or ["Nothing that run.json names: the same load, model, machine, settings and versions."]
+    return fragments.wrap("".join(f'<p class="sj-small">{prose(each)}</p>' for each in rows))

@@ -1,0 +1,42 @@
+"""The moving parts as HTML: the data of a run, the place for them, and the script that draws them."""
+
+from importlib.resources import files
+
+import msgspec
+
+from ui.markup.document import as_json
+from ui.markup.incident.payload import MOST_REQUESTS, payload
+from ui.markup.incident.summary import markdown_summary
+from ui.run_data import RunData
+
+SCRIPTS = ("judge.js", "timeline.js", "page.js")
+
+
+def moving_parts(run: RunData) -> str:
+    """Objectives to move, and the timeline; a sentence in place of both for a run that is too large for a page."""
+    if len(run.requests) > MOST_REQUESTS:
+        return (
+            f"<p>The run has {len(run.requests):,} requests. A page holds at most {MOST_REQUESTS:,}: "
+            "<code>sojourn ui</code> shows all of them.</p>"
+        )
+    script = "".join(map(_file, SCRIPTS))
+    return (
+        f"<style>{_file('incident.css')}</style>{_file('incident.html')}"
+        f"{as_json('sojourn-run', payload(run))}<script>{script}</script>"
+    )
+
+
+def for_tools(run: RunData) -> str:
+    """The diagnosis as JSON, and a summary as Markdown, with a button that copies it."""
+    if run.diagnosis is None:
+        return ""
+    summary = markdown_summary(run.name, run.diagnosis).replace("<", "&lt;")
+    return (
+        '<p class="sj-tools"><button id="sojourn-copy" type="button">Copy the summary as Markdown</button></p>'
+        f"{as_json('sojourn-diagnosis', msgspec.to_builtins(run.diagnosis))}"
+        f'<script type="text/markdown" id="sojourn-summary">{summary}</script>'
+    )
+
+
+def _file(name: str) -> str:
+    return files("ui.markup.incident").joinpath(name).read_text(encoding="utf-8")
