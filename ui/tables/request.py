@@ -67,12 +67,19 @@ def chosen(requests: pd.DataFrame, order: str, count: int) -> pd.DataFrame:
 
 def tokens_by_kind(steps: pd.DataFrame) -> pd.DataFrame:
     """New tokens of each step by kind: index of `steps`, columns KINDS."""
-    counts = {kind: np.zeros(len(steps)) for kind in KINDS}
-    for row, (tokens, kinds) in enumerate(zip(steps.new_tokens, steps.kinds, strict=True)):
-        for count, kind in zip(tokens, kinds, strict=True):
-            if kind in counts:
-                counts[kind][row] += count
-    return pd.DataFrame(counts, index=steps.index)
+    if steps.empty:
+        return pd.DataFrame(columns=list(KINDS), index=steps.index, dtype="float64")
+    codes, names = pd.factorize(np.concatenate([np.asarray(kinds, dtype=object) for kinds in steps.kinds]))
+    tokens = np.concatenate([np.asarray(new, dtype="float64") for new in steps.new_tokens])
+    step = np.repeat(np.arange(len(steps)), [len(kinds) for kinds in steps.kinds])
+    return pd.DataFrame(
+        {
+            kind: np.bincount(step, weights=np.where(codes == list(names).index(kind), tokens, 0.0),
+                              minlength=len(steps)) if kind in names else np.zeros(len(steps))
+            for kind in KINDS
+        },
+        index=steps.index,
+    )  # fmt: skip
 
 
 def refusals_by_reason(steps: pd.DataFrame) -> pd.DataFrame:

@@ -95,12 +95,11 @@ def show_ledgers(a: RunSamples, b: RunSamples, names: tuple[str, str], both: Run
         return
     draw("", once(both, f"aligned {prefix}", lambda: figures.aligned_ledgers(found, names)),
          f"`client.parquet` joined with `requests.parquet`: mean of `{prefix}_*_ns`.")  # fmt: skip
-    left, right = st.columns([3, 2], gap="large")
-    with left:
-        draw("", once(both, f"differences {prefix}", lambda: figures.differences(found)),
-             "B − A by account. A line is the 95 % interval.")  # fmt: skip
-    with right:
-        st.html(fragments.data_table(ledger_rows(found)))
+    draw(
+        "", once(both, f"differences {prefix}", lambda: figures.differences(found)),
+        "B − A by account. A line is the 95 % interval.",
+    )  # fmt: skip
+    st.html(fragments.data_table(ledger_rows(found)))
     pairs = "Requests of the same place in the schedule are taken in pairs." if found.paired else (
         "The schedules differ, so both runs are sampled on their own."
     )  # fmt: skip
@@ -180,7 +179,7 @@ is_forced = st.toggle(
     help="give a verdict also on runs that are not valid, or that differ in load, model or machine (--force)",
 )  # fmt: skip
 stamps = fingerprint(run.path), fingerprint(path)
-show_verdict(*verdict(str(run.path), str(path), stamps, is_forced))
+place = st.container()  # filled last: figures need not wait for it
 show_settings(run, other)
 if run.requests.empty or other.requests.empty:
     stop_with("A run has no request that passes, so there is nothing to set side by side.", "info")
@@ -192,3 +191,5 @@ names = (run.name, other.name)
 show_ledgers(a, b, names, both)
 show_classes(a, b, (run, other), both)
 show_pairs(a, b, names, both)
+with place:
+    show_verdict(*verdict(str(run.path), str(path), stamps, is_forced))

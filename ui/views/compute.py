@@ -9,7 +9,7 @@ from ui.figures import compute, startup
 from ui.figures.group import experts, ranks
 from ui.figures.speculation import acceptance_by_position
 from ui.markup import fragments
-from ui.page import draw, open_page, show_no_steps
+from ui.page import draw, once, open_page, show_no_steps
 from ui.tables.compute import flops_by_part, kernel_times, largest_kernels, points, token_sentences, tokens, utilisation
 from ui.tables.group import collectives, expert_sentence, group_sentence
 from ui.tables.speculation import acceptance, acceptance_table, draft_sentence
@@ -30,11 +30,11 @@ if run.no_ceilings:
     st.info(run.no_ceilings, icon=":material/info:")
 draw(
     "Roofline of the steps",
-    compute.roofline(points(run.steps), run.ceilings, run.precision),
+    once(run, "compute.roofline", lambda: compute.roofline(points(run.steps), run.ceilings, run.precision)),
     "`steps.parquet` `flops`, `bytes`, `device_ns`; ceilings: `sojourn calibrate-device`. At most 4,000 steps.",
 )
 left, right = st.columns(2, gap="large")
-table = utilisation(run.steps, run.ceilings, run.precision)
+table = once(run, "utilisation", lambda: utilisation(run.steps, run.ceilings, run.precision))
 with left:
     draw(
         "Utilisation",
@@ -44,18 +44,18 @@ with left:
 with right:
     draw(
         "Work for a token",
-        compute.flops_by_part(flops_by_part(run.steps)),
+        once(run, "compute.flops_by_part", lambda: compute.flops_by_part(flops_by_part(run.steps))),
         "`steps.parquet` `flops_attention`, `flops_mlp`, `flops_head` over `new_tokens`.",
     )
     draw(
         "Tokens by kind",
-        compute.tokens_by_kind(tokens(run.requests, run.steps)),
+        once(run, "compute.tokens_by_kind", lambda: compute.tokens_by_kind(tokens(run.requests, run.steps))),
         "`requests.parquet` `computed_tokens`, `cached_tokens`, `recomputed_tokens`, `drafted_tokens`; "
         "`steps.parquet` `padding_tokens`, `overrun_tokens`.",
     )
-    if sentences := token_sentences(token_numbers(run.steps, run.requests)):
+    if sentences := once(run, "token numbers", lambda: token_sentences(token_numbers(run.steps, run.requests))):
         st.caption(sentences)
-if not (drafts := acceptance(run.steps)).empty:
+if not (drafts := once(run, "acceptance", lambda: acceptance(run.steps))).empty:
     left, right = st.columns(2, gap="large")
     with left:
         draw(
@@ -97,7 +97,7 @@ if not largest.empty:
     st.caption("`kernels.parquet`: the kernels that took most of the bursts’ time.")
 draw(
     "The machine",
-    compute.machine(run.system, run.begin_ns),
+    once(run, "compute.machine", lambda: compute.machine(run.system, run.begin_ns)),
     "`system.parquet`, once a second; a sensor that this machine lacks is not drawn.",
 )
 draw(

@@ -6,7 +6,7 @@ from metrics.memory.residence import residences_of
 from metrics.run.directory import engine_settings
 from ui.figures import memory
 from ui.markup import fragments
-from ui.page import draw, open_page, show_no_steps
+from ui.page import draw, once, open_page, show_no_steps
 from ui.tables.adapters import adapters
 from ui.tables.memory import (
     block_events,
@@ -36,29 +36,37 @@ left, right = st.columns([3, 2], gap="large")
 with left:
     draw(
         "Prompt tokens by outcome",
-        memory.prefix_outcomes(outcome_tokens(run.requests)),
+        once(run, "memory.prefix_outcomes", lambda: memory.prefix_outcomes(outcome_tokens(run.requests))),
         "`requests.parquet` `prefix_outcomes`: every prompt token at its first query; they sum to the prompt tokens.",
     )
     draw(
         "Hit rate, and that of a cache without eviction",
-        memory.hit_rates(hit_rates(run.requests, run.begin_ns)),
+        once(run, "memory.hit_rates", lambda: memory.hit_rates(hit_rates(run.requests, run.begin_ns))),
         "`requests.parquet` `prefix_outcomes`, `infinite_hit_tokens`, over `arrived_ns`.",
     )
 with right:
     draw(
         "What another pool would miss",
-        memory.miss_ratio_curve(*miss_ratios(run.requests)),
+        once(run, "memory.miss_ratio_curve", lambda: memory.miss_ratio_curve(*miss_ratios(run.requests))),
         "`requests.parquet` `resized_hit_tokens`, from the distances between uses of the same blocks.",
     )
 draw(
     "KV blocks by state",
-    memory.blocks_over_time(run.steps, run.begin_ns, engine_settings(run.meta).get("block_size")),
+    once(
+        run,
+        "memory.blocks_over_time",
+        lambda: memory.blocks_over_time(run.steps, run.begin_ns, engine_settings(run.meta).get("block_size")),
+    ),
     "`steps.parquet` `blocks_*`, `slots_written`, `preempted_ids`; with more than 300 steps, means of equal spans.",
 )
 pool = run.steps[[name for name in run.steps.columns if name.startswith("blocks_")]].sum(axis=1)
 draw(
     "Lives of blocks",
-    memory.block_lives(block_events(run.steps), int(pool.max()) if len(pool) else 0),
+    once(
+        run,
+        "memory.block_lives",
+        lambda: memory.block_lives(block_events(run.steps), int(pool.max()) if len(pool) else 0),
+    ),
     "`steps.parquet` `evicted_age_ns`, `evicted_idle_ns`, `reuse_gap_ns`, `reuse_distance_blocks`: a sample by hash.",
 )
 if not (found := tiers(run.steps, run.requests)).empty:

@@ -9,7 +9,7 @@ from ui.page import stop_with, style
 from ui.text import markdown
 
 COLUMNS = {
-    "run": None,
+    "run": st.column_config.TextColumn(pinned=True),
     "recorded": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm", help="UTC"),
     "goodput (req/s)": st.column_config.NumberColumn(format="%.2f"),
     "attainment": st.column_config.ProgressColumn(min_value=0.0, max_value=1.0, format="percent"),
