@@ -1,5 +1,6 @@
 """`sojourn plan`: which settings serve most within the objectives, found by replays of one run."""
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -64,7 +65,7 @@ def plan(
         load = None if _is_closed(predictor) else recorded_load(opened)
         search = Search(predictor, objectives, attainment, load, progress)
         found = search.run(_candidates(opened, predictor), purchases())
-    report = Report(opened, found, walls, predictor.pool_tokens, objectives, attainment, dollars_per_hour)
+    report = Report(opened, found, walls, predictor.pool_tokens, objectives, attainment, dollars_per_hour, slo)
     if not json:
         report.print()
     if confirm and slo is not None and not json:
@@ -93,11 +94,14 @@ class Report:
     def __init__(
         self, run: "RunDirectory", found: "Planned", walls: Any, pool_tokens: "Callable[[Change], int]",
         objectives: Sequence[Mapping[str, Any]], attainment: float, dollars_per_hour: float | None,
+        slo: str | None = None,
     ) -> None:  # fmt: skip
         self.found, self.attainment, self.dollars_per_hour = found, attainment, dollars_per_hour
         self.objectives = objectives
         self._run, self._walls, self._pool_tokens = run, walls, pool_tokens
         self._meta = run.meta()
+        given = {"--slo": slo, "--dollars-per-hour": dollars_per_hour, "--attainment": attainment}
+        self._options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
         self.recorded_rps = _recorded_rps(run)
         self.doubts = (found.best_limit or found.best[0]).prediction.doubts if found.best else []
 
@@ -163,9 +167,8 @@ class Report:
         if found.is_closed:
             out.print("! the load is a closed loop, so settings are compared at its concurrency, not at a rate")
         if words:
-            out.print(
-                f"\nconfirm it     {program_name()} plan {self._run.path} --confirm", markup=False, soft_wrap=True
-            )
+            command = shlex.join(["plan", str(self._run.path), *self._options, "--confirm"])
+            out.print(f"\nconfirm it     {program_name()} {command}", markup=False, soft_wrap=True)
 
     def _limit(self, point: "Point | None") -> str:
         if point is None:

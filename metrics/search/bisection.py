@@ -103,7 +103,7 @@ def trial_sentence(trial: Trial, known: Sequence[Judgement]) -> str:
     """What a trial has come to, and what is known of its rate with it."""
     if not trial.valid:
         return f"not counted: {trial.error}"
-    result = f"{trial.good:,} of {trial.sent:,} requests kept the objectives"
+    result = f"{trial.good:,} of {trial.sent:,} requests met their objectives"
     each = next((each for each in known if each.rate_rps == trial.rate_rps), None)
     if trial.warm_up or each is None:
         return f"{result}; not counted"

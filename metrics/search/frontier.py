@@ -28,8 +28,8 @@ class MaxRate(msgspec.Struct, frozen=True, kw_only=True):
     share: float
     rate_rps: float | None  # the estimate; None where no rate kept the share
     at_edge: bool = False  # it is the largest rate that was offered: the share may be kept further on
-    low_rps: float | None  # the largest rate that surely kept it
-    high_rps: float | None  # the smallest rate above that surely did not
+    low_rps: float | None  # the largest rate that met it with confidence
+    high_rps: float | None  # the smallest rate above that failed it with confidence
     resolved: bool
     reason: str
 
@@ -53,10 +53,10 @@ def max_rate(points: Sequence[RatePoint], share: float = REQUIRED_SHARE) -> MaxR
     grew = [f"{point.rate_rps:g}" for point in known if point not in usable and (high is None or point.rate_rps < high)]
     reason = ""
     if low is None:
-        reason = _why_none_surely_keeps(known, usable, share, high)
+        reason = _why_none_is_sure(known, usable, share, high)
     elif high is None:
         reason = (
-            f"no rate surely misses {share:.0%}: offer more than {known[-1].rate_rps:g} req/s, or send more requests"
+            f"no tested rate fails {share:.0%}: offer more than {known[-1].rate_rps:g} req/s, or send more requests"
         )
     if reason and grew:
         reason += f"; at {', '.join(grew)} req/s latencies grew to the end, which longer runs would settle"
@@ -66,21 +66,20 @@ def max_rate(points: Sequence[RatePoint], share: float = REQUIRED_SHARE) -> MaxR
     )  # fmt: skip
 
 
-def _why_none_surely_keeps(
-    known: Sequence[RatePoint], usable: Sequence[RatePoint], share: float, high: float | None
-) -> str:
+def _why_none_is_sure(known: Sequence[RatePoint], usable: Sequence[RatePoint], share: float, high: float | None) -> str:
     """Why, and what to do: a lower rate helps only where fewer than `share` were seen to be kept."""
     meeting = [point for point in usable if point.share >= share and (high is None or point.rate_rps < high)]
     if meeting:
         most = meeting[-1]
         higher = ", or go higher" if high is None and most is known[-1] else ""
         return (
-            f"{most.share:.0%} kept at {most.rate_rps:g} req/s, but {most.samples:.0f} independent requests only show "
-            f"at least {most.low:.0%}: send more{higher}"
+            f"{most.share:.0%} met at {most.rate_rps:g} req/s, but {most.samples:.0f} independent requests only show "
+            f"at least {most.low:.0%} (95 % confidence): send more{higher}"
         )
+    found = f"no tested rate meets {share:.0%} with 95 % confidence"
     if known[0].share >= share:
-        return f"no rate surely keeps {share:.0%}"
-    return f"no rate surely keeps {share:.0%}: offer less than {known[0].rate_rps:g} req/s, or send more requests"
+        return found
+    return f"{found}: offer less than {known[0].rate_rps:g} req/s, or send more requests"
 
 
 def _falling(points: Sequence[RatePoint]) -> list[float]:

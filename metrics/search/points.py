@@ -250,10 +250,10 @@ def largest_rate(rates: Sequence[Rate]) -> MaxRate:
 
 
 def rate_sentence(most: MaxRate) -> str:
-    """`about 5.8 requests/s keep 90%; 4 surely does, 8 surely does not`."""
+    """`about 5.8 requests/s meet 90%; 4 meets it and 8 fails it, with 95 % confidence`."""
     if most.rate_rps is None or (most.at_edge and most.low_rps is None):
         return most.reason
-    found = f"about {most.rate_rps:.3g} requests/s keep {most.share:.0%}"
+    found = f"about {most.rate_rps:.3g} requests/s meet {most.share:.0%}"
     if most.resolved:
-        return f"{found}; {most.low_rps:g} surely does, {most.high_rps:g} surely does not"
+        return f"{found}; {most.low_rps:g} meets it and {most.high_rps:g} fails it, with 95 % confidence"
     return f"{found}; {most.reason}"

@@ -164,7 +164,7 @@ def test_what_the_metrics_of_a_foreign_server_show_and_do_not_stands_on_the_over
 def test_the_sweep_page_shows_a_sweep_or_tells_how_to_make_one(runs, tmp_path, monkeypatch):
     app = opened(runs, "sweep", "chat", monkeypatch)
     assert not app.exception and not app.error and len(app.get("plotly_chart")) == 6
-    assert "requests/s keep 90%; " in html(app) and "6 of 6 runs" in html(app)
+    assert "requests/s meet 90%; " in html(app) and "6 of 6 runs" in html(app)
     assert "rate-8-2 is not valid: the load generator sent late" in html(app)
     synthetic_run(tmp_path / "chat", requests=10)
     assert "sojourn sweep SCENARIO" in messages(opened(tmp_path, "sweep", "chat", monkeypatch))

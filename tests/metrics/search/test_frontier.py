@@ -1,4 +1,4 @@
-"""The largest rate that keeps 90 % is bracketed by rates that surely do and surely do not, or is not resolved."""
+"""The largest rate that keeps 90 % is bracketed by rates that meet it and fail it with 95 % confidence, or is not resolved."""
 
 import msgspec
 import numpy as np
@@ -71,9 +71,10 @@ def test_a_rate_whose_latencies_grew_is_named_as_what_is_missing():
         ([offered_at(2, 20, 200)], "offer less than 2 req/s"),
         (
             [offered_at(2, 20, 20), offered_at(4, 20, 20)],
-            "100% kept at 4 req/s, but 20 independent requests only show at least 84%: send more, or go higher",
+            "100% met at 4 req/s, but 20 independent requests only show at least 84% (95 % confidence): "
+            "send more, or go higher",
         ),
-        ([offered_at(2, 20, 20), offered_at(4, 0, 20)], "100% kept at 2 req/s, but 20 independent requests only show"),
+        ([offered_at(2, 20, 20), offered_at(4, 0, 20)], "100% met at 2 req/s, but 20 independent requests only show"),
         ([], "no request was sent"),
         ([offered_at(2, 0, 0)], "no request was sent"),
     ],

@@ -47,12 +47,12 @@ def test_the_largest_rate_counts_dependent_requests_as_fewer():
     points = [point(2, 1.0), point(4, 0.96), point(8, 0.8)]
     most = largest_rate(by_rate(points))
     assert (most.low_rps, most.high_rps) == (4, 8) and 4 < most.rate_rps < 8
-    assert rate_sentence(most) == "about 5.5 requests/s keep 90%; 4 surely does, 8 surely does not"
+    assert rate_sentence(most) == "about 5.5 requests/s meet 90%; 4 meets it and 8 fails it, with 95 % confidence"
     few = largest_rate(by_rate([msgspec.structs.replace(each, effective=20.0) for each in points]))
     assert not few.resolved and few.rate_rps == pytest.approx(5.5, abs=0.5)
-    assert "about 5.5 requests/s keep 90%; 96% kept at 4 req/s, but 20 independent requests" in rate_sentence(few)
+    assert "about 5.5 requests/s meet 90%; 96% met at 4 req/s, but 20 independent requests" in rate_sentence(few)
     edge = largest_rate(by_rate([msgspec.structs.replace(point(4, 1.0), effective=20.0)]))
-    assert edge.at_edge and rate_sentence(edge).startswith("100% kept at 4 req/s, but")
+    assert edge.at_edge and rate_sentence(edge).startswith("100% met at 4 req/s, but")
     assert rate_sentence(largest_rate([])) == "no request was sent at any rate"
 
 

@@ -268,4 +268,4 @@ def test_a_search_that_saw_only_good_requests_says_how_many_it_takes():
     outcome, _ = search(goal, lambda step: msgspec.structs.replace(good_trial(8), warm_up=step.warm_up))
     assert not outcome.resolved and "met their objectives to 100.0%; 90% takes at least 55" in outcome.reason
     assert bracket_sentence(outcome, goal) == "no tested rate meets 90% or fails it with 95% confidence"
-    assert trial_sentence(good_trial(8), outcome.judgements).startswith("8 of 8 requests kept the objectives; 4 requ")
+    assert trial_sentence(good_trial(8), outcome.judgements).startswith("8 of 8 requests met their objectives; 4 requ")
