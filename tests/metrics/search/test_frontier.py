@@ -1,4 +1,4 @@
-"""The largest rate that keeps 90 % is bracketed by rates that meet it and fail it with 95 % confidence, or is not resolved."""
+"""The largest rate that keeps 90 % stands between a rate that meets it and one that fails it, or is not resolved."""
 
 import msgspec
 import numpy as np
