@@ -26,7 +26,9 @@ nav { display: flex; gap: 1.2rem; margin: 1rem 0; font-size: 0.88rem; flex-wrap:
 @media screen and (prefers-color-scheme: dark) {
 body { color: #E6EAEE; background: #11161C; } nav a, a { color: #6CB6E8; } p.caption { color: #9AA5B1; }
 %s}
-@media print { body { max-width: none; padding: 0; } nav { display: none; } h2 { break-after: avoid; } }
+@media print { body { max-width: none; padding: 0; print-color-adjust: exact; }
+.sj table.sj-table { font-size: 0.75rem; } .sj table.sj-table td { overflow-wrap: break-word; padding-right: 0.5rem; }
+ nav { display: none; } h2, h3 { break-after: avoid; } }
 """
 
 

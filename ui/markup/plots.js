@@ -3,13 +3,15 @@
 (() => {
   const dark = JSON.parse(document.getElementById("sojourn-dark").textContent);
   const scheme = window.matchMedia("(prefers-color-scheme: dark)");
-  const draw = (place, inTheDark) => {
+  const A4_WIDTH_PX = 690;
+  const draw = (place, inTheDark, width) => {
     let text = place.querySelector("script").textContent;
     if (inTheDark) {
       for (const [light, other] of Object.entries(dark.ink)) text = text.replaceAll(`"${light}"`, `"${other}"`);
     }
     const figure = JSON.parse(text);
     if (inTheDark) Object.assign(figure.layout, { paper_bgcolor: dark.paper, plot_bgcolor: dark.paper });
+    if (width) figure.layout.width = width;
     Plotly.react(place.querySelector(".plotly-graph-div"), figure.data, figure.layout, dark.config);
     place.dataset.drawn = "yes";
   };
@@ -19,6 +21,7 @@
   }), { rootMargin: "300px" });
   places.forEach((place) => seen.observe(place));
   scheme.addEventListener("change", () => places.filter((place) => place.dataset.drawn).forEach((place) => draw(place, scheme.matches)));
-  window.addEventListener("beforeprint", () => places.forEach((place) => draw(place, false)));
+  window.addEventListener("beforeprint", () => places.forEach((place) => draw(place, false, A4_WIDTH_PX)));
+  window.addEventListener("afterprint", () => places.forEach((place) => draw(place, scheme.matches)));
   window.sojournDrawAll = () => places.forEach((place) => draw(place, scheme.matches));
 })();

@@ -12,7 +12,7 @@ sojourn.timeline = (run, canvas, stepsCanvas, onHover, onPick) => {
   const last = Math.max(1, ...[0, 0].concat(run.end, run.due, run.steps.begin).reduce(
     (most, value) => [Math.max(most[0], value || 0)], [0]));
   const view = { from: 0, to: last * 1.01, top: 0, rows: count };
-  let good = [], chosen = -1;
+  let good = [], chosen = -1, printing = false;
   const ink = (name) => getComputedStyle(canvas).getPropertyValue(name).trim();
   const prepare = (target) => {
     const ratio = window.devicePixelRatio || 1, width = target.clientWidth, height = Number(target.getAttribute("height"));
@@ -41,7 +41,7 @@ sojourn.timeline = (run, canvas, stepsCanvas, onHover, onPick) => {
     axis(pen, width, height);
     pen.save(); pen.beginPath(); pen.rect(LEFT, 0, width - LEFT, room); pen.clip();
     const thick = Math.max(0.8, Math.min(14, tall * 0.72)), red = ink("--sj-missed");
-    const colours = dark.matches ? run.dark_colours : run.colours;
+    const colours = dark.matches && !printing ? run.dark_colours : run.colours;
     for (let i = 0; i < lane.length; i++) {
       if (lane[i] < view.top - 1 || lane[i] > view.top + view.rows) continue;
       const y = (lane[i] - view.top + 0.5) * tall;
@@ -130,6 +130,8 @@ sojourn.timeline = (run, canvas, stepsCanvas, onHover, onPick) => {
                  ArrowUp: () => move(0, -0.1), ArrowDown: () => move(0, 0.1), Home: () => zoom(1e9) };
   canvas.addEventListener("keydown", (event) => { if (keys[event.key]) { event.preventDefault(); keys[event.key](); } });
   window.addEventListener("resize", draw);
+  window.addEventListener("beforeprint", () => { printing = true; draw(); });
+  window.addEventListener("afterprint", () => { printing = false; draw(); });
   dark.addEventListener("change", draw);
   return { draw, show: (judged) => { good = judged; draw(); }, choose: (i) => { chosen = i; draw(); } };
 };
