@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -307,16 +308,18 @@ def test_engine_that_fails_tells_everybody_who_waits(monkeypatch):
 
 
 def test_closed_engine_takes_no_more():
-    def num_caches() -> int:
+    def caches() -> list[KVCache]:
         gc.collect()
-        return sum(type(thing) is KVCache for thing in gc.get_objects())
+        return [thing for thing in gc.get_objects() if type(thing) is KVCache]
 
-    before = num_caches()
+    earlier = caches()  # of other tests: held, so that their memory is nobody else's
     llm = LLM("tiny-model", threads=1, num_kv_blocks=16, max_model_len=64)
-    assert num_caches() > before
+    own = [weakref.ref(each) for each in caches() if not any(each is other for other in earlier)]
+    assert own
     llm.close()
     llm.close()
-    assert num_caches() == before, "the memory was not given back"
+    gc.collect()
+    assert not any(each() for each in own), "the memory was not given back"
     with pytest.raises(LLMError, match="closed"):
         llm.generate(["x"], GREEDY)
 
