@@ -17,17 +17,16 @@ from bench.results import BenchError, Report, write_report
 from bench.shapes import SHAPES
 from bench.variants import named_variants
 from bench.workloads import WORKLOADS
+from commands.help_page import HelpPage
 from engine.options import assignments
 from metrics.machine.host import company
 
 PEERS = {"offline": ("transformers",), "online": ("vllm", "llama-server")}
 
-app = typer.Typer(
+app = HelpPage(
     no_args_is_help=True,
     add_completion=False,
     help="Measure the engine: throughput, latency and kernels, beside peers and the measured limits.",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
 out = Console()
 

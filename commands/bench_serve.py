@@ -16,7 +16,7 @@ def bench_serve(context: typer.Context) -> None:
     from loadgen.scenario.vllm_flags import flag_parser, parse
 
     if {"-h", "--help"} & set(context.args) or not context.args:
-        out.print(flag_parser().format_help(), markup=False)
+        out.print(flag_parser().format_help(), markup=False, soft_wrap=True)
         return
     flags = parse(context.args)
     run_dir = flags.run_dir or new_run(flags.scenario.name)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from commands.cli import need, out
+from commands.help_page import HelpPage
 from metrics.errors import InputError
 
 TARGET = "127.0.0.1:8000"
@@ -22,7 +23,7 @@ SloOption = Annotated[
     typer.Option(help="objectives in ms of servers that export none, such as 'ttft:500 tpot:50': lines and alerts"),
 ]
 
-dashboards = typer.Typer(
+dashboards = HelpPage(
     invoke_without_command=True,
     help="Write the Grafana dashboards, the Prometheus rules and a compose file for both; `up` starts them.",
 )

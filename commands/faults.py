@@ -10,6 +10,7 @@ import typer
 from commands.cli import RUNS, need, out, table
 from commands.faults_prove import prove
 from commands.faults_score import score
+from commands.help_page import HelpPage
 from metrics.errors import ExperimentError, InputError
 
 if TYPE_CHECKING:
@@ -17,9 +18,8 @@ if TYPE_CHECKING:
 
 FOLDER = RUNS / "faults"
 
-faults = typer.Typer(
+faults = HelpPage(
     help="Plant faults of known truth, and score the diagnosis of their runs.", no_args_is_help=True,
-    rich_markup_mode="markdown",
 )  # fmt: skip
 
 

@@ -8,11 +8,10 @@ import typer
 
 from commands.cli import ROUTER_HELP, PolicyOption, RouterEnvOption, need, new_run, out
 from commands.fleet_replay import replay
+from commands.help_page import HelpPage
 from metrics.errors import ExperimentError, InputError
 
-fleet = typer.Typer(
-    help="Several servers of one model behind an existing router, on this machine.", no_args_is_help=True
-)
+fleet = HelpPage(help="Several servers of one model behind an existing router, on this machine.", no_args_is_help=True)
 
 
 @fleet.callback()

@@ -7,9 +7,10 @@ import typer
 from pydantic import ValidationError
 
 from commands.cli import need, out, table
+from commands.help_page import HelpPage
 from metrics.errors import InputError
 
-keys = typer.Typer(help="Create and list the API keys of a server.", no_args_is_help=True)
+keys = HelpPage(help="Create and list the API keys of a server.", no_args_is_help=True)
 FileOption = Annotated[Path, typer.Option(help="file of hashed keys, as `sojourn serve --api-keys` reads it")]
 
 

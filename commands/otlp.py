@@ -7,8 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from commands.cli import RunArgument, open_run, out, print_json, table
+from commands.help_page import HelpPage
 
-otlp = typer.Typer(help="Spans of vLLM and SGLang: receive them, and join them to a client's requests.")
+otlp = HelpPage(help="Spans of vLLM and SGLang: receive them, and join them to a client's requests.")
 
 
 @otlp.command()

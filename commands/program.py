@@ -13,7 +13,7 @@ from commands.bench_serve import bench_serve
 from commands.calibrate import calibrate
 from commands.calibrate_device import calibrate_device
 from commands.capacity import capacity
-from commands.cli import discard_output
+from commands.cli import discard_output, program_name
 from commands.compare import compare
 from commands.dashboards import dashboards
 from commands.demo import demo
@@ -22,6 +22,7 @@ from commands.explain import explain
 from commands.export import export
 from commands.faults import faults
 from commands.fleet import fleet
+from commands.help_page import HelpPage
 from commands.import_result import import_result
 from commands.join import join
 from commands.keys import keys
@@ -47,14 +48,11 @@ from loadgen.exit_code import EXIT_CODES
 from metrics.errors import SojournError
 from metrics.live.document import EXIT_CODES as WATCH_CODES
 
-app = typer.Typer(
+app = HelpPage(
     name="sojourn",
     help="Where the time of a large language model server goes: serve a model, replay a scenario against it, and read "
     "which of four lifecycles (token, compute, memory, request) is the bottleneck, and what would prove it.",
     no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
@@ -114,7 +112,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGHUP, _interrupt)
     try:
-        app()
+        app(prog_name=program_name())
     except SojournError as error:
         print(f"sojourn: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

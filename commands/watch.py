@@ -18,7 +18,8 @@ def watch(
     urls: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="URL…", help="servers whose /metrics is read (Sojourn, vLLM, SGLang), or a Prometheus that scrapes "
+            metavar="[URL]...",
+            help="servers whose /metrics is read (Sojourn, vLLM, SGLang), or a Prometheus that scrapes "
             "them; SOJOURN_API_KEY has the key"
         ),
     ] = None,

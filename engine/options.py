@@ -13,6 +13,8 @@ from pydantic.fields import FieldInfo
 from engine.config import EngineConfig, complaint
 from metrics.errors import InputError
 
+UNITS = ("seconds", "ms", "tokens", "bytes", "gib", "blocks", "path", "dir", "folder", "url", "host", "port")
+
 
 def engine_options(command: Callable[..., None]) -> Callable[..., None]:
     """Gives a command one option for each field of EngineConfig, so that every setting is declared once.
@@ -28,7 +30,9 @@ def engine_options(command: Callable[..., None]) -> Callable[..., None]:
         else:
             panel = field.json_schema_extra["panel"]
             names = ("--lora", "--lora-adapters") if name == "lora_adapters" else ()
-            option = typer.Option(*names, help=_described(field), metavar=" ", rich_help_panel=panel)
+            option = typer.Option(
+                *names, help=_described(field), metavar=_value_name(name, field), rich_help_panel=panel
+            )
             declared = Annotated[_parsed_type(field), option]
         default = inspect.Parameter.empty if field.is_required() else field.default
         if _is_map(field):
@@ -56,11 +60,27 @@ def _parsed_type(field: FieldInfo) -> Any:
     return str if any(is_choice) and not all(is_choice) else field.annotation
 
 
+def _value_name(name: str, field: FieldInfo) -> str | None:
+    """What stands for the value on the page of --help: its unit, or its kind."""
+    if _is_map(field):
+        return "NAME=FOLDER"
+    members = [field.annotation, *typing.get_args(field.annotation)]
+    if bool in members:
+        return None
+    unit = name.rsplit("_", 1)[-1]
+    if unit in UNITS:
+        return unit.upper() if unit != "gib" else "GiB"
+    if any(typing.get_origin(member) is Literal for member in members):
+        return "CHOICE"
+    return "N" if int in members else "X" if float in members else "TEXT"
+
+
 def _described(field: FieldInfo) -> str:
     """A setting's description, and what it may be where that is a choice."""
     members = [field.annotation, *typing.get_args(field.annotation)]
     choices = [typing.get_args(member) for member in members if typing.get_origin(member) is Literal]
-    return f"{field.description}; one of {', '.join(choices[0])}" if choices else field.description
+    is_listed = choices and len(choices[0]) > 1  # a lone word beside numbers is in the description
+    return f"{field.description}; one of {', '.join(choices[0])}" if is_listed else field.description
 
 
 def assignments(pairs: list[str], option: str) -> dict[str, Any]:

@@ -119,8 +119,8 @@ def parse(arguments: list[str]) -> BenchServe:
 
 def flag_parser() -> argparse.ArgumentParser:
     """Every flag defaults to None, to distinguish given flags from absent ones."""
-    parser = _Parser(prog="sojourn bench-serve", allow_abbrev=False, add_help=False, argument_default=None,
-                     epilog=EXIT_CODES)  # fmt: skip
+    parser = _Parser(prog="sojourn bench-serve", usage="sojourn bench-serve [OPTIONS]", allow_abbrev=False,
+                     add_help=False, argument_default=None, epilog=EXIT_CODES)  # fmt: skip
     server = parser.add_argument_group("server")
     server.add_argument("--backend", choices=list(BACKENDS), help="openai and vllm: completions; openai-chat: chat")
     server.add_argument("--base-url", help="such as http://127.0.0.1:8000")
