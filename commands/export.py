@@ -15,22 +15,25 @@ if TYPE_CHECKING:
 VLLM_FILE = "vllm_result.json"
 FILES = {
     "vllm": VLLM_FILE, "aiperf": "profile_export.jsonl", "inference-perf": "per_request_lifecycle_metrics.json",
+    "guidellm": "benchmarks.json",
 }  # fmt: skip
 WRITTEN = {
     "vllm": "the keys of vllm bench serve 0.33, and ours",
     "aiperf": "AIPerf's records of requests, without what a run does not have",
     "inference-perf": "inference-perf's requests, without texts",
+    "guidellm": "GuideLLM's report of one benchmark, without texts",
 }
 
 
 def export(
     run: RunArgument,
     format_: Annotated[
-        Literal["vllm", "aiperf", "inference-perf"],
+        Literal["vllm", "aiperf", "inference-perf", "guidellm"],
         typer.Option(
             "--format",
             help="vllm: the result file of `vllm bench serve`, with more keys; aiperf: profile_export.jsonl; "
-            "inference-perf: per_request_lifecycle_metrics.json",
+            "inference-perf: per_request_lifecycle_metrics.json; guidellm: benchmarks.json, which "
+            "`guidellm export` reads",
         ),
     ] = "vllm",
     output: Annotated[
@@ -62,6 +65,10 @@ def _text(run: "RunDirectory", format_: str, detailed: bool) -> str:
     frame = measured(run.requests(), meta)
     if format_ == "aiperf":
         return "".join(json.dumps(line, allow_nan=False) + "\n" for line in aiperf_records(frame, meta))
+    if format_ == "guidellm":
+        from metrics.export.guidellm_report import guidellm_report
+
+        return json.dumps(guidellm_report(frame, meta, run.path.name), allow_nan=False) + "\n"
     return json.dumps(inference_perf_requests(frame), allow_nan=False) + "\n"
 
 

@@ -10,6 +10,7 @@ from metrics.imported.result import Imported, Json, count, inner, need_times, ns
 from metrics.records import ClientRecord
 
 TOOL = "GuideLLM"
+SLOS = {"ttft_ms": "ttft_ms", "tpot_ms": "tpot_ms", "e2el_ms": "e2e_ms"}
 GROUPS = {"successful": "ok", "errored": "error", "incomplete": "cancelled"}
 UNSEEN = [
     "the time of each token: only the first and the last have one, so time between tokens is a mean of each request",
@@ -33,12 +34,15 @@ def _benchmark(document: Json, benchmark: Any, number: int) -> Imported:
     if not isinstance(groups, dict) or not any(groups.get(name) for name in GROUPS):
         raise InputError(f"benchmark {number} of the report lists no request; write it with all requests")
     rows = [_row(entry, status) for name, status in GROUPS.items() for entry in groups.get(name) or []]
+    slo = {ours: inner(benchmark, "config", "slo", name) for name, ours in SLOS.items()}
+    bounds = {name: bound for name, bound in slo.items() if isinstance(bound, int | float) and bound > 0}
     strategy, backend = inner(benchmark, "config", "strategy"), inner(document, "config", "spec", "backend")
     return Imported(
         tool=TOOL, version=word(inner(document, "metadata", "guidellm_version")),
         name=f"guidellm-{word(inner(strategy, 'type_')) or 'benchmark'}-{number}", model=word(inner(backend, "model")),
         base_url=word(inner(backend, "target")), rows=sorted(rows, key=lambda row: row.due_ns), unseen=UNSEEN,
         arrivals=_arrivals(strategy), is_unix_time=True,
+        objectives=[{"klass": "all", "source": "the result file", **bounds}] if bounds else [],
     )  # fmt: skip
 
 

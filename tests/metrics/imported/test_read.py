@@ -9,12 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from metrics.errors import InputError, RunDataError
+from metrics.export.guidellm_report import guidellm_report
+from metrics.imported import guidellm
 from metrics.imported.read import read_result, write_run
 from metrics.records import SCHEMAS
-from metrics.request.goodput import measured
+from metrics.request.goodput import judged, measured
 from tests.commands.program import run_program
 from tests.metrics.synthetic import PLANTS, synthetic_run
 
@@ -98,7 +101,9 @@ def test_inference_perf_file(tmp_path):
     assert (third.prompt_tokens, third.output_tokens, third.cached_tokens) == (12, 6, 4)
 
 
-@pytest.mark.parametrize(("form", "tolerance_ms"), [("vllm", 1e-3), ("aiperf", 1e-3), ("inference-perf", 1e-3)])
+@pytest.mark.parametrize(
+    ("form", "tolerance_ms"), [("vllm", 1e-3), ("aiperf", 1e-3), ("inference-perf", 1e-3), ("guidellm", 1e-3)]
+)
 def test_export_and_import_give_the_same_run(tmp_path, form, tolerance_ms):
     """Round trip: a run of ours, with failures, written as another tool's file and read back."""
     run = synthetic_run(tmp_path / "ours", requests=40, plant=replace(PLANTS["small_batch_cap"], failing_share=0.2))
@@ -110,10 +115,26 @@ def test_export_and_import_give_the_same_run(tmp_path, form, tolerance_ms):
     assert 0 < (ours.status == "ok").sum() < len(ours) == len(back)
     assert back.status.eq("ok").tolist() == ours.status.eq("ok").tolist()
     for name in ("ttft_ms", "e2e_ms", "tpot_ms"):
-        assert np.allclose(back[name], ours[name], atol=tolerance_ms, equal_nan=True), name
+        assert np.allclose(back[name], ours[name], atol=1e-3, equal_nan=True), name
     served = ours.status == "ok"
     for name in ("prompt_tokens", "output_tokens"):
         assert back[name][served].tolist() == ours[name][served].tolist()
+
+
+def test_guidellm_report_has_the_objectives_only_where_all_classes_share_them(tmp_path):
+    run = synthetic_run(tmp_path / "ours", requests=40)
+    frame, meta = measured(run.requests(), run.meta()), run.meta()
+    objectives = [{"klass": "all", "ttft_ms": 300.0, "tpot_ms": 40.0}]
+    meta["objectives"] = objectives
+    document = guidellm_report(frame, meta, "ours")
+    (back,) = guidellm.read(document)
+    assert back.objectives == [{"klass": "all", "source": "the result file", "ttft_ms": 300.0, "tpot_ms": 40.0}]
+    metrics = document["benchmarks"][0]["metrics"]
+    ours = judged(frame.assign(due_ns=frame.sent_ns), objectives)  # as GuideLLM, from the actual send
+    assert metrics["slo_attainment"] == pytest.approx(ours.good.mean())
+    meta["objectives"] = [*objectives, {"klass": str(frame.klass.iloc[0]), "ttft_ms": 1.0}]
+    frame = pd.concat([frame, frame.assign(klass="another")])
+    assert guidellm.read(guidellm_report(frame, meta, "ours"))[0].objectives == []
 
 
 def test_run_says_what_the_file_lacks_and_its_diagnosis_abstains(tmp_path):
