@@ -302,6 +302,22 @@ class KernelRecord(msgspec.Struct, frozen=True):
     begin_ns: int  # of the first
 
 
+class KvEventRecord(msgspec.Struct, frozen=True):
+    """A change of what a server has cached, from its KV events or from a probe. Hashes of blocks, and no token."""
+
+    ns: int
+    kind: str  # stored, removed, cleared (all blocks), lost (messages that nobody could be asked for again)
+    hashes: list[int] = []  # 64 bits, signed. Stored: a chain, each the parent of the next
+    parent: int | None = None  # ... of the first; None where it begins a sequence
+    block_size: int = 0  # tokens
+    medium: str = "GPU"  # GPU: the device; CPU; STORAGE
+    request: str | None = None  # stored: it computed them; removed: it needed their room
+    session: str | None = None
+    server: str | None = None
+    batch: int | None = None  # number of its message; of `lost` the first one
+    lost: int = 0  # messages
+
+
 _ARROW_TYPES: dict[Any, pa.DataType] = {
     int: pa.int64(),
     float: pa.float64(),
@@ -336,7 +352,7 @@ def _fields(record: type[msgspec.Struct]) -> list[pa.Field]:
 
 RECORDS: dict[str, type[msgspec.Struct]] = {  # of the tables whose rows are records
     "steps": StepRecord, "requests": RequestRecord, "client": ClientRecord, "system": SystemRecord,
-    "kernels": KernelRecord,
+    "kernels": KernelRecord, "kv_events": KvEventRecord,
 }  # fmt: skip
 SCHEMAS: dict[str, pa.Schema] = {
     **{table: pa.schema(_fields(record)) for table, record in RECORDS.items()},

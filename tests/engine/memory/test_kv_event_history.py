@@ -1,0 +1,45 @@
+"""What KV events tell of the cache, against the engine's own shadow index in the same run."""
+
+import pytest
+
+from metrics.memory.kv_event_wire import decode_batch
+from metrics.memory.pool_history import PoolHistory
+from metrics.memory.prefix_outcomes import RATIOS
+from metrics.records import KvEventRecord
+from tests.engine.memory.test_miss_ratio import BLOCK, one_shot_long, play, sessions, shared_system_prompt, zipf
+from tests.further import further
+
+
+def unaligned(trace):
+    """No prompt ends with a block: the engine never looks up a prompt's last block, but stores it."""
+    return [(due_ns, prompt[:-1] if len(prompt) % BLOCK == 0 else prompt, output) for due_ns, prompt, output in trace]
+
+
+def history(simulation) -> PoolHistory:
+    found = PoolHistory()
+    for batch in simulation.published.kv_events:
+        decoded = decode_batch(batch)
+        for change in decoded.changes:
+            found.apply(KvEventRecord(int(decoded.seconds * 1e9), change.kind, change.hashes, change.parent, BLOCK))
+    return found
+
+
+@pytest.mark.parametrize(("trace", "blocks", "at_once"), [
+    (zipf(150, 90), 120, 0),
+    *further((sessions(300), 150, 1), (shared_system_prompt(300), 150, 0), (one_shot_long(300), 150, 2)),
+])  # fmt: skip
+def test_infinite_cache_of_the_events_is_that_of_the_shadow_index(trace, blocks, at_once):
+    simulation = play(unaligned(trace), blocks, kv_events="map")
+    assert not any(ended.preemptions for ended in simulation.published.ended.values())
+    reports = [ended.prefix for ended in simulation.published.ended.values()]
+    hits = sum(report.prefix_outcomes.get("hit", 0) for report in reports)
+    infinite = sum(report.infinite_hit_tokens for report in reports)
+    found = history(simulation)
+    # Two requests that compute the same lost block at once both miss it, and it is stored once.
+    assert infinite - hits > 20 * BLOCK and 0 <= infinite - hits - found.stored_again * BLOCK <= at_once * BLOCK
+    tokens = sum(sum(report.prefix_outcomes.values()) for report in reports)
+    for at, ratio in enumerate(RATIOS):
+        if ratio > 1:
+            shadow = sum(report.resized_hit_tokens[at] for report in reports)
+            events = hits + found.saved_by((ratio - 1) * blocks) * BLOCK
+            assert events / tokens == pytest.approx(shadow / tokens, abs=0.01)
