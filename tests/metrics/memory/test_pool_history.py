@@ -152,8 +152,9 @@ def test_media_and_servers_are_told_apart():
 BLOCKS = st.lists(st.integers(0, 9), max_size=4)
 ANY_EVENTS = st.lists(
     st.one_of(
-        st.builds(KvEventRecord, st.just(0), st.sampled_from(["stored", "removed"]), BLOCKS, st.none() | st.integers(0, 9),
-                  st.integers(0, 16), st.just("GPU"), st.sampled_from([None, "r", "s"]), st.sampled_from([None, "x"])),
+        st.builds(KvEventRecord, st.just(0), st.sampled_from(["stored", "removed"]), BLOCKS,
+                  st.none() | st.integers(0, 9), st.integers(0, 16), st.just("GPU"),
+                  st.sampled_from([None, "r", "s"]), st.sampled_from([None, "x"])),
         st.builds(KvEventRecord, st.just(0), st.sampled_from(["cleared", "lost"]), lost=st.integers(0, 3)),
     )
 )  # fmt: skip

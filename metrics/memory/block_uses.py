@@ -1,0 +1,202 @@
+"""How far back each block of a prompt was used last, from the records of requests: the reuse distances of a run.
+
+A request's record names the blocks of its prompt and of its output by hashes. So all lookups are known, and with them
+what pools of any size would have held (Mattson et al., IBM Systems Journal 9, 1970). As in the engine's own shadow
+index (engine/memory/shadow), blocks that running requests hold are on top whatever their age; a block counts as used
+when its last reader leaves; within a sequence the last block ages first. The distance of a block is the number of other
+blocks that are held then, or that were given back after it: a pool with more blocks than that still has it.
+
+Whoever reads a block reads all before it. So the blocks that a sequence gives back stay one entry of the stack, which
+loses blocks at its beginning only, and nothing has to be sampled.
+
+Approximates: an unfinished block of each running request counts as one; requests run together as they did, whatever the
+pool. Cannot tell: policies that evict others than the block used last longest ago.
+"""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from metrics.memory.lru_stack import LruStack
+from metrics.memory.prefix_outcomes import hit_tokens
+
+UNKNOWN = 1 << 62  # distance of a block of which no use was recorded
+COLUMNS = ("request_id", "scheduled_ns", "prompt_block_hashes", "output_block_hashes", "prefix_outcomes")
+_GROW, _RELEASE, _LOOK_UP = range(3)  # at one moment in this order
+
+
+@dataclass(frozen=True, slots=True)
+class BlockUses:
+    """The lookups of a run, in their order; and each block that an infinite cache would have hit."""
+
+    request_ids: list[str]
+    ns: np.ndarray  # [lookups]
+    queried_tokens: np.ndarray  # [lookups]
+    hit_tokens: np.ndarray  # [lookups] that the server found
+    infinite_tokens: np.ndarray  # [lookups] that a cache without eviction would have found
+    lookup: np.ndarray  # [blocks] place of its lookup
+    distance: np.ndarray  # [blocks] UNKNOWN where its last use is not recorded
+    block_size: int
+
+    def hits(self, blocks: float) -> np.ndarray:
+        """[lookups] tokens that a pool of so many blocks would have hit."""
+        return np.bincount(self.lookup[self.distance < blocks], minlength=len(self.ns)) * self.block_size
+
+    def hit_ratio(self, blocks: float) -> float:
+        return float(self.hits(blocks).sum() / self.queried_tokens.sum())
+
+    @property
+    def measured_ratio(self) -> float:
+        return float(self.hit_tokens.sum() / self.queried_tokens.sum())
+
+    @property
+    def infinite_ratio(self) -> float:
+        return float(self.infinite_tokens.sum() / self.queried_tokens.sum())
+
+    def blocks_for(self, share: float) -> int | None:
+        """The smallest pool that hits this share of what an infinite cache does; None where no distance tells."""
+        known = np.sort(self.distance[self.distance < UNKNOWN])
+        place = int(np.ceil(share * len(self.distance))) - 1
+        return int(known[place]) + 1 if 0 <= place < len(known) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    prompt: list[int]
+    blocks: list[int]  # that it computed or read, prompt and output
+    known: int  # of the prompt, that an infinite cache would have had
+
+
+def block_uses(requests: pd.DataFrame, block_size: int) -> BlockUses | None:
+    """Of `requests.parquet`, or of client and server joined: all that ran, the warm-up too. None where no request was
+    looked up, or the server recorded no hashes."""
+    if not {*COLUMNS, "infinite_hit_tokens"} <= set(requests.columns) or block_size <= 0:
+        return None
+    rows = requests[requests.scheduled_ns.notna() & requests.prompt_block_hashes.notna()]
+    rows = rows[np.array([isinstance(cell, dict) and bool(cell) for cell in rows.prefix_outcomes], bool)]
+    rows = rows.iloc[np.argsort(rows.scheduled_ns.astype("int64").to_numpy(), kind="stable")]
+    if not len(rows) or not any(len(cell) for cell in rows.prompt_block_hashes):
+        return None
+    found = [_request(row, block_size) for row in rows.itertuples(index=False)]
+    lookup, distance = _distances(sorted(_moments(rows, found, block_size)), found)
+    outcomes = list(rows.prefix_outcomes)
+    return BlockUses(
+        request_ids=rows.request_id.tolist(),
+        ns=rows.scheduled_ns.astype("int64").to_numpy(),
+        queried_tokens=np.array([sum(cell.values()) for cell in outcomes], float),
+        hit_tokens=np.array([hit_tokens(cell) for cell in outcomes], float),
+        infinite_tokens=rows.infinite_hit_tokens.astype("float64").fillna(0).to_numpy(),
+        lookup=lookup,
+        distance=distance,
+        block_size=block_size,
+    )
+
+
+def _request(row, block_size: int) -> _Request:
+    prompt, output = list(row.prompt_block_hashes), _list(row.output_block_hashes)
+    computed = (_whole(_server(row, "cached_tokens")) + _whole(row.computed_tokens)) // block_size
+    known = min(_whole(row.infinite_hit_tokens) // block_size, len(prompt))
+    return _Request(prompt, [*prompt, *output][:computed], known)
+
+
+class _Order:
+    """The idle blocks, in the sequences that gave them back; and how many requests hold each of the others."""
+
+    def __init__(self) -> None:
+        self.readers: dict[int, int] = {}
+        self._sequences = LruStack()
+        self._place: dict[int, tuple[int, int]] = {}  # block → its sequence, and its place there
+        self._taken: dict[int, int] = {}  # of a sequence, blocks at its beginning that are held again
+        self._last = 0
+
+    def distances(self, blocks: Sequence[int], held: int) -> Iterator[int]:
+        """Of blocks of one prompt from its beginning on, with so many held ones."""
+        sequence, offset = None, 0
+        for block in blocks:
+            if block in self.readers:
+                yield 0
+            elif (place := self._place.get(block)) is None:
+                yield UNKNOWN
+            else:
+                if place[0] != sequence:
+                    sequence = place[0]
+                    offset = held + self._sequences.above(sequence) - self._taken.get(sequence, 0)
+                yield offset + place[1]
+
+    def read(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self.readers[block] = self.readers.get(block, 0) + 1
+            if (place := self._place.pop(block, None)) is not None:
+                self._taken[place[0]] = self._taken.get(place[0], 0) + 1
+                self._sequences.shrink(place[0], 1)
+                if place[0] not in self._sequences:
+                    del self._taken[place[0]]
+
+    def leave(self, blocks: Sequence[int], computed: int) -> None:
+        """A request gives its blocks back. Those from `computed` on were never full."""
+        idle = []
+        for at, block in enumerate(blocks):
+            self.readers[block] -= 1
+            if not self.readers[block]:
+                del self.readers[block]
+                if at < computed:
+                    idle.append(block)
+        if idle:
+            self._last += 1
+            self._sequences.push(self._last, len(idle))
+            for at, block in enumerate(idle):
+                self._place[block] = self._last, at
+
+
+def _distances(moments: Sequence[tuple[int, int, int, int]], found: list[_Request]) -> tuple[np.ndarray, np.ndarray]:
+    order, running = _Order(), 0
+    lookups, distances = array("q"), array("q")
+    for _, kind, place, at in moments:
+        request = found[place]
+        if kind == _LOOK_UP:
+            distances.extend(order.distances(request.prompt[: request.known], len(order.readers) + running))
+            lookups.extend([place] * request.known)
+            order.read(request.prompt)
+            running += 1
+        elif kind == _GROW:
+            order.read([request.blocks[at]])
+        else:
+            running -= 1
+            computed = max(len(request.blocks), request.known)
+            order.leave([*request.prompt, *request.blocks[len(request.prompt) :]], computed)
+    return np.array(lookups, int), np.array(distances, int)
+
+
+def _moments(rows: pd.DataFrame, found: list[_Request], block_size: int) -> Iterator[tuple[int, int, int, int]]:
+    """(ns, what, place of the request, place of the block): it is looked up, its output fills blocks, it leaves."""
+    prompts = _server_column(rows, "prompt_tokens")
+    for place, (row, request) in enumerate(zip(rows.itertuples(index=False), found, strict=True)):
+        tokens = _list(row.token_ns)
+        begin_ns = int(row.scheduled_ns)
+        end_ns = max(begin_ns + 1, tokens[-1] if tokens else int(row.finished_ns))
+        yield begin_ns, _LOOK_UP, place, 0
+        for at in range(len(request.prompt), len(request.blocks)):
+            output = (at + 1) * block_size - prompts[place] - 1  # the token behind which the block is full
+            filled_ns = tokens[output] if 0 <= output < len(tokens) else end_ns - 1
+            yield min(max(filled_ns, begin_ns + 1), end_ns - 1), _GROW, place, at
+        yield end_ns, _RELEASE, place, 0
+
+
+def _server_column(rows: pd.DataFrame, name: str) -> list[int]:
+    column = rows[f"server_{name}"] if f"server_{name}" in rows else rows[name]
+    return column.astype("float64").fillna(0).astype(int).tolist()
+
+
+def _server(row, name: str) -> object:
+    return getattr(row, f"server_{name}", getattr(row, name, None))
+
+
+def _list(value: object) -> list[int]:
+    return [] if value is None or isinstance(value, float) else list(value)  # type: ignore[call-overload]
+
+
+def _whole(count: object) -> int:
+    return 0 if count is None or pd.isna(count) else int(count)  # type: ignore[call-overload]
