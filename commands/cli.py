@@ -24,6 +24,7 @@ RUNS = Path("runs")
 EXTRAS = {
     "engine": ("torch", "fastapi", "uvicorn", "zmq", "tokenizers", "minijinja", "safetensors"),
     "loadgen": ("locust", "gevent", "httptools"),
+    "kv-events": ("zmq",),
 }
 
 ScenarioArgument = Annotated[str, typer.Argument(help="name of a bundled scenario, or a scenario file")]

@@ -26,6 +26,7 @@ from commands.help_page import HelpPage
 from commands.import_result import import_result
 from commands.join import join
 from commands.keys import keys
+from commands.kv_lens import kv_lens
 from commands.ladder import ladder
 from commands.lint import lint
 from commands.load import load
@@ -91,6 +92,7 @@ register("Load and search", bench_serve, **OWN_PARSER)
 register("Load and search", sweep, capacity, plan, ladder)
 register("Diagnose and explain", diagnose, lint, replay, explain, report, ui, trace, join, runs, mcp)
 register("Diagnose and explain", watch, epilog=WATCH_CODES)
+register("Diagnose and explain", kv_lens)
 register("Compare", compare, verify, export)
 register("Compare", import_result, name="import", epilog=EXIT_CODES)
 app.add_typer(otlp, name="otlp", rich_help_panel="Compare")

@@ -9,6 +9,7 @@ import pandas as pd
 
 from metrics.diagnosis.verdict import Diagnosis
 from metrics.errors import ReplayError, RunDataError
+from metrics.kv_lens.document import KvLens, Worth
 from metrics.ledger import ACCOUNTS, UNACCOUNTED
 from metrics.request.goodput import measured
 from metrics.run.directory import RunDirectory
@@ -69,6 +70,36 @@ def replayed(predictor: "ReplayPredictor", changes: "Sequence[Change]") -> Repla
         unchanged=unchanged,
         predictions=predictions,
     )
+
+
+def kv_lens_of(run: RunDirectory, *, with_goodput: bool = True) -> KvLens:
+    """What the run's cache held, evicted and would gain from more memory; with replays of twice the memory where the
+    run has what they need. Raises RunDataError where it tells nothing of its cache."""
+    from metrics.kv_lens.of_run import lens_of_run
+
+    found = lens_of_run(run)
+    if not with_goodput or found.pool_blocks is None or found.source != "records":
+        return found
+    try:
+        worth = _worth_of_twice(run, found.pool_blocks)
+    except ReplayError as error:
+        unknown = f"what twice the memory is worth in goodput: {error}"
+        return msgspec.structs.replace(found, unknown=[*found.unknown, unknown])
+    return msgspec.structs.replace(found, worth=worth)
+
+
+def _worth_of_twice(run: RunDirectory, pool_blocks: int) -> Worth:
+    """Raises ReplayError."""
+    from metrics.kv_lens.words import worth_of
+    from metrics.replay.prediction import Change
+    from metrics.run.directory import section
+
+    if not run.meta().get("objectives"):
+        raise ReplayError("the run has no objectives, so it has no goodput; `sojourn replay` takes objective_ttft_ms")
+    found = replay_of(run, [Change(kv_scale=2.0)])
+    per_token = section(run.meta(), "model_shape").get("kv_bytes_per_token")
+    size = section(run.meta(), "core").get("block_size")
+    return worth_of(2.0, found.unchanged, found.predictions[0], pool_blocks, per_token and size and per_token * size)
 
 
 def ledger_of_run(run: RunDirectory, klass: str | None = None) -> Ledger:

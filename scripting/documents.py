@@ -11,6 +11,7 @@ import msgspec
 from metrics.compare.verdict import Comparison
 from metrics.diagnosis.explanation import Explanation
 from metrics.diagnosis.verdict import Diagnosis
+from metrics.kv_lens.document import KvLens
 from metrics.live.document import Watch
 from metrics.replay.prediction import Prediction
 from metrics.run.listing import ListedRun
@@ -68,7 +69,7 @@ class QueryResult(msgspec.Struct, frozen=True, kw_only=True):
     truncated: bool  # there were more rows
 
 
-Name = Literal["diagnosis", "explanation", "replay", "comparison", "runs", "ledger", "query", "watch"]
+Name = Literal["diagnosis", "explanation", "replay", "comparison", "runs", "ledger", "query", "watch", "kv_lens"]
 DOCUMENTS: dict[str, tuple[type[msgspec.Struct], str]] = {  # name → its type, and who writes it
     "diagnosis": (Diagnosis, "`sojourn diagnose RUN --json`, `diagnosis.json`, `run.diagnose()`, the tool `diagnose`"),
     "explanation": (Explanation, "`sojourn explain RUN REQUEST --json`, `run.explain(id)`, the tool `explain_request`"),
@@ -77,6 +78,10 @@ DOCUMENTS: dict[str, tuple[type[msgspec.Struct], str]] = {  # name → its type,
     "runs": (RunList, "`sojourn runs --json`, the tool `list_runs`"),
     "ledger": (Ledger, "the tool `ledger`"),
     "query": (QueryResult, "the tool `query`"),
+    "kv_lens": (
+        KvLens,
+        "`sojourn kv-lens RUN --json`, `sojourn kv-lens ADDRESS --once --json`, `run.kv_lens()`, the tool `kv_lens`",
+    ),
     "watch": (Watch, "`sojourn watch URL --once --json`, `sojourn.watch(url)`, the tool `watch_server`"),
 }
 

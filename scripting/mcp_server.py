@@ -28,7 +28,8 @@ INSTRUCTIONS = (
     "which lifecycle (token, compute, memory, request) is the bottleneck, with evidence for and against, and which "
     "measurement would prove it. Report its confidence, and report what it calls unknown as unknown. explain_request "
     "and ledger show where time went; replay predicts a change with an 80 % interval; compare tests whether B is worse "
-    "than A; query takes one SELECT; watch_server observes a live server for some seconds. "
+    "than A; kv_lens says what more KV memory would hit; query takes one SELECT; watch_server observes a live server "
+    "for some seconds. "
     "Times that end with _ns are nanoseconds, latencies that end with _ms milliseconds."
 )
 LONGEST_NAME = 500  # characters
@@ -158,13 +159,26 @@ def build_server(path: Path, servers: Sequence[str] = ()) -> MCPServer:
 
         return compare_runs([folder.run(a)], [folder.run(b)], margin=margin, confidence=confidence, force=force)
 
+    def kv_lens(
+        run: RunName,
+        with_goodput: Annotated[
+            bool, Field(description="also replay the run with twice the KV memory: what it is worth in goodput")
+        ] = False,
+    ) -> msgspec.Struct:
+        """Say what a run's KV cache hit and missed and why, which requests needed the room of evicted blocks, how long
+        blocks lived, and what pools of other sizes would have hit, with intervals. `unknown` names what the records
+        cannot tell."""
+        from scripting.answers import kv_lens_of
+
+        return kv_lens_of(folder.run(run), with_goodput=with_goodput)
+
     def query(
         run: RunName,
         sql: Annotated[str, Field(description="one SELECT, in DuckDB's dialect")],
         most_rows: Annotated[int, Field(ge=1, le=1000)] = 100,
     ) -> msgspec.Struct:
         """Query a run's tables: `requests` (client and server joined: status, klass, tenant, ttft_ms, tpot_ms, e2e_ms,
-        ledger_*_ns), `client`, `steps`, `system`, `scrapes`, `kernels`. At most 1,000 rows and 20 seconds.
+        ledger_*_ns), `client`, `steps`, `system`, `scrapes`, `kernels`, `kv_events`. At most 1,000 rows and 20 seconds.
         `DESCRIBE` is not taken: SELECT * … LIMIT 1 shows the columns."""
         from scripting.sql import query as rows_of
 
@@ -187,7 +201,7 @@ def build_server(path: Path, servers: Sequence[str] = ()) -> MCPServer:
         except ValueError as error:
             raise InputError(f"slo: {error}") from None
 
-    for function in (list_runs, diagnose, explain_request, ledger, replay, compare, query, watch_server):
+    for function in (list_runs, diagnose, explain_request, ledger, replay, compare, kv_lens, query, watch_server):
         tool(function)
     return server
 

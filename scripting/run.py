@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from metrics.compare.verdict import Comparison
     from metrics.diagnosis.explanation import Explanation
     from metrics.diagnosis.verdict import Diagnosis
+    from metrics.kv_lens.document import KvLens
     from scripting.documents import Ledger, Replay
     from scripting.figures import Figures
 
@@ -77,7 +78,7 @@ class Run:
         return self.directory.table("steps")
 
     def table(self, name: str) -> "pd.DataFrame":
-        """Any table of the run: client, requests (the server's), steps, system, scrapes, kernels."""
+        """Any table of the run: client, requests (the server's), steps, system, scrapes, kernels, kv_events."""
         from metrics.records import SCHEMAS
 
         if name not in SCHEMAS:
@@ -132,6 +133,14 @@ class Run:
         from scripting.changes import changes_of
 
         return replay_of(self.directory, changes_of(changes), processes=processes)
+
+    def kv_lens(self, *, with_goodput: bool = False) -> "KvLens":
+        """What the KV cache held, evicted and missed, and what more memory would hit. `with_goodput`: with replays that
+        say what twice the memory is worth, which need the engine extra. Raises RunDataError where the run tells nothing
+        of its cache."""
+        from scripting.answers import kv_lens_of
+
+        return kv_lens_of(self.directory, with_goodput=with_goodput)
 
     @cached_property
     def figures(self) -> "Figures":

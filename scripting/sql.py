@@ -22,7 +22,7 @@ MOST_SECONDS = 20.0
 MOST_MEMORY = "1GB"
 MOST_CHARACTERS = 200_000  # of the answer, as text
 LONGEST_QUERY = 20_000  # characters
-TABLES = ("requests", "client", "steps", "system", "scrapes", "kernels")
+TABLES = ("requests", "client", "steps", "system", "scrapes", "kernels", "kv_events")
 SETTINGS = {
     "enable_external_access": "false",
     "python_enable_replacements": "false",
@@ -37,7 +37,8 @@ SETTINGS = {
 
 def query(run: RunDirectory, sql: str, most_rows: int = 100, most_seconds: float = MOST_SECONDS) -> QueryResult:
     """The rows of one SELECT over `requests` (client and server joined, with ttft_ms, tpot_ms, e2e_ms and the ledger),
-    `client`, `steps`, `system`, `scrapes` and `kernels`. Raises InputError with DuckDB's words for what it refuses."""
+    `client`, `steps`, `system`, `scrapes`, `kernels` and `kv_events`. Raises InputError with DuckDB's words for
+    what it refuses."""
     if not 1 <= most_rows <= MOST_ROWS:
         raise InputError(f"most_rows is {most_rows}; give 1 to {MOST_ROWS}")
     if len(sql) > LONGEST_QUERY:

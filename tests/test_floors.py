@@ -34,7 +34,11 @@ MAY_IMPORT = {
     "metrics.request": {
         "metrics.compute", "metrics.run", "metrics.records", "metrics.ledger", "metrics.statistics", "metrics.errors",
     },
-    "metrics.memory": {"metrics.run"},
+    "metrics.memory": {"metrics.run", "metrics.records", "metrics.statistics", "metrics.errors"},
+    "metrics.kv_lens": {
+        "metrics.memory", "metrics.sources", "metrics.live", "metrics.request", "metrics.replay", "metrics.run",
+        "metrics.machine", "metrics.diagnosis.terminal", "metrics.records", "metrics.statistics", "metrics.errors",
+    },
     "metrics.probe": {
         "metrics.compute", "metrics.run", "metrics.machine", "metrics.steps", "metrics.records", "metrics.ledger",
         "metrics.errors",

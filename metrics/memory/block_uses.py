@@ -14,8 +14,9 @@ pool. Cannot tell: policies that evict others than the block used last longest a
 """
 
 from array import array
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -39,7 +40,22 @@ class BlockUses:
     infinite_tokens: np.ndarray  # [lookups] that a cache without eviction would have found
     lookup: np.ndarray  # [blocks] place of its lookup
     distance: np.ndarray  # [blocks] UNKNOWN where its last use is not recorded
+    idle_ns: np.ndarray  # [blocks] since its last reader left; 0 of a block that is held, -1 where that is not known
+    made: int  # different blocks that prompts and outputs have
+    reads: np.ndarray  # [blocks that were read] how often each was found by a later prompt
     block_size: int
+
+    def only(self, counted: Collection[str]) -> "BlockUses":
+        """The same of these requests alone; what the others did to the cache stays."""
+        chosen = np.array([name in counted for name in self.request_ids], bool)
+        blocks = chosen[self.lookup]
+        place = np.cumsum(chosen) - 1
+        return replace(
+            self, request_ids=[name for name in self.request_ids if name in counted], ns=self.ns[chosen],
+            queried_tokens=self.queried_tokens[chosen], hit_tokens=self.hit_tokens[chosen],
+            infinite_tokens=self.infinite_tokens[chosen], lookup=place[self.lookup[blocks]],
+            distance=self.distance[blocks], idle_ns=self.idle_ns[blocks],
+        )  # fmt: skip
 
     def hits(self, blocks: float) -> np.ndarray:
         """[lookups] tokens that a pool of so many blocks would have hit."""
@@ -75,13 +91,12 @@ def block_uses(requests: pd.DataFrame, block_size: int) -> BlockUses | None:
     looked up, or the server recorded no hashes."""
     if not {*COLUMNS, "infinite_hit_tokens"} <= set(requests.columns) or block_size <= 0:
         return None
-    rows = requests[requests.scheduled_ns.notna() & requests.prompt_block_hashes.notna()]
-    rows = rows[np.array([isinstance(cell, dict) and bool(cell) for cell in rows.prefix_outcomes], bool)]
-    rows = rows.iloc[np.argsort(rows.scheduled_ns.astype("int64").to_numpy(), kind="stable")]
+    rows = _looked_up(requests)
     if not len(rows) or not any(len(cell) for cell in rows.prompt_block_hashes):
         return None
     found = [_request(row, block_size) for row in rows.itertuples(index=False)]
-    lookup, distance = _distances(sorted(_moments(rows, found, block_size)), found)
+    lookup, distance, idle_ns = _distances(sorted(_moments(rows, found, block_size)), found)
+    reads = Counter(block for each in found for block in each.prompt[: each.known])
     outcomes = list(rows.prefix_outcomes)
     return BlockUses(
         request_ids=rows.request_id.tolist(),
@@ -91,8 +106,30 @@ def block_uses(requests: pd.DataFrame, block_size: int) -> BlockUses | None:
         infinite_tokens=rows.infinite_hit_tokens.astype("float64").fillna(0).to_numpy(),
         lookup=lookup,
         distance=distance,
+        idle_ns=idle_ns,
+        made=len({block for each in found for block in each.blocks}),
+        reads=np.array(list(reads.values()), int),
         block_size=block_size,
     )
+
+
+def releases(requests: pd.DataFrame, block_size: int) -> Iterator[tuple[int, list[int]]]:
+    """(ns, blocks) of each request that gave its blocks back."""
+    rows = _looked_up(requests)
+    for row in rows.itertuples(index=False):
+        yield _end_ns(row), _request(row, block_size).blocks
+
+
+def _looked_up(requests: pd.DataFrame) -> pd.DataFrame:
+    """The rows that asked the cache, in order of their lookups."""
+    rows = requests[requests.scheduled_ns.notna() & requests.prompt_block_hashes.notna()]
+    rows = rows[np.array([isinstance(cell, dict) and bool(cell) for cell in rows.prefix_outcomes], bool)]
+    return rows.iloc[np.argsort(rows.scheduled_ns.astype("int64").to_numpy(), kind="stable")]
+
+
+def _end_ns(row) -> int:
+    tokens = _list(row.token_ns)
+    return max(int(row.scheduled_ns) + 1, tokens[-1] if tokens else int(row.finished_ns))
 
 
 def _request(row, block_size: int) -> _Request:
@@ -110,21 +147,23 @@ class _Order:
         self._sequences = LruStack()
         self._place: dict[int, tuple[int, int]] = {}  # block → its sequence, and its place there
         self._taken: dict[int, int] = {}  # of a sequence, blocks at its beginning that are held again
+        self._since_ns: dict[int, int] = {}  # when it was given back
         self._last = 0
 
-    def distances(self, blocks: Sequence[int], held: int) -> Iterator[int]:
-        """Of blocks of one prompt from its beginning on, with so many held ones."""
-        sequence, offset = None, 0
+    def distances(self, blocks: Sequence[int], held: int, now_ns: int) -> Iterator[tuple[int, int]]:
+        """(distance, ns without a reader) of blocks of one prompt from its beginning on, with so many held ones."""
+        sequence, offset, idle_ns = None, 0, 0
         for block in blocks:
             if block in self.readers:
-                yield 0
+                yield 0, 0
             elif (place := self._place.get(block)) is None:
-                yield UNKNOWN
+                yield UNKNOWN, -1
             else:
                 if place[0] != sequence:
                     sequence = place[0]
                     offset = held + self._sequences.above(sequence) - self._taken.get(sequence, 0)
-                yield offset + place[1]
+                    idle_ns = now_ns - self._since_ns[sequence]
+                yield offset + place[1], idle_ns
 
     def read(self, blocks: Sequence[int]) -> None:
         for block in blocks:
@@ -133,9 +172,9 @@ class _Order:
                 self._taken[place[0]] = self._taken.get(place[0], 0) + 1
                 self._sequences.shrink(place[0], 1)
                 if place[0] not in self._sequences:
-                    del self._taken[place[0]]
+                    del self._taken[place[0]], self._since_ns[place[0]]
 
-    def leave(self, blocks: Sequence[int], computed: int) -> None:
+    def leave(self, blocks: Sequence[int], computed: int, now_ns: int) -> None:
         """A request gives its blocks back. Those from `computed` on were never full."""
         idle = []
         for at, block in enumerate(blocks):
@@ -147,17 +186,24 @@ class _Order:
         if idle:
             self._last += 1
             self._sequences.push(self._last, len(idle))
+            self._since_ns[self._last] = now_ns
             for at, block in enumerate(idle):
                 self._place[block] = self._last, at
 
 
-def _distances(moments: Sequence[tuple[int, int, int, int]], found: list[_Request]) -> tuple[np.ndarray, np.ndarray]:
+def _distances(
+    moments: Sequence[tuple[int, int, int, int]], found: list[_Request]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each known block of a prompt: the place of the request, the distance, and ns without a reader."""
     order, running = _Order(), 0
-    lookups, distances = array("q"), array("q")
-    for _, kind, place, at in moments:
+    lookups, distances, idle = array("q"), array("q"), array("q")
+    for now_ns, kind, place, at in moments:
         request = found[place]
         if kind == _LOOK_UP:
-            distances.extend(order.distances(request.prompt[: request.known], len(order.readers) + running))
+            held = len(order.readers) + running
+            for distance, idle_ns in order.distances(request.prompt[: request.known], held, now_ns):
+                distances.append(distance)
+                idle.append(idle_ns)
             lookups.extend([place] * request.known)
             order.read(request.prompt)
             running += 1
@@ -166,8 +212,8 @@ def _distances(moments: Sequence[tuple[int, int, int, int]], found: list[_Reques
         else:
             running -= 1
             computed = max(len(request.blocks), request.known)
-            order.leave([*request.prompt, *request.blocks[len(request.prompt) :]], computed)
-    return np.array(lookups, int), np.array(distances, int)
+            order.leave([*request.prompt, *request.blocks[len(request.prompt) :]], computed, now_ns)
+    return np.array(lookups, int), np.array(distances, int), np.array(idle, int)
 
 
 def _moments(rows: pd.DataFrame, found: list[_Request], block_size: int) -> Iterator[tuple[int, int, int, int]]:
@@ -176,7 +222,7 @@ def _moments(rows: pd.DataFrame, found: list[_Request], block_size: int) -> Iter
     for place, (row, request) in enumerate(zip(rows.itertuples(index=False), found, strict=True)):
         tokens = _list(row.token_ns)
         begin_ns = int(row.scheduled_ns)
-        end_ns = max(begin_ns + 1, tokens[-1] if tokens else int(row.finished_ns))
+        end_ns = _end_ns(row)
         yield begin_ns, _LOOK_UP, place, 0
         for at in range(len(request.prompt), len(request.blocks)):
             output = (at + 1) * block_size - prompts[place] - 1  # the token behind which the block is full

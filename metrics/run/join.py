@@ -16,7 +16,8 @@ from metrics.run.directory import SERVER_KEYS, RunDirectory, engine_settings, se
 from metrics.run.segments import read_segment, replace_table
 
 # When a row of a server's table happened.
-_MOMENT = {"requests": "arrived_ns", "steps": "begin_ns", "system": "ns", "kernels": "begin_ns"}
+_MOMENT = {"requests": "arrived_ns", "steps": "begin_ns", "system": "ns", "kernels": "begin_ns",
+           "kv_events": "ns"}  # fmt: skip
 # The columns that are times of the server's clock; all others that end with _ns are durations.
 _STAMPS = {
     "requests": (
@@ -26,6 +27,7 @@ _STAMPS = {
     "steps": ("begin_ns", "end_ns", "planned_ns", "device_end_ns"),
     "system": ("ns", "loop_turn_begin_ns"),
     "kernels": ("begin_ns",),
+    "kv_events": ("ns",),
 }  # fmt: skip
 PROBE = "probe"  # what run.json says of the probe that recorded a foreign server
 ToClient = Callable[[np.ndarray], np.ndarray]  # times of a server's clock, int64 → those of the client's
@@ -169,7 +171,7 @@ def adopt(
     """Copies what a server recorded in a span of the client's monotonic clock into another run directory; returns the
     rows. `to_client` where the server's clock was another one.
 
-    `sources` are the files (`RunDirectory.sources`) of each of the tables `requests`, `steps`, `system` and `kernels`.
+    `sources` are the files (`RunDirectory.sources`) of each of SERVER_TABLES.
     """
     rows = 0
     for table, files in sources.items():

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.metrics.kv_lens.recorded_runs import run_of
+from tests.metrics.memory.simulated_cache import chains
 from tests.metrics.synthetic import synthetic_run
 
 mcp = pytest.importorskip("mcp")
 pytestmark = pytest.mark.server
 
 ROOT = Path(__file__).parents[2]
-TOOLS = {"list_runs", "diagnose", "explain_request", "ledger", "replay", "compare", "query", "watch_server"}
+TOOLS = {"list_runs", "diagnose", "explain_request", "ledger", "replay", "compare", "kv_lens", "query", "watch_server"}
 WRONG = [
     ("diagnose", {"run": "../secret"}, "not a run in the folder"),
     ("diagnose", {"run": "."}, "not a run in the folder"),
@@ -30,6 +32,7 @@ WRONG = [
     ("replay", {"run": "capped", "changes": {"max_num_seq": 8}}, "max_num_seq"),
     ("replay", {"run": "capped", "changes": {"device_speed": list(range(1, 100))}}, "at most 50"),
     ("compare", {"a": "capped", "b": "capped", "margin": 7}, "less than or equal to 1"),
+    ("kv_lens", {"run": "capped"}, "tells nothing of its cache"),
     ("query", {"run": "capped", "sql": "DROP TABLE requests"}, "give one SELECT"),
     ("query", {"run": "capped", "sql": "SELECT * FROM read_text('/etc/hostname')"}, "disabled by configuration"),
     ("watch_server", {"url": "http://127.0.0.1:9"}, "it may read none"),
@@ -43,6 +46,7 @@ def runs(tmp_path_factory) -> Path:
     folder = place / "runs"
     capped = synthetic_run(folder / "capped", plant="small_batch_cap", requests=60)
     synthetic_run(folder / "again", plant="small_batch_cap", requests=60, seed=1)
+    run_of(folder / "cached", chains(3, count=60), events=False)
     secret = synthetic_run(place / "secret", requests=10)
     (folder / "alias").symlink_to(secret.path)
     for name in ("leaving", "fleet", "broken"):
@@ -83,6 +87,7 @@ def test_agent_gets_answers_with_evidence_and_sentences_for_wrong_questions(runs
             "ledger": ("ledger", {"run": "capped", "klass": "chat"}),
             "replay": ("replay", {"run": "capped", "changes": {"max_num_seqs": [16]}}),
             "comparison": ("compare", {"a": "capped", "b": "again"}),
+            "kv_lens": ("kv_lens", {"run": "cached"}),
             "query": ("query", {"run": "capped", "sql": "SELECT count(*) FROM requests"}),
         }
         found = {}
@@ -96,10 +101,11 @@ def test_agent_gets_answers_with_evidence_and_sentences_for_wrong_questions(runs
     before = sorted(runs.rglob("*"))
     found = talk(runs, conversation)
     assert sorted(runs.rglob("*")) == before  # nothing is written
-    assert {run["name"] for run in found["runs"]["runs"]} == {"capped", "again", "broken"}
+    assert {run["name"] for run in found["runs"]["runs"]} == {"capped", "again", "broken", "cached"}
     assert "secret" not in json.dumps(found)
     cause = found["diagnosis"]["findings"][0]
     assert cause["evidence"] and all(fact["source"] for fact in cause["evidence"]) and 0 < cause["confidence"] <= 1
+    assert found["kv_lens"]["hit_rate"] < found["kv_lens"]["infinite_hit_rate"] and found["kv_lens"]["unknown"]
     assert found["explanation"]["evidence"] and found["query"]["rows"] == [[60]]
     assert found["comparison"]["verdict"] in ("no worse", "cannot tell")
     predicted, unchanged = found["replay"]["predictions"][0], found["replay"]["unchanged"]
