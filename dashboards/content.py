@@ -240,6 +240,7 @@ MEMORY = (
         quantiles("Reading an adapter into host memory", "sojourn_memory_adapter_load_seconds"),
     )),
     Row("KV between servers", (
+        quantiles("Waiting until another server computed the prompt", "sojourn_request_remote_prefill_seconds"),
         quantiles("Waiting for KV of another server", "sojourn_memory_transfer_seconds"),
         rates("Leases that ended", "sojourn_memory_leases_ended_total", by="end"),
     )),

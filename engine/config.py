@@ -112,7 +112,9 @@ class EngineConfig(
     api_keys: Path | None = SERVER(
         None, description="file of hashed API keys, by `sojourn keys create`; each request then needs one"
     )
-    open_health: bool = SERVER(True, description="with api_keys: /health and /ready need no key")
+    open_health: bool = SERVER(
+        True, description="with api_keys: /health, /ready and the /query of a prefill server need no key"
+    )
     moderation: Path | None = SERVER(None, description="YAML file of content checks; by default nothing is checked")
     max_open_body_bytes: int = SERVER(
         268_435_456, ge=1024, description="bytes of all bodies that are read at one time; more get 503"

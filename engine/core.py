@@ -192,6 +192,7 @@ def build(
         checkpoint_format=runner.model.checkpoint_format,
         weight_error=runner.weight_error,
         changes_outputs=config.changes_outputs,
+        kv_address=None if handoffs is None else handoffs.address,
     )
     engine = Engine(scheduler, runner, observer, publish, handoffs=handoffs, first_step=first_step,
                     overlap=runner.overlap, pipeline_stages=config.pipeline_parallel)  # fmt: skip

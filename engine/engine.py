@@ -278,18 +278,21 @@ class Engine:
             fork_of=message.fork_of,
             adapter=message.adapter,
             hands_over=message.hands_over,
+            transfer_id=message.transfer_id,
             kv_source=message.kv_source,
         )
 
     def _hand_over(self) -> None:
         """Ends the requests whose prompt a decode server can read from now on, and leases that are over.
 
-        A decode server waits for the last blocks of a prompt: where no step is under way, they wait for none.
+        A decode server waits for blocks. Where the runner can store them at once, they wait for no step.
         """
         if self.handoffs is None:
             return
-        if self.handoffs.is_waiting and not self._under_way:
+        at_once = self.runner.stores_beside_steps and not self.scheduler.tiers.has_loads
+        if self.handoffs.wants_blocks_now and (at_once or not self._under_way):
             self._transfer()
+        self.handoffs.announce()
         now_ns = self.clock()
         self.handoffs.end_leases(now_ns)
         for request, since_ns in self.handoffs.take_ready(now_ns):
@@ -297,7 +300,7 @@ class Engine:
             self._ended.append((request, now_ns))
 
     def _transfer(self) -> None:
-        """Copies of KV tiers that no step makes, while none is under way."""
+        """Copies of KV tiers that no step makes."""
         if (transfers := self.scheduler.tiers.take_transfers()) is not None:
             self.scheduler.tiers.transferred(transfers, *self.runner.transfer(transfers))
 

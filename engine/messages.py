@@ -3,7 +3,7 @@
 import msgspec
 
 from engine.adapter import AdapterReference
-from engine.kv_source import KVSource
+from engine.kv_source import KVAddress, KVSource
 from engine.sampling import SamplingParams, TokenLogprobs
 from metrics.compute.cost_model import ModelShape
 from metrics.compute.kernels import Burst
@@ -29,6 +29,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     weight: int = 1  # of its tenant, where the policy shares by tenant
     adapter: AdapterReference | None = None
     hands_over: bool = False  # a decode server will read the KV of its prompt
+    transfer_id: str = ""  # ... which may follow it by this name while it is computed
     kv_source: KVSource | None = None  # a prefill server has it
 
 
@@ -87,6 +88,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     weight_error: WeightError | None = None  # where weights_reference asks for it
     changes_outputs: list[str] = []  # settings by which outputs differ from the model's own, as name=value
     startup: Startup | None = None  # where the time of this start went; None offline
+    kv_address: KVAddress | None = None  # of a prefill server
 
     @property
     def pool_tokens(self) -> int:

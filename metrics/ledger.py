@@ -44,6 +44,7 @@ class Account(IntEnum):
     COMPUTE_BUBBLE = 24
     MEMORY_TRANSFER = 25
     REQUEST_ROUTING = 26
+    REQUEST_REMOTE_PREFILL = 27
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,9 @@ ACCOUNTS: tuple[AccountInfo, ...] = (
     AccountInfo(Account.COMPUTE_BUBBLE, "compute", "bubble", "the first pipeline stage waits for those behind it"),
     AccountInfo(Account.MEMORY_TRANSFER, "memory", "transfer", "waiting for KV from, or for, another server"),
     AccountInfo(Account.REQUEST_ROUTING, "request", "routing", "sent to a router → in the server's socket"),
+    AccountInfo(
+        Account.REQUEST_REMOTE_PREFILL, "request", "remote_prefill", "waiting until another server computed its prompt"
+    ),
 )
 ACCOUNT_BY_NAME = {info.name: info for info in ACCOUNTS}
 CLIENT_ACCOUNTS = tuple(info for info in ACCOUNTS if info.lifecycle == "client")

@@ -64,7 +64,7 @@ _TOWARDS_WHITE = {
     "token.encode": -0.35, "token.sample": 0.0, "token.decode": 0.5,
     "request.admission": 0.6, "request.queue": 0.0, "request.interference": -0.35, "request.stream": 0.35,
     "request.lost": -0.6, "request.quota": 0.75, "request.moderation": -0.5,
-    "request.cold_start": 0.85, "request.routing": -0.75,
+    "request.cold_start": 0.85, "request.routing": -0.75, "request.remote_prefill": 0.5,
     "memory.blocked": 0.0, "memory.preempted": -0.4, "memory.recompute": 0.5, "memory.adapter_load": 0.75,
     "memory.load": -0.2, "memory.store": 0.3, "memory.transfer": 0.15,
     "compute.prefill": -0.45, "compute.decode": 0.0, "compute.host": 0.5, "compute.draft": 0.3,

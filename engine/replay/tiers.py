@@ -158,7 +158,7 @@ class ReplayedTiers:
         """When the next block that somebody may wait for is read, or somebody stops to wait."""
         if not self._waiting:
             return math.inf
-        return min(self.books.patience_ends_ns, *(store.next_end_ns for store in self._stores))
+        return min(self.books.waits.next_end_ns, *(store.next_end_ns for store in self._stores))
 
     def receive(self, scheduler: Scheduler, arrived: Sequence[Request], now_ns: float) -> list[Request]:
         """Those that may be scheduled: of the arrived ones, and of those that waited for reads."""

@@ -160,6 +160,8 @@ class Runner(Protocol):
     first one's tokens on the device.
     """
 
+    stores_beside_steps: bool  # `transfer` may store full blocks while a step computes, and does not wait for it
+
     def begin(self, request: Request) -> Preparation | None:
         """A request arrived. None: it may be scheduled at once. Else it waits for the preparation."""
 
@@ -171,7 +173,8 @@ class Runner(Protocol):
         """Reads an adapter into host memory, and keeps it there until `forget`. None: it is there."""
 
     def transfer(self, transfers: Transfers) -> tuple[int, int]:
-        """Copies KV blocks while no step is under way. Returns the nanoseconds of loads and stores."""
+        """Copies KV blocks outside of steps; while one is under way it only stores, if it may at all. Returns the
+        nanoseconds of loads and stores."""
 
     def forget(self, request_id: str) -> None:
         """A request ended: its state goes. Unknown ids are ignored."""

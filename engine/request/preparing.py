@@ -7,9 +7,8 @@ from msgspec.structs import replace
 from engine.memory.tiers.transfers import Prefetch
 from engine.request.plan import Preparation
 from engine.request.request import Request
+from metrics.ledger import Account
 from metrics.memory.kv_load import NOTHING_LOADED
-
-NOT_YET_NS = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +46,26 @@ class Preparing:
         """What it loads, a prefill server has computed for it."""
         return self.load is not None and self.load.is_from_peer
 
-    @property
-    def adapter_ready_ns(self) -> int | None:
-        return self.work.adapter_ready_ns if self.work is not None else None
+    def accounts(self, since_ns: int, now_ns: int) -> list[tuple[Account, int]]:
+        """What the request waited for, in that order, and until when. What is left of the wait belongs to a grammar.
 
-    @property
-    def load_ready_ns(self) -> int | None:
-        """When the reads of KV tiers ended; None: there are none."""
-        if self.load is None:
-            return None
-        return self.load.ready_ns if self.load.is_done else NOT_YET_NS
+        The loop sees a little later that a read ended. Where nothing else held the request up, that belongs to it.
+        """
+        ends: list[tuple[Account, int]] = []
+        if self.work is not None and self.work.adapter_ready_ns is not None:
+            ends.append((Account.MEMORY_ADAPTER_LOAD, self.work.adapter_ready_ns))
+        if (load := self.load) is not None:
+            if load.transfer_id:
+                ends.append((Account.REQUEST_REMOTE_PREFILL, load.computed_ns if load.is_done else now_ns))
+            account = Account.MEMORY_TRANSFER if load.is_from_peer else Account.MEMORY_LOAD
+            ends.append((account, load.ready_ns if load.is_done else now_ns))
+        if ends and self._is_one_read:
+            ends[-1] = ends[-1][0], now_ns
+        mark_ns, waits = since_ns, []
+        for account, end_ns in ends:
+            mark_ns = min(max(mark_ns, end_ns), now_ns)
+            waits.append((account, mark_ns))
+        return waits
 
     def note_load(self) -> None:
         """For the record of its request: how long the reads took that it waited for."""
@@ -65,13 +74,12 @@ class Preparing:
             return
         found = request.kv_load or NOTHING_LOADED
         if load.is_from_peer:
-            moved_ns = load.ready_ns - load.began_ns if load.peer_bytes else 0
-            request.kv_load = replace(found, transfer_bytes=load.peer_bytes, transfer_ns=moved_ns)
+            request.kv_load = replace(found, transfer_bytes=load.peer_bytes, transfer_ns=load.peer_ns)
         else:
             request.kv_load = replace(found, load_ns=max(0, load.ready_ns - request.queued_ns))
 
     @property
-    def is_one_read(self) -> bool:
+    def _is_one_read(self) -> bool:
         """It waits, or waited, for one read and nothing else."""
         if self.work is None or self.load is None:
             return self.work is None or self.work.waits_for == "adapter"

@@ -40,6 +40,7 @@ class Request:
     fork_of: str | None = None  # an earlier request with the same prompt, whose blocks it shares
     adapter: AdapterReference | None = None
     hands_over: bool = False  # a decode server will read the KV of its prompt
+    transfer_id: str = ""  # ... which may follow it by this name while it is computed
     kv_source: KVSource | None = None  # what a prefill server has for it; or, at its end, what it left for another
     adapter_slot: int = -1  # of the device, while it runs with an adapter
     state: State = State.WAITING

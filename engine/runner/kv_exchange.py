@@ -4,13 +4,15 @@ import secrets
 from functools import partial
 
 from engine.config import EngineConfig
+from engine.kv_source import KVAddress
 from engine.memory.tiers.slow_tier import PeerTier
 from engine.memory.tiers.tiers import KVTiers
 from engine.memory.transfer import wire
-from engine.memory.transfer.handoffs import Address, Handoffs
+from engine.memory.transfer.announcements import Announcements
+from engine.memory.transfer.connection import Model
+from engine.memory.transfer.handoffs import Handoffs
 from engine.memory.transfer.headers import SlotHeaders
 from engine.memory.transfer.lease import LeaseTable
-from engine.memory.transfer.peer import Model
 from engine.memory.transfer.peers import PeerStore
 from engine.memory.transfer.shared_memory import SharedMemoryTransport, SharedSegment
 from engine.memory.transfer.side_channel import SideChannel
@@ -36,22 +38,23 @@ class KVExchange:
 
     def handoffs(self, tiers: KVTiers, slots: HostSlots) -> Handoffs:
         """What decode servers read from this one, and the side channel at which they ask."""
-        config, leases, engine_id = self._config, LeaseTable(), secrets.token_hex(16)
+        config, leases, announcements, engine_id = self._config, LeaseTable(), Announcements(), secrets.token_hex(16)
         transport = self._connected(slots)
         host = config.kv_transfer_host or LOOPBACK
         welcome = wire.Welcome(
             wire.VERSION, engine_id, self._model.fingerprint, self._model.facts, transport.name, transport.descriptor()
         )
-        channel = SideChannel(host, config.kv_transfer_port or 0, welcome, leases.release)
+        channel = SideChannel(host, config.kv_transfer_port or 0, welcome, announcements, leases.release)
 
         def close() -> None:
             channel.close()
             transport.close()  # until then what peers read stays registered
 
         return Handoffs(
-            tiers, leases, SlotHeaders(self.segment.headers, self._model.fingerprint),
-            Address(engine_id, host, channel.port), block_size=config.block_size,
-            lease_ns=round((config.kv_lease_seconds or LEASE_SECONDS) * 1e9), close=close,
+            tiers, leases, announcements, SlotHeaders(self.segment.headers, self._model.fingerprint),
+            KVAddress(engine_id, host, channel.port, self._model.fingerprint.hex()), block_size=config.block_size,
+            lease_ns=round((config.kv_lease_seconds or LEASE_SECONDS) * 1e9),
+            by_chunk=config.kv_transfer_granularity != "whole", close=close,
         )  # fmt: skip
 
     def _connected(self, slots: HostSlots) -> KVTransport:

@@ -206,6 +206,10 @@ class ModelRunner:
                 self.sampler.forget(request_id)
         return outcome(batch, task, sampled, wait_began_ns, time.monotonic_ns(), **found)
 
+    @property
+    def stores_beside_steps(self) -> bool:
+        return self.device.type == "cpu"  # a GPU would gather the blocks behind the step that is under way
+
     def transfer(self, transfers: Transfers) -> tuple[int, int]:
         store_ns, load_ns = self.host_slots.store(transfers.stores), self.host_slots.load(transfers.loads)
         self.host_slots.finish_stores()

@@ -32,6 +32,11 @@ class KVTransferSettings(BaseModel):
     kv_transfer_port: int | None = MEMORY(
         None, ge=0, le=65535, description="kv_role: port of the side channel; 0, the default, takes a free one"
     )
+    kv_transfer_granularity: Literal["whole", "chunk"] | None = MEMORY(
+        None,
+        description="kv_role: when a decode server may read a prompt that both servers got at once; chunk, the "
+        "default, the blocks of each step while the next ones are computed; whole once all are",
+    )
     kv_lease_seconds: float | None = MEMORY(
         None,
         ge=0.5,
@@ -66,8 +71,9 @@ class KVTransferSettings(BaseModel):
         return hosts
 
     @field_validator(
-        "kv_transport", "kv_transfer_host", "kv_transfer_port", "kv_lease_seconds", "kv_transfer_failure", "kv_peers"
-    )
+        "kv_transport", "kv_transfer_host", "kv_transfer_port", "kv_transfer_granularity", "kv_lease_seconds",
+        "kv_transfer_failure", "kv_peers",
+    )  # fmt: skip
     @classmethod
     def _belongs_to_a_role(cls, value: Any, info: ValidationInfo) -> Any:
         role = info.data.get("kv_role", "both")

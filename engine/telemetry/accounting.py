@@ -230,18 +230,11 @@ class Accountant:
             self._end_running(request, now_ns)
 
     def _end_preparing(self, request: Request, now_ns: int) -> None:
-        """Reads of the adapter and of KV tiers have accounts of their own; what a grammar took longer is waiting.
-
-        The loop sees a little later that a read ended. Where nothing else held the request up, that belongs to it.
-        """
+        """What a request waited for that has an account of its own; what a grammar took longer is waiting."""
         since_ns, preparation = self._preparing.pop(request.arrival_index)
-        load = Account.MEMORY_TRANSFER if preparation.is_from_peer else Account.MEMORY_LOAD
-        reads = ((Account.MEMORY_ADAPTER_LOAD, preparation.adapter_ready_ns), (load, preparation.load_ready_ns))
-        for account, ready_ns in reads:
-            if ready_ns is not None:
-                read_ns = now_ns if preparation.is_one_read else min(max(since_ns, ready_ns), now_ns)
-                request.ledger[account] += read_ns - since_ns
-                since_ns = read_ns
+        for account, until_ns in preparation.accounts(since_ns, now_ns):
+            request.ledger[account] += until_ns - since_ns
+            since_ns = until_ns
         _book_wait(request, Account.REQUEST_QUEUE, "grammar", now_ns - since_ns)
 
     def _begin_waits(self, plan: StepPlan, begin_ns: int, now_ns: int) -> None:

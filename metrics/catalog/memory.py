@@ -84,7 +84,7 @@ MEMORY = (
             "Prompts whose KV a prefill server held for a decode server: released by that, or expired.",
             "An expired lease may have been read in part.", end=LEASE_ENDS),
     histogram("memory", "transfer_seconds", "seconds", LATENCY_BOUNDS,
-              "Time a request waited for KV from a prefill server, or on one until it was stored (account "
+              "Time a request waited for computed KV from a prefill server, or on one until it was stored (account "
               "memory.transfer).",
               "Excludes reads that other work hides: sojourn_memory_tier_load_seconds_total with tier `peer`."),
     histogram("memory", "blocked_seconds", "seconds", LATENCY_BOUNDS,

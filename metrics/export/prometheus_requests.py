@@ -45,6 +45,7 @@ ACCOUNTS = {
     "sojourn_request_queue_seconds": Account.REQUEST_QUEUE,
     "sojourn_request_interference_seconds": Account.REQUEST_INTERFERENCE,
     "sojourn_request_stream_seconds": Account.REQUEST_STREAM,
+    "sojourn_request_remote_prefill_seconds": Account.REQUEST_REMOTE_PREFILL,
     "sojourn_memory_blocked_seconds": Account.MEMORY_BLOCKED,
     "sojourn_memory_transfer_seconds": Account.MEMORY_TRANSFER,
     "sojourn_memory_adapter_load_seconds": Account.MEMORY_ADAPTER_LOAD,

@@ -174,6 +174,7 @@ SGLANG = Source(
         "request.lost": unseen("SGLang counts only what its scheduler finished"),
         "request.quota": unseen("SGLang limits no tenants: a gateway before it does"),
         "request.routing": unseen("SGLang's latencies begin behind the router"),
+        "request.remote_prefill": unseen("SGLang tells no request's wait for a prefill server"),
         "request.cold_start": unseen("SGLang serves one model, which is loaded before it answers"),
         "memory.adapter_load": unseen("no metric of it"),
         "request.moderation": unseen("SGLang checks no content: a gateway before it does"),

@@ -150,6 +150,7 @@ VLLM = Source(
         "request.lost": unseen("vLLM counts only what its core finished"),
         "request.quota": unseen("vLLM limits no tenants: a gateway before it does"),
         "request.routing": unseen("vLLM's latencies begin behind the router"),
+        "request.remote_prefill": unseen("vLLM tells no request's wait for a prefill server"),
         "request.cold_start": unseen("vLLM serves one model, which is loaded before it answers"),
         "memory.adapter_load": unseen(
             "vLLM reads an adapter in the call that loads it, and counts no time of requests"

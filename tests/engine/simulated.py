@@ -10,6 +10,7 @@ from typing import NamedTuple
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.kv_event_wire import WireFormat
+from engine.kv_source import KVAddress
 from engine.memory.block_pool import BlockPool
 from engine.memory.eviction import make_eviction_policy
 from engine.memory.kv_events import make_kv_event_log
@@ -19,7 +20,8 @@ from engine.memory.tiers.slow_tier import PeerTier, SlowTier
 from engine.memory.tiers.store import Answer, Moved
 from engine.memory.tiers.tiers import KVTiers
 from engine.memory.tiers.transfers import Transfers
-from engine.memory.transfer.handoffs import Address, Handoffs
+from engine.memory.transfer.announcements import Announcements
+from engine.memory.transfer.handoffs import Handoffs
 from engine.memory.transfer.headers import HEADER_BYTES, SlotHeaders
 from engine.memory.transfer.lease import LeaseTable
 from engine.memory.window import FreedWindow
@@ -108,6 +110,7 @@ class SimulatedRunner:
     draft_ns: int = 70_000
     writes_ahead: bool = False
     draft_quality: float = 0.7  # share of the drafts that are right
+    stores_beside_steps: bool = True
     dice: random.Random = field(default_factory=lambda: random.Random(0))
 
     def __post_init__(self) -> None:
@@ -315,7 +318,7 @@ class Simulation:
         host_blocks: int = 0, disk_blocks: int = 0, files: dict[bytes, list] | None = None, stores: str = "fill",
         window: FreedWindow | None = None, kv_events: WireFormat | None = None,
         clock: VirtualClock | None = None, peer: Callable[[dict], PeerTier] | None = None, lease_ns: int | None = None,
-        **limits,
+        by_chunk: bool = True, **limits,
     ):  # fmt: skip
         """`peer`: from this runner's host memory, where it reads prompts of a prefill server. With `lease_ns` it is
         one."""
@@ -343,12 +346,13 @@ class Simulation:
                 clock=self.clock,
             )  # fmt: skip
         self.headers = SlotHeaders(memoryview(bytearray(HEADER_BYTES * max(1, host_blocks))), b"model")
-        self.leases = LeaseTable()
+        self.leases, self.announcements = LeaseTable(), Announcements()
         handoffs = None
         if lease_ns is not None:
-            where = Address("prefill", "127.0.0.1", 1)
+            where = KVAddress("prefill", "127.0.0.1", 1)
             handoffs = Handoffs(
-                self.tiers, self.leases, self.headers, where, block_size=block_size, lease_ns=lease_ns
+                self.tiers, self.leases, self.announcements, self.headers, where, block_size=block_size,
+                lease_ns=lease_ns, by_chunk=by_chunk,
             )  # fmt: skip
         if kv_events is not None:
             pool.events = make_kv_event_log(block_size, kv_events, self.tiers)

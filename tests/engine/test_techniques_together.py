@@ -238,7 +238,7 @@ def assert_nothing_is_left(engine: Engine) -> None:
     assert len(runner.rows) == 0 and not runner.sampler._states
     if scheduler.tiers is not None:
         audit_tiers(scheduler.tiers)
-        assert not scheduler.tiers._prefetches
+        assert not scheduler.tiers.waits
 
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]

@@ -24,15 +24,16 @@ TASK = "def fibonacci(n):\n    if n < 2:\n        return n\n" * 10
 
 
 @contextlib.contextmanager
-def routed(prefill: Running, decode: Running, folder: Path):
+def routed(prefill: Running, decode: Running, folder: Path, connector: str):
     """The address of the router, once it is up."""
     with socket.socket() as probe, socket.socket() as other:
         probe.bind(("127.0.0.1", 0))
         other.bind(("127.0.0.1", 0))
         port, metrics = probe.getsockname()[1], other.getsockname()[1]
+    bootstrap = [prefill.url.rpartition(":")[2]] if connector == "mooncake" else []
     command = [
-        str(Path(PYTHON).parent / "vllm-router"), "--vllm-pd-disaggregation", "--kv-connector", "nixl",
-        "--prefill", prefill.url, "--decode", decode.url, "--host", "127.0.0.1", "--port", str(port),
+        str(Path(PYTHON).parent / "vllm-router"), "--vllm-pd-disaggregation", "--kv-connector", connector,
+        "--prefill", prefill.url, *bootstrap, "--decode", decode.url, "--host", "127.0.0.1", "--port", str(port),
         "--prometheus-port", str(metrics), "--policy", "round_robin",
     ]  # fmt: skip
     with (folder / "router.log").open("wb") as log:
@@ -51,12 +52,13 @@ def routed(prefill: Running, decode: Running, folder: Path):
         router.wait(20)
 
 
-def test_a_call_through_the_router_is_computed_on_both_servers(tmp_path):
+@pytest.mark.parametrize("connector", ["nixl", "mooncake"])
+def test_a_call_through_the_router_is_computed_on_both_servers(tmp_path, connector):
     role = ("--kv-host-gib", "0.05", "--kv-role")
     with (
         serving(tmp_path, "tiny-model", *role, "prefill") as prefill,
         serving(tmp_path, "tiny-model", *role, "decode") as decode,
-        routed(prefill, decode, tmp_path) as url,
+        routed(prefill, decode, tmp_path, connector) as url,
     ):
         for path, body in (
             ("/v1/completions", {"prompt": TASK}),

@@ -17,6 +17,8 @@ class Moved(NamedTuple):
     ended_ns: int
     error: str = ""  # a sentence, where it failed
     is_refusal: bool = False  # ... and fails whenever it is tried
+    is_absent: bool = False  # a prefill server did not store the block: no failure of the read
+    announced_ns: int = 0  # when a prefill server said that it has computed the block, or that it will not
 
 
 class Answer(NamedTuple):
@@ -65,7 +67,12 @@ class PeerBlockStore(BlockStore, Protocol):
 
     def fetch(self, source: KVSource, keys: Sequence[bytes]) -> None:
         """Reads the blocks that `read` named since the last call, of the prompt with these keys. Then the prefill
-        server gets its blocks back, also where there is nothing to read."""
+        server gets its blocks back, also where there is nothing to read. Blocks of a transfer are read as they are
+        computed; each read ends, whatever becomes of the prefill server."""
+        ...
+
+    def heard_ns(self, transfer_id: str) -> int:
+        """When a prefill server last said that it computes this; 0: never, or it is over."""
         ...
 
 

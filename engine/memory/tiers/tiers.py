@@ -10,8 +10,6 @@ that and its copy. So a block that was evicted for a request is stored before th
 evicted before its load was launched is not loaded: its next owner may be a copy.
 """
 
-import heapq
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -26,6 +24,7 @@ from engine.memory.tiers.request import TierReader
 from engine.memory.tiers.slow_tier import PeerTier, SlowTier
 from engine.memory.tiers.store import Answer, Moved
 from engine.memory.tiers.transfers import Prefetch, TierCounts, Transfers
+from engine.memory.tiers.waits import Waits
 from metrics.memory.kv_load import NOTHING_LOADED
 
 CLOSE_S = 10.0
@@ -56,11 +55,10 @@ class KVTiers:
         self.stores_on = store_policy  # fill, reuse or evict; None: only what somebody waits for
         self.holds = Holds(host)
         self._peer = peer
-        self._size, self._clock = block_size, clock
+        self._size = block_size
         self._offers: dict[bytes, int] = {}  # key → device block, until the next launch
         self._loads: dict[int, tuple[bytes, int]] = {}  # device block → key and slot, until then
-        self._prefetches: dict[int, Prefetch] = {}  # by arrival index
-        self._until: list[tuple[int, int, Prefetch]] = []  # a heap: when a request stops to wait, its arrival index
+        self.waits = Waits(clock)
         # Asked of a shared store: the request, its chain up to there, and the keys.
         self._questions: dict[int, tuple[TierReader, Prefetch, list[tuple[bytes, SlowTier | None]], list[bytes]]] = {}
         self._copies = Speed()  # bytes from host memory to the device
@@ -72,11 +70,6 @@ class KVTiers:
     def own_indexes(self) -> list[TierIndex]:
         """Of the tiers that only this server reads and writes."""
         return [self.host, *(tier.index for tier in self.slow if tier.questions is None)]
-
-    @property
-    def patience_ends_ns(self) -> float:
-        """When the next request may stop to wait; infinity: none waits."""
-        return self._until[0][0] if self._until else math.inf
 
     # What a request's prefix finds.
 
@@ -101,7 +94,7 @@ class KVTiers:
             return self._begin(request, chain, Prefetch())
         prefetch = Prefetch(waits_for=1)
         self._questions[request.arrival_index] = request, prefetch, chain, hashes[len(chain) :]
-        self._wait(request, prefetch, LEAST_PATIENCE_NS)
+        self.waits.begin(request.arrival_index, prefetch, LEAST_PATIENCE_NS)
         shared.num_asked += 1
         shared.questions.ask(request.arrival_index, hashes[len(chain) :])
         return prefetch
@@ -109,13 +102,14 @@ class KVTiers:
     def _fetch(self, request: TierReader, source: KVSource, peer: PeerTier, num_cached: int) -> Prefetch | None:
         """Reads what a prefill server computed for a request. There is no choice: it was computed to be read."""
         tier, keys = peer.books, request.reusable_hashes(self._size)
-        chain = [(key, None if key in self.host else tier) for key in keys[num_cached : len(source.slots)]]
+        most = len(keys) if source.transfer_id else len(source.slots)
+        chain = [(key, None if key in self.host else tier) for key in keys[num_cached:most]]
         announced = [key for key, origin in chain if origin is tier]
         for key in announced:
             if tier.index.prepare_store(key) is not None:
                 tier.index.complete_store(key, ok=True)
-        prefetch = Prefetch(is_from_peer=True, is_strict=peer.is_strict)
-        self._wait(request, prefetch, PEER_PATIENCE_NS)
+        prefetch = Prefetch(is_from_peer=True, is_strict=peer.is_strict, transfer_id=source.transfer_id)
+        self.waits.begin(request.arrival_index, prefetch, PEER_PATIENCE_NS)
         self._read(chain, prefetch)
         for key in announced:
             tier.index.forget(key)  # a lease is read once
@@ -132,7 +126,7 @@ class KVTiers:
         request.kv_load = choice.report()
         if not choice.loads:
             return None
-        self._wait(request, prefetch, max(LEAST_PATIENCE_NS, choice.recompute_ns or 0))
+        self.waits.begin(request.arrival_index, prefetch, max(LEAST_PATIENCE_NS, choice.recompute_ns or 0))
         self._read(chain, prefetch)
         return None if prefetch.is_done else prefetch
 
@@ -143,7 +137,7 @@ class KVTiers:
             if not self.host.lookup(key):
                 break
             keys.append(key)
-        prefetch = self._prefetches.get(request.arrival_index)
+        prefetch = self.waits.of(request.arrival_index)
         if not keys or (prefetch is not None and prefetch.reads):  # the choice was made before the reads
             return keys
         choice = self._choice([(key, None) for key in keys])
@@ -169,7 +163,7 @@ class KVTiers:
 
     def release(self, request: TierReader) -> None:
         """The request was admitted or ended: nothing is held for it any more."""
-        prefetch = self._prefetches.pop(request.arrival_index, None)
+        prefetch = self.waits.end(request.arrival_index)
         if prefetch is not None:
             self.holds.let_go(prefetch)
 
@@ -213,6 +207,10 @@ class KVTiers:
             counts.leases_ended[end] = counts.leases_ended.get(end, 0) + number
 
     # What moves.
+
+    @property
+    def has_loads(self) -> bool:
+        return bool(self._loads)
 
     @property
     def has_transfers(self) -> bool:
@@ -276,8 +274,7 @@ class KVTiers:
         if self._peer is not None:
             for moved in self._peer.store.finished():
                 self._has_read(self._peer.books, moved)
-        if self._until:
-            self._give_up(self._clock())
+        self._give_up()
 
     def take_counts(self) -> dict[str, TierCounts]:
         """By tier, since the last call."""
@@ -311,20 +308,18 @@ class KVTiers:
             load_ns = None if load_ns is None or read_ns is None else load_ns + read_ns
         return choose(load_ns, self._prefill.ns(self._size * len(chain)))
 
-    def _wait(self, request: TierReader, prefetch: Prefetch, patience_ns: int) -> None:
-        self._prefetches[request.arrival_index] = prefetch
-        prefetch.until_ns = self._clock() + patience_ns
-        heapq.heappush(self._until, (prefetch.until_ns, request.arrival_index, prefetch))
-
-    def _give_up(self, now_ns: int) -> None:
+    def _give_up(self) -> None:
         """Requests that waited for too long compute what was not read. What they waited for is left alone, until
         something ends there: a disk that hangs would hold up every one."""
-        while self._until and self._until[0][0] <= now_ns:
-            until_ns, _, prefetch = heapq.heappop(self._until)
-            if until_ns == prefetch.until_ns and not prefetch.is_done and not prefetch.is_cancelled:
-                prefetch.give_up(now_ns)
-                for tier in self.slow if not prefetch.is_from_peer else ():
-                    tier.is_late |= tier.is_busy
+        for prefetch in self.waits.take_late(self._heard_ns):
+            for tier in self.slow if not prefetch.is_from_peer else ():
+                tier.is_late |= tier.is_busy
+
+    def _heard_ns(self, prefetch: Prefetch) -> int:
+        """When the prefill server said that it still computes what the request waits for."""
+        if self._peer is None or not prefetch.transfer_id:
+            return 0
+        return self._peer.store.heard_ns(prefetch.transfer_id)
 
     def _has_answer(self, tier: SlowTier, answer: Answer) -> None:
         tier.num_asked, tier.is_late = tier.num_asked - 1, False
@@ -370,7 +365,7 @@ class KVTiers:
             counts.loaded_bytes += moved.nbytes
             tier.reads.observe(moved.nbytes, moved.ended_ns - moved.began_ns)
         else:
-            counts.failures += 1
+            counts.failures += not moved.is_absent
             tier.index.forget(key)
             tier.store.remove(key)
         self.holds.wake(key, ok=moved.ok, read=moved)

@@ -21,7 +21,8 @@ class Prefetch:
 
     waits_for: int = 0
     is_cancelled: bool = False
-    until_ns: int = 0  # its request waits no longer than that
+    patience_ns: int = 0  # its request waits so long ...
+    until_ns: int = 0  # ... and no longer than that
     is_late: bool = False  # ... and did not get all
     reads: bool = False  # that was cheaper than to compute
     held: list[bytes] = field(default_factory=list)  # pinned in host memory for its request
@@ -29,8 +30,10 @@ class Prefetch:
     is_from_peer: bool = False  # what another server computed for the request
     is_strict: bool = False  # a read that fails is an error of the request; else its tokens are computed
     error: str | None = None  # a sentence
-    began_ns: int = 0  # when the first read from a peer began
+    transfer_id: str = ""  # of what another server still computes
+    computed_ns: int = 0  # until when it computed what was read
     peer_bytes: int = 0  # that were read from there
+    peer_ns: int = 0  # ... in that time
 
     @property
     def is_done(self) -> bool:
@@ -41,15 +44,16 @@ class Prefetch:
         self.ready_ns = max(self.ready_ns, read.ended_ns)
         if not self.is_from_peer:
             return
+        self.computed_ns = max(self.computed_ns, read.announced_ns)
         if read.ok:
-            self.began_ns = min(self.began_ns or read.began_ns, read.began_ns)
             self.peer_bytes += read.nbytes
-        elif self.is_strict or read.is_refusal:
+            self.peer_ns += read.ended_ns - read.began_ns
+        elif not read.is_absent and (self.is_strict or read.is_refusal):
             self.error = self.error or read.error
 
     def give_up(self, now_ns: int) -> None:
         """It has waited for too long."""
-        self.is_late, self.ready_ns = True, now_ns
+        self.is_late, self.ready_ns, self.computed_ns = True, now_ns, now_ns
         if self.is_strict:
             self.error = self.error or "the KV blocks of the prefill server did not come in time"
 

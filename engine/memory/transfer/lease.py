@@ -11,6 +11,7 @@ class Lease:
     id: str
     keys: tuple[bytes, ...]
     until_ns: int
+    transfer_id: str = ""  # under which decode servers follow it
 
 
 class LeaseTable:

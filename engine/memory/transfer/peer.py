@@ -1,175 +1,295 @@
-"""One prefill server, as a decode server reads it: a thread, a connection and its slots."""
+"""One prefill server, as a decode server reads it: a thread that reads leases, and prompts as they are computed."""
 
+import logging
+import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import zmq
 
 from engine.kv_source import KVSource
 from engine.memory.tiers.store import Moved
-from engine.memory.tiers.worker import Complaints, Worker
+from engine.memory.tiers.worker import Complaints
 from engine.memory.transfer import wire
+from engine.memory.transfer.connection import Connection, Model, Place
 from engine.memory.transfer.headers import is_of
-from engine.memory.transfer.transport import KVTransport, PeerSlots, TransferError
+from engine.memory.transfer.transport import PeerSlots, TransferError
+from engine.memory.transfer.wakeup import Wakeup
 
-ANSWER_MS = 2000
+log = logging.getLogger(__name__)
+
 RETRY_S = 10.0  # after a failure the peer is left alone
+SILENCE_S = 3.0  # of a prefill server that computes what is waited for: then it counts as dead
+UNKNOWN_S = 10.0  # so long a call may reach its prefill server later than its decode server
 BATCH_BLOCKS = 16  # between two readings of their headers
+LOOK_MS = 500  # between two looks for silence
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
-    """What has to be equal on both sides."""
+class Read(NamedTuple):
+    """A block that is wanted."""
 
-    fingerprint: bytes
-    facts: dict[str, str]  # settings that the fingerprint covers
-    block_bytes: int
+    key: bytes
+    place: int  # the peer's slot; of a transfer, which block of the prompt it is
+    slot: int  # ours
+
+
+@dataclass(slots=True)
+class _Transfer:
+    """A prompt that the peer computes while it is read."""
+
+    source: KVSource
+    reads: deque[Read]  # those to come, in the order of the prompt
+    began_s: float
+    is_known: bool = False  # to the peer
+    slots: list[int] = field(default_factory=list)  # the peer's, from the prompt's first block on
+    announced_ns: int = 0  # ... when it said so last
 
 
 class Peer:
-    """Reads the leases of one side channel in a thread of its own, so that a dead peer holds up its own only."""
+    """Reads from one side channel in a thread of its own, so that a dead peer holds up its own requests only."""
 
     def __init__(
-        self, host: str, port: int, model: Model, transport: KVTransport, finished: deque[Moved], context: zmq.Context
-    ):
-        """`finished` takes what was read, and what could not be read."""
-        self.name = f"{host}:{port}"
-        self._url = f"tcp://{f'[{host}]' if ':' in host else host}:{port}"
-        self._model, self._transport, self._finished = model, transport, finished
-        self._context = context
-        self._socket: zmq.Socket | None = None
-        self._slots: PeerSlots | None = None
-        self._engine_id = ""  # of the life that `_slots` belong to
+        self, place: Place, model: Model, connection: Connection, finished: deque[Moved], heard_ns: dict[str, int],
+        context: zmq.Context,
+    ):  # fmt: skip
+        """`finished` takes what was read, and what could not be read. `heard_ns`: by transfer, when the peer last said
+        that it computes it."""
+        self.place, self._model, self._connection = place, model, connection
+        self._finished, self._heard_ns = finished, heard_ns
+        self._fetches: deque[tuple[KVSource, Sequence[Read]]] = deque()
+        self._transfers: dict[str, _Transfer] = {}
         self._failure: tuple[str, float, TransferError] = "", 0.0, TransferError("")  # of which life, and when
+        self._heard_s = 0.0  # the last word of the peer
         self._complaints = Complaints()
+        self._wakeup = Wakeup(context)
         self._is_closing = False
-        self._worker = Worker(f"kv-peer-{port}")
+        self._thread = threading.Thread(target=self._run, name=f"kv-peer-{place.port}", daemon=True)
+        self._thread.start()
         self.used_s = time.monotonic()
 
-    def fetch(self, source: KVSource, reads: Sequence[tuple[bytes, int, int]]) -> None:
-        """Reads blocks of a lease (key, the peer's slot, our slot), and gives the lease back."""
+    def fetch(self, source: KVSource, reads: Sequence[Read]) -> None:
+        """Reads these blocks, in the order of the prompt, and gives the lease back."""
         self.used_s = time.monotonic()
-        self._worker.submit(lambda: self._fetch(source, reads))
+        self._fetches.append((source, reads))
+        self._wakeup.ring()
 
     def close(self, timeout_s: float = 0.0) -> None:
         """What is queued fails. Waits so long for what is under way."""
         self._is_closing = True
-        self._worker.submit(self._disconnect)
-        self._worker.close(timeout_s)
+        self._wakeup.ring()
+        self._thread.join(timeout_s)
+        self._wakeup.close()
 
-    def _fetch(self, source: KVSource, reads: Sequence[tuple[bytes, int, int]]) -> None:
+    def _run(self) -> None:
+        while not self._is_closing:
+            try:
+                self._turn()
+            except Exception as error:  # a read that never ended would hold its request for ever
+                log.exception("reading from the prefill server %s failed", self.place.name)
+                self._fail_all(error)
+                self._connection.disconnect()
+        over = TransferError("this server ends")
+        self._fail_all(over)
+        while self._fetches:
+            self._failed(self._fetches.popleft()[1], over)
+        self._connection.disconnect()
+        self._wakeup.socket.close()
+
+    def _turn(self) -> None:
+        self._wait()
+        while self._fetches and not self._is_closing:
+            source, reads = self._fetches.popleft()
+            if source.transfer_id:
+                self._follow(source, reads)
+            else:
+                self._fetch(source, reads)
+        for progress in self._connection.receive():
+            if not self._advance(progress):
+                break
+        self._look_for_silence(time.monotonic())
+
+    def _wait(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._wakeup.socket, zmq.POLLIN)
+        if (socket := self._connection.socket) is not None:
+            poller.register(socket, zmq.POLLIN)
+        if not self._fetches and not self._connection.inbox:
+            poller.poll(LOOK_MS)
+        self._wakeup.clear()
+
+    def _fetch(self, source: KVSource, reads: Sequence[Read]) -> None:
+        self._read_all(source.engine_id, reads)
+        if source.lease_id and not self._has_failed(source.engine_id):
+            self._give_back(source.lease_id)
+
+    def _follow(self, source: KVSource, reads: Sequence[Read]) -> None:
+        if (known := self._transfers.get(source.transfer_id)) is not None:  # a second call for the same prompt
+            known.reads = deque(sorted((*known.reads, *reads), key=lambda read: read.place))
+            self._read_announced(known)
+            return
+        try:
+            self._connected(None)
+            self._check_engine(source)
+            self._connection.send(wire.Follow(source.transfer_id))
+        except Exception as error:
+            self._failed(reads, error)
+            return
+        self._transfers[source.transfer_id] = _Transfer(source, deque(reads), time.monotonic())
+
+    def _check_engine(self, source: KVSource) -> None:
+        if source.engine_id != self._model.fingerprint.hex():
+            raise TransferError(
+                f"the call names the engine {source.engine_id[:80]}, and its /query answers another one; whoever asked "
+                "for it has to ask again",
+                is_refusal=True,
+            )
+
+    def _advance(self, progress: wire.Progress) -> bool:
+        """News of a prompt, or of the server that computes it. False: what came behind it is of no use."""
+        self._heard_s = time.monotonic()
+        transfer = self._transfers.get(progress.transfer_id)
+        if transfer is None:
+            return True
+        if progress.engine_id != self._connection.engine_id:
+            self._restarted()
+            return False
+        if transfer.is_known and not progress.is_known:
+            self._fail(progress.transfer_id, TransferError("its lease was over before all was read"))
+            return True
+        if progress.first > len(transfer.slots):  # messages were lost
+            self._follow_again()
+            return False
+        if progress.is_known:
+            transfer.is_known, transfer.announced_ns = True, time.monotonic_ns()
+            self._heard_ns[progress.transfer_id] = transfer.announced_ns
+            transfer.slots += progress.slots[len(transfer.slots) - progress.first :]
+            self._read_announced(transfer)
+        if progress.is_over:
+            self._end(progress)
+        return True
+
+    def _read_announced(self, transfer: _Transfer) -> None:
+        ready = []
+        while transfer.reads and transfer.reads[0].place < len(transfer.slots):
+            read = transfer.reads.popleft()
+            ready.append(read._replace(place=transfer.slots[read.place]))
+        self._read_all(self._connection.engine_id, ready, transfer.announced_ns)
+
+    def _end(self, progress: wire.Progress) -> None:
+        """The prompt is computed, or given up. Blocks that were not announced do not come."""
+        if progress.error:
+            self._fail(progress.transfer_id, TransferError(progress.error))
+            return
+        transfer, now_ns = self._transfers.pop(progress.transfer_id), time.monotonic_ns()
+        self._heard_ns.pop(progress.transfer_id, None)
+        absent = Moved(b"", True, False, 0, now_ns, now_ns, is_absent=True, announced_ns=now_ns)
+        self._finished.extend(absent._replace(key=read.key) for read in transfer.reads)
+        if progress.lease_id:
+            self._give_back(progress.lease_id)
+
+    def _restarted(self) -> None:
+        """What it computed is lost. Calls that it did not know yet may reach its next life."""
+        for transfer_id, transfer in list(self._transfers.items()):
+            if transfer.is_known:
+                self._fail(transfer_id, TransferError("it was restarted while it computed the prompt"))
+        self._follow_again()
+
+    def _follow_again(self) -> None:
+        """Over a new connection, from the beginning."""
+        self._connection.disconnect()
+        try:
+            self._connected(None)
+            for transfer in self._transfers.values():
+                transfer.slots = []
+                self._connection.send(wire.Follow(transfer.source.transfer_id))
+        except Exception as error:
+            self._fail_all(error)
+
+    def _look_for_silence(self, now_s: float) -> None:
+        for transfer_id, transfer in list(self._transfers.items()):
+            if now_s - max(self._heard_s, transfer.began_s) > SILENCE_S:
+                error = TransferError(f"it has said nothing for {SILENCE_S:g} s while it computed the prompt")
+                self._failure = "", now_s, error
+                self._connection.disconnect()
+                self._fail_all(error)
+                return
+            if not transfer.is_known and now_s - transfer.began_s > UNKNOWN_S:
+                self._fail(transfer_id, TransferError(f"no call with this transfer_id reached it in {UNKNOWN_S:g} s"))
+
+    def _fail_all(self, error: Exception) -> None:
+        for transfer_id in list(self._transfers):
+            self._fail(transfer_id, error)
+
+    def _fail(self, transfer_id: str, error: Exception) -> None:
+        self._failed(self._transfers.pop(transfer_id).reads, error)
+        self._heard_ns.pop(transfer_id, None)
+
+    def _failed(self, reads: Iterable[Read], error: Exception) -> None:
+        now_ns, is_refusal = time.monotonic_ns(), getattr(error, "is_refusal", False)
+        sentence = self._sentence(error)
+        for read in reads:
+            moved = Moved(read.key, True, False, 0, now_ns, now_ns, sentence, is_refusal, announced_ns=now_ns)
+            self._finished.append(moved)
+
+    def _sentence(self, error: Exception) -> str:
+        what = str(error) if isinstance(error, TransferError) else f"{type(error).__name__}: {error}"
+        sentence = f"the KV blocks of the prefill server {self.place.name} could not be read: {what}"
+        self._complaints.log("read", "%s", sentence)
+        return sentence
+
+    def _read_all(self, engine_id: str, reads: Sequence[Read], announced_ns: int = 0) -> None:
         for begin in range(0, len(reads), BATCH_BLOCKS):
             batch = reads[begin : begin + BATCH_BLOCKS]
-            began_ns, error, is_refusal, good = time.monotonic_ns(), "", False, [False] * len(batch)
+            began_ns = time.monotonic_ns()
             try:
-                good = self._read(source.engine_id, batch)
-                if not all(good):
-                    error = "it does not hold them any more, or its prompt had other tokens"
-            except TransferError as failure:
-                error, is_refusal = str(failure), failure.is_refusal
+                good = self._read(self._connected(engine_id), batch)
             except Exception as failure:  # a read that never ended would hold its request for ever
-                error = f"{type(failure).__name__}: {failure}"
-            if error:
-                error = f"the KV blocks of the prefill server {self.name} could not be read: {error}"
-                self._complaints.log("read", "%s", error)
-            ended_ns = time.monotonic_ns()
-            share_ns = (ended_ns - began_ns) // len(batch)
-            for index, ((key, _, _), ok) in enumerate(zip(batch, good, strict=True)):
-                since_ns = began_ns + index * share_ns
-                moved = Moved(key, True, ok, self._model.block_bytes, since_ns, since_ns + share_ns)
-                self._finished.append(moved if ok else moved._replace(error=error, is_refusal=is_refusal))
-        self._give_back(source)
+                self._failed(batch, failure)
+                continue
+            share_ns = (time.monotonic_ns() - began_ns) // len(batch)
+            if lost := [read for read, is_good in zip(batch, good, strict=True) if not is_good]:
+                self._failed(lost, TransferError("it does not hold them any more, or its prompt had other tokens"))
+            for index, (read, is_good) in enumerate(zip(batch, good, strict=True)):
+                if is_good:
+                    since_ns = began_ns + index * share_ns
+                    size = self._model.block_bytes
+                    self._finished.append(
+                        Moved(read.key, True, True, size, since_ns, since_ns + share_ns, announced_ns=announced_ns)
+                    )
 
-    def _read(self, engine_id: str, batch: Sequence[tuple[bytes, int, int]]) -> list[bool]:
+    def _read(self, slots: PeerSlots, batch: Sequence[Read]) -> list[bool]:
         """Which blocks were held all the time while they were read."""
-        slots = self._connected(engine_id)
-        remote = [theirs for _, theirs, _ in batch]
+        remote = [read.place for read in batch]
         before = slots.headers(remote)
-        slots.read([(theirs, ours) for _, theirs, ours in batch])
+        slots.read([(read.place, read.slot) for read in batch])
         after = slots.headers(remote)
         return [
-            header == again and is_of(header, self._model.fingerprint, key)
-            for (key, _, _), header, again in zip(batch, before, after, strict=True)
+            header == again and is_of(header, self._model.fingerprint, read.key)
+            for read, header, again in zip(batch, before, after, strict=True)
         ]
 
-    def _give_back(self, source: KVSource) -> None:
+    def _give_back(self, lease_id: str) -> None:
         """Not answered: a notice that is lost costs the peer its blocks until the lease expires."""
         try:
-            if not self._has_failed(source.engine_id):
-                self._open().send(wire.encode(wire.Release(source.lease_id)), zmq.DONTWAIT)
-        except zmq.ZMQError:
-            self._complaints.log("release", "a lease of the prefill server %s could not be given back", self.name)
+            self._connection.send(wire.Release(lease_id))
+        except (zmq.ZMQError, TransferError):
+            self._complaints.log("release", "a lease of the prefill server %s could not be given back", self.place.name)
 
-    def _connected(self, engine_id: str) -> PeerSlots:
+    def _connected(self, engine_id: str | None) -> PeerSlots:
         """The slots of that life of the peer. Raises TransferError."""
         if self._is_closing:
             raise TransferError("this server ends")
-        if self._slots is not None and self._engine_id == engine_id:
-            return self._slots
         if self._has_failed(engine_id):
             raise self._failure[2]
-        self._disconnect()
         try:
-            self._slots = self._transport.connect(self._greet(engine_id).descriptor)
-            self._engine_id = engine_id
+            return self._connection.connect(engine_id)
         except TransferError as error:
-            self._disconnect()
-            self._failure = engine_id, time.monotonic(), error
+            self._failure = engine_id or "", time.monotonic(), error
             raise
-        return self._slots
 
-    def _has_failed(self, engine_id: str) -> bool:
+    def _has_failed(self, engine_id: str | None) -> bool:
         life, failed_s, _ = self._failure
-        return life == engine_id and time.monotonic() - failed_s < RETRY_S
-
-    def _greet(self, engine_id: str) -> wire.Welcome:
-        channel = self._open()
-        channel.send(wire.encode(wire.Hello(wire.VERSION, engine_id)))
-        if not channel.poll(ANSWER_MS):
-            raise TransferError(f"it gave no answer within {ANSWER_MS // 1000} s")
-        try:
-            welcome = wire.decode_welcome(channel.recv())
-        except wire.UNREADABLE as error:
-            raise TransferError(f"its answer is none of this protocol: {error}") from None
-        self._check(welcome, engine_id)
-        return welcome
-
-    def _check(self, welcome: wire.Welcome, engine_id: str) -> None:
-        """Raises TransferError unless its blocks are ours."""
-        if welcome.version != wire.VERSION:
-            versions = f"it speaks version {welcome.version} of the protocol, and this server version {wire.VERSION}"
-            raise TransferError(f"{versions}; run one release on both", is_refusal=True)
-        if welcome.engine_id != engine_id:
-            raise TransferError("it was restarted since it computed the prompt")
-        if welcome.transport != self._transport.name:
-            both = f"its kv_transport is {welcome.transport}, and here it is {self._transport.name}"
-            raise TransferError(f"{both}; set the same on both", is_refusal=True)
-        if welcome.fingerprint != self._model.fingerprint:
-            raise TransferError(_differences(welcome.facts, self._model.facts), is_refusal=True)
-
-    def _open(self) -> zmq.Socket:
-        if self._socket is None:
-            self._socket = self._context.socket(zmq.DEALER)
-            self._socket.setsockopt(zmq.LINGER, 500)
-            self._socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_MESSAGE_BYTES)
-            self._socket.setsockopt(zmq.IPV6, 1 if "[" in self._url else 0)
-            self._socket.connect(self._url)
-        return self._socket
-
-    def _disconnect(self) -> None:
-        """Also forgets answers that came too late."""
-        if self._slots is not None:
-            self._slots.close()
-        if self._socket is not None:
-            self._socket.close()
-        self._slots, self._socket, self._engine_id = None, None, ""
-
-
-def _differences(theirs: dict[str, str], ours: dict[str, str]) -> str:
-    """Why blocks of that server are of no use here."""
-    names = [name for name in ours if theirs.get(name, ours[name]) != ours[name]]
-    found = [f"{name} is {theirs[name][:80]} there and {ours[name]} here" for name in names]
-    what = "; ".join(found) or "the weights, the number formats or the kernels differ"
-    return f"its blocks are of no use here: {what}; start both servers with one model and the same settings"
+        return failed_s > 0 and life == (engine_id or "") and time.monotonic() - failed_s < RETRY_S

@@ -8,7 +8,8 @@ import zmq
 
 from engine.kv_source import KVSource
 from engine.memory.tiers.store import Moved
-from engine.memory.transfer.peer import Model, Peer
+from engine.memory.transfer.connection import Connection, Model, Place
+from engine.memory.transfer.peer import Peer, Read
 from engine.memory.transfer.transport import KVTransport
 
 MOST_PEERS = 64
@@ -16,7 +17,7 @@ CLOSE_S = 3.0
 
 
 class PeerStore:
-    """Blocks of leases, each read once, in the order of its prompt. A lease is read whole, and then given back."""
+    """Blocks of leases and of transfers, each read once, in the order of its prompt. A lease is given back then."""
 
     name = "peer"
 
@@ -26,7 +27,8 @@ class PeerStore:
         self._model, self._transport, self._allowed = model, transport, allowed
         self._finished: deque[Moved] = deque()
         self._context = zmq.Context()
-        self._peers: dict[tuple[str, int], Peer] = {}
+        self._peers: dict[Place, Peer] = {}
+        self._heard_ns: dict[str, int] = {}  # by transfer
         self._reads: list[tuple[bytes, int]] = []  # since the last `fetch`: key and our slot
 
     def known(self) -> list[bytes]:
@@ -39,7 +41,7 @@ class PeerStore:
     def fetch(self, source: KVSource, keys: Sequence[bytes]) -> None:
         """Begins the reads since the last call: blocks of this source, whose prompt has these keys."""
         reads, self._reads = self._reads, []
-        places = dict(zip(keys, source.slots, strict=False))
+        places = dict(zip(keys, range(len(keys)) if source.transfer_id else source.slots, strict=False))
         try:
             peer = self._peer(source)
         except ValueError as refusal:
@@ -47,7 +49,10 @@ class PeerStore:
             for key, _ in reads:
                 self._finished.append(Moved(key, True, False, 0, now_ns, now_ns, str(refusal), is_refusal=True))
             return
-        peer.fetch(source, [(key, places[key], slot) for key, slot in reads])
+        peer.fetch(source, [Read(key, places[key], slot) for key, slot in reads])
+
+    def heard_ns(self, transfer_id: str) -> int:
+        return self._heard_ns.get(transfer_id, 0)
 
     def write(self, key: bytes, slot: int) -> None:
         raise NotImplementedError("peers are only read")
@@ -69,8 +74,8 @@ class PeerStore:
 
     def _peer(self, source: KVSource) -> Peer:
         """Raises ValueError with a sentence for an address that is not allowed."""
-        address = source.host, source.port
-        if address not in self._peers:
+        place = Place(source.host, source.port, by_query=bool(source.transfer_id))
+        if place not in self._peers:
             if not self._allowed(source.host):
                 raise ValueError(
                     f"this server may not read KV blocks from {source.host[:80]}; kv_peers lists the hosts that it may"
@@ -78,5 +83,8 @@ class PeerStore:
             if len(self._peers) >= MOST_PEERS:
                 oldest = min(self._peers, key=lambda each: self._peers[each].used_s)
                 self._peers.pop(oldest).close()
-            self._peers[address] = Peer(*address, self._model, self._transport, self._finished, self._context)
-        return self._peers[address]
+            connection = Connection(place, self._model, self._transport, self._allowed, self._context)
+            self._peers[place] = Peer(
+                place, self._model, connection, self._finished, self._heard_ns, self._context
+            )  # fmt: skip
+        return self._peers[place]

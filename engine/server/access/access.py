@@ -21,7 +21,7 @@ from metrics.export.prometheus import Exporter
 
 log = logging.getLogger(__name__)
 WATCH_SECONDS = 1.0  # between two looks at the files
-OPEN_PATHS = ("/health", "/ready")  # for load balancers, unless `open_health` is off
+OPEN_PATHS = ("/health", "/ready", "/query")  # for load balancers and proxies, unless `open_health` is off
 TENANT_HEADER = b"x-sojourn-tenant"
 
 

@@ -1,16 +1,18 @@
-"""GET /get_load and /server_info: how busy a server is, and what it is, for the router in front of it."""
+"""GET /get_load, /server_info and /query: how busy a server is, and what it is, for the router in front of it."""
 
 from importlib import metadata
 from typing import Any
 
 from fastapi import FastAPI
 
+from engine.messages import Ready
 from engine.server.errors import Rejection
 from engine.server.service import Service
+from engine.settings.kv_transfer import gives
 
 
 def add_fleet_routes(app: FastAPI, service: Service) -> None:
-    """Both have the fields of SGLang's routes of these names that apply here, for routers read those."""
+    """The first two have the fields of SGLang's routes of these names that apply here, for routers read those."""
 
     @app.get("/get_load")
     async def get_load() -> list[dict[str, int]]:
@@ -23,9 +25,7 @@ def add_fleet_routes(app: FastAPI, service: Service) -> None:
     @app.get("/server_info")
     async def server_info() -> dict[str, Any]:
         """Raises Rejection 503 until the model is loaded."""
-        ready, config = service.core.ready, service.config
-        if ready is None:
-            raise Rejection(503, "the engine is loading", code="engine_loading", retry_after_seconds=2)
+        ready, config = _ready(service), service.config
         return {
             "version": metadata.version("sojourn"),
             "served_model_name": service.name,
@@ -39,3 +39,21 @@ def add_fleet_routes(app: FastAPI, service: Service) -> None:
             "dp_size": 1,
             "kv_events": None if service.kv_events is None else service.kv_events.facts,
         }
+
+    if gives(service.config.kv_role):
+
+        @app.get("/query")
+        async def query() -> dict[str, Any]:
+            """As the bootstrap server of vLLM's MooncakeConnector: by data-parallel rank the engine's id, and by
+            tensor-parallel and pipeline rank where decode servers ask. Raises Rejection 503 until the model is loaded.
+            """
+            address = _ready(service).kv_address
+            assert address is not None, "a prefill server has a side channel"
+            host = f"[{address.host}]" if ":" in address.host else address.host
+            return {"0": {"engine_id": address.model_id, "worker_addr": {"0": {"0": f"tcp://{host}:{address.port}"}}}}
+
+
+def _ready(service: Service) -> Ready:
+    if service.core.ready is None:
+        raise Rejection(503, "the engine is loading", code="engine_loading", retry_after_seconds=2)
+    return service.core.ready

@@ -1,9 +1,12 @@
 """`kv_transfer_params`: how a proxy tells a prefill server and a decode server about each other.
 
-The fields are those of vLLM's NixlConnector, as its proxies, vllm-router and llm-d's sidecar send them. A prefill call
-has `do_remote_decode` and `max_tokens` 1; the object of its answer goes to the decode server as it is.
+The fields are those of two connectors of vLLM, as its proxies, vllm-router and llm-d's sidecar send them. A prefill
+call has `do_remote_decode` and `max_tokens` 1. With NixlConnector the object of its answer goes to the decode server as
+it is. With MooncakeConnector both calls have one `transfer_id`, and may be sent at once; the decode call names the
+address at which the prefill server answers /query.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple, Protocol
 
@@ -14,6 +17,9 @@ from engine.server.errors import invalid
 from engine.settings.kv_transfer import gives, takes
 
 NAME = "kv_transfer_params"
+HANDED_OVER = ("remote_engine_id", "remote_request_id", "remote_block_ids", "remote_host", "remote_port")
+FOLLOWED = ("remote_engine_id", "transfer_id", "remote_bootstrap_addr")
+_ADDRESS = re.compile(r"http://(\[[0-9A-Fa-f:]{2,45}\]|[A-Za-z0-9._-]{1,253}):([0-9]{1,5})/?")
 MOST_BLOCKS = 1 << 18
 BlockId = Annotated[int, Field(ge=0, lt=2**31)]
 BlockIds = Annotated[list[BlockId], Field(max_length=MOST_BLOCKS, fail_fast=True)]
@@ -33,6 +39,12 @@ class KVTransferParams(BaseModel):
     )
     remote_host: str | None = Field(None, max_length=253, description="of the prefill server's side channel")
     remote_port: int | None = Field(None, ge=1, le=65535, description="... and its port")
+    transfer_id: str | None = Field(
+        None, min_length=1, max_length=200, description="one name in both calls, which may then be sent at once"
+    )
+    remote_bootstrap_addr: str | None = Field(
+        None, max_length=300, description="http://HOST:PORT, where the prefill server answers GET /query"
+    )
     tp_size: int | None = Field(None, description="only 1: the prefill server computes with one process")
     remote_num_tokens: int | None = Field(None, ge=0, lt=2**31, description="tokens of the prompt, as a check")
 
@@ -47,6 +59,7 @@ class Transfer(NamedTuple):
     """What a call wants of other servers."""
 
     hands_over: bool = False  # a decode server will read the KV of its prompt
+    transfer_id: str = ""  # ... and may follow it by this name
     source: KVSource | None = None  # a prefill server has it
 
 
@@ -91,7 +104,7 @@ def checked_transfer(
     if body.stream or list(output_tokens) != [1]:
         message = "computes the prompt only; send `max_tokens` 1, and no `stream`"
         raise invalid(NAME, f"`{NAME}.do_remote_decode` {message}")
-    return Transfer(hands_over=True)
+    return Transfer(hands_over=True, transfer_id=params.transfer_id or "")
 
 
 def handoff_of(source: KVSource | None) -> dict[str, Any]:
@@ -107,14 +120,12 @@ def handoff_of(source: KVSource | None) -> dict[str, Any]:
 
 
 def _source(params: KVTransferParams, prompt_tokens: int) -> KVSource:
-    missing = [
-        name
-        for name in ("remote_engine_id", "remote_request_id", "remote_block_ids", "remote_host", "remote_port")
-        if getattr(params, name) is None
-    ]
+    is_followed = params.remote_bootstrap_addr is not None
+    missing = [name for name in (FOLLOWED if is_followed else HANDED_OVER) if getattr(params, name) is None]
     if missing:
         message = (
-            f"`{NAME}.{missing[0]}` is required with `do_remote_prefill`; pass on what the prefill server answered"
+            f"`{NAME}.{missing[0]}` is required with `do_remote_prefill`; pass on what the prefill server answered, or "
+            "send both calls with one `transfer_id`, and this one with `remote_bootstrap_addr` and `remote_engine_id`"
         )
         raise invalid(NAME, message, "missing_required_parameter")
     if params.tp_size not in (None, 1):
@@ -122,7 +133,18 @@ def _source(params: KVTransferParams, prompt_tokens: int) -> KVSource:
     if params.remote_num_tokens not in (None, prompt_tokens):
         message = f"the prefill server computed {params.remote_num_tokens} tokens, and this prompt has {prompt_tokens}"
         raise invalid(NAME, f"`{NAME}` is of another prompt: {message}; send both servers the same body")
+    if is_followed:
+        host, port = _address(params.remote_bootstrap_addr)
+        return KVSource(params.remote_engine_id, host, port, num_tokens=prompt_tokens, transfer_id=params.transfer_id)
     return KVSource(
-        params.remote_engine_id, params.remote_request_id, params.block_ids, params.remote_host, params.remote_port,
+        params.remote_engine_id, params.remote_host, params.remote_port, params.remote_request_id, params.block_ids,
         prompt_tokens,
     )  # fmt: skip
+
+
+def _address(url: str) -> tuple[str, int]:
+    found = _ADDRESS.fullmatch(url)
+    if found is None or not 0 < int(found[2]) < 65536:
+        message = f"`{NAME}.remote_bootstrap_addr`={url[:80]!r} is not valid; give the address as http://HOST:PORT"
+        raise invalid(NAME, message)
+    return found[1].strip("[]"), int(found[2])

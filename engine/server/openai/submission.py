@@ -96,6 +96,7 @@ def sequences_of(
                 weight=caller.weight,
                 adapter=caller.adapter,
                 hands_over=transfer.hands_over,
+                transfer_id=transfer.transfer_id,
                 kv_source=transfer.source,
                 fork_of=sequences[-choice].request.request_id if choice else None,
             )

@@ -100,6 +100,6 @@ def audit_tiers(tiers: KVTiers) -> None:
             assert (key in index._evictable) == (block.is_ready and not block.pins), "what may go is not what is idle"
     for tier in tiers.slow:
         assert tier.reading_bytes >= 0 and tier.num_writing >= 0
-    held = [key for prefetch in tiers._prefetches.values() for key in prefetch.held]
+    held = [key for prefetch in tiers.waits.prefetches for key in prefetch.held]
     for key in held:
         assert tiers.host.lookup(key) and tiers.host[key].pins

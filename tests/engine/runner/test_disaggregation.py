@@ -150,7 +150,7 @@ def test_a_lease_that_is_over_costs_an_error_or_a_local_prefill(split, expected,
 
 @pytest.mark.parametrize("answer", [b"", b"\x81\xa1x", b"\xc1" * 9, None], ids=["empty", "map", "garbage", "silence"])
 def test_a_peer_that_speaks_garbage_gets_a_sentence(split, expected, answer, monkeypatch):
-    monkeypatch.setattr("engine.memory.transfer.peer.ANSWER_MS", 200)
+    monkeypatch.setattr("engine.memory.transfer.connection.ANSWER_MS", 200)
     pair = split(decode={"kv_transfer_failure": "error"})
     context = zmq.Context()
     channel = context.socket(zmq.ROUTER)

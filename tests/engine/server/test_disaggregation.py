@@ -2,6 +2,8 @@
 
 import os
 import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -35,9 +37,9 @@ def prefilled(server: Running, path: str = "/v1/completions", **body: Any) -> di
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pair")
-    options = ("--kv-host-gib", "0.05", "--run-dir")
+    options, small = ("--kv-host-gib", "0.05", "--run-dir"), ("--max-num-batched-tokens", "64")
     with (
-        serving(folder, "tiny-model", "--kv-role", "prefill", *options, str(folder / "p")) as prefill,
+        serving(folder, "tiny-model", "--kv-role", "prefill", *small, *options, str(folder / "p")) as prefill,
         serving(folder, "tiny-model", "--kv-role", "decode", *options, str(folder / "d")) as decode,
     ):
         yield prefill, decode, folder
@@ -66,6 +68,29 @@ def test_a_proxied_call_answers_as_one_server_and_its_books_close(servers, path,
     assert dict(row["prefix_outcomes"])["hit_peer"] == dict(row["loaded_tokens"])["peer"] >= 16 * len(blocks) - 16
 
 
+@pytest.mark.parametrize("gap_seconds", [0.0, 0.3])
+def test_calls_that_are_sent_at_once_answer_as_one_server_and_their_books_close(servers, gap_seconds):
+    """As llm-d's sidecar and vLLM's example proxy do it for MooncakeConnector; with a gap the decode call waits for its
+    prefill call to come."""
+    prefill, decode, folder = servers
+    prompt, name = f"At once, {gap_seconds}: {PROMPT}", f"overlapped-{gap_seconds}"
+    (engine,) = httpx.get(f"{prefill.url}/query").json().values()
+    one = {"prompt": prompt, "max_tokens": 1, "kv_transfer_params": REMOTE_DECODE | {"transfer_id": name}}
+    source = {"do_remote_decode": False, "do_remote_prefill": True, "transfer_id": name,
+              "remote_bootstrap_addr": prefill.url, "remote_engine_id": engine["engine_id"]}  # fmt: skip
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(call, decode, "/v1/completions", name, prompt=prompt, max_tokens=12,
+                             kv_transfer_params=source)  # fmt: skip
+        time.sleep(gap_seconds)
+        call(prefill, "/v1/completions", name, **one)
+    alone = call(prefill, prompt=prompt, max_tokens=12)
+    assert answer.result()["choices"][0]["text"] == alone["choices"][0]["text"]
+    (row,) = rows_of(folder / "d", [name])
+    assert not open_books(row) and row["transfer_bytes"] > 0
+    assert row["ledger_request_remote_prefill_ns"] > 1e9 * gap_seconds
+    assert dict(row["loaded_tokens"])["peer"] >= 64
+
+
 def test_what_a_server_has_no_part_in_is_refused_with_a_sentence(servers):
     prefill, decode, _ = servers
     params = prefilled(prefill, prompt=PROMPT)
@@ -77,12 +102,22 @@ def test_what_a_server_has_no_part_in_is_refused_with_a_sentence(servers):
         (decode, {"kv_transfer_params": params, "prompt": "another"}, "of another prompt"),
         (decode, {"kv_transfer_params": params | {"remote_port": None}, "prompt": PROMPT}, "remote_port` is required"),
         (decode, {"kv_transfer_params": params | {"bootstrap": 1}, "prompt": PROMPT}, "bootstrap"),
+        (decode, {"kv_transfer_params": params | {"remote_bootstrap_addr": prefill.url}}, "transfer_id` is required"),
+        (
+            decode,
+            {"kv_transfer_params": params | {"remote_bootstrap_addr": "ftp://x", "transfer_id": "x"}, "prompt": PROMPT},
+            "http://HOST:PORT",
+        ),
     ):
         answer = post(server, **body)
         assert answer.status_code == 400 and words in answer.json()["error"]["message"], answer.text
     other = prefilled(prefill, prompt=f"Other: {PROMPT}") | {"remote_host": "192.0.2.1"}
     foreign = post(decode, prompt=f"Other: {PROMPT}", kv_transfer_params=other)
     assert foreign.status_code == 502 and "kv_peers" in foreign.json()["error"]["message"]
+    stale = {"do_remote_prefill": True, "transfer_id": "x", "remote_bootstrap_addr": prefill.url}
+    foreign = post(decode, prompt=f"Stale: {PROMPT}", kv_transfer_params=stale | {"remote_engine_id": "of long ago"})
+    assert foreign.status_code == 502 and "has to ask again" in foreign.json()["error"]["message"]
+    assert httpx.get(f"{decode.url}/query").status_code == 404
 
 
 def test_a_dead_prefill_server_costs_its_requests_a_local_prefill(servers):

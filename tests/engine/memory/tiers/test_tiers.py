@@ -175,7 +175,7 @@ def play(seed: int, **tiers) -> Simulation:
             assert loaded == sum(ended.kv_load.loaded_tokens.values() if ended.kv_load else ())
     if simulation.tiers is not None:
         audit_tiers(simulation.tiers)
-        assert not simulation.tiers._prefetches and not simulation.tiers.holds.waiting, "nobody waits"
+        assert not simulation.tiers.waits and not simulation.tiers.holds.waiting, "nobody waits"
     return simulation
 
 

@@ -28,6 +28,8 @@ class SimulatedPeers:
     def __init__(self, prefill: Simulation, own_host: dict):
         self.prefill, self.own_host = prefill, own_host
         self.is_dead = False
+        self._follows: dict[str, list[list]] = {}  # transfer → key, block of the prompt and our slot of what is to come
+        self.num_early = 0  # blocks that were read before their prompt was computed
         self._named: list[tuple[bytes, int]] = []
         self._parts: deque = deque()
         self._read: dict[bytes, tuple[bytes, object]] = {}
@@ -40,12 +42,37 @@ class SimulatedPeers:
         self._named.append((key, slot))
 
     def fetch(self, source: KVSource, keys) -> None:
-        places = dict(zip(keys, source.slots, strict=False))
-        for key, slot in self._named:
-            self._parts += [("before", key, places[key], slot), ("block", key, places[key], slot),
-                            ("after", key, places[key], slot)]  # fmt: skip
-        self._named = []
-        self._parts.append(("release", source.lease_id, 0, 0))
+        places = dict(zip(keys, range(len(keys)) if source.transfer_id else source.slots, strict=False))
+        reads, self._named = [[key, places[key], slot] for key, slot in self._named], []
+        if source.transfer_id:
+            self._follows[source.transfer_id] = reads
+        else:
+            self._queue(reads)
+            self._parts.append(("release", source.lease_id, 0, 0))
+
+    def heard_ns(self, transfer_id: str) -> int:
+        return self.prefill.clock.now_ns if self.prefill.announcements.since(transfer_id, 0) is not None else 0
+
+    def _queue(self, reads: list[list]) -> None:
+        self._parts += [(part, *read) for read in reads for part in ("before", "block", "after")]
+
+    def follow(self) -> None:
+        """What a peer's thread does when the side channel has news; a call that never reaches the prefill server, or a
+        server that is dead, ends its transfer."""
+        for transfer_id, reads in list(self._follows.items()):
+            found = self.prefill.announcements.since(transfer_id, 0)
+            if self.is_dead or found is None or found.error:
+                self._moved += [Moved(key, True, False, 100, 1, 2, "it is gone") for key, _, _ in reads]
+                del self._follows[transfer_id]
+                continue
+            ready = [[key, found.slots[place], slot] for key, place, slot in reads if place < len(found.slots)]
+            self._queue(ready)
+            self.num_early += 0 if found.is_over else len(ready)
+            reads[:] = [read for read in reads if read[1] >= len(found.slots)]
+            if found.is_over:
+                self._moved += [Moved(key, True, False, 100, 1, 2, is_absent=True) for key, _, _ in reads]
+                self._parts.append(("release", found.lease_id, 0, 0))
+                del self._follows[transfer_id]
 
     def remove(self, key: bytes) -> None:
         """It is the peer's."""
@@ -59,6 +86,7 @@ class SimulatedPeers:
 
     def work(self, count: int) -> None:
         """The next parts of reads, at whatever moment this is for the prefill server."""
+        self.follow()
         for _ in range(min(count, len(self._parts))):
             part, key, theirs, ours = self._parts.popleft()
             if part == "release":
@@ -81,11 +109,19 @@ class SimulatedPeers:
 class Pair:
     """A prefill and a decode simulation with one clock, and the proxy between them."""
 
-    def __init__(self, seed: int, *, is_strict: bool = False, **decode):
+    def __init__(self, seed: int, *, is_strict: bool = False, by_chunk: bool = True, chunk: int = 32, **decode):
         self.dice = random.Random(seed)
         clock = VirtualClock()
         common = {"clock": clock, "stores": None}
-        self.prefill = Simulation(num_blocks=16, host_blocks=8, lease_ns=LEASE_NS, **common)
+        self.prefill = Simulation(
+            num_blocks=16,
+            host_blocks=8,
+            lease_ns=LEASE_NS,
+            by_chunk=by_chunk,
+            max_num_batched_tokens=8,
+            overlap=decode.get("overlap", False),
+            **common,
+        )
         self.peers: SimulatedPeers | None = None
 
         def peer(host: dict) -> PeerTier:
@@ -99,6 +135,20 @@ class Pair:
     def arrive(self, request: Submit) -> None:
         self.requests[request.request_id] = request
         self.prefill.receive(replace(request, hands_over=True, sampling=replace(request.sampling, max_tokens=1)))
+
+    def arrive_at_once(self, request: Submit) -> None:
+        """As a proxy that sends both calls with one transfer id; either may be the first."""
+        self.requests[request.request_id] = request
+        self.proxied.add(request.request_id)
+        one, name = replace(request.sampling, max_tokens=1), f"xfer-{request.request_id}"
+        source = KVSource("prefill", "127.0.0.1", 1, transfer_id=name)
+        calls = [
+            lambda: self.prefill.receive(replace(request, hands_over=True, transfer_id=name, sampling=one)),
+            lambda: self.decode.receive(replace(request, kv_source=source)),
+        ]
+        self.dice.shuffle(calls)
+        for call in calls:
+            call()
 
     def proxy(self) -> None:
         """Hands on what the prefill server has answered since; now and then the proxy forgets one."""
@@ -153,9 +203,11 @@ class Pair:
             simulation.check_idle()
             tiers = simulation.tiers
             audit_tiers(tiers)
-            assert not tiers.holds.waiting and not tiers._prefetches
+            assert not tiers.holds.waiting and not tiers.waits
             assert not any(block.pins for block in tiers.host._blocks.values()), "a slot is pinned for nobody"
         assert not len(self.prefill.leases) and not self.prefill.headers.num_sealed
+        announced = self.prefill.announcements._transfers.values()
+        assert all(each.is_over and not each.slots for each in announced), "a transfer is announced for ever"
         assert not any(self.prefill.headers._memory), "a header outlives its lease"
         assert not self.decode.tiers._peer.books.index._blocks, "what a peer has is still announced"
 
@@ -166,12 +218,15 @@ def prompts(dice: random.Random, count: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("at_once", [0.0, 0.6])
 @pytest.mark.parametrize("seed", range(3))
-def test_any_order_of_leases_reads_aborts_and_a_death_gives_the_tokens_of_one_server(seed, overlap):
-    pair = Pair(seed, overlap=overlap)
+def test_any_order_of_leases_reads_aborts_and_a_death_gives_the_tokens_of_one_server(seed, at_once, overlap):
+    pair = Pair(seed, overlap=overlap, by_chunk=seed != 1, chunk=8 if at_once else 32)
     dice = pair.dice
+    pair.prefill.runner.stores_beside_steps = seed != 0
     for number, prompt in enumerate(prompts(dice, 40)):
-        pair.arrive(submit(f"r{number}", prompt, max_tokens=dice.randint(1, 6)))
+        arrive = pair.arrive_at_once if at_once and dice.random() < at_once else pair.arrive
+        arrive(submit(f"r{number}", prompt, max_tokens=dice.randint(1, 6)))
         for _ in range(dice.randint(0, 6)):
             event = dice.random()
             if event < 0.35:
@@ -200,6 +255,7 @@ def test_any_order_of_leases_reads_aborts_and_a_death_gives_the_tokens_of_one_se
         assert tokens == sequential(request.prompt_token_ids, request.sampling.max_tokens)
     loads = [ended.kv_load for ended in pair.decode.published.ended.values() if ended.kv_load is not None]
     assert sum(load.loaded_tokens.get("peer", 0) for load in loads) > 0
+    assert (pair.peers.num_early > 0) == (at_once > 0 and seed != 1), "read early only by chunk"
 
 
 def test_a_block_that_another_prompt_takes_while_it_is_read_is_not_used():
