@@ -40,6 +40,7 @@ REQUEST = (
         quantiles("Time in the queue", "sojourn_request_queue_seconds"),
         quantiles("Interference by other requests' prompts", "sojourn_request_interference_seconds"),
         quantiles("Hand-over to the scheduler", "sojourn_request_admission_seconds"),
+        quantiles("Waiting until another server computed the prompt", "sojourn_request_remote_prefill_seconds"),
         quantiles("Text to socket", "sojourn_request_stream_seconds"),
         rates("Waiting in the core, by reason", "sojourn_request_wait_seconds_total", by="reason",
               shape="stack", note="Of ended requests. Seconds a second: 100 % is one request that waits all the time."),
@@ -240,7 +241,6 @@ MEMORY = (
         quantiles("Reading an adapter into host memory", "sojourn_memory_adapter_load_seconds"),
     )),
     Row("KV between servers", (
-        quantiles("Waiting until another server computed the prompt", "sojourn_request_remote_prefill_seconds"),
         quantiles("Waiting for KV of another server", "sojourn_memory_transfer_seconds"),
         rates("Leases that ended", "sojourn_memory_leases_ended_total", by="end"),
     )),

@@ -199,7 +199,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
     recompute_predicted_ns: int | None = None
     load_ns: int = 0  # it waited for reads of a slow tier before it could be scheduled: a part of memory.load
     # KV between servers: bytes that it read from a prefill server, or that were held for a decode server; and how long
-    # the reads took. What it waited for them is memory.transfer.
+    # the reads took, one by one. What it waited for them is memory.transfer.
     transfer_bytes: int = 0
     transfer_ns: int = 0
     first_step: int | None = None

@@ -101,8 +101,8 @@ MAY_IMPORT = {
     "engine.runner": {
         "engine.token", "engine.compute", "engine.request.plan", "engine.request.request", "engine.memory.adapters",
         "engine.memory.window",
-        "engine.memory.tiers", "engine.memory.transfer", "engine.adapter", "engine.config", "engine.settings",
-        "engine.sampling", "engine.process", "metrics",
+        "engine.memory.tiers", "engine.memory.transfer", "engine.adapter", "engine.kv_source", "engine.config",
+        "engine.settings", "engine.sampling", "engine.process", "metrics",
     },
     "engine.token.speculation.ngram_index": set(),
     "engine.telemetry": {
