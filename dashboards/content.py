@@ -166,6 +166,9 @@ COMPUTE = (
     Row("Parallel group", (
         rates("Time in exchanges, by collective", "sojourn_compute_exchange_seconds_total", by="collective",
               shape="stack", note="Seconds a second, of rank 0. `recv` waits for pipeline stages."),
+        rates("Time of exchanges that computation hid, by collective", "sojourn_compute_exchange_hidden_seconds_total",
+              by="collective", shape="stack",
+              note="Seconds a second, of rank 0. Only what pipeline stages send each other can be hidden."),
         rates("Bytes exchanged, by collective", "sojourn_compute_exchanged_bytes_total", by="collective"),
         rates("Time of ranks", "sojourn_compute_rank_seconds_total", by="activity", shape="stack",
               note="Seconds a second, summed over ranks: computing, exchanging, waiting for another stage."),

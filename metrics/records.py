@@ -135,12 +135,14 @@ class StepRecord(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     tier_blocks: dict[str, int] = msgspec.field(default_factory=dict)
     leases_ended: dict[str, int] = msgspec.field(default_factory=dict)  # of LEASE_ENDS → leases, since the step before
     # A parallel group: parts of the device's time of rank 0 for exchanges with other ranks, and for waiting until the
-    # stages behind the first are done; by COLLECTIVES the bytes and nanoseconds of its exchanges. And by rank what it
-    # reported since the step before: nanoseconds in which it computed, exchanged, and waited for another stage.
+    # stages behind the first are done; by COLLECTIVES the bytes and nanoseconds of its exchanges, and the nanoseconds
+    # in which they were under way and neither rank stood for them: of those that both reported since the step before.
+    # And by rank what it reported since then: nanoseconds in which it computed, exchanged, and waited for a stage.
     communication_ns: int = 0
     bubble_ns: int = 0
     exchanged_bytes: dict[str, int] = msgspec.field(default_factory=dict)
     exchange_ns: dict[str, int] = msgspec.field(default_factory=dict)
+    exchange_hidden_ns: dict[str, int] = msgspec.field(default_factory=dict)
     rank_busy_ns: list[int] = []
     rank_communication_ns: list[int] = []
     rank_bubble_ns: list[int] = []

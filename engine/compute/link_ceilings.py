@@ -98,9 +98,9 @@ def _times(stage: Communicator, pipeline: Communicator, device: torch.device, pl
     def ping_pong(x: torch.Tensor) -> None:
         if pipeline.rank == 0:
             pipeline.send(x, 1)
-            pipeline.recv(x, 1)
+            pipeline.recv(x, 1).wait()
         else:
-            pipeline.recv(x, 0)
+            pipeline.recv(x, 0).wait()
             pipeline.send(x, 0)
 
     def all_to_all(x: torch.Tensor) -> None:

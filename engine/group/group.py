@@ -95,6 +95,11 @@ class Group:
         for socket in self._to_ranks[: self.layout.ranks_per_stage - 1]:
             socket.send(encoded)
 
+    def loss(self) -> GroupError | None:
+        """Why an exchange has just failed, where a rank is lost; waits until the watch has looked."""
+        sentence = None if self._watch is None else self._watch.wait_for_loss()
+        return None if sentence is None else GroupError(sentence)
+
     def take_reports(self) -> list[RankReport]:
         """Of steps that the other ranks have computed, since the last call."""
         reports = []

@@ -42,6 +42,10 @@ class Member:
         self._mailbox.say(messages.Planned(self.layout.rank, num_kv_blocks))
         return self._mailbox.expect(messages.Agreed).num_kv_blocks
 
+    def expect(self, step: RankStep) -> None:
+        """Called by the thread that hears of steps, before `follow`."""
+        self._follower.expect(step)
+
     def follow(self, work: RankStep | Conclude) -> RankReport:
         return self._follower.follow(work)
 
@@ -50,6 +54,9 @@ class Member:
 
     def conclude(self) -> None:
         raise AssertionError("rank 0 alone plans")
+
+    def loss(self) -> None:
+        """Rank 0 alone watches the others."""
 
     def take_reports(self) -> Sequence[RankReport]:
         return ()

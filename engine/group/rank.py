@@ -8,7 +8,9 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 import zmq
 
@@ -20,7 +22,7 @@ from engine.runner.rank_step import Conclude, RankStep
 from metrics.errors import SojournError
 
 BEAT_SECONDS = 1.0
-POLL_MS = 1000  # between two looks whether rank 0 is there
+POLL_SECONDS = 1.0  # between two looks whether rank 0 is there
 FAREWELL_MS = 1000  # for the last message to leave
 
 
@@ -43,6 +45,8 @@ def run(core_pid: int, sockets: Path, rank: int, config: EngineConfig) -> int:
         mailbox.say(messages.Joined(rank))
         freeze_startup_objects()
         threading.Thread(target=_beat, args=(mailbox.context, sockets, rank), daemon=True).start()
+        if not member.layout.is_first_stage:
+            mailbox.listen(member.expect)
         while os.getppid() == core_pid:
             if (work := mailbox.next_work()) is None:
                 continue
@@ -71,6 +75,7 @@ class Mailbox:
         self._outbox = self.context.socket(zmq.PUSH)
         self._outbox.set_hwm(0)
         self._outbox.connect(f"ipc://{folder}/from-ranks")
+        self._work: SimpleQueue[RankStep | Conclude | Exception] | None = None  # read by a thread of its own
 
     def say(self, message: messages.FromRank) -> None:
         self._outbox.send(messages.encode(message))
@@ -81,15 +86,36 @@ class Mailbox:
             if isinstance(message := self._read(), kind):
                 return message
 
+    def listen(self, on_step: Callable[[RankStep], None]) -> None:
+        """From now on a thread reads, and gives each step to `on_step` while the one before may be computed."""
+        self._work = SimpleQueue()
+        threading.Thread(target=self._listen, args=(on_step, self._work), name="inbox", daemon=True).start()
+
     def next_work(self) -> RankStep | Conclude | None:
-        """None where none came within a second."""
-        message = self._read() if self._inbox.poll(POLL_MS) else None
-        return message if isinstance(message, RankStep | Conclude) else None
+        """None where none came within a second. Raises what `on_step` raised."""
+        if self._work is None:
+            message = self._read() if self._inbox.poll(POLL_SECONDS * 1e3) else None
+            return message if isinstance(message, RankStep | Conclude) else None
+        try:
+            found = self._work.get(timeout=POLL_SECONDS)
+        except Empty:
+            return None
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     def close(self) -> None:
         self._outbox.close(linger=FAREWELL_MS)
-        self._inbox.close(linger=0)
         self.context.destroy(linger=0)
+
+    def _listen(self, on_step: Callable[[RankStep], None], work: SimpleQueue) -> None:
+        try:
+            while True:
+                if isinstance(message := self._read(), RankStep):
+                    on_step(message)
+                    work.put(message)
+        except Exception as error:
+            work.put(error)
 
     def _read(self) -> messages.ToRank | None:
         try:

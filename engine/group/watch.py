@@ -10,6 +10,7 @@ import zmq
 from engine.group import messages
 
 LOOK_MS = 100
+LOOKS = 3  # until the end of a process must have been seen
 
 
 class Watch:
@@ -26,8 +27,14 @@ class Watch:
         self._beats, self._processes, self._on_loss = beats, processes, on_loss
         self._hung_seconds = hung_seconds
         self._ends = False
+        self._found_loss = threading.Event()
         self._thread = threading.Thread(target=self._run, name="group watch", daemon=True)
         self._thread.start()
+
+    def wait_for_loss(self) -> str | None:
+        """The loss, if there is one: another thread may have noticed it a moment before this one."""
+        self._found_loss.wait(LOOKS * LOOK_MS / 1e3)
+        return self.loss
 
     def stop(self) -> None:
         self._ends = True
@@ -45,6 +52,7 @@ class Watch:
         self._beats.close(linger=0)
         if self.loss is not None and not self._ends:
             self._on_loss(self.loss)
+            self._found_loss.set()
 
     def _look(self, heard: dict[int, float]) -> str | None:
         for rank, process in enumerate(self._processes, 1):

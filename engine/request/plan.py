@@ -114,6 +114,7 @@ class StepOutcome:
     communication_ns: int = 0  # of the device's time before the sampling: exchanges between ranks
     bubble_ns: int = 0  # ... and waiting for the pipeline stages behind the first
     exchanges: dict[str, tuple[int, int]] = field(default_factory=dict)  # by collective: bytes and nanoseconds
+    hidden: dict[str, int] = field(default_factory=dict)  # ... since the step before: nanoseconds that were hidden
     expert_tokens: list[int] = field(default_factory=list)  # by routed expert, of a sample of the steps
     expert_imbalance_percent: list[int] = field(default_factory=list)  # ... by layer: the most over the mean
     # Rank, and nanoseconds in which it computed, exchanged, and waited for another stage: of this step on rank 0, and

@@ -21,6 +21,10 @@ class Follower:
         self._layout = runner.ranks.layout
         self._handed_on: deque[Batch] = deque()  # steps that the stages behind the first compute now
 
+    def expect(self, step: RankStep) -> None:
+        """A step was heard of, while another one may still be computed."""
+        self._runner.stages.expect(step.num_tokens)
+
     @torch.inference_mode()
     def follow(self, work: RankStep | Conclude) -> RankReport:
         begin_ns = time.monotonic_ns()
@@ -30,7 +34,8 @@ class Follower:
         else:
             self._conclude(self._handed_on.popleft())
         runner = self._runner
-        return report(self._layout.rank, time.monotonic_ns() - begin_ns, runner.stages.traffic.take())
+        stages, duration_ns = runner.stages, time.monotonic_ns() - begin_ns
+        return report(self._layout.rank, duration_ns, stages.traffic.take(), stages.take_times())
 
     def _take_adapters(self, work: RankStep) -> None:
         """Reads the parts of adapters that come into slots: rank 0 has found that their files are good."""
@@ -46,6 +51,7 @@ class Follower:
         hidden = runner.hidden(step, batch.query_lens, batch.context_lens)
         if hidden is None:
             if layout.is_first_stage:
+                runner.stages.expect_rows(batch)
                 self._handed_on.append(batch)
             return
         sampled, scored = runner.chosen(batch, step, hidden)

@@ -23,6 +23,7 @@ class RankStep(msgspec.Struct, frozen=True, tag=True):
 
     packed: bytes  # int32 numbers: the parts of a PackedStep
     lengths: list[int]  # of the parts
+    num_tokens: int
     scored_rows: list[int]  # the step's tokens whose successors in the prompt are scored
     tiles: list[LoraTile]  # tokens that use adapters
     adapter_loads: list[tuple[int, AdapterReference]]  # slots that every rank fills first, with its part
@@ -50,6 +51,9 @@ class RankReport(msgspec.Struct, frozen=True, tag=True):
     busy_ns: int  # it computed
     communication_ns: int  # it exchanged with other ranks
     bubble_ns: int  # it waited for another stage
+    # Of the tensors that it sent to another stage, and of those that it received: see TransferTimes.
+    sent_ns: list[int]
+    met_ns: list[int]
 
 
 class Ranks(Protocol):
@@ -70,6 +74,9 @@ class Ranks(Protocol):
     def take_reports(self) -> Sequence[RankReport]:
         """Those that arrived since the last call."""
 
+    def loss(self) -> Exception | None:
+        """Why an exchange has just failed, where a rank is lost; waits a moment for the word of it."""
+
     def close(self) -> None:
         """Ends the other ranks."""
 
@@ -77,7 +84,8 @@ class Ranks(Protocol):
 def rank_step(batch: Batch, adapter_loads: Sequence[tuple[int, AdapterReference]]) -> RankStep:
     step, prompts = batch.step, batch.prompts
     scored = [] if prompts is None else prompts.rows
-    return RankStep(step.whole.tobytes(), step.lengths, scored, batch.tiles, list(adapter_loads))
+    num_tokens = len(step.known_ids)
+    return RankStep(step.whole.tobytes(), step.lengths, num_tokens, scored, batch.tiles, list(adapter_loads))
 
 
 def has_unknown_tokens(step: PackedStep) -> bool:

@@ -100,7 +100,7 @@ class ModelRunner:
         self.entropy_probe = EntropyProbe(self.shape.vocab_size, self.device) if records else None
         self.experts = ExpertTokens(self.model if records else None)
         self.guides = Guides(folder, self.shape.vocab_size)
-        self.stages = None if ranks is None else Stages(ranks, self.model, self.dtype, self.device)
+        self.stages = None if ranks is None else Stages(ranks, self.model, self.dtype, self.device, records=records)
         self.stream = make_stream(self.device, self.overlap or layout.pipeline_parallel > 1)
         self.drafting: Drafting | None = None  # while the memory is measured
         self.host_slots: HostSlots | None = None  # of KV tiers
@@ -201,7 +201,7 @@ class ModelRunner:
             cost = drafting.cost
         found = {"logprobs": logprobs, "finishes": finished, "drafts": drafts, **cost}
         if self.stages is not None:
-            found["ranks"] = self.stages.reports(task)
+            found["ranks"], found["hidden"] = self.stages.reports(task)
             for request_id in self.stages.collected():
                 self.sampler.forget(request_id)
         return outcome(batch, task, sampled, wait_began_ns, time.monotonic_ns(), **found)
@@ -269,6 +269,7 @@ class ModelRunner:
             step = self.inputs(task, batch)
             results.rows = step.sample_rows
             if (forward := self._forward(batch, step)) is None:  # the next stage of a group has it: see `_conclude`
+                self.stages.expect_rows(batch)
                 return
             logits, overflowed = forward
             streams = [] if self.drafting is None or self.drafting.taps is None else self.drafting.taps.streams

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from msgspec.structs import astuple
 
 from engine.compute.attention.backend import AttentionBackend
 from engine.compute.buffers import to_device
+from engine.compute.communication.communicator import Receipt, TransferTimes
 from engine.compute.kv_cache import KVCache
 from engine.compute.operations.backend import Operations
 from engine.runner.batch import Batch
@@ -20,19 +20,24 @@ from engine.runner.rank_step import Ranks, has_unknown_tokens
 from engine.runner.rows import PackedStep
 from engine.runner.stream import Task
 from engine.runner.tables import StepTensors, Tables
-from engine.runner.traffic import Traffic, merged, report
+from engine.runner.traffic import HiddenTimes, Traffic, merged, report
 from engine.token.models.decoder import Decoder
 
 
 class Stages:
     """What a rank receives and hands on. Steps pass through in the order of their launch."""
 
-    def __init__(self, ranks: Ranks, model: Decoder, dtype: torch.dtype, device: torch.device):
+    def __init__(self, ranks: Ranks, model: Decoder, dtype: torch.dtype, device: torch.device, *, records: bool):
+        """`records`: what the ranks report is wanted."""
         self.layout = ranks.layout
         self._ranks = ranks
         self._stage, self._pipeline = ranks.communicators.stage, ranks.communicators.pipeline
         self._under_way: deque[tuple[set[str], list[str]]] = deque()  # of steps: their requests, those to forget
+        self._arriving: deque[Receipt] = deque()  # residual streams of the next steps, from the stage before
+        self._returning: deque[Receipt] = deque()  # rows of steps under way, to the first stage
         self.traffic = Traffic(ranks.communicators)
+        self._hidden = HiddenTimes(ranks.layout)
+        self._records = records
         self._model, self._dtype, self._device = model, dtype, device
 
     def concluded(self, begun: Task, end: Task) -> Task:
@@ -42,10 +47,17 @@ class Stages:
         end.exchanges = merged(begun.exchanges, end.exchanges)
         return end
 
-    def reports(self, task: Task) -> list[tuple[int, int, int, int]]:
-        """Of this step on rank 0, and what the other ranks reported since the last call: see RankReport."""
+    def reports(self, task: Task) -> tuple[list[tuple[int, int, int, int]], dict[str, int]]:
+        """Of this step on rank 0, and what the other ranks reported since the last call: their times, as RankReport has
+        them; and by collective what computation hid of rank 0's exchanges."""
+        if not self._records:
+            return [], {}
+        others = self._ranks.take_reports()
+        for each in others:
+            self._hidden.add(each.rank, TransferTimes(each.sent_ns, each.met_ns))
         own = report(0, task.end_ns - task.begin_ns - task.elsewhere_ns, task.exchanges)
-        return [astuple(each) for each in (own, *self._ranks.take_reports())]
+        times = [(each.rank, each.busy_ns, each.communication_ns, each.bubble_ns) for each in (own, *others)]
+        return times, self._hidden.take()
 
     def launched(self, batch: Batch) -> None:
         """A step is under way. Its rows are sampled much later, and belong to its requests until then."""
@@ -68,10 +80,35 @@ class Stages:
         """Work of this rank, with the times of its exchanges."""
 
         def run(task: Task) -> None:
-            work(task, batch)
-            task.exchanges = self.traffic.take()
+            try:
+                work(task, batch)
+            except RuntimeError as error:  # of an exchange, whose message says nothing of ranks
+                if (loss := self._ranks.loss()) is None:
+                    raise
+                raise loss from error
+            task.exchanges, times = self.traffic.take(), self._pipeline.take_times()
+            if self._records:
+                self._hidden.add(0, times)
 
         return run
+
+    def take_times(self) -> TransferTimes:
+        """Of this rank, since the last call."""
+        return self._pipeline.take_times()
+
+    def expect(self, num_tokens: int) -> None:
+        """The stage before sends a step of so many tokens next. Asked for early, it arrives while another is computed.
+
+        Called by the thread that hears of steps, while another one computes them.
+        """
+        if not self.layout.is_first_stage:
+            self._arriving.append(self._pipeline.recv(self._room(num_tokens), self.layout.stage - 1))
+
+    def expect_rows(self, batch: Batch) -> None:
+        """The first stage has handed a step on: the last one returns its rows."""
+        if batch.logit_rows:
+            rows = self._room(batch.logit_rows)
+            self._returning.append(self._pipeline.recv(rows, self.layout.pipeline_parallel - 1))
 
     def share_sampled_ids(self, step: PackedStep, tables: Tables) -> None:
         """Gives the ranks of the first stage the last ids of rows whose tokens the host had not read at the plan."""
@@ -88,10 +125,7 @@ class Stages:
         layout, model = self.layout, self._model
         if layout.pipeline_parallel == 1:
             return model(step.ids, step.positions, step.slots, operations, attention, kv_cache)
-        if layout.is_first_stage:
-            residual = model.embed(step.ids)
-        else:
-            residual = self._pipeline.recv(self._room(len(step.ids)), layout.stage - 1)
+        residual = model.embed(step.ids) if layout.is_first_stage else self._arriving.popleft().wait()
         behind = model.run_layers(residual, step.positions, step.slots, operations, attention, kv_cache)
         if layout.is_last_stage:
             return behind
@@ -105,10 +139,8 @@ class Stages:
 
     def returned_rows(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """What the last stage returns of the oldest step under way: the rows that are sampled, and those scored."""
-        num_rows, num_sampled = batch.logit_rows, len(batch.step.sample_tokens)
-        rows = self._room(num_rows)
-        if num_rows:
-            self._pipeline.recv(rows, self.layout.pipeline_parallel - 1)
+        num_sampled = len(batch.step.sample_tokens)
+        rows = self._returning.popleft().wait() if batch.logit_rows else self._room(0)
         return rows[:num_sampled], rows[num_sampled:]
 
     def _room(self, num_rows: int) -> torch.Tensor:

@@ -1,6 +1,9 @@
-"""What the exchanges of one rank took, part by part of its steps."""
+"""What the exchanges of one rank took, part by part of its steps, and what computation hid of them."""
 
-from engine.compute.communication.communicator import CollectiveCount, Communicators
+from collections import deque
+
+from engine.compute.communication.communicator import CollectiveCount, Communicators, TransferTimes
+from engine.compute.communication.layout import ParallelLayout
 from engine.runner.rank_step import RankReport
 
 Exchanges = dict[str, tuple[int, int]]  # by collective: bytes and nanoseconds
@@ -33,9 +36,40 @@ def bubble_ns(exchanges: Exchanges) -> int:
     return sum(ns for name, (_, ns) in exchanges.items() if name in WAITS)
 
 
-def report(rank: int, duration_ns: int, exchanges: Exchanges) -> RankReport:
+def report(rank: int, duration_ns: int, exchanges: Exchanges, times: TransferTimes | None = None) -> RankReport:
     communication, bubble = communication_ns(exchanges), bubble_ns(exchanges)
-    return RankReport(rank, max(0, duration_ns - communication - bubble), communication, bubble)
+    busy_ns = max(0, duration_ns - communication - bubble)
+    return RankReport(rank, busy_ns, communication, bubble, *(times or TransferTimes([], [])))
+
+
+class HiddenTimes:
+    """Of what rank 0 sends to the next stage, and receives from the last: the time in which no rank stood for it.
+
+    The readings of the two ends of a tensor come apart, and in the order of the steps.
+    """
+
+    def __init__(self, layout: ParallelLayout):
+        last = layout.pipeline_parallel - 1
+        self._next_stage, self._last_stage = layout.ranks_per_stage, last * layout.ranks_per_stage
+        self._ends: dict[str, tuple[deque[int], deque[int]]] = {"send": (deque(), deque()), "recv": (deque(), deque())}
+
+    def add(self, rank: int, times: TransferTimes) -> None:
+        sent, received = self._ends["send"], self._ends["recv"]
+        if rank == 0:
+            sent[0].extend(times.sent_ns)
+            received[1].extend(times.met_ns)
+        if rank == self._next_stage:
+            sent[1].extend(times.met_ns)
+        if rank == self._last_stage:
+            received[0].extend(times.sent_ns)
+
+    def take(self) -> dict[str, int]:
+        """By collective, of the tensors whose ends are both known since the last call."""
+        found = {}
+        for name, (sent_ns, met_ns) in self._ends.items():
+            while sent_ns and met_ns:
+                found[name] = found.get(name, 0) + max(0, met_ns.popleft() - sent_ns.popleft())
+        return found
 
 
 def merged(one: Exchanges, other: Exchanges) -> Exchanges:

@@ -133,6 +133,7 @@ def _add_ranks(record: StepRecord, outcome: StepOutcome) -> None:
     record.communication_ns, record.bubble_ns = outcome.communication_ns, outcome.bubble_ns
     for name, (num_bytes, ns) in outcome.exchanges.items():
         record.exchanged_bytes[name], record.exchange_ns[name] = num_bytes, ns
+    record.exchange_hidden_ns = outcome.hidden
     num_ranks = 1 + max(rank for rank, *_ in outcome.ranks)
     sums = [[0] * num_ranks for _ in ACTIVITIES]
     for rank, *times in outcome.ranks:

@@ -110,22 +110,12 @@ def predicted(
     total = 0.0 * busy_ns
     for name, (calls, num_bytes) in exchanges.items():
         if name == POINT_TO_POINT:
-            continue  # it returns at once, and the stage goes on: see `hidden_ns`
+            continue  # it returns at once, and the stage goes on
         link, others = by_name[name], group.ranks_per_stage - 1
         total = total + link.latency_ns * calls * others
         total = total + 1e9 * num_bytes / link.bytes_per_s * 2 * others / group.ranks_per_stage
     share = max((by_name[name].wait_share for name in exchanges if name in by_name), default=0.0)
     return Communication(total, share * busy_ns)
-
-
-def hidden_ns(
-    links: Sequence[Link], name: str, calls: Count, num_bytes: Count, exposed_ns: float | np.ndarray
-) -> float | np.ndarray:
-    """What the link needs beyond the time in which the rank stood: computation hid it. 0 without a measured link."""
-    link = next((link for link in links if link.collective == name), None)
-    if link is None:
-        return 0 * exposed_ns
-    return np.maximum(link.exchange_ns(calls, num_bytes) - exposed_ns, 0.0)
 
 
 class Bubbles(NamedTuple):

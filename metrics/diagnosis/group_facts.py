@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from metrics.compute.communication import WAITS, GroupShape, group_shape_from, hidden_ns, predicted
-from metrics.compute.link import Link
+from metrics.compute.communication import WAITS, GroupShape, group_shape_from, predicted
+from metrics.compute.link import POINT_TO_POINT, Link
 from metrics.records import COLLECTIVES
 from metrics.request.waits import reasons
 from metrics.run.directory import section, server_hardware
@@ -27,7 +27,7 @@ class CollectiveTime(NamedTuple):
     bytes: int  # of whole tensors
     exposed_ns: int  # rank 0 stood in it
     link_ns: float | None  # that the measured link needs; None without that link, and of waits for another stage
-    hidden_ns: float | None  # ... of which computation hid so much
+    hidden_ns: int | None  # under way while neither rank stood for it; None where that was not measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,15 +139,17 @@ def _collectives(shape: GroupShape, links: list[Link], steps: pd.DataFrame) -> l
     moved, exposed = (_sums(steps[name]) for name in ("exchanged_bytes", "exchange_ns"))
     tokens, rows = _tokens(steps), steps.logit_rows.to_numpy("int64")
     calls = {name: int(np.sum(each.calls)) for name, each in shape.exchanges(tokens, rows).items()}
+    hidden = _sums(steps.exchange_hidden_ns) if "exchange_hidden_ns" in steps else None
     by_name, found = {link.collective: link for link in links}, []
     for name in COLLECTIVES:
         if name not in exposed and name not in moved:
             continue
-        num_bytes, exposed_ns, link_ns, hidden = moved.get(name, 0), exposed.get(name, 0), None, None
+        num_bytes, link_ns, hidden_ns = moved.get(name, 0), None, None
         if name in by_name and name in calls and name not in WAITS:
             link_ns = float(by_name[name].exchange_ns(calls[name], num_bytes))
-            hidden = float(hidden_ns(links, name, calls[name], num_bytes, float(exposed_ns)))
-        found.append(CollectiveTime(name, num_bytes, exposed_ns, link_ns, hidden))
+        if hidden is not None:
+            hidden_ns = hidden.get(name, None if name in (POINT_TO_POINT, *WAITS) else 0)  # all else is waited for
+        found.append(CollectiveTime(name, num_bytes, exposed.get(name, 0), link_ns, hidden_ns))
     return found
 
 

@@ -44,6 +44,7 @@ TALLIES = {
     "sojourn_memory_tier_refused_blocks_total": "tier_refused",
     "sojourn_memory_leases_ended_total": "leases_ended",
     "sojourn_compute_exchange_seconds_total": "exchange_ns",
+    "sojourn_compute_exchange_hidden_seconds_total": "exchange_hidden_ns",
     "sojourn_compute_exchanged_bytes_total": "exchanged_bytes",
 }
 # Histograms of list fields that are empty in most steps.

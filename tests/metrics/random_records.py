@@ -84,6 +84,7 @@ def _exchanges(rng: Random) -> dict:
         "communication_ns": rng.randint(0, MS), "bubble_ns": rng.randint(0, MS),
         "exchanged_bytes": {name: rng.randint(1, 10**6) for name in COLLECTIVES},
         "exchange_ns": {name: rng.randint(1, MS) for name in COLLECTIVES},
+        "exchange_hidden_ns": {name: rng.randint(0, MS) for name in ("send", "recv")},
         "expert_tokens": [rng.randint(0, 99) for _ in range(4)],
         "expert_imbalance_percent": [rng.randint(100, 400) for _ in range(2)],
         **{f"rank_{activity}_ns": [rng.randint(1, MS), rng.randint(1, MS)] for activity in ACTIVITIES},

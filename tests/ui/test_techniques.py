@@ -60,7 +60,8 @@ def test_ranks_and_exchanges_of_a_group_sum_to_what_was_recorded():
         "new_tokens": [[4, 1], [1, 1]], "logit_rows": [2, 2], "device_ns": [10e6, 10e6],
         "communication_ns": [6_000_000, 2_000_000],
         "exchanged_bytes": [{"all_reduce": 4000}, {"all_reduce": 2000}],
-        "exchange_ns": [{"all_reduce": 6_000_000}, {"all_reduce": 2_000_000}],
+        "exchange_ns": [{"all_reduce": 6_000_000}, {"all_reduce": 2_000_000, "send": 100_000, "recv": 500_000}],
+        "exchange_hidden_ns": [{}, {"send": 40_000}],
         "rank_busy_ns": [[4e6, 5e6], [8e6, 3e6]], "rank_communication_ns": [[6e6, 5e6], [2e6, 7e6]],
         "rank_bubble_ns": [[0, 0], [0, 0]], "expert_tokens": [[12, 4], []],
         "expert_imbalance_percent": [[150, 200], []],
@@ -69,9 +70,9 @@ def test_ranks_and_exchanges_of_a_group_sum_to_what_was_recorded():
     meta = {"model_shape": shape, "core": {"dtype": "float32", "device": "cpu"}, "engine": {"tensor_parallel": 2}}
     group = group_facts(meta, steps)
     assert group.busy_ns == [12e6, 8e6] and group.communication_share == pytest.approx(0.4)
-    assert collectives(group).iloc[0].tolist() == [
-        "all-reduce", MEANING["all_reduce"], "0.006", "8 ms", "40 %", "–", "–",
-    ]  # fmt: skip
+    sums, sent, received = collectives(group).to_numpy().tolist()
+    assert sums == ["all-reduce", MEANING["all_reduce"], "0.006", "8 ms", "40 %", "–", "0 ns"]
+    assert sent[-1] == "40 µs" and received[-1] == "–", "hidden is what was measured"
     busy, exchanging, waiting = ranks(group).data
     assert list(busy.x) == [0.012, 0.008] and list(exchanging.x) == [0.008, 0.012] and list(waiting.x) == [0, 0]
     assert "1.20 times the mean" in group_sentence(group)

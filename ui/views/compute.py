@@ -78,7 +78,8 @@ if (group := group_facts(run.meta, run.steps)) is not None:
         st.subheader("Exchanges between ranks", anchor=False)
         st.html(fragments.data_table(collectives(group)))
         st.caption(
-            f"{group_sentence(group)} `steps.parquet` `exchanged_bytes`, `exchange_ns` of rank 0; links: `run.json`."
+            f"{group_sentence(group)} `steps.parquet` `exchanged_bytes`, `exchange_ns`, `exchange_hidden_ns` of rank "
+            "0; links: `run.json`."
         )
 if (tokens_by_expert := experts(run.steps)) is not None:
     draw(

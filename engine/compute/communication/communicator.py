@@ -46,6 +46,24 @@ class CollectiveCounter:
         return {name: CollectiveCount(*sums) for name, sums in self._sums.items()}
 
 
+class Receipt(Protocol):
+    """A tensor that another rank sends next."""
+
+    def wait(self) -> "torch.Tensor":
+        """The tensor, once it has arrived."""
+        ...
+
+
+class TransferTimes(NamedTuple):
+    """Readings of the monotonic clock, which the ranks of a host share: one a tensor, in the order of the calls.
+
+    Between the two readings of a tensor neither rank stands in the exchange: computation hides that time.
+    """
+
+    sent_ns: list[int]  # the call of the sender had returned
+    met_ns: list[int]  # the tensor had arrived, or the receiver began to wait for it: whichever came first
+
+
 class Communicator(Protocol):
     """Some ranks, numbered from 0 to size - 1, that call the same exchanges in the same order.
 
@@ -80,12 +98,16 @@ class Communicator(Protocol):
         """Returns at once. x must not change afterwards; the communicator keeps it until it has arrived."""
         ...
 
-    def recv(self, x: "torch.Tensor", source: int) -> "torch.Tensor":
-        """Fills x with what the other rank sends next; waits for it."""
+    def recv(self, x: "torch.Tensor", source: int) -> Receipt:
+        """Has x filled with what the other rank sends next; returns at once. Calls are waited for in their order."""
         ...
 
     def counts(self) -> dict[str, CollectiveCount]:
         """By the names of COLLECTIVES, since the start."""
+        ...
+
+    def take_times(self) -> TransferTimes:
+        """Of what was sent and waited for since the last call; on CUDA none."""
         ...
 
     def close(self) -> None: ...
@@ -114,11 +136,14 @@ class SingleProcess:
     def send(self, x: "torch.Tensor", to: int) -> None:
         raise AssertionError("there is no other rank")
 
-    def recv(self, x: "torch.Tensor", source: int) -> "torch.Tensor":
+    def recv(self, x: "torch.Tensor", source: int) -> Receipt:
         raise AssertionError("there is no other rank")
 
     def counts(self) -> dict[str, CollectiveCount]:
         return {}
+
+    def take_times(self) -> TransferTimes:
+        return TransferTimes([], [])
 
     def close(self) -> None:
         pass

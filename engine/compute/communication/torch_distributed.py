@@ -4,11 +4,13 @@ The process groups are made without torch's default group, so that several engin
 """
 
 import os
+import threading
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from time import perf_counter_ns
+from queue import SimpleQueue
+from time import monotonic_ns, perf_counter_ns
 
 import torch
 import torch.distributed as dist
@@ -17,7 +19,9 @@ from engine.compute.communication.communicator import (
     CollectiveCount,
     CollectiveCounter,
     Communicators,
+    Receipt,
     SingleProcess,
+    TransferTimes,
 )
 from engine.compute.communication.layout import ParallelLayout
 
@@ -71,6 +75,61 @@ def _process_group(
     return group
 
 
+class Arrivals:
+    """A thread that waits for what gloo receives, one tensor after another, and reads the clock when it is there.
+
+    gloo moves a tensor only once its receiver has asked for it: a rank that asked after its own computation would wait
+    for the whole way, there and back.
+    """
+
+    def __init__(self) -> None:
+        self._asked: SimpleQueue[Arrival | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="arrivals", daemon=True)
+        self._thread.start()
+
+    def add(self, arrival: "Arrival") -> None:
+        self._asked.put(arrival)
+
+    def close(self) -> None:
+        self._asked.put(None)
+
+    def _run(self) -> None:
+        while (arrival := self._asked.get()) is not None:
+            arrival.watch()
+
+
+class Arrival:
+    """A tensor that gloo receives: `waited` is told when the wait for it began and ended, and when it arrived."""
+
+    def __init__(self, work: dist.Work, x: torch.Tensor, waited: Callable[[torch.Tensor, int, int, int], None]):
+        self._work, self._x, self._waited = work, x, waited
+        self._arrived_ns, self._error = 0, None
+        self._is_there = threading.Event()
+
+    def watch(self) -> None:
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            self._error = error
+        self._arrived_ns = monotonic_ns()
+        self._is_there.set()
+
+    def wait(self) -> torch.Tensor:
+        begin_ns = monotonic_ns()
+        self._is_there.wait()
+        if self._error is not None:
+            raise self._error
+        self._waited(self._x, begin_ns, monotonic_ns(), self._arrived_ns)
+        return self._x
+
+
+class LateArrival:
+    """A tensor that NCCL receives: only asked for when it is waited for, since its kernel would hold the device."""
+
+    def __init__(self, receive: Callable[[], torch.Tensor]):
+        self.wait = receive
+
+
 class TorchDistributed:
     """The ranks of a process group. Sends to lower ranks go through `backward`."""
 
@@ -81,6 +140,8 @@ class TorchDistributed:
         self._counter = CollectiveCounter()
         self._on_cuda = device.type == "cuda"
         self._timed: deque[tuple[str, torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._times = TransferTimes([], [])
+        self._arrivals: Arrivals | None = None  # where something is received
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         self._done("all_reduce", x.nbytes, lambda: self._group.allreduce([x]))
@@ -112,10 +173,31 @@ class TorchDistributed:
             sends.popleft()[0].wait()
         sends.append((self._towards(to > self.rank).send([x], to, 0), x))
         self._counter.add("send", x.nbytes, perf_counter_ns() - begin)
+        if not self._on_cuda:
+            self._times.sent_ns.append(monotonic_ns())
 
-    def recv(self, x: torch.Tensor, source: int) -> torch.Tensor:
-        self._done("recv", x.nbytes, lambda: self._towards(source < self.rank).recv([x], source, 0))
-        return x
+    def recv(self, x: torch.Tensor, source: int) -> Receipt:
+        group = self._towards(source < self.rank)
+        if self._on_cuda:
+
+            def receive() -> torch.Tensor:
+                self._done("recv", x.nbytes, lambda: group.recv([x], source, 0))
+                return x
+
+            return LateArrival(receive)
+        if self._arrivals is None:
+            self._arrivals = Arrivals()
+        arrival = Arrival(group.recv([x], source, 0), x, self._received)
+        self._arrivals.add(arrival)
+        return arrival
+
+    def take_times(self) -> TransferTimes:
+        times, self._times = self._times, TransferTimes([], [])
+        return times
+
+    def _received(self, x: torch.Tensor, begin_ns: int, end_ns: int, arrived_ns: int) -> None:
+        self._counter.add("recv", x.nbytes, end_ns - begin_ns)
+        self._times.met_ns.append(min(begin_ns, arrived_ns))
 
     def _towards(self, forward: bool) -> dist.ProcessGroup:
         return self._group if forward else self._backward
@@ -146,6 +228,8 @@ class TorchDistributed:
 
     def close(self) -> None:
         """Ends the groups without waiting for other ranks."""
+        if self._arrivals is not None:
+            self._arrivals.close()
         self._sends.clear()
         for group in {id(group): group for group in (self._group, self._backward)}.values():
             group.abort() if self._on_cuda else group.shutdown()

@@ -108,7 +108,7 @@ def test_rank_that_is_killed_ends_the_calls_with_an_error():
     with LLM("tiny-model", tensor_parallel=2, **SIZES) as llm:
         (rank,) = ranks()
         os.kill(rank.pid, signal.SIGKILL)
-        with pytest.raises(Exception, match=r"rank 1|gloo|Connection"):
+        with pytest.raises(Exception, match="rank 1 of the parallel group was killed by signal 9"):
             llm.generate(PROMPTS, SamplingParams(max_tokens=100, ignore_eos=True))
     assert not ranks()
 

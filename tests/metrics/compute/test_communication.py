@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metrics.compute.communication import GroupShape, bubbles, hidden_ns, predicted
+from metrics.compute.communication import GroupShape, bubbles, predicted
 from metrics.compute.link import LINK_COLLECTIVES, LinkTime, fitted_link
 
 GROUP = GroupShape(
@@ -44,12 +44,6 @@ def test_prediction_is_the_sum_over_all_exchanges_and_the_wait_for_the_slower_ra
 
 def test_prediction_without_the_link_is_none():
     assert predicted(GROUP, [link()], 1, 1, 1e6) is None
-
-
-def test_what_the_link_needs_longer_than_the_rank_stood_is_hidden():
-    assert hidden_ns([link("send")], "send", 1, 50_000, 30e3) == pytest.approx(70e3, rel=1e-3)
-    assert hidden_ns([link("send")], "send", 1, 50_000, 130e3) == 0
-    assert hidden_ns([], "send", 1, 50_000, 30e3) == 0
 
 
 def test_slowest_stage_sets_the_pace_and_the_others_have_bubbles():

@@ -96,7 +96,8 @@ def test_every_column_of_nanoseconds_is_a_stamp_or_a_known_duration():
                  "evicted_age_ns", "evicted_idle_ns", "encoding_ns", "decoding_ns", "writing_ns", "loop_turn_ns",
                  "loop_busy_ns", "load_ns", "store_ns", "load_predicted_ns", "recompute_predicted_ns", "draft_ns",
                  "rejected_ns", "tier_load_ns", "tier_store_ns", "communication_ns", "bubble_ns", "exchange_ns",
-                 "rank_busy_ns", "rank_communication_ns", "rank_bubble_ns", "transfer_ns"}  # fmt: skip
+                 "exchange_hidden_ns", "rank_busy_ns", "rank_communication_ns", "rank_bubble_ns",
+                 "transfer_ns"}  # fmt: skip
     durations |= {f"{process}_{name}_ns" for process in ("front", "core")
                   for name in ("loop_cpu", "loop_queued", "queued")}  # fmt: skip
     for table, stamps in _STAMPS.items():

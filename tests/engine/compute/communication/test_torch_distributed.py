@@ -1,10 +1,13 @@
 """Exchanges between ranks give what a sum, a list or a copy of all ranks' tensors says."""
 
+import time
+
 import pytest
 import torch
 
-from engine.compute.communication.communicator import SingleProcess
+from engine.compute.communication.communicator import SingleProcess, TransferTimes
 from engine.compute.communication.layout import ParallelLayout
+from engine.runner.traffic import HiddenTimes
 
 
 def numbers(rank: int, rows: int = 4) -> torch.Tensor:
@@ -45,9 +48,9 @@ def ring(layout, communicators):
     if layout.is_first_stage:
         for number in range(12):
             pipeline.send(torch.full((2,), float(number)), 1)
-        return [pipeline.recv(torch.empty(2), last).tolist() for _ in range(12)]
+        return [pipeline.recv(torch.empty(2), last).wait().tolist() for _ in range(12)]
     for _ in range(12):
-        x = pipeline.recv(torch.empty(2), pipeline.rank - 1)
+        x = pipeline.recv(torch.empty(2), pipeline.rank - 1).wait()
         pipeline.send(x * 10 + pipeline.rank, 0 if layout.is_last_stage else pipeline.rank + 1)
     return communicators.counts()["recv"].calls
 
@@ -56,6 +59,42 @@ def test_stages_pass_tensors_on_in_order_and_back(ranks):
     first, *others = ranks.run(ring, ParallelLayout(pipeline_parallel=3))
     assert first == [[100 * number + 12.0] * 2 for number in range(12)]
     assert others == [12, 12]
+
+
+def overlapped(layout, communicators):
+    """Stage 1 asks for a tensor, computes for 100 ms, and only then waits for it. Stage 0 sends it after 30 ms."""
+    pipeline, rounds = communicators.pipeline, 3
+    for number in range(rounds):
+        pipeline.all_reduce(torch.zeros(1))  # both begin
+        if layout.is_first_stage:
+            time.sleep(0.03)
+            pipeline.send(torch.full((3,), float(number)), 1)
+            time.sleep(0.07)
+        else:
+            receipt = pipeline.recv(torch.empty(3), 0)
+            time.sleep(0.1)
+            assert receipt.wait().tolist() == [number] * 3
+    return pipeline.take_times(), pipeline.counts(), pipeline.take_times()
+
+
+def test_what_is_asked_for_early_arrives_behind_computation_and_the_time_is_measured(ranks):
+    (sent, *_), (met, counts, none) = ranks.run(overlapped, ParallelLayout(pipeline_parallel=2))
+    hidden_ms = [(end - begin) / 1e6 for begin, end in zip(sent.sent_ns, met.met_ns, strict=True)]
+    assert len(hidden_ms) == 3 and max(hidden_ms) < 60, "not the 70 ms until it was wanted, but until it was there"
+    assert counts["recv"].calls == 3 and counts["recv"].nanoseconds < 30e6
+    assert none == ([], []) and not met.sent_ns and not sent.met_ns
+
+
+def test_times_of_the_two_ends_of_a_tensor_are_paired_though_they_come_apart():
+    hidden = HiddenTimes(ParallelLayout(pipeline_parallel=3))
+    hidden.add(0, TransferTimes([100, 200], []))
+    assert hidden.take() == {}
+    hidden.add(1, TransferTimes([5000], [130]))  # what stage 1 sends to stage 2 is none of rank 0's
+    assert hidden.take() == {"send": 30}
+    hidden.add(2, TransferTimes([900], [5050]))
+    hidden.add(0, TransferTimes([], [890]))
+    hidden.add(1, TransferTimes([], [207]))
+    assert hidden.take() == {"send": 7, "recv": 0}, "stage 0 stood waiting before the last stage had sent"
 
 
 def fail(layout, communicators):

@@ -53,15 +53,18 @@ def _pass(model, layout, communicators, ids, positions, slots, last, backends, c
     if layout.pipeline_parallel == 1:
         return model(ids, positions, slots, *backends, cache)[last]
     pipeline, size = communicators.pipeline, model.config.hidden_size
-    residual = (
-        model.embed(ids) if layout.is_first_stage else pipeline.recv(torch.empty(len(ids), size), pipeline.rank - 1)
-    )
+    if layout.is_first_stage:
+        residual = model.embed(ids)
+    else:
+        residual = pipeline.recv(torch.empty(len(ids), size), pipeline.rank - 1).wait()
     x = model.run_layers(residual, positions, slots, *backends, cache)
     if layout.is_last_stage:
         pipeline.send(x[last].contiguous(), 0)
         return None
     pipeline.send(x, pipeline.rank + 1)
-    return pipeline.recv(torch.empty(len(last), size), layout.pipeline_parallel - 1) if layout.is_first_stage else None
+    if not layout.is_first_stage:
+        return None
+    return pipeline.recv(torch.empty(len(last), size), layout.pipeline_parallel - 1).wait()
 
 
 def on_rank(layout, communicators, folder: Path, weights: str | None, kernels: bool):
