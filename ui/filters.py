@@ -11,6 +11,7 @@ import pandas as pd
 from metrics.ledger import ACCOUNT_BY_NAME, UNACCOUNTED
 from metrics.request.goodput import judged
 from metrics.request.objectives import OBJECTIVE_NAMES, OBJECTIVES, short
+from metrics.run import cells
 from ui.tables.request import accounts_ms
 from ui.text import percent
 
@@ -128,9 +129,9 @@ class RunFilter:
             rows = rows[rows.step.between(low, self.last if self.last is not None else float("inf"))]
         rows = self._in_time(rows, rows.begin_ns, begin_ns)
         if self.of_requests() and len(rows):
-            members = pd.Series(np.concatenate([np.asarray(ids, dtype=object) for ids in rows.request_ids]))
-            step = np.repeat(np.arange(len(rows)), rows.request_ids.map(len))
-            holds = np.bincount(step[members.isin(set(requests.request_id)).to_numpy()], minlength=len(rows)) > 0
+            members, step = cells.values(rows.request_ids)
+            passes = pd.Series(members).isin(set(requests.request_id)).to_numpy()
+            holds = np.bincount(step[passes], minlength=len(rows)) > 0
             rows = rows[holds]
         return rows.reset_index(drop=True)
 

@@ -1,11 +1,14 @@
 """What the pages and the report show of one run: its tables, its diagnosis, and sentences for what is not there."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pandas as pd
+import pyarrow as pa
 
 from metrics.compute.roofline import Ceilings, load_ceilings
 from metrics.compute.utilisation import arithmetic, ceilings_from
@@ -16,6 +19,7 @@ from metrics.records import SCHEMAS
 from metrics.request.goodput import measured, measured_steps
 from metrics.request.offenders import Book, TooLarge, book_of
 from metrics.results.replicas import FleetView, fleet_view
+from metrics.run.cells import flat_frame
 from metrics.run.directory import RunDirectory, engine_settings, server_hardware
 from metrics.run.segments import STREAM
 from metrics.run.server_alone import is_server_alone, meta_of, requests_of
@@ -39,8 +43,6 @@ class RunData:
     server: pd.DataFrame  # what the server's own metrics showed at each scrape; empty where it recorded requests for us
     system: pd.DataFrame
     kernels: pd.DataFrame  # of profile bursts
-    book: Book | None  # who delayed whom
-    no_book: str  # why there is none, "" where there is one
     ceilings: Ceilings | None  # of the device of the run
     no_ceilings: str  # why there are none, "" where there are some
     precision: str  # of the run's arithmetic, as the ceilings name it
@@ -49,10 +51,21 @@ class RunData:
     num_steps: int = 0
     fleet: FleetView | None = None  # of several servers; each has a run of its own below this one
     server_alone: bool = False  # no client measured it: the server's stamps stand in for a client's
+    open_book: Callable[[], tuple[Book | None, str]] = lambda: (None, "")  # made when first asked for, then kept
 
     def beside(self, other: "RunData") -> "RunData":
         """This run, with a key for what is made of both."""
         return replace(self, key=f"{self.key} beside {other.key}")
+
+    @property
+    def book(self) -> Book | None:
+        """Who delayed whom, in the whole run."""
+        return self.open_book()[0]
+
+    @property
+    def no_book(self) -> str:
+        """Why there is no book, "" where there is one."""
+        return self.open_book()[1]
 
     @property
     def has_ledger(self) -> bool:
@@ -99,12 +112,12 @@ def load(path: Path | str, diagnosis: Diagnosis | None = None) -> RunData:
     meta = meta_of(run)
     recorded = _numeric(requests_of(run, run.meta()))
     requests = measured(recorded, meta)
-    steps = measured_steps(_numeric(run.table("steps")), requests).sort_values("step", ignore_index=True)
+    recorded_steps = run.arrow("steps")
+    steps = measured_steps(_numeric(flat_frame(recorded_steps)), requests).sort_values("step", ignore_index=True)
     reason = ""
     if diagnosis is None:
         diagnosis, reason = read_diagnosis(run, empty=requests.empty)
     ceilings, no_ceilings = _ceilings(meta)
-    book, no_book = _book(run)
     starts = pd.concat([requests.due_ns, steps.begin_ns]).dropna()
     return RunData(
         name=shown_name(run, meta),
@@ -120,8 +133,6 @@ def load(path: Path | str, diagnosis: Diagnosis | None = None) -> RunData:
         server=timeline(run) if requests.arrived_ns.isna().all() else pd.DataFrame(),
         system=_during(_numeric(run.table("system")), starts),
         kernels=run.table("kernels"),
-        book=book,
-        no_book=no_book,
         ceilings=ceilings,
         no_ceilings=no_ceilings,
         key=f"{run.path.resolve()} {fingerprint(run.path)}",
@@ -129,6 +140,7 @@ def load(path: Path | str, diagnosis: Diagnosis | None = None) -> RunData:
         num_steps=len(steps),
         fleet=fleet_view(run, requests),
         server_alone=is_server_alone(run, run.meta()),
+        open_book=cache(lambda: _book(run, recorded_steps)),
         precision=arithmetic(meta) or str(engine_settings(meta).get("dtype") or "float32"),
     )
 
@@ -149,9 +161,9 @@ def read_diagnosis(run: RunDirectory, empty: bool = False) -> tuple[Diagnosis | 
         return None, str(error)
 
 
-def _book(run: RunDirectory) -> tuple[Book | None, str]:
+def _book(run: RunDirectory, steps: pa.Table) -> tuple[Book | None, str]:
     try:
-        book = book_of(run)
+        book = book_of(run, steps)
     except TooLarge as error:
         return None, str(error)
     if book is None:

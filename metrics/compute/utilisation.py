@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 
 from metrics.compute.roofline import Ceilings, product_precision
-from metrics.records import COMPOSITIONS, composition
+from metrics.records import COMPOSITIONS, PROMPT_KINDS
+from metrics.run.cells import lengths, row_sums, sums_by_key, values
 
 
 class Use(msgspec.Struct, frozen=True):
@@ -58,13 +59,16 @@ def copy_ns(steps: pd.DataFrame) -> pd.Series:
 
 def _copied_bytes(steps: pd.DataFrame) -> int:
     """To and from the tier of host memory."""
-    cells = [cell for name in ("tier_loaded_bytes", "tier_stored_bytes") if name in steps for cell in steps[name]]
-    return sum(dict(cell).get("host") or 0 for cell in cells if cell is not None and not isinstance(cell, float))
+    copied = [steps[name] for name in ("tier_loaded_bytes", "tier_stored_bytes") if name in steps]
+    return sum(int(sums_by_key(column, ["host"]).host.sum()) for column in copied)
 
 
 def phases(steps: pd.DataFrame) -> np.ndarray:
-    """The phase of each step."""
-    return np.array([composition(list(kinds)) for kinds in steps.kinds], dtype=object)
+    """The phase of each step, as `records.composition` has it."""
+    kinds, rows = values(steps.kinds)
+    prompts = np.bincount(rows[np.isin(kinds, PROMPT_KINDS)], minlength=len(steps))
+    all_prompts = np.where(prompts == lengths(steps.kinds), "prefill", "mixed")
+    return np.where(prompts == 0, "decode", all_prompts).astype(object)
 
 
 def ceilings_from(meta: Mapping[str, Any]) -> Ceilings | None:
@@ -97,7 +101,7 @@ def _use(phase: str, steps: pd.DataFrame, ceilings: Ceilings | None, precision: 
     use = Use(
         phase=phase,
         steps=len(steps),
-        tokens=sum(int(sum(new)) for new in steps.new_tokens),
+        tokens=int(row_sums(steps.new_tokens).sum()),
         device_ns=device_ns,
         wall_ns=wall_ns,
         flops=int(flops.sum()),
@@ -142,5 +146,4 @@ def _total(table: pd.DataFrame, column: str) -> int:
 
 
 def _listed(table: pd.DataFrame, column: str) -> np.ndarray:
-    lists = [values for values in table[column] if values is not None] if column in table else []
-    return np.concatenate([np.zeros(0), *(np.asarray(values, dtype="float64") for values in lists)])
+    return values(table[column])[0].astype("float64") if column in table else np.zeros(0)

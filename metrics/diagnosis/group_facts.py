@@ -1,6 +1,5 @@
 """What a parallel group did with its time: exchanges, waits between stages, and what one process would take."""
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ import pandas as pd
 from metrics.compute.communication import WAITS, GroupShape, group_shape_from, predicted
 from metrics.compute.link import POINT_TO_POINT, Link
 from metrics.records import COLLECTIVES
-from metrics.request.waits import reasons
+from metrics.run.cells import keys_of, lengths, row_sums, sums_by_key, sums_by_place
 from metrics.run.directory import section, server_hardware
 
 GPU_SHARE = 0.8  # of a GPU's memory that weights may take: the rest is for KV and activations
@@ -91,11 +90,10 @@ def group_facts(meta: Mapping[str, Any], steps: pd.DataFrame) -> GroupFacts | No
         return None
     if shape is None or "rank_busy_ns" not in steps:
         return None
-    reported = steps[steps.rank_busy_ns.map(len) == shape.num_ranks]
-    if not len(reported):
+    if not (lengths(steps.rank_busy_ns) == shape.num_ranks).any():
         return None
     busy, communication, bubble = (
-        np.stack(steps[f"rank_{name}_ns"].map(lambda ranks: _padded(ranks, shape.num_ranks)).to_list()).sum(axis=0)
+        _padded(sums_by_place(steps[f"rank_{name}_ns"]), shape.num_ranks)
         for name in ("busy", "communication", "bubble")
     )
     return GroupFacts(
@@ -120,18 +118,14 @@ def links_of(meta: Mapping[str, Any]) -> list[Link]:
         return []
 
 
-def _padded(ranks: Any, count: int) -> np.ndarray:
+def _padded(sums: np.ndarray, count: int) -> np.ndarray:
     """[count]: a step has the ranks up to the last that reported since the step before."""
-    found = np.zeros(count)
-    found[: len(ranks)] = np.asarray(ranks, dtype=float)[:count]
-    return found
+    return np.pad(sums[:count], (0, max(0, count - len(sums))))
 
 
 def _sums(column: pd.Series) -> dict[str, int]:
-    found: Counter[str] = Counter()
-    for cell in column:
-        found.update(reasons(cell))
-    return dict(found)
+    sums = sums_by_key(column, keys_of(column)).sum()
+    return {str(name): int(total) for name, total in sums.items()}
 
 
 def _collectives(shape: GroupShape, links: list[Link], steps: pd.DataFrame) -> list[CollectiveTime]:
@@ -154,7 +148,7 @@ def _collectives(shape: GroupShape, links: list[Link], steps: pd.DataFrame) -> l
 
 
 def _tokens(steps: pd.DataFrame) -> np.ndarray:
-    return np.array([sum(map(int, each)) for each in steps.new_tokens], dtype=np.int64)
+    return row_sums(steps.new_tokens).astype(np.int64)
 
 
 def _link_slowdown(shape: GroupShape, links: list[Link], steps: pd.DataFrame) -> float | None:

@@ -47,12 +47,12 @@ class Book:
     own_ns: np.ndarray  # [R] what a victim's prompts cost itself
 
 
-def book_of(run: RunDirectory) -> Book | None:
-    """The book of a run directory; None where its server recorded no step or no request.
+def book_of(run: RunDirectory, steps: pa.Table | None = None) -> Book | None:
+    """The book of a run directory; None where its server recorded no step or no request. `steps` stands in for its own.
 
     Raises RunDataError where it cannot be read, and TooLarge above MOST_ENTRIES."""
-    steps, requests, meta = run.arrow("steps"), run.table("requests"), run.meta()
-    if not len(steps) or not len(requests):
+    steps, meta = run.arrow("steps") if steps is None else steps, run.meta()
+    if not len(steps):
         return None
     entries = pc.sum(pc.list_value_length(steps["request_ids"])).as_py() or 0
     if entries > MOST_ENTRIES:
@@ -60,6 +60,9 @@ def book_of(run: RunDirectory) -> Book | None:
             f"{run.path} has {entries:,} shares of requests in steps, and who delayed whom is worked out for at most "
             f"{MOST_ENTRIES:,}: record a shorter run"
         )
+    requests = run.table("requests")
+    if not len(requests):
+        return None
     requests = requests.drop_duplicates("request_id", keep="last", ignore_index=True)
     try:
         shape = shape_from(meta)

@@ -5,6 +5,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from metrics.diagnosis.group_facts import GroupFacts
+from metrics.run.cells import sums_by_place
 from ui import theme
 from ui.text import percent
 
@@ -39,10 +40,9 @@ def _detail(group: GroupFacts, rank: int) -> str:
 
 def experts(steps: pd.DataFrame) -> go.Figure | None:
     """Tokens of each routed expert over those of the mean expert; None of a model without. Of counted steps."""
-    counted = steps[steps.expert_tokens.map(len) > 0] if "expert_tokens" in steps else steps[:0]
-    if counted.empty:
+    tokens = sums_by_place(steps.expert_tokens) if "expert_tokens" in steps else np.zeros(0)
+    if not len(tokens):
         return None
-    tokens = np.sum(np.stack(counted.expert_tokens.map(np.asarray).to_list()), axis=0)
     fig = theme.figure(260)
     fig.add_bar(
         x=np.arange(len(tokens)), y=tokens / max(tokens.mean(), 1e-9), marker_color=theme.COLOURS["compute"],

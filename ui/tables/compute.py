@@ -1,6 +1,5 @@
 """What the device did in a run, shaped for showing: pure functions from its tables to small ones."""
 
-import numpy as np
 import pandas as pd
 
 from metrics.compute.cost_model import PARTS
@@ -8,6 +7,7 @@ from metrics.compute.roofline import Ceilings
 from metrics.compute.utilisation import TokenNumbers, phases
 from metrics.compute.utilisation import utilisation as metrics_of
 from metrics.records import COMPOSITIONS
+from metrics.run.cells import row_sums
 
 TOKEN_MEANING = {
     "computed": "prompt and output tokens that went through the model the first time",
@@ -33,7 +33,7 @@ def points(steps: pd.DataFrame) -> pd.DataFrame:
             "gflops": rows.flops / seconds / 1e9,
             "gbytes": rows.bytes / seconds / 1e9,
             "device_ms": rows.device_ns / 1e6,
-            "tokens": rows.new_tokens.map(lambda tokens: float(np.sum(tokens))),
+            "tokens": row_sums(rows.new_tokens),
         }
     )
 
@@ -92,7 +92,7 @@ def flops_by_part(steps: pd.DataFrame) -> pd.DataFrame:
     if not steps[columns].sum().sum():
         return pd.DataFrame(columns=[*PARTS, "tokens"])
     summed = steps[columns].astype("float64").fillna(0.0).set_axis(list(PARTS), axis=1)
-    summed["tokens"] = steps.new_tokens.map(lambda cell: float(np.sum(cell)))
+    summed["tokens"] = row_sums(steps.new_tokens)
     table = summed.groupby(phases(steps)).sum()
     return table.reindex([name for name in COMPOSITIONS if name in table.index])
 

@@ -5,6 +5,7 @@ from statistics import median
 import pandas as pd
 
 from metrics.diagnosis.group_facts import GroupFacts
+from metrics.run.cells import as_objects, lengths
 from ui.text import duration, number, percent
 
 EVEN_TOKENS = 4  # of the mean expert of a layer, from which on a step could be even
@@ -51,7 +52,7 @@ def group_sentence(group: GroupFacts) -> str:
 
 def expert_sentence(steps: pd.DataFrame) -> str:
     """How uneven the layers of counted steps were."""
-    counted = steps[steps.expert_tokens.map(len) > 0]
+    counted = as_objects(steps[lengths(steps.expert_tokens) > 0])
     shares = [
         sum(map(int, tokens)) / len(tokens) / len(layers)
         for tokens, layers in zip(counted.expert_tokens, counted.expert_imbalance_percent, strict=True)

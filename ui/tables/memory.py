@@ -11,6 +11,7 @@ from metrics.memory.prefix_outcomes import hit_tokens
 from metrics.memory.residence import ModelResidence
 from metrics.request.timeline import call_of
 from metrics.request.waits import reasons
+from metrics.run import cells
 from ui.tables.request import cohorts
 from ui.text import duration, number
 
@@ -74,7 +75,7 @@ def miss_ratios(requests: pd.DataFrame) -> tuple[pd.DataFrame, float, float]:
 
 def block_events(steps: pd.DataFrame) -> dict[str, np.ndarray]:
     """All sampled events of blocks, by column of BLOCK_EVENTS."""
-    return {name: np.array([event for cell in steps[name] for event in _cell(cell)], float) for name in BLOCK_EVENTS}
+    return {name: cells.values(steps[name])[0].astype("float64") for name in BLOCK_EVENTS}
 
 
 def tiers(steps: pd.DataFrame, requests: pd.DataFrame) -> pd.DataFrame:
@@ -83,13 +84,11 @@ def tiers(steps: pd.DataFrame, requests: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame()
     rows = []
     hits = [reasons(cell) for cell in requests.loaded_tokens]
-    held = [reasons(cell) for cell in steps.tier_blocks]
-    for tier in TIERS:
-        if not any(tier in cell for cell in held):
-            continue
+    held = cells.sums_by_key(steps.tier_blocks, TIERS)
+    for tier in cells.keys_of(steps.tier_blocks):
 
         def total(column: str, tier: str = tier) -> float:
-            return float(sum(reasons(cell).get(tier, 0) for cell in steps[column]))
+            return float(cells.sums_by_key(steps[column], [tier])[tier].sum())
 
         load_s, store_s = total("tier_load_ns") / 1e9, total("tier_store_ns") / 1e9
         loaded, stored = total("tier_loaded_bytes") / 1e6, total("tier_stored_bytes") / 1e6
@@ -99,7 +98,7 @@ def tiers(steps: pd.DataFrame, requests: pd.DataFrame) -> pd.DataFrame:
             "read (MB)": loaded, "read (s)": load_s, "read (MB/s)": loaded / load_s if load_s else float("nan"),
             "written (MB)": stored, "written (s)": store_s,
             "written (MB/s)": stored / store_s if store_s else float("nan"),
-            "blocks at the end": float(held[-1].get(tier, 0)), "failures": total("tier_failures"),
+            "blocks at the end": float(held[tier].iloc[-1]), "failures": total("tier_failures"),
             "blocks without room": total("tier_refused"),
         }  # fmt: skip
         rows.append({"tier": tier} | {name: number(value) for name, value in figures.items()})
@@ -126,7 +125,7 @@ def preemptions(steps: pd.DataFrame, requests: pd.DataFrame, begin_ns: float, co
     """Who lost his blocks, when, to whom and at what cost, as text; the costliest first."""
     facts = requests.drop_duplicates("request_id").set_index("request_id")
     rows = []
-    for record in steps[steps.preempted_ids.map(len) > 0].itertuples():
+    for record in cells.as_objects(steps[cells.lengths(steps.preempted_ids) > 0]).itertuples():
         takers, thrown = _cell(record.preempted_for), _cell(record.preempted_tokens)
         for place, victim in enumerate(record.preempted_ids):
             taker = takers[place] if place < len(takers) else ""

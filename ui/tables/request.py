@@ -7,6 +7,7 @@ from metrics.catalog.memory import BLOCK_STATES
 from metrics.ledger import ACCOUNTS, UNACCOUNTED
 from metrics.records import KINDS, REFUSALS, STAGES
 from metrics.request.goodput import total_tokens
+from metrics.run import cells
 from ui.text import missing, number, percent
 
 SLOWEST_SHARE = 0.1
@@ -69,9 +70,8 @@ def tokens_by_kind(steps: pd.DataFrame) -> pd.DataFrame:
     """New tokens of each step by kind: index of `steps`, columns KINDS."""
     if steps.empty:
         return pd.DataFrame(columns=list(KINDS), index=steps.index, dtype="float64")
-    codes, names = pd.factorize(np.concatenate([np.asarray(kinds, dtype=object) for kinds in steps.kinds]))
-    tokens = np.concatenate([np.asarray(new, dtype="float64") for new in steps.new_tokens])
-    step = np.repeat(np.arange(len(steps)), [len(kinds) for kinds in steps.kinds])
+    codes, names = pd.factorize(cells.values(steps.kinds)[0])
+    tokens, step = cells.values(steps.new_tokens)
     return pd.DataFrame(
         {
             kind: np.bincount(step, weights=np.where(codes == list(names).index(kind), tokens, 0.0),
@@ -84,8 +84,7 @@ def tokens_by_kind(steps: pd.DataFrame) -> pd.DataFrame:
 
 def refusals_by_reason(steps: pd.DataFrame) -> pd.DataFrame:
     """Waiting requests that each step held back, by reason: index of `steps`, columns REFUSALS."""
-    rows = [dict(refused) if refused is not None else {} for refused in steps.refusals]
-    return pd.DataFrame(rows, index=steps.index, columns=list(REFUSALS), dtype="float64").fillna(0.0)
+    return cells.sums_by_key(steps.refusals, REFUSALS)
 
 
 def step_series(steps: pd.DataFrame, begin_ns: float) -> pd.DataFrame:
@@ -98,10 +97,10 @@ def step_series(steps: pd.DataFrame, begin_ns: float) -> pd.DataFrame:
             "wall_ms": (steps.end_ns - steps.begin_ns) / 1e6,
             "device_ms": steps.device_ns / 1e6,
             "predicted_ms": steps.predicted_ns / 1e6,
-            "running": steps.request_ids.map(len).astype("float64"),
+            "running": cells.lengths(steps.request_ids).astype("float64"),
             "waiting": steps.waiting,
             "budget": steps.budget,
-            "preempted": steps.preempted_ids.map(len).astype("float64"),
+            "preempted": cells.lengths(steps.preempted_ids).astype("float64"),
         }
     )
     parts = [series, tokens_by_kind(steps).add_prefix("tokens_"), refusals_by_reason(steps).add_prefix("refused_")]
@@ -131,10 +130,12 @@ def binned(series: pd.DataFrame, bins: int = 200) -> tuple[pd.DataFrame, float]:
 
 def steps_of(steps: pd.DataFrame, request_id: str) -> pd.DataFrame:
     """The steps that a request took part in: `step, begin_ns, end_ns, kind, new_tokens, past_tokens, batch`."""
+    ids, place = cells.values(steps.request_ids)
+    own = cells.as_objects(steps.iloc[np.unique(place[ids == request_id])])
     rows = [
         (record.step, record.begin_ns, record.end_ns, record.kinds[place], int(record.new_tokens[place]),
          int(record.past_tokens[place]), len(record.request_ids))
-        for record in steps.itertuples() for place, member in enumerate(record.request_ids) if member == request_id
+        for record in own.itertuples() for place, member in enumerate(record.request_ids) if member == request_id
     ]  # fmt: skip
     return pd.DataFrame(rows, columns=["step", "begin_ns", "end_ns", "kind", "new_tokens", "past_tokens", "batch"])
 

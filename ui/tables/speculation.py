@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from metrics.request.waits import reasons
+from metrics.run import cells
 from ui.text import duration, number, percent
 
 UNDRAFTED_MEANING = {
@@ -17,9 +17,11 @@ UNDRAFTED_MEANING = {
 def acceptance(steps: pd.DataFrame) -> pd.DataFrame:
     """A row a position of a draft behind the last known token: `position, drafted, accepted, share` (of the drafted)
     and `given`: at least so many of those behind accepted drafts. Empty of a run that verified none."""
-    if "drafted_by_position" not in steps or not (verified := steps[steps.drafted_by_position.map(len) > 0]).shape[0]:
+    if "drafted_by_position" not in steps:
         return pd.DataFrame()
-    drafted, accepted = (_summed(verified[f"{name}_by_position"]) for name in ("drafted", "accepted"))
+    drafted, accepted = (cells.sums_by_place(steps[f"{name}_by_position"]) for name in ("drafted", "accepted"))
+    if not len(drafted):
+        return pd.DataFrame()
     accepted = np.pad(accepted, (0, len(drafted) - len(accepted)))
     # A draft can be accepted only if those before it were. Sums do not tell how many of them had one behind them.
     reached = np.minimum(drafted, np.concatenate((drafted[:1], accepted[:-1])))
@@ -48,19 +50,8 @@ def draft_sentence(steps: pd.DataFrame, requests: pd.DataFrame) -> str:
         f"Proposing took {duration(float(steps.draft_ns.sum()))}. Rejected drafts took {duration(float(rejected))} of "
         "the requests' decode time."
     )
-    totals: dict[str, int] = {}
-    for cell in steps.undrafted:
-        for reason, count in reasons(cell).items():
-            totals[reason] = totals.get(reason, 0) + count
-    if totals:
+    totals = cells.sums_by_key(steps.undrafted, cells.keys_of(steps.undrafted)).sum()
+    if len(totals):
         named = (f"{number(count)} times {UNDRAFTED_MEANING.get(name, name)}" for name, count in totals.items())
         sentence += f" A request got no drafts: {'; '.join(named)}."
     return sentence
-
-
-def _summed(lists: pd.Series) -> np.ndarray:
-    """Of lists of counts, the longest of which tells the length."""
-    total = np.zeros(max(map(len, lists)), dtype=np.int64)
-    for counts in lists:
-        total[: len(counts)] += np.asarray(counts, dtype=np.int64)
-    return total
