@@ -7,7 +7,7 @@ import msgspec
 from metrics.diagnosis.facts import by_lifecycle
 from metrics.request.goodput import class_goodput, judged
 from metrics.results.replicas import fleet_view
-from metrics.results.summary import results
+from metrics.results.summary import Results, results
 from metrics.run.directory import RunDirectory
 from ui.filters import RunFilter
 from ui.run_data import RunData
@@ -34,6 +34,13 @@ def narrowed(run: RunData, chosen: RunFilter) -> RunData:
     )  # fmt: skip
 
 
+def results_of(run: RunData) -> Results | None:
+    """What a client measured of the requests that pass; None where nobody knows."""
+    if run.diagnosis is None or run.diagnosis.results is not None or not 0 < len(run.requests) < run.sent:
+        return None if run.diagnosis is None else run.diagnosis.results
+    return results(judged(run.requests, run.meta.get("objectives")), run.meta)
+
+
 def _diagnosis(run: RunData, chosen: RunFilter, requests):
     if run.diagnosis is None:
         return None
@@ -50,7 +57,5 @@ def _diagnosis(run: RunData, chosen: RunFilter, requests):
         goodput=class_goodput(requests, objectives, seconds) if len(requests) else [],
         ledger_share=shares,
         lifecycle_share=by_lifecycle(shares),
-        results=results(judged(requests, objectives), run.meta)
-        if run.diagnosis.results is not None and len(requests)
-        else None,
+        results=run.diagnosis.results if len(requests) == len(run.requests) else None,  # `results_of` makes them
     )

@@ -1,6 +1,6 @@
 """Two runs, or two sets of runs, compared: reads them, refuses what cannot be compared, weighs every metric."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -49,12 +49,13 @@ MOST_CHARACTERS = 60  # of a value in a list of differences
 def compare_runs(
     a: Sequence[RunDirectory], b: Sequence[RunDirectory], *, metrics: Sequence[str] = (), margin: float = 0.05,
     margins: Mapping[str, float] = NO_MARGINS, confidence: float = 0.95, force: bool = False,
-    max_steal: float | None = None, seed: int = 0,
+    max_steal: float | None = None, seed: int = 0, read: Callable[[RunDirectory], RunSamples] = read_run,
 ) -> Comparison:  # fmt: skip
     """Whether B is worse than A. Without `metrics`: OF_REQUESTS, and OF_STEPS where both sides recorded steps; those
     that no run has are left out. Where a request failed, how many were served is compared as well. `margins` are of
     metrics that have one of their own. With `max_steal`, a share, requests and steps are left out that met a second in
-    which other machines took more of the CPU time; `served` counts all requests all the same.
+    which other machines took more of the CPU time; `served` counts all requests all the same. `read` gives what a run
+    has, for a caller who has read it.
 
     Raises InputError where a run is not valid, where the runs are not of the same load, model and hardware or did not
     do the same work (unless `force`), where A is too short or `max_steal` leaves nothing, and for a metric that is not
@@ -67,7 +68,7 @@ def compare_runs(
             f"{of_wall[0]} is of the whole time of a run, of which --max-steal can leave nothing out; drop one"
         )
     notes = check(a, b, force)
-    whole = [[read_run(run) for run in side] for side in (a, b)]
+    whole = [[read(run) for run in side] for side in (a, b)]
     several = _several(whole)
     sides, steps, share, steal_notes = _undisturbed(whole, max_steal)
     chosen = list(dict.fromkeys(metrics)) or _usual(sides, steps is not None, notes)

@@ -12,8 +12,10 @@ import numpy as np
 import pandas as pd
 
 from metrics.compare.metrics import SHARES, Metric
-from metrics.records import composition
+from metrics.compute.utilisation import phases
+from metrics.records import COMPOSITIONS
 from metrics.request.goodput import chunks_of, judged, measured, measured_steps, window_ns, with_text
+from metrics.run.cells import flat_frame, lengths, row_sums
 from metrics.run.directory import RunDirectory, server_hardware
 
 FEWEST_WINDOWS, MOST_WINDOWS = 8, 40
@@ -126,25 +128,37 @@ def _cut(values: np.ndarray, offsets_ns: np.ndarray, span_ns: float, windows: in
 
 def steps_of(each: RunSamples) -> pd.DataFrame:
     """The steps of a run with what makes them alike: composition, sequences, new tokens and context, in classes."""
-    steps = measured_steps(each.run.table("steps"), each.requests)
-    steps = steps[steps.new_tokens.map(len) > 0]
-    new = steps.new_tokens.map(np.sum).astype("float64")
-    context = steps.past_tokens.map(np.sum).astype("float64") + new
-    sequences = steps.new_tokens.map(len)
-    kinds = [composition(list(kind)) for kind in steps.kinds]
+    columns = ("begin_ns", "end_ns", "kinds", "new_tokens", "past_tokens")
+    steps = measured_steps(flat_frame(each.run.arrow("steps", columns)), each.requests)
+    sequences = lengths(steps.new_tokens)
+    steps, sequences = steps[sequences > 0], sequences[sequences > 0]
+    new = row_sums(steps.new_tokens)
+    context = row_sums(steps.past_tokens) + new
+    kinds = phases(steps)
+    classes = (
+        np.searchsorted(sorted(COMPOSITIONS), kinds), sequences,
+        np.where(kinds == "decode", new, _size_class(new)), _size_class(context),
+    )  # fmt: skip
     return pd.DataFrame(
         {
             "begin_ns": steps.begin_ns.astype("float64"),
             "took_ns": (steps.end_ns - steps.begin_ns).astype("float64"),
-            "like": [
-                (kind, num, tokens if kind == "decode" else int(math.log(tokens, CONTEXT_RATIO)), reads)
-                for kind, num, tokens, reads in zip(
-                    kinds, sequences, new.astype(int), np.log(np.maximum(context, 1)) // math.log(CONTEXT_RATIO),
-                    strict=True,
-                )
-            ],
+            "like": _packed(*(each.astype("int64") for each in classes)),
         }
-    )  # fmt: skip
+    )
+
+
+def _size_class(tokens: np.ndarray) -> np.ndarray:
+    """Numbers of one class differ by less than CONTEXT_RATIO."""
+    return np.log(np.maximum(tokens, 1)) // math.log(CONTEXT_RATIO)
+
+
+def _packed(*parts: np.ndarray) -> np.ndarray:
+    """One number for four, each of which fits in the bits of its place."""
+    result = parts[0]
+    for part, bits in zip(parts[1:], (20, 28, 8), strict=True):
+        result = (result << bits) | np.minimum(part, (1 << bits) - 1)
+    return result
 
 
 def alike_steps(sides: Sequence[Sequence[pd.DataFrame]], fewest: int = 4) -> tuple[list[list[pd.DataFrame]], float]:

@@ -24,7 +24,6 @@ from metrics.statistics.dependent_samples import t_quantile, t_tail
 
 Verdict = Literal["no worse", "worse", "cannot tell"]
 RESAMPLES = 400
-ROWS_AT_ONCE = 20  # resamples of a quantile that are in memory together
 FEWEST_RUNS = 2
 
 
@@ -229,11 +228,21 @@ def _weighted(samples: Samples, metric: Metric, weights: np.ndarray) -> np.ndarr
         with np.errstate(invalid="ignore", divide="ignore"):
             return (weights @ sums) / (weights @ counts)
     order = np.argsort(samples.values, kind="stable")
-    values, window = samples.values[order], samples.window[order]
-    found = []
-    for begin in range(0, len(weights), ROWS_AT_ONCE):
-        heaped = np.cumsum(weights[begin : begin + ROWS_AT_ONCE, window], axis=1)
-        wanted = QUANTILES[metric.statistic] * heaped[:, -1:]
-        place = (heaped < wanted).sum(axis=1)
-        found.append(values[np.minimum(place, len(values) - 1)])
-    return np.concatenate(found)
+    return samples.values[order][_places(samples.window[order], samples.windows, weights, QUANTILES[metric.statistic])]
+
+
+def _places(window: np.ndarray, windows: int, weights: np.ndarray, share: float) -> np.ndarray:
+    """[resamples] the place in the order of values at which `share` of the weight is reached: first the block of values
+    by what whole blocks weigh, then the place in it."""
+    size = math.ceil(math.sqrt(len(window)))
+    blocks = math.ceil(len(window) / size)
+    padded = np.pad(window, (0, blocks * size - len(window)), constant_values=windows)  # a window of no weight
+    counts = np.bincount(np.repeat(np.arange(blocks), size) * (windows + 1) + padded, minlength=blocks * (windows + 1))
+    weights = np.pad(weights, ((0, 0), (0, 1)))
+    ends = np.cumsum(weights @ counts.reshape(blocks, windows + 1).T, axis=1)  # [resamples, blocks]
+    wanted = share * ends[:, -1:]
+    block = np.minimum((ends < wanted).sum(axis=1), blocks - 1)
+    rows = np.arange(len(weights))
+    before = np.where(block > 0, ends[rows, block - 1], 0)
+    inside = np.cumsum(weights[rows[:, None], padded.reshape(blocks, size)[block]], axis=1) + before[:, None]
+    return np.minimum(block * size + (inside < wanted).sum(axis=1), len(window) - 1)

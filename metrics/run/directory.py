@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS
 from metrics.records import SCHEMAS
 from metrics.run.front_turns import with_front_turns
 from metrics.run.routing import with_routing
-from metrics.run.segments import compact, read_segment, sources
+from metrics.run.segments import compact, read_segment, schema_of, sources
 from metrics.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -112,16 +112,16 @@ class RunDirectory:
                 frame[field.name] = column.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get)
         return frame
 
-    def arrow(self, table: str) -> pa.Table:
-        """The same as Arrow, which keeps a million lists flat."""
+    def arrow(self, table: str, columns: Sequence[str] = ()) -> pa.Table:
+        """The same as Arrow, which keeps a million lists flat. With `columns` no others are read."""
         try:
             try:
-                parts = [read_segment(file, table) for file in self.sources(table)]
+                parts = [read_segment(file, table, columns) for file in self.sources(table)]
             except FileNotFoundError:  # compacted meanwhile: by now the whole stands under its name
-                parts = [read_segment(file, table) for file in self.sources(table)]
+                parts = [read_segment(file, table, columns) for file in self.sources(table)]
         except (pa.ArrowException, OSError, ValueError) as error:  # a damaged name of a column is not UTF-8
             raise RunDataError(f"{self.path}: table {table} cannot be read: {error}") from None
-        return pa.concat_tables(parts) if parts else SCHEMAS[table].empty_table()
+        return pa.concat_tables(parts) if parts else schema_of(table, columns).empty_table()
 
     def compact(self) -> None:
         """Makes one file of each table's segments. Only for the process that wrote them, after its last write."""
@@ -265,8 +265,13 @@ def with_latencies(joined: "pd.DataFrame") -> "pd.DataFrame":
 
 def _first_read_tokens(joined: "pd.DataFrame") -> np.ndarray:
     """Tokens in the first read with text; 1 where the server reports no tokens of a chunk."""
+    from metrics.run.cells import lengths, values  # with pandas
+
+    chunks = lengths(joined.chunk_ns)
+    counted = (chunks > 0) & (lengths(joined.chunk_tokens) == chunks)
+    stamps, rows = values(joined.chunk_ns[counted])
+    first = np.cumsum(chunks[counted]) - chunks[counted]
+    counts = np.where(stamps == stamps[first][rows], values(joined.chunk_tokens[counted])[0], 0) if len(rows) else []
     tokens = np.ones(len(joined))
-    for position, (stamps, counts) in enumerate(zip(joined.chunk_ns, joined.chunk_tokens, strict=True)):
-        if counts is not None and len(counts) and len(counts) == len(stamps):
-            tokens[position] = sum(count for ns, count in zip(stamps, counts, strict=True) if ns == stamps[0])
+    tokens[counted] = np.bincount(rows, counts, minlength=int(counted.sum()))
     return tokens

@@ -9,7 +9,7 @@ that it had not appended.
 import io
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -105,9 +105,13 @@ def write_segment(directory: Path, table: str, rows: list[dict[str, Any]], name:
     return replace_table(directory / f"{table}.parts" / f"{name}.parquet", content)
 
 
-def read_segment(path: Path, table: str) -> pa.Table:
-    """The rows of a file of `sources`, with the columns of today's schema."""
-    return pa.Table.from_batches(_batches(path, table), SCHEMAS[table])
+def read_segment(path: Path, table: str, columns: Sequence[str] = ()) -> pa.Table:
+    """The rows of a file of `sources`, with the columns of today's schema, or with these of them."""
+    return pa.Table.from_batches(_batches(path, table, columns), schema_of(table, columns))
+
+
+def schema_of(table: str, columns: Sequence[str] = ()) -> pa.Schema:
+    return pa.schema([SCHEMAS[table].field(name) for name in columns]) if columns else SCHEMAS[table]
 
 
 def compact(directory: Path, table: str) -> None:
@@ -155,14 +159,17 @@ def _compacted_segments(whole: Path) -> set[str]:
     return set(json.loads(metadata.get(HOLDS, b"[]")))
 
 
-def _batches(file: Path, table: str) -> Iterator[pa.RecordBatch]:
-    for batch in _whole_batches(file) if file.suffix == STREAM else _whole_table(file).to_batches():
-        yield _as_today(batch, table)
+def _batches(file: Path, table: str, columns: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
+    schema = schema_of(table, columns)
+    former = FORMER_NAMES.get(table, {})
+    wanted = [*schema.names, *(former[name] for name in schema.names if name in former)] if columns else None
+    for batch in _whole_batches(file) if file.suffix == STREAM else _whole_table(file, wanted).to_batches():
+        yield _as_today(batch, table, schema)
 
 
-def _as_today(batch: pa.RecordBatch, table: str) -> pa.RecordBatch:
+def _as_today(batch: pa.RecordBatch, table: str, schema: pa.Schema) -> pa.RecordBatch:
     """Columns that this version does not know are left out; columns that the writer did not know are null."""
-    known, former, schema = set(batch.schema.names), FORMER_NAMES.get(table, {}), SCHEMAS[table]
+    known, former = set(batch.schema.names), FORMER_NAMES.get(table, {})
     arrays = []
     for field in schema:
         name = field.name if field.name in known else former.get(field.name)
@@ -170,14 +177,15 @@ def _as_today(batch: pa.RecordBatch, table: str) -> pa.RecordBatch:
     return pa.record_batch(arrays, schema)
 
 
-def _whole_table(file: Path) -> pa.Table:
+def _whole_table(file: Path, columns: list[str] | None = None) -> pa.Table:
     """Raises ArrowInvalid for a damaged count of rows, for which Arrow would take memory without a bound."""
     with pq.ParquetFile(file) as opened:
         metadata = opened.metadata
         for group in map(metadata.row_group, range(metadata.num_row_groups)):
             if any(group.num_rows > group.column(index).num_values for index in range(group.num_columns)):
                 raise pa.ArrowInvalid(f"a group of {file.name} has more rows than values")
-        return opened.read()
+        known = [name for name in columns if name in opened.schema_arrow.names] if columns is not None else None
+        return opened.read(known)
 
 
 def _whole_batches(file: Path) -> Iterator[pa.RecordBatch]:

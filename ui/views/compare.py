@@ -24,10 +24,14 @@ STATES = {"no worse": "healthy", "worse": "overloaded", "cannot tell": "inconclu
 
 
 @st.cache_data(max_entries=16, show_spinner="Comparing the runs …")
-def verdict(a: str, b: str, stamps: tuple, is_forced: bool) -> tuple[Comparison | None, str]:
+def verdict(key: str, is_forced: bool, _runs: tuple[RunData, RunData]) -> tuple[Comparison | None, str]:
     """Of the whole runs; or None and why there is none."""
+    samples = {
+        run.path: samples_from(RunDirectory(run.path), run.requests, run.meta.get("objectives")) for run in _runs
+    }
+    a, b = map(RunDirectory, samples)
     try:
-        return compare_runs([RunDirectory(a)], [RunDirectory(b)], force=is_forced), ""
+        return compare_runs([a], [b], force=is_forced, read=lambda run: samples[run.path]), ""
     except SojournError as error:
         return None, str(error)
 
@@ -178,7 +182,6 @@ is_forced = st.toggle(
     "Compare all the same", key="force", bind="query-params",
     help="give a verdict also on runs that are not valid, or that differ in load, model or machine (--force)",
 )  # fmt: skip
-stamps = fingerprint(run.path), fingerprint(path)
 place = st.container()  # filled last: figures need not wait for it
 show_settings(run, other)
 if run.requests.empty or other.requests.empty:
@@ -192,4 +195,5 @@ show_ledgers(a, b, names, both)
 show_classes(a, b, (run, other), both)
 show_pairs(a, b, names, both)
 with place:
-    show_verdict(*verdict(str(run.path), str(path), stamps, is_forced))
+    first = read(str(run.path), fingerprint(run.path))
+    show_verdict(*verdict(first.beside(whole).key, is_forced, (first, whole)))

@@ -5,7 +5,8 @@ import streamlit as st
 from ui import drawings
 from ui.figures import goodput
 from ui.markup import fragments, results
-from ui.page import draw_all, open_page, stop_with
+from ui.narrowed import results_of
+from ui.page import draw_all, once, open_page, stop_with
 
 run = open_page(
     "Goodput",
@@ -18,10 +19,10 @@ run = open_page(
 )
 if run.requests.empty:
     stop_with("No request has been recorded.", "hourglass_empty")
-measured = run.diagnosis.results if run.diagnosis is not None else None
+measured = once(run, "results", lambda: results_of(run))
 if measured is not None:
     st.html(results.steady(measured.steady) + results.load_and_cost(measured))
-draw_all(drawings.of_goodput(run))
+draw_all(once(run, "goodput", lambda: drawings.of_goodput(run)))
 if run.diagnosis is not None:
     st.subheader("Quantiles", anchor=False)
     st.html(fragments.data_table(goodput.quantile_table(run.diagnosis.goodput)))
