@@ -8,10 +8,10 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 
+from metrics import cells
 from metrics.ledger import ACCOUNT_BY_NAME, UNACCOUNTED
 from metrics.request.goodput import judged
 from metrics.request.objectives import OBJECTIVE_NAMES, OBJECTIVES, short
-from metrics.run import cells
 from ui.tables.request import accounts_ms
 from ui.text import percent
 

@@ -10,6 +10,7 @@ import msgspec
 import pandas as pd
 import pyarrow as pa
 
+from metrics.cells import flat_frame
 from metrics.compute.roofline import Ceilings, load_ceilings
 from metrics.compute.utilisation import arithmetic, ceilings_from
 from metrics.diagnosis.diagnose import diagnose
@@ -19,7 +20,6 @@ from metrics.records import SCHEMAS
 from metrics.request.goodput import measured, measured_steps
 from metrics.request.offenders import Book, TooLarge, book_of
 from metrics.results.replicas import FleetView, fleet_view
-from metrics.run.cells import flat_frame
 from metrics.run.directory import RunDirectory, engine_settings, server_hardware
 from metrics.run.segments import STREAM
 from metrics.run.server_alone import is_server_alone, meta_of, requests_of

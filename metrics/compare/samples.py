@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from metrics.cells import flat_frame, lengths, row_sums
 from metrics.compare.metrics import SHARES, Metric
 from metrics.compute.utilisation import phases
 from metrics.records import COMPOSITIONS
 from metrics.request.goodput import chunks_of, judged, measured, measured_steps, window_ns, with_text
-from metrics.run.cells import flat_frame, lengths, row_sums
 from metrics.run.directory import RunDirectory, server_hardware
 
 FEWEST_WINDOWS, MOST_WINDOWS = 8, 40

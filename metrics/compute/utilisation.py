@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 import pandas as pd
 
+from metrics.cells import lengths, row_sums, sums_by_key, values
 from metrics.compute.roofline import Ceilings, product_precision
 from metrics.records import COMPOSITIONS, PROMPT_KINDS
-from metrics.run.cells import lengths, row_sums, sums_by_key, values
 
 
 class Use(msgspec.Struct, frozen=True):

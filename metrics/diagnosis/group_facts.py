@@ -8,10 +8,10 @@ import msgspec
 import numpy as np
 import pandas as pd
 
+from metrics.cells import keys_of, lengths, row_sums, sums_by_key, sums_by_place
 from metrics.compute.communication import WAITS, GroupShape, group_shape_from, predicted
 from metrics.compute.link import POINT_TO_POINT, Link
 from metrics.records import COLLECTIVES
-from metrics.run.cells import keys_of, lengths, row_sums, sums_by_key, sums_by_place
 from metrics.run.directory import section, server_hardware
 
 GPU_SHARE = 0.8  # of a GPU's memory that weights may take: the rest is for KV and activations

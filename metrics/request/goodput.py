@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 
+from metrics.cells import lengths, weighted
 from metrics.request.latencies import quantiles
 from metrics.request.objectives import EVERY_CLASS, OBJECTIVES, objectives_of, short
 from metrics.statistics.intervals import Interval, share_interval
@@ -195,16 +196,13 @@ def goodput_by_tpot(frame: pd.DataFrame, objectives: list[dict[str, Any]] | None
 
 def with_text(requests: pd.DataFrame) -> pd.DataFrame:
     """The requests of whose answer a client read some text."""
-    return requests[np.array([stamps is not None and len(stamps) > 0 for stamps in requests.chunk_ns], dtype=bool)]
+    return requests[lengths(requests.chunk_ns) > 0]
 
 
 def chunks_of(streamed: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """When each chunk was read, and its tokens; a chunk stands for a token where the server tells none."""
-    tokens = [
-        counts if counts is not None and len(counts) == len(stamps) else np.ones(len(stamps))
-        for stamps, counts in zip(streamed.chunk_ns, streamed.chunk_tokens, strict=True)
-    ]
-    return tuple(np.concatenate([np.zeros(0), *lists]) for lists in (streamed.chunk_ns, tokens))
+    stamps, tokens, _ = weighted(streamed.chunk_ns, streamed.chunk_tokens)
+    return stamps.astype("float64"), tokens
 
 
 def total_tokens(tokens: pd.Series) -> int | None:

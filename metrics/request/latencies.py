@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 
+from metrics.cells import weighted
 from metrics.statistics.intervals import (
     Interval,
     clustered_mean_interval,
@@ -157,13 +158,31 @@ def summaries(frame: pd.DataFrame) -> list[LatencySummary]:
 def gaps_ms(name: str, frame: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """All samples of `itl_ms` or `inter_chunk_ms` of the served requests, and of each the number of its request."""
     served = frame[frame.status == "ok"]
-    parts = [
-        itl_ms(stamps, tokens) if name == "itl_ms" else inter_chunk_ms(stamps)
-        for stamps, tokens in zip(served.chunk_ns, served.chunk_tokens, strict=True)
-        if stamps is not None
-    ]
-    owners = np.repeat(np.arange(len(parts)), [len(part) for part in parts]) if parts else np.empty(0, dtype=int)
-    return (np.concatenate(parts) if parts else np.empty(0)), owners
+    stamps, tokens, rows = weighted(served.chunk_ns, served.chunk_tokens)  # a chunk for a token where none are told
+    if name == "inter_chunk_ms":
+        inner = rows[1:] == rows[:-1]
+        return (np.diff(stamps) / 1e6)[inner], rows[1:][inner]
+    return _itl_of_all(stamps, tokens, rows)
+
+
+def _itl_of_all(stamps: np.ndarray, tokens: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`itl_ms` of the chunks of many requests, which stand in the order of their stamps, and the row of each sample."""
+    if not len(stamps):
+        return np.empty(0), np.empty(0, dtype=int)
+    is_read = np.concatenate(([True], (rows[1:] != rows[:-1]) | (stamps[1:] != stamps[:-1])))
+    first_chunks = np.flatnonzero(is_read)
+    stamps, tokens, rows = stamps[first_chunks], np.add.reduceat(tokens, first_chunks), rows[first_chunks]
+    is_first = np.concatenate(([True], rows[1:] != rows[:-1]))
+    final = stamps[np.flatnonzero(np.concatenate((is_first[1:], [True])))]  # the last read of each request
+    kept = is_first | (tokens > 0)
+    stamps, tokens, rows, is_first = stamps[kept], tokens[kept], rows[kept], is_first[kept]
+    # The last token's stamp is that of the last read: what follows it belongs to it.
+    is_last = np.concatenate((is_first[1:], [True])) & ~is_first
+    place = np.cumsum(is_first) - 1
+    ends = np.where(is_last, final[place], stamps)
+    counts = tokens[~is_first].astype(int)
+    gaps = np.diff(ends)[~is_first[1:]]
+    return np.repeat(gaps / counts, counts) / 1e6, np.repeat(rows[~is_first], counts)
 
 
 def _of_requests(name: str, frame: pd.DataFrame) -> LatencySummary:

@@ -265,7 +265,7 @@ def with_latencies(joined: "pd.DataFrame") -> "pd.DataFrame":
 
 def _first_read_tokens(joined: "pd.DataFrame") -> np.ndarray:
     """Tokens in the first read with text; 1 where the server reports no tokens of a chunk."""
-    from metrics.run.cells import lengths, values  # with pandas
+    from metrics.cells import lengths, values  # with pandas
 
     chunks = lengths(joined.chunk_ns)
     counted = (chunks > 0) & (lengths(joined.chunk_tokens) == chunks)

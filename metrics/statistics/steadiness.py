@@ -19,6 +19,8 @@ import msgspec
 import numpy as np
 import pandas as pd
 
+from metrics.cells import weighted
+
 FEWEST_REQUESTS = 40
 FEWEST_WINDOWS, MOST_WINDOWS = 8, 20
 REQUESTS_A_WINDOW = 5
@@ -174,13 +176,8 @@ def _mean_open(begin: np.ndarray, end: np.ndarray, edges: np.ndarray) -> np.ndar
 
 
 def _tokens_read(rows: pd.DataFrame, edges: np.ndarray) -> np.ndarray:
-    total = np.zeros(len(edges) - 1)
-    for stamps, tokens in zip(rows.chunk_ns, rows.chunk_tokens, strict=True):
-        if stamps is None or not len(stamps):
-            continue
-        reported = tokens is not None and len(tokens) == len(stamps)
-        total += np.histogram(np.asarray(stamps, "float64"), edges, weights=np.asarray(tokens) if reported else None)[0]
-    return total
+    stamps, tokens, _ = weighted(rows.chunk_ns, rows.chunk_tokens)
+    return np.histogram(stamps.astype("float64"), edges, weights=tokens)[0]
 
 
 def _warmup_s(rows: pd.DataFrame, begin: np.ndarray, end: np.ndarray) -> float | None:

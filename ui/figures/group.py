@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from metrics.cells import sums_by_place
 from metrics.diagnosis.group_facts import GroupFacts
-from metrics.run.cells import sums_by_place
 from ui import theme
 from ui.text import percent
 

@@ -2,12 +2,12 @@
 
 import pandas as pd
 
+from metrics.cells import row_sums
 from metrics.compute.cost_model import PARTS
 from metrics.compute.roofline import Ceilings
 from metrics.compute.utilisation import TokenNumbers, phases
 from metrics.compute.utilisation import utilisation as metrics_of
 from metrics.records import COMPOSITIONS
-from metrics.run.cells import row_sums
 
 TOKEN_MEANING = {
     "computed": "prompt and output tokens that went through the model the first time",

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from metrics import cells
 from metrics.memory.kv_load import TIERS
 from metrics.memory.miss_ratio import miss_ratio_curve, prefix_outcomes
 from metrics.memory.prefix_outcomes import hit_tokens
 from metrics.memory.residence import ModelResidence
 from metrics.request.timeline import call_of
 from metrics.request.waits import reasons
-from metrics.run import cells
 from ui.tables.request import cohorts
 from ui.text import duration, number
 

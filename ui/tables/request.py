@@ -3,11 +3,11 @@
 import numpy as np
 import pandas as pd
 
+from metrics import cells
 from metrics.catalog.memory import BLOCK_STATES
 from metrics.ledger import ACCOUNTS, UNACCOUNTED
 from metrics.records import KINDS, REFUSALS, STAGES
 from metrics.request.goodput import total_tokens
-from metrics.run import cells
 from ui.text import missing, number, percent
 
 SLOWEST_SHARE = 0.1

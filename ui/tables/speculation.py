@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from metrics.run import cells
+from metrics import cells
 from ui.text import duration, number, percent
 
 UNDRAFTED_MEANING = {

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metrics.request.latencies import DEFINITIONS, QUANTILE_MIN_SAMPLES, inter_chunk_ms, itl_ms, summaries, with_origins
+from metrics.request.latencies import (
+    DEFINITIONS,
+    QUANTILE_MIN_SAMPLES,
+    gaps_ms,
+    inter_chunk_ms,
+    itl_ms,
+    summaries,
+    with_origins,
+)
 
 MS = 1_000_000
 few = settings(max_examples=100, deadline=None)
@@ -101,3 +109,17 @@ def test_every_figure_has_a_definition_and_lies_in_its_interval():
 
 def test_run_without_a_request_has_no_latency():
     assert summaries(pd.DataFrame([failed(0)])[:0]) == [] and summaries(pd.DataFrame([failed(0)])) == []
+
+
+def test_gaps_of_many_requests_are_those_of_each():
+    """Metamorphic: all requests at once, and one by one."""
+    random = np.random.default_rng(0)
+    for _ in range(300):
+        streams = [np.sort(random.integers(0, 8, random.integers(0, 7))) for _ in range(random.integers(1, 5))]
+        told = [random.integers(0, 3, len(each)) if random.random() < 0.8 else [] for each in streams]
+        frame = pd.DataFrame({"status": "ok", "chunk_ns": pd.Series(streams), "chunk_tokens": pd.Series(told)})
+        for name, own in (("itl_ms", itl_ms), ("inter_chunk_ms", lambda stamps, _: inter_chunk_ms(stamps))):
+            each = [own(stamps, tokens) for stamps, tokens in zip(streams, told, strict=True)]
+            gaps, owners = gaps_ms(name, frame)
+            assert gaps.tolist() == pytest.approx(np.concatenate(each).tolist())
+            assert owners.tolist() == np.repeat(np.arange(len(each)), [len(part) for part in each]).tolist()

@@ -46,6 +46,17 @@ def values(column: pd.Series) -> tuple[np.ndarray, np.ndarray]:
     return (np.concatenate(cells) if cells else np.zeros(0)), rows
 
 
+def weighted(column: pd.Series, weights: pd.Series) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """All values, the weight of each, and its row. Weights stand in the lists of another column, and are 1 in a row
+    whose lists differ in length."""
+    counts = lengths(column)
+    numbers, rows = values(column)
+    told = lengths(weights) == counts
+    found = np.ones(len(numbers))
+    found[np.repeat(told, counts)] = values(weights[told])[0]
+    return numbers.astype("int64"), found, rows
+
+
 def row_sums(column: pd.Series) -> np.ndarray:
     """[rows] the sum of each list of numbers; 0 for null."""
     numbers, rows = values(column)

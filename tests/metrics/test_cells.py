@@ -5,9 +5,9 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+from metrics import cells
 from metrics.compute.utilisation import phases
 from metrics.records import composition
-from metrics.run import cells
 from metrics.run.directory import RunDirectory
 from tests.metrics.synthetic import synthetic_run
 
