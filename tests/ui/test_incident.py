@@ -83,6 +83,48 @@ def test_two_runs_stand_beside_each_other(runs, chat):
     text = before_and_after(chat, other)
     assert "What differs" in text and "To the first token" in text and "memory.blocked" in text
     assert "Before and after" in render(chat, other) and "Before and after" not in render(chat)
+    assert "sojourn-run-other" in moving_parts(chat, other).split("<script>")[0]
+    assert 'id="sojourn-run-other"' not in moving_parts(chat)
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(
+    chromium() is None or importlib.util.find_spec("playwright") is None, reason="needs chromium and playwright"
+)
+def test_two_timelines_move_together_and_share_their_bounds(runs, chat, tmp_path):
+    other = load(runs / "tiny-kv")
+    file, errors = tmp_path / "report.html", []
+    file.write_text(render(chat, other), encoding="utf-8")
+    with browser() as opened:
+        page = opened.new_page(viewport={"width": 1200, "height": 900})
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(file.as_uri())
+        page.wait_for_function("window.sojournDrawn > 0")
+        judged = [page.evaluate(f"window.{name}") for name in ("sojournJudged", "sojournOther")]
+        pixels = "document.getElementById('sojourn-other-timeline').toDataURL()"
+        before = page.evaluate(pixels)
+        page.locator("#sojourn-timeline").focus()
+        page.keyboard.press("+")
+        after = page.evaluate(pixels)
+        page.locator("#sojourn-other-timeline").scroll_into_view_if_needed()
+        for x in range(10, 100):
+            page.mouse.click(*page.evaluate(HOVER.replace("timeline", "other-timeline"), [x / 100, 0.02]))
+            if " in B" in (ledger := page.locator("#sojourn-ledger h4").first.inner_text()):
+                break
+        boxes = [page.locator(f"#sojourn-{name}timeline").bounding_box() for name in ("", "other-")]
+        all_of_them = "[...document.querySelectorAll('details.sj-values')]"
+        opened_tables = page.evaluate(f"{all_of_them}.map((each) => {{ each.open = true; return each; }}).length")
+        page.wait_for_function(f"{all_of_them}.every((each) => each.querySelector('td'))")
+        attainment = page.locator("#goodput details.sj-values").nth(1).locator("tbody tr").all_inner_texts()
+    assert errors == [] and before != after
+    assert {row["name"]: row["good"] for row in judged[0]} == {
+        name: good for name, (good, _) in goods(chat, chat.meta["objectives"]).items()
+    }
+    assert judged[1][0]["sent"] == len(other.requests)
+    assert ledger.startswith("Ledger of r") and " in B: " in ledger
+    assert boxes[0]["y"] == boxes[1]["y"] and boxes[0]["x"] + boxes[0]["width"] < boxes[1]["x"]
+    assert opened_tables > 8
+    assert len(attainment) == len(chat.diagnosis.goodput)
 
 
 @pytest.mark.browser

@@ -18,7 +18,7 @@ from ui.theme import INK, MUTED, STATE_COLOURS
 
 CSS_FILE = Path(__file__).parents[1] / "style.css"
 STATUS_COLOURS = {"present": "#B42318", "absent": "#1A7F4B", "unknown": "#C5CCD5"}
-STATUS_WORDS = {"present": "shows", "absent": "does not show", "unknown": "cannot be told"}
+ID_COLUMNS, LONGEST_ID = ("request", "victim", "its blocks went to"), 40  # characters that stay on one line
 KIND_MEANING = {
     "capacity": "more hardware, or less load",
     "policy": "a setting, at no cost",
@@ -230,20 +230,25 @@ def checks(items: list[SymptomCheck]) -> str:
     """The six symptoms, whether the run shows each, and why."""
     rows = [
         [dot(STATUS_COLOURS[item.status]) + safe(item.title),
-         f'<span class="sj-muted">{STATUS_WORDS[item.status]}</span>', prose(item.reason),
+         f'<span class="sj-muted">{item.status}</span>', prose(item.reason),
          " ".join(map(chip, item.lifecycles))]
         for item in items
     ]  # fmt: skip
-    return html_table(["symptom", "this run", "because", "lifecycles"], rows)
+    return html_table(["symptom", "this run", "because", "lifecycles"], rows, ids=(0, 1))
 
 
 def dot(colour: str) -> str:
     return f'<span class="sj-dot" style="--dot:{colour}"></span>'
 
 
-def html_table(columns: list[str], rows: list[list[str]], right: tuple[int, ...] = ()) -> str:
-    """Cells are HTML; the columns in `right` are numbers and stand right."""
-    css = [' class="sj-right"' if place in right else "" for place in range(len(columns))]
+def html_table(
+    columns: list[str], rows: list[list[str]], right: tuple[int, ...] = (), ids: tuple[int, ...] = ()
+) -> str:
+    """Cells are HTML; the columns in `right` are numbers and stand right, those in `ids` do not wrap."""
+    css = [
+        ' class="sj-right"' if place in right else ' class="sj-id"' if place in ids else ""
+        for place in range(len(columns))
+    ]
     head = "".join(f"<th{css[place]}>{safe(name)}</th>" for place, name in enumerate(columns))
     body = "".join(
         "<tr>" + "".join(f"<td{css[place]}>{cell}</td>" for place, cell in enumerate(row)) + "</tr>" for row in rows
@@ -253,7 +258,11 @@ def html_table(columns: list[str], rows: list[list[str]], right: tuple[int, ...]
 
 def table(columns: list[str], rows: list[list[Any]], right: tuple[int, ...] = ()) -> str:
     """As `html_table`; cells are text and numbers."""
-    return html_table(columns, [[safe(value) for value in row] for row in rows], right)
+    ids = tuple(
+        place for place, name in enumerate(columns)
+        if name in ID_COLUMNS and all(len(str(row[place])) <= LONGEST_ID for row in rows)
+    )  # fmt: skip
+    return html_table(columns, [[safe(value) for value in row] for row in rows], right, ids)
 
 
 def data_table(rows: pd.DataFrame) -> str:

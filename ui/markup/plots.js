@@ -4,7 +4,15 @@
   const dark = JSON.parse(document.getElementById("sojourn-dark").textContent);
   const scheme = window.matchMedia("(prefers-color-scheme: dark)");
   const A4_WIDTH_PX = 690;
+  // Plotly is half a second of work for a browser: it is read when the first figure is to be drawn.
+  const needPlotly = () => {
+    if (window.Plotly) return;
+    const script = document.createElement("script");
+    script.textContent = document.getElementById("sojourn-plotly").textContent;
+    document.head.append(script);
+  };
   const draw = (place, inTheDark, width) => {
+    needPlotly();
     let text = place.querySelector("script").textContent;
     if (inTheDark) {
       for (const [light, other] of Object.entries(dark.ink)) text = text.replaceAll(`"${light}"`, `"${other}"`);

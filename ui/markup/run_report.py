@@ -48,7 +48,7 @@ def _sections(run: RunData, other: RunData | None) -> Iterator[tuple[str, str, s
     if other is not None:
         yield "against", f"Before and after: {run.name} and {other.name}", before_and_after(run, other)
     if not run.requests.empty:
-        yield "timeline", "Objectives and timeline", moving_parts(run)
+        yield "timeline", "Objectives and timeline", moving_parts(run, other)
         yield "goodput", "Goodput", _goodput(run)
         yield "time", "Where the time went", _time(run)
     if run.fleet is not None:

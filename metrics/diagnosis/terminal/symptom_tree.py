@@ -15,8 +15,8 @@ MARKS = {
     "unknown": ("?", "dim"),
     "ruled_out": ("○", "dim"),
 }
-SYMPTOM_MARKS = {"present": ("shows", "bold yellow"), "absent": ("does not show", "green"),
-                 "unknown": ("cannot be told", "dim")}  # fmt: skip
+SYMPTOM_MARKS = {"present": ("this run shows it", "bold yellow"), "absent": ("this run does not show it", "green"),
+                 "unknown": ("this run alone cannot tell", "dim")}  # fmt: skip
 BAR_CELLS = 16
 MOST_FIGURES = 3
 LISTED_RULED_OUT = 3  # of the objects below an open lifecycle, in full; the others by name
@@ -25,7 +25,7 @@ LISTED_RULED_OUT = 3  # of the objects below an open lifecycle, in full; the oth
 def render_tree(tree: SymptomTree, diagnosis: Diagnosis) -> RenderableType:
     """Readable in 100 columns. All text of the run is shown as it is, never read as markup."""
     word, style = SYMPTOM_MARKS[tree.status]
-    root = Tree(Text.assemble((f"“{tree.words}”", "bold"), "  ", (f"this run {word} it", style), f": {tree.reason}"))
+    root = Tree(Text.assemble((f"“{tree.words}”", "bold"), "  ", (word, style), f": {tree.reason}"))
     for branch in tree.branches:
         _add_lifecycle(root, branch)
     legend = Text("   ").join(

@@ -1,7 +1,7 @@
 // The page: bounds, goodput, the curve of scaled bounds, the timeline, and the ledger of one request.
 (() => {
   const found = (name) => document.getElementById(`sojourn-${name}`);
-  const run = JSON.parse(found("run").textContent);
+  const run = JSON.parse(found("run").textContent), second = found("run-other") && JSON.parse(found("run-other").textContent);
   const element = (tag, text = "", name = "") => {
     const made = document.createElement(tag);
     made.textContent = text; made.className = name;
@@ -10,7 +10,10 @@
   const short = (value) => (value === null ? "–" : value >= 100 ? Math.round(value).toLocaleString("en") : value.toPrecision(3));
   const percent = (share) => `${(100 * share).toFixed(share > 0.99 || share < 0.1 ? 1 : 0)} %`;
   const bounds = run.objectives.map((own) => ({ ...own }));
-  let timeline = null, chosen = -1;
+  // A class of the other run is judged by the bounds of the class of that name here, if there is one.
+  const boundsOf = (side) => (side === run ? bounds
+    : side.classes.map((name, k) => bounds[run.classes.indexOf(name)] || side.objectives[k]));
+  const sides = second ? [run, second] : [run], timelines = [];
 
   const table = (head, rows) => {
     const made = element("table", "", "sj-table"), top = made.createTHead().insertRow(), body = made.createTBody();
@@ -20,13 +23,15 @@
   };
 
   const judge = () => {
-    const good = sojourn.judge(run, bounds), rows = sojourn.goodput(run, good);
+    const good = sides.map((side) => sojourn.judge(side, boundsOf(side)));
+    const rows = sides.map((side, s) => sojourn.goodput(side, good[s]));
     found("goodput").replaceChildren(table(
-      ["class", "good / sent", "share", "good req/s", "good tok/s"],
-      rows.map((row) => [row.name, `${row.good} / ${row.sent}`, percent(row.share), short(row.rps), short(row.tokens)])));
+      [...(second ? ["run"] : []), "class", "good / sent", "share", "good req/s", "good tok/s"],
+      rows.flatMap((own, s) => own.map((row) => [...(second ? ["AB"[s]] : []), row.name, `${row.good} / ${row.sent}`,
+        percent(row.share), short(row.rps), short(row.tokens)]))));
     curve();
-    if (timeline) timeline.show(good);
-    window.sojournJudged = rows; // for tests and for the console
+    timelines.forEach((timeline, s) => timeline.show(good[s]));
+    [window.sojournJudged, window.sojournOther] = rows; // for tests and for the console
   };
 
   const slider = (klass, name) => {
@@ -54,7 +59,7 @@
     const pen = canvas.getContext("2d"), style = getComputedStyle(canvas);
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     pen.font = "12px sans-serif"; pen.fillStyle = style.getPropertyValue("--sj-muted"); pen.strokeStyle = style.getPropertyValue("--sj-line-strong");
-    const left = 40, low = height - 24, scales = [...Array(41).keys()].map((k) => 2 ** (k / 10 - 2));
+    const left = 48, low = height - 24, scales = [...Array(41).keys()].map((k) => 2 ** (k / 10 - 2));
     const x = (scale) => left + ((Math.log2(scale) + 2) / 4) * (width - left - 12), y = (share) => 8 + (1 - share) * (low - 8);
     [0, 0.5, 1].forEach((share) => {
       pen.beginPath(); pen.moveTo(left, y(share)); pen.lineTo(width - 12, y(share)); pen.stroke();
@@ -66,26 +71,25 @@
     pen.stroke();
   };
 
-  const blamed = (i) => run.groups
+  const blamed = (run, i) => run.groups
     .map((name, k) => [name || "(no class)", run.blame[k][i] || 0]).filter(([, ms]) => ms >= 0.1).sort((a, b) => b[1] - a[1]);
 
-  const hover = (i, event) => {
+  const hover = (run, i, event) => {
     const box = found("hover");
     box.hidden = i < 0;
     if (i < 0) return;
     const lines = [`${run.id[i]} · ${run.classes[run.klass[i]] || "no class"} · ${run.status[i]}`,
       `TTFT ${short(run.ttft_ms[i])} ms · TPOT ${short(run.tpot_ms[i])} ms · end to end ${short(run.e2e_ms[i])} ms`];
-    const who = blamed(i).slice(0, 3).map(([name, ms]) => `${name} ${short(ms)} ms`).join(", ");
+    const who = blamed(run, i).slice(0, 3).map(([name, ms]) => `${name} ${short(ms)} ms`).join(", ");
     lines.push(run.groups.length ? `delayed by requests of: ${who || "nobody"}` : "no server recorded who delayed it");
     box.replaceChildren(...lines.map((line) => element("div", line)));
     box.style.left = `${Math.min(event.pageX + 14, document.documentElement.clientWidth - 380)}px`;
     box.style.top = `${event.pageY + 14}px`;
   };
 
-  const ledger = (i) => {
+  const ledger = (run, i) => {
     const place = found("ledger");
-    chosen = i;
-    if (timeline) timeline.choose(i);
+    timelines.forEach((timeline, s) => timeline.choose(sides[s] === run ? i : -1));
     if (i < 0) { place.replaceChildren(); return; }
     found("request").value = run.id[i];
     const parts = run.accounts.map((name, k) => [name, run.ledger[k][i], run.account_colours[k]]).filter(([, ms]) => ms !== null && Math.abs(ms) >= 0.005);
@@ -97,8 +101,9 @@
       track.append(bar); row.append(element("span", name), track, element("span", `${short(ms)} ms`, "sj-right"), element("span", percent(ms / whole), "sj-right"));
       bars.append(row); before += ms;
     });
-    const title = element("h4", `Ledger of ${run.id[i]}: ${short(whole)} ms of ${short(run.e2e_ms[i])} ms`);
-    const rows = blamed(i).map(([name, ms]) => [name, `${short(ms)} ms`]);
+    const whose = second ? ` in ${"AB"[sides.indexOf(run)]}` : "";
+    const title = element("h4", `Ledger of ${run.id[i]}${whose}: ${short(whole)} ms of ${short(run.e2e_ms[i])} ms`);
+    const rows = blamed(run, i).map(([name, ms]) => [name, `${short(ms)} ms`]);
     place.replaceChildren(title, parts.length ? bars : element("p", "No ledger was recorded for this request."),
       ...(rows.length ? [element("h4", "Delayed by"), table(["requests of class", "for"], rows)] : []));
   };
@@ -107,17 +112,36 @@
     run.classes.forEach((_, klass) => Object.keys(sojourn.objectives).forEach((name) => {
       if (sojourn.largest(run, klass, name) > 0) found("bounds").append(slider(klass, name));
     }));
-    run.classes.forEach((name, k) => {
+    const legend = (side, place) => side.classes.forEach((name, k) => {
       const item = element("span", name || "(no class)"), mark = element("i");
       const dark = window.matchMedia("(prefers-color-scheme: dark)").matches;
-      mark.style.background = (dark ? run.dark_colours : run.colours)[k]; item.prepend(mark); found("legend").append(item);
+      mark.style.background = (dark ? side.dark_colours : side.colours)[k]; item.prepend(mark); place.append(item);
     });
-    timeline = sojourn.timeline(run, found("timeline"), found("steps"), hover, (i) => ledger(i));
+    legend(run, found("legend"));
+    if (second) {
+      found("sides").classList.add("sj-two");
+      ["name", "other-name"].forEach((place, s) => {
+        found(place).textContent = `${"AB"[s]} · ${sides[s].name}: ${sides[s].id.length.toLocaleString("en")} requests`;
+      });
+      found("name").hidden = found("other").hidden = false;
+      found("name").after(found("legend"));
+      legend(second, found("other-legend"));
+    }
+    const longest = Math.max(...sides.map(sojourn.lasts));
+    sides.forEach((side, s) => {
+      const prefix = s ? "other-" : "";
+      timelines.push(sojourn.timeline(side, found(`${prefix}timeline`), found(`${prefix}steps`),
+        (i, event) => hover(side, i, event), (i) => ledger(side, i), longest,
+        (from, to) => timelines.forEach((timeline, k) => { if (k !== s) timeline.follow(from, to); })));
+    });
     judge();
     const slowest = run.e2e_ms.reduce((most, value, i) => ((value || 0) > (run.e2e_ms[most] || 0) ? i : most), 0);
-    ledger(slowest);
+    ledger(run, slowest);
     found("requests").append(...run.id.slice(0, 2000).map((id) => { const option = element("option"); option.value = id; return option; }));
-    found("request").addEventListener("change", (event) => { const i = run.id.indexOf(event.target.value.trim()); if (i >= 0) ledger(i); });
+    found("request").addEventListener("change", (event) => {
+      const side = sides.find((each) => each.id.includes(event.target.value.trim()));
+      if (side) ledger(side, side.id.indexOf(event.target.value.trim()));
+    });
     window.sojournDrawn = performance.now();
   };
   build();

@@ -29,6 +29,7 @@ def payload(run: RunData) -> dict[str, Any]:
     ledger, colours = _ledger(rows, run.has_ledger)
     groups, blamed = _blame(run, rows, names)
     return {
+        "name": run.name,
         "classes": names,
         "colours": colours_of_classes,
         "dark_colours": [DARK.get(colour, colour) for colour in colours_of_classes],

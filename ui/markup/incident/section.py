@@ -8,21 +8,30 @@ from ui.markup.document import as_json
 from ui.markup.incident.payload import MOST_REQUESTS, payload
 from ui.markup.incident.summary import markdown_summary
 from ui.run_data import RunData
+from ui.text import safe
 
 SCRIPTS = ("judge.js", "timeline.js", "page.js")
 
 
-def moving_parts(run: RunData) -> str:
-    """Objectives to move, and the timeline; a sentence in place of both for a run that is too large for a page."""
+def moving_parts(run: RunData, other: RunData | None = None) -> str:
+    """Objectives to move, and the timeline, that of `other` beside it; a sentence in place of what is too large for a
+    page."""
     if len(run.requests) > MOST_REQUESTS:
-        return (
-            f"<p>The run has {len(run.requests):,} requests. A page holds at most {MOST_REQUESTS:,}: "
-            "<code>sojourn ui</code> shows all of them.</p>"
-        )
+        return _too_large(run)
+    is_small = other is not None and 0 < len(other.requests) <= MOST_REQUESTS
+    second = as_json("sojourn-run-other", payload(other)) if is_small else ""
+    note = _too_large(other) if other is not None and len(other.requests) > MOST_REQUESTS else ""
     script = "".join(map(_file, SCRIPTS))
     return (
-        f"<style>{_file('incident.css')}</style>{_file('incident.html')}"
-        f"{as_json('sojourn-run', payload(run))}<script>{script}</script>"
+        f"{note}<style>{_file('incident.css')}</style>{_file('incident.html')}"
+        f"{as_json('sojourn-run', payload(run))}{second}<script>{script}</script>"
+    )
+
+
+def _too_large(run: RunData) -> str:
+    return (
+        f"<p>The run {safe(run.name)} has {len(run.requests):,} requests. A page holds at most {MOST_REQUESTS:,}: "
+        "<code>sojourn ui</code> shows all of them.</p>"
     )
 
 

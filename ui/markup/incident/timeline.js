@@ -1,5 +1,7 @@
 // All requests as bars on one canvas, and the steps below them. Time is ms from the begin of the run.
-sojourn.timeline = (run, canvas, stepsCanvas, onHover, onPick) => {
+// `least` is how long the axis is at least; `onView` hears of each move, so that another timeline can follow.
+sojourn.lasts = (run) => [run.end, run.due, run.steps.begin].flat().reduce((most, value) => Math.max(most, value || 0), 1);
+sojourn.timeline = (run, canvas, stepsCanvas, onHover, onPick, least = 1, onView = () => {}) => {
   // A request takes the first lane that is free when it is due.
   const free = [], lane = run.id.map((_, i) => {
     const end = Math.max(run.due[i], run.end[i] || 0);
@@ -9,8 +11,7 @@ sojourn.timeline = (run, canvas, stepsCanvas, onHover, onPick) => {
     return found;
   });
   const count = free.length, dark = window.matchMedia("(prefers-color-scheme: dark)");
-  const last = Math.max(1, ...[0, 0].concat(run.end, run.due, run.steps.begin).reduce(
-    (most, value) => [Math.max(most[0], value || 0)], [0]));
+  const last = Math.max(least, sojourn.lasts(run));
   const view = { from: 0, to: last * 1.01, top: 0, rows: count };
   let good = [], chosen = -1, printing = false;
   const ink = (name) => getComputedStyle(canvas).getPropertyValue(name).trim();
@@ -100,12 +101,12 @@ sojourn.timeline = (run, canvas, stepsCanvas, onHover, onPick) => {
     const least = Math.min(8, count), then = Math.max(least, Math.min(count, rows * factor));
     view.from += span * (1 - factor) * x; view.to = view.from + span * factor;
     view.top += (rows - then) * y; view.rows = then;
-    clamp(); draw();
+    clamp(); draw(); onView(view.from, view.to);
   };
   const move = (x, y) => {
     const span = view.to - view.from;
     view.from += x * span; view.to += x * span; view.top += y * view.rows;
-    clamp(); draw();
+    clamp(); draw(); onView(view.from, view.to);
   };
   canvas.addEventListener("wheel", (event) => {
     event.preventDefault();
@@ -133,5 +134,6 @@ sojourn.timeline = (run, canvas, stepsCanvas, onHover, onPick) => {
   window.addEventListener("beforeprint", () => { printing = true; draw(); });
   window.addEventListener("afterprint", () => { printing = false; draw(); });
   dark.addEventListener("change", draw);
-  return { draw, show: (judged) => { good = judged; draw(); }, choose: (i) => { chosen = i; draw(); } };
+  const follow = (from, to) => { Object.assign(view, { from, to }); clamp(); draw(); };
+  return { draw, follow, show: (judged) => { good = judged; draw(); }, choose: (i) => { chosen = i; draw(); } };
 };
