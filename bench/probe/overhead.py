@@ -1,93 +1,115 @@
-"""Tokens per second of vLLM with the probe and without it, interleaved; and the probe's own time a step.
+"""Tokens per second of one vLLM whose probe goes on and off, and the probe's own time a step.
 
-    python -m bench.probe.overhead --python .../vllm/bin/python --pairs 20
+    python -m bench.probe.overhead --python .../vllm/bin/python
 
-Both servers stay up. A pair is the same work on both, one after the other, and the order changes from pair to pair.
-Figures are medians with a bootstrapped 95 % interval:
+One server runs all the time (bench.probe.switched). Every 50 steps its probe is switched on or off, in the order on,
+off, off, on. So on and off have the same process, the same load and nearly the same moment. Figures are medians
+with a bootstrapped 95 % interval:
 
-- the ratio of tokens per second, which has all of the machine's noise in it;
-- CPU time a token of the engine's loop and of the HTTP server, without the workers that compute;
-- CPU time in each hook of a running server, a step: it has least noise. Over the time of a step it is the most that
-  tokens per second can lose, as if nothing of it ran beside a step.
+- the ratio of tokens per second, plain and with what the sizes of the batches explain taken out;
+- CPU time of the engine's loop and of the HTTP server;
+- CPU time in each hook of a running server, a step. Over the time of a step it is the most that tokens per second can
+  lose, as if nothing of it ran beside a step.
 
 What it cannot show: the cost on a GPU.
 """
 
 import argparse
 import json
-import os
 import random
 import sys
 import tempfile
 import time
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import psutil
+import pandas as pd
 
 from bench.engines.client_process import run_client
 from bench.engines.servers import Server
 from bench.probe.vllm_with_probe import PROBE, vllm_with_probe
 from bench.workloads import Workload
 
-CONCURRENCY, REQUESTS, PROMPT_TOKENS, OUTPUT_TOKENS = 8, 48, 64, 48
+CONCURRENCY, REQUESTS, PROMPT_TOKENS, OUTPUT_TOKENS = 8, 48, 64, (32, 96)
 RESAMPLES = 10_000
-COMPUTES = "Worker"  # in the title of a process of vLLM that computes steps
 BATCHES = (1, 8, 32, 128)
-BURSTS = 5  # of the clocked server
+BURSTS = 5  # of REQUESTS, on the clocked server
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", required=True, help="the interpreter of vLLM's environment")
-    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--requests", type=int, default=4000, help="that the switched server gets, 12 a second or so")
+    parser.add_argument("--keep", type=Path, help="a folder for the windows; it is made")
     chosen = parser.parse_args()
     for batch in BATCHES:
-        print(f"the probe's own time a step with {batch} requests: {step_microseconds(batch):.1f} µs")
+        print(f"the probe's own time a step with {batch} requests: {step_microseconds(batch):.1f} µs", flush=True)
     in_server(chosen.python)
     with tempfile.TemporaryDirectory() as folder:
-        servers = [vllm_with_probe(chosen.python, None), vllm_with_probe(chosen.python, Path(folder) / "probe")]
-        try:
-            for server in servers:
-                server.start()
-            for server in servers:
-                burst(server, seed=0)
-            report(measured(servers, chosen.pairs))
-        finally:
-            for server in servers:
-                server.stop()
+        kept = chosen.keep or Path(folder) / "windows"
+        kept.mkdir(parents=True, exist_ok=True)
+        switched(chosen.python, kept, chosen.requests)
+        report(windows_of(kept, "core"), windows_of(kept, "front"))
 
 
-@dataclass(frozen=True, slots=True)
-class Burst:
-    """One burst of requests on one server."""
+def switched(python: str, kept: Path, requests: int) -> None:
+    """One server whose probe goes on and off, under one load of CONCURRENCY streams. Its windows are below `kept`."""
+    module = "bench.probe.switched"
+    server = vllm_with_probe(python, kept / "probe", times=kept / "times", threads=1, module=module)
+    server.start()
+    try:
+        burst(server, seed=0, requests=requests)
+        time.sleep(1)
+    finally:
+        server.stop()
 
-    tokens_per_s: float
-    cpu_us: float  # a token, of the loop and of the HTTP server
+
+def windows_of(kept: Path, role: str) -> pd.DataFrame:
+    """The windows of one process, in their order: not the first four, in which it warmed up, nor the last, cut one."""
+    (file,) = kept.glob(f"times.{role}.*")
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    return pd.DataFrame(rows).iloc[4:-1].reset_index(drop=True)
 
 
-def measured(servers: list[Server], pairs: int) -> list[tuple[Burst, Burst]]:
-    """Of each pair: without the probe, and with it."""
-    off, on = servers
-    found = []
-    for pair in range(pairs):
-        order = (off, on) if pair % 2 else (on, off)
-        bursts = {server.name: burst(server, seed=pair) for server in order}
-        found.append((bursts[off.name], bursts[on.name]))
-        print(*(f"{each.tokens_per_s:.1f} tok/s {each.cpu_us:.0f} µs" for each in found[-1]), sep="   ", flush=True)
-    return found
+def report(core: pd.DataFrame, front: pd.DataFrame) -> None:
+    core = core.iloc[: len(core) - len(core) % 4]
+    speed = np.log(core.tokens / core.wall_ns)
+    print(f"{len(core)} windows of {core.wall_ns.median() / 1e6:.0f} ms in one server")
+    print("tokens/s, probe on over off: {1:.4f} ({0:.4f} to {2:.4f})".format(*ratio_of(speed, core.on)))
+    print("... with equal tokens a step: {1:.4f} ({0:.4f} to {2:.4f})".format(*ratio_of(-per_step(core), core.on)))
+    for name, windows in (("loop", core), ("HTTP server", front)):
+        each = windows.groupby("on")[["cpu_ns", "wall_ns"]].sum()
+        share = each.cpu_ns / each.wall_ns
+        print(f"CPU of the {name}: {share[False]:.2%} of a core off, {share[True]:.2%} on")
+    print("CPU of the loop a step, on over off: {1:.4f} ({0:.4f} to {2:.4f})".format(
+        *ratio_of(np.log(core.cpu_ns / core.steps), core.on)))  # fmt: skip
+
+
+def per_step(windows: pd.DataFrame) -> pd.Series:
+    """The log of the time of a step, without what the number of tokens in its batches explains."""
+    sizes = np.column_stack([np.ones(len(windows)), windows.scheduled / windows.steps, windows.tokens / windows.steps])
+    seconds = windows.wall_ns / windows.steps
+    fit, *_ = np.linalg.lstsq(sizes, seconds, rcond=None)
+    return np.log(seconds / (sizes @ fit))
+
+
+def ratio_of(logs: pd.Series, on: pd.Series) -> tuple[float, float, float]:
+    """On over off, from windows in the order on, off, off, on: each block of four gives one difference, in which a slow
+    drift of the machine cancels."""
+    signed = np.where(on, logs, -logs)
+    blocks = signed.reshape(-1, 4).sum(axis=1) / 2
+    return tuple(np.exp(each) for each in interval(blocks))  # type: ignore[return-value]
 
 
 def in_server(python: str) -> None:
     """CPU time in each hook of a running server, and its share of a step."""
     with tempfile.TemporaryDirectory() as folder:
-        server = vllm_with_probe(python, Path(folder) / "probe", times=Path(folder) / "times")
+        times, module = Path(folder) / "times", "bench.probe.timed"
+        server = vllm_with_probe(python, Path(folder) / "probe", times=times, threads=1, module=module)
         server.start()
         try:
-            speeds = [burst(server, seed).tokens_per_s for seed in range(BURSTS)]
+            speeds = [burst(server, seed, REQUESTS) for seed in range(BURSTS)]
             time.sleep(1)
         finally:
             server.stop()
@@ -102,45 +124,20 @@ def in_server(python: str) -> None:
     print(f"in the engine's loop {loop_us:.0f} µs of a step of {step_us / 1e3:.1f} ms: {loop_us / step_us:.2%}")
 
 
-def report(pairs: list[tuple[Burst, Burst]]) -> None:
-    ratios = np.array([on.tokens_per_s / off.tokens_per_s for off, on in pairs])
-    print("tokens/s with the probe / without it: {1:.3f} ({0:.3f} to {2:.3f})".format(*interval(ratios)))
-    added = np.array([on.cpu_us - off.cpu_us for off, on in pairs])
-    without = float(np.median([off.cpu_us for off, _ in pairs]))
-    print("CPU a token: {3:.0f} µs without, and {1:.1f} more ({0:.1f} to {2:.1f}) with it".format(
-        *interval(added), without))  # fmt: skip
-    lost = np.array([(on.cpu_us - off.cpu_us) * off.tokens_per_s / 1e6 for off, on in pairs])
-    print("of the time a token, at most: {1:.2%} ({0:.2%} to {2:.2%})".format(*interval(lost)))
-
-
-def burst(server: Server, seed: int) -> Burst:
-    """Streamed requests, CONCURRENCY at a time."""
+def burst(server: Server, seed: int, requests: int) -> float:
+    """Streamed requests, CONCURRENCY at a time; output tokens per second. Lengths vary, so that no two streams end
+    together."""
     draw = random.Random(seed)
     work = Workload(
         "streams",
-        [[draw.randrange(100, 2000) for _ in range(PROMPT_TOKENS)] for _ in range(REQUESTS)],
-        [OUTPUT_TOKENS] * REQUESTS,
+        [[draw.randrange(100, 2000) for _ in range(PROMPT_TOKENS)] for _ in range(requests)],
+        [draw.randint(*OUTPUT_TOKENS) for _ in range(requests)],
     )
-    before = cpu_seconds(server)
-    figures = run_client(server, work, CONCURRENCY, stream=True)["figures"]
-    spent = cpu_seconds(server) - before
-    return Burst(figures["output_tokens_per_s"], spent / work.output_tokens * 1e6)
-
-
-def cpu_seconds(server: Server) -> float:
-    """User and system time of the server's processes until now, without those that compute."""
-    total = 0.0
-    for process in psutil.process_iter(["pid", "cmdline"]):
-        with suppress(psutil.Error, ProcessLookupError):
-            words = " ".join(process.info["cmdline"] or ())
-            if os.getpgid(process.pid) == server.group and COMPUTES not in words:
-                times = process.cpu_times()
-                total += times.user + times.system
-    return total
+    return run_client(server, work, CONCURRENCY, stream=True)["figures"]["output_tokens_per_s"]
 
 
 def interval(values: np.ndarray) -> tuple[float, float, float]:
-    """The median of the pairs, between the ends of 95 % of the medians of resampled pairs."""
+    """The median, between the ends of 95 % of the medians of resamples."""
     draw = np.random.default_rng(0)
     medians = np.median(draw.choice(values, (RESAMPLES, len(values))), axis=1)
     low, high = np.quantile(medians, (0.025, 0.975))

@@ -12,14 +12,14 @@ TINY_MODEL = ROOT / "scenarios" / "tiny-model"
 
 def vllm_with_probe(
     python: str, record: Path | None, *flags: str, max_model_len: int = 2048, times: Path | None = None,
-    threads: int | None = None,
+    threads: int | None = None, module: str = "sojourn_probe.vllm",
 ) -> Server:  # fmt: skip
     """The bundled model in float32 on all cores, or the first `threads`. `record` is the probe's folder; None: a server
     without a probe.
 
-    With `times` the hooks are clocked (bench.probe.timed), and files of that name get what they took.
+    `module` has the scheduler and the middleware: the probe's own, or one that clocks or switches them
+    (bench.probe.timed, bench.probe.switched) and writes files whose names begin with `times`.
     """
-    module = "sojourn_probe.vllm" if times is None else "bench.probe.timed"
     attach = ("--scheduler-cls", f"{module}.Scheduler", "--middleware", f"{module}.Middleware")
     cores = sorted(os.sched_getaffinity(0))[:threads]
     chosen = {

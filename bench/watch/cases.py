@@ -13,17 +13,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import yaml
 
 from bench.engines.servers import HOST, Server, our_server
 from bench.json_process import ROOT
+from bench.probe.cases import THREADS
 from bench.probe.vllm_with_probe import TINY_MODEL, vllm_with_probe
+from bench.watch.pages import page_log
 from loadgen.faults.planted import Network
 from loadgen.faults.surroundings import PlantedSurroundings
 from loadgen.target.endpoint import parse_base_url
@@ -110,7 +113,7 @@ def measure(case: Case, folder: Path, python: str | None) -> None:
 
 def _server(case: Case, records: Path, python: str | None) -> Server:
     if python is not None:
-        return vllm_with_probe(python, records, *case.flags, max_model_len=case.max_model_len)
+        return vllm_with_probe(python, records, *case.flags, max_model_len=case.max_model_len, threads=THREADS)
     return our_server("watched", "tiny-model", OURS | dict(case.settings), records)
 
 
@@ -125,12 +128,11 @@ def _watch(
     }
     said: dict[str, list[dict[str, Any]]] = {name: [] for name in views}
     attached = time.monotonic()
-    _scrape(url, views, said, lambda _: time.monotonic() > attached + BEFORE_S)
-    with _reached(case, url, folder) as reached:
+    with page_log(folder / f"{case.name}.pages.gz") as add_page, _reached(case, url, folder) as reached:
+        _scrape(url, views, said, add_page, lambda _: time.monotonic() > attached + BEFORE_S)
         load = _load(case, folder, reached, rate_rps)
-        _scrape(url, views, said, lambda came: came is not None and time.monotonic() > came + LOAD_S)
-        load.terminate()
-        load.wait()
+        _scrape(url, views, said, add_page, lambda came: came is not None and time.monotonic() > came + LOAD_S)
+        _end(load)
     return _since_the_load(said, views["metrics"]), {
         name: msgspec.to_builtins(each.shown) for name, each in views.items()
     }
@@ -149,14 +151,16 @@ def _since_the_load(said: dict[str, list[dict[str, Any]]], watched: Watched) -> 
 
 def _scrape(
     url: str, views: Mapping[str, Watched], said: dict[str, list[dict[str, Any]]],
-    over: Callable[[float | None], bool],
+    add_page: Callable[[int, float, bytes], None], over: Callable[[float | None], bool],
 ) -> None:  # fmt: skip
     while not over(_came_s(views["metrics"])):
         now = time.monotonic()
         began_ns = time.monotonic_ns()
         _, body = fetch(f"{url}/metrics", timeout_s=5.0)
         read_ns = time.monotonic_ns()
-        rows = rows_of(body, read_ns, (read_ns - began_ns) / 1e9)
+        took_s = (read_ns - began_ns) / 1e9
+        add_page(read_ns, took_s, body)
+        rows = rows_of(body, read_ns, took_s)
         for name, view in views.items():
             view.observer.add(read_ns, rows)
             for change in view.judge(read_ns):
@@ -197,6 +201,14 @@ def _load(case: Case, folder: Path, url: str, rate_rps: float) -> subprocess.Pop
                             stderr=subprocess.DEVNULL)  # fmt: skip
 
 
+def _end(load: subprocess.Popen) -> None:
+    """Ends the load and its processes at once: nobody reads its run."""
+    for process in (*psutil.Process(load.pid).children(recursive=True), load):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    load.wait()
+
+
 def table(folder: Path, cases: tuple[Case, ...] | list[Case]) -> str:
     """Markdown: what each view named, and after how many seconds of load."""
     lines = ["| case | `/metrics` | `/metrics` and `--slo` | with records and `--slo` |", "|---" * 4 + "|"]
@@ -204,11 +216,11 @@ def table(folder: Path, cases: tuple[Case, ...] | list[Case]) -> str:
         file = folder / f"{case.name}.json"
         if file.exists():
             said = json.loads(file.read_text(encoding="utf-8"))["said"]
-            lines.append(f"| {case.name} | {' | '.join(_cell(case, said[view]) for view in VIEWS)} |")
+            lines.append(f"| {case.name} | {' | '.join(cell(case, said[view]) for view in VIEWS)} |")
     return "\n".join(lines)
 
 
-def _cell(case: Case, said: list[dict[str, Any]]) -> str:
+def cell(case: Case, said: list[dict[str, Any]]) -> str:
     during = [each for each in said if each["s"] > 0]
     alarms = [each for each in during if each["state"] in ("degraded", "overloaded", "cannot tell")]
     if not case.keys:

@@ -4,6 +4,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,39 +12,54 @@ import pyarrow.compute as pc
 from metrics.diagnosis.diagnose import diagnose
 from metrics.diagnosis.verdict import Diagnosis
 from metrics.errors import RunDataError
-from metrics.probe.folder import open_server_run
+from metrics.probe.folder import run_of
+from metrics.probe.stream import is_probe_folder
+from metrics.probe.tail import ProbeTail
 from metrics.run.directory import RunDirectory
 from metrics.run.segments import replace_table
 
 ENDS = {"requests": "finished_ns", "steps": "end_ns", "system": "ns"}  # table → when a row of it was over
 FEWEST = 5  # requests that ended in the window: a diagnosis of fewer says little
+READING_S = 10.0  # that a client may still read an answer after the last token of the engine
 
 
-def diagnose_window(folder: Path | str, window_s: float, objectives: Mapping[str, float]) -> Diagnosis | None:
-    """The diagnosis of the last seconds before the last record; None where too few requests ended in them.
+class Records:
+    """Owns what was read of a folder of records: a run directory of our server, or the streams of a probe."""
 
-    `objectives` replace those of the record where there are some. Raises RunDataError.
-    """
-    run = open_server_run(folder)
-    ended = run.arrow("requests")
-    if not ended.num_rows:
-        return None
-    end_ns = max(time.monotonic_ns() if _is_of_now(ended) else 0, pc.max(ended["finished_ns"]).as_py() or 0)
-    begin_ns = end_ns - int(window_s * 1e9)
-    tables = {name: _since(run.arrow(name), column, begin_ns) for name, column in ENDS.items()}
-    if tables["requests"].num_rows < FEWEST:
-        return None
-    meta = run.meta()
-    if objectives:
-        meta = meta | {"objectives": [{"klass": "all", "source": "--slo", **objectives}]}
-    with tempfile.TemporaryDirectory(prefix="sojourn-watch-") as place:
-        window = RunDirectory.create(Path(place) / run.name, meta)
-        try:
-            for name, rows in tables.items():
-                replace_table(window.path / f"{name}.parquet", rows)
-        except (OSError, pa.ArrowException) as error:
-            raise RunDataError(f"the window of {folder} cannot be written to {place}: {error}") from None
-        return diagnose(window)
+    def __init__(self, folder: Path | str, window_s: float):
+        self.folder, self._window_s = Path(folder), window_s
+        self._tail = ProbeTail(self.folder, window_s + READING_S)
+
+    def diagnose(self, objectives: Mapping[str, float]) -> Diagnosis | None:
+        """The diagnosis of the last seconds before the last record; None where too few requests ended in them.
+
+        `objectives` replace those of the record where there are some. Raises RunDataError.
+        """
+        meta, whole = self._read()
+        ended = whole["requests"]
+        if not ended.num_rows:
+            return None
+        end_ns = max(time.monotonic_ns() if _is_of_now(ended) else 0, pc.max(ended["finished_ns"]).as_py() or 0)
+        begin_ns = end_ns - int(self._window_s * 1e9)
+        tables = {name: _since(whole[name], column, begin_ns) for name, column in ENDS.items()}
+        if tables["requests"].num_rows < FEWEST:
+            return None
+        if objectives:
+            meta = meta | {"objectives": [{"klass": "all", "source": "--slo", **objectives}]}
+        with tempfile.TemporaryDirectory(prefix="sojourn-watch-") as place:
+            window = RunDirectory.create(Path(place) / self.folder.name, meta)
+            try:
+                for name, rows in tables.items():
+                    replace_table(window.path / f"{name}.parquet", rows)
+            except (OSError, pa.ArrowException) as error:
+                raise RunDataError(f"the window of {self.folder} cannot be written to {place}: {error}") from None
+            return diagnose(window)
+
+    def _read(self) -> tuple[dict[str, Any], Mapping[str, pa.Table]]:
+        if is_probe_folder(self.folder):
+            return run_of(self.folder, self._tail.read())
+        run = RunDirectory.open(self.folder)
+        return run.meta(), {name: run.arrow(name) for name in ENDS}
 
 
 def _is_of_now(ended: pa.Table) -> bool:

@@ -4,6 +4,7 @@ It stands here and not beside the load generator's scraper, because the terminal
 the app may import nothing but `metrics`.
 """
 
+import math
 import threading
 import time
 from collections import deque
@@ -19,7 +20,7 @@ from metrics.live.document import WORST_FIRST, State, Watch, WatchedServer
 from metrics.live.fetch import base_of, fetch
 from metrics.live.observer import UNREACHABLE_AFTER, WINDOW_S, Moment, Observer
 from metrics.live.prometheus import HISTORY_S, held_scrapes, interval_s, is_prometheus
-from metrics.live.records import diagnose_window
+from metrics.live.records import Records
 from metrics.live.steady import Change, Steady
 from metrics.sources.page import rows_of
 
@@ -40,13 +41,15 @@ class Watched:
     """One server with what was last said of it."""
 
     def __init__(self, observer: Observer, records: Path | None = None):
-        self.observer, self.records = observer, records
+        self.observer = observer
+        self.records = None if records is None else Records(records, observer.window_s)
         self.steady = Steady()
         self.raw: WatchedServer = observer.watched()
         self.shown: WatchedServer = self.raw
         self.no_records = ""  # why the records cannot be read
         self._diagnosis: Diagnosis | None = None
-        self._diagnosed_s = 0.0
+        self._diagnosed_s = -math.inf
+        self._diagnosing: threading.Thread | None = None
 
     def judge(self, ns: int) -> list[Change]:
         """Judges the window anew; the change, if there is one."""
@@ -57,9 +60,7 @@ class Watched:
     def _with_records(self, server: WatchedServer) -> WatchedServer:
         if self.records is None or server.state == "unreachable":
             return server
-        if time.monotonic() - self._diagnosed_s >= RECORDS_EVERY_S:
-            self._diagnose()
-            self._diagnosed_s = time.monotonic()
+        self._diagnose_beside()
         found, warnings = self._diagnosis, [*server.warnings, *filter(None, [self.no_records])]
         if found is None or found.state not in STATE_OF:
             return msgspec.structs.replace(server, warnings=warnings)
@@ -68,9 +69,18 @@ class Watched:
             unknown=[], warnings=warnings, diagnosis=found,
         )  # fmt: skip
 
+    def _diagnose_beside(self) -> None:
+        """Diagnoses the records in a thread of its own: it takes seconds, in which no scrape may be missed."""
+        if self._diagnosing is not None and self._diagnosing.is_alive():
+            return
+        if time.monotonic() - self._diagnosed_s >= RECORDS_EVERY_S:
+            self._diagnosed_s = time.monotonic()
+            self._diagnosing = threading.Thread(target=self._diagnose, name="watch records", daemon=True)
+            self._diagnosing.start()
+
     def _diagnose(self) -> None:
         try:
-            self._diagnosis = diagnose_window(self.records, self.observer.window_s, self.observer.bounds())
+            self._diagnosis = self.records.diagnose(self.observer.bounds())
             self.no_records = ""
         except RunDataError as error:
             self._diagnosis, self.no_records = None, f"the records cannot be read: {error}"

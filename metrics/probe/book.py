@@ -49,6 +49,7 @@ class Books:
         self._planned = [step.planned_ns for step in steps]
         self._ends = [record.end_ns for record in records]
         self._device_ends = [record.device_end_ns or record.end_ns for record in records]
+        self._next_reason = _changes([step.refused for step in steps])
         self._shares: dict[int, tuple[int, int, dict[int, int]]] = {}
 
     def record(
@@ -156,18 +157,17 @@ class Books:
             book.until(min(self.steps[at].begin_ns, placed_ns), Account.REQUEST_QUEUE, "step")
             book.until(min(self._planned[at], placed_ns), Account.COMPUTE_HOST)
         while at < len(self.steps) and book.now_ns < placed_ns:
-            until = self._planned[at + 1] if at + 1 < len(self.steps) else placed_ns
-            reason = self.steps[at].refused or "policy"
+            reason, at = self.steps[at].refused or "policy", self._next_reason[at]
+            until = self._planned[at] if at < len(self.steps) else placed_ns
             book.until(min(until, placed_ns), _WAIT_ACCOUNTS.get(reason, default), reason)
-            at += 1
         book.until(placed_ns, default, "policy")
 
     def _book_preempted(self, book: Booking, taken: int, back_ns: int) -> None:
         at = taken
         while at < len(self.steps) and book.now_ns < back_ns:
-            until = self._planned[at + 1] if at + 1 < len(self.steps) else back_ns
-            book.until(min(until, back_ns), Account.MEMORY_PREEMPTED, self.steps[at].refused or "kv_blocks")
-            at += 1
+            reason, at = self.steps[at].refused or "kv_blocks", self._next_reason[at]
+            until = self._planned[at] if at < len(self.steps) else back_ns
+            book.until(min(until, back_ns), Account.MEMORY_PREEMPTED, reason)
         book.until(back_ns, Account.MEMORY_PREEMPTED, "kv_blocks")
 
     def _book_steps(self, book: Booking, choice: Choice, entries: Sequence[tuple[int, int]]) -> None:
@@ -235,3 +235,11 @@ class Books:
 
     def _work(self, new: int, past: int, sampled: int) -> int:
         return new if self._shape is None else request_flops(self._shape, new, past, sampled)
+
+
+def _changes(reasons: Sequence[str]) -> list[int]:
+    """For each place the next one that holds something else; the length where none does."""
+    found = [len(reasons)] * len(reasons)
+    for at in range(len(reasons) - 2, -1, -1):
+        found[at] = found[at + 1] if reasons[at] == reasons[at + 1] else at + 1
+    return found

@@ -47,7 +47,19 @@ def open_server_run(path: Path | str) -> RunDirectory:
 
 def import_probe(folder: Path) -> RunDirectory:
     """Makes `run.json` and the tables of steps, requests and the machine from the streams. Raises RunDataError."""
-    streams = read_streams(folder)
+    meta, tables = run_of(folder, read_streams(folder))
+    run = RunDirectory(folder)
+    try:
+        run.write_json("run.json", meta)
+        for table, content in tables.items():
+            replace_table(folder / f"{table}.parquet", content)
+    except (OSError, pa.ArrowException) as error:
+        raise RunDataError(f"the tables of {folder} cannot be written there: {error}; copy the folder first") from None
+    return run
+
+
+def run_of(folder: Path, streams: Sequence[Stream]) -> tuple[dict[str, Any], dict[str, pa.Table]]:
+    """`run.json` and the tables that follow from the streams of a folder. Raises RunDataError."""
     cores = [stream for stream in streams if stream.start.role == "core"]
     fronts = [stream for stream in streams if stream.start.role == "front"]
     if not cores:
@@ -65,15 +77,9 @@ def import_probe(folder: Path) -> RunDirectory:
         steps += of_core
         requests += ended
     requests += _refused(calls, {each.request_id for each in requests})
-    try:
-        run = _described(folder, cores[-1], fronts, streams)
-        samples = system_records(cores, fronts)
-        for table, records in (("steps", steps), ("requests", requests), ("system", samples)):
-            content = columns(table, records) if records else SCHEMAS[table].empty_table()
-            replace_table(folder / f"{table}.parquet", content)
-    except (OSError, pa.ArrowException) as error:
-        raise RunDataError(f"the tables of {folder} cannot be written there: {error}; copy the folder first") from None
-    return run
+    made = {"steps": steps, "requests": requests, "system": system_records(cores, fronts)}
+    tables = {name: columns(name, rows) if rows else SCHEMAS[name].empty_table() for name, rows in made.items()}
+    return _description(cores[-1], fronts, streams), tables
 
 
 def _records_of(
@@ -131,15 +137,15 @@ def _refuse_several_at_once(folder: Path, cores: Sequence[Stream]) -> None:
             )
 
 
-def _described(folder: Path, core: Stream, fronts: Sequence[Stream], streams: Sequence[Stream]) -> RunDirectory:
-    """Writes `run.json`."""
+def _description(core: Stream, fronts: Sequence[Stream], streams: Sequence[Stream]) -> dict[str, Any]:
+    """The content of `run.json`."""
     start, settings = core.start, dict(core.start.settings)
     threads = settings.pop("threads", None)
     shape = shape_of(start.shape)
     here = start.boot_id is not None and start.boot_id == boot_id()
     bounds = {name: settings.pop(f"objective_{name}", None) for name in ("ttft_ms", "tpot_ms", "e2e_ms")}
     bounds = {name: bound for name, bound in bounds.items() if bound}
-    meta: dict[str, Any] = {
+    return {
         "scenario": {"name": start.engine, "description": "whatever clients sent"},
         "seed": None,
         "engine": engine_of(settings),
@@ -166,9 +172,6 @@ def _described(folder: Path, core: Stream, fronts: Sequence[Stream], streams: Se
             "dropped_records": sum(stream.dropped for stream in streams),
         },
     }
-    run = RunDirectory(folder)
-    run.write_json("run.json", meta)
-    return run
 
 
 def _unseen(fronts: Sequence[Stream], has_shape: bool) -> list[str]:

@@ -14,6 +14,7 @@ MAGIC = b"SOJOURN-PROBE-2\n"
 FAMILY = b"SOJOURN-PROBE-"  # of the magic of every version
 LENGTH = struct.Struct(">I")
 SUFFIX = ".probe"
+PIECE_BYTES = 16 << 20  # that are read at a time
 Setting = int | float | str | bool | None
 
 
@@ -167,30 +168,60 @@ def read_stream(file: Path) -> Stream | None:
     """One stream up to its last whole record; None where its process has not written the first one yet.
 
     Raises RunDataError for a file of another version, or one that is damaged."""
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise RunDataError(f"{file} cannot be read: {error.strerror}") from None
-    if not content.startswith(MAGIC[: len(content)]):
-        what = "of another version of sojourn-probe" if content.startswith(FAMILY) else "no stream of sojourn-probe"
-        raise RunDataError(f"{file} is {what}; this version reads format {FORMAT}")
+    read = StreamFile(file)
+    while read.take():
+        pass
+    return read.stream
+
+
+@dataclass(slots=True)
+class StreamFile:
+    """A file that a process of the server still writes: each reading takes in what came since the one before."""
+
+    path: Path
     stream: Stream | None = None
-    at = len(MAGIC)
-    try:
+    at: int = 0  # bytes that are taken in
+
+    def take(self, most_bytes: int = PIECE_BYTES) -> bool:
+        """Takes in the whole records of the next bytes; False where there was none. Raises RunDataError."""
+        if not self.at and not self._begin():
+            return False
+        content, at = self._next(most_bytes), 0
         while at + LENGTH.size <= len(content):
             (size,) = LENGTH.unpack_from(content, at)
-            at += LENGTH.size
-            if at + size > len(content):
-                break  # its process is about to write the rest, or was killed
-            record = _DECODER.decode(content[at : at + size])
-            at += size
+            end = at + LENGTH.size + size
+            if end > len(content):  # the piece ends here, or its process is about to write the rest, or was killed
+                break
+            try:
+                record = _DECODER.decode(content[at + LENGTH.size : end])
+            except msgspec.DecodeError as error:
+                raise RunDataError(f"{self.path} is damaged at byte {self.at + at:,}: {error}") from None
+            at = end
             if isinstance(record, Start):
-                stream = Stream(record)
-            elif stream is not None:
-                _keep(stream, record)
-    except msgspec.DecodeError as error:
-        raise RunDataError(f"{file} is damaged at byte {at:,}: {error}") from None
-    return stream
+                self.stream = Stream(record)
+            elif self.stream is not None:
+                _keep(self.stream, record)
+        self.at += at
+        if not at and len(content) == most_bytes:  # a record that is larger than a piece
+            return self.take(2 * most_bytes)
+        return at > 0
+
+    def _begin(self) -> bool:
+        """Whether the file's first bytes are there, and say that it is a stream."""
+        content = self._next(len(MAGIC))
+        if not content.startswith(MAGIC[: len(content)]):
+            what = "of another version" if content.startswith(FAMILY) else "no stream"
+            raise RunDataError(f"{self.path} is {what} of sojourn-probe; this version reads format {FORMAT}")
+        self.at = len(content) if len(content) == len(MAGIC) else 0
+        return self.at > 0
+
+    def _next(self, most_bytes: int) -> bytes:
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.at)
+                return file.read(most_bytes)
+        except OSError as error:
+            raise RunDataError(f"{self.path} cannot be read: {error.strerror}") from None
 
 
 def _keep(stream: Stream, record: Record) -> None:

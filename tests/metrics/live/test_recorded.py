@@ -6,7 +6,7 @@ from commands.summary import diagnose_run
 from metrics.errors import RunDataError
 from metrics.live import records
 from metrics.live.recorded import record
-from metrics.live.records import diagnose_window
+from metrics.live.records import Records
 from metrics.run.directory import RunDirectory
 from metrics.run.server_alone import SERVER_ALONE
 from tests.metrics.foreign import steady
@@ -40,7 +40,7 @@ def test_records_give_the_full_diagnosis_of_their_last_seconds(tmp_path, monkeyp
     ended_ns = int(run.table("requests").finished_ns.max())
     monkeypatch.setattr(records.time, "monotonic_ns", lambda: ended_ns)
     bounds = {"ttft_ms": 300.0, "tpot_ms": 60.0}
-    whole, last = diagnose_window(run.path, 1e6, bounds), diagnose_window(run.path, 3.0, bounds)
+    whole, last = Records(run.path, 1e6).diagnose(bounds), Records(run.path, 3.0).diagnose(bounds)
     assert whole.findings[0].key == "batch_cap" and whole.goodput[0].sent == 120
     assert 0 < last.goodput[0].sent < 120
-    assert diagnose_window(run.path, 1e-3, bounds) is None
+    assert Records(run.path, 1e-3).diagnose(bounds) is None
