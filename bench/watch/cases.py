@@ -3,18 +3,20 @@
     python -m bench.watch.cases --into FOLDER [--case batch-cap] [--python .../vllm/bin/python]
 
 Each case starts a server, waits, sends a load for a minute and judges it once a second as `sojourn watch` does. With
-`--python` the server is vLLM of that environment, with the probe. Results stay in FOLDER; a case that is there is not
-measured again.
+`--python` the server is vLLM of that environment, with the probe. Judged live is the watch with records. The views by
+/metrics alone follow from the pages, which are kept: they are judged when the table is printed, second by second, by
+the code as it is then. A case that is in FOLDER is not measured again.
 """
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from bench.engines.servers import HOST, Server, our_server
 from bench.json_process import ROOT
 from bench.probe.cases import THREADS
 from bench.probe.vllm_with_probe import TINY_MODEL, vllm_with_probe
-from bench.watch.pages import page_log
+from bench.watch.pages import page_log, read_pages
 from loadgen.faults.planted import Network
 from loadgen.faults.surroundings import PlantedSurroundings
 from loadgen.target.endpoint import parse_base_url
@@ -43,7 +45,8 @@ SHARED = {"klass": "assistant", "prompt_tokens": 1000, "output_tokens": 24, "ign
           "shared_prefix_tokens": 960, "num_shared_prefixes": 2}  # fmt: skip
 DOCUMENT = {"klass": "document", "prompt_tokens": 1900, "output_tokens": 8, "ignore_eos": True, "weight": 3}
 SLO = {"ttft_ms": 500.0, "tpot_ms": 30.0}
-VIEWS = ("metrics", "metrics, SLO", "records, SLO")
+RECORDS = "records, SLO"  # the view that is judged live
+VIEWS = ("metrics", "metrics, SLO", RECORDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +58,14 @@ class Case:
     settings: Mapping[str, Any] = field(default_factory=dict)  # of ours
     flags: tuple[str, ...] = VLLM_FLAGS
     vllm_rate_rps: float = 3.0
+    vllm_slo: Mapping[str, float] | None = None  # where it is another: at a bound of vLLM's histograms
     network: Network | None = None
     slo: Mapping[str, float] = field(default_factory=lambda: SLO)
     max_model_len: int = 2048
+
+    @property
+    def on_vllm(self) -> "Case":
+        return replace(self, rate_rps=self.vllm_rate_rps, slo=self.vllm_slo or self.slo)
 
 
 def _with(*flags: str) -> tuple[str, ...]:
@@ -72,10 +80,11 @@ CASES = (
     Case("tiny-kv-space", [CHAT | {"output_tokens": 200}], 14, ("kv_pool",), {"num_kv_blocks": 64},
          (*VLLM_FLAGS, "--num-gpu-blocks-override", "26"), 4.0, max_model_len=512),
     Case("prefix-cache-off", [SHARED], 16, ("prefix_cache_off",), {"prefix_caching": False},
-         (*VLLM_FLAGS, "--no-enable-prefix-caching"), 6.0),
+         (*VLLM_FLAGS, "--no-enable-prefix-caching"), 16.0),
     Case("long-prompts-beside-chat", [CHAT | {"weight": 7, "output_tokens": 24}, DOCUMENT], 5,
          ("token_budget_large", "head_of_line", "prefill_chunk"), {"max_num_batched_tokens": 4096},
-         _with("--max-num-batched-tokens", "2048"), 4.0, slo={"ttft_ms": 1000.0, "tpot_ms": 15.0}),
+         _with("--max-num-batched-tokens", "2048"), 7.0, {"ttft_ms": 1000.0, "tpot_ms": 10.0},
+         slo={"ttft_ms": 1000.0, "tpot_ms": 15.0}),
     Case("overload", [CHAT], 60, ("overload",), vllm_rate_rps=25.0),
     Case("slow-reader", [CHAT | {"output_tokens": 200}], 6, ("slow_reader", "slow_writer", "slow_network"),
          network=Network(fault="network", kib_per_s=8, share=0.34), slo={"ttft_ms": 500.0, "e2e_ms": 3000.0},
@@ -89,7 +98,7 @@ def main() -> None:
     parser.add_argument("--case", action="append", help="only these; repeatable")
     parser.add_argument("--python", help="the interpreter of vLLM's environment; without it the server is ours")
     chosen = parser.parse_args()
-    wanted = [case for case in CASES if not chosen.case or case.name in chosen.case]
+    wanted = [case.on_vllm if chosen.python else case for case in CASES if not chosen.case or case.name in chosen.case]
     for case in wanted:
         if not (chosen.into / f"{case.name}.json").exists():
             measure(case, chosen.into.resolve(), chosen.python)
@@ -97,14 +106,13 @@ def main() -> None:
 
 
 def measure(case: Case, folder: Path, python: str | None) -> None:
-    """Writes what each view said, and when: seconds after the load began."""
+    """Writes the pages, and what the watch with records said, and when: seconds after the load began."""
     folder.mkdir(parents=True, exist_ok=True)
     records = folder / f"records-{case.name}"
     server = _server(case, records, python)
     server.start()
     try:
-        folder_of_records = records if python else server.run_dir
-        said, last = _watch(case, folder, server, folder_of_records, case.vllm_rate_rps if python else case.rate_rps)
+        said, last = _watch(case, folder, server, records if python else server.run_dir)
     finally:
         server.stop()
     content = {"case": case.name, "keys": case.keys, "said": said, "last": last}
@@ -117,25 +125,21 @@ def _server(case: Case, records: Path, python: str | None) -> Server:
     return our_server("watched", "tiny-model", OURS | dict(case.settings), records)
 
 
-def _watch(
-    case: Case, folder: Path, server: Server, records: Path, rate_rps: float
-) -> tuple[dict[str, list[dict[str, Any]]], dict[str, Any]]:
+def _watch(case: Case, folder: Path, server: Server, records: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     url = f"http://{HOST}:{server.port}"
-    views = {
-        "metrics": Watched(Observer(url, url, {})),
-        "metrics, SLO": Watched(Observer(url, url, case.slo)),
-        "records, SLO": Watched(Observer(url, url, case.slo), records),
-    }
-    said: dict[str, list[dict[str, Any]]] = {name: [] for name in views}
+    watched = Watched(Observer(url, url, case.slo), records)
+    said: list[dict[str, Any]] = []
     attached = time.monotonic()
-    with page_log(folder / f"{case.name}.pages.gz") as add_page, _reached(case, url, folder) as reached:
-        _scrape(url, views, said, add_page, lambda _: time.monotonic() > attached + BEFORE_S)
-        load = _load(case, folder, reached, rate_rps)
-        _scrape(url, views, said, add_page, lambda came: came is not None and time.monotonic() > came + LOAD_S)
+    with page_log(_pages(folder, case)) as add_page, _reached(case, url, folder) as reached:
+        _scrape(url, watched, said, add_page, lambda: time.monotonic() > attached + BEFORE_S)
+        load = _load(case, folder, reached)
+        _scrape(url, watched, said, add_page, lambda: time.monotonic() > (_came_s(watched) or math.inf) + LOAD_S)
         _end(load)
-    return _since_the_load(said, views["metrics"]), {
-        name: msgspec.to_builtins(each.shown) for name, each in views.items()
-    }
+    return _since_the_load(said, watched), msgspec.to_builtins(watched.shown)
+
+
+def _pages(folder: Path, case: Case) -> Path:
+    return folder / f"{case.name}.pages.gz"
 
 
 def _came_s(watched: Watched) -> float | None:
@@ -144,33 +148,45 @@ def _came_s(watched: Watched) -> float | None:
     return next((moment.ns / 1e9 for moment in moments if moment.running or moment.requests_per_s), None)
 
 
-def _since_the_load(said: dict[str, list[dict[str, Any]]], watched: Watched) -> dict[str, list[dict[str, Any]]]:
+def _since_the_load(said: list[dict[str, Any]], watched: Watched) -> list[dict[str, Any]]:
     came = _came_s(watched) or 0.0
-    return {name: [each | {"s": round(each["s"] - came, 1)} for each in entries] for name, entries in said.items()}
+    return [each | {"s": round(each["s"] - came, 1)} for each in said]
 
 
 def _scrape(
-    url: str, views: Mapping[str, Watched], said: dict[str, list[dict[str, Any]]],
-    add_page: Callable[[int, float, bytes], None], over: Callable[[float | None], bool],
+    url: str, watched: Watched, said: list[dict[str, Any]], add_page: Callable[[int, float, bytes], None],
+    over: Callable[[], bool],
 ) -> None:  # fmt: skip
-    while not over(_came_s(views["metrics"])):
+    while not over():
         now = time.monotonic()
         began_ns = time.monotonic_ns()
         _, body = fetch(f"{url}/metrics", timeout_s=5.0)
         read_ns = time.monotonic_ns()
-        took_s = (read_ns - began_ns) / 1e9
-        add_page(read_ns, took_s, body)
-        rows = rows_of(body, read_ns, took_s)
-        for name, view in views.items():
-            view.observer.add(read_ns, rows)
-            for change in view.judge(read_ns):
-                found = view.shown.findings
-                said[name].append({
-                    "s": read_ns / 1e9, "state": change.state, "key": found[0].key if found else "",
-                    "all": [each.key for each in found], "reads": view.shown.reads, "sentence": change.sentence,
-                })  # fmt: skip
-                print(f"{time.strftime('%H:%M:%S')} {name}: {change.state}: {change.sentence}", flush=True)
+        add_page(read_ns, (read_ns - began_ns) / 1e9, body)
+        for entry in judged(watched, read_ns, (read_ns - began_ns) / 1e9, body):
+            said.append(entry)
+            print(f"{time.strftime('%H:%M:%S')} {entry['state']}: {entry['sentence']}", flush=True)
         time.sleep(max(0.0, now + 1.0 - time.monotonic()))
+
+
+def judged(watched: Watched, ns: int, took_s: float, body: bytes) -> list[dict[str, Any]]:
+    """What the watch says after this page that it had not said before."""
+    watched.observer.add(ns, rows_of(body, ns, took_s))
+    found = []
+    for change in watched.judge(ns):
+        keys = [each.key for each in watched.shown.findings]
+        found.append({"s": ns / 1e9, "state": change.state, "key": keys[0] if keys else "", "all": keys,
+                      "reads": watched.shown.reads, "sentence": change.sentence})  # fmt: skip
+    return found
+
+
+def said_in(folder: Path, case: Case, view: str) -> list[dict[str, Any]]:
+    """What a view said of a case in FOLDER."""
+    if view == RECORDS:
+        return json.loads((folder / f"{case.name}.json").read_text(encoding="utf-8"))["said"]
+    watched = Watched(Observer("", case.name, case.slo if view == "metrics, SLO" else {}))
+    said = [entry for page in read_pages(_pages(folder, case)) for entry in judged(watched, *page)]
+    return _since_the_load(said, watched)
 
 
 @contextmanager
@@ -185,11 +201,11 @@ def _reached(case: Case, url: str, folder: Path) -> Iterator[str]:
         surroundings.end()
 
 
-def _load(case: Case, folder: Path, url: str, rate_rps: float) -> subprocess.Popen:
+def _load(case: Case, folder: Path, url: str) -> subprocess.Popen:
     scenario = {
         "description": case.name,
         "target": {"api": "completions", "usage": "continuous", "tokenizer": str(TINY_MODEL), "timeout_s": 120},
-        "arrivals": {"process": "poisson", "rate_rps": rate_rps, "duration_s": 2 * LOAD_S},
+        "arrivals": {"process": "poisson", "rate_rps": case.rate_rps, "duration_s": 2 * LOAD_S},
         "workload": {"classes": case.classes},
         "objectives": [{"klass": "all", "source": "our own choice", **case.slo}],
         "measure": {"seed": 1, "warmup_requests": 2},
@@ -213,10 +229,9 @@ def table(folder: Path, cases: tuple[Case, ...] | list[Case]) -> str:
     """Markdown: what each view named, and after how many seconds of load."""
     lines = ["| case | `/metrics` | `/metrics` and `--slo` | with records and `--slo` |", "|---" * 4 + "|"]
     for case in cases:
-        file = folder / f"{case.name}.json"
-        if file.exists():
-            said = json.loads(file.read_text(encoding="utf-8"))["said"]
-            lines.append(f"| {case.name} | {' | '.join(cell(case, said[view]) for view in VIEWS)} |")
+        if (folder / f"{case.name}.json").exists():
+            cells = [cell(case, said_in(folder, case, view)) for view in VIEWS]
+            lines.append(f"| {case.name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.engines.servers import HOST
-from bench.watch.cases import CASES, Case, cell
+from bench.watch.cases import CASES, VIEWS, Case, cell, said_in
 from bench.watch.pages import read_pages, served
 from metrics.errors import SojournError
 from metrics.sources.page import rows_of
@@ -120,7 +120,7 @@ def main() -> None:
     if shutil.which("prometheus") is None:
         raise SystemExit("prometheus is not installed (Debian: apt-get install prometheus)")
     present = [rival for rival in RIVALS if _binary(chosen.rivals, rival).exists()]
-    cases = [case for case in CASES if (chosen.folder / f"{case.name}.pages.gz").exists()]
+    cases = [case.on_vllm for case in CASES if (chosen.folder / f"{case.name}.pages.gz").exists()]
     todo = [case for case in cases if not _said_file(chosen.folder, case).exists()]
     with ThreadPoolExecutor(max(1, len(todo))) as pool:
         for done in [pool.submit(ask, case, chosen.folder, chosen.rivals, present) for case in todo]:
@@ -195,13 +195,11 @@ def _prometheus(url: str, folder: Path) -> Iterator[str]:
 
 def table(folder: Path, cases: list[Case], present: list[Rival]) -> str:
     """Markdown: what ours and each tool named."""
-    ours = {"records, SLO": "probe", "metrics, SLO": "`/metrics`, `--slo`", "metrics": "`/metrics`"}
-    heads = [*ours.values(), *(rival.name for rival in present)]
+    heads = ["`/metrics`", "`/metrics`, `--slo`", "probe", *(rival.name for rival in present)]
     lines, right = [f"| case | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"], [0] * len(heads)
     for case in cases:
-        watched = json.loads((folder / f"{case.name}.json").read_text(encoding="utf-8"))["said"]
         said = json.loads(_said_file(folder, case).read_text(encoding="utf-8"))
-        cells = [cell(case, watched[view]) for view in ours]
+        cells = [cell(case, said_in(folder, case, view)) for view in VIEWS]
         cells += [_cell(case, rival, said[rival.name]) for rival in present]
         right = [count + (each == "silent" if not case.keys else each.startswith(("`", "right")))
                  for count, each in zip(right, cells, strict=True)]  # fmt: skip

@@ -42,9 +42,10 @@ REST = "rest"
 UNREACHABLE_AFTER = 3  # failed scrapes in a row: one may be a hiccup
 # What a batch about half the largest gave: samples of `history` by the size of the batch, as shares of the largest.
 HALF_BATCH, WHOLE_BATCH, FEWEST_MOMENTS, SMALLEST_BATCH = (0.3, 0.6), 0.85, 4, 4
+FEWEST_SMALL, LEAST_DECODING = 2, 0.3  # moments of a small batch; and of its time, that a moment had a request
 # Times of steps by their tokens: seconds that were seen, the largest steps over the smallest, and how well a line fits.
 FEWEST_STEPS, SPREAD, CORRELATED = 8, 1.5, 0.7
-STEP_SECONDS = "sojourn_compute_step_seconds"
+STEP_SECONDS, GAPS = "sojourn_compute_step_seconds", "sojourn_request_itl_seconds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,8 @@ class Moment:
     requests_per_s: float | None
     tokens_per_step: float | None = None
     seconds_per_step: float | None = None
+    gap_s: float | None = None  # between two tokens of a request, the mean of those that came since the scrape before
+    decoding: float | None = None  # requests between two of their tokens, on average over the same time
 
 
 class Observer:
@@ -120,13 +123,17 @@ class Observer:
         if len(scrapes) > 1:
             before = scrapes[-2].ns
             grown = Growth(source, self.window.growth(before, _counters(source)))
-            rates = _rates(grown.totals(), (last.ns - before) / 1e9) | _steps(grown)
+            seconds = (last.ns - before) / 1e9
+            rates = (
+                _rates(grown.totals(), seconds) | _steps(grown) | (_gaps(grown, seconds) if source.live_gaps else {})
+            )
         self.history.append(
             Moment(
                 ns=last.ns, running=gauges.get(RUNNING), waiting=gauges.get(WAITING), kv_use=gauges.get(KV_USE),
                 output_tokens_per_s=rates.get("output"), prompt_tokens_per_s=rates.get("prompt"),
                 requests_per_s=rates.get("requests"), tokens_per_step=rates.get("tokens_per_step"),
-                seconds_per_step=rates.get("seconds_per_step"),
+                seconds_per_step=rates.get("seconds_per_step"), gap_s=rates.get("gap_s"),
+                decoding=rates.get("decoding"),
             )
         )  # fmt: skip
         while self.history[0].ns < last.ns - HISTORY_S * 1e9:
@@ -139,9 +146,10 @@ class Observer:
         return {name: float(series.iloc[-1]) for name, series in shown.items() if len(series)}
 
     def batch_gain(self) -> float | None:
-        """Tokens/s at the largest batch over those at about half of it, as was seen; else what twice the tokens a step
-        give, as the times of steps say. None where neither varied."""
-        return seen_gain(self.history) or modelled_gain(self.history)
+        """What twice the batch gives, as a ratio of tokens/s: by the gaps between tokens at several batches; else the
+        tokens/s at the largest batch over those at about half of it; else what twice the tokens a step give, as the
+        times of steps say. None where none of them varied."""
+        return gap_gain(self.history) or seen_gain(self.history) or modelled_gain(self.history)
 
     def view(self) -> tuple[ServerView, Growth] | None:
         """What the window shows; None before the second scrape."""
@@ -241,6 +249,27 @@ def seen_gain(history: Sequence[Moment]) -> float | None:
     return float(np.median(whole) / np.median(half))
 
 
+def gap_gain(history: Sequence[Moment]) -> float | None:
+    """What twice the largest batch would give, as a ratio of tokens/s, from the mean gaps between tokens while few and
+    while many requests were decoding: 2 where gaps stay as they are, 1 where they double with the batch. None where the
+    batch did not vary, or the gaps of small and of large batches overlap."""
+    seen = [(max(1.0, moment.decoding), moment.gap_s) for moment in history
+            if moment.gap_s and moment.decoding and moment.decoding >= LEAST_DECODING]  # fmt: skip
+    if not seen:
+        return None
+    batch, gaps = np.array(seen).T
+    largest = float(np.quantile(batch, 0.9))
+    few, many = batch <= HALF_BATCH[1] * largest, batch >= WHOLE_BATCH * largest
+    if largest < SMALLEST_BATCH or few.sum() < FEWEST_SMALL or many.sum() < FEWEST_MOMENTS:
+        return None
+    if np.quantile(gaps[many], 0.25) <= np.quantile(gaps[few], 0.75):
+        return None
+    sizes = np.median(batch[few]), np.median(batch[many])
+    slope = (np.median(gaps[many]) - np.median(gaps[few])) / (sizes[1] - sizes[0])
+    base = max(0.0, float(np.median(gaps[many]) - slope * sizes[1]))
+    return float(2 * (base + slope * sizes[1]) / (base + 2 * slope * sizes[1]))
+
+
 def modelled_gain(history: Sequence[Moment]) -> float | None:
     """What twice the tokens a step would give, as a ratio of tokens/s: 2 where a step takes the same, 1 where it takes
     twice as long. From a line through the mean times of steps of each second, time = a + b · tokens, a and b not
@@ -276,7 +305,7 @@ def parts_of(view: ServerView) -> list[Part]:
 
 
 def _counters(source: Source) -> set[str]:
-    steps = {f"{name}{suffix}" for name in _names(source, (STEP_SECONDS,)) for suffix in ("_sum", "_count")}
+    steps = {f"{name}{suffix}" for name in _names(source, (STEP_SECONDS, GAPS)) for suffix in ("_sum", "_count")}
     return _names(source, (TOKENS_STEP_BY_STEP, PROMPT_TOKENS, OUTPUT_TOKENS, FINISHED)) | steps
 
 
@@ -304,6 +333,12 @@ def _steps(grown: Growth) -> dict[str, float | None]:
     if steps is None or not tokens:
         return {}
     return {"tokens_per_step": tokens / steps.count, "seconds_per_step": steps.mean}
+
+
+def _gaps(grown: Growth, seconds: float) -> dict[str, float | None]:
+    """The mean gap between tokens, and how many requests were in one: by Little's law the gaps of a second."""
+    gaps = grown.distribution_of(GAPS)
+    return {} if gaps is None else {"gap_s": gaps.mean, "decoding": gaps.count * gaps.mean / seconds}
 
 
 def _sum(*parts: float | None) -> float | None:

@@ -185,6 +185,7 @@ SGLANG = Source(
         "prefix cache": "no --disable-radix-cache",
         "block": "--page-size",
     },
+    live_gaps=True,
     setting_gauges={"block_size": SettingGauge("sglang:page_size"), "num_kv_blocks": SettingGauge("sglang:num_pages")},
     own_labels=(
         "engine_type",

@@ -4,7 +4,9 @@ Everything here is an aggregate over all requests that the server finished while
 of one request, nor of the late ones; that takes the server's own records.
 """
 
+import math
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -27,10 +29,12 @@ from metrics.sources.translate import (
 
 BY_CLIENT = Sight("seen", "measured by the load generator, of each request")
 KV_FREE = 0.2  # of the pool: with so much room, KV blocks are not what requests wait for
-KV_FULL = 0.95  # in use: a request of more than a few blocks may not fit any more
-AS_EVER = 0.95  # of the largest batch that was seen: as good as the largest, since requests end between samples
+KV_FULL = 0.95  # in use: a request of more than a few blocks may not fit any more; less where the pool is small
+AS_EVER = 0.9  # of the largest batch that was seen: as good as the largest, since requests end between samples
 RUNNING, WAITING, KV_USE = "sojourn_request_running", "sojourn_request_waiting", "sojourn_memory_kv_usage_ratio"
 FINISHED, DEVICE = "sojourn_request_finished_total", "sojourn_compute_device_seconds_total"
+PROMPTS, GAPS = "sojourn_request_prompt_length_tokens", "sojourn_request_itl_seconds"
+STALLED = 4.0  # times the bound that half of the gaps keep: no batch of decodes varies so much
 PREFIX, PREEMPTIONS = "sojourn_memory_prefix_tokens_total", "sojourn_memory_preemptions_total"
 
 
@@ -79,9 +83,18 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     largest: float  # requests waiting
     with_kv_free: float | None
     with_kv_full: float | None
+    kv_full_at: float  # KV use from which a mean prompt finds no room, at most KV_FULL
     at_largest_batch: float | None  # with as many requests running as ever
     largest_batch: float | None
     growth: float | None = None  # of the number that waits: last fifth less first fifth of the samples, over the mean
+
+
+class Stalls(msgspec.Struct, frozen=True, kw_only=True):
+    """Gaps between tokens that are many times as long as the usual ones."""
+
+    usual_s: float  # half of the gaps lie within it
+    above_s: float  # these lie above it
+    share: float  # of the time between tokens, at least: each gap counts with the lower bound of its bucket
 
 
 class ServerView(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,6 +120,7 @@ class ServerView(msgspec.Struct, frozen=True, kw_only=True):
     latencies: dict[str, Distribution]  # in the catalogue's units
     agreement: list[Agreement]
     waiting: Waiting | None
+    stalls: Stalls | None  # None where no gap is so long, or the server counts none
     device_busy: float | None  # device time / time in which the samples show requests; None where the server lacks it
     differs: dict[str, str]  # catalogue name with labels → how the server's figure differs from ours
     settings: dict[str, str]  # object of a cause → the server's own settings for it
@@ -183,7 +197,7 @@ def view_of(
     reported_settings: dict[str, str],
 ) -> ServerView:
     """The view of some seconds, from what its counters grew by and what its gauges showed in them."""
-    totals = grown.totals()
+    totals, latencies = grown.totals(), grown.distributions()
     latency_ms, lag_ms = clients.latency_ms, clients.lag_ms
     spans = [view for span in source.spans if (view := _span(span, grown, latency_ms, clients.ttft_ms)) is not None]
     server_ms = own_latency_ms(source, grown)
@@ -210,9 +224,10 @@ def view_of(
             for name, shown in gauges.items()
             if len(shown)
         },
-        latencies=grown.distributions(),
+        latencies=latencies,
         agreement=agreement,
-        waiting=_waiting(gauges),
+        stalls=_stalls(grown),
+        waiting=_waiting(gauges, _prompt_share(latencies.get(PROMPTS), reported_settings)),
         device_busy=_device_busy(of_family(totals, DEVICE), gauges, seconds),
         differs={key(item.ours, item.labels): item.differs for item in source.translations if item.differs},
         settings=dict(source.settings),
@@ -278,18 +293,40 @@ def settings_in(source: Source, rows: pd.DataFrame) -> dict[str, str]:
     return found
 
 
-def _waiting(gauges: dict[str, pd.Series]) -> Waiting | None:
+def _stalls(grown: Growth) -> Stalls | None:
+    below, gaps = grown.below(GAPS), grown.distribution_of(GAPS)
+    if not below or gaps is None:
+        return None
+    usual_s = next(bound for bound, count in below.items() if count >= 0.5 * gaps.count)
+    edges = [edge for edge in below if STALLED * usual_s <= edge < math.inf]
+    late_s = sum(edge * (below[after] - below[edge]) for edge, after in pairwise([*edges, math.inf]))
+    if not edges or late_s <= 0:
+        return None
+    return Stalls(usual_s=usual_s, above_s=edges[0], share=min(1.0, late_s / (gaps.count * gaps.mean)))
+
+
+def _prompt_share(prompts: Distribution | None, settings: dict[str, str]) -> float:
+    """The share of the KV pool that a mean prompt takes; 0 where the server tells no size."""
+    blocks, size = (settings.get(name, "") for name in ("num_kv_blocks", "block_size"))
+    if prompts is None or not blocks.isdigit() or not size.isdigit() or not int(blocks) * int(size):
+        return 0.0
+    return prompts.mean / (int(blocks) * int(size))
+
+
+def _waiting(gauges: dict[str, pd.Series], prompt_share: float) -> Waiting | None:
     waiting, running, used = (gauges.get(name) for name in (WAITING, RUNNING, KV_USE))
     if waiting is None or not len(waiting):
         return None
     queued = waiting[waiting > 0].index
     largest_batch = float(running.max()) if running is not None and len(running) else None
+    full_at, free_at = min(KV_FULL, 1 - prompt_share), min(1 - KV_FREE, 1 - 2 * prompt_share)
     return Waiting(
         samples=len(queued),
         share=len(queued) / len(waiting),
         largest=float(waiting.max()),
-        with_kv_free=_share(used, queued, lambda use: use <= 1 - KV_FREE),
-        with_kv_full=_share(used, queued, lambda use: use >= KV_FULL),
+        with_kv_free=_share(used, queued, lambda use: use <= free_at),
+        with_kv_full=_share(used, queued, lambda use: use >= full_at),
+        kv_full_at=full_at,
         at_largest_batch=_share(
             running, queued, lambda batch: (batch >= AS_EVER * largest_batch) | (largest_batch == 1)
         ),

@@ -159,11 +159,13 @@ VLLM = Source(
     },
     settings={
         "batch cap": "--max-num-seqs",
+        "token budget": "--max-num-batched-tokens",
         "KV block pool": "--gpu-memory-utilization (on a CPU VLLM_CPU_KVCACHE_SPACE), --kv-cache-dtype fp8",
         "prefix cache": "--enable-prefix-caching",
         "block": "--block-size",
     },
     own_labels=("engine", "finished_reason", "reason"),
+    live_gaps=True,
     setting_gauges={
         "block_size": SettingGauge("vllm:cache_config_info", "block_size"),
         "num_kv_blocks": SettingGauge("vllm:cache_config_info", "num_gpu_blocks"),

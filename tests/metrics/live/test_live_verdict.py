@@ -3,7 +3,7 @@
 import pytest
 
 from metrics.live.document import exit_code
-from metrics.live.observer import Moment, modelled_gain, seen_gain
+from metrics.live.observer import Moment, gap_gain, modelled_gain, seen_gain
 from metrics.live.steady import GONE_S, STANDS_S, Steady
 from tests.metrics.foreign import S, VllmPage, steady
 from tests.metrics.live_pages import observed
@@ -97,6 +97,78 @@ def test_what_a_larger_batch_gives_is_seen_or_modelled():
     assert modelled_gain(moments(range(10, 40), full, lambda size: 0.001 * size)) == pytest.approx(1.0)
     assert modelled_gain(moments(range(10, 40), full, lambda size: 0.1 + 1e-6 * size)) == pytest.approx(2.0, rel=1e-3)
     assert modelled_gain(moments([16] * 20, full, lambda size: 0.001 * size)) is None
+
+
+def test_where_no_gain_was_seen_both_a_cap_and_a_full_device_are_named():
+    server = observed(WAITING, 40, lambda _: (4, 6, 0.2), SLO).watched()
+    assert [each.key for each in server.findings] == ["batch_cap", "overload"] and "because either" in server.headline
+    assert any("the batch has not varied" in sentence for sentence in server.unknown)
+
+
+@pytest.mark.parametrize(
+    ("gap_ms", "gain"),
+    [
+        (lambda batch: 4 + 0.0 * batch, None),
+        (lambda batch: 4 + 0.4 * batch, 1.14),
+        (lambda batch: 4 + 0.05 * batch, 1.56),
+        (lambda batch: 0.5 * batch, 1.0),
+    ],
+)
+def test_gaps_at_several_batches_tell_what_twice_the_batch_gives(gap_ms, gain):
+    def moments(batches):
+        return [Moment(at * S, 0, 0, 0.1, 1.0, 0.0, 1.0, gap_s=gap_ms(batch) / 1e3, decoding=float(batch))
+                for at, batch in enumerate(batches)]  # fmt: skip
+
+    seen = gap_gain(moments([1, 8, 32, 32, 32, 32, 31, 32]))
+    assert seen == (gain if gain is None else pytest.approx(gain, abs=0.01))
+    assert gap_gain(moments([32] * 20)) is None and gap_gain(moments([1, 2, 3, 3, 3, 3])) is None
+
+
+def test_a_pool_without_room_for_a_prompt_is_full():
+    """64 blocks of 16 hold five prompts of 200 tokens: at 85 % no further one fits."""
+    lives = steady(100, every_s=0.4, queue_s=2.0, prompt_tokens=200)
+    page = VllmPage()
+    small = observed(lives, 40, lambda _: (4, 6, 0.85), page=SmallPool()).watched()
+    assert [each.key for each in small.findings] == ["kv_pool"]
+    assert "kv_pool" not in {
+        each.key for each in observed(lives, 40, lambda _: (4, 6, 0.85), page=page).watched().findings
+    }
+
+
+class SmallPool(VllmPage):
+    def render(self) -> bytes:
+        return super().render().replace(b'num_gpu_blocks="4096"', b'num_gpu_blocks="64"')
+
+
+@pytest.mark.parametrize("caching", [False, True])
+def test_prompts_that_take_the_time_beside_a_cache_that_is_off(caching):
+    lives = steady(100, every_s=0.4, prefill_s=0.6, prompt_tokens=900)
+    server = observed(lives, 40, lambda _: (4, 0, 0.2), SLO, page=VllmPage(prefix_caching=caching)).watched()
+    assert [each.key for each in server.findings] == ([] if caching else ["prefix_cache_off"])
+    if not caching:
+        assert any(not fact.supports for fact in server.findings[0].evidence)  # nobody knows whether they repeat
+
+
+class StallingPage(VllmPage):
+    """One gap in ten is of 300 ms, the others of 5 ms."""
+
+    def finished(self, life):
+        own, observe = self.of[life.engine]["itl"], self.of[life.engine]["itl"].observe
+        own.observe = lambda _: None
+        super().finished(life)
+        own.observe = observe
+        for gap in range(life.output_tokens - 1):
+            observe(0.3 if gap % 10 == 0 else 0.005)
+
+
+@pytest.mark.parametrize(("page", "prompt_tokens", "keys"), [
+    (StallingPage, 900, ["token_budget_large"]), (StallingPage, 5, []), (VllmPage, 900, []),
+], ids=["stalls beside prompts", "stalls without prompts", "even gaps"])  # fmt: skip
+def test_tokens_that_stall_beside_long_prompts(page, prompt_tokens, keys):
+    lives = steady(100, every_s=0.4, decode_s=0.7, prompt_tokens=prompt_tokens)
+    server = observed(lives, 40, lambda _: (4, 0, 0.2), {"tpot_ms": 10.0}, page=page()).watched()
+    assert [each.key for each in server.findings] == keys
+    assert server.state == ("degraded" if keys else "cannot tell")
 
 
 def test_a_verdict_is_said_once_it_stands_and_taken_back_once_it_is_gone():
