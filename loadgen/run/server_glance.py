@@ -7,9 +7,9 @@ from typing import Any
 
 import pandas as pd
 
+from metrics.sources.pressure import KV_USE, RUNNING, WAITING
 from metrics.sources.registry import recognise
 from metrics.sources.translate import Growth, over_time
-from metrics.sources.view import KV_USE, RUNNING, WAITING
 
 NOW_NS = 10_000_000_000
 

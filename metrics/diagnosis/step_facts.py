@@ -8,7 +8,7 @@ import pandas as pd
 
 from metrics.records import PROMPT_KINDS, STAGES
 from metrics.request.waits import reasons
-from metrics.sources.view import KV_FREE
+from metrics.sources.pressure import KV_FREE
 
 FEWEST_STEPS_FOR_A_FIT = 50  # three coefficients from fewer steps are noise
 OUTLIER_DEVIATIONS = 4.0  # robust standard deviations; a page fault must not bend the step model

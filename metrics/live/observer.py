@@ -12,19 +12,10 @@ from metrics.live.document import Now, Part, WatchedServer
 from metrics.live.expectation import HISTOGRAMS, losses_of
 from metrics.live.verdict import Verdict, verdict
 from metrics.live.window import Window
+from metrics.sources.pressure import KV_USE, RUNNING, WAITING
 from metrics.sources.source import Source
 from metrics.sources.translate import Growth, key, of_family, over_time
-from metrics.sources.view import (
-    FINISHED,
-    KV_USE,
-    RUNNING,
-    WAITING,
-    Means,
-    ServerView,
-    own_latency_ms,
-    settings_in,
-    view_of,
-)
+from metrics.sources.view import FINISHED, Means, ServerView, own_latency_ms, settings_in, view_of
 
 WINDOW_S = 60.0
 RATE_S = 10.0  # that the rates of `now` are over

@@ -18,7 +18,8 @@ import yaml
 from bench.engines.servers import vllm_server
 from metrics.ledger import ACCOUNTS
 from metrics.run.directory import RunDirectory
-from metrics.sources.view import KV_USE, RUNNING, observe, timeline
+from metrics.sources.pressure import KV_USE, RUNNING
+from metrics.sources.view import observe, timeline
 
 ROOT = Path(__file__).parents[2]
 TINY_MODEL = ROOT / "scenarios" / "tiny-model"

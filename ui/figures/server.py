@@ -6,7 +6,8 @@ import plotly.graph_objects as go
 from metrics.diagnosis.foreign_server import ACCOUNT_SEPARATOR
 from metrics.diagnosis.verdict import Diagnosis
 from metrics.ledger import UNACCOUNTED
-from metrics.sources.view import KV_USE, PREEMPTIONS, RUNNING, WAITING
+from metrics.sources.pressure import KV_USE, RUNNING, WAITING
+from metrics.sources.view import PREEMPTIONS
 from ui import theme
 from ui.text import number
 

@@ -2,7 +2,8 @@
 
 from metrics.diagnosis.foreign_server import counts_differ
 from metrics.diagnosis.terminal.time_spent import LATENCIES, sight
-from metrics.sources.view import KV_USE, RUNNING, WAITING, ServerView
+from metrics.sources.pressure import KV_USE, RUNNING, WAITING
+from metrics.sources.view import ServerView
 from ui.markup.fragments import STATUS_COLOURS, Tile, chip, dot, html_table, wrap
 from ui.text import number, percent, safe
 

@@ -12,8 +12,9 @@ from metrics.diagnosis.rules.cause import EXPLAINS_ENOUGH, Gain, Proposal, cause
 from metrics.diagnosis.rules.shared_evidence import missing_share
 from metrics.diagnosis.rules.without_steps import DEFINING, batch_gain_evidence, is_saturated
 from metrics.diagnosis.verdict import Evidence, evidence
+from metrics.sources.pressure import KV_FULL
 from metrics.sources.translate import of_family
-from metrics.sources.view import KV_FULL, ServerView
+from metrics.sources.view import ServerView
 
 FEWEST_SAMPLES = 3  # of a gauge with requests waiting: one or two may be chance
 MOSTLY = 0.5  # of those samples

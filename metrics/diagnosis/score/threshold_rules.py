@@ -20,7 +20,8 @@ from metrics.diagnosis.verdict import Kind, evidence
 from metrics.request.goodput import judged, measured
 from metrics.request.objectives import objectives_of
 from metrics.run.directory import RunDirectory
-from metrics.sources.view import WAITING, ServerView, observe
+from metrics.sources.pressure import WAITING
+from metrics.sources.view import ServerView, observe
 
 BASELINE = "thresholds"  # its name among the levels
 KV_ALMOST_FULL = 0.90

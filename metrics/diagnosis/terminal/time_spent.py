@@ -12,7 +12,8 @@ from rich.text import Text
 from metrics.diagnosis.foreign_server import ACCOUNT_SEPARATOR, counts_differ
 from metrics.diagnosis.verdict import Diagnosis
 from metrics.ledger import ACCOUNT_BY_NAME, COLOURS, UNACCOUNTED
-from metrics.sources.view import KV_USE, RUNNING, WAITING, ServerView
+from metrics.sources.pressure import KV_USE, RUNNING, WAITING
+from metrics.sources.view import ServerView
 
 BAR_CELLS = 28
 EIGHTHS = " ▏▎▍▌▋▊▉█"

@@ -16,7 +16,8 @@ from metrics.export.prometheus import Exporter
 from metrics.ledger import SERVER_ACCOUNTS
 from metrics.run.directory import RunDirectory
 from metrics.run.segments import write_segment
-from metrics.sources.view import KV_USE, observe, timeline
+from metrics.sources.pressure import KV_USE
+from metrics.sources.view import observe, timeline
 from metrics.steps import Steps
 from tests.metrics.simulated_server import Records, S
 from tests.metrics.synthetic import synthetic_run

@@ -10,7 +10,8 @@ import pytest
 from metrics.ledger import ACCOUNTS
 from metrics.run.directory import RunDirectory
 from metrics.sources import scrapes
-from metrics.sources.view import KV_USE, RUNNING, WAITING, ServerView, observe, timeline
+from metrics.sources.pressure import KV_USE, RUNNING, WAITING
+from metrics.sources.view import ServerView, observe, timeline
 from tests.metrics.foreign import START_NS, Life, S, SglangPage, VllmPage, foreign_run, steady
 
 QUEUE_S = 0.3
