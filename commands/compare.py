@@ -107,9 +107,12 @@ def _print(found: "Comparison") -> None:
     out.print(rows)
     if found.work is not None:
         out.print(_work(*found.work))
+    by_reason: dict[str, list[str]] = {}
     for each in found.metrics:
-        if reason := _reason(each):
-            out.print(f"{each.metric}: {reason}")
+        by_reason.setdefault(_reason(each), []).append(each.metric)
+    for reason, names in by_reason.items():
+        if reason:
+            out.print(f"{'all metrics' if len(names) == len(found.metrics) > 1 else ', '.join(names)}: {reason}")
     for note in found.notes:
         out.print(note, markup=False)
     own = "".join(f" ({each.metric} {100 * each.margin:.3g}%)" for each in found.metrics if each.margin != found.margin)

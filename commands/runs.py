@@ -44,6 +44,6 @@ def _print(run: "ListedRun") -> None:
     if run.unreadable:
         out.print(f"  cannot be read: {run.unreadable}", markup=False, style="red")
     else:
-        verdict = run.headline or "no diagnosis yet"
+        verdict = (run.headline or "no diagnosis yet").partition(". ")[0]
         state = f"{run.state} " if run.state else ""
         out.print(Text.assemble("  ", (state, COLOURS.get(run.state or "", "")), verdict))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
 from commands.cli import RUNS, find_run, open_run, out, print_json, table
 from metrics.errors import InputError, ReplayError, SojournError
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from metrics.run.directory import RunDirectory
 
 MISSED = 1
+PREDICTED_BY = {"diagnosis": "the diagnosis", "rival": "the diagnosis, of its rival", "plan": "the plan",
+                "replay": "a replay, after the fact"}  # fmt: skip
 
 
 def verify(
@@ -127,18 +130,18 @@ def _list(path: Path, json: bool) -> None:
     if not entries:
         out.print(f"{path} holds no prediction yet; verify one: sojourn verify RUN RUN2", markup=False)
         return
-    rows = table("when", "run", "run 2", "change", "by", "figure", "predicted", "measured", "error", "",
-                 text=["when", "run", "run 2", "change", "by", "figure", ""])  # fmt: skip
     for entry in entries:
         judged = entry.figures[0]
-        is_share = judged.name == "attainment"
-        show = _percent if is_share else _number
-        rows.add_row(
-            entry.when[:16], entry.run, entry.run2, change_text(entry.change), entry.predicted_by, _named(judged.name),
-            f"{show(judged.low)} – {show(judged.high)}", show(judged.measured),
-            f"{100 * judged.error:+.1f} points" if is_share else f"{judged.error:+.1%}", "hit" if entry.hit else "miss",
-        )  # fmt: skip
-    out.print(rows)
+        error = f"{100 * judged.error:+.1f} points" if judged.name == "attainment" else f"{judged.error:+.1%}"
+        word, colour = ("hit ", "green") if entry.hit else ("miss", "yellow")
+        out.print(
+            Text.assemble(
+                (word, colour), f"  {change_text(entry.change)}, predicted by {PREDICTED_BY[entry.predicted_by]}"
+            )
+        )
+        out.print(f"      {verdict_sentence(entry)}, error {error}", markup=False)
+        when = entry.when[:16].replace("T", " ")
+        out.print(f"      {when}  {entry.run} → {entry.run2}", markup=False, style="dim", soft_wrap=True)
     out.print(
         f"\n{total.hits} of {total.predictions} predictions hit ({total.hit_rate:.0%}); mean error "
         f"{100 * total.mean_error:.1f} points or percent, worst {100 * total.worst_error:.1f}"

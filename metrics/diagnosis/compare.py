@@ -23,6 +23,7 @@ DIFFERENT = 1.5  # a workload figure half as large again is another workload; be
 HELPS = 0.5
 DID_NOT_SHRINK = 0.8  # an account that keeps four fifths of its time did not profit from the hardware
 LEDGERS = "requests: ledger_*_ns"
+MOST_NAMED = 6  # settings that a sentence names
 
 Compared = tuple[SymptomCheck, Finding | None]
 
@@ -34,7 +35,7 @@ def product_latency(first: Facts, second: Facts) -> Compared:
         if lacking := _lacking(first, second, has):
             return checked(symptom, "unknown", f"both runs need {what}; none in {lacking}"), None
     if changed := _changed(first, second):
-        return checked(symptom, "unknown", f"the servers differ in {', '.join(changed)}; compare like with like"), None
+        return checked(symptom, "unknown", f"the servers differ in {_listed(changed)}; compare like with like"), None
     good, bad = sorted((first, second), key=attainment, reverse=True)
     reason = f"attainment {attainment(good):.0%} in {good.name} and {attainment(bad):.0%} in {bad.name}"
     if attainment(good) < 1 - TOLERATED_MISSES or attainment(bad) >= 1 - TOLERATED_MISSES:
@@ -88,11 +89,17 @@ def _unlike(first: Facts, second: Facts, changed: list[str]) -> str:
     if not changed:
         return "the runs have the same settings; repeat one with more threads or KV blocks"
     if len(changed) > 1 or changed[0] not in RESOURCES:
-        return f"the servers differ in {', '.join(changed)}; change one of {', '.join(RESOURCES)} and nothing else"
+        return f"the servers differ in {_listed(changed)}; change one of {', '.join(RESOURCES)} and nothing else"
     values = [facts.engine.get(changed[0]) for facts in (first, second)]
     if not all(type(value) in (int, float) and value > 0 for value in values):  # a bool is no number
         return f"one of the runs does not record its {changed[0]}"
     return ""
+
+
+def _listed(names: list[str]) -> str:
+    """The first few, and how many more there are."""
+    more = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more settings" if more > 0 else "")
 
 
 def _lacking(first: Facts, second: Facts, has: Callable[[Facts], object]) -> str:

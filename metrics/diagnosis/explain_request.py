@@ -78,12 +78,13 @@ def _offenders(found: Explanation) -> RenderableType:
     blamed = [each for each in found.offenders if each.request_id != UNEXPLAINED]
     if not found.offenders:
         return Text("Nobody delayed it.", style="dim")
-    traits = [name for name in TRAITS if any(getattr(each, name) for each in blamed)]
+    traits = [name for name in TRAITS if len({getattr(each, name) for each in blamed}) > 1]
     headings = [("request", "left"), *((TRAITS[name], "left") for name in traits), ("prompt tokens", "right")]
     table = ruled_table(*headings, ("ms", "right"), ("share", "right"), ("how", "left"))
     table.columns[0].no_wrap = True  # an id is copied
     for each in blamed[:MOST_OFFENDERS]:
-        how = ", ".join(f"{reason} {_ms(ns)} ms" for reason, ns in list(each.reasons_ns.items())[:3])
+        reasons = list(each.reasons_ns.items())[:3]
+        how = ", ".join(reason if len(reasons) == 1 else f"{reason} {_ms(ns)} ms" for reason, ns in reasons)
         length = "–" if each.prompt_tokens is None else f"{each.prompt_tokens:,.0f}"
         who = Text("its own call" if each.request_id == found.request_id else each.request_id)
         named = [Text(getattr(each, trait)) for trait in traits]

@@ -3,6 +3,7 @@
 `explain_request` prints it; `sojourn explain --json`, notebooks and agents read it.
 """
 
+from difflib import get_close_matches
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from metrics.run.join import uncertainty_sentence
 from metrics.run.server_alone import requests_of
 
 MOST_GAPS = 5
+MOST_COMPARED = 20_000  # ids that an unknown one is compared with
 OTHERS_PROMPTS = "others' prompts in its steps"
 NOT_SEEN = "not seen: no server records"
 NO_STEPS = "no server recorded its steps, so no other request can be blamed for its waits"
@@ -147,6 +149,8 @@ def _unknown_id(request_id: str, ids: pd.Series) -> str:
     alike = ids[ids.str.endswith(ending)] if ending else ids[:0]
     if len(alike):
         return f"the run has no request {request_id}; do you mean {', '.join(alike.head(3))}?"
+    if near := get_close_matches(request_id, ids.head(MOST_COMPARED).tolist(), n=3, cutoff=0.7):
+        return f"the run has no request {request_id}; do you mean {', '.join(near)}?"
     others = ", ".join(ids.head(3))
     return f"the run has no request {request_id}{f'; it has, among others, {others}' if others else ''}"
 
