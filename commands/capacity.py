@@ -36,7 +36,7 @@ def capacity(
     ] = 100,
     most_trials: Annotated[int, typer.Option(min=2, max=1_000, help="trials before the search gives up")] = 40,
     most_trials_a_rate: Annotated[
-        int, typer.Option(min=1, max=100, help="trials at one rate that is too close to tell")
+        int, typer.Option(min=1, max=100, help="trials at one rate that is too close to decide")
     ] = 10,
     base_url: options.BaseUrlOption = None,
     model: options.ModelOption = None,

@@ -139,7 +139,7 @@ def _work(a: "Work", b: "Work") -> str:
 def _reason(each: "Compared") -> str:
     if each.needs is not None:
         times = max(each.needs, 1.2)
-        more = f"about {times:,.{0 if times >= 10 else 1}f} times as many requests or runs would tell"
+        more = f"about {times:,.{0 if times >= 10 else 1}f} times as many requests or runs would decide it"
         return f"{each.reason}; {more}" if each.reason else more
     return each.reason
 

@@ -118,7 +118,7 @@ def _print(points: "list[Point]", rates: "list[Rate]", best: "list[Frontier]") -
             out.print(f"{rate.rate_rps:g} requests/s: latencies grew to the end; a longer run would be worse")
     for note in (note for point in points for note in point.notes):
         out.print(note, markup=False)
-    out.print("\n[bold]Frontier: the most goodput, were the objectives so many times as long")
+    out.print("\n[bold]Frontier: the most goodput with all objectives scaled by a factor")
     rows = table("times", "objectives", "good/s", "rate/s", text=["objectives"])
     for each in best:
         bounds = " ".join(f"{name.removesuffix('_ms')}:{bound:g}" for name, bound in each.objectives_ms.items())

@@ -177,7 +177,7 @@ def _ceilings(meta: dict[str, Any]) -> tuple[Ceilings | None, str]:
         return found, ""
     machine = server_hardware(meta)
     if not machine:
-        return None, "The run does not tell its machine, so its ceilings are unknown."
+        return None, "The run does not name its machine, so its ceilings are unknown."
     gpus = machine.get("gpus") or []
     on_gpu = gpus and str(engine_settings(meta).get("device", "")) not in ("cpu", "")
     name = gpus[0].get("name") if on_gpu else f"{machine.get('cpu')}, {machine.get('cores')} cores"

@@ -135,7 +135,7 @@ def flag_parser() -> argparse.ArgumentParser:
     load.add_argument("--num-prompts", type=int, help="default 1000")
     load.add_argument("--request-rate", type=float, help="per second; default inf: all at once")
     load.add_argument("--burstiness", type=float, help="1 Poisson, below bursty, above regular, inf constant")
-    load.add_argument("--max-concurrency", "--concurrency", type=int, help="closed loop: so many in flight")
+    load.add_argument("--max-concurrency", "--concurrency", type=int, help="closed loop: requests in flight")
     load.add_argument("--num-warmups", type=int, help="sent and awaited before, and not measured")
     load.add_argument("--seed", type=int, help="default 0")
     data = parser.add_argument_group("prompts and answers")

@@ -46,7 +46,7 @@ class ContentSource:
             return None
         if klass.output_tokens.distribution == "trace" and row.output_tokens is None:
             raise ScenarioError(
-                f"class {klass.klass} takes output_tokens from the trace, but a row tells none; add output_tokens "
+                f"class {klass.klass} takes output_tokens from the trace, but a row has none; add output_tokens "
                 "to the file, or take them from another distribution"
             )
         return scaled(row, klass)

@@ -91,7 +91,7 @@ class SearchFolder:
         starts_ns = [point.begun_unix_ns for point in self.points if point.begun_unix_ns is not None]
         date = f" from {time.strftime('%Y-%m-%d %H:%M', time.localtime(min(starts_ns) / 1e9))}" if starts_ns else ""
         count = f"{len(self.points)}{f' of {of}' if of else ''} run{'s' if (of or len(self.points)) > 1 else ''}"
-        dropped = f"{self.num_dropped} told nothing and are measured again" if self.num_dropped else ""
+        dropped = f"{self.num_dropped} gave no result and are measured again" if self.num_dropped else ""
         if not self.points:
             return dropped
         running = self.document.plan.get("target", {}).get("base_url")

@@ -96,7 +96,7 @@ def compare_runs(
     remaining_work = work_of(sides[0]), work_of(sides[1])
     windows, too_short = (0, "") if several else num_windows(whole[0][0])
     if too_short:
-        notes.append(f"{too_short}. `sojourn verify A B` tells whether B did what was predicted of its settings")
+        notes.append(f"{too_short}. `sojourn verify A B` says whether B did what was predicted of its settings")
     random = np.random.default_rng(seed)
     found = []
     for name in chosen:

@@ -71,5 +71,5 @@ def _system_of(each: RunSamples) -> pd.DataFrame:
     """The samples of its machine. Raises InputError where none has the CPU steal."""
     system = each.run.table("system")
     if not len(system) or system.host_steal_percent.isna().all():
-        raise InputError(f"{each.run.path} does not tell what other machines took; only our own server on Linux does")
+        raise InputError(f"{each.run.path} does not record CPU steal; only our own server on Linux does")
     return system

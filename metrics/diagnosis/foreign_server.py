@@ -80,7 +80,7 @@ def warnings_of(view: ServerView, served: int) -> list[str]:
     stand_in = f"no server records: only averages over all requests are known, from {view.title}'s /metrics"
     found = [f"{stand_in}; {RECORDS_OF_OURS}" if view.source == SOJOURN.key else stand_in]
     if hidden:
-        found.append(f"unseen by {view.title}'s metrics: {hidden}")
+        found.append(f"not visible in {view.title}'s metrics: {hidden}")
     if view.failed_scrapes > FAILED_WARNS * (view.scrapes + view.failed_scrapes):
         found.append(f"{view.failed_scrapes} of {view.scrapes + view.failed_scrapes} scrapes of /metrics failed")
     if (gap_s := view.longest_gap_s) > GAP_WARNS_S:

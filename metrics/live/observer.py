@@ -187,7 +187,7 @@ class Observer:
 
     def _unseen(self) -> WatchedServer:
         waits = self._failures < UNREACHABLE_AFTER
-        looks = f"Looking: {self._problem}" if self._problem else "Looking: a second scrape tells what grew"
+        looks = f"Looking: {self._problem}" if self._problem else "Looking: rates need a second scrape"
         headline = looks if waits else f"Cannot be read: {self._problem}"
         source = self.window.source
         return WatchedServer(

@@ -114,7 +114,10 @@ def _server(server: WatchedServer, history: Sequence[Moment], width: int) -> lis
         parts += [section("Findings"), *(_finding(each) for each in causes)]
         parts += [Text(f"or: {each.cause}", style="dim") for each in others]
     if server.unknown:
-        parts += [section("What this cannot tell"), *(Text(f"? {each}", style="dim") for each in server.unknown)]
+        parts += [
+            section("What cannot be known from these metrics"),
+            *(Text(f"? {each}", style="dim") for each in server.unknown),
+        ]
     return [*parts, *(Text.assemble(("! ", "bold yellow"), each) for each in server.warnings)]
 
 

@@ -32,7 +32,7 @@ from metrics.sources.vllm import VLLM
 KV_FILLS = BY_KEY["vram_fills_quickly"]
 SERVED_NOTHING = "requests run, and none ended in the window: a longer --for shows more"
 BATCH_OR_DEVICE = ("batch_cap", "overload")  # look alike until somebody saw what a larger batch gives
-NO_GAIN = "how much it gains cannot be told from means"
+NO_GAIN = "means cannot show how much it gains"
 MORE_RECORDS = {
     SOJOURN.key: "which requests are hit, and the steps behind it: start the server with `--run-dir DIR`, and watch "
     "with `--server-run DIR` on its host",
@@ -123,7 +123,7 @@ def _state(
     if not view.finished and not busy:
         return "idle", "Idle: no request came in the window"
     if not view.finished and waiting is not None and waiting.mean >= 1:
-        return "cannot tell", f"{waiting.mean:,.0f} requests wait, and none ended in the window: a longer window tells"
+        return "cannot tell", f"{waiting.mean:,.0f} requests wait, and none ended in the window: use a longer window"
     if not view.finished:
         return "healthy", "Healthy: requests run, none waits, and none ended in the window"
     good = "; ".join(

@@ -61,7 +61,7 @@ def cache_sentence(share: PrefixShare) -> str:
     """One line for the terminal."""
     ideal = f"ideal {share.ideal:.1%} ({share.infinite_cache})"
     if share.achieved is None:
-        return f"Prefix cache: {ideal}; the server does not tell what it found"
+        return f"Prefix cache: {ideal}; the server does not report what it found"
     sentence = f"Prefix cache: {share.achieved:.1%} of the prompt tokens were cached, {ideal}"
     return f"{sentence}. {KNOWN_BEFORE}" if _above_ideal(share) else sentence
 

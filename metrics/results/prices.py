@@ -1,7 +1,7 @@
 """What tokens cost: joules and dollars per million. Pure functions.
 
 The dollars are those of the machine for as long as the window lasted, idle or not, spread over the tokens that came in
-it: a machine that waits for requests makes them dear. `good` tokens are those of requests that kept every objective.
+it: a machine that waits for requests makes them dear. `good` tokens are those of requests that met every objective.
 """
 
 import msgspec
@@ -68,7 +68,7 @@ def cost_line(cost: TokenCost) -> str:
             f"at $ {cost.usd_per_hour:g} an hour"
         )
     elif cost.usd_per_hour is not None:
-        tokens = "no output token came" if cost.output_tokens == 0 else "nobody told the output tokens"
+        tokens = "no output token came" if cost.output_tokens == 0 else "the output tokens are not known"
         parts.append(f"{tokens} for $ {cost.usd_per_hour * cost.seconds / 3600:.4g}")
     if cost.joules_per_million_output_tokens is not None:
         parts.append(f"{cost.joules_per_million_output_tokens / 1e3:,.3g} kJ per million output tokens")

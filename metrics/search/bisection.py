@@ -250,10 +250,10 @@ def _between(low, high, undecided, unclear, ceiling, cause: str, goal: Goal, end
         rate = float(f"{wanted:.4g}")
         known = any(abs(math.log(rate / other)) < math.log(reach) / 4 for other in undecided)
         if not known and low < rate < high and rate < ceiling:
-            return Proposal(rate_rps=rate, why=f"beside {centre:g}, which is too near to tell")
+            return Proposal(rate_rps=rate, why=f"beside {centre:g}, which is too near to decide")
     each = unclear[centre]
     return end(
         f"{each.sent} requests at {each.rate_rps:g} requests/s keep {each.attainment:.1%} "
-        f"({each.low:.1%}–{each.high:.1%}), too near to {goal.attainment:.0%} to tell; allow more trials a rate, or a "
+        f"({each.low:.1%}–{each.high:.1%}), too near to {goal.attainment:.0%} to decide; allow more trials a rate, or a "
         "wider tolerance"
     )

@@ -87,7 +87,7 @@ def test_accounts_that_vllm_does_not_show_are_marked(against_vllm):
     run, output = against_vllm
     marks = {line.split()[0]: line for line in output.splitlines() if " seen" in line or " unseen" in line}
     assert {info.name for info in ACCOUNTS} <= set(marks)
-    assert "unseen by vLLM's metrics" in marks["request.interference"] and "seen in part" in marks["request.queue"]
+    assert "not visible in vLLM's metrics" in marks["request.interference"] and "seen in part" in marks["request.queue"]
     diagnosis = json.loads((run.path / "diagnosis.json").read_text())
     assert "request.interference" not in diagnosis["ledger_share"] and diagnosis["server"]["title"] == "vLLM"
 
@@ -127,4 +127,4 @@ def test_report_in_html_has_the_same_sections_and_marks(against_vllm):
     page = (run.path / "report.html").read_text(encoding="utf-8")
     for words in ("Where the time went", "What can be seen of this server", "What its own metrics showed", "Findings"):
         assert words in page
-    assert "unseen by vLLM&#x27;s metrics" in page
+    assert "not visible in vLLM&#x27;s metrics" in page

@@ -156,7 +156,7 @@ def test_what_the_metrics_of_a_foreign_server_show_and_do_not_stands_on_the_over
     app = opened(runs, "overview", "vllm", monkeypatch)
     seen = {name for name, sight in VLLM.sights.items() if sight.visibility != "unseen"} | {"client.lag"}
     assert not app.exception
-    assert html(app).count("unseen by vLLM&#x27;s metrics</td>") == len({info.name for info in ACCOUNTS} - seen)
+    assert html(app).count("not visible in vLLM&#x27;s metrics</td>") == len({info.name for info in ACCOUNTS} - seen)
     assert "Counts of both sides" in html(app) and len(app.get("plotly_chart")) == 2
     assert app.get("plotly_chart") and not opened(runs, "steps", "vllm", monkeypatch).exception
 

@@ -106,7 +106,7 @@ def test_report_of_a_foreign_server_and_of_an_empty_run_says_what_is_missing(run
     late = msgspec.structs.replace(load(runs / "foreign").diagnosis, state="degraded")
     assert "The cause cannot be known without the server's records" in Page(render(load(runs / "foreign", late))).text
     scraped = Page(render(load(runs / "vllm")))
-    assert "unseen by vLLM's metrics" in scraped.text and "What its own metrics showed" in scraped.text
+    assert "not visible in vLLM's metrics" in scraped.text and "What its own metrics showed" in scraped.text
     empty = Page(render(load(runs / "empty")))
     assert "No request has been recorded yet" in empty.text and "not recorded" in empty.text
 

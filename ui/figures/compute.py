@@ -10,7 +10,7 @@ from ui import theme
 from ui.tables.compute import TOKEN_MEANING, sensors
 from ui.text import number, percent
 
-NO_WORK = "No step of this run tells FLOPs, bytes and device time."
+NO_WORK = "No step of this run has FLOPs, bytes and device time."
 PHASE_COLOURS = {
     "prefill": theme.KIND_COLOURS["prefill"],
     "mixed": theme.ACCOUNT_COLOURS["request.interference"],
@@ -105,7 +105,7 @@ def utilisation(table: pd.DataFrame) -> go.Figure:
 
 def tokens_by_kind(tokens: pd.Series) -> go.Figure:
     if tokens.empty:
-        return theme.note("No request of this run tells its tokens.")
+        return theme.note("No request of this run has its token counts.")
     labels = [f"{number(value)} · {percent(value / tokens.sum())}" for value in tokens]
     return theme.labelled_bars(
         110 + 34 * len(tokens), tokens, labels, [TOKEN_COLOURS[name] for name in tokens.index],
@@ -117,7 +117,7 @@ def tokens_by_kind(tokens: pd.Series) -> go.Figure:
 def flops_by_part(table: pd.DataFrame) -> go.Figure:
     """FLOPs per token by part of the model, a bar a phase."""
     if table.empty:
-        return theme.note("This run does not tell its FLOPs by part: its server was an older or another one.")
+        return theme.note("This run has no FLOPs by part of the model: an older or another server recorded it.")
     rows = [theme.row_label(name, f"{count:,.0f} tokens") for name, count in table.tokens.items()]
     fig = theme.stacked_bars(rows, "work for a token (MFLOPs)", "steps", rangemode="tozero")
     per_token = table[list(PARTS)].div(table.tokens, axis=0) / 1e6

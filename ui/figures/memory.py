@@ -13,8 +13,8 @@ from ui.tables.memory import OUTCOME_MEANING, OUTCOMES
 from ui.tables.request import binned, step_series
 from ui.text import label, number
 
-NO_OUTCOMES = "This run does not tell what became of its prompt tokens: its server was an older or another one."
-NO_CURVE = "This run does not tell what other pool sizes would have hit: its server was an older or another one."
+NO_OUTCOMES = "This run has no prefix outcomes: an older or another server recorded it."
+NO_CURVE = "This run has no hits of other pool sizes: an older or another server recorded it."
 NO_BLOCK_EVENTS = "No cached block was evicted or used again in this run, or its server does not record it."
 GREEN = theme.COLOURS["memory"]
 OUTCOME_COLOURS = {

@@ -24,7 +24,7 @@ COLOURS = {
 def startups(starts: Sequence[Startup]) -> go.Figure:
     """A bar for each start, from the front's wish to Ready; its phases fill it."""
     if not starts:
-        return theme.note("This run does not tell how its server started: it was an older or another one.")
+        return theme.note("This run has no phases of its server's start: an older or another server recorded it.")
     rows = [theme.row_label(_name(place), _detail(start)) for place, start in enumerate(starts)]
     fig = theme.stacked_bars(rows, "time from the front's wish to Ready (s)", "start", rangemode="tozero")
     for phase, meaning in PHASES.items():

@@ -13,7 +13,7 @@ from ui.tables.request import binned, step_series
 from ui.text import number, percent
 
 NO_STEPS = "The server recorded no step. Start it with a run directory to record them."
-PANELS = ("tokens per step", "held back (requests)", "KV blocks", "time of a step (ms)")
+PANELS = ("tokens per step", "waiting requests by reason", "KV blocks", "time of a step (ms)")
 BUDGET_IN_SIGHT = 4  # times the largest step
 
 
@@ -32,7 +32,7 @@ def over_time(steps: pd.DataFrame, begin_ns: float, bins: int = 200) -> go.Figur
     _budget(fig, rows)
     for reason in REFUSALS:
         colour = theme.REFUSAL_COLOURS[reason]
-        _bars(fig, rows, width, reason, f"refused_{reason}", colour, "%{y:.1f} requests held back", 2)
+        _bars(fig, rows, width, reason, f"refused_{reason}", colour, "%{y:.1f} waiting requests", 2)
     _queue(fig, rows)
     add_blocks(fig, rows, row=3, col=1)
     for stage in STAGES:

@@ -37,14 +37,14 @@ def goodput_against_rate(rates: Sequence[Rate]) -> go.Figure:
 
 
 def attainment_against_rate(rates: Sequence[Rate], wanted: float) -> go.Figure:
-    """Share of the sent requests that kept every objective, with its 95 % interval."""
+    """Share of the sent requests that met every objective, with its 95 % interval."""
     known = [rate for rate in rates if rate.attainment is not None]
     if not known:
         return theme.note("No point of this sweep is valid.")
     fig = theme.figure(360)
     shares = [100 * rate.attainment for rate in known]
     fig.add_scatter(
-        name="kept every objective", x=[rate.rate_rps for rate in known], y=shares, mode="lines+markers",
+        name="met every objective", x=[rate.rate_rps for rate in known], y=shares, mode="lines+markers",
         line=dict(color=ATTAINMENT, width=2), marker=dict(size=9),
         error_y=dict(
             type="data", symmetric=False, thickness=1.2, width=4,
@@ -52,11 +52,11 @@ def attainment_against_rate(rates: Sequence[Rate], wanted: float) -> go.Figure:
             arrayminus=[share - 100 * rate.attainment_low for rate, share in zip(known, shares, strict=True)],
         ),
         customdata=[[rate.sent] for rate in known],
-        hovertemplate="%{y:.1f} % kept at %{x:g} requests/s<br>n = %{customdata[0]:,}<extra></extra>",
+        hovertemplate="%{y:.1f} % met the objectives at %{x:g} requests/s<br>n = %{customdata[0]:,}<extra></extra>",
     )  # fmt: skip
     _objective_line(fig, rates, f"{wanted:.0%}", 100 * wanted)
     _over_the_rates(fig, rates)
-    fig.update_yaxes(title_text="requests that kept the objectives (% of sent)", range=[0, 104])
+    fig.update_yaxes(title_text="requests that met the objectives (% of sent)", range=[0, 104])
     return fig
 
 

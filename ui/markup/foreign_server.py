@@ -16,7 +16,7 @@ def introduction(view: ServerView) -> str:
     return wrap(
         f'<p class="sj-small sj-muted">{safe(view.title)}’s own metrics: {view.scrapes:,} scrapes in '
         f"{number(view.seconds)} s{failed}. Means are over {number(view.finished)} finished requests, gauges are "
-        "samples; neither tells anything of a single request. The client’s side is exact.</p>"
+        "samples; neither says anything about a single request. The client’s side is exact.</p>"
     )
 
 
@@ -29,7 +29,7 @@ def tiles_of(view: ServerView) -> list[Tile]:
     if (gauge := view.gauges.get(KV_USE)) is not None:
         tiles.append(("KV use", percent(gauge.mean), "", f"{percent(gauge.largest)} at most, n = {gauge.samples:,}"))
     if view.hit_rate is not None:
-        tiles.append(("prefix hits", percent(view.hit_rate), "", "of the prompt tokens asked for"))
+        tiles.append(("prefix hits", percent(view.hit_rate), "", "of the prompt tokens queried"))
     if view.preemptions is not None:
         tiles.append(("preemptions", number(view.preemptions), "", f"{number(view.finished)} requests finished"))
     for name, what in LATENCIES.items():

@@ -104,7 +104,7 @@ def _value(metric: str, value: float | None) -> str:
 def _why(each: Compared) -> str:
     if each.needs is None:
         return each.reason
-    more = f"{max(each.needs, 1.2):,.3g} times as many requests would tell"
+    more = f"{max(each.needs, 1.2):,.3g} times as many requests would decide it"
     return f"{each.reason}; {more}" if each.reason else more
 
 

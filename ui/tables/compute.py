@@ -14,7 +14,7 @@ TOKEN_MEANING = {
     "cached": "prompt tokens whose keys and values were in the prefix cache",
     "recomputed": "computed again after a preemption",
     "drafted": "proposed by speculation",
-    "accepted": "of the drafted ones, those that were kept",
+    "accepted": "of the drafted ones, those that verification accepted",
     "padding": "computed to fill the bucket of a graph",
     "overrun": "computed for a request that had ended meanwhile",
 }

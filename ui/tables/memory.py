@@ -21,7 +21,7 @@ OUTCOME_MEANING = {
     "hit_disk": "in the tier on a disk",
     "hit_remote": "in the remote tier",
     "hit_peer": "on a prefill server",
-    "miss_evicted": "was in the cache, and was evicted before it was asked for again",
+    "miss_evicted": "was in the cache, and was evicted before its next use",
     "miss_in_flight": "another request was computing it at that moment",
     "miss_disabled": "would have been a hit, but the cache is off, or the request asked for scores of its prompt",
     "miss_diverged": "follows a known prefix, and is different from all that was known to follow it",

@@ -64,7 +64,7 @@ def choose_b(run: RunData) -> str:
 def show_verdict(found: Comparison | None, reason: str) -> None:
     if found is None:
         st.html(fragments.state("inconclusive", "no verdict", reason))
-        st.markdown("The figures below are of the runs as they are. `sojourn verify A B` tells whether B did what was "
+        st.markdown("The figures below are of the runs as they are. `sojourn verify A B` says whether B did what was "
                     "predicted of its settings.")  # fmt: skip
         return
     sentence = f"{MEANING[found.verdict]} Margin {100 * found.margin:.3g} %, confidence {found.confidence:.0%}."

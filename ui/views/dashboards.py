@@ -136,7 +136,7 @@ style()
 st.title("Dashboards", anchor=False)
 st.markdown(
     f"The panels of Grafana’s dashboards, from the Prometheus at {markdown(st.session_state.prometheus)}. "
-    "The arrow beside a title opens the dashboard that tells more, with the same choices."
+    "The arrow beside a title opens the dashboard with more detail, with the same choices."
 )
 try:
     boards = read_boards(st.session_state.boards)

@@ -169,7 +169,7 @@ def show() -> None:
         st.html(fragments.finding(place, cause))
     show_result()
     if server.unknown or server.warnings:
-        st.subheader("What this cannot tell", anchor=False)
+        st.subheader("What cannot be known from these metrics", anchor=False)
         st.html(markup.sentences([*server.unknown, *server.warnings]))
     if said := watcher.changes():
         st.subheader("What changed", anchor=False)

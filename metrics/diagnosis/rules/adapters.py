@@ -25,7 +25,7 @@ def adapter_slots(facts: Facts, excess: Excess) -> Proposal | None:
     loads = float(facts.rows.adapter_loads.fillna(0).sum()) / len(named)
     settings = {"max_loras": used}
     return Proposal(
-        cause=f"{used} adapters are asked for, and {slots} at a time {'has' if slots == 1 else 'have'} a slot: "
+        cause=f"{used} adapters are requested, and {slots} at a time {'has' if slots == 1 else 'have'} a slot: "
         f"{waited:.0%} of the waiting is for one",
         evidence=[
             evidence(f"{waited:.0%} of the waiting was for an adapter's slot", waited, "share",

@@ -132,7 +132,7 @@ def long_outputs(facts: Facts, excess: Excess) -> Proposal | None:
                      "ratio", "requests: output_tokens", weight=2),
             evidence(f"a token of a late answer takes {slower:.1f} ms, one of the others {speed:.1f} ms",
                      slower / max(speed, 1e-9), "ratio", "client: chunk_ns", supports=slower < 1.25 * speed),
-            evidence(f"even at {fastest:.1f} ms, the fastest tenth at normal speed, so many tokens take "
+            evidence(f"even at {fastest:.1f} ms, the fastest tenth at normal speed, that number of tokens takes "
                      f"{needed_ms:,.0f} ms of the {excess.bound_ms:,.0f} ms", needed_ms / excess.bound_ms, "ratio",
                      "client: chunk_ns; run.json: speed_reference",
                      supports=needed_ms >= NEARLY_ALL * excess.bound_ms, weight=3),

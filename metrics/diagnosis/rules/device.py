@@ -234,7 +234,7 @@ def few_threads(facts: Facts, excess: Excess) -> Proposal | None:
                      "run.json: speed_reference, core, hardware", weight=2 if known else 1),
             evidence(f"{max(idle, 0):.1f} cores are idle on average", idle, "cores", SAMPLED,
                      supports=idle >= IDLE_CORES),
-            *([evidence(f"steps take {speed.device.slowdown:.2f} times what is normal with so many threads",
+            *([evidence(f"steps take {speed.device.slowdown:.2f} times what is normal with that number of threads",
                         speed.device.slowdown, "ratio", PER_STEP, supports=False, weight=2)]
               if at_normal_speed else []),
             *excess_evidence(excess, (*DEVICE_ACCOUNTS, *WAITS)),

@@ -27,7 +27,7 @@ def eviction_policy(facts: Facts, excess: Excess) -> Proposal | None:
     if facts.engine.get("eviction_ttl_seconds") is not None:
         settings["eviction_ttl_seconds"] = None
     return Proposal(
-        cause=f"eviction_policy={chosen} gives away cached prefixes that are asked for again, and LRU would keep them",
+        cause=f"eviction_policy={chosen} evicts cached prefixes that are used again, and LRU would keep them",
         evidence=[
             evidence(f"the cache hit {kv.use.hit_share:.0%} of the prompt tokens; LRU would have hit {with_lru:.0%} in "
                      f"the same {kv.pool_blocks} blocks", with_lru, "share", RESIZED, weight=4),

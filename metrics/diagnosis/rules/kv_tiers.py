@@ -55,7 +55,7 @@ def slow_kv_tier(facts: Facts, excess: Excess) -> Proposal | None:
         if is_slower else "memory.load falls to the copies within a step",
         if_rival=f"{missing_share(excess)} stays",
         change="a faster disk, or no tier on this one: kv_host_gib alone" if is_slower or settings is None else
-        f"a faster disk, or kv_host_gib={settings['kv_host_gib']:g}, so that what is asked for again is in host memory",
+        f"a faster disk, or kv_host_gib={settings['kv_host_gib']:g}, so that reused prefixes are in host memory",
         claims={LOAD: part},
         fixes=() if settings is None else (Change(settings=settings),),
     )  # fmt: skip

@@ -76,7 +76,7 @@ def prefix_cache_off(facts: Facts, excess: Excess) -> Proposal | None:
 
 
 @cause(lifecycles=("memory", "request"), object="prefix cache", kind="capacity", accounts=PROMPT_ACCOUNTS,
-       rival="cold traffic: what is asked for was never there", rival_key="prefix_order")  # fmt: skip
+       rival="cold traffic: the prompts share nothing with earlier ones", rival_key="prefix_order")  # fmt: skip
 def cache_thrash(facts: Facts, excess: Excess) -> Proposal | None:
     """What prompts share is evicted before it is asked for again: the reuse does not fit into the pool."""
     kv = facts.kv()
@@ -97,13 +97,13 @@ def cache_thrash(facts: Facts, excess: Excess) -> Proposal | None:
     return Proposal(
         kind="policy" if chosen else "capacity",
         cause=f"{lost.missed_share:.0%} of the prompt tokens were in the cache and had been evicted: a pool of "
-        f"{kv.pool_blocks} blocks does not hold what is asked for again",
+        f"{kv.pool_blocks} blocks is smaller than the prefixes that are reused",
         evidence=[
             *_missed(kv, "miss_evicted", "had been in the cache and were evicted"),
             *([evidence(f"a pool of {target} blocks would have hit {hit:.0%} for the same requests in the same order",
                         hit, "share", "requests: resized_hit_tokens", supports=hit > kv.use.hit_share + 0.05,
                         weight=2)] if curve is not None else []),
-            *([evidence(f"half of what is asked for again lies more than {lost.reuse_distance_p50_blocks:,.0f} blocks "
+            *([evidence(f"half of the reused blocks lie more than {lost.reuse_distance_p50_blocks:,.0f} blocks "
                         "back", lost.reuse_distance_p50_blocks, "blocks", "steps: reuse_distance_blocks",
                         supports=lost.thrashes)] if lost.reuse_distance_p50_blocks is not None else []),
             *([evidence(f"{lost.one_shot_share:.0%} of it was taken by prompts that share nothing: they pollute the "
@@ -151,7 +151,7 @@ def cache_pollution(facts: Facts, excess: Excess) -> Proposal | None:
         + (f", most of them of {worst[0]}" if worst[0] else ""),
         evidence=[
             *_missed(kv, "miss_evicted", "had been in the cache and were evicted"),
-            evidence(f"{lost.one_shot_share:.0%} of it was taken by prompts that nobody asked for again",
+            evidence(f"{lost.one_shot_share:.0%} of it was taken by prompts that were never reused",
                      lost.one_shot_share, "share", "requests: evicted_by, prefix_source", weight=3),
             *excess_evidence(excess, PROMPT_ACCOUNTS),
         ],
@@ -261,7 +261,7 @@ def avoidable_prompts(facts: Facts) -> list[Evidence]:
         return []
     in_pool = hit_with(kv, pool_for_reuse(kv))
     spared = {
-        "were evicted before they were asked for again": min(kv.use.outcomes.get("miss_evicted", 0.0),
+        "were evicted before their next use": min(kv.use.outcomes.get("miss_evicted", 0.0),
                                                             max(0.0, in_pool - kv.use.hit_share)),
         "would be hits if the cache were on": kv.use.outcomes.get("miss_disabled", 0.0),
         "are shared in parts that fill no block": kv.use.outcomes.get("miss_sub_block", 0.0),

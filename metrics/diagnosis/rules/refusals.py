@@ -19,7 +19,7 @@ LARGER_QUEUE = (2, 4, 16)  # times the bound: candidates of a replay
 
 
 @cause(lifecycles=("request",), object="bound of the queue (max_waiting)", kind="policy", needs=("loss",),
-       rival="overload: whoever waits longer is late instead", rival_key="overload")  # fmt: skip
+       rival="overload: requests that wait longer are late instead", rival_key="overload")  # fmt: skip
 def queue_limit(facts: Facts, loss: Excess) -> Proposal | None:
     """Requests are refused because the queue may hold only few, though they could be served in time."""
     limit = facts.engine.get("max_waiting")

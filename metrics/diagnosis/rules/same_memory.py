@@ -59,7 +59,7 @@ def window(facts: Facts) -> SameMemory | None:
     if times < WORTH_A_WINDOW:
         return None
     words = (f"attention_window={size} with sinks (about {times:.1f} times the requests in the same blocks; it changes "
-             "the outputs, and only your own evaluation tells how much)")  # fmt: skip
+             "the outputs, and only your own evaluation can say how much)")  # fmt: skip
     return SameMemory(words, Change(settings={"attention_window": size}, kv_scale=times))
 
 

@@ -41,7 +41,7 @@ def policy(name: str, facts: Facts) -> dict[str, Any]:
 
 
 @cause(lifecycles=("request",), object="admission policy", kind="policy", accounts=QUEUE, reason="policy",
-       rival="overload: the device is full, whoever is admitted", rival_key="overload")  # fmt: skip
+       rival="overload: the device is full, whichever request is admitted", rival_key="overload")  # fmt: skip
 def admission_policy(facts: Facts, excess: Excess) -> Proposal | None:
     """Requests wait because the policy says so, not because a place, tokens or blocks are short."""
     waited, batch = facts.waits.get("policy", 0.0), facts.steps.mean_batch if facts.steps is not None else None

@@ -214,7 +214,7 @@ class Outcome:
 OUTCOMES = (
     Outcome("miss_disabled", "prefix_cache_off", "policy", "the prefix cache is off", "prefix_caching=true",
             lambda facts: {"prefix_caching": True}),
-    Outcome("miss_evicted", "cache_thrash", "capacity", "prefixes were evicted before they were asked for again",
+    Outcome("miss_evicted", "cache_thrash", "capacity", "prefixes were evicted before their next use",
             "a larger num_kv_blocks", lambda facts: _scaled(facts, "num_kv_blocks", 2)),
     Outcome("miss_sub_block", "prefix_sub_block", "policy", "prefixes end within a block, which is not shared",
             "a smaller block_size", lambda facts: _scaled(facts, "block_size", 0.5)),

@@ -94,7 +94,7 @@ def render_server(diagnosis: Diagnosis) -> RenderableType:
 
 def sight(visibility: str, title: str) -> str:
     """The visibility of an account, as a phrase."""
-    return {"seen": "seen", "partly": "seen in part", "unseen": f"unseen by {title}'s metrics"}[visibility]
+    return {"seen": "seen", "partly": "seen in part", "unseen": f"not visible in {title}'s metrics"}[visibility]
 
 
 def _head(view: ServerView) -> str:

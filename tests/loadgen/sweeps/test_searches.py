@@ -78,7 +78,7 @@ def test_a_search_of_a_server_that_only_fails_ends_with_its_error_and_begins_ane
     assert asked == [(1, 80, True), (2, 80, False)]
     server.script.status = 200
     outcome = find_capacity(plan, tmp_path / "c", on_trial=tell, progress=lambda _: None, on_note=notes.append)
-    assert notes[4] == "2 told nothing and are measured again"
+    assert notes[4] == "2 gave no result and are measured again"
     assert asked[2:] == [(1, 80, True), (2, 80, False)] and "1 trials were not enough" in outcome.reason
     found = read_search(tmp_path / "c" / "capacity.json")
     assert found.result["resolved"] is False and [each.seed for each in found.points] == [3, 4], "never a seed twice"
@@ -149,7 +149,7 @@ def test_points_that_tell_nothing_are_measured_again(tmp_path):
         for each in (point(2, 1.0), spoilt, died):
             held.add(each)
     again = new_folder(tmp_path / "s", plan)
-    assert again.points == [point(2, 1.0), died] and "1 told nothing and are measured again" in again.earlier_runs(3)
+    assert again.points == [point(2, 1.0), died] and "1 gave no result and are measured again" in again.earlier_runs(3)
     assert again.next_seed() == 7, "the server has seen the prompts of the seeds before"
     with SearchFolder(tmp_path / "t", "sweep", plan) as held:
         held.add(msgspec.structs.replace(point(2, 0.0), completed=0))

@@ -108,7 +108,7 @@ def test_healthy_server_is_healthy_and_the_report_marks_what_is_unseen(tmp_path)
     assert diagnosis.state == "healthy" and status(diagnosis, "low_device_utilisation") == "unknown"
     text = printed(diagnosis)
     for account in diagnosis.server.accounts:
-        marks = {"seen": "seen", "partly": "seen in part", "unseen": "unseen by vLLM's metrics"}
+        marks = {"seen": "seen", "partly": "seen in part", "unseen": "not visible in vLLM's metrics"}
         mark = marks[account.visibility]
         assert any(line.split()[:1] == [account.account] and mark in line for line in text.splitlines())
     assert "Client and server agree: 60 finished requests, 6,000 prompt tokens, 1,260 output tokens" in text
@@ -138,7 +138,7 @@ def test_limits_of_the_scrapes_are_warnings(tmp_path):
                                      fresh=VllmPage()))  # fmt: skip
     said = " ".join(diagnosis.warnings)
     assert "6 of " in said and "scrapes of /metrics failed" in said and "not answered for 7.0 s" in said
-    assert "began anew 1 times" in said and "unseen by vLLM's metrics: client.network, token.encode" in said
+    assert "began anew 1 times" in said and "not visible in vLLM's metrics: client.network, token.encode" in said
 
 
 def test_page_of_an_unknown_server_is_said_to_be_one(tmp_path):

@@ -33,7 +33,7 @@ def test_nothing_is_claimed_without_price_power_or_tokens():
     untold = some.assign(output_tokens=None, prompt_tokens=None)
     silent = token_cost(untold, 2.0, None)
     assert silent.output_tokens is silent.usd_per_million_tokens is None
-    assert "nobody told the output tokens for $" in cost_line(silent)
+    assert "the output tokens are not known for $" in cost_line(silent)
     assert "with prompt tokens" not in cost_line(token_cost(some.assign(prompt_tokens=None), 2.0, None))
     use = EnergyUse(seconds=1, joules={"gpu": 4.0, "cpu": None}, output_tokens=2, joules_per_token=2.0)
     drawn = token_cost(some, None, use)

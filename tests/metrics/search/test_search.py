@@ -197,7 +197,7 @@ def test_a_rate_that_is_too_near_to_tell_is_tried_again_and_then_left():
 
     goal = Goal(tolerance=0.05, most_trials_a_rate=4)
     outcome, trials = search(goal, run)
-    assert not outcome.resolved and "too near to 90% to tell" in outcome.reason
+    assert not outcome.resolved and "too near to 90% to decide" in outcome.reason
     assert outcome.meets_rps < 7 and outcome.misses_rps >= 9 and outcome.undecided_rps
     assert max(sum(trial.rate_rps == rate for trial in trials) for rate in outcome.undecided_rps) == 4
 
