@@ -97,7 +97,7 @@ def _sections(verb: Any, ctx: Any) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def _argument_name(param: Any) -> str:
-    name = param.metavar or param.name.upper()
+    name = (param.metavar or param.name.upper()).removesuffix("…")
     if param.nargs != 1 and not name.endswith("..."):
         name += "..."
     return name if param.required or name.startswith("[") else f"[{name}]"

@@ -254,6 +254,6 @@ def _between(low, high, undecided, unclear, ceiling, cause: str, goal: Goal, end
     each = unclear[centre]
     return end(
         f"{each.sent} requests at {each.rate_rps:g} requests/s keep {each.attainment:.1%} "
-        f"({each.low:.1%}–{each.high:.1%}), too near to {goal.attainment:.0%} to decide; allow more trials a rate, or a "
-        "wider tolerance"
+        f"({each.low:.1%}–{each.high:.1%}), too near to {goal.attainment:.0%} to decide; allow more trials a rate, "
+        "or a wider tolerance"
     )

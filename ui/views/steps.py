@@ -8,9 +8,9 @@ from ui.tables.request import longest_steps
 
 run = open_page(
     "Steps",
-    "What each step of the engine computed, which requests waited and why, who owned the KV blocks, and where its time went.",
-    "All panels share one clock. **Tokens**: what a batch held, by kind, below the token budget. **Waiting requests by reason**: "
-    "waiting requests by the reason why the scheduler did not admit them; the lines are how many waited and ran. "
+    "What each step computed, which requests waited and why, who owned the KV blocks, and where its time went.",
+    "All panels share one clock. **Tokens**: what a batch held, by kind, below the token budget. **Waiting requests**: "
+    "by the reason why the scheduler did not admit them; the lines are how many waited and ran. "
     "**KV blocks** sum to the pool. **Time of a step**: the host’s stages, which sum to the wall time; *wait* is the "
     "host waiting for the device. The red line is what the step model expects of the device for that composition: a "
     "step above it is slower than its work explains. With a filter of requests these are the steps that "
