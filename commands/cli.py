@@ -36,8 +36,8 @@ SeedOption = Annotated[
 ProcessesOption = Annotated[
     int, typer.Option(min=1, max=64, help="processes of the load generator that share the schedule")
 ]
-ROUTER_HELP = "the router in front of several servers: vllm-router or dynamo"
-PolicyOption = Annotated[str | None, typer.Option(help="how the router chooses; by default by KV events")]
+ROUTER_HELP = "the router in front of several servers: vllm-router, dynamo or ray"
+PolicyOption = Annotated[str | None, typer.Option(help="how the router chooses; by default its first policy")]
 RouterEnvOption = Annotated[
     Path | None,
     typer.Option(help="virtual environment of the router; by default that of SOJOURN_ROUTER_ENV, else the path"),

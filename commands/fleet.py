@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +10,9 @@ from commands.cli import ROUTER_HELP, PolicyOption, RouterEnvOption, need, new_r
 from commands.fleet_replay import replay
 from commands.help_page import HelpPage
 from metrics.errors import ExperimentError, InputError
+
+if TYPE_CHECKING:
+    from loadgen.fleet.fleet import Fleet
 
 fleet = HelpPage(help="Several servers of one model behind an existing router, on this machine.", no_args_is_help=True)
 
@@ -34,6 +37,10 @@ def up(
         typer.Option("--set", metavar="KEY=VALUE", help="an engine setting of every server; repeatable"),
     ] = None,
     router_env: RouterEnvOption = None,
+    max_servers: Annotated[
+        int | None,
+        typer.Option(min=1, max=64, help="with ray: add servers up to so many while requests wait or miss objectives"),
+    ] = None,
     run_dir: Annotated[
         Path | None, typer.Option(help="folder for logs and the records of each server; by default a new one in runs/")
     ] = None,
@@ -41,10 +48,14 @@ def up(
     """Start COUNT servers and the router, and serve until Ctrl-C, which ends them all."""
     need("engine")
     from engine.options import assignments, check_settings
+    from loadgen.fleet.fleet import check_own_settings
     from loadgen.fleet.fleet import fleet as running_fleet
     from loadgen.fleet.routers import installed, known_router
 
     chosen = known_router(router, policy)
+    if max_servers is not None and max_servers < count:
+        raise InputError(f"--max-servers {max_servers} is below the {count} servers to start; raise it")
+    check_own_settings(chosen, {}, max_servers)
     program = installed(chosen, router_env)
     settings = {"model": model} | assignments(set_ or [], "--set")
     check_settings({"model": model}, settings)
@@ -52,17 +63,24 @@ def up(
     if folder.is_dir() and any(folder.iterdir()):
         raise InputError(f"{folder} is not empty; choose another with --run-dir")
     out.print(f"{count} servers of {model} start; their logs and records go to {folder}", soft_wrap=True)
-    with running_fleet(settings, count, chosen, program, folder, policy=policy, port=port) as made:
-        for member in made.members:
-            out.print(f"server {member.number}: {member.endpoint.url}", markup=False)
-        out.print(f"{router} is ready at {made.endpoint.url}/v1; Ctrl-C ends the fleet", markup=False, soft_wrap=True)
+    with running_fleet(settings, count, chosen, program, folder, policy=policy, port=port, most=max_servers) as made:
+        shown: set[int] = set()
         told: set[int] = set()
+        _show_new(made, shown)
+        out.print(f"{router} is ready at {made.endpoint.url}/v1; Ctrl-C ends the fleet", markup=False, soft_wrap=True)
         while (fault := made.fault()) is None:
             for member in made.dead():
                 if member.number not in told:
                     told.add(member.number)
-                    code = member.process.returncode
-                    out.print(f"server {member.number} ended with exit code {code}; the others go on, see {member.log}",
-                              markup=False, soft_wrap=True)  # fmt: skip
+                    out.print(f"server {member.number} ended with exit code {member.process.returncode}; the others go "
+                              f"on, see {member.log}", markup=False, soft_wrap=True)  # fmt: skip
+            _show_new(made, shown)
             time.sleep(0.5)
         raise ExperimentError(fault)
+
+
+def _show_new(made: "Fleet", shown: set[int]) -> None:
+    for member in made.members:
+        if member.number not in shown:
+            shown.add(member.number)
+            out.print(f"server {member.number}: {member.endpoint.url}", markup=False)

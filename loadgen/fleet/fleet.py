@@ -4,6 +4,8 @@ Servers, router and all their ports are on the loopback. Whatever ends this proc
 and on Linux the kernel sends SIGTERM to those that a kill -9 of this process leaves.
 """
 
+import os
+import signal
 import socket
 import subprocess
 import time
@@ -11,15 +13,34 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from loadgen.fleet.routers import FleetServer, Router
+from loadgen.fleet.ray_servers import servers_of_replicas
+from loadgen.fleet.routers import FleetServer, Router, ServerPlan, StartingRouter
 from loadgen.target.endpoint import Endpoint, EndpointError, get, parse_base_url, served_models
-from loadgen.target.processes import serve_command, start, stop, tail, wait_ready
-from metrics.errors import ExperimentError
+from loadgen.target.processes import (
+    READY_TIMEOUT_S,
+    has_records,
+    serve_command,
+    serve_words,
+    start,
+    stop,
+    tail,
+    wait_ready,
+)
+from metrics.errors import ExperimentError, InputError
 
 ROUTER_TIMEOUT_S = 60.0
 ROUTER_LOG = "router.log"
+
+
+class Process(Protocol):
+    """What a fleet reads of a server's process: `subprocess.Popen`, or a child of the router."""
+
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None: ...
 
 
 @dataclass(slots=True)
@@ -30,7 +51,7 @@ class Member:
     endpoint: Endpoint
     run_dir: Path
     log: Path
-    process: subprocess.Popen
+    process: Process
     served: dict[str, Any] = field(default_factory=dict)  # its model, as GET /v1/models has it
 
 
@@ -42,8 +63,22 @@ class Fleet:
     folder: Path
     members: list[Member] = field(default_factory=list)
     router: subprocess.Popen | None = None
+    replaces_servers: bool = False  # the router starts others for those that end
+
+    def look(self) -> None:
+        """Brings `members` up to date where the router starts and ends servers."""
+        if not self.replaces_servers:
+            return
+        known = {member.number: member.process for member in self.members}
+        servers_of_replicas(self.folder, known)
+        for server in list(known.values())[len(self.members) :]:
+            place = self.folder / f"server-{server.number}"
+            endpoint = parse_base_url(f"http://127.0.0.1:{server.port}")
+            self.members.append(Member(server.number, endpoint, place, place.with_suffix(".log"), server))
+        self.members.sort(key=lambda member: member.number)
 
     def dead(self) -> list[Member]:
+        self.look()
         return [member for member in self.members if member.process.poll() is not None]
 
     def end(self) -> tuple[str, str] | None:
@@ -51,7 +86,7 @@ class Fleet:
         reason."""
         if self.router is not None and self.router.poll() is not None:
             return f"the router ended with exit code {self.router.returncode}", tail(self.folder / ROUTER_LOG)
-        if len(self.dead()) == len(self.members):
+        if not self.replaces_servers and len(self.dead()) == len(self.members):
             return f"all {len(self.members)} servers ended", tail(self.members[-1].log)
         return None
 
@@ -72,54 +107,108 @@ def fleet(
     policy: str | None = None,
     port: int | None = None,
     own: Mapping[int, dict[str, Any]] | None = None,
-    records: bool = True,
+    most: int | None = None,
     still_waiting: Callable[[], None] = lambda: None,
 ) -> Iterator[Fleet]:
     """A fleet until the block ends. `settings` are those of every server, and `own` those of single ones by number;
-    `folder` takes logs, and with `records` the run directory of each server, `server-0` and so on.
+    `most` is for a StartingRouter: it has up to so many servers where `count` are too few. `folder` takes logs, and the
+    run directory of each server, `server-0` and so on.
 
     Raises ExperimentError where a server or the router does not become ready; nothing is left behind then.
     """
     ports = _free_ports(3 * count + 1)
     endpoint = parse_base_url(f"http://127.0.0.1:{ports.pop() if port is None else port}")
-    made = Fleet(endpoint, folder)
+    made = Fleet(endpoint, folder, replaces_servers=isinstance(router, StartingRouter))
+    chosen = policy or router.policies[0]
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        addresses = [tuple(f"tcp://127.0.0.1:{ports.pop()}" for _ in range(2)) for _ in range(count)]
-        for number, (events, replay) in enumerate(addresses):
-            chosen = settings | (own or {}).get(number, {})
-            if chosen.get("prefix_caching", True):
-                chosen |= {"kv_events": events, "kv_events_replay": replay}
-            made.members.append(_start_server(chosen, number, ports.pop(), folder, records=records))
-        for member in made.members:
-            wait_ready(member.process, member.endpoint, member.log, still_waiting)
-        servers = [
-            _facts(member, settings["model"], *pair) for member, pair in zip(made.members, addresses, strict=True)
-        ]
-        made.router = start(
-            router.command(program, servers, endpoint.port, policy or router.policies[0]), folder / ROUTER_LOG
-        )
-        _wait_for_router(made, servers[0].model, still_waiting)
+        if isinstance(router, StartingRouter):
+            plan = ServerPlan(serve_words(settings), count, most or count, num_ranks(settings), folder,
+                              has_records(settings))  # fmt: skip
+            made.router = start(router.start_command(program, plan, endpoint.port, chosen), folder / ROUTER_LOG)
+            _wait_for_servers(made, count, still_waiting)
+        else:
+            servers = _start_servers(made, settings, own or {}, ports, count, still_waiting)
+            made.router = start(router.command(program, servers, endpoint.port, chosen), folder / ROUTER_LOG)
+        _wait_for_router(made, made.members[0].served["id"], still_waiting)
         yield made
     except EndpointError as error:
         raise ExperimentError(str(error)) from None
     finally:
         if made.router is not None:
             stop(made.router)
-        for member in made.members:  # all at once: each may take its time to drain
-            if member.process.poll() is None:
-                member.process.terminate()
-        for member in made.members:
-            stop(member.process)
+        made.look()
+        _stop_servers(made.members)
 
 
-def _start_server(settings: dict[str, Any], number: int, port: int, folder: Path, *, records: bool) -> Member:
-    run_dir, log = folder / f"server-{number}", folder / f"server-{number}.log"
-    command = serve_command(settings, port, run_dir)
-    if not records and "--run-dir" in command:
-        place = command.index("--run-dir")
-        del command[place : place + 2]
-    return Member(number, parse_base_url(f"http://127.0.0.1:{port}"), run_dir, log, start(command, log))
+def num_ranks(settings: Mapping[str, Any]) -> int:
+    """Processes of a server that compute, each on a device of its own; 0 on a CPU."""
+    if settings.get("device") == "cpu":
+        return 0
+    tensor, pipeline, expert = (int(settings.get(f"{name}_parallel") or 1) for name in ("tensor", "pipeline", "expert"))
+    return pipeline * max(tensor, expert)
+
+
+def check_own_settings(router: Router, own: Mapping[int, Any], most: int | None = None) -> None:
+    """Raises InputError for what that router cannot do."""
+    if isinstance(router, StartingRouter):
+        if own:
+            raise InputError(f"{router.name} starts equal servers, and server {min(own)} has settings of its own; "
+                             "leave `servers` out, or take another router")  # fmt: skip
+    elif most is not None:
+        raise InputError(f"{router.name} starts no servers, so --max-servers does nothing; leave it out, or take "
+                         "--router ray")  # fmt: skip
+
+
+def _start_servers(
+    made: Fleet, settings: dict[str, Any], own: Mapping[int, dict[str, Any]], ports: list[int], count: int,
+    still_waiting: Callable[[], None],
+) -> list[FleetServer]:  # fmt: skip
+    """Adds the servers to the fleet, and returns once they are ready."""
+    addresses = [tuple(f"tcp://127.0.0.1:{ports.pop()}" for _ in range(2)) for _ in range(count)]
+    for number, (events, replay) in enumerate(addresses):
+        chosen = settings | own.get(number, {})
+        if chosen.get("prefix_caching", True):
+            chosen |= {"kv_events": events, "kv_events_replay": replay}
+        run_dir, log, port = made.folder / f"server-{number}", made.folder / f"server-{number}.log", ports.pop()
+        process = start(serve_command(chosen, port, run_dir), log)
+        made.members.append(Member(number, parse_base_url(f"http://127.0.0.1:{port}"), run_dir, log, process))
+    for member in made.members:
+        wait_ready(member.process, member.endpoint, member.log, still_waiting)
+    return [_facts(member, settings["model"], *pair) for member, pair in zip(made.members, addresses, strict=True)]
+
+
+def _wait_for_servers(made: Fleet, count: int, still_waiting: Callable[[], None]) -> None:
+    """Returns once so many servers of a StartingRouter are ready. Raises ExperimentError."""
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while time.monotonic() < deadline:
+        made.look()
+        if len(made.members) >= count:
+            for member in made.members:
+                member.served = served_models(member.endpoint)[0]
+            return
+        if (fault := made.fault()) is not None:
+            raise ExperimentError(fault)
+        still_waiting()
+        time.sleep(0.2)
+    raise ExperimentError(
+        f"{len(made.members)} of {count} servers were ready within {READY_TIMEOUT_S:.0f} s; the router's last lines:\n"
+        f"{tail(made.folder / ROUTER_LOG)}"
+    )
+
+
+def _stop_servers(members: list[Member]) -> None:
+    """All at once: each may take its time to drain. A StartingRouter has ended its servers; what it left is killed."""
+    ours = [member.process for member in members if isinstance(member.process, subprocess.Popen)]
+    for process in ours:
+        if process.poll() is None:
+            process.terminate()
+    for process in ours:
+        stop(process)
+    for member in members:
+        if member.process.poll() is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(member.process.pid, signal.SIGKILL)  # the group is the server's own: it leads its session
 
 
 def _facts(member: Member, checkpoint: str, events: str, replay: str) -> FleetServer:

@@ -4,17 +4,18 @@ Routers pin packages that ours do not stand. So each is looked for in a virtual 
 named, or that the environment variable names. Else it is looked for on the path.
 """
 
+import json
 import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from loadgen.scenario.scenario import SCENARIO_FOLDER
 from metrics.errors import InputError
 
-DYNAMO_FLEET = Path(__file__).parents[2] / "scale" / "dynamo_fleet.py"
+ADAPTERS = Path(__file__).parents[2] / "scale"  # what runs in a router's environment
 ENVIRONMENT = "SOJOURN_ROUTER_ENV"  # names the virtual environment of the router, where no option does
 
 
@@ -30,20 +31,49 @@ class FleetServer:
     kv_events_replay: str
 
 
+@dataclass(frozen=True, slots=True)
+class ServerPlan:
+    """Equal servers that a router starts itself, on this machine."""
+
+    command: list[str]  # `sojourn serve` without address and run directory
+    count: int
+    most: int  # above `count`: that many while they are needed
+    num_ranks: int  # of each server, with a device of its own
+    folder: Path  # for logs, records and the file of ray_servers.py
+    records: bool
+
+
 class Router(Protocol):
-    """A router as a fleet starts it."""
+    """A router as a fleet starts it: a FrontRouter or a StartingRouter."""
 
     name: str
     policies: tuple[str, ...]  # the first one is the default
     install: str  # the command that installs it
     keeps_request_ids: bool  # the servers see the names that clients give to requests
 
+    def program(self, environment: Path | None) -> Path | None:
+        """What is started; None where it is not installed."""
+        ...
+
+    def refusal(self, program: Path) -> str | None:
+        """Why what is installed cannot be used; None where it can."""
+        ...
+
+
+class FrontRouter(Router, Protocol):
+    """It is given its servers."""
+
     def command(self, program: Path, servers: Sequence[FleetServer], port: int, policy: str) -> list[str]:
         """Starts it on the loopback, in front of servers that are ready."""
         ...
 
-    def program(self, environment: Path | None) -> Path | None:
-        """What is started; None where it is not installed."""
+
+@runtime_checkable
+class StartingRouter(Router, Protocol):
+    """It starts, replaces and ends its servers itself."""
+
+    def start_command(self, program: Path, plan: ServerPlan, port: int, policy: str) -> list[str]:
+        """Starts it and its servers on the loopback. It ends all of them when it gets SIGTERM."""
         ...
 
 
@@ -57,6 +87,9 @@ class VllmRouter:
 
     def program(self, environment: Path | None) -> Path | None:
         return _program("vllm-router", environment)
+
+    def refusal(self, program: Path) -> str | None:
+        return None
 
     def command(self, program: Path, servers: Sequence[FleetServer], port: int, policy: str) -> list[str]:
         arguments: dict[str, Any] = {
@@ -100,14 +133,50 @@ class Dynamo:
         packages = () if python is None else python.parent.parent.glob("lib/python3*/site-packages/dynamo/frontend")
         return python if any(packages) else None
 
+    def refusal(self, program: Path) -> str | None:
+        return None
+
     def command(self, program: Path, servers: Sequence[FleetServer], port: int, policy: str) -> list[str]:
         bundled = SCENARIO_FOLDER / servers[0].checkpoint
         model = bundled if bundled.is_dir() else Path(servers[0].checkpoint).resolve()
-        command = [str(program), str(DYNAMO_FLEET), "--port", str(port), "--policy", policy, "--model", str(model)]
+        command = [str(program), str(ADAPTERS / "dynamo_fleet.py"), "--port", str(port), "--policy", policy]
+        command += ["--model", str(model)]
         return command + [word for server in servers for word in ("--server", server.url)]
 
 
-ROUTERS: dict[str, Router] = {router.name: router for router in (VllmRouter(), Dynamo())}
+class RayServe:
+    """Ray Serve with `scale/ray_app.py`, in Ray's environment. Each of its replicas starts a server."""
+
+    name = "ray"
+    policies = ("consistent_hash", "least_requests", "round_robin")
+    version = "2.60"
+    install = "pip install 'ray[serve]==2.60.0'"
+    keeps_request_ids = True
+    # Here a server is ready within seconds; the defaults of ray_app.py are for servers that load for minutes.
+    local: ClassVar[dict[str, float]] = {
+        "cpus": 0, "drain_seconds": 8, "look_back_seconds": 12, "upscale_seconds": 5, "downscale_seconds": 30,
+    }  # fmt: skip
+
+    def program(self, environment: Path | None) -> Path | None:
+        python = _program("python", environment)
+        return python if python is not None and _versions(python, "ray") else None
+
+    def refusal(self, program: Path) -> str | None:
+        found = _versions(program, "ray")
+        if any(version.startswith(f"{self.version}.") for version in found):
+            return None
+        return f"it has ray {', '.join(found)}, and scale/ray_app.py is written for {self.version}"
+
+    def start_command(self, program: Path, plan: ServerPlan, port: int, policy: str) -> list[str]:
+        application = self.local | {
+            "command": plan.command, "replicas": plan.count, "max_replicas": max(plan.most, plan.count),
+            "routing": policy, "gpus": plan.num_ranks, "folder": str(plan.folder.resolve()), "records": plan.records,
+        }  # fmt: skip
+        script = str(ADAPTERS / "ray_fleet.py")
+        return [str(program), script, "--port", str(port), "--application", json.dumps(application)]
+
+
+ROUTERS: dict[str, Router] = {router.name: router for router in (VllmRouter(), Dynamo(), RayServe())}
 
 
 def known_router(name: str, policy: str | None) -> Router:
@@ -128,6 +197,8 @@ def installed(router: Router, environment: Path | None) -> Path:
             f"the router {router.name} is not installed {where}; in a virtual environment of its own: "
             f"{router.install}; then name that folder with --router-env"
         )
+    if (reason := router.refusal(program)) is not None:
+        raise InputError(f"the router {router.name} at {program} cannot be used: {reason}; {router.install}")
     return program
 
 
@@ -139,3 +210,9 @@ def _program(name: str, environment: Path | None) -> Path | None:
         return program if program.is_file() else None
     found = shutil.which(name)
     return None if found is None else Path(found)
+
+
+def _versions(python: Path, package: str) -> list[str]:
+    """Of a package in the environment of that python."""
+    found = python.parent.parent.glob(f"lib/python3*/site-packages/{package}-*.dist-info")
+    return [folder.name.removeprefix(f"{package}-").removesuffix(".dist-info") for folder in found]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from loadgen.fleet.fleet import fleet
+from loadgen.fleet.fleet import Fleet, fleet
 from loadgen.fleet.routers import Router
 from loadgen.scenario.fleet import FleetBlock
 from loadgen.target.endpoint import Endpoint, EndpointError, parse_base_url, served_models
@@ -23,7 +23,7 @@ class Serving:
     endpoint: Endpoint  # that the load is sent to
     served: dict[str, Any]  # its model, as GET /v1/models has it
     fault: Callable[[], tuple[str, str] | None]  # why it cannot go on: a sentence, and the last lines of a log
-    meta: dict[str, Any]  # what run.json says of it
+    meta: dict[str, Any]  # what run.json says of it; its servers are known once it has ended
     doubts: list[str] = field(default_factory=list)
 
 
@@ -66,18 +66,24 @@ def several_servers(
         served = made.members[0].served
         meta = {
             "engine": settings | {"replicas": block.replicas, "served": served},
-            "servers": [
-                {"name": member.run_dir.name, "url": member.endpoint.url, "served": member.served,
-                 "settings": block.servers.get(member.number, {})}
-                for member in made.members
-            ],
+            "servers": _entries(made, block),
             "router": {"name": router.name, "policy": policy, "url": made.endpoint.url, "same_host": True},
-        }  # fmt: skip
+        }
         serving = Serving(made.endpoint, served, made.end, meta)
         yield serving
         dead = made.dead()
+        meta["servers"] = _entries(made, block)  # with those that a router started in the place of others
     serving.doubts += [
         f"{each.run_dir.name} ended with exit code {each.process.returncode} during the run; its last lines:\n"
         f"{tail(each.log)}"
         for each in dead
+    ]  # fmt: skip
+
+
+def _entries(made: Fleet, block: FleetBlock) -> list[dict[str, Any]]:
+    first = made.members[0].served
+    return [
+        {"name": member.run_dir.name, "url": member.endpoint.url, "served": member.served or first,
+         "settings": block.servers.get(member.number, {})}
+        for member in made.members
     ]  # fmt: skip

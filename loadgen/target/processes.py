@@ -33,9 +33,9 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def serve_command(settings: dict[str, Any], port: int, run_dir: Path) -> list[str]:
-    """`sojourn serve` for the engine block of a scenario: one flag a key, and of a list one for each of its texts.
-    `serve` checks the values."""
+def serve_words(settings: dict[str, Any]) -> list[str]:
+    """`sojourn serve` for the engine block of a scenario, without address and run directory: one flag a key, and of a
+    list one for each of its texts. `serve` checks the values."""
     flags: list[str] = []
     for key, value in settings.items():
         flag = key.replace("_", "-")
@@ -47,12 +47,20 @@ def serve_command(settings: dict[str, Any], port: int, run_dir: Path) -> list[st
             flags += [
                 part for each in (value if isinstance(value, list) else [value]) for part in (f"--{flag}", str(each))
             ]
-    fixed = ["--host", "127.0.0.1", "--port", str(port)]
-    if settings.get("telemetry") != "off":  # without telemetry the server has nothing to record, and refuses a folder
-        fixed += ["--run-dir", str(run_dir)]
     if "spare_core" not in settings:  # its start would take a second of CPU time in the middle of a measurement
-        fixed += ["--no-spare-core"]
-    return [sys.executable, "-m", "sojourn", "serve", str(settings["model"]), *fixed, *flags]
+        flags.append("--no-spare-core")
+    return [sys.executable, "-m", "sojourn", "serve", str(settings["model"]), *flags]
+
+
+def has_records(settings: dict[str, Any]) -> bool:
+    """Without telemetry a server has nothing to record, and refuses a run directory."""
+    return settings.get("telemetry") != "off"
+
+
+def serve_command(settings: dict[str, Any], port: int, run_dir: Path | None) -> list[str]:
+    """`sojourn serve` on the loopback. With a run directory it records what it has to record."""
+    command = [*serve_words(settings), "--host", "127.0.0.1", "--port", str(port)]
+    return command + (["--run-dir", str(run_dir)] if run_dir is not None and has_records(settings) else [])
 
 
 def load_command(scenario_file: str, base_url: str, run_dir: Path, options: dict[str, Any]) -> list[str]:

@@ -1,0 +1,50 @@
+"""The servers that replicas of Ray Serve have started: they come and go, and `scale/ray_app.py` writes down which."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+SERVERS_FILE = "servers.jsonl"  # as scale/ray_app.py names it
+
+
+@dataclass(slots=True)
+class ServerOfReplica:
+    """A process that another one owns, with the part of `subprocess.Popen` that a fleet reads."""
+
+    number: int
+    port: int
+    pid: int
+    returncode: int | None = None
+    is_known_to_have_ended: bool = False
+
+    def poll(self) -> int | None:
+        """Its exit code, or -1 where nobody saw it; None while it runs."""
+        if self.returncode is None and (self.is_known_to_have_ended or not _exists(self.pid)):
+            self.returncode = -1
+        return self.returncode
+
+
+def servers_of_replicas(folder: Path, known: dict[int, ServerOfReplica]) -> None:
+    """Brings `known`, by number, up to date. A server is in it once it was ready."""
+    try:
+        text = (folder / SERVERS_FILE).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return
+    for line in text[: text.rfind("\n") + 1].splitlines():  # the last one may be half written
+        said: dict[str, Any] = json.loads(line)
+        number = int(said["number"])
+        if said["state"] == "ready" and number not in known:
+            known[number] = ServerOfReplica(number, int(said["port"]), int(said["pid"]))
+        elif said["state"] == "ended" and number in known:
+            known[number].returncode = said["exit_code"]
+            known[number].is_known_to_have_ended = True
+
+
+def _exists(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
