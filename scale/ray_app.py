@@ -27,11 +27,13 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from yarl import URL
 
-from scale.ray_policies import READY, ROUTERS, GoodputPolicy
 from scale.ray_process import claim_number, end_group, end_with_parent, free_port
+from scale.ray_routing import READY, ROUTERS
+from scale.ray_scaling import GoodputPolicy
 
 SERVERS_FILE = "servers.jsonl"  # in `folder`: a line when a server is ready, and when it has ended
 POLL_SECONDS = 0.2
+END_SECONDS = 4.0  # for a server without requests to write its last records
 LAST_WORDS_SECONDS = 0.3  # for the error events of open streams to leave, after their server died
 NOT_PASSED_ON = {b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"proxy-connection"}
 OF_THE_PROXY = {b"date", b"server", b"x-request-id"}  # of an answer: Ray's proxy writes its own, with the same id
@@ -65,6 +67,7 @@ class Options(BaseModel):
     start_seconds: float = Field(600, gt=0, description="in which a server must be ready")
     unhealthy_seconds: float = Field(180, gt=0, description="after which a server without a healthy core is replaced")
     drain_seconds: float = Field(120, ge=0, description="for the open requests of a server that is to end")
+    loopback_only: bool = Field(False, description="the replica itself listens on the loopback, not on all interfaces")
 
     @model_validator(mode="after")
     def _bounds_have_an_order(self) -> "Options":
@@ -96,7 +99,7 @@ def build(args: Options) -> serve.Application:
         ),
         health_check_period_s=1,
         graceful_shutdown_wait_loop_s=0.5,
-        graceful_shutdown_timeout_s=args.drain_seconds,
+        graceful_shutdown_timeout_s=args.drain_seconds + END_SECONDS,
         max_constructor_retry_count=3,
         **scaling,
     ).bind(args.model_dump())
@@ -109,6 +112,8 @@ class Server:
 
     async def __init__(self, options: dict[str, Any]):
         self.options = Options(**options)
+        if self.options.loopback_only:
+            listen_on_loopback()
         self.folder = None if self.options.folder is None else Path(self.options.folder)
         self.number = None if self.folder is None else claim_number(self.folder)
         self.port = free_port()
@@ -241,12 +246,20 @@ class Server:
         self.is_ending = True
         with suppress(ProcessLookupError):
             self.process.terminate()
-        deadline = time.monotonic() + self.options.drain_seconds
+        deadline = time.monotonic() + END_SECONDS
         while self.process.poll() is None and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
         end_group(self.process)
         self._say("ended")
         await self.session.close()
+
+
+def listen_on_loopback() -> None:
+    """Ray 2.60 has no setting for the address of a replica's own gRPC port: it is opened after the constructor."""
+    from ray.serve._private import replica
+
+    opened = replica.add_port_to_grpc_server
+    replica.add_port_to_grpc_server = lambda server, address: opened(server, address.replace("[::]", "127.0.0.1"))
 
 
 async def lifespan(scope, receive, send) -> None:

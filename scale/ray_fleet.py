@@ -59,7 +59,7 @@ def serve_until_signal(application: dict[str, Any], port: int, folder: str) -> N
     import ray
     from ray import serve
 
-    from scale.ray_app import Options, build
+    from scale.ray_app import SERVERS_FILE, Options, build
 
     stopping = threading.Event()
     try:
@@ -67,14 +67,20 @@ def serve_until_signal(application: dict[str, Any], port: int, folder: str) -> N
                  object_store_memory=OBJECT_STORE_BYTES, _temp_dir=folder)  # fmt: skip
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stopping.set())  # in the place of Ray's own
-        options = on_these_devices(Options(**application), int(ray.cluster_resources().get("GPU", 0)))
+        options = Options(**application, loopback_only=True)
+        options = on_these_devices(options, int(ray.cluster_resources().get("GPU", 0)))
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
         target = serve.RunTarget(build(options), name=NAME, route_prefix="/")
         serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+        has_run = False
         while not stopping.wait(POLL_SECONDS):
             seen = serve.status().applications[NAME]
             if seen.status == "DEPLOY_FAILED":
                 raise CannotServe(failure(seen, options.folder))
+            if seen.status == "RUNNING" and not has_run:
+                has_run = True
+                with (Path(options.folder) / SERVERS_FILE).open("a") as file:
+                    file.write(json.dumps({"state": "running"}) + "\n")
     finally:
         serve.shutdown()  # waits for open requests
         ray.shutdown()
@@ -100,10 +106,10 @@ def on_these_devices(options: Any, found: int) -> Any:
     return options
 
 
-def failure(seen: Any, folder: str | None) -> str:
+def failure(seen: Any, folder: str) -> str:
     """What Ray says, and the last lines of the server that did not start."""
     said = [deployment.message for deployment in seen.deployments.values()] or [seen.message]
-    logs = sorted(Path(folder).glob("server-*.log"), key=lambda log: log.stat().st_mtime) if folder else []
+    logs = sorted(Path(folder).glob("server-*.log"), key=lambda log: log.stat().st_mtime)
     if logs:
         lines = logs[-1].read_text(encoding="utf-8", errors="replace").splitlines()[-8:]
         return "\n".join(["the servers did not start; the last lines of one:", *(f"  {line}" for line in lines)])

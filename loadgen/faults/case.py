@@ -23,7 +23,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from loadgen.errors import ScenarioError, nearest
-from loadgen.faults.planted import SurroundingFault
+from loadgen.faults.planted import OF_A_ROUTER, SurroundingFault
 from loadgen.scenario.distributions import Block
 from loadgen.scenario.faults import UniqueKeys, describe_faults, describe_yaml_error
 from loadgen.scenario.scenario import SCENARIO_FOLDER, Scenario
@@ -142,6 +142,9 @@ def _variant(
         scenario = Scenario(**{**laid, "name": f"{name}--{severity}"})
     except ValidationError as error:
         raise ScenarioError(*[f"{where}: {fault}" for fault in describe_faults(error, Scenario)]) from None
+    for fault in around:
+        if isinstance(fault, OF_A_ROUTER) and scenario.fleet is None:
+            raise ScenarioError(f"{where}: {fault.fault} needs a router; add a fleet block")
     return Variant(
         severity,
         scenario,

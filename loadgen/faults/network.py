@@ -1,6 +1,8 @@
 """A TCP proxy with the delay, jitter and bandwidth of a network.
 
-python -m loadgen.faults.network LISTEN_PORT SERVER_PORT DELAY_MS JITTER_MS KIB_PER_S SHARE     KIB_PER_S 0: no bound
+python -m loadgen.faults.network LISTEN_PORT SERVER_PORT DELAY_MS JITTER_MS KIB_PER_S SHARE WAYS
+
+KIB_PER_S 0 is no bound. With WAYS 1 only what goes to the server is late, with 2 the answers, too.
 """
 
 import asyncio
@@ -65,23 +67,25 @@ async def connect(port: int, is_narrow: bool) -> tuple[asyncio.StreamReader, asy
 
 
 class Proxy:
-    """Joins each connection to one to the server, over a line or, for those outside `share`, directly."""
+    """Joins each connection to one to the server, over a line or, for those outside `share`, directly. The way back
+    has a line of its own."""
 
-    def __init__(self, server_port: int, line: Line, share: float):
+    def __init__(self, server_port: int, line: Line, share: float, back: Line | None = None):
         self._server_port, self._line, self._share = server_port, line, share
+        self._back = line if back is None else back
         self._connections = 0
 
     async def join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections += 1
         number = self._connections
         is_hit = int(number * self._share) > int((number - 1) * self._share)
-        line = self._line if is_hit else Line()
+        line, line_back = (self._line, self._back) if is_hit else (Line(), Line())
         upstream: asyncio.StreamWriter | None = None
         with contextlib.suppress(OSError):
-            back, upstream = await connect(self._server_port, bool(line.bytes_per_s))
+            back, upstream = await connect(self._server_port, bool(line_back.bytes_per_s))
             ways = (
                 carry(reader, upstream, Line(line.delay_s, line.jitter_s), 2 * number),
-                carry(back, writer, line, 2 * number + 1),
+                carry(back, writer, line_back, 2 * number + 1),
             )
             tasks = [asyncio.create_task(way) for way in ways]
             # Either end may leave: then the other one has to know.
@@ -104,4 +108,5 @@ if __name__ == "__main__":
     ports, (delay_ms, jitter_ms, kib_per_s, share) = map(int, sys.argv[1:3]), map(float, sys.argv[3:7])
     listen_port, server_port = ports
     line = Line(delay_ms / 1e3, jitter_ms / 1e3, kib_per_s * 1024)
-    asyncio.run(serve(listen_port, Proxy(server_port, line, share)))
+    back = Line() if sys.argv[7] == "1" else line
+    asyncio.run(serve(listen_port, Proxy(server_port, line, share, back)))

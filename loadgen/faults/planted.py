@@ -29,10 +29,9 @@ class NoisyNeighbour(Timed):
     duty: Number = Field(1.0, gt=0, le=1, description="share of the time in which they work")
 
 
-class StarvedLoadGenerator(Timed):
-    """The load generator stands still for `pause_ms`, again and again."""
+class Pauses(Timed):
+    """A process stands still for `pause_ms`, again and again."""
 
-    fault: Literal["starved_load_generator"]
     pause_ms: Number = Field(gt=0, le=60_000)
     every_ms: Number = Field(gt=0, le=600_000)
 
@@ -41,6 +40,25 @@ class StarvedLoadGenerator(Timed):
         if self.pause_ms >= self.every_ms:
             raise ValueError(f"pauses for {self.pause_ms:g} of every {self.every_ms:g} ms; raise every_ms")
         return self
+
+
+class StarvedLoadGenerator(Pauses):
+    """The load generator stands still."""
+
+    fault: Literal["starved_load_generator"]
+
+
+class StarvedRouter(Pauses):
+    """The router of a fleet stands still: requests wait in front of it, and answers behind it."""
+
+    fault: Literal["starved_router"]
+
+
+class SlowRouter(Block):
+    """The router of a fleet takes so long to choose a server. What the servers answer passes at once."""
+
+    fault: Literal["slow_router"]
+    ms: Number = Field(gt=0, le=60_000)
 
 
 class Network(Block):
@@ -63,4 +81,7 @@ class Network(Block):
         return self
 
 
-SurroundingFault = Annotated[NoisyNeighbour | StarvedLoadGenerator | Network, Field(discriminator="fault")]
+OF_A_ROUTER = (StarvedRouter, SlowRouter)
+SurroundingFault = Annotated[
+    NoisyNeighbour | StarvedLoadGenerator | StarvedRouter | SlowRouter | Network, Field(discriminator="fault")
+]

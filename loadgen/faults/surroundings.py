@@ -9,7 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from loadgen.faults.kernel_burst import KernelBurst
-from loadgen.faults.planted import Network, NoisyNeighbour, StarvedLoadGenerator, SurroundingFault
+from loadgen.faults.planted import (
+    Network,
+    NoisyNeighbour,
+    Pauses,
+    SlowRouter,
+    StarvedRouter,
+    SurroundingFault,
+)
 from loadgen.target.endpoint import Endpoint
 from loadgen.target.processes import free_port, start, stop, tail
 from metrics.errors import ExperimentError
@@ -31,14 +38,18 @@ class PlantedSurroundings:
         self._server: Endpoint | None = None
         self._children: list[subprocess.Popen] = []
         self._load_pid: int | None = None
+        self._router_pid: int | None = None
         self._log = Path()
 
-    def begin(self, endpoint: Endpoint, run_dir: Path) -> Endpoint:
+    def begin(self, endpoint: Endpoint, run_dir: Path, router_pid: int | None = None) -> Endpoint:
         self._log = run_dir / LOG
-        self._server = endpoint
+        self._server, self._router_pid = endpoint, router_pid
         for fault in self._faults:
             if isinstance(fault, Network):
-                endpoint = self._behind(endpoint, fault)
+                values = (fault.delay_ms, fault.jitter_ms, fault.kib_per_s or 0, fault.share, 2)
+                endpoint = self._behind(endpoint, *values)
+            elif isinstance(fault, SlowRouter):
+                endpoint = self._behind(endpoint, fault.ms, 0, 0, 1, 1)
         return endpoint
 
     def loading(self, pid: int) -> None:
@@ -52,9 +63,10 @@ class PlantedSurroundings:
                 words = ("neighbour", fault.work, fault.duty, fault.from_s, fault.until_s or FOREVER_S)
                 for _ in range(fault.processes):
                     self._start(*words)
-            elif isinstance(fault, StarvedLoadGenerator):
+            elif isinstance(fault, Pauses):
+                pid = self._router_pid if isinstance(fault, StarvedRouter) else self._load_pid
                 times = (fault.pause_ms, fault.every_ms, fault.from_s, fault.until_s or FOREVER_S)
-                self._start("pauses", self._load_pid, *times)
+                self._start("pauses", pid, *times)
 
     def end(self) -> None:
         if self._burst is not None:
@@ -62,9 +74,9 @@ class PlantedSurroundings:
         while self._children:
             stop(self._children.pop())
 
-    def _behind(self, endpoint: Endpoint, fault: Network) -> Endpoint:
+    def _behind(self, endpoint: Endpoint, *values: float) -> Endpoint:
+        """A proxy with these words of `loadgen.faults.network`."""
         port = free_port()
-        values = (fault.delay_ms, fault.jitter_ms, fault.kib_per_s or 0, fault.share)
         proxy = self._start("network", port, endpoint.port, *values)
         deadline = time.monotonic() + PROXY_SECONDS
         while time.monotonic() < deadline and proxy.poll() is None:

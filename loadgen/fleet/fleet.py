@@ -65,17 +65,19 @@ class Fleet:
     router: subprocess.Popen | None = None
     replaces_servers: bool = False  # the router starts others for those that end
 
-    def look(self) -> None:
-        """Brings `members` up to date where the router starts and ends servers."""
+    def look(self) -> bool:
+        """Brings `members` up to date where the router starts and ends servers. Whether all that were asked for at
+        first get requests."""
         if not self.replaces_servers:
-            return
+            return True
         known = {member.number: member.process for member in self.members}
-        servers_of_replicas(self.folder, known)
+        is_running = servers_of_replicas(self.folder, known)
         for server in list(known.values())[len(self.members) :]:
             place = self.folder / f"server-{server.number}"
             endpoint = parse_base_url(f"http://127.0.0.1:{server.port}")
             self.members.append(Member(server.number, endpoint, place, place.with_suffix(".log"), server))
         self.members.sort(key=lambda member: member.number)
+        return is_running
 
     def dead(self) -> list[Member]:
         self.look()
@@ -126,7 +128,7 @@ def fleet(
             plan = ServerPlan(serve_words(settings), count, most or count, num_ranks(settings), folder,
                               has_records(settings))  # fmt: skip
             made.router = start(router.start_command(program, plan, endpoint.port, chosen), folder / ROUTER_LOG)
-            _wait_for_servers(made, count, still_waiting)
+            _wait_until_running(made, still_waiting)
         else:
             servers = _start_servers(made, settings, own or {}, ports, count, still_waiting)
             made.router = start(router.command(program, servers, endpoint.port, chosen), folder / ROUTER_LOG)
@@ -178,12 +180,11 @@ def _start_servers(
     return [_facts(member, settings["model"], *pair) for member, pair in zip(made.members, addresses, strict=True)]
 
 
-def _wait_for_servers(made: Fleet, count: int, still_waiting: Callable[[], None]) -> None:
-    """Returns once so many servers of a StartingRouter are ready. Raises ExperimentError."""
+def _wait_until_running(made: Fleet, still_waiting: Callable[[], None]) -> None:
+    """Returns once the servers of a StartingRouter get requests. Raises ExperimentError."""
     deadline = time.monotonic() + READY_TIMEOUT_S
     while time.monotonic() < deadline:
-        made.look()
-        if len(made.members) >= count:
+        if made.look():
             for member in made.members:
                 member.served = served_models(member.endpoint)[0]
             return
@@ -192,7 +193,7 @@ def _wait_for_servers(made: Fleet, count: int, still_waiting: Callable[[], None]
         still_waiting()
         time.sleep(0.2)
     raise ExperimentError(
-        f"{len(made.members)} of {count} servers were ready within {READY_TIMEOUT_S:.0f} s; the router's last lines:\n"
+        f"the servers were not ready within {READY_TIMEOUT_S:.0f} s; the router's last lines:\n"
         f"{tail(made.folder / ROUTER_LOG)}"
     )
 

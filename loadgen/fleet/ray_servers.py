@@ -27,20 +27,26 @@ class ServerOfReplica:
         return self.returncode
 
 
-def servers_of_replicas(folder: Path, known: dict[int, ServerOfReplica]) -> None:
-    """Brings `known`, by number, up to date. A server is in it once it was ready."""
+def servers_of_replicas(folder: Path, known: dict[int, ServerOfReplica]) -> bool:
+    """Brings `known`, by number, up to date. A server is in it once it was ready. Whether all that were asked for at
+    first get requests."""
+    is_running = False
     try:
         text = (folder / SERVERS_FILE).read_text(encoding="utf-8")
     except FileNotFoundError:
-        return
+        return False
     for line in text[: text.rfind("\n") + 1].splitlines():  # the last one may be half written
         said: dict[str, Any] = json.loads(line)
+        if said["state"] == "running":
+            is_running = True
+            continue
         number = int(said["number"])
         if said["state"] == "ready" and number not in known:
             known[number] = ServerOfReplica(number, int(said["port"]), int(said["pid"]))
         elif said["state"] == "ended" and number in known:
             known[number].returncode = said["exit_code"]
             known[number].is_known_to_have_ended = True
+    return is_running
 
 
 def _exists(pid: int) -> bool:

@@ -66,8 +66,8 @@ OnProgress = Callable[[Progress], None]
 class Surroundings(Protocol):
     """What stands between client and server, or beside them on the machine, during the load of a run."""
 
-    def begin(self, endpoint: Endpoint, run_dir: Path) -> Endpoint:
-        """The server is ready. Returns the endpoint that the load is sent to."""
+    def begin(self, endpoint: Endpoint, run_dir: Path, router_pid: int | None) -> Endpoint:
+        """The server is ready, or the router with its servers. Returns the endpoint that the load is sent to."""
 
     def loading(self, pid: int) -> None:
         """The load generator has started; it prepares."""
@@ -136,7 +136,8 @@ def run_scenario(
                 watch = ServerWatch()
                 with _scraping(run, serving.endpoint, watch, scrapes) if scrapes or is_watched else nullcontext():
                     target = serving.endpoint
-                    target = target if surroundings is None else surroundings.begin(target, run.path)
+                    if surroundings is not None:
+                        target = surroundings.begin(target, run.path, serving.router_pid)
                     live = LiveRun(run, stop_when_resolved, watch)
                     _load(run, target, seed, serving.served["id"], tokenizer, processes, serving.fault, progress,
                           reasons, live, surroundings)  # fmt: skip

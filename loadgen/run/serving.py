@@ -25,6 +25,7 @@ class Serving:
     fault: Callable[[], tuple[str, str] | None]  # why it cannot go on: a sentence, and the last lines of a log
     meta: dict[str, Any]  # what run.json says of it; its servers are known once it has ended
     doubts: list[str] = field(default_factory=list)
+    router_pid: int | None = None
 
 
 @contextmanager
@@ -69,7 +70,7 @@ def several_servers(
             "servers": _entries(made, block),
             "router": {"name": router.name, "policy": policy, "url": made.endpoint.url, "same_host": True},
         }
-        serving = Serving(made.endpoint, served, made.end, meta)
+        serving = Serving(made.endpoint, served, made.end, meta, router_pid=made.router.pid)
         yield serving
         dead = made.dead()
         meta["servers"] = _entries(made, block)  # with those that a router started in the place of others

@@ -1,16 +1,21 @@
 """A fleet's processes: all are ended, whatever fails. Servers and router are scripted; tests/peers has real ones."""
 
+import os
+import signal
 import sys
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
 import loadgen.fleet.fleet as module
-from loadgen.fleet.fleet import fleet
+from engine.config import EngineConfig
+from loadgen.fleet.fleet import check_own_settings, fleet, num_ranks
 from loadgen.fleet.routers import ROUTERS, VllmRouter, installed
 from loadgen.run.experiment import run_scenario
 from loadgen.scenario.fleet import FleetBlock
+from loadgen.target.processes import free_port
 from metrics.errors import ExperimentError, InputError
 from tests.loadgen.scenarios import CHAT, scenario
 
@@ -27,13 +32,16 @@ DIES = "import sys; sys.exit('the router has no licence')"
 
 
 class ScriptedRouter:
-    name, policies, install = "scripted", ("any",), "pip install scripted"
+    name, policies, install, keeps_request_ids = "scripted", ("any",), "pip install scripted", True
 
     def __init__(self, code: str):
         self.code = code
 
     def program(self, environment: Path | None) -> Path | None:
         return Path(sys.executable)
+
+    def refusal(self, program: Path) -> str | None:
+        return None
 
     def command(self, program, servers, port, policy) -> list[str]:
         self.servers = servers
@@ -50,7 +58,7 @@ def scripted_servers(monkeypatch):
 
 
 def children() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children(recursive=True) if str(child.cmdline()).count("BaseHTTP")]
+    return [child for child in psutil.Process().children(recursive=True) if "BaseHTTP" in str(child.cmdline())]
 
 
 def test_a_fleet_ends_with_its_block(tmp_path):
@@ -114,3 +122,90 @@ def test_a_run_refuses_a_router_that_renames_requests(tmp_path):
     with pytest.raises(InputError, match="ids of its own"):
         run_scenario(chosen.model_copy(update={"fleet": FleetBlock(replicas=2, router="dynamo")}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+RAY = """
+import http.server, json, socket, subprocess, sys, time
+answers, port, folder, count = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+def say(**fields):
+    with open(f"{folder}/servers.jsonl", "a") as file:
+        file.write(json.dumps(fields) + chr(10))
+ports = sys.argv[5:]
+servers = [subprocess.Popen([sys.executable, "-c", answers, each], start_new_session=True) for each in ports]
+for number in reversed(range(count)):
+    while socket.socket().connect_ex(("127.0.0.1", int(ports[number]))):
+        time.sleep(0.05)
+    say(number=number, state="ready", port=int(ports[number]), pid=servers[number].pid, exit_code=None)
+say(state="running")
+class Router(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"data": [{"id": "scripted"}]}')
+    def do_POST(self):
+        servers[0].kill()
+        say(number=0, state="ended", port=int(ports[0]), pid=servers[0].pid, exit_code=servers[0].wait())
+        say(number=2, state="ready", port=int(ports[2]), pid=servers[2].pid, exit_code=None)
+        self.do_GET()
+http.server.HTTPServer(("127.0.0.1", int(port)), Router).serve_forever()
+"""
+
+
+class ScriptedRay(ScriptedRouter):
+    """Starts three servers, of which two count at first; a POST kills one, and the third takes its place."""
+
+    def __init__(self):
+        super().__init__("")
+
+    def start_command(self, program, plan, port, policy) -> list[str]:
+        self.plan = plan
+        ports = [str(free_port()) for _ in range(3)]
+        return [str(program), "-c", RAY, ANSWERS, str(port), str(plan.folder), str(plan.count), *ports]
+
+
+def test_servers_that_a_router_starts_are_followed_and_none_is_left(tmp_path):
+    router = ScriptedRay()
+    with fleet({"model": "m", "tensor_parallel": 2}, 2, router, router.program(None), tmp_path, most=3) as made:
+        assert [member.number for member in made.members] == [0, 1] and made.dead() == []
+        assert made.members[1].served["id"] == "scripted" and made.members[1].log == tmp_path / "server-1.log"
+        assert (router.plan.count, router.plan.most, router.plan.num_ranks) == (2, 3, 2)
+        assert "--port" not in router.plan.command and "--run-dir" not in router.plan.command
+        httpx.post(made.endpoint.url)
+        assert [member.number for member in made.dead()] == [0] and made.members[0].process.returncode == -9
+        assert [member.number for member in made.members] == [0, 1, 2] and made.fault() is None
+        os.kill(made.router.pid, signal.SIGKILL)
+        made.router.wait()
+        assert "the router ended with exit code -9" in made.fault()
+    assert not children(), "servers of a router that was killed"
+
+
+def test_a_router_that_starts_servers_takes_no_settings_of_single_ones(tmp_path):
+    chosen = scenario({"process": "poisson", "rate_rps": 8, "count": 2}, [CHAT], engine={"model": "tiny-model"})
+    block = FleetBlock(replicas=2, router="ray", servers={1: {"max_num_seqs": 8}})
+    with pytest.raises(InputError, match="server 1 has settings of its own"):
+        run_scenario(chosen.model_copy(update={"fleet": block}), tmp_path / "run")
+    with pytest.raises(InputError, match="vllm-router starts no servers"):
+        check_own_settings(ROUTERS["vllm-router"], {}, 4)
+
+
+def test_ray_of_another_version_is_refused_by_name(tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").touch()
+    with pytest.raises(InputError, match=r"not installed in .*pip install 'ray\[serve\]==2\.60\.0'"):
+        installed(ROUTERS["ray"], tmp_path)
+    packages = tmp_path / "lib" / "python3.11" / "site-packages"
+    (packages / "ray-2.6.1.dist-info").mkdir(parents=True)
+    with pytest.raises(InputError, match=r"it has ray 2\.6\.1, and scale/ray_app\.py is written for 2\.60"):
+        installed(ROUTERS["ray"], tmp_path)
+    (packages / "ray-2.6.1.dist-info").rename(packages / "ray-2.60.3.dist-info")
+    assert installed(ROUTERS["ray"], tmp_path) == tmp_path / "bin" / "python"
+
+
+@pytest.mark.parametrize(("settings", "ranks"), [
+    ({}, 1), ({"tensor_parallel": 2, "pipeline_parallel": 3}, 6), ({"tensor_parallel": 2, "expert_parallel": 4}, 4),
+    ({"tensor_parallel": 2, "device": "cpu"}, 0),
+])  # fmt: skip
+def test_a_server_takes_as_many_devices_as_it_has_ranks(settings, ranks):
+    assert num_ranks(settings) == ranks
+    if ranks:
+        assert ranks == EngineConfig(model="tiny-model", **settings).num_ranks
