@@ -51,13 +51,16 @@ def replay(
     from engine.replay.fleet.settings import fleet_settings
     from engine.replay.predictor import predictor_of
     from metrics.machine.host import usable_cores
+    from metrics.run.fleet import refuse_fleet
 
     routings = _routings(routing)
     changes = grid(set_ or [])
     if len(changes) > 1:
         raise InputError("--set takes one value a key here; compare settings by several calls")
     rows, named_tokens = _rows(trace, block_tokens, output_scale)
-    predictor = predictor_of(open_run(run))
+    recorded = open_run(run)
+    refuse_fleet(recorded, "the replay of a trace")
+    predictor = predictor_of(recorded)
     change = changes[0] if changes else None
     config, change = fleet_settings(predictor, change, named_tokens, replicas)
     question = FleetQuestion(

@@ -54,8 +54,10 @@ def plan(
     from metrics.machine.host import usable_cores
     from metrics.replay.plan import Search
     from metrics.replay.run_walls import RunWalls, recorded_load
+    from metrics.run.fleet import refuse_fleet
 
     opened = open_run(run)
+    refuse_fleet(opened, "a plan")
     objectives = _objectives(opened, slo)
     if confirm:
         check_repeatable(opened)

@@ -164,7 +164,9 @@ def written_diagnosis(run: Path) -> dict | None:
 
 def _predictor(run: "RunDirectory") -> "Predictor":
     from engine.replay.predictor import predictor_of
+    from metrics.run.fleet import refuse_fleet
 
+    refuse_fleet(run, "a prediction that is verified")
     return predictor_of(run)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from metrics.errors import InputError
 from metrics.replay.prediction import FACTORS, REMOVED, ROUTINGS, Change, change_words
 
-WORDS = {"arrivals": ("recorded", "even"), "routing": ROUTINGS}
+WORDS = {"arrivals": ("recorded", "even"), "routing": ROUTINGS, "servers": ("recorded", "equal")}
 MOST_CHANGES = 500
 
 
@@ -42,9 +42,6 @@ def changes_of(values: Mapping[str, Any], option: str = "replay:") -> list[Chang
 
 
 def _combined(axes: list[list[tuple[str, Any]]], option: str) -> list[Change]:
-    keys = [axis[0][0] for axis in axes]
-    if "routing" in keys and "replicas" not in keys:
-        raise InputError(f"{option} routing chooses among replicas, and there is one; give replicas=2 beside it")
     combinations = list(product(*axes)) if axes else []
     if len(combinations) > MOST_CHANGES:
         raise InputError(f"{option} makes {len(combinations):,} combinations; at most {MOST_CHANGES} are replayed")

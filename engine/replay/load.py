@@ -1,7 +1,7 @@
 """The clients of a replay on its virtual clock: when they send, when they leave, and what they see."""
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -88,8 +88,11 @@ class ReplayedLoad:
         self.refused = 0
         self.repeated = 0
 
-    def run(self, replicas: Sequence[Replica], routing: RoutingPolicy) -> list[Sent]:
-        self._replicas, self._routing = replicas, routing
+    def run(
+        self, replicas: Sequence[Replica], routing: RoutingPolicy, placed: Mapping[str, int] | None = None
+    ) -> list[Sent]:
+        """`placed`: request → its replica; `routing` chooses for all others."""
+        self._replicas, self._routing, self._placed = replicas, routing, placed or {}
         self._turns = NextTurn(replicas)
         self._begin()
         events = self._events
@@ -209,7 +212,9 @@ class ReplayedLoad:
         if recorded.prompt_tokens + recorded.output_tokens > self._pool_tokens:
             self._refuse(sent, now_ns)
             return
-        chosen = self._routing.choose(b"%s#%d" % (recorded.session.encode(), sent.copy), sent.hashes)
+        chosen = self._placed.get(recorded.id)
+        if chosen is None:
+            chosen = self._routing.choose(b"%s#%d" % (recorded.session.encode(), sent.copy), sent.hashes)
         replica = self._replicas[chosen]
         scheduler = replica.scheduler
         free = 0 if replica.waiting else scheduler.max_num_seqs - len(scheduler.running)

@@ -1,6 +1,7 @@
 """What of a run its replays need: the load, and the model of its turns."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -10,10 +11,12 @@ from engine.replay.drafts import DraftModel, lookup_drafts, recorded_drafts
 from engine.replay.known_sizes import known_sizes
 from engine.replay.noise import Noise
 from engine.replay.recorded import recorded_load
-from engine.replay.simulate import Material
-from engine.replay.step_fit import StepTimes
+from engine.replay.settings import recorded_config
+from engine.replay.simulate import Material, ServerPart
+from engine.replay.step_fit import StepColumns, StepTimes
 from engine.replay.steps_table import step_columns
 from engine.replay.tiers import tier_speeds, warm_blocks
+from engine.replay.token_tree import with_sources_of_fleet
 from metrics.compute.cost_model import shape_from
 from metrics.errors import ReplayError
 from metrics.run.directory import RunDirectory, engine_settings, section
@@ -63,6 +66,47 @@ def material_of(
         tier_speeds=tier_speeds(steps),
         warm_blocks=warm_blocks(steps),
     )
+
+
+def fleet_material(
+    run: RunDirectory, meta: Mapping[str, Any], requests: pd.DataFrame, members: Sequence[RunDirectory]
+) -> Material:
+    """Of a fleet. Its servers keep their settings and the times of their steps. Raises ReplayError, as for one run."""
+    found = [_part(member, int((requests.server == member.name).sum())) for member in members]
+    if len(sizes := {part.config.block_size for part, _ in found}) > 1:
+        raise ReplayError(f"the servers of {run.name} have blocks of {sizes} tokens, and a replay needs one size")
+    places = {member.name: place for place, member in enumerate(members)}
+    steps = [
+        step_columns(member.table("steps"), overlap=own.overlap)
+        for member, (_, own) in zip(members, found, strict=True)
+    ]
+    return replace(
+        found[_best([part for part, _ in found], steps)][1],
+        load=recorded_load(run, with_sources_of_fleet(requests, sizes.pop()), meta),
+        servers=tuple(part for part, _ in found),
+        placed={name: places[server] for name, server in zip(requests.request_id, requests.server, strict=True)
+                if server in places},
+    )  # fmt: skip
+
+
+def _part(member: RunDirectory, served: int) -> tuple[ServerPart, Material]:
+    if not served:
+        raise ReplayError(f"{member.name} served no request, so that nothing is known of its steps")
+    meta = member.meta()
+    config = recorded_config(meta)
+    material = material_of(member, meta, member.requests(), member.table("steps"), config)
+    assert material.noise is not None
+    return ServerPart(config, meta, material.times, material.noise, material.first_step_ns), material
+
+
+def _best(parts: Sequence[ServerPart], steps: Sequence[StepColumns]) -> int:
+    """The server with room for most requests; of equal ones that which takes least time for the steps of all."""
+
+    def rank(place: int) -> tuple[int, float]:
+        spent = sum(float(parts[place].times.expected_ns(each).sum()) for each in steps)
+        return -parts[place].config.max_num_seqs, spent
+
+    return min(range(len(parts)), key=rank)
 
 
 def _drafts(config: EngineConfig, requests: pd.DataFrame, steps: pd.DataFrame) -> DraftModel | None:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from engine.config import EngineConfig
 from engine.replay import trust
-from engine.replay.material import material_of
+from engine.replay.material import fleet_material, material_of
 from engine.replay.outcome import Answers, figures, recorded_answers
 from engine.replay.parallel import told
 from engine.replay.processes import ReplayProcesses
@@ -27,7 +27,7 @@ from metrics.replay.prediction import Change, Interval, Prediction
 from metrics.request.goodput import measured
 from metrics.request.objectives import EVERY_CLASS
 from metrics.run.directory import RunDirectory
-from metrics.run.fleet import refuse_fleet
+from metrics.run.fleet import servers_of
 from metrics.run.server_alone import requests_of
 
 # Of the standard deviation of the speed of the machine, and of the shift of its accidents in seconds. The first is the
@@ -54,11 +54,17 @@ class ReplayPredictor:
     def __init__(self, run: RunDirectory, *, processes: int = 1, most_steps: int = MOST_STEPS) -> None:
         self.run = run
         self._meta = run.meta()
-        self._config = recorded_config(self._meta)
-        requests, steps = requests_of(run, run.meta()), run.table("steps")
-        if len(steps) > most_steps:
-            raise ReplayError(f"{run.name} has {len(steps):,} steps; at most {most_steps:,} are replayed here")
-        self._material = material_of(run, self._meta, requests, steps, self._config)
+        requests, members = requests_of(run, self._meta), servers_of(run, self._meta)
+        tables = [member.table("steps") for member in members or [run]]
+        if (count := sum(map(len, tables))) > most_steps:
+            raise ReplayError(f"{run.name} has {count:,} steps; at most {most_steps:,} are replayed here")
+        if members:
+            self._material = fleet_material(run, self._meta, requests, members)
+            best = next(each for each in self._material.servers if each.times is self._material.times)
+            self._meta, self._config = dict(best.meta), best.config
+        else:
+            self._config = recorded_config(self._meta)
+            self._material = material_of(run, self._meta, requests, tables[0], self._config)
         check_drafts(self._config, self._config, self._material.drafts)
         check_tiers(self._config, self._material.tier_speeds)
         self._replayer = Replayer(self._material)
@@ -66,9 +72,9 @@ class ReplayPredictor:
         self._measured = measured(requests, self._meta)
         self.objectives = self._meta.get("objectives")
         self.recorded = self._figures(recorded_answers(self._measured), Change())
-        self._group = group_facts(self._meta, steps)
-        self.recorded_preemptions = int(steps.preempted_ids.map(len).sum())
-        self.spread: Spread = spread_of(run, self._meta, self._material, requests)
+        self._group = group_facts(self._meta, tables[0])
+        self.recorded_preemptions = sum(int(steps.preempted_ids.map(len).sum()) for steps in tables)
+        self.spread: Spread = spread_of(run, run.meta(), self._material, requests)
         self._known: dict[bytes, Prediction] = {}
         self._once: set[bytes] = set()  # those of them that were replayed once
         self._seconds = 0.0  # of one replay
@@ -106,9 +112,12 @@ class ReplayPredictor:
 
     def check(self, change: Change) -> None:
         """Raises ReplayError, with a sentence, for a change that cannot be replayed."""
-        check(change, is_closed=self._material.load.slots is not None)
+        servers = self._material.servers
+        check(change, is_closed=self._material.load.slots is not None, num_servers=len(servers) or 1)
         told(change, self._group)
         changed = changed_config(self._config, change, self._meta)
+        for part in servers:
+            changed_config(part.config, change, part.meta)
         check_drafts(self._config, changed, self._material.drafts)
         check_tiers(changed, self._material.tier_speeds)
 
@@ -272,11 +281,10 @@ def _bounds(prediction: Prediction, name: str) -> Interval | None:
 
 
 def predictor_of(run: RunDirectory, *, processes: int = 1, most_steps: int = MOST_STEPS) -> ReplayPredictor:
-    """The predictor of a run. Raises ReplayError, with a sentence, where the run cannot be replayed at all.
+    """The predictor of a run, also of a fleet. Raises ReplayError, with a sentence, where it cannot be replayed at all.
 
     A run of more than `most_steps` is refused: a step takes about 30 µs of each replay.
     """
-    refuse_fleet(run, "a replay")
     try:
         return ReplayPredictor(run, processes=processes, most_steps=most_steps)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:

@@ -18,9 +18,8 @@ from metrics.run.directory import RunDirectory, section
 SCHEDULE_FILE = "schedule.parquet"  # what was to be sent: lengths and patience of those that the server never served
 # Accounts of the way from the due moment to the core, and of the way from the core to the client.
 WAY_ACCOUNTS = (
-    "client.lag", "client.network", "token.encode", "request.quota", "request.cold_start", "request.moderation",
-    "request.admission",
-    "token.decode", "request.stream",
+    "client.lag", "client.network", "request.routing", "token.encode", "request.quota", "request.cold_start",
+    "request.moderation", "request.admission", "token.decode", "request.stream",
 )  # fmt: skip
 
 
@@ -198,11 +197,13 @@ def _ways(frame: pd.DataFrame) -> tuple[list[dict[str, float]], list[dict[str, f
     front_in = np.where(np.isnan(front_in), encode + quota + cold + moderation, front_in)
     rest = np.maximum(front_in - encode - quota - cold, 0.0)
     handover = numbers["queued_ns"] - numbers["encoded_ns"]
+    routing = np.nan_to_num(numbers["ledger_request_routing_ns"])
     known = handover[~np.isnan(handover)]
     usual_handover = float(np.quantile(known, 0.05)) if len(known) else 0.0
     into = {
         "client.lag": numbers["sent_ns"] - numbers["due_ns"],
-        "client.network": numbers["arrived_ns"] - numbers["sent_ns"],
+        "client.network": numbers["arrived_ns"] - numbers["sent_ns"] - routing,
+        "request.routing": routing,
         "token.encode": encode,
         "request.quota": quota,
         "request.cold_start": cold,
@@ -232,7 +233,7 @@ def _ways(frame: pd.DataFrame) -> tuple[list[dict[str, float]], list[dict[str, f
 _STAMPS = (
     "due_ns", "sent_ns", "arrived_ns", "encoded_ns", "queued_ns", "first_written_ns", "written_ns", "first_token_ns",
     "last_byte_ns", "ledger_token_encode_ns", "ledger_request_quota_ns", "ledger_request_cold_start_ns",
-    "ttft_request_moderation_ns", "ttft_token_decode_ns", "ledger_token_decode_ns",
+    "ledger_request_routing_ns", "ttft_request_moderation_ns", "ttft_token_decode_ns", "ledger_token_decode_ns",
 )  # fmt: skip
 
 

@@ -35,9 +35,9 @@ SPECULATION = ("speculation", "speculation_adaptive", "speculation_tokens")
 PROPOSER_KNOBS = ("speculation_model", "speculation_ngram", "speculation_layers")  # they change what is proposed
 ROOM = ("attention_window",)  # with kv_scale beside it: the room that it is worth
 REMOVABLE = (
-    "client.lag", "client.network", "token.encode", "token.decode", "token.sample", "request.admission",
-    "request.quota", "request.cold_start", "request.moderation", "request.stream", "compute.host", "compute.prefill",
-    "compute.decode",
+    "client.lag", "client.network", "request.routing", "token.encode", "token.decode", "token.sample",
+    "request.admission", "request.quota", "request.cold_start", "request.moderation", "request.stream", "compute.host",
+    "compute.prefill", "compute.decode",
 )  # fmt: skip
 POLICY_KNOBS = ("priority_ageing", "shortest_ageing", "fair_output_weight", "prefill_patience")
 DEFAULT_POLICY = EngineConfig.model_fields["policy"].default
@@ -45,8 +45,9 @@ MOST_REPLICAS = 4096
 POOL_SIZES = ("num_kv_blocks", "kv_cache_gib", "memory_fraction")  # at most one of them is set
 
 
-def check(change: Change, *, is_closed: bool) -> None:
+def check(change: Change, *, is_closed: bool, num_servers: int = 1) -> None:
     """Raises ReplayError, with a sentence, for a change that a replay cannot make."""
+    _check_servers(change, num_servers)
     for name, value in change.settings.items():
         is_told = change.device_speed != 1.0 or (name == "kv_cache_dtype" and change.kv_scale != 1.0) or name in GROUP
         has_room = name in ROOM and change.kv_scale != 1.0
@@ -86,6 +87,16 @@ def check(change: Change, *, is_closed: bool) -> None:
         )
     if change.settings.get("overlap") == "auto":
         raise ReplayError("overlap=auto depends on the device; give on or off")
+
+
+def _check_servers(change: Change, num_servers: int) -> None:
+    is_fleet, default = num_servers > 1, Change()
+    if is_fleet and change.replicas != default.replicas:
+        raise ReplayError(f"the run has {num_servers} servers already; replicas is for the run of one server")
+    if not is_fleet and change.routing != default.routing and change.replicas == 1:
+        raise ReplayError("routing chooses among servers, and there is one; give replicas=2 beside it")
+    if not is_fleet and change.servers != default.servers:
+        raise ReplayError("servers=equal is for the run of a fleet; this run has one server")
 
 
 def _is_bound(value: Any) -> bool:

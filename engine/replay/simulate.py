@@ -4,6 +4,7 @@ import gc
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from engine.replay.noise import Noise
 from engine.replay.outcome import Answers, replayed_answers
 from engine.replay.recorded import WAY_ACCOUNTS, RecordedLoad
 from engine.replay.routing import make_routing
+from engine.replay.settings import changed_config
 from engine.replay.step_fit import StepTimes
 from engine.replay.tiers import TierSpeed, replayed_tiers
 from engine.replay.token_budget import token_budget
@@ -28,8 +30,20 @@ from metrics.replay.prediction import Change
 
 
 @dataclass(frozen=True, slots=True)
+class ServerPart:
+    """One server of a fleet: what of it is not that of the others."""
+
+    config: EngineConfig  # as it was recorded
+    meta: Mapping[str, Any]  # its run.json
+    times: StepTimes
+    noise: Noise
+    first_step_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Material:
-    """Everything of a run that its replays share. Processes get a copy."""
+    """Everything of a run that its replays share. Processes get a copy. Of a fleet the load is of all servers, and all
+    else of the best one; `servers` has what differs."""
 
     load: RecordedLoad
     times: StepTimes
@@ -44,6 +58,8 @@ class Material:
     drafts: DraftModel | None = None  # of the run's speculation, or of prompt lookup where it had none
     tier_speeds: Mapping[str, TierSpeed] = field(default_factory=dict)  # by KV tier that the run had
     warm_blocks: int = 0  # that the disk tier held at the beginning
+    servers: tuple[ServerPart, ...] = ()  # of a fleet
+    placed: Mapping[str, int] = field(default_factory=dict)  # request → place of its server, as the router chose
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +108,7 @@ class Replayer:
     def _replay(self, change: Change, config: EngineConfig, accident: Accident = UNDISTURBED) -> Replayed:
         material = self._material
         assert config.num_kv_blocks is not None, "the size of the pool is part of the change"
-        overlap = material.overlap if config.overlap == "auto" else config.overlap == "on"
-        if material.noise is not None:
-            material.noise.restart(material.load.origin_ns - material.first_step_ns, accident.shift_ns)
-        most_tokens, window = largest_step_tokens(config, material.device_type), None
-        if material.shape is not None:
-            most_new = largest_chunk_tokens(config, most_tokens)
-            window = freed_window(material.shape, most_new, keeps_all=keeps_all_blocks(config))
+        parts = self._parts(change, config, accident)
         hashes = self._hashes.setdefault(config.block_size, BlockHashes(config.block_size))
         load = ReplayedLoad(
             material.load,
@@ -109,23 +119,24 @@ class Replayer:
             ),
             hashes,
             max_waiting=config.max_waiting,
-            pool_tokens=_pool_tokens(config, window),
+            pool_tokens=_pool_tokens(config, self._window(config)),
         )
         turns = [
             FittedTurns(
-                material.times, material.noise, device_speed=change.device_speed, slowness=accident.slowness,
+                times, noise, device_speed=change.device_speed, slowness=accident.slowness,
                 slowness_beyond=accident.slowness_beyond, removed=change.removed,
             )
-            for _ in range(change.replicas)
+            for _, times, noise in parts
         ]  # fmt: skip
-        budget = token_budget(
-            config, change, material.times, accident.slowness, material.device_type, material.objective_tpot_ms
-        )
-        replicas = [self._replica(config, budget, window, each, load, overlap=overlap) for each in turns]
+        replicas = [
+            self._replica(own, self._budget(own, change, times, accident), each, load)
+            for (own, times, _), each in zip(parts, turns, strict=True)
+        ]
         routing = make_routing(
-            change.routing, change.replicas, max_num_seqs=config.max_num_seqs, num_blocks=config.num_kv_blocks
+            change.routing, len(replicas), max_num_seqs=config.max_num_seqs, num_blocks=config.num_kv_blocks
         )
-        sent = load.run(replicas, routing)
+        is_recorded = change.routing == Change().routing
+        sent = load.run(replicas, routing, material.placed if is_recorded else None)
         device_ns = sum(each.device_ns for each in turns)
         return Replayed(
             answers=replayed_answers(sent),
@@ -138,18 +149,41 @@ class Replayer:
             guessed=sum(each.guessed_ns for each in turns) / device_ns if device_ns else 0.0,
         )
 
-    def _replica(
-        self, config: EngineConfig, budget: TokenBudget, window: FreedWindow | None, turns: FittedTurns,
-        load: ReplayedLoad, *, overlap: bool,
-    ) -> Replica:  # fmt: skip
+    def _parts(
+        self, change: Change, config: EngineConfig, accident: Accident
+    ) -> list[tuple[EngineConfig, StepTimes, Noise | None]]:
+        """Of each replica its settings and the times of its steps; their noise begins anew."""
+        material = self._material
+        if not material.servers or change.servers == "equal":
+            if material.noise is not None:
+                material.noise.restart(material.load.origin_ns - material.first_step_ns, accident.shift_ns)
+            count = len(material.servers) or change.replicas
+            return [(config, material.times, material.noise)] * count
+        for part in material.servers:
+            part.noise.restart(material.load.origin_ns - part.first_step_ns, accident.shift_ns)
+        return [(changed_config(part.config, change, part.meta), part.times, part.noise) for part in material.servers]
+
+    def _window(self, config: EngineConfig) -> FreedWindow | None:
+        if self._material.shape is None:
+            return None
+        most_tokens = largest_step_tokens(config, self._material.device_type)
+        most_new = largest_chunk_tokens(config, most_tokens)
+        return freed_window(self._material.shape, most_new, keeps_all=keeps_all_blocks(config))
+
+    def _budget(self, config: EngineConfig, change: Change, times: StepTimes, accident: Accident) -> TokenBudget:
+        material = self._material
+        return token_budget(config, change, times, accident.slowness, material.device_type, material.objective_tpot_ms)
+
+    def _replica(self, config: EngineConfig, budget: TokenBudget, turns: FittedTurns, load: ReplayedLoad) -> Replica:
         material, drafts = self._material, None
+        overlap = material.overlap if config.overlap == "auto" else config.overlap == "on"
         block_bytes = None if material.shape is None else tier_bytes(material.shape, config.block_size)
         tiers = replayed_tiers(config, block_bytes, material.tier_speeds)
         if config.speculation != "none":
             assert material.drafts is not None, "a change to speculation that nothing tells of is refused"
             drafts = ReplayedDrafts(material.drafts, load.recorded_id)
         books = None if tiers is None else tiers.books
-        scheduler = make_scheduler(config, config.num_kv_blocks, budget, books, window)
+        scheduler = make_scheduler(config, config.num_kv_blocks, budget, books, self._window(config))
         return Replica(scheduler, turns, load.on_emitted, overlap=overlap, drafts=drafts, tiers=tiers)
 
 

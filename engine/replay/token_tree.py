@@ -1,7 +1,7 @@
 """Token ids for recorded requests: two prompts share as long a beginning as they did in the run, and no more."""
 
 from collections.abc import Sequence
-from itertools import count, islice
+from itertools import count, islice, takewhile
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,26 @@ def give_token_ids(frame: pd.DataFrame, requests: Sequence[Any]) -> None:
         request.token_ids = [*beginning, *islice(fresh, lacking)]
         request.shared_tokens = len(beginning)
         rooms.setdefault(room, place)
+
+
+def with_sources_of_fleet(frame: pd.DataFrame, block_size: int) -> pd.DataFrame:
+    """The frame with a source on any server of the fleet. A server names the one among its own requests; the hashes of
+    blocks are alike on all servers, and tell whether another one had more of the prompt."""
+    if "prompt_block_hashes" not in frame:
+        return frame
+    sources, shared = frame.prefix_source.astype(object).tolist(), frame.prefix_shared_tokens.tolist()
+    holders: dict[int, str] = {}  # block → a request whose sequence has it
+    order = np.argsort(frame.scheduled_ns.astype("float64").fillna(np.inf).to_numpy(), kind="stable")
+    columns = [frame[name].tolist() for name in ("request_id", "prompt_block_hashes", "output_block_hashes")]
+    for place in order.tolist():
+        name, prompt, output = (column[place] for column in columns)
+        prompt, output = (each if isinstance(each, list | np.ndarray) else () for each in (prompt, output))
+        known = list(takewhile(holders.__contains__, prompt))
+        if known and not len(known) * block_size <= (0 if pd.isna(shared[place]) else shared[place]):
+            sources[place], shared[place] = holders[known[-1]], len(known) * block_size
+        for block in (*prompt, *output):
+            holders.setdefault(block, name)
+    return frame.assign(prefix_source=sources, prefix_shared_tokens=shared)
 
 
 def _sent_again(request: Any, row: Any) -> int:

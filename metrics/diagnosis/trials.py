@@ -147,7 +147,8 @@ def combined(first: Change, second: Change) -> Change:
         arrival_rate=min(first.arrival_rate, second.arrival_rate),
         arrivals="even" if "even" in (first.arrivals, second.arrivals) else "recorded",
         replicas=max(first.replicas, second.replicas),
-        routing=first.routing if first.replicas > 1 else second.routing,
+        routing=first.routing if first.replicas > 1 or first.routing != Change().routing else second.routing,
+        servers="equal" if "equal" in (first.servers, second.servers) else "recorded",
         objectives=first.objectives if first.objectives is not None else second.objectives,
     )
 

@@ -28,7 +28,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     arrival_rate: float = 1.0  # 2.0: the same requests in half the time
     arrivals: Literal["recorded", "even"] = "recorded"  # even: as many at a constant rate
     replicas: int = 1
-    routing: Routing = "round-robin"
+    routing: Routing = "round-robin"  # of a run of several servers, the default is the choices that its router made
+    servers: Literal["recorded", "equal"] = "recorded"  # equal: those of a fleet are as fast and as large as its best
     objectives: Sequence[Mapping[str, Any]] | None = None  # None: those of the run
 
 
@@ -76,6 +77,8 @@ def change_words(change: Change) -> list[str]:
         words.append(f"replicas={change.replicas}")
     if change.routing != "round-robin":
         words.append(f"routing={change.routing}")
+    if change.servers != "recorded":
+        words.append(f"servers={change.servers}")
     if change.objectives is not None:
         words.append("other objectives")
     return words

@@ -40,7 +40,6 @@ def test_words_of_a_setting_are_read_as_a_finding_writes_them():
         (["replicas=1.5"], "give a whole number"),
         (["max_num_seqs=,"], "is not KEY=VALUE"),
         (["policy=["], "give a number, a word"),
-        (["routing=prefix-aware"], "give replicas=2"),
         (["max_num_seqs=" + ",".join(map(str, range(1, 600)))], "at most 500"),
     ],
 )
