@@ -6,7 +6,8 @@ and metrics, as if nothing stood before it.
 
     serve run scale.ray_app:build command="sojourn serve FOLDER" replicas=2 max_replicas=4
 
-The replica is a plain ASGI application, because a handle between deployments costs a millisecond a token.
+The replica is a plain ASGI application, because a handle between deployments costs a millisecond a token. Where the
+server has API keys, SOJOURN_API_KEY is the replica's own, for its questions about load.
 """
 
 import asyncio
@@ -150,17 +151,26 @@ class Server:
         while time.monotonic() < deadline:
             if (code := self.process.poll()) is not None:
                 raise RuntimeError(f"the server ended with exit code {code} before it was ready")
-            if (facts := await self._get("/server_info")) is not None:  # 503 until the model is loaded
+            status, facts = await self._ask("/server_info")  # 503 until the model is loaded
+            if status == 200:
                 return json.loads(facts)["max_running_requests"]
+            if status in (401, 403):
+                raise RuntimeError("the server has API keys; SOJOURN_API_KEY has to be one that may read /metrics")
             await asyncio.sleep(POLL_SECONDS)
         raise RuntimeError(f"the server was not ready within {self.options.start_seconds:g} s")
 
-    async def _get(self, path: str) -> str | None:
-        """The body of a 200; None for all else."""
+    async def _ask(self, path: str) -> tuple[int, str]:
+        """Status and body; 0 where nobody answers."""
+        key = os.environ.get("SOJOURN_API_KEY")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
         with suppress(aiohttp.ClientError, OSError, TimeoutError):
-            async with self.session.get(self.url + path, timeout=aiohttp.ClientTimeout(total=5)) as answer:
-                return await answer.text() if answer.status == 200 else None
-        return None
+            timeout = aiohttp.ClientTimeout(total=5)
+            async with self.session.get(self.url + path, timeout=timeout, headers=headers) as answer:
+                return answer.status, await answer.text()
+        return 0, ""
+
+    async def _is_ok(self, path: str) -> bool:
+        return (await self._ask(path))[0] == 200
 
     async def _watch(self) -> None:
         """A replica without its server ends, so that Ray sends it nothing and replaces both."""
@@ -181,7 +191,7 @@ class Server:
 
     async def check_health(self) -> None:
         """Raises where the replica is to be replaced. A server replaces a dead core itself, and loads it again."""
-        if await self._get("/health") is not None:
+        if await self._is_ok("/health"):
             self.unhealthy_since = None
             return
         self.unhealthy_since = self.unhealthy_since or time.monotonic()
@@ -189,11 +199,11 @@ class Server:
             raise RuntimeError(f"the server has had no healthy core for {self.options.unhealthy_seconds:g} s")
 
     async def record_routing_stats(self) -> dict[str, int]:
-        return {READY: int(await self._get("/ready") is not None)}
+        return {READY: int(await self._is_ok("/ready"))}
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Requests that wait and that run now, and those that ended and missed an objective since the last call."""
-        page = await self._get("/metrics") or ""
+        _, page = await self._ask("/metrics")
         gauges = {name: float(value) for name, value in GAUGE.findall(page)}
         outcomes = [(outcome, float(value)) for outcome, value in OUTCOME.findall(page)]
         now = {"ended": sum(value for _, value in outcomes),

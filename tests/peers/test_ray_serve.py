@@ -85,6 +85,11 @@ def test_answers_are_those_of_the_server(made, path, body):
     assert theirs == ours
 
 
+def test_a_web_page_of_another_host_is_refused_as_by_the_server(made):
+    for url in (made.members[0].endpoint.url, made.endpoint.url):
+        assert httpx.get(f"{url}/v1/models", headers={"host": "rebound.example"}).status_code == 400
+
+
 def test_a_stream_comes_token_by_token(made):
     body = {"prompt": "A list is", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
     whole = post(made.endpoint.url, "completions", body).json()["choices"][0]["text"]

@@ -9,6 +9,7 @@ from metrics.diagnosis.rules.prefix import PROMPT_ACCOUNTS, WORTH_SHARING
 from metrics.diagnosis.rules.shared_evidence import SLOW_DEVICE, excess_evidence, missing_share
 from metrics.diagnosis.server_proposals import of_server
 from metrics.diagnosis.verdict import Evidence, evidence
+from metrics.replay.prediction import Change
 
 ROUTING = "request.routing"
 UNEVEN = 1.3  # time of the requests on the busiest server over the mean
@@ -52,6 +53,7 @@ def straggler(facts: Facts, excess: Excess) -> Proposal | None:
         claims=claims,
         change=f"mend {slow.name} or take it out of the fleet; until then a policy that weighs load "
         f"({' or '.join(LOAD_AWARE)}) sends it less",
+        fixes=(Change(servers="equal"),),
     )  # fmt: skip
 
 
@@ -90,6 +92,7 @@ def replica_imbalance(facts: Facts, excess: Excess) -> Proposal | None:
         if_rival=f"{missing_share(excess)} stays on {full.name}",
         claims=claims,
         change=f"a policy of the router that weighs load ({policies}), and equal servers",
+        fixes=(Change(routing="least-requests"), Change(routing="least-requests", servers="equal")),
     )  # fmt: skip
 
 
@@ -114,6 +117,7 @@ def slow_router(facts: Facts, excess: Excess) -> Proposal | None:
         if_rival=f"{missing_share(excess)} stays",
         claims={ROUTING: 1.0},
         change="more cores for the router, a cheaper policy, or a second router beside it",
+        fixes=(Change(removed={ROUTING: 1.0}),),
     )
 
 
@@ -152,6 +156,7 @@ def cache_blind_routing(facts: Facts, excess: Excess) -> Proposal | None:
         if_rival=f"cached tokens stay at {use.hit_rate:.0%}, and {missing_share(excess)} with them",
         claims=dict.fromkeys(PROMPT_ACCOUNTS, part),
         change=f"a policy of the router that looks at caches or keeps sessions together ({' or '.join(policies)})",
+        fixes=(Change(routing="prefix-aware"), Change(routing="consistent-hash")),
     )  # fmt: skip
 
 
