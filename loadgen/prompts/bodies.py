@@ -2,6 +2,7 @@
 
 import json
 from typing import Any
+from urllib.parse import quote
 
 from loadgen.errors import ScenarioError
 from loadgen.prompts.build import Prompt, PromptSource, tokenizer_of
@@ -15,6 +16,7 @@ from metrics.run.trace_id import traceparent_of
 
 SAMPLING_FIELDS = ("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "n")
 _PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+MOST_OF_A_SESSION = 128  # characters: our server reads no more of a name
 _SLOT = "\0 the conversation so far"
 _NO_LENGTH = b"Content-Length: 0"
 
@@ -184,6 +186,8 @@ def http_bytes(endpoint: Endpoint, target: Target, request: ScheduledRequest, co
         "User-Agent": "sojourn",
         "x-request-id": request.request_id,
         **({"traceparent": traceparent_of(request.request_id)} if target.traceparent else {}),
+        # By it a router keeps the turns of a conversation together. A trace may name it with any characters.
+        **({"x-session-id": quote(request.session_id)[:MOST_OF_A_SESSION]} if request.session_id else {}),
         **({"x-sojourn-class": request.klass} if request.klass else {}),
         **({"x-sojourn-tenant": request.tenant} if request.tenant else {}),
         **authorisation(),

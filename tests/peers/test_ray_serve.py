@@ -337,3 +337,20 @@ def test_a_port_that_is_taken_is_a_sentence(tmp_path, made):
     with verb(tmp_path, port) as (process, _):
         assert process.wait(60) == 1
     assert f"port {port} of the loopback: Address already in use; choose another with --port" in said(tmp_path)
+
+
+READS = """
+import sys, yaml
+from ray.serve.schema import ServeDeploySchema
+from scale.ray_app import Options
+document = yaml.safe_load(open(sys.argv[1]))
+for application in ServeDeploySchema(**document).applications:
+    print(application.import_path, Options(**application.args).words[:2])
+"""
+
+
+def test_the_configuration_for_a_cluster_fits_rays_schema_and_our_options():
+    root = Path(__file__).parents[2]
+    command = [PYTHON, "-c", READS, str(root / "scale" / "ray_serve.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root)
+    assert done.stdout == "scale.ray_app:build ['sojourn', 'serve']\n", done.stderr

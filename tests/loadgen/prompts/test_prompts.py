@@ -2,12 +2,14 @@
 
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 
 from loadgen.errors import ScenarioError
-from loadgen.prompts.bodies import PromptWriter, build_wire_requests
+from loadgen.prompts.bodies import PromptWriter, build_wire_requests, http_bytes
 from loadgen.prompts.build import CORPUS, PromptSource, load_tokenizer
+from loadgen.prompts.conversation import Conversation
 from loadgen.schedule.build import build_schedule
 from loadgen.target.endpoint import EndpointError, parse_base_url
 from tests.loadgen.scenarios import CHAT, scenario
@@ -70,6 +72,27 @@ def test_shared_prefix_is_shared_to_the_token(tokenizer):
         assert tokens(tokenizer, prompt.text)[:128] == head
         assert abs(len(tokens(tokenizer, prompt.text)) - size) <= 3
     assert source.shared_prefix("assistant 1", 128) != prefix
+
+
+def test_turns_of_a_conversation_name_their_session_and_no_other_request_does():
+    talk = CHAT | {"klass": "talk", "session": {"turns": 3, "think_time_s": 1, "turn_tokens": 8}}
+    chosen = scenario({"process": "at_once", "count": 4}, [talk])
+    schedule = build_schedule(chosen, 0, "run")
+    wire = build_wire_requests(chosen, 0, schedule, parse_base_url("http://host:81"), "m")
+    heads = {request.index: sent_names(Conversation().next_wire(wire[request.index])) for request in schedule}
+    assert {heads[request.index] for request in schedule} == {(request.session_id,) for request in schedule}
+    odd = replace(schedule[0], session_id="a user\r\nx-evil: 1")
+    sent = http_bytes(parse_base_url("http://host:81"), chosen.target, odd, b"")
+    assert sent_names(sent) == ("a%20user%0D%0Ax-evil%3A%201",) and b"\nx-evil" not in sent
+    alone = scenario({"process": "at_once", "count": 1}, [CHAT])
+    wire = build_wire_requests(alone, 0, build_schedule(alone, 0, "run"), parse_base_url("http://host:81"), "m")
+    assert sent_names(wire[0]) == ()
+
+
+def sent_names(request: bytes) -> tuple[str, ...]:
+    """The values of X-Session-ID."""
+    lines = request.split(b"\r\n\r\n", 1)[0].decode().split("\r\n")
+    return tuple(line.partition(": ")[2] for line in lines if line.lower().startswith("x-session-id:"))
 
 
 def test_body_says_what_the_scenario_asks_for():
