@@ -251,9 +251,9 @@ def test_engine_block_becomes_flags_of_serve():
     settings["lora_adapters"] = ["a=folder-a", "b=folder-b"]
     command = serve_command(settings, 8123, Path("runs/x"))
     assert command[1:] == [
-        "-m", "sojourn", "serve", "m", "--host", "127.0.0.1", "--port", "8123", "--run-dir", "runs/x",
-        "--no-spare-core", "--num-kv-blocks", "96", "--no-prefix-caching", "--policy", "fcfs",
-        "--lora-adapters", "a=folder-a", "--lora-adapters", "b=folder-b",
+        "-m", "sojourn", "serve", "m", "--num-kv-blocks", "96", "--no-prefix-caching", "--policy", "fcfs",
+        "--lora-adapters", "a=folder-a", "--lora-adapters", "b=folder-b", "--no-spare-core",
+        "--host", "127.0.0.1", "--port", "8123", "--run-dir", "runs/x",
     ]  # fmt: skip
 
 
