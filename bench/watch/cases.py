@@ -132,9 +132,9 @@ def _watch(case: Case, folder: Path, server: Server, records: Path) -> tuple[lis
     attached = time.monotonic()
     with page_log(_pages(folder, case)) as add_page, _reached(case, url, folder) as reached:
         _scrape(url, watched, said, add_page, lambda: time.monotonic() > attached + BEFORE_S)
-        load = _load(case, folder, reached)
+        load = start_load(case, folder, reached, 2 * LOAD_S)
         _scrape(url, watched, said, add_page, lambda: time.monotonic() > (_came_s(watched) or math.inf) + LOAD_S)
-        _end(load)
+        end_load(load)
     return _since_the_load(said, watched), msgspec.to_builtins(watched.shown)
 
 
@@ -201,15 +201,16 @@ def _reached(case: Case, url: str, folder: Path) -> Iterator[str]:
         surroundings.end()
 
 
-def _load(case: Case, folder: Path, url: str) -> subprocess.Popen:
+def start_load(case: Case, folder: Path, url: str, seconds: float) -> subprocess.Popen:
     scenario = {
         "description": case.name,
         "target": {"api": "completions", "usage": "continuous", "tokenizer": str(TINY_MODEL), "timeout_s": 120},
-        "arrivals": {"process": "poisson", "rate_rps": case.rate_rps, "duration_s": 2 * LOAD_S},
+        "arrivals": {"process": "poisson", "rate_rps": case.rate_rps, "duration_s": seconds},
         "workload": {"classes": case.classes},
         "objectives": [{"klass": "all", "source": "our own choice", **case.slo}],
         "measure": {"seed": 1, "warmup_requests": 2},
     }
+    folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{case.name}.yaml"
     file.write_text(yaml.safe_dump(scenario), encoding="utf-8")
     words = ["load", str(file), "--base-url", url, "--run-dir", str(folder / f"load-{case.name}")]
@@ -217,7 +218,7 @@ def _load(case: Case, folder: Path, url: str) -> subprocess.Popen:
                             stderr=subprocess.DEVNULL)  # fmt: skip
 
 
-def _end(load: subprocess.Popen) -> None:
+def end_load(load: subprocess.Popen) -> None:
     """Ends the load and its processes at once: nobody reads its run."""
     for process in (*psutil.Process(load.pid).children(recursive=True), load):
         with suppress(psutil.NoSuchProcess):

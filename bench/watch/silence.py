@@ -1,0 +1,72 @@
+"""Whether a watch stays silent on healthy servers under a steady load: `sojourn watch` as a process of its own.
+
+    python -m bench.watch.silence --into FOLDER [--python .../vllm/bin/python] [--minutes 10]
+
+One server is ours, and with `--python` one more is vLLM with the probe. Each gets chats at a rate that it serves with
+ease. The watch reads /metrics and the records of both, with objectives. Each line that it says is printed.
+"""
+
+import argparse
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from bench.engines.servers import HOST, Server, our_server
+from bench.json_process import ROOT
+from bench.probe.cases import THREADS
+from bench.probe.vllm_with_probe import vllm_with_probe
+from bench.watch.cases import CHAT, OURS, SLO, VLLM_FLAGS, Case, end_load, start_load
+
+CALM = Case("calm", [CHAT], 1.0)
+OBJECTIVES = " ".join(f"{name.removesuffix('_ms')}:{bound:g}" for name, bound in SLO.items())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--into", required=True, type=Path)
+    parser.add_argument("--python", help="the interpreter of vLLM's environment")
+    parser.add_argument("--minutes", type=float, default=10.0)
+    chosen = parser.parse_args()
+    folder = chosen.into.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    servers = [our_server("ours", "tiny-model", OURS, folder / "ours")]
+    if chosen.python:
+        servers.append(vllm_with_probe(chosen.python, folder / "vllm", *VLLM_FLAGS, threads=THREADS))
+    try:
+        for server in servers:
+            server.start()
+        records = [servers[0].run_dir, *(folder / "vllm" for _ in servers[1:])]
+        watched(folder, servers, records, 60 * chosen.minutes)
+    finally:
+        for server in servers:
+            server.stop()
+
+
+def watched(folder: Path, servers: list[Server], records: list[Path], seconds: float) -> None:
+    urls = [f"http://{HOST}:{server.port}" for server in servers]
+    loads = [
+        start_load(CALM, folder / server.name, url, seconds + 60) for server, url in zip(servers, urls, strict=True)
+    ]
+    words = ["watch", *urls, "--slo", OBJECTIVES]
+    for record in records:
+        words += ["--server-run", str(record)]
+    with (folder / "said.txt").open("w", encoding="utf-8") as said:
+        watch = subprocess.Popen([sys.executable, "-m", "sojourn", *words], cwd=ROOT, stdout=said, stderr=said)
+        try:
+            time.sleep(seconds)
+            spent = psutil.Process(watch.pid).cpu_times()
+        finally:
+            watch.terminate()
+            watch.wait()
+            for load in loads:
+                end_load(load)
+    print((folder / "said.txt").read_text(encoding="utf-8"))
+    cpu_s = spent.user + spent.system
+    print(f"{seconds:.0f} s; the watch took {cpu_s:.0f} s of CPU, {cpu_s / seconds:.0%} of a core")
+
+
+if __name__ == "__main__":
+    main()
