@@ -31,6 +31,7 @@ from metrics.results.load import is_closed
 from metrics.run.directory import RunDirectory, engine_settings, section
 from metrics.run.fleet import servers_of
 from metrics.run.server_alone import is_server_alone, meta_of, requests_of
+from metrics.sources.gain import gain_of_run
 from metrics.sources.view import ServerView, observe
 
 VARIED = 1.5  # coefficient of variation of the gaps; Poisson arrivals have 1, and 200 of them stay below 1.3
@@ -80,7 +81,7 @@ class Facts:
     group: Callable[[], GroupFacts | None] = lambda: None  # of several ranks; worked out at its first use
     fleet: Callable[[], FleetFacts | None] = lambda: None  # of several servers; worked out at its first use
     servers: Mapping[str, Callable[[], "Facts"]] = field(default_factory=dict)  # of a fleet: each by itself
-    batch_gain: float | None = None  # tokens/s at the largest batch over those at about half of it; None: not seen
+    batch_gain: float | None = None  # tokens/s of twice the batch over those of the batch; None: not seen
 
     @property
     def token_budget(self) -> int | None:
@@ -163,6 +164,7 @@ def read_facts(run: RunDirectory, level: Level = "all") -> Facts:
         book=cache(lambda: _book(run)),
         server=observe(run, requests, rows) if not joined else None,
         scraped=bool(run.sources("scrapes")),
+        batch_gain=gain_of_run(run) if not joined else None,
         level=level,
         measured_by="server" if is_server_alone(run, run.meta()) else "client",
         chunks=_chunks(steps, served, meta),

@@ -12,7 +12,8 @@ from metrics.live.document import Now, Part, WatchedServer
 from metrics.live.expectation import HISTOGRAMS, losses_of
 from metrics.live.verdict import Verdict, verdict
 from metrics.live.window import Window
-from metrics.sources.pressure import KV_USE, RUNNING, WAITING
+from metrics.sources.gain import FEWEST_MOMENTS, HALF_BATCH, SMALLEST_BATCH, WHOLE_BATCH, gap_gain
+from metrics.sources.pressure import GAPS, KV_USE, RUNNING, WAITING
 from metrics.sources.source import Source
 from metrics.sources.translate import Growth, key, of_family, over_time
 from metrics.sources.view import FINISHED, Means, ServerView, own_latency_ms, settings_in, view_of
@@ -31,12 +32,9 @@ PHASES = {
 }  # fmt: skip
 REST = "rest"
 UNREACHABLE_AFTER = 3  # failed scrapes in a row: one may be a hiccup
-# What a batch about half the largest gave: samples of `history` by the size of the batch, as shares of the largest.
-HALF_BATCH, WHOLE_BATCH, FEWEST_MOMENTS, SMALLEST_BATCH = (0.3, 0.6), 0.85, 4, 4
-FEWEST_SMALL, LEAST_DECODING = 2, 0.3  # moments of a small batch; and of its time, that a moment had a request
 # Times of steps by their tokens: seconds that were seen, the largest steps over the smallest, and how well a line fits.
 FEWEST_STEPS, SPREAD, CORRELATED = 8, 1.5, 0.7
-STEP_SECONDS, GAPS = "sojourn_compute_step_seconds", "sojourn_request_itl_seconds"
+STEP_SECONDS = "sojourn_compute_step_seconds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +138,8 @@ class Observer:
         """What twice the batch gives, as a ratio of tokens/s: by the gaps between tokens at several batches; else the
         tokens/s at the largest batch over those at about half of it; else what twice the tokens a step give, as the
         times of steps say. None where none of them varied."""
-        return gap_gain(self.history) or seen_gain(self.history) or modelled_gain(self.history)
+        gaps = [(moment.gap_s, moment.decoding) for moment in self.history]
+        return gap_gain(gaps) or seen_gain(self.history) or modelled_gain(self.history)
 
     def view(self) -> tuple[ServerView, Growth] | None:
         """What the window shows; None before the second scrape."""
@@ -238,27 +237,6 @@ def seen_gain(history: Sequence[Moment]) -> float | None:
     if largest < SMALLEST_BATCH or min(len(half), len(whole)) < FEWEST_MOMENTS:
         return None
     return float(np.median(whole) / np.median(half))
-
-
-def gap_gain(history: Sequence[Moment]) -> float | None:
-    """What twice the largest batch would give, as a ratio of tokens/s, from the mean gaps between tokens while few and
-    while many requests were decoding: 2 where gaps stay as they are, 1 where they double with the batch. None where the
-    batch did not vary, or the gaps of small and of large batches overlap."""
-    seen = [(max(1.0, moment.decoding), moment.gap_s) for moment in history
-            if moment.gap_s and moment.decoding and moment.decoding >= LEAST_DECODING]  # fmt: skip
-    if not seen:
-        return None
-    batch, gaps = np.array(seen).T
-    largest = float(np.quantile(batch, 0.9))
-    few, many = batch <= HALF_BATCH[1] * largest, batch >= WHOLE_BATCH * largest
-    if largest < SMALLEST_BATCH or few.sum() < FEWEST_SMALL or many.sum() < FEWEST_MOMENTS:
-        return None
-    if np.quantile(gaps[many], 0.25) <= np.quantile(gaps[few], 0.75):
-        return None
-    sizes = np.median(batch[few]), np.median(batch[many])
-    slope = (np.median(gaps[many]) - np.median(gaps[few])) / (sizes[1] - sizes[0])
-    base = max(0.0, float(np.median(gaps[many]) - slope * sizes[1]))
-    return float(2 * (base + slope * sizes[1]) / (base + 2 * slope * sizes[1]))
 
 
 def modelled_gain(history: Sequence[Moment]) -> float | None:

@@ -10,7 +10,7 @@ from metrics.sources.translate import Distribution, Growth
 
 KV_FREE = 0.2  # of the pool: with so much room, KV blocks are not what requests wait for
 KV_FULL = 0.95  # in use: a request of more than a few blocks may not fit any more; less where the pool is small
-AS_EVER = 0.9  # of the largest batch that was seen: as good as the largest, since requests end between samples
+AS_EVER = 0.95  # of the largest batch that was seen: as good as the largest, since requests end between samples
 STALLED = 4.0  # times the bound that half of the gaps keep: no batch of decodes varies so much
 RUNNING, WAITING, KV_USE = "sojourn_request_running", "sojourn_request_waiting", "sojourn_memory_kv_usage_ratio"
 PROMPTS, GAPS = "sojourn_request_prompt_length_tokens", "sojourn_request_itl_seconds"

@@ -3,8 +3,9 @@
 import pytest
 
 from metrics.live.document import exit_code
-from metrics.live.observer import Moment, gap_gain, modelled_gain, seen_gain
+from metrics.live.observer import Moment, modelled_gain, seen_gain
 from metrics.live.steady import GONE_S, STANDS_S, Steady
+from metrics.sources.gain import gap_gain
 from tests.metrics.foreign import S, VllmPage, steady
 from tests.metrics.live_pages import observed
 
@@ -116,8 +117,7 @@ def test_where_no_gain_was_seen_both_a_cap_and_a_full_device_are_named():
 )
 def test_gaps_at_several_batches_tell_what_twice_the_batch_gives(gap_ms, gain):
     def moments(batches):
-        return [Moment(at * S, 0, 0, 0.1, 1.0, 0.0, 1.0, gap_s=gap_ms(batch) / 1e3, decoding=float(batch))
-                for at, batch in enumerate(batches)]  # fmt: skip
+        return [(gap_ms(batch) / 1e3, float(batch)) for batch in batches]
 
     seen = gap_gain(moments([1, 8, 32, 32, 32, 32, 31, 32]))
     assert seen == (gain if gain is None else pytest.approx(gain, abs=0.01))
