@@ -2,10 +2,11 @@
 
     python -m bench.watch.cases --into FOLDER [--case batch-cap] [--python .../vllm/bin/python]
 
-Each case starts a server, waits, sends a load for a minute and judges it once a second as `sojourn watch` does. With
-`--python` the server is vLLM of that environment, with the probe. Judged live is the watch with records. The views by
-/metrics alone follow from the pages, which are kept: they are judged when the table is printed, second by second, by
-the code as it is then. A case that is in FOLDER is not measured again.
+Each case has a server that idles, sends it a load for a minute and judges it once a second as `sojourn watch` does.
+Cases with the same settings have one server. With `--python` the server is vLLM of that environment, with the probe.
+Judged live is the watch with records. The views by /metrics alone follow from the pages, which are kept: they are
+judged when the table is printed, second by second, by the code as it is then. A case that is in FOLDER is not measured
+again.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -85,10 +86,10 @@ CASES = (
          ("token_budget_large", "head_of_line", "prefill_chunk"), {"max_num_batched_tokens": 4096},
          _with("--max-num-batched-tokens", "2048"), 7.0, {"ttft_ms": 1000.0, "tpot_ms": 10.0},
          slo={"ttft_ms": 1000.0, "tpot_ms": 15.0}),
-    Case("overload", [CHAT], 60, ("overload",), vllm_rate_rps=25.0),
     Case("slow-reader", [CHAT | {"output_tokens": 200}], 6, ("slow_reader", "slow_writer", "slow_network"),
          network=Network(fault="network", kib_per_s=8, share=0.34), slo={"ttft_ms": 500.0, "e2e_ms": 3000.0},
          vllm_rate_rps=1.5),
+    Case("overload", [CHAT], 60, ("overload",), vllm_rate_rps=25.0),
 )  # fmt: skip
 
 
@@ -99,24 +100,33 @@ def main() -> None:
     parser.add_argument("--python", help="the interpreter of vLLM's environment; without it the server is ours")
     chosen = parser.parse_args()
     wanted = [case.on_vllm if chosen.python else case for case in CASES if not chosen.case or case.name in chosen.case]
-    for case in wanted:
-        if not (chosen.into / f"{case.name}.json").exists():
-            measure(case, chosen.into.resolve(), chosen.python)
+    missing = [case for case in wanted if not (chosen.into / f"{case.name}.json").exists()]
+    for cases in _by_server(missing):
+        measure(cases, chosen.into.resolve(), chosen.python)
     print(table(chosen.into, wanted))
 
 
-def measure(case: Case, folder: Path, python: str | None) -> None:
-    """Writes the pages, and what the watch with records said, and when: seconds after the load began."""
+def _by_server(cases: Sequence[Case]) -> list[list[Case]]:
+    """Cases that one server can have one after the other, in their order."""
+    found: dict[str, list[Case]] = {}
+    for case in cases:
+        found.setdefault(f"{case.flags} {case.settings} {case.max_model_len}", []).append(case)
+    return list(found.values())
+
+
+def measure(cases: Sequence[Case], folder: Path, python: str | None) -> None:
+    """Writes the pages of each case, and what the watch with records said, and when: seconds after the load began."""
     folder.mkdir(parents=True, exist_ok=True)
-    records = folder / f"records-{case.name}"
-    server = _server(case, records, python)
+    records = folder / f"records-{cases[0].name}"
+    server = _server(cases[0], records, python)
     server.start()
     try:
-        said, last = _watch(case, folder, server, records if python else server.run_dir)
+        for case in cases:
+            said, last = _watch(case, folder, server, records if python else server.run_dir)
+            content = {"case": case.name, "keys": case.keys, "said": said, "last": last}
+            (folder / f"{case.name}.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
     finally:
         server.stop()
-    content = {"case": case.name, "keys": case.keys, "said": said, "last": last}
-    (folder / f"{case.name}.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
 def _server(case: Case, records: Path, python: str | None) -> Server:
