@@ -14,11 +14,12 @@ from metrics.diagnosis.rules.cause import Proposal, gain, proposals_of_symptom, 
 from metrics.diagnosis.suspects import support_of
 from metrics.diagnosis.symptoms import BY_KEY, Symptom, cohort, symptom_of
 from metrics.diagnosis.verdict import Finding, Fix, Probe, predicted
-from metrics.replay.prediction import settings_text
+from metrics.replay.prediction import Change, change_text, settings_text
 from metrics.request.objectives import short
 
 MOST_REQUESTS = 50  # that a finding links to
 LOST_TITLE = "Lost requests"
+DEFAULT = Change()
 
 
 def findings(facts: Facts, judgement: Judgement) -> list[Finding]:
@@ -114,8 +115,13 @@ def _fix(facts: Facts, proposal: Proposal, each: Judged, judgement: Judgement) -
     gained = f"attainment {attainment(facts):.0%} → {predicted(each.prediction)}"
     if not proposal.in_replay:
         return Fix(change=change, gain=gained, basis="this run replayed: a replay does not have this cause")
+    routes = each.change is not None and (each.change.routing, each.change.servers) != (
+        DEFAULT.routing,
+        DEFAULT.servers,
+    )
+    replayed = change_text(each.change) if routes else "the change"  # the router's own policies have other names
     return Fix(
         change=change,
         gain=gained,
-        basis=f"this run replayed with the change; replayed unchanged it has {predicted(judgement.unchanged)}",
+        basis=f"this run replayed with {replayed}; replayed unchanged it has {predicted(judgement.unchanged)}",
     )

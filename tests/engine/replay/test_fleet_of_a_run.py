@@ -7,6 +7,7 @@ import pytest
 
 from engine.replay.predictor import ReplayPredictor, predictor_of
 from engine.replay.routing import make_routing
+from metrics.diagnosis.diagnose import diagnose
 from metrics.errors import ReplayError
 from metrics.replay.prediction import Change
 from metrics.run.directory import RunDirectory
@@ -47,6 +48,13 @@ def test_a_fleet_replayed_unchanged_is_the_fleet(crowded):
     (unchanged,) = crowded.predict([Change()])
     check_as(unchanged, crowded.recorded, 0.01)
     assert 0.5 < crowded.recorded["attainment"] < 0.9 and unchanged.is_trusted
+
+
+def test_a_diagnosis_prices_another_router_and_equal_servers(crowded):
+    first = diagnose(crowded.run, predictor=crowded).findings[0]
+    assert first.key == "replica_imbalance" and first.change.routing == "least-requests"
+    assert not first.gain_is_estimate and first.goodput_gain > 0.1
+    assert "replayed with routing=least-requests" in first.fix.basis
 
 
 def test_another_router_and_equal_servers_give_what_such_a_fleet_gives(crowded, tmp_path):

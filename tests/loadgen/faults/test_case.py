@@ -66,6 +66,16 @@ def test_a_fault_of_the_surroundings_stands_beside_the_scenario():
     assert [type(fault) for fault in network] == [Network]
 
 
+def test_a_fault_of_a_router_needs_a_fleet(tmp_path):
+    case = tmp_path / "case.yaml"
+    case.write_text(
+        "base: chat\ndescription: d\ntruths: [{keys: [slow_router], lifecycles: [request], kinds: [fault]}]\n"
+        "severities: [{around: [{fault: slow_router, ms: 9}]}]\n"
+    )
+    with pytest.raises(ScenarioError, match="severity 1: slow_router needs a router; add a fleet block"):
+        load_case(case)
+
+
 def test_a_base_may_be_a_scenario_beside_the_case(tmp_path):
     (tmp_path / "mine.yaml").write_text((WORKLOAD_FOLDER / "chat.yaml").read_text())
     case = tmp_path / "small-batch.yaml"

@@ -96,6 +96,37 @@ def test_a_network_delays_both_ways_and_is_as_narrow_as_it_says(echo, tmp_path):
 
 
 @pytest.mark.server
+def test_a_slow_router_holds_requests_and_no_answers(echo, tmp_path):
+    surroundings, target = behind(echo, tmp_path, {"fault": "slow_router", "ms": 150})
+    try:
+        assert 0.15 <= asked(target, b"a", 1) < 0.3 and 0.15 <= asked(target, b"much", 65_536) < 0.3
+    finally:
+        surroundings.end()
+
+
+@pytest.mark.server
+def test_a_starved_router_stands_still_and_the_load_does_not(tmp_path):
+    router, load = (subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) for _ in range(2))
+    fault = {"fault": "starved_router", "pause_ms": 400, "every_ms": 401}
+    surroundings = PlantedSurroundings(READ.validate_python([fault]))
+    try:
+        surroundings.begin(Endpoint("http", "127.0.0.1", 1, ""), tmp_path, router.pid)
+        surroundings.loading(load.pid)
+        surroundings.sending()
+        process, deadline = psutil.Process(router.pid), time.monotonic() + 5
+        while process.status() != psutil.STATUS_STOPPED and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert process.status() == psutil.STATUS_STOPPED != psutil.Process(load.pid).status()
+        surroundings.end()
+        assert process.status() != psutil.STATUS_STOPPED
+    finally:
+        surroundings.end()
+        for child in (router, load):
+            child.kill()
+            child.wait()
+
+
+@pytest.mark.server
 def test_a_neighbour_and_pauses_end_with_the_run_and_leave_the_load_going(tmp_path):
     load = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     faults = [
