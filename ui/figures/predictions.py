@@ -4,7 +4,7 @@ import plotly.graph_objects as go
 
 from metrics.diagnosis.verdict import Diagnosis, Finding
 from metrics.ledger import COLOURS
-from metrics.replay.prediction import Interval, Prediction, shown_setting
+from metrics.replay.prediction import Change, Interval, Prediction, shown_setting
 from ui import theme
 from ui.text import label, percent
 
@@ -59,4 +59,6 @@ def _named(role: str, prediction: Prediction) -> str:
     parts += [f"rate ×{change.arrival_rate:.3g}"] if change.arrival_rate != 1 else []
     parts += ["even arrivals"] if change.arrivals == "even" else []
     parts += [f"{change.replicas} replicas"] if change.replicas != 1 else []
+    parts += [change.routing] if change.routing != Change().routing else []
+    parts += ["equal servers"] if change.servers == "equal" else []
     return label(f"{role}: {', '.join(parts) or 'as now'}", LABEL_CHARACTERS)

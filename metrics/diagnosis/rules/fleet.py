@@ -3,7 +3,7 @@
 from metrics.diagnosis.excess import Excess
 from metrics.diagnosis.facts import Facts, ledger_columns
 from metrics.diagnosis.fleet_facts import FleetFacts, ReplicaFacts
-from metrics.diagnosis.rules.cause import CONTENTION, CONTRADICTION, QUEUE, WAITS, Proposal, cause
+from metrics.diagnosis.rules.cause import CONTENTION, CONTRADICTION, WAITS, Proposal, cause
 from metrics.diagnosis.rules.device import DEVICE_ACCOUNTS
 from metrics.diagnosis.rules.prefix import PROMPT_ACCOUNTS, WORTH_SHARING
 from metrics.diagnosis.rules.shared_evidence import SLOW_DEVICE, excess_evidence, missing_share
@@ -58,7 +58,7 @@ def straggler(facts: Facts, excess: Excess) -> Proposal | None:
 
 
 @cause(of_fleet=True, lifecycles=("request",), object="choice of the router", kind="policy",
-       accounts=(*QUEUE, *CONTENTION, *DEVICE_ACCOUNTS), rival="one server that is slower than the others",
+       accounts=(*CONTENTION, *DEVICE_ACCOUNTS), rival="one server that is slower than the others",
        rival_key="straggler")  # fmt: skip
 def replica_imbalance(facts: Facts, excess: Excess) -> Proposal | None:
     """The router lets requests gather on one server while another one has few."""
@@ -71,7 +71,7 @@ def replica_imbalance(facts: Facts, excess: Excess) -> Proposal | None:
         return None  # requests gather on a slow server, though it gets no more than the others
     spared = 1 - 1 / fleet.imbalance  # of what requests of a server cost each other
     claims = of_server(facts, excess, full.name, dict.fromkeys(DEVICE_ACCOUNTS, spared)
-                        | dict.fromkeys((*QUEUE, *CONTENTION), 1.0))  # fmt: skip
+                        | dict.fromkeys(CONTENTION, 1.0))  # fmt: skip
     policies = " or ".join(name for name in LOAD_AWARE if name != fleet.policy)
     return Proposal(
         cause=f"{full.name} has {fleet.imbalance:.1f} times the mean of the fleet's requests, while another server has "
@@ -84,7 +84,7 @@ def replica_imbalance(facts: Facts, excess: Excess) -> Proposal | None:
             _late_evidence(full, late, fair),
             _work_evidence(fleet),
             *_speed_evidence(fleet),
-            *excess_evidence(excess, (*QUEUE, *CONTENTION)),
+            *excess_evidence(excess, CONTENTION),
         ],
         measurement=f"the same scenario with --policy {policies.split(' ')[0]}",
         settings=None,
