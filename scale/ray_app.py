@@ -13,7 +13,6 @@ server has API keys, SOJOURN_API_KEY is the replica's own, for its questions abo
 import asyncio
 import json
 import os
-import re
 import shlex
 import subprocess
 import time
@@ -30,7 +29,7 @@ from yarl import URL
 
 from scale.ray_process import claim_number, end_group, end_with_parent, free_port
 from scale.ray_routing import READY, ROUTERS
-from scale.ray_scaling import GoodputPolicy
+from scale.ray_scaling import GoodputPolicy, Load
 
 SERVERS_FILE = "servers.jsonl"  # in `folder`: a line when a server is ready, and when it has ended
 POLL_SECONDS = 0.2
@@ -39,11 +38,6 @@ LAST_WORDS_SECONDS = 0.3  # for the error events of open streams to leave, after
 NOT_PASSED_ON = {b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"proxy-connection"}
 OF_THE_PROXY = {b"date", b"server", b"x-request-id"}  # of an answer: Ray's proxy writes its own, with the same id
 OPENAI_STREAMS = ("/v1/completions", "/v1/chat/completions")  # whose error events look as `lost` does
-GAUGE = re.compile(r"^sojourn_request_(waiting|running)\{[^}]*\} (\S+)$", re.MULTILINE)
-OUTCOME = re.compile(
-    r'^sojourn_request_objective_total\{[^}]*objective="all_objectives"[^}]*outcome="(\w+)"[^}]*\} (\S+)$',
-    re.MULTILINE,
-)
 
 
 class Options(BaseModel):
@@ -124,7 +118,7 @@ class Server:
             auto_decompress=False, read_bufsize=1 << 20,
         )  # fmt: skip
         self.unhealthy_since: float | None = None
-        self.counted: dict[str, float] | None = None  # requests by outcome, at the last look
+        self.load = Load()
         self.is_ending = False
         self.process = self._start()
         try:
@@ -202,15 +196,9 @@ class Server:
         return {READY: int(await self._is_ok("/ready"))}
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Requests that wait and that run now, and those that ended and missed an objective since the last call."""
+        """For `GoodputPolicy`."""
         _, page = await self._ask("/metrics")
-        gauges = {name: float(value) for name, value in GAUGE.findall(page)}
-        outcomes = [(outcome, float(value)) for outcome, value in OUTCOME.findall(page)]
-        now = {"ended": sum(value for _, value in outcomes),
-               "missed": sum(value for outcome, value in outcomes if outcome == "missed")}  # fmt: skip
-        before, self.counted = self.counted or now, now
-        since = {name: max(0.0, now[name] - before[name]) for name in now}
-        return {"places": self.places, "waiting": 0.0, "running": 0.0} | gauges | since
+        return {"places": self.places} | self.load.look(page)
 
     def __serve_build_asgi_app__(self):
         async def application(scope, receive, send):  # no bound method, which uvicorn takes for ASGI 2

@@ -1,10 +1,38 @@
-"""How many replicas Ray Serve runs. Ray copies this file by value to its controller, so that nothing here may hold what
-cannot be copied."""
+"""How many replicas Ray Serve runs, by what their servers say. Ray copies this file by value to its controller, so that
+nothing here may hold what cannot be copied."""
 
+import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ray.serve.config import AutoscalingContext
+
+GAUGE = re.compile(r"^sojourn_request_(waiting|running)\{[^}]*\} (\S+)$", re.MULTILINE)
+OUTCOME = re.compile(
+    r'^sojourn_request_objective_total\{[^}]*objective="all_objectives"[^}]*outcome="(\w+)"[^}]*\} (\S+)$',
+    re.MULTILINE,
+)
+
+
+class Load:
+    """What a server's /metrics say of its load: requests that wait and run, and those that ended since the last look,
+    with those of them that missed an objective. All 0 without telemetry; `ended` is 0 without objectives."""
+
+    def __init__(self) -> None:
+        self._counted: dict[str, float] | None = None  # at the last look
+
+    def look(self, page: str) -> dict[str, float]:
+        gauges = {name: float(value) for name, value in GAUGE.findall(page)}
+        outcomes = [(outcome, float(value)) for outcome, value in OUTCOME.findall(page)]
+        now = {
+            "ended": sum(value for _, value in outcomes),
+            "missed": sum(value for outcome, value in outcomes if outcome == "missed"),
+        }
+        before = self._counted or now
+        if outcomes:  # a page that did not come says nothing of the next one
+            self._counted = now
+        since = {name: max(0.0, now[name] - before[name]) for name in now}
+        return {"waiting": 0.0, "running": 0.0} | gauges | since
 
 
 class GoodputPolicy:

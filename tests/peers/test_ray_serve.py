@@ -262,6 +262,15 @@ def test_servers_are_added_while_requests_wait_and_drain_when_they_do_not(tmp_pa
         assert [member.process.returncode for member in made.dead()] == [0], "it did not end in order"
 
 
+def test_a_server_is_added_while_requests_miss_an_objective(tmp_path):
+    with served(tmp_path, "least_requests", count=1, most=2, objective_ttft_ms=0.1) as made:
+        begin = time.monotonic()
+        while len(made.members) < 2:
+            assert time.monotonic() < begin + 90, "no server was added"
+            post(made.endpoint.url, "completions", {"prompt": "late", "max_tokens": 2})
+            made.look()
+
+
 def ended_of_second(made: Fleet) -> list[dict]:
     made.look()
     return ended(made.members[1]) if len(made.members) > 1 else []

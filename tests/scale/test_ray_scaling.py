@@ -6,7 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from scale.ray_scaling import GoodputPolicy
+from metrics.catalog.catalog import METRIC_BY_NAME
+from scale.ray_scaling import GoodputPolicy, Load
 
 PLACES = 8  # in the batch of a replica
 
@@ -65,3 +66,30 @@ def test_nothing_is_decided_while_a_replica_starts_or_ends():
     assert policy(Context(3, 100, current_num_replicas=2))[0] == 3
     assert policy(Context(3, 0, silent=1))[0] == 3
     assert policy(Context(2, 0, silent=2))[0] == 2
+
+
+PAGE = """# HELP sojourn_request_waiting Requests that the scheduler did not admit when it planned the last step.
+sojourn_request_running{{model_name="m"}} 7.0
+sojourn_request_waiting{{model_name="m"}} 3.0
+sojourn_request_wait_seconds_total{{model_name="m",reason="batch_cap"}} 99.0
+sojourn_request_objective_total{{model_name="m",klass="a",objective="ttft_ms",outcome="missed"}} 99.0
+sojourn_request_objective_total{{model_name="m",klass="a",objective="all_objectives",outcome="met"}} {met}
+sojourn_request_objective_total{{model_name="m",klass="a",objective="all_objectives",outcome="missed"}} {missed}
+sojourn_request_objective_total{{model_name="m",klass="b",objective="all_objectives",outcome="missed"}} 1.0
+"""
+
+
+def test_a_page_of_metrics_is_requests_now_and_outcomes_since_the_last_look():
+    load = Load()
+    now = {"waiting": 3.0, "running": 7.0}
+    assert load.look(PAGE.format(met=100, missed=50)) == now | {"ended": 0, "missed": 0}, "what was before is not now"
+    assert load.look(PAGE.format(met=108, missed=52)) == now | {"ended": 10, "missed": 2}
+    assert load.look("") == {"waiting": 0, "running": 0, "ended": 0, "missed": 0}, "a server that does not answer"
+    assert load.look(PAGE.format(met=109, missed=52)) == now | {"ended": 1, "missed": 0}
+
+
+def test_the_metrics_are_those_of_the_server():
+    labels = {name: METRIC_BY_NAME[f"sojourn_request_{name}"] for name in ("waiting", "running", "objective_total")}
+    assert list(labels["objective_total"].labels)[-2:] == ["objective", "outcome"], (
+        "the order in which they are written"
+    )
