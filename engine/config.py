@@ -329,7 +329,10 @@ class EngineConfig(
         return value
 
 
-BUNDLED = ("tiny-model", "tiny-draft", "tiny-medusa", "tiny-eagle3")  # the last three draft for the first
+BUNDLED = (
+    "tiny-model", "tiny-draft", "tiny-medusa", "tiny-eagle3",  # the last three draft for the first
+    "tiny-mixture",  # a shape, for load_format=dummy
+)  # fmt: skip
 AUTO_STEP_TOKENS = {"cpu": 512, "cuda": 2048}  # with more rows the matrix products hardly get more efficient
 
 

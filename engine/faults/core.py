@@ -14,13 +14,16 @@ from engine.faults.plan import (
     CoreDeath,
     CoreFault,
     Fault,
+    RankFault,
     SlowAttention,
     SlowDevice,
     SlowHost,
     SlowKvDisk,
     SlowLink,
+    SlowRank,
     SlowSampler,
 )
+from engine.faults.rank import plant_in_rank
 from engine.memory.window import HOLE
 from metrics.errors import ModelError
 
@@ -32,12 +35,15 @@ def plant_in_core(engine: Engine, faults: list[Fault], *, on_gpu: bool = False) 
     for fault in faults:
         if not isinstance(fault, CoreFault):
             continue
-        if on_gpu and isinstance(fault, SlowDevice | SlowAttention | SlowSampler | SlowLink):
+        if on_gpu and isinstance(fault, SlowDevice | SlowAttention | SlowSampler | SlowLink | SlowRank):
             raise ModelError(
                 f"the fault {type(fault).__name__} is planted on a CPU only, as a GPU does not wait for the host; "
                 "use --device cpu, or leave it out"
             )
-        PLANTS[type(fault)](engine, fault)
+        if isinstance(fault, RankFault):
+            plant_in_rank(engine.runner, [fault])
+        else:
+            PLANTS[type(fault)](engine, fault)
 
 
 def slow_host(engine: Engine, fault: SlowHost) -> None:

@@ -140,6 +140,23 @@ class SlowLink(CoreFault):
     ms: Milliseconds = Field(gt=0)
 
 
+class RankFault(CoreFault):
+    """Planted in the process of a rank, whichever it is."""
+
+
+class SlowRank(_Costs, RankFault):
+    """One rank of a parallel group takes longer for its part of each step. It needs a parallel group."""
+
+    rank: int = Field(ge=0, le=10_000)
+    ms: Milliseconds = 0
+
+
+class SkewedRouter(RankFault):
+    """A share of the tokens chooses the first experts of each mixture. It needs a model with routed experts."""
+
+    share: Share
+
+
 class BadDrafts(CoreFault):
     """A share of the drafts is wrong: steps verify them in vain. It needs the setting speculation."""
 
@@ -172,6 +189,8 @@ FAULTS: dict[str, type[Fault]] = {
     "block_leak": BlockLeak,
     "slow_kv_disk": SlowKvDisk,
     "slow_link": SlowLink,
+    "slow_rank": SlowRank,
+    "skewed_router": SkewedRouter,
     "core_death": CoreDeath,
     "bad_drafts": BadDrafts,
 }

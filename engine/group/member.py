@@ -36,7 +36,8 @@ class Member:
         mailbox.say(messages.Hello(rank, identity(config, folder)))
         mailbox.expect(messages.Welcome)
         self.communicators = connect(self.layout, device, sockets, timeout_seconds(config))
-        self._follower = Follower(ModelRunner(config, folder, ranks=self))
+        self.runner = ModelRunner(config, folder, ranks=self)
+        self._follower = Follower(self.runner)
 
     def agree(self, num_kv_blocks: int) -> int:
         self._mailbox.say(messages.Planned(self.layout.rank, num_kv_blocks))

@@ -25,6 +25,8 @@ def run(core_pid: int, sockets: Path, rank: int, config: EngineConfig) -> int:
     mailbox = Mailbox(sockets, rank)
     try:
         member = Member(config, model_folder(config.model), rank, mailbox, sockets)
+        if config.faults is not None:
+            _plant(config.faults, member)
         mailbox.say(messages.Joined(rank))
         freeze_startup_objects()
         threading.Thread(target=_beat, args=(mailbox.context, sockets, rank), daemon=True).start()
@@ -45,6 +47,13 @@ def run(core_pid: int, sockets: Path, rank: int, config: EngineConfig) -> int:
     finally:
         mailbox.close()
     return 0
+
+
+def _plant(faults: str, member: Member) -> None:
+    from engine.faults.plan import planned
+    from engine.faults.rank import plant_in_rank
+
+    plant_in_rank(member.runner, planned(faults))
 
 
 class Mailbox:

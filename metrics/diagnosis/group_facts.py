@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from metrics.cells import keys_of, lengths, row_sums, sums_by_key, sums_by_place
+from metrics.cells import keys_of, lengths, row_sums, sums_by_key, sums_by_place, values
 from metrics.compute.communication import WAITS, GroupShape, group_shape_from, predicted
 from metrics.compute.link import POINT_TO_POINT, Link
 from metrics.records import COLLECTIVES
@@ -29,6 +29,15 @@ class CollectiveTime(NamedTuple):
     hidden_ns: int | None  # under way while neither rank stood for it; None where that was not measured
 
 
+class SlowestRank(NamedTuple):
+    """The rank whose computation the others wait for most."""
+
+    rank: int
+    times: float  # its computation over the median of the ranks that it is compared with
+    lost_share: float  # of the steps' time: how much longer it computes than they do
+    of_stage: bool  # it is compared with ranks that compute the same layers; else with other stages
+
+
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
     """A group of at least two ranks. Nanoseconds are sums over the run; lists are by rank, or by stage."""
@@ -36,6 +45,7 @@ class GroupFacts:
     shape: GroupShape
     steps: int
     device_ns: float  # of rank 0's steps
+    sampling_ns: float  # ... of that: rank 0 alone draws
     busy_ns: list[float]
     communication_ns: list[float]
     bubble_ns: list[float]
@@ -43,11 +53,40 @@ class GroupFacts:
     link_slowdown: float | None  # of exchanges, over what the measured link needs for them; None where nobody measured
     fits_one_device: bool | None  # None where nobody knows
     one_process_share: float  # of the ranks' computation that one process would do one after the other, 0 to 1
+    expert_rank_tokens: list[int]  # of counted steps, by the ranks that hold the experts; [] where all hold all
+
+    @property
+    def exchange_ns(self) -> float:
+        """In exchanges, without the wait for slower ranks: of the rank of the first stage that stands least in them."""
+        return min(self.communication_ns[: self.shape.ranks_per_stage])
 
     @property
     def communication_share(self) -> float:
-        """Of the steps' time on rank 0, in exchanges that no computation hides."""
-        return self._share(self.communication_ns[0])
+        """Of the steps' time, in exchanges that no computation hides."""
+        return self._share(self.exchange_ns)
+
+    @property
+    def slowest(self) -> SlowestRank:
+        computed, size = self.computed_ns, self.shape.ranks_per_stage
+        found = []
+        for rank, own_ns in enumerate(computed):
+            stage = range(rank // size * size, rank // size * size + size)
+            peers = [other for other in stage if other != rank] or [each for each in range(len(computed)) if each != rank]
+            typical_ns = float(np.median([computed[each] for each in peers]))
+            times, lost = own_ns / max(typical_ns, 1.0), self._share(own_ns - typical_ns)
+            found.append(SlowestRank(rank, times, lost, size > 1))
+        return max(found, key=lambda each: each.lost_share)
+
+    @property
+    def computed_ns(self) -> list[float]:
+        """By rank, without the draws, which only rank 0 has."""
+        return [max(0.0, self.busy_ns[0] - self.sampling_ns), *self.busy_ns[1:]]
+
+    @property
+    def expert_imbalance(self) -> float | None:
+        """Tokens for the experts of the busiest rank over the mean of the ranks; None where that was not counted."""
+        tokens = self.expert_rank_tokens
+        return max(tokens) / max(float(np.mean(tokens)), 1e-9) if sum(tokens) else None
 
     @property
     def saved_ns(self) -> float:
@@ -100,6 +139,7 @@ def group_facts(meta: Mapping[str, Any], steps: pd.DataFrame) -> GroupFacts | No
         shape=shape,
         steps=len(steps),
         device_ns=float(steps.device_ns.sum()),
+        sampling_ns=float(steps.sampling_ns.fillna(0).sum()) if "sampling_ns" in steps else 0.0,
         busy_ns=busy.tolist(),
         communication_ns=communication.tolist(),
         bubble_ns=bubble.tolist(),
@@ -107,6 +147,7 @@ def group_facts(meta: Mapping[str, Any], steps: pd.DataFrame) -> GroupFacts | No
         link_slowdown=_link_slowdown(shape, links_of(meta), steps),
         fits_one_device=_fits_one_device(meta, shape),
         one_process_share=_one_process_share(meta, shape),
+        expert_rank_tokens=_expert_rank_tokens(shape, steps),
     )
 
 
@@ -142,7 +183,8 @@ def _collectives(shape: GroupShape, links: list[Link], steps: pd.DataFrame) -> l
         if name in by_name and name in calls and name not in WAITS:
             link_ns = float(by_name[name].exchange_ns(calls[name], num_bytes))
         if hidden is not None:
-            hidden_ns = hidden.get(name, None if name in (POINT_TO_POINT, *WAITS) else 0)  # all else is waited for
+            is_waited_for = name not in (POINT_TO_POINT, *WAITS)
+            hidden_ns = hidden.get(name, 0) if hidden or is_waited_for else None
         found.append(CollectiveTime(name, num_bytes, exposed.get(name, 0), link_ns, hidden_ns))
     return found
 
@@ -153,11 +195,23 @@ def _tokens(steps: pd.DataFrame) -> np.ndarray:
 
 def _link_slowdown(shape: GroupShape, links: list[Link], steps: pd.DataFrame) -> float | None:
     """Of the tenth of the steps with the fastest exchanges: ranks that lack a core wait for each other in many steps,
-    and a slow link is slow in all."""
+    and a slow link is slow in all. Of the rank that stands least in them, since the others wait for that one, too."""
+    steps = steps[lengths(steps.rank_communication_ns) == shape.num_ranks]
     found = predicted(shape, links, _tokens(steps), steps.logit_rows.to_numpy("int64"), np.zeros(len(steps)))
     if found is None or not np.any(found.exchange_ns > 0):
         return None
-    return float(np.quantile(steps.communication_ns.to_numpy("float64") / found.exchange_ns, FASTEST))
+    ranks = np.asarray(values(steps.rank_communication_ns)[0], dtype=float).reshape(-1, shape.num_ranks)
+    stage = ranks[:, : shape.ranks_per_stage]
+    least = np.where(stage > 0, stage, np.inf).min(axis=1)  # 0: its report came with the next step
+    return float(np.quantile(least / found.exchange_ns, FASTEST))
+
+
+def _expert_rank_tokens(shape: GroupShape, steps: pd.DataFrame) -> list[int]:
+    """A rank holds as many neighbouring experts as the others."""
+    if shape.expert_parallel == 1 or "expert_tokens" not in steps:
+        return []
+    tokens = sums_by_place(steps.expert_tokens)
+    return tokens.reshape(shape.expert_parallel, -1).sum(axis=1).astype(int).tolist()
 
 
 def _fits_one_device(meta: Mapping[str, Any], shape: GroupShape) -> bool | None:

@@ -39,7 +39,7 @@ def collectives(group: GroupFacts) -> pd.DataFrame:
 
 def group_sentence(group: GroupFacts) -> str:
     """What the division spares and costs in a step, and how unequal the ranks are."""
-    spent, saved = group.communication_ns[0] / group.steps, group.saved_ns / group.steps
+    spent, saved = group.exchange_ns / group.steps, group.saved_ns / group.steps
     sentence = (
         f"A step spares each rank {duration(saved)} of computation, and spends {duration(spent)} in exchanges. "
         f"The rank with most work has {group.imbalance:.2f} times the mean."

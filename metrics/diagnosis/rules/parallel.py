@@ -121,7 +121,7 @@ def pipeline_bubbles(facts: Facts, excess: Excess) -> Proposal | None:
 
 def _saved_and_spent(group: GroupFacts) -> Evidence:
     """The exposed time of exchanges against the computation that the division spares, by step."""
-    spent, saved = group.communication_ns[0] / group.steps / 1e6, group.saved_ns / group.steps / 1e6
+    spent, saved = group.exchange_ns / group.steps / 1e6, group.saved_ns / group.steps / 1e6
     return evidence(
         f"a step spares {saved:.2f} ms of computation on each rank, and spends {spent:.2f} ms in exchanges",
         spent / max(saved, 1e-9), "ratio", RANKS, supports=spent > saved, weight=3,

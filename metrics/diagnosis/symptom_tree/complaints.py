@@ -30,7 +30,7 @@ _WAITING = ("overload", "burst", "batch_cap", "token_budget", "token_budget_larg
 _FRONT = ("blocked_front", "slow_front", "slow_writer", "slow_moderation", "core_death", "broken_connections")
 _PREFIX = ("prefix_cache_off", "cache_thrash", "eviction_policy", "cache_pollution", "prefix_order",
            "prefix_sub_block", "slow_kv_tier")  # fmt: skip
-_GROUP = ("needless_parallelism", "communication_overhead", "pipeline_bubbles")
+_GROUP = ("needless_parallelism", "communication_overhead", "pipeline_bubbles", "slow_rank", "expert_imbalance")
 _FLEET = ("replica_imbalance", "straggler", "cache_blind_routing", "slow_router")
 _DEVICE = (
     "slow_device",

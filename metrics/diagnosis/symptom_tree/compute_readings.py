@@ -153,6 +153,36 @@ def stage_waits(facts: Facts) -> Reading | None:
     )
 
 
+def slowest_rank(facts: Facts) -> Reading | None:
+    """One process waits for none."""
+    group = facts.group()
+    if group is None and facts.steps is None:
+        return None
+    lost = 0.0 if group is None else max(0.0, group.slowest.lost_share)
+    return Reading(
+        f"ranks wait for rank {group.slowest.rank} in {lost:.0%} of the steps' time" if group else "there is one rank",
+        lost < NEGLIGIBLE,
+        "steps: rank_busy_ns",
+        lost,
+    )
+
+
+def expert_ranks(facts: Facts) -> Reading | None:
+    """Where each rank holds all experts, or a part of each, none has more tokens than another."""
+    group = facts.group()
+    if group is None and facts.steps is None:
+        return None
+    uneven = None if group is None else group.expert_imbalance
+    if uneven is None:
+        return Reading("no rank holds experts of its own", True, "run.json: engine.expert_parallel", 1.0)
+    return Reading(
+        f"the experts of the busiest rank have {uneven:.2f} times the mean of the tokens",
+        uneven - 1 < NEGLIGIBLE,
+        "steps: expert_tokens",
+        uneven,
+    )
+
+
 def slowest_server(facts: Facts) -> Reading | None:
     """Of a fleet, by steps of the same size."""
     fleet = facts.fleet()

@@ -171,6 +171,13 @@ _COMPUTE = (
     TreeObject("pipeline_bubbles", "compute", "pipeline stages", "Do stages wait for each other?",
                "the same scenario in one process", (compute.stage_waits,), (*DEVICE, "compute.bubble"),
                evidence="the time of each rank (steps: rank_*_ns)"),
+    TreeObject("slow_rank", "compute", "one rank of the group", "Does one rank compute longer than the others?",
+               "the same scenario with the devices of two ranks exchanged", (compute.slowest_rank,),
+               (*DEVICE, "compute.communication", "compute.bubble"),
+               evidence="the time of each rank (steps: rank_*_ns)"),
+    TreeObject("expert_imbalance", "compute", "placement of experts", "Do tokens choose the experts of one rank?",
+               "the same scenario with tensor_parallel in the place of expert_parallel", (compute.expert_ranks,),
+               (*DEVICE, "compute.communication"), evidence="the tokens of each expert (steps: expert_tokens)"),
 )  # fmt: skip
 _TOKEN = (
     TreeObject("slow_tokeniser", "token", "tokeniser", "Does it take long to turn the prompt into ids?",

@@ -1,7 +1,9 @@
 """Faults of the core, on the real engine with the bundled model: what the records of its steps say."""
 
+import contextlib
 import statistics
 
+import psutil
 import pytest
 
 from engine.faults.core import core_death
@@ -10,7 +12,7 @@ from metrics.errors import ModelError
 from metrics.records import STAGES
 from tests.engine.harness import drain, hand_over, make_engine, submit
 
-MODEL = "scenarios/tiny-model"
+MODEL, MIXTURE = "scenarios/tiny-model", "scenarios/tiny-mixture"
 
 
 def records_with(faults: str | None, num_requests: int = 2, max_tokens: int = 6):
@@ -86,6 +88,48 @@ def test_a_core_dies_at_its_moment_and_the_next_one_lives():
     hand_over(next_core, [submit("r", [5, 6, 7], 1)])
     drain(next_core)
     assert ends == [86]
+
+
+RANKS = {"load_format": "dummy", "expert_parallel": 2, "threads": 1, "num_kv_blocks": 64}
+
+
+@pytest.mark.server
+def test_a_rank_that_is_slow_computes_longer_and_a_router_that_is_skewed_chooses_the_first_experts():
+    with published_by(faults="slow_rank:rank=1,ms=30;skewed_router:share=1") as published:
+        ranks = [record.rank_busy_ns for record in published.records if len(record.rank_busy_ns) == 2]
+        counted = [record.expert_tokens for record in published.records if record.expert_tokens]
+    assert statistics.median(other - own for own, other in ranks) > 20e6
+    assert all(tokens[0] == tokens[1] > 0 and not any(tokens[2:]) for tokens in counted)
+
+
+@contextlib.contextmanager
+def published_by(**settings):
+    engine, published = make_engine(MIXTURE, **RANKS, **settings)
+    try:
+        hand_over(engine, [submit("r", list(range(3, 40)), 6)])
+        drain(engine)
+        yield published
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"faults": "slow_rank:rank=0,ms=5"}, "there are 1 ranks"),
+        ({"faults": "skewed_router:share=0.5"}, "needs a model with routed experts"),
+    ],
+)
+def test_a_fault_of_ranks_or_experts_without_them_is_refused(settings, sentence):
+    with pytest.raises(ModelError, match=sentence):
+        make_engine(MODEL, **settings)
+
+
+@pytest.mark.server
+def test_a_rank_that_is_none_of_the_group_is_refused_and_no_process_stays():
+    with pytest.raises(ModelError, match="names rank 2 of a parallel group, and there are 2 ranks"):
+        make_engine(MIXTURE, **RANKS, faults="slow_rank:rank=2,ms=5")
+    assert not [each for each in psutil.Process().children() if "engine.group.rank" in " ".join(each.cmdline())]
 
 
 def test_slow_link_without_ranks_is_refused():

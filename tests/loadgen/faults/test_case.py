@@ -18,7 +18,8 @@ VOCABULARY = {
     "fragmentation", "block_leak",
     "slow_device", "noisy_neighbour", "slow_host", "slow_kernel", "few_threads", "launch_bound", "slow_decode",
     "own_prefill", "rejected_drafts", "no_drafts", "eviction_policy", "slow_format", "adapter_slots",
-    "slow_kv_tier", "needless_parallelism", "communication_overhead", "pipeline_bubbles", "straggler",
+    "slow_kv_tier", "needless_parallelism", "communication_overhead", "pipeline_bubbles", "slow_rank",
+    "expert_imbalance", "straggler",
     "replica_imbalance", "cache_blind_routing", "slow_router",
 }  # fmt: skip
 

@@ -15,7 +15,7 @@ from metrics.replay.prediction import Change
 from tests.metrics.sampled_machine import known, with_requests, with_steps
 from tests.metrics.synthetic import synthetic_run
 
-CAUSES = {"needless_parallelism", "communication_overhead", "pipeline_bubbles"}
+CAUSES = {"needless_parallelism", "communication_overhead", "pipeline_bubbles", "slow_rank", "expert_imbalance"}
 LINKS = [  # of two layers: five sums and a gather take 0.4 ms
     fitted_link(name, "gloo", 2, [LinkTime(1 << 10, 60e3), LinkTime(1 << 20, 400e3)])
     for name in ("all_reduce", "all_gather")
@@ -51,6 +51,63 @@ def group_run(path, busy: float, waiting: float, activity: str, sizes: dict[str,
     )  # fmt: skip
     run.update_meta(engine=(run.meta()["engine"] or {}) | sizes, ceilings={"links": msgspec.to_builtins(LINKS)})
     return run
+
+
+def unequal_run(path, activity: str, sizes: dict[str, int], slow: int = 1, expert_tokens=()):
+    """Two ranks of which one computes for nine tenths of each step, and the other waits for it after three tenths."""
+    fast = 1 - slow
+    made = group_run(path, 0.3, 0.6, activity, sizes)
+
+    def ranks(of_slow: float, of_fast: float):
+        shares = {slow: of_slow, fast: of_fast}
+        return lambda rows: [[int(ns * shares[rank]) for rank in range(2)] for ns in rows.device_ns]
+
+    return with_steps(
+        made, rank_busy_ns=ranks(0.9, 0.3), **{f"rank_{activity}_ns": ranks(0.05, 0.6)},
+        expert_tokens=lambda rows: [list(expert_tokens) for _ in rows.device_ns],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_rank_that_the_others_wait_for_is_named_and_no_link_is(tmp_path, slow):
+    run = unequal_run(tmp_path / "run", "communication", {"tensor_parallel": 2, "threads": 1}, slow)
+    (found,) = named(run).values()
+    assert found.key == "slow_rank" and f"rank {slow} computes 3.0 times" in found.cause
+    assert found.fixes[0].device_speed == pytest.approx(1 / 0.4, rel=0.01)
+
+
+def test_stage_that_computes_far_longer_than_the_other_is_a_slow_rank(tmp_path):
+    found = named(unequal_run(tmp_path / "run", "bubble", {"pipeline_parallel": 2}))
+    assert "as the other stages" in found["slow_rank"].cause
+
+
+def test_experts_of_one_rank_that_get_most_tokens_are_named_and_the_rank_is_not_slow(tmp_path):
+    run = unequal_run(tmp_path / "run", "communication", {"expert_parallel": 2}, 0, [300, 200, 60, 40])
+    found = named(run)
+    assert found["expert_imbalance"].settings == {"expert_parallel": 1, "tensor_parallel": 2}
+    assert all(each.supports for each in found["expert_imbalance"].evidence if "rank" in each.statement)
+    against = [each for each in found["slow_rank"].evidence if not each.supports]
+    assert "1.67 times the mean of the tokens" in against[0].statement
+    assert diagnose(run).findings[0].key == "expert_imbalance"
+
+
+def test_slow_rank_whose_experts_get_no_more_tokens_than_others_is_slow(tmp_path):
+    run = unequal_run(tmp_path / "run", "communication", {"expert_parallel": 2}, 0, [80, 70, 90, 60])
+    assert named(run).keys() == {"slow_rank"}
+    other = unequal_run(tmp_path / "other", "communication", {"expert_parallel": 2}, 1, [300, 200, 60, 40])
+    assert any(
+        "rank 1 computes longest" in each.statement and not each.supports
+        for each in named(other)["expert_imbalance"].evidence
+    ), "the rank with few tokens computes longest"
+
+
+def test_uneven_experts_that_cost_no_time_are_no_cause(tmp_path):
+    run = with_steps(
+        group_run(tmp_path / "run", 0.9, 0.1, "communication", {"expert_parallel": 2}),
+        expert_tokens=lambda rows: [[30, 20, 6, 4] for _ in rows.device_ns],
+    )
+    assert group_facts(run.meta(), run.table("steps")).expert_imbalance == pytest.approx(50 / 30)
+    assert not named(run)
 
 
 def named(run) -> dict[str, object]:

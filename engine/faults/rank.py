@@ -1,0 +1,65 @@
+"""Faults of one process that computes: of a rank of a parallel group, or of the only one."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from engine.faults.delay import Window, before, spend
+from engine.faults.plan import Fault, RankFault, SkewedRouter, SlowRank
+from engine.runner import ModelRunner
+from engine.token.models.moe import MixtureOfExperts
+from metrics.errors import ModelError
+
+FAR = 1e4  # above all logits of a router
+
+
+def plant_in_rank(runner: ModelRunner, faults: list[Fault]) -> None:
+    """Wraps the runner's parts. Raises ModelError for a fault without its object."""
+    for fault in faults:
+        if isinstance(fault, RankFault):
+            PLANTS[type(fault)](runner, fault)
+
+
+def slow_rank(runner: ModelRunner, fault: SlowRank) -> None:
+    """The other ranks wait for it in their next exchange."""
+    size = 1 if runner.ranks is None else runner.ranks.layout.size
+    if size == 1 or fault.rank >= size:
+        raise ModelError(
+            f"the fault slow_rank names rank {fault.rank} of a parallel group, and there are {size} ranks, numbered "
+            "from 0; name one of several, or leave it out"
+        )
+    if runner.ranks.layout.rank != fault.rank:
+        return
+    window = Window(fault)
+
+    def cost(*_: Any) -> None:
+        if window.is_open():
+            spend(fault.ms / 1e3, fault.by)
+
+    runner.inputs = before(runner.inputs, cost)
+
+
+def skewed_router(runner: ModelRunner, fault: SkewedRouter) -> None:
+    mixtures = [layer.mlp for layer in runner.model.layers if isinstance(layer.mlp, MixtureOfExperts)]
+    if not mixtures:
+        raise ModelError("the fault skewed_router needs a model with routed experts; serve one, or leave it out")
+    window = Window(fault)
+
+    def skewed(route: Callable[..., Any], num_chosen: int) -> Callable[..., Any]:
+        def choose(logits: torch.Tensor, bias: torch.Tensor | None) -> Any:
+            if window.is_open():
+                logits = logits.clone()
+                logits[: round(fault.share * len(logits)), :num_chosen] += FAR
+            return route(logits, bias)
+
+        return choose
+
+    for mixture in mixtures:
+        mixture.route = skewed(mixture.route, mixture.num_chosen)
+
+
+PLANTS: dict[type[RankFault], Callable[[ModelRunner, Any], None]] = {
+    SlowRank: slow_rank,
+    SkewedRouter: skewed_router,
+}
