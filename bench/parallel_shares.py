@@ -4,30 +4,45 @@
     python -m bench.parallel_shares --links FILE --rounds 5
 
 The exchanges are first measured (`sojourn calibrate-device`), unless `--links` names a file with ceilings. Then the
-model decodes the same prompts as one process with one thread, with tensor parallelism of 2 and with 2 stages, in turns.
+model decodes the same prompts as one process with one thread, with tensor parallelism of 2 and with 2 stages, in turns;
+and with 2 stages of which one computes `SLOWER_MS` longer (the planted fault `slow_rank`).
 One process gives the time of a step without exchanges: with the links follows the share of exchanges. The bubbles
-follow from what each stage computes, as measured, and from the host's time between two steps of one process.
+follow from what each stage computes and what the host does between two steps, as measured.
 Shares are medians of steps: what else runs on the machine is in few of them.
 """
 
 import argparse
 import random
 import statistics
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from engine import LLM, SamplingParams
+from engine.config import EngineConfig
+from engine.core import build
+from engine.engine import Engine
+from engine.messages import Observed, Submit
+from engine.sampling import SamplingParams
 from metrics.compute.communication import bubbles, group_shape, predicted
 from metrics.compute.cost_model import ModelShape
 from metrics.compute.link import Link
 from metrics.compute.roofline import load_ceilings
-from metrics.records import StepRecord
+from metrics.records import STAGES, StepRecord
 
 BATCHES = (2, 8, 16)
 PROMPT_TOKENS, OUTPUT_TOKENS = 40, 80
-LAYOUTS = {"one process": {}, "tensor 2": {"tensor_parallel": 2}, "pipeline 2": {"pipeline_parallel": 2}}
+SLOWER_MS = 3
+SMALL = 0.05  # a share below it has no relative error that says anything
+PIPELINE = {"pipeline_parallel": 2}
+LAYOUTS = {"one process": {}, "tensor 2": {"tensor_parallel": 2}} | {
+    "pipeline 2": PIPELINE,
+    **{
+        f"pipeline 2, stage {rank} slow": PIPELINE | {"faults": f"slow_rank:rank={rank},ms={SLOWER_MS}"}
+        for rank in (0, 1)
+    },
+}
 
 
 class Run(NamedTuple):
@@ -37,18 +52,34 @@ class Run(NamedTuple):
 
 
 def run(model: str, batch: int, settings: dict[str, Any]) -> Run:
-    dice, steps = random.Random(batch), []
+    dice = random.Random(batch)
     prompts = [[dice.randrange(3, 2000) for _ in range(PROMPT_TOKENS)] for _ in range(batch)]
-    sampling = SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=True)
     sizes = {"num_kv_blocks": 512, "max_model_len": 512, "threads": 1, "prefix_caching": False}
-    with LLM(model, on_steps=steps.extend, **sizes, **settings) as llm:
-        llm.generate(prompts, sampling)  # memory is faulted in
+    steps: list[StepRecord] = []
+
+    def publish(message: object) -> None:
+        if isinstance(message, Observed) and message.step is not None:
+            steps.append(message.step)
+
+    engine, ready = build(EngineConfig(model=model, **sizes, **settings), 0, publish)
+    try:
+        generate(engine, "warm", prompts)  # memory is faulted in
         steps.clear()
-        llm.generate(prompts, sampling)
-        shape, dtype = llm.ready.shape, llm.ready.dtype
+        generate(engine, "measured", prompts)
+    finally:
+        engine.close()
     stages = settings.get("pipeline_parallel", 1)
     full = [step for step in steps if set(step.kinds) == {"decode"} and len(step.kinds) == -(-batch // stages)]
-    return Run(shape, dtype, full)
+    return Run(ready.shape, ready.dtype, full)
+
+
+def generate(engine: Engine, name: str, prompts: list[list[int]]) -> None:
+    sampling = SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=True)
+    begin_ns = time.monotonic_ns()
+    submits = [Submit(f"{name}{n}", ids, sampling, encoded_ns=begin_ns) for n, ids in enumerate(prompts)]
+    engine.receive(submits, begin_ns)
+    while engine.has_work:
+        engine.receive([], engine.step())
 
 
 def median(values: Any) -> float:
@@ -69,15 +100,15 @@ def tensor_shares(alone: Run, two: Run, links: list[Link]) -> tuple[float, float
     return communication / (communication + busy), measured
 
 
-def pipeline_shares(half: Run, two: Run, links: list[Link]) -> list[tuple[float, float]]:
-    """Share of bubbles of each stage: predicted, measured. `half`: one process with as many decodes as a step has.
+def pipeline_shares(two: Run, links: list[Link]) -> list[tuple[float, float]]:
+    """Share of bubbles of each stage: predicted, measured.
 
-    What each stage computes is measured; the pace and the waits are predicted.
+    What each stage and the host compute is measured; the pace and the waits are predicted.
     """
     tokens = len(two.steps[0].kinds)
-    group = group_shape(two.shape, {"pipeline_parallel": 2}, two.dtype)
+    group = group_shape(two.shape, PIPELINE, two.dtype)
     link = next(each for each in links if each.collective == "send")
-    host = median(step.end_ns - step.begin_ns - step.device_ns for step in half.steps)
+    host = median(sum(step.stages) - step.stages[STAGES.index("wait")] - step.sampling_ns for step in two.steps)
     both = [step for step in two.steps if len(step.rank_busy_ns) == 2]
     busy, sent, waits = (np.array([getattr(step, f"rank_{name}_ns") for step in both])
                          for name in ("busy", "communication", "bubble"))  # fmt: skip
@@ -104,18 +135,22 @@ def main() -> None:
     for link in links:
         print(f"{link.collective:<11} {link.latency_ns / 1e3:7.0f} µs + bytes / {link.bytes_per_s / 1e9:.2f} GB/s, "
               f"wait {link.wait_share:.1%}")  # fmt: skip
-    print(f"{'decodes':>7}  {'':<24} predicted  measured  error")
+    print(f"{'decodes':>7}  {'':<32} predicted  measured  points  relative")
     for batch in BATCHES:
         found: dict[str, list[tuple[float, float]]] = {}
         for _ in range(args.rounds):
-            alone, tensor, pipeline = (run(args.model, batch, settings) for settings in LAYOUTS.values())
-            half = run(args.model, -(-batch // 2), {})
+            runs = {name: run(args.model, batch, settings) for name, settings in LAYOUTS.items()}
+            alone, tensor = runs.pop("one process"), runs.pop("tensor 2")
             found.setdefault("communication, tensor 2", []).append(tensor_shares(alone, tensor, links))
-            for stage, shares in enumerate(pipeline_shares(half, pipeline, links)):
-                found.setdefault(f"bubble, stage {stage} of 2", []).append(shares)
+            for name, two in runs.items():
+                for stage, shares in enumerate(pipeline_shares(two, links)):
+                    found.setdefault(f"bubble of stage {stage}, {name}", []).append(shares)
         for name, rounds in found.items():
             expected, measured = (median(each[side] for each in rounds) for side in (0, 1))
-            print(f"{batch:>7}  {name:<24} {expected:9.1%} {measured:9.1%} {expected / max(measured, 1e-9) - 1:6.0%}")
+            relative = f"{expected / measured - 1:9.0%}" if measured >= SMALL else f"{'–':>9}"
+            print(
+                f"{batch:>7}  {name:<32} {expected:9.1%} {measured:9.1%} {100 * (expected - measured):7.1f}{relative}"
+            )
 
 
 if __name__ == "__main__":

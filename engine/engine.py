@@ -173,6 +173,7 @@ class Engine:
         return plan
 
     def _launch(self, plan: StepPlan, turn: Turn) -> None:
+        plan.follows = self._last_turn is not None and self._last_turn.end_ns >= turn.begin_ns
         if self.scheduler.tiers is not None:
             plan.transfers = self.scheduler.tiers.take_transfers()
         handle = self.runner.launch(plan)

@@ -125,7 +125,8 @@ MAY_IMPORT = {
         "engine.config", "engine.settings", "metrics",
     },
     "engine.group": {
-        "engine.runner", "engine.compute", "engine.config", "engine.process", "metrics.errors",
+        "engine.runner", "engine.compute", "engine.config", "engine.process", "engine.faults.plan",
+        "engine.faults.rank", "metrics.errors",
     },
     "engine.core": {
         "engine.group", "engine.telemetry", "engine.engine", "engine.scheduling", "engine.request.token_budget",

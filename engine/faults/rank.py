@@ -3,25 +3,21 @@
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from engine.faults.delay import Window, before, spend
 from engine.faults.plan import Fault, RankFault, SkewedRouter, SlowRank
-from engine.runner import ModelRunner
-from engine.token.models.moe import MixtureOfExperts
 from metrics.errors import ModelError
 
 FAR = 1e4  # above all logits of a router
 
 
-def plant_in_rank(runner: ModelRunner, faults: list[Fault]) -> None:
-    """Wraps the runner's parts. Raises ModelError for a fault without its object."""
+def plant_in_rank(runner: Any, faults: list[Fault]) -> None:
+    """Wraps the parts of a ModelRunner. Raises ModelError for a fault without its object."""
     for fault in faults:
         if isinstance(fault, RankFault):
             PLANTS[type(fault)](runner, fault)
 
 
-def slow_rank(runner: ModelRunner, fault: SlowRank) -> None:
+def slow_rank(runner: Any, fault: SlowRank) -> None:
     """The other ranks wait for it in their next exchange."""
     size = 1 if runner.ranks is None else runner.ranks.layout.size
     if size == 1 or fault.rank >= size:
@@ -40,14 +36,14 @@ def slow_rank(runner: ModelRunner, fault: SlowRank) -> None:
     runner.inputs = before(runner.inputs, cost)
 
 
-def skewed_router(runner: ModelRunner, fault: SkewedRouter) -> None:
-    mixtures = [layer.mlp for layer in runner.model.layers if isinstance(layer.mlp, MixtureOfExperts)]
+def skewed_router(runner: Any, fault: SkewedRouter) -> None:
+    mixtures = [layer.mlp for layer in runner.model.layers if hasattr(layer.mlp, "route")]
     if not mixtures:
         raise ModelError("the fault skewed_router needs a model with routed experts; serve one, or leave it out")
     window = Window(fault)
 
     def skewed(route: Callable[..., Any], num_chosen: int) -> Callable[..., Any]:
-        def choose(logits: torch.Tensor, bias: torch.Tensor | None) -> Any:
+        def choose(logits: Any, bias: Any) -> Any:
             if window.is_open():
                 logits = logits.clone()
                 logits[: round(fault.share * len(logits)), :num_chosen] += FAR
@@ -59,7 +55,7 @@ def skewed_router(runner: ModelRunner, fault: SkewedRouter) -> None:
         mixture.route = skewed(mixture.route, mixture.num_chosen)
 
 
-PLANTS: dict[type[RankFault], Callable[[ModelRunner, Any], None]] = {
+PLANTS: dict[type[RankFault], Callable[[Any, Any], None]] = {
     SlowRank: slow_rank,
     SkewedRouter: skewed_router,
 }

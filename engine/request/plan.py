@@ -65,6 +65,7 @@ class StepPlan:
     wanted: dict[str, int] = field(default_factory=dict)  # request id → drafts for the next step at most
     undrafted: dict[str, int] = field(default_factory=dict)  # reason → requests that sample, for which none are wanted
     num_drafts: int = 0
+    follows: bool = False  # since the step before there was work all the time
     planned_ns: int = 0  # when it was decided, with telemetry on
     transfers: Transfers | None = None  # KV blocks to host memory before the copies, and from there behind them
     has_prompts: bool = False  # it may hold other work than decoding and verifying drafts

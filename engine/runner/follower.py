@@ -20,6 +20,7 @@ class Follower:
         self._runner = runner
         self._layout = runner.ranks.layout
         self._handed_on: deque[Batch] = deque()  # steps that the stages behind the first compute now
+        self._ended_ns = 0  # when the part before was computed
 
     def expect(self, step: RankStep) -> None:
         """A step was heard of, while another one may still be computed."""
@@ -28,14 +29,20 @@ class Follower:
     @torch.inference_mode()
     def follow(self, work: RankStep | Conclude) -> RankReport:
         begin_ns = time.monotonic_ns()
+        waited_ns = begin_ns - self._ended_ns if self._waits_for_stages(work) else 0
         if isinstance(work, RankStep):
             self._take_adapters(work)
             self._compute(work.batch())
         else:
             self._conclude(self._handed_on.popleft())
         runner = self._runner
-        stages, duration_ns = runner.stages, time.monotonic_ns() - begin_ns
-        return report(self._layout.rank, duration_ns, stages.traffic.take(), stages.take_times())
+        stages, self._ended_ns = runner.stages, time.monotonic_ns()
+        duration_ns = self._ended_ns - begin_ns
+        return report(self._layout.rank, duration_ns, stages.traffic.take(), stages.take_times(), waited_ns)
+
+    def _waits_for_stages(self, work: RankStep | Conclude) -> bool:
+        """Whether the time since the part before is a bubble: there is work, and other stages have it."""
+        return isinstance(work, RankStep) and work.follows and not self._layout.is_first_stage
 
     def _take_adapters(self, work: RankStep) -> None:
         """Reads the parts of adapters that come into slots: rank 0 has found that their files are good."""

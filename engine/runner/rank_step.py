@@ -27,6 +27,7 @@ class RankStep(msgspec.Struct, frozen=True, tag=True):
     scored_rows: list[int]  # the step's tokens whose successors in the prompt are scored
     tiles: list[LoraTile]  # tokens that use adapters
     adapter_loads: list[tuple[int, AdapterReference]]  # slots that every rank fills first, with its part
+    follows: bool  # see StepPlan
 
     def batch(self) -> Batch:
         """The work as this rank's runner computes it."""
@@ -81,11 +82,11 @@ class Ranks(Protocol):
         """Ends the other ranks."""
 
 
-def rank_step(batch: Batch, adapter_loads: Sequence[tuple[int, AdapterReference]]) -> RankStep:
+def rank_step(batch: Batch, adapter_loads: Sequence[tuple[int, AdapterReference]], *, follows: bool) -> RankStep:
     step, prompts = batch.step, batch.prompts
     scored = [] if prompts is None else prompts.rows
     num_tokens = len(step.known_ids)
-    return RankStep(step.whole.tobytes(), step.lengths, num_tokens, scored, batch.tiles, list(adapter_loads))
+    return RankStep(step.whole.tobytes(), step.lengths, num_tokens, scored, batch.tiles, list(adapter_loads), follows)
 
 
 def has_unknown_tokens(step: PackedStep) -> bool:

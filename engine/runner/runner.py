@@ -146,7 +146,7 @@ class ModelRunner:
                 self.drafting.proposer.forget(preemption.request.id)
         batch = self._prepare(plan)
         if self.ranks is not None:
-            self.ranks.send(rank_step(batch, plan.adapter_loads))
+            self.ranks.send(rank_step(batch, plan.adapter_loads, follows=plan.follows))
         prepared_ns = time.monotonic_ns()
         if self.stages is not None:
             self.stages.launched(batch)

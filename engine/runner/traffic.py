@@ -36,10 +36,13 @@ def bubble_ns(exchanges: Exchanges) -> int:
     return sum(ns for name, (_, ns) in exchanges.items() if name in WAITS)
 
 
-def report(rank: int, duration_ns: int, exchanges: Exchanges, times: TransferTimes | None = None) -> RankReport:
+def report(
+    rank: int, duration_ns: int, exchanges: Exchanges, times: TransferTimes | None = None, waited_ns: int = 0
+) -> RankReport:
+    """`waited_ns`: for another stage, before the part began."""
     communication, bubble = communication_ns(exchanges), bubble_ns(exchanges)
     busy_ns = max(0, duration_ns - communication - bubble)
-    return RankReport(rank, busy_ns, communication, bubble, *(times or TransferTimes([], [])))
+    return RankReport(rank, busy_ns, communication, waited_ns + bubble, *(times or TransferTimes([], [])))
 
 
 class HiddenTimes:

@@ -126,12 +126,12 @@ class Bubbles(NamedTuple):
 
 
 def bubbles(stage_ns: Sequence[float], host_ns: float, transfer_ns: float, under_way: int) -> Bubbles:
-    """`stage_ns`: what a step takes each stage; `host_ns`: between two steps on the first; `transfer_ns`: of a receive,
-    though the tensor is there. The slowest stage sets the pace, or a step's way through all stages where few steps are
-    under way. What the host does between two steps is no bubble of the first stage."""
+    """`stage_ns`: what a step takes each stage; `host_ns`: between two steps on the first; `transfer_ns`: from stage to
+    stage, which other steps hide. The slowest stage sets the pace, or a step's way through all stages where few steps
+    are under way. What the host does between two steps is no bubble of the first stage."""
     first, *others = stage_ns
     way = sum(stage_ns) + host_ns + len(stage_ns) * transfer_ns
-    period = max(first + host_ns + transfer_ns, *(each + transfer_ns for each in others), way / max(1, under_way))
+    period = max(first + host_ns, *others, way / max(1, under_way))
     waits = [period - host_ns - first, *(period - each for each in others)]
     shares = [wait / max(wait + each, 1e-9) for wait, each in zip(waits, stage_ns, strict=True)]
     return Bubbles(period, shares)

@@ -71,7 +71,9 @@ class GroupFacts:
         found = []
         for rank, own_ns in enumerate(computed):
             stage = range(rank // size * size, rank // size * size + size)
-            peers = [other for other in stage if other != rank] or [each for each in range(len(computed)) if each != rank]
+            peers = [other for other in stage if other != rank] or [
+                each for each in range(len(computed)) if each != rank
+            ]
             typical_ns = float(np.median([computed[each] for each in peers]))
             times, lost = own_ns / max(typical_ns, 1.0), self._share(own_ns - typical_ns)
             found.append(SlowestRank(rank, times, lost, size > 1))

@@ -6,7 +6,7 @@ from metrics.diagnosis.group_facts import GroupFacts, SlowestRank
 from metrics.diagnosis.rules.cause import CONTRADICTION, Proposal, all_of, cause
 from metrics.diagnosis.rules.device import DEVICE_ACCOUNTS, WAITS
 from metrics.diagnosis.rules.parallel import BUBBLE, COMMUNICATION, RANKS
-from metrics.diagnosis.rules.shared_evidence import excess_evidence, missing_share
+from metrics.diagnosis.rules.shared_evidence import excess_evidence
 from metrics.diagnosis.verdict import Evidence, evidence
 from metrics.replay.prediction import Change, settings_text
 
