@@ -72,8 +72,8 @@ def up(
             for member in made.dead():
                 if member.number not in told:
                     told.add(member.number)
-                    out.print(f"server {member.number} ended with exit code {member.process.returncode}; the others go "
-                              f"on, see {member.log}", markup=False, soft_wrap=True)  # fmt: skip
+                    out.print(f"server {member.number} {member.ending()}; the others go on, see {member.log}",
+                              markup=False, soft_wrap=True)  # fmt: skip
             _show_new(made, shown)
             time.sleep(0.5)
         raise ExperimentError(fault)

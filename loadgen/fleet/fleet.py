@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from loadgen.fleet.ray_servers import servers_of_replicas
+from loadgen.fleet.ray_servers import UNSEEN, servers_of_replicas
 from loadgen.fleet.routers import FleetServer, Router, ServerPlan, StartingRouter
 from loadgen.target.endpoint import Endpoint, EndpointError, get, parse_base_url, served_models
 from loadgen.target.processes import (
@@ -53,6 +53,11 @@ class Member:
     log: Path
     process: Process
     served: dict[str, Any] = field(default_factory=dict)  # its model, as GET /v1/models has it
+
+    def ending(self) -> str:
+        """How it ended, in words."""
+        code = self.process.returncode
+        return "was killed with its replica" if code == UNSEEN else f"ended with exit code {code}"
 
 
 @dataclass(slots=True)

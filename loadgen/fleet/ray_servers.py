@@ -7,6 +7,7 @@ from typing import Any
 
 import psutil
 
+UNSEEN = -1000  # no exit code: whoever owned the process was killed, too
 SERVERS_FILE = "servers.jsonl"  # as scale/ray_app.py names it
 
 
@@ -21,9 +22,9 @@ class ServerOfReplica:
     is_known_to_have_ended: bool = False
 
     def poll(self) -> int | None:
-        """Its exit code, or -1 where nobody saw it; None while it runs."""
+        """Its exit code, or UNSEEN where nobody saw it; None while it runs."""
         if self.returncode is None and (self.is_known_to_have_ended or not _exists(self.pid)):
-            self.returncode = -1
+            self.returncode = UNSEEN
         return self.returncode
 
 

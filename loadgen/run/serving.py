@@ -75,7 +75,7 @@ def several_servers(
         dead = made.dead()
         meta["servers"] = _entries(made, block)  # with those that a router started in the place of others
     serving.doubts += [
-        f"{each.run_dir.name} ended with exit code {each.process.returncode} during the run; its last lines:\n"
+        f"{each.run_dir.name} {each.ending()} during the run; its last lines:\n"
         f"{tail(each.log)}"
         for each in dead
     ]  # fmt: skip
