@@ -95,9 +95,10 @@ def blame_matrix(run: RunData, trait: str) -> Drawing:
 def of_steps(run: RunData) -> list[Drawing]:
     """The panels over time, and last the step model and the stages."""
     lasting_s = (run.steps.end_ns.max() - run.begin_ns) / 1e9
+    count = f"{len(run.steps):,} of {run.count_steps():,}" if run.sampled_of else f"{len(run.steps):,}"
     return [
         Drawing(
-            f"{len(run.steps):,} steps in {lasting_s:,.1f} s", steps.over_time(run.steps, run.begin_ns),
+            f"{count} steps in {lasting_s:,.1f} s", steps.over_time(run.steps, run.begin_ns),
             "`steps.parquet`: `new_tokens` by `kinds`, `budget`; `refusals`, `waiting`, `preempted_ids`; `blocks_*`; "
             "`stage_*_ns`, `predicted_ns`. With more than 200 steps, a bar is the mean of the steps that began in its "
             "span.",

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pandas as pd
 import streamlit as st
 
 from metrics.request.objectives import OBJECTIVE_NAMES, OBJECTIVES
@@ -51,8 +52,10 @@ def show(whole: RunData, run: RunData, chosen: RunFilter, *, has_steps: bool = F
 
 def _count(run: RunData, labels: dict[str, str], has_steps: bool) -> str:
     if not labels:
-        return f"{run.sent:,} requests"
-    steps = f", {len(run.steps):,} of {run.num_steps:,} steps" if has_steps and run.num_steps else ""
+        return f"{run.num_requests:,} requests"
+    if run.is_sample:
+        return f"**{len(run.requests):,} of the {run.sent:,} requests of the sample**"
+    steps = f", {len(run.steps):,} of {run.count_steps():,} steps" if has_steps and run.count_steps() else ""
     return f"**{len(run.requests):,} of {run.sent:,} requests{steps}**"
 
 
@@ -90,8 +93,8 @@ def _choices(whole: RunData, chosen: RunFilter) -> None:
 
 def _end_s(run: RunData) -> float:
     """The end of the run in seconds, rounded up to a step of the slider."""
-    ends = [float(rows.max()) for rows in (run.requests.due_ns, run.steps.begin_ns) if len(rows)]
-    end = (max(ends) - run.begin_ns) / 1e9 if ends else 0.0
+    last = run.requests.due_ns.max() if len(run.requests) else run.steps.begin_ns.max()
+    end = (float(last) - run.begin_ns) / 1e9 if pd.notna(last) else 0.0
     step = _step(end)
     return round((end // step + 1) * step, 3) if end > 0 else 0.0
 

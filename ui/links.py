@@ -91,7 +91,7 @@ def _largest_account(late, until: str) -> str | None:
 
 def _steps(run: RunData, found: Finding, late, missed: str) -> RunFilter | None:
     """The worst stretch that the finding names, or the steps of its slowest request."""
-    if run.steps.empty:
+    if not run.has_steps:
         return None
     if (named := found.steps) is not None:
         return RunFilter(first=named[0], last=named[1])

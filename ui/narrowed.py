@@ -10,7 +10,7 @@ from metrics.results.replicas import fleet_view
 from metrics.results.summary import Results, results
 from metrics.run.directory import RunDirectory
 from ui.filters import RunFilter
-from ui.run_data import RunData
+from ui.run_data import RunData, once_made
 from ui.tables.request import accounts_ms
 
 
@@ -23,14 +23,14 @@ def narrowed(run: RunData, chosen: RunFilter) -> RunData:
         run,
         key=f"{run.key} {sorted(chosen.query().items())}",
         requests=requests,
-        steps=chosen.steps(run.steps, requests, run.begin_ns),
+        open_steps=once_made(lambda: chosen.steps(run.steps, requests, run.begin_ns)),
         system=chosen.during(run.system, run.system.ns, run.begin_ns),
         server=chosen.during(run.server, run.server.index.to_series(), run.begin_ns),
         fleet=fleet_view(RunDirectory(run.path), requests) or run.fleet if run.fleet is not None and of_requests
         else run.fleet,
         diagnosis=_diagnosis(run, chosen, requests) if of_requests else run.diagnosis,
         sent=len(run.requests),
-        num_steps=len(run.steps),
+        extremes=None if run.extremes is None else chosen.requests(run.extremes, objectives, run.begin_ns),
     )  # fmt: skip
 
 

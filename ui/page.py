@@ -75,6 +75,8 @@ def open_page(title: str, shows: str, reading: str, *, has_steps: bool = False, 
     st.html(fragments.about(run))
     if run.server_alone:
         st.info(f"{MARK[0].upper()}{MARK[1:]}.", icon=":material/dns:")
+    if run.sampled_of:
+        st.info(of_a_sample(run), icon=":material/query_stats:")
     if run.recording:
         st.info(
             "This run is still being recorded, or was cut short: the tables are shown up to the last whole second. "
@@ -95,6 +97,15 @@ def open_page(title: str, shows: str, reading: str, *, has_steps: bool = False, 
     if passed.requests.empty and passed.steps.empty:
         stop_with("Nothing passes the filter.", "filter_alt_off")
     return passed
+
+
+def of_a_sample(run: RunData) -> str:
+    if not run.is_sample:
+        return "This run has many steps. Figures of steps are of a sample of them, and of the longest ones."
+    return (
+        f"This run has {run.sampled_of:,} requests. Figures are of a sample of {run.sent:,} of them, and of a sample "
+        "of its steps. The verdict, the goodput and the quantiles are of all requests, and so are the slowest requests."
+    )
 
 
 def stop_with(sentence: str, icon: str) -> NoReturn:

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
-from typing import Any
+from threading import Lock
+from typing import Any, TypeVar
 
 import msgspec
 import pandas as pd
@@ -20,10 +20,14 @@ from metrics.records import SCHEMAS
 from metrics.request.goodput import measured, measured_steps
 from metrics.request.offenders import Book, TooLarge, book_of
 from metrics.results.replicas import FleetView, fleet_view
-from metrics.run.directory import RunDirectory, engine_settings, server_hardware
+from metrics.run.directory import RunDirectory, engine_settings, frame_of, server_hardware
 from metrics.run.segments import STREAM
 from metrics.run.server_alone import is_server_alone, meta_of, requests_of
 from metrics.sources.view import timeline
+from ui import large_run
+from ui.tables.request import chosen
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +37,9 @@ class RunData:
     name: str
     path: Path
     meta: dict[str, Any]
-    requests: pd.DataFrame  # those that count, without the warm-up; numeric columns are float64, NaN where unknown
+    requests: pd.DataFrame  # those that count, or a sample; numeric columns are float64, NaN where unknown
     warmup: int  # requests that the scenario's `measure` block leaves out
-    steps: pd.DataFrame  # in order of `step`, from the first due time of `requests` on
+    open_steps: Callable[[], pd.DataFrame]  # in order of `step`, from the first due time of `requests` on
     diagnosis: Diagnosis | None
     no_diagnosis: str  # why there is none, "" where there is one
     recording: bool  # segments not yet compacted: the run goes on, or was cut short
@@ -47,8 +51,10 @@ class RunData:
     no_ceilings: str  # why there are none, "" where there are some
     precision: str  # of the run's arithmetic, as the ceilings name it
     key: str = ""  # of what is computed from it: its path, the state of its files, and what a filter leaves of it
-    sent: int = 0  # requests and steps without a filter
-    num_steps: int = 0
+    sent: int = 0  # requests without a filter, and steps
+    count_steps: Callable[[], int] = lambda: 0
+    sampled_of: int = 0  # requests of the run where `requests` are a sample, else 0
+    extremes: pd.DataFrame | None = None  # ... and those that a sample would miss: the slowest ones, the first ones
     fleet: FleetView | None = None  # of several servers; each has a run of its own below this one
     server_alone: bool = False  # no client measured it: the server's stamps stand in for a client's
     open_book: Callable[[], tuple[Book | None, str]] = lambda: (None, "")  # made when first asked for, then kept
@@ -56,6 +62,47 @@ class RunData:
     def beside(self, other: "RunData") -> "RunData":
         """This run, with a key for what is made of both."""
         return replace(self, key=f"{self.key} beside {other.key}")
+
+    @property
+    def steps(self) -> pd.DataFrame:
+        return self.open_steps()
+
+    @property
+    def has_steps(self) -> bool:
+        """Without reading those of a large run."""
+        return bool(RunDirectory(self.path).sources("steps")) if self.sampled_of else not self.steps.empty
+
+    @property
+    def is_sample(self) -> bool:
+        """Whether `requests` are some of those of the run; steps may be a sample also where they are all."""
+        return self.sent < self.sampled_of
+
+    @property
+    def num_requests(self) -> int:
+        """Of the run, as the filter leaves them: of a sample, those that it stands for."""
+        return round(len(self.requests) * self.sampled_of / self.sent) if self.sampled_of else len(self.requests)
+
+    def ordered(self, order: str, count: int) -> pd.DataFrame:
+        """The first requests in an order, as `tables.request.chosen`; of a sample also those beside it."""
+        rows = self.requests if self.extremes is None else pd.concat([self.requests, self.extremes])
+        return chosen(rows.drop_duplicates("request_id"), order, count)
+
+    def request(self, request_id: str) -> pd.Series | None:
+        """A request of the run that passes the filter; of a sample any request of its files."""
+        found = self.requests[self.requests.request_id == request_id]
+        if found.empty and self.extremes is not None:
+            found = self.extremes[self.extremes.request_id == request_id]
+        if found.empty and self.sampled_of and len(self.requests) == self.sent:
+            run = RunDirectory(self.path)
+            found = _joined(run, *large_run.looked_up(run, request_id))
+        return None if found.empty else found.iloc[0]
+
+    def steps_of(self, request: pd.Series) -> pd.DataFrame:
+        """The steps between the first and the last one of a request."""
+        first, last = request.first_step, request.last_step
+        if not self.sampled_of or pd.isna(first):
+            return self.steps[self.steps.step.between(first, last)]
+        return _numeric(flat_frame(large_run.steps_between(RunDirectory(self.path), first, last)))
 
     @property
     def book(self) -> Book | None:
@@ -110,6 +157,8 @@ def load(path: Path | str, diagnosis: Diagnosis | None = None) -> RunData:
     """Reads a run directory, and its diagnosis unless one is given. Raises RunDataError if it cannot be read."""
     run = RunDirectory.open(path)
     meta = meta_of(run)
+    if large_run.is_large(run):
+        return _load_sample(run, meta, diagnosis)
     recorded = _numeric(requests_of(run, run.meta()))
     requests = measured(recorded, meta)
     recorded_steps = run.arrow("steps")
@@ -117,15 +166,59 @@ def load(path: Path | str, diagnosis: Diagnosis | None = None) -> RunData:
     reason = ""
     if diagnosis is None:
         diagnosis, reason = read_diagnosis(run, empty=requests.empty)
-    ceilings, no_ceilings = _ceilings(meta)
     starts = pd.concat([requests.due_ns, steps.begin_ns]).dropna()
+    loaded = _data(run, meta, requests, diagnosis, reason, starts)
+    return replace(
+        loaded,
+        warmup=len(recorded) - len(requests),
+        open_steps=lambda: steps,
+        count_steps=lambda: len(steps),
+        fleet=fleet_view(run, requests),
+        open_book=once_made(lambda: _book(run, recorded_steps)),
+    )
+
+
+def _load_sample(run: RunDirectory, meta: dict[str, Any], diagnosis: Diagnosis | None) -> RunData:
+    """Steps are read when a page asks for them: they take longest."""
+    drawn = large_run.drawn_requests(run, meta)
+    every = _joined(run, drawn.client, drawn.server)
+    is_sampled = every.request_id.isin(drawn.sampled)
+    requests = every[is_sampled].reset_index(drop=True)
+    reason = ""
+    if diagnosis is None and (run.path / "diagnosis.json").exists():
+        diagnosis, reason = read_diagnosis(run)
+    elif diagnosis is None:
+        reason = f"A run of {drawn.total:,} requests is not diagnosed by the app: run sojourn diagnose {run.path}"
+    steps = once_made(lambda: large_run.drawn_steps(run, drawn.first_due_ns))
+    frame = once_made(lambda: _numeric(flat_frame(steps()[0])))
+    return replace(
+        _data(run, meta, requests, diagnosis, reason, pd.Series([float(drawn.first_due_ns)])),
+        warmup=drawn.warmup,
+        open_steps=frame,
+        count_steps=lambda: steps()[1],
+        sampled_of=drawn.total,
+        extremes=every[~is_sampled].reset_index(drop=True),
+        open_book=once_made(lambda: _book(run, None)),
+    )
+
+
+def _joined(run: RunDirectory, client: pa.Table, server: pa.Table) -> pd.DataFrame:
+    return _numeric(run.requests(frame_of(client), frame_of(server)))
+
+
+def _data(
+    run: RunDirectory, meta: dict[str, Any], requests: pd.DataFrame, diagnosis: Diagnosis | None, reason: str,
+    starts: pd.Series,
+) -> RunData:  # fmt: skip
+    """What small and large runs have alike. `starts` are moments at which requests and steps began."""
+    ceilings, no_ceilings = _ceilings(meta)
     return RunData(
         name=shown_name(run, meta),
         path=run.path,
         meta=meta,
         requests=requests,
-        warmup=len(recorded) - len(requests),
-        steps=steps,
+        warmup=0,
+        open_steps=SCHEMAS["steps"].empty_table().to_pandas,
         diagnosis=diagnosis,
         no_diagnosis=reason,
         recording=any((run.path / f"{table}.parts").is_dir() for table in SCHEMAS),
@@ -137,10 +230,7 @@ def load(path: Path | str, diagnosis: Diagnosis | None = None) -> RunData:
         no_ceilings=no_ceilings,
         key=f"{run.path.resolve()} {fingerprint(run.path)}",
         sent=len(requests),
-        num_steps=len(steps),
-        fleet=fleet_view(run, requests),
         server_alone=is_server_alone(run, run.meta()),
-        open_book=cache(lambda: _book(run, recorded_steps)),
         precision=arithmetic(meta) or str(engine_settings(meta).get("dtype") or "float32"),
     )
 
@@ -161,7 +251,20 @@ def read_diagnosis(run: RunDirectory, empty: bool = False) -> tuple[Diagnosis | 
         return None, str(error)
 
 
-def _book(run: RunDirectory, steps: pa.Table) -> tuple[Book | None, str]:
+def once_made(make: Callable[[], Made]) -> Callable[[], Made]:
+    """Makes it when it is first asked for; who asks meanwhile waits."""
+    lock, made = Lock(), []
+
+    def given() -> Made:
+        with lock:
+            if not made:
+                made.append(make())
+        return made[0]
+
+    return given
+
+
+def _book(run: RunDirectory, steps: pa.Table | None) -> tuple[Book | None, str]:
     try:
         book = book_of(run, steps)
     except TooLarge as error:

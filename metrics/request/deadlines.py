@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 import pandas as pd
 
+from metrics.cells import weighted
 from metrics.request.goodput import rate_window
-from metrics.request.latencies import reads
 from metrics.request.objectives import EVERY_CLASS, objectives_of
 from metrics.statistics.intervals import Interval, mean_interval
 
@@ -72,12 +72,6 @@ def smooth_worth(token_ms: np.ndarray, first_ms: float, each_ms: float) -> float
     return max(0.0, len(read_ms) - max(0.0, idle_ms) / each_ms)
 
 
-def token_times_ms(due_ns: float, chunk_ns: Sequence[int], chunk_tokens: Sequence[int] | None) -> np.ndarray:
-    """When each output token was read, in ms after the intended send. A chunk stands for a token if none are known."""
-    stamps, tokens = reads(chunk_ns, chunk_tokens)
-    return np.repeat((stamps - due_ns) / 1e6, tokens.astype(int))
-
-
 def class_deadlines(frame: pd.DataFrame, objectives: list[dict[str, Any]] | None) -> list[Deadlines]:
     """Fluidity and smooth goodput, over the window of the whole frame, of each class that has both a ttft and a tpot
     objective; the others have no deadline for every token. Requests of an imported result whose tokens have no time are
@@ -96,15 +90,7 @@ def class_deadlines(frame: pd.DataFrame, objectives: list[dict[str, Any]] | None
 def _of_class(
     klass: str, rows: pd.DataFrame, bounds: dict[str, float], ms_per_prompt_token: float, seconds: float
 ) -> Deadlines:
-    shares, worth, tokens = np.zeros(len(rows)), 0.0, 0
-    for place, row in enumerate(rows.itertuples()):
-        if row.status != "ok" or row.chunk_ns is None:
-            continue
-        read_ms = token_times_ms(row.due_ns, row.chunk_ns, row.chunk_tokens)
-        first_ms = bounds["ttft_ms"] + ms_per_prompt_token * (row.prompt_tokens if pd.notna(row.prompt_tokens) else 0)
-        shares[place] = fluidity(read_ms, first_ms, bounds["tpot_ms"])
-        worth += smooth_worth(read_ms, first_ms, bounds["tpot_ms"])
-        tokens += len(read_ms)
+    shares, worth, tokens = _shares_and_worth(rows, bounds, ms_per_prompt_token)
     return Deadlines(
         klass=klass,
         first_token_ms=bounds["ttft_ms"],
@@ -117,6 +103,34 @@ def _of_class(
         smooth_goodput_tokens_per_s=worth / seconds if seconds else 0.0,
         output_tokens_per_s=tokens / seconds if seconds else 0.0,
     )
+
+
+def _shares_and_worth(
+    rows: pd.DataFrame, bounds: dict[str, float], ms_per_prompt_token: float
+) -> tuple[np.ndarray, float, int]:
+    """[rows] `fluidity`, the sum of `smooth_worth`, and all tokens. Most streams miss no deadline: only those that do
+    are looked at one by one."""
+    served, each_ms = rows[(rows.status == "ok").to_numpy()], bounds["tpot_ms"]
+    stamps, counts, place = weighted(served.chunk_ns, served.chunk_tokens)
+    order = np.lexsort((stamps, place))  # a client may note chunks of several reads out of their order
+    counts = counts[order].astype(int)
+    stream = np.repeat(place[order], counts)
+    read_ms = np.repeat(stamps[order] - served.due_ns.to_numpy(dtype="float64")[place[order]], counts) / 1e6
+    length = np.bincount(stream, minlength=len(served))
+    begin = np.cumsum(length) - length
+    prompt_tokens = served.prompt_tokens.fillna(0).to_numpy(dtype="float64")
+    first_ms = bounds["ttft_ms"] + ms_per_prompt_token * prompt_tokens
+    late_ms = read_ms - (first_ms[stream] + each_ms * (np.arange(len(stream)) - begin[stream]))
+    has_tokens = length > 0
+    idle_ms = np.zeros(len(served))
+    idle_ms[has_tokens] = np.maximum.reduceat(late_ms, begin[has_tokens]) if len(late_ms) else 0.0
+    of_served = has_tokens.astype("float64")
+    for row in np.flatnonzero(idle_ms > 0):
+        of_served[row] = fluidity(read_ms[begin[row] : begin[row] + length[row]], first_ms[row], each_ms)
+    shares = np.zeros(len(rows))
+    shares[(rows.status == "ok").to_numpy()] = of_served
+    worth = np.maximum(0.0, length - np.maximum(0.0, idle_ms) / each_ms)
+    return shares, float(worth.sum()), int(length.sum())
 
 
 def _per_prompt_token(klass: str, objectives: Sequence[Mapping[str, Any]] | None) -> float:

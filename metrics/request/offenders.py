@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 import msgspec
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from metrics.compute.cost_model import ModelShape, shape_from
 from metrics.errors import RunDataError
@@ -51,15 +53,12 @@ def book_of(run: RunDirectory, steps: pa.Table | None = None) -> Book | None:
     """The book of a run directory; None where its server recorded no step or no request. `steps` stands in for its own.
 
     Raises RunDataError where it cannot be read, and TooLarge above MOST_ENTRIES."""
+    if steps is None:
+        _refuse_too_large(run, sum(map(_written_entries, run.sources("steps"))))
     steps, meta = run.arrow("steps") if steps is None else steps, run.meta()
     if not len(steps):
         return None
-    entries = pc.sum(pc.list_value_length(steps["request_ids"])).as_py() or 0
-    if entries > MOST_ENTRIES:
-        raise TooLarge(
-            f"{run.path} has {entries:,} shares of requests in steps, and who delayed whom is worked out for at most "
-            f"{MOST_ENTRIES:,}: record a shorter run"
-        )
+    _refuse_too_large(run, pc.sum(pc.list_value_length(steps["request_ids"])).as_py() or 0)
     requests = run.table("requests")
     if not len(requests):
         return None
@@ -69,6 +68,27 @@ def book_of(run: RunDirectory, steps: pa.Table | None = None) -> Book | None:
     except msgspec.ValidationError:  # of another version: tokens stand in
         shape = None
     return open_book(steps, requests, shape, engine_settings(meta).get("block_size") or BLOCK_SIZE)
+
+
+def _refuse_too_large(run: RunDirectory, entries: int) -> None:
+    if entries > MOST_ENTRIES:
+        raise TooLarge(
+            f"{run.path} has {entries:,} shares of requests in steps, and who delayed whom is worked out for at most "
+            f"{MOST_ENTRIES:,}: record a shorter run"
+        )
+
+
+def _written_entries(file: Path) -> int:
+    """Requests in the steps of a Parquet file, by what it says of itself: at least, and 0 of a file of another kind."""
+    if file.suffix != ".parquet":
+        return 0
+    try:
+        metadata = pq.read_metadata(file)
+    except (pa.ArrowException, OSError):
+        return 0  # whoever reads its rows says what is wrong
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    counts = ((group.column(place), group.num_rows) for group in groups for place in range(group.num_columns))
+    return sum(column.num_values - rows for column, rows in counts if column.path_in_schema.startswith("request_ids."))
 
 
 def open_book(steps: pa.Table, requests: pd.DataFrame, shape: ModelShape | None, block_size: int = BLOCK_SIZE) -> Book:

@@ -102,15 +102,7 @@ class RunDirectory:
 
         A column is null where a run of an older version lacks it. The table is empty where nothing was recorded.
         """
-        import pandas as pd  # a third of a second, which a server that only records need not spend
-
-        rows = self.arrow(table)
-        frame = rows.to_pandas(maps_as_pydicts="strict")
-        for field, column in zip(rows.schema, rows.columns, strict=True):
-            if pa.types.is_integer(field.type) and 0 < column.null_count < len(column):
-                # As floats, which pandas takes for nulls, nanoseconds would be rounded from 104 days on.
-                frame[field.name] = column.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get)
-        return frame
+        return frame_of(self.arrow(table))
 
     def arrow(self, table: str, columns: Sequence[str] = ()) -> pa.Table:
         """The same as Arrow, which keeps a million lists flat. With `columns` no others are read."""
@@ -128,7 +120,7 @@ class RunDirectory:
         for table in SCHEMAS:
             compact(self.path, table)
 
-    def requests(self, client: "pd.DataFrame | None" = None) -> "pd.DataFrame":
+    def requests(self, client: "pd.DataFrame | None" = None, server: "pd.DataFrame | None" = None) -> "pd.DataFrame":
         """One row a request that was due, client and server joined by `request_id`, in order of `due_ns`.
 
         Columns: those of `client` and of `requests` (the server's share of a common name as `server_<name>`), the
@@ -137,10 +129,10 @@ class RunDirectory:
         first read with text to the last, a token that came after the first read. NaN where the request has none: not
         served, one token, or all tokens in one read, so that no client could see how fast they were made.
         `front_turns_ns` is the part of the way in that was spent in the server's socket: see `with_front_turns`.
-        `client` stands in for the run's own table of that name.
+        `client` and `server` stand in for the run's own tables `client` and `requests`.
         """
         client = self.table("client") if client is None else client
-        server = self.table("requests")
+        server = self.table("requests") if server is None else server
         client = client.drop_duplicates("request_id")  # parsed under way and again at the end, for a moment
         clash = {name: f"server_{name}" for name in server.columns if name in client.columns and name != "request_id"}
         server = server.rename(columns=clash).drop_duplicates("request_id", keep="last")
@@ -160,6 +152,18 @@ class RunDirectory:
             for name, rows in joined.groupby("server", dropna=False, sort=False)
         ]
         return with_routing(pd.concat(parts).sort_index(), meta)
+
+
+def frame_of(rows: pa.Table) -> "pd.DataFrame":
+    """A table as a frame with Python objects for lists and maps, and whole numbers that stay whole beside nulls."""
+    import pandas as pd  # a third of a second, which a server that only records need not spend
+
+    frame = rows.to_pandas(maps_as_pydicts="strict")
+    for field, column in zip(rows.schema, rows.columns, strict=True):
+        if pa.types.is_integer(field.type) and 0 < column.null_count < len(column):
+            # As floats, which pandas takes for nulls, nanoseconds would be rounded from 104 days on.
+            frame[field.name] = column.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get)
+    return frame
 
 
 def _fault(meta: Any) -> str | None:

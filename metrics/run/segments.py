@@ -110,6 +110,12 @@ def read_segment(path: Path, table: str, columns: Sequence[str] = ()) -> pa.Tabl
     return pa.Table.from_batches(_batches(path, table, columns), schema_of(table, columns))
 
 
+def conformed(rows: pa.Table, table: str) -> pa.Table:
+    """Rows that were read in another way, with the columns of today's schema."""
+    schema = SCHEMAS[table]
+    return pa.Table.from_batches([_as_today(batch, table, schema) for batch in rows.to_batches()], schema)
+
+
 def schema_of(table: str, columns: Sequence[str] = ()) -> pa.Schema:
     return pa.schema([SCHEMAS[table].field(name) for name in columns]) if columns else SCHEMAS[table]
 

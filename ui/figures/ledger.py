@@ -144,8 +144,7 @@ def _accounts_rows(fig: go.Figure, parts: pd.Series) -> None:
 
 def _clock_rows(fig: go.Figure, request: pd.Series, steps: pd.DataFrame) -> None:
     """On the clock: the request's steps by kind, tokens as the loop emitted them, chunks as the client read them."""
-    first, last = request.first_step, request.last_step
-    part = steps_of(steps[steps.step.between(first, last)], request.request_id)
+    part = steps_of(steps[steps.step.between(request.first_step, request.last_step)], request.request_id)
     rows = ("steps", "tokens emitted", "chunks read")
     for kind, group in part.groupby("kind", sort=False):
         fig.add_bar(

@@ -90,7 +90,9 @@ def scenario_name(meta: dict[str, Any]) -> str:
 def key_numbers(run: RunData) -> list[Tile]:
     """What a reader asks first, each with its unit and the number of requests it rests on."""
     sent, served = len(run.requests), int((run.requests.status == "ok").sum())
-    tiles: list[Tile] = [("requests", f"{sent:,}", "sent", f"{served:,} ok, {sent - served:,} not")]
+    outcome = f"{served:,} ok, {sent - served:,} not"
+    detail = f"of a sample of {sent:,}: {outcome}" if run.is_sample else outcome
+    tiles: list[Tile] = [("requests", f"{run.num_requests:,}", "sent", detail)]
     goodput = run.diagnosis.goodput if run.diagnosis is not None else []
     whole = goodput[0] if goodput else None
     if whole is not None:
@@ -100,6 +102,8 @@ def key_numbers(run: RunData) -> list[Tile]:
         tiles.append(("goodput", number(whole.goodput_rps), "req/s", good))
         tiles.append(("attainment", percent(whole.attainment), "", f"of {whole.sent:,} sent, all objectives"))
     rate = throughput_tokens_per_s(run.requests)
+    if rate is not None and run.is_sample:
+        rate *= run.num_requests / sent
     tiles.append(("output", number(rate), "tokens/s", f"n = {served:,} served requests"))
     for latency, name in (("ttft_ms", "TTFT"), ("tpot_ms", "TPOT")):
         for quantile in ("p50", "p90"):

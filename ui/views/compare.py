@@ -26,6 +26,11 @@ STATES = {"no worse": "healthy", "worse": "overloaded", "cannot tell": "inconclu
 @st.cache_data(max_entries=16, show_spinner="Comparing the runs …")
 def verdict(key: str, is_forced: bool, _runs: tuple[RunData, RunData]) -> tuple[Comparison | None, str]:
     """Of the whole runs; or None and why there is none."""
+    if any(run.is_sample for run in _runs):
+        return None, (
+            f"A run here has {max(run.sampled_of for run in _runs):,} requests, of which the app holds a sample. "
+            "sojourn compare gives the verdict of all of them"
+        )
     samples = {
         run.path: samples_from(RunDirectory(run.path), run.requests, run.meta.get("objectives")) for run in _runs
     }

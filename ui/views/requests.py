@@ -14,7 +14,7 @@ from ui.figures import spans as spans_figure
 from ui.markup import fragments
 from ui.page import draw, once, open_page, stop_with
 from ui.tables.blame import TRAITS, slowed_steps, traits, worst_offenders
-from ui.tables.request import chosen, failures, request_facts
+from ui.tables.request import failures, request_facts
 from ui.text import label, markdown, number
 
 ORDERS = {
@@ -60,9 +60,9 @@ with st.container(horizontal=True, gap="medium"):
         bind="query-params",
     )
     count = st.segmented_control("Rows", [20, 40, 80], default=20, required=True, key="rows", bind="query-params")
-rows = chosen(run.requests, order, count)
+rows = run.ordered(order, count)
 draw(
-    f"{len(rows)} of {len(run.requests):,} requests",
+    f"{len(rows)} of {run.num_requests:,} requests",
     once(run, f"waterfall {order} {until} {count}", lambda: ledger.waterfall(rows, until)),
     f"`client.parquet` joined with `requests.parquet` by `request_id`: `{until}_*_ns` and what is left over.",
 )
@@ -103,7 +103,7 @@ if not failed.empty:
 known = rows.request_id.tolist()
 wanted = st.query_params.get("request", "")
 if wanted and wanted not in known:
-    if (run.requests.request_id == wanted).any():
+    if run.request(wanted) is not None:
         known = [wanted, *known]  # a link may name any request of the run
     else:
         where = "No request that passes the filter is" if len(run.requests) < run.sent else "This run has no request"
@@ -112,11 +112,11 @@ if not known:
     st.stop()
 st.subheader("One request", anchor=False)
 name = st.selectbox("Request", known, key="request", bind="query-params")
-request = run.requests[run.requests.request_id == name].iloc[0]
+request = run.request(name)
 st.html(fragments.pairs(request_facts(request), "sj-facts"))
 draw(
     "",
-    ledger.one_request(request, run.steps),
+    ledger.one_request(request, run.steps_of(request)),
     f"Request {markdown(label(name))}: `ledger_*_ns`; `steps.parquet` `request_ids`, `kinds`, `new_tokens`; "
     "`requests.parquet` `token_ns`; `client.parquet` `chunk_ns`.",
 )

@@ -17,7 +17,7 @@ run = open_page(
     "computed one of them.",
     has_steps=True,
 )
-if run.steps.empty and run.num_steps:
+if run.steps.empty and run.count_steps():
     stop_with("No step passes the filter.", "filter_alt_off")
 if run.steps.empty:
     show_no_steps(run, "steps")

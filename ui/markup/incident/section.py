@@ -16,11 +16,11 @@ SCRIPTS = ("judge.js", "timeline.js", "page.js")
 def moving_parts(run: RunData, other: RunData | None = None) -> str:
     """Objectives to move, and the timeline, that of `other` beside it; a sentence in place of what is too large for a
     page."""
-    if len(run.requests) > MOST_REQUESTS:
+    if run.num_requests > MOST_REQUESTS:
         return _too_large(run)
-    is_small = other is not None and 0 < len(other.requests) <= MOST_REQUESTS
+    is_small = other is not None and 0 < other.num_requests <= MOST_REQUESTS
     second = as_json("sojourn-run-other", payload(other)) if is_small else ""
-    note = _too_large(other) if other is not None and len(other.requests) > MOST_REQUESTS else ""
+    note = _too_large(other) if other is not None and other.num_requests > MOST_REQUESTS else ""
     script = "".join(map(_file, SCRIPTS))
     return (
         f"{note}<style>{_file('incident.css')}</style>{_file('incident.html')}"
@@ -30,7 +30,7 @@ def moving_parts(run: RunData, other: RunData | None = None) -> str:
 
 def _too_large(run: RunData) -> str:
     return (
-        f"<p>The run {safe(run.name)} has {len(run.requests):,} requests. A page holds at most {MOST_REQUESTS:,}: "
+        f"<p>The run {safe(run.name)} has {run.num_requests:,} requests. A page holds at most {MOST_REQUESTS:,}: "
         "<code>sojourn ui</code> shows all of them.</p>"
     )
 
