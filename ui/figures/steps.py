@@ -13,7 +13,7 @@ from ui.tables.request import binned, step_series
 from ui.text import number, percent
 
 NO_STEPS = "The server recorded no step. Start it with a run directory to record them."
-PANELS = ("tokens per step", "waiting requests by reason", "KV blocks", "time of a step (ms)")
+PANELS = ("tokens per step", "waiting (requests)", "KV blocks", "time of a step (ms)")
 BUDGET_IN_SIGHT = 4  # times the largest step
 
 
