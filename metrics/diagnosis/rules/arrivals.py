@@ -74,7 +74,7 @@ def overload(facts: Facts, excess: Excess | None) -> Proposal | None:
     admit = COMFORTABLE * capacity
     return Proposal(
         cause=f"{facts.offered_rps:.1f} requests/s arrive, and the device serves at most {capacity:.1f} of this "
-        "length: no policy will help" if best >= FULL else
+        f"length: {_policy(facts)}" if best >= FULL else
         f"{facts.offered_rps:.1f} requests/s arrive, {best:.0%} of what the device serves of this length: so near to "
         "its capacity the queue is longer than the objective",
         evidence=[
@@ -99,6 +99,14 @@ def overload(facts: Facts, excess: Excess | None) -> Proposal | None:
         gain=Gain(f"load / capacity {best:.2f} → {COMFORTABLE:.2f}",
                   basis="step times fitted to this run; good to about 10 %"),
     )  # fmt: skip
+
+
+def _policy(facts: Facts) -> str:
+    """Whether a policy could help. Without records of prefixes nobody knows what a cache that is off would spare."""
+    unknown = facts.prefix is None and facts.measured_by == "server"
+    if facts.engine.get("prefix_caching") is False and unknown:
+        return "the prefix cache is off, and no policy will help unless prompts repeat"
+    return "no policy will help"
 
 
 @cause(lifecycles=("token", "request"), object="length of the answers", kind="workload",

@@ -52,6 +52,17 @@ def test_capacity_that_was_exceeded_is_doubted(tmp_path):
     assert support_of(doubted.evidence) < support_of(sound.evidence)
 
 
+def test_overload_beside_a_cache_that_is_off_claims_no_more_than_is_known(tmp_path):
+    facts = read_facts(synthetic_run(tmp_path / "run", plant="overload", requests=80))
+    off = replace(facts, engine=facts.engine | {"prefix_caching": False}, prefix=None, measured_by="server")
+    said = {
+        name: next(each.cause for each in proposals(of, excesses(of)[0]) if each.key == "overload")
+        for name, of in {"on": facts, "off": off, "client": replace(off, measured_by="client")}.items()
+    }
+    assert "unless prompts repeat" in said["off"]
+    assert said["on"].endswith("no policy will help") and said["client"].endswith("no policy will help")
+
+
 def test_queue_that_refuses_what_could_be_served_is_named(tmp_path):
     plant = replace(PLANTS["burst"], settings=Settings(max_waiting=1, max_num_seqs=4))
     run = synthetic_run(tmp_path / "run", plant=plant)
