@@ -87,7 +87,7 @@ def test_report_names_what_is_unseen_once_and_the_way_to_the_records(runs):
     diagnosis = diagnose(runs[1])
     out = io.StringIO()
     Console(file=out, width=100).print(render_server(diagnosis))
-    told = [line for line in out.getvalue().splitlines() if " seen " in line or " unseen " in line]
+    told = [line for line in out.getvalue().splitlines() if " seen " in line or " not visible " in line]
     assert [line.split()[0] for line in told] == ["client.lag", "client.network", "request.routing", "all"]
     assert any("--server-run DIR" in said for said in diagnosis.warnings)
 
