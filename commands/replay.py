@@ -28,7 +28,7 @@ def replay(
             "--set",
             metavar="KEY=VALUE",
             help="a setting of the scheduler or the memory, device_speed, kv_scale, arrival_rate, arrivals, replicas, "
-            "routing, objective_ttft_ms or removed.ACCOUNT; values with commas make a grid; repeatable",
+            "routing, servers, objective_ttft_ms or removed.ACCOUNT; values with commas make a grid; repeatable",
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="print the predictions as JSON")] = False,

@@ -133,7 +133,7 @@ def build_server(path: Path, servers: Sequence[str] = ()) -> MCPServer:
         changes: Annotated[
             dict[str, Any],
             Field(description="what to change: a setting (max_num_seqs, num_kv_blocks, prefix_caching, …), "
-                              "device_speed, kv_scale, arrival_rate, arrivals, replicas, routing; a list of values "
+                              "device_speed, kv_scale, arrival_rate, arrivals, replicas, routing, servers; a list of values "
                               "makes a grid"),
         ],
     ) -> msgspec.Struct:  # fmt: skip
