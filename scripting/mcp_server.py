@@ -133,8 +133,8 @@ def build_server(path: Path, servers: Sequence[str] = ()) -> MCPServer:
         changes: Annotated[
             dict[str, Any],
             Field(description="what to change: a setting (max_num_seqs, num_kv_blocks, prefix_caching, …), "
-                              "device_speed, kv_scale, arrival_rate, arrivals, replicas, routing, servers; a list of values "
-                              "makes a grid"),
+                              "device_speed, kv_scale, arrival_rate, arrivals, replicas, routing, servers; a list of "
+                              "values makes a grid"),
         ],
     ) -> msgspec.Struct:  # fmt: skip
         """Predict what a run would have been with something changed, through the real scheduler on a virtual clock.
