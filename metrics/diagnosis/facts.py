@@ -28,8 +28,8 @@ from metrics.request.objectives import objectives_of
 from metrics.request.offenders import Book, TooLarge, book_of
 from metrics.request.waits import reasons
 from metrics.results.load import is_closed
-from metrics.run.directory import RunDirectory, engine_settings, section
-from metrics.run.fleet import servers_of
+from metrics.run.directory import RunDirectory, engine_settings, section, server_hardware
+from metrics.run.fleet import servers_of, siblings_of
 from metrics.run.server_alone import is_server_alone, meta_of, requests_of
 from metrics.sources.gain import gain_of_run
 from metrics.sources.view import ServerView, observe
@@ -171,7 +171,7 @@ def read_facts(run: RunDirectory, level: Level = "all") -> Facts:
         served_rps=_served_rps(rows, served),
         steal=steal_within(system, *span) if span else None,
         speed=cache(lambda: speed_facts(meta, steps, rows)),
-        machine=machine_facts(meta, system, steps, rows, span),
+        machine=machine_facts(meta, system, steps, rows, span, _siblings(run, meta)),
         launches=launches_of(meta, steps),
         group=cache(lambda: group_facts(meta, steps)),
         fleet=cache(lambda: fleet_facts(run, rows, level)),
@@ -184,6 +184,15 @@ def read_facts(run: RunDirectory, level: Level = "all") -> Facts:
             )
         ),
     )
+
+
+def _siblings(run: RunDirectory, meta: dict[str, Any]) -> list[pd.DataFrame]:
+    """The samples of the fleet's other servers that ran on the same machine."""
+    boot = server_hardware(meta).get("boot_id")
+    return [
+        member.table("system") for member in siblings_of(run, meta)
+        if boot is not None and server_hardware(member.meta()).get("boot_id") == boot
+    ]  # fmt: skip
 
 
 def _arrivals(gaps_ns: np.ndarray) -> Arrivals:

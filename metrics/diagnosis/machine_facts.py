@@ -4,7 +4,7 @@ A slow step or a slow front has three explanations that look alike in its wall t
 core that another process had, or it slept. The kernel tells them apart, thread by thread.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +50,7 @@ class MachineFacts:
     load_queued: float | None  # run-queue time of its threads / time
     others_cores: float | None  # of all processes that are not ours
     others_cores_worst: float | None  # ... in the worst quarter of the window
+    siblings_cores: float  # of that, of the fleet's other servers
     core_queued: float | None  # run-queue time of the core's threads / time that its threads could have computed
     core_queued_worst: float | None  # ... in the worst quarter
     core_queued_by_others: float | None  # of that time, because of processes that are not ours
@@ -73,9 +74,10 @@ def num_ranks(meta: Mapping[str, Any]) -> int:
 
 def machine_facts(
     meta: Mapping[str, Any], system: pd.DataFrame, steps: pd.DataFrame, rows: pd.DataFrame,
-    window_ns: tuple[float, float] | None,
+    window_ns: tuple[float, float] | None, siblings: Sequence[pd.DataFrame] = (),
 ) -> MachineFacts | None:  # fmt: skip
-    """`steps` and `rows` are those that were measured. None where nothing was sampled within the window."""
+    """`steps` and `rows` are those that were measured; `siblings` are the samples of the fleet's other servers on this
+    machine. None where nothing was sampled within the window."""
     if window_ns is None or len(system) < 2:
         return None
     samples = system.sort_values("ns", ignore_index=True)
@@ -109,6 +111,7 @@ def machine_facts(
         load_queued=load.get("queued_share"),
         others_cores=_mean(others, lasted),
         others_cores_worst=_worst(others, lasted),
+        siblings_cores=sum(_cores_within(each, float(span[0]), float(span[-1])) for each in siblings),
         core_queued=None if queued is None else float(queued.sum() / possible.sum()),
         core_queued_worst=_worst_share(queued, possible),
         core_queued_by_others=None if by_others is None else float(by_others.sum() / possible.sum()),
@@ -158,6 +161,17 @@ def _others(
     if host is None or front is None or core is None:
         return None
     return np.maximum(0.0, host / 100 * cores - front - core - (load or 0.0))
+
+
+def _cores_within(samples: pd.DataFrame, begin_ns: float, end_ns: float) -> float:
+    """Mean cores of the processes of a server; 0 where it was not sampled."""
+    ordered = samples.sort_values("ns")
+    spent = _values(ordered, "front_cpu_seconds") + _values(ordered, "core_cpu_seconds")
+    known = ~np.isnan(spent)  # there is no core yet in the first ones
+    if not known.any() or end_ns <= begin_ns:
+        return 0.0
+    gained = np.interp([begin_ns, end_ns], _values(ordered, "ns")[known], spent[known])
+    return max(0.0, float(gained[1] - gained[0]) * 1e9 / (end_ns - begin_ns))
 
 
 def _walls(steps: pd.DataFrame, span: np.ndarray) -> np.ndarray:

@@ -26,6 +26,16 @@ def servers_of(run: RunDirectory, meta: dict[str, Any] | None = None) -> list[Ru
     return [member for member in members if (member.path / "run.json").is_file()]
 
 
+def siblings_of(run: RunDirectory, meta: dict[str, Any]) -> list[RunDirectory]:
+    """The other servers of the fleet that a server's run lies in; [] for any other run."""
+    if not meta.get("fleet"):
+        return []
+    pooled = RunDirectory(run.path.resolve().parent)
+    if not (pooled.path / "run.json").is_file():
+        return []
+    return [member for member in servers_of(pooled) if member.name != run.name]
+
+
 def server_run_of(run: RunDirectory, request_id: str) -> RunDirectory:
     """The run directory of the server that a request of a fleet went to; the run itself where it is of one server, or
     where no server recorded the request."""

@@ -117,15 +117,20 @@ def noisy_neighbour(facts: Facts, excess: Excess) -> Proposal | None:
     if max(most, front) < HELD:
         return None
     own = 0.0 if loop is None else loop.long_share * (1 - (loop.queued or 0.0))  # a neighbour holds no event loop
+    foreign = max(0.0, taken - machine.siblings_cores)  # the fleet's other servers are of this run
+    whose = (
+        f", {machine.siblings_cores:.1f} of them the fleet's other servers," if machine.siblings_cores >= 0.1 else ""
+    )
     return Proposal(
-        cause=f"other processes take {machine.others_cores:.1f} of {machine.cores} cores, and threads of the engine "
-        f"wait for them in {held:.0%} of their time",
+        cause=f"other processes take {machine.others_cores:.1f} of {machine.cores} cores{whose or ','} and threads of "
+        f"the engine wait for them in {held:.0%} of their time",
         evidence=[
             evidence(f"the engine's threads stand in the run queue in {machine.core_queued:.0%} of the steps' time; "
                      f"in {held:.0%} because of other processes, {worst:.0%} in the worst quarter of the run", worst,
                      "share", SAMPLED, weight=2),
-            evidence(f"processes that are not of this run take {machine.others_cores:.2f} cores, {taken:.2f} in the "
-                     "worst quarter", taken, "cores", SAMPLED, weight=1),
+            evidence(f"processes that are not of this run take "
+                     f"{max(0.0, machine.others_cores - machine.siblings_cores):.2f} cores, {foreign:.2f} in the worst "
+                     "quarter", foreign, "cores", SAMPLED, supports=foreign >= NEIGHBOUR_CORES),
             *_own_pace_evidence(facts),
             *([evidence(f"the front's event loop is held in turns of up to {loop.longest_ms:,.0f} ms, "
                         f"{own:.0%} of the time without its waits for a core: no neighbour does that", own, "share",

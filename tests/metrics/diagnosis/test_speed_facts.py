@@ -85,6 +85,17 @@ def facts_of(rows: pd.DataFrame, *, with_steps: bool = True, **more):
     return machine_facts(meta | more, rows, steps, pd.DataFrame(), (0.0, 5.0 * S))
 
 
+def test_the_other_servers_of_a_fleet_are_counted_apart_from_strangers():
+    own = system(host_cpu_percent=100.0, front_cpu_seconds=[0, 0, 0, 0], core_cpu_seconds=[0, 0, 0, 0])
+    sibling = system(front_cpu_seconds=[0.0, 0.1, 0.2, 0.3], core_cpu_seconds=[None, 1.0, 1.5, 2.0])
+    meta = {"hardware": {"cores": 2}}
+    found = machine_facts(meta, own, pd.DataFrame(), pd.DataFrame(), (0.0, 5.0 * S), [sibling])
+    assert found.others_cores == pytest.approx(2.0)
+    assert found.siblings_cores == pytest.approx(1.2 / 3, rel=0.01), "of three seconds, from its first whole sample on"
+    alone = machine_facts(meta, own, pd.DataFrame(), pd.DataFrame(), (0.0, 5.0 * S), [system()])
+    assert alone.siblings_cores == 0.0 and alone.others_cores == found.others_cores
+
+
 def test_other_processes_have_what_ours_do_not_have_of_the_cpus():
     found = facts_of(system(host_cpu_percent=100.0, front_cpu_seconds=[0.0, 0.1, 0.2, 0.3],
                             core_cpu_seconds=[0.0, 0.8, 1.6, 2.4], core_queued_ns=[0, S, 2 * S, 3 * S]))  # fmt: skip

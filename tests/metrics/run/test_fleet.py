@@ -7,7 +7,7 @@ import pytest
 from metrics.diagnosis.diagnose import diagnose
 from metrics.errors import RunDataError
 from metrics.ledger import closes
-from metrics.run.fleet import gather_servers, refuse_fleet, server_run_of, servers_of
+from metrics.run.fleet import gather_servers, refuse_fleet, server_run_of, servers_of, siblings_of
 from metrics.run.routing import routing_remark
 from tests.metrics.synthetic import synthetic_run
 from tests.metrics.synthetic_fleet import ROUTER, synthetic_fleet
@@ -30,6 +30,9 @@ def test_each_request_names_its_server_and_no_steps_are_mixed(fleet):
         assert {name for names in member.table("steps").request_ids for name in names} == set(own.request_id)
         assert member.meta()["server"] == member.name and "servers" not in member.meta()
         assert server_run_of(fleet, own.request_id.iloc[0]).path == member.path
+        siblings = siblings_of(member, member.meta())
+        assert {each.name for each in siblings} == {"server-0", "server-1"} - {member.name}
+    assert siblings_of(fleet, fleet.meta()) == []
 
 
 def test_the_way_through_a_router_is_an_account_of_its_own_and_closure_stays(tmp_path, fleet):
