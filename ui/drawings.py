@@ -61,7 +61,7 @@ def accounts(run: RunData, prefix: str = "ledger", title: str = "Where the time 
     """`prefix` as in `accounts_ms`."""
     return Drawing(
         title, ledger.where_the_time_went(run.requests, prefix),
-        f"Shares of `{prefix}_*_ns` and of what no account explains, by `klass`; the slowest tenth by `e2e_ms`.",
+        f"Shares of `{prefix}_*_ns` and of what no account explains, by class; the slowest tenth by `e2e_ms`.",
     )  # fmt: skip
 
 

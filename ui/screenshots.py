@@ -93,14 +93,18 @@ def browser() -> Iterator[Any]:
         yield opened
 
 
-def take(run: Path | str, out: Path | str, width_px: int = 1440, pages: Iterable[str] = PAGES) -> list[PagePicture]:
+def take(
+    run: Path | str, out: Path | str, width_px: int = 1440, pages: Iterable[str] = PAGES, is_dark: bool = False
+) -> list[PagePicture]:
     """Saves `<page>.png` of each page of a run below `out`, each as high as its page is long."""
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     if not servers_of(RunDirectory(run)):
         pages = [name for name in pages if name != "fleet"]
     with serving(run) as url, browser() as opened:
-        page = opened.new_page(viewport={"width": width_px, "height": WINDOW_HEIGHT_PX})
+        page = opened.new_page(
+            viewport={"width": width_px, "height": WINDOW_HEIGHT_PX}, color_scheme="dark" if is_dark else "light"
+        )
         errors: list[str] = []
         page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: errors.append(str(error)))
@@ -165,9 +169,10 @@ def main() -> int:
     parser.add_argument("run", type=Path, help="a run directory")
     parser.add_argument("out", type=Path, nargs="?", default=Path("docs"), help="folder of the pictures")
     parser.add_argument("--width", type=int, default=1440, help="width of the window in pixels")
+    parser.add_argument("--dark", action="store_true", help="as a reader with a dark theme sees them")
     options = parser.parse_args()
     bad = 0
-    for picture in take(options.run, options.out, options.width):
+    for picture in take(options.run, options.out, options.width, is_dark=options.dark):
         problems = [*picture.exceptions, *picture.console_errors, *(f"cut: {text}" for text in picture.overflows)]
         bad += bool(problems)
         print(picture.file, *problems, sep="\n  ")

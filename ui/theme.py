@@ -46,7 +46,7 @@ COHORT_COLOURS = ("#334155", "#D55E00", "#56B4E9", "#7C5CBF", "#8A6D3B", "#0F766
 # plotly offers to send charts to a cloud service; the bar that holds this button stays away.
 CONFIG = {"displayModeBar": False, "responsive": True}
 RUN_CLOCK = "time since the begin of the run (s)"
-NOTE_CHARACTERS = 64  # of a line: what fits into the narrowest column
+NOTE_CHARACTERS = 40  # of a line: what fits into the narrowest column
 MOST_POINTS = 4000  # of a scatter
 LABELLED_SHARE = 0.06  # of a bar: room for its label
 
@@ -184,7 +184,7 @@ def labelled_bars(
         name=y_title, y=list(lengths.index), x=lengths.to_numpy(), text=labels, marker_color=colours, orientation="h",
         textposition="outside", cliponaxis=False, hovertemplate=f"{hover}<extra></extra>", **more,
     )  # fmt: skip
-    fig.update_xaxes(title_text=x_title, range=[0, 1.6 * lengths.max() or 1])
+    fig.update_xaxes(title_text=x_title, range=[0, 1.6 * lengths.max() or 1], nticks=5)
     return fig.update_yaxes(title_text=y_title, autorange="reversed", ticks="")
 
 

@@ -133,10 +133,13 @@ def test_order_and_request_of_the_requests_page_follow_the_reader(runs, chat, mo
     assert app.selectbox(key="request").options[0] == chat.requests.request_id.iloc[0]
 
 
-def test_requests_that_were_not_served_are_listed_with_their_error(runs, monkeypatch):
+def test_requests_that_were_not_served_are_listed_by_their_error(runs, monkeypatch):
     app = opened(runs, "requests", "failing", monkeypatch)
     assert "requests were not served" in " ".join(element.value for element in app.subheader)
-    assert html(app).count("connection reset") > 3
+    shown, failed = html(app), load(runs / "failing").requests.query("status != 'ok'")
+    assert shown.count("connection reset") == 1  # the reason once, with how many requests it is of
+    assert f">{len(failed):,}</td>" in shown
+    assert all(f">{name}</td>" in shown for name in failed.request_id.head(20))
 
 
 def test_growing_run_has_another_fingerprint(runs, tmp_path):

@@ -13,6 +13,9 @@ from ui.text import label, number, percent
 GOOD_SCALE = [[0, "#B42318"], [0.5, "#E9C46A"], [1, "#1A7F4B"]]
 
 
+LABEL_INSIDE = 0.15  # of the axis: a bar from here on has its label in it, and a line for its interval
+
+
 def attainment(goodput: list[ClassGoodput]) -> go.Figure:
     """Share of the sent requests that met all objectives, and each of them, by class."""
     if not goodput or not any(group.objectives for group in goodput):
@@ -29,7 +32,10 @@ def attainment(goodput: list[ClassGoodput]) -> go.Figure:
             name=name, y=rows, x=[None if share is None else 100 * share for share in shares], orientation="h",
             error_x=_interval_bars(goodput) if name == "all objectives" else None,
             marker_color=colour, 
-            text=[percent(share) + _counted(group, objective) for share, group in zip(shares, goodput, strict=True)],
+            text=[
+                percent(share) + (_interval(group) if name == "all objectives" else _counted(group, objective))
+                for share, group in zip(shares, goodput, strict=True)
+            ],
             textposition="auto", textangle=0,
             insidetextanchor="start", hovertemplate=f"<b>%{{y}}</b><br>{name}: %{{x:.1f}} %<extra></extra>",
         )  # fmt: skip
@@ -44,15 +50,25 @@ def _counted(group: ClassGoodput, objective: str | None) -> str:
     return f" of {counted:,}" if counted != group.sent else ""
 
 
+def _interval(group: ClassGoodput) -> str:
+    """In words, where the bar is too short for a line beside its label."""
+    interval = group.attainment_interval
+    if interval is None or group.attainment >= LABEL_INSIDE or interval.low is None or interval.high is None:
+        return ""
+    return f" ({percent(interval.low)} to {percent(interval.high)})"
+
+
 def _interval_bars(goodput: list[ClassGoodput]) -> dict | None:
     """The 95 % interval of each class's attainment, as plotly's lengths to both sides of the bar's end."""
     if any(group.attainment_interval is None for group in goodput):
         return None
-    known = [(group.attainment, group.attainment_interval) for group in goodput]
+    known = [(100 * group.attainment, group.attainment_interval) for group in goodput]
+    shown = [share >= 100 * LABEL_INSIDE for share, _ in known]
+    longer = [100 * (interval.high or 0.0) - share for share, interval in known]
+    shorter = [share - 100 * (interval.low or 0.0) for share, interval in known]
     return dict(
         type="data", symmetric=False, thickness=1.5, width=4, color=GOOD_SCALE[1][1],  # shows on dark and light
-        array=[100 * ((interval.high or 0.0) - share) for share, interval in known],
-        arrayminus=[100 * (share - (interval.low or 0.0)) for share, interval in known],
+        array=np.multiply(longer, shown).tolist(), arrayminus=np.multiply(shorter, shown).tolist(),
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from ui.text import distinct, duration, label, number, percent
 
 NAMES = (*(info.name for info in ACCOUNTS), UNACCOUNTED)
 NO_LEDGER = "The server recorded no request, so there is no ledger. Start it with a run directory to record one."
+MOST_OUTLINED = 40  # steps of a request, each with a line around it
 _CLIENT_COLOURS = dict(zip(CLIENT_SPANS, (theme.ACCOUNT_COLOURS["client.lag"], "#64748B", "#CBD5E1"), strict=True))
 MEANING = {info.name: info.booked_when for info in ACCOUNTS} | {UNACCOUNTED: "what no account explains"}
 
@@ -150,7 +151,7 @@ def _clock_rows(fig: go.Figure, request: pd.Series, steps: pd.DataFrame) -> None
         fig.add_bar(
             name=f"step: {kind}", y=["steps"] * len(group), x=(group.end_ns - group.begin_ns) / 1e6,
             base=(group.begin_ns - request.due_ns) / 1e6, orientation="h", marker_color=theme.KIND_COLOURS[kind],
-            marker_line=dict(color="#FFFFFF", width=0.5), 
+            marker_line=dict(color="#FFFFFF", width=0.5 if len(part) <= MOST_OUTLINED else 0), 
             customdata=group[["step", "new_tokens", "past_tokens", "batch"]],
             hovertemplate="step %{customdata[0]}: " + kind + ", %{x:.1f} ms<br>%{customdata[1]} new tokens on "
             "%{customdata[2]} past, %{customdata[3]} requests in the batch<extra></extra>",

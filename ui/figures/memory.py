@@ -92,9 +92,7 @@ def miss_ratio_curve(curve: pd.DataFrame, actual: float, floor: float) -> go.Fig
         hovertemplate="without eviction: %{y:.1f} % missed<extra></extra>",
     )  # fmt: skip
     names = ["½" if size == 0.5 else f"{size:g}" for size in RATIOS]
-    fig.update_xaxes(
-        title_text="pool size (multiple of this one, log scale)", type="log", tickvals=list(RATIOS), ticktext=names
-    )
+    fig.update_xaxes(title_text="pool size (× this pool, log scale)", type="log", tickvals=list(RATIOS), ticktext=names)
     fig.update_yaxes(title_text="prompt tokens missed (%)", rangemode="tozero")
     return fig
 
@@ -147,14 +145,17 @@ def block_lives(events: dict[str, np.ndarray], pool_blocks: int) -> go.Figure:
     if len(distances := events["reuse_distance_blocks"]):
         blocks = np.maximum(distances, 1)
         theme.add_distribution(fig, "reuse distance", blocks, theme.INK, "%{x:,.3~g} blocks", row=1, col=2)
+    else:
+        fig.add_annotation(
+            text="no sampled block<br>was used again", showarrow=False, x=0.5, y=0.5, xref="x2 domain",
+            yref="y2 domain", font=dict(size=13, color=theme.MUTED),
+        )  # fmt: skip
     fig.add_scatter(
         name=f"this pool: {pool_blocks:,} blocks", x=[pool_blocks] * 2, y=[0, 100], mode="lines", hoverinfo="skip",
         line=dict(color=GREEN, width=1.5, dash="dash"), row=1, col=2,
     )  # fmt: skip
     fig.update_xaxes(title_text="time (s, log scale)", type="log", tickformat="~g", row=1, col=1)
-    fig.update_xaxes(
-        title_text="other blocks used since (blocks, log scale)", type="log", tickformat="~g", row=1, col=2
-    )
+    fig.update_xaxes(title_text="blocks used since (log scale)", type="log", tickformat="~g", row=1, col=2)
     fig.update_yaxes(title_text="sampled blocks (cumulative %)", range=[0, 102], row=1, col=1)
     fig.update_yaxes(title_text="sampled uses (cumulative %)", range=[0, 102], row=1, col=2)
     return fig

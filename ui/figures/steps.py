@@ -136,7 +136,7 @@ def expected_against_actual(steps: pd.DataFrame, begin_ns: float) -> go.Figure:
                 hovertemplate="step %{customdata[0]:.0f}, %{customdata[1]:.0f} requests<br>expected %{x:.2f} ms, "
                 "took %{y:.2f} ms<extra></extra>",
             )  # fmt: skip
-    fig.update_xaxes(title_text="device time expected from the composition (ms)", range=[0, top])
+    fig.update_xaxes(title_text="device time expected (ms)", range=[0, top])
     fig.update_yaxes(title_text="device time measured (ms)", range=[0, top])
     return fig
 

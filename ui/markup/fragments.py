@@ -46,10 +46,12 @@ def headline(run: RunData) -> str:
 
 
 def state(name: str, word: str, sentence: str) -> str:
-    """A sentence under a word, in the colour of one of STATE_COLOURS."""
+    """A sentence under a word, in the colour of one of STATE_COLOURS; further sentences stand below it."""
+    first, _, rest = sentence.partition(". ")
+    more = f'<div class="sj-small">{prose(rest)}</div>' if rest else ""
     return wrap(
         f'<div class="sj-headline" style="--state:{STATE_COLOURS[name]}"><div class="sj-state">{safe(word)}</div>'
-        f'<div class="sj-sentence">{prose(sentence)}</div></div>'
+        f'<div class="sj-sentence">{prose(first)}</div>{more}</div>'
     )
 
 

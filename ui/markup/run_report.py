@@ -19,7 +19,7 @@ from ui.markup.incident.section import for_tools, moving_parts
 from ui.run_data import RunData, load
 from ui.tables.blame import slowed_steps, traits
 from ui.tables.fleet import cache_table, latency_table, load_table, verdict
-from ui.tables.request import chosen, failures, longest_steps, slowest_requests
+from ui.tables.request import chosen, failure_reasons, failures, longest_steps, slowest_requests
 from ui.text import safe
 
 
@@ -145,6 +145,7 @@ def _requests(run: RunData) -> str:
     rows, failed, parts = chosen(run.requests, "e2e_ms", 20), failures(run.requests), []
     if not failed.empty:
         parts.append(f"<h3>{(run.requests.status != 'ok').sum():,} requests were not served</h3>")
+        parts += [fragments.data_table(failure_reasons(run.requests)), "<p>The first of them:</p>"]
         parts.append(fragments.data_table(failed))
         parts.append(caption("`client.parquet` `status`, `error`, in the order of `due_ns`; the first 20."))
     if rows.empty:

@@ -172,15 +172,39 @@ def request_facts(request: pd.Series) -> dict[str, str]:
 
 
 def failures(requests: pd.DataFrame, count: int = 20) -> pd.DataFrame:
-    """The first requests that were not served, as text: `request, class, due (s), status, error`."""
-    rows = requests[requests.status != "ok"].head(count)
+    """The first requests that were not served, as text: `request, class, due (s), status`, and `error` where errors
+    differ."""
+    rows = requests[requests.status != "ok"]
+    shown = rows.head(count)
+    table = pd.DataFrame(
+        {
+            "request": shown.request_id,
+            "class": shown.klass.fillna(""),
+            "due (s)": ((shown.due_ns - requests.due_ns.min()) / 1e9).map(number),
+            "status": shown.status,
+            "error": shown.error.fillna("–"),
+        }
+    )
+    return table if rows.error.nunique(dropna=False) > 1 else table.drop(columns="error")
+
+
+def failure_reasons(requests: pd.DataFrame, count: int = 10) -> pd.DataFrame:
+    """Why requests were not served, most frequent first: `error, class, status, requests`, and when the first and the
+    last of them were due."""
+    rows = requests.loc[requests.status != "ok", ["status", "error", "klass", "due_ns"]]
+    rows = rows.assign(
+        error=rows.error.fillna("–"), klass=rows.klass.fillna(""), due_s=(rows.due_ns - requests.due_ns.min()) / 1e9
+    )
+    groups = rows.groupby(["error", "klass", "status"], sort=False).due_s.agg(["size", "min", "max"]).reset_index()
+    groups = groups.sort_values("size", ascending=False, kind="stable").head(count)
+    spans = zip(groups["min"].map(number), groups["max"].map(number), strict=True)
     return pd.DataFrame(
         {
-            "request": rows.request_id,
-            "class": rows.klass.fillna(""),
-            "due (s)": ((rows.due_ns - requests.due_ns.min()) / 1e9).map(number),
-            "status": rows.status,
-            "error": rows.error.fillna("–"),
+            "error": groups.error,
+            "class": groups.klass,
+            "status": groups.status,
+            "requests": groups["size"].map("{:,}".format),
+            "due (s)": [f"{first} to {last}" for first, last in spans],
         }
     )
 

@@ -73,7 +73,7 @@ def _is_loopback(host: str) -> bool:
 
 
 with st.form("servers", border=False):
-    left, middle, right = st.columns([6, 3, 1], vertical_alignment="bottom")
+    left, middle, right = st.columns([5, 3, 1.6], vertical_alignment="bottom")
     urls = left.text_input(
         "Servers", value=st.query_params.get("url", ""), placeholder="http://127.0.0.1:8000",
         help="addresses of Sojourn, vLLM or SGLang, or of a Prometheus that scrapes them; several with blanks between",

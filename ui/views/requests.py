@@ -14,7 +14,7 @@ from ui.figures import spans as spans_figure
 from ui.markup import fragments
 from ui.page import draw, once, open_page, stop_with
 from ui.tables.blame import TRAITS, slowed_steps, traits, worst_offenders
-from ui.tables.request import failures, request_facts
+from ui.tables.request import failure_reasons, failures, request_facts
 from ui.text import label, markdown, number
 
 ORDERS = {
@@ -98,8 +98,10 @@ else:
 failed = failures(run.requests)
 if not failed.empty:
     st.subheader(f"{(run.requests.status != 'ok').sum():,} requests were not served", anchor=False)
-    st.html(fragments.data_table(failed))
-    st.caption("`client.parquet` `status`, `error`, in the order of `due_ns`; the first 20.")
+    st.html(fragments.data_table(failure_reasons(run.requests)))
+    with st.expander(f"The first {len(failed)} of them"):
+        st.html(fragments.data_table(failed))
+    st.caption("`client.parquet` `status`, `error`, `due_ns`.")
 known = rows.request_id.tolist()
 wanted = st.query_params.get("request", "")
 if wanted and wanted not in known:
