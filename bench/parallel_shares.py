@@ -48,13 +48,16 @@ LAYOUTS = {"one process": {}, "tensor 2": {"tensor_parallel": 2}} | {
 class Run(NamedTuple):
     shape: ModelShape
     dtype: str
-    steps: list[StepRecord]  # of decodes alone
+    steps: list[StepRecord]
 
 
-def run(model: str, batch: int, settings: dict[str, Any]) -> Run:
+def run(
+    model: str, batch: int, settings: dict[str, Any], *, prompt_tokens: int = PROMPT_TOKENS, kind: str = "decode"
+) -> Run:
+    """The steps of one kind, with as many requests as they may have."""
     dice = random.Random(batch)
-    prompts = [[dice.randrange(3, 2000) for _ in range(PROMPT_TOKENS)] for _ in range(batch)]
-    sizes = {"num_kv_blocks": 512, "max_model_len": 512, "threads": 1, "prefix_caching": False}
+    prompts = [[dice.randrange(3, 2000) for _ in range(prompt_tokens)] for _ in range(batch)]
+    sizes = {"num_kv_blocks": 512, "max_model_len": 1024, "threads": 1, "prefix_caching": False}
     steps: list[StepRecord] = []
 
     def publish(message: object) -> None:
@@ -69,7 +72,7 @@ def run(model: str, batch: int, settings: dict[str, Any]) -> Run:
     finally:
         engine.close()
     stages = settings.get("pipeline_parallel", 1)
-    full = [step for step in steps if set(step.kinds) == {"decode"} and len(step.kinds) == -(-batch // stages)]
+    full = [step for step in steps if set(step.kinds) == {kind} and len(step.kinds) == -(-batch // stages)]
     return Run(ready.shape, ready.dtype, full)
 
 

@@ -162,6 +162,11 @@ def build(
     from engine.runner import ModelRunner
     from engine.runner.kv_tiers import make_tiers
 
+    if config.num_ranks > 1:
+        from engine.runner.expert_exchange import with_exchange
+
+        config = with_exchange(config, model_folder(config.model))
+
     threads = config.threads or max(1, num_cores() // config.num_ranks)
     torch.set_num_threads(threads)
     startup.enter("group" if config.num_ranks > 1 else "setup")
@@ -192,6 +197,7 @@ def build(
         checkpoint_format=runner.model.checkpoint_format,
         weight_error=runner.weight_error,
         changes_outputs=config.changes_outputs,
+        expert_exchange=None if config.expert_parallel == 1 else config.expert_exchange,
         kv_address=None if handoffs is None else handoffs.address,
     )
     engine = Engine(scheduler, runner, observer, publish, handoffs=handoffs, first_step=first_step,

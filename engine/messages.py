@@ -87,6 +87,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     checkpoint_format: str | None = None  # of a quantised checkpoint: awq, gptq, gguf, …
     weight_error: WeightError | None = None  # where weights_reference asks for it
     changes_outputs: list[str] = []  # settings by which outputs differ from the model's own, as name=value
+    expert_exchange: str | None = None  # of ranks with experts: all-reduce or all-to-all
     startup: Startup | None = None  # where the time of this start went; None offline
     kv_address: KVAddress | None = None  # of a prefill server
 

@@ -7,7 +7,8 @@ from engine.process import num_cores
 
 def layout_of(config: EngineConfig, rank: int) -> ParallelLayout:
     """Raises ModelError for sizes that do not go together."""
-    return ParallelLayout(config.tensor_parallel, config.pipeline_parallel, config.expert_parallel, rank)
+    sizes = config.tensor_parallel, config.pipeline_parallel, config.expert_parallel
+    return ParallelLayout(*sizes, rank, divides_tokens=config.expert_exchange == "all-to-all")
 
 
 def threads_of(config: EngineConfig) -> int:

@@ -1,6 +1,6 @@
 """The settings of a parallel group: one model over several processes, each with a device (docs/parallel.md)."""
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationInfo, field_validator
 
@@ -30,6 +30,11 @@ class ParallelSettings(BaseModel):
         validate_default=True,
         description="ranks that divide the experts of a mixture-of-experts model",
     )
+    expert_exchange: Literal["auto", "all-reduce", "all-to-all"] = COMPUTE(
+        "auto",
+        description="between ranks with experts: sums of what all give for all tokens, or each token with the ranks of "
+        "its experts; auto: what takes less time over the link that calibrate-device measured",
+    )
 
     @property
     def ranks_per_stage(self) -> int:
@@ -58,6 +63,17 @@ class ParallelSettings(BaseModel):
         if ranks > 1:
             _refuse_beside_a_group(info.data)
         return ranks
+
+    @field_validator("expert_exchange")
+    @classmethod
+    def _only_between_whole_experts(cls, exchange: str, info: ValidationInfo) -> str:
+        tensor, experts = info.data.get("tensor_parallel", 1), info.data.get("expert_parallel", 1)
+        if exchange == "all-to-all" and (experts == 1 or tensor > 1):
+            raise ValueError(
+                "tokens travel between ranks that hold whole experts; set expert_parallel to 2 or more and leave "
+                "tensor_parallel at 1, or use all-reduce"
+            )
+        return exchange
 
     @field_validator("graphs", check_fields=False)
     @classmethod

@@ -32,6 +32,10 @@ class GroupShape(msgspec.Struct, frozen=True):
     hidden_size: int
     vocab_size: int
     item_bytes: int  # of an activation
+    num_chosen: float = 0.0  # experts of a token in a mixture, on whichever rank
+    divides_tokens: bool = (
+        False  # tokens travel to the ranks of their experts; else the ranks sum what all of them give
+    )
 
     @property
     def num_ranks(self) -> int:
@@ -46,7 +50,7 @@ class GroupShape(msgspec.Struct, frozen=True):
         """All-reduces of the residual stream: of the embedding, behind attention and behind feed-forward parts."""
         if self.tensor_parallel > 1:
             return 1 + 2 * self.num_layers
-        return self.num_mixtures if self.expert_parallel > 1 else 0
+        return self.num_mixtures if self.expert_parallel > 1 and not self.divides_tokens else 0
 
     def exchanges(self, tokens: Count, logit_rows: Count) -> dict[str, Exchanged]:
         """By collective, of a step with so many tokens, or of several steps: arrays [steps]."""
@@ -59,7 +63,22 @@ class GroupShape(msgspec.Struct, frozen=True):
         if self.pipeline_parallel > 1:
             found["send"] = Exchanged(1 + 0 * tokens, tokens * row_bytes)
             found["recv"] = Exchanged(np.minimum(logit_rows, 1), logit_rows * row_bytes)
+        if self.divides_tokens:
+            found |= self._travel(tokens)
         return found
+
+    def _travel(self, tokens: Count) -> dict[str, Exchanged]:
+        """Of tokens that choose experts evenly: their numbers by rank, the way there and the way back, and all parts.
+        Each travels with the weights and numbers of its experts, once to every rank that holds one of them."""
+        ranks, row_bytes = self.ranks_per_stage, self.hidden_size * self.item_bytes
+        share = -(-tokens // ranks)
+        reached = 1 - (1 - 1 / ranks) ** self.num_chosen  # the part of all tokens that a rank gets
+        there = np.minimum(share, tokens) * ranks * reached * (row_bytes + 8 * self.num_chosen)
+        one_mixture = 8 * ranks + there + tokens * reached * row_bytes
+        return {
+            "all_to_all": Exchanged(3 * self.num_mixtures + 0 * tokens, self.num_mixtures * one_mixture),
+            "all_gather": Exchanged(self.num_mixtures + 0 * tokens, self.num_mixtures * ranks * share * row_bytes),
+        }
 
 
 def group_shape(
@@ -72,11 +91,12 @@ def group_shape(
     )
     if tensor * pipeline * expert == 1:
         return None
-    stages = 1 if is_of_rank else pipeline
-    mixtures = 0 if shape.experts is None else shape.experts.num_layers
+    stages, experts = 1 if is_of_rank else pipeline, shape.experts
+    mixtures, chosen = (0, 0.0) if experts is None else (experts.num_layers, experts.num_chosen)
     return GroupShape(
         tensor, pipeline, expert, -(-shape.num_layers // stages), -(-mixtures // stages), shape.hidden_size,
-        shape.vocab_size, ITEM_BYTES[dtype],
+        shape.vocab_size, ITEM_BYTES[dtype], chosen * (expert if is_of_rank else 1),
+        mixtures > 0 and sizes.get("expert_exchange") == "all-to-all",
     )  # fmt: skip
 
 
@@ -85,7 +105,21 @@ def group_shape_from(meta: Mapping[str, Any]) -> GroupShape | None:
     shape, core = shape_from(meta), meta.get("core") or {}
     if shape is None or core.get("dtype") not in ITEM_BYTES:
         return None
-    return group_shape(shape, meta.get("engine") or {}, core["dtype"])
+    sizes = (meta.get("engine") or {}) | {"expert_exchange": core.get("expert_exchange")}
+    return group_shape(shape, sizes, core["dtype"])
+
+
+def cheaper_exchange(group: GroupShape, links: Sequence[Link], steps: Sequence[int]) -> str:
+    """What ranks with experts should exchange: all-to-all where the links need less time for it in steps of each of
+    these numbers of tokens, else all-reduce, also where the links were not measured."""
+    tokens, rows = np.array(steps), np.zeros(len(steps), dtype=np.int64)
+    sums, travel = (
+        predicted(msgspec.structs.replace(group, divides_tokens=divides), links, tokens, rows, np.zeros(len(steps)))
+        for divides in (False, True)
+    )
+    if sums is None or travel is None:
+        return "all-reduce"
+    return "all-to-all" if np.all(travel.exchange_ns < sums.exchange_ns) else "all-reduce"
 
 
 class Communication(NamedTuple):

@@ -19,6 +19,9 @@ class ParallelLayout:
     pipeline_parallel: int = 1
     expert_parallel: int = 1
     rank: int = 0
+    divides_tokens: bool = (
+        False  # each rank of a stage routes a part of the tokens, and sends them where the experts are
+    )
 
     def __post_init__(self) -> None:
         for name in ("tensor_parallel", "pipeline_parallel", "expert_parallel"):
@@ -29,6 +32,8 @@ class ParallelLayout:
                 f"expert_parallel={self.expert_parallel} must divide tensor_parallel={self.tensor_parallel}; or leave "
                 "tensor_parallel at 1, which copies attention to every rank"
             )
+        if self.divides_tokens and (self.tensor_parallel > 1 or self.expert_parallel == 1):
+            raise ModelError("tokens are divided between ranks that hold whole experts; use expert_parallel alone")
         if not 0 <= self.rank < self.size:
             raise ModelError(f"rank {self.rank} is not one of the {self.size} ranks of this layout")
 

@@ -24,7 +24,7 @@ TABLES = ("steps", "requests", "system", "kernels")
 DESCRIBED = (
     "device", "dtype", "weights", "threads", "num_kv_blocks", "block_size", "num_parameters", "weight_bytes",
     "checkpoint_format", "weight_error",
-    "changes_outputs",
+    "changes_outputs", "expert_exchange",
 )  # fmt: skip
 REMOVED = "its folder was removed while the server ran: records from before are lost"
 

@@ -12,12 +12,14 @@ from engine.compute.cpp.matrices import CppWeight
 from engine.compute.cuts import Cuts
 from engine.compute.kv_cache import LayerCache
 from engine.compute.layers_cpp import LayerParts, RopeTable
-from engine.compute.operations.backend import Norm, Step
+from engine.compute.operations.backend import Norm, Operations, Step
 from engine.compute.operations.cpp_backend import GATES
 from engine.compute.operations.reference import rms_norm
 from engine.compute.quantisation.matrix import Stored
+from engine.token.models.expert_exchange import exchanged
 from engine.token.models.grouped import GroupedAttention
 from engine.token.models.mlp import GatedMLP
+from engine.token.models.moe import MixtureOfExperts
 
 # (name and tensor of the checkpoint) → the same under the names of our parts; nothing for a tensor that is not used
 Translate = Callable[[str, Stored], Iterable[tuple[str, Stored]]]
@@ -75,10 +77,14 @@ class Layer(nn.Module):
             x = self.stage.all_reduce(x)
         x = self._output(x, self.attention_norm, step)
         normed, residual = step.operations.add_norm(self.norm, x, residual, self.post_norm, self.eps)
-        x = self.mlp(normed, step.operations)
-        if self.mlp.is_partial:
-            x = self.stage.all_reduce(x)
+        x = self._fed_forward(normed, step.operations)
         return self._output(x, self.mlp_norm, step), residual
+
+    def _fed_forward(self, normed: torch.Tensor, operations: Operations) -> torch.Tensor:
+        if isinstance(self.mlp, MixtureOfExperts) and self.mlp.divides_tokens:
+            return exchanged(self.mlp, normed, operations, self.stage)
+        x = self.mlp(normed, operations)
+        return self.stage.all_reduce(x) if self.mlp.is_partial else x
 
     def cuts(self, prefix: str) -> Cuts:
         """What this rank holds of the layer's tensors; whole are those that are not named."""

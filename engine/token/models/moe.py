@@ -28,7 +28,7 @@ class MixtureOfExperts(nn.Module):
     toss.
 
     A rank of `layout` holds some of the experts, and of each some of the inner values; every rank routes all tokens.
-    Its output is then a part of a sum over ranks.
+    Its output is then a part of a sum over ranks. Or each rank routes a part of the tokens: see expert_exchange.py.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class MixtureOfExperts(nn.Module):
     ):
         super().__init__()
         self.is_partial = layout.ranks_per_stage > 1
+        self.divides_tokens = layout.divides_tokens
         self.num_experts, self.num_chosen, self.route = num_experts, num_chosen, route
         self.held = even_part(num_experts, layout.expert_parallel, layout.expert_rank, "expert_parallel", "experts")
         share = layout.ranks_per_expert, layout.rank_in_expert
@@ -69,8 +70,8 @@ class MixtureOfExperts(nn.Module):
         sizes = 2 * intermediate_size, hidden_size
         self._sources = tuple([SourceParts(outputs) for _ in range(num_experts)] for outputs in sizes)
         self._kept = False  # the experts stay quantised; their tensors are of the meta device
-        # A rank adds the shared experts where each holds a part of them, or else one for all.
-        adds_shared = layout.tensor_parallel > 1 or layout.rank_in_stage == 0
+        # A rank adds the shared experts where each holds a part of them, or else one for all; or each to its tokens.
+        adds_shared = layout.tensor_parallel > 1 or layout.rank_in_stage == 0 or layout.divides_tokens
         self._shares = bool(shared_intermediate_size)
         self.shared = (
             GatedMLP(hidden_size, shared_intermediate_size, layout=layout) if self._shares and adds_shared else None
@@ -191,16 +192,26 @@ class MixtureOfExperts(nn.Module):
         )
 
     def forward(self, x: torch.Tensor, operations: Operations) -> torch.Tensor:
-        weights, experts = self.route(F.linear(x.float(), self.router, self.router_bias), self.correction_bias)
+        weights, experts = self.routed(x)
         if self.watch is not None:
             self.watch(experts)
+        mixed = self.mixed(x, weights, experts, operations)
+        return mixed if self.shared is None else mixed + self.shared(x, operations)
+
+    def routed(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """x [num_tokens, hidden_size] → (weights, experts), each [num_tokens, num_chosen]."""
+        return self.route(F.linear(x.float(), self.router, self.router_bias), self.correction_bias)
+
+    def mixed(
+        self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, operations: Operations
+    ) -> torch.Tensor:
+        """The weighted sum of the chosen experts that this rank holds [num_tokens, hidden_size]."""
         gate_up, down = self.methods or (self.gate_up, self.down)
         biases = None if self.gate_up_bias is None else (self.gate_up_bias, self.down_bias)
         elsewhere = len(self.held) < self.num_experts
         if elsewhere:
             experts = self._numbered_here(experts)
-        mixed = operations.mixture(x, weights, experts, gate_up, down, self.gate, biases, elsewhere=elsewhere)
-        return mixed if self.shared is None else mixed + self.shared(x, operations)
+        return operations.mixture(x, weights, experts, gate_up, down, self.gate, biases, elsewhere=elsewhere)
 
     def _numbered_here(self, experts: torch.Tensor) -> torch.Tensor:
         """Experts by their place among those of this rank; the number behind the last for those of other ranks."""

@@ -96,8 +96,9 @@ def scored(folder: Path, **settings) -> list[tuple[list[int], list[float]]]:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"expert_parallel": 2},
-        *further({"tensor_parallel": 2, "expert_parallel": 2}, {"tensor_parallel": 2, "pipeline_parallel": 2},
+        {"expert_parallel": 2, "expert_exchange": "all-to-all"},
+        *further({"expert_parallel": 2},
+                 {"tensor_parallel": 2, "expert_parallel": 2}, {"tensor_parallel": 2, "pipeline_parallel": 2},
                  {"pipeline_parallel": 2, "expert_parallel": 2}),
     ],
     ids=lambda settings: " ".join(settings),

@@ -17,6 +17,7 @@ REFUSED = {
     "80 ranks": {"pipeline_parallel": 40, "expert_parallel": 2},
     "speculation=mtp drafts with a model": {"tensor_parallel": 2, "speculation": "mtp"},
     "KV tiers": {"pipeline_parallel": 2, "kv_host_gib": 1},
+    "between ranks that hold whole experts": {"tensor_parallel": 2, "expert_exchange": "all-to-all"},
     "in no graph yet": {"tensor_parallel": 2, "graphs": "on"},
 }
 

@@ -20,6 +20,8 @@ from tests.engine.token.quantised.published import gptq, publish
 TENSOR, PIPELINE, EXPERT = (ParallelLayout(*sizes) for sizes in ((2, 1, 1), (1, 2, 1), (1, 1, 2)))
 BOTH, STAGES = ParallelLayout(2, 2), ParallelLayout(1, 2, 2)
 THREE, ALL = ParallelLayout(4, 1, 2), ParallelLayout(2, 2, 2)
+# Tokens travel to the ranks of their experts. With four ranks some have no token of a step.
+TRAVEL, FOUR, TRAVEL_STAGES = (ParallelLayout(1, *sizes, divides_tokens=True) for sizes in ((1, 2), (1, 4), (2, 2)))
 WITH_EXPERTS = ("gpt-oss", "mixtral", "qwen3-moe", "qwen3-moe-some-layers", "deepseek-v2-lite", "deepseek-v2",
                 "deepseek-v3", "deepseek-v3-other")  # fmt: skip
 
@@ -39,6 +41,8 @@ def expected(checkpoints):
 
 
 def families_for(layout: ParallelLayout) -> list[str]:
+    if layout is FOUR:  # that eight experts can be divided by
+        return ["qwen3-moe", "deepseek-v3"]
     if layout is BOTH:  # combines what is shown for each family alone
         return ["llama-biases", "llama-one-kv-head", "qwen3", "gemma3", "gpt-oss", "mixtral", "deepseek-v2", "mpt"]
     return list(WITH_EXPERTS if layout.expert_parallel > 1 else FAMILIES)
@@ -46,8 +50,8 @@ def families_for(layout: ParallelLayout) -> list[str]:
 
 @pytest.mark.parametrize(
     "layout",
-    [TENSOR, PIPELINE, EXPERT, BOTH, STAGES, THREE, ALL],
-    ids=["tp2", "pp2", "ep2", "tp2-pp2", "pp2-ep2", "tp4-ep2", "all2"],
+    [TENSOR, PIPELINE, EXPERT, BOTH, STAGES, THREE, ALL, TRAVEL, FOUR, TRAVEL_STAGES],
+    ids=["tp2", "pp2", "ep2", "tp2-pp2", "pp2-ep2", "tp4-ep2", "all2", "ep2-travel", "ep4-travel", "pp2-ep2-travel"],
 )
 def test_ranks_give_the_logits_of_one_process(layout, checkpoints, expected, ranks):
     names = families_for(layout)
