@@ -344,6 +344,28 @@ def test_whatever_ends_a_fleet_ends_all_of_it(tmp_path, how):
     assert how != "kill the launcher" or "the router ended" in said(tmp_path)
 
 
+def test_ctrl_c_while_it_starts_leaves_nothing(tmp_path):
+    words = ["fleet", "up", "2", "--router", "ray", "--router-env", str(Path(PYTHON).parent.parent)]
+    command = [
+        sys.executable,
+        "-m",
+        "sojourn",
+        *words,
+        "--port",
+        str(free_port()),
+        "--run-dir",
+        str(tmp_path / "fleet"),
+    ]
+    with (tmp_path / "out").open("w+") as out, subprocess.Popen(command, stdout=out, stderr=out) as process:
+        loading = tmp_path / "fleet" / "server-0.log"
+        wait_until(lambda: loading.is_file() or process.poll() is not None, 90, "no server starts")
+        started = started_by(psutil.Process(process.pid))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130, said(tmp_path)
+    assert len(started) >= 8
+    wait_until(lambda: not [child for child in started if is_alive(child)], 30, "an orphan")
+
+
 def is_alive(process: psutil.Process) -> bool:
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
