@@ -82,7 +82,7 @@ def _variable(name: str, label: str, query: str) -> dict[str, Any]:
     """A choice among the values of a label, all of them at first."""
     return {
         "name": name, "label": label, "type": "query", "query": query, "refresh": ON_TIME_RANGE_CHANGE, "sort": 1,
-        "includeAll": True, "multi": True, "allValue": ".+", "hide": 0, "datasource": DATASOURCE, "definition": query,
+        "includeAll": True, "multi": True, "allValue": ".+", "hide": 0, "datasource": DATASOURCE,
         "current": {"selected": True, "text": ["All"], "value": ["$__all"]},
     }  # fmt: skip
 
@@ -146,8 +146,9 @@ def _panel(panel: Panel, lifecycle: str, panel_id: int, place: grafana.GridPos) 
 def _link(uid: str) -> dict[str, Any]:
     """To another dashboard, with the same variables and time."""
     return {
-        "title": f"Open {uid}", "targetBlank": False,
-        "url": f"/d/{uid}?${{__all_variables}}&${{__url_time_range}}",
+        "title": f"Open {uid}", "type": "link", "icon": "external link", "tooltip": "", "tags": [],
+        "url": f"/d/{uid}?${{__all_variables}}&${{__url_time_range}}", "targetBlank": False, "asDropdown": False,
+        "includeVars": False, "keepTime": False,
     }  # fmt: skip
 
 
