@@ -16,10 +16,12 @@ def add_fleet_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/get_load")
     async def get_load() -> list[dict[str, int]]:
-        """Open sequences, those without a place in the batch, and the tokens of all, by data-parallel rank."""
-        streams = service.core.streams.values()
+        """Open sequences of all models, those without a place in a batch, and the tokens of all, by data-parallel
+        rank."""
+        cores = service.models.cores
+        streams = [stream for core in cores for stream in core.streams.values()]
         tokens = sum(len(stream.request.prompt_token_ids) + stream.output_tokens for stream in streams)
-        waiting = service.core.num_waiting
+        waiting = sum(core.num_waiting for core in cores)
         return [{"dp_rank": 0, "num_reqs": len(streams), "num_waiting_reqs": waiting, "num_tokens": tokens}]
 
     @app.get("/server_info")
@@ -35,7 +37,8 @@ def add_fleet_routes(app: FastAPI, service: Service) -> None:
             "max_running_requests": config.max_num_seqs,
             "block_size": ready.block_size,
             "num_kv_blocks": ready.num_kv_blocks,
-            "tp_size": 1,
+            "tp_size": config.tensor_parallel,
+            "pp_size": config.pipeline_parallel,
             "dp_size": 1,
             "kv_events": None if service.kv_events is None else service.kv_events.facts,
         }

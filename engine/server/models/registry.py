@@ -5,7 +5,9 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from operator import attrgetter
 from pathlib import Path
+from urllib.parse import quote
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
@@ -108,10 +110,10 @@ class Models:
             await asyncio.sleep(min(WATCH_SECONDS, limit or WATCH_SECONDS))
             self._note()
             for model in self.all if limit is not None else ():
-                if model.is_idle and model.state == "hot" and time.monotonic() - self._last_use(model) >= limit:
+                if model.is_idle and model.state == "hot" and time.monotonic() - model.used_at >= limit:
                     async with self._memory:
                         if model.is_idle and model.state == "hot":
-                            await self._put_to_sleep(model)
+                            await self._try_to_put_to_sleep(model)
 
     async def stop(self) -> None:
         """Ends all cores, and writes what their services still hold."""
@@ -222,6 +224,13 @@ class Models:
         await model.service.core.sleep.begin()
         self._note()
 
+    async def _try_to_put_to_sleep(self, model: ServedModel) -> None:
+        """For a caller that is not the model's: a core that dies meanwhile is its supervisor's business."""
+        try:
+            await self._put_to_sleep(model)
+        except ApiError as error:
+            log.warning("the model %s did not fall asleep: %s", model.name, error)
+
     async def _unload(self, model: ServedModel) -> None:
         assert model.plan is not None, "remembered: the core's goes with it"
         await model.service.core.unload()
@@ -261,10 +270,11 @@ class Models:
 
     async def _free_some(self, wanted: ServedModel) -> None:
         """Puts the idle model to sleep that was used the longest ago; unloads one where all idle ones sleep."""
-        idle = sorted((each for each in self.all if each is not wanted and each.is_idle), key=self._last_use)
+        others = (each for each in self.all if each is not wanted and each.is_idle)
+        idle = sorted(others, key=attrgetter("used_at"))
         for model in idle:
             if model.state == "hot":
-                await self._put_to_sleep(model)
+                await self._try_to_put_to_sleep(model)
                 return
         for model in idle:
             if model.state == "sleeping":
@@ -274,10 +284,6 @@ class Models:
         # An Ended behind the last token makes a model idle, and sets no event.
         with suppress(TimeoutError):
             await asyncio.wait_for(self._freed.wait(), WATCH_SECONDS)
-
-    @staticmethod
-    def _last_use(model: ServedModel) -> float:
-        return model.used_at
 
     def _refusal(self, model: ServedModel, error: SojournError) -> ApiError:
         if isinstance(error, ApiError):
@@ -293,6 +299,6 @@ def _seen(change: asyncio.Task[None]) -> None:
 
 def _settings_of(config: EngineConfig, name: str, folder: Path) -> EngineConfig:
     """The same settings for another model: its records go into a folder of their own."""
-    run_dir = None if config.run_dir is None else config.run_dir / SUBFOLDER / name.replace("/", "_")
+    run_dir = None if config.run_dir is None else config.run_dir / SUBFOLDER / quote(name, safe="")
     changes = {"model": str(folder), "served_model_name": name, "models": {}, "models_gib": None, "run_dir": run_dir}
     return config.model_copy(update=changes)

@@ -1,6 +1,7 @@
 """One model of a front: whether it is loaded, how much memory it has, and when it was used last."""
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,7 @@ class ServedModel:
         self.config = config
         self.service = service
         self._make = make
+        self._making = asyncio.Lock()
         self.num_waiting = 0  # calls that wait for it
         self.num_using = 0  # calls on their way to its core
         self.used_at = 0.0  # time.monotonic() of the last call
@@ -73,7 +75,7 @@ class ServedModel:
         """Until it is hot, for `Retry-After`."""
         asleep = self.state in ("sleeping", "waking")
         seconds = self.service.core.sleep.wake_seconds if asleep else self.load_seconds
-        return max(1, -int(-(seconds or USUAL_LOAD_SECONDS) // 1))
+        return max(1, math.ceil(seconds or USUAL_LOAD_SECONDS))
 
     @property
     def plan(self) -> MemoryPlan | None:
@@ -112,10 +114,11 @@ class ServedModel:
         return str(error).replace(str(model_folder(self.config.model)), f"`{self.name}`")
 
     async def build(self) -> Service:
-        """Its service, with tokenizer and template. Raises SojournError."""
-        if self.service is None:
-            self.service = await asyncio.to_thread(self._make)
-        return self.service
+        """Its service, with tokenizer and template; one for all who ask at once. Raises SojournError."""
+        async with self._making:
+            if self.service is None:
+                self.service = await asyncio.to_thread(self._make)
+            return self.service
 
     def note(self) -> bool:
         """Remembers its state and memory of now; whether the state is another one."""

@@ -15,6 +15,7 @@ import pytest
 from engine.config import EngineConfig, model_folder
 from engine.server.app import build_app
 from engine.server.core import core_process
+from engine.server.errors import core_lost
 from engine.server.models.registry import Models
 from metrics.compute.startup import startups_of
 from metrics.errors import InputError
@@ -218,6 +219,8 @@ def test_a_core_that_is_killed_leaves_the_other_models_alone(monkeypatch):
             assert (await ask(client, "b")).status_code == 200
             lost, kept = (asyncio.create_task(ask(client, name, max_tokens=60)) for name in ("b", "tiny-model"))
             await asyncio.sleep(0.2)
+            [load] = (await client.get("/get_load")).json()
+            assert load["num_reqs"] == 2, "of all models"
             os.kill(models.find("b").service.core.pid(), signal.SIGKILL)
             assert (await lost).status_code == 503 and (await kept).status_code == 200
             while models.find("b").service.core.state != "ready":
@@ -225,6 +228,51 @@ def test_a_core_that_is_killed_leaves_the_other_models_alone(monkeypatch):
             assert (await ask(client, "b")).status_code == 200
 
     asyncio.run(scenario())
+
+
+def test_calls_that_come_at_once_share_one_service_of_a_cold_model(monkeypatch):
+    """Else a core that one of them started would be nobody's."""
+
+    async def scenario() -> None:
+        async with front(monkeypatch, "slow-b") as (models, client):
+            body = {"model": "slow-b", "prompt": "a text"}
+            made, make = [], models.find("slow-b")._make
+            models.find("slow-b")._make = lambda: made.append(make()) or made[-1]
+            calls = [client.post("/tokenize", json=body) for _ in range(4)]
+            *_, answer = await asyncio.gather(*calls, ask(client, "slow-b"))
+            assert answer.status_code == 200 and len(made) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_core_that_dies_as_it_falls_asleep_leaves_the_watch_for_idle_models_running(monkeypatch):
+    async def scenario() -> None:
+        async with front(monkeypatch, "b", model_idle_seconds=0.6) as (models, client):
+            core = models.first.service.core
+
+            async def die() -> None:
+                os.kill(core.pid(), signal.SIGKILL)
+                while core.state not in ("restarting", "loading"):
+                    await asyncio.sleep(0.01)
+                raise core_lost(core.state)
+
+            monkeypatch.setattr(core.sleep, "begin", die)
+            while core.state != "restarting":
+                await asyncio.sleep(0.01)
+            assert (await ask(client, "b")).status_code == 200
+            deadline = time.monotonic() + 10
+            while (await states(client))["b"] != "sleeping" and time.monotonic() < deadline:
+                await asyncio.sleep(0.05)
+            assert (await states(client))["b"] == "sleeping"
+
+    asyncio.run(scenario())
+
+
+def test_names_that_differ_in_a_slash_have_folders_of_their_own(tmp_path):
+    app = build_app(EngineConfig(model="tiny-model", models={"a/b": FOLDER, "a_b": FOLDER}, run_dir=tmp_path / "run"))
+    models = app.state.service.models
+    folders = {model.config.run_dir for model in models.all}
+    assert len(folders) == 3 and all(folder.parent.name in ("models", tmp_path.name) for folder in folders)
 
 
 def test_two_models_of_one_name_are_refused():
