@@ -161,6 +161,7 @@ def build(
     torch = _import_torch()
     from engine.runner import ModelRunner
     from engine.runner.kv_tiers import make_tiers
+    from engine.runner.memory_plan import planned
 
     if config.num_ranks > 1:
         from engine.runner.expert_exchange import with_exchange
@@ -169,6 +170,9 @@ def build(
 
     threads = config.threads or max(1, num_cores() // config.num_ranks)
     torch.set_num_threads(threads)
+    if config.num_ranks > 1:
+        startup.enter("memory_plan")
+        planned(config, model_folder(config.model))  # sizes that do not divide are refused before a process starts
     startup.enter("group" if config.num_ranks > 1 else "setup")
     with _group(config, folder, ends_process=streams) as group:
         runner = ModelRunner(config, model_folder(config.model), startup, group)

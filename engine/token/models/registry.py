@@ -20,6 +20,7 @@ from engine.token.models import deepseek, gemma, gpt_oss, llama, mistral, mpt, q
 from engine.token.models.decoder import Decoder
 from engine.token.models.layer import DecoderConfig
 from engine.token.models.loading import fill, place_quantised
+from engine.token.models.moe import MixtureOfExperts
 from engine.token.models.settings import NEUTRAL
 from engine.token.models.sources import WeightSource, weight_source
 from engine.token.models.weights import (
@@ -139,6 +140,10 @@ class Outline(NamedTuple):
         return self.model.weight_bytes if packed is None else self.model.weight_bytes_in(packed)
 
 
+def _has_experts(model: Decoder) -> bool:
+    return any(isinstance(layer.mlp, MixtureOfExperts) for layer in model.layers)
+
+
 def outlined_model(
     folder: Path,
     dtype: torch.dtype,
@@ -159,6 +164,8 @@ def outlined_model(
         raise ModelError(f"max_model_len {limit} is above the model's own limit {parts.longest_model_len}; lower it")
     with torch.device("meta"), _default_dtype(dtype):
         model = Decoder(parts, layout)
+        if layout.expert_parallel > 1 and not _has_experts(Decoder(parts)):
+            raise ModelError(f"expert_parallel={layout.expert_parallel} divides experts, and this model has none")
     if window is not None:
         model.narrow_attention(*window)
     if not dummy:

@@ -154,6 +154,7 @@ def test_adapter_of_another_model_is_refused_by_the_stage_without_its_layer(adap
         ("mpt-six-heads", ParallelLayout(4), "tensor_parallel=4 does not divide the model's 6 attention heads"),
         ("llama", ParallelLayout(1, 4), "pipeline_parallel=4 has more stages than the model has layers"),
         ("mixtral", ParallelLayout(1, 1, 4), "expert_parallel=4 does not divide the model's 6 experts"),
+        ("llama", ParallelLayout(1, 1, 2), "expert_parallel=2 divides experts, and this model has none"),
         ("deepseek-v3", ParallelLayout(8), "tensor_parallel=8 does not divide the model's 4 attention heads"),
     ],
 )
