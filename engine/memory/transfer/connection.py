@@ -3,6 +3,8 @@
 import http.client
 import json
 import math
+import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -134,28 +136,41 @@ class Connection:
 
 def _side_channel(place: Place, allowed: Callable[[str], bool]) -> tuple[str, int]:
     """Asks the HTTP server of a prefill server, as vLLM's decode servers do. Raises TransferError."""
-    connection = http.client.HTTPConnection(place.host, place.port, timeout=ANSWER_MS / 1e3)
     try:
-        connection.request("GET", "/query")
-        answer = connection.getresponse()
-        body = answer.read(MAX_ANSWER_BYTES)
-        if answer.status != 200:
-            raise TransferError(f"its /query answers with status {answer.status}; it has to be a prefill server")
+        status, body = _answer_to_query(place)
+        if status != 200:
+            raise TransferError(f"its /query answers with status {status}; it has to be a prefill server")
         scheme, _, address = json.loads(body)["0"]["worker_addr"]["0"]["0"].partition("://")
         host, _, port = address.rpartition(":")
         host, number = host.strip("[]"), int(port)
     except (OSError, http.client.HTTPException) as error:
-        raise TransferError(f"its /query gave no answer: {error}") from None
+        raise TransferError(f"its /query gave no answer: {error or type(error).__name__}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise TransferError("its /query gives no address of a side channel") from None
-    finally:
-        connection.close()
     if scheme != "tcp" or not allowed(host):
         raise TransferError(
             f"its side channel is at {address[:80]}, where this server may not read; kv_peers lists the hosts that it "
             "may, and kv_transfer_host is the prefill server's address"
         )
     return host, number
+
+
+def _answer_to_query(place: Place) -> tuple[int, bytes]:
+    """Status and body, within ANSWER_MS however slowly they come. Raises OSError, HTTPException."""
+    connection = http.client.HTTPConnection(place.host, place.port, timeout=ANSWER_MS / 1e3)
+    try:
+        connection.connect()
+        hang_up = threading.Timer(ANSWER_MS / 1e3, connection.sock.shutdown, (socket.SHUT_RDWR,))
+        hang_up.daemon = True
+        hang_up.start()
+        try:
+            connection.request("GET", "/query")
+            answer = connection.getresponse()
+            return answer.status, answer.read(MAX_ANSWER_BYTES)
+        finally:
+            hang_up.cancel()
+    finally:
+        connection.close()
 
 
 def _differences(theirs: dict[str, str], ours: dict[str, str]) -> str:

@@ -3,6 +3,7 @@
 import contextlib
 import http.server
 import json
+import socket
 import threading
 import time
 
@@ -208,6 +209,27 @@ def test_an_address_that_answers_query_with_something_else_gets_a_sentence(overl
     pair.decode_call(request)
     pair.finish()
     assert words in pair.second.ended["r0"].error
+
+
+def test_an_http_server_that_answers_too_slowly_is_left(overlapped, monkeypatch):
+    monkeypatch.setattr("engine.memory.transfer.connection.ANSWER_MS", 300)
+    pair = overlapped(decode={"kv_transfer_failure": "error"})
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def drip() -> None:
+        connection, _ = listener.accept()
+        with contextlib.suppress(OSError):
+            for _ in range(200):
+                connection.sendall(b"H")
+                time.sleep(0.05)
+
+    threading.Thread(target=drip, daemon=True).start()
+    pair.port = listener.getsockname()[1]
+    began = time.monotonic()
+    pair.decode_call(requests()[0])
+    pair.finish()
+    assert time.monotonic() - began < 3 and "its /query gave no answer" in pair.second.ended["r0"].error
+    listener.close()
 
 
 def test_garbage_and_lost_messages_on_the_side_channel_end_no_transfer(overlapped, expected):
