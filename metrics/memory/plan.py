@@ -49,5 +49,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shown_bytes(size: int) -> str:
-    """In MiB below one GiB, else in GiB."""
+    """In GiB from one GiB on, in MiB, or in KiB below one MiB."""
+    if 0 < size < 1 << 20:
+        return f"{size / 1024:.1f} KiB"
     return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / (1 << 20):.0f} MiB"
