@@ -52,7 +52,7 @@ def warnings(facts: Facts, closed: Closure) -> list[str]:
             found.append(f"its /metrics is of none of the servers that are known here: {known}")
     elif facts.joined < facts.served:
         found.append(f"{facts.served - facts.joined} of {facts.served} served requests have no server record")
-    if facts.joined and facts.steps is None:
+    if facts.joined and facts.steps is None and not facts.servers:
         found.append("no step records: causes that show only in steps cannot be found")
     elif facts.steps is not None and facts.steps.model is None:
         found.append(f"only {facts.steps.count} steps: too few for a step model, so capacity is not estimated")

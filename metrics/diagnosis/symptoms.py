@@ -90,11 +90,17 @@ def _low_device_utilisation(facts: Facts) -> tuple[Status, str]:
         busy = f"the device works about {view.device_busy:.0%} of the time in which requests run"
         return _present(view.device_busy < LOW_DEVICE_BUSY), f"{busy} (by {view.title}'s metrics)"
     if facts.steps is None:
-        return "unknown", NO_STEPS
+        return "unknown", _no_steps(facts)
     if facts.device_busy is None:
         return "unknown", f"no request with records of both client and server: {RECORD_THE_SERVER}"
     busy = f"the device works {facts.device_busy:.0%} of the time in which a request is in the server"
     return _present(facts.device_busy < LOW_DEVICE_BUSY), busy
+
+
+def _no_steps(facts: Facts) -> str:
+    if facts.servers:
+        return f"each server of a fleet has steps of its own: sojourn diagnose RUN/{next(iter(facts.servers))}"
+    return NO_STEPS
 
 
 def _present(shows: bool) -> Status:
@@ -112,7 +118,7 @@ def _vram_fills_quickly(facts: Facts) -> tuple[Status, str]:
         return _present(view.kv_largest >= FULL_POOL and hurts), f"{peak}{preemptions}"
     steps = facts.steps
     if steps is None:
-        return "unknown", NO_STEPS
+        return "unknown", _no_steps(facts)
     waits = facts.waits.get("kv_blocks", 0.0)
     peak = f"KV use peaks at {steps.kv_use_max:.0%} of {steps.pool_blocks} blocks"
     hurts = steps.preemptions > 0 or waits > BLOCKED

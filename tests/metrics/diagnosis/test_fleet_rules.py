@@ -41,7 +41,11 @@ def test_the_slow_server_is_named_whatever_its_number(tmp_path, slow):
 
 def test_no_server_of_an_equal_fleet_is_named(tmp_path):
     run = synthetic_fleet(tmp_path / "run", [CHAT, CHAT], requests=120)
-    assert not named(run) and diagnose(run).state == "healthy"
+    found = diagnose(run)
+    assert not named(run) and found.state == "healthy"
+    steps = [each.reason for each in found.checks if each.symptom in ("low_device_utilisation", "vram_fills_quickly")]
+    assert all("sojourn diagnose RUN/server-0" in reason for reason in steps) and len(steps) == 2
+    assert not any("no step records" in warning for warning in found.warnings), "causes were asked of each server"
     fleet = read_facts(run).fleet()
     assert fleet.slowest.slowdown == pytest.approx(1.0, abs=0.1) and fleet.imbalance < 1.2
 
