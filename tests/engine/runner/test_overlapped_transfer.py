@@ -15,7 +15,7 @@ from engine.kv_source import KVSource
 from engine.memory.transfer import wire
 from engine.messages import Abort, Submit
 from metrics.ledger import Account
-from tests.engine.harness import drain, hand_over, submit
+from tests.engine.harness import drain, hand_over, make_engine, submit
 from tests.engine.memory.audits import audit_tiers
 from tests.engine.runner.test_disaggregation import LENGTHS, PROMPTS, Split, alone, requests
 
@@ -193,6 +193,26 @@ def test_a_prefill_that_ends_in_the_middle_costs_an_error_or_a_local_prefill(
         assert pair.second.tokens["r0"] == expected[0]
         loaded = {} if end == "no-call" else {"peer": 32}
         assert (ended.kv_load.loaded_tokens if ended.kv_load else {}) == loaded, "what was read is used"
+
+
+def test_a_prefill_server_that_is_restarted_serves_the_next_transfer(overlapped, expected, checkpoints):
+    """On the same port, so that the decode server's connection reaches its next life."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        place = BY_CHUNK | {"kv_transfer_port": probe.getsockname()[1]}
+    pair = overlapped(prefill=place)
+    lost, request, *_ = requests()
+    pair.prefill_call(lost)
+    pair.prefill.receive([], pair.prefill.step())
+    pair.decode_call(lost)
+    pair.read_blocks(1)
+    pair.prefill.close()
+    pair.prefill, pair.first = make_engine(checkpoints["llama"], kv_role="prefill", kv_host_gib=1e-3, **place)
+    pair.decode_call(request)
+    pair.prefill_call(request)
+    drain(pair.prefill, check=True)
+    pair.finish()
+    assert [pair.second.tokens[f"r{index}"] for index in range(2)] == expected[:2]
+    assert [pair.second.ended[f"r{index}"].kv_load.loaded_tokens["peer"] for index in range(2)] == [16, 32]
 
 
 @pytest.mark.parametrize(
