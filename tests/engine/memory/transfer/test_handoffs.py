@@ -277,6 +277,23 @@ def test_a_block_that_another_prompt_takes_while_it_is_read_is_not_used():
     assert not pair.decode.published.ended["late"].kv_load.loaded_tokens
 
 
+@pytest.mark.parametrize("is_heard", [True, False])
+def test_a_request_waits_as_long_as_its_prefill_server_says_that_it_computes(is_heard):
+    pair, prompt = Pair(0, chunk=8), list(range(21))
+    if not is_heard:
+        pair.peers.heard_ns = lambda transfer_id: 0
+    pair.arrive_at_once(submit("late", prompt, 4))
+    for _ in range(3):
+        pair.turn(pair.decode)
+        pair.prefill.clock.now_ns += 8_000_000_000  # a request waits 10 s for what nobody computes
+    pair.turn(pair.decode)
+    pair.drain()
+    pair.check_idle()
+    assert pair.decode.published.tokens["late"] == sequential(prompt, 4)
+    load = pair.decode.published.ended["late"].kv_load
+    assert (load is not None and load.loaded_tokens == {"peer": 20}) == is_heard
+
+
 def test_a_slot_that_is_sealed_again_has_another_header():
     memory = memoryview(bytearray(2 * HEADER_BYTES))
     headers, seen = SlotHeaders(memory, MODEL), set()
