@@ -1,6 +1,7 @@
 """A prefill and a decode engine in one process, over shared memory: the tokens of one engine, whatever goes wrong."""
 
 import threading
+import time
 
 import pytest
 import zmq
@@ -36,6 +37,9 @@ class Split:
 
     def generate(self, requests: list[Submit]) -> list[list[int]]:
         hand_over(self.decode, requests)
+        while self.decode.is_preparing:  # else the first ones could be over before the others are read
+            time.sleep(0.001)
+            hand_over(self.decode, [])
         drain(self.decode, check=True)
         audit_tiers(self.prefill.scheduler.tiers)
         audit_tiers(self.decode.scheduler.tiers)
