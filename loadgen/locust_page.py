@@ -86,6 +86,12 @@ class GoodputPage:
             rows.append(row)
         return rows
 
+    def _message_row(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """A row of Locust's statistics without figures: its first tab is where a reader looks."""
+        like = rows[-1] if rows else {}
+        zeros = {name: 0 for name, value in like.items() if isinstance(value, int | float)}
+        return like | zeros | {"method": "Sojourn", "name": self.message, "safe_name": self.message}
+
     def _extend(self, web_ui) -> None:
         structure = [{"key": key, "title": title} for key, title in COLUMNS.items()]
         web_ui.template_args |= {
@@ -98,6 +104,7 @@ class GoodputPage:
                 document = response.get_json()
                 document["extended_stats"] = [{"key": TAB["key"], "data": self.rows()}]
                 if self.message:
+                    document["stats"] = [self._message_row(document.get("stats", [])), *document.get("stats", [])]
                     document["errors"] = [
                         *document.get("errors", []),
                         {"name": "Sojourn", "method": "", "error": self.message, "occurrences": 1},

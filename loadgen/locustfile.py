@@ -19,6 +19,7 @@ from loadgen.client.event_log import request_drain
 from loadgen.locust_page import GoodputPage
 from loadgen.run.distributed import MasterReplay, WorkerReplay
 from loadgen.run.replay import ended_with, replay_alone, start_replay
+from loadgen.scenario.scenario import load_scenario
 from loadgen.target.processes import end_with
 from metrics.errors import ExperimentError, InputError, RunDataError, ServerError
 
@@ -155,6 +156,11 @@ class Session:
 
 @events.init.add_listener
 def begin_session(environment, **_):
+    try:
+        load_scenario(environment.parsed_options.scenario)
+    except InputError as error:  # before there is a page, which would hide it
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.exit(2)
     session = Session(environment)
     if session.worker is not None and environment.parsed_options.processes:
         end_with(os.getppid())  # it was forked: a master that is killed takes it along

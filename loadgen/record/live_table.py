@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from loadgen.client.event_log import BYTES, NO_REQUEST, STARTED, TERMINAL, event_files
+from loadgen.client.event_log import BYTES, NO_REQUEST, RAW_TABLE, STARTED, TERMINAL, event_files
 from loadgen.record.live_figures import LiveFigures
 from loadgen.record.parse import Event, client_record, due_time, events_by_request
 from loadgen.schedule.request import SCHEDULE_FILE, ScheduledRequest, read_schedule, read_warmup_s
@@ -20,12 +20,14 @@ log = logging.getLogger(__name__)
 
 
 class LiveReader:
-    """Owns the events of open requests. Reads every segment once."""
+    """Owns the events of open requests. Reads every segment once; after the run one file holds the events of all
+    segments, also of those that were read."""
 
     def __init__(self, run_dir: Path):
         self._run_dir = run_dir
         self._read: set[Path] = set()
         self._open: dict[int, list[Event]] = {}
+        self._ended: set[int] = set()
         self.schedule: list[ScheduledRequest] = []
         self.start_ns: int | None = None
         self._scenario = ""
@@ -38,13 +40,18 @@ class LiveReader:
             self.schedule, self._scenario = read_schedule(self._run_dir)
         fresh = [file for file in event_files(self._run_dir) if file not in self._read]
         found = []
+        if self._run_dir / f"{RAW_TABLE}.parquet" in fresh:
+            self._open.clear()
         for index, events in events_by_request(fresh):
             if index == NO_REQUEST:
                 self.start_ns = next((ns for _, ns, kind, _ in events if kind == STARTED), self.start_ns)
                 continue
+            if index in self._ended:
+                continue
             self._open.setdefault(index, []).extend(events)
             if events[-1][2] in TERMINAL:
                 request, all_events = self.schedule[index], self._open.pop(index)
+                self._ended.add(index)
                 due_ns = due_time(request, self.start_ns, all_events)
                 found.append((request, row(client_record(request, self._scenario, due_ns, all_events))))
         self._read.update(fresh)

@@ -1,10 +1,13 @@
 """A load while it runs: its figures are those of the finished run, and it stops once its question is answered."""
 
+import shutil
 import time
 
+import pyarrow.parquet as pq
 import pytest
 
-from loadgen.record.live_table import LiveTable
+from loadgen.client.event_log import RAW_TABLE
+from loadgen.record.live_table import LiveReader, LiveTable
 from loadgen.run.experiment import load_url
 from loadgen.run.live_view import check_stop_when_resolved
 from loadgen.run.server_glance import ServerWatch
@@ -38,6 +41,24 @@ def test_a_clear_case_stops_early_and_its_run_is_whole(tmp_path):
     views = [each.live for each in shown if each.live]
     assert views[0].seconds_left is None or 20 < views[0].seconds_left < 70
     assert views[-1].test.startswith("resolved: ")
+
+
+@pytest.mark.server
+def test_a_reader_sees_each_request_end_once_also_where_segments_become_one_file(tmp_path):
+    server = ScriptedServer(Script(first_token_s=0.02)).start()
+    run = load_url(scenario(FEW), server.url, tmp_path / "run")
+    whole = run.path / f"{RAW_TABLE}.parquet"
+    events, parts = pq.read_table(whole), run.path / f"{RAW_TABLE}.parts"
+    whole.unlink()
+    parts.mkdir()
+    reader, half = LiveReader(run.path), events.num_rows // 2
+    pq.write_table(events.slice(0, half), parts / "0.parquet")
+    first = [row["request_id"] for _, row in reader.ended()]
+    pq.write_table(events, whole)
+    shutil.rmtree(parts)
+    then = [row["request_id"] for _, row in reader.ended()]
+    assert 10 < len(first) < 90 and sorted(first + then) == sorted(run.table("client").request_id)
+    assert reader.ended() == [] and reader.open_requests() == []
 
 
 @pytest.mark.server
