@@ -46,6 +46,7 @@ def _summarise(run: "RunDirectory") -> int:
     from metrics.memory.prefix_share import workload_lines
     from metrics.memory.residence import residences_of
     from metrics.request.goodput import measured
+    from metrics.statistics.resolution import resolution_sentence
 
     diagnosis = diagnose_run(run)
     html = "needs plotly: pip install '.[ui]', then sojourn report"
@@ -60,6 +61,8 @@ def _summarise(run: "RunDirectory") -> int:
         out.print(f"weights        {error.sentence()}", markup=False)
     for residence in residences_of(run.meta()):
         out.print(f"model          {residence.sentence()}", markup=False)
+    if (sentence := resolution_sentence(run.meta())) is not None:
+        out.print(f"SLO question   {sentence}", markup=False)
     out.print(f"client error   {client_error_sentence(run.meta()['client_error'])}")
     out.print(f"HTML report    {html}", markup=False)
     out.print(f"run directory  {run.path}")

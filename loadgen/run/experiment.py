@@ -298,6 +298,7 @@ def _load(
         if load.returncode != 0:
             reasons.append(f"the load generator ended with exit code {load.returncode}")
             raise ExperimentError(f"{reasons[-1]}; its last lines:\n{tail(log)}")
+        live.end()
     finally:
         stop(load)
         with suppress(RunDataError, OSError):  # a folder that is gone is noticed where the run is finished

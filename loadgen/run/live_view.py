@@ -65,6 +65,12 @@ class LiveRun:
                 request_drain(self._run.path, self.resolution.sentence())
         self.view = LiveView(figures.classes(now_ns), self._seconds_left(counts, now_ns), self._glance(), self._test())
 
+    def end(self) -> None:
+        """All was sent and has ended: a question that is still open is noted in the run."""
+        self.update(None)
+        if self._stop_at is not None and self.resolution is None and (sentence := self._test()):
+            self._run.update_meta(unresolved=f"{sentence}, after all requests")
+
     def _glance(self) -> ServerGlance | None:
         try:
             return self._watch.glance()

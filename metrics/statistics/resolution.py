@@ -1,5 +1,8 @@
 """Whether a share of good requests is above or below a target, decided while they still come."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 
 from metrics.statistics.confidence_sequence import SequentialShare
@@ -27,6 +30,13 @@ class Resolution(msgspec.Struct, frozen=True, kw_only=True):
             f"resolved: {self.share:.1%} of {self.requests:,} requests met the SLO; {self.low:.1%}–{self.high:.1%} "
             f"({self.level:.0%} confidence sequence) lies {self.verdict} {self.target:.0%}"
         )
+
+
+def resolution_sentence(meta: Mapping[str, Any]) -> str | None:
+    """How the question of a run ended that was to stop early; None of a run that was asked none."""
+    if (found := meta.get("resolution")) is not None:
+        return msgspec.convert(found, Resolution).sentence()
+    return meta.get("unresolved")
 
 
 def resolution(share: SequentialShare, target: float) -> Resolution | None:

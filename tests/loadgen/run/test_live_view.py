@@ -16,6 +16,7 @@ from metrics.diagnosis.diagnose import diagnose
 from metrics.errors import InputError
 from metrics.request.goodput import judged, measured
 from metrics.results.load import declared_window_s
+from metrics.statistics.resolution import resolution_sentence
 from tests.loadgen.scenarios import CHAT, scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer
 
@@ -41,6 +42,15 @@ def test_a_clear_case_stops_early_and_its_run_is_whole(tmp_path):
     views = [each.live for each in shown if each.live]
     assert views[0].seconds_left is None or 20 < views[0].seconds_left < 70
     assert views[-1].test.startswith("resolved: ")
+
+
+@pytest.mark.server
+def test_a_question_that_stays_open_is_noted(tmp_path):
+    server = ScriptedServer(Script(first_token_s=0.02)).start()
+    run = load_url(scenario(FEW | {"count": 30}), server.url, tmp_path / "run", stop_when_resolved=0.9)
+    found = resolution_sentence(run.meta())
+    assert found.startswith("target 90%: not resolved yet, between ") and found.endswith("after all requests")
+    assert not run.meta().get("stopped_early")
 
 
 @pytest.mark.server
