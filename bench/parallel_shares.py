@@ -29,7 +29,7 @@ from metrics.compute.communication import bubbles, group_shape, predicted
 from metrics.compute.cost_model import ModelShape
 from metrics.compute.link import Link
 from metrics.compute.roofline import load_ceilings
-from metrics.records import STAGES, StepRecord
+from metrics.records import StepRecord
 
 BATCHES = (2, 8, 16)
 PROMPT_TOKENS, OUTPUT_TOKENS = 40, 80
@@ -111,10 +111,10 @@ def pipeline_shares(two: Run, links: list[Link]) -> list[tuple[float, float]]:
     tokens = len(two.steps[0].kinds)
     group = group_shape(two.shape, PIPELINE, two.dtype)
     link = next(each for each in links if each.collective == "send")
-    host = median(sum(step.stages) - step.stages[STAGES.index("wait")] - step.sampling_ns for step in two.steps)
     both = [step for step in two.steps if len(step.rank_busy_ns) == 2]
     busy, sent, waits = (np.array([getattr(step, f"rank_{name}_ns") for step in both])
                          for name in ("busy", "communication", "bubble"))  # fmt: skip
+    host = median([step.end_ns - step.begin_ns for step in both] - (busy + sent + waits)[:, 0])
     transfer = float(link.exchange_ns(1, group.exchanges(tokens, tokens)["send"].bytes))
     shares = bubbles(np.median(busy + sent, axis=0).tolist(), max(0.0, host), transfer, under_way=2).shares
     measured = np.median(waits / (busy + sent + waits), axis=0)

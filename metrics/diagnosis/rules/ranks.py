@@ -3,7 +3,7 @@
 from metrics.diagnosis.excess import Excess
 from metrics.diagnosis.facts import Facts
 from metrics.diagnosis.group_facts import GroupFacts, SlowestRank
-from metrics.diagnosis.rules.cause import CONTRADICTION, Proposal, all_of, cause
+from metrics.diagnosis.rules.cause import Proposal, all_of, cause
 from metrics.diagnosis.rules.device import DEVICE_ACCOUNTS, WAITS
 from metrics.diagnosis.rules.parallel import BUBBLE, COMMUNICATION, RANKS
 from metrics.diagnosis.rules.shared_evidence import excess_evidence
@@ -24,7 +24,7 @@ TOKENS = "steps: expert_tokens, of one step in 16"
 def slow_rank(facts: Facts, excess: Excess) -> Proposal | None:
     """One rank of a parallel group computes longer than the others for as much work, and all wait for it."""
     group = facts.group()
-    if group is None or not _is_slow(slow := group.slowest):
+    if group is None or not _is_slow(slow := group.slowest) or _tokens_explain(group, slow):
         return None
     beside = "the other ranks of its stage" if slow.of_stage else "the other stages"
     speed = 1 / (1 - min(slow.lost_share, 0.9))
@@ -34,7 +34,7 @@ def slow_rank(facts: Facts, excess: Excess) -> Proposal | None:
             evidence(f"rank {slow.rank} computes {slow.times:.2f} times as long as {beside}", slow.times, "ratio",
                      RANKS, weight=3),
             evidence(f"that is {slow.lost_share:.0%} of the steps' time", slow.lost_share, "share", RANKS, weight=2),
-            *_token_evidence(group, slow),
+            *_token_evidence(group),
             *excess_evidence(excess, (COMMUNICATION, BUBBLE, *DEVICE_ACCOUNTS, *WAITS)),
         ],
         measurement=f"the same scenario with the devices, or the cores, of rank {slow.rank} and of another rank "
@@ -56,7 +56,9 @@ def expert_imbalance(facts: Facts, excess: Excess) -> Proposal | None:
     group = facts.group()
     if group is None or (uneven := group.expert_imbalance) is None or uneven < UNEVEN:
         return None
-    busiest, size = _busiest(group), group.shape.ranks_per_stage
+    slow, size = group.slowest, group.shape.ranks_per_stage
+    if not _tokens_explain(group, slow):
+        return None
     computed = group.computed_ns[:size]
     longest, mean = max(computed), sum(computed) / size
     lost = (longest - mean) / max(group.device_ns, 1.0)
@@ -65,14 +67,13 @@ def expert_imbalance(facts: Facts, excess: Excess) -> Proposal | None:
     speed, ranks = 1 / (1 - min(lost, 0.9)), group.shape.expert_parallel
     settings: dict[str, object] = {"expert_parallel": 1, "tensor_parallel": size}
     return Proposal(
-        cause=f"{uneven:.1f} times the mean of the tokens go to the experts of rank {busiest}, and the other "
+        cause=f"{uneven:.1f} times the mean of the tokens go to the experts of rank {slow.rank}, and the other "
         f"{'rank waits' if size == 2 else 'ranks wait'} for it",
         evidence=[
-            evidence(f"the experts of rank {busiest} have {uneven:.2f} times the mean of the {ranks} ranks' tokens",
+            evidence(f"the experts of rank {slow.rank} have {uneven:.2f} times the mean of the {ranks} ranks' tokens",
                      uneven, "ratio", TOKENS, weight=3),
             evidence(f"the rank with most work computes {longest / max(mean, 1.0):.2f} times the mean: {lost:.0%} of "
                      "the steps' time", lost, "share", RANKS, weight=2),
-            *_speed_evidence(group, busiest),
             *excess_evidence(excess, (COMMUNICATION, *DEVICE_ACCOUNTS, *WAITS)),
         ],
         measurement=f"the same scenario with {settings_text(settings)}: each rank holds a part of every expert",
@@ -90,12 +91,6 @@ def _is_slow(slow: SlowestRank) -> bool:
     return slow.times >= (SLOW if slow.of_stage else SLOW_STAGE) and slow.lost_share >= LOST
 
 
-def _busiest(group: GroupFacts) -> int:
-    """The first rank of the first stage that holds the experts with most tokens."""
-    tokens = group.expert_rank_tokens
-    return tokens.index(max(tokens)) * group.shape.ranks_per_stage // group.shape.expert_parallel
-
-
 def _waits_for(group: GroupFacts, lost: float) -> dict[str, float]:
     """Claims of a rank that the others wait for during the share `lost` of the steps' time."""
     device = max(group.device_ns, 1.0)
@@ -105,26 +100,16 @@ def _waits_for(group: GroupFacts, lost: float) -> dict[str, float]:
     )
 
 
-def _token_evidence(group: GroupFacts, slow: SlowestRank) -> list[Evidence]:
-    """Against a slow rank: its experts have so many more tokens that they explain the time."""
-    uneven = group.expert_imbalance
-    if uneven is None or not slow.of_stage:
+def _token_evidence(group: GroupFacts) -> list[Evidence]:
+    """That its experts do not explain how long it computes."""
+    if (uneven := group.expert_imbalance) is None:
         return []
-    explains = _tokens_explain(group, slow)
-    return [evidence(f"the experts of the busiest rank have {uneven:.2f} times the mean of the tokens", uneven, "ratio",
-                     TOKENS, supports=not explains, weight=CONTRADICTION if explains else 2)]  # fmt: skip
-
-
-def _speed_evidence(group: GroupFacts, busiest: int) -> list[Evidence]:
-    """The rank that computes longest should be the one with the tokens, and no longer than they explain."""
-    slow = group.slowest
-    explains = _tokens_explain(group, slow)
-    statement = f"rank {slow.rank} computes longest, {slow.times:.2f} times as long as the other ranks of its stage"
-    return [evidence(statement, slow.times, "ratio", RANKS, supports=explains, weight=2 if explains else CONTRADICTION)]
+    statement = f"the experts of the busiest rank have {uneven:.2f} times the mean of the tokens, which is not enough"
+    return [evidence(statement, uneven, "ratio", TOKENS, weight=2)]
 
 
 def _tokens_explain(group: GroupFacts, slow: SlowestRank) -> bool:
-    """Whether the rank has the experts with most tokens, and computes no longer than if it did nothing else."""
+    """Whether the rank has the experts with most tokens, and computes no longer than it would for those alone."""
     tokens, size = group.expert_rank_tokens, group.shape.ranks_per_stage
     if not sum(tokens) or slow.rank >= size:
         return False

@@ -83,11 +83,9 @@ def test_stage_that_computes_far_longer_than_the_other_is_a_slow_rank(tmp_path):
 
 def test_experts_of_one_rank_that_get_most_tokens_are_named_and_the_rank_is_not_slow(tmp_path):
     run = unequal_run(tmp_path / "run", "communication", {"expert_parallel": 2}, 0, [300, 200, 60, 40])
-    found = named(run)
-    assert found["expert_imbalance"].settings == {"expert_parallel": 1, "tensor_parallel": 2}
-    assert all(each.supports for each in found["expert_imbalance"].evidence if "rank" in each.statement)
-    against = [each for each in found["slow_rank"].evidence if not each.supports]
-    assert "1.67 times the mean of the tokens" in against[0].statement
+    (found,) = named(run).values()
+    assert found.settings == {"expert_parallel": 1, "tensor_parallel": 2}
+    assert "1.7 times the mean of the tokens go to the experts of rank 0" in found.cause
     assert diagnose(run).findings[0].key == "expert_imbalance"
 
 
@@ -95,10 +93,7 @@ def test_slow_rank_whose_experts_get_no_more_tokens_than_others_is_slow(tmp_path
     run = unequal_run(tmp_path / "run", "communication", {"expert_parallel": 2}, 0, [80, 70, 90, 60])
     assert named(run).keys() == {"slow_rank"}
     other = unequal_run(tmp_path / "other", "communication", {"expert_parallel": 2}, 1, [300, 200, 60, 40])
-    assert any(
-        "rank 1 computes longest" in each.statement and not each.supports
-        for each in named(other)["expert_imbalance"].evidence
-    ), "the rank with few tokens computes longest"
+    assert named(other).keys() == {"slow_rank"}, "the rank with few tokens computes longest"
 
 
 def test_uneven_experts_that_cost_no_time_are_no_cause(tmp_path):
