@@ -117,7 +117,8 @@ def pipeline_shares(two: Run, links: list[Link]) -> list[tuple[float, float]]:
     host = median([step.end_ns - step.begin_ns for step in both] - (busy + sent + waits)[:, 0])
     transfer = float(link.exchange_ns(1, group.exchanges(tokens, tokens)["send"].bytes))
     shares = bubbles(np.median(busy + sent, axis=0).tolist(), max(0.0, host), transfer, under_way=2).shares
-    measured = np.median(waits / (busy + sent + waits), axis=0)
+    waited, whole = (each[1:] + each[:-1] for each in (waits, busy + sent + waits))  # both micro-batches
+    measured = np.median(waited / whole, axis=0)
     return list(zip(shares, measured.tolist(), strict=True))
 
 
