@@ -160,7 +160,7 @@ def build(
     startup = startup or StartupClock()
     torch = _import_torch()
     from engine.runner import ModelRunner
-    from engine.runner.kv_tiers import make_tiers
+    from engine.runner.kv_tiers import make_tiers, share_host_slots
     from engine.runner.memory_plan import planned
 
     if config.num_ranks > 1:
@@ -176,6 +176,7 @@ def build(
     startup.enter("group" if config.num_ranks > 1 else "setup")
     with _group(config, folder, ends_process=streams) as group:
         runner = ModelRunner(config, model_folder(config.model), startup, group)
+        share_host_slots(config, runner)
     with startup.phase("warm_up"):
         budget = _token_budget(config, runner, streams=streams)
     checkpoint = model_folder(config.model)

@@ -24,7 +24,7 @@ from engine.group.identity import difference, identity
 from engine.group.watch import Watch, ending
 from engine.runner.build import chosen_device
 from engine.runner.layout import layout_of, timeout_seconds
-from engine.runner.rank_step import Conclude, RankReport, RankStep
+from engine.runner.rank_step import Conclude, Move, RankReport, RankStep
 from metrics.errors import ModelError, SojournError
 
 log = logging.getLogger(__name__)
@@ -72,9 +72,9 @@ class Group:
     def _others(self) -> range:
         return range(1, self.layout.size)
 
-    def agree(self, num_kv_blocks: int) -> int:
+    def agree(self, num_blocks: int) -> int:
         """The blocks that every rank has room for: the least of all."""
-        least = min(num_kv_blocks, *(said.num_kv_blocks for said in self._each(messages.Planned)))
+        least = min(num_blocks, *(said.num_blocks for said in self._each(messages.Planned)))
         self._say(messages.Agreed(least))
         return least
 
@@ -83,11 +83,11 @@ class Group:
         self._each(messages.Joined)
         self._watch = Watch(self._beats, self._processes, self._hung_seconds, self._on_loss)
 
-    def send(self, step: RankStep) -> None:
-        """Hands a step to all other ranks. Raises GroupError where one of them is lost."""
+    def send(self, work: RankStep | Move) -> None:
+        """Hands work to all other ranks. Raises GroupError where one of them is lost."""
         if self._watch is not None and self._watch.loss is not None:
             raise GroupError(self._watch.loss)
-        self._say(step)
+        self._say(work)
 
     def conclude(self) -> None:
         """Has the other ranks of the first stage conclude a step."""

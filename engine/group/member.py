@@ -13,8 +13,9 @@ from engine.group.identity import identity
 from engine.runner import ModelRunner
 from engine.runner.build import chosen_device
 from engine.runner.follower import Follower
+from engine.runner.kv_tiers import share_host_slots
 from engine.runner.layout import layout_of, threads_of, timeout_seconds
-from engine.runner.rank_step import Conclude, RankReport, RankStep
+from engine.runner.rank_step import Conclude, Move, RankReport, RankStep
 
 
 class Mailbox(Protocol):
@@ -37,20 +38,21 @@ class Member:
         mailbox.expect(messages.Welcome)
         self.communicators = connect(self.layout, device, sockets, timeout_seconds(config))
         self.runner = ModelRunner(config, folder, ranks=self)
+        share_host_slots(config, self.runner)
         self._follower = Follower(self.runner)
 
-    def agree(self, num_kv_blocks: int) -> int:
-        self._mailbox.say(messages.Planned(self.layout.rank, num_kv_blocks))
-        return self._mailbox.expect(messages.Agreed).num_kv_blocks
+    def agree(self, num_blocks: int) -> int:
+        self._mailbox.say(messages.Planned(self.layout.rank, num_blocks))
+        return self._mailbox.expect(messages.Agreed).num_blocks
 
     def expect(self, step: RankStep) -> None:
         """Called by the thread that hears of steps, before `follow`."""
         self._follower.expect(step)
 
-    def follow(self, work: RankStep | Conclude) -> RankReport:
+    def follow(self, work: RankStep | Conclude | Move) -> RankReport | None:
         return self._follower.follow(work)
 
-    def send(self, step: RankStep) -> None:
+    def send(self, work: RankStep | Move) -> None:
         raise AssertionError("rank 0 alone plans")
 
     def conclude(self) -> None:

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from engine.runner.rank_step import Conclude, RankReport, RankStep
+from engine.runner.rank_step import Conclude, Move, RankReport, RankStep
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -21,10 +21,10 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
 
 
 class Planned(msgspec.Struct, frozen=True, tag=True):
-    """Rank → rank 0: its shard is loaded, and its device has room for so many KV blocks. Answered by Agreed."""
+    """Rank → rank 0: it has room for so many KV blocks, on its device or in its host memory. Answered by Agreed."""
 
     rank: int
-    num_kv_blocks: int
+    num_blocks: int
 
 
 class Joined(msgspec.Struct, frozen=True, tag=True):
@@ -51,13 +51,13 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
 
 
 class Agreed(msgspec.Struct, frozen=True, tag=True):
-    """Rank 0 → rank: the blocks of every rank's KV pool."""
+    """Rank 0 → rank: the blocks that every rank has room for."""
 
-    num_kv_blocks: int
+    num_blocks: int
 
 
 FromRank = Hello | Planned | Joined | Broken | Beat | RankReport
-ToRank = Welcome | Agreed | RankStep | Conclude
+ToRank = Welcome | Agreed | RankStep | Conclude | Move
 
 encode = msgspec.msgpack.Encoder().encode
 decode_from_rank = msgspec.msgpack.Decoder(FromRank).decode

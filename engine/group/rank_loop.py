@@ -12,7 +12,7 @@ from engine.config import EngineConfig, model_folder
 from engine.group import messages
 from engine.group.member import Member
 from engine.process import freeze_startup_objects
-from engine.runner.rank_step import Conclude, RankStep
+from engine.runner.rank_step import Conclude, Move, RankStep
 from metrics.errors import SojournError
 
 BEAT_SECONDS = 1.0
@@ -36,7 +36,7 @@ def run(core_pid: int, sockets: Path, rank: int, config: EngineConfig) -> int:
             if (work := mailbox.next_work()) is None:
                 continue
             report = member.follow(work)
-            if config.telemetry == "full":
+            if report is not None and config.telemetry == "full":
                 mailbox.say(report)
     except SojournError as error:
         mailbox.say(messages.Broken(rank, str(error)))
@@ -67,7 +67,7 @@ class Mailbox:
         self._outbox = self.context.socket(zmq.PUSH)
         self._outbox.set_hwm(0)
         self._outbox.connect(f"ipc://{folder}/from-ranks")
-        self._work: SimpleQueue[RankStep | Conclude | Exception] | None = None  # read by a thread of its own
+        self._work: SimpleQueue[RankStep | Conclude | Move | Exception] | None = None  # read by a thread of its own
 
     def say(self, message: messages.FromRank) -> None:
         self._outbox.send(messages.encode(message))
@@ -83,11 +83,11 @@ class Mailbox:
         self._work = SimpleQueue()
         threading.Thread(target=self._listen, args=(on_step, self._work), name="inbox", daemon=True).start()
 
-    def next_work(self) -> RankStep | Conclude | None:
+    def next_work(self) -> RankStep | Conclude | Move | None:
         """None where none came within a second. Raises what `on_step` raised."""
         if self._work is None:
             message = self._read() if self._inbox.poll(POLL_SECONDS * 1e3) else None
-            return message if isinstance(message, RankStep | Conclude) else None
+            return message if isinstance(message, RankStep | Conclude | Move) else None
         try:
             found = self._work.get(timeout=POLL_SECONDS)
         except Empty:
@@ -103,8 +103,10 @@ class Mailbox:
     def _listen(self, on_step: Callable[[RankStep], None], work: SimpleQueue) -> None:
         try:
             while True:
-                if isinstance(message := self._read(), RankStep):
+                message = self._read()
+                if isinstance(message, RankStep):
                     on_step(message)
+                if isinstance(message, RankStep | Move):
                     work.put(message)
         except Exception as error:
             work.put(error)

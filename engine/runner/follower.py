@@ -5,8 +5,9 @@ from collections import deque
 
 import torch
 
+from engine.memory.tiers.transfers import Transfers
 from engine.runner.batch import Batch
-from engine.runner.rank_step import Conclude, RankReport, RankStep
+from engine.runner.rank_step import Conclude, Move, RankReport, RankStep
 from engine.runner.runner import ModelRunner
 from engine.runner.stream import Task
 from engine.runner.traffic import report
@@ -27,7 +28,11 @@ class Follower:
         self._runner.stages.expect(step.num_tokens)
 
     @torch.inference_mode()
-    def follow(self, work: RankStep | Conclude) -> RankReport:
+    def follow(self, work: RankStep | Conclude | Move) -> RankReport | None:
+        """What the rank did of a step; None of work that is no part of one."""
+        if isinstance(work, Move):
+            self._runner.host_slots.move(Transfers(work.stores, work.loads))
+            return None
         begin_ns = time.monotonic_ns()
         waited_ns = begin_ns - self._ended_ns if self._waits_for_stages(work) else 0
         if isinstance(work, RankStep):

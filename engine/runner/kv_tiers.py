@@ -19,8 +19,9 @@ from engine.process import free_memory_bytes
 from engine.runner.checkpoint_files import files_digest
 from engine.runner.kv_exchange import KVExchange
 from engine.runner.kv_transfer import HostSlots, slot_sizes
+from engine.runner.memory_plan import host_tier_bytes
 from engine.runner.runner import ModelRunner
-from engine.settings.kv_tiers import DISK_GIB, STAGING_GIB, has_tiers, stores_on
+from engine.settings.kv_tiers import DISK_GIB, has_tiers, stores_on
 from engine.settings.kv_transfer import gives, takes
 from metrics.errors import ModelError
 from metrics.memory.plan import GIB, shown_bytes
@@ -38,17 +39,18 @@ def make_tiers(config: EngineConfig, runner: ModelRunner, folder: Path) -> tuple
     if not has_tiers(settings):
         return None, None
     block_bytes = sum(slot_sizes(parts(runner.kv_cache)))
-    host_bytes = int((config.kv_host_gib or STAGING_GIB) * GIB)
+    host_bytes = host_tier_bytes(config)
     if runner.device.type == "cuda" and host_bytes > free_memory_bytes():
         raise ModelError(
             f"kv_host_gib needs {shown_bytes(host_bytes)} of host memory, and {shown_bytes(free_memory_bytes())} are "
             "free; lower it"
         )
-    num_slots = _blocks("kv_host_gib", host_bytes, block_bytes)
+    shared = runner.host_slots
+    num_slots = _blocks("kv_host_gib", host_bytes, block_bytes) if shared is None else shared.num_slots
     fingerprint = model_fingerprint(config, runner, folder)
     exchange = None if config.kv_role is None else KVExchange(config, runner, num_slots, block_bytes, fingerprint)
     memory = None if exchange is None else exchange.segment.slots
-    slots = runner.host_slots = HostSlots(runner.kv_cache, num_slots, memory)
+    slots = runner.host_slots = shared or HostSlots(runner.kv_cache, num_slots, memory)
     slow = []
     form = BlockFormat(fingerprint, block_bytes)
     if config.kv_disk_path is not None:
@@ -65,6 +67,14 @@ def make_tiers(config: EngineConfig, runner: ModelRunner, folder: Path) -> tuple
         peer=exchange.peers(slots) if exchange is not None and takes(config.kv_role) else None,
     )  # fmt: skip
     return tiers, exchange.handoffs(tiers, slots) if exchange is not None and gives(config.kv_role) else None
+
+
+def share_host_slots(config: EngineConfig, runner: ModelRunner) -> None:
+    """Of a parallel group: each rank has slots for its part of a block, and all have as many. Raises ModelError."""
+    if runner.ranks is None or not has_tiers(dict(config)):
+        return
+    room = _blocks("kv_host_gib", host_tier_bytes(config), sum(slot_sizes(parts(runner.kv_cache))))
+    runner.host_slots = HostSlots(runner.kv_cache, runner.ranks.agree(room))
 
 
 def _blocks(setting: str, nbytes: int, block_bytes: int) -> int:

@@ -64,6 +64,12 @@ class HostSlots:
             self._load(loads)
         return time.monotonic_ns() - began_ns
 
+    def move(self, transfers: Transfers) -> tuple[int, int]:
+        """Stores and loads that no step makes. Returns the nanoseconds of the loads and of the stores."""
+        store_ns, load_ns = self.store(transfers.stores), self.load(transfers.loads)
+        self.finish_stores()
+        return load_ns, store_ns
+
     def finish_stores(self) -> None:
         """Until the host may read the slots of all stores."""
         if self._side is not None:

@@ -64,7 +64,7 @@ def planned(config: EngineConfig, folder: Path, layout: ParallelLayout | None = 
         kv_bytes=0,
         num_kv_blocks=0,
         kv_tokens=0,
-        tier_bytes=int((config.kv_host_gib or STAGING_GIB) * GIB) if on_cpu and has_tiers(dict(config)) else 0,
+        tier_bytes=host_tier_bytes(config) if on_cpu and has_tiers(dict(config)) else 0,
     )
     check_fits(needed)
     kv_bytes_per_token = bytes_per_token(model.kv_layout, len(model.layers), kv_dtype) + extra.kv_bytes_per_token
@@ -72,6 +72,11 @@ def planned(config: EngineConfig, folder: Path, layout: ParallelLayout | None = 
     window = window_of(config, model.shape(kv_dtype), tokens)
     num_blocks = pool_blocks(config, max_model_len, kv_bytes_per_token, left, device, window)
     return with_pool(needed, num_blocks, config.block_size, kv_bytes_per_token)
+
+
+def host_tier_bytes(config: EngineConfig) -> int:
+    """Of one rank: the ranks of a group share what the setting gives."""
+    return int((config.kv_host_gib or STAGING_GIB) * GIB) // config.num_ranks
 
 
 class MeasuredBytes(NamedTuple):

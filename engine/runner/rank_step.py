@@ -14,6 +14,7 @@ from engine.adapter import AdapterReference
 from engine.compute.communication.communicator import Communicators
 from engine.compute.communication.layout import ParallelLayout
 from engine.compute.lora.backend import LoraTile
+from engine.memory.tiers.transfers import Transfers
 from engine.runner.batch import Batch, PromptRows
 from engine.runner.rows import UNKNOWN, PackedStep, split
 
@@ -28,6 +29,8 @@ class RankStep(msgspec.Struct, frozen=True, tag=True):
     tiles: list[LoraTile]  # tokens that use adapters
     adapter_loads: list[tuple[int, AdapterReference]]  # slots that every rank fills first, with its part
     follows: bool  # see StepPlan
+    stores: list[tuple[int, int]]  # KV blocks that go to slots of host memory first: every rank moves its part
+    loads: list[tuple[int, int]]  # ... and those that come from there
 
     def batch(self) -> Batch:
         """The work as this rank's runner computes it."""
@@ -35,7 +38,16 @@ class RankStep(msgspec.Struct, frozen=True, tag=True):
         new = np.diff(packed.query_start)
         rows = self.scored_rows
         prompts = PromptRows(rows, [0] * len(rows), [0] * len(rows), []) if rows else None
-        return Batch(packed, new.tolist(), (packed.past + new).tolist(), None, [], [], prompts=prompts)
+        transfers = Transfers(self.stores, self.loads) if self.stores or self.loads else None
+        lens = new.tolist(), (packed.past + new).tolist()
+        return Batch(packed, *lens, None, [], [], prompts=prompts, transfers=transfers)
+
+
+class Move(msgspec.Struct, frozen=True, tag=True):
+    """Rank 0 → rank: KV blocks to and from slots of host memory, while no step is under way."""
+
+    stores: list[tuple[int, int]]
+    loads: list[tuple[int, int]]
 
 
 class Conclude(msgspec.Struct, frozen=True, tag=True):
@@ -63,11 +75,11 @@ class Ranks(Protocol):
     layout: ParallelLayout
     communicators: Communicators
 
-    def agree(self, num_kv_blocks: int) -> int:
+    def agree(self, num_blocks: int) -> int:
         """The blocks that every rank has room for: the least of all. Waits for all of them."""
 
-    def send(self, step: RankStep) -> None:
-        """Hands a step to all other ranks. Raises GroupError where one of them is lost."""
+    def send(self, work: RankStep | Move) -> None:
+        """Hands work to all other ranks. Raises GroupError where one of them is lost."""
 
     def conclude(self) -> None:
         """Has the other ranks of the first stage conclude a step."""
@@ -85,8 +97,9 @@ class Ranks(Protocol):
 def rank_step(batch: Batch, adapter_loads: Sequence[tuple[int, AdapterReference]], *, follows: bool) -> RankStep:
     step, prompts = batch.step, batch.prompts
     scored = [] if prompts is None else prompts.rows
-    num_tokens = len(step.known_ids)
-    return RankStep(step.whole.tobytes(), step.lengths, num_tokens, scored, batch.tiles, list(adapter_loads), follows)
+    num_tokens, moves = len(step.known_ids), batch.transfers or Transfers()
+    return RankStep(step.whole.tobytes(), step.lengths, num_tokens, scored, batch.tiles, list(adapter_loads), follows,
+                    moves.stores, moves.loads)  # fmt: skip
 
 
 def has_unknown_tokens(step: PackedStep) -> bool:

@@ -29,15 +29,16 @@ from engine.runner.batch import (
     sampled_logprobs,
     sampled_tokens,
 )
-from engine.runner.build import allocated, chosen_device, chosen_dtypes, trial_plans, work_and_free_bytes
+from engine.runner.build import allocated, chosen_device, chosen_dtypes
 from engine.runner.decode import decode
 from engine.runner.drafting import Drafting
 from engine.runner.expert_tokens import ExpertTokens
-from engine.runner.graphs import DecodeGraphs, captured, graph_bytes, graph_sizes, wants_graphs
+from engine.runner.graphs import DecodeGraphs, captured, graph_sizes, wants_graphs
 from engine.runner.kv_transfer import HostSlots, move_blocks
-from engine.runner.memory_plan import MeasuredBytes, measured_plan, planned, window_of, with_pool
+from engine.runner.measured_memory import measured_memory
+from engine.runner.memory_plan import planned, window_of, with_pool
 from engine.runner.outcome import keep_scores, outcome, prompt_scores, sent
-from engine.runner.rank_step import Ranks, rank_step
+from engine.runner.rank_step import Move, Ranks, rank_step
 from engine.runner.rows import StableRows, pack
 from engine.runner.stages import Stages
 from engine.runner.stream import Task, make_stream, step_threads
@@ -52,7 +53,6 @@ from engine.token.sampling.sampler import Sampler
 from engine.token.speculation.drafters import Target
 from engine.token.speculation.proposers import make_proposer
 from metrics.compute.startup import StartupClock
-from metrics.memory.plan import MemoryPlan
 
 
 class ModelRunner:
@@ -123,13 +123,13 @@ class ModelRunner:
             self.adapters = make_adapters(config, self.model, self.dtype, self.device)
         if on_cuda and ranks is None:
             with startup.phase("memory_probe"):
-                self.memory = self._measured(config)
+                self.memory = measured_memory(self, config)
         if ranks is not None:
             with startup.phase("group"):
                 num_blocks = ranks.agree(self.memory.num_kv_blocks)
             self.memory = with_pool(self.memory, num_blocks, self.block_size, self.shape.kv_bytes_per_token)
         self.num_blocks = self.memory.num_kv_blocks
-        self.kv_cache = self._allocate(self.num_blocks)
+        self.kv_cache = self.allocate(self.num_blocks)
         if config.speculation != "none":
             proposer = make_proposer(config, self.target, self.kv_cache, self.attention, self.operations)
             follows_steps = PROPOSING[config.speculation].follows_steps
@@ -211,9 +211,9 @@ class ModelRunner:
         return self.device.type == "cpu"  # a GPU would gather the blocks behind the step that is under way
 
     def transfer(self, transfers: Transfers) -> tuple[int, int]:
-        store_ns, load_ns = self.host_slots.store(transfers.stores), self.host_slots.load(transfers.loads)
-        self.host_slots.finish_stores()
-        return load_ns, store_ns
+        if self.ranks is not None:
+            self.ranks.send(Move(transfers.stores, transfers.loads))
+        return self.host_slots.move(transfers)
 
     def _prepare(self, plan: StepPlan) -> Batch:
         items = sorted(plan.scheduled, key=batch_order)
@@ -369,31 +369,9 @@ class ModelRunner:
             # this one's numbers NaN, too.
             clear_blocks(self.kv_cache, blocks_to_zero.long())
 
-    def _allocate(self, num_blocks: int) -> KVCache:
+    def allocate(self, num_blocks: int) -> KVCache:
         layout, layers = self.model.kv_layout, len(self.model.layers)
         return allocated(layout, layers, num_blocks, self.block_size, self.kv_dtype, self.device)
-
-    def _measured(self, config: EngineConfig) -> MemoryPlan:
-        """The plan of a GPU, after its largest steps were computed and its graphs captured. They compile and load what
-        the first requests would wait for. Raises ModelError if they do not fit."""
-        self.kv_cache = self._allocate(-(-self.max_model_len // self.block_size))
-
-        def run(plan: StepPlan) -> None:
-            self.collect(self.launch(plan))
-            for item in plan.scheduled:
-                self.forget(item.request.id)
-
-        def forget() -> None:
-            self.sampler = Sampler(self.shape.vocab_size, self.device, max_rows=config.max_num_seqs)
-
-        if self.sampler.fused is not None:
-            logits = torch.zeros((1, self.shape.vocab_size), dtype=self.logit_dtype, device=self.device)
-            self.sampler.fused.warm_up(logits, self.tables.last_ids)
-        work, free = work_and_free_bytes(self.device, run, trial_plans(config, self.target), forget)
-        graphs = graph_bytes(self.device, self.graph_sizes, lambda sizes: self.capture(config, sizes))
-        free += self.kv_cache.nbytes
-        del self.kv_cache
-        return measured_plan(config, self.memory, self.target, MeasuredBytes(work, graphs, free))
 
     @torch.inference_mode()
     def capture(self, config: EngineConfig, sizes: list[int]) -> DecodeGraphs | None:

@@ -44,6 +44,7 @@ class Stages:
         """Two parts of a step as one: between them other stages compute it, and this one may compute other steps."""
         end.elsewhere_ns = max(0, end.begin_ns - begun.end_ns)
         end.begin_ns = begun.begin_ns
+        end.load_ns, end.store_ns = begun.load_ns, begun.store_ns
         end.exchanges = merged(begun.exchanges, end.exchanges)
         return end
 

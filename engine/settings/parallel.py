@@ -4,7 +4,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationInfo, field_validator
 
-from engine.settings.kv_tiers import has_tiers
 from engine.settings.panels import COMPUTE
 
 _GROUP = ("tensor_parallel", "pipeline_parallel", "expert_parallel")
@@ -94,5 +93,8 @@ def _refuse_beside_a_group(settings: dict[str, Any]) -> None:
         raise ValueError("weights_reference compares two whole models, and no rank has one; leave it out")
     if settings.get("kv_role") is not None:
         raise ValueError("a parallel group cannot read the KV of other servers yet; leave kv_role out, or use one rank")
-    if has_tiers(settings):
-        raise ValueError("a parallel group cannot have KV tiers yet; leave them out, or use one rank")
+    for name in ("kv_disk_path", "kv_remote_url"):
+        if settings.get(name) is not None:
+            raise ValueError(
+                f"the KV tiers of a parallel group are in host memory only yet; leave {name} out, or use one rank"
+            )

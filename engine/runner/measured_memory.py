@@ -1,0 +1,39 @@
+"""The memory of a GPU as a loaded model needs it: measured before the KV pool is allocated."""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine.config import EngineConfig
+from engine.request.plan import StepPlan
+from engine.runner.build import trial_plans, work_and_free_bytes
+from engine.runner.graphs import graph_bytes
+from engine.runner.memory_plan import MeasuredBytes, measured_plan
+from engine.token.sampling.sampler import Sampler
+from metrics.memory.plan import MemoryPlan
+
+if TYPE_CHECKING:
+    from engine.runner.runner import ModelRunner
+
+
+def measured_memory(runner: "ModelRunner", config: EngineConfig) -> MemoryPlan:
+    """The plan of a GPU, after its largest steps were computed and its graphs captured. They compile and load what the
+    first requests would wait for. Raises ModelError if they do not fit."""
+    runner.kv_cache = runner.allocate(-(-runner.max_model_len // runner.block_size))
+
+    def run(plan: StepPlan) -> None:
+        runner.collect(runner.launch(plan))
+        for item in plan.scheduled:
+            runner.forget(item.request.id)
+
+    def forget() -> None:
+        runner.sampler = Sampler(runner.shape.vocab_size, runner.device, max_rows=config.max_num_seqs)
+
+    if runner.sampler.fused is not None:
+        logits = torch.zeros((1, runner.shape.vocab_size), dtype=runner.logit_dtype, device=runner.device)
+        runner.sampler.fused.warm_up(logits, runner.tables.last_ids)
+    work, free = work_and_free_bytes(runner.device, run, trial_plans(config, runner.target), forget)
+    graphs = graph_bytes(runner.device, runner.graph_sizes, lambda sizes: runner.capture(config, sizes))
+    free += runner.kv_cache.nbytes
+    del runner.kv_cache
+    return measured_plan(config, runner.memory, runner.target, MeasuredBytes(work, graphs, free))
