@@ -52,7 +52,8 @@ def planned(config: EngineConfig, folder: Path, layout: ParallelLayout | None = 
         free //= config.num_ranks  # which share the host's memory
     on_cpu = device.type == "cpu"
     tokens, number_bytes = largest_step_tokens(config, device.type), FLOAT_BYTES if on_cpu else dtype.itemsize
-    extra = drafter_bytes(config, Target(model, folder, device, dtype, kv_dtype, max_model_len, tokens))
+    target = Target(model, folder, device, dtype, kv_dtype, max_model_len, tokens)
+    extra = drafter_bytes(config, target) if layout is None or layout.rank == 0 else DrafterBytes()
     adapters = adapter_bytes(config, model, number_bytes) if config.has_loras else 0
     needed = MemoryPlan(
         free_bytes=free,

@@ -127,10 +127,11 @@ class ModelRunner:
         if ranks is not None:
             with startup.phase("group"):
                 num_blocks = ranks.agree(self.memory.num_kv_blocks)
-            self.memory = with_pool(self.memory, num_blocks, self.block_size, self.shape.kv_bytes_per_token)
+            per_token = self.memory.kv_bytes // self.memory.kv_tokens  # with a drafter's
+            self.memory = with_pool(self.memory, num_blocks, self.block_size, per_token)
         self.num_blocks = self.memory.num_kv_blocks
         self.kv_cache = self.allocate(self.num_blocks)
-        if config.speculation != "none":
+        if config.speculation != "none" and layout.rank == 0:  # of a group, too: drafts are part of the plan
             proposer = make_proposer(config, self.target, self.kv_cache, self.attention, self.operations)
             follows_steps = PROPOSING[config.speculation].follows_steps
             self.drafting = Drafting(proposer, self.guides, self.shape.vocab_size, follows_steps=follows_steps)

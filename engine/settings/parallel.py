@@ -7,6 +7,7 @@ from pydantic import BaseModel, ValidationInfo, field_validator
 from engine.settings.panels import COMPUTE
 
 _GROUP = ("tensor_parallel", "pipeline_parallel", "expert_parallel")
+_DRAFTED_BY_RANK_0 = ("none", "ngram", "draft-model")  # which needs nothing of the others for it
 MOST_RANKS = 64
 
 
@@ -84,10 +85,10 @@ class ParallelSettings(BaseModel):
 
 def _refuse_beside_a_group(settings: dict[str, Any]) -> None:
     """Raises ValueError for a technique that works in one process only."""
-    if settings.get("speculation", "none") not in ("none", "ngram"):
+    if settings.get("speculation", "none") not in _DRAFTED_BY_RANK_0:
         raise ValueError(
-            f"speculation={settings['speculation']} drafts with a model of its own, and a parallel group cannot have "
-            "that yet; use speculation=ngram, or one rank"
+            f"speculation={settings['speculation']} drafts with parts of the model, which ranks share; "
+            f"use speculation={' or '.join(_DRAFTED_BY_RANK_0[1:])}, or one rank"
         )
     if settings.get("weights_reference") is not None:
         raise ValueError("weights_reference compares two whole models, and no rank has one; leave it out")

@@ -71,7 +71,7 @@ def test_groups_give_the_tokens_of_one_process_and_leave_no_process():
     for settings in (
         {"tensor_parallel": 2, "speculation": "ngram"},
         {"tensor_parallel": 2, "overlap": "on"},
-        {"pipeline_parallel": 2, "speculation": "ngram"},
+        {"pipeline_parallel": 2, "speculation": "draft-model", "speculation_model": "tiny-draft"},
     ):
         assert outputs(**settings) == alone, settings
         assert not ranks()

@@ -15,7 +15,7 @@ from engine.request.plan import ScheduledTokens, StepPlan
 REFUSED = {
     "one of the two has to be a multiple": {"tensor_parallel": 2, "expert_parallel": 3},
     "80 ranks": {"pipeline_parallel": 40, "expert_parallel": 2},
-    "speculation=mtp drafts with a model": {"tensor_parallel": 2, "speculation": "mtp"},
+    "speculation=mtp drafts with parts of the model": {"tensor_parallel": 2, "speculation": "mtp"},
     "in host memory only yet": {"pipeline_parallel": 2, "kv_disk_path": "folder"},
     "between ranks that hold whole experts": {"tensor_parallel": 2, "expert_exchange": "all-to-all"},
     "in no graph yet": {"tensor_parallel": 2, "graphs": "on"},
