@@ -1,6 +1,6 @@
 """The memory of a GPU as a loaded model needs it: measured before the KV pool is allocated."""
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
@@ -12,12 +12,9 @@ from engine.runner.memory_plan import MeasuredBytes, measured_plan
 from engine.token.sampling.sampler import Sampler
 from metrics.memory.plan import MemoryPlan
 
-if TYPE_CHECKING:
-    from engine.runner.runner import ModelRunner
 
-
-def measured_memory(runner: "ModelRunner", config: EngineConfig) -> MemoryPlan:
-    """The plan of a GPU, after its largest steps were computed and its graphs captured. They compile and load what the
+def measured_memory(runner: Any, config: EngineConfig) -> MemoryPlan:
+    """The plan of a ModelRunner's GPU, after its largest steps were computed and its graphs captured. They compile and load what the
     first requests would wait for. Raises ModelError if they do not fit."""
     runner.kv_cache = runner.allocate(-(-runner.max_model_len // runner.block_size))
 
