@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from metrics.errors import SojournError
+from metrics.errors import InputError, SojournError
 
 if TYPE_CHECKING:
     from metrics.run.directory import RunDirectory
@@ -72,6 +72,16 @@ out = PipeSafeConsole(highlight=False)
 
 def print_json(document: Any) -> None:
     print(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+
+
+def bounds_of(slo: str) -> dict[str, float]:
+    """The bounds in ms that `--slo` names. Raises InputError."""
+    from metrics.request.objectives import parse_bounds
+
+    try:
+        return parse_bounds(slo)
+    except ValueError as error:
+        raise InputError(f"--slo: {error}") from None
 
 
 def table(*columns: str, text: Collection[str] = ()) -> Table:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commands.cli import RunArgument, open_run, out, print_json, working
+from commands.cli import RunArgument, bounds_of, open_run, out, print_json, working
 from commands.summary import diagnose_run, print_diagnosis
 
 if TYPE_CHECKING:
@@ -25,12 +25,22 @@ def diagnose(
             "the way from it over lifecycles and objects to the measurement to make next",
         ),
     ] = None,
+    slo: Annotated[
+        str | None,
+        typer.Option(
+            help="objectives in ms, such as 'ttft:500 tpot:50', in place of those of the run: for records without "
+            "objectives; writes no diagnosis.json"
+        ),
+    ] = None,
     json: Annotated[
-        bool, typer.Option("--json", help="print diagnosis.json instead of the report; with --symptom, the tree")
+        bool, typer.Option("--json", help="print the diagnosis as JSON instead of the report; with --symptom, the tree")
     ] = False,
 ) -> None:  # fmt: skip
     """Say what a run suffers from, which lifecycle it comes from, and which experiment would prove it."""
+    bounds = bounds_of(slo) if slo is not None else None
     opened = open_run(run)
+    if bounds is not None:
+        opened = opened.judged_by(bounds)
     if symptom is not None:
         _start_from(symptom, opened, open_run(against) if against else None, json)
         return
@@ -38,7 +48,7 @@ def diagnose(
     with working(f"diagnosing {opened.name}"):
         diagnosis = diagnose_run(opened, other)
     if json:
-        print((opened.path / "diagnosis.json").read_text(encoding="utf-8"), end="")
+        print_json(diagnosis)
     else:
         print_diagnosis(diagnosis)
 

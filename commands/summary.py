@@ -15,11 +15,16 @@ if TYPE_CHECKING:
 
 
 def diagnose_run(run: "RunDirectory", against: "RunDirectory | None" = None) -> "Diagnosis":
-    """Diagnoses a run and writes its diagnosis.json; a disk that does not take the file costs nothing but the file."""
+    """Diagnoses a run and writes its diagnosis.json; a disk that does not take the file costs nothing but the file.
+
+    Of a run that is judged by a reader's bounds nothing is written: they are not those of the run.
+    """
     from metrics.live.recorded import diagnose_recorded
     from scripting.predictor import predictor
 
     diagnosis = diagnose_recorded(run, against, predictor(run))
+    if run.objectives is not None:
+        return diagnosis
     try:
         run.write_json("diagnosis.json", msgspec.to_builtins(diagnosis))
     except OSError as error:

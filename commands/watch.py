@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commands.cli import out, print_json, working
+from commands.cli import bounds_of, out, print_json, working
 from metrics.errors import InputError
 from metrics.live.document import exit_code
 
@@ -45,14 +45,10 @@ def watch(
 ) -> None:  # fmt: skip
     """Watch live servers: what they suffer from now, and why. It sends no load and reads no prompt."""
     from metrics.live.watcher import Watcher
-    from metrics.request.objectives import parse_bounds
 
     if json and not once:
         raise InputError("--json takes --once: a page that goes on has no end to print")
-    try:
-        objectives = parse_bounds(slo) if slo is not None else {}
-    except ValueError as error:
-        raise InputError(f"--slo: {error}") from None
+    objectives = bounds_of(slo) if slo is not None else {}
     watcher = Watcher(
         urls or [], objectives, window_s=for_, records=server_run or (), prometheus=prometheus or (), select=select
     ).start()

@@ -6,6 +6,7 @@ requests that lie above it for certain, whatever bucket holds the bound.
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import pandas as pd
 
@@ -16,6 +17,7 @@ from metrics.diagnosis.server_means import mean_excess, quantity_means, shows_le
 from metrics.diagnosis.symptoms import TOLERATED_MISSES
 from metrics.live.document import Met
 from metrics.request.objectives import short
+from metrics.sources.pressure import WAITING
 from metrics.sources.translate import Growth, key, of_family
 from metrics.sources.view import FINISHED, ServerView
 
@@ -37,6 +39,9 @@ LOST_SHARE, FEWEST_LOST = 0.05, 3  # of the requests: fewer refusals and errors 
 WASTED = ("miss_disabled", "miss_evicted")  # prompt tokens that a larger cache, or one that is on, would have had
 WASTE = 0.3  # of the prompt tokens
 WORK = "what their own work takes"
+# Requests that wait now are in no histogram yet. They count where their wait is far above what ended requests had.
+IN_LINE = "what ended requests had"
+LONGER, LONG_WAIT_MS = 2.0, 2000.0  # without an objective for the first token, so long a wait is lost time
 
 
 def met(grown: Growth, view: ServerView, objectives: Mapping[str, float]) -> list[Met]:
@@ -82,6 +87,8 @@ def lost_time(facts: Facts, grown: Growth, objectives: Mapping[str, float], show
     else:
         missed = any(1 - each.at_most > TOLERATED_MISSES for each in shown)
         found = _beyond_own_work(facts, grown, 1.0 if missed else STRETCH)
+    if not any(each.objective == "ttft_ms" for each in found):
+        found += _in_line(facts, objectives)
     losses = [each for each in losses_of(facts.server) if not (found and each.error == QUEUE_FULL)]
     return sorted([*found, *losses], key=lambda excess: -excess.missed)
 
@@ -132,6 +139,23 @@ def _beyond_own_work(facts: Facts, grown: Growth, stretch: float) -> list[Excess
             requests = facts.server.finished or 0.0
             found.append(_excess(name, max(own_ms, 1e-3), requests, requests, mean_ms, WORK, above if means else {}))
     return found + _stalled_writes(facts)
+
+
+def _in_line(facts: Facts, objectives: Mapping[str, float]) -> list[Excess]:
+    """The requests that wait, where their wait is long: as many as wait, over those that end a second (Little's law).
+
+    Clients that give up in the queue get no first token, so that no histogram ever shows their wait.
+    """
+    waiting = facts.server.gauges.get(WAITING)
+    if waiting is None or waiting.mean < FEWEST:
+        return []
+    ended = facts.server.finished or 0.0
+    wait_ms = 1e3 * facts.server.seconds * waiting.mean / max(ended, 1.0)
+    bound_ms = objectives.get("ttft_ms", LONG_WAIT_MS)
+    if wait_ms <= max(bound_ms, LONGER * (_mean_ms(facts.server, "ttft_ms") or 0.0)):
+        return []
+    late = _excess("ttft_ms", bound_ms, waiting.mean, waiting.mean + ended, wait_ms, IN_LINE)
+    return [replace(mean_excess(facts, late), baseline=IN_LINE)]
 
 
 def _is_others(account: str) -> bool:

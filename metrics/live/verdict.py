@@ -19,7 +19,7 @@ from metrics.diagnosis.suspects import suspects_of
 from metrics.diagnosis.symptoms import BY_KEY, check
 from metrics.diagnosis.verdict import Finding, Fix
 from metrics.live.document import Met, State
-from metrics.live.expectation import STRETCH, WORK, lost_time, met
+from metrics.live.expectation import IN_LINE, STRETCH, WORK, lost_time, met
 from metrics.request.goodput import judged
 from metrics.request.objectives import short
 from metrics.run.directory import RunDirectory
@@ -159,6 +159,8 @@ def _what_is_lost(excess: Excess) -> str:
     share = excess.missed / excess.sent
     if excess.objective == SERVED:
         return f"{share:.0%} of the requests end with “{excess.error}”"
+    if excess.baseline == IN_LINE:
+        return f"{excess.missed:,} requests wait, for some {_ms(excess.mean_ms)} each at the rate at which requests end"
     quantity = {"ttft_ms": "the first token", "tpot_ms": "each token after it", "e2e_ms": "an answer"}[excess.objective]
     if excess.baseline == WORK:
         return (

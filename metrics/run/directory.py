@@ -13,6 +13,7 @@ import pyarrow as pa
 from metrics.errors import RunDataError
 from metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS
 from metrics.records import SCHEMAS
+from metrics.request.objectives import EVERY_CLASS
 from metrics.run.front_turns import with_front_turns
 from metrics.run.routing import with_routing
 from metrics.run.segments import compact, read_segment, schema_of, sources
@@ -39,10 +40,14 @@ REQUIRED: dict[str, tuple[tuple[type, ...], str]] = {
 
 
 class RunDirectory:
-    """One run: `run.json` and its tables. Reading never writes, and takes what is whole of segments as they come."""
+    """One run: `run.json` and its tables. Reading never writes, and takes what is whole of segments as they come.
 
-    def __init__(self, path: Path | str):
+    `objectives`, where they are given, stand in for those of `run.json`: a reader judges the run by bounds of its own.
+    """
+
+    def __init__(self, path: Path | str, objectives: Sequence[Mapping[str, Any]] | None = None):
         self.path = Path(path)
+        self.objectives = objectives
 
     @classmethod
     def create(cls, path: Path | str, meta: dict[str, Any]) -> "RunDirectory":
@@ -69,8 +74,16 @@ class RunDirectory:
     def name(self) -> str:
         return self.path.resolve().name
 
+    def judged_by(self, bounds: Mapping[str, float]) -> "RunDirectory":
+        """The same run, with bounds in ms for all requests in place of its objectives."""
+        return RunDirectory(self.path, [{"klass": EVERY_CLASS, "source": "--slo", **bounds}])
+
     def meta(self) -> dict[str, Any]:
         """What `run.json` says. Raises RunDataError where it is not what a run writes."""
+        meta = self._written_meta()
+        return meta if self.objectives is None else meta | {"objectives": list(self.objectives)}
+
+    def _written_meta(self) -> dict[str, Any]:
         file = self.path / "run.json"
         try:
             meta = json.loads(file.read_text(encoding="utf-8"))
@@ -87,7 +100,7 @@ class RunDirectory:
         return meta
 
     def update_meta(self, **changes: Any) -> None:
-        self.write_json("run.json", self.meta() | changes)
+        self.write_json("run.json", self._written_meta() | changes)
 
     def write_json(self, name: str, content: Any) -> Path:
         """Writes a document such as `diagnosis.json`, all or nothing."""

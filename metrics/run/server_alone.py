@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 # The reason in run.json by which such a run is known.
 SERVER_ALONE = "recorded by a server alone: no client measured it"
+CLIENT_LEFT = "the client left"  # what such a run says of a request whose client went away before its end
 MARK = (
     "no client measured this run: latencies are the server's own, from a request's arrival to its last write; the load "
     "generator and the network are not in them"
@@ -51,7 +52,7 @@ def as_client(served: "pd.DataFrame", empty: "pd.DataFrame") -> "pd.DataFrame":
         "due_ns": served.arrived_ns,
         "sent_ns": served.arrived_ns,
         "status": np.select([failed, left], ["error", "cancelled"], "ok"),
-        "error": served.error.mask(left & ~failed, "the client left"),
+        "error": served.error.mask(left & ~failed, CLIENT_LEFT),
         "first_token_ns": served.first_written_ns,
         "last_byte_ns": served.written_ns.where(served.written_ns.notna(), served.finished_ns),
         "chunk_ns": [_written(*stamps) for stamps in zip(served.token_ns, first_written, strict=True)],

@@ -21,3 +21,15 @@ def test_symptom_prints_the_tree_and_ends_with_the_measurement(tmp_path):
     assert tree["branches"][0]["status"] == "leads_here" and tree["finding"] == 0
     wrong = CliRunner().invoke(app, ["diagnose", run, "--symptom", "weather"])
     assert wrong.exit_code and "vram_fills_quickly" in str(wrong.exception or wrong.output)
+
+
+def test_a_run_without_objectives_is_judged_by_those_of_the_reader_and_keeps_its_own(tmp_path):
+    run = synthetic_run(tmp_path / "run", plant="small_batch_cap", requests=40)
+    bounds = {name: value for name, value in run.meta()["objectives"][0].items() if name.endswith("_ms") and value}
+    run.update_meta(objectives=[])
+    slo = " ".join(f"{name.removesuffix('_ms')}:{value:g}" for name, value in bounds.items())
+    judged = json.loads(CliRunner().invoke(app, ["diagnose", str(run.path), "--slo", slo, "--json"]).stdout)
+    assert judged["state"] != "inconclusive" and judged["findings"][0]["key"] == "batch_cap"
+    assert run.meta()["objectives"] == [] and not (run.path / "diagnosis.json").exists()
+    wrong = CliRunner().invoke(app, ["diagnose", str(run.path), "--slo", "ttft:fast"])
+    assert wrong.exit_code and "--slo" in str(wrong.exception or wrong.output)

@@ -11,6 +11,7 @@ from metrics.diagnosis.rules.front import DRAINED, drained_share
 from metrics.diagnosis.rules.shared_evidence import excess_evidence, missing_share
 from metrics.diagnosis.verdict import Evidence, evidence
 from metrics.replay.prediction import Change
+from metrics.run.server_alone import CLIENT_LEFT
 
 NETWORK, LAG, LOST = "client.network", "client.lag", "request.lost"
 FEW = 0.5  # of the requests: what hits fewer of them belongs to them
@@ -208,7 +209,7 @@ def is_broken(error: str) -> bool:
 
 def is_timeout(error: str) -> bool:
     """Whether the client gave up: whatever makes requests late is the cause, not their end."""
-    return "timeout" in error or "target." in error
+    return "timeout" in error or "target." in error or error == CLIENT_LEFT
 
 
 def _stalls(facts: Facts) -> ClientStalls | None:

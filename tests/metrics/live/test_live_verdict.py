@@ -66,6 +66,20 @@ def test_an_objective_between_two_buckets_is_missed_for_certain_or_not_at_all():
     assert (server.met[0].at_least, server.met[0].at_most, server.state) == (0.0, 1.0, "healthy")
 
 
+@pytest.mark.parametrize("objectives", [{}, SLO, {"tpot_ms": 50.0}], ids=["own work", "objective", "another objective"])
+@pytest.mark.parametrize("lives", [steady(20, every_s=2.0), steady(20, every_s=2.0, reason="abort"), []],
+                         ids=["few end soon", "clients leave", "none ends"])  # fmt: skip
+def test_requests_that_wait_are_lost_time_before_any_histogram_shows_them(lives, objectives):
+    server = observed(lives, 40, lambda _: (1, 190, 0.3), objectives).watched()
+    assert server.state in ("degraded", "overloaded", "cannot tell") and "190 requests wait" in server.headline
+
+
+def test_a_line_that_empties_in_time_is_healthy():
+    """Ten wait, and ten end each second: a second each."""
+    server = observed(steady(400, every_s=0.1), 40, lambda _: (20, 10, 0.3)).watched()
+    assert server.state == "healthy"
+
+
 def test_failed_requests_are_told():
     lives = steady(100, every_s=0.4, reason="error")
     server = observed(lives, 40, lambda _: (4, 0, 0.2)).watched()
