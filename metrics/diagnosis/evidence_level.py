@@ -34,8 +34,8 @@ def tables_of(level: Level) -> frozenset[str]:
 class EvidenceView(RunDirectory):
     """A run as one level sees it: other tables are empty, and no level sees the record of a planted fault."""
 
-    def __init__(self, path: Path | str, level: Level = "all"):
-        super().__init__(path)
+    def __init__(self, run: RunDirectory, level: Level = "all"):
+        super().__init__(run.path, run.objectives)
         self.level: Level = level
         self._tables = tables_of(level)
 
@@ -54,7 +54,7 @@ class EvidenceView(RunDirectory):
 
 def seen(run: RunDirectory, level: Level) -> EvidenceView:
     """The run as this level sees it."""
-    return EvidenceView(run.path, level)
+    return EvidenceView(run, level)
 
 
 def _without_plant(content: Any) -> Any:
