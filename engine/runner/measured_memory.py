@@ -14,8 +14,8 @@ from metrics.memory.plan import MemoryPlan
 
 
 def measured_memory(runner: Any, config: EngineConfig) -> MemoryPlan:
-    """The plan of a ModelRunner's GPU, after its largest steps were computed and its graphs captured. They compile and load what the
-    first requests would wait for. Raises ModelError if they do not fit."""
+    """The plan of a ModelRunner's GPU, after its largest steps were computed and its graphs captured. They compile and
+    load what the first requests would wait for. Raises ModelError if they do not fit."""
     runner.kv_cache = runner.allocate(-(-runner.max_model_len // runner.block_size))
 
     def run(plan: StepPlan) -> None:
