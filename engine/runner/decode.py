@@ -21,6 +21,8 @@ def decode(runner: Any, step: StepTensors, draw_rows: torch.Tensor, room: torch.
         taps, reads_hidden = runner.drafting.taps, runner.drafting.proposer.reads_hidden
         given = {"hidden": hidden if reads_hidden else None, "streams": [] if taps is None else list(taps.streams)}
     logits = runner.model.logits(hidden, None if room is None else room[:size], runner.logit_dtype)
+    if runner.ranks is not None and runner.ranks.layout.rank > 0:  # rank 0 draws
+        return Decoded(logits, None, step.sample_rows)
     if (fused := runner.sampler.fused) is not None:
         remember = (step.sample_rows, runner.tables.last_ids)
         return Decoded(logits, None, fused.draw_rows(logits, draw_rows, step.contexts, remember), **given)

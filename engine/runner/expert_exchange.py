@@ -21,7 +21,7 @@ def with_exchange(config: EngineConfig, folder: Path) -> EngineConfig:
 
 def _cheaper(config: EngineConfig, folder: Path) -> str:
     """By the links as they were measured, for a step of decodes and for the largest step."""
-    if config.expert_parallel == 1 or config.tensor_parallel > 1:
+    if config.expert_parallel == 1 or config.tensor_parallel > 1 or config.graphs == "on":
         return "all-reduce"
     device = chosen_device(config)
     try:

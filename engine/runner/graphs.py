@@ -68,7 +68,7 @@ class DecodeGraphs:
     def replay(self, size: int, batch: Batch) -> Decoded:
         """The results without rows of padding. The next replay overwrites them."""
         inputs, replay, results = self._graphs[size]
-        fused = batch.sampling.fused
+        fused = None if batch.sampling is None else batch.sampling.fused  # a rank that draws nothing
         inputs.load(batch.step, [] if fused is None else fused.table_rows)
         replay()
         decoded, count = results[-1], len(batch.query_lens)
@@ -92,6 +92,7 @@ def wants_graphs(
 ) -> bool:
     """Whether decode steps are captured. Raises ModelError for graphs=on where they cannot be.
 
+    A parallel group has graphs with graphs=on alone: its ranks must all have them, or none.
     The reference kernels read lengths and padding on the host: a graph would replay the values of its capture.
     """
     references = isinstance(attention, TorchAttention) or type(operations) is Operations
@@ -101,7 +102,8 @@ def wants_graphs(
         raise ModelError(
             "graphs=on cannot hold the reference kernels; leave attention_backend and fused_operations to `auto`"
         )
-    return device.type == "cuda" and config.graphs != "off" and not references
+    wanted = config.graphs == "on" or (config.graphs == "auto" and config.num_ranks == 1)
+    return device.type == "cuda" and wanted and not references
 
 
 def captured(
@@ -111,7 +113,7 @@ def captured(
     if not sizes:
         return None
     try:
-        return DecodeGraphs(sizes, static, decode, CudaCapture(device))
+        return DecodeGraphs(sizes, static, decode, CudaCapture(device, exchanges=config.num_ranks > 1))
     except Exception as error:  # torch raises RuntimeError, Triton many kinds
         if config.graphs == "on":
             raise ModelError(f"decode steps cannot be captured in CUDA graphs ({error}); use graphs=off") from error
@@ -137,7 +139,9 @@ class CudaCapture:
 
     WARM_UPS = 2  # kernels are compiled and libraries take their workspaces before anything is captured
 
-    def __init__(self, device: torch.device):
+    def __init__(self, device: torch.device, *, exchanges: bool = False):
+        """`exchanges`: the work has NCCL's, whose watchdog asks for events in a thread of its own meanwhile."""
+        self._errors = "thread_local" if exchanges else "global"
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
@@ -148,6 +152,6 @@ class CudaCapture:
                 work()
         torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=self._errors):
             work()
         return graph.replay

@@ -31,6 +31,7 @@ class RankStep(msgspec.Struct, frozen=True, tag=True):
     follows: bool  # see StepPlan
     stores: list[tuple[int, int]]  # KV blocks that go to slots of host memory first: every rank moves its part
     loads: list[tuple[int, int]]  # ... and those that come from there
+    graph_size: int | None  # of the CUDA graph that every rank replays
 
     def batch(self) -> Batch:
         """The work as this rank's runner computes it."""
@@ -40,7 +41,8 @@ class RankStep(msgspec.Struct, frozen=True, tag=True):
         prompts = PromptRows(rows, [0] * len(rows), [0] * len(rows), []) if rows else None
         transfers = Transfers(self.stores, self.loads) if self.stores or self.loads else None
         lens = new.tolist(), (packed.past + new).tolist()
-        return Batch(packed, *lens, None, [], [], prompts=prompts, transfers=transfers)
+        return Batch(packed, *lens, None, [], [], prompts=prompts, transfers=transfers, tiles=self.tiles,
+                     graph_size=self.graph_size)  # fmt: skip
 
 
 class Move(msgspec.Struct, frozen=True, tag=True):
@@ -99,7 +101,7 @@ def rank_step(batch: Batch, adapter_loads: Sequence[tuple[int, AdapterReference]
     scored = [] if prompts is None else prompts.rows
     num_tokens, moves = len(step.known_ids), batch.transfers or Transfers()
     return RankStep(step.whole.tobytes(), step.lengths, num_tokens, scored, batch.tiles, list(adapter_loads), follows,
-                    moves.stores, moves.loads)  # fmt: skip
+                    moves.stores, moves.loads, batch.graph_size)  # fmt: skip
 
 
 def has_unknown_tokens(step: PackedStep) -> bool:

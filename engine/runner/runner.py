@@ -33,7 +33,7 @@ from engine.runner.build import allocated, chosen_device, chosen_dtypes
 from engine.runner.decode import decode
 from engine.runner.drafting import Drafting
 from engine.runner.expert_tokens import ExpertTokens
-from engine.runner.graphs import DecodeGraphs, captured, graph_sizes, wants_graphs
+from engine.runner.graphs import Decoded, DecodeGraphs, captured, graph_sizes, wants_graphs
 from engine.runner.kv_transfer import HostSlots, move_blocks
 from engine.runner.measured_memory import measured_memory
 from engine.runner.memory_plan import planned, window_of, with_pool
@@ -108,7 +108,7 @@ class ModelRunner:
         size = (config.max_num_seqs, -(-self.max_model_len // self.block_size), self.block_size)
         self.tables = make_tables(*size, self.device, gathers=not self.attention.indexes_tables)
         self.graphs: DecodeGraphs | None = None
-        has_graphs = ranks is None and wants_graphs(config, self.device, self.attention, self.operations)
+        has_graphs = wants_graphs(config, self.device, self.attention, self.operations)
         self.graph_sizes = graph_sizes(config.max_num_seqs) if has_graphs else []
         self.most_tokens = largest_step_tokens(config, self.device.type)
         self.window = window_of(config, self.shape, self.most_tokens)
@@ -275,11 +275,7 @@ class ModelRunner:
             logits, overflowed = forward
             streams = [] if self.drafting is None or self.drafting.taps is None else self.drafting.taps.streams
         else:
-            results.rows, blocks_to_zero, copies = self.tables.update(batch.step)
-            self._move_and_zero_blocks(task, batch, copies, blocks_to_zero)
-            if self.adapters is not None:
-                self.adapters.backend.set_decodes(decode_slots(batch.tiles, len(batch.query_lens)), batch.graph_size)
-            decoded = self.graphs.replay(batch.graph_size, batch)
+            decoded = self.replayed(task, batch)
             logits, overflowed = decoded.logits, decoded.overflowed
             results.hidden, streams = decoded.hidden, decoded.streams
             ids = decoded.ids if batch.sampling.graph_can_sample else None
@@ -307,6 +303,16 @@ class ModelRunner:
         if self.drafting is not None and self.drafting.proposer.reads_hidden:
             batch.results.hidden = hidden
         return None if hidden is None else self.logits(batch, *self.chosen(batch, step, hidden))
+
+    def replayed(self, task: Task, batch: Batch) -> Decoded:
+        """A step of decodes by its graph."""
+        if self.stages is not None:
+            self.stages.share_sampled_ids(batch.step, self.tables)
+        batch.results.rows, blocks_to_zero, copies = self.tables.update(batch.step)
+        self._move_and_zero_blocks(task, batch, copies, blocks_to_zero)
+        if self.adapters is not None:
+            self.adapters.backend.set_decodes(decode_slots(batch.tiles, len(batch.query_lens)), batch.graph_size)
+        return self.graphs.replay(batch.graph_size, batch)
 
     def inputs(self, task: Task, batch: Batch) -> StepTensors:
         """The step's tensors, once the tables and the blocks are as it needs them."""

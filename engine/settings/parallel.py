@@ -77,9 +77,11 @@ class ParallelSettings(BaseModel):
 
     @field_validator("graphs", check_fields=False)
     @classmethod
-    def _no_graphs_in_a_group(cls, graphs: str, info: ValidationInfo) -> str:
-        if graphs == "on" and any(info.data.get(name, 1) > 1 for name in _GROUP):
-            raise ValueError("the collectives of a parallel group are in no graph yet; leave it out, or use one rank")
+    def _no_graphs_of_what_waits(cls, graphs: str, info: ValidationInfo) -> str:
+        if graphs == "on" and info.data.get("pipeline_parallel", 1) > 1:
+            raise ValueError("stages send each other tensors between their layers, which no graph holds; leave it out")
+        if graphs == "on" and info.data.get("expert_exchange") == "all-to-all":
+            raise ValueError("the host counts the tokens that travel, which no graph holds; use all-reduce beside it")
         return graphs
 
 

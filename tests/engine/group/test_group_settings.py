@@ -18,7 +18,8 @@ REFUSED = {
     "speculation=mtp drafts with parts of the model": {"tensor_parallel": 2, "speculation": "mtp"},
     "in host memory only yet": {"pipeline_parallel": 2, "kv_disk_path": "folder"},
     "between ranks that hold whole experts": {"tensor_parallel": 2, "expert_exchange": "all-to-all"},
-    "in no graph yet": {"tensor_parallel": 2, "graphs": "on"},
+    "between their layers, which no graph holds": {"pipeline_parallel": 2, "graphs": "on"},
+    "the host counts the tokens": {"expert_parallel": 2, "expert_exchange": "all-to-all", "graphs": "on"},
 }
 
 
