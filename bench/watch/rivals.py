@@ -4,8 +4,8 @@
 
 FOLDER is one that `bench.watch.cases --python` filled; DIR has an environment for each tool (`rivals-NAME/bin/NAME`).
 Tools that want a Prometheus get one that scrapes the pages once a second (Debian's `prometheus`). Each tool is asked
-three times: 20, 40 and 60 s after the load began. The tools run as published, with their own thresholds; those that
-take objectives get those of the case. Nothing of them is in this file but the names of their findings.
+once, 20 s after the load began. The tools run as published, with their own thresholds; those that take objectives get
+those of the case. Nothing of them is in this file but the names of their findings.
 """
 
 import argparse
@@ -29,8 +29,7 @@ from bench.watch.pages import read_pages, served
 from metrics.errors import SojournError
 from metrics.sources.page import rows_of
 
-ASKED_S = (20.0, 40.0, 60.0)  # after the load began
-RIGHT_OF = 2  # asks of three: a single sample may be chance
+ASKED_S = 20.0  # after the load began
 TOOL_SECONDS = 60
 RUNNING = "vllm:num_requests_running"
 CAP, POOL, CACHE, PROMPTS, OVERLOAD = (
@@ -137,16 +136,15 @@ def _said_file(folder: Path, case: Case) -> Path:
 
 
 def ask(case: Case, folder: Path, rivals: Path, present: list[Rival]) -> None:
-    """Serves the case once, in real time, and writes what each tool found at each ask."""
+    """Serves the case in real time, and writes what each tool found, the most important first."""
     pages = folder / f"{case.name}.pages.gz"
     came_s = _load_came_s(pages)
-    said: dict[str, list[list[str]]] = {rival.name: [] for rival in present}
     with tempfile.TemporaryDirectory() as home, served(pages) as url, _prometheus(url, Path(home)) as prometheus:
-        begin, place = time.monotonic(), Place(url, prometheus, Path(home), case)
-        for asked_s in ASKED_S:
-            time.sleep(max(0.0, begin + came_s + asked_s - time.monotonic()))
-            for rival in present:
-                said[rival.name].append(rival.findings(_answer(_binary(rivals, rival), rival.words(place), place)))
+        place = Place(url, prometheus, Path(home), case)
+        time.sleep(came_s + ASKED_S)
+        with ThreadPoolExecutor(len(present)) as pool:
+            answers = pool.map(lambda rival: _answer(_binary(rivals, rival), rival.words(place), place), present)
+            said = {rival.name: rival.findings(answer) for rival, answer in zip(present, answers, strict=True)}
     _said_file(folder, case).write_text(json.dumps(said, indent=1), encoding="utf-8")
 
 
@@ -207,18 +205,13 @@ def table(folder: Path, cases: list[Case], present: list[Rival]) -> str:
     return "\n".join([*lines, f"| right | {' | '.join(f'{each} of {len(cases)}' for each in right)} |"])
 
 
-def _cell(case: Case, rival: Rival, asks: list[list[str]]) -> str:
-    """Right where it was so in two asks of three: by its first finding, or by any of them."""
-    names = ", ".join(f"`{name}`" for name in dict.fromkeys(name for found in asks for name in found[:1]))
+def _cell(case: Case, rival: Rival, found: list[str]) -> str:
     if not case.keys:
-        quiet = sum(not found for found in asks)
-        return "silent" if quiet >= RIGHT_OF else f"**false**: {names}"
-    accepted = [[case.name in rival.accepts.get(name, ()) for name in found] for found in asks]
-    if sum(any(found[:1]) for found in accepted) >= RIGHT_OF:
-        return f"right: {names}"
-    if sum(any(found) for found in accepted) >= RIGHT_OF:
-        return f"beside: {names}"
-    return f"**wrong**: {names}" if sum(bool(found) for found in asks) >= RIGHT_OF else "silent"
+        return f"**false**: `{found[0]}`" if found else "silent"
+    accepted = [case.name in rival.accepts.get(name, ()) for name in found]
+    if not any(accepted):
+        return f"**wrong**: `{found[0]}`" if found else "silent"
+    return f"right: `{found[0]}`" if accepted[0] else f"beside: `{found[accepted.index(True)]}`"
 
 
 if __name__ == "__main__":
