@@ -79,7 +79,9 @@ def drawn_steps(run: RunDirectory, first_due_ns: int) -> tuple[pa.Table, int]:
         f"SELECT file_row_number FROM {table} WHERE {measured} ORDER BY end_ns - begin_ns DESC LIMIT {LONGEST_STEPS}"
     )
     taken = f"file_row_number % {one_in} = {one_in // 2} OR file_row_number IN ({longest})"
-    found = _query(f"SELECT * EXCLUDE (file_row_number) FROM {table} WHERE {measured} AND ({taken}) ORDER BY step")
+    found = _query(
+        f"SELECT * EXCLUDE (file_row_number) FROM {table} WHERE {measured} AND ({taken}) ORDER BY step", True
+    )
     return conformed(found, "steps"), total
 
 
@@ -132,12 +134,15 @@ def _table(run: RunDirectory, table: str) -> str:
     return f"read_parquet('{path}', file_row_number = true)"
 
 
-def _query(sql: str, **tables: pa.Table) -> pa.Table:
+def _query(sql: str, is_beside_pages: bool = False, **tables: pa.Table) -> pa.Table:
+    """`is_beside_pages`: pages are drawn meanwhile, and need a core."""
     import duckdb  # a tenth of a second, which a small run need not wait for
 
     try:
         with duckdb.connect() as connection:
             connection.execute(f"SET memory_limit = '{MEMORY}'")
+            if is_beside_pages:
+                connection.execute("SET threads = 1")
             for name, table in tables.items():
                 connection.register(name, table)
             return connection.sql(sql).to_arrow_table()

@@ -1,7 +1,9 @@
 """What every page of the app shares: the chosen run, read once, and the head of a page."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any, NoReturn, TypeVar
 
 import plotly.graph_objects as go
@@ -26,8 +28,16 @@ NO_STEPS = "The server recorded no step: a foreign server, one without a run dir
 
 @st.cache_resource(max_entries=4, show_spinner="Reading the run …")  # shared, not copied: nobody may change it
 def read(path: str, stamps: tuple[tuple[str, int, int], ...]) -> RunData:
-    """A run as it was when its files had these `stamps`."""
-    return load(path)
+    """A run as it was when its files had these `stamps`. What takes long of it is made while the first page is read."""
+    run = load(path)
+    Thread(target=_make_ready, args=(run,), daemon=True).start()
+    return run
+
+
+def _make_ready(run: RunData) -> None:
+    with suppress(RunDataError):  # the page that needs it says so
+        run.open_steps()
+        run.open_book()
 
 
 @st.cache_resource(max_entries=8, show_spinner="Filtering …")
