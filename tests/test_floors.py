@@ -44,8 +44,8 @@ MAY_IMPORT = {
         "metrics.machine", "metrics.diagnosis.terminal", "metrics.records", "metrics.statistics", "metrics.errors",
     },
     "metrics.probe": {
-        "metrics.compute", "metrics.run", "metrics.machine", "metrics.steps", "metrics.records", "metrics.ledger",
-        "metrics.errors",
+        "metrics.memory", "metrics.compute", "metrics.run", "metrics.machine", "metrics.steps", "metrics.records",
+        "metrics.ledger", "metrics.errors",
     },
     "metrics.compare": {
         "metrics.cells", "metrics.compute",

@@ -9,8 +9,11 @@ blocks that are held then, or that were given back after it: a pool with more bl
 Whoever reads a block reads all before it. So the blocks that a sequence gives back stay one entry of the stack, which
 loses blocks at its beginning only, and nothing has to be sampled.
 
-Approximates: an unfinished block of each running request counts as one; requests run together as they did, whatever the
-pool. Cannot tell: policies that evict others than the block used last longest ago.
+A block that is not full when its request ends is of no use to others. It takes room all the same, until a later
+request gets it before any cached block. Such blocks count, too.
+
+Approximates: requests run together as they did, whatever the pool; a block that a server computes twice counts once.
+Cannot tell: policies that evict others than the block used last longest ago.
 """
 
 from array import array
@@ -84,6 +87,7 @@ class _Request:
     prompt: list[int]
     blocks: list[int]  # that it computed or read, prompt and output
     known: int  # of the prompt, that an infinite cache would have had
+    hits: int  # ... that this one had
 
 
 def block_uses(requests: pd.DataFrame, block_size: int) -> BlockUses | None:
@@ -136,7 +140,8 @@ def _request(row, block_size: int) -> _Request:
     prompt, output = list(row.prompt_block_hashes), _list(row.output_block_hashes)
     computed = (_whole(_server(row, "cached_tokens")) + _whole(row.computed_tokens)) // block_size
     known = min(_whole(row.infinite_hit_tokens) // block_size, len(prompt))
-    return _Request(prompt, [*prompt, *output][:computed], known)
+    hits = int(hit_tokens(row.prefix_outcomes)) // block_size
+    return _Request(prompt, [*prompt, *output][:computed], known, hits)
 
 
 class _Order:
@@ -195,22 +200,25 @@ def _distances(
     moments: Sequence[tuple[int, int, int, int]], found: list[_Request]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of each known block of a prompt: the place of the request, the distance, and ns without a reader."""
-    order, running = _Order(), 0
+    order, running, spare = _Order(), 0, 0  # spare: free blocks that hold nothing known
     lookups, distances, idle = array("q"), array("q"), array("q")
     for now_ns, kind, place, at in moments:
         request = found[place]
         if kind == _LOOK_UP:
-            held = len(order.readers) + running
+            held = len(order.readers) + running + spare
             for distance, idle_ns in order.distances(request.prompt[: request.known], held, now_ns):
                 distances.append(distance)
                 idle.append(idle_ns)
             lookups.extend([place] * request.known)
             order.read(request.prompt)
             running += 1
+            spare = max(0, spare - (len(request.prompt) - request.hits) - 1)
         elif kind == _GROW:
             order.read([request.blocks[at]])
+            spare = max(0, spare - 1)
         else:
             running -= 1
+            spare += 1
             computed = max(len(request.blocks), request.known)
             order.leave([*request.prompt, *request.blocks[len(request.prompt) :]], computed, now_ns)
     return np.array(lookups, int), np.array(distances, int), np.array(idle, int)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from metrics.compute.cost_model import ModelShape, decode_flops, request_flops
 from metrics.ledger import Account, new_ledger
 from metrics.probe.loop import Choice
+from metrics.probe.prefixes import Prefixes
 from metrics.probe.stream import Call, Handled, Step
 from metrics.records import PROMPT_KINDS, RequestRecord, StepRecord
 
@@ -53,7 +54,12 @@ class Books:
         self._shares: dict[int, tuple[int, int, dict[int, int]]] = {}
 
     def record(
-        self, name: str, choices: Sequence[Choice], call: Call | None, handled: dict[str, Handled]
+        self,
+        name: str,
+        choices: Sequence[Choice],
+        call: Call | None,
+        handled: dict[str, Handled],
+        prefixes: Prefixes | None = None,
     ) -> RequestRecord:
         """The record of a call with these choices, at least one. The one that ended last is on the critical path."""
         last = max(choices, key=lambda each: each.ended_ns or 0)
@@ -99,6 +105,7 @@ class Books:
             waits=dict(whole.waits),
             writing_ns=call.writing_ns if call is not None else None,
             adapter=last.adapter,
+            **({} if prefixes is None else prefixes.fields(last)),
         )
 
     def _first_token_ns(self, choice: Choice) -> int | None:

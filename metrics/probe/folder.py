@@ -18,9 +18,10 @@ from metrics.machine.host import boot_id, hardware
 from metrics.probe.book import Books
 from metrics.probe.loop import Choice, sequences_of, step_records
 from metrics.probe.machine import system_records
+from metrics.probe.prefixes import prefixes_of, with_resized_hits
 from metrics.probe.shape import shape_of
 from metrics.probe.stream import Call, Handled, Stream, is_probe_folder, read_streams
-from metrics.records import SCHEMAS, RequestRecord, StepRecord, columns
+from metrics.records import SCHEMAS, KvEventRecord, RequestRecord, StepRecord, columns
 from metrics.run.directory import RunDirectory
 from metrics.run.segments import replace_table
 from metrics.run.server_alone import SERVER_ALONE
@@ -72,19 +73,25 @@ def run_of(folder: Path, streams: Sequence[Stream]) -> tuple[dict[str, Any], dic
     handled = {each.request: each for stream in fronts for each in stream.handled}
     steps: list[StepRecord] = []
     requests: list[RequestRecord] = []
+    events: list[KvEventRecord] = []
     for core in cores:
-        of_core, ended = _records_of(core, len(steps), calls, handled)
+        if core is not cores[0]:
+            events.append(KvEventRecord(core.start.monotonic_ns, "cleared"))
+        of_core, ended, of_blocks = _records_of(core, len(steps), calls, handled)
         steps += of_core
         requests += ended
+        events += of_blocks
     requests += _refused(calls, {each.request_id for each in requests})
-    made = {"steps": steps, "requests": requests, "system": system_records(cores, fronts)}
+    made = {
+        "steps": steps, "requests": requests, "system": system_records(cores, fronts), "kv_events": events,
+    }  # fmt: skip
     tables = {name: columns(name, rows) if rows else SCHEMAS[name].empty_table() for name, rows in made.items()}
     return _description(cores[-1], fronts, streams), tables
 
 
 def _records_of(
     core: Stream, first: int, calls: dict[str, Call], handled: dict[str, Handled]
-) -> tuple[list[StepRecord], list[RequestRecord]]:
+) -> tuple[list[StepRecord], list[RequestRecord], list[KvEventRecord]]:
     steps = sorted((step for step in core.steps if step.handles), key=lambda step: step.planned_ns)
     owners = {each.handle: call_name(each.request, calls) for each in core.arrived}
     names, seen = {}, dict[str, int]()
@@ -95,15 +102,17 @@ def _records_of(
     shape = shape_of(core.start.shape)
     records = step_records(steps, first, choices, shape)
     books = Books(steps, records, shape)
+    prefixes = prefixes_of(core, choices)
     by_call: dict[str, list[Choice]] = {}
     for handle, choice in choices.items():
         by_call.setdefault(owners[handle], []).append(choice)
     ended = [
-        books.record(name, found, calls.get(name), handled)
+        books.record(name, found, calls.get(name), handled, prefixes)
         for name, found in by_call.items()
         if all(each.ended_ns is not None for each in found)
     ]
-    return records, ended
+    pool_blocks = core.steps[-1].blocks if core.steps else 0
+    return records, with_resized_hits(ended, prefixes.block_size, pool_blocks), prefixes.events
 
 
 def call_name(internal: str, calls: dict[str, Call]) -> str:

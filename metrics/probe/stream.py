@@ -9,8 +9,8 @@ import msgspec
 
 from metrics.errors import RunDataError
 
-FORMAT = 2
-MAGIC = b"SOJOURN-PROBE-2\n"
+FORMAT = 3
+MAGIC = b"SOJOURN-PROBE-3\n"
 FAMILY = b"SOJOURN-PROBE-"  # of the magic of every version
 LENGTH = struct.Struct(">I")
 SUFFIX = ".probe"
@@ -104,11 +104,19 @@ class Call(Record, tag="call"):
     traceparent: str | None
 
 
-class KvStored(Record, tag="kv+"):
-    ns: int
-    hashes: list[int]
-    parent: int | None
+class KvAsked(Record, tag="kv?"):
+    handle: int
     block_size: int
+    reads: bool
+    hashes: list[int]
+
+
+class KvAllocated(Record, tag="kv+"):
+    ns: int
+    handle: int
+    removed: list[int]
+    begin: int
+    stored: list[int]
 
 
 class KvRemoved(Record, tag="kv-"):
@@ -135,7 +143,7 @@ class Dropped(Record, tag="dropped"):
 
 
 _DECODER = msgspec.msgpack.Decoder(
-    Start | Arrived | Step | Ended | Handled | Call | KvStored | KvRemoved | Sample | Dropped
+    Start | Arrived | Step | Ended | Handled | Call | KvAsked | KvAllocated | KvRemoved | Sample | Dropped
 )
 
 
@@ -149,7 +157,7 @@ class Stream:
     ended: list[Ended] = field(default_factory=list)
     handled: list[Handled] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
-    kv: list[KvStored | KvRemoved] = field(default_factory=list)
+    kv: list[KvAsked | KvAllocated | KvRemoved] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     dropped: int = 0
 
@@ -240,5 +248,5 @@ def _keep(stream: Stream, record: Record) -> None:
             stream.samples.append(record)
         case Dropped():
             stream.dropped = record.records
-        case KvStored() | KvRemoved():
+        case KvAsked() | KvAllocated() | KvRemoved():
             stream.kv.append(record)

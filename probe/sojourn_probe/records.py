@@ -8,8 +8,8 @@ import struct
 
 import msgspec
 
-FORMAT = 2
-MAGIC = b"SOJOURN-PROBE-2\n"  # the beginning of every stream
+FORMAT = 3
+MAGIC = b"SOJOURN-PROBE-3\n"  # the beginning of every stream
 LENGTH = struct.Struct(">I")  # before each record: its bytes
 SUFFIX = ".probe"
 
@@ -114,17 +114,28 @@ class Call(Record, tag="call"):
     traceparent: str | None
 
 
-class KvStored(Record, tag="kv+"):
-    """Blocks of KV became known prefixes. Hashes are 64 bits of the server's own."""
+class KvAsked(Record, tag="kv?"):
+    """The full blocks of a request's prompt, from its beginning on. A hash is 64 bits of the server's own: each of all
+    tokens up to the end of its block."""
+
+    handle: int
+    block_size: int
+    reads: bool  # it may read the cache
+    hashes: list[int]
+
+
+class KvAllocated(Record, tag="kv+"):
+    """One allocation: a request got blocks. The first one of a request is its lookup, before what follows here."""
 
     ns: int
-    hashes: list[int]
-    parent: int | None
-    block_size: int
+    handle: int
+    removed: list[int]  # cached blocks of others whose room it took
+    begin: int  # place in its sequence of the first block that
+    stored: list[int]  # ... became known with it
 
 
 class KvRemoved(Record, tag="kv-"):
-    """Blocks of KV are no longer known; all of them where `hashes` is None."""
+    """Blocks of KV are no longer known, and no allocation took their room; all of them where `hashes` is None."""
 
     ns: int
     hashes: list[int] | None

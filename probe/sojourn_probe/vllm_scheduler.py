@@ -5,9 +5,10 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from sojourn_probe.records import Arrived, Ended, KvRemoved, KvStored, Step
+from sojourn_probe.records import Arrived, Ended, Step
 from sojourn_probe.signatures import misfit
 from sojourn_probe.versions import vllm_version
+from sojourn_probe.vllm_blocks import BlockProbe
 from sojourn_probe.vllm_settings import settings_of, shape_of
 from sojourn_probe.writer import Writer, begin
 
@@ -137,6 +138,7 @@ class CoreProbe:
         self._open: dict[int, Step] = {}  # by id() of vLLM's own plan, which lives until its result is there
         self._launching: Step | None = None
         self._computed: dict[str, int] = {}  # of those that were preempted in this plan
+        self._blocks: BlockProbe | None = None
         self._lacked_blocks: str | None = None  # the last request for which there were no blocks
         self._taker: dict[str, str] = {}
 
@@ -156,6 +158,9 @@ class CoreProbe:
             if fault:
                 unseen.append(f"{consequence}: {fault}")
                 log.warning("sojourn-probe: %s", unseen[-1])
+        if fault := BlockProbe.misfits(scheduler):
+            unseen.append(fault)
+            log.warning("sojourn-probe: %s", fault)
         config = scheduler.vllm_config
         writer = begin("core", "vllm", vllm_version(), settings_of(config), shape_of(config), unseen)
         if writer is None:
@@ -163,17 +168,19 @@ class CoreProbe:
         probe = cls(writer, scheduler)
         found = list(faults.values())
         if found[0] is None:
+            probe._blocks = BlockProbe.of(writer, scheduler, probe._handles)
             manager.allocate_slots = probe.allocation(manager.allocate_slots)
         if found[1] is None:
             scheduler._preempt_request = probe.preemption(scheduler._preempt_request)
-        publisher = getattr(scheduler, "kv_event_publisher", None)
-        if getattr(scheduler, "enable_kv_cache_events", False) and misfit(publisher, "publish", ("events",)) is None:
-            publisher.publish = probe.publication(publisher.publish)
         return probe
 
     def allocation(self, allocate: Callable[..., Any]) -> Callable[..., Any]:
         def allocate_slots(request: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._blocks is not None:
+                self._blocks.begin(request.request_id)
             blocks = allocate(request, *args, **kwargs)
+            if self._blocks is not None:
+                self._blocks.end(blocks is not None)
             if blocks is None:
                 self._lacked_blocks = request.request_id
             return blocks
@@ -189,13 +196,6 @@ class CoreProbe:
 
         return preempt_request
 
-    def publication(self, publish: Callable[..., Any]) -> Callable[..., Any]:
-        def publish_events(events: Any, *args: Any, **kwargs: Any) -> Any:
-            guarded(lambda: self._kv_events(events))
-            return publish(events, *args, **kwargs)
-
-        return publish_events
-
     def arrived(self, request: Any) -> None:
         name = request.request_id
         if name in self._handles:
@@ -209,6 +209,8 @@ class CoreProbe:
                 getattr(request, "priority", 0), adapter,
             )
         )  # fmt: skip
+        if self._blocks is not None:
+            self._blocks.arrived(request)
 
     def turn(self) -> int:
         """The loop begins to plan, or has a result: what was launched before has returned."""
@@ -280,6 +282,8 @@ class CoreProbe:
     def _end(self, name: str, now_ns: int, reason: str) -> None:
         if (handle := self._handles.pop(name, None)) is not None:
             self.writer.put(Ended(handle, now_ns, reason))
+        if self._blocks is not None:
+            self._blocks.ended(name)
 
     def _refused(self, scheduler: Any, plan: Any, preempted: bool, lacked: str | None) -> str:
         """Why the first waiting request got no place, in the order in which vLLM's loop asks."""
@@ -296,30 +300,6 @@ class CoreProbe:
             if word in getattr(status, "name", ""):
                 return reason
         return "policy"
-
-    def _kv_events(self, batch: Any) -> None:
-        for event in batch.events:
-            kind = type(event).__name__
-            if kind == "BlockStored":
-                parent = getattr(event, "parent_block_hash", None)
-                self.writer.put(
-                    KvStored(
-                        clock(), [_short(each) for each in event.block_hashes],
-                        None if parent is None else _short(parent), event.block_size,
-                    )
-                )  # fmt: skip
-            elif kind == "BlockRemoved":
-                self.writer.put(KvRemoved(clock(), [_short(each) for each in event.block_hashes]))
-            elif kind == "AllBlocksCleared":
-                self.writer.put(KvRemoved(clock(), None))
-
-
-def _short(block_hash: Any) -> int:
-    """64 bits of a block's hash."""
-    if isinstance(block_hash, bytes):
-        return int.from_bytes(block_hash[:8], "big", signed=True)
-    value = int(block_hash) & (2**64 - 1)
-    return value - 2**64 if value >= 2**63 else value
 
 
 def _resumed(cached_plan: Any) -> list[str]:

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -91,7 +92,7 @@ class Writer:
         self.dropped = 0
         self.capacity = capacity
         self._sink: Sink | None = sink
-        self._queue: deque[Record] = deque()
+        self._queue: deque[Record | Callable[[], Record]] = deque()
         self._encoder = msgspec.msgpack.Encoder()
         self._closing = threading.Event()
         self._told = 0
@@ -100,7 +101,8 @@ class Writer:
         self._thread.start()
         atexit.register(self.close)
 
-    def put(self, record: Record) -> None:
+    def put(self, record: Record | Callable[[], Record]) -> None:
+        """A record, or what makes one: it is called in the writing thread."""
         if len(self._queue) < self.capacity and self._sink is not None:
             self._queue.append(record)
         else:
@@ -126,21 +128,27 @@ class Writer:
 
     def _flush(self) -> None:
         records = [self._queue.popleft() for _ in range(len(self._queue))]
-        if self.dropped > self._told:
-            self._told = self.dropped
-            records.append(Dropped(time.monotonic_ns(), self.dropped))
-        if records:
+        if records or self.dropped > self._told:
+            content = self._framed(records)
+            if self.dropped > self._told:
+                self._told = self.dropped
+                content += self._framed([Dropped(time.monotonic_ns(), self.dropped)])
             try:
-                self._write(self._framed(records))
+                self._write(content)
             except OSError as error:
                 self.dropped += len(records)
                 self._sink = None
                 log.warning("sojourn-probe switches itself off: its stream takes no more records (%s)", error)
 
-    def _framed(self, records: list[Record]) -> bytes:
+    def _framed(self, records: list[Record | Callable[[], Record]]) -> bytes:
         parts = []
         for record in records:
-            content = self._encoder.encode(record)
+            try:
+                content = self._encoder.encode(record() if callable(record) else record)
+            except Exception as error:
+                self.dropped += 1
+                log.warning("sojourn-probe lost a record that it could not write: %r", error)
+                continue
             parts += (LENGTH.pack(len(content)), content)
         return b"".join(parts)
 

@@ -92,7 +92,18 @@ def test_identities_of_vllm_lead_to_the_callers(internal):
 def test_both_lists_of_fields_agree():
     from sojourn_probe import records as ours
 
-    for name in ("Start", "Arrived", "Step", "Ended", "Handled", "Call", "KvStored", "KvRemoved", "Dropped"):
+    for name in (
+        "Start",
+        "Arrived",
+        "Step",
+        "Ended",
+        "Handled",
+        "Call",
+        "KvAsked",
+        "KvAllocated",
+        "KvRemoved",
+        "Dropped",
+    ):
         here, there = (
             [(field.encode_name, field.type) for field in msgspec.structs.fields(getattr(each, name))]
             for each in (ours, theirs)

@@ -14,7 +14,7 @@ def run_of(
     folder, traffic, *, events: bool, engine=None, core=True
 ) -> tuple[RunDirectory, dict[float, SimulatedCache]]:
     """A run of one request after the other, and what caches of each size made of the same prompts."""
-    caches = {ratio: SimulatedCache(ratio * POOL) for ratio in (*RATIOS, 1e9)}
+    caches = {ratio: SimulatedCache(ratio * POOL, unfinished=1) for ratio in (*RATIOS, 1e9)}
     records = []
     for number, chain in enumerate(traffic):
         name, now_ns, tokens = f"r{number}", number * SECOND, len(chain) * BLOCK + 1

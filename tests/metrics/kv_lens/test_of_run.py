@@ -32,10 +32,10 @@ def test_every_size_hits_what_a_cache_of_that_size_hit(tmp_path, traffic):
     assert lens.infinite_hit_rate == lens.curve[-1].hit_rate and lens.hit_rate == sizes[1.0].hit_rate
     assert f"{sizes[2.0].hit_rate:.1%}" in lens.headline and "Twice the memory" in lens.headline
     for ratio in SIZES:
-        cache = SimulatedCache(round(ratio * POOL))
+        cache = SimulatedCache(round(ratio * POOL), unfinished=1)
         assert sizes[ratio].hit_rate == pytest.approx(sum(map(cache.look_up, traffic)) * BLOCK / lens.queried_tokens)
     for enough in lens.enough:
-        cache = SimulatedCache(enough.blocks)
+        cache = SimulatedCache(enough.blocks, unfinished=1)
         assert sum(cache.look_up(chain) for chain in traffic) >= enough.share * caches[1e9].hits
     assert sum(lens.outcomes.values()) == pytest.approx(1)
     assert msgspec.json.decode(msgspec.json.encode(lens), type=KvLens) == lens

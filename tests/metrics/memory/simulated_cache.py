@@ -10,8 +10,9 @@ SECOND = 1_000_000_000
 class SimulatedCache:
     """Looks chains of blocks up. A list in order of use; within a chain the last block is the first to go."""
 
-    def __init__(self, size: float):
-        self.size, self.blocks = size, []
+    def __init__(self, size: float, unfinished: int = 0):
+        """`unfinished` blocks are taken up by what each prompt has behind its last full block."""
+        self.size, self.blocks = size - unfinished, []
         self.hits, self.hits_of, self.events = 0, [], []
 
     def look_up(self, chain: list[int], now_ns: int = 0, request: str | None = None) -> int:

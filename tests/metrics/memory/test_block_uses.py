@@ -27,7 +27,7 @@ def recorded(traffic: list[list[int]], hits: list[int], infinite: list[int]) -> 
 
 
 def ran(traffic: list[list[int]], size: float) -> SimulatedCache:
-    cache = SimulatedCache(size)
+    cache = SimulatedCache(size, unfinished=1)
     for number, chain in enumerate(traffic):
         cache.look_up(chain, number * SECOND)
     return cache
@@ -74,13 +74,13 @@ def test_blocks_of_running_requests_are_on_top_and_take_room():
 def test_output_is_used_when_its_request_ends():
     rows = recorded([[1], [5], [1, 2]], [0, 0, 0], [0, 0, 2])
     rows.at[0, "output_block_hashes"], rows.loc[0, "computed_tokens"] = [2], 2 * BLOCK + 3
-    assert block_uses(rows, BLOCK).distance.tolist() == [1, 2], "the last block of a sequence ages first"
+    assert block_uses(rows, BLOCK).distance.tolist() == [2, 3], "the last block of a sequence ages first"
 
 
 def test_what_an_aborted_request_did_not_compute_is_in_no_pool():
     rows = recorded([[1, 2, 3], [4], [1, 2, 3]], [0, 0, 0], [0, 0, 3])
     rows.loc[0, "computed_tokens"] = BLOCK
-    assert block_uses(rows, BLOCK).distance.tolist() == [1, UNKNOWN, UNKNOWN]
+    assert block_uses(rows, BLOCK).distance.tolist() == [2, UNKNOWN, UNKNOWN]
 
 
 def test_records_without_lookups_tell_nothing(traffic):

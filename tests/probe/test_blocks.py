@@ -1,0 +1,170 @@
+"""The recorded cache of blocks: hits, causes of misses and evictors are those of the cache that was recorded."""
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from metrics.kv_lens.of_run import lens_of_run
+from metrics.memory.miss_ratio import miss_ratio_curve
+from metrics.memory.prefix_outcomes import RATIOS
+from metrics.probe.folder import import_probe
+from tests.further import further
+from tests.probe import foreign_vllm_blocks as foreign
+from tests.probe.foreign_vllm import config, install
+from tests.probe.test_scheduler import made, served
+
+SIZE = foreign.SIZE
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("SOJOURN_PROBE", str(tmp_path / "probe"))
+    install(monkeypatch, foreign.Scheduler, foreign.AsyncScheduler)
+    return tmp_path / "probe"
+
+
+def prompts(seed: int, count: int = 60, beginnings: int = 8) -> list[list[int]]:
+    """Few beginnings of one to five blocks, and ends of their own that fill no last block."""
+    dice = random.Random(seed)
+    heads = [[dice.randrange(900) for _ in range(SIZE * dice.randint(1, 5))] for _ in range(beginnings)]
+    return [
+        dice.choice(heads) + [dice.randrange(900) for _ in range(dice.choice([3, 5, 17, 40]))] for _ in range(count)
+    ]
+
+
+def requests_of(texts: list[list[int]], outputs: int = 3) -> list[foreign.Request]:
+    return [foreign.Request(f"cmpl-r{n}-0-{n:08x}", text, outputs) for n, text in enumerate(texts)]
+
+
+def one_by_one(scheduler, requests) -> None:
+    for request in requests:
+        scheduler.add_request(request)
+        while scheduler.requests:
+            scheduler.update_from_output(scheduler.schedule(), None)
+    scheduler.shutdown()
+
+
+def rows_of(folder: Path):
+    run = import_probe(folder)
+    rows = run.table("requests").set_index("request_id", drop=False)
+    assert (rows.prefix_outcomes.map(lambda cell: sum(cell.values())) == rows.prompt_tokens).all()
+    return run, rows
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("seed", [0, *further(1, 2, 3)])
+def test_outcomes_sum_to_prompts_and_hits_are_the_servers(folder, seed, depth):
+    scheduler = made(blocks=40, max_num_seqs=4)
+    served(scheduler, requests_of(prompts(seed)), seed=seed, depth=depth)
+    _run, rows = rows_of(folder)
+    first = {}
+    for name, tokens in scheduler.kv_cache_manager.lookups:
+        first.setdefault(name, tokens)
+    assert rows.prefix_outcomes.map(lambda cell: cell.get("hit", 0)).to_dict() == first
+    assert sum(first.values()) > 0 and (rows.infinite_hit_tokens >= rows.cached_tokens).all()
+    evicted = rows.prefix_outcomes.map(lambda cell: cell.get("miss_evicted", 0))
+    assert (rows.infinite_hit_tokens == rows.cached_tokens + evicted).all() and evicted.sum() > 0
+    assert (rows.evicted_by.map(lambda cell: sum(cell.values())) <= evicted).all()
+
+
+@pytest.mark.parametrize("seed", [0, *further(1, 2, 3)])
+def test_what_an_infinite_cache_and_other_sizes_hit_is_what_such_servers_hit(folder, seed, tmp_path, monkeypatch):
+    """Oracle: the same prompts one by one, in caches of other sizes."""
+    texts, blocks = prompts(seed, count=150, beginnings=14), 24
+    one_by_one(made(blocks=blocks), requests_of(texts))
+    _, rows = rows_of(folder)
+    for at, ratio in enumerate((*RATIOS, 1000.0)):
+        other = foreign.Scheduler(config(blocks=int(ratio * blocks)))
+        one_by_one(other, requests_of(texts))
+        hits = [tokens for _, tokens in other.kv_cache_manager.lookups]
+        told = rows.infinite_hit_tokens if ratio == 1000 else rows.resized_hit_tokens.map(lambda cell, at=at: cell[at])
+        if ratio >= 1 or int(ratio * blocks) >= max(-(-len(text + [0] * 3) // SIZE) for text in texts) + 2:
+            # A block of a sequence that was never full does not stay, and takes room while its request runs
+            assert sum(told) == pytest.approx(sum(hits), rel=0.03 if ratio < 1 else 0.02), ratio
+    assert miss_ratio_curve(rows)[1].hit_tokens == pytest.approx(rows.cached_tokens.sum(), rel=0.02)
+
+
+def test_each_cause_of_a_miss(folder):
+    base = list(range(SIZE * 3))
+    texts = [
+        [*base, 1, 2],  # r0: never seen
+        base + [7] * SIZE,  # r1: three blocks of r0, then another text
+        list(range(500, 505 + SIZE * 9)),  # r2: needs the room of all
+        [*base, 1, 2],  # r3: was there, evicted by r2
+        [*base, 1, 2],  # r4: is there; the rest is less than a block
+        base[: 2 * SIZE],  # r5: known whole: the last block is computed for its last token
+        base[:SIZE] + [9] * SIZE,  # r6: leaves a known prompt behind the first block
+    ]
+    requests = requests_of(texts, outputs=1)
+    requests.append(foreign.Request("cmpl-r7-0-00000007", [*base, 3], 1, reads=False))
+    scheduler = made(blocks=10, max_num_batched_tokens=512)
+    one_by_one(scheduler, requests)
+    _, rows = rows_of(folder)
+    names = [request.request_id for request in requests]
+    told = [dict(rows.prefix_outcomes[name]) for name in names]
+    whole = SIZE * 3
+    assert told == [
+        {"miss_cold": whole + 2}, {"hit": whole, "miss_cold": SIZE}, {"miss_cold": 9 * SIZE + 5},
+        {"miss_evicted": whole, "miss_sub_block": 2}, {"hit": whole, "miss_sub_block": 2},
+        {"hit": SIZE, "miss_sub_block": SIZE}, {"hit": SIZE, "miss_diverged": SIZE},
+        {"miss_disabled": whole, "miss_sub_block": 1},
+    ]  # fmt: skip
+    assert rows.evicted_by[names[3]] == {names[2]: whole} and rows.evicted_ago_ns[names[3]] > 0
+    assert rows.diverged_at[names[6]] == SIZE and rows.prefix_source[names[6]] == names[0]
+    assert rows.prefix_source[names[4]] == names[0] and rows.prefix_shared_tokens[names[4]] == whole
+    assert rows.prefix_shared_tokens[names[5]] == 2 * SIZE, "a whole prompt may be shared"
+    assert len(rows.prompt_block_hashes[names[4]]) == 3 and len(set(rows.prompt_block_hashes[names[4]])) == 3
+
+
+def test_a_reset_cache_knows_nothing(folder):
+    scheduler = made(blocks=40)
+    request, again = requests_of([list(range(50)), list(range(50))], outputs=1)
+    scheduler.add_request(request)
+    scheduler.update_from_output(scheduler.schedule(), None)
+    assert scheduler.kv_cache_manager.block_pool.reset_prefix_cache()
+    one_by_one(scheduler, [again])
+    run, rows = rows_of(folder)
+    assert dict(rows.prefix_outcomes[again.request_id]) == {"miss_cold": 50}
+    assert list(run.table("kv_events").kind) == ["stored", "cleared", "stored"]
+
+
+def test_lens_of_the_folder_has_events_and_curve(folder):
+    scheduler = made(blocks=30, max_num_seqs=3)
+    served(scheduler, requests_of(prompts(7, count=80)), seed=7)
+    lens = lens_of_run(import_probe(folder))
+    assert lens.source == "records" and lens.pool_blocks == 30 and not lens.warnings
+    assert {"age_when_evicted", "idle_when_evicted", "idle_before_reuse", "evicted_before_needed"} == set(lens.times)
+    pool = lens.pools[0]
+    assert pool.held == sum(map(len, scheduler.kv_cache_manager.block_pool.cached_block_hash_to_block.values()))
+    taken = Counter(each.name for each in lens.takers if each.evicted_blocks)
+    assert taken and all(name.startswith("cmpl-r") for name in taken)
+
+
+def test_a_pool_of_another_version_is_left_alone(folder, monkeypatch, caplog):
+    monkeypatch.setattr(foreign.BlockPool, "cache_full_blocks", lambda self, request, blocks: None)
+    monkeypatch.setattr(foreign.KVCacheManager, "allocate_slots", lambda self, request, num_new_tokens, *_: [])
+    scheduler = made(blocks=40)
+    one_by_one(scheduler, requests_of([[1] * 20], outputs=1))
+    run = import_probe(folder)
+    assert any("is not seen" in each for each in run.meta()["probe"]["unseen"])
+    assert run.table("requests").prefix_outcomes.map(bool).sum() == 0
+
+
+def test_a_fault_of_the_record_of_blocks_leaves_server_and_steps_alone(folder, monkeypatch, caplog):
+    from sojourn_probe.vllm_blocks import BlockProbe
+
+    scheduler = made(blocks=40)
+    monkeypatch.setattr(BlockProbe, "_store", lambda *_: 1 / 0)
+    one_by_one(scheduler, requests_of(prompts(1, count=10)))
+    assert caplog.text.count("no longer records blocks after a fault of its own") == 1
+    run = import_probe(folder)
+    assert len(run.table("requests")) == 10 and len(run.table("steps")) >= 10
+
+
+def test_a_record_that_cannot_be_written_is_counted(folder):
+    scheduler = made(blocks=40)
+    scheduler._probe.writer.put(lambda: 1 / 0)
+    one_by_one(scheduler, requests_of(prompts(1, count=3)))
+    assert import_probe(folder).meta()["probe"]["dropped_records"] == 1
