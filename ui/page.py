@@ -66,9 +66,12 @@ def is_dark() -> bool:
     return st.context.theme.type == "dark"
 
 
-def open_page(title: str, shows: str, reading: str, *, has_steps: bool = False, is_whole: bool = False) -> RunData:
+def open_page(
+    title: str, shows: str, reading: str, *, has_steps: bool = False, is_whole: bool = False, may_be_empty: bool = False
+) -> RunData:  # fmt: skip
     """Draws the head of a page and returns the chosen run as the filter leaves it; ends the page with a sentence where
-    there is none. With `is_whole` the page is about the whole run, and only its links follow the filter."""
+    there is none. With `is_whole` the page is about the whole run, and only its links follow the filter. One that
+    `may_be_empty` also shows runs without requests and steps."""
     style()
     st.title(title, anchor=False)
     st.markdown(shows)
@@ -94,6 +97,8 @@ def open_page(title: str, shows: str, reading: str, *, has_steps: bool = False, 
             icon=":material/hourglass_top:",
         )
     if run.requests.empty and run.steps.empty:
+        if may_be_empty:
+            return run
         stop_with(f"The run {markdown(run.name)} has recorded no request and no step yet.", "hourglass_empty")
     chosen = filter_bar.chosen_filter()
     if not chosen.labels():

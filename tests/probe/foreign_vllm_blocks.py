@@ -1,4 +1,4 @@
-"""vLLM's prefix cache as far as the probe touches it: blocks, their references, a queue of free ones, hashes of chains."""
+"""vLLM's prefix cache as far as the probe touches it: blocks, references, a queue of free ones, hashes of chains."""
 
 import hashlib
 from collections import OrderedDict

@@ -6,7 +6,6 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from metrics.catalog.memory import BLOCK_STATES
-from metrics.memory.prefix_outcomes import RATIOS
 from ui import theme
 from ui.figures.steps import add_blocks
 from ui.tables.memory import OUTCOME_MEANING, OUTCOMES
@@ -17,6 +16,7 @@ NO_OUTCOMES = "This run has no prefix outcomes: an older or another server recor
 NO_CURVE = "This run has no hits of other pool sizes: an older or another server recorded it."
 NO_BLOCK_EVENTS = "No cached block was evicted or used again in this run, or its server does not record it."
 GREEN = theme.COLOURS["memory"]
+TICKS = {0.25: "¼", 0.5: "½", 1: "1", 2: "2", 4: "4", 8: "8"}
 OUTCOME_COLOURS = {
     "hit": GREEN,
     "hit_host": theme.shade(GREEN, 0.35),
@@ -71,11 +71,16 @@ def hit_rates(rates: pd.DataFrame) -> go.Figure:
 
 
 def miss_ratio_curve(curve: pd.DataFrame, actual: float, floor: float) -> go.Figure:
-    """Share of prompt tokens missed by pools of ½ to 8 times this one: `pool, miss`; `actual` and `floor` (that of a
-    cache without eviction) of this run."""
+    """Share of prompt tokens missed by pools of other sizes: `pool, miss`, and `low, high` where they are known;
+    `actual` and `floor` (that of a cache without eviction) of this run."""
     if curve.empty:
         return theme.note(NO_CURVE)
     fig = theme.figure(300)
+    if "low" in curve and curve.low.notna().all():
+        fig.add_scatter(
+            name="95 % interval", x=[*curve.pool, *curve.pool[::-1]], y=100 * np.r_[curve.high, curve.low[::-1]],
+            mode="lines", line_width=0, fill="toself", fillcolor=theme.shade(GREEN, 0.75), hoverinfo="skip",
+        )  # fmt: skip
     fig.add_scatter(
         name="what a pool of this size would miss", x=curve.pool, y=100 * curve.miss, mode="lines+markers",
         line=dict(color=GREEN, width=2), marker_size=8,
@@ -87,12 +92,15 @@ def miss_ratio_curve(curve: pd.DataFrame, actual: float, floor: float) -> go.Fig
         hovertemplate="this run missed %{y:.1f} % of the prompt tokens<extra></extra>",
     )  # fmt: skip
     fig.add_scatter(
-        name="no eviction at all", x=[RATIOS[0], RATIOS[-1]], y=[100 * floor] * 2, mode="lines",
+        name="no eviction at all", x=[curve.pool.min(), curve.pool.max()], y=[100 * floor] * 2, mode="lines",
         line=dict(color=theme.INK, width=1, dash="dot"),
         hovertemplate="without eviction: %{y:.1f} % missed<extra></extra>",
     )  # fmt: skip
-    names = ["½" if size == 0.5 else f"{size:g}" for size in RATIOS]
-    fig.update_xaxes(title_text="pool size (× this pool, log scale)", type="log", tickvals=list(RATIOS), ticktext=names)
+    ticks = [size for size in TICKS if curve.pool.min() <= size <= curve.pool.max()]
+    fig.update_xaxes(
+        title_text="pool size (× this pool, log scale)", type="log", tickvals=ticks,
+        ticktext=[TICKS[size] for size in ticks],
+    )  # fmt: skip
     fig.update_yaxes(title_text="prompt tokens missed (%)", rangemode="tozero")
     return fig
 

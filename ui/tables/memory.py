@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from metrics import cells
+from metrics.kv_lens.document import KvLens
 from metrics.memory.kv_load import TIERS
 from metrics.memory.miss_ratio import miss_ratio_curve, prefix_outcomes
 from metrics.memory.prefix_outcomes import hit_tokens
@@ -63,8 +64,20 @@ def hit_rates(requests: pd.DataFrame, begin_ns: float, bins: int = 40) -> pd.Dat
     return shares.assign(at_s=(edges[:-1] + edges[1:]) / 2)
 
 
-def miss_ratios(requests: pd.DataFrame) -> tuple[pd.DataFrame, float, float]:
-    """`pool, miss` for RATIOS of the pool, then the share that this run missed, and what no cache could have hit."""
+def miss_ratios(requests: pd.DataFrame, lens: KvLens | None = None) -> tuple[pd.DataFrame, float, float]:
+    """`pool, miss` for RATIOS of the pool, then the share that this run missed, and what no cache could have hit. With
+    a lens more sizes, and `low` and `high` of each."""
+    if lens is not None and lens.hit_rate is not None and lens.infinite_hit_rate is not None:
+        points = [point for point in lens.curve if point.ratio is not None and point.hit_rate is not None]
+        curve = pd.DataFrame(
+            {
+                "pool": [point.ratio for point in points],
+                "miss": [1 - (point.hit_rate or 0) for point in points],
+                "low": [float("nan") if point.high is None else 1 - point.high for point in points],
+                "high": [float("nan") if point.low is None else 1 - point.low for point in points],
+            }
+        )
+        return curve, 1 - lens.hit_rate, 1 - lens.infinite_hit_rate
     *sizes, infinite = miss_ratio_curve(requests) or [None]
     if not sizes:
         return pd.DataFrame(columns=["pool", "miss"]), float("nan"), float("nan")

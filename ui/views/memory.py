@@ -6,7 +6,8 @@ from metrics.memory.residence import residences_of
 from metrics.run.directory import engine_settings
 from ui.figures import memory
 from ui.markup import fragments
-from ui.page import draw, once, open_page, show_no_steps
+from ui.page import draw, once, open_page, show_no_steps, stop_with
+from ui.tables import kv_lens
 from ui.tables.adapters import adapters
 from ui.tables.memory import (
     block_events,
@@ -18,6 +19,7 @@ from ui.tables.memory import (
     residences,
     tiers,
 )
+from ui.text import markdown
 
 run = open_page(
     "Memory",
@@ -29,45 +31,95 @@ run = open_page(
     "pool; the dotted line is how many blocks the written positions would fill, so the distance to *active* is what "
     "half-empty blocks waste. **Lives of blocks**: if blocks are evicted after less idle time than it takes until they "
     "are used again, or reuse distances lie beyond the pool, the cache thrashes.",
+    may_be_empty=True,
 )
-if run.fleet is not None:
-    show_no_steps(run, "memory")
-left, right = st.columns([3, 2], gap="large")
-with left:
-    draw(
-        "Prompt tokens by outcome",
-        once(run, "memory.prefix_outcomes", lambda: memory.prefix_outcomes(outcome_tokens(run.requests))),
-        "`requests.parquet` `prefix_outcomes`: every prompt token at its first query; they sum to the prompt tokens.",
-    )
-    draw(
-        "Hit rate, and that of a cache without eviction",
-        once(run, "memory.hit_rates", lambda: memory.hit_rates(hit_rates(run.requests, run.begin_ns))),
-        "`requests.parquet` `prefix_outcomes`, `infinite_hit_tokens`, over `arrived_ns`.",
-    )
-with right:
+shown = once(run, "memory.lens", lambda: kv_lens.lens_of(run))
+has_requests = not (run.requests.empty and run.steps.empty)
+if not has_requests and shown.lens is None:
+    stop_with(f"The run {markdown(run.name)} has recorded no request and no step yet.", "hourglass_empty")
+is_whole = len(run.requests) == run.sent  # a cache has no part that some of the requests used
+
+
+def show_sizes() -> None:
+    lens = shown.lens if is_whole else None
     draw(
         "What another pool would miss",
-        once(run, "memory.miss_ratio_curve", lambda: memory.miss_ratio_curve(*miss_ratios(run.requests))),
-        "`requests.parquet` `resized_hit_tokens`, from the distances between uses of the same blocks.",
+        once(run, "memory.miss_ratio_curve", lambda: memory.miss_ratio_curve(*miss_ratios(run.requests, lens))),
+        "`requests.parquet` `resized_hit_tokens`, from the distances between uses of the same blocks"
+        + (
+            ", and of other sizes from `prompt_block_hashes`; the band is a 95 % interval over stretches of the run."
+            if lens is not None
+            else "."
+        ),
     )
-draw(
-    "KV blocks by state",
-    once(
-        run,
-        "memory.blocks_over_time",
-        lambda: memory.blocks_over_time(run.steps, run.begin_ns, engine_settings(run.meta).get("block_size")),
-    ),
-    "`steps.parquet` `blocks_*`, `slots_written`, `preempted_ids`; with more than 300 steps, means of equal spans.",
-)
+
+
+def show_lens() -> None:
+    """What more memory would hit, in figures, and who needed the room of what was evicted."""
+    lens = shown.lens
+    st.subheader("What more memory would hit", anchor=False)
+    if lens is None:
+        st.caption(shown.why)
+        return
+    st.markdown(markdown(lens.headline))
+    st.html(fragments.data_table(kv_lens.sizes(lens)))
+    st.caption(
+        "Of the whole run, for the same lookups in the same order. What twice the memory is worth in goodput: "
+        f"`sojourn kv-lens {run.name}`. It cannot tell: {'; '.join(lens.unknown)}."
+    )
+    if lens.takers:
+        st.subheader("Who needed the room of evicted blocks", anchor=False)
+        st.html(fragments.data_table(kv_lens.takers(lens)))
+        st.caption("`requests.parquet` `evicted_by`; blocks: `kv_events.parquet`. Most tokens first.")
+    if lens.pools:
+        st.subheader("Blocks by KV events", anchor=False)
+        st.html(fragments.data_table(kv_lens.pools(lens)))
+        st.caption("`kv_events.parquet`: hashes of blocks that were stored and removed.")
+
+
+if run.fleet is not None:
+    show_no_steps(run, "memory")
+if has_requests:
+    left, right = st.columns([3, 2], gap="large")
+    with left:
+        draw(
+            "Prompt tokens by outcome",
+            once(run, "memory.prefix_outcomes", lambda: memory.prefix_outcomes(outcome_tokens(run.requests))),
+            "`requests.parquet` `prefix_outcomes`: every prompt token at its first query; they sum to the prompt "
+            "tokens.",
+        )
+        draw(
+            "Hit rate, and that of a cache without eviction",
+            once(run, "memory.hit_rates", lambda: memory.hit_rates(hit_rates(run.requests, run.begin_ns))),
+            "`requests.parquet` `prefix_outcomes`, `infinite_hit_tokens`, over `arrived_ns`.",
+        )
+    with right:
+        show_sizes()
+elif shown.lens is not None and shown.lens.hit_rate is not None:
+    show_sizes()
+show_lens()
+if has_requests:
+    draw(
+        "KV blocks by state",
+        once(
+            run,
+            "memory.blocks_over_time",
+            lambda: memory.blocks_over_time(run.steps, run.begin_ns, engine_settings(run.meta).get("block_size")),
+        ),
+        "`steps.parquet` `blocks_*`, `slots_written`, `preempted_ids`; with more than 300 steps, means of equal spans.",
+    )
 pool = run.steps[[name for name in run.steps.columns if name.startswith("blocks_")]].sum(axis=1)
 draw(
     "Lives of blocks",
     once(
         run,
         "memory.block_lives",
-        lambda: memory.block_lives(block_events(run.steps), int(pool.max()) if len(pool) else 0),
+        lambda: memory.block_lives(
+            shown.lives if is_whole and shown.lives else block_events(run.steps), int(pool.max()) if len(pool) else 0
+        ),
     ),
-    "`steps.parquet` `evicted_age_ns`, `evicted_idle_ns`, `reuse_gap_ns`, `reuse_distance_blocks`: a sample by hash.",
+    "`steps.parquet` `evicted_age_ns`, `evicted_idle_ns`, `reuse_gap_ns`, `reuse_distance_blocks`: a sample by hash. "
+    "Where a run has `kv_events.parquet`: of all blocks, from it and from `requests.parquet` `prompt_block_hashes`.",
 )
 if not (found := tiers(run.steps, run.requests)).empty:
     st.subheader("KV tiers below the device", anchor=False)
