@@ -35,6 +35,7 @@ HISTORY_SECONDS = 600
 PREFIX_TOKENS = "sojourn_memory_prefix_tokens_total"
 HIT, MISS = (key(PREFIX_TOKENS, (("result", result),)) for result in ("hit", "miss"))
 MOST_RANKS = 256
+UNUSABLE = {"vllm": 1}  # blocks of a pool that hold nothing: vLLM's first one is a placeholder
 KV_EVENTS = "kv_events"  # what run.json says of the events
 
 
@@ -72,7 +73,7 @@ class Counter:
         shown = settings_in(source, self._window.readings(self._window.answered[-1].ns, gauges))
         blocks = str(shown.get("num_kv_blocks", "")).partition(".")[0]
         if blocks.isdigit():
-            self.pool_blocks = int(blocks)
+            self.pool_blocks = int(blocks) - UNUSABLE.get(source.key, 0)
 
     def lookups(self, *, since_its_start: bool) -> Lookups | None:
         """None before the second scrape, or where the server does not count lookups."""

@@ -119,6 +119,13 @@ class KvAllocated(Record, tag="kv+"):
     stored: list[int]
 
 
+class KvMarks(Record, tag="kv%"):
+    handle: int
+    begin: int
+    marks: list[int]
+    is_end: bool
+
+
 class KvRemoved(Record, tag="kv-"):
     ns: int
     hashes: list[int] | None
@@ -143,7 +150,7 @@ class Dropped(Record, tag="dropped"):
 
 
 _DECODER = msgspec.msgpack.Decoder(
-    Start | Arrived | Step | Ended | Handled | Call | KvAsked | KvAllocated | KvRemoved | Sample | Dropped
+    Start | Arrived | Step | Ended | Handled | Call | KvAsked | KvAllocated | KvMarks | KvRemoved | Sample | Dropped
 )
 
 
@@ -157,7 +164,7 @@ class Stream:
     ended: list[Ended] = field(default_factory=list)
     handled: list[Handled] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
-    kv: list[KvAsked | KvAllocated | KvRemoved] = field(default_factory=list)
+    kv: list[KvAsked | KvAllocated | KvMarks | KvRemoved] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     dropped: int = 0
 
@@ -248,5 +255,5 @@ def _keep(stream: Stream, record: Record) -> None:
             stream.samples.append(record)
         case Dropped():
             stream.dropped = record.records
-        case KvAsked() | KvAllocated() | KvRemoved():
+        case KvAsked() | KvAllocated() | KvMarks() | KvRemoved():
             stream.kv.append(record)

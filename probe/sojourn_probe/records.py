@@ -134,6 +134,15 @@ class KvAllocated(Record, tag="kv+"):
     stored: list[int]  # ... became known with it
 
 
+class KvMarks(Record, tag="kv%"):
+    """Marks of consecutive tokens of a request: see `token_marks`."""
+
+    handle: int
+    begin: int  # the first marked token
+    marks: list[int]
+    is_end: bool  # the request has ended, and computed this; its prompt was marked before
+
+
 class KvRemoved(Record, tag="kv-"):
     """Blocks of KV are no longer known, and no allocation took their room; all of them where `hashes` is None."""
 

@@ -1,17 +1,19 @@
 """Records which blocks of KV each request asked for, made known and displaced, by vLLM's own hashes of them.
 
-vLLM hashes the full blocks of a request, each with all before it. 64 bits of a hash name a block here. No token is
-read. Hashes become numbers in the writing thread.
+vLLM hashes the full blocks of a request, each with all before it. 64 bits of a hash name a block here. Where its cache
+is off, it hashes none; keyed hashes of the probe then stand for them. Marks say where within a block two sequences part
+(`token_marks`). Hashes and marks are made in the writing thread.
 """
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from sojourn_probe.records import KvAllocated, KvAsked, KvRemoved
+from sojourn_probe.records import KvAllocated, KvAsked, KvMarks, KvRemoved, Record
 from sojourn_probe.signatures import misfit
+from sojourn_probe.token_marks import TokenMarks
 from sojourn_probe.writer import Writer
 
 log = logging.getLogger("sojourn_probe")
@@ -31,46 +33,50 @@ class BlockProbe:
 
     def __init__(self, writer: Writer, pool: Any, handles: dict[str, int], block_size: int):
         self._writer, self._handles = writer, handles
-        self._hash_size = pool.hash_block_size  # tokens
+        self._caches = bool(pool.enable_caching)
+        self._hash_size = pool.hash_block_size if self._caches else block_size  # tokens
         self._size = max(block_size, self._hash_size)
-        self._asked: dict[str, bool] = {}  # request → whether it has got blocks
+        self._marks = TokenMarks(self._size)
+        self._sequences: dict[str, BlockSequence] = {}
         self._allocating: str | None = None
         self._removed: list[bytes] = []  # in this allocation
         self._stored: list[bytes] = []
         self._begin = 0  # place of the first of these
         self._is_off = False
-        pool.cache_full_blocks = self._storing(pool.cache_full_blocks)
-        pool._maybe_evict_cached_block = self._removing(pool._maybe_evict_cached_block)
-        pool.reset_prefix_cache = self._resetting(pool.reset_prefix_cache)
+        if self._caches:
+            pool.cache_full_blocks = self._storing(pool.cache_full_blocks)
+            pool._maybe_evict_cached_block = self._removing(pool._maybe_evict_cached_block)
+            pool.reset_prefix_cache = self._resetting(pool.reset_prefix_cache)
 
     @staticmethod
     def misfits(scheduler: Any) -> str | None:
-        """Why blocks cannot be followed in this version, as a sentence; None where they can, or nothing is cached."""
+        """Why blocks cannot be followed in this version, as a sentence; None where they can."""
         pool = _pool(scheduler)
-        if pool is None:
-            return None
-        faults = [fault for name, names in HOOKED.items() if (fault := misfit(pool, name, names))]
-        if not isinstance(getattr(pool, "hash_block_size", None), int):
-            faults.append("the block pool has no hash_block_size")
+        if pool is None or not isinstance(getattr(pool, "enable_caching", None), bool):
+            faults = ["the scheduler shows no block pool that says whether it caches"]
+        elif not pool.enable_caching:
+            faults = []
+        else:
+            faults = [fault for name, names in HOOKED.items() if (fault := misfit(pool, name, names))]
+            if not isinstance(getattr(pool, "hash_block_size", None), int):
+                faults.append("the block pool has no hash_block_size")
         return f"which blocks were cached, missed and evicted is not seen: {'; '.join(faults)}" if faults else None
 
     @classmethod
     def of(cls, writer: Writer, scheduler: Any, handles: dict[str, int]) -> "BlockProbe | None":
-        pool = _pool(scheduler)
-        if pool is None or cls.misfits(scheduler):
-            return None
         size = scheduler.vllm_config.cache_config.block_size
-        return cls(writer, pool, handles, size if isinstance(size, int) else pool.hash_block_size)
+        if cls.misfits(scheduler) or not isinstance(size, int):
+            return None
+        return cls(writer, _pool(scheduler), handles, size)
 
     def arrived(self, request: Any) -> None:
-        """Blocks of its prompt that a cache could have."""
-        hashes = getattr(request, "block_hashes", None)
-        if self._is_off or not hashes:
-            return
         name = request.request_id
-        self._asked[name] = False
-        reads = not getattr(request, "skip_reading_prefix_cache", False)
-        self._writer.put(partial(_asked, self._handles[name], self._size, reads, self._of_prompt(hashes)))
+        if self._is_off or name in self._sequences:
+            return
+        step = self._size // self._hash_size
+        sequence = BlockSequence(self._handles[name], self._size, step, request, caches=self._caches)
+        self._sequences[name] = sequence
+        self._writer.put(partial(sequence.asked, self._marks))
 
     def begin(self, name: str) -> None:
         self._allocating, self._removed, self._stored = name, [], []
@@ -80,21 +86,22 @@ class BlockProbe:
         name, self._allocating = self._allocating, None
         if name is None or self._is_off:
             return
-        is_first = has_blocks and self._asked.get(name) is False
-        if is_first:
-            self._asked[name] = True
+        sequence = self._sequences.get(name)
+        is_first = has_blocks and sequence is not None and not sequence.has_blocks
+        if sequence is not None and is_first:
+            sequence.has_blocks = True
+            if not self._caches:
+                self._writer.put(partial(sequence.computed, clock()))
+                return
         if is_first or self._removed or self._stored:
             self._writer.put(
                 partial(_allocated, clock(), self._handles.get(name, 0), self._removed, self._begin, self._stored)
             )
 
     def ended(self, name: str) -> None:
-        self._asked.pop(name, None)
-
-    def _of_prompt(self, hashes: list[bytes]) -> list[bytes]:
-        """Of each block the hash of all tokens up to its end. Groups may have blocks of several hashes."""
-        step = self._size // self._hash_size
-        return hashes[step - 1 :: step]
+        sequence = self._sequences.pop(name, None)
+        if sequence is not None and sequence.has_blocks and not self._is_off:
+            self._writer.put(partial(sequence.ended, self._marks, clock()))
 
     def _storing(self, cache: Callable[..., Any]) -> Callable[..., Any]:
         def cache_full_blocks(
@@ -156,10 +163,62 @@ class BlockProbe:
             log.warning("sojourn-probe no longer records blocks after a fault of its own: %r", error)
 
 
+class BlockSequence:
+    """One request of the engine. Its methods run in the writing thread, and read lists that the server only extends."""
+
+    def __init__(self, handle: int, size: int, step: int, request: Any, *, caches: bool):
+        self.has_blocks = False
+        self._handle, self._size, self._step = handle, size, step
+        self._reads = caches and not getattr(request, "skip_reading_prefix_cache", False)
+        self._hashes: list[bytes] | None = request.block_hashes if caches else None  # None: of the probe's own
+        self._num_hashes = len(self._hashes) if self._hashes is not None else 0  # of the prompt
+        adapter = getattr(getattr(request, "lora_request", None), "lora_name", None)
+        self._salt = f"{adapter or ''}\0{getattr(request, 'cache_salt', None) or ''}".encode()
+        # Tokens alone do not say what images and embeddings are.
+        is_text = not getattr(request, "mm_features", None) and getattr(request, "prompt_embeds", None) is None
+        self._prompt: Sequence[int] | None = request.prompt_token_ids if is_text else None
+        self._all: Sequence[int] | None = getattr(request, "all_token_ids", None) if is_text else None
+        self._own: list[bytes] = []
+
+    def asked(self, marks: TokenMarks) -> list[Record]:
+        if self._hashes is not None:
+            hashes = self._hashes[self._step - 1 : self._num_hashes : self._step]
+        elif self._prompt is not None:
+            hashes = self._own = marks.block_hashes(self._salt, self._prompt)
+        else:
+            return []
+        found: list[Record] = [KvAsked(self._handle, self._size, self._reads, _shorts(hashes))]
+        return found + self._marked(marks, hashes, self._prompt, 0, is_end=False)
+
+    def computed(self, ns: int) -> list[Record]:
+        """Its prompt, of a server without a cache."""
+        return [KvAllocated(ns, self._handle, [], 0, _shorts(self._own))]
+
+    def ended(self, marks: TokenMarks, ns: int) -> list[Record]:
+        """What it computed besides the prompt; its last token was never computed."""
+        tokens = None if self._all is None else list(self._all)[:-1]
+        if tokens is None or self._prompt is None:
+            return []
+        begin = len(self._prompt) // self._size
+        if self._hashes is not None:
+            hashes, stored = list(self._hashes[self._step - 1 :: self._step]), []
+        else:
+            hashes = marks.block_hashes(self._salt, tokens)
+            stored = [KvAllocated(ns, self._handle, [], begin, _shorts(hashes[begin:]))] if hashes[begin:] else []
+        hashes = hashes[: len(tokens) // self._size]
+        return [*stored, *self._marked(marks, hashes, tokens, begin * self._size, is_end=True)]
+
+    def _marked(
+        self, marks: TokenMarks, hashes: list[bytes], tokens: Sequence[int] | None, begin: int, *, is_end: bool
+    ) -> list[Record]:
+        if tokens is None:
+            return []
+        first, found = marks.marks(self._salt, hashes, tokens, begin)
+        return [KvMarks(self._handle, first, found, is_end)] if found or is_end else []
+
+
 def _pool(scheduler: Any) -> Any:
-    """The pool of a scheduler that caches prefixes; None of another."""
-    pool = getattr(getattr(scheduler, "kv_cache_manager", None), "block_pool", None)
-    return pool if getattr(pool, "enable_caching", False) else None
+    return getattr(getattr(scheduler, "kv_cache_manager", None), "block_pool", None)
 
 
 def short(block_hash: bytes | int) -> int:
@@ -172,13 +231,9 @@ def _shorts(hashes: Iterable[bytes | int]) -> list[int]:
     return [short(each) for each in hashes]
 
 
-def _asked(handle: int, size: int, reads: bool, hashes: list[bytes]) -> KvAsked:
-    return KvAsked(handle, size, reads, _shorts(hashes))
+def _allocated(ns: int, handle: int, removed: list[bytes], begin: int, stored: list[bytes]) -> list[Record]:
+    return [KvAllocated(ns, handle, _shorts(removed), begin, _shorts(stored))]
 
 
-def _allocated(ns: int, handle: int, removed: list[bytes], begin: int, stored: list[bytes]) -> KvAllocated:
-    return KvAllocated(ns, handle, _shorts(removed), begin, _shorts(stored))
-
-
-def _given_up(ns: int, hashes: list[bytes]) -> KvRemoved:
-    return KvRemoved(ns, _shorts(hashes))
+def _given_up(ns: int, hashes: list[bytes]) -> list[Record]:
+    return [KvRemoved(ns, _shorts(hashes))]

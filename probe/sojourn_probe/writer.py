@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -26,6 +26,7 @@ SAMPLE_SECONDS = 1.0  # between two readings of what the process and its machine
 CONNECT_SECONDS = 2.0
 
 log = logging.getLogger("sojourn_probe")
+Maker = Callable[[], Sequence[Record]]
 
 
 class Sink(Protocol):
@@ -92,7 +93,7 @@ class Writer:
         self.dropped = 0
         self.capacity = capacity
         self._sink: Sink | None = sink
-        self._queue: deque[Record | Callable[[], Record]] = deque()
+        self._queue: deque[Record | Maker] = deque()
         self._encoder = msgspec.msgpack.Encoder()
         self._closing = threading.Event()
         self._told = 0
@@ -101,8 +102,8 @@ class Writer:
         self._thread.start()
         atexit.register(self.close)
 
-    def put(self, record: Record | Callable[[], Record]) -> None:
-        """A record, or what makes one: it is called in the writing thread."""
+    def put(self, record: Record | Maker) -> None:
+        """A record, or what makes some: it is called in the writing thread."""
         if len(self._queue) < self.capacity and self._sink is not None:
             self._queue.append(record)
         else:
@@ -140,16 +141,17 @@ class Writer:
                 self._sink = None
                 log.warning("sojourn-probe switches itself off: its stream takes no more records (%s)", error)
 
-    def _framed(self, records: list[Record | Callable[[], Record]]) -> bytes:
+    def _framed(self, records: Sequence[Record | Maker]) -> bytes:
         parts = []
         for record in records:
             try:
-                content = self._encoder.encode(record() if callable(record) else record)
+                encoded = [self._encoder.encode(each) for each in (record() if callable(record) else (record,))]
             except Exception as error:
                 self.dropped += 1
                 log.warning("sojourn-probe lost a record that it could not write: %r", error)
                 continue
-            parts += (LENGTH.pack(len(content)), content)
+            for content in encoded:
+                parts += (LENGTH.pack(len(content)), content)
         return b"".join(parts)
 
     def _write(self, content: bytes) -> None:

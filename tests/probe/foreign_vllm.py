@@ -16,7 +16,10 @@ class Request:
 class KVCacheManager:
     def __init__(self, blocks: int):
         self.block_pool = SimpleNamespace(
-            num_gpu_blocks=blocks + 1, cached_block_hash_to_block={}, get_num_free_blocks=lambda: self.free
+            num_gpu_blocks=blocks + 1,
+            cached_block_hash_to_block={},
+            get_num_free_blocks=lambda: self.free,
+            enable_caching=False,
         )
         self.free, self.held = blocks, {}
 
@@ -130,12 +133,12 @@ class AsyncScheduler(Scheduler):
     pass
 
 
-def config(max_num_seqs=4, max_num_batched_tokens=64, blocks=32, overlaps=False) -> SimpleNamespace:
+def config(max_num_seqs=4, max_num_batched_tokens=64, blocks=32, overlaps=False, caches=True) -> SimpleNamespace:
     return SimpleNamespace(
         scheduler_config=SimpleNamespace(
             max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, async_scheduling=overlaps
         ),
-        cache_config=SimpleNamespace(num_gpu_blocks=blocks, block_size=16, enable_prefix_caching=True),
+        cache_config=SimpleNamespace(num_gpu_blocks=blocks, block_size=16, enable_prefix_caching=caches),
         model_config=SimpleNamespace(
             model="/home/somebody/models/tiny", max_model_len=512,
             hf_text_config=SimpleNamespace(

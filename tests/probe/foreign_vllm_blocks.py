@@ -21,20 +21,22 @@ def chain_hashes(tokens: list[int]) -> list[bytes]:
 class Request(foreign_vllm.Request):
     def __init__(self, request_id: str, tokens: list[int], max_tokens: int, reads: bool = True):
         super().__init__(request_id, len(tokens), max_tokens)
-        self.tokens = list(tokens)
+        self.prompt_token_ids, self.all_token_ids = list(tokens), list(tokens)
         self.skip_reading_prefix_cache = not reads
+        self.block_hashes = chain_hashes(tokens)
 
-    @property
-    def block_hashes(self) -> list[bytes]:
-        return chain_hashes(self.tokens)
+    def append(self, token: int) -> None:
+        self.all_token_ids.append(token)
+        self.block_hashes.extend(chain_hashes(self.all_token_ids)[len(self.block_hashes) :])
 
 
 class BlockPool:
     """Counts what it does by itself: `told` is the truth that a record is compared with."""
 
-    hash_block_size, enable_caching = SIZE, True
+    hash_block_size = SIZE
 
-    def __init__(self, count: int):
+    def __init__(self, count: int, enable_caching: bool):
+        self.enable_caching = enable_caching
         self.num_gpu_blocks = count + 1
         self.blocks = [SimpleNamespace(number=number, block_hash=None, references=0) for number in range(count)]
         self.free = OrderedDict((block.number, block) for block in self.blocks)
@@ -53,7 +55,8 @@ class BlockPool:
     def take(self, count: int) -> list:
         taken = [self.free.popitem(last=False)[1] for _ in range(count)]
         for block in taken:
-            self._maybe_evict_cached_block(block)
+            if self.enable_caching:
+                self._maybe_evict_cached_block(block)
             block.references = 1
         return taken
 
@@ -92,16 +95,16 @@ class BlockPool:
 
 
 class KVCacheManager:
-    def __init__(self, count: int):
-        self.block_pool = BlockPool(count)
+    def __init__(self, count: int, enable_caching: bool):
+        self.block_pool = BlockPool(count, enable_caching)
         self.held: dict[str, list] = {}
         self.cached: dict[str, int] = {}
         self.lookups: list[tuple[str, int]] = []  # that got blocks: request, tokens found
 
     def get_computed_blocks(self, request) -> list:
         found = []
-        if not request.skip_reading_prefix_cache:
-            for block_hash in request.block_hashes[: (len(request.tokens) - 1) // SIZE]:
+        if self.block_pool.enable_caching and not request.skip_reading_prefix_cache:
+            for block_hash in request.block_hashes[: (len(request.all_token_ids) - 1) // SIZE]:
                 if (block := self.block_pool.found(block_hash)) is None:
                     break
                 found.append(block)
@@ -119,9 +122,9 @@ class KVCacheManager:
         for block in new_computed_blocks:
             pool.touch(block)
         held = self.held[name] = [*held, *new_computed_blocks, *pool.take(max(need, 0))]
-        full = min(computed + num_new_tokens, len(request.tokens)) // SIZE
+        full = min(computed + num_new_tokens, len(request.all_token_ids)) // SIZE
         begin = max(self.cached.get(name, 0), len(new_computed_blocks))
-        if full > begin:
+        if full > begin and pool.enable_caching:
             pool.cache_full_blocks(
                 request=request, blocks=held, num_cached_blocks=begin, num_full_blocks=full, block_size=SIZE,
                 kv_cache_group_id=0,
@@ -139,7 +142,8 @@ class Scheduler(foreign_vllm.Scheduler):
 
     def __init__(self, vllm_config, **_):
         super().__init__(vllm_config)
-        self.kv_cache_manager = KVCacheManager(vllm_config.cache_config.num_gpu_blocks)
+        cache = vllm_config.cache_config
+        self.kv_cache_manager = KVCacheManager(cache.num_gpu_blocks, cache.enable_prefix_caching)
 
     def schedule(self, throttle_prefills=False):
         allocate = self.kv_cache_manager.allocate_slots
@@ -150,7 +154,7 @@ class Scheduler(foreign_vllm.Scheduler):
                 return allocate(request, num_new_tokens)
             blocks = self.kv_cache_manager.get_computed_blocks(request)
             hits = len(blocks) * SIZE
-            needed = min(num_new_tokens, len(request.tokens) - hits)
+            needed = min(num_new_tokens, len(request.all_token_ids) - hits)
             got = allocate(request, needed, hits, blocks)
             if got is not None:
                 request.num_computed_tokens = found[request.request_id] = hits
@@ -166,7 +170,7 @@ class Scheduler(foreign_vllm.Scheduler):
         """The plan asked for the whole prompt: what was found is not computed again."""
         for name, count in plan.num_scheduled_tokens.items():
             request = self.requests[name]
-            beyond = request.num_computed_tokens - len(request.tokens)
+            beyond = request.num_computed_tokens - len(request.all_token_ids)
             if beyond > 0:
                 request.num_computed_tokens -= beyond
                 plan.num_scheduled_tokens[name] = count - beyond
@@ -177,7 +181,7 @@ class Scheduler(foreign_vllm.Scheduler):
         for name in scheduler_output.num_scheduled_tokens:
             request = self.requests.get(name)
             if request is not None and request.num_computed_tokens >= request.num_prompt_tokens + request.given:
-                request.tokens.append(1000 + len(request.tokens) * 7919 % 50_000 + hash(name) % 97)
+                request.append(1000 + len(request.all_token_ids) * 7919 % 50_000)
         return super().update_from_output(scheduler_output, model_runner_output)
 
 

@@ -4,12 +4,17 @@ import random
 from collections import Counter
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
+from engine.messages import Submit
+from engine.sampling import SamplingParams
 from metrics.kv_lens.of_run import lens_of_run
 from metrics.memory.miss_ratio import miss_ratio_curve
 from metrics.memory.prefix_outcomes import RATIOS
 from metrics.probe.folder import import_probe
+from metrics.probe.stream import KvMarks, read_streams
+from tests.engine.simulated import SimulatedRunner, Simulation
 from tests.further import further
 from tests.probe import foreign_vllm_blocks as foreign
 from tests.probe.foreign_vllm import config, install
@@ -90,7 +95,7 @@ def test_each_cause_of_a_miss(folder):
     base = list(range(SIZE * 3))
     texts = [
         [*base, 1, 2],  # r0: never seen
-        base + [7] * SIZE,  # r1: three blocks of r0, then another text
+        base + [7] * SIZE,  # r1: three blocks of r0, which goes on otherwise
         list(range(500, 505 + SIZE * 9)),  # r2: needs the room of all
         [*base, 1, 2],  # r3: was there, evicted by r2
         [*base, 1, 2],  # r4: is there; the rest is less than a block
@@ -106,16 +111,100 @@ def test_each_cause_of_a_miss(folder):
     told = [dict(rows.prefix_outcomes[name]) for name in names]
     whole = SIZE * 3
     assert told == [
-        {"miss_cold": whole + 2}, {"hit": whole, "miss_cold": SIZE}, {"miss_cold": 9 * SIZE + 5},
+        {"miss_cold": whole + 2}, {"hit": whole, "miss_diverged": SIZE}, {"miss_cold": 9 * SIZE + 5},
         {"miss_evicted": whole, "miss_sub_block": 2}, {"hit": whole, "miss_sub_block": 2},
         {"hit": SIZE, "miss_sub_block": SIZE}, {"hit": SIZE, "miss_diverged": SIZE},
-        {"miss_disabled": whole, "miss_sub_block": 1},
+        {"miss_disabled": whole, "miss_diverged": 1},
     ]  # fmt: skip
     assert rows.evicted_by[names[3]] == {names[2]: whole} and rows.evicted_ago_ns[names[3]] > 0
     assert rows.diverged_at[names[6]] == SIZE and rows.prefix_source[names[6]] == names[0]
-    assert rows.prefix_source[names[4]] == names[0] and rows.prefix_shared_tokens[names[4]] == whole
+    assert rows.prefix_source[names[4]] == names[0] and rows.prefix_shared_tokens[names[4]] == whole + 2
     assert rows.prefix_shared_tokens[names[5]] == 2 * SIZE, "a whole prompt may be shared"
     assert len(rows.prompt_block_hashes[names[4]]) == 3 and len(set(rows.prompt_block_hashes[names[4]])) == 3
+
+
+class SameTokens(SimulatedRunner):
+    """Our engine with the outputs of the foreign one."""
+
+    def _compute(self, item):
+        length = item.past_tokens + item.new_tokens
+        return [1000 + length * 7919 % 50_000] if item.samples else []
+
+
+def by_our_engine(texts: list[list[int]], blocks: int, outputs: int, *, caches: bool = True) -> list:
+    simulation = Simulation(blocks, SIZE, caches, device=SameTokens, max_num_batched_tokens=512)
+    simulation.check = lambda: None
+    for number, text in enumerate(texts):
+        params = SamplingParams(max_tokens=outputs, temperature=0, ignore_eos=True)
+        simulation.receive(Submit(f"r{number}", text, params, 0))
+        simulation.drain()
+    simulation.engine.flush()
+    return [simulation.published.ended[f"r{number}"].prefix for number in range(len(texts))]
+
+
+def conversations(seed: int) -> list[list[int]]:
+    """Turns that go on with the answer, go on otherwise, are asked again, end early, or are new."""
+    dice, histories, made = random.Random(seed), [[]], []
+    for _ in range(90):
+        history = dice.choice(histories)
+        text = history[: dice.choice([len(history), len(history), dice.randint(0, len(history))])]
+        text = text + [dice.randrange(4) for _ in range(dice.choice([0, 1, 7, 16, 30]))] or [1]
+        made.append(text)
+        answer = list(text)
+        for _ in range(3):
+            answer.append(1000 + len(answer) * 7919 % 50_000)
+        histories.append(answer)
+    return made
+
+
+@pytest.mark.parametrize("caches", [True, False], ids=["cache", "no-cache"])
+@pytest.mark.parametrize("blocks", [4000, 40])
+@pytest.mark.parametrize("seed", [0, *further(1, 2, 3, 4, 5)])
+def test_miss_columns_are_those_of_our_engine(folder, seed, blocks, caches):
+    """Oracle: our engine's own shadow index, which sees every token, with the same prompts one by one."""
+    texts = [text for text in conversations(seed) if len(text) < 400]
+    requests = requests_of(texts)
+    one_by_one(made(blocks=blocks, max_num_batched_tokens=512, caches=caches), requests)
+    _, rows = rows_of(folder)
+    ours = by_our_engine(texts, blocks, 3, caches=caches)
+    told = [rows.loc[request.request_id] for request in requests]
+    sequences = {request.request_id: request.all_token_ids[:-1] for request in requests}
+    for number, (row, report) in enumerate(zip(told, ours, strict=True)):
+        assert row.infinite_hit_tokens == report.infinite_hit_tokens, number
+        assert row.prefix_shared_tokens == report.prefix_shared_tokens, number
+        assert (None if pd.isna(row.diverged_at) else row.diverged_at) == report.diverged_at, number
+        if blocks == 4000 or not caches:  # else both evict, and one of them stores a block twice
+            assert dict(row.prefix_outcomes) == report.prefix_outcomes, number
+        assert pd.isna(row.prefix_source) == (report.prefix_source is None)
+        if report.prefix_source is not None:  # of several that share as much, any one
+            shared = [a == b for a, b in zip(texts[number], sequences[row.prefix_source], strict=False)]
+            assert [*shared, False].index(False) == row.prefix_shared_tokens, number
+    assert sum("miss_diverged" in row.prefix_outcomes for row in told) > 5
+    assert sum("miss_sub_block" in row.prefix_outcomes for row in told) > 10
+
+
+def test_marks_beyond_the_allowance_are_left_out(folder, monkeypatch):
+    monkeypatch.setattr("sojourn_probe.token_marks.BURST_TOKENS", 100)
+    monkeypatch.setattr("sojourn_probe.token_marks.SHARE", 1e-9)
+    base = list(range(SIZE * 2))
+    texts = [base + [1] * 40, base + [1] * 8 + [2] * 40, base + [1] * 8 + [3] * 40]
+    one_by_one(made(blocks=100, max_num_batched_tokens=512), requests_of(texts))
+    _, rows = rows_of(folder)
+    last = rows.loc[requests_of(texts)[-1].request_id]
+    assert last.diverged_at == 2 * SIZE and last.infinite_hit_tokens == 2 * SIZE, "at the beginning of a block"
+
+
+def test_marks_are_of_no_use_outside_their_process(folder):
+    text = [424242] * 40
+    for _ in range(2):  # a process each time, as far as the key goes
+        one_by_one(made(blocks=40), requests_of([text], outputs=1))
+    first, second = (
+        [record for record in stream.kv if isinstance(record, KvMarks)] for stream in read_streams(folder)
+    )  # fmt: skip
+    assert len(first[0].marks) == 40 and len(set(first[0].marks)) == 40, "the same token has another mark in each place"
+    assert not set(first[0].marks) & set(second[0].marks)
+    content = b"".join(file.read_bytes() for file in folder.glob("*.probe"))
+    assert (424242).to_bytes(4, "big") not in content
 
 
 def test_a_reset_cache_knows_nothing(folder):

@@ -19,16 +19,13 @@ from collections.abc import Sequence
 import msgspec
 
 from engine.memory.prefix import chain_hash
-from metrics.memory.known_prompts import TOKEN_BYTES, packed_tokens, shared_tokens
+from metrics.memory.branches import Branches, branches_of, with_branch, without_branch
+from metrics.memory.known_prompts import packed_tokens
 from metrics.memory.prefix_outcomes import RATIOS
 
 REMEMBERED = 262_144
 REAL = RATIOS.index(1.0)
 TAILS = 64  # ends of sequences, less than a block, that are remembered behind one prefix
-
-# How known sequences go on behind a prefix. One, as most prefixes have, or several in order: a list for each would keep
-# the garbage collector busy.
-Branches = bytes | list[bytes] | None
 
 
 class ShadowNode(msgspec.Struct, gc=False, eq=False):
@@ -260,45 +257,3 @@ class ShadowIndex:
         """Forgets a salt without known blocks and live requests."""
         if root.key and not root.readers and len(branches_of(root.followed_by)) == len(root.ends):
             self._roots.pop(root.key, None)
-
-
-def branches_of(branches: Branches) -> list[bytes]:
-    return branches if isinstance(branches, list) else [] if branches is None else [branches]
-
-
-def with_branch(branches: Branches, branch: bytes) -> Branches:
-    """The branches of a prefix with one more; the same if it was there."""
-    if branches is None or branches == branch:
-        return branch
-    several = branches_of(branches)
-    at = bisect_left(several, branch)
-    if at == len(several) or several[at] != branch:
-        several.insert(at, branch)
-    return several
-
-
-def without_branch(branches: Branches, branch: bytes) -> Branches:
-    several = branches_of(branches)
-    at = bisect_left(several, branch)
-    assert several[at] == branch, "a branch is lost"
-    del several[at]
-    return several or None
-
-
-def follow_branches(branches: Branches, tokens: bytes) -> tuple[int, bool, bytes | None]:
-    """The most `tokens` that a branch begins with, whether a branch that shares so many goes on otherwise, and a branch
-    that shares so many, unless none shares any.
-
-    Among sorted strings, the neighbour shares most.
-    """
-    several = branches_of(branches)
-    at = bisect_left(several, tokens)
-    furthest, leaves, followed = 0, False, None
-    for branch in several[max(0, at - 1) : at + 1]:
-        shared = shared_tokens(branch, tokens)
-        goes_on = len(branch) > shared * TOKEN_BYTES
-        if shared > furthest:
-            furthest, leaves, followed = shared, goes_on, branch
-        elif shared == furthest:
-            leaves |= goes_on
-    return furthest, leaves, followed

@@ -48,7 +48,8 @@ import numpy as np
 
 from engine.memory.block_pool import BlockPool
 from engine.memory.observer import BlockObserver, BlockOwner, BlockTimes
-from engine.memory.shadow.index import REAL, ShadowIndex, ShadowNode, follow_branches
+from engine.memory.shadow.index import REAL, ShadowIndex, ShadowNode
+from metrics.memory.branches import follow_branches
 from metrics.memory.known_prompts import SALT_BYTES, TOKEN_BYTES, KnownPrompts, packed_tokens, salted
 from metrics.memory.prefix_outcomes import PrefixReport
 from metrics.memory.prompt_repeats import Allowance, PromptRepeats

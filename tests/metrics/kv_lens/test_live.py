@@ -132,7 +132,7 @@ def vllm_page(queries: int, hits: int) -> str:
     return (
         f'# TYPE vllm:prefix_cache_queries counter\nvllm:prefix_cache_queries_total{{engine="0"}} {queries}\n'
         f'# TYPE vllm:prefix_cache_hits counter\nvllm:prefix_cache_hits_total{{engine="0"}} {hits}\n'
-        '# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{num_gpu_blocks="3",block_size="16"} 1\n'
+        '# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{num_gpu_blocks="4",block_size="16"} 1\n'
     )
 
 
