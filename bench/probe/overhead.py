@@ -145,14 +145,21 @@ def interval(values: np.ndarray) -> tuple[float, float, float]:
 
 
 def step_microseconds(batch: int, steps: int = 3000) -> float:
-    """CPU time of the probe in the loop and in its thread, of a step that gives every request a token."""
+    """CPU time of the probe in the loop and in its thread, of a step that gives every request a token. Each 16th token
+    of a request fills a block, which takes the room of another one."""
     sys.path.append(str(PROBE))
     from sojourn_probe.records import Start
+    from sojourn_probe.vllm_blocks import BlockProbe
     from sojourn_probe.vllm_scheduler import CoreProbe
     from sojourn_probe.writer import FileSink, Writer
 
     names = [f"cmpl-0123456789abcdef-{number}-0-00000000" for number in range(batch)]
-    pool = SimpleNamespace(num_gpu_blocks=1000, get_num_free_blocks=lambda: 10, cached_block_hash_to_block={})
+    pool = SimpleNamespace(
+        num_gpu_blocks=1000, get_num_free_blocks=lambda: 10, cached_block_hash_to_block={}, enable_caching=True,
+        hash_block_size=16, cache_full_blocks=lambda *_: None, _maybe_evict_cached_block=lambda _: True,
+        reset_prefix_cache=lambda: True,
+    )  # fmt: skip
+    evicted = SimpleNamespace(block_hash=bytes(36))
     scheduler = SimpleNamespace(
         kv_cache_manager=SimpleNamespace(block_pool=pool), max_num_running_reqs=batch, max_num_scheduled_tokens=8192,
         waiting=(), running=names,
@@ -163,8 +170,27 @@ def step_microseconds(batch: int, steps: int = 3000) -> float:
     with tempfile.TemporaryDirectory() as folder:
         writer = Writer(FileSink(Path(folder), "core"), Start(1, "core", 0, None, 0, 0, "vllm", "", ""))
         probe = CoreProbe(writer, scheduler)
-        allocate = probe.allocation(lambda request, tokens: True)
-        requests = [SimpleNamespace(request_id=name, num_prompt_tokens=9) for name in names]
+        probe._blocks = BlockProbe(writer, pool, probe._handles, 16)
+
+        fills = [False]
+
+        def allocate_slots(request: SimpleNamespace, tokens: int) -> bool:
+            if fills[0]:
+                pool._maybe_evict_cached_block(evicted)
+                pool.cache_full_blocks(request, (), 0, 1, 16, 0)
+            return True
+
+        allocate = probe.allocation(allocate_slots)
+        requests = [
+            SimpleNamespace(
+                request_id=name,
+                num_prompt_tokens=9,
+                prompt_token_ids=[1] * 9,
+                all_token_ids=[1] * 9,
+                block_hashes=[bytes(32)],
+            )
+            for name in names
+        ]
         for request in requests:
             probe.arrived(request)
         begin = time.process_time()
@@ -176,6 +202,7 @@ def step_microseconds(batch: int, steps: int = 3000) -> float:
                 ),
                 scheduled_spec_decode_tokens={},
             )  # fmt: skip
+            fills[0] = number % 16 == 0
             begin_ns = probe.turn()
             for request in requests:
                 allocate(request, 1)

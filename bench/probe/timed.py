@@ -10,13 +10,18 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from sojourn_probe.vllm_blocks import BlockProbe
 from sojourn_probe.vllm_front import EngineClientProbe, Middleware
 from sojourn_probe.vllm_scheduler import CoreProbe, scheduler_class
 from sojourn_probe.writer import Writer
 
 __all__ = ["Middleware"]
 SPENT: dict[str, list[int]] = {}
-HOOKS = ((CoreProbe, ("arrived", "turn", "launched", "planned", "updated")), (Writer, ("_flush",)))
+HOOKS = (
+    (CoreProbe, ("arrived", "turn", "launched", "planned", "updated")),
+    (BlockProbe, ("allocated", "_store", "_remove")),
+    (Writer, ("_flush",)),
+)
 
 
 def timed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:

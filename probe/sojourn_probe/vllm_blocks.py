@@ -38,9 +38,10 @@ class BlockProbe:
         self._size = max(block_size, self._hash_size)
         self._marks = TokenMarks(self._size)
         self._sequences: dict[str, BlockSequence] = {}
-        self._allocating: str | None = None
-        self._removed: list[bytes] = []  # in this allocation
-        self._stored: list[bytes] = []
+        self.without_blocks: set[str] = set()  # requests that never got any
+        self.allocating: str | None = None  # the request of the allocation that is under way
+        self.removed: list[bytes] = []  # in it
+        self.stored: list[bytes] = []
         self._begin = 0  # place of the first of these
         self._is_off = False
         if self._caches:
@@ -76,31 +77,29 @@ class BlockProbe:
         step = self._size // self._hash_size
         sequence = BlockSequence(self._handles[name], self._size, step, request, caches=self._caches)
         self._sequences[name] = sequence
+        self.without_blocks.add(name)
         self._writer.put(partial(sequence.asked, self._marks))
 
-    def begin(self, name: str) -> None:
-        self._allocating, self._removed, self._stored = name, [], []
-
-    def end(self, has_blocks: bool) -> None:
-        """The allocation is over."""
-        name, self._allocating = self._allocating, None
-        if name is None or self._is_off:
-            return
-        sequence = self._sequences.get(name)
-        is_first = has_blocks and sequence is not None and not sequence.has_blocks
-        if sequence is not None and is_first:
-            sequence.has_blocks = True
-            if not self._caches:
-                self._writer.put(partial(sequence.computed, clock()))
-                return
-        if is_first or self._removed or self._stored:
-            self._writer.put(
-                partial(_allocated, clock(), self._handles.get(name, 0), self._removed, self._begin, self._stored)
-            )
+    def allocated(self, name: str, has_blocks: bool) -> None:
+        """An allocation is over in which blocks were removed or stored, or which was the first of a request."""
+        removed, stored = self.removed, self.stored
+        self.removed, self.stored = [], []
+        is_first = has_blocks and name in self.without_blocks
+        if is_first:
+            self.without_blocks.discard(name)
+        if not self._caches:
+            if is_first:
+                self._writer.put(partial(self._sequences[name].computed, clock()))
+        elif is_first or removed or stored:
+            self._writer.put(partial(_allocated, clock(), self._handles.get(name, 0), removed, self._begin, stored))
 
     def ended(self, name: str) -> None:
         sequence = self._sequences.pop(name, None)
-        if sequence is not None and sequence.has_blocks and not self._is_off:
+        if sequence is None:
+            return
+        if name in self.without_blocks:
+            self.without_blocks.discard(name)
+        elif not self._is_off:
             self._writer.put(partial(sequence.ended, self._marks, clock()))
 
     def _storing(self, cache: Callable[..., Any]) -> Callable[..., Any]:
@@ -120,9 +119,9 @@ class BlockProbe:
     def _store(self, request: Any, begin: int, end: int, size: int) -> None:
         step = size // self._hash_size
         stored = request.block_hashes[(begin + 1) * step - 1 : end * step : step]
-        if self._allocating == request.request_id:
-            self._begin = begin if not self._stored else self._begin
-            self._stored += stored
+        if self.allocating == request.request_id:
+            self._begin = begin if not self.stored else self._begin
+            self.stored += stored
         else:
             handle = self._handles.get(request.request_id, 0)
             self._writer.put(partial(_allocated, clock(), handle, [], begin, stored))
@@ -140,8 +139,8 @@ class BlockProbe:
     def _remove(self, key: bytes) -> None:
         if key[-GROUP_BYTES:] != FIRST_GROUP:
             return
-        if self._allocating is not None:
-            self._removed.append(key[:-GROUP_BYTES])
+        if self.allocating is not None:
+            self.removed.append(key[:-GROUP_BYTES])
         else:
             self._writer.put(partial(_given_up, clock(), [key[:-GROUP_BYTES]]))
 
@@ -167,7 +166,6 @@ class BlockSequence:
     """One request of the engine. Its methods run in the writing thread, and read lists that the server only extends."""
 
     def __init__(self, handle: int, size: int, step: int, request: Any, *, caches: bool):
-        self.has_blocks = False
         self._handle, self._size, self._step = handle, size, step
         self._reads = caches and not getattr(request, "skip_reading_prefix_cache", False)
         self._hashes: list[bytes] | None = request.block_hashes if caches else None  # None: of the probe's own

@@ -176,13 +176,17 @@ class CoreProbe:
 
     def allocation(self, allocate: Callable[..., Any]) -> Callable[..., Any]:
         def allocate_slots(request: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._blocks is not None:
-                self._blocks.begin(request.request_id)
-            blocks = allocate(request, *args, **kwargs)
-            if self._blocks is not None:
-                self._blocks.end(blocks is not None)
+            name, known = request.request_id, self._blocks
+            if known is None:
+                blocks = allocate(request, *args, **kwargs)
+            else:
+                known.allocating = name
+                blocks = allocate(request, *args, **kwargs)
+                known.allocating = None
+                if known.removed or known.stored or name in known.without_blocks:
+                    known.allocated(name, blocks is not None)
             if blocks is None:
-                self._lacked_blocks = request.request_id
+                self._lacked_blocks = name
             return blocks
 
         return allocate_slots
