@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pandas as pd
 
+    from metrics.kv_lens.document import KvLens
     from metrics.live.document import Watch
     from scripting.run import Run
 
-__all__ = ["list_runs", "open", "watch"]
+__all__ = ["kv_lens", "list_runs", "open", "watch"]
 
 
 def open(path: Path | str) -> "Run":
@@ -39,6 +42,21 @@ def watch(*urls: str, seconds: float = 30.0, slo: str = "") -> "Watch":
     from metrics.request.objectives import parse_bounds
 
     return watch_once(urls, seconds, parse_bounds(slo) if slo else None)
+
+
+def kv_lens(
+    *addresses: str, replay: "Sequence[str]" = (), metrics: "Sequence[str]" = (), seconds: float = 60.0
+) -> "KvLens":
+    """What the KV caches of live servers hold, evict and would gain from more memory, after so many seconds of their KV
+    events. `addresses`: such as "tcp://127.0.0.1:5557", or http addresses of servers that say where they publish.
+
+    Needs the kv-events extra. Raises `metrics.errors.InputError` and `ServerError`.
+    """
+    from metrics.kv_lens.addresses import endpoints_from
+    from metrics.kv_lens.session import lens_once
+
+    endpoints, counted = endpoints_from(addresses, replay)
+    return lens_once(endpoints, [*counted, *metrics], seconds)
 
 
 def main() -> None:

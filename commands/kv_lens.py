@@ -13,7 +13,6 @@ from metrics.errors import InputError
 if TYPE_CHECKING:
     from metrics.kv_lens.document import KvLens
     from metrics.kv_lens.session import LensSession
-    from metrics.kv_lens.sockets import KvEndpoint
 
 LINE_SECONDS = 10.0  # between two lines, where the output is no terminal
 
@@ -90,9 +89,10 @@ def _of_servers(
     sources: Sequence[str], replay: Sequence[str], topic: str, metrics: Sequence[str], run_dir: Path | None,
     seconds: float | None, *, as_json: bool,
 ) -> None:  # fmt: skip
+    from metrics.kv_lens.addresses import endpoints_from
     from metrics.kv_lens.session import LensSession
 
-    endpoints, counted = _endpoints(sources, replay, topic)
+    endpoints, counted = endpoints_from(sources, replay, topic)
     session = LensSession(endpoints, [*counted, *metrics], run_dir).start()
     try:
         if seconds is None:
@@ -106,21 +106,6 @@ def _of_servers(
             _print(session.lens(), as_json=as_json)
         if run_dir is not None and not as_json:
             out.print(f"recorded in    {run_dir}", markup=False)
-
-
-def _endpoints(
-    sources: Sequence[str], replay: Sequence[str], topic: str
-) -> "tuple[list[KvEndpoint], list[str]]":  # fmt: skip
-    """The sockets to read, and the http addresses among the sources: they count hits, too."""
-    from metrics.kv_lens.session import endpoints_of
-    from metrics.kv_lens.sockets import KvEndpoint
-
-    addresses = [source for source in sources if not source.startswith("http")]
-    if len(replay) not in (0, len(addresses)):
-        raise InputError(f"{len(replay)} --replay are given for {len(addresses)} addresses of events; give one each")
-    found = [KvEndpoint(address, *replay[place : place + 1], topic=topic) for place, address in enumerate(addresses)]
-    urls = [source for source in sources if source.startswith("http")]
-    return [*found, *(each for url in urls for each in endpoints_of(url))], urls
 
 
 def _page(session: "LensSession") -> None:

@@ -80,7 +80,8 @@ DOCUMENTS: dict[str, tuple[type[msgspec.Struct], str]] = {  # name → its type,
     "query": (QueryResult, "the tool `query`"),
     "kv_lens": (
         KvLens,
-        "`sojourn kv-lens RUN --json`, `sojourn kv-lens ADDRESS --once --json`, `run.kv_lens()`, the tool `kv_lens`",
+        "`sojourn kv-lens RUN --json`, `sojourn kv-lens ADDRESS --once --json`, `run.kv_lens()`, "
+        "`sojourn.kv_lens(address)`, the tool `kv_lens`",
     ),
     "watch": (Watch, "`sojourn watch URL --once --json`, `sojourn.watch(url)`, the tool `watch_server`"),
 }

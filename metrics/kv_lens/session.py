@@ -1,14 +1,12 @@
 """A lens on live servers: reads their KV events and their counts of lookups, and records the events."""
 
-import json
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 import msgspec
 import pandas as pd
@@ -34,7 +32,6 @@ TIMEOUT_S = 5.0
 HISTORY_SECONDS = 600
 PREFIX_TOKENS = "sojourn_memory_prefix_tokens_total"
 HIT, MISS = (key(PREFIX_TOKENS, (("result", result),)) for result in ("hit", "miss"))
-MOST_RANKS = 256
 UNUSABLE = {"vllm": 1}  # blocks of a pool that hold nothing: vLLM's first one is a placeholder
 KV_EVENTS = "kv_events"  # what run.json says of the events
 
@@ -258,40 +255,13 @@ class LensSession:
                 return
 
 
-def endpoints_of(url: str) -> list[KvEndpoint]:
-    """The sockets that a server names in /server_info, one pair a rank: ours, and SGLang's. Raises ServerError where it
-    names none."""
-    base = base_of(url)
-    status, body = fetch(f"{base}/server_info", TIMEOUT_S)
+def lens_once(
+    endpoints: Sequence[KvEndpoint], metrics: Sequence[str] = (), seconds: float = 60.0, run_dir: Path | None = None
+) -> KvLens:
+    """What live servers' events show after so many seconds. Raises InputError, ServerError and RunDataError."""
+    session = LensSession(endpoints, metrics, run_dir).start()
     try:
-        facts = json.loads(body) if status == 200 else {}
-    except ValueError:
-        facts = {}
-    facts = facts if isinstance(facts, dict) else {}
-    found, blocks = facts.get("kv_events"), facts.get("num_kv_blocks")
-    host = urlsplit(base).hostname or ""
-    endpoints = list(_named(found, f"[{host}]" if ":" in host else host, blocks)) if isinstance(found, dict) else []
-    if not endpoints:
-        raise ServerError(
-            f"{base} does not say where it publishes KV events; give their address, such as tcp://127.0.0.1:5557, with "
-            f"--metrics {base}. vLLM publishes with --kv-events-config, ours with --kv-events"
-        )
-    return endpoints
-
-
-def _named(facts: dict[str, Any], host: str, blocks: Any) -> Iterator[KvEndpoint]:
-    """Ours names addresses; SGLang the first port of its ranks. What is bound everywhere is at the host that was
-    asked."""
-    topic = str(facts.get("topic") or "")
-    if isinstance(address := facts.get("endpoint"), str):
-        addresses = [address, facts.get("replay_endpoint")]
-        for everywhere in ("tcp://*:", "tcp://0.0.0.0:", "tcp://[::]:"):
-            addresses = [each and str(each).replace(everywhere, f"tcp://{host}:") for each in addresses]
-        yield KvEndpoint(addresses[0], addresses[1], topic, blocks if isinstance(blocks, int) else None)
-        return
-    first, ranks = facts.get("endpoint_port_base"), facts.get("dp_size") or 1
-    replay = facts.get("replay_endpoint_port_base")
-    if isinstance(first, int) and isinstance(ranks, int):
-        for rank in range(min(ranks, MOST_RANKS)):
-            asking = f"tcp://{host}:{replay + rank}" if isinstance(replay, int) else None
-            yield KvEndpoint(f"tcp://{host}:{first + rank}", asking, topic)
+        time.sleep(seconds)
+    finally:
+        session.stop()
+    return session.lens()

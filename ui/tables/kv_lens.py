@@ -12,7 +12,7 @@ from metrics.run.directory import RunDirectory
 from ui.run_data import RunData
 from ui.text import number
 
-MOST_REQUESTS = 30_000  # of a run that a page looks at: the lens of more takes seconds
+MOST_REQUESTS = 10_000  # of a run that a page looks at: the lens of more takes seconds
 NO_BOUNDS = "–"
 
 

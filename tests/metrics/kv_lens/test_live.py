@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from metrics.errors import InputError, RunDataError, ServerError
+from metrics.kv_lens.addresses import endpoints_of
 from metrics.kv_lens.of_run import lens_of_run, recorded_events
-from metrics.kv_lens.session import LensSession, endpoints_of
+from metrics.kv_lens.session import LensSession, lens_once
 from metrics.kv_lens.sockets import KvEndpoint, check_endpoint
 from metrics.run.directory import RunDirectory
 from tests.metrics.kv_lens.publisher import Publisher, batch, removed, stored
@@ -170,6 +171,13 @@ def test_a_server_says_where_its_events_are():
     for page in ("{}", "[]", "no JSON", '{"kv_events": null}', '{"kv_events": {}}'):
         with http_server({"/server_info": page}) as url, pytest.raises(ServerError, match="does not say where"):
             endpoints_of(url)
+
+
+def test_once_is_a_lens_after_some_seconds():
+    with Publisher() as publisher:
+        publisher.publish(batch(stored([1, 2, 3])))
+        lens = lens_once([KvEndpoint(publisher.events, publisher.replay)], seconds=0.5)
+    assert lens.pools[0].held == 3 and lens.headline.startswith("3 blocks were stored")
 
 
 def test_addresses_that_are_not_there_are_sentences(tmp_path):
