@@ -7,14 +7,14 @@ of other requests' prompts in its steps is `request.interference`, by FLOPs.
 
 import bisect
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from metrics.compute.cost_model import ModelShape, decode_flops, request_flops
 from metrics.ledger import Account, new_ledger
 from metrics.probe.loop import Choice
 from metrics.probe.prefixes import Prefixes
-from metrics.probe.stream import Call, Handled, Step
+from metrics.probe.records import Call, Handled, Step
 from metrics.records import PROMPT_KINDS, RequestRecord, StepRecord
 
 _OWN_WORK = {
@@ -60,6 +60,7 @@ class Books:
         call: Call | None,
         handled: dict[str, Handled],
         prefixes: Prefixes | None = None,
+        names: Mapping[int, str] | None = None,
     ) -> RequestRecord:
         """The record of a call with these choices, at least one. The one that ended last is on the critical path."""
         last = max(choices, key=lambda each: each.ended_ns or 0)
@@ -105,7 +106,7 @@ class Books:
             waits=dict(whole.waits),
             writing_ns=call.writing_ns if call is not None else None,
             adapter=last.adapter,
-            **({} if prefixes is None else prefixes.fields(last)),
+            **({} if prefixes is None else prefixes.fields(last.handle, last.cached_tokens, names or {})),
         )
 
     def _first_token_ns(self, choice: Choice) -> int | None:

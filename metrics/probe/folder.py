@@ -18,9 +18,10 @@ from metrics.machine.host import boot_id, hardware
 from metrics.probe.book import Books
 from metrics.probe.loop import Choice, sequences_of, step_records
 from metrics.probe.machine import system_records
-from metrics.probe.prefixes import prefixes_of, with_resized_hits
+from metrics.probe.prefixes import with_resized_hits
+from metrics.probe.records import Call, Handled
 from metrics.probe.shape import shape_of
-from metrics.probe.stream import Call, Handled, Stream, is_probe_folder, read_streams
+from metrics.probe.stream import Stream, is_probe_folder, read_streams
 from metrics.records import SCHEMAS, KvEventRecord, RequestRecord, StepRecord, columns
 from metrics.run.directory import RunDirectory
 from metrics.run.segments import replace_table
@@ -102,17 +103,17 @@ def _records_of(
     shape = shape_of(core.start.shape)
     records = step_records(steps, first, choices, shape)
     books = Books(steps, records, shape)
-    prefixes = prefixes_of(core, choices)
+    prefixes = core.prefixes
     by_call: dict[str, list[Choice]] = {}
     for handle, choice in choices.items():
         by_call.setdefault(owners[handle], []).append(choice)
     ended = [
-        books.record(name, found, calls.get(name), handled, prefixes)
+        books.record(name, found, calls.get(name), handled, prefixes, names)
         for name, found in by_call.items()
         if all(each.ended_ns is not None for each in found)
     ]
     pool_blocks = core.steps[-1].blocks if core.steps else 0
-    return records, with_resized_hits(ended, prefixes.block_size, pool_blocks), prefixes.events
+    return records, with_resized_hits(ended, prefixes.block_size, pool_blocks), prefixes.events_of(names)
 
 
 def call_name(internal: str, calls: dict[str, Call]) -> str:

@@ -13,7 +13,8 @@ import numpy as np
 
 from metrics.compute.cost_model import ModelShape
 from metrics.compute.step_costs import StepCosts
-from metrics.probe.stream import Step, Stream
+from metrics.probe.records import Step
+from metrics.probe.stream import Stream
 from metrics.records import StepRecord
 from metrics.steps import Steps
 

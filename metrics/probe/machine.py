@@ -5,7 +5,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from metrics.probe.stream import Sample, Stream
+from metrics.probe.records import Sample
+from metrics.probe.stream import Stream
 from metrics.records import SystemRecord
 
 _COUNTED = ("cpu_ns", "loop_cpu_ns", "loop_queued_ns", "queued_ns", "loop_involuntary_switches", "rss_bytes")

@@ -18,8 +18,7 @@ block that another request computes now counts as known, since the engine lets o
 `miss_in_flight`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from struct import pack
 from typing import Any, NamedTuple
 
@@ -27,52 +26,70 @@ import msgspec
 import pandas as pd
 
 from metrics.memory.block_uses import block_uses
-from metrics.memory.branches import Branches, follow_branches, with_branch
+from metrics.memory.branches import Branches, follow_branches, with_branch, without_branch
 from metrics.memory.known_prompts import TOKEN_BYTES
 from metrics.memory.prefix_outcomes import RATIOS, PrefixReport
-from metrics.probe.loop import Choice
-from metrics.probe.stream import KvAllocated, KvAsked, KvMarks, KvRemoved, Stream
+from metrics.probe.records import KvAllocated, KvAsked, KvMarks, KvRemoved
 from metrics.records import KvEventRecord, RequestRecord
 
+REMEMBERED = 1_048_576  # known blocks, of some 600 bytes with their marks; of removed ones the oldest go first
+TAILS = 64  # ends of sequences, less than a block, that are remembered behind one block
 
-@dataclass(slots=True)
-class KnownBlock:
+
+class KnownBlock(msgspec.Struct, gc=False, eq=False):
     writer: int  # handle of the request that stored it first
+    parent: int | None  # the block before it
     is_held: bool = True
     removed_by: int = 0  # the request that took its room; 0: nobody
     removed_ns: int = 0
     is_followed: bool = False  # some block is known behind it
     followed_by: Branches = None  # marks of what is known behind it
+    tails: tuple[bytes, ...] = ()  # of these, ends of sequences, oldest first
 
 
-@dataclass(slots=True)
-class PromptBlocks:
+class Lost(NamedTuple):
+    """A known block of a prompt that was not there at its lookup."""
+
+    place: int
+    taker: int
+    removed_ns: int
+
+
+class Lookup(NamedTuple):
+    """What was known of a prompt when it got its first blocks."""
+
+    ns: int
+    known: int  # leading blocks, of those that a cache could have
+    lost: list[Lost]
+    left_at: int  # the token at which it leaves what is known
+    goes_on: bool  # some known sequence goes on otherwise there
+    source: int  # the request that had as much first; 0: nobody
+
+
+class PromptBlocks(msgspec.Struct):
     """What is known of one request of the engine."""
 
     asked: KvAsked
     chain: list[int]  # its blocks, as far as they were full
     tail: bytes | None = None  # marks of what its prompt has behind its last full block
-    report: PrefixReport | None = None  # None before its lookup
+    lookup: Lookup | None = None
 
-
-class Leaving(NamedTuple):
-    """Where a prompt leaves what is known."""
-
-    at: int  # token
-    goes_on: bool  # some known sequence goes on otherwise there
-    writer: int  # who had as much first; 0: nobody
+    @property
+    def reusable(self) -> int:
+        """Blocks of its prompt that a cache could have: the last token is always computed."""
+        return max(self.asked.prompt_tokens - 1, 0) // self.asked.block_size
 
 
 class Prefixes:
-    """Follows the blocks of one engine. `events` are what happened to blocks, in their order."""
+    """Follows the blocks of one engine, record by record."""
 
-    def __init__(self, choices: Mapping[int, Choice], *, caches: bool = True):
-        self.prompts: dict[int, PromptBlocks] = {}
-        self.events: list[KvEventRecord] = []
+    def __init__(self) -> None:
         self.block_size = 0
-        self._choices, self._caches = choices, caches
-        self._known: dict[int, KnownBlock] = {}
-        self._root = KnownBlock(0)
+        self.caches = True  # the engine has a cache
+        self.prompts: dict[int, PromptBlocks] = {}  # by handle
+        self._events: list[tuple[int, KvEventRecord]] = []  # with the handle of the request
+        self._known: dict[int, KnownBlock] = {}  # those that were removed last stand at the end
+        self._root = KnownBlock(0, None)
         self._marks: dict[int, bytes] = {}  # block → marks of its tokens
         self._writers: dict[bytes, int] = {}  # marks of a branch → who had it first
 
@@ -88,47 +105,57 @@ class Prefixes:
             case KvRemoved():
                 self._give_up(record)
 
-    def fields(self, choice: Choice) -> dict[str, Any]:
-        """Of the record of a request; none where it was never looked up."""
-        prompt = self.prompts.get(choice.handle)
-        if prompt is None or prompt.report is None:
-            return {}
-        usable = self._usable(choice)
-        return msgspec.structs.asdict(prompt.report) | {
-            "prompt_block_hashes": prompt.chain[:usable], "output_block_hashes": prompt.chain[usable:],
-        }  # fmt: skip
+    def forget(self, handles: Collection[int], begin_ns: int) -> None:
+        """Drops prompts of other requests, and what happened before."""
+        self.prompts = {handle: prompt for handle, prompt in self.prompts.items() if handle in handles}
+        self._events = [each for each in self._events if each[1].ns >= begin_ns]
 
-    def _usable(self, choice: Choice) -> int:
-        """Blocks of a prompt that a cache could have: its last token is always computed."""
-        return max(choice.prompt_tokens - 1, 0) // self.block_size
+    def events_of(self, names: Mapping[int, str]) -> list[KvEventRecord]:
+        """What happened to blocks, in order; `names` of the handles."""
+        return [
+            msgspec.structs.replace(event, request=names[handle]) if handle in names else event
+            for handle, event in self._events
+        ]
+
+    def fields(self, handle: int, cached_tokens: int, names: Mapping[int, str]) -> dict[str, Any]:
+        """Of the record of a request, whose lookup found so many tokens; none where it was never looked up."""
+        prompt = self.prompts.get(handle)
+        if prompt is None or prompt.lookup is None:
+            return {}
+        report = _report(prompt, prompt.lookup, min(cached_tokens, prompt.asked.prompt_tokens), names)
+        return msgspec.structs.asdict(report) | {
+            "prompt_block_hashes": prompt.chain[: prompt.reusable],
+            "output_block_hashes": prompt.chain[prompt.reusable :],
+        }
 
     def _give_up(self, record: KvRemoved) -> None:
         if record.hashes is None:
             self._known.clear()
-            self._root = KnownBlock(0)
-            self.events.append(KvEventRecord(record.ns, "cleared"))
+            self._writers.clear()
+            self._root = KnownBlock(0, None)
+            self._events.append((0, KvEventRecord(record.ns, "cleared")))
             return
         self._remove(record.hashes, 0, record.ns)
-        self.events.append(KvEventRecord(record.ns, "removed", record.hashes))
+        self._events.append((0, KvEventRecord(record.ns, "removed", record.hashes)))
 
     def _allocate(self, record: KvAllocated) -> None:
-        choice, prompt = self._choices.get(record.handle), self.prompts.get(record.handle)
-        if choice is not None and prompt is not None and prompt.report is None:
-            prompt.report = self._report(choice, prompt, record.ns)
-        name = None if choice is None else choice.name
+        prompt = self.prompts.get(record.handle)
+        if prompt is not None and prompt.lookup is None:
+            prompt.lookup = self._look_up(prompt, record.ns)
         if record.removed:
             self._remove(record.removed, record.handle, record.ns)
-            self.events.append(KvEventRecord(record.ns, "removed", record.removed, request=name))
+            self._events.append((record.handle, KvEventRecord(record.ns, "removed", record.removed)))
         if record.stored:
             parent = self._store(record, prompt)
-            if self._caches:
-                stored = KvEventRecord(record.ns, "stored", record.stored, parent, self.block_size, request=name)
-                self.events.append(stored)
+            if self.caches:
+                stored = KvEventRecord(record.ns, "stored", record.stored, parent, self.block_size)
+                self._events.append((record.handle, stored))
 
     def _remove(self, blocks: Sequence[int], taker: int, now_ns: int) -> None:
         for block in blocks:
-            if (node := self._known.get(block)) is not None:
+            if (node := self._known.pop(block, None)) is not None:
                 node.is_held, node.removed_by, node.removed_ns = False, taker, now_ns
+                self._known[block] = node
 
     def _store(self, record: KvAllocated, prompt: PromptBlocks | None) -> int | None:
         """Returns the block before the first one."""
@@ -136,77 +163,80 @@ class Prefixes:
         parent = chain[record.begin - 1] if 0 < record.begin <= len(chain) else None
         if record.begin <= len(chain):
             chain[record.begin : record.begin + len(record.stored)] = record.stored
-        above = self._root if parent is None else self._known.get(parent)
+        place, above = parent, self._node(parent)
         for block in record.stored:
-            node = self._known.setdefault(block, KnownBlock(record.handle))
+            node = self._known.get(block)
+            if node is None:
+                self._make_room()
+                node = self._known[block] = KnownBlock(record.handle, place)
             node.is_held, node.removed_by = True, 0
             if above is not None:
                 above.is_followed = True
                 self._branch(above, self._marks.get(block), record.handle)
-            above = node
+            place, above = block, node
         return parent
 
+    def _node(self, block: int | None) -> KnownBlock | None:
+        return self._root if block is None else self._known.get(block)
+
+    def _make_room(self) -> None:
+        """Drops the blocks that were removed longest ago, where there are too many."""
+        for _ in range(len(self._known) - REMEMBERED + 1):
+            block = next(iter(self._known))
+            node = self._known.pop(block)
+            if node.is_held:
+                self._known[block] = node
+                continue
+            marks, above = self._marks.pop(block, b""), self._node(node.parent)
+            if above is not None:
+                self._cut(above, marks)
+            for tail in node.tails:
+                self._writers.pop(tail, None)
+
     def _mark(self, record: KvMarks) -> None:
-        """Cuts the marks into blocks. Those of an ended request are known from now on."""
-        prompt, choice = self.prompts.get(record.handle), self._choices.get(record.handle)
+        """Marks of a prompt are known once its blocks are stored; those of an ended request from now on."""
+        prompt = self.prompts.get(record.handle)
         if prompt is None or not self.block_size:
             return
-        size, count = self.block_size, len(record.marks)
-        if record.is_end and choice is not None:
-            count = min(count, max(choice.computed_until - record.begin, 0))
-        packed = pack(f">{count}I", *record.marks[:count])
-        for begin in range(0, count, size):
-            place = (record.begin + begin) // size
-            part = packed[begin * TOKEN_BYTES : (begin + size) * TOKEN_BYTES]
-            is_full = len(part) == size * TOKEN_BYTES and place < len(prompt.chain)
-            if is_full:
+        width = self.block_size * TOKEN_BYTES
+        packed = pack(f">{len(record.marks)}I", *record.marks)
+        for number, at in enumerate(range(0, len(packed), width)):
+            place, part = record.begin // self.block_size + number, packed[at : at + width]
+            above = self._node(prompt.chain[place - 1] if place else None) if place <= len(prompt.chain) else None
+            if len(part) == width and place < len(prompt.chain):
                 self._marks.setdefault(prompt.chain[place], part)
+                while len(self._marks) > 2 * REMEMBERED:  # of prompts that were never computed
+                    del self._marks[next(iter(self._marks))]
+                if record.is_end and above is not None and prompt.chain[place] in self._known:
+                    self._branch(above, part, record.handle)
             elif not record.is_end:
                 prompt.tail = part
-            if record.is_end and place <= len(prompt.chain):
-                above = self._root if place == 0 else self._known.get(prompt.chain[place - 1])
-                if above is not None:
-                    self._branch(above, part, record.handle)
+            elif above is not None and part not in above.tails:
+                self._end(above, part, record.handle)
 
     def _branch(self, above: KnownBlock, marks: bytes | None, writer: int) -> None:
         if marks:
             above.followed_by = with_branch(above.followed_by, marks)
             self._writers.setdefault(marks, writer)
 
-    def _report(self, choice: Choice, prompt: PromptBlocks, now_ns: int) -> PrefixReport:
-        """At the lookup, before what the allocation itself removes and stores."""
-        size, usable, reads = self.block_size, self._usable(choice), prompt.asked.reads
-        nodes = list(self._leading(prompt.asked.hashes[:usable]))
-        hit_tokens = min(choice.cached_tokens, choice.prompt_tokens)
-        missed = nodes[hit_tokens // size :]
-        lost = next((at for at, node in enumerate(missed) if not node.is_held), len(missed)) if reads else 0
-        evicted = missed[lost:] if reads else []
-        taken: dict[str, int] = {}
-        for node in evicted:
-            if not node.is_held and node.removed_by in self._choices:
-                name = self._choices[node.removed_by].name
-                taken[name] = taken.get(name, 0) + size
-        known_tokens = max(len(nodes) * size, hit_tokens)
-        leaving = self._leaving(choice, prompt, nodes, known_tokens)
-        leaves = leaving.goes_on and 0 < leaving.at < choice.prompt_tokens
-        outcomes = {
-            "hit": hit_tokens,
-            "miss_disabled": 0 if reads else len(missed) * size,
-            "miss_evicted": len(evicted) * size,
-            "miss_sub_block": lost * size + leaving.at - known_tokens,
-            "miss_diverged" if leaves and nodes else "miss_cold": choice.prompt_tokens - leaving.at,
-        }
-        source = self._choices.get(leaving.writer)
-        return PrefixReport(
-            prefix_outcomes={outcome: tokens for outcome, tokens in outcomes.items() if tokens},
-            infinite_hit_tokens=known_tokens,
-            diverged_at=leaving.at if leaves else None,
-            evicted_by=taken,
-            evicted_ago_ns=now_ns - evicted[0].removed_ns if evicted and not evicted[0].is_held else None,
-            resized_hit_tokens=[],
-            prefix_source=None if source is None else source.name,
-            prefix_shared_tokens=0 if source is None else leaving.at,
-        )
+    def _end(self, above: KnownBlock, tail: bytes, writer: int) -> None:
+        """A sequence ended behind a block with less than a block."""
+        if len(above.tails) == TAILS:
+            self._cut(above, above.tails[0])
+        above.tails = (*above.tails[1 - TAILS :], tail)
+        self._branch(above, tail, writer)
+
+    def _cut(self, above: KnownBlock, marks: bytes) -> None:
+        if marks and self._writers.pop(marks, None) is not None:
+            above.followed_by = without_branch(above.followed_by, marks)
+
+    def _look_up(self, prompt: PromptBlocks, now_ns: int) -> Lookup:
+        """Before what the allocation itself removes and stores."""
+        nodes = list(self._leading(prompt.asked.hashes[: prompt.reusable]))
+        lost = [
+            Lost(place, node.removed_by, node.removed_ns) for place, node in enumerate(nodes) if not node.is_held
+        ]  # fmt: skip
+        return Lookup(now_ns, len(nodes), lost, *self._leaving(prompt, nodes))
 
     def _leading(self, hashes: Sequence[int]) -> Iterator[KnownBlock]:
         for block in hashes:
@@ -214,29 +244,52 @@ class Prefixes:
                 return
             yield node
 
-    def _leaving(self, choice: Choice, prompt: PromptBlocks, nodes: Sequence[KnownBlock], known_tokens: int) -> Leaving:
-        """Within the block behind the known ones, by its marks; or at its beginning."""
-        size, place, hashes = self.block_size, len(nodes), prompt.asked.hashes
+    def _leaving(self, prompt: PromptBlocks, nodes: Sequence[KnownBlock]) -> tuple[int, bool, int]:
+        """Where a prompt leaves what is known: within the block behind the known ones, by its marks; or at its
+        beginning."""
+        place, hashes = len(nodes), prompt.asked.hashes
+        at, tokens = place * self.block_size, prompt.asked.prompt_tokens
         last = nodes[-1] if nodes else self._root
-        if known_tokens > place * size:  # the engine had more, from elsewhere
-            return Leaving(known_tokens, False, last.writer)
         own = self._marks.get(hashes[place]) if place < len(hashes) else prompt.tail
         if own is not None:
             shared, goes_on, branch = follow_branches(last.followed_by, own)
-            writer = last.writer if branch is None else self._writers.get(branch, last.writer)
-            return Leaving(min(known_tokens + shared, choice.prompt_tokens), goes_on, writer)
-        if place < len(hashes) and (node := self._known.get(hashes[place])) is not None:  # a prompt that is known whole
-            return Leaving(known_tokens + size, False, node.writer)
-        ends = 0 < self._usable(choice) == place  # the rest is less than a block, which no cache could have
-        return Leaving(choice.prompt_tokens if ends else known_tokens, last.is_followed, last.writer)
+            return min(at + shared, tokens), goes_on, self._writers.get(branch or b"", last.writer)
+        if place < len(hashes) and (node := self._known.get(hashes[place])) is not None:  # the last of a known prompt
+            return at + self.block_size, False, node.writer
+        if 0 < prompt.reusable == place:  # the rest is less than a block, which no cache could have
+            return tokens, False, last.writer
+        return at, last.is_followed, last.writer
 
 
-def prefixes_of(stream: Stream, choices: Mapping[int, Choice]) -> Prefixes:
-    """Empty where the probe did not record blocks."""
-    found = Prefixes(choices, caches=stream.start.settings.get("prefix_caching") is not False)
-    for record in stream.kv:
-        found.take(record)
-    return found
+def _report(prompt: PromptBlocks, found: Lookup, hit_tokens: int, names: Mapping[int, str]) -> PrefixReport:
+    size, tokens, reads = prompt.asked.block_size, prompt.asked.prompt_tokens, prompt.asked.reads
+    hit = hit_tokens // size
+    lost = [each for each in found.lost if each.place >= hit] if reads else []
+    first = lost[0].place if lost else max(found.known, hit)  # known blocks before it were there
+    taken: dict[str, int] = {}
+    for each in lost:
+        if each.taker in names:
+            taken[names[each.taker]] = taken.get(names[each.taker], 0) + size
+    known_tokens = max(found.known * size, hit_tokens)
+    left_at = max(found.left_at, known_tokens)  # the engine may have more, from elsewhere
+    leaves = found.goes_on and left_at == found.left_at and 0 < left_at < tokens
+    outcomes = {
+        "hit": hit_tokens,
+        "miss_disabled": 0 if reads else known_tokens - hit_tokens,
+        "miss_evicted": (found.known - first) * size if lost else 0,
+        "miss_sub_block": (first * size - hit_tokens if reads and first > hit else 0) + left_at - known_tokens,
+        "miss_diverged" if leaves and found.known else "miss_cold": tokens - left_at,
+    }
+    return PrefixReport(
+        prefix_outcomes={outcome: count for outcome, count in outcomes.items() if count},
+        infinite_hit_tokens=known_tokens,
+        diverged_at=left_at if leaves else None,
+        evicted_by=taken,
+        evicted_ago_ns=found.ns - lost[0].removed_ns if lost else None,
+        resized_hit_tokens=[],
+        prefix_source=names.get(found.source),
+        prefix_shared_tokens=left_at if found.source else 0,
+    )
 
 
 def with_resized_hits(records: Sequence[RequestRecord], block_size: int, pool_blocks: int) -> list[RequestRecord]:

@@ -1,153 +1,34 @@
-"""The stream of `sojourn-probe`: its records and its files. The probe is a package of its own, which this one does not
-import; a test compares both lists of fields."""
+"""The streams of `sojourn-probe`: its files, and what is in them."""
 
-import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from metrics.errors import RunDataError
+from metrics.probe.prefixes import Prefixes
+from metrics.probe.records import (
+    FAMILY,
+    FORMAT,
+    LENGTH,
+    MAGIC,
+    SUFFIX,
+    Arrived,
+    Call,
+    Dropped,
+    Ended,
+    Handled,
+    KvAllocated,
+    KvAsked,
+    KvMarks,
+    KvRemoved,
+    Record,
+    Sample,
+    Start,
+    Step,
+)
 
-FORMAT = 3
-MAGIC = b"SOJOURN-PROBE-3\n"
-FAMILY = b"SOJOURN-PROBE-"  # of the magic of every version
-LENGTH = struct.Struct(">I")
-SUFFIX = ".probe"
 PIECE_BYTES = 16 << 20  # that are read at a time
-Setting = int | float | str | bool | None
-
-
-class Record(msgspec.Struct, array_like=True, gc=False):
-    """See `sojourn_probe.records` for the meaning of each field."""
-
-
-class Start(Record, tag="start"):
-    format: int
-    role: str
-    pid: int
-    boot_id: str | None
-    monotonic_ns: int
-    unix_ns: int
-    engine: str
-    engine_version: str
-    probe_version: str
-    settings: dict[str, Setting] = {}
-    shape: dict[str, Setting] = {}
-    unseen: list[str] = []
-
-
-class Arrived(Record, tag="arrived"):
-    handle: int
-    request: str
-    queued_ns: int
-    prompt_tokens: int
-    max_tokens: int | None
-    priority: int
-    adapter: str | None
-
-
-class Step(Record, tag="step"):
-    number: int
-    begin_ns: int
-    planned_ns: int
-    launched_ns: int
-    next_ns: int
-    ready_ns: int
-    end_ns: int
-    handles: list[int]
-    new: list[int]
-    past: list[int]
-    given: list[int]
-    drafted: int
-    waiting: int
-    running: int
-    refused: str
-    budget: int
-    blocks: int
-    free: int
-    cached: int
-    admitted: list[int]
-    hits: list[int]
-    preempted: list[int]
-    preempted_tokens: list[int]
-    preempted_for: list[int]
-
-
-class Ended(Record, tag="ended"):
-    handle: int
-    ended_ns: int
-    reason: str
-
-
-class Handled(Record, tag="handled"):
-    request: str
-    encoded_ns: int
-    first_received_ns: int
-    first_decoded_ns: int
-    last_received_ns: int
-    last_decoded_ns: int
-
-
-class Call(Record, tag="call"):
-    request: str
-    arrived_ns: int
-    first_written_ns: int
-    written_ns: int
-    finished_ns: int
-    status: int
-    writes: int
-    writing_ns: int
-    left: bool
-    streamed: bool
-    session: str | None
-    traceparent: str | None
-
-
-class KvAsked(Record, tag="kv?"):
-    handle: int
-    block_size: int
-    reads: bool
-    hashes: list[int]
-
-
-class KvAllocated(Record, tag="kv+"):
-    ns: int
-    handle: int
-    removed: list[int]
-    begin: int
-    stored: list[int]
-
-
-class KvMarks(Record, tag="kv%"):
-    handle: int
-    begin: int
-    marks: list[int]
-    is_end: bool
-
-
-class KvRemoved(Record, tag="kv-"):
-    ns: int
-    hashes: list[int] | None
-
-
-class Sample(Record, tag="sample"):
-    ns: int
-    cpu_ns: int
-    queued_ns: int
-    rss_bytes: int
-    loop_cpu_ns: int
-    loop_queued_ns: int
-    loop_involuntary_switches: int
-    machine_busy_ns: int
-    machine_steal_ns: int
-    machine_whole_ns: int
-
-
-class Dropped(Record, tag="dropped"):
-    ns: int
-    records: int
-
 
 _DECODER = msgspec.msgpack.Decoder(
     Start | Arrived | Step | Ended | Handled | Call | KvAsked | KvAllocated | KvMarks | KvRemoved | Sample | Dropped
@@ -164,7 +45,7 @@ class Stream:
     ended: list[Ended] = field(default_factory=list)
     handled: list[Handled] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
-    kv: list[KvAsked | KvAllocated | KvMarks | KvRemoved] = field(default_factory=list)
+    prefixes: Prefixes = field(default_factory=Prefixes, compare=False)  # what the records of blocks add up to
     samples: list[Sample] = field(default_factory=list)
     dropped: int = 0
 
@@ -214,6 +95,7 @@ class StreamFile:
             at = end
             if isinstance(record, Start):
                 self.stream = Stream(record)
+                self.stream.prefixes.caches = record.settings.get("prefix_caching") is not False
             elif self.stream is not None:
                 _keep(self.stream, record)
         self.at += at
@@ -256,4 +138,4 @@ def _keep(stream: Stream, record: Record) -> None:
         case Dropped():
             stream.dropped = record.records
         case KvAsked() | KvAllocated() | KvMarks() | KvRemoved():
-            stream.kv.append(record)
+            stream.prefixes.take(record)

@@ -7,7 +7,8 @@ requests that ended before it, and steps before the first of those requests came
 import bisect
 from pathlib import Path
 
-from metrics.probe.stream import SUFFIX, Stream, StreamFile
+from metrics.probe.records import SUFFIX
+from metrics.probe.stream import Stream, StreamFile
 
 LONGEST_S = 600.0  # of a request: its steps are kept no longer, and one that takes longer is left out
 
@@ -62,4 +63,4 @@ def forget(stream: Stream, now_ns: int, keep_ns: int) -> None:
     stream.calls = [each for each in stream.calls if each.finished_ns >= begin_ns]
     stream.handled = [each for each in stream.handled if (each.last_decoded_ns or each.encoded_ns) >= begin_ns]
     stream.samples = [each for each in stream.samples if each.ns >= begin_ns]
-    stream.kv = [each for each in stream.kv if each.ns >= begin_ns]
+    stream.prefixes.forget(kept, begin_ns)

@@ -119,6 +119,7 @@ class KvAsked(Record, tag="kv?"):
     tokens up to the end of its block."""
 
     handle: int
+    prompt_tokens: int
     block_size: int
     reads: bool  # it may read the cache
     hashes: list[int]

@@ -100,7 +100,7 @@ class BlockProbe:
         if name in self.without_blocks:
             self.without_blocks.discard(name)
         elif not self._is_off:
-            self._writer.put(partial(sequence.ended, self._marks, clock()))
+            self._writer.put(partial(sequence.ended, self._marks, clock(), sequence.num_computed_tokens))
 
     def _storing(self, cache: Callable[..., Any]) -> Callable[..., Any]:
         def cache_full_blocks(
@@ -166,7 +166,8 @@ class BlockSequence:
     """One request of the engine. Its methods run in the writing thread, and read lists that the server only extends."""
 
     def __init__(self, handle: int, size: int, step: int, request: Any, *, caches: bool):
-        self._handle, self._size, self._step = handle, size, step
+        self._request, self._handle, self._size, self._step = request, handle, size, step
+        self._prompt_tokens = request.num_prompt_tokens
         self._reads = caches and not getattr(request, "skip_reading_prefix_cache", False)
         self._hashes: list[bytes] | None = request.block_hashes if caches else None  # None: of the probe's own
         self._num_hashes = len(self._hashes) if self._hashes is not None else 0  # of the prompt
@@ -178,6 +179,11 @@ class BlockSequence:
         self._all: Sequence[int] | None = getattr(request, "all_token_ids", None) if is_text else None
         self._own: list[bytes] = []
 
+    @property
+    def num_computed_tokens(self) -> int:
+        """Planned ones, those of a step under way included."""
+        return getattr(self._request, "num_computed_tokens", 0)
+
     def asked(self, marks: TokenMarks) -> list[Record]:
         if self._hashes is not None:
             hashes = self._hashes[self._step - 1 : self._num_hashes : self._step]
@@ -185,19 +191,19 @@ class BlockSequence:
             hashes = self._own = marks.block_hashes(self._salt, self._prompt)
         else:
             return []
-        found: list[Record] = [KvAsked(self._handle, self._size, self._reads, _shorts(hashes))]
+        found: list[Record] = [KvAsked(self._handle, self._prompt_tokens, self._size, self._reads, _shorts(hashes))]
         return found + self._marked(marks, hashes, self._prompt, 0, is_end=False)
 
     def computed(self, ns: int) -> list[Record]:
         """Its prompt, of a server without a cache."""
         return [KvAllocated(ns, self._handle, [], 0, _shorts(self._own))]
 
-    def ended(self, marks: TokenMarks, ns: int) -> list[Record]:
+    def ended(self, marks: TokenMarks, ns: int, computed: int) -> list[Record]:
         """What it computed besides the prompt; its last token was never computed."""
-        tokens = None if self._all is None else list(self._all)[:-1]
-        if tokens is None or self._prompt is None:
+        if self._all is None or self._prompt is None:
             return []
-        begin = len(self._prompt) // self._size
+        tokens = list(self._all)[:-1][:computed]
+        begin = min(len(self._prompt), len(tokens)) // self._size
         if self._hashes is not None:
             hashes, stored = list(self._hashes[self._step - 1 :: self._step]), []
         else:

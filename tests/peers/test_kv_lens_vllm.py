@@ -24,8 +24,8 @@ from metrics.probe.folder import import_probe
 from metrics.run.directory import RunDirectory
 
 PYTHON = os.environ.get("SOJOURN_VLLM_PYTHON")
-BLOCK, BLOCKS = 16, 60
-REQUESTS, SHARED, BEGINNINGS = 60, 160, 8  # tokens of a beginning, and how many of them: twice as much as fits
+BLOCK, BLOCKS = 32, 60  # vLLM on a CPU takes blocks of 32
+REQUESTS, SHARED, BEGINNINGS = 60, 320, 8  # tokens of a beginning, and how many of them: more than fit
 
 pytestmark = [
     pytest.mark.peer,
@@ -63,7 +63,7 @@ def served(tmp_path_factory):
     )  # fmt: skip
     dice = random.Random(4)
     beginnings = [[dice.randrange(10, 400) for _ in range(SHARED)] for _ in range(BEGINNINGS)]
-    prompts = [dice.choice(beginnings) + [dice.randrange(10, 400) for _ in range(21)] for _ in range(REQUESTS)]
+    prompts = [dice.choice(beginnings) + [dice.randrange(10, 400) for _ in range(41)] for _ in range(REQUESTS)]
     server.start()
     try:
         url = f"http://127.0.0.1:{server.port}"

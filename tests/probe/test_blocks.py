@@ -4,16 +4,20 @@ import random
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pandas as pd
 import pytest
 
 from engine.messages import Submit
 from engine.sampling import SamplingParams
 from metrics.kv_lens.of_run import lens_of_run
+from metrics.memory.branches import branches_of
 from metrics.memory.miss_ratio import miss_ratio_curve
 from metrics.memory.prefix_outcomes import RATIOS
-from metrics.probe.folder import import_probe
-from metrics.probe.stream import KvMarks, read_streams
+from metrics.probe.folder import import_probe, run_of
+from metrics.probe.records import LENGTH, MAGIC
+from metrics.probe.stream import read_streams
+from metrics.probe.tail import ProbeTail
 from tests.engine.simulated import SimulatedRunner, Simulation
 from tests.further import further
 from tests.probe import foreign_vllm_blocks as foreign
@@ -194,15 +198,48 @@ def test_marks_beyond_the_allowance_are_left_out(folder, monkeypatch):
     assert last.diverged_at == 2 * SIZE and last.infinite_hit_tokens == 2 * SIZE, "at the beginning of a block"
 
 
+def marks_in(file: Path) -> list[int]:
+    """Of the first marked prompt."""
+    content, at = file.read_bytes(), len(MAGIC)
+    while True:
+        (size,) = LENGTH.unpack_from(content, at)
+        tag, *values = msgspec.msgpack.decode(content[at + LENGTH.size : at + LENGTH.size + size])
+        if tag == "kv%":
+            return values[2]
+        at += LENGTH.size + size
+
+
+def test_a_tail_knows_what_was_stored_before_its_window(folder):
+    """A watch reads the last seconds only, and says the same of their misses."""
+    served(made(blocks=40, max_num_seqs=4), requests_of(prompts(3, count=120)), seed=3)
+    whole = import_probe(folder).table("requests").set_index("request_id")
+    keep_s = 0.2 * (whole.finished_ns.max() - whole.arrived_ns.min()) / 1e9
+    streams = ProbeTail(folder, keep_s).read()
+    rows = run_of(folder, streams)[1]["requests"].to_pandas(maps_as_pydicts="strict").set_index("request_id")
+    assert 10 < len(rows) < 100 and any("miss_evicted" in cell for cell in rows.prefix_outcomes)
+    for name in ("prefix_outcomes", "infinite_hit_tokens", "prefix_shared_tokens", "prompt_block_hashes"):
+        assert [*map(str, rows[name])] == [*map(str, whole.loc[rows.index, name])], name
+
+
+def test_known_blocks_are_bounded(folder, monkeypatch):
+    monkeypatch.setattr("metrics.probe.prefixes.REMEMBERED", 60)
+    one_by_one(made(blocks=40), requests_of(prompts(3, count=80)))
+    (stream,) = read_streams(folder)
+    found = stream.prefixes
+    assert len(found._known) <= 60 and len(found._marks) <= 120
+    held = [block for block, node in found._known.items() if node.is_held]
+    assert 20 < len(held) <= 40, "what is held is never forgotten"
+    branches = sum(len(branches_of(node.followed_by)) for node in [found._root, *found._known.values()])
+    assert len(found._writers) <= branches + 60
+
+
 def test_marks_are_of_no_use_outside_their_process(folder):
     text = [424242] * 40
     for _ in range(2):  # a process each time, as far as the key goes
         one_by_one(made(blocks=40), requests_of([text], outputs=1))
-    first, second = (
-        [record for record in stream.kv if isinstance(record, KvMarks)] for stream in read_streams(folder)
-    )  # fmt: skip
-    assert len(first[0].marks) == 40 and len(set(first[0].marks)) == 40, "the same token has another mark in each place"
-    assert not set(first[0].marks) & set(second[0].marks)
+    first, second = (marks_in(file) for file in sorted(folder.glob("*.probe")))
+    assert len(first) == len(set(first)) == 40, "the same token has another mark in each place"
+    assert not set(first) & set(second)
     content = b"".join(file.read_bytes() for file in folder.glob("*.probe"))
     assert (424242).to_bytes(4, "big") not in content
 
