@@ -4,7 +4,8 @@ python -m bench.disaggregation [--model small] [--requests 30] [--rate 1] [--tok
 
 Every way gets the same prompts at the same times, in turns. One server has two threads, the others have one each. The
 client sends to the replicas in turns, and to the pair as a proxy does: the decode call behind the prefill server's
-answer, or both calls at once.
+answer, or both calls at once. The last column is of the decode server's records: how long it read the KV of a prompt,
+and how long it waited for that.
 """
 
 import asyncio
@@ -29,6 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.shapes import add_tokenizer, model_to_bench, vocab_size
+from metrics.run.directory import RunDirectory
 
 _ENGINE_IDS: dict[str, str] = {}  # by address of a prefill server
 REMOTE_DECODE = {"do_remote_decode": True, "do_remote_prefill": False}
@@ -65,18 +67,28 @@ class Latencies(NamedTuple):
     itl: list[float]
 
 
+class Found(NamedTuple):
+    """Of one way."""
+
+    latencies: list[Latencies]
+    read_ms: list[float]  # of KV from a prefill server, by request
+    exposed_ms: list[float]  # ... and the wait for it
+
+
 @contextlib.contextmanager
-def servers(way: Way, model: str, load_format: str, chunk: int) -> Iterator[list[str]]:
-    """The addresses of the servers of a way, once they are ready. A prefill server computes `chunk` tokens a step."""
+def servers(way: Way, model: str, load_format: str, chunk: int, folder: Path) -> Iterator[list[str]]:
+    """The addresses of the servers of a way, once they are ready. A prefill server computes `chunk` tokens a step; the
+    last server records into `folder`."""
     processes, urls = [], []
     try:
-        for threads, role in way.servers:
+        for number, (threads, role) in enumerate(way.servers, 1):
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", 0))
                 port = probe.getsockname()[1]
             options = [] if role is None else ["--kv-role", role, *way.options]
             options += ["--max-num-batched-tokens", str(chunk)] if role == "prefill" else []
             options += ["--port", str(port), "--threads", str(threads), "--load-format", load_format]
+            options += ["--run-dir", str(folder)] if number == len(way.servers) else []
             options += ["--no-spare-core", "--served-model-name", "bench"]
             command = [sys.executable, "-m", "sojourn", "serve", model, *options]
             processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
@@ -161,7 +173,7 @@ def main(
     nixl: Annotated[bool, typer.Option(help="also over NIXL, which has to be installed")] = False,
 ) -> None:
     ways = {name: way for name, way in WAYS.items() if (nixl or "nixl" not in name) and only in name}
-    found: dict[str, list[Latencies]] = {name: [] for name in ways}
+    found = {name: Found([], [], []) for name in ways}
     with tempfile.TemporaryDirectory() as scratch:
         path, load_format = model_to_bench(model, Path(scratch))
         if load_format == "dummy":
@@ -173,14 +185,19 @@ def main(
             for _ in range(requests - 1):
                 due.append(due[-1] + dice.expovariate(rate))
             for name, way in ways.items():
-                with servers(way, path, load_format, chunk) as urls:
-                    found[name] += asyncio.run(_measure(urls, way, prompts, due, output))
-    table = Table("way", "TTFT p50, p90 (ms)", "ITL p50, p99 (ms)", "longest ITL (ms)")
-    for way, latencies in found.items():
+                folder = Path(scratch) / f"{name}-{repeat}"
+                with servers(way, path, load_format, chunk, folder) as urls:
+                    found[name].latencies.extend(asyncio.run(_measure(urls, way, prompts, due, output)))
+                rows = RunDirectory(folder).table("requests").query(f"prompt_tokens == {tokens}")
+                found[name].read_ms.extend(rows.transfer_ns / 1e6)
+                found[name].exposed_ms.extend(rows.ledger_memory_transfer_ns / 1e6)
+    table = Table("way", "TTFT p50, p90 (ms)", "ITL p50, p99 (ms)", "longest ITL (ms)", "KV read, waited p50 (ms)")
+    for name, (latencies, read_ms, exposed_ms) in found.items():
         ttft, itl = sorted(each.ttft for each in latencies), sorted(gap for each in latencies for gap in each.itl)
         table.add_row(
-            way, f"{1e3 * statistics.median(ttft):.0f}, {1e3 * ttft[int(0.9 * len(ttft))]:.0f}",
+            name, f"{1e3 * statistics.median(ttft):.0f}, {1e3 * ttft[int(0.9 * len(ttft))]:.0f}",
             f"{1e3 * statistics.median(itl):.1f}, {1e3 * itl[int(0.99 * len(itl))]:.0f}", f"{1e3 * itl[-1]:.0f}",
+            f"{statistics.median(read_ms):.1f}, {statistics.median(exposed_ms):.1f}" if any(read_ms) else "–",
         )  # fmt: skip
     Console().print(table)
 
