@@ -30,6 +30,7 @@ _WAITING = ("overload", "burst", "batch_cap", "token_budget", "token_budget_larg
 _FRONT = ("blocked_front", "slow_front", "slow_writer", "slow_moderation", "core_death", "broken_connections")
 _PREFIX = ("prefix_cache_off", "cache_thrash", "eviction_policy", "cache_pollution", "prefix_order",
            "prefix_sub_block", "slow_kv_tier")  # fmt: skip
+_SPLIT = ("slow_prefill_server", "slow_kv_transfer")
 _GROUP = ("needless_parallelism", "communication_overhead", "pipeline_bubbles", "slow_rank", "expert_imbalance")
 _FLEET = ("replica_imbalance", "straggler", "cache_blind_routing", "slow_router")
 _DEVICE = (
@@ -50,7 +51,7 @@ COMPLAINTS = (
               ("ttft", "time to first token", "slow to start", "the answer begins late", "long wait before the answer",
                "slow first token", "queue"),
               (*_WAITING, "queue_limit", *_FRONT, "kv_pool", *_PREFIX, "fragmentation", "block_leak", "own_prefill",
-               *_DEVICE, *_FLEET, "slow_tokeniser", "slow_detokeniser", "slow_sampler", *_CLIENT)),
+               *_SPLIT, *_DEVICE, *_FLEET, "slow_tokeniser", "slow_detokeniser", "slow_sampler", *_CLIENT)),
     Complaint("high_itl", "The text stutters",
               ("itl", "tpot", "inter-token latency", "time per output token", "tokens come slowly", "slow stream",
                "pauses in the text", "stutter", "slow answer"),
@@ -77,7 +78,8 @@ COMPLAINTS = (
     Complaint("devices_do_not_help", "More devices do not help",
               ("more gpus do not help", "no speedup", "does not scale", "scaling is poor", "more threads do not help"),
               ("batch_cap", "admission_policy", *_FRONT, "kv_pool", "slow_host", "launch_bound", "slow_kernel",
-               "few_threads", *_GROUP, *_FLEET, "slow_tokeniser", "slow_detokeniser", "slow_sampler", *_CLIENT)),
+               "few_threads", *_GROUP, *_SPLIT, *_FLEET, "slow_tokeniser", "slow_detokeniser", "slow_sampler",
+               *_CLIENT)),
 )  # fmt: skip
 BY_SYMPTOM = {complaint.symptom: complaint for complaint in COMPLAINTS}
 
