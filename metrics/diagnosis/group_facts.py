@@ -46,6 +46,7 @@ class GroupFacts:
     steps: int
     device_ns: float  # of rank 0's steps
     sampling_ns: float  # ... of that: rank 0 alone draws
+    head_share: float  # of a pipeline: of the first stage's FLOPs, which no other stage has
     busy_ns: list[float]
     communication_ns: list[float]
     bubble_ns: list[float]
@@ -71,9 +72,8 @@ class GroupFacts:
         found = []
         for rank, own_ns in enumerate(computed):
             stage = range(rank // size * size, rank // size * size + size)
-            peers = [other for other in stage if other != rank] or [
-                each for each in range(len(computed)) if each != rank
-            ]
+            all_others = [other for other in range(len(computed)) if other != rank]
+            peers = [other for other in all_others if other in stage] or all_others
             typical_ns = float(np.median([computed[each] for each in peers]))
             times, lost = own_ns / max(typical_ns, 1.0), self._share(own_ns - typical_ns)
             found.append(SlowestRank(rank, times, lost, size > 1))
@@ -81,8 +81,10 @@ class GroupFacts:
 
     @property
     def computed_ns(self) -> list[float]:
-        """By rank, without the draws, which only rank 0 has."""
-        return [max(0.0, self.busy_ns[0] - self.sampling_ns), *self.busy_ns[1:]]
+        """By rank, without what others have not: the draws of rank 0, and the head of the first stage."""
+        layers_ns = [ns - self.sampling_ns * (rank == 0) for rank, ns in enumerate(self.busy_ns)]
+        size = self.shape.ranks_per_stage
+        return [max(0.0, ns * (1 - self.head_share)) for ns in layers_ns[:size]] + layers_ns[size:]
 
     @property
     def expert_imbalance(self) -> float | None:
@@ -142,6 +144,7 @@ def group_facts(meta: Mapping[str, Any], steps: pd.DataFrame) -> GroupFacts | No
         steps=len(steps),
         device_ns=float(steps.device_ns.sum()),
         sampling_ns=float(steps.sampling_ns.fillna(0).sum()) if "sampling_ns" in steps else 0.0,
+        head_share=_head_share(shape, steps),
         busy_ns=busy.tolist(),
         communication_ns=communication.tolist(),
         bubble_ns=bubble.tolist(),
@@ -206,6 +209,12 @@ def _link_slowdown(shape: GroupShape, links: list[Link], steps: pd.DataFrame) ->
     stage = ranks[:, : shape.ranks_per_stage]
     least = np.where(stage > 0, stage, np.inf).min(axis=1)  # 0: its report came with the next step
     return float(np.quantile(least / found.exchange_ns, FASTEST))
+
+
+def _head_share(shape: GroupShape, steps: pd.DataFrame) -> float:
+    if shape.pipeline_parallel == 1 or "flops_head" not in steps or not steps.flops.sum():
+        return 0.0
+    return float(steps.flops_head.sum() / steps.flops.sum())
 
 
 def _expert_rank_tokens(shape: GroupShape, steps: pd.DataFrame) -> list[int]:

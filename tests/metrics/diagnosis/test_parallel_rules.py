@@ -81,6 +81,15 @@ def test_stage_that_computes_far_longer_than_the_other_is_a_slow_rank(tmp_path):
     assert "as the other stages" in found["slow_rank"].cause
 
 
+def test_stage_that_has_the_head_is_no_slow_rank(tmp_path):
+    run = with_steps(unequal_run(tmp_path / "run", "bubble", {"pipeline_parallel": 2}, 0),
+                     flops_head=lambda rows: rows.flops * 0)  # fmt: skip
+    assert "slow_rank" in named(run)
+    run = with_steps(run, flops_head=lambda rows: (rows.flops * 0.5).astype("int64"))
+    assert group_facts(run.meta(), run.table("steps")).slowest.times < 1.6
+    assert "slow_rank" not in named(run)
+
+
 def test_experts_of_one_rank_that_get_most_tokens_are_named_and_the_rank_is_not_slow(tmp_path):
     run = unequal_run(tmp_path / "run", "communication", {"expert_parallel": 2}, 0, [300, 200, 60, 40])
     (found,) = named(run).values()
