@@ -1,5 +1,6 @@
 """`sojourn diagnose`: what a run suffers from, and why."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,7 +41,7 @@ def diagnose(
     bounds = bounds_of(slo) if slo is not None else None
     opened = open_run(run)
     if bounds is not None:
-        opened = opened.judged_by(bounds)
+        opened = _judged_by(bounds, opened)
     if symptom is not None:
         _start_from(symptom, opened, open_run(against) if against else None, json)
         return
@@ -51,6 +52,12 @@ def diagnose(
         print_json(diagnosis)
     else:
         print_diagnosis(diagnosis)
+
+
+def _judged_by(bounds: Mapping[str, float], run: "RunDirectory") -> "RunDirectory":
+    from metrics.run.directory import RunDirectory
+
+    return RunDirectory(run.path, [{"klass": "all", "source": "--slo", **bounds}])
 
 
 def _start_from(symptom: str, run: "RunDirectory", against: "RunDirectory | None", as_json: bool) -> None:

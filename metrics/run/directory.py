@@ -13,7 +13,6 @@ import pyarrow as pa
 from metrics.errors import RunDataError
 from metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS
 from metrics.records import SCHEMAS
-from metrics.request.objectives import EVERY_CLASS
 from metrics.run.front_turns import with_front_turns
 from metrics.run.routing import with_routing
 from metrics.run.segments import compact, read_segment, schema_of, sources
@@ -73,10 +72,6 @@ class RunDirectory:
     @property
     def name(self) -> str:
         return self.path.resolve().name
-
-    def judged_by(self, bounds: Mapping[str, float]) -> "RunDirectory":
-        """The same run, with bounds in ms for all requests in place of its objectives."""
-        return RunDirectory(self.path, [{"klass": EVERY_CLASS, "source": "--slo", **bounds}])
 
     def meta(self) -> dict[str, Any]:
         """What `run.json` says. Raises RunDataError where it is not what a run writes."""
