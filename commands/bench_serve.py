@@ -4,14 +4,24 @@ import json
 
 import typer
 
-from commands.cli import need, new_run, out, run_progress, writing
+from commands.cli import need, new_run, out, run_progress, table, writing
 from commands.export import vllm_document
 from commands.summary import summarise
+
+
+def _print_table(rows: list[tuple[str, str, str]]) -> None:
+    shown = table("", "value", "", text=("",))
+    for name, value, note in rows:
+        shown.add_row(name if value else f"[bold]{name}[/bold]", value, note)
+    shown.show_header = False
+    out.print(shown)
+    out.print("As vllm bench serve: latencies from the actual send. The tables below are from the intended send.\n")
 
 
 def bench_serve(context: typer.Context) -> None:
     """Load a running server with the flags of `vllm bench serve`; --help lists them. Records a run as `load` does."""
     need("loadgen")
+    from commands.vllm_table import vllm_table
     from loadgen.run.experiment import SCENARIO_FILE, load_url
     from loadgen.scenario.vllm_flags import flag_parser, parse
 
@@ -26,8 +36,10 @@ def bench_serve(context: typer.Context) -> None:
             recorded, flags.base_url, run_dir, model=flags.model, tokenizer=flags.tokenizer, seed=flags.seed,
             processes=flags.processes, progress=progress,
         )  # fmt: skip
+    save = flags.save
+    _print_table(vllm_table(vllm_document(done), *((save.metrics, save.percentiles) if save is not None else ())))
     code = summarise(done)
-    if (save := flags.save) is not None:
+    if save is not None:
         label = {"label": save.label} if save.label else {}
         document = vllm_document(
             done, metrics=save.metrics, percentiles=save.percentiles, detailed=save.detailed,

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from commands.export import vllm_document
+from commands.vllm_table import vllm_table
 from tests.loadgen.scripted_server import Script, ScriptedServer
 from tests.metrics.export.test_vllm_result import VLLM_KEYS
 from tests.metrics.synthetic import synthetic_run
@@ -14,6 +16,18 @@ from tests.metrics.synthetic import synthetic_run
 pytestmark = pytest.mark.server
 
 ROOT = Path(__file__).parents[2]
+
+
+def test_the_table_of_bench_serve_has_the_figures_of_its_file(tmp_path):
+    """What stands on the screen stands in the document, and few requests are named."""
+    run = synthetic_run(tmp_path / "run", requests=60)
+    document = vllm_document(run)
+    rows = {name: (value, note) for name, value, note in vllm_table(document, percentiles=(50.0, 99.0))}
+    assert rows["Output token throughput (tok/s)"][0] == f"{document['output_throughput']:,.2f}"
+    for word, key in (("Mean", "mean"), ("Median", "median"), ("P99", "p99")):
+        assert rows[f"{word} TTFT (ms)"][0] == f"{document[f'{key}_ttft_ms']:,.2f}"
+    assert rows["P99 ITL (ms)"][1] == "of few requests: 662 are needed" and rows["P50 TTFT (ms)"][1] == ""
+    assert rows["Time to First Token"] == ("", "")
 
 
 def sojourn(*words: str) -> subprocess.CompletedProcess:
