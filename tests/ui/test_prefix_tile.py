@@ -13,7 +13,7 @@ REQUESTS = pd.DataFrame({
 
 
 def names(meta: dict) -> dict[str, tuple]:
-    run = SimpleNamespace(requests=REQUESTS, diagnosis=None, meta=meta)
+    run = SimpleNamespace(requests=REQUESTS, diagnosis=None, meta=meta, is_sample=False)
     return {tile[0]: tile[1:] for tile in key_numbers(run)}
 
 

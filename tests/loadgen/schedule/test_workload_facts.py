@@ -37,7 +37,7 @@ def test_share_is_of_the_served_requests_whose_cache_is_told():
 
 def test_server_that_tells_nothing_and_load_that_shares_nothing_are_said_to():
     silent = REQUESTS.assign(cached_tokens=None, server_cached_tokens=None)
-    assert "the server does not tell what it found" in workload_lines(META, silent)[0]
+    assert "the server does not report what it found" in workload_lines(META, silent)[0]
     for meta in ({}, {"workload": None}, {"workload": {}}):
         assert prefix_share(meta, REQUESTS) is None and workload_lines(meta, REQUESTS) == []
     assert workload_facts(scenario(), 0) == {}

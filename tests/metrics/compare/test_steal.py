@@ -139,7 +139,7 @@ def test_what_cannot_be_left_out_is_refused(tmp_path):
     with pytest.raises(InputError, match="c has no request outside the seconds in which other machines took more"):
         compare_runs([a], [loud], max_steal=0.01)
     with_steal(loud, math.nan)
-    with pytest.raises(InputError, match="c does not tell what other machines took"):
+    with pytest.raises(InputError, match="c does not record CPU steal"):
         compare_runs([a], [loud], max_steal=0.01)
 
 
