@@ -13,7 +13,7 @@ REQUESTS = pd.DataFrame({
 
 
 def names(meta: dict) -> dict[str, tuple]:
-    run = SimpleNamespace(requests=REQUESTS, diagnosis=None, meta=meta, is_sample=False)
+    run = SimpleNamespace(requests=REQUESTS, diagnosis=None, meta=meta, is_sample=False, num_requests=2)
     return {tile[0]: tile[1:] for tile in key_numbers(run)}
 
 
