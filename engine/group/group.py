@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,7 +30,7 @@ from metrics.errors import ModelError, SojournError
 log = logging.getLogger(__name__)
 MODULE = "engine.group.rank"
 LOOK_MS = 100  # between two looks whether a rank that is waited for still lives
-END_SECONDS = 2  # for killed processes to be gone
+END_SECONDS = 10  # for killed processes to be gone
 
 Message = TypeVar("Message", bound=messages.FromRank)
 
@@ -116,7 +116,8 @@ class Group:
         for process in self._processes:
             process.kill()
         for process in self._processes:
-            process.wait(END_SECONDS)
+            with suppress(subprocess.TimeoutExpired):  # it is killed; on a busy machine it takes its time
+                process.wait(END_SECONDS)
         self.communicators.close()
         self._context.destroy(linger=0)
         shutil.rmtree(self._sockets, ignore_errors=True)
