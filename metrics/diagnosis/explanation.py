@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from metrics.errors import RunDataError
-from metrics.ledger import ACCOUNTS, UNACCOUNTED
+from metrics.ledger import ACCOUNT_BY_NAME, ACCOUNTS, UNACCOUNTED
 from metrics.request.blame import UNEXPLAINED, blame_of, waited_ns
 from metrics.request.offenders import Book, TooLarge, book_of, described
 from metrics.request.token_gaps import Gap, explain_gap, slowest_gaps, why
@@ -25,6 +25,9 @@ MOST_GAPS = 5
 MOST_COMPARED = 20_000  # ids that an unknown one is compared with
 OTHERS_PROMPTS = "others' prompts in its steps"
 NOT_SEEN = "not seen: no server records"
+WAITS_BEFORE_QUEUE = (
+    "request.quota", "request.cold_start", "request.remote_prefill", "memory.transfer", "memory.adapter_load",
+)  # fmt: skip
 NO_STEPS = "no server recorded its steps, so no other request can be blamed for its waits"
 ONE_TOKEN = "it has one output token, so no gap between two"
 
@@ -156,10 +159,13 @@ def _unknown_id(request_id: str, ids: pd.Series) -> str:
 
 
 def _waits(row: pd.Series, book: Book) -> dict[str, float]:
-    """By reason, as the scheduler booked it; by account, where an older run has no reasons. Of 1 µs or more."""
+    """By reason, as the scheduler booked it, or by account, where an older run has no reasons; and what it waited for
+    before the scheduler had it. Of 1 µs or more."""
     by_account = waited_ns(book).loc[row.request_id].to_dict()
     interference = float(by_account.pop("request.interference"))
-    booked = {**(reasons(row.get("waits")) or by_account), OTHERS_PROMPTS: interference}
+    before = {name: row.get(f"ledger_{ACCOUNT_BY_NAME[name].column}") for name in WAITS_BEFORE_QUEUE}
+    known = {name: ns for name, ns in before.items() if pd.notna(ns)}  # an older run lacks some accounts
+    booked = {**(reasons(row.get("waits")) or by_account), **known, OTHERS_PROMPTS: interference}
     return {name: float(ns) for name, ns in sorted(booked.items(), key=lambda item: -item[1]) if ns >= 1000}
 
 
