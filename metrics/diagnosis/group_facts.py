@@ -17,6 +17,9 @@ from metrics.run.directory import section, server_hardware
 GPU_SHARE = 0.8  # of a GPU's memory that weights may take: the rest is for KV and activations
 MIB = 1 << 20
 FASTEST = 0.1  # of the steps
+SLOW = 1.5  # computation over that of ranks with as much to do; two ranks on two busy cores reach 1.2
+SLOW_STAGE = 2.0  # ... of other stages, of which one may have a layer more
+LOST = 0.1  # of the steps' time, that the other ranks wait
 
 
 class CollectiveTime(NamedTuple):
@@ -36,6 +39,10 @@ class SlowestRank(NamedTuple):
     times: float  # its computation over the median of the ranks that it is compared with
     lost_share: float  # of the steps' time: how much longer it computes than they do
     of_stage: bool  # it is compared with ranks that compute the same layers; else with other stages
+
+    @property
+    def is_slow(self) -> bool:
+        return self.times >= (SLOW if self.of_stage else SLOW_STAGE) and self.lost_share >= LOST
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ def needless_parallelism(facts: Facts, excess: Excess) -> Proposal | None:
     if group is None or group.shape.pipeline_parallel > 1 or group.fits_one_device is not True:
         return None
     speed = group.one_process_speed
-    if speed < WORTH_A_CHANGE:
+    if speed < WORTH_A_CHANGE or group.slowest.is_slow:  # what a slow rank takes is no work that one process would have
         return None
     settings = _one_process(group)
     return Proposal(

@@ -2,7 +2,7 @@
 
 from metrics.diagnosis.excess import Excess
 from metrics.diagnosis.facts import Facts
-from metrics.diagnosis.group_facts import GroupFacts, SlowestRank
+from metrics.diagnosis.group_facts import LOST, GroupFacts, SlowestRank
 from metrics.diagnosis.rules.cause import Proposal, all_of, cause
 from metrics.diagnosis.rules.device import DEVICE_ACCOUNTS, WAITS
 from metrics.diagnosis.rules.parallel import BUBBLE, COMMUNICATION, RANKS
@@ -10,9 +10,6 @@ from metrics.diagnosis.rules.shared_evidence import excess_evidence
 from metrics.diagnosis.verdict import Evidence, evidence
 from metrics.replay.prediction import Change, settings_text
 
-SLOW = 1.5  # computation over that of ranks with as much to do; two ranks on two busy cores reach 1.2
-SLOW_STAGE = 2.0  # ... of other stages, of which one may have a layer more, or the head
-LOST = 0.1  # of the steps' time, that the other ranks wait
 UNEVEN = 1.3  # tokens for the experts of the busiest rank over the mean of the ranks
 EXPLAINED = 1.2  # times what the tokens explain: more is a slow rank
 TOKENS = "steps: expert_tokens, of one step in 16"
@@ -24,7 +21,7 @@ TOKENS = "steps: expert_tokens, of one step in 16"
 def slow_rank(facts: Facts, excess: Excess) -> Proposal | None:
     """One rank of a parallel group computes longer than the others for as much work, and all wait for it."""
     group = facts.group()
-    if group is None or not _is_slow(slow := group.slowest) or _tokens_explain(group, slow):
+    if group is None or not (slow := group.slowest).is_slow or _tokens_explain(group, slow):
         return None
     beside = "the other ranks of its stage" if slow.of_stage else "the other stages"
     speed = 1 / (1 - min(slow.lost_share, 0.9))
@@ -85,10 +82,6 @@ def expert_imbalance(facts: Facts, excess: Excess) -> Proposal | None:
         "are not available",
         fixes=(Change(settings=settings, device_speed=speed),),
     )  # fmt: skip
-
-
-def _is_slow(slow: SlowestRank) -> bool:
-    return slow.times >= (SLOW if slow.of_stage else SLOW_STAGE) and slow.lost_share >= LOST
 
 
 def _waits_for(group: GroupFacts, lost: float) -> dict[str, float]:
