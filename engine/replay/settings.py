@@ -28,7 +28,7 @@ GROUP = ("tensor_parallel", "pipeline_parallel", "expert_parallel")
 # These change how fast the device computes, and nothing in the run tells how much.
 SPEED = (
     "model", "device", "dtype", "weights", "attention_backend", "fused_operations", "kv_cache_dtype", "graphs",
-    "threads", "load_format", *GROUP,
+    "threads", "load_format", "expert_exchange", *GROUP,
 )  # fmt: skip
 WINDOW = ("attention_window", "attention_sinks")  # change the outputs, and with them the load
 SPECULATION = ("speculation", "speculation_adaptive", "speculation_tokens")
