@@ -5,7 +5,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
@@ -84,6 +84,11 @@ def bounds_of(slo: str) -> dict[str, float]:
         raise InputError(f"--slo: {error}") from None
 
 
+def slo_objectives(slo: str | None) -> list[dict[str, Any]] | None:
+    """What `--slo` names as `objectives` of run.json has it; None where it is not given. Raises InputError."""
+    return None if slo is None else [{"klass": "all", "source": "--slo", **bounds_of(slo)}]
+
+
 def table(*columns: str, text: Collection[str] = ()) -> Table:
     """A table without lines. The columns in `text` stand left and may wrap; all others are numbers."""
     result = Table(box=None, padding=(0, 1))
@@ -135,8 +140,9 @@ def find_run(path: Path) -> Path:
     return RUNS / path if not path.exists() and (RUNS / path).is_dir() else path
 
 
-def open_run(path: Path) -> "RunDirectory":
-    """Opens a run directory, by path or by its name in runs/. First recovers what a killed load generator left."""
+def open_run(path: Path, objectives: Sequence[Mapping[str, Any]] | None = None) -> "RunDirectory":
+    """Opens a run directory, by path or by its name in runs/. First recovers what a killed load generator left.
+    `objectives` stand in for those of the run."""
     from metrics.probe.folder import open_server_run
 
     path = find_run(path)
@@ -144,7 +150,7 @@ def open_run(path: Path) -> "RunDirectory":
         from loadgen.run.run_files import recover
 
         recover(path)
-    return open_server_run(path)
+    return open_server_run(path, objectives)
 
 
 def new_run(name: str) -> Path:

@@ -1,12 +1,11 @@
 """`sojourn diagnose`: what a run suffers from, and why."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commands.cli import RunArgument, bounds_of, open_run, out, print_json, working
+from commands.cli import RunArgument, open_run, out, print_json, slo_objectives, working
 from commands.summary import diagnose_run, print_diagnosis
 
 if TYPE_CHECKING:
@@ -29,8 +28,8 @@ def diagnose(
     slo: Annotated[
         str | None,
         typer.Option(
-            help="objectives in ms, such as 'ttft:500 tpot:50', in place of those of the run: for records without "
-            "objectives; writes no diagnosis.json"
+            help="objectives in ms, such as 'ttft:500 tpot:50', in place of those of the run; writes no "
+            "diagnosis.json. A run without any takes a request as late beyond twice its own work"
         ),
     ] = None,
     json: Annotated[
@@ -38,26 +37,18 @@ def diagnose(
     ] = False,
 ) -> None:  # fmt: skip
     """Say what a run suffers from, which lifecycle it comes from, and which experiment would prove it."""
-    bounds = bounds_of(slo) if slo is not None else None
-    opened = open_run(run)
-    if bounds is not None:
-        opened = _judged_by(bounds, opened)
+    objectives = slo_objectives(slo)
+    opened = open_run(run, objectives)
+    other = open_run(against, objectives) if against else None
     if symptom is not None:
-        _start_from(symptom, opened, open_run(against) if against else None, json)
+        _start_from(symptom, opened, other, json)
         return
-    other = open_run(against) if against else None
     with working(f"diagnosing {opened.name}"):
         diagnosis = diagnose_run(opened, other)
     if json:
         print_json(diagnosis)
     else:
         print_diagnosis(diagnosis)
-
-
-def _judged_by(bounds: Mapping[str, float], run: "RunDirectory") -> "RunDirectory":
-    from metrics.run.directory import RunDirectory
-
-    return RunDirectory(run.path, [{"klass": "all", "source": "--slo", **bounds}])
 
 
 def _start_from(symptom: str, run: "RunDirectory", against: "RunDirectory | None", as_json: bool) -> None:

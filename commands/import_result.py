@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from commands.cli import RunDirOption, new_run, out
+from commands.cli import RunDirOption, new_run, out, slo_objectives
 from commands.summary import summarise
 from metrics.errors import InputError
 
@@ -33,7 +33,6 @@ def import_result(
     import msgspec
 
     from metrics.imported.read import read_result, write_run
-    from metrics.request.objectives import parse_bounds
 
     found = read_result(file)
     if benchmark is None and len(found) > 1:
@@ -43,8 +42,7 @@ def import_result(
         raise InputError(f"--benchmark {benchmark}: the file holds {len(found)}, counted from 0")
     chosen = found[benchmark or 0]
     if slo is not None:
-        objectives = [{"klass": "all", "source": "--slo", **parse_bounds(slo)}]
-        chosen = msgspec.structs.replace(chosen, objectives=objectives)
+        chosen = msgspec.structs.replace(chosen, objectives=slo_objectives(slo))
     run = write_run(chosen, run_dir or new_run(chosen.name), file.name)
     out.print(f"{len(chosen.rows):,} requests of {chosen.tool} are in {run.path}", markup=False)
     for sentence in chosen.unseen:

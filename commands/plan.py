@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from commands.cli import RunArgument, need, new_run, open_run, out, print_json, program_name, run_progress, table
+from commands.cli import (
+    RunArgument,
+    need,
+    new_run,
+    open_run,
+    out,
+    print_json,
+    program_name,
+    run_progress,
+    slo_objectives,
+    table,
+)
 from commands.repeat_run import check_repeatable, repeat_run
 from metrics.errors import InputError, ReplayError
 from scripting.predictor import REPLAY_NEEDS
@@ -225,13 +236,8 @@ class Report:
 
 
 def _objectives(run: "RunDirectory", slo: str | None) -> list[Mapping[str, Any]]:
-    from metrics.request.objectives import parse_bounds
-
-    if slo is not None:
-        try:
-            return [{"klass": "all", **parse_bounds(slo)}]
-        except ValueError as error:
-            raise InputError(f"--slo: {error}") from None
+    if (given := slo_objectives(slo)) is not None:
+        return given
     known = run.meta().get("objectives")
     if not known:
         raise InputError(f"{run.path} has no objectives to plan for; give some: --slo 'ttft:500 tpot:50'")

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from commands.cli import RunArgument, need, open_run, out, working, writing
+from commands.cli import RunArgument, need, open_run, out, slo_objectives, working, writing
 from commands.summary import diagnose_run
 
 
@@ -13,13 +13,18 @@ def report(
     run: RunArgument,
     output: Annotated[Path | None, typer.Option(help="file to write; by default report.html in the run")] = None,
     against: Annotated[Path | None, typer.Option(help="a second run to compare with")] = None,
+    slo: Annotated[
+        str | None,
+        typer.Option(help="objectives in ms, such as 'ttft:500 tpot:50', in place of those of the run"),
+    ] = None,
 ) -> None:
     """Write a run's diagnosis and figures as one self-contained HTML file."""
     need("ui", "plotly")
     from ui.markup.run_report import write_report
 
-    opened = open_run(run)
-    other = open_run(against) if against else None
+    objectives = slo_objectives(slo)
+    opened = open_run(run, objectives)
+    other = open_run(against, objectives) if against else None
     path = output or opened.path / "report.html"
     with writing(path), working(f"diagnosing and drawing {opened.name}"):
         written = write_report(opened, diagnose_run(opened, other), path, other)

@@ -19,10 +19,12 @@ def diagnose_run(run: "RunDirectory", against: "RunDirectory | None" = None) -> 
 
     Of a run that is judged by a reader's bounds nothing is written: they are not those of the run.
     """
+    from metrics.diagnosis.expectation import with_expectation
     from metrics.live.recorded import diagnose_recorded
     from scripting.predictor import predictor
 
-    diagnosis = diagnose_recorded(run, against, predictor(run))
+    expected = with_expectation(run)
+    diagnosis = diagnose_recorded(expected, against, predictor(expected))
     if run.objectives is not None:
         return diagnosis
     try:

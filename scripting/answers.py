@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 def diagnosis_of(run: RunDirectory, against: RunDirectory | None = None, *, fresh: bool = False) -> Diagnosis:
     """The diagnosis that lies with the run, if it is of this version and nothing else is asked; else one made now.
     Writes nothing."""
+    from metrics.diagnosis.expectation import with_expectation
     from metrics.live.recorded import diagnose_recorded
     from scripting.predictor import predictor
 
@@ -37,7 +38,8 @@ def diagnosis_of(run: RunDirectory, against: RunDirectory | None = None, *, fres
             stored = None
         if stored is not None and stored.against is None:
             return stored
-    return diagnose_recorded(run, against, predictor(run))
+    expected = with_expectation(run)
+    return diagnose_recorded(expected, against, predictor(expected))
 
 
 def replay_of(run: RunDirectory, changes: "Sequence[Change]", *, processes: int = 1) -> Replay:

@@ -1,6 +1,6 @@
 """What the pages and the report show of one run: its tables, its diagnosis, and sentences for what is not there."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
@@ -14,9 +14,10 @@ from metrics.cells import flat_frame
 from metrics.compute.roofline import Ceilings, load_ceilings
 from metrics.compute.utilisation import arithmetic, ceilings_from
 from metrics.diagnosis.diagnose import diagnose
+from metrics.diagnosis.expectation import with_expectation
 from metrics.diagnosis.verdict import Diagnosis
 from metrics.errors import CalibrationError, RunDataError
-from metrics.records import SCHEMAS
+from metrics.record_tables import SCHEMAS
 from metrics.request.goodput import measured, measured_steps
 from metrics.request.offenders import Book, TooLarge, book_of
 from metrics.results.replicas import FleetView, fleet_view
@@ -153,12 +154,18 @@ def fingerprint(path: Path) -> tuple[tuple[str, int, int], ...]:
     return tuple(stamps)
 
 
-def load(path: Path | str, diagnosis: Diagnosis | None = None) -> RunData:
-    """Reads a run directory, and its diagnosis unless one is given. Raises RunDataError if it cannot be read."""
-    run = RunDirectory.open(path)
-    meta = meta_of(run)
+def load(
+    path: Path | str, diagnosis: Diagnosis | None = None, objectives: Sequence[Mapping[str, Any]] | None = None
+) -> RunData:
+    """Reads a run directory, and its diagnosis unless one is given. `objectives` stand in for those of the run.
+
+    Raises RunDataError if it cannot be read.
+    """
+    run = RunDirectory.open(path, objectives)
     if large_run.is_large(run):
-        return _load_sample(run, meta, diagnosis)
+        return _load_sample(run, meta_of(run), diagnosis)
+    run = with_expectation(run)
+    meta = meta_of(run)
     recorded = _numeric(requests_of(run, run.meta()))
     requests = measured(recorded, meta)
     recorded_steps = run.arrow("steps")

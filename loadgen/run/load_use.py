@@ -10,7 +10,8 @@ import psutil
 from metrics.machine.host import SAMPLE_SECONDS
 from metrics.machine.process_use import ProcessUse, process_use
 
-Reading = tuple[float, int | None]  # CPU seconds, nanoseconds in the run queue; sums over its processes
+# CPU seconds, nanoseconds in the run queue (sums over its processes), and the processes
+Reading = tuple[float, int | None, frozenset[int]]
 
 
 class LoadUse:
@@ -22,6 +23,7 @@ class LoadUse:
         self._pid, self._clock, self._read = pid, clock, read or _read
         self._readings: list[tuple[float, Reading]] = []  # the first and the last
         self._busiest = 0.0
+        self._pids: frozenset[int] = frozenset()
 
     def look(self) -> None:
         """Cheap if less than a second has passed."""
@@ -30,8 +32,9 @@ class LoadUse:
             return
         with contextlib.suppress(psutil.Error):
             reading = self._read(self._pid)
+            self._pids |= reading[2]
             if self._readings:
-                before, (cpu, _) = self._readings[-1]
+                before, (cpu, *_) = self._readings[-1]
                 self._busiest = max(self._busiest, (reading[0] - cpu) / (now - before))
             self._readings = [*self._readings[:1], (now, reading)]
 
@@ -39,7 +42,7 @@ class LoadUse:
         """What `run.json` says as `load_use`; None for a load of less than a second."""
         if len(self._readings) < 2:
             return None
-        (begin, (cpu, queued)), (end, (cpu_then, queued_then)) = self._readings
+        (begin, (cpu, queued, _)), (end, (cpu_then, queued_then, _)) = self._readings
         seconds = end - begin
         waited = None if queued is None or queued_then is None else (queued_then - queued) / 1e9 / seconds
         return {
@@ -47,17 +50,19 @@ class LoadUse:
             "cpu_cores": round((cpu_then - cpu) / seconds, 4),  # mean, in cores
             "cpu_cores_max": round(self._busiest, 4),  # of the busiest second
             "queued_share": None if waited is None else round(waited, 4),  # run-queue time of its threads / time
+            "pids": sorted(self._pids),
         }
 
 
 def _read(pid: int) -> Reading:
     """Raises psutil.Error where the process is gone."""
     process = psutil.Process(pid)
-    cpu, uses = 0.0, []
-    for each in (process, *process.children(recursive=True)):
+    cpu, uses, family = 0.0, [], (process, *process.children(recursive=True))
+    for each in family:
         with contextlib.suppress(psutil.Error):
             times = each.cpu_times()
             cpu += times.user + times.system
             uses.append(process_use(each.pid))
     known: list[ProcessUse] = [use for use in uses if use is not None]
-    return cpu, sum(use.queued_ns for use in known) if known else None
+    queued_ns = sum(use.queued_ns for use in known) if known else None
+    return cpu, queued_ns, frozenset(each.pid for each in family)

@@ -1,6 +1,7 @@
 """Where the time above an objective went: the ledger of late requests against that of the requests in time.
 
-Requests that were lost count beside those that were late: an excess without accounts, one for each class and error.
+A request whose client left before the first token is late once it has waited longer than the bound. Other requests that
+were lost count beside those that were late: an excess without accounts, one for each class and error.
 """
 
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from metrics.diagnosis.facts import Facts, ledger_columns
+from metrics.ledger import ACCOUNTS
 from metrics.records import NO_END
 from metrics.request.goodput import judged
 from metrics.request.objectives import OBJECTIVES, objectives_of
@@ -30,7 +32,7 @@ class Excess:
     objective: str  # ttft_ms, tpot_ms, e2e_ms, or SERVED
     klass: str
     bound_ms: float
-    missed: int  # served requests of the class above the bound
+    missed: int  # requests of the class above the bound
     sent: int  # of the class
     mean_ms: float  # of the late requests
     baseline: str  # a noun: what the mean is compared with; each account in proportion if it is the objective
@@ -81,6 +83,8 @@ def excesses(facts: Facts) -> list[Excess]:
 def _excess(rows: pd.DataFrame, klass: str, objective: str, bound: float) -> Excess | None:
     served = rows[(rows.status == "ok") & rows[objective].notna()]
     late = served[served[objective] > bound]
+    if objective == "ttft_ms" and len(given_up := _given_up(rows)):
+        late = pd.concat([late, given_up[given_up.ttft_ms > bound]])
     good = served[served[objective] <= bound]
     if not len(late):
         return None
@@ -105,9 +109,28 @@ def _excess(rows: pd.DataFrame, klass: str, objective: str, bound: float) -> Exc
     )
 
 
+def _given_up(rows: pd.DataFrame) -> pd.DataFrame:
+    """The requests whose client left before the first token: the server's accounts of them say what they waited for.
+    Their `ttft_ms` is what they waited, the least that it would have been."""
+    left = rows[(rows.status == "cancelled") & rows.first_token_ns.isna() & rows.finished_ns.notna()].copy()
+    if len(left):
+        left["ttft_ms"] = (left.finished_ns.astype("float64") - left.due_ns.astype("float64")) / 1e6
+        for info in ACCOUNTS:
+            left[f"ttft_{info.column}"] = left[f"ledger_{info.column}"]
+    return left
+
+
+def _late_given_up(facts: Facts) -> pd.Index:
+    left = _given_up(facts.rows)
+    bounds = left.klass.map(lambda klass: objectives_of(klass, facts.objectives).get("ttft_ms"))
+    return left.index[left.ttft_ms > bounds.astype("float64")]
+
+
 def losses(facts: Facts) -> list[Excess]:
-    """The lost requests, one for each class and error; most requests first. Those never sent are not the server's."""
-    rows = facts.rows[(facts.rows.status != "ok") & (facts.rows.error != NO_END)]
+    """The lost requests, one for each class and error; most requests first. Those never sent are not the server's, and
+    those that were given up late are in `excesses`."""
+    late = _late_given_up(facts)
+    rows = facts.rows[(facts.rows.status != "ok") & (facts.rows.error != NO_END) & ~facts.rows.index.isin(late)]
     ended = rows.error.fillna(rows.status).astype(str)
     alike = ended.str.replace(r"\d+", "N", regex=True)  # "try again in 3 s" and "… in 4 s" are one error
     sent = facts.rows.groupby("klass").size()

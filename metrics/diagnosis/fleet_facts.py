@@ -43,6 +43,7 @@ class FleetFacts:
 
     replicas: list[ReplicaFacts]
     policy: str  # of the router; "" where nobody said
+    router_is_here: bool  # client, router and servers ran on one host
     span_ns: float  # from the first arrival to the last finish
     pooled: PooledCache | None  # what the choice of servers cost in prefix hits; None without hashes of blocks
     present_beside_idle: float  # of the requests' time on the busiest server, while another had half as many or fewer
@@ -108,6 +109,7 @@ def fleet_facts(run: RunDirectory, rows: pd.DataFrame, level: Level) -> FleetFac
     return FleetFacts(
         replicas=replicas,
         policy=str(router.get("policy") or "") if isinstance(router, dict) else "",
+        router_is_here=isinstance(router, dict) and bool(router.get("same_host")),
         span_ns=end - begin,
         pooled=_pooled(run, rows, level),
         present_beside_idle=_beside_idle(of_server[busiest], others),

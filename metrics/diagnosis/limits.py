@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from metrics.diagnosis.expectation import is_expectation
 from metrics.diagnosis.facts import Facts, tightest
 from metrics.diagnosis.foreign_server import warnings_of
 from metrics.diagnosis.state import FEWEST_REQUESTS
@@ -16,11 +17,16 @@ from metrics.run.server_alone import MARK
 from metrics.sources.registry import SOURCES
 
 CLIENT_LAG_WARNS = 0.02  # of the tightest objective
+NO_OBJECTIVE = (
+    "no objective is named: a request counts as late where it takes more than twice the own work of its class, which "
+    "makes the bounds shown; `--slo 'ttft:500 tpot:50'` names others"
+)
 CLOSURE_WARNS = 0.95  # share of the joined requests that must close before the accounts are to be trusted
 
 
 def warnings(facts: Facts, closed: Closure) -> list[str]:
     found = [MARK] if facts.measured_by == "server" else []
+    found += [NO_OBJECTIVE] if is_expectation(facts.objectives) else []
     found += load_notes(facts.meta)
     found += [f"not in the imported file: {each}" for each in section(facts.meta, "imported").get("unseen") or ()]
     bound = tightest(facts, "ttft_ms") or tightest(facts, "e2e_ms")

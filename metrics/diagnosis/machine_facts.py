@@ -4,13 +4,15 @@ A slow step or a slow front has three explanations that look alike in its wall t
 core that another process had, or it slept. The kernel tells them apart, thread by thread.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from metrics.machine.neighbours import MOST_NAMED
 from metrics.run.directory import engine_settings, section, server_hardware
 from metrics.run.front_turns import Turns
 
@@ -51,6 +53,7 @@ class MachineFacts:
     others_cores: float | None  # of all processes that are not ours
     others_cores_worst: float | None  # ... in the worst quarter of the window
     siblings_cores: float  # of that, of the fleet's other servers
+    neighbours: Mapping[str, float]  # `name (pid)` of the busiest other processes → mean cores, most first
     core_queued: float | None  # run-queue time of the core's threads / time that its threads could have computed
     core_queued_worst: float | None  # ... in the worst quarter
     core_queued_by_others: float | None  # of that time, because of processes that are not ours
@@ -112,6 +115,7 @@ def machine_facts(
         others_cores=_mean(others, lasted),
         others_cores_worst=_worst(others, lasted),
         siblings_cores=sum(_cores_within(each, float(span[0]), float(span[-1])) for each in siblings),
+        neighbours=_neighbours(samples, lasted, load.get("pids") or ()),
         core_queued=None if queued is None else float(queued.sum() / possible.sum()),
         core_queued_worst=_worst_share(queued, possible),
         core_queued_by_others=None if by_others is None else float(by_others.sum() / possible.sum()),
@@ -161,6 +165,17 @@ def _others(
     if host is None or front is None or core is None:
         return None
     return np.maximum(0.0, host / 100 * cores - front - core - (load or 0.0))
+
+
+def _neighbours(samples: pd.DataFrame, lasted: np.ndarray, of_load: Collection[int]) -> dict[str, float]:
+    """The busiest processes that the samples name, without those of the load generator."""
+    spent: Counter[str] = Counter()
+    later = samples.iloc[1:]
+    for names, cores, ns in zip(later.neighbours, later.neighbour_cores, lasted, strict=True):
+        for name, each in zip(() if names is None else names, () if cores is None else cores, strict=True):
+            if int(name.rpartition("(")[2].rstrip(")")) not in of_load:
+                spent[name] += each * ns
+    return {name: cores / lasted.sum() for name, cores in spent.most_common(MOST_NAMED)}
 
 
 def _cores_within(samples: pd.DataFrame, begin_ns: float, end_ns: float) -> float:

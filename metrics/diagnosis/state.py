@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from metrics.diagnosis.capacity import load
 from metrics.diagnosis.excess import Excess, attainment, excesses
+from metrics.diagnosis.expectation import is_expectation
 from metrics.diagnosis.facts import Facts
 from metrics.diagnosis.foreign_server import what_is_seen
 from metrics.diagnosis.symptoms import TOLERATED_MISSES, significant
@@ -48,10 +49,10 @@ def _measured(facts: Facts, findings: Sequence[Finding], steady: Steadiness) -> 
         return "degraded", f"None of {facts.sent} requests was served: {ended}"
     failed = 1 - facts.served / facts.sent
     costly = [finding for finding in findings if finding.goodput_lost]
-    if facts.objectives and costly and (open_ := _undecided(costly)):
+    if facts.objectives and costly and (open_ := _undecided(facts, costly)):
         return "inconclusive", open_
     if findings and findings[0].key == "overload":
-        return "overloaded", f"Overloaded: {findings[0].cause}. {attained:.0%} of the requests meet their objectives"
+        return "overloaded", f"Overloaded: {findings[0].cause}. {attained:.0%} of the requests {_meet(facts)}"
     if failed > TOLERATED_MISSES and not findings:
         return "degraded", f"{failed:.0%} of the requests failed: {ended}"
     if not facts.objectives:
@@ -68,17 +69,25 @@ def _measured(facts: Facts, findings: Sequence[Finding], steady: Steadiness) -> 
     if costly:
         first = costly[0]
         return "degraded", (
-            f"{first.title}: {first.goodput_lost:.0%} of the requests miss their objective, in the "
+            f"{first.title}: {first.goodput_lost:.0%} of the requests {_miss(facts)}, in the "
             f"{first.lifecycles[0]} lifecycle, because {first.cause}"
         )
     return "inconclusive", _inconclusive(facts, misses[0])
 
 
-def _undecided(costly: Sequence[Finding]) -> str:
+def _meet(facts: Facts) -> str:
+    return "take less than twice their own work" if is_expectation(facts.objectives) else "meet their objectives"
+
+
+def _miss(facts: Facts) -> str:
+    return "take more than twice their own work" if is_expectation(facts.objectives) else "miss their objective"
+
+
+def _undecided(facts: Facts, costly: Sequence[Finding]) -> str:
     """The sentence where two causes explain the same about as well, or the evidence speaks against the first one; ""
     where it stands."""
     first, rivals = costly[0], [each for each in costly[1:] if each.role == "alternative"]
-    open_ = f"{first.title}: {first.goodput_lost:.0%} of the requests miss their objective, and why is open. "
+    open_ = f"{first.title}: {first.goodput_lost:.0%} of the requests {_miss(facts)}, and why is open. "
     if first.confidence_features.get("support", 1.0) < BALANCED:
         return f"{open_}The evidence speaks against the likeliest cause, {first.cause}. Measure first: " + (
             first.probe.measurement
@@ -98,7 +107,7 @@ def _lost_in_all(facts: Facts, klass: str) -> str:
 
 
 def _healthy(facts: Facts, attained: float, findings: Sequence[Finding], steady: Steadiness) -> tuple[State, str]:
-    good = f"{attained:.0%} of {facts.sent} requests meet their objectives"
+    good = f"{attained:.0%} of {facts.sent} requests {_meet(facts)}"
     if facts.sent < FEWEST_REQUESTS:
         return "inconclusive", f"{good}, too few for a verdict: measure {FEWEST_REQUESTS} or more"
     grows = f"; {steady.reason}" if steady.queue_grows else ""

@@ -137,7 +137,7 @@ class RunLens:
             "age_when_evicted": lives["evicted_age_ns"],
             "idle_when_evicted": lives["evicted_idle_ns"],
             "idle_before_reuse": _idle_before_reuse(self.uses) if self.uses is not None else np.zeros(0),
-            "evicted_before_needed": self.requests.evicted_ago_ns.dropna().astype("float64").to_numpy(),
+            "evicted_before_needed": _gaps(self.events) if self.events else _ago(self.requests, self.block_size or 1),
         }
         return {name: times_of(values) for name, values in found.items() if len(values)}
 
@@ -270,6 +270,26 @@ def _ages(events: Sequence[KvEventRecord]) -> np.ndarray:
         else:
             stored.clear()
     return np.array(ages, float)
+
+
+def _gaps(events: Sequence[KvEventRecord]) -> np.ndarray:
+    """Between the removal of a block and its next store, ns."""
+    removed: dict[tuple[str, int], int] = {}
+    gaps = []
+    for event in events:
+        if event.kind == "removed":
+            removed.update(((event.medium, block), event.ns) for block in event.hashes)
+        elif event.kind == "stored":
+            found = (removed.pop((event.medium, block), None) for block in event.hashes)
+            gaps += [event.ns - since for since in found if since is not None]
+    return np.array(gaps, float)
+
+
+def _ago(requests: pd.DataFrame, block_size: int) -> np.ndarray:
+    """As the prompts tell it, ns: of their evicted blocks the time of the first stands for all."""
+    missed = requests[requests.evicted_ago_ns.notna()]
+    blocks = [max(1, (cell or {}).get("miss_evicted", 0) // block_size) for cell in missed.prefix_outcomes]
+    return np.repeat(missed.evicted_ago_ns.astype("float64").to_numpy(), np.array(blocks, int))
 
 
 def _idle_when_evicted(events: Sequence[KvEventRecord], requests: pd.DataFrame, block_size: int) -> np.ndarray:

@@ -11,6 +11,7 @@ from dataclasses import replace
 import pandas as pd
 
 from metrics.diagnosis.excess import SERVED, Excess
+from metrics.diagnosis.expectation import NOTICEABLE_MS, STRETCH, is_own_work
 from metrics.diagnosis.facts import Facts
 from metrics.diagnosis.rules.without_steps import PREDICTION
 from metrics.diagnosis.server_means import mean_excess, quantity_means, shows_ledger
@@ -29,9 +30,6 @@ HISTOGRAMS = {
 OWN_COUNT = "sojourn_request_objective_total"
 REJECTED = ("sojourn_request_rejected_total", "sojourn_request_limited_total")
 FEWEST = 5  # requests that ended in the window: a mean of fewer says little
-# Without an objective: time is lost if requests take twice what their own work takes, and a reader can notice it.
-STRETCH = 2.0
-NOTICEABLE_MS = {"ttft_ms": 200.0, "tpot_ms": 15.0}
 STALLED_WRITES = 0.2  # of the latency, and more than the noticeable time to first token
 STREAM = "request.stream"
 QUEUE_FULL = "HTTP 429: the queue is full"  # where time is lost, too, what makes the others wait is its cause
@@ -125,7 +123,7 @@ def _beyond_own_work(facts: Facts, grown: Growth, stretch: float) -> list[Excess
         if mean_ms is None:
             continue
         means = quantity_means(facts, name) if shows_ledger(facts) else {}
-        others = {account: ms for account, ms in means.items() if _is_others(account)}
+        others = {account: ms for account, ms in means.items() if not is_own_work(account)}
         if means:
             scale = mean_ms / sum(means.values())  # a time per token: the means are of the whole decode
             others |= _slowed(facts, means)
@@ -156,11 +154,6 @@ def _in_line(facts: Facts, objectives: Mapping[str, float]) -> list[Excess]:
         return []
     late = _excess("ttft_ms", bound_ms, waiting.mean, waiting.mean + ended, wait_ms, IN_LINE)
     return [replace(mean_excess(facts, late), baseline=IN_LINE)]
-
-
-def _is_others(account: str) -> bool:
-    """Whether an account is no work of the request itself: waits, others' work, what is computed again."""
-    return account.split(".")[0] in ("request", "memory")
 
 
 def _slowed(facts: Facts, means: Mapping[str, float]) -> dict[str, float]:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from metrics.diagnosis.diagnose import diagnose
+from metrics.diagnosis.expectation import with_expectation
 from metrics.diagnosis.verdict import Diagnosis
 from metrics.errors import RunDataError
 from metrics.probe.folder import run_of
@@ -53,7 +54,7 @@ class Records:
                     replace_table(window.path / f"{name}.parquet", rows)
             except (OSError, pa.ArrowException) as error:
                 raise RunDataError(f"the window of {self.folder} cannot be written to {place}: {error}") from None
-            return diagnose(window)
+            return diagnose(with_expectation(window))
 
     def _read(self) -> tuple[dict[str, Any], Mapping[str, pa.Table]]:
         if is_probe_folder(self.folder):

@@ -10,6 +10,7 @@ import pandas as pd
 
 from metrics.diagnosis.adjudicate import adjudicate
 from metrics.diagnosis.excess import SERVED, Excess
+from metrics.diagnosis.expectation import STRETCH
 from metrics.diagnosis.facts import Facts
 from metrics.diagnosis.findings import finding_of_symptom, findings
 from metrics.diagnosis.rules.without_steps import ROOM_SOURCES
@@ -19,7 +20,7 @@ from metrics.diagnosis.suspects import suspects_of
 from metrics.diagnosis.symptoms import BY_KEY, check
 from metrics.diagnosis.verdict import Finding, Fix
 from metrics.live.document import Met, State
-from metrics.live.expectation import IN_LINE, STRETCH, WORK, lost_time, met
+from metrics.live.expectation import IN_LINE, WORK, lost_time, met
 from metrics.request.goodput import judged
 from metrics.request.objectives import short
 from metrics.run.directory import RunDirectory

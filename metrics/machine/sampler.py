@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 
 from metrics.machine.host import busy_percent, steal_percent
+from metrics.machine.neighbours import Neighbours
 from metrics.machine.process_use import PROC, children_of, cpu_pressure_ns, process_use
 from metrics.records import SystemRecord
 
@@ -60,6 +61,7 @@ class SystemSampler:
         self._last_cpu_times = cpu_times()
         self._proc = proc
         self._last_pressure = (clock_ns(), cpu_pressure_ns(proc))
+        self._neighbours = Neighbours(proc)
 
     def sample(self, core_pid: int | None) -> SystemRecord:
         """`core_pid` may change, when the core is restarted, or be None while there is none."""
@@ -70,17 +72,31 @@ class SystemSampler:
                 self._core = psutil.Process(core_pid)
         now_ns = self._clock_ns()
         earlier, self._last_cpu_times = self._last_cpu_times, self._cpu_times()
+        host_percent = busy_percent(earlier, self._last_cpu_times) or 0.0
+        front, core = _process("front", self._front, self._proc), self._core_and_ranks()
+        neighbours = self._busiest(now_ns, host_percent, front["front_cpu_percent"], core["core_cpu_percent"])
         return SystemRecord(
             ns=now_ns,
-            host_cpu_percent=busy_percent(earlier, self._last_cpu_times) or 0.0,
+            host_cpu_percent=host_percent,
             host_available_bytes=psutil.virtual_memory().available,
             cpu_power_watts=self._cpu_energy.watts(now_ns),
             host_steal_percent=steal_percent(earlier, self._last_cpu_times),
-            **_process("front", self._front, self._proc),
-            **self._core_and_ranks(),
+            **front,
+            **core,
             cpu_pressure_percent=self._pressure_percent(now_ns),
+            neighbours=[name for name, _ in neighbours],
+            neighbour_cores=[cores for _, cores in neighbours],
             **(self._gpu.read() if self._gpu is not None else {}),
         )
+
+    def _busiest(
+        self, now_ns: int, host_percent: float, front_percent: float | None, core_percent: float | None
+    ) -> list[tuple[str, float]]:
+        """Other processes with most of the CPUs."""
+        cores = host_percent / 100 * (psutil.cpu_count() or 1)
+        others = cores - ((front_percent or 0.0) + (core_percent or 0.0)) / 100
+        ours = {each.pid for each in (self._front, self._core, *self._ranks.values()) if each is not None}
+        return self._neighbours.busiest(now_ns, others, ours)
 
     def _core_and_ranks(self) -> dict[str, float | None]:
         """The core's own loop; time on CPUs, time without one and memory are also those of the ranks it started."""

@@ -5,7 +5,7 @@ when they are made anew.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ from metrics.probe.prefixes import with_resized_hits
 from metrics.probe.records import Call, Handled
 from metrics.probe.shape import shape_of
 from metrics.probe.stream import Stream, is_probe_folder, read_streams
-from metrics.records import SCHEMAS, KvEventRecord, RequestRecord, StepRecord, columns
+from metrics.record_tables import SCHEMAS, columns
+from metrics.records import KvEventRecord, RequestRecord, StepRecord
 from metrics.run.directory import RunDirectory
 from metrics.run.segments import replace_table
 from metrics.run.server_alone import SERVER_ALONE
@@ -39,12 +40,14 @@ _KIND = re.compile(r"^[a-z]+-")
 _CHOICE = re.compile(r"^\d+_")
 
 
-def open_server_run(path: Path | str) -> RunDirectory:
-    """A run directory of our server, or what a probe recorded in a foreign one. Raises RunDataError."""
+def open_server_run(path: Path | str, objectives: Sequence[Mapping[str, Any]] | None = None) -> RunDirectory:
+    """A run directory of our server, or what a probe recorded in a foreign one. `objectives` stand in for its own.
+
+    Raises RunDataError."""
     path = Path(path)
     if is_probe_folder(path):
         import_probe(path)
-    return RunDirectory.open(path)
+    return RunDirectory.open(path, objectives)
 
 
 def import_probe(folder: Path) -> RunDirectory:

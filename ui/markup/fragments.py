@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 
 from metrics.compute.weight_error import weight_error_of
+from metrics.diagnosis.expectation import is_expectation
 from metrics.diagnosis.verdict import Diagnosis, Finding, SymptomCheck, rivals_fix
 from metrics.ledger import CLOSURE_NS, CLOSURE_SHARE, COLOURS
 from metrics.machine.client_error import client_error_sentence
@@ -100,9 +101,14 @@ def key_numbers(run: RunData) -> list[Tile]:
     if whole is not None:
         due_rps = whole.window.due_rps if whole.window is not None else None
         due = "" if due_rps is None else f", {number(due_rps)}/s were due"
-        good = f"{whole.good:,} of {whole.sent:,} were good{due}"
-        tiles.append(("goodput", number(whole.goodput_rps), "req/s", good))
-        tiles.append(("attainment", percent(whole.attainment), "", f"of {whole.sent:,} sent, all objectives"))
+        bounds = run.meta.get("objectives") or []
+        if bounds:
+            good = f"{whole.good:,} of {whole.sent:,} were good{due}"
+            within = "twice their own work" if is_expectation(bounds) else "all objectives"
+            tiles.append(("goodput", number(whole.goodput_rps), "req/s", good))
+            tiles.append(("attainment", percent(whole.attainment), "", f"of {whole.sent:,} sent, {within}"))
+        else:
+            tiles.append(("goodput", NOTHING, "", f"no objective is named{due}"))
     rate = throughput_tokens_per_s(run.requests)
     if rate is not None and run.is_sample:
         rate *= run.num_requests / sent

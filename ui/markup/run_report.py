@@ -27,8 +27,8 @@ def write_report(
     run: RunDirectory, diagnosis: Diagnosis, path: Path | str, against: RunDirectory | None = None
 ) -> Path:
     """Writes the report of a run as one HTML file and returns its path. Raises RunDataError."""
-    other = None if against is None else load(against.path)
-    return write_whole(Path(path), render(load(run.path, diagnosis), other))
+    other = None if against is None else load(against.path, objectives=against.objectives)
+    return write_whole(Path(path), render(load(run.path, diagnosis, run.objectives), other))
 
 
 def render(run: RunData, other: RunData | None = None) -> str:

@@ -31,8 +31,11 @@ WAYS = "client: sent_ns, last_byte_ns; requests: arrived_ns, written_ns"
        rival="slow readers: few requests, and only their way out", rival_key="slow_reader")  # fmt: skip
 def slow_network(facts: Facts, excess: Excess) -> Proposal | None:
     """Requests or chunks are in transit between client and server, whoever sends them."""
+    fleet = facts.fleet()
+    if fleet is not None and fleet.router_is_here:  # the way is the router's: there is no other
+        return None
     way_in, way_out = ways_ms(facts)
-    hit = _hit(facts, way_in + way_out, excess)
+    hit = hit_share(facts, way_in + way_out, excess)
     both = float(way_in.median()) >= NEAR_NOTHING * float((way_in + way_out).median())
     steady, path = _variation(way_in), 1.0 - stalled_share(facts, excess)
     return Proposal(
@@ -76,7 +79,7 @@ def slow_reader(facts: Facts, excess: Excess) -> Proposal | None:
     if excess.share(NETWORK) < 0.1 and own < FEW:  # the stream waits for something else than its reader
         return None
     waiting = way_out if writing is None else way_out + writing.astype("float64").fillna(0) / 1e6
-    hit = _hit(facts, waiting, excess)
+    hit = hit_share(facts, waiting, excess)
     fast_in = float(way_in.median()) <= NEAR_NOTHING * max(float(waiting.quantile(0.9)), 1e-9)
     slowest, path = waiting.quantile(0.9), 1.0 - stalled_share(facts, excess)
     if hit >= NEARLY_ALL:
@@ -238,7 +241,7 @@ def ways_ms(facts: Facts) -> tuple[pd.Series, pd.Series]:
     return way_in.dropna(), ((read - written) / 1e6).clip(lower=0)[way_in.notna()].fillna(0)
 
 
-def _hit(facts: Facts, transit: pd.Series, excess: Excess) -> float:
+def hit_share(facts: Facts, transit: pd.Series, excess: Excess) -> float:
     """The share of the requests of the class whose transit is at least a quarter of the late requests' median."""
     klass = facts.rows.index[facts.rows.klass == excess.klass].intersection(transit.index)
     late = transit.reindex(excess.missing).median()

@@ -5,6 +5,7 @@ from typing import Any
 
 from metrics.diagnosis.excess import Excess
 from metrics.diagnosis.facts import Facts, declared_classes
+from metrics.diagnosis.machine_facts import MachineFacts
 from metrics.diagnosis.rules.cause import Proposal, all_of, cause
 from metrics.diagnosis.rules.shared_evidence import SLOW_DEVICE, excess_evidence, missing_share
 from metrics.diagnosis.speed_facts import SpeedFacts
@@ -131,6 +132,7 @@ def noisy_neighbour(facts: Facts, excess: Excess) -> Proposal | None:
             evidence(f"processes that are not of this run take "
                      f"{max(0.0, machine.others_cores - machine.siblings_cores):.2f} cores, {foreign:.2f} in the worst "
                      "quarter", foreign, "cores", SAMPLED, supports=foreign >= NEIGHBOUR_CORES),
+            *_named_evidence(machine),
             *_own_pace_evidence(facts),
             *([evidence(f"the front's event loop is held in turns of up to {loop.longest_ms:,.0f} ms, "
                         f"{own:.0%} of the time without its waits for a core: no neighbour does that", own, "share",
@@ -147,6 +149,14 @@ def noisy_neighbour(facts: Facts, excess: Excess) -> Proposal | None:
         claims=claims,
         fixes=(Change(device_speed=1 / (1 - most), removed={"compute.host": most}),),
     )  # fmt: skip
+
+
+def _named_evidence(machine: MachineFacts) -> list[Evidence]:
+    """The other processes by name: a fact of no weight that tells where to look."""
+    shown = [f"{name} {cores:.2f}" for name, cores in machine.neighbours.items()]
+    most = max(machine.neighbours.values(), default=0.0)
+    return [evidence(f"the busiest of them, in cores: {', '.join(shown)}", most, "cores", "system: neighbours",
+                     weight=0)] if shown else []  # fmt: skip
 
 
 @cause(lifecycles=("compute",), object="kernels", kind="fault", needs=("excess", "steps"),

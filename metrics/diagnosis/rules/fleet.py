@@ -4,6 +4,7 @@ from metrics.diagnosis.excess import Excess
 from metrics.diagnosis.facts import Facts, ledger_columns
 from metrics.diagnosis.fleet_facts import FleetFacts, ReplicaFacts
 from metrics.diagnosis.rules.cause import CONTENTION, CONTRADICTION, WAITS, Proposal, cause
+from metrics.diagnosis.rules.client import FEW, NETWORK, hit_share, stalled_share, ways_ms
 from metrics.diagnosis.rules.device import DEVICE_ACCOUNTS
 from metrics.diagnosis.rules.prefix import PROMPT_ACCOUNTS, WORTH_SHARING
 from metrics.diagnosis.rules.shared_evidence import SLOW_DEVICE, excess_evidence, missing_share
@@ -108,17 +109,26 @@ def slow_router(facts: Facts, excess: Excess) -> Proposal | None:
                      "share", STEPS, weight=2, supports=busy < FULL)] if busy > 0 else []  # fmt: skip
     served = facts.rows[facts.rows.status == "ok"]
     ms = ledger_columns(served)[ROUTING]
+    back = _way_back(facts, excess) if fleet.router_is_here else 0.0
+    claims = {ROUTING: 1.0} | ({NETWORK: back} if back else {})
     return Proposal(
         cause=f"the way through the router takes {ms.median():,.1f} ms of a request, {ms.quantile(0.9):,.1f} ms at p90",
-        evidence=[*excess_evidence(excess, (ROUTING,)), *idle],
+        evidence=[*excess_evidence(excess, tuple(claims)), *idle],
         measurement="the same load sent to one of the servers, past the router",
         settings=None,
         if_cause=f"request.routing falls to the time of a loopback connection, and {missing_share(excess)} with it",
         if_rival=f"{missing_share(excess)} stays",
-        claims={ROUTING: 1.0},
+        claims=claims,
         change="more cores for the router, a cheaper policy, or a second router beside it",
-        fixes=(Change(removed={ROUTING: 1.0}),),
+        fixes=(Change(removed=claims),),
     )
+
+
+def _way_back(facts: Facts, excess: Excess) -> float:
+    """Of the time in client.network, 0 to 1, that of answers on their way back through a router on this host: no
+    network is between its processes. 0 where few requests wait so: then it is their readers."""
+    way_out = ways_ms(facts)[1]
+    return 1.0 - stalled_share(facts, excess) if hit_share(facts, way_out, excess) >= FEW else 0.0
 
 
 @cause(of_fleet=True, lifecycles=("memory", "request"), object="choice of the router", kind="policy",

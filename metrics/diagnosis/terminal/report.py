@@ -192,7 +192,7 @@ def _finding(place: int, finding: Finding) -> RenderableType:
 
 
 def _alternatives(findings: list[Finding]) -> list[RenderableType]:
-    """Causes that the evidence does not rule out, a line each."""
+    """Causes that the evidence does not rule out, each with what tells it from the others and with its fix."""
     if not findings:
         return []
     grid = labelled_grid()
@@ -200,6 +200,8 @@ def _alternatives(findings: list[Finding]) -> list[RenderableType]:
         grid.add_row("or else" if not number else "", Text.assemble(
             finding.cause, (f"  ({finding.kind}, sure {sureness(finding)}; {finding.fix.gain})", "dim")
         ))  # fmt: skip
+        grid.add_row(Text("prove it", style="dim"), Text(finding.probe.measurement, style="dim"))
+        grid.add_row(Text("fix", style="dim"), Text(finding.fix.change, style="dim"))
     return [Padding(grid, (0, 2))]
 
 

@@ -8,7 +8,7 @@ from loadgen.run.load_use import LoadUse
 
 
 def use_of(readings: list[tuple[float, tuple[float, int | None]]]) -> LoadUse:
-    clock, counters = iter([at for at, _ in readings]), iter([reading for _, reading in readings])
+    clock, counters = iter([at for at, _ in readings]), iter([(*reading, {1, 2}) for _, reading in readings])
     use = LoadUse(1, lambda: next(clock), lambda pid: next(counters))
     for _ in readings:
         use.look()
@@ -17,7 +17,9 @@ def use_of(readings: list[tuple[float, tuple[float, int | None]]]) -> LoadUse:
 
 def test_the_mean_is_of_the_whole_load_and_the_maximum_of_its_busiest_second():
     found = use_of([(0.0, (10.0, 0)), (1.0, (10.1, 0)), (2.0, (11.0, 500_000_000))]).summary()
-    assert found == {"seconds": 2.0, "cpu_cores": 0.5, "cpu_cores_max": pytest.approx(0.9), "queued_share": 0.25}
+    assert found == {
+        "seconds": 2.0, "cpu_cores": 0.5, "cpu_cores_max": pytest.approx(0.9), "queued_share": 0.25, "pids": [1, 2],
+    }  # fmt: skip
 
 
 def test_looks_of_one_second_are_one_reading():

@@ -7,7 +7,8 @@ import pytest
 
 from metrics.ledger import new_ledger
 from metrics.memory.pooled_cache import pooled_cache
-from metrics.records import RequestRecord, row
+from metrics.record_tables import row
+from metrics.records import RequestRecord
 
 SIZE = 4
 
