@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import msgspec
 import typer
 
-from commands.cli import RunArgument, need, open_run, out, print_json
+from commands.cli import RunArgument, need, open_run, out, print_json, slo_objectives
 from scripting.changes import grid, label
 from scripting.predictor import REPLAY_NEEDS
 
@@ -31,6 +31,10 @@ def replay(
             "routing, servers, objective_ttft_ms or removed.ACCOUNT; values with commas make a grid; repeatable",
         ),
     ] = None,
+    slo: Annotated[
+        str | None,
+        typer.Option(help="objectives in ms, such as 'ttft:500 tpot:50', that judge all rows in place of the run's"),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="print the predictions as JSON")] = False,
     processes: Annotated[
         int, typer.Option(min=0, max=256, help="processes for a long grid; 0 is one for each core")
@@ -43,11 +47,13 @@ def replay(
     """
     need("engine", *REPLAY_NEEDS)
     from engine.replay.predictor import predictor_of
+    from metrics.diagnosis.expectation import with_expectation
     from metrics.machine.host import usable_cores
     from scripting.answers import replayed
 
     changes = grid(set_ or [])
-    predictor = predictor_of(open_run(run), processes=processes or usable_cores())
+    judged = with_expectation(open_run(run, slo_objectives(slo)))
+    predictor = predictor_of(judged, processes=processes or usable_cores())
     found = replayed(predictor, changes)
     if json:
         print_json(found)  # null for what is no number
@@ -64,6 +70,9 @@ class _Line(NamedTuple):
 
 
 def _print(predictor: "ReplayPredictor", unchanged: "Prediction", predictions: "list[Prediction]") -> None:
+    from metrics.diagnosis.expectation import is_expectation
+    from metrics.diagnosis.limits import NO_OBJECTIVE
+
     recorded = predictor.recorded
     lines: list[_Line] = [
         _Line(cells=[*(name for name, _, _ in COLUMNS), "goodput", "kept", "preempted"]),
@@ -82,6 +91,8 @@ def _print(predictor: "ReplayPredictor", unchanged: "Prediction", predictions: "
         lines.append(_Line(cells=[*(median for median, _ in cells), f"{prediction.preemptions:,}"]))
         lines.append(_Line(cells=[*(bounds for _, bounds in cells), ""], style="dim"))
     _print_lines(lines)
+    if is_expectation(predictor.run.meta().get("objectives") or []):
+        out.print(f"! {NO_OBJECTIVE}", markup=False)
     out.print(f"latencies in ms, goodput in requests/s; {predictor.sentence()}", markup=False)
     shown: list[str] = []
     for prediction in (unchanged, *predictions):

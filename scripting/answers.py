@@ -92,13 +92,15 @@ def kv_lens_of(run: RunDirectory, *, with_goodput: bool = True) -> KvLens:
 
 def _worth_of_twice(run: RunDirectory, pool_blocks: int) -> Worth:
     """Raises ReplayError."""
+    from metrics.diagnosis.expectation import with_expectation
     from metrics.kv_lens.words import worth_of
     from metrics.replay.prediction import Change
     from metrics.run.directory import section
 
-    if not run.meta().get("objectives"):
-        raise ReplayError("the run has no objectives, so it has no goodput; `sojourn replay` takes objective_ttft_ms")
-    found = replay_of(run, [Change(kv_scale=2.0)])
+    judged = with_expectation(run)
+    if not judged.meta().get("objectives"):
+        raise ReplayError("the run has no objectives, so it has no goodput; `sojourn replay` takes --slo")
+    found = replay_of(judged, [Change(kv_scale=2.0)])
     per_token = section(run.meta(), "model_shape").get("kv_bytes_per_token")
     size = section(run.meta(), "core").get("block_size")
     return worth_of(2.0, found.unchanged, found.predictions[0], pool_blocks, per_token and size and per_token * size)

@@ -74,8 +74,20 @@ class Run:
 
     @cached_property
     def steps(self) -> "pd.DataFrame":
-        """One row an engine step; empty where no server recorded them."""
+        """One row an engine step; empty where no server recorded them. Raises InputError for a fleet: steps of several
+        servers are no one stream, and each of `servers` has its own."""
+        if names := [server.name for server in self.servers]:
+            raise InputError(
+                f"{self.name} is a fleet, and steps are of a server: sojourn.open({str(self.path / names[0])!r})"
+            )
         return self.directory.table("steps")
+
+    @cached_property
+    def servers(self) -> "list[Run]":
+        """The runs of the servers of a fleet; [] of a run of one server."""
+        from metrics.run.fleet import servers_of
+
+        return [Run(server) for server in servers_of(self.directory)]
 
     def table(self, name: str) -> "pd.DataFrame":
         """Any table of the run: client, requests (the server's), steps, system, scrapes, kernels, kv_events."""

@@ -24,6 +24,11 @@ def _other_run() -> None:
     _address()
 
 
+def _show(name: str) -> None:
+    st.session_state.run = name
+    _other_run()
+
+
 def choose_run(runs: Path, first: str | None) -> None:
     """Keeps the chosen run's folder as `run_path`, or says as `no_run` why there is none. `?run=NAME` chooses, too."""
     names = run_names(runs)
@@ -41,6 +46,10 @@ def choose_run(runs: Path, first: str | None) -> None:
         name = st.selectbox("Run", names, key="run", on_change=_other_run, help=f"folders in {markdown(runs)}")
         count = sum("/" not in name for name in names)  # a fleet's servers are part of its run
         st.caption(f"{count} run{'s' if count > 1 else ''} in {markdown(runs.resolve().name)}/")
+        if "/" in name:
+            fleet = name.partition("/")[0]
+            st.caption("One server of a fleet: what routing does shows in the run of all servers.")
+            st.button(f"Show {markdown(fleet)}", icon=":material/hub:", on_click=_show, args=(fleet,))
         if asked is not None and asked not in names:
             st.warning(f"There is no run {markdown(asked)} here.", icon=":material/warning:")
     _address()

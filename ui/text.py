@@ -3,6 +3,7 @@
 import html
 import math
 import re
+from collections import Counter
 
 MINUS, THIN = "−", " "
 NOTHING = "–"
@@ -60,12 +61,29 @@ def label(text: object, length: int = 40) -> str:
 
 
 def distinct(names: list[str], length: int = 18) -> list[str]:
-    """Labels of names of which only the ends differ: what all share, up to a separator, becomes `…`."""
+    """Labels of different names that are different, too: what all share at their beginning, up to a separator, becomes
+    `…`; where names are alike for longer than a label, their middle does, and the last resort is a number."""
     low, high = min(names, default=""), max(names, default="")  # what these two share, all share
     same = next((place for place, pair in enumerate(zip(low, high, strict=False)) if len(set(pair)) > 1), 0)
     shared = low[:same]
     cut = max(shared.rfind(mark) for mark in "-_:/.") + 1
-    return [label(f"…{name[cut:]}" if cut > 3 else name, length) for name in names]
+    labels = [label(f"…{name[cut:]}" if cut > 3 else name, length) for name in names]
+    if len(set(labels)) < len(set(names)):
+        half = (length - 1) // 2
+        labels = [
+            label(name if len(name) <= length else f"{name[:half]}…{name[half + 1 - length :]}") for name in names
+        ]
+    return numbered(labels)
+
+
+def numbered(labels: list[str]) -> list[str]:
+    """The labels, with a number behind those that were there before."""
+    seen: Counter[str] = Counter()
+    found = []
+    for each in labels:
+        seen[each] += 1
+        found.append(each if seen[each] == 1 else f"{each} ({seen[each]})")
+    return found
 
 
 def markdown(text: object) -> str:

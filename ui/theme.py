@@ -97,7 +97,7 @@ BLOCK_COLOURS = {
 }
 REFUSAL_COLOURS = {
     "batch_cap": ACCOUNT_COLOURS["request.queue"],
-    "token_budget": ACCOUNT_COLOURS["request.interference"],
+    "token_budget": ACCOUNT_COLOURS["request.routing"],
     "behind_head": ACCOUNT_COLOURS["request.admission"],
     "kv_blocks": ACCOUNT_COLOURS["memory.blocked"],
     "policy": ACCOUNT_COLOURS["request.stream"],

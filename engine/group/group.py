@@ -199,6 +199,7 @@ def warn(sentence: str) -> None:
 def start_rank(sockets: Path, rank: int, config: EngineConfig) -> subprocess.Popen:
     process = subprocess.Popen([sys.executable, "-m", MODULE, str(os.getpid())], stdin=subprocess.PIPE)
     work = {"sockets": str(sockets), "rank": rank, "config": config.model_dump(mode="json")}
-    process.stdin.write(json.dumps(work).encode() + b"\n")
-    process.stdin.close()
+    with suppress(BrokenPipeError):  # it has ended already: who waits for it says so
+        process.stdin.write(json.dumps(work).encode() + b"\n")
+        process.stdin.close()
     return process

@@ -16,7 +16,7 @@ from engine.replay.simulate import Material, ServerPart
 from engine.replay.step_fit import StepColumns, StepTimes
 from engine.replay.steps_table import step_columns
 from engine.replay.tiers import tier_speeds, warm_blocks
-from engine.replay.token_tree import with_sources_of_fleet
+from engine.replay.token_tree import with_sources_by_hash
 from metrics.compute.cost_model import shape_from
 from metrics.errors import ReplayError
 from metrics.run.directory import RunDirectory, engine_settings, section
@@ -51,6 +51,8 @@ def material_of(
     columns = step_columns(steps, overlap=overlap)
     known = known_sizes(meta, steps, columns)
     times = StepTimes(columns, None if known is None else known.steps)
+    if requests.scheduled_ns.isna().any():
+        requests = with_sources_by_hash(requests, config.block_size)
     return Material(
         load=recorded_load(run, requests, meta),
         times=times,
@@ -82,7 +84,7 @@ def fleet_material(
     ]
     return replace(
         found[_best([part for part, _ in found], steps)][1],
-        load=recorded_load(run, with_sources_of_fleet(requests, sizes.pop()), meta),
+        load=recorded_load(run, with_sources_by_hash(requests, sizes.pop()), meta),
         servers=tuple(part for part, _ in found),
         placed={name: places[server] for name, server in zip(requests.request_id, requests.server, strict=True)
                 if server in places},

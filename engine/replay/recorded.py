@@ -84,6 +84,8 @@ def recorded_load(run: RunDirectory, frame: pd.DataFrame, meta: Mapping[str, Any
     doubts = []
     if (missing := int((~known).sum())) > 0.02 * len(known):
         doubts.append(f"{missing} of {len(known)} requests have no recorded lengths, and the replay leaves them out.")
+    if (unended := int(((frame.status != "ok") & frame.scheduled_output.isna()).sum())) > 0.02 * len(frame):
+        doubts.append(f"{unended} of {len(frame)} requests did not end: their answers are taken to be of usual length.")
     slots = _follow(requests, frame, meta)
     give_token_ids(frame, requests)
     scenario = section(meta, "scenario")
@@ -169,9 +171,7 @@ def _requests(
             last_text_ns=last_text[i],
             first_read_tokens=float(first_reads[i]),
             patience_ns=patience[i] if patience[i] is not None else left[i],
-            patience_for=row.patience_for
-            if isinstance(row.patience_for, str) and patience[i] is not None
-            else "answer",
+            patience_for=_patience_for(row) if patience[i] is not None else _left_for(row),
             is_measured=bool(counts[i]),
             is_prelude=bool(row.prelude),
             position=i if pd.isna(row.position) else int(row.position),
@@ -266,6 +266,15 @@ def _first_reads(frame: pd.DataFrame) -> np.ndarray:
         if _has_any(counts) and _has_any(stamps) and len(counts) == len(stamps):
             found[place] = sum(c for ns, c in zip(stamps, counts, strict=True) if ns == stamps[0])
     return found
+
+
+def _patience_for(row: Any) -> str:
+    return row.patience_for if isinstance(row.patience_for, str) else "answer"
+
+
+def _left_for(row: Any) -> str:
+    """What a client that left waited for: who had no token yet would have stayed for it."""
+    return "first_token" if pd.isna(row.first_token_ns) else "answer"
 
 
 def _left_after(frame: pd.DataFrame) -> list[int | None]:

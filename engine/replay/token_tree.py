@@ -41,9 +41,12 @@ def give_token_ids(frame: pd.DataFrame, requests: Sequence[Any]) -> None:
         rooms.setdefault(room, place)
 
 
-def with_sources_of_fleet(frame: pd.DataFrame, block_size: int) -> pd.DataFrame:
-    """The frame with a source on any server of the fleet. A server names the one among its own requests; the hashes of
-    blocks are alike on all servers, and tell whether another one had more of the prompt."""
+def with_sources_by_hash(frame: pd.DataFrame, block_size: int) -> pd.DataFrame:
+    """The frame with a source by the hashes of blocks, where they tell of more than the server did.
+
+    A server of a fleet names the one among its own requests; hashes are alike on all servers. Of a request that ended
+    in the queue nobody looked for one.
+    """
     if "prompt_block_hashes" not in frame:
         return frame
     sources, shared = frame.prefix_source.astype(object).tolist(), frame.prefix_shared_tokens.tolist()

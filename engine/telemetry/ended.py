@@ -7,7 +7,13 @@ from engine.request.request import Request
 
 
 def ended_message(request: Request, booked_ns: int, block_size: int) -> Ended:
-    """What the record of a request needs; its ledger is booked until `booked_ns`."""
+    """What the record of a request needs; its ledger is booked until `booked_ns`.
+
+    The hashes of a prompt are worked out for its lookup. One that ends before it, in the queue, gets them here: what it
+    would have shared is not lost with it.
+    """
+    if request.first_step is None:
+        request.reusable_hashes(block_size)
     hashes = _hashes(request)
     reusable = (request.prompt_tokens - 1) // block_size
     return Ended(

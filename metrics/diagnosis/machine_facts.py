@@ -116,9 +116,9 @@ def machine_facts(
         others_cores_worst=_worst(others, lasted),
         siblings_cores=sum(_cores_within(each, float(span[0]), float(span[-1])) for each in siblings),
         neighbours=_neighbours(samples, lasted, load.get("pids") or ()),
-        core_queued=None if queued is None else float(queued.sum() / possible.sum()),
+        core_queued=None if queued is None else min(1.0, float(queued.sum() / possible.sum())),
         core_queued_worst=_worst_share(queued, possible),
-        core_queued_by_others=None if by_others is None else float(by_others.sum() / possible.sum()),
+        core_queued_by_others=None if by_others is None else min(1.0, float(by_others.sum() / possible.sum())),
         core_queued_by_others_worst=_worst_share(by_others, possible),
         front=_front_loop(samples, rows, lasted, None if others is None else _part_of_others(others, core, load_cores)),
     )  # fmt: skip

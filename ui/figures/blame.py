@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from metrics.request.blame import UNEXPLAINED
 from metrics.request.token_gaps import Gap
 from ui import theme
-from ui.text import distinct, duration, label, percent
+from ui.text import distinct, duration, label, numbered, percent
 
 HEAT_SCALE = [[0, "#FFFFFF"], [0.15, "#F6E3EE"], [0.5, "#CC79A7"], [1, "#6B2A4E"]]
 WAIT_COLOURS = theme.REFUSAL_COLOURS | {
@@ -49,7 +49,7 @@ def _labels(names: pd.Index) -> list[str]:
     plain = [str(name) or "(none)" for name in names]
     own = [name for name in plain if " " not in name]
     short = dict(zip(own, distinct(own, 20), strict=True)) if len(own) > 2 else {}
-    return [short.get(name, label(name, 28)) for name in plain]
+    return numbered([short.get(name, label(name, 28)) for name in plain])
 
 
 def waits_by_reason(waited_ns: pd.DataFrame) -> go.Figure:

@@ -181,7 +181,13 @@ def core_death(facts: Facts, loss: Excess) -> Proposal | None:
         return None
     found = [evidence(f"{loss.missed} requests ended with “{loss.error}”", loss.missed, "requests", "client: error",
                       weight=2)]  # fmt: skip
-    return _hint(loss, f"the server failed {loss.missed} of {loss.sent} requests", found, 1.0, "find why it failed")
+    return _hint(
+        loss,
+        f"the server failed {loss.missed} of {loss.sent} requests",
+        found,
+        1.0,
+        "a server that no longer fails (its log says why)",
+    )
 
 
 for _reads in ("client", "accounts"):

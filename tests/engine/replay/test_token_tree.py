@@ -7,7 +7,7 @@ import pandas as pd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.replay.token_tree import give_token_ids
+from engine.replay.token_tree import give_token_ids, with_sources_by_hash
 
 MISSING = {"prefix_source": None, "prefix_shared_tokens": np.nan, "infinite_hit_tokens": np.nan, "diverged_at": np.nan}
 
@@ -46,6 +46,17 @@ def test_turn_begins_with_the_turn_before_it():
     ]
     give_token_ids(pd.DataFrame(rows), [first, second])
     assert second.token_ids[:14] == first.token_ids and second.shared_tokens == 14
+
+
+def test_a_request_that_ended_in_the_queue_shares_what_its_hashes_say():
+    rows = pd.DataFrame({
+        "request_id": ["first", "queued", "other"], "scheduled_ns": [1.0, np.nan, 2.0],
+        "prefix_source": [None, None, None], "prefix_shared_tokens": [0.0, np.nan, 0.0],
+        "prompt_block_hashes": [[1, 2, 3], [1, 2, 9], [7, 8, 3]], "output_block_hashes": [[4], [], []],
+    })  # fmt: skip
+    found = with_sources_by_hash(rows, 16)
+    assert found.prefix_source.tolist() == [None, "first", None]
+    assert found.prefix_shared_tokens.tolist() == [0.0, 32.0, 0.0]
 
 
 def common(one: list[int], other: list[int]) -> int:
