@@ -173,8 +173,8 @@ def build(
     if config.num_ranks > 1:
         startup.enter("memory_plan")
         planned(config, model_folder(config.model))  # sizes that do not divide are refused before a process starts
-    startup.enter("group" if config.num_ranks > 1 else "setup")
-    with _group(config, folder, ends_process=streams) as group:
+    startup.enter("setup")
+    with _group(config, startup, folder, ends_process=streams) as group:
         runner = ModelRunner(config, model_folder(config.model), startup, group)
         share_host_slots(config, runner)
     with startup.phase("warm_up"):
@@ -216,14 +216,14 @@ def build(
 
 
 def _group(
-    config: EngineConfig, folder: Path | None, *, ends_process: bool
+    config: EngineConfig, startup: StartupClock, folder: Path | None, *, ends_process: bool
 ) -> contextlib.AbstractContextManager["Group | None"]:
     """The other ranks, while this one loads its model; None where the settings ask for none."""
     if config.num_ranks == 1:
         return contextlib.nullcontext()
     from engine.group.group import forming  # torch is loaded by now
 
-    return forming(config, folder, ends_process=ends_process)
+    return forming(config, startup, folder, ends_process=ends_process)
 
 
 def _token_budget(config: EngineConfig, runner: "ModelRunner", *, streams: bool) -> TokenBudget:

@@ -2,12 +2,14 @@
 
 import json
 import logging
+import math
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,12 +27,15 @@ from engine.group.watch import Watch, ending
 from engine.runner.build import chosen_device
 from engine.runner.layout import layout_of, timeout_seconds
 from engine.runner.rank_step import Conclude, Move, RankReport, RankStep
+from metrics.compute.startup import StartupClock
 from metrics.errors import ModelError, SojournError
 
 log = logging.getLogger(__name__)
 MODULE = "engine.group.rank"
 LOOK_MS = 100  # between two looks whether a rank that is waited for still lives
 END_SECONDS = 10  # for killed processes to be gone
+HELLO_SECONDS = 600  # for a rank to say that it is there: cold imports, and samples of many files of weights
+SEND_MS = 5000  # a message to a rank that is gone has nowhere to go: then the rank counts as lost
 
 Message = TypeVar("Message", bound=messages.FromRank)
 
@@ -42,16 +47,19 @@ class GroupError(SojournError):
 class Group:
     """The other ranks, and the ways to them. `on_loss` is called from another thread with a sentence when one ends.
 
-    The system kills the other ranks when the thread ends that made the group, however it ends.
-    Raises ModelError where a rank cannot take part.
+    The system kills the other ranks when the thread ends that made the group, however it ends. Every wait for a rank is
+    booked as phase `group` of the start. Raises ModelError where a rank cannot take part.
     """
 
-    def __init__(self, config: EngineConfig, on_loss: Callable[[str], None], folder: Path | None = None):
+    def __init__(
+        self, config: EngineConfig, on_loss: Callable[[str], None], startup: StartupClock, folder: Path | None = None
+    ):
         """`folder`: where the group's own folder of sockets is made."""
         device = chosen_device(config)
         check_devices(config, device)
         self.layout = layout_of(config, 0)
         self.communicators = Communicators()
+        self._startup = startup
         self._sockets = Path(tempfile.mkdtemp(prefix="sojourn-group-", dir=folder))  # mode 0700
         self._context = zmq.Context()
         self._from_ranks, self._beats = self._bound(zmq.PULL, "from-ranks"), self._bound(zmq.PULL, "beats")
@@ -61,9 +69,10 @@ class Group:
         self._on_loss = on_loss
         self._hung_seconds = config.core_hung_seconds
         try:
-            self._processes = [start_rank(self._sockets, rank, config) for rank in self._others]
-            self._greet(config)
-            self.communicators = connect(self.layout, device, self._sockets, timeout_seconds(config))
+            with startup.phase("group"):
+                self._processes = [start_rank(self._sockets, rank, config) for rank in self._others]
+                self._greet(config)
+                self.communicators = connect(self.layout, device, self._sockets, timeout_seconds(config))
         except BaseException:
             self.close()
             raise
@@ -73,7 +82,7 @@ class Group:
         return range(1, self.layout.size)
 
     def agree(self, num_blocks: int) -> int:
-        """The blocks that every rank has room for: the least of all."""
+        """The blocks that every rank has room for: the least of all. Raises GroupError where one of them is lost."""
         least = min(num_blocks, *(said.num_blocks for said in self._each(messages.Planned)))
         self._say(messages.Agreed(least))
         return least
@@ -90,10 +99,8 @@ class Group:
         self._say(work)
 
     def conclude(self) -> None:
-        """Has the other ranks of the first stage conclude a step."""
-        encoded = messages.encode(Conclude())
-        for socket in self._to_ranks[: self.layout.ranks_per_stage - 1]:
-            socket.send(encoded)
+        """Has the other ranks of the first stage conclude a step. Raises GroupError where one of them is lost."""
+        self._say(Conclude(), self.layout.ranks_per_stage - 1)
 
     def loss(self) -> GroupError | None:
         """Why an exchange has just failed, where a rank is lost; waits until the watch has looked."""
@@ -124,26 +131,36 @@ class Group:
 
     def _greet(self, config: EngineConfig) -> None:
         ours = identity(config, model_folder(config.model))
-        for hello in self._each(messages.Hello):
+        for hello in self._each(messages.Hello, HELLO_SECONDS):
             if (sentence := difference(ours, hello.identity)) is not None:
                 raise ModelError(f"rank {hello.rank} {sentence}")
         self._say(messages.Welcome())
 
-    def _each(self, kind: type[Message]) -> list[Message]:
-        """One message of a kind from each rank. Raises ModelError where a rank ends, or says why it must."""
+    def _each(self, kind: type[Message], within_seconds: float = math.inf) -> list[Message]:
+        """One message of a kind from each rank. Raises ModelError where a rank ends, is late, or cannot go on."""
         found: dict[int, Message] = {}
-        while len(found) < len(self._processes):
-            if not self._from_ranks.poll(LOOK_MS):
-                for rank, process in zip(self._others, self._processes, strict=True):
-                    if process.poll() is not None and not self._from_ranks.poll(0):
-                        raise ModelError(f"rank {rank} {ending(process)} before it could compute; see the log")
-                continue
-            message = self._read()
-            if isinstance(message, messages.Broken):
-                raise ModelError(f"rank {message.rank}: {message.sentence}")
-            if isinstance(message, kind):
-                found[message.rank] = message
+        until = time.monotonic() + within_seconds
+        with self._startup.phase("group"):
+            while missing := set(self._others) - found.keys():
+                if not self._from_ranks.poll(LOOK_MS):
+                    self._raise_if_ended()
+                    if time.monotonic() > until:
+                        raise ModelError(
+                            f"rank {min(missing)} said nothing within {within_seconds:g} s of its start; see whether "
+                            "its process is stopped, and start again"
+                        )
+                    continue
+                message = self._read()
+                if isinstance(message, messages.Broken):
+                    raise ModelError(f"rank {message.rank}: {message.sentence}")
+                if isinstance(message, kind):
+                    found[message.rank] = message
         return list(found.values())
+
+    def _raise_if_ended(self) -> None:
+        for rank, process in zip(self._others, self._processes, strict=True):
+            if process.poll() is not None and not self._from_ranks.poll(0):
+                raise ModelError(f"rank {rank} {ending(process)} before it could compute; see the log")
 
     def _read(self) -> messages.FromRank | None:
         """A message; None for bytes that are none of ours."""
@@ -152,25 +169,31 @@ class Group:
         except messages.UNREADABLE:
             return None
 
-    def _say(self, message: messages.ToRank) -> None:
+    def _say(self, message: messages.ToRank, num_ranks: int | None = None) -> None:
+        """To all other ranks, or to the first ones. Raises GroupError where one of them is lost."""
         encoded = messages.encode(message)
-        for socket in self._to_ranks:
-            socket.send(encoded)
+        for rank, socket in enumerate(self._to_ranks[:num_ranks], 1):
+            try:
+                socket.send(encoded)
+            except zmq.Again:
+                loss = None if self._watch is None else self._watch.loss
+                raise GroupError(loss or f"rank {rank} of the parallel group is lost: it takes no messages") from None
 
     def _bound(self, kind: int, name: str) -> zmq.Socket:
         socket = self._context.socket(kind)
         socket.set_hwm(0)
+        socket.setsockopt(zmq.SNDTIMEO, SEND_MS)
         socket.bind(f"ipc://{self._sockets}/{name}")
         return socket
 
 
 @contextmanager
-def forming(config: EngineConfig, folder: Path | None, *, ends_process: bool) -> Iterator[Group]:
+def forming(config: EngineConfig, startup: StartupClock, folder: Path | None, *, ends_process: bool) -> Iterator[Group]:
     """A group whose ranks load their shards while the caller loads that of rank 0. All compute steps afterwards.
 
     `ends_process`: a rank that is lost ends this process, which is a core process.
     """
-    group = Group(config, end_process if ends_process else warn, folder)
+    group = Group(config, end_process if ends_process else warn, startup, folder)
     try:
         yield group
         group.begin()

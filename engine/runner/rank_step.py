@@ -78,7 +78,7 @@ class Ranks(Protocol):
     communicators: Communicators
 
     def agree(self, num_blocks: int) -> int:
-        """The blocks that every rank has room for: the least of all. Waits for all of them."""
+        """The blocks that every rank has room for: the least of all. Waits for all of them, and books the wait."""
 
     def send(self, work: RankStep | Move) -> None:
         """Hands work to all other ranks. Raises GroupError where one of them is lost."""

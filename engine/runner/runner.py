@@ -125,8 +125,7 @@ class ModelRunner:
             with startup.phase("memory_probe"):
                 self.memory = measured_memory(self, config)
         if ranks is not None:
-            with startup.phase("group"):
-                num_blocks = ranks.agree(self.memory.num_kv_blocks)
+            num_blocks = ranks.agree(self.memory.num_kv_blocks)
             per_token = self.memory.kv_bytes // self.memory.kv_tokens  # with a drafter's
             self.memory = with_pool(self.memory, num_blocks, self.block_size, per_token)
         self.num_blocks = self.memory.num_kv_blocks

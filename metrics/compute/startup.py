@@ -21,7 +21,7 @@ PHASES = {
     "memory_probe": "the largest steps are computed, to measure their memory (CUDA)",
     "capture": "CUDA graphs are captured",
     "warm_up": "steps are computed to learn their duration",
-    "group": "the other ranks of a parallel group start, meet, and load what this one does not wait for",
+    "group": "the first rank of a parallel group waits for the other ones: they start, meet, plan and load",
     "setup": "tokenizer, tables, sampler, drafter, KV pool and scheduler are made",
     "ready": "Ready travels to the front, and waits until its event loop reads it",
 }

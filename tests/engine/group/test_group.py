@@ -1,16 +1,30 @@
 """A group of processes gives the tokens of one process, and its end is the end of all ranks."""
 
+import contextlib
 import os
 import shutil
 import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from engine import LLM, SamplingParams
-from engine.config import model_folder
+from engine.compute.communication.communicator import Communicators
+from engine.config import EngineConfig, model_folder
+from engine.group import group as group_module
+from engine.group import messages
+from engine.group.group import Group, GroupError, forming
+from engine.group.identity import identity
+from engine.group.rank_loop import Mailbox
+from engine.runner.rank_step import Move
 from metrics.compute.communication import group_shape
+from metrics.compute.startup import StartupClock
+from metrics.errors import ModelError
 from metrics.records import ACTIVITIES
 from tests.further import further
 
@@ -122,3 +136,82 @@ def test_rank_that_is_killed_ends_the_calls_with_an_error():
 
 def ranks() -> list[psutil.Process]:
     return [child for child in psutil.Process().children() if "engine.group.rank" in " ".join(child.cmdline())]
+
+
+class ScriptedRank:
+    """Rank 1 as rank 0 sees it: a process that only sleeps, and a mailbox from which the test speaks."""
+
+    def __init__(self, sockets: Path, rank: int, config: EngineConfig):
+        self.process = subprocess.Popen(["sleep", "60"])
+        self.mailbox = Mailbox(sockets, rank)
+        self.say, self.hello = self.mailbox.say, messages.Hello(rank, identity(config, model_folder(config.model)))
+
+    def die(self) -> None:
+        self.process.kill()
+        self.mailbox.close()
+        time.sleep(0.2)  # until rank 0's socket has lost its peer
+
+
+@pytest.fixture
+def scripted(monkeypatch) -> Iterator[list[ScriptedRank]]:
+    """Groups that are made get one scripted rank, which has said that it is there."""
+    made: list[ScriptedRank] = []
+
+    def start(sockets: Path, rank: int, config: EngineConfig) -> subprocess.Popen:
+        made.append(ScriptedRank(sockets, rank, config))
+        made[-1].say(made[-1].hello)
+        return made[-1].process
+
+    monkeypatch.setattr(group_module, "start_rank", start)
+    monkeypatch.setattr(group_module, "connect", lambda *_: Communicators())
+    monkeypatch.setattr(group_module, "SEND_MS", 200)
+    yield made
+    for each in made:
+        each.mailbox.close()
+
+
+@contextlib.contextmanager
+def formed() -> Iterator[Group]:
+    made = Group(EngineConfig(model="tiny-model", tensor_parallel=2), lambda sentence: None, StartupClock())
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def test_rank_that_dies_after_its_plan_is_lost_before_anything_waits_for_it(scripted):
+    with formed() as group:
+        scripted[0].say(messages.Planned(1, 5))
+        scripted[0].die()
+        with pytest.raises(GroupError, match="rank 1 of the parallel group is lost: it takes no messages"):
+            group.agree(9)
+
+
+@pytest.mark.parametrize("say", [Group.conclude, lambda group: group.send(Move([], []))])
+def test_message_to_a_rank_that_died_between_two_steps_is_an_error(scripted, say):
+    with formed() as group:
+        scripted[0].say(messages.Joined(1))
+        group.begin()
+        scripted[0].die()
+        with pytest.raises(GroupError, match="rank 1 of the parallel group was killed by signal 9"):
+            say(group)
+
+
+def test_rank_that_never_says_that_it_is_there_is_an_error(scripted, monkeypatch):
+    monkeypatch.setattr(group_module, "HELLO_SECONDS", 0.3)
+    monkeypatch.setattr(Mailbox, "say", lambda mailbox, message: None)
+    with pytest.raises(ModelError, match=r"rank 1 said nothing within 0\.3 s of its start"), formed():
+        pass
+    assert scripted[0].process.returncode == -signal.SIGKILL, "and it is killed"
+
+
+def test_waits_for_the_other_ranks_are_no_set_up_of_this_one(scripted):
+    startup = StartupClock()
+    config = EngineConfig(model="tiny-model", tensor_parallel=2)
+    with forming(config, startup, None, ends_process=False) as group:
+        for delay, message in ((0.2, messages.Planned(1, 5)), (0.5, messages.Joined(1))):
+            threading.Timer(delay, scripted[0].say, (message,)).start()
+        assert group.agree(9) == 5
+    group.close()
+    phases_ns = startup.startup().phases_ns
+    assert phases_ns["group"] > 0.45e9 and phases_ns["setup"] < 0.1e9
