@@ -107,7 +107,9 @@ class Peer:
             else:
                 self._fetch(source, reads)
         for progress in self._connection.receive():
-            if not self._advance(progress):
+            is_last = not self._advance(progress)
+            self._heard_s = time.monotonic()  # behind the reads: what they took is no silence of the peer
+            if is_last:
                 break
         self._look_for_silence(time.monotonic())
 
@@ -149,7 +151,6 @@ class Peer:
 
     def _advance(self, progress: wire.Progress) -> bool:
         """News of a prompt, or of the server that computes it. False: what came behind it is of no use."""
-        self._heard_s = time.monotonic()
         transfer = self._transfers.get(progress.transfer_id)
         if transfer is None:
             return True

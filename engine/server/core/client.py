@@ -221,6 +221,10 @@ class CoreClient:
         deaths: deque[float] = deque(maxlen=limit)
         while self.state not in ENDING:
             await self._run_once()
+            if self.state in ("falling_asleep", "sleeping"):  # another model may have its memory by now
+                _log("a sleeping engine core died; the next call loads its model")
+                self.ready = None
+                self._set_state("cold")
             self.fail_open_streams()
             if self.kv_events is not None:
                 self.kv_events.clear()

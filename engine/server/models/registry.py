@@ -86,13 +86,17 @@ class Models:
             yield model.service
 
     async def fall_asleep(self, model: ServedModel, level: int) -> None:
-        """Level 1: without its KV pool; level 2: without its weights, too. Raises ApiError 409 where it is in use."""
+        """Level 1: without its KV pool; level 2: without its weights, too. Raises ApiError 409 where it cannot."""
         async with self._memory:
             if not model.is_idle:
                 raise ApiError(409, f"the model `{model.name}` has open calls; try again", code="model_busy")
-            if level == 1 and model.state == "hot":
+            if not model.may_sleep and model.state not in ("sleeping", "cold"):
+                state = model.state if model.service is None else model.service.core.state
+                message = f"the model `{model.name}` is {state}, and only one that is ready can sleep; try again"
+                raise ApiError(409, message, code="model_not_ready")
+            if level == 1 and model.may_sleep:
                 await self._put_to_sleep(model)
-            elif level == 2 and model.state in ("hot", "sleeping"):
+            elif level == 2 and model.state != "cold":
                 await self._unload(model)
 
     async def wake(self, model: ServedModel) -> None:
@@ -110,9 +114,9 @@ class Models:
             await asyncio.sleep(min(WATCH_SECONDS, limit or WATCH_SECONDS))
             self._note()
             for model in self.all if limit is not None else ():
-                if model.is_idle and model.state == "hot" and time.monotonic() - model.used_at >= limit:
+                if model.may_sleep and time.monotonic() - model.used_at >= limit:
                     async with self._memory:
-                        if model.is_idle and model.state == "hot":
+                        if model.may_sleep:
                             await self._try_to_put_to_sleep(model)
 
     async def stop(self) -> None:
@@ -273,7 +277,7 @@ class Models:
         others = (each for each in self.all if each is not wanted and each.is_idle)
         idle = sorted(others, key=attrgetter("used_at"))
         for model in idle:
-            if model.state == "hot":
+            if model.may_sleep:
                 await self._try_to_put_to_sleep(model)
                 return
         for model in idle:

@@ -71,6 +71,11 @@ class ServedModel:
         )
 
     @property
+    def may_sleep(self) -> bool:
+        """A core that is silent, or that another one replaces, would not answer."""
+        return self.is_idle and self.service is not None and self.service.core.state == "ready"
+
+    @property
     def expected_seconds(self) -> int:
         """Until it is hot, for `Retry-After`."""
         asleep = self.state in ("sleeping", "waking")

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from engine.kv_source import KVSource
 from engine.memory.transfer import wire
+from engine.memory.transfer.peer import Peer
 from engine.messages import Abort, Submit
 from metrics.ledger import Account
 from tests.engine.harness import drain, hand_over, make_engine, submit
@@ -193,6 +194,23 @@ def test_a_prefill_that_ends_in_the_middle_costs_an_error_or_a_local_prefill(
         assert pair.second.tokens["r0"] == expected[0]
         loaded = {} if end == "no-call" else {"peer": 32}
         assert (ended.kv_load.loaded_tokens if ended.kv_load else {}) == loaded, "what was read is used"
+
+
+def test_a_slow_read_is_no_silence_of_the_prefill_server(overlapped, expected, monkeypatch):
+    monkeypatch.setattr("engine.memory.transfer.peer.SILENCE_S", 0.6)
+    monkeypatch.setattr("engine.memory.transfer.side_channel.BEAT_S", 0.1)
+    read, delays = Peer._read, iter([0.8])
+    monkeypatch.setattr(Peer, "_read", lambda peer, *given: time.sleep(next(delays, 0)) or read(peer, *given))
+    pair = overlapped()
+    (request, *_) = requests()
+    pair.decode_call(request)
+    pair.prefill_call(request)
+    pair.prefill.receive([], pair.prefill.step())
+    pair.read_blocks(1)
+    drain(pair.prefill, check=True)
+    pair.finish()
+    assert pair.second.tokens["r0"] == expected[0]
+    assert pair.second.ended["r0"].kv_load.loaded_tokens == {"peer": 80}
 
 
 def test_a_prefill_server_that_is_restarted_serves_the_next_transfer(overlapped, expected, checkpoints):

@@ -230,6 +230,47 @@ def test_a_core_that_is_killed_leaves_the_other_models_alone(monkeypatch):
     asyncio.run(scenario())
 
 
+def test_a_sleeping_core_that_dies_leaves_its_model_cold_until_a_call_comes(monkeypatch):
+    """Started again at once, it would take memory that another model may have by then."""
+
+    async def scenario() -> None:
+        async with front(monkeypatch) as (models, client):
+            core = models.first.service.core
+            assert (await client.post("/sleep")).status_code == 200
+            os.kill(core.pid(), signal.SIGKILL)
+            while core.state == "sleeping":
+                await asyncio.sleep(0.01)
+            assert await states(client) == {"tiny-model": "cold"}
+            assert (await ask(client, "tiny-model")).status_code == 200
+            assert await states(client) == {"tiny-model": "hot"}
+
+    asyncio.run(scenario())
+
+
+def test_a_model_that_is_not_ready_is_not_put_to_sleep(monkeypatch):
+    """The answer of a core that is being replaced would never come."""
+
+    async def scenario() -> None:
+        async with front(monkeypatch, "damaged-b") as (models, client):
+            core = models.first.service.core
+            assert (await ask(client, "damaged-b")).status_code == 503
+            os.kill(core.pid(), signal.SIGKILL)
+            while core.state != "restarting":
+                await asyncio.sleep(0.01)
+            assert not models.first.may_sleep
+            for name, state in (("tiny-model", "restarting"), ("damaged-b", "failed")):
+                for level in (1, 2):
+                    async with asyncio.timeout(5):
+                        refused = await client.post(f"/sleep?model={name}&level={level}")
+                    assert refused.status_code == 409 and refused.json()["error"]["code"] == "model_not_ready"
+                    assert f"the model `{name}` is {state}" in refused.text
+            while core.state != "ready":
+                await asyncio.sleep(0.01)
+            assert (await client.post("/sleep")).status_code == 200
+
+    asyncio.run(scenario())
+
+
 def test_calls_that_come_at_once_share_one_service_of_a_cold_model(monkeypatch):
     """Else a core that one of them started would be nobody's."""
 
