@@ -42,6 +42,7 @@ class FleetFacts:
     """At least two servers behind a router."""
 
     replicas: list[ReplicaFacts]
+    router: str  # its name; "" where nobody said
     policy: str  # of the router; "" where nobody said
     router_is_here: bool  # client, router and servers ran on one host
     span_ns: float  # from the first arrival to the last finish
@@ -102,14 +103,15 @@ def fleet_facts(run: RunDirectory, rows: pd.DataFrame, level: Level) -> FleetFac
             members, of_server.values(), steps, slowdowns, settings, strict=True
         )
     ]
-    router = meta.get("router")
+    router = section(meta, "router")
     begin, end = float(served.arrived_ns.astype("float64").min()), float(served.finished_ns.astype("float64").max())
     busiest = max(replicas, key=lambda each: each.present_ns).name
     others = [own for name, own in of_server.items() if name != busiest]
     return FleetFacts(
         replicas=replicas,
-        policy=str(router.get("policy") or "") if isinstance(router, dict) else "",
-        router_is_here=isinstance(router, dict) and bool(router.get("same_host")),
+        router=str(router.get("name") or ""),
+        policy=str(router.get("policy") or ""),
+        router_is_here=bool(router.get("same_host")),
         span_ns=end - begin,
         pooled=_pooled(run, rows, level),
         present_beside_idle=_beside_idle(of_server[busiest], others),

@@ -1,5 +1,7 @@
 """Fleets whose further servers do not help: one server is slow, one has too many requests, or the router is slow."""
 
+from collections.abc import Mapping, Sequence
+
 from metrics.diagnosis.excess import Excess
 from metrics.diagnosis.facts import Facts, ledger_columns
 from metrics.diagnosis.fleet_facts import FleetFacts, ReplicaFacts
@@ -17,8 +19,9 @@ UNEVEN = 1.3  # time of the requests on the busiest server over the mean
 BESIDE_IDLE = 0.5  # of that server's time: a router that knows the load would have sent the requests elsewhere
 EVEN_WORK = 1.1  # tokens on the busiest server over the mean: such a router is not what is wrong
 FULL = 0.9  # of the time: a device that works so much is what limits the fleet
-LOAD_AWARE = ("kv_aware", "power_of_two")  # policies of routers that weigh load
-CACHE_AWARE = ("kv_aware", "cache_aware", "consistent_hash")  # policies that keep a prefix or a session on its server
+# Policies by router: those that weigh load, and those that keep a prefix or a session on its server.
+LOAD_AWARE = {"vllm-router": ("kv_aware", "power_of_two"), "ray": ("least_requests",)}
+CACHE_AWARE = {"vllm-router": ("kv_aware", "cache_aware", "consistent_hash"), "ray": ("consistent_hash",)}
 HASHES = "requests: server, prompt_block_hashes, output_block_hashes, prefix_outcomes"
 STEPS = "steps of each server: device_ns, new_tokens, past_tokens"
 PRESENT = "requests: server, arrived_ns, finished_ns"
@@ -53,7 +56,7 @@ def straggler(facts: Facts, excess: Excess) -> Proposal | None:
         if_rival=f"it has as much per step as the others, and {missing_share(excess)} stays",
         claims=claims,
         change=f"mend {slow.name} or take it out of the fleet; until then a policy that weighs load "
-        f"({' or '.join(LOAD_AWARE)}) sends it less",
+        f"({_in_words(_others(LOAD_AWARE, fleet))}) sends it less",
         fixes=(Change(servers="equal"),),
     )  # fmt: skip
 
@@ -73,7 +76,7 @@ def replica_imbalance(facts: Facts, excess: Excess) -> Proposal | None:
     spared = 1 - 1 / fleet.imbalance  # of what requests of a server cost each other
     claims = of_server(facts, excess, full.name, dict.fromkeys(DEVICE_ACCOUNTS, spared)
                         | dict.fromkeys(CONTENTION, 1.0))  # fmt: skip
-    policies = " or ".join(name for name in LOAD_AWARE if name != fleet.policy)
+    policies = _others(LOAD_AWARE, fleet)
     return Proposal(
         cause=f"{full.name} has {fleet.imbalance:.1f} times the mean of the fleet's requests, while another server has "
         "room",
@@ -87,12 +90,12 @@ def replica_imbalance(facts: Facts, excess: Excess) -> Proposal | None:
             *_speed_evidence(fleet),
             *excess_evidence(excess, CONTENTION),
         ],
-        measurement=f"the same scenario with --policy {policies.split(' ')[0]}",
+        measurement=f"the same scenario with {_flags(policies)}",
         settings=None,
         if_cause=f"the servers have about as many requests, and {missing_share(excess)} falls",
         if_rival=f"{missing_share(excess)} stays on {full.name}",
         claims=claims,
-        change=f"a policy of the router that weighs load ({policies}), and equal servers",
+        change=f"a policy that weighs load ({_in_words(policies)}), and equal servers",
         fixes=(Change(routing="least-requests"), Change(routing="least-requests", servers="equal")),
     )  # fmt: skip
 
@@ -143,8 +146,8 @@ def cache_blind_routing(facts: Facts, excess: Excess) -> Proposal | None:
     use = pooled.fleet
     part = min(1.0, use.lost_tokens / max(use.prompt_tokens - use.hit_tokens, 1))
     rates = ", ".join(f"{each.server} {each.hit_rate:.0%}" for each in pooled.servers)
-    policies = [name for name in CACHE_AWARE if name != fleet.policy]
-    is_aware = fleet.policy in CACHE_AWARE
+    policies = _others(CACHE_AWARE, fleet)
+    is_aware = fleet.policy in CACHE_AWARE.get(fleet.router, ())
     return Proposal(
         cause=f"{use.lost_share:.0%} of the prompt tokens were in the cache of another server: the fleet hits "
         f"{use.hit_rate:.0%}, one cache of all servers would hit {use.pooled_rate:.0%}",
@@ -160,14 +163,27 @@ def cache_blind_routing(facts: Facts, excess: Excess) -> Proposal | None:
                         supports=False, weight=2)] if is_aware else []),
             *excess_evidence(excess, PROMPT_ACCOUNTS),
         ],
-        measurement=f"the same scenario with --policy {policies[0]}",
+        measurement=f"the same scenario with {_flags(policies)}",
         settings=None,
         if_cause=f"cached tokens rise from {use.hit_rate:.0%} towards {use.pooled_rate:.0%} of the prompts",
         if_rival=f"cached tokens stay at {use.hit_rate:.0%}, and {missing_share(excess)} with them",
         claims=dict.fromkeys(PROMPT_ACCOUNTS, part),
-        change=f"a policy of the router that looks at caches or keeps sessions together ({' or '.join(policies)})",
+        change=f"a policy that looks at caches or keeps sessions together ({_in_words(policies)})",
         fixes=(Change(routing="prefix-aware"), Change(routing="consistent-hash")),
     )  # fmt: skip
+
+
+def _others(policies: Mapping[str, Sequence[str]], fleet: FleetFacts) -> list[str]:
+    """Those of the fleet's router, without the one that it has. None of a router that is not known."""
+    return [name for name in policies.get(fleet.router, ()) if name != fleet.policy]
+
+
+def _flags(policies: Sequence[str]) -> str:
+    return f"--policy {policies[0]}" if policies else "--router vllm-router --policy kv_aware"
+
+
+def _in_words(policies: Sequence[str]) -> str:
+    return " or ".join(policies) or "another router: vllm-router with kv_aware"
 
 
 def _is_slow(replica: ReplicaFacts) -> bool:

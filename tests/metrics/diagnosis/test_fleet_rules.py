@@ -6,16 +6,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from loadgen.fleet.routers import ROUTERS
 from metrics.diagnosis.diagnose import diagnose
 from metrics.diagnosis.excess import excesses
 from metrics.diagnosis.facts import read_facts
 from metrics.diagnosis.rules.cause import proposals
+from metrics.diagnosis.rules.fleet import CACHE_AWARE, LOAD_AWARE
 from metrics.diagnosis.server_proposals import server_proposals
 from metrics.run.directory import RunDirectory
 from metrics.run.fleet import gather_servers, servers_of
 from tests.metrics.simulated_server import MS, Device
 from tests.metrics.synthetic import PLANTS, Klass, synthetic_run
-from tests.metrics.synthetic_fleet import synthetic_fleet
+from tests.metrics.synthetic_fleet import ROUTER, synthetic_fleet
 
 CAUSES = {"straggler", "replica_imbalance", "cache_blind_routing", "slow_router"}
 CHAT = replace(PLANTS["healthy"], rate_rps=8.0)
@@ -64,6 +66,15 @@ def test_requests_that_gather_on_one_server_are_the_routers_choice(tmp_path):
     found = named(run)
     assert found.keys() == {"replica_imbalance"} and "power_of_two" in found["replica_imbalance"].change
     assert diagnose(run).findings[0].key == "replica_imbalance"
+    for policy, flags in (("round_robin", "--policy least_requests"), ("least_requests", "--router vllm-router")):
+        run.update_meta(router=ROUTER | {"name": "ray", "policy": policy})
+        advised = named(RunDirectory.open(run.path))["replica_imbalance"]
+        assert flags in advised.measurement and "power_of_two" not in advised.change
+
+
+def test_policies_that_are_named_are_of_that_router():
+    for policies in (LOAD_AWARE, CACHE_AWARE):
+        assert all(set(named) <= set(ROUTERS[router].policies) for router, named in policies.items())
 
 
 def test_time_in_the_router_is_the_routers(tmp_path):
