@@ -197,8 +197,8 @@ class Server:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """For `GoodputPolicy`."""
-        _, page = await self._ask("/metrics")
-        return {"places": self.places} | self.load.look(page)
+        status, page = await self._ask("/metrics")
+        return self.load.look(self.places, page if status == 200 else "")
 
     def __serve_build_asgi_app__(self):
         async def application(scope, receive, send):  # no bound method, which uvicorn takes for ASGI 2

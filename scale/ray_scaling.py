@@ -15,24 +15,26 @@ OUTCOME = re.compile(
 
 
 class Load:
-    """What a server's /metrics say of its load: requests that wait and run, and those that ended since the last look,
-    with those of them that missed an objective. All 0 without telemetry; `ended` is 0 without objectives."""
+    """What a server's /metrics say of its load: places in its batch, requests that wait and run, and those that ended
+    since the last look, with those of them that missed an objective. `ended` is 0 without objectives. A server whose
+    page did not come, or has no gauges, says nothing, so that no replica is taken away for it."""
 
     def __init__(self) -> None:
         self._counted: dict[str, float] | None = None  # at the last look
 
-    def look(self, page: str) -> dict[str, float]:
+    def look(self, places: int, page: str) -> dict[str, float]:
         gauges = {name: float(value) for name, value in GAUGE.findall(page)}
+        if len(gauges) < 2:
+            return {}
         outcomes = [(outcome, float(value)) for outcome, value in OUTCOME.findall(page)]
         now = {
             "ended": sum(value for _, value in outcomes),
             "missed": sum(value for outcome, value in outcomes if outcome == "missed"),
         }
         before = self._counted or now
-        if outcomes:  # a page that did not come says nothing of the next one
-            self._counted = now
+        self._counted = now
         since = {name: max(0.0, now[name] - before[name]) for name in now}
-        return {"waiting": 0.0, "running": 0.0} | gauges | since
+        return {"places": places} | gauges | since
 
 
 class GoodputPolicy:

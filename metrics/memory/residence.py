@@ -13,42 +13,39 @@ import msgspec
 GIB = 1 << 30
 
 
-class ResidenceSpan(msgspec.Struct, frozen=True):
-    """One state of a model, and the bytes that it held: planned ones, as `models_gib` counts them."""
+class StateTime(msgspec.Struct, frozen=True):
+    """All times of a model in one state. Bytes are planned ones, as `models_gib` counts them."""
 
     state: str  # hot, sleeping, cold, loading, waking or failed
-    begin_ns: int
-    end_ns: int
-    held_bytes: int
-
-    @property
-    def seconds(self) -> float:
-        return (self.end_ns - self.begin_ns) / 1e9
+    count: int  # times that it came to it
+    seconds: float  # in it, in all
+    held_gib_seconds: float
 
 
 class ModelResidence(msgspec.Struct, frozen=True):
     """One model of a front while the front lived."""
 
     name: str
-    spans: list[ResidenceSpan]  # without gaps
+    states: list[StateTime]  # in the order in which it came to them first
     hot_bytes: int  # that it holds when it is hot
     num_waited: int = 0  # calls that waited for it
     waited_ns: int = 0  # by all of them together
 
     def seconds(self, state: str) -> float:
-        return sum(span.seconds for span in self.spans if span.state == state)
+        return sum(each.seconds for each in self.states if each.state == state)
 
     def count(self, state: str) -> int:
-        return sum(span.state == state for span in self.spans)
+        return sum(each.count for each in self.states if each.state == state)
 
     @property
     def held_gib_seconds(self) -> float:
-        return sum(span.seconds * span.held_bytes for span in self.spans) / GIB
+        return sum(each.held_gib_seconds for each in self.states)
 
     @property
     def freed_gib_seconds(self) -> float:
         """That it would have held besides, if it had been hot all the time."""
-        return sum(span.seconds * max(0, self.hot_bytes - span.held_bytes) for span in self.spans) / GIB
+        hot_gib = self.hot_bytes / GIB
+        return sum(max(0.0, each.seconds * hot_gib - each.held_gib_seconds) for each in self.states)
 
     @property
     def freed_per_second_waited(self) -> float | None:

@@ -81,11 +81,19 @@ sojourn_request_objective_total{{model_name="m",klass="b",objective="all_objecti
 
 def test_a_page_of_metrics_is_requests_now_and_outcomes_since_the_last_look():
     load = Load()
-    now = {"waiting": 3.0, "running": 7.0}
-    assert load.look(PAGE.format(met=100, missed=50)) == now | {"ended": 0, "missed": 0}, "what was before is not now"
-    assert load.look(PAGE.format(met=108, missed=52)) == now | {"ended": 10, "missed": 2}
-    assert load.look("") == {"waiting": 0, "running": 0, "ended": 0, "missed": 0}, "a server that does not answer"
-    assert load.look(PAGE.format(met=109, missed=52)) == now | {"ended": 1, "missed": 0}
+    now = {"places": PLACES, "waiting": 3.0, "running": 7.0}
+    page = PAGE.format(met=100, missed=50)
+    assert load.look(PLACES, page) == now | {"ended": 0, "missed": 0}, "what was before is not now"
+    assert load.look(PLACES, PAGE.format(met=108, missed=52)) == now | {"ended": 10, "missed": 2}
+    assert load.look(PLACES, "") == {}, "a server that does not answer is not idle"
+    assert load.look(PLACES, PAGE.format(met=109, missed=52)) == now | {"ended": 1, "missed": 0}
+
+
+def test_servers_that_do_not_answer_are_not_taken_away():
+    policy, silent = GoodputPolicy(waiting=4, missed=0.05, busy=0.6), Load().look(PLACES, "")
+    context = Context(3, 0)
+    context.aggregated_metrics = {name: {f"replica {k}": silent[name] for k in range(3)} for name in silent}
+    assert policy(context)[0] == 3
 
 
 def test_the_metrics_are_those_of_the_server():

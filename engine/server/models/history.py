@@ -3,15 +3,15 @@
 import time
 from collections.abc import Callable
 
-from metrics.memory.residence import ModelResidence, ResidenceSpan
+from metrics.memory.residence import GIB, ModelResidence, StateTime
 
 
 class History:
-    """Remembers a span for each change of state."""
+    """Sums by state: a front that lives for months remembers no more than one that has just begun."""
 
     def __init__(self, name: str, state: str, clock_ns: Callable[[], int] = time.monotonic_ns):
         self._name, self._clock_ns = name, clock_ns
-        self._spans: list[ResidenceSpan] = []
+        self._states: dict[str, StateTime] = {}  # that are over
         self._state, self._held_bytes, self._since_ns = state, 0, clock_ns()
         self.num_waited = self.waited_ns = 0
 
@@ -21,7 +21,7 @@ class History:
             self._held_bytes = held_bytes
             return False
         now_ns = self._clock_ns()
-        self._spans.append(ResidenceSpan(self._state, self._since_ns, now_ns, self._held_bytes))
+        self._states[self._state] = self._passed(now_ns)
         self._state, self._held_bytes, self._since_ns = state, held_bytes, now_ns
         return True
 
@@ -31,5 +31,12 @@ class History:
 
     def residence(self, hot_bytes: int) -> ModelResidence:
         """All until now."""
-        last = ResidenceSpan(self._state, self._since_ns, self._clock_ns(), self._held_bytes)
-        return ModelResidence(self._name, [*self._spans, last], hot_bytes, self.num_waited, self.waited_ns)
+        states = self._states | {self._state: self._passed(self._clock_ns())}
+        return ModelResidence(self._name, list(states.values()), hot_bytes, self.num_waited, self.waited_ns)
+
+    def _passed(self, now_ns: int) -> StateTime:
+        """All times in the state of now."""
+        before = self._states.get(self._state, StateTime(self._state, 0, 0.0, 0.0))
+        seconds = (now_ns - self._since_ns) / 1e9
+        held = before.held_gib_seconds + seconds * self._held_bytes / GIB
+        return StateTime(self._state, before.count + 1, before.seconds + seconds, held)

@@ -72,7 +72,7 @@ def test_a_cold_model_is_loaded_for_its_first_call_which_waits_and_whose_ledger_
     waited = [row["ledger_request_cold_start_ns"] for row in requests]
     assert len(waited) == 4 and min(waited[:2]) > LOAD_SECONDS * 1e9 and waited[2:] == [0, 0]
     first, further = residences_of(RunDirectory(tmp_path / "run").meta())
-    assert [span.state for span in further.spans] == ["cold", "loading", "hot"]
+    assert [(each.state, each.count) for each in further.states] == [("cold", 1), ("loading", 1), ("hot", 1)]
     assert (first.num_waited, further.num_waited) == (0, 2)
     assert further.waited_ns == sum(waited[:2]) and further.hot_bytes == 1 << 30
     own = RunDirectory(tmp_path / "run" / "models" / "slow-b")
