@@ -31,6 +31,7 @@ from dynamo.common.utils.token_ids import normalize_request_token_ids
 from dynamo.llm.exceptions import CannotConnect, Disconnected, HttpError, InvalidArgument, Unknown
 
 POLL_SECONDS = 0.5
+ANSWER_SECONDS = 5  # for the server to say whether it is ready, and how much it has to do
 LOST_POLLS = 2  # without an answer, after which the server counts as gone
 LOST_CODES = ("engine_core_died", "engine_draining")  # of an error event: another server can go on
 KV_USAGE = re.compile(rb"^sojourn_memory_kv_usage_ratio\{[^}]*\} (\S+)$", re.MULTILINE)
@@ -110,7 +111,7 @@ class SojournEngine(LLMEngine):
         self.facts: dict[str, Any] = {}  # of GET /server_info
         self.session: aiohttp.ClientSession | None = None
         self.open: dict[str, aiohttp.ClientResponse] = {}  # by Dynamo's id of the request
-        self.watching: asyncio.Task | None = None
+        self.watching: list[asyncio.Task] = []
         self.endpoint: Any = None
         self.snapshots: Any = None
 
@@ -160,7 +161,7 @@ class SojournEngine(LLMEngine):
             raise CannotConnect(f"no server answers at {self.server}: {error}") from None
 
     async def start(self, worker_id: int) -> EngineConfig:
-        self.watching = asyncio.create_task(self.watch())
+        self.watching = [asyncio.create_task(self.watch()), asyncio.create_task(self.report_loads())]
         return EngineConfig(
             model=str(self.model),
             served_model_name=self.facts["served_model_name"],
@@ -234,14 +235,13 @@ class SojournEngine(LLMEngine):
         self.snapshots = publisher
 
     async def watch(self) -> None:
-        """Keeps registry and load up to date: out while the server is not ready, and the end when it is gone."""
+        """Keeps the registry up to date: out while the server is not ready, and the end when it is gone."""
         is_in, lost = True, 0
         while True:
             await asyncio.sleep(POLL_SECONDS)
             try:
-                async with self.session.get(f"{self.server}/ready", timeout=aiohttp.ClientTimeout(total=5)) as answer:
+                async with self.session.get(f"{self.server}/ready", timeout=in_time()) as answer:
                     is_ready, lost = answer.status == 200, 0
-                await self.report_load()
             except TimeoutError:
                 is_ready = False
             except (aiohttp.ClientError, OSError) as error:
@@ -250,29 +250,46 @@ class SojournEngine(LLMEngine):
                     print(f"the server {self.server} is gone ({error}); this worker ends", file=sys.stderr, flush=True)
                     os.kill(os.getpid(), signal.SIGTERM)
             if self.endpoint is not None and is_ready != is_in:
-                change = (
-                    self.endpoint.register_endpoint_instance if is_ready else self.endpoint.unregister_endpoint_instance
-                )
-                await change()
-                is_in = is_ready
+                is_in = await self.change_registry(is_ready)
+
+    async def change_registry(self, is_ready: bool) -> bool:
+        """Registers or leaves. Whether the worker is in the registry then: a change that failed is tried again."""
+        change = self.endpoint.register_endpoint_instance if is_ready else self.endpoint.unregister_endpoint_instance
+        try:
+            await change()
+        except Exception as error:  # of the registry, whatever it is: the watch has to go on
+            what = "entered" if is_ready else "left"
+            print(f"the registry could not be {what} ({error}); it is tried again", file=sys.stderr, flush=True)
+            return not is_ready
+        return is_ready
+
+    async def report_loads(self) -> None:
+        """Beside `watch`: a page of metrics that is late or missing does not say that the server is not ready."""
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
+                await self.report_load()
 
     async def report_load(self) -> None:
         """Tells the router how many KV blocks are in use, where the server has metrics."""
-        async with self.session.get(f"{self.server}/metrics", timeout=aiohttp.ClientTimeout(total=5)) as answer:
+        async with self.session.get(f"{self.server}/metrics", timeout=in_time()) as answer:
             found = KV_USAGE.search(await answer.read()) if answer.status == 200 else None
         if found is not None and self.snapshots is not None:
             ratio, total = float(found[1]), self.facts["num_kv_blocks"]
             self.snapshots.publish(0, ComponentSnapshot(round(ratio * total), total, ratio, 0))
 
     async def cleanup(self) -> None:
-        if self.watching is not None:
-            self.watching.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self.watching
-            self.watching = None
+        for task in self.watching:
+            task.cancel()
+        await asyncio.gather(*self.watching, return_exceptions=True)
+        self.watching = []
         if self.session is not None:
             await self.session.close()
             self.session = None
+
+
+def in_time() -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=ANSWER_SECONDS)
 
 
 def chunk_of(choice: dict[str, Any]) -> dict[str, Any]:

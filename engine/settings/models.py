@@ -10,7 +10,8 @@ from engine.settings.panels import MEMORY, REQUEST, TOKEN
 
 # Settings that are of one model, or that one core has for itself.
 OF_ONE_MODEL = (
-    "lora_adapters", "lora_runtime_loading", "usage_dir", "kv_disk_path", "kv_remote_url", "kv_events", "faults",
+    "lora_adapters", "lora_runtime_loading", "usage_dir", "kv_disk_path", "kv_remote_url", "kv_role", "kv_events",
+    "faults",
 )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ class FleetTraffic:
     """
 
     def __init__(self, rows: Sequence[TracedRequest], num_requests: int, rate: float | None, block_size: int) -> None:
-        """Without a rate each copy has the trace's own. Raises ReplayError for a trace without a span."""
+        """Without a rate each copy has the trace's own. Raises ReplayError for requests of one moment."""
         offsets = np.array([row.offset_s for row in rows])
         offsets -= offsets.min()
         copies = -(-num_requests // len(rows))
@@ -41,7 +41,10 @@ class FleetTraffic:
         due_s = ((offsets[None, :] + shifts[:, None]) % span).ravel()
         order = np.argsort(due_s, kind="stable")[:num_requests]
         due_s = due_s[order] - due_s[order[0]]
-        own_rate = copies * len(rows) / span
+        last_s = float(due_s[-1])
+        if last_s <= 0 and num_requests > 1:
+            raise ReplayError(f"the first {num_requests} requests have the same moment, and so no rate; take more")
+        own_rate = (num_requests - 1) / last_s if last_s > 0 else copies * len(rows) / span
         self.rate = own_rate if rate is None else rate
         self.due_ns = due_s * (own_rate / self.rate) * 1e9
         self.copies, self._rows = np.divmod(order, len(rows))
@@ -74,12 +77,10 @@ class FleetTraffic:
         """Prompt tokens that one cache of all replicas without eviction would hit."""
         size, total = self._block_size, 0
         order = np.argsort(self.copies, kind="stable")
-        rows, copies = self._rows[order], self.copies[order]
-        for copy in range(int(copies[-1]) + 1 if len(copies) else 0):
+        of_copies = np.split(order, np.flatnonzero(np.diff(self.copies[order])) + 1)
+        for own in of_copies:
             known: set[int] = set()
-            for row, prompt in zip(
-                rows[copies == copy].tolist(), self.prompt_tokens[order][copies == copy].tolist(), strict=True
-            ):
+            for row, prompt in zip(self._rows[own].tolist(), self.prompt_tokens[own].tolist(), strict=True):
                 blocks = self._blocks[row].tolist()
                 hit = 0
                 while hit < len(blocks) and blocks[hit] in known:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
-from engine.config import EngineConfig, model_folder
+from engine.config import EngineConfig, complaint, model_folder
 from engine.server.app import build_app
 from engine.server.core import core_process
 from engine.server.errors import core_lost
@@ -319,3 +320,14 @@ def test_names_that_differ_in_a_slash_have_folders_of_their_own(tmp_path):
 def test_two_models_of_one_name_are_refused():
     with pytest.raises(InputError, match="'tiny-model' is the name of two models"):
         build_app(EngineConfig(model="tiny-model", models={"tiny-model": FOLDER}))
+
+
+@pytest.mark.parametrize(
+    "setting", [{"kv_role": "prefill", "kv_transfer_port": 7000}, {"kv_role": "decode"}, {"kv_events": "tcp://*:5557"}]
+)
+def test_settings_of_one_model_are_refused_beside_others(setting):
+    """Each core would bind the same port, and GET /query tells one address."""
+    with pytest.raises(ValidationError) as refused:
+        EngineConfig(model="tiny-model", models={"b": FOLDER}, **setting)
+    sentence = complaint(refused.value)
+    assert sentence.startswith(f"{next(iter(setting))}=") and "models names others" in sentence

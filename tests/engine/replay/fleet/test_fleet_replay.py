@@ -1,6 +1,7 @@
 """A fleet's replay: runs of steps beside single steps, policies beside each other, and parts beside the whole."""
 
 import random
+import time
 
 import numpy as np
 import pytest
@@ -122,6 +123,31 @@ def test_one_replica_with_blocks_enough_hits_what_a_pooled_cache_does(material):
 def test_a_trace_of_one_moment_is_refused():
     with pytest.raises(ReplayError, match="same moment"):
         FleetTraffic([TracedRequest(1.0, 8, 8)] * 3, 3, None, BLOCK)
+
+
+@pytest.mark.parametrize("taken", [2, 10, 20, 25, 60])
+def test_a_rate_is_that_of_the_requests_that_are_taken(taken):
+    moments = [0.1 * each for each in range(10)] + [10.0 * each for each in range(1, 11)]  # crowded, and then not
+    rows = [TracedRequest(moment, 8, 8) for moment in moments]
+    traffic = FleetTraffic(rows, taken, 5.0, BLOCK)
+    assert traffic.due_ns[-1] == pytest.approx((taken - 1) / 5.0 * 1e9) and traffic.rate == 5.0
+    own = FleetTraffic(rows, taken, None, BLOCK)
+    assert own.rate == pytest.approx((taken - 1) / own.due_ns[-1] * 1e9)
+
+
+def test_a_part_of_one_moment_has_no_rate():
+    rows = [TracedRequest(moment, 8, 8) for moment in (0.0, 0.0, 1.0)]
+    with pytest.raises(ReplayError, match="the first 2 requests have the same moment"):
+        FleetTraffic(rows, 2, 5.0, BLOCK)
+    assert FleetTraffic(rows, 1, 5.0, BLOCK).due_ns.tolist() == [0.0]
+
+
+def test_the_hits_of_a_pooled_cache_cost_a_pass_over_the_requests():
+    rows, copies = [TracedRequest(each, 16, 4, (0, 1, 2, 3)) for each in range(2)], 30_000
+    traffic = FleetTraffic(rows, copies * len(rows), None, BLOCK)
+    begin = time.thread_time()
+    assert traffic.pooled_hit_tokens() == copies * FleetTraffic(rows, len(rows), None, BLOCK).pooled_hit_tokens()
+    assert time.thread_time() - begin < 1.0, "copies times requests takes seconds"
 
 
 def test_least_requests_is_the_least_of_all_counts():
