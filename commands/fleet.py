@@ -48,16 +48,16 @@ def up(
     """Start COUNT servers and the router, and serve until Ctrl-C, which ends them all."""
     need("engine")
     from engine.options import assignments, check_settings
-    from loadgen.fleet.fleet import check_own_settings
+    from loadgen.fleet.fleet import check_fleet
     from loadgen.fleet.fleet import fleet as running_fleet
     from loadgen.fleet.routers import installed, known_router
 
     chosen = known_router(router, policy)
     if max_servers is not None and max_servers < count:
         raise InputError(f"--max-servers {max_servers} is below the {count} servers to start; raise it")
-    check_own_settings(chosen, {}, max_servers)
-    program = installed(chosen, router_env)
     settings = {"model": model} | assignments(set_ or [], "--set")
+    check_fleet(chosen, settings, {}, policy=policy, most=max_servers)
+    program = installed(chosen, router_env)
     check_settings({"model": model}, settings)
     folder = run_dir or new_run("fleet")
     if folder.is_dir() and any(folder.iterdir()):

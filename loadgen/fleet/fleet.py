@@ -32,6 +32,7 @@ from metrics.errors import ExperimentError, InputError
 
 ROUTER_TIMEOUT_S = 60.0
 ROUTER_LOG = "router.log"
+GIVEN = ("host", "port", "run_dir", "kv_events", "kv_events_replay")  # settings that a fleet chooses for each server
 
 
 class Process(Protocol):
@@ -156,8 +157,18 @@ def num_ranks(settings: Mapping[str, Any]) -> int:
     return pipeline * max(tensor, expert)
 
 
-def check_own_settings(router: Router, own: Mapping[int, Any], most: int | None = None) -> None:
-    """Raises InputError for what that router cannot do."""
+def check_fleet(
+    router: Router, settings: Mapping[str, Any], own: Mapping[int, Mapping[str, Any]], *, policy: str | None = None,
+    most: int | None = None,
+) -> None:  # fmt: skip
+    """Raises InputError for what a fleet, or that router, cannot do."""
+    servers = [settings, *({**settings, **each} for each in own.values())]
+    if given := [name for name in GIVEN if any(each.get(name) is not None for each in servers)]:
+        raise InputError(f"a fleet chooses {given[0]} itself, for each of its servers; leave it out")
+    if (policy or router.policies[0]) == "kv_aware" and not all(map(_caches, servers)):
+        others = ", ".join(name for name in router.policies if name != "kv_aware")
+        raise InputError("kv_aware needs KV events, and a server with prefix_caching=false has none; take another "
+                         f"--policy: {others}")  # fmt: skip
     if isinstance(router, StartingRouter):
         if own:
             raise InputError(f"{router.name} starts equal servers, and server {min(own)} has settings of its own; "
@@ -165,6 +176,10 @@ def check_own_settings(router: Router, own: Mapping[int, Any], most: int | None 
     elif most is not None:
         raise InputError(f"{router.name} starts no servers, so --max-servers does nothing; leave it out, or take "
                          "--router ray")  # fmt: skip
+
+
+def _caches(settings: Mapping[str, Any]) -> bool:
+    return settings.get("prefix_caching") is not False
 
 
 def _start_servers(
@@ -175,7 +190,7 @@ def _start_servers(
     addresses = [tuple(f"tcp://127.0.0.1:{ports.pop()}" for _ in range(2)) for _ in range(count)]
     for number, (events, replay) in enumerate(addresses):
         chosen = settings | own.get(number, {})
-        if chosen.get("prefix_caching", True):
+        if _caches(chosen):
             chosen |= {"kv_events": events, "kv_events_replay": replay}
         run_dir, log, port = made.folder / f"server-{number}", made.folder / f"server-{number}.log", ports.pop()
         process = start(serve_command(chosen, port, run_dir), log)

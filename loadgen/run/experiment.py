@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 import yaml
 
 from loadgen.client.event_log import read_progress, recording
-from loadgen.fleet.fleet import check_own_settings
+from loadgen.fleet.fleet import check_fleet
 from loadgen.fleet.routers import installed, known_router
 from loadgen.prompts.build import load_tokenizer
 from loadgen.run.live_view import LiveRun, LiveView, check_stop_when_resolved
@@ -113,7 +113,7 @@ def run_scenario(
                 f"a run joins client and servers by request id, and {router.name} gives requests ids of its own; take "
                 "another router, or `sojourn fleet up` and `sojourn load --base-url` for the client's side alone"
             )
-        check_own_settings(router, fleet.servers)
+        check_fleet(router, settings, fleet.servers, policy=fleet.policy)
         program = installed(router, router_env)
         chosen |= {"replicas": fleet.replicas, "router": fleet.router, "policy": fleet.policy}
     command = repeat_command("run", scenario, seed, **chosen)

@@ -1,4 +1,4 @@
-"""What `scale/dynamo_worker.py` tells Dynamo's registry. Registry and server are scripted; tests/peers has real ones."""
+"""What `scale/dynamo_worker.py` tells Dynamo's registry. Both are scripted here; tests/peers has real ones."""
 
 import asyncio
 import importlib
@@ -22,9 +22,8 @@ def worker(monkeypatch) -> ModuleType:
                  "llm.exceptions"):  # fmt: skip
         monkeypatch.setitem(sys.modules, f"dynamo.{name}", MagicMock(LLMEngine=object))
     monkeypatch.setitem(sys.modules, "aiohttp", SimpleNamespace(ClientError=ConnectionError, ClientTimeout=MagicMock()))
-    monkeypatch.delitem(sys.modules, "scale.dynamo_worker", raising=False)
     module = importlib.import_module("scale.dynamo_worker")
-    monkeypatch.delitem(sys.modules, "scale.dynamo_worker")
+    del sys.modules["scale.dynamo_worker"]  # nobody else gets it with these names
     monkeypatch.setattr(module, "POLL_SECONDS", 0.01)
     return module
 

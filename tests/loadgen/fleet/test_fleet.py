@@ -11,7 +11,7 @@ import pytest
 
 import loadgen.fleet.fleet as module
 from engine.config import EngineConfig
-from loadgen.fleet.fleet import check_own_settings, fleet, num_ranks
+from loadgen.fleet.fleet import GIVEN, check_fleet, fleet, num_ranks
 from loadgen.fleet.routers import ROUTERS, VllmRouter, installed
 from loadgen.run.experiment import run_scenario
 from loadgen.scenario.fleet import FleetBlock
@@ -185,7 +185,26 @@ def test_a_router_that_starts_servers_takes_no_settings_of_single_ones(tmp_path)
     with pytest.raises(InputError, match="server 1 has settings of its own"):
         run_scenario(chosen.model_copy(update={"fleet": block}), tmp_path / "run")
     with pytest.raises(InputError, match="vllm-router starts no servers"):
-        check_own_settings(ROUTERS["vllm-router"], {}, 4)
+        check_fleet(ROUTERS["vllm-router"], {}, {}, most=4)
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_what_a_fleet_chooses_for_each_server_is_refused(name, tmp_path):
+    chosen = scenario({"process": "poisson", "rate_rps": 8, "count": 2}, [CHAT], engine={"model": "tiny-model"})
+    fleet = FleetBlock(replicas=2, servers={1: {name: "x"}})
+    with pytest.raises(InputError, match=f"a fleet chooses {name} itself"):
+        run_scenario(chosen.model_copy(update={"fleet": fleet}), tmp_path / "run")
+    with pytest.raises(InputError, match=f"a fleet chooses {name} itself"):
+        check_fleet(ROUTERS["ray"], {name: "x"}, {})
+
+
+def test_a_router_that_follows_kv_events_needs_servers_that_have_some():
+    router, without = ROUTERS["vllm-router"], {"prefix_caching": False}
+    for settings, own in ((without, {}), ({}, {1: without})):
+        with pytest.raises(InputError, match=r"kv_aware needs KV events.* take another --policy: cache_aware"):
+            check_fleet(router, settings, own)
+        check_fleet(router, settings, own, policy="round_robin")
+    check_fleet(router, {"prefix_caching": None}, {})
 
 
 def test_ray_of_another_version_is_refused_by_name(tmp_path):
