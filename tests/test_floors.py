@@ -26,10 +26,12 @@ MAY_IMPORT = {
     "metrics.statistics": {"metrics.cells"},
     "metrics.ledger": set(),
     "metrics.records": {"metrics.ledger"},
+    "metrics.record_tables": {"metrics.records", "metrics.ledger"},
     "metrics.machine": {"metrics.records", "metrics.errors", "metrics.whole_file"},
     "metrics.steps": {"metrics.records"},
     "metrics.run": {
-        "metrics.cells", "metrics.steps", "metrics.records", "metrics.ledger", "metrics.errors", "metrics.whole_file",
+        "metrics.cells", "metrics.steps", "metrics.record_tables", "metrics.records", "metrics.ledger",
+        "metrics.errors", "metrics.whole_file",
     },
     "metrics.compute": {
         "metrics.cells", "metrics.steps", "metrics.machine", "metrics.records", "metrics.statistics", "metrics.errors",
@@ -44,7 +46,8 @@ MAY_IMPORT = {
         "metrics.machine", "metrics.diagnosis.terminal", "metrics.records", "metrics.statistics", "metrics.errors",
     },
     "metrics.probe": {
-        "metrics.memory", "metrics.compute", "metrics.run", "metrics.machine", "metrics.steps", "metrics.records",
+        "metrics.memory", "metrics.compute", "metrics.run", "metrics.machine", "metrics.steps",
+        "metrics.record_tables", "metrics.records",
         "metrics.ledger", "metrics.errors",
     },
     "metrics.compare": {
@@ -56,11 +59,13 @@ MAY_IMPORT = {
         "metrics.memory", "metrics.request", "metrics.run", "metrics.machine", "metrics.records", "metrics.statistics",
     },
     "metrics.usage": {"metrics.errors"},
-    "metrics.imported": {"metrics.probe", "metrics.run", "metrics.records", "metrics.errors"},
+    "metrics.imported": {
+        "metrics.probe", "metrics.run", "metrics.record_tables", "metrics.records", "metrics.errors",
+    },
     "metrics.catalog": {"metrics.memory", "metrics.compute", "metrics.machine", "metrics.records", "metrics.ledger"},
     "metrics.sources": {"metrics.catalog", "metrics.run", "metrics.ledger", "metrics.errors"},
     "metrics.diagnosis": {
-        "metrics.cells",
+        "metrics.cells", "metrics.record_tables",
         "metrics.sources", "metrics.results", "metrics.request", "metrics.run", "metrics.machine", "metrics.records",
         "metrics.memory", "metrics.compute", "metrics.replay", "metrics.steps", "metrics.ledger",
         "metrics.statistics", "metrics.errors",
@@ -126,7 +131,7 @@ MAY_IMPORT = {
     },
     "engine.group": {
         "engine.runner", "engine.compute", "engine.config", "engine.process", "engine.faults.plan",
-        "engine.faults.rank", "metrics.errors",
+        "engine.faults.rank", "metrics.compute.startup", "metrics.errors",
     },
     "engine.core": {
         "engine.group", "engine.telemetry", "engine.engine", "engine.scheduling", "engine.request.token_budget",
