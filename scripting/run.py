@@ -91,7 +91,7 @@ class Run:
 
     def table(self, name: str) -> "pd.DataFrame":
         """Any table of the run: client, requests (the server's), steps, system, scrapes, kernels, kv_events."""
-        from metrics.record_tables import SCHEMAS
+        from metrics.records.tables import SCHEMAS
 
         if name not in SCHEMAS:
             raise InputError(f"a run has no table {name}; it has {', '.join(SCHEMAS)}")

@@ -12,7 +12,7 @@ import duckdb
 import pyarrow as pa
 
 from metrics.errors import InputError
-from metrics.record_tables import SCHEMAS
+from metrics.records.tables import SCHEMAS
 from metrics.run.directory import RunDirectory
 from metrics.run.server_alone import requests_of
 from scripting.documents import QueryResult

@@ -17,7 +17,7 @@ from metrics.diagnosis.diagnose import diagnose
 from metrics.diagnosis.expectation import with_expectation
 from metrics.diagnosis.verdict import Diagnosis
 from metrics.errors import CalibrationError, RunDataError
-from metrics.record_tables import SCHEMAS
+from metrics.records.tables import SCHEMAS
 from metrics.request.goodput import measured, measured_steps
 from metrics.request.offenders import Book, TooLarge, book_of
 from metrics.results.replicas import FleetView, fleet_view

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.torture.server import ROOT
 from metrics.errors import SojournError
-from metrics.record_tables import SCHEMAS
+from metrics.records.tables import SCHEMAS
 from metrics.run.directory import RunDirectory
 
 

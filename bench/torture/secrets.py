@@ -8,7 +8,7 @@ import httpx
 
 from bench.torture.promises import Outcome, main
 from bench.torture.server import serving, temporary_folder
-from metrics.record_tables import SCHEMAS
+from metrics.records.tables import SCHEMAS
 from metrics.run.directory import RunDirectory
 
 PROMPT = "xyzzy-prompt-7f3a"

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from metrics.diagnosis.diagnose import diagnose
-from metrics.record_tables import SCHEMAS
+from metrics.records.tables import SCHEMAS
 from metrics.run.directory import REQUIRED, RunDirectory
 from tests.metrics.synthetic import CLOCK_START_NS, synthetic_run
 

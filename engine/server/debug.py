@@ -23,8 +23,8 @@ from engine.server.telemetry.recent import RECENT_REQUESTS, RECENT_STEPS, Recent
 from metrics.compute.kernels import Burst, by_class, by_name
 from metrics.export.perfetto import TraceRows, write_trace
 from metrics.ledger import SERVER_ACCOUNTS
-from metrics.record_tables import row
 from metrics.records import STAGES, RequestRecord, StepRecord
+from metrics.records.tables import row
 from metrics.run.recorder import Recorder
 
 SHOWN = 100  # records, by default

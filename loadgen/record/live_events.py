@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from loadgen.record.live_table import LiveReader
 from loadgen.target.processes import end_with
-from metrics.record_tables import SCHEMAS
+from metrics.records.tables import SCHEMAS
 from metrics.request.goodput import judged
 from metrics.request.latencies import itl_ms
 from metrics.run.directory import with_latencies

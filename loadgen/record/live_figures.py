@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from loadgen.schedule.request import ScheduledRequest
-from metrics.record_tables import SCHEMAS
+from metrics.records.tables import SCHEMAS
 from metrics.request.goodput import judged
 from metrics.request.objectives import objectives_of
 from metrics.run.directory import with_latencies

@@ -12,7 +12,7 @@ from loadgen.client.event_log import BYTES, NO_REQUEST, RAW_TABLE, STARTED, TERM
 from loadgen.record.live_figures import LiveFigures
 from loadgen.record.parse import Event, client_record, due_time, events_by_request
 from loadgen.schedule.request import SCHEDULE_FILE, ScheduledRequest, read_schedule, read_warmup_s
-from metrics.record_tables import row
+from metrics.records.tables import row
 from metrics.run.outage import WriteOutage
 from metrics.run.segments import write_segment
 

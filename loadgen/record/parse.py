@@ -14,8 +14,8 @@ from loadgen.client import event_log
 from loadgen.client.outgoing import STOPPED
 from loadgen.replies.reply import Reply, ReplyReader
 from loadgen.schedule.request import ScheduledRequest, read_schedule, read_warmup_s
-from metrics.record_tables import SCHEMAS, row
 from metrics.records import NO_END, ClientRecord
+from metrics.records.tables import SCHEMAS, row
 from metrics.request.goodput import after_warmup
 from metrics.run.segments import discard_segments, replace_in_pieces
 

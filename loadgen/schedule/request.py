@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from loadgen.scenario.scenario import Scenario
-from metrics.record_tables import arrow_type
+from metrics.records.tables import arrow_type
 from metrics.run.segments import replace_table
 
 SCHEDULE_FILE = "schedule.parquet"

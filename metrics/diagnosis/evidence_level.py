@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
-from metrics.record_tables import SCHEMAS
+from metrics.records.tables import SCHEMAS
 from metrics.run.directory import SERVER_KEYS, RunDirectory
 
 Level = Literal["client", "metrics", "requests", "steps", "kernels", "all"]

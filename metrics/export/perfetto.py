@@ -28,7 +28,7 @@ REQUESTS, ENGINE, DEVICE, COUNTERS = 1, 2, 3, 4  # processes of the trace, in th
 _PROCESSES = {REQUESTS: "requests", ENGINE: "engine", DEVICE: "device", COUNTERS: "memory and queue"}
 _STEPS, _BUSY, _KERNELS = 1, 1, 2  # tracks of the engine, and of the device
 
-Row = Mapping[str, Any]  # of a table of record_tables.SCHEMAS
+Row = Mapping[str, Any]  # of a table of records.tables.SCHEMAS
 Event = dict[str, Any]
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 from metrics.errors import InputError
 from metrics.imported import aiperf, guidellm, inference_perf, vllm
 from metrics.imported.result import Imported
-from metrics.record_tables import columns
+from metrics.records.tables import columns
 from metrics.run.directory import RunDirectory
 from metrics.run.segments import replace_table
 

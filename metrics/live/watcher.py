@@ -26,7 +26,8 @@ from metrics.sources.page import rows_of
 
 INTERVAL_S = 1.0
 TIMEOUT_S = 5.0
-RECORDS_EVERY_S = 10.0  # a diagnosis of records takes a second or two
+RECORDS_EVERY_S = 10.0  # at most: a diagnosis of records takes a second or two
+RECORDS_SHARE = 0.05  # of a core for those of a server, on whose host a watch with records runs
 SCRAPES_OF_A_WINDOW = 5  # at least, of a Prometheus that scrapes seldom
 MOST_CHANGES = 200
 STATE_OF: Mapping[str, State] = {"healthy": "healthy", "degraded": "degraded", "overloaded": "overloaded"}
@@ -48,7 +49,7 @@ class Watched:
         self.shown: WatchedServer = self.raw
         self.no_records = ""  # why the records cannot be read
         self._diagnosis: Diagnosis | None = None
-        self._diagnosed_s = -math.inf
+        self._due_s = -math.inf  # of the next one
         self._diagnosing: threading.Thread | None = None
 
     def judge(self, ns: int) -> list[Change]:
@@ -73,17 +74,20 @@ class Watched:
         """Diagnoses the records in a thread of its own: it takes seconds, in which no scrape may be missed."""
         if self._diagnosing is not None and self._diagnosing.is_alive():
             return
-        if time.monotonic() - self._diagnosed_s >= RECORDS_EVERY_S:
-            self._diagnosed_s = time.monotonic()
+        if time.monotonic() >= self._due_s:
             self._diagnosing = threading.Thread(target=self._diagnose, name="watch records", daemon=True)
             self._diagnosing.start()
 
     def _diagnose(self) -> None:
+        begin_s, began = time.monotonic(), time.thread_time()
         try:
             self._diagnosis = self.records.diagnose(self.observer.bounds())
             self.no_records = ""
         except RunDataError as error:
             self._diagnosis, self.no_records = None, f"the records cannot be read: {error}"
+        finally:
+            spent_s = time.thread_time() - began
+            self._due_s = begin_s + max(RECORDS_EVERY_S, spent_s / RECORDS_SHARE)
 
 
 class Watcher:

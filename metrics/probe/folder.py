@@ -22,8 +22,8 @@ from metrics.probe.prefixes import with_resized_hits
 from metrics.probe.records import Call, Handled
 from metrics.probe.shape import shape_of
 from metrics.probe.stream import Stream, is_probe_folder, read_streams
-from metrics.record_tables import SCHEMAS, columns
 from metrics.records import KvEventRecord, RequestRecord, StepRecord
+from metrics.records.tables import SCHEMAS, columns
 from metrics.run.directory import RunDirectory
 from metrics.run.segments import replace_table
 from metrics.run.server_alone import SERVER_ALONE

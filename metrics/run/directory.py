@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from metrics.errors import RunDataError
 from metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS
-from metrics.record_tables import SCHEMAS
+from metrics.records.tables import SCHEMAS
 from metrics.run.front_turns import with_front_turns
 from metrics.run.routing import with_routing
 from metrics.run.segments import compact, read_segment, schema_of, sources
@@ -106,7 +106,7 @@ class RunDirectory:
         return sources(self.path, table)
 
     def table(self, table: str) -> "pd.DataFrame":
-        """All rows of one of the tables of `record_tables.SCHEMAS`, with all its columns.
+        """All rows of one of the tables of `records.tables.SCHEMAS`, with all its columns.
 
         A column is null where a run of an older version lacks it. The table is empty where nothing was recorded.
         """

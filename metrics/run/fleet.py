@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from metrics.errors import RunDataError
-from metrics.record_tables import SCHEMAS
+from metrics.records.tables import SCHEMAS
 from metrics.run.directory import SERVER_KEYS, RunDirectory, section
 from metrics.run.segments import replace_table
 

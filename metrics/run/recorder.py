@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from metrics.record_tables import SCHEMAS, columns
+from metrics.records.tables import SCHEMAS, columns
 from metrics.run.outage import WriteOutage
 from metrics.run.segments import STREAM, StreamSegment
 

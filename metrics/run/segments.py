@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from metrics.errors import RunDataError
-from metrics.record_tables import SCHEMAS
+from metrics.records.tables import SCHEMAS
 
 STREAM = ".arrows"
 HOLDS = b"sojourn.segments"  # in the metadata of a compacted table: the names of the segments whose rows are in it

@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from commands.program import app
-from metrics.record_tables import row
 from metrics.records import RequestRecord
+from metrics.records.tables import row
 from metrics.run.directory import RunDirectory
 from metrics.run.segments import write_segment
 

@@ -15,7 +15,7 @@ from engine.messages import Profile
 from engine.profile_burst import ProfileBurst
 from metrics.compute.kernels import CLASSES, Burst, by_class, by_name
 from metrics.export.perfetto import TraceRows, write_trace
-from metrics.record_tables import row
+from metrics.records.tables import row
 from tests.engine.harness import hand_over, make_engine, submit
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ kernels can be built here")

@@ -13,8 +13,8 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from loadgen.target.scrape import rows_of
-from metrics.record_tables import row
 from metrics.records import ClientRecord
+from metrics.records.tables import row
 from metrics.run.directory import REQUIRED, RunDirectory
 from metrics.run.segments import write_segment
 

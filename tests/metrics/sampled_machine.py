@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from metrics.compute.cost_model import ModelShape
-from metrics.record_tables import SCHEMAS
+from metrics.records.tables import SCHEMAS
 from metrics.run.directory import RunDirectory
 
 SHAPE = ModelShape(1000, 64, 10_000, 20_000, 256, ((None, 2),), 512, 100_000)

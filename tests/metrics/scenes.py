@@ -6,8 +6,8 @@ import pandas as pd
 import pyarrow as pa
 
 from metrics.ledger import ACCOUNTS
-from metrics.record_tables import SCHEMAS, row
 from metrics.records import StepRecord
+from metrics.records.tables import SCHEMAS, row
 from metrics.request.timeline import call_of
 
 MS = 1_000_000

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from metrics.record_tables import SCHEMAS
 from metrics.records import ClientRecord, SystemRecord
+from metrics.records.tables import SCHEMAS
 from metrics.run.directory import RunDirectory
 from metrics.run.recorder import Recorder
 from tests.metrics.simulated_server import MS, Arrival, Device, Records, S, Settings, SimulatedServer

@@ -13,8 +13,8 @@ from metrics.compute.cost_model import ExpertShape, ModelShape, step_cost, step_
 from metrics.compute.step_costs import StepCosts, batch_work
 from metrics.compute.step_time import StepTimeModel, features
 from metrics.export.prometheus import Exporter
-from metrics.record_tables import columns
 from metrics.records import COMPOSITIONS, KINDS, StepRecord, composition
+from metrics.records.tables import columns
 from metrics.steps import UNKNOWN, Steps, rows_of
 from tests.metrics.random_records import random_step
 

@@ -11,8 +11,8 @@ from engine.replay.recorded import SCHEDULE_FILE
 from engine.sampling import SamplingParams
 from metrics.machine.host import hardware
 from metrics.memory.prefix_outcomes import PrefixReport
-from metrics.record_tables import columns
 from metrics.records import ClientRecord, RequestRecord
+from metrics.records.tables import columns
 from metrics.run.directory import RunDirectory
 from metrics.run.segments import replace_table
 from tests.engine.simulated import Simulation

@@ -11,7 +11,7 @@ from engine.messages import Abort, Submit
 from engine.sampling import SamplingParams
 from metrics.compute.step_costs import StepCosts
 from metrics.ledger import ACCOUNTS
-from metrics.record_tables import SCHEMAS, row
+from metrics.records.tables import SCHEMAS, row
 from metrics.request.blame import UNEXPLAINED, blame_of, matrix, offenders, waited_ns, worst
 from metrics.request.offenders import Book, open_book
 from metrics.request.token_gaps import explain_gap

@@ -7,8 +7,8 @@ from loadgen.faults.case import load_case
 from loadgen.faults.run_cases import Campaign, FailedRun, plan_runs, surroundings_of
 from metrics.diagnosis.score.truth import read_fault
 from metrics.errors import ExperimentError, ServerError
-from metrics.record_tables import row
 from metrics.records import ClientRecord
+from metrics.records.tables import row
 from metrics.run.directory import REQUIRED, RunDirectory
 from metrics.run.segments import write_segment
 

@@ -17,7 +17,7 @@ from loadgen.run.run_files import begin_run, recover
 from loadgen.target.endpoint import EndpointError
 from loadgen.target.processes import free_port, load_command, serve_command
 from metrics.errors import ExperimentError
-from metrics.record_tables import SCHEMAS
+from metrics.records.tables import SCHEMAS
 from metrics.run.directory import REQUIRED, RunDirectory
 from tests.loadgen.scenarios import CHAT, replayed, scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer

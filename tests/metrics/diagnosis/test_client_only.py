@@ -7,8 +7,8 @@ from metrics.diagnosis.client_signs import signs_of
 from metrics.diagnosis.diagnose import diagnose
 from metrics.diagnosis.facts import read_facts
 from metrics.diagnosis.verdict import sureness
-from metrics.record_tables import row
 from metrics.records import ClientRecord
+from metrics.records.tables import row
 from metrics.run.directory import REQUIRED, RunDirectory
 from metrics.run.segments import write_segment
 

@@ -15,8 +15,8 @@ from metrics.diagnosis.memory_facts import (
     prompt_order,
     shared_lengths,
 )
-from metrics.record_tables import row
 from metrics.records import RequestRecord
+from metrics.records.tables import row
 from metrics.run.directory import RunDirectory
 from metrics.run.segments import write_segment
 

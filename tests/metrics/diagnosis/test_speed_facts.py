@@ -10,7 +10,7 @@ from metrics.diagnosis.facts import read_facts
 from metrics.diagnosis.machine_facts import machine_facts
 from metrics.diagnosis.speed_facts import _with_context
 from metrics.diagnosis.speed_run import entry_of_run
-from metrics.record_tables import SCHEMAS
+from metrics.records.tables import SCHEMAS
 from metrics.run.directory import RunDirectory
 from tests.metrics.sampled_machine import known, turns, with_requests, with_system
 from tests.metrics.simulated_server import Device

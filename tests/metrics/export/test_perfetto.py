@@ -9,8 +9,8 @@ import pytest
 from metrics.compute.kernels import Burst, Kernel, Packing, StepWindow
 from metrics.errors import RunDataError
 from metrics.export.perfetto import TraceRows, run_rows, write_trace
-from metrics.record_tables import row
 from metrics.records import SystemRecord
+from metrics.records.tables import row
 from metrics.run.directory import RunDirectory
 from tests.metrics.random_records import random_request
 from tests.metrics.run.test_directory import MS, closed_pair, record, run, step

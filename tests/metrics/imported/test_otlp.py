@@ -17,8 +17,8 @@ from metrics.imported.otlp import PARTS, UNSEEN_ACCOUNTS, join_spans, read_joine
 from metrics.imported.otlp_file import SpanData, read_spans, spans_of
 from metrics.imported.otlp_receiver import Receiver
 from metrics.ledger import ACCOUNT_BY_NAME
-from metrics.record_tables import columns
 from metrics.records import ClientRecord
+from metrics.records.tables import columns
 from metrics.run.directory import REQUIRED, RunDirectory
 from metrics.run.segments import replace_table
 from metrics.run.trace_id import trace_id_of, traceparent_of

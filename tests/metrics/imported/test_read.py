@@ -16,7 +16,7 @@ from metrics.errors import InputError, RunDataError
 from metrics.export.guidellm_report import guidellm_report
 from metrics.imported import guidellm
 from metrics.imported.read import read_result, write_run
-from metrics.record_tables import SCHEMAS
+from metrics.records.tables import SCHEMAS
 from metrics.request.goodput import judged, measured
 from tests.commands.program import run_program
 from tests.metrics.synthetic import PLANTS, synthetic_run

@@ -7,8 +7,8 @@ from metrics.errors import RunDataError
 from metrics.kv_lens.document import SIZES, KvLens
 from metrics.kv_lens.of_run import lens_of_run
 from metrics.memory.prefix_outcomes import RATIOS
-from metrics.record_tables import columns
 from metrics.records import KvEventRecord
+from metrics.records.tables import columns
 from metrics.run.directory import RunDirectory
 from metrics.run.segments import replace_table
 from tests.metrics.kv_lens.recorded_runs import BLOCK, NULLS, POOL, run_of

@@ -15,8 +15,8 @@ from metrics.diagnosis.facts import read_facts
 from metrics.diagnosis.terminal.report import render
 from metrics.machine.host import STEAL_WARNS_PERCENT, company
 from metrics.machine.steal import Steal, steal_within
-from metrics.record_tables import SCHEMAS, columns
 from metrics.records import SystemRecord
+from metrics.records.tables import SCHEMAS, columns
 from metrics.request.goodput import window_ns
 from metrics.run.directory import RunDirectory
 from metrics.run.segments import StreamSegment, read_segment

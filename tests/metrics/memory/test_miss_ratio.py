@@ -4,8 +4,8 @@ import pandas as pd
 import pytest
 
 from metrics.memory.miss_ratio import INFINITE, CurvePoint, miss_ratio_curve, prefix_outcomes
-from metrics.record_tables import row
 from metrics.records import RequestRecord
+from metrics.records.tables import row
 from metrics.run.directory import RunDirectory
 from metrics.run.segments import write_segment
 

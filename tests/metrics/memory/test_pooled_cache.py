@@ -7,8 +7,8 @@ import pytest
 
 from metrics.ledger import new_ledger
 from metrics.memory.pooled_cache import pooled_cache
-from metrics.record_tables import row
 from metrics.records import RequestRecord
+from metrics.records.tables import row
 
 SIZE = 4
 

@@ -13,8 +13,8 @@ from rich.console import Console
 from metrics.diagnosis.diagnose import diagnose
 from metrics.diagnosis.terminal.report import render
 from metrics.machine.power import joules_between
-from metrics.record_tables import SCHEMAS, row
 from metrics.records import SystemRecord
+from metrics.records.tables import SCHEMAS, row
 from metrics.request.goodput import window_ns
 from metrics.results.energy import energy_use, joules
 from metrics.run.segments import replace_table

@@ -12,8 +12,8 @@ import pytest
 from metrics.errors import RunDataError
 from metrics.export.prometheus import Exporter
 from metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS, Account, closes, new_ledger
-from metrics.record_tables import SCHEMAS, columns, row
 from metrics.records import ClientRecord, RequestRecord, StepRecord
+from metrics.records.tables import SCHEMAS, columns, row
 from metrics.run.directory import REQUIRED, RunDirectory
 from metrics.run.recorder import Recorder
 from tests.metrics.random_records import random_request, random_step

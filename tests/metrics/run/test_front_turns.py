@@ -8,7 +8,7 @@ import pytest
 
 from metrics.diagnosis.facts import closure
 from metrics.ledger import ACCOUNTS
-from metrics.record_tables import SCHEMAS
+from metrics.records.tables import SCHEMAS
 from metrics.run.directory import RunDirectory
 from metrics.run.front_turns import Turns
 from tests.metrics.simulated_server import MS

@@ -11,8 +11,8 @@ from metrics.diagnosis.diagnose import diagnose
 from metrics.diagnosis.terminal.report import render
 from metrics.errors import RunDataError
 from metrics.ledger import ACCOUNTS
-from metrics.record_tables import SCHEMAS, columns, row
 from metrics.records import RequestRecord
+from metrics.records.tables import SCHEMAS, columns, row
 from metrics.run.directory import RunDirectory
 from metrics.run.join import _STAMPS, adopt, clock_of, join_runs, uncertainty_sentence
 from metrics.run.segments import replace_table

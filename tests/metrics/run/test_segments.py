@@ -13,8 +13,8 @@ import pytest
 
 from metrics.errors import RunDataError
 from metrics.ledger import ACCOUNTS, Account
-from metrics.record_tables import SCHEMAS, columns
 from metrics.records import RequestRecord
+from metrics.records.tables import SCHEMAS, columns
 from metrics.run.directory import RunDirectory
 from metrics.run.outage import SETTLED_SECONDS, WriteOutage
 from metrics.run.recorder import Recorder
