@@ -26,11 +26,10 @@ MAY_IMPORT = {
     "metrics.statistics": {"metrics.cells"},
     "metrics.ledger": set(),
     "metrics.records": {"metrics.ledger"},
-    "metrics.record_tables": {"metrics.records", "metrics.ledger"},
     "metrics.machine": {"metrics.records", "metrics.errors", "metrics.whole_file"},
     "metrics.steps": {"metrics.records"},
     "metrics.run": {
-        "metrics.cells", "metrics.steps", "metrics.record_tables", "metrics.records", "metrics.ledger",
+        "metrics.cells", "metrics.steps", "metrics.records", "metrics.ledger",
         "metrics.errors", "metrics.whole_file",
     },
     "metrics.compute": {
@@ -47,7 +46,7 @@ MAY_IMPORT = {
     },
     "metrics.probe": {
         "metrics.memory", "metrics.compute", "metrics.run", "metrics.machine", "metrics.steps",
-        "metrics.record_tables", "metrics.records",
+        "metrics.records",
         "metrics.ledger", "metrics.errors",
     },
     "metrics.compare": {
@@ -60,12 +59,12 @@ MAY_IMPORT = {
     },
     "metrics.usage": {"metrics.errors"},
     "metrics.imported": {
-        "metrics.probe", "metrics.run", "metrics.record_tables", "metrics.records", "metrics.errors",
+        "metrics.probe", "metrics.run", "metrics.records", "metrics.errors",
     },
     "metrics.catalog": {"metrics.memory", "metrics.compute", "metrics.machine", "metrics.records", "metrics.ledger"},
     "metrics.sources": {"metrics.catalog", "metrics.run", "metrics.ledger", "metrics.errors"},
     "metrics.diagnosis": {
-        "metrics.cells", "metrics.record_tables",
+        "metrics.cells",
         "metrics.sources", "metrics.results", "metrics.request", "metrics.run", "metrics.machine", "metrics.records",
         "metrics.memory", "metrics.compute", "metrics.replay", "metrics.steps", "metrics.ledger",
         "metrics.statistics", "metrics.errors",
