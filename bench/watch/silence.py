@@ -1,9 +1,9 @@
-"""Whether a watch stays silent on healthy servers under a steady load: `sojourn watch` as a process of its own.
+"""Whether a watch stays silent on a healthy server under a steady load: `sojourn watch` as a process of its own.
 
     python -m bench.watch.silence --into FOLDER [--python .../vllm/bin/python] [--minutes 10]
 
-One server is ours, and with `--python` one more is vLLM with the probe. Each gets chats at a rate that it serves with
-ease. The watch reads /metrics and the records of both, with objectives. Each line that it says is printed.
+The server is ours, or with `--python` vLLM with the probe. It gets chats at a rate that it serves with ease. The watch
+reads /metrics and records, with objectives. Each line that it says is printed.
 """
 
 import argparse
@@ -32,27 +32,21 @@ def main() -> None:
     chosen = parser.parse_args()
     folder = chosen.into.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    servers = [our_server("ours", "tiny-model", OURS, folder / "ours")]
     if chosen.python:
-        servers.append(vllm_with_probe(chosen.python, folder / "vllm", *VLLM_FLAGS, threads=THREADS))
+        server = vllm_with_probe(chosen.python, folder / "vllm", *VLLM_FLAGS, threads=THREADS)
+    else:
+        server = our_server("ours", "tiny-model", OURS, folder / "ours")
     try:
-        for server in servers:
-            server.start()
-        records = [servers[0].run_dir, *(folder / "vllm" for _ in servers[1:])]
-        watched(folder, servers, records, 60 * chosen.minutes)
+        server.start()
+        watched(folder, server, folder / "vllm" if chosen.python else server.run_dir, 60 * chosen.minutes)
     finally:
-        for server in servers:
-            server.stop()
+        server.stop()
 
 
-def watched(folder: Path, servers: list[Server], records: list[Path], seconds: float) -> None:
-    urls = [f"http://{HOST}:{server.port}" for server in servers]
-    loads = [
-        start_load(CALM, folder / server.name, url, seconds + 60) for server, url in zip(servers, urls, strict=True)
-    ]
-    words = ["watch", *urls, "--slo", OBJECTIVES]
-    for record in records:
-        words += ["--server-run", str(record)]
+def watched(folder: Path, server: Server, record: Path, seconds: float) -> None:
+    url = f"http://{HOST}:{server.port}"
+    load = start_load(CALM, folder / server.name, url, seconds + 60)
+    words = ["watch", url, "--slo", OBJECTIVES, "--server-run", str(record)]
     with (folder / "said.txt").open("w", encoding="utf-8") as said:
         watch = subprocess.Popen([sys.executable, "-m", "sojourn", *words], cwd=ROOT, stdout=said, stderr=said)
         try:
@@ -61,8 +55,7 @@ def watched(folder: Path, servers: list[Server], records: list[Path], seconds: f
         finally:
             watch.terminate()
             watch.wait()
-            for load in loads:
-                end_load(load)
+            end_load(load)
     print((folder / "said.txt").read_text(encoding="utf-8"))
     cpu_s = spent.user + spent.system
     print(f"{seconds:.0f} s; the watch took {cpu_s:.0f} s of CPU, {cpu_s / seconds:.0%} of a core")
