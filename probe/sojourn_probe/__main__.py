@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from sojourn_probe.records import SUFFIX
-from sojourn_probe.writer import OBJECTIVES, OBJECTIVES_VARIABLE, VARIABLE, ProbeError, parse_address
+from sojourn_probe.writer import OBJECTIVES, OBJECTIVES_VARIABLE, VARIABLE, ProbeError, parse_address, write_all
 
 SERVER = "vllm.entrypoints.openai.api_server"
 AT_ONCE = 1 << 16
@@ -55,19 +55,48 @@ def receive_streams(address: str, folder: Path) -> None:
     """Writes each connection to a file of its own, until it is interrupted. Raises OSError and ProbeError."""
     family, place = parse_address(address)
     folder.mkdir(parents=True, exist_ok=True)
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
-        listener.bind(place)
-        listener.listen()
+    with listening(family, place) as listener:
         while True:
             connection, _ = listener.accept()
             target = folder / f"stream-{time.time_ns():020d}{SUFFIX}"
             threading.Thread(target=_keep, args=(connection, target), daemon=True).start()
 
 
+def listening(family: int, place: str | tuple[str, int]) -> socket.socket:
+    """A socket that listens there, also where a receiver ended just now or was killed. Raises OSError."""
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if isinstance(place, str):
+            _remove_dead(Path(place))
+        else:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(place)
+        listener.listen()
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _remove_dead(place: Path) -> None:
+    """Removes the file of a socket where nobody listens any more; any other file stays, and `bind` refuses it."""
+    if not place.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asked:
+        try:
+            asked.connect(str(place))
+        except ConnectionRefusedError:
+            place.unlink()
+
+
 def _keep(connection: socket.socket, target: Path) -> None:
-    with connection, target.open("xb", buffering=0) as file:
-        while content := connection.recv(AT_ONCE):
-            file.write(content)
+    """Writes what comes, until its sender or the disk ends it: the sender then sees a closed socket."""
+    try:
+        with connection, target.open("xb", buffering=0) as file:
+            while content := connection.recv(AT_ONCE):
+                write_all(file, content)
+    except OSError as error:
+        print(f"sojourn-probe: {target} takes no more records ({error})", file=sys.stderr)
 
 
 if __name__ == "__main__":

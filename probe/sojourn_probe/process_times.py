@@ -13,8 +13,11 @@ _AT_REST = (3, 4, 7)  # columns of /proc/stat: idle, iowait, and steal, which ot
 _STEAL = 7
 
 
-def sample(proc: Path = PROC) -> Sample | None:
-    """One reading, the workers that this process has started included. None where the kernel does not count."""
+def sample(with_workers: bool, proc: Path = PROC) -> Sample | None:
+    """One reading of this process, or of it with the workers that it has started. None where the kernel does not count.
+
+    A core has workers. A front has started the core, which reads itself, so a front is read alone.
+    """
     own = os.getpid()
     try:
         loop_cpu_ns, loop_queued_ns = _of_thread(proc / str(own) / "task" / str(own))
@@ -25,7 +28,7 @@ def sample(proc: Path = PROC) -> Sample | None:
         )  # fmt: skip
     except (OSError, ValueError, KeyError, IndexError):
         return None
-    for pid in (own, *_children(proc / str(own))):
+    for pid in (own, *(_children(proc / str(own)) if with_workers else ())):
         try:
             cpu_ns, queued_ns, rss_bytes = _of_process(proc / str(pid))
         except (OSError, ValueError, IndexError):  # a worker that ended meanwhile

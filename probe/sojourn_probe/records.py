@@ -155,7 +155,7 @@ class Sample(Record, tag="sample"):
     """One second of the process and its machine. Each number counts since the beginning of its process or machine."""
 
     ns: int
-    cpu_ns: int  # of all threads and of the processes it has started
+    cpu_ns: int  # of all threads; of a core with the processes that it has started
     queued_ns: int  # of the same threads: they could run, and had no core
     rss_bytes: int  # held now
     loop_cpu_ns: int  # of the main thread

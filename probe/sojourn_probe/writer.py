@@ -1,6 +1,8 @@
 """Records → a file or a socket, in a thread of its own. The server never waits for it."""
 
 import atexit
+import errno
+import io
 import logging
 import os
 import socket
@@ -48,10 +50,16 @@ class FileSink:
         self._file = self.path.open("xb", buffering=0)
 
     def write(self, content: bytes) -> None:
-        self._file.write(content)
+        write_all(self._file, content)
 
     def close(self) -> None:
         self._file.close()
+
+
+def write_all(file: io.FileIO, content: bytes) -> None:
+    """Raises OSError also where the disk took only a part: what followed a torn record could not be read."""
+    if file.write(content) != len(content):
+        raise OSError(errno.ENOSPC, "the disk took only a part")
 
 
 class SocketSink:
@@ -89,8 +97,9 @@ def sink_of(target: str, role: str) -> Sink:
 class Writer:
     """Owns the queue and its thread. `put` never blocks and never raises."""
 
-    def __init__(self, sink: Sink, start: Record, capacity: int = CAPACITY):
+    def __init__(self, sink: Sink, start: Start, capacity: int = CAPACITY):
         self.dropped = 0
+        self._has_workers = start.role == "core"
         self.capacity = capacity
         self._sink: Sink | None = sink
         self._queue: deque[Record | Maker] = deque()
@@ -113,9 +122,9 @@ class Writer:
         """Writes the rest. May be called twice."""
         self._closing.set()
         self._thread.join(timeout=5)
-        if self._sink is not None:
+        if (sink := self._sink) is not None:
             self._flush()
-            self._sink.close()
+            sink.close()
             self._sink = None
 
     def _run(self) -> None:
@@ -123,7 +132,7 @@ class Writer:
         while not self._closing.wait(FLUSH_SECONDS):
             if (now := time.monotonic()) >= due:
                 due = now + SAMPLE_SECONDS
-                if (read := process_times.sample()) is not None:
+                if (read := process_times.sample(self._has_workers)) is not None:
                     self.put(read)
             self._flush()
 

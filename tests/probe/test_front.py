@@ -140,6 +140,59 @@ def test_disk_that_takes_nothing_ends_the_stream_and_not_the_server(folder, capl
     writer.close()
 
 
+def test_disk_that_takes_a_part_ends_the_stream_before_the_torn_record(folder, caplog):
+    from sojourn_probe.records import Ended
+    from sojourn_probe.writer import begin
+
+    writer = begin("core", "vllm", "0")
+    file = writer._sink._file
+    writer.put(Ended(1, 1, "stop"))
+    writer._flush()
+    writer._sink._file = SimpleNamespace(write=lambda content: file.write(content[:5]), close=file.close)
+    for number in (2, 3):
+        writer.put(Ended(number, number, "stop"))
+        writer._flush()
+    writer.close()
+    (stream,) = read_streams(folder)
+    assert [each.handle for each in stream.ended] == [1] and writer.dropped == 2
+    assert "the disk took only a part" in caplog.text
+
+
+def test_disk_that_fills_at_the_end_does_not_harm_the_server(folder):
+    from sojourn_probe.records import Ended
+    from sojourn_probe.writer import begin
+
+    writer = begin("core", "vllm", "0")
+    writer._sink.write = _fails
+    writer.put(Ended(1, 1, "stop"))
+    writer.close()
+    assert writer.dropped == 1
+
+
+def test_receiver_takes_the_place_of_one_that_was_killed_and_of_nothing_else(tmp_path):
+    from sojourn_probe.__main__ import listening
+
+    place, plain = str(tmp_path / "socket"), tmp_path / "plain"
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(place)
+    with listening(socket.AF_UNIX, place), pytest.raises(OSError, match="in use"):
+        listening(socket.AF_UNIX, place)
+    plain.write_text("a file of somebody")
+    with pytest.raises(OSError, match="in use"):
+        listening(socket.AF_UNIX, str(plain))
+    assert plain.read_text() == "a file of somebody"
+
+
+def test_receiver_begins_again_beside_connections_that_end(tmp_path):
+    from sojourn_probe.__main__ import listening
+
+    with listening(socket.AF_INET, ("127.0.0.1", 0)) as first:
+        place = first.getsockname()
+        with socket.create_connection(place):
+            first.accept()[0].close()  # our end waits in TIME_WAIT
+    listening(socket.AF_INET, place).close()
+
+
 @pytest.mark.parametrize("address", ["tcp:0.0.0.0:80", "tcp:example.org:80", "tcp:127.0.0.1:0", "unix:"])
 def test_socket_beyond_this_host_is_refused(address, monkeypatch, caplog):
     from sojourn_probe.writer import begin

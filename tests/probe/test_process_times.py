@@ -30,7 +30,7 @@ def test_reading_agrees_with_psutil_and_with_our_reader():
     """Counters only grow: each of ours lies between the others' readings before and after it."""
     own = psutil.Process()
     before, spent_before, machine_before = process_use(own.pid), spent_s(own), psutil.cpu_times()
-    found = process_times.sample()
+    found = process_times.sample(True)
     after, spent_after, machine_after = process_use(own.pid), spent_s(own), psutil.cpu_times()
     assert before.main.cpu_ns <= found.loop_cpu_ns <= after.main.cpu_ns
     assert before.main.queued_ns <= found.loop_queued_ns <= after.main.queued_ns
@@ -57,17 +57,30 @@ def whole(times) -> float:
 
 
 def test_processes_that_it_started_are_counted_with_it():
-    before = process_times.sample()
+    before, alone_before = process_times.sample(True), process_times.sample(False)
     with subprocess.Popen([sys.executable, "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         child.stdout.readline()
-        during = process_times.sample()
+        during, alone = process_times.sample(True), process_times.sample(False)
         child.communicate(b"")
     assert during.cpu_ns - before.cpu_ns >= 0.25e9  # counted in ticks
     assert during.rss_bytes > before.rss_bytes + (1 << 20)
+    assert alone.cpu_ns - alone_before.cpu_ns < 0.2e9 and alone.rss_bytes < during.rss_bytes - (1 << 20)
+
+
+@pytest.mark.parametrize("role", ["core", "front"])
+def test_a_front_does_not_count_the_core_that_it_has_started(tmp_path, monkeypatch, role):
+    asked = []
+    monkeypatch.setenv(writer.VARIABLE, str(tmp_path))
+    monkeypatch.setattr(writer, "FLUSH_SECONDS", 0.01)
+    monkeypatch.setattr(writer.process_times, "sample", lambda *args: asked.append(args))
+    begun = writer.begin(role, "vllm", "0")
+    time.sleep(0.05)
+    begun.close()
+    assert set(asked) == {(role == "core",)}
 
 
 def test_machine_that_does_not_count_gives_no_record(tmp_path):
-    assert process_times.sample(tmp_path) is None
+    assert process_times.sample(True, tmp_path) is None
 
 
 def test_stream_has_readings_beside_the_records(tmp_path, monkeypatch):
