@@ -112,6 +112,7 @@ ACCOUNTS: tuple[AccountInfo, ...] = (
 ACCOUNT_BY_NAME = {info.name: info for info in ACCOUNTS}
 CLIENT_ACCOUNTS = tuple(info for info in ACCOUNTS if info.lifecycle == "client")
 SERVER_ACCOUNTS = tuple(info for info in ACCOUNTS if info.lifecycle != "client")
+TEXT_ACCOUNTS = ("token.encode", "token.decode")  # of the front, beside the steps
 
 # Parts of a step that each of its requests pays in full.
 STEP_PARTS = (

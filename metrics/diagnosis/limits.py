@@ -7,7 +7,7 @@ from metrics.diagnosis.facts import Facts, tightest
 from metrics.diagnosis.foreign_server import warnings_of
 from metrics.diagnosis.state import FEWEST_REQUESTS
 from metrics.diagnosis.verdict import Closure
-from metrics.ledger import LIFECYCLES
+from metrics.ledger import LIFECYCLES, TEXT_ACCOUNTS
 from metrics.machine.steal import steal_sentence
 from metrics.records import NO_END
 from metrics.results.load import load_notes
@@ -76,7 +76,7 @@ def _of_probe(probe: dict[str, Any]) -> list[str]:
     """What a probe in a foreign server did not see; [] for a server of ours."""
     if not probe:
         return []
-    accounts = ", ".join(probe.get("unseen_accounts") or ())
+    accounts = ", ".join(each for each in probe.get("unseen_accounts") or () if each not in TEXT_ACCOUNTS)
     found = [f"recorded by sojourn-probe, which does not see {accounts}: their time lies in the work of the steps"]
     found += [str(sentence) for sentence in probe.get("unseen") or ()]
     if dropped := probe.get("dropped_records"):

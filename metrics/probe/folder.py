@@ -14,6 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from metrics.errors import RunDataError
+from metrics.ledger import TEXT_ACCOUNTS
 from metrics.machine.host import boot_id, hardware
 from metrics.probe.book import Books
 from metrics.probe.loop import Choice, sequences_of, step_records
@@ -55,6 +56,7 @@ def import_probe(folder: Path) -> RunDirectory:
     meta, tables = run_of(folder, read_streams(folder))
     run = RunDirectory(folder)
     try:
+        (folder / "diagnosis.json").unlink(missing_ok=True)  # it was made of what the streams held before
         run.write_json("run.json", meta)
         for table, content in tables.items():
             replace_table(folder / f"{table}.parquet", content)
@@ -181,7 +183,7 @@ def _description(core: Stream, fronts: Sequence[Stream], streams: Sequence[Strea
             "engine": start.engine,
             "engine_version": start.engine_version,
             "unseen": [*start.unseen, *_unseen(fronts, shape is not None)],
-            "unseen_accounts": list(UNSEEN_ACCOUNTS),
+            "unseen_accounts": [*UNSEEN_ACCOUNTS, *(() if _sees_text(fronts) else TEXT_ACCOUNTS)],
             "dropped_records": sum(stream.dropped for stream in streams),
         },
     }
@@ -191,9 +193,18 @@ def _unseen(fronts: Sequence[Stream], has_shape: bool) -> list[str]:
     found = []
     if not fronts:
         found.append("arrival, text and socket are not seen: the server runs without sojourn_probe.vllm.Middleware")
+    elif not _sees_text(fronts):
+        found.append(
+            "the front does not tell when it made tokens of a prompt and text of tokens: token.encode lies in "
+            "request.admission, and token.decode in request.stream"
+        )
     if not has_shape:
         found.append("a step is divided by tokens: the probe does not know what this model computes for a token")
     return found
+
+
+def _sees_text(fronts: Sequence[Stream]) -> bool:
+    return any(stream.handled for stream in fronts)
 
 
 def engine_of(settings: dict[str, Any]) -> dict[str, Any]:

@@ -6,8 +6,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from sojourn_probe.records import Handled
+from sojourn_probe.writer import begin
 
-from metrics.ledger import SERVER_ACCOUNTS
+from metrics.diagnosis.diagnose import diagnose
+from metrics.ledger import SERVER_ACCOUNTS, TEXT_ACCOUNTS
 from metrics.probe.folder import import_probe
 from metrics.probe.stream import read_streams
 from metrics.records import STAGES
@@ -81,6 +84,29 @@ def test_ledgers_close_and_waits_have_their_reason(folder, blocks, cap, reason):
     if reason == "kv_blocks":
         assert requests.preemptions.sum() > 0 and (requests.ledger_memory_recompute_ns > 0).any()
         assert all(len(row.preempted_for) == len(row.preempted_ids) for row in steps.itertuples())
+
+
+@pytest.mark.parametrize("front", [None, [], [Handled("cmpl-r0-0-00000000", 1, 2, 3, 4, 5)]],
+                         ids=["no front", "a front without hooks", "a front that tells of text"])  # fmt: skip
+def test_text_is_seen_only_where_a_front_tells_of_it(folder, front):
+    served(made(blocks=400), some_requests(5))
+    if front is not None:
+        written = begin("front", "vllm", "0")
+        for each in front:
+            written.put(each)
+        written.close()
+    run = import_probe(folder)
+    assert (set(TEXT_ACCOUNTS) <= set(run.meta()["probe"]["unseen_accounts"])) == (not front)
+    of_probe = [each for each in diagnose(run).warnings if "lies in" in each or "lie in" in each or "not seen" in each]
+    assert any("token.encode lies in request.admission" in each for each in of_probe) == (front == [])
+    assert not any("token.encode" in each and "work of the steps" in each for each in of_probe)
+
+
+def test_a_diagnosis_of_what_was_read_before_goes(folder):
+    served(made(blocks=400), some_requests(5))
+    import_probe(folder).write_json("diagnosis.json", {"headline": "of five requests"})
+    served(made(blocks=400), some_requests(5, seed=2))
+    assert len(import_probe(folder).table("requests")) == 10 and not (folder / "diagnosis.json").exists()
 
 
 def test_blame_explains_the_waits(folder):
