@@ -24,14 +24,13 @@ if TYPE_CHECKING:
 
 
 def diagnosis_of(run: RunDirectory, against: RunDirectory | None = None, *, fresh: bool = False) -> Diagnosis:
-    """The diagnosis that lies with the run, if it is of this version and nothing else is asked; else one made now.
-    Writes nothing."""
+    """The diagnosis that lies with the run, if it is of this version and of all its requests; else, and with `against`
+    or `fresh`, one made now. Writes nothing."""
     from metrics.diagnosis.expectation import with_expectation
     from metrics.live.recorded import diagnose_recorded
     from scripting.predictor import predictor
 
-    file = run.path / "diagnosis.json"
-    if against is None and not fresh and file.exists():
+    if against is None and not fresh and (file := run.current_diagnosis()) is not None:
         try:
             stored = msgspec.json.decode(file.read_bytes(), type=Diagnosis)
         except (OSError, msgspec.MsgspecError):  # of another version, or damaged: it is made again

@@ -192,7 +192,7 @@ def _load_sample(run: RunDirectory, meta: dict[str, Any], diagnosis: Diagnosis |
     is_sampled = every.request_id.isin(drawn.sampled)
     requests = every[is_sampled].reset_index(drop=True)
     reason = ""
-    if diagnosis is None and (run.path / "diagnosis.json").exists():
+    if diagnosis is None and run.current_diagnosis() is not None:
         diagnosis, reason = read_diagnosis(run)
     elif diagnosis is None:
         reason = f"A run of {drawn.total:,} requests is not diagnosed by the app: run sojourn diagnose {run.path}"
@@ -244,8 +244,7 @@ def _data(
 
 def read_diagnosis(run: RunDirectory, empty: bool = False) -> tuple[Diagnosis | None, str]:
     """The diagnosis that was written with the run, or one made now; else None and the reason in a sentence."""
-    file = run.path / "diagnosis.json"
-    if file.exists():
+    if (file := run.current_diagnosis()) is not None:
         try:
             return msgspec.json.decode(file.read_bytes(), type=Diagnosis), ""
         except msgspec.MsgspecError as error:

@@ -102,6 +102,16 @@ class RunDirectory:
         text = json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False, default=str)
         return write_whole(self.path / name, text + "\n")
 
+    def current_diagnosis(self) -> Path | None:
+        """Its `diagnosis.json`; None where there is none, or requests were recorded since it was made."""
+        file = self.path / "diagnosis.json"
+        segments = (each for table in ("requests", "client") for each in (self.path / f"{table}.parts").glob("*"))
+        try:
+            made_ns = file.stat().st_mtime_ns
+            return None if any(segment.stat().st_mtime_ns > made_ns for segment in segments) else file
+        except FileNotFoundError:  # there is none, or a segment was compacted just now
+            return None
+
     def sources(self, table: str) -> list[Path]:
         return sources(self.path, table)
 

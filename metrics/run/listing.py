@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 class ListedRun(msgspec.Struct, frozen=True, kw_only=True):
     """A run of a folder. `state`, `headline`, `goodput_rps` and `attainment` are those of its diagnosis.json; null
-    where it has none."""
+    where it has none, or only one from before its last requests."""
 
     name: str
     recorded_at: str | None  # ISO 8601, UTC
@@ -107,6 +107,7 @@ def _rows(run: RunDirectory) -> int | None:
 
 def _verdict(run: RunDirectory) -> _Verdict:
     try:
-        return msgspec.json.decode((run.path / "diagnosis.json").read_bytes(), type=_Verdict)
+        file = run.current_diagnosis()
+        return _Verdict() if file is None else msgspec.json.decode(file.read_bytes(), type=_Verdict)
     except (OSError, msgspec.MsgspecError):
         return _Verdict()

@@ -1,6 +1,7 @@
 """`sojourn.open`: a run's tables and answers are those of the run directory and of the command line."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +12,13 @@ import pytest
 import sojourn
 from metrics.errors import InputError, RunDataError, SojournError
 from metrics.ledger import UNACCOUNTED
+from metrics.run.listing import list_runs
+from metrics.run.segments import StreamSegment
 from scripting.documents import DOCUMENTS, json_schema, plain
 from scripting.run import Run
 from tests.commands.program import run_program
 from tests.metrics.synthetic import synthetic_run
+from ui.run_data import read_diagnosis
 
 ROOT = Path(__file__).parents[2]
 
@@ -62,6 +66,21 @@ def test_stored_diagnosis_is_read_and_a_fresh_one_writes_nothing(run):
         assert run.diagnose().headline == made.headline
     finally:
         (run.path / "diagnosis.json").unlink()
+
+
+def test_diagnosis_from_before_the_last_requests_is_made_again(tmp_path):
+    made = synthetic_run(tmp_path / "live", plant="small_batch_cap", requests=60)
+    diagnosis = sojourn.open(made.path).diagnose()
+    file = made.write_json("diagnosis.json", plain(msgspec.structs.replace(diagnosis, headline="as stored")))
+    rows = made.arrow("requests")
+    segment = StreamSegment(made.path / "requests.parts" / "0.arrows", rows.schema)
+    segment.append(rows[:1])
+    os.utime(file, ns=(0, 0))
+    read = [sojourn.open(made.path).diagnose(), read_diagnosis(made)[0], *list_runs(tmp_path)]
+    assert "as stored" not in {each.headline for each in read}
+    os.utime(file)
+    read = [sojourn.open(made.path).diagnose(), read_diagnosis(made)[0], *list_runs(tmp_path)]
+    assert {each.headline for each in read} == {"as stored"}
 
 
 def test_replay_takes_values_by_name(run):
