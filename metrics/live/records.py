@@ -18,6 +18,7 @@ from metrics.probe.stream import is_probe_folder
 from metrics.probe.tail import ProbeTail
 from metrics.run.directory import RunDirectory
 from metrics.run.segments import replace_table
+from metrics.run.tail import TableTail
 
 ENDS = {"requests": "finished_ns", "steps": "end_ns", "system": "ns"}  # table → when a row of it was over
 FEWEST = 5  # requests that ended in the window: a diagnosis of fewer says little
@@ -29,7 +30,8 @@ class Records:
 
     def __init__(self, folder: Path | str, window_s: float):
         self.folder, self._window_s = Path(folder), window_s
-        self._tail = ProbeTail(self.folder, window_s + READING_S)
+        self._probe = ProbeTail(self.folder, window_s + READING_S)
+        self._tables = {name: TableTail(self.folder, name, column, window_s) for name, column in ENDS.items()}
 
     def diagnose(self, objectives: Mapping[str, float]) -> Diagnosis | None:
         """The diagnosis of the last seconds before the last record; None where too few requests ended in them.
@@ -40,8 +42,7 @@ class Records:
         ended = whole["requests"]
         if not ended.num_rows:
             return None
-        end_ns = max(time.monotonic_ns() if _is_of_now(ended) else 0, pc.max(ended["finished_ns"]).as_py() or 0)
-        begin_ns = end_ns - int(self._window_s * 1e9)
+        begin_ns = _end_ns(ended) - int(self._window_s * 1e9)
         tables = {name: _since(whole[name], column, begin_ns) for name, column in ENDS.items()}
         if tables["requests"].num_rows < FEWEST:
             return None
@@ -58,14 +59,17 @@ class Records:
 
     def _read(self) -> tuple[dict[str, Any], Mapping[str, pa.Table]]:
         if is_probe_folder(self.folder):
-            return run_of(self.folder, self._tail.read())
-        run = RunDirectory.open(self.folder)
-        return run.meta(), {name: run.arrow(name) for name in ENDS}
+            return run_of(self.folder, self._probe.read())
+        meta = RunDirectory.open(self.folder).meta()
+        ended = self._tables["requests"].read()
+        end_ns = _end_ns(ended)
+        others = {name: self._tables[name].read(end_ns) for name in ENDS if name != "requests"}
+        return meta, {"requests": ended, **others}
 
 
-def _is_of_now(ended: pa.Table) -> bool:
-    """Whether its clock can be that of this host: nothing in it ended later than now."""
-    return (pc.max(ended["finished_ns"]).as_py() or 0) <= time.monotonic_ns()
+def _end_ns(ended: pa.Table) -> int:
+    """Now, or the end of the last request where that is later: then its clock is of another host or another boot."""
+    return max(time.monotonic_ns(), pc.max(ended["finished_ns"]).as_py() or 0)
 
 
 def _since(rows: pa.Table, column: str, begin_ns: int) -> pa.Table:

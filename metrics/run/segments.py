@@ -65,6 +65,38 @@ class StreamSegment:
             self._path.unlink(missing_ok=True)
 
 
+class GrowingStream:
+    """A file that a `StreamSegment` of another process may still write."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._schema: pa.Schema | None = None
+        self._at = 0  # bytes of the messages that were taken
+
+    def take(self) -> Iterator[pa.RecordBatch]:
+        """The whole batches that came since the last call, up to the end or to a batch that was cut off."""
+        size = self._path.stat().st_size
+        with pa.OSFile(str(self._path)) as opened:
+            opened.seek(self._at)
+            messages = pa.MessageReader.open_stream(opened)
+            while True:
+                try:
+                    message = messages.read_next_message()
+                except StopIteration:  # or zeros: the power went before the disk had the batch
+                    return
+                except (pa.ArrowInvalid, OSError):
+                    if opened.tell() >= size:
+                        return
+                    raise
+                if self._schema is None:
+                    self._schema = pa.ipc.read_schema(message)
+                    self._at = opened.tell()
+                    continue
+                batch = pa.ipc.read_record_batch(message, self._schema)
+                self._at = opened.tell()
+                yield batch
+
+
 def sources(directory: Path, table: str) -> list[Path]:
     """The files that hold a table: the compacted one, and the segments that are not in it yet."""
     whole = directory / f"{table}.parquet"
@@ -169,7 +201,8 @@ def _batches(file: Path, table: str, columns: Sequence[str] = ()) -> Iterator[pa
     schema = schema_of(table, columns)
     former = FORMER_NAMES.get(table, {})
     wanted = [*schema.names, *(former[name] for name in schema.names if name in former)] if columns else None
-    for batch in _whole_batches(file) if file.suffix == STREAM else _whole_table(file, wanted).to_batches():
+    whole = GrowingStream(file).take() if file.suffix == STREAM else _whole_table(file, wanted).to_batches()
+    for batch in whole:
         yield _as_today(batch, table, schema)
 
 
@@ -192,24 +225,3 @@ def _whole_table(file: Path, columns: list[str] | None = None) -> pa.Table:
                 raise pa.ArrowInvalid(f"a group of {file.name} has more rows than values")
         known = [name for name in columns if name in opened.schema_arrow.names] if columns is not None else None
         return opened.read(known)
-
-
-def _whole_batches(file: Path) -> Iterator[pa.RecordBatch]:
-    """The batches of a stream up to its end, or up to a batch that was cut off."""
-    size = file.stat().st_size
-    with pa.OSFile(str(file)) as opened:
-        messages = pa.MessageReader.open_stream(opened)
-        schema = None
-        while True:
-            try:
-                message = messages.read_next_message()
-            except StopIteration:  # or zeros: the power went before the disk had the batch
-                return
-            except (pa.ArrowInvalid, OSError):
-                if opened.tell() >= size:
-                    return
-                raise
-            if schema is None:
-                schema = pa.ipc.read_schema(message)
-            else:
-                yield pa.ipc.read_record_batch(message, schema)
