@@ -3,7 +3,6 @@
 It takes protobuf, plain or with gzip, and writes each message behind its length, as a collector's file exporter does.
 """
 
-import gzip
 import http.server
 import struct
 import threading
@@ -75,10 +74,14 @@ def _handler(receiver: Receiver) -> type[http.server.BaseHTTPRequestHandler]:
             if self.headers.get("Content-Encoding") != "gzip":
                 return 200, body
             try:
-                unpacked = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(body, LARGEST_BODY)
-            except (zlib.error, gzip.BadGzipFile):
+                stream = zlib.decompressobj(zlib.MAX_WBITS | 16)
+                unpacked = stream.decompress(body, LARGEST_BODY + 1)
+            except zlib.error:
                 return 400, b""
-            return 200, unpacked
+            if len(unpacked) > LARGEST_BODY:
+                return 413, b""
+            is_whole = stream.eof and not stream.unused_data  # a second member would be left out
+            return (200, unpacked) if is_whole else (400, b"")
 
         def log_message(self, *_: object) -> None:
             """Silent: the counts tell."""

@@ -1,6 +1,7 @@
 """Spans of vLLM (recorded from a real server) and SGLang (as its code writes them), joined to a client's requests."""
 
 import base64
+import gzip
 import json
 import urllib.error
 import urllib.request
@@ -13,6 +14,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
 from metrics.errors import InputError, ServerError
+from metrics.imported import otlp_receiver
 from metrics.imported.otlp import PARTS, UNSEEN_ACCOUNTS, join_spans, read_joined, served_requests, summary
 from metrics.imported.otlp_file import SpanData, read_spans, spans_of
 from metrics.imported.otlp_receiver import Receiver
@@ -26,6 +28,7 @@ from metrics.run.trace_id import trace_id_of, traceparent_of
 MS, S = 1_000_000, 1_000_000_000
 RECORDED = Path(__file__).parent / "spans" / "vllm-0.32.0.binpb"  # 48 requests of a client, and one by hand
 BEGIN_NS = 1_795_000_000 * S
+PACKED = {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip"}
 
 
 def client_run(path: Path, ids: list[str], latency_ns: int = 3 * S) -> RunDirectory:
@@ -215,9 +218,12 @@ def test_receiver_keeps_what_opentelemetry_s_exporter_posts(tmp_path, compressio
     ("path", "headers", "body", "status"),
     [("/v1/metrics", {"Content-Type": "application/x-protobuf"}, b"x", 404),
      ("/v1/traces", {"Content-Type": "application/json"}, b"{}", 415),
-     ("/v1/traces", {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip"}, b"no gzip", 400)],
+     ("/v1/traces", PACKED, b"no gzip", 400), ("/v1/traces", PACKED, gzip.compress(b"x")[:-4], 400),
+     ("/v1/traces", PACKED, 2 * gzip.compress(b"x"), 400), ("/v1/traces", PACKED, gzip.compress(bytes(1001)), 413)],
+    ids=["another path", "JSON", "no gzip", "cut off", "two members", "too large"],
 )  # fmt: skip
-def test_receiver_refuses_what_is_no_protobuf_of_traces(tmp_path, path, headers, body, status):
+def test_receiver_refuses_what_is_no_whole_protobuf_of_traces(tmp_path, monkeypatch, path, headers, body, status):
+    monkeypatch.setattr(otlp_receiver, "LARGEST_BODY", 1000)
     receiver = Receiver(0, tmp_path / "spans")
     try:
         request = urllib.request.Request(f"http://127.0.0.1:{receiver.port}{path}", body, headers)
