@@ -28,6 +28,7 @@ from metrics.sources.translate import Growth, key
 from metrics.sources.view import settings_in
 
 SCRAPE_SECONDS = 1.0
+DESCRIBE_SECONDS = 10.0  # between two writings of what run.json says of the events
 TIMEOUT_S = 5.0
 HISTORY_SECONDS = 600
 PREFIX_TOKENS = "sojourn_memory_prefix_tokens_total"
@@ -159,14 +160,15 @@ class LensSession:
             self._recorder.extend(KV_EVENTS, events)
 
     def _watch(self) -> None:
-        due = time.monotonic()
+        due = describe_due = time.monotonic()
         while not self._stopping.is_set():
             for counter in self._counters:
                 counter.read()
             with self._lock:
                 self._note()
-            if self._run is not None and len(self._seconds) % 10 == 1:
+            if time.monotonic() >= describe_due:
                 self._describe()
+                describe_due = time.monotonic() + DESCRIBE_SECONDS
             due = max(due + SCRAPE_SECONDS, time.monotonic())
             self._stopping.wait(due - time.monotonic())
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from metrics.errors import InputError, RunDataError, ServerError
+from metrics.kv_lens import session as sessions
 from metrics.kv_lens.addresses import endpoints_of
 from metrics.kv_lens.of_run import lens_of_run, recorded_events
 from metrics.kv_lens.session import LensSession, lens_once
@@ -200,3 +201,16 @@ def test_addresses_that_are_not_there_are_sentences(tmp_path):
         (tmp_path / "file").write_text("")
         with pytest.raises(RunDataError, match="cannot be made"):
             LensSession([KvEndpoint(publisher.events)], run_dir=Path(tmp_path / "file" / "run"))
+
+
+def test_a_long_record_is_described_until_its_end(tmp_path, monkeypatch):
+    """Its history is full after some seconds."""
+    for name, value in (("HISTORY_SECONDS", 3), ("SCRAPE_SECONDS", 0.01), ("DESCRIBE_SECONDS", 0.02)):
+        monkeypatch.setattr(sessions, name, value, raising=False)
+    described = []
+    monkeypatch.setattr(LensSession, "_describe", lambda self: described.append(len(self._seconds)))
+    with Publisher() as publisher, lens_on(publisher, run_dir=tmp_path / "run"):
+        until_s = time.monotonic() + 5
+        while described.count(3) < 5 and time.monotonic() < until_s:
+            time.sleep(0.02)
+    assert described.count(3) >= 5
