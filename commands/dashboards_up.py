@@ -7,7 +7,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -141,7 +141,9 @@ def beside_the_app(parts: contextlib.ExitStack, places: Places, place: Path, por
 
 def in_compose(parts: contextlib.ExitStack, places: Places, place: Path, port: int) -> dict[str, subprocess.Popen]:
     stack = dataclasses.replace(places.stack, grafana_port=port)
-    build_dashboards(place, places.options(APP_PORT, f"http://127.0.0.1:{port}/d/{{board}}?"), stack)
+    let_containers_read(
+        place, build_dashboards(place, places.options(APP_PORT, f"http://127.0.0.1:{port}/d/{{board}}?"), stack)
+    )
     compose = ["docker", "compose", "-f", str(place / "compose.yaml"), "-p", "sojourn-dashboards"]
     down = [*compose, "down", *(["--volumes"] if places.data is None else [])]
     parts.callback(subprocess.run, down, capture_output=True, check=False, stdin=subprocess.DEVNULL)
@@ -152,6 +154,13 @@ def in_compose(parts: contextlib.ExitStack, places: Places, place: Path, port: i
     out.print(f"Prometheus  http://127.0.0.1:{stack.prometheus_port}", soft_wrap=True)
     out.print("Ctrl-C ends both")
     return {"compose": child}
+
+
+def let_containers_read(place: Path, files: Sequence[Path]) -> None:
+    """A container reads them as a user of its own: a temporary folder, and files after umask 077, are ours alone."""
+    place.chmod(place.stat().st_mode | 0o055)
+    for file in files:
+        file.chmod(0o644)
 
 
 def wait(url: str, name: str, child: subprocess.Popen, place: Path, seconds: float) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dashboards.build import contents
+from commands.dashboards_up import let_containers_read
+from dashboards.build import build_dashboards, contents
 from dashboards.stack import HOST, Stack, checked_target
 from tests.dashboards.prometheus_server import ask, free_port
 
@@ -59,6 +60,17 @@ def test_target_that_is_no_host_and_port_is_refused(text):
 
 def test_address_of_a_server_is_a_target():
     assert checked_target("http://127.0.0.1:8000/") == checked_target("127.0.0.1:8000") == "127.0.0.1:8000"
+
+
+def test_user_of_a_container_reads_the_temporary_folder(tmp_path):
+    place = tmp_path / "place"
+    place.mkdir(mode=0o700)
+    files = build_dashboards(place)
+    for file in files:
+        file.chmod(0o600)  # as after umask 077
+    let_containers_read(place, files)
+    assert place.stat().st_mode & 0o777 == 0o755
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o644}
 
 
 @pytest.mark.server
