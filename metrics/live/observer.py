@@ -32,6 +32,7 @@ PHASES = {
 }  # fmt: skip
 REST = "rest"
 UNREACHABLE_AFTER = 3  # failed scrapes in a row: one may be a hiccup
+LATE = 0.5  # of an interval, that a scrape may come late before it counts as failed
 # Times of steps by their tokens: seconds that were seen, the largest steps over the smallest, and how well a line fits.
 FEWEST_STEPS, SPREAD, CORRELATED = 8, 1.5, 0.7
 STEP_SECONDS = "sojourn_compute_step_seconds"
@@ -88,6 +89,18 @@ class Observer:
         self._problem = why
         if self._failures == UNREACHABLE_AFTER:
             self._events.append(why)
+
+    def count_missed(self, now_ns: int, every_s: float, why: str) -> bool:
+        """Counts scrapes that others made, are due since the last one, and have not come, as failed; whether there are
+        new ones. `every_s`: between two of them, until the window shows it."""
+        last_ns = self.window.last_ns
+        if last_ns is None:
+            return False
+        missed = int((now_ns - last_ns) / 1e9 / (self.window.interval_s or every_s) - LATE)
+        new = range(self._failures, missed)
+        for _ in new:
+            self.add_failure(now_ns, why)
+        return bool(new)
 
     def take_events(self) -> list[str]:
         """Sentences of what happened to the server itself since the last call, oldest first."""

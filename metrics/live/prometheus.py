@@ -43,6 +43,16 @@ def is_prometheus(base: str) -> bool:
         return False
 
 
+def clock_ns(base: str) -> int:
+    """The present moment by the clock of the Prometheus, which its scrapes have: ns since 1970. Raises ServerError."""
+    try:
+        found = _answer(base, "time()")
+        moment = found[0] if isinstance(found[0], int | float) else found[0]["value"][0]  # VictoriaMetrics: a vector
+        return round(float(moment) * 1e9)
+    except (ValueError, LookupError, TypeError) as error:
+        raise ServerError(f"{base} does not tell its time as a Prometheus does ({error!r})") from None
+
+
 def held_scrapes(base: str, seconds: float, select: str = "") -> list[HeldScrape]:
     """The scrapes of the last seconds, in order of time. `select`: further label matchers, such as `job="vllm"`.
 
@@ -50,15 +60,11 @@ def held_scrapes(base: str, seconds: float, select: str = "") -> list[HeldScrape
     """
     names = "|".join(f"{re.escape(source.prefix)}.+" for source in SOURCES) + f"|{STARTED}"
     matchers = ",".join(filter(None, ('__name__=~"' + names.replace("\\", "\\\\") + '"', select.strip().strip("{}"))))
-    query = urlencode({"query": f"{{{matchers}}}[{max(1, round(seconds))}s]"})
-    status, body = fetch(f"{base}/api/v1/query?{query}", timeout_s=TIMEOUT_S)
+    result = _answer(base, f"{{{matchers}}}[{max(1, round(seconds))}s]")
     try:
-        answer = json.loads(body)
-        if status != 200 or answer["status"] != "success":
-            raise ServerError(f"the Prometheus at {base} refuses the query: {answer.get('error', f'HTTP {status}')}")
-        return list(_scrapes(answer["data"]["result"]))
+        return list(_scrapes(result))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ServerError(f"{base} does not answer as a Prometheus does (HTTP {status}: {error!r})") from None
+        raise ServerError(f"{base} does not answer as a Prometheus does ({error!r})") from None
 
 
 def interval_s(scrapes: list[HeldScrape]) -> float:
@@ -68,6 +74,18 @@ def interval_s(scrapes: list[HeldScrape]) -> float:
         by_target.setdefault(scrape.target, []).append(scrape.ns)
     gaps = [later - before for times in by_target.values() for before, later in pairwise(times)]
     return median(gaps) / 1e9 if gaps else 15.0
+
+
+def _answer(base: str, query: str) -> list[Any]:
+    """The result of an instant query. Raises ServerError."""
+    status, body = fetch(f"{base}/api/v1/query?{urlencode({'query': query})}", timeout_s=TIMEOUT_S)
+    try:
+        answer = json.loads(body)
+        if status != 200 or answer["status"] != "success":
+            raise ServerError(f"the Prometheus at {base} refuses the query: {answer.get('error', f'HTTP {status}')}")
+        return list(answer["data"]["result"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ServerError(f"{base} does not answer as a Prometheus does (HTTP {status}: {error!r})") from None
 
 
 def _scrapes(result: list[dict[str, Any]]) -> Iterator[HeldScrape]:

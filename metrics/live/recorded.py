@@ -14,9 +14,10 @@ from metrics.errors import RunDataError
 from metrics.live.document import State as WatchState
 from metrics.live.document import WatchedServer
 from metrics.live.observer import Observer
+from metrics.live.steady import WALL_NS
 from metrics.machine.host import hardware
 from metrics.replay.prediction import Predictor
-from metrics.run.directory import RunDirectory
+from metrics.run.directory import RunDirectory, wall_anchor
 from metrics.run.segments import write_segment
 from metrics.sources.scrapes import UP
 
@@ -40,7 +41,7 @@ def record(observer: Observer, folder: Path) -> Path:
         "engine": {"base_url": observer.url},
         "hardware": hardware(),
         "versions": {},
-        "wall_anchor": {"monotonic_ns": time.monotonic_ns(), "unix_ns": time.time_ns()},
+        "wall_anchor": wall_anchor() if answered[-1].ns < WALL_NS else _same_clock(),
         "objectives": [{"klass": "all", "source": "--slo", **observer.objectives}] if observer.objectives else [],
         "client_error": None,
         "valid": False,
@@ -55,6 +56,12 @@ def record(observer: Observer, folder: Path) -> Path:
     except (OSError, pa.ArrowException) as error:
         raise RunDataError(f"{path} cannot be written: {error}") from None
     return run.path
+
+
+def _same_clock() -> dict[str, int]:
+    """The anchor of scrapes of a Prometheus: their moments are ns since 1970."""
+    now_ns = time.time_ns()
+    return {"monotonic_ns": now_ns, "unix_ns": now_ns}
 
 
 def diagnose_recorded(

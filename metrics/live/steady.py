@@ -8,8 +8,8 @@ import msgspec
 from metrics.live.document import WatchedServer
 
 LOOKS_FIRST_S = 10.0  # of scrapes, before anything is said of a server
-STANDS_S = 5.0  # that a finding must be there before it is said
-GONE_S = 15.0  # ... and must be gone before it is taken back
+STANDS_S = 5.0  # that what was said must be untrue before a finding takes its place
+GONE_S = 15.0  # ... before it is taken back
 WALL_NS = 10**18  # since 1970: beyond it a moment is of the wall clock, as no host is up for 30 years
 LOOKING = "Looking: a verdict takes {:.0f} s of scrapes"
 
@@ -33,23 +33,23 @@ def clock(ns: int) -> str:
 class Steady:
     """Owns what was last said of one server."""
 
-    def __init__(self) -> None:
+    def __init__(self, looks_s: float = LOOKS_FIRST_S) -> None:
+        self._looks_s = looks_s
         self._said: WatchedServer | None = None
-        self._other: tuple[str, str] | None = None  # another verdict than the one that was said, ...
-        self._since_ns = 0  # ... since when
+        self._untrue_ns: int | None = None  # since when the verdict is no longer what was said
 
     def take(self, ns: int, server: WatchedServer) -> tuple[WatchedServer, list[Change]]:
         """The server as it is to be shown, and the change if there is one."""
-        if self._said is None and server.state != "unreachable" and server.window_s < LOOKS_FIRST_S:
-            return _with_verdict(server, "cannot tell", LOOKING.format(LOOKS_FIRST_S)), []
+        if self._said is None and server.state != "unreachable" and server.window_s < self._looks_s:
+            return _with_verdict(server, "cannot tell", LOOKING.format(self._looks_s)), []
         if self._said is None or _name(server) == _name(self._said):
             changed = self._said is None
-            self._said, self._other = server, None
+            self._said, self._untrue_ns = server, None
             return server, [self._change(ns, server)] if changed else []
-        if self._other != _name(server):
-            self._other, self._since_ns = _name(server), ns
-        if ns - self._since_ns >= self._stands_s(server) * 1e9:
-            self._said, self._other = server, None
+        if self._untrue_ns is None:
+            self._untrue_ns = ns
+        if ns - self._untrue_ns >= self._stands_s(server) * 1e9:
+            self._said, self._untrue_ns = server, None
             return server, [self._change(ns, server)]
         return msgspec.structs.replace(
             server, state=self._said.state, headline=self._said.headline, findings=self._said.findings,

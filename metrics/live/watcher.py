@@ -19,9 +19,9 @@ from metrics.errors import InputError, RunDataError, ServerError
 from metrics.live.document import WORST_FIRST, State, Watch, WatchedServer
 from metrics.live.fetch import base_of, fetch
 from metrics.live.observer import UNREACHABLE_AFTER, WINDOW_S, Moment, Observer
-from metrics.live.prometheus import HISTORY_S, held_scrapes, interval_s, is_prometheus
+from metrics.live.prometheus import HISTORY_S, clock_ns, held_scrapes, interval_s, is_prometheus
 from metrics.live.records import Records
-from metrics.live.steady import Change, Steady
+from metrics.live.steady import LOOKS_FIRST_S, Change, Steady, clock
 from metrics.sources.page import rows_of
 
 INTERVAL_S = 1.0
@@ -35,6 +35,7 @@ NO_METRICS = (
     "{} answers, and has no /metrics (HTTP {}); SGLang needs --enable-metrics, and behind a gateway the address of the "
     "server itself is needed"
 )
+NO_SCRAPE = "the Prometheus at {} has no scrape of it since {}"
 NO_ENGINES = "the Prometheus at {} holds no metric of Sojourn, vLLM or SGLang of the last {:.0f} s"
 
 
@@ -44,7 +45,7 @@ class Watched:
     def __init__(self, observer: Observer, records: Path | None = None):
         self.observer = observer
         self.records = None if records is None else Records(records, observer.window_s)
-        self.steady = Steady()
+        self.steady = Steady(min(LOOKS_FIRST_S, observer.window_s))
         self.raw: WatchedServer = observer.watched()
         self.shown: WatchedServer = self.raw
         self.no_records = ""  # why the records cannot be read
@@ -116,13 +117,23 @@ class Watcher:
         bases = list(dict.fromkeys(base_of(url) for url in urls))
         held = list(dict.fromkeys(base_of(url) for url in prometheus))
         found = [base for base in bases if _speaks_prometheus(base)]
+        if records and (found or held):
+            raise InputError(
+                f"{(found or held)[0]} is a Prometheus, and records belong to a server that is read directly; give the "
+                "address of that server alone, or leave --server-run out"
+            )
+        if select and not (found or held):
+            raise InputError(
+                "--select narrows what is read of a Prometheus, and no Prometheus answers at these addresses; name one "
+                "with --prometheus, or leave --select out"
+            )
         self._changes: deque[Change] = deque(maxlen=MOST_CHANGES)
         self._num_changes = 0
         self._objectives, self._window_s, self._interval_s = dict(objectives or {}), window_s, interval_s
         self._select, self._lock, self._stopping = select, threading.Lock(), threading.Event()
         self._servers: dict[str, Watched] = {}
         self._unasked_s, self._asked_s = unasked_s, time.monotonic()
-        self._problems: dict[str, str] = {}  # of each Prometheus
+        self._problems = dict.fromkeys((*found, *held), "")  # of each Prometheus
         for place, base in enumerate(base for base in bases if base not in found):
             self._servers[base] = Watched(self._observer(base, base), records[place] if place < len(records) else None)
         self.bases = [*self._servers, *found, *held]
@@ -145,9 +156,10 @@ class Watcher:
 
     @property
     def is_over(self) -> bool:
-        """Whether it watches no more."""
-        unasked = self._unasked_s is not None and time.monotonic() - self._asked_s > self._unasked_s
-        return unasked or self._stopping.is_set()
+        """Whether it watches no more. It stays over: a later reader needs a new one."""
+        if self._unasked_s is not None and time.monotonic() - self._asked_s > self._unasked_s:
+            self._stopping.set()
+        return self._stopping.is_set()
 
     def watch(self, *, steady: bool = True) -> Watch:
         """What the windows show. `steady` False: the verdict of this moment, without waiting whether it stands."""
@@ -169,8 +181,7 @@ class Watcher:
         until = time.monotonic() + seconds + 2 * self._interval_s
         while time.monotonic() < until:
             servers = self.watch(steady=False).servers
-            silent = all(each.state == "unreachable" and each.failed_scrapes >= UNREACHABLE_AFTER for each in servers)
-            if servers and (silent or all(each.window_s >= 0.98 * seconds for each in servers)):
+            if servers and all(_is_silent(each) or each.window_s >= 0.98 * seconds for each in servers):
                 return
             time.sleep(0.2)
 
@@ -222,9 +233,11 @@ class Watcher:
     def _ask(self, base: str) -> None:
         """The loop of a Prometheus: its history first, then what is new."""
         last: dict[str, int] = {}
-        window_s, wait_s, ask_s = self._window_s, self._interval_s, float(HISTORY_S)
+        window_s, wait_s, ask_s, every_s = self._window_s, self._interval_s, float(HISTORY_S), 0.0
+        ahead_ns = 0  # by which its clock is ahead of ours
         while not self.is_over:
             try:
+                ahead_ns = clock_ns(base) - time.time_ns()
                 held = held_scrapes(base, ask_s, self._select)
                 self._problems[base] = "" if held or last else NO_ENGINES.format(base, ask_s)
             except ServerError as error:
@@ -243,11 +256,16 @@ class Watcher:
                         server.observer.add(scrape.ns, scrape.rows)
                         last[name] = scrape.ns
                         fresh.add(name)
-            for name in sorted(fresh):
+            now_ns = time.time_ns() + ahead_ns
+            for name in sorted(last):
                 server = self._servers[name]
+                why = self._problems[base] or NO_SCRAPE.format(base, clock(last[name]))
                 with self._lock:
-                    self._note(server, last[name])
-                self._say(server.judge(last[name]))
+                    is_late = server.observer.count_missed(now_ns, every_s, why)
+                    ns = now_ns if is_late else last[name]
+                    self._note(server, ns)
+                if is_late or name in fresh:
+                    self._say(server.judge(ns))
             self._stopping.wait(wait_s)
 
 
@@ -270,6 +288,10 @@ def _speaks_prometheus(base: str) -> bool:
         return is_prometheus(base)
     except ServerError:
         return False
+
+
+def _is_silent(server: WatchedServer) -> bool:
+    return server.state == "unreachable" and server.failed_scrapes >= UNREACHABLE_AFTER
 
 
 def _unreachable(base: str, why: str) -> WatchedServer:

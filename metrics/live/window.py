@@ -64,11 +64,15 @@ class Window:
         self.first_ns = ns if self.first_ns is None else self.first_ns
         while self._scrapes[0].ns < ns - self._keep_ns:
             self._scrapes.popleft()
-        while self._failed and self._failed[0] < ns - self._keep_ns:
-            self._failed.popleft()
+        self._forget_failures(ns)
 
     def add_failure(self, ns: int) -> None:
         self._failed.append(ns)
+        self._forget_failures(ns)
+
+    def _forget_failures(self, ns: int) -> None:
+        while self._failed and self._failed[0] < ns - self._keep_ns:
+            self._failed.popleft()
 
     def _begin(self, source: Source) -> None:
         self.source = source
@@ -100,6 +104,16 @@ class Window:
     @property
     def answered(self) -> list[Scrape]:
         return list(self._scrapes)
+
+    @property
+    def last_ns(self) -> int | None:
+        return self._scrapes[-1].ns if self._scrapes else None
+
+    @property
+    def interval_s(self) -> float | None:
+        """Between two scrapes, on average; None before the second one."""
+        gaps = len(self._scrapes) - 1
+        return (self._scrapes[-1].ns - self._scrapes[0].ns) / 1e9 / gaps if gaps > 0 else None
 
     def begin_of(self, seconds: float) -> int | None:
         """The moment of the last scrape that is at least so old; of the first where none is. None without a scrape."""
@@ -157,15 +171,17 @@ class Window:
         return pd.DataFrame(rows, columns=["ns", "growth", "name", "labels"])
 
     def rows(self, begin_ns: int) -> list[dict[str, Any]]:
-        """The scrapes as rows of the table `scrapes`, failed ones included: what `record this` writes."""
+        """The scrapes as rows of the table `scrapes`, failed ones included: what `record this` writes.
+
+        Another thread than the one that adds scrapes may call it, so it reads copies."""
         found: list[dict[str, Any]] = []
-        for scrape in (scrape for scrape in self._scrapes if scrape.ns >= begin_ns):
+        for scrape in (scrape for scrape in self.answered if scrape.ns >= begin_ns):
             found += [
                 {"ns": scrape.ns, "name": name, "labels": list(labels), "value": value}
                 for (name, labels), value in scrape.values.items()
             ]
             found.append({"ns": scrape.ns, "name": UP, "labels": [], "value": 1.0})
-        failed = (ns for ns in self._failed if ns >= begin_ns)
+        failed = (ns for ns in list(self._failed) if ns >= begin_ns)
         return found + [{"ns": ns, "name": UP, "labels": [], "value": 0.0} for ns in failed]
 
     def _label(self, series: Series) -> dict[str, str]:

@@ -8,6 +8,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from metrics.live.document import Part
+from metrics.live.watcher import Watcher
 from tests.metrics.foreign import steady
 from tests.metrics.live_pages import observed, page, pages, serving
 from ui.figures import live as figures
@@ -49,6 +50,22 @@ def test_page_watches_the_server_of_the_address(live):
         assert "vLLM at" in app.caption[0].value and len(app.get("plotly_chart")) == 2
         profile = next(button for button in app.button if button.label.startswith("Profile"))
         assert profile.disabled and "vLLM and SGLang have no such call" in profile.help
+
+
+def test_page_that_slept_for_too_long_begins_a_new_watch(live, monkeypatch):
+    begun, start = [], Watcher.start
+
+    def over_at_first(watcher):
+        begun.append(start(watcher))
+        if len(begun) == 1:
+            watcher.stop()
+        return watcher
+
+    monkeypatch.setattr(Watcher, "start", over_at_first)
+    with serving(pages(page())) as url:
+        app = live(url=url)
+        begun[-1].stop()
+    assert not app.exception and len(begun) == 2
 
 
 def test_wrong_addresses_and_objectives_are_told(live):

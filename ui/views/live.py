@@ -143,6 +143,8 @@ def show_result() -> None:
 
 @st.fragment(run_every=1.0)
 def show() -> None:
+    if watcher.is_over:  # this page slept for so long: a new watch begins
+        st.rerun()
     found = watcher.watch()
     if not found.servers:
         st.info(found.headline, icon=":material/hourglass_top:")

@@ -1,6 +1,7 @@
 """Verdicts on windows of a vLLM whose truth is planned: faults are named, healthy and idle ones are silent."""
 
 import pytest
+from msgspec import structs
 
 from metrics.live.document import exit_code
 from metrics.live.observer import Moment, modelled_gain, seen_gain
@@ -194,6 +195,18 @@ def test_a_verdict_is_said_once_it_stands_and_taken_back_once_it_is_gone():
         said += [(second, change.state) for change in changes]
         assert shown.state == said[-1][1]
     assert said == [(0, "healthy"), (20 + int(STANDS_S), "degraded"), (35 + int(GONE_S), "healthy")]
+
+
+def test_findings_that_alternate_are_said_too():
+    healthy = observed(BUSY, 40, lambda _: (4, 0, 0.2)).watched()
+    capped = observed(WAITING, 40, lambda _: (4, 6, 0.2)).watched()
+    overloaded = structs.replace(capped, state="overloaded", findings=capped.findings[1:])
+    steady_, said = Steady(), []
+    for second in range(40):
+        now = healthy if second < 10 else (capped if second % 2 else overloaded)
+        _, changes = steady_.take(second * S, now)
+        said += [(second, change.state) for change in changes]
+    assert said == [(0, "healthy"), (10 + int(STANDS_S), "degraded")]
 
 
 def test_nothing_is_said_of_a_server_that_was_hardly_looked_at():

@@ -1,5 +1,7 @@
 """The window in memory answers what DuckDB answers of the same scrapes in a run's table."""
 
+import dataclasses
+
 import pytest
 
 from metrics.live.window import Window
@@ -54,6 +56,30 @@ def test_the_recorded_window_is_the_table(run):
     window = fed(run)
     rows = window.rows(window.answered[0].ns)
     assert {row["ns"] for row in rows} == set(run.table("scrapes").ns)
+
+
+def test_rows_are_read_while_scrapes_and_failures_come(run):
+    """The page records a window in a thread of its own."""
+    window = fed(run)
+    first = window.answered[0]
+    samples = [{"name": name, "labels": labels, "value": value} for (name, labels), value in first.values.items()]
+
+    class Coming(dict):
+        def items(self):
+            window.add(window.last_ns + 1, samples)
+            window.add_failure(window.last_ns)
+            return super().items()
+
+    window._scrapes[0] = dataclasses.replace(first, values=Coming(first.values))
+    assert first.ns in {row["ns"] for row in window.rows(first.ns)}
+
+
+def test_failures_of_a_server_that_stays_away_are_forgotten(run):
+    window = fed(run, keep_s=60.0)
+    last_ns = window.last_ns
+    for second in range(1, 1000):
+        window.add_failure(last_ns + second * 1_000_000_000)
+    assert window.summary(last_ns + 1).failed == 61
 
 
 def test_an_unknown_server_is_refused():
