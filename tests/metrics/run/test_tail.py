@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 import pytest
 
 from metrics.errors import RunDataError
-from metrics.record_tables import SCHEMAS, columns
+from metrics.records.tables import SCHEMAS, columns
 from metrics.run.directory import RunDirectory
 from metrics.run.segments import StreamSegment, compact
 from metrics.run.tail import TableTail
