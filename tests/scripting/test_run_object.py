@@ -69,7 +69,7 @@ def test_stored_diagnosis_is_read_and_a_fresh_one_writes_nothing(run):
 
 
 def test_diagnosis_from_before_the_last_requests_is_made_again(tmp_path):
-    made = synthetic_run(tmp_path / "live", plant="small_batch_cap", requests=60)
+    made = synthetic_run(tmp_path / "live", plant="small_batch_cap", requests=10)
     diagnosis = sojourn.open(made.path).diagnose()
     file = made.write_json("diagnosis.json", plain(msgspec.structs.replace(diagnosis, headline="as stored")))
     rows = made.arrow("requests")

@@ -198,8 +198,8 @@ def test_a_verdict_is_said_once_it_stands_and_taken_back_once_it_is_gone():
 
 
 def test_findings_that_alternate_are_said_too():
-    healthy = observed(BUSY, 40, lambda _: (4, 0, 0.2)).watched()
-    capped = observed(WAITING, 40, lambda _: (4, 6, 0.2)).watched()
+    healthy = observed(BUSY, 11, lambda _: (4, 0, 0.2)).watched()
+    capped = observed(WAITING, 11, lambda _: (4, 6, 0.2)).watched()
     overloaded = structs.replace(capped, state="overloaded", findings=capped.findings[1:])
     steady_, said = Steady(), []
     for second in range(40):

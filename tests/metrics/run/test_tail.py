@@ -27,12 +27,12 @@ def test_it_is_the_end_of_the_table_while_that_grows_is_cut_and_is_compacted(tmp
     directory, draw = RunDirectory(tmp_path / "run"), Random(5)
     written, growing = tmp_path / "0.arrows", directory.path / "requests.parts" / "0.arrows"
     segment = StreamSegment(written, SCHEMAS["requests"])
-    for first in range(0, 200, 4):
+    for first in range(0, 80, 4):
         segment.append(ended(range(first, first + 4)))
     content, tail = written.read_bytes(), TableTail(directory.path, "requests", "finished_ns", 30.0)
     growing.parent.mkdir(parents=True)
     growing.touch()
-    for size in [*sorted(draw.sample(range(len(content)), 12)), len(content)]:
+    for size in [*sorted(draw.sample(range(len(content)), 6)), len(content)]:
         with growing.open("ab") as file:
             file.write(content[file.tell() : size])
         table = directory.arrow("requests")
@@ -42,7 +42,7 @@ def test_it_is_the_end_of_the_table_while_that_grows_is_cut_and_is_compacted(tmp
     before = tail.read()
     compact(directory.path, "requests")
     assert tail.read().equals(before)
-    assert tail.read(end_ns=190 * S)["finished_ns"][0].as_py() == 169 * S
+    assert tail.read(end_ns=75 * S)["finished_ns"][0].as_py() == 49 * S
 
 
 def test_a_damaged_batch_is_told_at_each_reading(tmp_path):
