@@ -13,7 +13,15 @@ from typing import Any
 
 import msgspec
 
-from metrics.compute.speed_reference import SPEED_SETTINGS, SpeedEntry, add_entry, family_of, read_entries, settings_of
+from metrics.compute.speed_reference import (
+    SPEED_SETTINGS,
+    SpeedEntry,
+    add_entry,
+    family_of,
+    of_one_process,
+    read_entries,
+    settings_of,
+)
 from metrics.diagnosis.speed_run import entry_of_run
 from metrics.diagnosis.symptoms import TOLERATED_MISSES
 from metrics.request.goodput import judged, measured
@@ -45,7 +53,7 @@ def add_reference(run: RunDirectory, *, planted: bool, progress: Callable[[], No
     own, own_settings = entry_of_run(run, meta), settings_of(meta, engine)
     entries, cores = read_entries(family), int(section(meta, "hardware").get("cores") or 0)
     if progress is not None and any_late(run, meta):
-        for settings in _lacking(engine, own_settings, entries, cores):
+        for settings in _lacking(engine, of_one_process(own_settings), entries, cores):
             progress()
             if (found := measure_apart(str(engine["model"]), settings)) is not None:
                 add_entry(family, found)
@@ -61,7 +69,9 @@ def _of_other_settings(entries: list[SpeedEntry], own: dict[str, Any]) -> list[S
     """The last entry of each, those nearest to the run's settings last. Without this rule, several runs of one other
     setting would leave no room for the format that was measured for this run."""
     newest = {repr(sorted(each.settings.items())): each for each in entries if each.settings != own}
-    differing = {key: sum(own[name] != value for name, value in each.settings.items()) for key, each in newest.items()}
+    differing = {
+        key: sum(own.get(name) != value for name, value in each.settings.items()) for key, each in newest.items()
+    }
     return [newest[key] for key in sorted(newest, key=lambda key: -differing[key])][-MOST_OTHER:]
 
 

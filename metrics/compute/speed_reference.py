@@ -30,6 +30,7 @@ MOST_ENTRIES = 12  # of one group of settings; the oldest go first
 # Settings that decide how fast the same arithmetic is. Entries of other settings tell what these cost.
 SPEED_SETTINGS = ("threads", "dtype", "weights", "attention_backend", "fused_operations", "kv_cache_dtype", "graphs",
                   "overlap")  # fmt: skip
+LAYOUT = ("tensor_parallel", "pipeline_parallel", "expert_parallel")  # ... and these, of a group of ranks
 HOST_STAGES = tuple(stage for stage in STAGES if stage not in ("wait", "sample"))
 
 
@@ -49,7 +50,7 @@ class SpeedEntry(msgspec.Struct, frozen=True, kw_only=True):
     name: str  # of the run; "calibration"
     identity: int  # a run is never its own reference: the time of its anchor
     measured_at: str  # ISO 8601, UTC
-    settings: dict[str, Any]  # SPEED_SETTINGS
+    settings: dict[str, Any]  # SPEED_SETTINGS, and of a group its LAYOUT
     step_ns: list[float | None]  # of each feature of step_time.features; None where too few steps had it
     steps: int
     largest_tokens: float | None = None  # that enough steps had; None where an older version wrote the entry
@@ -91,9 +92,15 @@ def family_of(meta: Mapping[str, Any]) -> str | None:
 
 
 def settings_of(meta: Mapping[str, Any], engine: Mapping[str, Any]) -> dict[str, Any]:
-    """SPEED_SETTINGS of a run: `engine` are its settings in force."""
+    """SPEED_SETTINGS of a run, and the sizes of its group above 1: `engine` are its settings in force."""
     core = meta.get("core") or {}
-    return {name: core.get(name, engine.get(name)) for name in SPEED_SETTINGS}
+    layout = {name: engine[name] for name in LAYOUT if (engine.get(name) or 1) > 1}
+    return {name: core.get(name, engine.get(name)) for name in SPEED_SETTINGS} | layout
+
+
+def of_one_process(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings without the layout of a group."""
+    return {name: value for name, value in settings.items() if name not in LAYOUT}
 
 
 def fit_entry(shape: ModelShape, records: Sequence[Any], **described: Any) -> SpeedEntry | None:

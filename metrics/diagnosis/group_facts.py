@@ -11,6 +11,7 @@ import pandas as pd
 from metrics.cells import keys_of, lengths, row_sums, sums_by_key, sums_by_place, values
 from metrics.compute.communication import WAITS, GroupShape, group_shape_from, predicted
 from metrics.compute.link import POINT_TO_POINT, Link
+from metrics.diagnosis.one_process import one_process_ns
 from metrics.records import COLLECTIVES
 from metrics.run.directory import section, server_hardware
 
@@ -61,6 +62,7 @@ class GroupFacts:
     link_slowdown: float | None  # of exchanges, over what the measured link needs for them; None where nobody measured
     fits_one_device: bool | None  # None where nobody knows
     one_process_share: float  # of the ranks' computation that one process would do one after the other, 0 to 1
+    measured_alone_ns: float | None  # the same steps in one process, by its runs; None where none is known
     expert_rank_tokens: list[int]  # of counted steps, by the ranks that hold the experts; [] where all hold all
 
     @property
@@ -106,7 +108,10 @@ class GroupFacts:
 
     @property
     def one_process_ns(self) -> float:
-        """Device time of the same steps in one process: of the cores or the device that it would have."""
+        """Device time of the same steps in one process, of the cores or the device that it would have. Where no run of
+        one tells, the sum of what the ranks computed: an upper bound, since each of them has the costs of a step."""
+        if self.measured_alone_ns is not None:
+            return self.measured_alone_ns
         return sum(self.busy_ns) * self.one_process_share
 
     @property
@@ -158,7 +163,8 @@ def group_facts(meta: Mapping[str, Any], steps: pd.DataFrame) -> GroupFacts | No
         collectives=_collectives(shape, links_of(meta), steps),
         link_slowdown=_link_slowdown(shape, links_of(meta), steps),
         fits_one_device=_fits_one_device(meta, shape),
-        one_process_share=_one_process_share(meta, shape),
+        one_process_share=(share := _one_process_share(meta, shape)),
+        measured_alone_ns=one_process_ns(meta, steps, threads=round(1 / share)),
         expert_rank_tokens=_expert_rank_tokens(shape, steps),
     )
 

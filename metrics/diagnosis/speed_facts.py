@@ -15,6 +15,7 @@ import pandas as pd
 from metrics.compute.cost_model import shape_from
 from metrics.compute.speed_reference import (
     HOST_STAGES,
+    LAYOUT,
     SPEED_SETTINGS,
     SpeedEntry,
     expected,
@@ -239,7 +240,7 @@ def _others(
     """Settings of other entries that agree with the run's own in `same`."""
     groups: dict[tuple, list[SpeedEntry]] = {}
     for entry in stored:
-        if entry.settings != own and all(entry.settings.get(name) == own.get(name) for name in same):
+        if entry.settings != own and all(entry.settings.get(name) == own.get(name) for name in (*same, *LAYOUT)):
             groups.setdefault(tuple(sorted(entry.settings.items(), key=str)), []).append(entry)
     ranked = []
     for settings, entries in groups.items():

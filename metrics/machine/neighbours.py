@@ -1,7 +1,8 @@
 """Which other processes have the CPUs: the busiest of the machine that are none of the server's.
 
 Only where others take a good part of a core are the processes of the machine read: it takes some 20 µs for each. Names
-are those of the kernel (15 characters), never command lines, which may hold secrets.
+are those of the kernel (15 characters). Of an interpreter the program that it runs is named, too. Nothing else of a command
+line is, as it may hold secrets.
 """
 
 import os
@@ -13,6 +14,7 @@ from metrics.machine.process_use import PROC
 WORTH_READING_CORES = 0.25  # that others take
 WORTH_NAMING_CORES = 0.05
 MOST_NAMED = 3
+INTERPRETERS = ("python", "node", "java", "bash", "sh", "perl", "ruby")  # a name that begins so says little
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
@@ -37,7 +39,22 @@ class Neighbours:
         # A process that was not there the call before has all its time from since then
         cores = {pid: (seconds - last[1].get(pid, 0.0)) / span_s for pid, (_, seconds) in now.items()}
         busy = sorted((pid for pid, each in cores.items() if each >= WORTH_NAMING_CORES), key=lambda pid: -cores[pid])
-        return [(f"{now[pid][0]} ({pid})", cores[pid]) for pid in busy[:MOST_NAMED]]
+        return [(f"{_named(self._proc, pid, now[pid][0])} ({pid})", cores[pid]) for pid in busy[:MOST_NAMED]]
+
+
+def _named(proc: Path, pid: int, name: str) -> str:
+    """`python -m pytest`, `python train.py`: the program of an interpreter; else the kernel's name."""
+    if not name.startswith(INTERPRETERS):
+        return name
+    try:
+        words = (proc / str(pid) / "cmdline").read_text(encoding="utf-8", errors="replace").split("\0")[1:]
+    except OSError:
+        return name
+    if "-m" in words[:4] and (module := words[words.index("-m") + 1 :][:1]):
+        return f"{name} -m {module[0]}"
+    script = next((word for word in words if word and not word.startswith("-")), "")
+    is_program = Path(script).suffix in (".py", ".js", ".jar", ".sh", ".pl", ".rb") or "/bin/" in script
+    return f"{name} {Path(script).name}" if is_program else name
 
 
 def _read(proc: Path) -> dict[int, tuple[str, float]]:

@@ -10,6 +10,7 @@ from metrics.diagnosis.excess import excesses
 from metrics.diagnosis.facts import read_facts
 from metrics.diagnosis.group_facts import group_facts
 from metrics.diagnosis.rules.cause import proposals
+from metrics.diagnosis.speed_run import entry_of_run
 from metrics.errors import ReplayError
 from metrics.replay.prediction import Change
 from tests.metrics.sampled_machine import known, with_requests, with_steps
@@ -129,6 +130,22 @@ def test_two_ranks_whose_exchanges_cost_more_than_they_spare_are_not_needed(tmp_
     assert found.fixes[0].device_speed == pytest.approx(1 / 0.6, rel=0.01)  # one process computes both halves
     assert any("spares" in each.statement and each.supports for each in found.evidence)
     assert diagnose(run).findings[0].key == "needless_parallelism"
+
+
+def test_a_run_of_one_process_tells_what_one_takes_and_a_run_of_a_group_does_not(tmp_path):
+    sizes = {"tensor_parallel": 2, "threads": 1}
+    alone = known(synthetic_run(tmp_path / "alone", plant="slow_model", requests=24, seed=3))
+    entry = msgspec.structs.replace(entry_of_run(alone, alone.meta()), identity=1)
+    run = group_run(tmp_path / "run", 0.6, 0.4, "communication", sizes)
+    of_group = msgspec.structs.replace(entry_of_run(run, run.meta()), identity=2)
+    assert of_group.settings == entry.settings | {"tensor_parallel": 2}
+    reference = {"family": "simulated", "entries": msgspec.to_builtins([of_group])}
+    run.update_meta(speed_reference=reference)
+    facts = group_facts(run.meta(), run.table("steps"))
+    assert facts.measured_alone_ns is None and facts.one_process_ns == pytest.approx(1.2 * facts.device_ns, rel=0.01)
+    run.update_meta(speed_reference=reference | {"entries": msgspec.to_builtins([of_group, entry])})
+    facts = group_facts(run.meta(), run.table("steps"))
+    assert facts.one_process_ns == facts.measured_alone_ns == pytest.approx(facts.device_ns, rel=0.1)
 
 
 def test_exchanges_far_slower_than_the_measured_link_are_a_fault_of_the_link(tmp_path):

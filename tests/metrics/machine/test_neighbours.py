@@ -57,6 +57,25 @@ def test_a_process_that_ends_meanwhile_costs_nothing(proc):
     assert [name for name, _ in found.busiest(S, 1.0, ())] == ["a (b) c (9)"]
 
 
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["/usr/bin/python", "-m", "pytest", "--token", "secret"], "python -m pytest"),
+        (["python", "-u", "/home/me/train.py", "secret"], "python train.py"),
+        (["/usr/bin/python", "/opt/env/bin/vllm", "serve", "secret"], "python vllm"),
+        (["python", "-c", "password = 1"], "python"),
+        (["python"], "python"),
+    ],
+)
+def test_the_program_of_an_interpreter_is_named_and_no_other_word(proc, words, name):
+    found = Neighbours(proc)
+    write(proc, 20, "python", 1.0)
+    (proc / "20" / "cmdline").write_text("\0".join(words) + "\0")
+    found.busiest(0, 1.0, ())
+    write(proc, 20, "python", 2.0)
+    assert found.busiest(S, 1.0, ()) == [(f"{name} (20)", pytest.approx(1.0, abs=0.02))]
+
+
 def test_a_process_that_computes_on_this_machine_is_named():
     found = Neighbours()
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
