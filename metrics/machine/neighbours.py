@@ -1,8 +1,8 @@
 """Which other processes have the CPUs: the busiest of the machine that are none of the server's.
 
 Only where others take a good part of a core are the processes of the machine read: it takes some 20 µs for each. Names
-are those of the kernel (15 characters). Of an interpreter the program that it runs is named, too. Nothing else of a command
-line is, as it may hold secrets.
+are those of the kernel (15 characters). Of an interpreter the program that it runs is named, too, and nothing else of a
+command line, which may hold secrets.
 """
 
 import os
