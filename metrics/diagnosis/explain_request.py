@@ -25,7 +25,7 @@ def render(found: Explanation, alone: bool = False) -> RenderableType:
     """`alone`: its only token in full."""
     if alone:
         return _one_gap(found.slowest_tokens[0], found.request_id)
-    parts = [_head(found), section("Where its time went"), _accounts(found.ledger_ns)]
+    parts = [_head(found), section("Where its time went"), _both_accounts(found)]
     seen = NO_STEPS not in found.unknown
     if seen:
         parts += [section("What it waited for"), _waits(found.waits_ns)]
@@ -46,12 +46,30 @@ def _head(found: Explanation) -> RenderableType:
     facts = [f"request {found.request_id}", *(trait for trait in (found.tenant, found.klass) if trait)]
     for name, value in (("prompt tokens", found.prompt_tokens), ("output tokens", found.output_tokens)):
         facts += [f"{value:,.0f} {name}"] if value is not None else []
+    facts += [f"first token after {found.ttft_ms:,.1f} ms"] if found.ttft_ms is not None else []
     facts += [f"{found.e2e_ms:,.1f} ms from the intended send"] if found.e2e_ms is not None else []
     return Text(" · ".join(facts), style="bold")
 
 
 def _ms(ns: float) -> str:
     return f"{ns / 1e6:,.2f}" if abs(ns) < 1e8 else f"{ns / 1e6:,.0f}"
+
+
+def _both_accounts(found: Explanation) -> RenderableType:
+    """Up to the last byte, and up to the first text. Tokens that wait together to be written wait once in the first,
+    beside the steps that make the others, and as a whole in the second."""
+    if not found.ttft_ledger_ns:
+        return _accounts(found.ledger_ns)
+    names = dict.fromkeys([*found.ledger_ns, *found.ttft_ledger_ns])
+    table = ruled_table(
+        ("account", "left"), ("ms", "right"), ("share", "right"), ("", "left"), ("to first token", "right")
+    )
+    total = sum(found.ledger_ns.values()) or 1.0
+    for name in names:
+        colour = COLOURS.get(name.split(".")[0], UNACCOUNTED_COLOUR)
+        ns, first_ns = found.ledger_ns.get(name, 0.0), found.ttft_ledger_ns.get(name, 0.0)
+        table.add_row(Text(name, style=colour), _ms(ns), f"{ns / total:.1%}", bar(ns / total, colour), _ms(first_ns))
+    return table
 
 
 def _accounts(accounts: dict[str, float]) -> RenderableType:

@@ -14,7 +14,7 @@ SERVER_ALONE = "recorded by a server alone: no client measured it"
 CLIENT_LEFT = "the client left"  # what such a run says of a request whose client went away before its end
 MARK = (
     "no client measured this run: latencies are the server's own, from a request's arrival to its last write; the load "
-    "generator and the network are not in them"
+    "generator, the network and waits in its socket are not in them"
 )
 
 

@@ -7,7 +7,7 @@ timed, so that what it costs beyond its normal cost tells which.
 
 import math
 
-from metrics.diagnosis.excess import Excess
+from metrics.diagnosis.excess import SERVED, Excess
 from metrics.diagnosis.facts import Facts
 from metrics.diagnosis.machine_facts import FrontLoop
 from metrics.diagnosis.rules.cause import Proposal, cause
@@ -25,6 +25,7 @@ SLOWER = 3.0  # times its normal cost: the reference knows a bare call on a quie
 USUAL_NS = {"encoding": 1_000.0, "decoding": 30_000.0, "writing": 100_000.0}
 UNITS = {"encoding": "prompt_characters", "decoding": "server_output_tokens", "writing": "server_output_tokens"}
 DRAINED = 0.1  # of the time in writes: a reader that is slow keeps its buffer full for longer
+STUTTERS, A_PAUSE_MS = 0.2, 200.0  # such turns, with one that anybody notices: it counts though objectives are kept
 BLOCKED = 0.1  # of the time, in turns that a reader may notice: a tenth of the requests arrive in one
 FULL_LOOP = 0.8  # busy: beyond it queues grow as those of any server near its capacity
 WRITES = 0.5  # of a request's stream account, in writes
@@ -129,16 +130,17 @@ def slow_tokeniser(facts: Facts, excess: Excess) -> Proposal | None:
 
 
 @cause(lifecycles=("request", "token"), object="event loop of the front", kind="fault", accounts=FRONT, in_front=True,
+       needs=(), symptom="low_device_utilisation",
        rival="a slow network: it holds single requests, and the loop is idle", rival_key="slow_network")  # fmt: skip
-def blocked_front(facts: Facts, excess: Excess) -> Proposal | None:
+def blocked_front(facts: Facts, excess: Excess | None) -> Proposal | None:
     """Something that is neither tokeniser nor detokeniser holds the front's event loop again and again."""
     loop = front_loop(facts)
     known = sum(held_by(facts, name) for name in UNITS)
-    if loop is None or known >= HOLDS:
+    if loop is None or known >= HOLDS or (excess is not None and excess.objective == SERVED):
         return None
     # Without its waits for a core: another process had it, and nothing held the loop
     long_share = loop.long_share * (1 - (loop.queued_by_others or 0.0))
-    if long_share < BLOCKED:
+    if long_share < (BLOCKED if excess is not None else STUTTERS) or (excess is None and loop.longest_ms < A_PAUSE_MS):
         return None
     held = min(1.0, long_share / max(loop.busy, 1e-9))
     how = f"working ({loop.on_cpu:.0%} of its busy time on a core)" if (loop.on_cpu or 0.0) >= 0.5 else "asleep"
