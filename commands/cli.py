@@ -74,8 +74,10 @@ def print_json(document: Any) -> None:
     print(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
 
 
-def bounds_of(slo: str) -> dict[str, float]:
-    """The bounds in ms that `--slo` names. Raises InputError."""
+def bounds_of(slo: str | None) -> dict[str, float]:
+    """The bounds in ms that `--slo` names; {} where it is not given. Raises InputError."""
+    if slo is None:
+        return {}
     from metrics.request.objectives import parse_bounds
 
     try:

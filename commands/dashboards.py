@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from commands.cli import need, out
+from commands.cli import bounds_of, need, out
 from commands.help_page import HelpPage
 from metrics.errors import InputError
 
@@ -45,7 +45,7 @@ def write(
     from dashboards.build import build_dashboards
 
     try:
-        options = AlertOptions(target_share, objectives_of(slo))
+        options = AlertOptions(target_share, bounds_of(slo))
         written = build_dashboards(output, options, stack_of(target))
     except (NotADirectoryError, ValueError) as error:
         raise InputError(str(error)) from None
@@ -82,16 +82,9 @@ def up(
 
     try:
         stack = stack_of(target, prometheus_port)
-        run_stack(Places(stack, target_share, objectives_of(slo), docker, port, data, runs))
+        run_stack(Places(stack, target_share, bounds_of(slo), docker, port, data, runs))
     except (NotADirectoryError, ValueError) as error:
         raise InputError(str(error)) from None
-
-
-def objectives_of(slo: str | None) -> dict[str, float]:
-    """Raises ValueError."""
-    from metrics.request.objectives import parse_bounds
-
-    return parse_bounds(slo) if slo is not None else {}
 
 
 def stack_of(targets: list[str] | None, prometheus_port: int = 9090):

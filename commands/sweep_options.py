@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from commands.cli import need, out
+from commands.cli import bounds_of, need, out
 from metrics.errors import InputError
-from metrics.request.objectives import parse_bounds
 
 if TYPE_CHECKING:
     from loadgen.scenario.scenario import Scenario
@@ -65,10 +64,7 @@ def with_slo(scenario: "Scenario", slo: str | None) -> "Scenario":
         return scenario
     from loadgen.sweeps.run_point import with_objectives
 
-    try:
-        bounds = parse_bounds(slo)
-    except ValueError as error:
-        raise InputError(f"--slo: {error}") from None
+    bounds = bounds_of(slo)
     if not scenario.target.stream and set(bounds) & {"ttft_ms", "tpot_ms"}:
         raise InputError(f"--slo {slo}: the scenario does not stream, so only e2e can be bounded")
     return with_objectives(scenario, bounds)

@@ -48,7 +48,7 @@ def watch(
 
     if json and not once:
         raise InputError("--json takes --once: a page that goes on has no end to print")
-    objectives = bounds_of(slo) if slo is not None else {}
+    objectives = bounds_of(slo)
     watcher = Watcher(
         urls or [], objectives, window_s=for_, records=server_run or (), prometheus=prometheus or (), select=select
     ).start()
