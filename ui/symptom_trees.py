@@ -4,6 +4,7 @@ from pathlib import Path
 
 import streamlit as st
 
+from metrics.diagnosis.expectation import with_expectation
 from metrics.diagnosis.facts import read_facts
 from metrics.diagnosis.symptom_tree.tree import SymptomTree, symptom_tree
 from metrics.diagnosis.symptoms import SYMPTOMS
@@ -19,5 +20,5 @@ def trees_of(run: RunData) -> dict[str, SymptomTree]:
 
 @st.cache_data(max_entries=4, show_spinner="Looking at every branch …")
 def _trees(path: str, stamps: tuple[tuple[str, int, int], ...], _diagnosis: Diagnosis) -> dict[str, SymptomTree]:
-    facts = read_facts(RunDirectory.open(Path(path)))
+    facts = read_facts(with_expectation(RunDirectory.open(Path(path))))
     return {symptom.key: symptom_tree(facts, _diagnosis, symptom.key) for symptom in SYMPTOMS}
