@@ -2,7 +2,7 @@
 
 import msgspec
 
-from engine.replay.settings import GROUP
+from metrics.compute.speed_reference import LAYOUT
 from metrics.diagnosis.group_facts import GroupFacts
 from metrics.errors import ReplayError
 from metrics.replay.prediction import Change
@@ -14,7 +14,7 @@ def told(change: Change, group: GroupFacts | None) -> Change:
     The ranks' own computation is known, and one process exchanges nothing. Raises ReplayError for any other group: how
     the work of ranks divides, and what they exchange then, no run of another group shows.
     """
-    named = {name: value for name, value in change.settings.items() if name in GROUP}
+    named = {name: value for name, value in change.settings.items() if name in LAYOUT}
     if not named or change.device_speed != 1.0:
         return change
     words = ", ".join(f"{name}={value}" for name, value in named.items())
@@ -25,7 +25,7 @@ def told(change: Change, group: GroupFacts | None) -> Change:
             f"{words} divides the model between ranks, and this run had one process: it does not show what their "
             "exchanges would cost; record a run with it, or give device_speed beside it"
         )
-    after = {name: named.get(name, getattr(group.shape, name)) for name in GROUP}
+    after = {name: named.get(name, getattr(group.shape, name)) for name in LAYOUT}
     if all(value == getattr(group.shape, name) for name, value in after.items()):
         return change
     if any(value != 1 for value in after.values()):

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from engine.config import EngineConfig, complaint
 from engine.replay.drafts import DraftModel
 from engine.settings.kv_tiers import has_tiers
+from metrics.compute.speed_reference import LAYOUT
 from metrics.errors import ReplayError
 from metrics.memory.plan import GIB, HOST_SHARE
 from metrics.replay.prediction import Change
@@ -23,12 +24,11 @@ REPLAYED = (
     "speculation_layers", "kv_host_gib", "kv_disk_path", "kv_disk_gib", "kv_remote_url", "kv_store_policy",
 )  # fmt: skip
 OBJECTIVE_SETTINGS = ("objective_ttft_ms", "objective_tpot_ms", "objective_e2e_ms")
-# What these change the run tells only for a group that becomes one process: see engine/replay/parallel.py.
-GROUP = ("tensor_parallel", "pipeline_parallel", "expert_parallel")
-# These change how fast the device computes, and nothing in the run tells how much.
+# These change how fast the device computes, and nothing in the run tells how much. Of the layout it tells that only for a
+# group that becomes one process: see engine/replay/parallel.py.
 SPEED = (
     "model", "device", "dtype", "weights", "attention_backend", "fused_operations", "kv_cache_dtype", "graphs",
-    "threads", "load_format", "expert_exchange", *GROUP,
+    "threads", "load_format", "expert_exchange", *LAYOUT,
 )  # fmt: skip
 WINDOW = ("attention_window", "attention_sinks")  # change the outputs, and with them the load
 SPECULATION = ("speculation", "speculation_adaptive", "speculation_tokens")
@@ -49,7 +49,7 @@ def check(change: Change, *, is_closed: bool, num_servers: int = 1) -> None:
     """Raises ReplayError, with a sentence, for a change that a replay cannot make."""
     _check_servers(change, num_servers)
     for name, value in change.settings.items():
-        is_told = change.device_speed != 1.0 or (name == "kv_cache_dtype" and change.kv_scale != 1.0) or name in GROUP
+        is_told = change.device_speed != 1.0 or (name == "kv_cache_dtype" and change.kv_scale != 1.0) or name in LAYOUT
         has_room = name in ROOM and change.kv_scale != 1.0
         if name in SPEED and not is_told:
             raise ReplayError(
