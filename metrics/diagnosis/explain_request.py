@@ -25,7 +25,7 @@ def render(found: Explanation, alone: bool = False) -> RenderableType:
     """`alone`: its only token in full."""
     if alone:
         return _one_gap(found.slowest_tokens[0], found.request_id)
-    parts = [_head(found), section("Where its time went"), _both_accounts(found)]
+    parts = [_head(found), section("Where its time went"), _accounts(found.ledger_ns, found.ttft_ledger_ns)]
     seen = NO_STEPS not in found.unknown
     if seen:
         parts += [section("What it waited for"), _waits(found.waits_ns)]
@@ -55,29 +55,16 @@ def _ms(ns: float) -> str:
     return f"{ns / 1e6:,.2f}" if abs(ns) < 1e8 else f"{ns / 1e6:,.0f}"
 
 
-def _both_accounts(found: Explanation) -> RenderableType:
-    """Up to the last byte, and up to the first text. Tokens that wait together to be written wait once in the first,
-    beside the steps that make the others, and as a whole in the second."""
-    if not found.ttft_ledger_ns:
-        return _accounts(found.ledger_ns)
-    names = dict.fromkeys([*found.ledger_ns, *found.ttft_ledger_ns])
-    table = ruled_table(
-        ("account", "left"), ("ms", "right"), ("share", "right"), ("", "left"), ("to first token", "right")
-    )
-    total = sum(found.ledger_ns.values()) or 1.0
-    for name in names:
-        colour = COLOURS.get(name.split(".")[0], UNACCOUNTED_COLOUR)
-        ns, first_ns = found.ledger_ns.get(name, 0.0), found.ttft_ledger_ns.get(name, 0.0)
-        table.add_row(Text(name, style=colour), _ms(ns), f"{ns / total:.1%}", bar(ns / total, colour), _ms(first_ns))
-    return table
-
-
-def _accounts(accounts: dict[str, float]) -> RenderableType:
-    table = ruled_table(("account", "left"), ("ms", "right"), ("share", "right"), ("", "left"))
+def _accounts(accounts: dict[str, float], first: dict[str, float] | None = None) -> RenderableType:
+    """`first`: the same up to the first text. A token that waits to be written does so beside the steps that make the
+    others: its wait is in `first`, and not in the time up to the last byte."""
+    named = (("to first token", "right"),) if first else ()
+    table = ruled_table(("account", "left"), ("ms", "right"), ("share", "right"), ("", "left"), *named)
     total = sum(accounts.values()) or 1.0
-    for name, ns in accounts.items():
-        colour = COLOURS.get(name.split(".")[0], UNACCOUNTED_COLOUR)
-        table.add_row(Text(name, style=colour), _ms(ns), f"{ns / total:.1%}", bar(ns / total, colour))
+    for name in dict.fromkeys([*accounts, *(first or ())]):
+        colour, ns = COLOURS.get(name.split(".")[0], UNACCOUNTED_COLOUR), accounts.get(name, 0.0)
+        more = [_ms(first.get(name, 0.0))] if first else []
+        table.add_row(Text(name, style=colour), _ms(ns), f"{ns / total:.1%}", bar(ns / total, colour), *more)
     return table
 
 

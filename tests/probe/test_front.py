@@ -190,7 +190,8 @@ def test_receiver_begins_again_beside_connections_that_end(tmp_path):
         place = first.getsockname()
         with socket.create_connection(place):
             first.accept()[0].close()  # our end waits in TIME_WAIT
-    listening(socket.AF_INET, place).close()
+    with listening(socket.AF_INET, place) as again:
+        assert again.getsockname() == place
 
 
 @pytest.mark.parametrize("address", ["tcp:0.0.0.0:80", "tcp:example.org:80", "tcp:127.0.0.1:0", "unix:"])
