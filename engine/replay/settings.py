@@ -24,8 +24,8 @@ REPLAYED = (
     "speculation_layers", "kv_host_gib", "kv_disk_path", "kv_disk_gib", "kv_remote_url", "kv_store_policy",
 )  # fmt: skip
 OBJECTIVE_SETTINGS = ("objective_ttft_ms", "objective_tpot_ms", "objective_e2e_ms")
-# These change how fast the device computes, and nothing in the run tells how much. Of the layout it tells that only for a
-# group that becomes one process: see engine/replay/parallel.py.
+# These change how fast the device computes, and nothing in the run tells how much. Of the layout it does for a group
+# that becomes one process: see engine/replay/parallel.py.
 SPEED = (
     "model", "device", "dtype", "weights", "attention_backend", "fused_operations", "kv_cache_dtype", "graphs",
     "threads", "load_format", "expert_exchange", *LAYOUT,
