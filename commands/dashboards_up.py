@@ -44,15 +44,15 @@ class Places:
 def run_stack(places: Places) -> None:
     """Starts it, and returns after Ctrl-C or raises ServerError when a part ends by itself. All parts end with it."""
     in_docker = docker_runs() if places.docker is None else places.docker
+    port = places.port or (GRAFANA_PORT if in_docker else APP_PORT)
+    check_port(places.stack.prometheus_port, "--prometheus-port")
+    check_port(port, "--port")
     if in_docker and not docker_runs():
         raise SojournError("Docker does not run here, or lacks `docker compose`; without --docker no Docker is needed")
     if not in_docker and shutil.which("prometheus") is None:
         raise SojournError(
             "neither Docker with compose nor a program prometheus is here; install one: apt install prometheus"
         )
-    port = places.port or (GRAFANA_PORT if in_docker else APP_PORT)
-    check_port(places.stack.prometheus_port, "--prometheus-port")
-    check_port(port, "--port")
     for target in places.stack.targets:
         out.print(told_of(target), markup=False, soft_wrap=True)
     with folder(places.data) as place, contextlib.ExitStack() as parts, contextlib.suppress(KeyboardInterrupt):

@@ -1,5 +1,5 @@
-"""The mark `server`, the cap of property tests (`--max-examples`), and the order of files for parallel workers
-(`--dist loadfile --no-loadscope-reorder`)."""
+"""The marks `server`, `prometheus` and `browser`, a bare machine (`--bare`), the cap of property tests
+(`--max-examples`), and the order of files for parallel workers (`--dist loadfile --no-loadscope-reorder`)."""
 
 import gc
 import os
@@ -9,6 +9,9 @@ from pathlib import Path
 import certifi
 import pytest
 from hypothesis import is_hypothesis_test, settings
+
+from tests.bare_machine import make_bare
+from tests.programs import missing
 
 ROOT = Path(__file__).parent
 # The longest files. A worker that started one of them last would run alone at the end.
@@ -25,11 +28,13 @@ SERVERS = {"api_server", "tool_server"}  # fixtures; a test that uses one gets t
 def pytest_configure(config: pytest.Config) -> None:
     """Each new client of httpx reads the authorities that it trusts: 50 ms for all of certifi's. No test speaks TLS, so
     here and in the servers that tests start it is the first one alone."""
-    folder = config._one_authority = tempfile.TemporaryDirectory(prefix="sojourn-tests-")
+    folder = config._folder = tempfile.TemporaryDirectory(prefix="sojourn-tests-")
     first, end, _ = Path(certifi.where()).read_text("ascii", "replace").partition("-----END CERTIFICATE-----")
     file = Path(folder.name) / "authority.pem"
     file.write_text(first[first.index("-----BEGIN") :] + end + "\n")
     os.environ["SSL_CERT_FILE"] = str(file)
+    if config.getoption("--bare"):
+        make_bare(os.environ, Path(folder.name))
 
 
 gc.disable()  # while modules are imported: nothing of them is garbage
@@ -42,13 +47,17 @@ def pytest_collection_finish() -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     gc.unfreeze()
-    config._one_authority.cleanup()
+    config._folder.cleanup()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--max-examples", type=int, help="cap of the examples of each property test; `make check` sets 10, and the "
         "default is what each test says",
+    )  # fmt: skip
+    parser.addoption(
+        "--bare", action="store_true", help="hide Prometheus, browsers, Node, compilers and Docker, and take the home "
+        "folder away, as on a machine where nothing is installed",
     )  # fmt: skip
 
 
@@ -58,6 +67,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if SERVERS & set(item.fixturenames):
             item.add_marker(pytest.mark.server)
+        for mark in item.iter_markers():
+            if absent := missing(mark.name):
+                item.add_marker(pytest.mark.skip(reason=f"needs {absent}"))
         if cap is not None and is_hypothesis_test(item.obj):
             cap_examples(item.obj, cap)
     places = {ROOT / name: place for place, name in enumerate(FIRST)}

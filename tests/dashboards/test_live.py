@@ -1,7 +1,6 @@
 """Every panel of the generated dashboards, and of vLLM's, draws from a real server under load."""
 
 import json
-import shutil
 import threading
 from random import Random
 from urllib.parse import urlsplit
@@ -18,7 +17,6 @@ from tests.metrics.vllm_families import DASHBOARDS
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.prometheus,
-    pytest.mark.skipif(not shutil.which("prometheus"), reason="needs Debian's prometheus"),
 ]
 
 # What a machine without a GPU, without power sensors, or that was never calibrated cannot draw.

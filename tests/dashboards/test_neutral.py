@@ -2,7 +2,6 @@
 
 import gzip
 import math
-import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,7 +24,6 @@ from tests.metrics.foreign import SglangPage, VllmPage, steady
 
 pytestmark = [
     pytest.mark.prometheus,
-    pytest.mark.skipif(not shutil.which("promtool"), reason="needs Debian's prometheus"),
 ]
 RECORDED = Path(__file__).parent / "pages"  # of real servers
 TARGET = {"job": "pods", "instance": "10.0.0.7:8000", "namespace": "chat"}

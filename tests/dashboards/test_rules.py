@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from urllib.parse import parse_qs, parse_qsl, urlsplit
@@ -20,7 +19,6 @@ from tests.dashboards.prometheus_server import as_grafana_asks
 
 pytestmark = [
     pytest.mark.prometheus,
-    pytest.mark.skipif(not shutil.which("promtool"), reason="needs Debian's prometheus"),
 ]
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -1,7 +1,6 @@
 """`sojourn dashboards up`: its files for each kind of network, what it refuses, and that all it starts ends with it."""
 
 import json
-import shutil
 import signal
 import socket
 import stat
@@ -19,7 +18,6 @@ from dashboards.stack import HOST, Stack, checked_target
 from tests.dashboards.prometheus_server import ask, free_port
 
 ROOT = Path(__file__).parents[2]
-PROMETHEUS = pytest.mark.skipif(not shutil.which("prometheus"), reason="needs Debian's prometheus")
 
 
 def command(*options: str) -> list[str]:
@@ -93,7 +91,6 @@ def test_without_docker_and_prometheus_it_says_what_to_install(tmp_path):
 
 
 @pytest.mark.server
-@PROMETHEUS
 @pytest.mark.prometheus
 def test_prometheus_and_the_app_start_and_end_together(tmp_path):
     ports = free_port(), free_port()

@@ -1,20 +1,13 @@
 """What a reader sees in a real browser: its pages and the report, without an error, and without a network."""
 
-import importlib.util
-
 import pytest
 
 from ui.launch import OF_ALL_RUNS, OF_NO_RUN, PAGES
 from ui.markup.run_report import render
 from ui.run_data import load
-from ui.screenshots import browser, chromium, take
+from ui.screenshots import browser, take
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(
-        chromium() is None or importlib.util.find_spec("playwright") is None, reason="needs chromium and playwright"
-    ),
-]
+pytestmark = pytest.mark.browser
 
 
 def test_every_page_renders_without_an_error_and_nothing_is_cut(runs, tmp_path):

@@ -1,6 +1,5 @@
 """The moving parts of a report: they judge as our own judge does, and hold what the tables of the run hold."""
 
-import importlib.util
 import json
 from itertools import product
 
@@ -21,7 +20,7 @@ from ui.markup.incident.section import for_tools, moving_parts
 from ui.markup.incident.summary import markdown_summary
 from ui.markup.run_report import render
 from ui.run_data import load
-from ui.screenshots import browser, chromium
+from ui.screenshots import browser
 
 HOVER = """([x, y]) => {
   const box = document.getElementById("sojourn-timeline").getBoundingClientRect();
@@ -88,9 +87,6 @@ def test_two_runs_stand_beside_each_other(runs, chat):
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(
-    chromium() is None or importlib.util.find_spec("playwright") is None, reason="needs chromium and playwright"
-)
 def test_two_timelines_move_together_and_share_their_bounds(runs, chat, tmp_path):
     other = load(runs / "tiny-kv")
     file, errors = tmp_path / "report.html", []
@@ -128,9 +124,6 @@ def test_two_timelines_move_together_and_share_their_bounds(runs, chat, tmp_path
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(
-    chromium() is None or importlib.util.find_spec("playwright") is None, reason="needs chromium and playwright"
-)
 def test_the_page_judges_as_we_do_and_shows_any_request(runs, chat, tmp_path):
     file, errors = tmp_path / "report.html", []
     file.write_text(render(chat), encoding="utf-8")

@@ -2,7 +2,6 @@
 
 import math
 import platform
-import shutil
 import subprocess
 from collections import Counter
 from importlib.metadata import version
@@ -354,7 +353,6 @@ def test_model_name_of_any_text_survives_the_page():
 
 
 @pytest.mark.prometheus
-@pytest.mark.skipif(not shutil.which("promtool"), reason="needs Debian's prometheus")
 def test_promtool_finds_no_fault_in_the_page():
     rng = Random(3)
     exporter = Exporter("tiny", OBJECTIVES)

@@ -1,7 +1,5 @@
 """A real Prometheus that scrapes a page: its raw samples are those of the page, a scrape each."""
 
-import shutil
-
 import pytest
 
 from metrics.live.prometheus import held_scrapes, interval_s, is_prometheus
@@ -13,7 +11,6 @@ from tests.metrics.live_pages import page, pages, serving
 pytestmark = [
     pytest.mark.prometheus,
     pytest.mark.server,
-    pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs Debian's prometheus"),
 ]
 BODY = page() + b"# TYPE sojourn_request_running gauge\nsojourn_request_running 1\n"
 
