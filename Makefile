@@ -11,17 +11,20 @@ STAMP := $(VENV)/.installed
 FAST := not slow and not gpu and not peer and not thorough and not server and not browser and not prometheus
 # Repeats of a claim that the default tests hold once.
 REPEATS := thorough and not slow and not gpu and not peer
+# What a bare machine skips.
+PROGRAMS := (browser or prometheus or compiler) and not slow and not gpu and not peer and not thorough
 # It takes seconds to load, and its only test file needs a server.
 NO_SCHEMATHESIS := -p no:schemathesis --ignore tests/engine/server/openai/test_specification.py
 # Without compiled modules every worker would compile all tests again.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo test thorough check torture lint types clean
+.PHONY: help setup demo test programs thorough check torture lint types clean
 
 help:
 	@echo "make demo   set up, then serve the bundled model, replay a minute of a real trace, diagnose it, predict the fix;"
 	@echo "            DEMO=--prove also makes the run that tests the prediction"
 	@echo "make test   set up, then run the tests"
+	@echo "make programs  the tests that need a browser, Prometheus or a C++ compiler"
 	@echo "make thorough  what make test holds once, for further seeds, shapes, families and pages"
 	@echo "make check  style, types, and the tests that start no server: fewer seeds, shapes and examples than make test"
 	@echo "make torture  what the server promises while it is maltreated, in the short form"
@@ -36,6 +39,9 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(PYTEST)
+
+programs: $(STAMP)
+	$(PYTEST) -m '$(PROGRAMS)'
 
 thorough: $(STAMP)
 	$(PYTEST) -m '$(REPEATS)'

@@ -1,4 +1,4 @@
-"""The marks `server`, `prometheus` and `browser`, a bare machine (`--bare`), the cap of property tests
+"""The marks `server`, `prometheus`, `browser` and `compiler`, a bare machine (`--bare`), the cap of property tests
 (`--max-examples`), and the order of files for parallel workers (`--dist loadfile --no-loadscope-reorder`)."""
 
 import gc
@@ -22,7 +22,8 @@ FIRST = [
     "metrics/diagnosis/test_diagnosis.py", "ui/test_app.py", "engine/compute/test_triton_attention.py",
     "metrics/diagnosis/test_diagnosis_claims.py",
 ]  # fmt: skip
-SERVERS = {"api_server", "tool_server"}  # fixtures; a test that uses one gets the mark `server`
+# A test that uses one of these fixtures gets the mark.
+SERVERS, COMPILED = {"api_server", "tool_server"}, {"library"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -67,9 +68,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if SERVERS & set(item.fixturenames):
             item.add_marker(pytest.mark.server)
+        if COMPILED & set(item.fixturenames):
+            item.add_marker(pytest.mark.compiler)
         for mark in item.iter_markers():
-            if absent := missing(mark.name):
-                item.add_marker(pytest.mark.skip(reason=f"needs {absent}"))
+            if reason := missing(mark.name):
+                item.add_marker(pytest.mark.skip(reason=reason))
         if cap is not None and is_hypothesis_test(item.obj):
             cap_examples(item.obj, cap)
     places = {ROOT / name: place for place, name in enumerate(FIRST)}

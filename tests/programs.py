@@ -9,9 +9,13 @@ from ui.screenshots import chromium
 
 @cache
 def missing(mark: str) -> str:
-    """What the tests of a mark lack here, for the reason of a skip; "" where they can run."""
+    """Why the tests of a mark cannot run here; "" where they can."""
     if mark == "prometheus" and not (shutil.which("prometheus") and shutil.which("promtool")):
-        return "Debian's prometheus"
+        return "needs Debian's prometheus"
     if mark == "browser" and (chromium() is None or importlib.util.find_spec("playwright") is None):
-        return "chromium and playwright"
+        return "needs chromium and playwright"
+    if mark == "compiler":
+        from engine.compute.cpp import extension
+
+        return extension.unavailable() or ""
     return ""

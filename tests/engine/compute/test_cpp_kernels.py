@@ -37,14 +37,6 @@ LONG: Items = [(511, 1), (512, 1), (1500, 1), (508, 9), (1100, 40)]  # around th
 REFERENCE = Operations()
 
 
-@pytest.fixture(scope="module")
-def library() -> extension.Library:
-    built = extension.library()
-    if built is None:
-        pytest.skip(extension.unavailable())
-    return built
-
-
 @pytest.fixture
 def operations(library) -> CppOperations:
     return CppOperations(library)

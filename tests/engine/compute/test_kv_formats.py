@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from engine.compute.attention.backend import AttentionInputs, AttentionSpec
 from engine.compute.attention.cpp_backend import CppAttention
 from engine.compute.attention.torch_backend import TorchAttention
-from engine.compute.cpp import extension
 from engine.compute.kv_cache import KVLayout, LayerCache, allocate, bytes_per_token, clear_blocks, copy_blocks
 from engine.compute.kv_formats import KV_FP8, KV_INT4, KV_INT8, QUANTISED, dequantise, quantise
 from engine.compute.operations.backend import HeadSpec, Operations
@@ -28,14 +27,6 @@ from tests.engine.token.sampling.test_logprobs import random_prompts
 
 FORMATS = list(QUANTISED.values())
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def library() -> extension.Library:
-    built = extension.library()
-    if built is None:
-        pytest.skip(extension.unavailable())
-    return built
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

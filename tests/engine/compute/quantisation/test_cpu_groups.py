@@ -15,9 +15,10 @@ from engine.compute.quantisation.matrix import QuantisedMatrix
 
 EPSILON = 2.0**-24  # of one rounding to float32
 
-pytestmark = pytest.mark.skipif(
-    library() is None or groups_kernel(library()) is None, reason="this machine has no such kernel"
-)
+pytestmark = [
+    pytest.mark.compiler,
+    pytest.mark.skipif(library() is None or groups_kernel(library()) is None, reason="this machine has no such kernel"),
+]
 
 
 @pytest.fixture(autouse=True)

@@ -18,9 +18,10 @@ from tests.engine.harness import drain, hand_over, make_engine, submit
 NEAR_TIE = 0.05
 LENGTH = 60
 
-pytestmark = pytest.mark.skipif(
-    library() is None or groups_kernel(library()) is None, reason="this machine has no such kernel"
-)
+pytestmark = [
+    pytest.mark.compiler,
+    pytest.mark.skipif(library() is None or groups_kernel(library()) is None, reason="this machine has no such kernel"),
+]
 
 
 class Dequantised:

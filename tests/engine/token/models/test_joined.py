@@ -15,7 +15,7 @@ from engine.token.models.taps import Taps
 from tests.engine.compute.attention_inputs import attention_inputs
 from tests.engine.harness import drain, hand_over, make_engine, submit
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no C++ kernels can be built here")
+pytestmark = pytest.mark.compiler
 
 JOINED = ("llama", "llama-biases", "mistral", "qwen2-windows", "qwen3", "gemma", "gemma2", "gemma3")
 APART = ("mixtral", "gpt-oss", "deepseek-v2", "mpt")  # experts, latent attention, layer norms without a gate
