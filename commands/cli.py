@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 RUNS = Path("runs")
 EXTRAS = {
-    "engine": ("torch", "fastapi", "uvicorn", "zmq", "tokenizers", "minijinja", "safetensors"),
+    "engine": ("torch", "fastapi", "uvicorn", "zmq", "tokenizers", "jinja2", "safetensors"),
     "loadgen": ("locust", "gevent", "httptools"),
     "kv-events": ("zmq",),
 }

@@ -158,7 +158,7 @@ def _lint_written(
 
 def _template(model: str, notes: list[str]) -> "tuple[ChatTemplate | None, list[Finding]]":
     """The template of the model and what is wrong with it; None, and a note, where there is none to read."""
-    need("engine", "minijinja")
+    need("engine", "jinja2")
     from engine.config import model_folder
     from engine.token.text.template import ChatTemplate
     from engine.token.text.template_lint import lint_template

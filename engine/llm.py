@@ -182,7 +182,7 @@ class LLM:
         """The assistant's next turn, by the checkpoint's chat template. Raises TemplateError, and as `generate`."""
         if not isinstance(conversation, list) or not conversation or not all(isinstance(m, dict) for m in conversation):
             raise LLMError("a conversation is a list of messages, each with `role` and `content`; give one at a time")
-        text = self._template.render(conversation)
+        text = self._template.render([self._template.adapted(message) for message in conversation])
         prompt = self._tokenizer.encode(text, add_special_tokens=False)
         return self.generate([prompt], sampling, stop=stop, lora=lora)[0]
 

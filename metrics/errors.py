@@ -4,7 +4,10 @@ SojournError                  exit code 1
 ├── InputError                exit code 2: an option, argument or file of the user cannot be used
 │   ├── ScenarioError         loadgen.errors: one sentence for each fault
 │   ├── TemplateError         engine.token.text.template: the model's chat template refuses the messages
-│   │   └── OutputTooLong     the prompt is longer than its bound
+│   │   ├── OutputTooLong     the prompt is longer than its bound
+│   │   ├── TooMuchToRender   it takes more time or memory than its bound
+│   │   ├── TemplateFault     the template fails, and does not say why
+│   │   └── TemplatesBusy     no process could render in time
 │   ├── GrammarError          engine.token.grammar.grammar
 │   └── BenchError            bench.results
 ├── RunDataError              a run directory cannot be read, or lacks what is needed

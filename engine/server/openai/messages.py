@@ -111,14 +111,15 @@ class Message(Strict):
     def texts(self) -> list[str]:
         """All that its sender wrote in it."""
         calls = [text for call in self.tool_calls or () for text in (call.function.name, call.function.arguments)]
-        return [self.template_value()["content"], self.thoughts or "", self.name or "", *calls]
+        return [self.template_value()["content"] or "", self.thoughts or "", self.name or "", *calls]
 
     def template_value(self) -> dict[str, Any]:
-        """As chat templates read it."""
+        """As chat templates read it. Calls without content have None there."""
         parts = self.content or ""
         text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
         text = text or self.refusal or ""  # a template knows no refusals: it is what the assistant said
-        value: dict[str, Any] = {"role": self.role, "content": text}
+        alone = self.tool_calls and self.content is None and not text
+        value: dict[str, Any] = {"role": self.role, "content": None if alone else text}
         if self.thoughts is not None:  # templates know it by either name, and most show that of the last turn only
             value |= {"reasoning_content": self.thoughts, "reasoning": self.thoughts}
         if self.name:

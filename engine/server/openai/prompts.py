@@ -8,7 +8,7 @@ from typing import Any
 from engine.server.errors import ApiError, Rejection, invalid
 from engine.server.openai.messages import Message, TemplateFields
 from engine.server.openai.protocol import MAX_PROMPTS
-from engine.token.text.template import ChatTemplate, OutputTooLong, TemplateError
+from engine.token.text.template import ChatTemplate, OutputTooLong, TemplateError, TemplatesBusy
 from engine.token.text.tokenizer import Tokenizer
 
 OFF_LOOP_CHARACTERS = 10_000  # longer prompts are tokenised in a thread, so that no other stream waits for them
@@ -128,7 +128,7 @@ class PromptEncoder:
         def render() -> tuple[str, int]:
             begin_ns = time.monotonic_ns()
             text = self.template.render(
-                [message.template_value() for message in messages],
+                [self.template.adapted(message.template_value()) for message in messages],
                 tools=tools,
                 add_generation_prompt=fields.add_generation_prompt,
                 continue_final_message=fields.continue_final_message,
@@ -141,6 +141,8 @@ class PromptEncoder:
             text, rendering_ns = await asyncio.to_thread(render)
         except OutputTooLong:
             raise limits.too_long(f"at least {limits.capacity:,}", "messages") from None
+        except TemplatesBusy as error:
+            raise ApiError(503, str(error), code="templates_busy", retry_after_seconds=1) from None
         except TemplateError as error:
             raise ApiError(400, str(error), param="messages") from None
         (prompt,) = await self.encode([text], limits, add_special_tokens=add_special_tokens, param="messages")

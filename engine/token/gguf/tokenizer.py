@@ -19,6 +19,7 @@ SPLITS = {
 }
 SAME_SPLIT = {"deepseek-r1-qwen": "qwen2", "llama3": "llama-bpe", "llama-v3": "llama-bpe", "smaug-bpe": "llama-bpe"}
 CONTROL, USER_DEFINED, UNKNOWN = 3, 4, 2  # of tokenizer.ggml.token_type
+_TEMPLATE = "tokenizer.chat_template"
 BLANK = "\u2581"  # stands for a space in SentencePiece
 
 
@@ -45,8 +46,14 @@ def tokenizer_config(file: GGUFFile) -> dict[str, Any]:
     """What a tokenizer_config.json would say: the template, and the tokens that it names."""
     metadata = file.metadata
     config = {}
-    if (template := metadata.get("tokenizer.chat_template")) is not None:
+    if (template := metadata.get(_TEMPLATE)) is not None:
         config["chat_template"] = template
+    # Further ones, such as tokenizer.chat_template.tool_use
+    named = {
+        key.removeprefix(f"{_TEMPLATE}."): text for key, text in metadata.items() if key.startswith(f"{_TEMPLATE}.")
+    }
+    if named:
+        config["chat_template"] = ({} if template is None else {"default": template}) | named
     tokens = metadata.get("tokenizer.ggml.tokens") or []
     for role, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
         number = metadata.get(f"tokenizer.ggml.{key}_token_id")

@@ -1,31 +1,44 @@
-"""Chat messages → prompt, by the checkpoint's own template, in a sandbox with bounds on its work and its output."""
+"""Chat messages → prompt, by the checkpoint's own template: the text that transformers makes, within bounds."""
 
 import json
 import re
-import threading
+import secrets
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import minijinja
-
-from engine.token.checkpoint import read_json
 from engine.token.text import reasoning
+from engine.token.text.template_processes import Busy, TooMuchWork, template_processes
+from engine.token.text.template_sources import SPECIAL, special_tokens, template_sources
 from engine.token.tools.calls import ToolFormat, format_of
 from metrics.errors import InputError, ModelError
 
-FUEL = 1_000_000  # instructions that one rendering may take: a chat of 1,000 messages takes some 20,000
-PROBE_CHARACTERS = 1_000_000  # what a short chat may be rendered to at most, when the template is loaded
-_SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
-_END_OF_MESSAGE = "\ue000end of message\ue001"  # marks where the last message ends, of characters in private use
-_BLANK = " "  # after the mark: gone where the template trims messages, and then the text before it is trimmed, too
+CPU_SECONDS = 2.0  # that one rendering may take: a chat of 1,000 messages takes some 0.01
+LOADING_SECONDS = 1.0  # likewise, to compile a template and to render a word with it
+LOADING_CHARACTERS = 1_000_000  # what a word may be rendered to at most
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # one thing; templates know it by either name
 
-# What a template may be given by name, but never by a request: our own, and minijinja's.
+# Marks where the last message ends. The blank is gone where the template trims messages: then the text before it is
+# trimmed, too. Capitals, since some templates write messages so.
+_END_OF_MESSAGE, _BLANK = f"END_OF_MESSAGE_{secrets.token_hex(8).upper()}", " "
+
+# What a template may be given by name, but never by a request: our own, and Jinja's.
 _RESERVED = {
     "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize", "chat_template",
-    "raise_exception", "strftime_now", "namespace", "range", "dict", "debug", "cycler", "joiner", "lipsum", *_SPECIAL,
+    "raise_exception", "strftime_now", "namespace", "range", "dict", "cycler", "joiner", "lipsum", *SPECIAL,
 }  # fmt: skip
+
+_USER: dict[str, Any] = {"role": "user", "content": "a"}
+_NONE = {"type": "object", "properties": {}}
+_TOOL = {"type": "function", "function": {"name": "probed_call", "description": "a", "parameters": _NONE}}
+# Messages and tools of which any template of chats can render some.
+_SMALL_CHATS: list[tuple[list[dict[str, Any]], list[dict[str, Any]] | None]] = [
+    ([_USER], None),
+    ([{"role": "system", "content": "a"}, _USER], None),
+    ([{"role": "user", "content": [{"type": "text", "text": "a"}]}], None),
+    ([_USER], [_TOOL]),
+]
 
 
 class TemplateError(InputError):
@@ -36,37 +49,41 @@ class OutputTooLong(TemplateError):
     """The prompt passes the bound that it was rendered with."""
 
 
+class TemplatesBusy(TemplateError):
+    """No process could render in time."""
+
+
+class TemplateFault(TemplateError):
+    """The template fails on these messages, and does not say that it was not made for them."""
+
+
+class TooMuchToRender(TemplateError):
+    """The template takes more time or memory than it may."""
+
+
 class ChatTemplate:
-    """Renders messages. Templates come from the checkpoint only, never from a request.
+    """Renders messages, in another process. Templates come from the checkpoint only, never from a request.
 
     `clock` tells the date to templates that write it. Raises ModelError for a template that cannot be used.
     """
 
     def __init__(self, folder: Path, clock: Callable[[], datetime] = datetime.now):
-        sources = _sources(folder)
-        config = read_json(folder, "tokenizer_config.json")
-        self._special = {key: _content(config.get(key)) for key in _SPECIAL}
-        self._budget = threading.local()  # .left: characters that the rendering of this thread may still write
-        self._environment = minijinja.Environment(
-            fuel=FUEL, keep_trailing_newline=True, trim_blocks=True, lstrip_blocks=True, pycompat=True,
-            finalizer=self._emitted,
-        )  # fmt: skip
-        self._environment.add_function("raise_exception", _raise)
-        self._environment.add_function("strftime_now", lambda form: clock().strftime(form))
-        self._environment.add_filter("tojson", self._to_json)
-        for name, source in sources.items():
-            self._add(name, source)
-        self._names = {False: "default" if "default" in sources else None}
-        self._names[True] = "tool_use" if "tool_use" in sources else self._names[False]
-        with_tools = sources.get(self._names[True], "")
-        self.exists = self._names[False] is not None
-        self.knows_tools = "tools" in self._read_by(self._names[True])
+        self._sources, self._special, self._clock = template_sources(folder), special_tokens(folder), clock
+        self._names = {False: "default" if "default" in self._sources else None}
+        self._names[True] = "tool_use" if "tool_use" in self._sources else self._names[False]
+        used = {name: self._read_by(self._sources[name]) for name in self._names.values() if name is not None}
+        with_tools = self._sources.get(self._names[True] or "", "")
+        self.exists = bool(used)
+        self.knows_tools = "tools" in used.get(self._names[True], ())
         self.tool_format: ToolFormat | None = format_of(with_tools)
-        self.reasoning_format = reasoning.format_of(sources.get(self._names[False], ""))
-        self.variables = frozenset(self._read_by(*self._names.values()) - _RESERVED)  # that a request may set
-        self._without_developer = not any("developer" in source for source in sources.values())
+        self.reasoning_format = reasoning.format_of(self._sources.get(self._names[False] or "", ""))
+        # Those that a request may set.
+        self.variables = frozenset(set().union(*used.values()) - _RESERVED - set(self._special))
+        self._without_developer = not any("developer" in self._sources[name] for name in used)
         self._arguments_as_text = "▁call▁begin" in with_tools and not _ARGUMENTS_TO_JSON.search(with_tools)
-        self._probe()
+        for name in used:
+            self._try_out(name)
+        self._calls_need_content = self.knows_tools and not self._shows_calls_alone()
 
     def render(
         self,
@@ -82,114 +99,146 @@ class ChatTemplate:
 
         `variables` are among `self.variables`. Raises TemplateError with a sentence.
         """
-        name = self._names[bool(tools)]
+        name = self._names[tools is not None]
         if name is None:
             raise TemplateError("this model has no chat template; use /v1/completions")
+        if not messages:
+            raise TemplateError("a chat without messages has no prompt; send at least one")
         messages = [self._as_read(message) for message in messages]
+        end = None
         if continue_final_message:
-            messages[-1] = messages[-1] | {"content": (messages[-1].get("content") or "") + _END_OF_MESSAGE + _BLANK}
+            messages[-1], end = _marked(messages[-1])
             add_generation_prompt = False
-        self._budget.left = max_characters
-        values = {**(variables or {}), "messages": messages, "tools": tools or None, **self._special}
-        try:
-            text = self._environment.render_template(name, add_generation_prompt=add_generation_prompt, **values)
-        except TemplateError:
-            raise
-        except Exception as error:  # of any kind: a template may call Python's own objects, as it likes
-            first = next(iter(str(error).splitlines()), type(error).__name__)
-            raise TemplateError(f"the model's chat template refuses these messages: {first}") from None
-        if not continue_final_message:
-            return text
-        text, mark, rest = text.rpartition(_END_OF_MESSAGE)
-        if not mark:
-            raise TemplateError("the model's chat template does not show the last message, so it cannot be continued")
-        return text if rest.startswith(_BLANK) else text.rstrip()
+            max_characters += len(_END_OF_MESSAGE + _BLANK)
+        values = {"messages": messages, "tools": tools, "documents": None, **self._special, **(variables or {})}
+        values["add_generation_prompt"] = add_generation_prompt
+        text = self._rendered(name, values, max_characters=max_characters, cpu_seconds=CPU_SECONDS)
+        return text if end is None else _up_to_mark(text, end)
 
-    def _add(self, name: str, source: str) -> None:
-        try:
-            self._environment.add_template(name, _GENERATION.sub(_block_of_generation, source))
-        except minijinja.TemplateError as error:
-            first = str(error).splitlines()[0]
-            raise ModelError(f"the checkpoint's chat template cannot be read: {first}; correct it") from None
+    def adapted(self, message: dict[str, Any]) -> dict[str, Any]:
+        """A message of a client, for models that were not trained on all that clients send.
 
-    def _read_by(self, *names: str | None) -> set[str]:
-        """Names that templates read and do not set."""
-        known = {name for name in names if name is not None}
-        return set().union(*(self._environment.undeclared_variables_in_template(name) for name in known))
+        `developer` is the system to those that do not know the word. Where a template fails on calls without content,
+        or does not show them, the content is an empty text.
+        """
+        if message.get("role") == "developer" and self._without_developer:
+            message = message | {"role": "system"}
+        if message.get("tool_calls") and message.get("content") is None and self._calls_need_content:
+            message = message | {"content": ""}
+        return message
 
     def _as_read(self, message: dict[str, Any]) -> dict[str, Any]:
-        """A message as this template takes it.
+        """A message as templates read it: nothing that is null, reasoning by all its names, and arguments as objects,
+        but for templates that write the text as it is."""
+        message = {name: value for name, value in message.items() if value is not None}
+        thoughts = next((message[name] for name in _REASONING if name in message), None)
+        if thoughts is not None:
+            message = {"thinking": thoughts, **message, "reasoning_content": thoughts}
+        calls = message.get("tool_calls")
+        if isinstance(calls, list) and not self._arguments_as_text:
+            message["tool_calls"] = [_with_objects(call) for call in calls]
+        return message
 
-        `developer` is the system to models that were not trained on that word. Templates read the arguments of earlier
-        calls as objects, but for those that write them as they are.
-        """
-        if message["role"] == "developer" and self._without_developer:
-            message = message | {"role": "system"}
-        if not message.get("tool_calls") or self._arguments_as_text:
-            return message
-        calls = [
-            call | {"function": call["function"] | {"arguments": json.loads(call["function"]["arguments"])}}
-            for call in message["tool_calls"]
-        ]
-        return message | {"tool_calls": calls}
-
-    def _probe(self) -> None:
-        """A template that writes without end, or takes all its fuel, for a word is refused before it is served."""
-        for messages in ([{"role": "user", "content": "a"}], [{"role": r, "content": "a"} for r in ("system", "user")]):
-            try:
-                size = len(self.render(messages, max_characters=PROBE_CHARACTERS)) if self.exists else 0
-            except OutputTooLong:
-                size = PROBE_CHARACTERS + 1
-            except TemplateError as error:
-                if "fuel" in str(error):
-                    raise ModelError(f"the checkpoint's chat template does not end: {error}; correct it") from None
-                continue  # it wants other messages than these
-            if size > PROBE_CHARACTERS:
-                message = f"the checkpoint's chat template writes over {PROBE_CHARACTERS:,} characters for one word"
-                raise ModelError(f"{message}; correct it")
-
-    def _emitted(self, value: Any) -> Any:
-        if isinstance(value, str):
-            self._spend(len(value))
-        return value
-
-    def _spend(self, characters: int) -> None:
-        self._budget.left -= characters
-        if self._budget.left < 0:
+    def _rendered(self, name: str, values: dict[str, Any], *, max_characters: int, cpu_seconds: float) -> str:
+        now = self._clock().isoformat()
+        answer = _ask(
+            source=self._sources[name], values=values, now=now, max_characters=max_characters, cpu_seconds=cpu_seconds
+        )
+        if "text" in answer:
+            return answer["text"]
+        if answer["kind"] == "long":
             raise OutputTooLong("the model's chat template makes these messages longer than the model can read")
+        kind = TemplateError if answer["kind"] == "refused" else TemplateFault
+        raise kind(f"the model's chat template refuses these messages: {answer['error']}")
 
-    def _to_json(self, value: Any, indent: int | None = None, ensure_ascii: bool = False, **options: Any) -> str:
-        """JSON as transformers writes it for templates: not escaped for HTML, and with a blank after , and :."""
-        text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
-        self._spend(len(text) if len(text) > 10_000 else 0)  # counted again where it is written; bounds what is not
-        return text
+    def _read_by(self, source: str) -> set[str]:
+        """Names that a template reads and does not set. Raises ModelError for one that is none."""
+        try:
+            answer = _ask(source=source, cpu_seconds=LOADING_SECONDS)
+        except TooMuchToRender as error:
+            raise ModelError(f"the checkpoint's chat template cannot be compiled: {error}; correct it") from None
+        except TemplatesBusy as error:
+            raise ModelError(f"the checkpoint's chat template was not compiled: {error}") from None
+        if "reads" not in answer:
+            raise ModelError(f"the checkpoint's chat template cannot be read: {answer['error']}; correct it")
+        return set(answer["reads"])
+
+    def _try_out(self, name: str) -> None:
+        """Raises ModelError for a template that writes or works without end for a word, or that fails on every chat."""
+        faults = []
+        for messages, tools in _SMALL_CHATS:
+            values = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": True}
+            try:
+                self._rendered(
+                    name, values | self._special, max_characters=LOADING_CHARACTERS, cpu_seconds=LOADING_SECONDS
+                )
+                faults.append(None)
+            except OutputTooLong:
+                message = f"the checkpoint's chat template writes over {LOADING_CHARACTERS:,} characters for one word"
+                raise ModelError(f"{message}; correct it") from None
+            except TooMuchToRender as error:
+                raise ModelError(f"the checkpoint's chat template does not end: {error}; correct it") from None
+            except TemplateFault as error:
+                faults.append(error)
+            except TemplateError:
+                faults.append(None)  # it wants other messages than these
+        # One that reads variables may need them.
+        if all(faults) and not self.variables:
+            raise ModelError(f"the checkpoint's chat template fails on every chat: {faults[0]}; correct it")
+
+    def _shows_calls_alone(self) -> bool:
+        """Whether a call without content is written. One that shows none in any case does not need content."""
+        call = {"id": "abcdefghi", "type": "function", "function": {"name": "probed_call", "arguments": "{}"}}
+        said: dict[str, Any] = {"role": "assistant", "tool_calls": [call]}
+        shown = []
+        for turn in (said, said | {"content": ""}):
+            result = {"role": "tool", "content": "a", "tool_call_id": "abcdefghi", "name": "probed_call"}
+            try:
+                text = self.render([_USER, turn, result], tools=[_TOOL], max_characters=LOADING_CHARACTERS)
+                shown.append("probed_call" in text)
+            except TemplateError:
+                shown.append(False)
+        return shown[0] or not shown[1]
 
 
-def _sources(folder: Path) -> dict[str, str]:
-    """The checkpoint's templates by name: `default`, and `tool_use` where it has one of its own for tools."""
-    found = read_json(folder, "tokenizer_config.json").get("chat_template")
-    found = read_json(folder, "chat_template.json").get("chat_template", found)
-    named = {item["name"]: item["template"] for item in found} if isinstance(found, list) else {"default": found}
-    files = {"default": folder / "chat_template.jinja"}
-    files |= {file.stem: file for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
-    for name, file in files.items():
-        if file.is_file():
-            named[name] = file.read_text(encoding="utf-8")
-    return {name: source for name, source in named.items() if name in ("default", "tool_use") and source}
-
-
-# {% generation %} marks what a model is trained on. It changes no text, and minijinja does not know it.
-_GENERATION = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
 _ARGUMENTS_TO_JSON = re.compile(r"arguments['\"\])]*\s*\|\s*tojson|arguments['\"\])]* is (string|mapping)")
 
 
-def _block_of_generation(found: re.Match[str]) -> str:
-    return f"{{%{found[1]} {'endif' if found[2] else 'if true'} {found[3]}%}}"
+def _ask(**request: Any) -> dict[str, Any]:
+    """Raises TemplateError where there is no answer."""
+    try:
+        return template_processes().ask(**request)
+    except TooMuchWork:
+        message = f"it takes more than {request['cpu_seconds']:g} s of CPU time, or more than 1 GiB of memory"
+        raise TooMuchToRender(f"the model's chat template cannot render this: {message}") from None
+    except Busy:
+        raise TemplatesBusy("the processes that render chat templates are busy; try again") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TemplateError(f"messages, tools and variables must be what JSON can say: {error}") from None
 
 
-def _content(token: Any) -> str:
-    return (token.get("content") if isinstance(token, dict) else token) or ""
+def _with_objects(call: Any) -> Any:
+    try:
+        return call | {"function": call["function"] | {"arguments": json.loads(call["function"]["arguments"])}}
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return call  # already an object, or nothing that could be one
 
 
-def _raise(message: str) -> None:
-    raise TemplateError(f"the model's chat template refuses these messages: {message}")
+def _marked(message: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """A message whose content ends with the mark, and what stands before it: the last text of several parts."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return message | {"content": content + _END_OF_MESSAGE + _BLANK}, content
+    for index in reversed(range(len(content) if isinstance(content, list) else 0)):
+        part = content[index]
+        if isinstance(part, dict) and isinstance(part.get("text"), str):
+            marked = part | {"text": part["text"] + _END_OF_MESSAGE + _BLANK}
+            return message | {"content": [*content[:index], marked, *content[index + 1 :]]}, part["text"]
+    raise TemplateError("the last message has no text, so it cannot be continued")
+
+
+def _up_to_mark(text: str, end: str) -> str:
+    before, mark, rest = text.rpartition(_END_OF_MESSAGE)
+    if not mark or end.strip() not in text:
+        raise TemplateError("the model's chat template does not show the last message, so it cannot be continued")
+    return before if rest.startswith(_BLANK) else before.rstrip()

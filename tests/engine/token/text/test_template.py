@@ -2,6 +2,7 @@
 # ruff: noqa: E501
 
 import json
+import re
 import shutil
 from datetime import datetime
 
@@ -264,8 +265,19 @@ def test_developer_is_the_system_to_a_template_that_does_not_know_the_word(templ
         "{% for message in messages %}{{ message.role }} {% endfor %}",
         [{"role": "developer", "content": "a"}],
     )
-    assert template_of(roles).render(chat) == "system "
-    assert template_of(roles + "{# developer #}").render(chat) == "developer "
+    for source, role in ((roles, "system "), (roles + "{# developer #}", "developer ")):
+        template = template_of(source)
+        assert template.render([template.adapted(message) for message in chat]) == role
+
+
+@pytest.mark.parametrize(
+    ("shown", "content"),
+    [("{{ message.content + '' if message.tool_calls else '' }}", ""), ("{{ message.content }}", None)],
+    ids=["fails without", "needs none"],
+)
+def test_calls_have_a_content_where_the_template_cannot_do_without(template_of, shown, content):
+    source = "{% for message in messages %}" + shown + "{{ message.tool_calls }}{% endfor %}{{ tools }}"
+    assert template_of(source).adapted(CHATS["calls"][1] | {"content": None})["content"] == content
 
 
 def test_what_the_template_refuses_is_said_in_its_words(template_of):
@@ -297,14 +309,30 @@ def test_a_hostile_template_is_refused_when_it_is_loaded(template_of, source):
 
 
 @pytest.mark.parametrize(
-    "source", ["{{ messages.__class__ }}", "{{ ''.__class__.__mro__ }}", "{{ self.__init__ }}", "{{ cycler }}"]
+    "source",
+    [
+        "{{ messages.__class__.x }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ self.__init__.__globals__ }}",
+        "{{ cycler.__init__.__globals__.os }}",
+        "{{ dict.__class__.x }}",
+        "{{ lipsum.__globals__ }}",
+        "{{ namespace(__class__=1) }}",
+        "{{ messages.sort }}",
+        "{{ raise_exception.__globals__ }}",
+        "{{ '{0.__class__}'.format(messages) }}",
+        "{{ messages.append(1) }}",
+        "{{ ''|attr('__class__')|attr('x') }}",
+    ],
 )
 def test_a_template_reaches_nothing_of_python(template_of, source):
+    """An attribute of Python's own is undefined: a template that goes on from it is refused."""
     try:
         text = template_of(source).render(CHATS["user"])
-    except TemplateError:
-        text = ""
-    assert "class" not in text and "object" not in text
+    except (TemplateError, ModelError) as error:
+        assert re.search("unsafe|underscore|immutable|undefined", str(error))
+    else:
+        assert text == ""
 
 
 def test_messages_cannot_make_a_prompt_longer_than_its_bound(template_of):
