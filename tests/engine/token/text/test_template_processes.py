@@ -21,8 +21,6 @@ from tests.test_floors import ROOT
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 HOARD = "{% set box = namespace(s='0123456789') %}{% for i in range(40) %}{% set box.s = box.s ~ box.s %}{% endfor %}"
 POWER = "{{ (9 ** (9 ** 9 + messages | length)) > 1 }}"  # one step of C code, which no handler of Python breaks
-    "{{ (9 ** 9 ** 9 ** messages | length) | string | length }}"  # one step of C code, which no signal handler breaks
-)
 
 
 def on_word(work: str) -> str:
