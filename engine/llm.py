@@ -27,7 +27,7 @@ from engine.config import EngineConfig, complaint, model_folder
 from engine.core import build
 from engine.engine import Engine
 from engine.llm_output import Completion, OutputSequence, Piece
-from engine.sampling import SamplingParams, choice_seed, contradiction, unfit
+from engine.sampling import SamplingParams, choice_seed, contradiction, ended_by, unfit
 from engine.token.checkpoint import has_tokenizer
 from engine.token.lora.checkpoint import describe
 from engine.token.text.template import ChatTemplate
@@ -251,8 +251,7 @@ class LLM:
                 f"{what} has {len(ids)} tokens and max_tokens is {sampling.max_tokens}, but both together may be "
                 f"at most {capacity}; shorten it, or raise max_model_len or num_kv_blocks"
             )
-        stops = sorted({*sampling.stop_token_ids, *self._tokenizer.stop_token_ids})
-        sampling = msgspec.structs.replace(sampling, stop_token_ids=stops)
+        sampling = ended_by(sampling, self._tokenizer.stop_token_ids)
         if lora is not None and lora not in self._adapters:
             raise LLMError(f"{what} names the adapter {lora!r}; there are {', '.join(self._adapters) or 'none'}")
         adapter = None if lora is None else self._adapters[lora]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from engine import messages
 from engine.sampling import TokenLogprobs
-from engine.token.text.assembler import TextAssembler
+from engine.token.text.assembler import assembler_of
 from engine.token.text.tokenizer import NoTokenizer, Tokenizer
 from metrics.ledger import ACCOUNTS
 
@@ -52,7 +52,7 @@ class OutputSequence:
         self.request = request
         self.finish_reason: str | None = None
         self._on_piece, self._on_end = on_piece, on_end
-        self._text = TextAssembler(tokenizer.stream(), stops)
+        self._text = assembler_of(tokenizer, request.prompt_token_ids, request.sampling, stops)
         self._texts: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
@@ -73,12 +73,12 @@ class OutputSequence:
         if output.logprobs is not None:
             self._logprobs.append(output.logprobs)
         self._prompt_logprobs += output.prompt_logprobs or ()
-        text = self._text.push(output.token_id)
+        text = self._text.push(output.token_id, stops=output.finish_reason == "stop")
+        self.finish_reason = output.finish_reason
+        if self.finish_reason is not None and self._text.stop_string is None:
+            text += self._text.rest()
         if self._text.stop_string is not None:
             self.finish_reason = "stop"
-        elif output.finish_reason is not None:
-            self.finish_reason = output.finish_reason
-            text += self._text.rest()
         self._texts.append(text)
         if self._on_piece is not None:
             self._on_piece(Piece(text, output.token_id, self.finish_reason))
@@ -88,6 +88,8 @@ class OutputSequence:
         if self.finish_reason is None:  # it ended without a token
             self.finish_reason = ended.reason
             self._texts.append(self._text.rest())
+            if self._text.stop_string is not None and self.finish_reason == "length":
+                self.finish_reason = "stop"
             if self._on_piece is not None:
                 self._on_piece(None if self.error else Piece(self._texts[-1], None, self.finish_reason))
         if self._on_end is not None:

@@ -67,6 +67,15 @@ def choice_seed(seed: int, index: int) -> int:
     return (seed ^ (index * 0x9E3779B97F4A7C15)) % 2**63
 
 
+def ended_by(params: SamplingParams, own_end_ids: Sequence[int]) -> SamplingParams:
+    """With the end tokens of the model beside those of the request. `ignore_eos` ignores the model's only."""
+    own = () if params.ignore_eos else own_end_ids
+    ends = list(dict.fromkeys((*own, *params.stop_token_ids)))
+    return msgspec.structs.replace(
+        params, ignore_eos=params.ignore_eos and not params.stop_token_ids, stop_token_ids=ends
+    )
+
+
 def reads_output(params: SamplingParams) -> bool:
     """Whether the host must know every token before the next one can be sampled."""
     return params.grammar is not None or params.lz_penalty > 0 or any(len(word) > 1 for word in params.bad_words)

@@ -177,7 +177,6 @@ class SequenceStream:
         self.is_admitted = False
         self.prompt_logprobs: list[TokenLogprobs] | None = None
         self.token_ns: list[int] = []
-        self.token_offsets: list[int] = []  # characters of output before each token
         self.ended: Ended | None = None
         self.done = asyncio.Event()  # `ended` is there, and the core has dropped the sequence
         self.output_tokens = 0
@@ -194,12 +193,17 @@ class SequenceStream:
         self._new_tokens: list[Token] = []
         self._last_token: Token | None = None  # from the core
         self._last_text_token: Token | None = None  # the last one of the text; None: the text ends with the sequence
-        self._entries: list[Entry] = []
+        self._entries: list[Token] = []  # not handed out yet
+
+    @property
+    def token_offsets(self) -> list[int]:
+        """Characters of output before each shown token."""
+        return [] if self._discards_output else self._text.offsets
 
     @property
     def num_characters(self) -> int:
-        """Of the text so far, with what a stop string may hold back or cut off."""
-        return self._text.num_characters
+        """Of the text of the tokens that were handed out, with what a stop string may hold back or cut off."""
+        return self._text.offsets[-len(self._entries)] if self._entries else self._text.num_characters
 
     @property
     def text_source(self) -> "Token | Ended":
@@ -271,8 +275,7 @@ class SequenceStream:
         text = self._decode(tokens)
         if not text and self.finish_reason is None:
             return None
-        entries, self._entries = self._entries, []
-        return TextPiece(self, text, entries, self.finish_reason)
+        return TextPiece(self, text, self._take_entries(), self.finish_reason)
 
     def waited_for_end(self) -> None:
         """Its text was given out behind its end, whose account covers the time since its last token."""
@@ -304,6 +307,8 @@ class SequenceStream:
                 break
         if self.finish_reason is not None and self._text.stop_string is None:
             texts.append(self._text.rest())
+            if self._text.stop_string is not None:  # in what waited for more
+                self.finish_reason, self.stop_reason = "stop", self._text.stop_string
             if not self.has_last_token:  # it ended after its last token
                 self._last_text_token = None
         if self._discards_output:
@@ -316,12 +321,24 @@ class SequenceStream:
         """The text that can be shown once this token is known."""
         self.output_tokens += 1
         self._last_text_token = token
-        token_id, offset = token.output.token_id, self._text.num_characters
+        token_id = token.output.token_id
         if stops and token_id in self._client_stop_ids:
             self.stop_reason = token_id
         if not self._discards_output:
             self.shown_tokens += 1
-            self.token_offsets.append(offset)
             if self._needs_entries:
-                self._entries.append(Entry(token_id, offset, token.output.logprobs))
+                self._entries.append(token)
         return self._text.push(token_id, stops=stops)
+
+    def _take_entries(self) -> list[Entry]:
+        """Of the new tokens; those whose place in the text is open wait for it."""
+        size = len(self._entries)
+        if self.finish_reason is None:
+            size = max(0, size - self._text.num_open)
+        first = len(self._text.offsets) - len(self._entries)
+        tokens, self._entries = self._entries[:size], self._entries[size:]
+        offsets = self._text.offsets[first : first + size]
+        return [
+            Entry(token.output.token_id, offset, token.output.logprobs)
+            for token, offset in zip(tokens, offsets, strict=True)
+        ]

@@ -6,14 +6,14 @@ import time
 import msgspec
 
 from engine.messages import Submit
-from engine.sampling import Grammar, SamplingParams, choice_seed
+from engine.sampling import Grammar, SamplingParams, choice_seed, ended_by
 from engine.server.core.call import Caller
 from engine.server.core.sequence import DecodeSpans, SequenceStream
 from engine.server.errors import invalid
 from engine.server.openai.kv_transfer import Transfer
 from engine.server.openai.prompts import Prompt, checked_ids
 from engine.server.openai.protocol import CompletionRequest, GenerationRequest
-from engine.token.text.assembler import TextAssembler
+from engine.token.text.assembler import assembler_of
 from engine.token.text.tokenizer import Tokenizer
 
 LEAST_TOP_P = 1e-9  # for a top_p of 0: every set holds at least the best token
@@ -33,15 +33,13 @@ def sampling_params(
     Raises ApiError 400 for ids that the model does not have.
     """
     vocab_size = tokenizer.vocab_size
-    own_end = [] if body.ignore_eos else tokenizer.stop_token_ids
-    stop_token_ids = [*own_end, *checked_ids(body.stop_token_ids, vocab_size, "stop_token_ids")]
     num_logprobs = body.num_logprobs
     if num_logprobs is None and isinstance(body, CompletionRequest) and body.choices > body.n:
         num_logprobs = 0  # best_of chooses by them
     prompt_logprobs = body.prompt_logprobs
     if isinstance(body, CompletionRequest) and body.echo and body.logprobs is not None:
         prompt_logprobs = max(body.logprobs, prompt_logprobs or 0)
-    return SamplingParams(
+    sampling = SamplingParams(
         **{name: getattr(body, name) for name in UNCHANGED},
         max_tokens=1,
         top_k=max(0, body.top_k),
@@ -50,12 +48,13 @@ def sampling_params(
         bad_words=_bad_words(body.bad_words, tokenizer),
         allowed_token_ids=checked_ids(sorted(set(body.allowed_token_ids)), vocab_size, "allowed_token_ids"),
         seed=seed % 2**63,
-        ignore_eos=body.ignore_eos and not body.stop_token_ids,
-        stop_token_ids=stop_token_ids,
+        ignore_eos=body.ignore_eos,
+        stop_token_ids=checked_ids(body.stop_token_ids, vocab_size, "stop_token_ids"),
         logprobs=num_logprobs,
         prompt_logprobs=prompt_logprobs,
         grammar=grammar,
     )
+    return ended_by(sampling, tokenizer.stop_token_ids)
 
 
 def sequences_of(
@@ -100,12 +99,14 @@ def sequences_of(
                 kv_source=transfer.source,
                 fork_of=sequences[-choice].request.request_id if choice else None,
             )
-            text = TextAssembler(
-                tokenizer.stream(skip_special_tokens=body.skip_special_tokens, shown_token_ids=shown_token_ids),
+            text = assembler_of(
+                tokenizer,
+                prompt.token_ids,
+                own_params,
                 body.stops,
                 show_stop=body.include_stop_str_in_output,
-                stop_token_ids=frozenset(params.stop_token_ids),
-                min_tokens=body.min_tokens,
+                skip_special_tokens=body.skip_special_tokens,
+                shown_token_ids=shown_token_ids,
             )
             sequence = SequenceStream(
                 request,

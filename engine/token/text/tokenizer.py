@@ -1,12 +1,14 @@
-"""Text ↔ ids, with the checkpoint's own tokenizer.json. Never shows half a character."""
+"""Text ↔ ids, with the checkpoint's own tokenizer.json."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer as HuggingFaceTokenizer
-from tokenizers.decoders import DecodeStream
 
 from engine.token.checkpoint import read_config, read_json, tokenizer_source
+from engine.token.text.decoders import Decoder
+from engine.token.text.stream import TextStream
 from engine.token.text.vocabulary import Vocabulary
 from metrics.errors import ModelError
 
@@ -32,7 +34,11 @@ class Tokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         self.added_tokens = {token.content: token_id for token_id, token in added.items()}  # written as one id each
         self._special = {token_id: token.content for token_id, token in added.items() if token.special}
-        self.vocabulary = Vocabulary(self._tokenizer, json.loads(source).get("decoder"))
+        decoder = self._tokenizer.decoder
+        self._decoder = Decoder(None if decoder is None else json.loads(decoder.__getstate__()))
+        self._names = set(self._special.values())
+        self._entries: dict[bool, dict[int, str | None]] = {True: {}, False: {}}
+        self.vocabulary = Vocabulary(self._tokenizer, self._decoder)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text. A rendered chat brings its special tokens itself and wants none added."""
@@ -47,11 +53,32 @@ class Tokenizer:
         return [self._tokenizer.id_to_token(token_id) or "" for token_id in ids]
 
     def stream(
-        self, *, skip_special_tokens: bool = True, shown_token_ids: frozenset[int] = frozenset()
-    ) -> "TextStream":
-        """A text of ids to come, with or without special tokens; `shown_token_ids` are seen in any case."""
+        self,
+        prompt: Sequence[int] = (),
+        *,
+        skip_special_tokens: bool = True,
+        shown_token_ids: frozenset[int] = frozenset(),
+        keeps_blank: bool = False,
+    ) -> TextStream:
+        """The text of ids to come behind those of a prompt, with or without special tokens; `shown_token_ids` are seen
+        in any case. `keeps_blank` for outputs whose grammar counts a first blank that the decoder would take away."""
         shown = {token_id: self._special[token_id] for token_id in shown_token_ids if token_id in self._special}
-        return TextStream(self._tokenizer, skip_special_tokens, shown if skip_special_tokens else {})
+        entry_of = self._visible if skip_special_tokens else self._entry
+        shown = shown if skip_special_tokens else {}
+        return TextStream(self._decoder, entry_of, shown, prompt, keeps_blank=keeps_blank)
+
+    def _entry(self, token_id: int) -> str | None:
+        known = self._entries[False]
+        if token_id not in known:
+            known[token_id] = self._tokenizer.id_to_token(token_id)
+        return known[token_id]
+
+    def _visible(self, token_id: int) -> str | None:
+        known = self._entries[True]
+        if token_id not in known:
+            entry = self._entry(token_id)
+            known[token_id] = None if entry in self._names else entry
+        return known[token_id]
 
     def _stop_token_ids(self, folder: Path, config: dict) -> list[int]:
         generation = read_json(folder, "generation_config.json")
@@ -75,27 +102,19 @@ class NoTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         raise ModelError(f"{self._folder} has no tokenizer.json, so a prompt is a list of token ids, not a text")
 
-    def stream(self) -> "NoText":
+    def stream(self, prompt: Sequence[int] = (), **options: object) -> "NoText":
         return NoText()
 
 
 class NoText:
     """The text of ids without a tokenizer: empty."""
 
+    num_characters = num_open = 0
+    ahead = ""
+    is_broken = False
+
     def push(self, token_id: int) -> str:
         return ""
 
-
-class TextStream:
-    """Ids of one output → text, piece by piece. Special tokens may be left out; bytes wait to be a character."""
-
-    def __init__(
-        self, tokenizer: HuggingFaceTokenizer, skip_special_tokens: bool = True, shown: dict[int, str] | None = None
-    ):
-        self._tokenizer = tokenizer
-        self._shown = shown or {}  # special tokens that have a text all the same
-        self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
-
-    def push(self, token_id: int) -> str:
-        """The text that this token completes; "" while there is none."""
-        return self._shown.get(token_id) or self._stream.step(self._tokenizer, token_id) or ""
+    def rest(self) -> str:
+        return ""

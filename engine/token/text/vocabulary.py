@@ -1,20 +1,16 @@
 """Single ids → the bytes that they stand for, as log-probabilities show them: also half characters, special tokens."""
 
-import re
-from typing import Any
-
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
-_HEX_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_BLANK = "\N{LOWER ONE EIGHTH BLOCK}"  # how SentencePiece writes a blank
+from engine.token.text.decoders import Decoder
 
 
 class Vocabulary:
-    """Owns the spelling of a tokenizer's entries. `decoder` is that section of its tokenizer.json."""
+    """Owns the spelling of a tokenizer's entries, as its decoder spells them in the middle of a text."""
 
-    def __init__(self, tokenizer: HuggingFaceTokenizer, decoder: dict[str, Any] | None):
+    def __init__(self, tokenizer: HuggingFaceTokenizer, decoder: Decoder):
         self._tokenizer = tokenizer
-        self._byte_level = "ByteLevel" in _types(decoder)
+        self._decoder = decoder
         self._added = {token_id: token.content for token_id, token in tokenizer.get_added_tokens_decoder().items()}
         self._known: dict[int, bytes] = {}
 
@@ -33,28 +29,4 @@ class Vocabulary:
         if token_id in self._added:
             return self._added[token_id].encode()
         entry = self._tokenizer.id_to_token(token_id)
-        if entry is None:  # embedding tables are often padded beyond the vocabulary
-            return b""
-        if self._byte_level:
-            return b"".join(bytes([_BYTE_OF[c]]) if c in _BYTE_OF else c.encode() for c in entry)
-        if byte := _HEX_BYTE.fullmatch(entry):
-            return bytes([int(byte[1], 16)])
-        return entry.replace(_BLANK, " ").encode()
-
-
-def _types(decoder: dict[str, Any] | None) -> set[str]:
-    """The kinds of decoder in a section, those inside a sequence included."""
-    if decoder is None:
-        return set()
-    return {decoder.get("type", "")}.union(*(_types(inner) for inner in decoder.get("decoders", ())))
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """Character → byte, as GPT-2's byte-level tokenizers spell bytes that do not print (Radford et al., 2019)."""
-    printing = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printing]
-    alphabet = {chr(byte): byte for byte in printing}
-    return alphabet | {chr(256 + position): byte for position, byte in enumerate(others)}
-
-
-_BYTE_OF = _byte_alphabet()
+        return b"" if entry is None else self._decoder.spelled(entry)  # tables are often padded beyond the vocabulary

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from engine.config import model_folder
+from engine.token.text.decoders import Decoder
 from engine.token.text.vocabulary import Vocabulary
 
 CORPUS = ["The function returns a list.", "Grüße, naïve 日本語 🙂 and\n\ttabs", "x = [1, 2, 3]"]
@@ -40,7 +41,7 @@ def nested_byte_level() -> Tokenizer:
 
 
 def vocabulary(tokenizer: Tokenizer) -> Vocabulary:
-    return Vocabulary(tokenizer, json.loads(tokenizer.to_str())["decoder"])
+    return Vocabulary(tokenizer, Decoder(json.loads(tokenizer.to_str())["decoder"]))
 
 
 KINDS = {"byte-level": byte_level(), "byte-fallback": byte_fallback(), "nested byte-level": nested_byte_level()}
