@@ -8,6 +8,7 @@ from typing import Any
 
 from engine.sampling import Grammar
 from engine.token.tools.calls import ToolFormat
+from engine.token.tools.schemas import any_of
 
 # As json.dumps writes it, which is how templates show schemas and calls to a model.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -78,17 +79,20 @@ class _Rules:
             return [f"start: TEXT | TEXT {first} {rest} calls", text]
         return ["start: TEXT | head calls", f"head[lazy]: TEXT {first}", text]
 
-    def _answer_or_call(self, answer: dict[str, Any]) -> str:
-        objects = [
+    def _answer_or_call(self, answer: Any) -> str:
+        key = self._format.arguments_key
+        parts = {"answer": answer} | {f"tool{index}": _schema(tool) for index, tool in enumerate(self._tools)}
+        whole = any_of(parts)
+        whole["anyOf"][1:] = [
             {
                 "type": "object",
-                "properties": {"name": {"const": tool.name}, self._format.arguments_key: _schema(tool)},
-                "required": ["name", self._format.arguments_key],
+                "properties": {"name": {"const": tool.name}, key: reference},
+                "required": ["name", key],
                 "additionalProperties": False,
             }
-            for tool in self._tools
+            for tool, reference in zip(self._tools, whole["anyOf"][1:], strict=True)
         ]
-        return f"start: {_json_rule({'anyOf': [*objects, answer]})}\n"
+        return f"start: {_json_rule(whole)}\n"
 
     def _calls(self, parallel: bool) -> str:
         """One or several calls, after what opens the first."""
