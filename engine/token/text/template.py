@@ -20,8 +20,8 @@ LOADING_CHARACTERS = 1_000_000  # what a word may be rendered to at most
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # one thing; templates know it by either name
 
 # Marks where the last message ends. The blank is gone where the template trims messages: then the text before it is
-# trimmed, too. Capitals, since some templates write messages so.
-_END_OF_MESSAGE, _BLANK = f"END_OF_MESSAGE_{secrets.token_hex(8).upper()}", " "
+# trimmed, too. Capitals, since some templates write messages so; 26 characters, as many as transformers' own mark has.
+_END_OF_MESSAGE, _BLANK = f"END_OF_MESSAGE_{secrets.token_hex(6)[:11].upper()}", " "
 
 # What a template may be given by name, but never by a request: our own, and Jinja's.
 _RESERVED = {
@@ -107,6 +107,8 @@ class ChatTemplate:
         messages = [self._as_read(message) for message in messages]
         end = None
         if continue_final_message:
+            if "content" not in self._sources[name]:
+                raise TemplateError(_NOT_SHOWN)
             messages[-1], end = _marked(messages[-1])
             add_generation_prompt = False
             max_characters += len(_END_OF_MESSAGE + _BLANK)
@@ -164,27 +166,40 @@ class ChatTemplate:
         return set(answer["reads"])
 
     def _try_out(self, name: str) -> None:
-        """Raises ModelError for a template that writes or works without end for a word, or that fails on every chat."""
+        """Raises ModelError for a template that writes or works without end for a word, or that fails on every chat.
+
+        One that reads variables of requests may need some of them: a text, or a number.
+        """
         faults = []
-        for messages, tools in _SMALL_CHATS:
-            values = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": True}
-            try:
-                self._rendered(
-                    name, values | self._special, max_characters=LOADING_CHARACTERS, cpu_seconds=LOADING_SECONDS
-                )
-                faults.append(None)
-            except OutputTooLong:
-                message = f"the checkpoint's chat template writes over {LOADING_CHARACTERS:,} characters for one word"
-                raise ModelError(f"{message}; correct it") from None
-            except TooMuchToRender as error:
-                raise ModelError(f"the checkpoint's chat template does not end: {error}; correct it") from None
-            except TemplateFault as error:
-                faults.append(error)
-            except TemplateError:
-                faults.append(None)  # it wants other messages than these
-        # One that reads variables may need them.
-        if all(faults) and not self.variables:
-            raise ModelError(f"the checkpoint's chat template fails on every chat: {faults[0]}; correct it")
+        for value in (None, "a", 1) if self.variables else (None,):
+            variables = {} if value is None else dict.fromkeys(self.variables, value)
+            for messages, tools in _SMALL_CHATS:
+                fault = self._fault(name, variables | {"messages": messages, "tools": tools})
+                if fault is not None:
+                    faults.append(fault)
+                elif value is not None:
+                    return
+            if len(faults) < len(_SMALL_CHATS):
+                return
+        raise ModelError(f"the checkpoint's chat template fails on every chat: {faults[0]}; correct it")
+
+    def _fault(self, name: str, values: dict[str, Any]) -> TemplateFault | None:
+        """None where it renders, or says that it wants other messages."""
+        values = {"documents": None, "add_generation_prompt": True, **self._special, **values}
+        try:
+            self._rendered(name, values, max_characters=LOADING_CHARACTERS, cpu_seconds=LOADING_SECONDS)
+        except OutputTooLong:
+            message = f"the checkpoint's chat template writes over {LOADING_CHARACTERS:,} characters for one word"
+            raise ModelError(f"{message}; correct it") from None
+        except TooMuchToRender as error:
+            raise ModelError(f"the checkpoint's chat template does not end: {error}; correct it") from None
+        except TemplatesBusy as error:
+            raise ModelError(f"the checkpoint's chat template was not tried: {error}") from None
+        except TemplateFault as error:
+            return error
+        except TemplateError:
+            return None
+        return None
 
     def _shows_calls_alone(self) -> bool:
         """Whether a call without content is written. One that shows none in any case does not need content."""
@@ -201,6 +216,7 @@ class ChatTemplate:
         return shown[0] or not shown[1]
 
 
+_NOT_SHOWN = "the model's chat template does not show the last message, so it cannot be continued"
 _ARGUMENTS_TO_JSON = re.compile(r"arguments['\"\])]*\s*\|\s*tojson|arguments['\"\])]* is (string|mapping)")
 
 
@@ -240,5 +256,6 @@ def _marked(message: dict[str, Any]) -> tuple[dict[str, Any], str]:
 def _up_to_mark(text: str, end: str) -> str:
     before, mark, rest = text.rpartition(_END_OF_MESSAGE)
     if not mark or end.strip() not in text:
-        raise TemplateError("the model's chat template does not show the last message, so it cannot be continued")
-    return before if rest.startswith(_BLANK) else before.rstrip()
+        raise TemplateError(_NOT_SHOWN)
+    before = before if rest.startswith(_BLANK) else before.rstrip()
+    return before.replace(_END_OF_MESSAGE + _BLANK, "").replace(_END_OF_MESSAGE, "")  # of one that is shown twice

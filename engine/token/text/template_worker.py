@@ -9,6 +9,7 @@ import resource
 import signal
 import socket
 import struct
+import warnings
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -31,6 +32,7 @@ def main() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_AS)
     bound = MEMORY_BYTES if most == resource.RLIM_INFINITY else min(most, MEMORY_BYTES)
     resource.setrlimit(resource.RLIMIT_AS, (bound, most))
+    warnings.simplefilter("ignore")  # of Python's compiler, which knows no templates
     renderer = Renderer()
     with socket.socket(fileno=0) as connection:
         while (frame := received(connection)) is not None:
