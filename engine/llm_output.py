@@ -58,6 +58,7 @@ class OutputSequence:
         self._logprobs: list[TokenLogprobs] = []
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._ended: messages.Ended | None = None
+        self._failure: str | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -66,22 +67,33 @@ class OutputSequence:
     @property
     def error(self) -> str | None:
         """A sentence, if it ended with an error."""
-        return self._ended.error
+        return self._failure or (self._ended and self._ended.error)
 
     def take(self, output: messages.Output) -> None:
         self._token_ids.append(output.token_id)
         if output.logprobs is not None:
             self._logprobs.append(output.logprobs)
         self._prompt_logprobs += output.prompt_logprobs or ()
+        try:
+            text = self._text_of(output)
+        except Exception as error:  # it concerns this output alone
+            self._failure = f"the text of this output cannot be made: {type(error).__name__}: {error}"[:300]
+            self.finish_reason = "error"
+            if self._on_piece is not None:
+                self._on_piece(None)
+            return
+        self._texts.append(text)
+        if self._on_piece is not None:
+            self._on_piece(Piece(text, output.token_id, self.finish_reason))
+
+    def _text_of(self, output: messages.Output) -> str:
         text = self._text.push(output.token_id, stops=output.finish_reason == "stop")
         self.finish_reason = output.finish_reason
         if self.finish_reason is not None and self._text.stop_string is None:
             text += self._text.rest()
         if self._text.stop_string is not None:
             self.finish_reason = "stop"
-        self._texts.append(text)
-        if self._on_piece is not None:
-            self._on_piece(Piece(text, output.token_id, self.finish_reason))
+        return text
 
     def end(self, ended: messages.Ended) -> None:
         self._ended = ended

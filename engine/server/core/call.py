@@ -1,12 +1,13 @@
 """One HTTP call in the front: its sequences, its disconnect, and its one record."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from heapq import merge
 from itertools import chain
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -116,7 +117,8 @@ class Call:
     async def pieces(self) -> AsyncIterator[TextPiece]:
         """The text of all sequences as it becomes ready; tokens that pile up behind a slow reader come together.
 
-        Raises ApiError if the core dies, if it cannot go on, or if the call is aborted from elsewhere.
+        Raises ApiError if the core dies, if no output can go on, or if the call is aborted from elsewhere. An output
+        that fails beside others ends with "error", and its `failure` says why.
         """
         while self._open:
             await self._updated.wait()
@@ -128,14 +130,21 @@ class Call:
                 except CoreLost:
                     self._fail(core_lost(self._core.state))
                 except ApiError as error:
-                    self._fail(error)
+                    piece = self._failed(sequence, error)
+                except Exception:
+                    if len(self.sequences) == 1:
+                        raise
+                    logging.getLogger(__name__).exception("output %s failed", sequence.request.request_id)
+                    sentence = "the server failed on this output; its log says why"
+                    piece = self._failed(sequence, ApiError(500, sentence, code="output_failed"))
                 if piece is not None:
                     if piece.finish_reason is not None and sequence.request.hands_over:
                         await self._stored(sequence)
                     if piece.finish_reason is not None:
                         self._core.abort(sequence)  # which a stop string ends before the core does
                         self._open = [other for other in self._open if other is not sequence]
-                        self._finish_reason = piece.finish_reason
+                        if sequence.failure is None:
+                            self._finish_reason = piece.finish_reason
                     self._has_text = self._has_text or bool(piece.text)
                     self._output_characters += len(piece.text)
                     yield piece
@@ -250,7 +259,15 @@ class Call:
         if sequence.ended.kv_source is None:
             self._fail(core_lost(self._core.state))
 
-    def _fail(self, error: ApiError) -> None:
+    def _failed(self, sequence: SequenceStream, error: ApiError) -> TextPiece:
+        """The last piece of an output that failed alone. Raises the error where no output is left."""
+        sequence.failure = error
+        if all(other.failure is not None for other in self.sequences):
+            self._fail(error)
+        sequence.finish_reason = "error"
+        return TextPiece(sequence, "", [], "error")
+
+    def _fail(self, error: ApiError) -> NoReturn:
         self.failure, self._error = error, error.message
         raise error
 

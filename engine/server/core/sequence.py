@@ -182,6 +182,7 @@ class SequenceStream:
         self.output_tokens = 0
         self.shown_tokens = 0  # ... as the client counts them
         self.finish_reason: str | None = None  # as the client sees it
+        self.failure: ApiError | None = None  # why it failed beside others of its call
         self.stop_reason: int | str | None = None  # the client's stop string or token id that ended it
         self.moderated: ModeratedPieces | None = None  # what its call takes in its place
         self.hold: Hold | None = None  # of the latest text that moderation released

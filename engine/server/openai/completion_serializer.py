@@ -55,14 +55,14 @@ class CompletionSerializer(Serializer):
         return to_json(whole | timings_of(self._call, pieces[-1].sequence))
 
     def _chosen(self, outputs: list[TextPiece]) -> list[TextPiece]:
-        """The n outputs of each prompt with the highest mean log-probability, of `best_of`."""
+        """The n outputs of each prompt with the highest mean log-probability, of `best_of`; failed ones come last."""
         n, sampled = self._body.n, self._body.choices
         if n == sampled:
             return outputs
 
-        def mean_logprob(output: TextPiece) -> float:
+        def mean_logprob(output: TextPiece) -> tuple[bool, float]:
             values = [entry.logprobs.logprob for entry in output.entries]
-            return sum(values) / len(values) if values else 0.0
+            return output.sequence.failure is None, sum(values) / len(values) if values else 0.0
 
         chosen = []
         for begin in range(0, len(outputs), sampled):

@@ -105,10 +105,12 @@ NULL_FIELDS: dict[str, Any] = {"service_tier": None, "kv_transfer_params": None}
 
 
 def vllm_fields(piece: TextPiece, body: GenerationRequest) -> dict[str, Any]:
-    """Fields of a choice that vLLM adds: which stop of the client ended it, and its ids, or null."""
+    """Fields of a choice that vLLM adds: which stop of the client ended it, and its ids, or null. A choice that failed
+    beside others says why in `error`."""
     token_ids = [entry.token_id for entry in piece.entries] if body.return_token_ids else None
     stop_reason = None if piece.finish_reason is None else piece.sequence.stop_reason
-    return {"stop_reason": stop_reason, "token_ids": token_ids}
+    failure = piece.sequence.failure
+    return {"stop_reason": stop_reason, "token_ids": token_ids} | ({} if failure is None else failure.body())
 
 
 def usage_of(call: Call, reasoning_tokens: int | None = None) -> dict[str, Any]:
