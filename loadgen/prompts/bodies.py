@@ -138,6 +138,8 @@ def json_body(
         body["seed"] = request.seed
     body |= {name: value for name in ("top_k", "top_p") if (value := getattr(request, name)) is not None}
     body |= _sampling(scenario, request)
+    if "max_completion_tokens" in body:  # the newer name of OpenAI's API; servers that want it refuse both together
+        del body["max_tokens"]
     klass = _class_of(scenario, request)
     if (named := klass.adapter or klass.model) is not None:
         body["model"] = named

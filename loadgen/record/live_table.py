@@ -53,7 +53,7 @@ class LiveReader:
                 request, all_events = self.schedule[index], self._open.pop(index)
                 self._ended.add(index)
                 due_ns = due_time(request, self.start_ns, all_events)
-                found.append((request, row(client_record(request, self._scenario, due_ns, all_events))))
+                found.append((request, row(client_record(request, self._scenario, due_ns, all_events)[0])))
         self._read.update(fresh)
         return found
 

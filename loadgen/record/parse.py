@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from loadgen.client import event_log
 from loadgen.client.outgoing import STOPPED
+from loadgen.record.reply_notes import ReplyNotes
 from loadgen.replies.reply import Reply, ReplyReader
 from loadgen.schedule.request import ScheduledRequest, read_schedule, read_warmup_s
 from metrics.records import NO_END, ClientRecord
@@ -42,6 +43,7 @@ class Parsed:
     streams: np.ndarray  # [replies with text, 3]: ns of the first and of the last chunk, number of chunks
     sent: list[ScheduledRequest]  # in the order of sending
     measured: Container[int]  # indexes of the requests that count
+    notes: list[str]  # what the replies left open, or said of another load than was asked for
 
 
 class RunReader:
@@ -56,6 +58,7 @@ class RunReader:
         self._stopped: tuple[float, str] | None = None
         self._moments = array("q")  # of each record: index of its request, ns when it was due, dispatched, sent
         self._streams = array("q")
+        self._notes = ReplyNotes()
 
     def records(self) -> Iterator[ClientRecord]:
         """In order of the schedule. A request without an end is `missing`. A request of a closed loop without a due
@@ -89,8 +92,9 @@ class RunReader:
             )
             never_sent = last_ns is not None and not events
             if due_ns is not None and not (never_sent and (request.turn or due_ns > last_ns)):
-                record = client_record(request, self._scenario, due_ns, events)
+                record, reply = client_record(request, self._scenario, due_ns, events)
                 self._count(request, record, events)
+                self._notes.add(request, record, reply)
                 yield record
 
     def parsed(self) -> Parsed:
@@ -114,6 +118,7 @@ class RunReader:
             client_error=client_error,
             streams=np.array(self._streams, dtype=np.int64).reshape(-1, 3),
             sent=[self._schedule[place] for place in in_order], measured=set(index[counts].tolist()),
+            notes=self._notes.sentences(),
         )  # fmt: skip
 
     def _count(self, request: ScheduledRequest, record: ClientRecord, events: list[Event]) -> None:
@@ -168,7 +173,9 @@ def due_time(request: ScheduledRequest, start_ns: int | None, events: list[Event
     return next((ns for _, ns, kind, _ in events if kind == event_log.DUE), None)
 
 
-def client_record(request: ScheduledRequest, scenario: str, due_ns: int, events: list[Event]) -> ClientRecord:
+def client_record(
+    request: ScheduledRequest, scenario: str, due_ns: int, events: list[Event]
+) -> tuple[ClientRecord, Reply]:
     reader = ReplyReader()
     sent_ns = last_byte_ns = None
     end, reason = None, ""
@@ -182,13 +189,15 @@ def client_record(request: ScheduledRequest, scenario: str, due_ns: int, events:
             end, reason = kind, data.decode("utf-8", "replace")
     reply = reader.end() if end is not None else reader.reply
     status, error = _status(reply, end, reason, last_byte_ns is not None)
-    return ClientRecord(
+    tokens = reply.tokens
+    record = ClientRecord(
         request_id=request.request_id, scenario=scenario, due_ns=due_ns, status=status,
         tenant=request.tenant, klass=request.klass, session_id=request.session_id, turn=request.turn, sent_ns=sent_ns,
         first_token_ns=reply.chunk_ns[0] if reply.chunk_ns else None, last_byte_ns=last_byte_ns, error=error,
-        prompt_tokens=reply.prompt_tokens, output_tokens=reply.output_tokens, cached_tokens=reply.cached_tokens,
-        chunk_ns=reply.chunk_ns, chunk_tokens=reply.chunk_tokens,
+        prompt_tokens=reply.prompt_tokens, output_tokens=tokens.total, cached_tokens=reply.cached_tokens,
+        chunk_ns=reply.chunk_ns, chunk_tokens=tokens.of_chunks,
     )  # fmt: skip
+    return record, reply
 
 
 def _status(reply: Reply, end: int | None, reason: str, answered: bool) -> tuple[str, str | None]:

@@ -18,6 +18,7 @@ TEXT_KEYS = {
     "completions": re.compile(rb'"text"\s*:\s*"(%s)"' % _STRING, re.DOTALL),
 }
 _LAST_EVENT = b"\ndata: [DONE]"
+_MAY_FAIL = re.compile(rb"error|abort|cancel|fail|\n:|content-encoding", re.IGNORECASE)
 _FINISHED = re.compile(rb'"finish_reason"\s*:\s*"')
 # What `reply.py` counts as text: the first of it ends a client's wait for a first token.
 FIRST_TEXT = re.compile(
@@ -33,7 +34,7 @@ def answer_of(reply: bytes, api: str) -> tuple[bytes, str]:
         parser.feed_data(reply)
         body = b"".join(parts)
         finished = body.rstrip().endswith(_LAST_EVENT) or _FINISHED.search(body)  # the first costs nothing
-        doubtful = parser.get_status_code() != 200 or b'"error"' in body or not finished
+        doubtful = parser.get_status_code() != 200 or not finished or _MAY_FAIL.search(body)
     except (httptools.HttpParserError, httptools.HttpParserUpgrade):
         body, doubtful = b"", True
     if doubtful:

@@ -1,22 +1,21 @@
 """One reply: its stamped bytes → text chunks, token counts, errors. The cold path."""
 
-import json
-import re
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import httptools
 
-from metrics.errors import ServerError
+from loadgen.replies import document as documents
+from loadgen.replies.document import MAX_ERROR_CHARACTERS, ReplyFault
+from loadgen.replies.sse import BYTE_ORDER_MARK, Event, SseDecoder
+from loadgen.replies.usage import Tokens, counted
 
-MAX_ERROR_CHARACTERS = 300
-LARGEST_COUNT = 2**63 - 1  # what a column of the tables holds
-_LINE_END = re.compile(rb"\r\n|\n|\r")
-
-
-class ReplyFault(ServerError):
-    """A reply that does not follow OpenAI's API, with a sentence that says where."""
+NO_TOKEN = "the answer has no token"
+EVENT_FIELDS = (b"data", b"event", b"error", b"id", b"retry", b":")
+GZIP_OR_ZLIB = zlib.MAX_WBITS | 32
+PACKED = {b"gzip", b"x-gzip", b"deflate"}
 
 
 @dataclass(slots=True)
@@ -29,59 +28,25 @@ class Reply:
     finished: bool = False  # the answer is: [DONE], a finish reason, or a JSON document
     text: str = ""
     chunk_ns: list[int] = field(default_factory=list)
-    totals: list[int | None] = field(default_factory=list)  # output tokens so far, with each chunk of text
+    sizes: list[int] = field(default_factory=list)  # bytes of each chunk's text
+    told: list[int | None] = field(default_factory=list)  # output tokens of the usage beside each chunk of text
+    last_told: int | None = None  # of a usage after all text
     prompt_tokens: int | None = None
-    output_tokens: int | None = None
     cached_tokens: int | None = None
 
     @property
+    def tokens(self) -> Tokens:
+        """The output tokens, and those of each chunk, as far as the server's usage is consistent."""
+        return counted(self.told, self.last_told, self.sizes)
+
+    @property
+    def output_tokens(self) -> int | None:
+        return self.tokens.total
+
+    @property
     def chunk_tokens(self) -> list[int]:
-        """New tokens in each chunk; [] unless every chunk has its total, and no total decreases.
-
-        The running usage of the server counts the tokens of a chunk, never its text. They share the stamp of their
-        chunk.
-        """
-        if not self.totals or None in self.totals:
-            return []
-        new = [after - before for before, after in zip([0, *self.totals], self.totals, strict=False)]
-        return new if min(new) >= 0 else []
-
-
-class SseDecoder:
-    """Server-sent events after the WHATWG HTML standard, 9.2: bytes, however they were cut, → the data of each event.
-    Other fields than `data` are dropped."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-        self._data: list[bytes] = []
-        self._after_carriage_return = False
-
-    def feed(self, chunk: bytes) -> list[str]:
-        """The data of each event that this chunk completes, in order.
-
-        An event is given out at its blank line, even if a line feed may still belong to it: it is dropped then.
-        """
-        if self._after_carriage_return and chunk:
-            chunk = chunk.removeprefix(b"\n")
-            self._after_carriage_return = False
-        content = self._rest + chunk
-        events, position = [], 0
-        for end in _LINE_END.finditer(content):
-            line = content[position : end.start()]
-            position = end.end()
-            if line:
-                self._field(line)
-            elif self._data:
-                events.append(b"\n".join(self._data).decode("utf-8", "replace"))
-                self._data = []
-        self._rest = content[position:]
-        self._after_carriage_return = position == len(content) and content.endswith(b"\r")
-        return events
-
-    def _field(self, line: bytes) -> None:
-        name, _, value = line.partition(b":")
-        if name == b"data":
-            self._data.append(value.removeprefix(b" "))
+        """New tokens in each chunk; [] where nobody tells them, and a chunk stands for a token."""
+        return self.tokens.of_chunks
 
 
 class ReplyReader:
@@ -90,9 +55,15 @@ class ReplyReader:
     def __init__(self) -> None:
         self.reply = Reply()
         self._parser = httptools.HttpResponseParser(self)
+        self._headers: dict[bytes, bytes] = {}
+        self._unpack: Any = None
         self._sse: SseDecoder | None = None
+        self._beginning = True  # no byte of the body tells yet whether it has events
         self._document = b""
         self._now_ns = 0
+        self._ended: dict[Any, bool] = {}  # choice → whether its last chunk had a finish reason
+        self._goes_on = False  # text came after a finish reason: these reasons end nothing
+        self._done = False
 
     def feed(self, data: bytes, now_ns: int) -> None:
         """Takes bytes that were read at `now_ns`. Bytes that are not HTTP become the reply's error."""
@@ -102,7 +73,7 @@ class ReplyReader:
 
     def end(self) -> Reply:
         """The reply once the connection is closed: a body without a length ends there."""
-        self._blame_the_reply(self._finish_document)
+        self._blame_the_reply(self._finish)
         return self.reply
 
     def _blame_the_reply(self, read: Callable[[], None]) -> None:
@@ -123,135 +94,157 @@ class ReplyReader:
         self.reply.error = self.reply.error or error.encode("utf-8", "replace").decode()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if name.lower() == b"content-type" and b"text/event-stream" in value.lower():
-            self._sse = SseDecoder()
+        self._headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
-        self.reply.status_code = self._parser.get_status_code()
-        if self.reply.status_code != 200:
-            self._sse = None
+        code = self._parser.get_status_code()
+        if 100 <= code < 200:  # informational: the answer follows
+            return
+        self.reply.status_code = code
+        encoding = self._headers.get(b"content-encoding", b"identity").lower().strip()
+        if encoding in PACKED:
+            self._unpack = zlib.decompressobj(GZIP_OR_ZLIB).decompress
+        elif encoding not in (b"", b"identity"):
+            name = encoding.decode("latin-1")
+            raise ReplyFault(f"the reply has the header content-encoding: {name}, which is not read")
 
     def on_body(self, body: bytes) -> None:
+        if self._unpack is not None:
+            try:
+                body = self._unpack(body)
+            except zlib.error as error:
+                raise ReplyFault(f"the body is not what its header content-encoding says: {error}") from None
         if self._sse is None:
             self._document += body
-            return
+            if not self._beginning or self.reply.status_code != 200:
+                return
+            self._look_at_beginning()
+            if self._sse is None:
+                return
+            body, self._document = self._document, b""
         for event in self._sse.feed(body):
             self._take_event(event)
 
-    def on_message_complete(self) -> None:
-        self.reply.complete = True
-        self._finish_document()
+    def _look_at_beginning(self) -> None:
+        """Whether the body has events. Its first bytes tell, since servers send errors as JSON under
+        text/event-stream too. Raises ReplyFault for events under another type, which other clients do not read."""
+        begin = self._document.removeprefix(BYTE_ORDER_MARK).lstrip()[:16]
+        if not begin or BYTE_ORDER_MARK.startswith(begin):
+            return
+        says_events = b"text/event-stream" in self._headers.get(b"content-type", b"").lower()
+        names = begin.split(b":")[0] or b":"
+        if begin[:1] not in b"{[<" and (says_events or names in EVENT_FIELDS):
+            if self._type():
+                raise ReplyFault(f"the reply has events under another header than text/event-stream:{self._type()}")
+            self._sse = SseDecoder()
+        self._beginning = self._sse is None and any(field.startswith(begin) for field in EVENT_FIELDS)
 
-    def _take_event(self, event: str) -> None:
-        if event == "[DONE]":
-            self.reply.finished = True
+    def on_message_complete(self) -> None:
+        if self.reply.status_code is None:  # an informational one
+            self._headers = {}
+            return
+        self.reply.complete = True
+        self._finish()
+
+    def _finish(self) -> None:
+        if self._sse is not None:
+            for event in self._sse.end():
+                if event.is_error or event.data == "[DONE]" or self.reply.complete:
+                    self._take_event(event)
         else:
-            self._take_document("an event", event)
+            self._finish_document()
+        self.reply.finished = self._is_finished()
+        if self.reply.finished and not self.reply.chunk_ns and not self.reply.last_told:
+            self._fail(NO_TOKEN)
+
+    def _is_finished(self) -> bool:
+        """By [DONE], or by the finish reason of each choice. Reasons that more text followed need the end of the HTTP
+        message as well."""
+        if self.reply.error is not None:
+            return self._done
+        ended = bool(self._ended) and all(self._ended.values())
+        return self._done or (ended and (self.reply.complete or not self._goes_on))
+
+    def _take_event(self, event: Event) -> None:
+        if event.is_error:
+            said = event.error or event.data
+            self._fail(_said(said) or event.comment or event.name)
+        elif event.data.strip() == "[DONE]":
+            self._done = self.reply.finished = True
+        elif not event.is_heartbeat:
+            self._take_document("an event", event.data)
 
     def _finish_document(self) -> None:
-        document, self._document = self._document, b""
+        content, self._document = self._document.removeprefix(BYTE_ORDER_MARK), b""
         code = self.reply.status_code
-        if code is None or self._sse is not None:
+        if code is None or self._done:
             return
         if code != 200:
-            self._fail(f"HTTP {code}: {_document_message(document)}")
-        elif document:
-            self._take_document("the reply", document)
-            self.reply.finished = self.reply.error is None
+            to = self._headers.get(b"location") if 300 <= code < 400 else None
+            where = f"redirected by the header location to {to.decode('latin-1')}; " if to else ""
+            self._fail(f"HTTP {code}: {where}{_said(content) or 'no body'}")
+        elif content.strip():
+            self._take_document("the reply", content)
+            self._done = self.reply.error is None
 
-    def _take_document(self, name: str, document: str | bytes) -> None:
+    def _take_document(self, name: str, content: str | bytes) -> None:
         """Takes text and counts of tokens of an event or of a whole reply."""
-        content = _json(document)
-        if not isinstance(content, dict):
-            shown = document if isinstance(document, str) else document.decode("utf-8", "replace")
-            self._fail(f"{name} is not a JSON object: {shown[:MAX_ERROR_CHARACTERS]!r}")
+        try:
+            found = documents.parse(content)
+        except ValueError:
+            found = None
+        else:
+            if found in (None, "", []):  # nothing but a sign of life
+                return
+        if not isinstance(found, dict):
+            self._fail(f"{name} is not a JSON object{self._type()}: {_decoded(content)[:MAX_ERROR_CHARACTERS]!r}")
             return
-        if content.get("error"):
-            self._fail(_message(content))
+        if error := documents.failure(found):
+            self._fail(error)
             return
-        usage = _part(content, "usage", dict)
-        prompt, output = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
-        cached = _count(_part(usage, "prompt_tokens_details", dict), "cached_tokens")
-        self.reply.prompt_tokens = prompt if prompt is not None else self.reply.prompt_tokens
-        self.reply.output_tokens = output if output is not None else self.reply.output_tokens
-        self.reply.cached_tokens = cached if cached is not None else self.reply.cached_tokens
-        for choice in _entries(content, "choices"):
-            if choice.get("finish_reason"):
-                self.reply.finished = True
-            text = _text_of(choice)
+        output = self._take_usage(found)
+        for choice in documents.entries(found, "choices"):
+            index = choice.get("index", 0)
+            text = "".join(documents.texts(choice))
             if text:
+                self._goes_on = self._goes_on or self._ended.get(index, False)
                 self.reply.text += text
+                self.reply.sizes.append(len(text.encode("utf-8", "replace")))
                 self.reply.chunk_ns.append(self._now_ns)
-                self.reply.totals.append(output)
+                self.reply.told.append(output)
+                self.reply.last_told = None
+            self._ended[index] = documents.finishes(choice) or (not text and self._ended.get(index, False))
+        self.reply.finished = self._is_finished()
+
+    def _take_usage(self, content: dict[str, Any]) -> int | None:
+        """The output tokens of a document's usage, if it has any. A later count of 0 hides no earlier one."""
+        reply, usage = self.reply, documents.part(content, "usage", dict)
+        prompt, output = documents.count(usage, "prompt_tokens"), documents.count(usage, "completion_tokens")
+        cached = documents.count(documents.part(usage, "prompt_tokens_details", dict), "cached_tokens")
+        reply.prompt_tokens = prompt or reply.prompt_tokens
+        reply.cached_tokens = cached if cached is not None else reply.cached_tokens
+        reply.last_told = output or reply.last_told
+        return output
+
+    def _type(self) -> str:
+        kind = self._headers.get(b"content-type", b"").decode("latin-1").split(";")[0].strip()
+        return "" if kind in ("", "text/event-stream", "application/json") else f" (content-type {kind})"
 
 
-def _text_of(choice: dict[str, Any]) -> str:
-    """The text that a choice adds: text, content, reasoning, name or arguments of a tool; "" for a role alone."""
-    message = _part(choice, "delta", dict) or _part(choice, "message", dict) or choice
-    text = _part(message, "reasoning_content", str) or _part(message, "reasoning", str)
-    text += _part(message, "content", str) or _part(message, "text", str)
-    calls = _entries(message, "tool_calls")
-    named = [_part(call, "function", dict) for call in calls]
-    return text + "".join(_part(function, "name", str) + _part(function, "arguments", str) for function in named)
+def _said(content: str | bytes) -> str:
+    """The message of an error: of a JSON document of any shape, or the beginning of a text."""
+    try:
+        found = documents.parse(content)
+    except ValueError:
+        return _decoded(content)[:MAX_ERROR_CHARACTERS]
+    if isinstance(found, dict):
+        return documents.message(found.get("error") or found, found)
+    return documents.message(found)
 
 
-def _part(block: dict[str, Any], key: str, kind: type) -> Any:
-    """A value of a JSON object; an empty one where it is absent or null. Raises ReplyFault if it is something else."""
-    value = block.get(key)
-    if value is None:
-        return kind()
-    if not isinstance(value, kind):
-        raise ReplyFault(f"`{key}` of the reply is {_shown(value)}, but should be {_KINDS[kind]}")
-    return value
-
-
-def _entries(block: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    entries = _part(block, key, list)
-    for entry in entries:
-        if not isinstance(entry, dict):
-            raise ReplyFault(f"`{key}` of the reply has the entry {_shown(entry)}, but should have objects")
-    return entries
-
-
-def _count(usage: dict[str, Any], key: str) -> int | None:
-    """A number of tokens; None where the server tells none."""
-    value = usage.get(key)
-    if value is None:
-        return None
-    if type(value) is not int or not 0 <= value <= LARGEST_COUNT:
-        raise ReplyFault(f"`usage.{key}` of the reply is {_shown(value)}, but should be a number of tokens")
-    return value
-
-
-_KINDS = {dict: "an object", list: "a list", str: "text"}
-
-
-def _shown(value: Any) -> str:
-    return repr(value)[:MAX_ERROR_CHARACTERS]
+def _decoded(content: str | bytes) -> str:
+    return content if isinstance(content, str) else content.decode("utf-8", "replace")
 
 
 def _unreadable(error: Exception) -> str:
     return f"the reply cannot be read: {(error.__context__ or error)!r}"[:MAX_ERROR_CHARACTERS]
-
-
-def _json(document: str | bytes) -> Any:
-    """The value of a JSON document; None where it is none, or nested deeper than Python reads."""
-    try:
-        return json.loads(document)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _message(content: dict[str, Any]) -> str:
-    error = content.get("error", content)
-    if isinstance(error, dict):
-        error = error.get("message") or error
-    return str(error)[:MAX_ERROR_CHARACTERS]
-
-
-def _document_message(document: bytes) -> str:
-    """The message of an error document: OpenAI's error.message, FastAPI's detail, or its beginning."""
-    content = _json(document)
-    if isinstance(content, dict):
-        return _message(content) if "error" in content else str(content.get("detail", content))[:MAX_ERROR_CHARACTERS]
-    return document[:MAX_ERROR_CHARACTERS].decode("utf-8", "replace") or "no body"

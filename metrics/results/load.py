@@ -8,13 +8,14 @@ CLOSED_ORIGIN = "the moment its turn had come"  # instead of an intended send
 
 
 def load_notes(meta: dict[str, Any]) -> list[str]:
-    """Sentences: whether the loop was closed, whether a trace's times were rounded, and whether the load was stopped
-    before its end. [] of an ordinary open load."""
+    """Sentences: whether the loop was closed, whether a trace's times were rounded, whether the load was stopped before
+    its end, and what its replies left open. [] of an ordinary open load."""
     reported, stopped = section(meta, "arrivals").get("told"), section(meta, "stopped_early")
     found = [str(sentence) for sentence in reported] if isinstance(reported, list) else []
     if stopped:
         found.append(f"the load was stopped after {stopped['after_s']:.3g} s of its schedule: {stopped['reason']}")
-    return found
+    notes = meta.get("reply_notes")
+    return found + [str(sentence) for sentence in notes or () if isinstance(notes, list)]
 
 
 def is_closed(meta: dict[str, Any]) -> bool:
