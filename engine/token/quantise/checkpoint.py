@@ -20,6 +20,7 @@ from engine.token.quantise.gguf_writer import KINDS, write_gguf
 from engine.token.quantise.layouts import LAYOUTS, Layout
 from engine.token.quantise.scaling import scale_by_activations
 from engine.token.quantised.registry import weight_scheme
+from engine.token.text.template_sources import TEMPLATE_FOLDER
 from metrics.errors import ModelError
 
 TARGETS = (*LAYOUTS, *(f"gguf-{kind.lower()}" for kind in KINDS))
@@ -97,6 +98,8 @@ def copy_texts(source: Path, folder: Path) -> None:
         text = path.suffix in (".json", ".jinja", ".txt", ".model") and path.name != "config.json"
         if path.is_file() and text and not path.name.endswith(".index.json"):
             shutil.copy(path, folder)
+    if (templates := source / TEMPLATE_FOLDER).is_dir():
+        shutil.copytree(templates, folder / TEMPLATE_FOLDER, dirs_exist_ok=True)
 
 
 def _slice_of(

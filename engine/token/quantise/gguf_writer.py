@@ -12,6 +12,7 @@ from engine.token.gguf.config import ARCHITECTURES, KEYS
 from engine.token.gguf.tensors import NAMES
 from engine.token.gguf.tokenizer import CONTROL, SPLITS, USER_DEFINED
 from engine.token.models.settings import number
+from engine.token.text.template_sources import template_sources
 from metrics.errors import ModelError
 
 # What else a rotation may have, and the values that a reader takes for absent ones.
@@ -148,9 +149,11 @@ def _add_tokenizer(writer: Any, source: Path, config: dict[str, Any]) -> None:
     if not path.is_file():
         return
     writer.add_string("tokenizer.huggingface.json", path.read_text(encoding="utf-8"))
-    tokenizer, settings = read_json(source, "tokenizer.json"), read_json(source, "tokenizer_config.json")
-    if isinstance(template := settings.get("chat_template"), str):
-        writer.add_chat_template(template)
+    tokenizer, templates = read_json(source, "tokenizer.json"), template_sources(source)
+    if set(templates) == {"default"}:
+        writer.add_chat_template(templates["default"])
+    elif templates:
+        writer.add_chat_template([{"name": name, "template": text} for name, text in templates.items()])
     for role in ("bos", "eos", "pad"):
         token = config.get(f"{role}_token_id")
         if isinstance(token := token[0] if isinstance(token, list) and token else token, int):

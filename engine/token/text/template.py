@@ -114,7 +114,12 @@ class ChatTemplate:
             max_characters += len(_END_OF_MESSAGE + _BLANK)
         values = {"messages": messages, "tools": tools, "documents": None, **self._special, **(variables or {})}
         values["add_generation_prompt"] = add_generation_prompt
-        text = self._rendered(name, values, max_characters=max_characters, cpu_seconds=CPU_SECONDS)
+        try:
+            text = self._rendered(name, values, max_characters=max_characters, cpu_seconds=CPU_SECONDS)
+        except TemplatesBusy:
+            raise
+        except TemplateError as error:
+            raise type(error)(f"the model's chat template refuses these messages: {error}") from None
         return text if end is None else _up_to_mark(text, end)
 
     def adapted(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -149,9 +154,8 @@ class ChatTemplate:
         if "text" in answer:
             return answer["text"]
         if answer["kind"] == "long":
-            raise OutputTooLong("the model's chat template makes these messages longer than the model can read")
-        kind = TemplateError if answer["kind"] == "refused" else TemplateFault
-        raise kind(f"the model's chat template refuses these messages: {answer['error']}")
+            raise OutputTooLong("they become longer than the model can read")
+        raise (TemplateError if answer["kind"] == "refused" else TemplateFault)(answer["error"])
 
     def _read_by(self, source: str) -> set[str]:
         """Names that a template reads and does not set. Raises ModelError for one that is none."""
@@ -225,12 +229,12 @@ def _ask(**request: Any) -> dict[str, Any]:
     try:
         return template_processes().ask(**request)
     except TooMuchWork:
-        message = f"it takes more than {request['cpu_seconds']:g} s of CPU time, or more than 1 GiB of memory"
-        raise TooMuchToRender(f"the model's chat template cannot render this: {message}") from None
+        bounds = f"{request['cpu_seconds']:g} s of CPU time, or more than 1 GiB of memory"
+        raise TooMuchToRender(f"it takes more than {bounds}") from None
     except Busy:
         raise TemplatesBusy("the processes that render chat templates are busy; try again") from None
     except (TypeError, ValueError, RecursionError) as error:
-        raise TemplateError(f"messages, tools and variables must be what JSON can say: {error}") from None
+        raise TemplateError(f"they hold what JSON cannot say: {error}") from None
 
 
 def _with_objects(call: Any) -> Any:

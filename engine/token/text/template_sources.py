@@ -6,6 +6,7 @@ from typing import Any
 from engine.token.checkpoint import read_json
 from metrics.errors import ModelError
 
+TEMPLATE_FOLDER = "additional_chat_templates"  # beside the tokenizer, one file for each name
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -15,7 +16,7 @@ def template_sources(folder: Path) -> dict[str, str]:
     Files beside the tokenizer replace what its configuration says. Raises ModelError.
     """
     files = {"default": folder / "chat_template.jinja"}
-    files |= {file.stem: file for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    files |= {file.stem: file for file in sorted((folder / TEMPLATE_FOLDER).glob("*.jinja"))}
     if named := {name: _text(file) for name, file in files.items() if file.is_file()}:
         return named
     for name in ("tokenizer_config.json", "chat_template.json"):  # the second is a processor's

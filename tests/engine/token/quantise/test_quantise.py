@@ -1,6 +1,7 @@
 """A checkpoint that is written reads back as the rounded weights, also by the libraries of its format."""
 
 import json
+import shutil
 from functools import partial
 
 import gguf
@@ -25,6 +26,7 @@ from engine.token.quantise.gguf_writer import KINDS
 from engine.token.quantise.layouts import LAYOUTS
 from engine.token.quantise.passes import hidden_states
 from engine.token.quantise.scaling import scale_by_activations
+from engine.token.text.template_sources import template_sources
 from metrics.errors import ModelError
 from tests.engine.token.quantised.published import matrices
 
@@ -205,3 +207,13 @@ def test_verb_writes_a_model_with_its_tokenizer_and_says_its_error(tmp_path):
     assert "nats per token from tiny-model" in result.output
     assert text_ids(tmp_path / "new", num_tokens=50) == text_ids(model_folder("tiny-model"), num_tokens=50)
     assert matrices(tmp_path / "new")["model.embed_tokens.weight"].shape == (2560, 256)
+
+
+@pytest.mark.parametrize("to", ["gguf-q8_0", "int8"])
+def test_the_templates_go_with_the_weights(tmp_path, to):
+    source = shutil.copytree(model_folder("tiny-model"), tmp_path / "source")
+    (source / "chat_template.jinja").write_text("plain")
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
+    quantise_checkpoint(source, to, tmp_path / "new")
+    assert template_sources(tmp_path / "new") == {"default": "plain", "tool_use": "tools"}
