@@ -341,7 +341,7 @@ class ByteFallback:
     def __init__(self) -> None:
         self.num_open = 0  # bytes of a run that is UTF-8 so far
         self.ahead = ""  # the character that the last push completed, but did not make certain
-        self._parts: list[str] = []
+        self._parts: list[str] = []  # a character each
         self._bytes = b""  # the beginning of a character
         self.is_broken = False  # the run is no UTF-8
 
@@ -373,6 +373,11 @@ class ByteFallback:
         if self._bytes:
             return (REPLACEMENT,) * self.num_open
         return ("".join(self._parts),) if self._parts else ()
+
+    @property
+    def num_characters(self) -> int:
+        """Of the run so far."""
+        return len(self._parts)
 
     def _close(self, *, broken: bool) -> None:
         self.num_open, self._parts, self._bytes, self.is_broken = 0, [], b"", broken

@@ -28,7 +28,6 @@ class TextStream:
         self._skipped = 0  # characters of the prompt's text that are not certain yet
         self._num_certain = 0
         self._num_ahead = 0  # characters of an open run of bytes
-        self._rest: str | None = None
         if keeps_blank:
             through(self._stages, "a")
         if prompt:
@@ -45,13 +44,13 @@ class TextStream:
             cut = min(self._skipped, len(text))
             text, self._skipped = text[cut:], self._skipped - cut
         self._num_certain += len(text)
-        self._num_ahead = self._num_ahead + len(self._run.ahead) if self._run.num_open else 0
+        self._num_ahead = self._run.num_characters
         return text
 
     @property
     def num_characters(self) -> int:
         """Of the text so far, with those of bytes that are characters so far."""
-        return self._num_certain + self._num_ahead
+        return self._num_certain + max(0, self._num_ahead - self._skipped)
 
     @property
     def ahead(self) -> str:
@@ -86,6 +85,7 @@ class TextStream:
         for item in reversed(tail):
             through(self._stages, item)
         self._skipped = len(finished(self._stages))
+        self._num_ahead = self._run.num_characters
         self._run.ahead = ""
 
     def _item(self, token_id: int) -> str | None:

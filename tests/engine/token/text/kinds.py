@@ -1,6 +1,9 @@
 """Small tokenizers of every family that `tokenizers` loads, with entries that are hard to put together."""
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+import json
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from engine.config import model_folder
 
@@ -52,3 +55,21 @@ def tokenizer(kind: str) -> Tokenizer:
 
 def bundled() -> Tokenizer:
     return Tokenizer.from_file(str(model_folder("tiny-model") / "tokenizer.json"))
+
+
+def byte_fallback_model(folder: Path) -> Tokenizer:
+    """A checkpoint without weights, whose tokenizer is as that of Llama 2: most of its ids are single bytes."""
+    entries = ["<unk>", "<s>", "</s>", *BYTES, "▁", "a", "b", "▁a", "▁hello", "lo", "▁the", "h", "e", "l", "o", "."]
+    made = Tokenizer(models.BPE({e: i for i, e in enumerate(entries)}, [], unk_token="<unk>", byte_fallback=True))
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    made.decoder = CHAINS["llama"]
+    made.add_special_tokens(["<unk>", "<s>", "</s>"])
+    made.save(str(folder / "tokenizer.json"))
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": len(entries), "hidden_size": 64,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 96,
+        "max_position_embeddings": 512, "eos_token_id": 2, "bos_token_id": 1, "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False, "hidden_act": "silu",
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    return made
