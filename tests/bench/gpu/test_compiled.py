@@ -14,6 +14,8 @@ from bench.gpu.dry_run import in_a_process
 from tests.bench.gpu.shapes import LATENT, MIXTURE, SINKS
 from tests.engine.compute.test_triton_compiled import SPILLED_BYTES, plan
 
+pytestmark = pytest.mark.compiler  # Triton builds its launchers with one
+
 SHAPES = {"mixture": MIXTURE, "latent": LATENT, "sinks": SINKS}
 
 

@@ -12,6 +12,8 @@ from bench.gpu.dry_run import Record, in_a_process
 from bench.shapes import SHAPES
 from tests.bench.gpu.shapes import LATENT, MIXTURE, SINKS
 
+pytestmark = pytest.mark.compiler  # Triton builds its launchers with one
+
 # Of a decode step of Qwen3, in a graph: lower them with each launch that goes. Qwen3-0.6B has 28 layers: 231.
 LAYER_LAUNCHES, OTHER_LAUNCHES = 8, 7
 SERVING = ("launch", "capture", "collect", "between")

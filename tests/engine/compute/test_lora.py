@@ -48,6 +48,7 @@ def added(backend, index: int, sequences: list[tuple[int, int]], x: torch.Tensor
 MIXES = st.lists(st.tuples(st.integers(-1, SLOTS - 1), st.integers(1, 40)), min_size=1, max_size=6)
 
 
+@pytest.mark.compiler
 @given(MIXES, st.sampled_from([1, 4, 16, 64, 256]), st.sampled_from([torch.float32, torch.bfloat16]), st.integers(0, 1))
 @settings(max_examples=30, deadline=None)
 def test_cpp_gives_what_torch_does_for_any_mix_of_ranks_and_sequences(sequences, rank, dtype, index):
@@ -60,6 +61,7 @@ def test_cpp_gives_what_torch_does_for_any_mix_of_ranks_and_sequences(sequences,
     torch.testing.assert_close(added(cpp, index, sequences, x, y), expected, rtol=1e-4, atol=2e-4 * rank)
 
 
+@pytest.mark.compiler
 @given(MIXES)
 @settings(max_examples=15, deadline=None)
 def test_cpp_gives_a_token_the_same_bits_alone_and_in_any_company(sequences):
@@ -118,6 +120,7 @@ def test_an_evicted_adapter_leaves_nothing_in_its_slot():
     assert torch.equal(added(triton, 0, [(0, 2)], x, y), y)
 
 
+@pytest.mark.compiler
 def test_the_kernels_compile_for_hopper():
     pytest.importorskip("triton")
     assert_no_spills(compilations(256, 64))

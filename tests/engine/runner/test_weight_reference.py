@@ -14,6 +14,7 @@ def ready(**settings):
     return build(EngineConfig(**(SETTINGS | settings)), 0, lambda message: None)[1]
 
 
+@pytest.mark.compiler  # the bounds are those of our kernels
 def test_rounded_weights_have_an_error_and_exact_ones_have_none():
     exact, rounded = (ready(weights=weights, weights_reference="self") for weights in ("float32", "int8"))
     assert exact.weight_error.divergence_nats < 1e-6 and exact.weight_error.greedy_agreement == 1.0

@@ -182,6 +182,7 @@ def test_bytes_are_those_of_the_tensors(family, checkpoints):
         assert experts.num_layers * experts.num_experts * experts.expert_bytes == routed
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("weights", ["float32", "float16", "int8"])
 @pytest.mark.parametrize("family", ["llama", "llama3", "qwen3-moe"])
 def test_packed_weights_are_counted_at_the_width_they_are_stored_in(family, weights, checkpoints):

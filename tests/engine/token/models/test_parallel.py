@@ -101,7 +101,7 @@ def test_kernels_of_quantised_matrices_multiply_by_parts(quantised, ranks):
     check(ranks.run(several, TENSOR, list(cases.items()), "auto", True), cases, "auto", True, 0.1)
 
 
-@pytest.mark.parametrize("weights", ["auto", "int8", "int4"])
+@pytest.mark.parametrize("weights", ["auto", "int8", pytest.param("int4", marks=pytest.mark.compiler)])
 def test_kernels_and_packed_weights_serve_a_stage(weights, checkpoints, ranks):
     """A stage rounds its matrices as one process does."""
     cases = {name: checkpoints[name] for name in ("qwen3", "llama3", "gemma2", "mixtral")}
