@@ -45,6 +45,8 @@ def import_result(
         chosen = msgspec.structs.replace(chosen, objectives=slo_objectives(slo))
     run = write_run(chosen, run_dir or new_run(chosen.name), file.name)
     out.print(f"{len(chosen.rows):,} requests of {chosen.tool} are in {run.path}", markup=False)
+    for sentence in chosen.notes:
+        out.print(f"note: {sentence}", markup=False)
     for sentence in chosen.unseen:
         out.print(f"not in the file: {sentence}", markup=False)
     raise typer.Exit(summarise(run))

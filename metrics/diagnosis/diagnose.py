@@ -23,7 +23,7 @@ from metrics.ledger import LIFECYCLES
 from metrics.replay.prediction import Predictor
 from metrics.request.goodput import class_goodput
 from metrics.results.energy import run_energy
-from metrics.results.load import declared_window_s
+from metrics.results.load import declared_window_s, kept_share
 from metrics.results.summary import results
 from metrics.run.directory import RunDirectory
 from metrics.run.join import clock_of
@@ -65,7 +65,7 @@ def diagnose(
         against=other.name if other else None,
         state=state,
         headline=headline,
-        goodput=class_goodput(facts.rows, facts.objectives, declared_window_s(facts.meta)),
+        goodput=class_goodput(facts.rows, facts.objectives, declared_window_s(facts.meta), kept_share(facts.meta)),
         ledger_share=account_shares,
         ttft_share=shares_seen(facts, "ttft"),
         lifecycle_share=by_lifecycle(account_shares),

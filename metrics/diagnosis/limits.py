@@ -28,7 +28,9 @@ def warnings(facts: Facts, closed: Closure) -> list[str]:
     found = [MARK] if facts.measured_by == "server" else []
     found += [NO_OBJECTIVE] if is_expectation(facts.objectives) else []
     found += load_notes(facts.meta)
-    found += [f"not in the imported file: {each}" for each in section(facts.meta, "imported").get("unseen") or ()]
+    imported = section(facts.meta, "imported")
+    found += list(imported.get("notes") or ())
+    found += [f"not in the imported file: {each}" for each in imported.get("unseen") or ()]
     bound = tightest(facts, "ttft_ms") or tightest(facts, "e2e_ms")
     if 0 < facts.sent < FEWEST_REQUESTS:
         found.append(f"only {facts.sent} requests were measured; shares of fewer than {FEWEST_REQUESTS} mean little")
@@ -39,6 +41,11 @@ def warnings(facts: Facts, closed: Closure) -> list[str]:
         errors = [f"{count} × {error}" for error, count in facts.errors.items() if error != NO_END]
         unserved = f"{facts.sent - facts.served - unsent} of {facts.sent} requests were not served"
         found.append(f"{unserved}: {', '.join(errors[:3])}")
+    if unseen := int(facts.rows.ttft_unmeasured.sum()):
+        found.append(
+            f"{unseen} of {facts.served} served requests have no first token (their answers were not streamed, or came "
+            "in one piece): their time to it is unknown, and they are judged without it"
+        )
     if unmeasured := int(facts.rows.tpot_unmeasured.sum()):
         found.append(
             f"the time per output token of {unmeasured} of {facts.served} served requests could not be measured (all "

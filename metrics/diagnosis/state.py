@@ -11,6 +11,7 @@ from metrics.diagnosis.foreign_server import what_is_seen
 from metrics.diagnosis.symptoms import TOLERATED_MISSES, significant
 from metrics.diagnosis.validity import Lateness
 from metrics.diagnosis.verdict import NEEDS_SERVER_RECORDS, Finding, State
+from metrics.request.goodput import UNMEASURED
 from metrics.request.objectives import short
 from metrics.results.load import rate_was_to_change
 from metrics.statistics.steadiness import Steadiness
@@ -62,6 +63,8 @@ def _measured(facts: Facts, findings: Sequence[Finding], steady: Steadiness) -> 
         )
     misses = [excess for excess in excesses(facts) if significant(facts, excess)]
     if not misses and not costly:
+        if unknown := _unmeasured(facts):
+            return "inconclusive", unknown
         klass, least = min(facts.rows.groupby("klass").good.mean().items(), key=lambda item: item[1])
         if min(attained, least) >= 1 - TOLERATED_MISSES:
             return _healthy(facts, attained, findings, steady)
@@ -73,6 +76,19 @@ def _measured(facts: Facts, findings: Sequence[Finding], steady: Steadiness) -> 
             f"{first.lifecycles[0]} lifecycle, because {first.cause}"
         )
     return "inconclusive", _inconclusive(facts, misses[0])
+
+
+def _unmeasured(facts: Facts) -> str:
+    """The sentence where an objective could be measured of no served request; "" where each was of some."""
+    served = facts.rows[facts.rows.status == "ok"]
+    unknown = [short(name) for name, column in UNMEASURED.items()
+               if served[column].any() and served[f"{short(name)}_met"].isna().all()]  # fmt: skip
+    if not unknown:
+        return ""
+    return (
+        f"Cannot tell: {' and '.join(unknown)} of none of {facts.served} served requests could be measured. Stream the "
+        "answers, or name other objectives"
+    )
 
 
 def _meet(facts: Facts) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from metrics.diagnosis.excess import SERVED, Excess, excesses
 from metrics.diagnosis.facts import Facts
 from metrics.diagnosis.verdict import RECORD_THE_SERVER, Status, SymptomCheck
+from metrics.request.goodput import UNMEASURED
 from metrics.request.objectives import EVERY_CLASS, OBJECTIVES, objectives_of
 
 # Goodput is commonly stated at 90 % attainment (DistServe, OSDI 2024): up to a tenth of a class may miss an objective
@@ -73,12 +74,12 @@ def _latency(symptom: str, objective: str) -> Callable[[Facts], tuple[Status, st
 
 
 def _met(facts: Facts, objective: str) -> tuple[Status, str]:
-    unmeasured = int(facts.rows.tpot_unmeasured.sum()) if objective == "tpot_ms" else 0
+    unmeasured = int(facts.rows[UNMEASURED[objective]].sum()) if objective in UNMEASURED else 0
     if not unmeasured:
         return "absent", f"every served request meets its {objective}"
     measured = f"{facts.served - unmeasured} of {facts.served} served requests"
     if 2 * unmeasured > facts.served:
-        return "unknown", f"only of {measured} could it be measured: all tokens of the others came in one read"
+        return "unknown", f"only of {measured} could it be measured: all tokens of the others came in one piece"
     return "absent", f"each of the {measured} of which it could be measured meets its {objective}"
 
 

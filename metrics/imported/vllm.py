@@ -1,30 +1,42 @@
-"""The result file of `vllm bench serve --save-result --save-detailed`, as vLLM 0.9 to 0.33 writes it.
+"""The result file of `vllm bench serve --save-result --save-detailed`, as vLLM since January 2026 writes it.
 
 Arrays have one entry a request, in seconds: `start_times` of a monotonic clock, `ttfts` from the start, `itls` between
-chunks. A request that failed has 0 and [] there. With `--append-result` the file holds one document a line.
+chunks. A request that failed has 0 and [] there, and not always an error. With `--append-result` the file holds one
+document a line.
 """
 
 from itertools import accumulate
 from typing import Any
 
 from metrics.errors import InputError
-from metrics.imported.result import Imported, Json, count, ns, word
+from metrics.imported.result import Imported, Json, count, ns, number, word
 from metrics.records import ClientRecord
 
 TOOL = "vllm bench serve"
 ARRAYS = ("input_lens", "output_lens", "ttfts", "itls", "start_times", "errors")
+FIGURES = ("completed", "failed", "duration", "request_throughput", "output_throughput", "median_ttft_ms",
+           "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms")  # fmt: skip
+NO_WORD = "failed without a word: no token came"
 KEYS = {"ttft": "ttft_ms", "tpot": "tpot_ms", "e2el": "e2e_ms"}  # of SGLang's objectives, which our export writes too
 
 
 def recognises(document: Any) -> bool:
-    return isinstance(document, dict) and {"backend", "num_prompts", "request_throughput"} <= set(document)
+    """SGLang's `bench_serving` writes nearly the same."""
+    return isinstance(document, dict) and {"backend", "request_throughput"} <= set(document)
 
 
 def read(document: Json) -> list[Imported]:
     """Raises InputError where the arrays are missing, or are not of one length."""
-    if missing := [name for name in ARRAYS if not isinstance(document.get(name), list)]:
+    missing = [name for name in ARRAYS if not isinstance(document.get(name), list)]
+    if missing == ["start_times"]:
+        raise InputError(
+            "the file says how long each request took, and not when it was sent: it has no start_times, which vLLM "
+            f"writes since January 2026 and SGLang does not. Measure again with a newer vLLM{_own_figures(document)}"
+        )
+    if missing:
         raise InputError(
             f"the file has no {missing[0]}: it holds summaries only. Measure again with --save-result --save-detailed"
+            f"{_own_figures(document)}"
         )
     lengths = {name: len(document[name]) for name in ARRAYS}
     if len(set(lengths.values())) > 1:
@@ -49,7 +61,24 @@ def read(document: Json) -> list[Imported]:
         tool=TOOL, version=word(document.get("vllm_version")), name=word(document.get("label")) or "vllm-bench",
         model=word(document.get("model_id")), rows=rows, unseen=unseen, arrivals=arrivals,
         objectives=[{"klass": "all", "source": "the result file", **objectives}] if objectives else [],
+        notes=_disagreement(document, rows),
     )]  # fmt: skip
+
+
+def _own_figures(document: Json) -> str:
+    """What the file says of itself, for a reader who cannot measure again."""
+    told = [f"{name} {document[name]:g}" for name in FIGURES if number(document.get(name)) is not None]
+    return f". Its own figures: {', '.join(told)}" if told else ""
+
+
+def _disagreement(document: Json, rows: list[ClientRecord]) -> list[str]:
+    """A sentence where the file counts its failures otherwise than its requests do."""
+    failed, completed = count(document.get("failed")), count(document.get("completed"))
+    told = failed if failed is not None else None if completed is None else len(rows) - completed
+    read = sum(row.status != "ok" for row in rows)
+    if told is None or told == read:
+        return []
+    return [f"the file says that {told:,} requests failed, and its requests show {read:,}: trust neither before a look"]
 
 
 def _array(document: Json, name: str, length: int) -> list[Any] | None:
@@ -62,15 +91,19 @@ def _row(document: Json, place: int, latencies: list[Any] | None, queued: list[A
     if start is None:
         raise InputError(f"start_times[{place}] is no number; the file is damaged")
     error = word(document["errors"][place])
-    ttft = ns(document["ttfts"][place])
-    gaps = [ns(gap) or 0 for gap in document["itls"][place] or []]
-    first = start + ttft if ttft and not error else None  # vLLM writes 0 where no token came
+    ttft, output = ns(document["ttfts"][place]), count(document["output_lens"][place])
+    gaps = [ns(gap) for gap in document["itls"][place] or []]
+    if None in gaps:
+        raise InputError(f"itls[{place}] has an entry that is no number; the file is damaged")
+    if not error and not ttft and not gaps and not output:
+        error = NO_WORD  # vLLM keeps the reason of the status line, which HTTP/1.1 lets a server leave out
+    first = start + ttft if ttft and not error else None  # 0 where no token came
     chunks = list(accumulate(gaps, initial=first)) if first is not None else []
     latency = ns(latencies[place]) if latencies is not None else None
     last = start + latency if latency else chunks[-1] if chunks else None
     return ClientRecord(
         request_id=f"vllm-{place:06d}", scenario="", due_ns=start - (ns(queued[place]) or 0 if queued else 0),
         sent_ns=start, first_token_ns=first, last_byte_ns=last, status="error" if error else "ok", error=error,
-        prompt_tokens=count(document["input_lens"][place]), output_tokens=count(document["output_lens"][place]),
+        prompt_tokens=count(document["input_lens"][place]), output_tokens=output,
         chunk_ns=chunks,
     )  # fmt: skip

@@ -19,6 +19,10 @@ from metrics.statistics.intervals import Interval, share_interval
 
 MOST_WINDOWS = 60  # points that a figure over time can show without becoming noise
 SHORTEST_WINDOW_S = 1.0
+UNMEASURED = {
+    "ttft_ms": "ttft_unmeasured",
+    "tpot_ms": "tpot_unmeasured",
+}  # columns: served, and nobody could measure it
 
 
 class RateWindow(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,10 +31,16 @@ class RateWindow(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     declared: bool  # by the scenario; else from the first due to the last byte
     sent: int
+    kept_share: float = 1.0  # of the requests that were made: below 1 they are a sample, and rates are scaled up
+
+    @property
+    def sampled_seconds(self) -> float:
+        """The seconds in which so many requests as are kept were made."""
+        return self.seconds * self.kept_share
 
     @property
     def due_rps(self) -> float | None:
-        return self.sent / self.seconds if self.seconds else None
+        return self.sent / self.sampled_seconds if self.seconds else None
 
     def sentence(self) -> str:
         """`rates over the declared 5 s, in which 1.4 requests/s were due`."""
@@ -84,11 +94,13 @@ def measured_steps(steps: pd.DataFrame, requests: pd.DataFrame) -> pd.DataFrame:
 
 
 def judged(frame: pd.DataFrame, objectives: list[dict[str, Any]] | None) -> pd.DataFrame:
-    """The frame with `<objective>_met` (bool, NA where the class has no such objective), `tpot_unmeasured` and `good`.
+    """The frame with `<objective>_met` (bool, NA where the class has no such objective), the columns of UNMEASURED and
+    `good`.
 
     Without any objective a request is good when it was served. A first token that never came misses its objective; one
     output token has no gap that could be too long. Where all tokens came in one read, nobody could measure their gaps:
-    `tpot_met` is NA, and the request is good by its other objectives. Where a server tells no token count, the chunks
+    `tpot_met` is NA, and the request is good by its other objectives; likewise `ttft_met` of an answer with tokens of
+    which nobody saw the first (not streamed). Where a server tells no token count, the chunks
     stand for the tokens: a chunk may hold several, so the time per output token is then an upper bound.
     """
     result = frame.copy()
@@ -101,12 +113,16 @@ def judged(frame: pd.DataFrame, objectives: list[dict[str, Any]] | None) -> pd.D
         latency = result[name].astype("float64")
         met = (latency <= bound).to_numpy(copy=True)
         applies = bound.notna().to_numpy(copy=True)
+        unmeasured = served & latency.isna().to_numpy()
         if name == "tpot_ms":
-            unmeasured = served & latency.isna().to_numpy()
             without_gap = (result.output_tokens <= 1).to_numpy(dtype=bool, na_value=False)
             met |= unmeasured & without_gap
-            result["tpot_unmeasured"] = applies & unmeasured & ~without_gap
-            applies &= ~result.tpot_unmeasured.to_numpy()
+            unmeasured &= ~without_gap
+        elif name == "ttft_ms":  # an answer in one piece: its tokens came, and nobody saw the first one
+            unmeasured &= (result.output_tokens > 0).to_numpy(dtype=bool, na_value=False)
+        if name in UNMEASURED:
+            result[UNMEASURED[name]] = applies & unmeasured
+            applies &= ~unmeasured
         met &= served
         result[f"{short(name)}_met"] = pd.array(np.where(applies, met, False), dtype="boolean")
         result.loc[~applies, f"{short(name)}_met"] = pd.NA
@@ -124,22 +140,24 @@ def window_ns(frame: pd.DataFrame) -> tuple[int, int] | None:
     return begin, end
 
 
-def rate_window(frame: pd.DataFrame, declared_s: float | None) -> RateWindow:
+def rate_window(frame: pd.DataFrame, declared_s: float | None, kept_share: float = 1.0) -> RateWindow:
     """The declared window of an open load: what happened to come in it may have come within a part of it, and more good
     requests a second than were offered there cannot be. Without one: first due → last byte of the run."""
     if declared_s is not None and len(frame):
         due_s = float(frame.due_ns.max() - frame.due_ns.min()) / 1e9
         return RateWindow(seconds=max(declared_s, due_s), declared=True, sent=len(frame))
     span = window_ns(frame)
-    return RateWindow(seconds=(span[1] - span[0]) / 1e9 if span else 0.0, declared=False, sent=len(frame))
+    seconds = (span[1] - span[0]) / 1e9 if span else 0.0
+    return RateWindow(seconds=seconds, declared=False, sent=len(frame), kept_share=kept_share)
 
 
 def class_goodput(
-    frame: pd.DataFrame, objectives: list[dict[str, Any]] | None, declared_s: float | None = None
-) -> list[ClassGoodput]:
+    frame: pd.DataFrame, objectives: list[dict[str, Any]] | None, declared_s: float | None = None,
+    kept_share: float = 1.0,
+) -> list[ClassGoodput]:  # fmt: skip
     """Goodput of all requests ("all"), then of each class, over one `rate_window`."""
     whole = judged(frame.sort_values("due_ns", ignore_index=True), objectives)
-    window = rate_window(whole, declared_s)
+    window = rate_window(whole, declared_s, kept_share)
     rows = [_class_row(EVERY_CLASS, whole, objectives_of(EVERY_CLASS, objectives), window)]
     classes = sorted(klass for klass in whole.klass.unique() if klass != EVERY_CLASS)
     # A single class under the objectives of all would repeat the first row
@@ -217,7 +235,7 @@ def tokens_per_s(tokens: pd.Series, seconds: float) -> float | None:
 
 
 def _class_row(klass: str, rows: pd.DataFrame, bounds: dict[str, float], window: RateWindow) -> ClassGoodput:
-    seconds = window.seconds
+    seconds = window.sampled_seconds
     sent, served = len(rows), rows[rows.status == "ok"]
     good = rows[rows.good]
     answers = {name: rows[f"{short(name)}_met"].dropna() for name in OBJECTIVES}

@@ -9,7 +9,7 @@ import pandas as pd
 from metrics.request.deadlines import Deadlines, class_deadlines
 from metrics.request.latencies import LatencySummary, summaries
 from metrics.results.energy import EnergyUse
-from metrics.results.load import is_closed
+from metrics.results.load import is_closed, kept_share
 from metrics.results.prices import TokenCost, token_cost
 from metrics.run.directory import section
 from metrics.statistics.steadiness import Steadiness, steadiness, undetermined
@@ -41,7 +41,7 @@ def results(rows: pd.DataFrame, meta: dict[str, Any], energy: EnergyUse | None =
         latencies=summaries(rows),
         steady=steady_of(rows, meta),
         deadlines=class_deadlines(rows, meta.get("objectives")),
-        load=load_summary(rows),
+        load=load_summary(rows, kept_share(meta)),
         cost=token_cost(rows, section(section(meta, "scenario"), "measure").get("usd_per_hour"), energy),
         closed=is_closed(meta),
     )
@@ -52,20 +52,20 @@ def steady_of(rows: pd.DataFrame, meta: Mapping[str, Any]) -> Steadiness:
     return undetermined("the run is not valid") if meta.get("valid") is False else steadiness(rows)
 
 
-def load_summary(rows: pd.DataFrame) -> LoadSummary:
+def load_summary(rows: pd.DataFrame, kept_share: float = 1.0) -> LoadSummary:
     """How the generator kept its schedule."""
     due, sent = rows.due_ns.dropna().astype("float64"), rows.sent_ns.dropna().astype("float64")
     lag = ((rows.sent_ns.astype("float64") - rows.due_ns.astype("float64")) / 1e6).dropna()
     delays = {"mean": lag.mean(), "p50": lag.quantile(0.5), "p99": lag.quantile(0.99), "max": lag.max()}
     return LoadSummary(
-        requested_rps=_rate(due),
-        achieved_rps=_rate(sent),
+        requested_rps=_rate(due, kept_share),
+        achieved_rps=_rate(sent, kept_share),
         send_duration_s=float(sent.max() - sent.min()) / 1e9 if len(sent) else 0.0,
         schedule_delay_ms={name: float(delay) if len(lag) else None for name, delay in delays.items()},
     )
 
 
-def _rate(moments: pd.Series) -> float | None:
-    """Gaps per second: the last moment begins no gap."""
+def _rate(moments: pd.Series, kept_share: float) -> float | None:
+    """Gaps per second: the last moment begins no gap. Of a sample, scaled up."""
     seconds = float(moments.max() - moments.min()) / 1e9 if len(moments) else 0.0
-    return (len(moments) - 1) / seconds if seconds > 0 else None
+    return (len(moments) - 1) / seconds / kept_share if seconds > 0 else None
