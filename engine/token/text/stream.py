@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from engine.token.text.decoders import ByteFallback, Decoder, Stage, finished, through
+from engine.token.text.decoders import Decoder
+from engine.token.text.stages import ByteFallback, Stage, finished, through
 
 
 class TextStream:
