@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import ssl
 import sys
 from contextlib import suppress
@@ -23,6 +24,8 @@ SOL_SOCKET, SO_ERROR, IPPROTO_TCP, TCP_NODELAY, MSG_PEEK, SOCK_STREAM = get_orig
 )
 
 READ_SIZE = 65_536
+_STATUS_BYTES = len(b"HTTP/1.1 200")
+_INFORMATIONAL = re.compile(rb"HTTP/1\.[01] 1(?!01)\d\d")
 _TIMEOUT_FAULTS = {
     WHOLE: "no complete reply within target.timeout_s, {:g} s from when it was due",
     CONNECT: "not connected within target.connect_timeout_s, {:g} s",
@@ -52,7 +55,7 @@ class Exchange:
     """One request in flight and the state of its reply."""
 
     __slots__ = (
-        "_end", "_parser", "_read_before", "_waits_for_text",
+        "_end", "_informational", "_parser", "_read_before", "_waits_for_text",
         "connection", "dispatched_ns", "first_read", "last_ns", "num_bytes", "outgoing", "pieces",
         "sent_ns",
     )  # fmt: skip
@@ -68,6 +71,7 @@ class Exchange:
         self.connection: Connection | None = None  # None before it has one, and after its end
         self._waits_for_text = outgoing.patience_ns is not None and outgoing.patience_for == "first_token"
         self._read_before = b""  # an event may be cut anywhere
+        self._informational: bytes | None = b""  # not yet fed; None once the answer has begun
         self._end = HttpEnd()
         self._parser = httptools.HttpResponseParser(self._end)
 
@@ -81,12 +85,30 @@ class Exchange:
         if self._waits_for_text:
             self._waits_for_text = not FIRST_TEXT.search(self._read_before + data)
             self._read_before = data if self._waits_for_text else b""
-        self._parser.feed_data(data)
+        data = self._behind_informational(data) if self._informational is not None else data
+        if data:
+            self._parser.feed_data(data)
         return self._end.complete
+
+    def _behind_informational(self, data: bytes) -> bytes:
+        """What follows the answers of status 1xx, 100 Continue and 103 Early Hints, which announce the one that counts;
+        b"" while nobody can tell yet. 101 is none of them: it ends HTTP."""
+        data = self._informational + data
+        while _INFORMATIONAL.match(data):
+            _, found, behind = data.partition(b"\r\n\r\n")
+            if not found:
+                self._informational = data
+                return b""
+            data = behind
+        if len(data) < _STATUS_BYTES and b"HTTP/1.".startswith(data[:7]):
+            self._informational = data
+            return b""
+        self._informational = None
+        return data
 
     @property
     def status(self) -> int:
-        return self._parser.get_status_code() if self.num_bytes else 0
+        return self._parser.get_status_code() if self.num_bytes and self._informational is None else 0
 
     @property
     def keeps_alive(self) -> bool:

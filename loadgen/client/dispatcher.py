@@ -15,7 +15,7 @@ from time import monotonic_ns
 import gevent
 import gevent.event
 import pyarrow as pa
-from gevent import socket, ssl
+from gevent import socket
 
 from loadgen.client import event_log
 from loadgen.client.outgoing import Ended, Outgoing
@@ -73,7 +73,7 @@ class LoadClient:
             ran_out=lambda free_ns: self._loop.log.add(event_log.NO_REQUEST, free_ns, event_log.RAN_OUT),
         )  # fmt: skip
         address = _first_that_connects(replay.endpoint)
-        tls = (ssl.create_default_context(), replay.endpoint.host) if replay.endpoint.scheme == "https" else None
+        tls = (replay.endpoint.tls(), replay.endpoint.host) if replay.endpoint.scheme == "https" else None
         reuse = replay.target.connections == "reuse"
         self._loop = SocketLoop(address, tls, self._took_end, reuse=reuse, on_turn=self._swap_logs)
 

@@ -11,7 +11,7 @@ from loadgen.scenario.scenario import Scenario, Target
 from loadgen.scenario.workload import RequestClass
 from loadgen.schedule.ideal_prefix_hits import tree_path
 from loadgen.schedule.request import ScheduledRequest
-from loadgen.target.endpoint import Endpoint, authorisation
+from loadgen.target.endpoint import Endpoint
 from metrics.run.trace_id import traceparent_of
 
 SAMPLING_FIELDS = ("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "n")
@@ -122,7 +122,11 @@ def json_body(
 ) -> dict[str, Any]:
     """The request's JSON body. Defaults of a scenario are left out: not every server knows them."""
     target = scenario.target
-    body: dict[str, Any] = {"model": model, "max_tokens": request.max_tokens, "temperature": request.temperature}
+    body: dict[str, Any] = {
+        "model": model,
+        target.max_tokens_key: request.max_tokens,
+        "temperature": request.temperature,
+    }
     if isinstance(prompt, list):
         if target.api != "chat":
             raise ScenarioError(
@@ -139,7 +143,7 @@ def json_body(
     body |= {name: value for name in ("top_k", "top_p") if (value := getattr(request, name)) is not None}
     body |= _sampling(scenario, request)
     if "max_completion_tokens" in body:  # the newer name of OpenAI's API; servers that want it refuse both together
-        del body["max_tokens"]
+        body.pop("max_tokens", None)
     klass = _class_of(scenario, request)
     if (named := klass.adapter or klass.model) is not None:
         body["model"] = named
@@ -192,7 +196,7 @@ def http_bytes(endpoint: Endpoint, target: Target, request: ScheduledRequest, co
         **({"x-session-id": quote(request.session_id)[:MOST_OF_A_SESSION]} if request.session_id else {}),
         **({"x-sojourn-class": request.klass} if request.klass else {}),
         **({"x-sojourn-tenant": request.tenant} if request.tenant else {}),
-        **authorisation(),
+        **endpoint.own_headers(),
     }
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     return f"POST {endpoint.path}{_PATHS[target.api]} HTTP/1.1\r\n{lines}\r\n".encode() + content

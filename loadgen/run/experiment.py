@@ -181,7 +181,7 @@ def load_url(
     workload = _check(scenario, seed, tokenizer, processes)
     if notes := repeated_texts(scenario):
         workload["notes"] = [*workload.get("notes", []), *notes]
-    endpoint = parse_base_url(base_url)
+    endpoint = parse_base_url(base_url, scenario.target.headers, scenario.target.verify_tls)
     served = served_model(endpoint, model or scenario.target.model)
     engine = {"base_url": endpoint.url, "model": served["id"]}
     if len(served) > 1:  # more than its name

@@ -62,7 +62,7 @@ def start_replay(options, host: str | None) -> StartedRun:
         run_dir = Path(options.run_dir or f"runs/{scenario.name}-{time.strftime('%Y%m%d-%H%M%S')}")
         if (run_dir / SCHEDULE_FILE).exists():
             raise ExperimentError(f"{run_dir} already holds a run; choose another --run-dir, or remove it first")
-        endpoint = parse_base_url(host)
+        endpoint = parse_base_url(host, scenario.target.headers, scenario.target.verify_tls)
         model = served_model(endpoint, options.model_name or scenario.target.model)["id"]
         id_prefix = f"{scenario.name}-{secrets.token_hex(4)}"
         schedule = beside_the_hub(lambda: build_schedule(scenario, seed, id_prefix))
@@ -96,7 +96,8 @@ def prepare_part(
     code, another numpy or another trace file is refused.
     """
     try:
-        scenario, endpoint, run_dir = Scenario(**plan.scenario), parse_base_url(plan.base_url), Path(plan.run_dir)
+        scenario, run_dir = Scenario(**plan.scenario), Path(plan.run_dir)
+        endpoint = parse_base_url(plan.base_url, scenario.target.headers, scenario.target.verify_tls)
         loop = scenario.arrivals.closed_loop
 
         def build() -> tuple[list[ScheduledRequest], Wire]:

@@ -4,12 +4,13 @@
 ask for, `objectives` the bounds (with their source), `measure` what counts, `fleet` how many servers `run` starts.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import Field, PrivateAttr, ValidationError, model_validator
+from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from loadgen.errors import ScenarioError, nearest
 from loadgen.scenario.arrivals import Arrivals
@@ -17,7 +18,13 @@ from loadgen.scenario.distributions import Block, Number, Whole
 from loadgen.scenario.faults import UniqueKeys, describe_faults, describe_yaml_error
 from loadgen.scenario.fleet import FleetBlock
 from loadgen.scenario.workload import Workload
+from metrics.live.fetch import API_KEY_VARIABLE
 
+HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, 5.6.2
+OWN_HEADERS = frozenset((
+    "host", "connection", "content-type", "content-length", "transfer-encoding", "accept", "accept-encoding", "te",
+    "expect", "upgrade", "x-request-id", "traceparent", "x-session-id", "x-sojourn-class", "x-sojourn-tenant",
+))  # fmt: skip
 SCENARIO_FOLDER = Path(__file__).parents[2] / "scenarios"
 
 
@@ -38,6 +45,13 @@ class Target(Block):
     connections: Literal["per_request", "reuse"] = Field(
         "per_request", description="a new connection for each request, or one that an earlier request has left"
     )
+    max_tokens_key: Literal["max_tokens", "max_completion_tokens"] = Field(
+        "max_tokens", description="key of the body that limits an answer; newer servers of chat take the second alone"
+    )
+    headers: dict[str, str] = Field(
+        default_factory=dict, description="sent with each request; ${NAME} is replaced by that environment variable"
+    )
+    verify_tls: bool = Field(True, description="false: takes any certificate, so that anybody may answer in its place")
     traceparent: bool = Field(
         False, description="send a traceparent with each request, sampled: the server's spans lead back to it"
     )
@@ -47,6 +61,20 @@ class Target(Block):
         min_length=1,
         description="tokenizer.json, its folder, `tiny-model`, or `server`: POST /tokenize; without one, in words",
     )
+
+    @field_validator("headers")
+    @classmethod
+    def _sendable(cls, headers: dict[str, str]) -> dict[str, str]:
+        for name, value in headers.items():
+            if not HEADER_NAME.fullmatch(name):
+                raise ValueError(f"has {name!r}, which is no name of a header")
+            if name.lower() in OWN_HEADERS:
+                raise ValueError(f"has {name}, which is set by itself; leave it out")
+            if name.lower() == "authorization":
+                raise ValueError(f"has {name}, which runs would keep; set the environment variable {API_KEY_VARIABLE}")
+            if not value.isprintable() or not value.isascii():
+                raise ValueError(f"has a value of {name} with characters that no header may have")
+        return headers
 
 
 class Objective(Block):

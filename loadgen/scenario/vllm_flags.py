@@ -23,8 +23,6 @@ REFUSED = {
     "--ramp-up-strategy": "vLLM ramps over the number of requests; write a scenario with a ramp over time",
     "--ramp-up-start-rps": "write a scenario with a ramp over time",
     "--ramp-up-end-rps": "write a scenario with a ramp over time",
-    "--header": "headers cannot be added; a server that needs a key cannot be asked",
-    "--insecure": "https is not spoken; put the server's plain port in --base-url",
     "--tokenizer-mode": "a tokenizer.json is read as it is; leave it out",
     "--trust-remote-code": "no code of a model is ever run; leave it out",
     "--use-beam-search": "beam search is not asked for; leave it out",
@@ -131,6 +129,10 @@ def flag_parser() -> argparse.ArgumentParser:
     server.add_argument("--served-model-name", help="the name to ask for, where it differs from --model")
     server.add_argument("--tokenizer", help="folder with tokenizer.json; without one, prompts are counted in words")
     server.add_argument("--skip-tokenizer-init", action="store_true", help="the same as no --tokenizer")
+    server.add_argument(
+        "--header", nargs="+", metavar="KEY=VALUE", help="sent with each request; a key: SOJOURN_API_KEY"
+    )
+    server.add_argument("--insecure", action="store_true", help="take any TLS certificate")
     load = parser.add_argument_group("load")
     load.add_argument("--num-prompts", type=int, help="default 1000")
     load.add_argument("--request-rate", type=float, help="per second; default inf: all at once")

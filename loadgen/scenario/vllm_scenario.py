@@ -35,7 +35,9 @@ def scenario_of(options: argparse.Namespace, stated: set[str]) -> Scenario:
     document = {
         "name": f"bench-serve-{options.dataset_name}",
         "description": "Made of the flags of `vllm bench serve`, as they were given to `sojourn bench-serve`.",
-        "target": {"api": api} | ({"tokenizer": options.tokenizer} if options.tokenizer else {}),
+        # vLLM asks for the usage of the whole answer: some servers refuse any other key of stream_options.
+        "target": {"api": api, "usage": "final", "headers": _headers(options), "verify_tls": not options.insecure}
+        | ({"tokenizer": options.tokenizer} if options.tokenizer else {}),
         "arrivals": _arrivals(options),
         "workload": {"classes": [{"klass": "all-requests"} | _sampling(options) | _requests(options)]},
         "objectives": [_objective(options)],
@@ -177,6 +179,10 @@ def _ratios(text: str) -> tuple[float, float]:
     if not all(0 <= ratio < 1 for ratio in ratios):
         raise InputError(f"--random-range-ratio is {text}; it must be at least 0 and below 1")
     return ratios
+
+
+def _headers(options: argparse.Namespace) -> dict[str, str]:
+    return dict(pair(each, "=", "--header") for each in options.header or ())
 
 
 def _sampling(options: argparse.Namespace) -> dict[str, Any]:

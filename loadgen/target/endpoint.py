@@ -3,8 +3,10 @@
 import http.client
 import json
 import os
+import re
 import ssl
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,12 +20,15 @@ class EndpointError(ServerError):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a server listens. `path` is what stands before /v1, "" for most servers."""
+    """Where a server listens, and how it is spoken to. `path` is what stands before /v1, "" for most servers;
+    `headers` go with each request."""
 
     scheme: str
     host: str
     port: int
     path: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    verify_tls: bool = True
 
     @property
     def url(self) -> str:
@@ -36,11 +41,40 @@ class Endpoint:
 
     def connection(self, timeout_s: float) -> http.client.HTTPConnection:
         """A connection that opens with its first request."""
-        kind = http.client.HTTPSConnection if self.scheme == "https" else http.client.HTTPConnection
-        return kind(self.host, self.port, timeout=timeout_s)
+        if self.scheme == "https":
+            return http.client.HTTPSConnection(self.host, self.port, timeout=timeout_s, context=self.tls())
+        return http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
+
+    def tls(self) -> ssl.SSLContext:
+        """What certificates are trusted: of the system or of SSL_CERT_FILE, or any without `verify_tls`."""
+        context = ssl.create_default_context()
+        if not self.verify_tls:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return context
+
+    def own_headers(self) -> dict[str, str]:
+        """The scenario's headers with the environment's values, and the key. Raises EndpointError."""
+        return {name: _VARIABLE.sub(_of_environment(name), value) for name, value in self.headers.items()} | (
+            authorisation()
+        )
 
 
-def parse_base_url(url: str) -> Endpoint:
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
+
+
+def _of_environment(header: str) -> Callable[[re.Match[str]], str]:
+    def value(found: re.Match[str]) -> str:
+        try:
+            return os.environ[found[1]]
+        except KeyError:
+            raise EndpointError(
+                f"target.headers has {header} with ${{{found[1]}}}; set the environment variable {found[1]}"
+            ) from None
+
+    return value
+
+
+def parse_base_url(url: str, headers: Mapping[str, str] | None = None, verify_tls: bool = True) -> Endpoint:
     """`http://host:port`, with or without a path and a final /v1. Raises EndpointError."""
     try:
         parts = urlsplit(url)
@@ -52,7 +86,8 @@ def parse_base_url(url: str) -> Endpoint:
     if parts.query or parts.fragment or parts.username:
         raise EndpointError(f"{url!r} has more than a host, a port and a path; keys go into {API_KEY_VARIABLE}")
     path = parts.path.rstrip("/").removesuffix("/v1")
-    return Endpoint(parts.scheme, parts.hostname, port or {"http": 80, "https": 443}[parts.scheme], path)
+    return Endpoint(parts.scheme, parts.hostname, port or {"http": 80, "https": 443}[parts.scheme], path,
+                    headers or {}, verify_tls)  # fmt: skip
 
 
 def authorisation() -> dict[str, str]:
@@ -65,7 +100,7 @@ def get(endpoint: Endpoint, path: str, timeout_s: float = 10.0) -> tuple[int, by
     """Status and body of a GET. Raises EndpointError without an answer."""
     connection = endpoint.connection(timeout_s)
     try:
-        connection.request("GET", endpoint.path + path, headers={"Connection": "close", **authorisation()})
+        connection.request("GET", endpoint.path + path, headers={"Connection": "close", **endpoint.own_headers()})
         reply = connection.getresponse()
         return reply.status, reply.read()
     except (OSError, http.client.HTTPException, ssl.SSLError) as error:

@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass
 
 from loadgen.errors import ScenarioError
-from loadgen.target.endpoint import Endpoint, authorisation
+from loadgen.target.endpoint import Endpoint
 
 SERVER = "server"  # the value of target.tokenizer
 TIMEOUT_S = 30.0
@@ -43,7 +43,7 @@ class ServerTokenizer:
 
     def _post(self, text: str, special: bool) -> list[int]:
         body = json.dumps({"model": self._model, "prompt": text, "add_special_tokens": special}).encode()
-        headers = {"Content-Type": "application/json", **authorisation()}
+        headers = {"Content-Type": "application/json", **self._endpoint.own_headers()}
         for attempt in (1, 2):  # a server may close an idle connection
             try:
                 self._connection.request("POST", f"{self._endpoint.path}/tokenize", body, headers)
