@@ -159,7 +159,7 @@ class Service:
         if reasoning is None:
             return prompt, TurnPlan(tools)
         continues = body.continue_final_message
-        end = (body.messages[-1].template_value()["content"] or "") if continues else prompt.text
+        end = body.messages[-1].text if continues else prompt.text
         return prompt, TurnPlan(tools, reasoning.after(end, continues=continues))
 
     async def grammar(self, body: GenerationRequest, plan: TurnPlan = PLAIN) -> Grammar | None:

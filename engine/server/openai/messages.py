@@ -108,18 +108,25 @@ class Message(Strict):
         """The reasoning of an earlier answer."""
         return self.reasoning if self.reasoning_content is None else self.reasoning_content
 
+    @property
+    def text(self) -> str:
+        """All parts. A template knows no refusals: one is what the assistant said."""
+        parts = self.content or ""
+        return (parts if isinstance(parts, str) else "".join(part.text for part in parts)) or self.refusal or ""
+
     def texts(self) -> list[str]:
         """All that its sender wrote in it."""
         calls = [text for call in self.tool_calls or () for text in (call.function.name, call.function.arguments)]
-        return [self.template_value()["content"] or "", self.thoughts or "", self.name or "", *calls]
+        return [self.text, self.thoughts or "", self.name or "", *calls]
 
     def template_value(self) -> dict[str, Any]:
         """As chat templates read it. Calls without content have None there."""
-        parts = self.content or ""
-        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
-        text = text or self.refusal or ""  # a template knows no refusals: it is what the assistant said
-        alone = self.tool_calls and self.content is None and not text
-        value: dict[str, Any] = {"role": self.role, "content": None if alone else text}
+        content: str | list[dict[str, str]] | None = self.text
+        if self.tool_calls and self.content is None and not content:
+            content = None
+        if isinstance(self.content, list) and self.content:
+            content = [{"type": "text", "text": part.text} for part in self.content]
+        value: dict[str, Any] = {"role": self.role, "content": content}
         if self.thoughts is not None:  # templates know it by either name, and most show that of the last turn only
             value |= {"reasoning_content": self.thoughts, "reasoning": self.thoughts}
         if self.name:

@@ -31,13 +31,19 @@ _RESERVED = {
 
 _USER: dict[str, Any] = {"role": "user", "content": "a"}
 _NONE = {"type": "object", "properties": {}}
-_TOOL = {"type": "function", "function": {"name": "probed_call", "description": "a", "parameters": _NONE}}
+_TOOL = {"type": "function", "function": {"name": "look", "description": "a", "parameters": _NONE}}
+_CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "PROBED", "arguments": "{}"}}
+_RESULT = {"role": "tool", "content": "a", "tool_call_id": _CALL["id"], "name": "PROBED"}
+_CALLED = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
 # Messages and tools of which any template of chats can render some.
 _SMALL_CHATS: list[tuple[list[dict[str, Any]], list[dict[str, Any]] | None]] = [
     ([_USER], None),
+    ([_USER | {"content": ""}], None),
     ([{"role": "system", "content": "a"}, _USER], None),
     ([{"role": "user", "content": [{"type": "text", "text": "a"}]}], None),
+    ([_USER, {"role": "assistant", "content": "a"}, _USER], None),
     ([_USER], [_TOOL]),
+    ([_USER, _CALLED, _RESULT], [_TOOL]),
 ]
 
 
@@ -83,7 +89,13 @@ class ChatTemplate:
         self._arguments_as_text = "▁call▁begin" in with_tools and not _ARGUMENTS_TO_JSON.search(with_tools)
         for name in used:
             self._try_out(name)
-        self._calls_need_content = self.knows_tools and not self._shows_calls_alone()
+        forms = {role: self._forms(role) for role in ("system", "user", "assistant", "tool")}
+        self._reads_parts = {role for role, (_, as_parts) in forms.items() if as_parts}
+        self._needs_parts = {role for role, (as_text, as_parts) in forms.items() if as_parts and not as_text}
+        alone = {name: value for name, value in _CALLED.items() if name != "content"}
+        self._calls_need_content = self.knows_tools and (
+            not self._shows("PROBED", [_USER, alone, _RESULT]) and self._shows("PROBED", [_USER, _CALLED, _RESULT])
+        )
 
     def render(
         self,
@@ -126,10 +138,17 @@ class ChatTemplate:
         """A message of a client, for models that were not trained on all that clients send.
 
         `developer` is the system to those that do not know the word. Where a template fails on calls without content,
-        or does not show them, the content is an empty text.
+        or does not show them, the content is an empty text. Parts are one text to a template that does not read them,
+        and a text is a part to one that shows nothing else.
         """
-        if message.get("role") == "developer" and self._without_developer:
-            message = message | {"role": "system"}
+        role, content = message.get("role"), message.get("content")
+        if role == "developer" and self._without_developer:
+            role = "system"
+            message = message | {"role": role}
+        if isinstance(content, list) and role not in self._reads_parts:
+            message = message | {"content": "".join(str(part.get("text", "")) for part in content)}
+        elif isinstance(content, str) and role in self._needs_parts:
+            message = message | {"content": [{"type": "text", "text": content}]}
         if message.get("tool_calls") and message.get("content") is None and self._calls_need_content:
             message = message | {"content": ""}
         return message
@@ -205,19 +224,24 @@ class ChatTemplate:
             return None
         return None
 
-    def _shows_calls_alone(self) -> bool:
-        """Whether a call without content is written. One that shows none in any case does not need content."""
-        call = {"id": "abcdefghi", "type": "function", "function": {"name": "probed_call", "arguments": "{}"}}
-        said: dict[str, Any] = {"role": "assistant", "tool_calls": [call]}
+    def _forms(self, role: str) -> tuple[bool, bool]:
+        """Whether messages of a role are shown whose content is a text, and likewise parts."""
+        before = {"assistant": [_USER], "tool": [_USER, _CALLED]}.get(role, [])
+        after = [] if role == "user" else [_USER]
         shown = []
-        for turn in (said, said | {"content": ""}):
-            result = {"role": "tool", "content": "a", "tool_call_id": "abcdefghi", "name": "probed_call"}
-            try:
-                text = self.render([_USER, turn, result], tools=[_TOOL], max_characters=LOADING_CHARACTERS)
-                shown.append("probed_call" in text)
-            except TemplateError:
-                shown.append(False)
-        return shown[0] or not shown[1]
+        for content in ("SHOWN", [{"type": "text", "text": "SHOWN"}]):
+            message = _RESULT | {"content": content} if role == "tool" else {"role": role, "content": content}
+            shown.append(self._shows("SHOWN", [*before, message, *after]))
+        return shown[0], shown[1]
+
+    def _shows(self, word: str, messages: list[dict[str, Any]]) -> bool:
+        """Whether a chat is rendered, with the word in it, and with no part as Python or JSON writes it."""
+        tools = [_TOOL] if any("tool_calls" in message for message in messages) else None
+        try:
+            text = self.render(messages, tools=tools, max_characters=LOADING_CHARACTERS)
+        except TemplateError:
+            return False
+        return word in text and not re.search("""['"]type['"]: ['"]text['"]""", text)
 
 
 _NOT_SHOWN = "the model's chat template does not show the last message, so it cannot be continued"
