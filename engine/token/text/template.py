@@ -256,7 +256,7 @@ def _ask(**request: Any) -> dict[str, Any]:
         bounds = f"{request['cpu_seconds']:g} s of CPU time, or more than 1 GiB of memory"
         raise TooMuchToRender(f"it takes more than {bounds}") from None
     except Busy:
-        raise TemplatesBusy("the processes that render chat templates are busy; try again") from None
+        raise TemplatesBusy("the processes that render chat templates are busy, or cannot start; try again") from None
     except (TypeError, ValueError, RecursionError) as error:
         raise TemplateError(f"they hold what JSON cannot say: {error}") from None
 

@@ -66,20 +66,20 @@ class TemplateProcesses:
             return worker
         try:
             return _Worker()
-        except BaseException:
+        except OSError:  # the machine has no process or socket left
             self._idle.put(None)
-            raise
+            raise Busy from None
 
 
 class _Worker:
     def __init__(self) -> None:
         self._connection, other = socket.socketpair()
         self._connection.settimeout(WAIT_SECONDS)
+        environment = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
+        environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        command = [sys.executable, "-P", "-m", "engine.token.text.template_worker"]  # -P: no module of this folder
         with other:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "engine.token.text.template_worker"], stdin=other, stdout=subprocess.DEVNULL,
-                env={name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)},
-            )  # fmt: skip
+            process = subprocess.Popen(command, stdin=other, stdout=subprocess.DEVNULL, env=environment)
         self._end = weakref.finalize(self, _ended, self._connection, process)
 
     def exchange(self, frame: bytes) -> bytes | None:

@@ -125,6 +125,9 @@ CONSTRUCTS = {
 }  # fmt: skip
 
 
+pytestmark = pytest.mark.filterwarnings("ignore::SyntaxWarning")  # Python's compiler knows no templates
+
+
 @pytest.fixture(scope="module")
 def oracle():
     return Oracle()

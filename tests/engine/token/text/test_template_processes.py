@@ -100,7 +100,7 @@ def test_where_no_process_answers_in_time_there_is_a_sentence(template, monkeypa
     made.render(chat("on"))
     (new,) = (worker for worker in workers() if worker.pid not in before)
     new.suspend()
-    with pytest.raises(TemplatesBusy, match="busy; try again"):
+    with pytest.raises(TemplatesBusy, match="busy, or cannot start; try again"):
         made.render(chat("on"))
     assert made.render(chat("on")) == "on"
 
@@ -143,6 +143,28 @@ def test_processes_die_with_their_parent(tmp_path):
     while psutil.pid_exists(int(said.stdout)) and psutil.Process(int(said.stdout)).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_processes_import_what_their_parent_imports_from_any_folder(tmp_path):
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    (tmp_path / "json.py").write_text("raise SystemExit('a module of the folder')")
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); from pathlib import Path\n"
+        "from engine.token.text.template import ChatTemplate\n"
+        "print(ChatTemplate(Path('.')).render([{'role': 'user', 'content': 'on'}]))"
+    )
+    said = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert said.stdout == "on\n" and not said.stderr
+
+
+def test_where_no_process_can_start_there_is_a_sentence(template, monkeypatch):
+    made = template("{{ messages[0].content }}")
+    none = template_processes.TemplateProcesses()
+    monkeypatch.setattr("engine.token.text.template.template_processes", lambda: none)
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    for _ in range(2 * WORKERS):
+        with pytest.raises(TemplatesBusy, match="cannot start"):
+            made.render(chat("on"))
 
 
 def test_a_fork_starts_its_own(template):
