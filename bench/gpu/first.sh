@@ -14,7 +14,7 @@
 #   python3 -m pip download --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
 #     --platform manylinux_2_31_x86_64 --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 \
 #     --platform manylinux_2_26_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 -d WHEELS \
-#     llguidance==1.9.1 Jinja2==3.1.6 msgspec==0.22.0 pyzmq==27.3.0 duckdb==2.0.0 pydantic==2.14.3 \
+#     llguidance==1.9.1 msgspec==0.22.0 pyzmq==27.3.0 duckdb==2.0.0 pydantic==2.14.3 \
 #     pydantic_core==2.50.4 annotated-types==0.8.0 typing-inspection==0.4.5 fastapi==0.165.0 starlette==1.10.0 \
 #     uvicorn==0.54.0 httptools==0.9.0
 set -uo pipefail
