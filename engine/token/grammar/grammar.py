@@ -10,7 +10,6 @@ import llguidance
 import numpy as np
 
 from engine.sampling import Grammar
-from engine.token.checkpoint import tokenizer_source
 from engine.token.text.tokenizer import Tokenizer
 from metrics.errors import InputError, ModelError
 
@@ -33,11 +32,8 @@ class GrammarCompiler:
         """`vocab_size` is the width of the model's logits, if it is not what config.json says. Raises ModelError."""
         tokenizer = Tokenizer(folder)
         try:
-            self._tokenizer = llguidance.LLTokenizer(
-                tokenizer_source(folder),
-                n_vocab=vocab_size or tokenizer.vocab_size,
-                eos_token=tokenizer.stop_token_ids or None,
-            )
+            spelled = llguidance.TokenizerWrapper(_Spelled(tokenizer, vocab_size or tokenizer.vocab_size))
+            self._tokenizer = llguidance.LLTokenizer(spelled, eos_token=tokenizer.stop_token_ids or None)
         except Exception as error:  # the library raises what its Rust side finds
             raise ModelError(f"structured output cannot use the tokenizer of {folder}: {error}") from None
         self.vocab_size = self._tokenizer.vocab_size
@@ -75,6 +71,20 @@ class GrammarCompiler:
         if matcher.is_error():
             raise GrammarError(_sentence(matcher.get_error(), grammar.kind))
         return matcher
+
+
+class _Spelled:
+    """The tokens of a model as its texts spell them: a grammar and a text never differ in a blank."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int):
+        self._tokenizer = tokenizer
+        self.tokens = [tokenizer.vocabulary.bytes_of(token_id) for token_id in range(vocab_size)]
+        self.special_token_ids = [token_id for token_id in tokenizer.special_token_ids if token_id < vocab_size]
+        self.eos_token_id = next(iter(tokenizer.stop_token_ids), 0)
+        self.bos_token_id = None
+
+    def __call__(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
 
 
 class Guide:

@@ -34,6 +34,7 @@ class Tokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         self.added_tokens = {token.content: token_id for token_id, token in added.items()}  # written as one id each
         self._special = {token_id: token.content for token_id, token in added.items() if token.special}
+        self.special_token_ids = sorted(self._special)
         decoder = self._tokenizer.decoder
         self._decoder = Decoder(None if decoder is None else json.loads(decoder.__getstate__()))
         self._names = set(self._special.values())
