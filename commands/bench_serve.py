@@ -24,12 +24,15 @@ def bench_serve(context: typer.Context) -> None:
     from commands.vllm_table import vllm_table
     from loadgen.run.experiment import SCENARIO_FILE, load_url
     from loadgen.scenario.vllm_flags import flag_parser, parse
+    from loadgen.schedule.facts import rate_to_come
 
     if {"-h", "--help"} & set(context.args) or not context.args:
         out.print(flag_parser().format_help(), markup=False, soft_wrap=True)
         return
     flags = parse(context.args)
     run_dir = flags.run_dir or new_run(flags.scenario.name)
+    if (sentence := rate_to_come(flags.scenario, flags.seed)) is not None:
+        out.print(f"replay         {sentence}", markup=False)
     recorded = flags.scenario.with_path(run_dir / SCENARIO_FILE)
     with run_progress(run_dir, flags.show_progress) as progress:
         done = load_url(

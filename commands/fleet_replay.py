@@ -100,7 +100,7 @@ def _rows(trace: str, block_tokens: int | None, output_scale: float) -> tuple[li
     lengths = [row for row in found.rows if row.prompt_tokens and row.output_tokens]
     if not found.timed or len(lengths) < 2:
         raise InputError(f"{path.name} has no times, or no requests with both lengths; a fleet's replay needs them")
-    named = found.form.block_tokens
+    named = found.block_tokens
     if block_tokens is not None and not named:
         raise InputError(f"{path.name} names no blocks, so --block-tokens scales nothing; leave it out")
     times = np.array([row.offset_s for row in lengths])

@@ -124,7 +124,7 @@ def _lint_trace(target: str, model: str | None, requests: int, block_size: int |
     trace = read_trace(find_trace(target))
     if trace.form.block_tokens:
         _refuse("has blocks of its own and no text", target, model=model, block_size=block_size)
-        return lint_blocks(target, trace.rows[:requests], trace.form.block_tokens)
+        return lint_blocks(target, trace.rows[:requests], trace.block_tokens)
     block_size = block_size or BLOCK_SIZE
     written = list(prompts_of_trace(trace.rows, requests))
     if not written:

@@ -213,11 +213,23 @@ class Trace(OpenProcess):
     keep_one_in: Whole = Field(1, ge=1, le=1_000_000, description="2 sends every second request of the slice")
     dequantize: bool = Field(False, description="spread times that the trace rounded to a bin, evenly within it")
     count: Whole | None = Field(None, ge=1, le=MAX_REQUESTS)
+    seconds_per_unit: Number | None = Field(
+        None,
+        gt=0,
+        le=1_000_000,
+        description="of the timestamps of a mooncake file, such as 0.001; by default they imply it",
+    )
+    hash_tokens: Whole | None = Field(
+        None, ge=1, le=1_000_000, description="of one hash id of a mooncake file; by default the lengths imply it"
+    )
 
     def recorded(self, rng: np.random.Generator) -> TraceSlice:
         """The slice of the trace. A form without single requests draws them, with a seed from `rng`'s first number."""
-        window = Window(self.start_s, self.start_s + self.duration_s, seed=int(rng.integers(2**63)))
-        return read_trace(find_trace(self.file), self.format, window)
+        return read_trace(find_trace(self.file), self.format, self.window(int(rng.integers(2**63))))
+
+    def window(self, seed: int = 0) -> Window:
+        end_s = self.start_s + self.duration_s
+        return Window(self.start_s, end_s, seed, self.seconds_per_unit, self.hash_tokens)
 
     def draw(self, rng: np.random.Generator) -> tuple[np.ndarray, Sequence[TraceRow | None]]:
         found = self.recorded(rng)

@@ -29,7 +29,10 @@ REFUSED = {
     "--logprobs": "set extra_body of a class in a scenario, or --extra-body '{\"logprobs\": 1}'",
     "--probe-request-rate": "give the probes a class of their own in a scenario",
     "--profile": "profile the server by its own means",
-    "--self-timed": "timed_trace keeps its own times; for other times choose another dataset",
+    **{
+        f"--timed-trace-label-{name}": "rename the column: timestamp, input_length, output_length, hash_ids are read"
+        for name in ("timestamp", "input-length", "output-length", "hash-ids")
+    },
     "--no-self-timed": "use --dataset-name burstgpt or custom with --request-rate for the lengths alone",
     "--request-id-prefix": "ids are the run's own",
     "--lora-modules": "name one adapter with --served-model-name",
@@ -155,6 +158,9 @@ def flag_parser() -> argparse.ArgumentParser:
     data.add_argument("--prefix-repetition-output-len", type=int, help="default 128")
     data.add_argument("--sharegpt-output-len", type=int, help="default: what was answered")
     data.add_argument("--custom-output-len", type=int, help="default 256; -1: what the file says")
+    data.add_argument("--self-timed", action="store_true", help="timed_trace does it anyway")
+    data.add_argument("--timed-trace-sec-multiplier", type=float, help="seconds of a unit; default: what times imply")
+    data.add_argument("--timed-trace-chunk-hash-size", type=int, help="tokens; default: what the lengths imply")
     data.add_argument("--ignore-eos", action="store_true", help="random and timed_trace do it anyway")
     for name in ("temperature", "top-p", "min-p", "presence-penalty", "frequency-penalty", "repetition-penalty"):
         data.add_argument(f"--{name}", type=float)

@@ -23,6 +23,7 @@ FLAGS_OF_KEYS = {
     "arrivals.count": "num_prompts", "arrivals.rate_rps": "request_rate", "arrivals.in_flight": "max_concurrency",
     "arrivals.file": "dataset_path", "workload.classes[0].from_file": "dataset_path",
     "workload.classes[0].num_shared_prefixes": "prefix_repetition_num_prefixes", "measure.seed": "seed",
+    "arrivals.seconds_per_unit": "timed_trace_sec_multiplier", "arrivals.hash_tokens": "timed_trace_chunk_hash_size",
     "measure.warmup_requests": "num_warmups", "target.tokenizer": "tokenizer",
 }  # fmt: skip
 LONGEST_TOKENS = 10_000_000
@@ -69,7 +70,8 @@ def _in_flags(fault: str, options: argparse.Namespace) -> str:
 def _refuse_foreign(dataset: str, stated: set[str]) -> None:
     """Refuses flags of another data set."""
     owners = {"random_": "random", "input_": "random", "prefix_repetition_": "prefix_repetition",
-              "sharegpt_": "sharegpt", "custom_": "custom"}  # fmt: skip
+              "sharegpt_": "sharegpt", "custom_": "custom", "timed_trace_": "timed_trace",
+              "self_timed": "timed_trace"}  # fmt: skip
     for name in sorted(stated):
         for prefix, owner in owners.items():
             if name.startswith(prefix) and dataset != owner:
@@ -105,7 +107,11 @@ def _arrivals(options: argparse.Namespace) -> dict[str, Any]:
                 "timed_trace brings its own times, so --request-rate, --burstiness and --max-concurrency say nothing; "
                 "leave them out"
             )
-        return {"process": "trace", "file": options.dataset_path, "duration_s": 604_800, "count": count}
+        given = {"seconds_per_unit": options.timed_trace_sec_multiplier,
+                 "hash_tokens": options.timed_trace_chunk_hash_size}  # fmt: skip
+        return {"process": "trace", "file": options.dataset_path, "duration_s": 604_800, "count": count} | {
+            name: value for name, value in given.items() if value is not None
+        }
     unbounded = rate is None or math.isinf(rate)
     if rate is not None and not rate > 0:
         raise InputError(f"--request-rate is {rate:g}; it must be above 0, or inf for all at once")

@@ -4,8 +4,18 @@ from typing import Any
 
 from loadgen.scenario.scenario import Scenario
 from loadgen.schedule.build import arrivals_rng
-from loadgen.traces.reader import find_trace, read_trace
+from loadgen.traces.blocks import clock_and_blocks
+from loadgen.traces.burstgpt import BURSTGPT
+from loadgen.traces.clock import told_unit
+from loadgen.traces.plain import SHAREGPT
+from loadgen.traces.reader import find_trace, form_of, read_trace
 from loadgen.traces.servegen import SERVEGEN
+
+# Rows that vllm bench serve leaves out of a file of lengths, and we do not: its figures are of other requests.
+VLLM_LEAVES_OUT = {
+    BURSTGPT.name: "those of other models than GPT-4",
+    SHAREGPT.name: "prompts above 1,024 tokens, prompts or answers below 4, and both together above 2,048",
+}
 
 
 def arrival_facts(scenario: Scenario, traces: dict[str, Any]) -> dict[str, Any]:
@@ -40,6 +50,20 @@ def arrival_facts(scenario: Scenario, traces: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def rate_to_come(scenario: Scenario, seed: int) -> str | None:
+    """What a replay is about to send, in a sentence: its rate tells whether the times of the trace were understood."""
+    arrivals = scenario.arrivals
+    if arrivals.process != "trace":
+        return None
+    offsets_s, rows = arrivals.draw(arrivals_rng(seed))
+    path = find_trace(arrivals.file)
+    form = form_of(path)
+    span_s = float(offsets_s[-1] - offsets_s[0])
+    rate = f"{(len(rows) - 1) / span_s:.3g} per second" if span_s > 0 else "all at once"
+    unit = f" (its timestamps are {told_unit(clock_and_blocks(path, arrivals.window())[0])})" if form.has_unit else ""
+    return f"{path.name}{unit}: {len(rows):,} requests in {span_s:,.3g} s, {rate}"
+
+
 def workload_facts(scenario: Scenario, seed: int) -> dict[str, Any]:
     """`traces`, `blocks` and `notes` (the same in words), each only where there is something to say."""
     traces = _traces(scenario, seed)
@@ -71,7 +95,7 @@ def _traces(scenario: Scenario, seed: int) -> dict[str, dict[str, Any]]:
             "left_out": slice_.left_out,
             # ServeGen names clients, whose requests do not follow each other.
             "in_sessions": 0 if slice_.form is SERVEGEN else sum(bool(row.session_id) for row in slice_.rows),
-            "block_tokens": slice_.form.block_tokens or None, "quantised_into_s": slice_.bins.width_s,
+            "block_tokens": slice_.block_tokens or None, "quantised_into_s": slice_.bins.width_s,
         }
         for file, slice_ in found.items()
     }  # fmt: skip
@@ -96,6 +120,8 @@ def _notes(traces: dict[str, dict[str, Any]], blocks: dict[str, dict[str, Any]])
         dropped = "".join(f"; left out: {number:,} {reason}" for reason, number in trace["left_out"].items())
         if dropped:
             lines.append(f"{file}: {trace['requests']:,} requests{dropped}")
+        if trace["form"] in VLLM_LEAVES_OUT:
+            lines.append(f"{file}: all rows are used; vllm bench serve leaves out {VLLM_LEAVES_OUT[trace['form']]}")
         if trace["in_sessions"]:
             lines.append(
                 f"{file}: {trace['in_sessions']:,} requests belong to sessions, but each is sent at its own recorded "

@@ -34,6 +34,11 @@ class TraceSlice:
     left_out: dict[str, int]
     bins: Bins  # that all times of the file are rounded to
 
+    @property
+    def block_tokens(self) -> int:
+        """That one of the file's hash ids stands for; 0 where it has none."""
+        return next((row.block_tokens for row in self.rows), self.form.block_tokens)
+
 
 def find_trace(file: str) -> Path:
     """A trace by its path, or by its name in scenarios/traces."""
@@ -60,7 +65,13 @@ def read_trace(path: Path, form: str = "auto", window: Window | None = None) -> 
                 "time; name it in arrivals.file, with process: trace and duration_s, and take lengths from there with "
                 "distribution: trace"
             )
-        return _walk(path, chosen, window or Window())
+        window = window or Window()
+        if not chosen.has_unit and (window.seconds_per_unit or window.hash_tokens):
+            raise ScenarioError(
+                f"{path.name} is a file of the form {chosen.name}, which fixes its times and blocks: leave "
+                "arrivals.seconds_per_unit and arrivals.hash_tokens out (--timed-trace-… of bench-serve)"
+            )
+        return _walk(path, chosen, window)
     except OSError as error:
         raise ScenarioError(f"{path} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:

@@ -35,11 +35,14 @@ class TraceRow:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A window in seconds from the first request of a trace, and the seed of draws."""
+    """A window in seconds from the first request of a trace, the seed of draws, and what the reader knows of the file:
+    None is told by the file."""
 
     start_s: float = 0.0
     end_s: float = float("inf")
     seed: int = 0
+    seconds_per_unit: float | None = None  # of numeric timestamps
+    hash_tokens: int | None = None  # that one of the hash ids stands for
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,8 @@ class TraceForm:
     looks_like: str
     recognises: Callable[[Head], bool]
     rows: Callable[[Path, Window, Tally], Iterator[TraceRow]]
-    block_tokens: int = 0  # that one of its hash ids stands for; 0 where it has none
+    block_tokens: int = 0  # that one of its hash ids stands for, if the file does not imply another; 0: it has none
+    has_unit: bool = False  # whether Window.seconds_per_unit and hash_tokens say something of it
 
 
 def bad_line(path: Path, number: int, reason: str) -> ScenarioError:

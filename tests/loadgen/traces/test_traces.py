@@ -76,8 +76,9 @@ def test_window_is_counted_from_the_first_request_even_in_an_unordered_file(tmp_
         ("b.csv", f"{BURST_EIGHT}\n5,s,1,GPT-4,1\n", "b.csv line 2: it has 5 cells; the header names 8"),
         ("b.csv", f"{BURST_EIGHT}\nx,s,1,GPT-4,1,2,3,log\n", "Timestamp is 'x'"),
         ("b.csv", f"{BURST_EIGHT}\n5,s,1,GPT-4,1,0,3,log\n", "holds no requests (1 failed: 0 response tokens)"),
-        ("m.jsonl", '{"timestamp": 0, "input_length": 513, "output_length": 5, "hash_ids": [1, 2, 3]}',
-         "m.jsonl line 1: hash_ids has 3 entries, but input_length 513 is 2 blocks of 512 tokens"),
+        ("m.jsonl", TEXTS["mooncake.jsonl"]
+         + '{"timestamp": 0, "input_length": 513, "output_length": 5, "hash_ids": [1, 2, 3]}',
+         "m.jsonl line 3: hash_ids has 3 entries, but input_length 513 is 2 blocks of 512 tokens"),
         ("m.jsonl", TEXTS["mooncake.jsonl"] + '{"timestamp": 1, "input_length": "x", "output_length": 5}',
          "m.jsonl line 3:"),
         ("m.jsonl", TEXTS["mooncake.jsonl"] + "{half", "m.jsonl line 3: '{half'"),
