@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from engine.server.openai.protocol import MAX_PROMPTS
 from engine.token.text.template import ChatTemplate, OutputTooLong, TemplateError, TemplatesBusy
 from engine.token.text.tokenizer import Tokenizer
 
+RENDERING_THREADS = 8
 OFF_LOOP_CHARACTERS = 10_000  # longer prompts are tokenised in a thread, so that no other stream waits for them
 
 
@@ -18,7 +20,7 @@ OFF_LOOP_CHARACTERS = 10_000  # longer prompts are tokenised in a thread, so tha
 class Prompt:
     token_ids: list[int]
     text: str | None = None  # None: the client sent token ids
-    encoding_ns: int = 0  # template and tokenizer worked for it, without any wait
+    encoding_ns: int = 0  # template and tokenizer worked for it; of waits, only that for a process that renders
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,8 @@ class PromptEncoder:
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate):
         self.tokenizer = tokenizer
         self.template = template
+        # Of their own, since they wait for the processes that render: slow templates hold up no tokenising.
+        self._rendering = ThreadPoolExecutor(RENDERING_THREADS, "template")
 
     async def encode(
         self,
@@ -138,7 +142,7 @@ class PromptEncoder:
             return text, time.monotonic_ns() - begin_ns
 
         try:
-            text, rendering_ns = await asyncio.to_thread(render)
+            text, rendering_ns = await asyncio.get_running_loop().run_in_executor(self._rendering, render)
         except OutputTooLong:
             raise limits.too_long(f"at least {limits.capacity:,}", "messages") from None
         except TemplatesBusy as error:
