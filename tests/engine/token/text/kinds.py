@@ -2,10 +2,12 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from engine.config import model_folder
+from engine.token.gguf.tokenizer import tokenizer_json
 
 WORDS = ["▁", "▁▁", "a", "b", "▁a", " a", "▁hello", "lo", "a▁b", ".", "▁.", " .", "'", "▁'", "n't", "é", "日",
          "🙂", "", "##a", "##", "##'s", "a</w>", "</w>", "b</w>a", "</w></w>", "<pad>", "|", "a|b", "do not", " 's",
@@ -51,6 +53,18 @@ def tokenizer(kind: str) -> Tokenizer:
     if (chain := CHAINS[kind]) is not None:
         made.decoder = chain
     return made
+
+
+def of_gguf(kind: str, **metadata: object) -> Tokenizer:
+    """As a GGUF file describes it."""
+    entries = ["<unk>", "<s>", "</s>", *(BYTES if kind == "llama" else pre_tokenizers.ByteLevel.alphabet()), *WORDS]
+    entries = list(dict.fromkeys(entries))
+    typed = [2, 3, 3] + [6 if entry in BYTES else 1 for entry in entries[3:]]
+    described = {"model": kind, "tokens": entries, "token_type": typed, "merges": [], **metadata}
+    file = SimpleNamespace(
+        path="x.gguf", metadata={f"tokenizer.ggml.{name}": value for name, value in described.items()}
+    )
+    return Tokenizer.from_str(tokenizer_json(file))
 
 
 def bundled() -> Tokenizer:

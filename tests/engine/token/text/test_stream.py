@@ -8,9 +8,14 @@ from hypothesis import strategies as st
 
 from engine.token.text.decoders import Decoder
 from engine.token.text.stream import TextStream
-from tests.engine.token.text.kinds import CHAINS, HALVES, SPECIAL, bundled, tokenizer
+from tests.engine.token.text.kinds import CHAINS, HALVES, SPECIAL, bundled, of_gguf, tokenizer
 
-TOKENIZERS = {kind: tokenizer(kind) for kind in CHAINS} | {"bundled": bundled()}
+TOKENIZERS = {kind: tokenizer(kind) for kind in CHAINS} | {
+    "bundled": bundled(),
+    "GGUF, SentencePiece": of_gguf("llama"),
+    "GGUF, SentencePiece without a first blank": of_gguf("llama", add_space_prefix=False),
+    "GGUF, byte level": of_gguf("gpt2"),
+}
 DECODERS = {
     kind: Decoder(json.loads(made.decoder.__getstate__()) if made.decoder else None)
     for kind, made in TOKENIZERS.items()
