@@ -6,6 +6,7 @@ import numpy as np
 
 from engine.token.gguf.file import GGUFFile
 from engine.token.models.settings import number
+from engine.token.models.yarn import yarn_mscale
 from metrics.errors import ModelError
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -22,6 +23,12 @@ KEYS = {
 }
 # What other files may say and this engine would compute otherwise.
 REFUSED = ("expert_count", "attention.sliding_window", "logit_scale", "embedding_scale", "attention.scale")
+CONTROL = 3  # type of a token
+# llama-vocab.cpp: special_eog_ids
+END_NAMES = frozenset((
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>",
+    "<EOT>", "_<EOT>", "<|end_of_text|>", "<end_of_utterance>", "<|EOT|>",
+))  # fmt: skip
 LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 8192}  # fmt: skip
 
@@ -38,6 +45,7 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
             raise ModelError(
                 f"{file.path} has {name}.{key}={metadata[f'{name}.{key}']}, which is not supported as GGUF"
             )
+    _refuse_partial_rotation(file, name)
     config = {key: metadata[f"{name}.{ours}"] for ours, key in KEYS.items() if f"{name}.{ours}" in metadata}
     tensors = {tensor.name: tensor for tensor in file.tensors}
     if "token_embd.weight" not in tensors:
@@ -53,10 +61,33 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
         "torch_dtype": _dtype({tensor.kind for tensor in file.tensors if len(tensor.shape) > 1}),
         "rope_parameters": _rope(file, name, tensors),
     }
-    for role in ("bos", "eos"):
-        if (token := metadata.get(f"tokenizer.ggml.{role}_token_id")) is not None:
-            config[f"{role}_token_id"] = token
+    if (token := metadata.get("tokenizer.ggml.bos_token_id")) is not None:
+        config["bos_token_id"] = token
+    if ends := end_tokens(metadata):
+        config["eos_token_id"] = ends[0] if len(ends) == 1 else ends
     return config
+
+
+def end_tokens(metadata: dict[str, Any]) -> list[int]:
+    """The ends of an output: those that the file names, and control tokens by whose name llama.cpp knows one."""
+    ends = {metadata.get(f"tokenizer.ggml.{role}_token_id") for role in ("eos", "eot", "eom")} - {None}
+    tokens, kinds = (metadata.get(f"tokenizer.ggml.{name}") or [] for name in ("tokens", "token_type"))
+    ends |= {place for place, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
+             if kind == CONTROL and token in END_NAMES}  # fmt: skip
+    return sorted(ends)
+
+
+def _refuse_partial_rotation(file: GGUFFile, name: str) -> None:
+    metadata = file.metadata
+    rotated = metadata.get(f"{name}.rope.dimension_count")
+    width = metadata.get(f"{name}.attention.key_length")
+    if width is None and (heads := metadata.get(f"{name}.attention.head_count")) and isinstance(heads, int):
+        width = metadata.get(f"{name}.embedding_length", 0) // heads
+    if rotated is not None and rotated != width:
+        raise ModelError(
+            f"{file.path} has {name}.rope.dimension_count={rotated}, and heads of {width}: heads that are rotated in "
+            "part are not supported as GGUF"
+        )
 
 
 def _dtype(kinds: set[str]) -> str:
@@ -70,14 +101,29 @@ def _rope(file: GGUFFile, name: str, tensors: dict) -> dict[str, Any]:
     rope = {"rope_type": "default", "rope_theta": number(metadata, f"{name}.rope.freq_base", 10000.0)}
     if "rope_freqs.weight" in tensors:
         return rope | _llama3(file, rope["rope_theta"], np.asarray(tensors["rope_freqs.weight"].data, np.float64))
-    kind = metadata.get(f"{name}.rope.scaling.type", "none")
-    if kind == "none":
-        return rope
-    if kind not in ("linear", "yarn"):
+    scaling = f"{name}.rope.scaling"
+    # Files of before rope.scaling have rope.scale_linear; a factor without a type is linear.
+    factor = number(metadata, f"{scaling}.factor", number(metadata, f"{name}.rope.scale_linear", 0.0))
+    kind = metadata.get(f"{scaling}.type", "linear")
+    if kind not in ("none", "linear", "yarn"):
         raise ModelError(f"{file.path} has rope scaling {kind!r}; supported as GGUF are linear, yarn and llama3")
-    rope |= {"rope_type": kind, "factor": number(metadata, f"{name}.rope.scaling.factor")}
-    if kind == "yarn" and (original := metadata.get(f"{name}.rope.scaling.original_context_length")):
-        rope["original_max_position_embeddings"] = original
+    sharpness = number(metadata, f"{scaling}.attn_factor", 1.0)
+    if kind == "none" or factor in (0.0, 1.0):
+        if sharpness != 1.0:
+            raise ModelError(f"{file.path} has {scaling}.attn_factor={sharpness} without YaRN, which is not supported")
+        return rope
+    rope |= {"rope_type": kind, "factor": factor}
+    if kind == "linear" and sharpness != 1.0:
+        raise ModelError(f"{file.path} has {scaling}.attn_factor={sharpness} without YaRN, which is not supported")
+    if kind == "yarn":
+        if original := metadata.get(f"{scaling}.original_context_length"):
+            rope["original_max_position_embeddings"] = original
+        rope["attention_factor"] = sharpness * yarn_mscale(factor)  # as llama.cpp multiplies
+        for key in ("yarn_ext_factor", "yarn_log_multiplier"):
+            if metadata.get(f"{scaling}.{key}") not in (None, 1.0, -1.0, 0.0):
+                raise ModelError(
+                    f"{file.path} has {scaling}.{key}={metadata[f'{scaling}.{key}']}, which is not supported"
+                )
     return rope
 
 

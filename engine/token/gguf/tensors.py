@@ -54,21 +54,26 @@ class GGUFWeights:
             raise ModelError(f"load_format={load_format} is for safetensors, and {self._file.path} is GGUF; use auto")
         return self._named(_read)
 
+    def read(self, name: str) -> torch.Tensor:
+        stored = _read(next(tensor for tensor in self._file.tensors if self._name(tensor) == name))
+        return stored if isinstance(stored, torch.Tensor) else stored.dequantised()
+
     def outline(self, module: str, outputs: int, inputs: int) -> QuantisedMatrix | None:
         stored = dict(self.outlined()).get(f"{module}.weight")
         return stored if isinstance(stored, QuantisedMatrix) else None
 
     def _named(self, read: Callable[[GGUFTensor], Stored]) -> Iterator[tuple[str, Stored]]:
         for tensor in self._file.tensors:
-            if tensor.name == "rope_freqs.weight":
-                continue  # config.json says it
-            match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", tensor.name)
-            if match is None or match[2] not in NAMES:
-                raise ModelError(f"tensor {tensor.name} of {self._file.path} has no place in this architecture")
-            layer, part, suffix = match.groups()
-            name = f"{'' if layer is None else f'model.layers.{layer}.'}{NAMES[part]}.{suffix}"
-            stored = read(tensor)
-            yield name, self._restored(stored, self._heads[part]) if part in self._heads else stored
+            if tensor.name != "rope_freqs.weight":  # config.json says it
+                name, part, stored = self._name(tensor), tensor.name.split(".")[-2], read(tensor)
+                yield name, self._restored(stored, self._heads[part]) if part in self._heads else stored
+
+    def _name(self, tensor: GGUFTensor) -> str:
+        match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", tensor.name)
+        if match is None or match[2] not in NAMES:
+            raise ModelError(f"tensor {tensor.name} of {self._file.path} has no place in this architecture")
+        layer, part, suffix = match.groups()
+        return f"{'' if layer is None else f'model.layers.{layer}.'}{NAMES[part]}.{suffix}"
 
     @staticmethod
     def _restored(stored: Stored, heads: int) -> Stored:

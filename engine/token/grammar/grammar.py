@@ -29,7 +29,8 @@ class GrammarCompiler:
     """The tokens of one model as llguidance reads them. Slow to make for a large vocabulary (about a second)."""
 
     def __init__(self, folder: Path, vocab_size: int | None = None):
-        """`vocab_size` is the width of the model's logits, if it is not what config.json says. Raises ModelError."""
+        """`vocab_size` is the width of the model's logits, if it is not what config.json says. A tokenizer may have
+        more ids, which are never drawn. Raises ModelError."""
         tokenizer = Tokenizer(folder)
         try:
             spelled = llguidance.TokenizerWrapper(_Spelled(tokenizer, vocab_size or tokenizer.vocab_size))

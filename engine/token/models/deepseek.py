@@ -12,8 +12,9 @@ from engine.token.models.latent import LatentAttention, LatentConfig
 from engine.token.models.layer import DecoderConfig
 from engine.token.models.llama import gated_mlps, rotary_decoder
 from engine.token.models.moe import MixtureOfExperts, Route, split_experts
-from engine.token.models.rope import refuse_odd, rope_parameters, yarn_mscale
+from engine.token.models.rope import refuse_odd, rope_parameters
 from engine.token.models.settings import count, expert_counts, number, refuse_unless
+from engine.token.models.yarn import yarn_mscale
 from metrics.errors import ModelError
 
 

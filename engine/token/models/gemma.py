@@ -58,10 +58,10 @@ def gemma3_config(config: dict[str, Any]) -> DecoderConfig:
     whole = {"rope_theta": config["rope_theta"]} | whole
     windows = {"rope_theta": config["rope_local_base_freq"]} | windows
     return _two_norms(
-        config | {"rope_parameters": whole},
+        config | {"rope_parameters": whole, "rope_scaling": None},
         pattern=count(config, "sliding_window_pattern"),
         qk_norm=True,
-        window_rope=config | {"rope_parameters": windows},
+        window_rope=config | {"rope_parameters": windows, "rope_scaling": None},
         translate=_text_part,
     )
 

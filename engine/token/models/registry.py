@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from engine.token.models.layer import DecoderConfig
 from engine.token.models.loading import fill, place_quantised
 from engine.token.models.moe import MixtureOfExperts
 from engine.token.models.settings import NEUTRAL
-from engine.token.models.sources import WeightSource, weight_source
+from engine.token.models.sources import WeightSource, has_own_head, weight_source
 from engine.token.models.weights import (
     SEED,
     fill_with_random_weights,
@@ -159,6 +160,8 @@ def outlined_model(
     layout that the model's sizes do not allow."""
     config = read_config(folder)
     parts, source = decoder_config(config), weight_source(folder, config)
+    if not dummy and parts.tie_embeddings and has_own_head(source, parts.translate):
+        parts = replace(parts, tie_embeddings=False)
     limit = max_model_len or parts.max_model_len
     if limit > parts.longest_model_len:
         raise ModelError(f"max_model_len {limit} is above the model's own limit {parts.longest_model_len}; lower it")

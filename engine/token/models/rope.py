@@ -13,14 +13,17 @@ from typing import Any
 import torch
 
 from engine.token.models.settings import count, number, section
+from engine.token.models.yarn import yarn_mscale
 from metrics.errors import ModelError
 
 TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
 
 
 def rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
-    """The rope settings in one form: transformers 5 writes `rope_parameters`, older ones two keys."""
-    parameters = dict(section(config, "rope_parameters") or section(config, "rope_scaling"))
+    """The rope settings in one form: transformers 5 writes `rope_parameters`, older ones two keys. Model cards tell
+    users to add `rope_scaling`, which counts before what stands there."""
+    parameters = section(config, "rope_scaling") or section(config, "rope_parameters")
+    parameters = parameters | {}  # a copy
     if any(isinstance(value, dict) for value in parameters.values()):
         raise ModelError("config.json has rope_parameters for each kind of layer; only one for all is supported")
     parameters.setdefault("rope_theta", config.get("rope_theta") or 10_000.0)
@@ -90,11 +93,6 @@ def rope_frequencies(config: dict[str, Any], dim: int, max_len: int) -> tuple[to
     if kind == "yarn":
         return _yarn(frequencies, parameters, dim), _yarn_attention_factor(parameters)
     return frequencies, 1.0
-
-
-def yarn_mscale(factor: float, weight: float = 1.0) -> float:
-    """How much YaRN sharpens attention for a context stretched by `factor` (Peng et al., 2023, section 3.4)."""
-    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
 def _llama3(frequencies: torch.Tensor, parameters: dict[str, Any]) -> torch.Tensor:

@@ -128,7 +128,7 @@ def _add_config(writer: Any, architecture: str, config: dict[str, Any]) -> None:
     if config.get("head_dim") is not None:
         writer.add_value_length(config["head_dim"])
         writer.add_rope_dimension_count(config["head_dim"])
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "linear", "yarn") or config.get("use_sliding_window"):
         what = "sliding windows" if config.get("use_sliding_window") else f"rope_type={kind}"

@@ -82,14 +82,23 @@ class Tokenizer:
         return known[token_id]
 
     def _stop_token_ids(self, folder: Path, config: dict) -> list[int]:
-        generation = read_json(folder, "generation_config.json")
-        found = generation.get("eos_token_id", config.get("eos_token_id"))
-        if found is None:
-            named = read_json(folder, "tokenizer_config.json").get("eos_token")
-            name = named["content"] if isinstance(named, dict) else named
-            found = self._tokenizer.token_to_id(name) if name else None
-        listed = found if isinstance(found, list) else [] if found is None else [found]
-        return sorted(token for token in listed if 0 <= token < self.vocab_size)  # the model samples no others
+        """All that any file of the checkpoint calls an end: a chat's end often stands in one of them alone. Raises
+        ModelError for what is no id."""
+        found: set[int] = set()
+        for name, source in (
+            ("config.json", config),
+            ("generation_config.json", read_json(folder, "generation_config.json")),
+        ):
+            listed = source.get("eos_token_id")
+            listed = listed if isinstance(listed, list) else [] if listed is None else [listed]
+            if not all(type(token) is int for token in listed):
+                raise ModelError(f"{name} has eos_token_id={listed!r}; it must be an id, or a list of ids")
+            found |= set(listed)
+        named = read_json(folder, "tokenizer_config.json").get("eos_token")
+        name = named.get("content") if isinstance(named, dict) else named
+        if isinstance(name, str) and (token := self._tokenizer.token_to_id(name)) is not None:
+            found.add(token)
+        return sorted(token for token in found if 0 <= token < self.vocab_size)  # the model samples no others
 
 
 class NoTokenizer:
