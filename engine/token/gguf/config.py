@@ -22,7 +22,11 @@ KEYS = {
     "attention.key_length": "head_dim",
 }
 # What other files may say and this engine would compute otherwise.
-REFUSED = ("expert_count", "attention.sliding_window", "logit_scale", "embedding_scale", "attention.scale")
+REFUSED = (
+    "expert_count", "attention.sliding_window", "logit_scale", "embedding_scale", "residual_scale", "attention.scale",
+    "attention.clamp_kqv", "attention.max_alibi_bias", "attention.temperature_scale", "attn_logit_softcapping",
+    "final_logit_softcapping", "rope.dimension_sections", "rope.freq_base_swa", "use_parallel_residual",
+)  # fmt: skip
 CONTROL = 3  # type of a token
 # llama-vocab.cpp: special_eog_ids
 END_NAMES = frozenset((
@@ -45,7 +49,7 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
             raise ModelError(
                 f"{file.path} has {name}.{key}={metadata[f'{name}.{key}']}, which is not supported as GGUF"
             )
-    _refuse_partial_rotation(file, name)
+    _refuse_other_heads(file, name)
     config = {key: metadata[f"{name}.{ours}"] for ours, key in KEYS.items() if f"{name}.{ours}" in metadata}
     tensors = {tensor.name: tensor for tensor in file.tensors}
     if "token_embd.weight" not in tensors:
@@ -77,8 +81,10 @@ def end_tokens(metadata: dict[str, Any]) -> list[int]:
     return sorted(ends)
 
 
-def _refuse_partial_rotation(file: GGUFFile, name: str) -> None:
+def _refuse_other_heads(file: GGUFFile, name: str) -> None:
     metadata = file.metadata
+    if metadata.get(f"{name}.attention.causal") is False:
+        raise ModelError(f"{file.path} has {name}.attention.causal=false; only causal attention is supported")
     rotated = metadata.get(f"{name}.rope.dimension_count")
     width = metadata.get(f"{name}.attention.key_length")
     if width is None and (heads := metadata.get(f"{name}.attention.head_count")) and isinstance(heads, int):
@@ -87,6 +93,11 @@ def _refuse_partial_rotation(file: GGUFFile, name: str) -> None:
         raise ModelError(
             f"{file.path} has {name}.rope.dimension_count={rotated}, and heads of {width}: heads that are rotated in "
             "part are not supported as GGUF"
+        )
+    values = metadata.get(f"{name}.attention.value_length")
+    if values is not None and values != width:
+        raise ModelError(
+            f"{file.path} has {name}.attention.value_length={values}, and keys of {width}; both must be equal"
         )
 
 
