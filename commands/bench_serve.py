@@ -6,7 +6,7 @@ import typer
 
 from commands.cli import need, new_run, out, run_progress, table, writing
 from commands.export import vllm_document
-from commands.summary import summarise
+from commands.summary import print_replay, summarise
 
 
 def _print_table(rows: list[tuple[str, str, str]]) -> None:
@@ -24,15 +24,13 @@ def bench_serve(context: typer.Context) -> None:
     from commands.vllm_table import vllm_table
     from loadgen.run.experiment import SCENARIO_FILE, load_url
     from loadgen.scenario.vllm_flags import flag_parser, parse
-    from loadgen.schedule.facts import rate_to_come
 
     if {"-h", "--help"} & set(context.args) or not context.args:
         out.print(flag_parser().format_help(), markup=False, soft_wrap=True)
         return
     flags = parse(context.args)
     run_dir = flags.run_dir or new_run(flags.scenario.name)
-    if (sentence := rate_to_come(flags.scenario, flags.seed)) is not None:
-        out.print(f"replay         {sentence}", markup=False)
+    print_replay(flags.scenario, flags.seed)
     recorded = flags.scenario.with_path(run_dir / SCENARIO_FILE)
     with run_progress(run_dir, flags.show_progress) as progress:
         done = load_url(

@@ -13,11 +13,10 @@ from commands.cli import (
     StopOption,
     need,
     new_run,
-    out,
     run_progress,
 )
 from commands.export import VLLM_FILE, export
-from commands.summary import summarise
+from commands.summary import print_replay, summarise
 
 
 def load(
@@ -58,13 +57,11 @@ def load(
     from engine.options import check_settings
     from loadgen.run.experiment import load_url
     from loadgen.scenario.scenario import load_scenario
-    from loadgen.schedule.facts import rate_to_come
 
     loaded = load_scenario(scenario)
     check_settings(loaded.engine)
     run_dir = run_dir or new_run(loaded.name)
-    if (sentence := rate_to_come(loaded, loaded.measure.seed if seed is None else seed)) is not None:
-        out.print(f"replay         {sentence}", markup=False)
+    print_replay(loaded, seed)
     with run_progress(run_dir) as progress:
         done = load_url(
             loaded, base_url, run_dir, model=model, tokenizer=tokenizer, seed=seed,

@@ -18,7 +18,7 @@ from commands.cli import (
     out,
     run_progress,
 )
-from commands.summary import summarise
+from commands.summary import print_replay, summarise
 
 
 def run(
@@ -51,6 +51,7 @@ def run(
     for own in loaded.fleet.servers.values() if loaded.fleet else ():
         check_settings(loaded.engine, overrides, own)
     run_dir = run_dir or new_run(loaded.name)
+    print_replay(loaded, seed)
     with run_progress(run_dir) as progress:
         done = run_scenario(
             loaded,

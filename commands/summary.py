@@ -1,4 +1,4 @@
-"""What every run ends with: the diagnosis, the terminal and HTML reports, and the command that opens the app."""
+"""What runs begin and end with: the diagnosis, the terminal and HTML reports, and the command that opens the app."""
 
 import importlib.util
 import sys
@@ -10,6 +10,7 @@ from commands.cli import out, program_name, writing
 from loadgen.exit_code import MOST_FAILED, exit_code
 
 if TYPE_CHECKING:
+    from loadgen.scenario.scenario import Scenario
     from metrics.diagnosis.verdict import Diagnosis
     from metrics.run.directory import RunDirectory
 
@@ -32,6 +33,14 @@ def diagnose_run(run: "RunDirectory", against: "RunDirectory | None" = None) -> 
     except OSError as error:
         print(f"sojourn: {run.path / 'diagnosis.json'} cannot be written: {error.strerror}", file=sys.stderr)
     return diagnosis
+
+
+def print_replay(scenario: "Scenario", seed: int | None) -> None:
+    """What a replay of a trace is about to send; nothing of another load."""
+    from loadgen.schedule.facts import rate_to_come
+
+    if (sentence := rate_to_come(scenario, scenario.measure.seed if seed is None else seed)) is not None:
+        out.print(f"replay         {sentence}", markup=False)
 
 
 def print_diagnosis(diagnosis: "Diagnosis") -> None:

@@ -7,7 +7,7 @@ is due when it was sent: GuideLLM writes the start of the benchmark there, or th
 from typing import Any
 
 from metrics.errors import InputError
-from metrics.imported.result import Imported, Json, count, cut_by_the_tool, inner, need_times, ns, word
+from metrics.imported.result import Imported, Json, checked, count, cut_by_the_tool, inner, need_times, ns, word
 from metrics.records import ClientRecord
 
 TOOL = "GuideLLM"
@@ -40,7 +40,18 @@ def read(document: Json) -> list[Imported]:
     """One a benchmark. Raises InputError where a report has none, or its requests were left out."""
     if not document["benchmarks"]:
         raise InputError("the report holds no benchmark")
-    return [_benchmark(document, each, number) for number, each in enumerate(document["benchmarks"])]
+    return [_readable(document, each, number) for number, each in enumerate(document["benchmarks"])]
+
+
+def _readable(document: Json, benchmark: Any, number: int) -> Imported:
+    """The benchmark, or why it is none: in a sweep the others can still be read."""
+    try:
+        return checked(_benchmark(document, benchmark, number))
+    except InputError as error:
+        if len(document["benchmarks"]) == 1:
+            raise
+        return Imported(tool=TOOL, version=None, name=f"guidellm-{number} (cannot be read)", model=None, rows=[],
+                        unseen=[], arrivals={}, refused=str(error))  # fmt: skip
 
 
 def _benchmark(document: Json, benchmark: Any, number: int) -> Imported:
@@ -48,10 +59,12 @@ def _benchmark(document: Json, benchmark: Any, number: int) -> Imported:
     if not isinstance(groups, dict) or not any(groups.get(name) for name in (*JUDGED, CUT)):
         raise InputError(f"benchmark {number} of the report lists no request; write it with all requests")
     strategy = inner(benchmark, "config", "strategy") or inner(benchmark, "args", "strategy")
-    entries = {name: groups.get(name) or [] for name in JUDGED}
+    everything = {name: groups.get(name) or [] for name in JUDGED}
+    entries = {name: [each for each in group if _is_measured(benchmark, each)] for name, group in everything.items()}
+    outside = sum(map(len, everything.values())) - sum(map(len, entries.values()))
     is_closed = _is_closed(strategy, [entry for group in entries.values() for entry in group])
     rows = {name: [_row(entry, JUDGED[name], is_closed) for entry in group] for name, group in entries.items()}
-    totals = _totals(benchmark, {name: len(groups.get(name) or []) for name in (*JUDGED, CUT)})
+    totals = _totals(benchmark, {CUT: len(groups.get(CUT) or [])} | {name: len(group) for name, group in rows.items()})
     if not any(rows.values()):
         raise InputError(
             f"GuideLLM cut all {totals[CUT]:,} requests of benchmark {number} at its own limit, so none can be judged; "
@@ -72,9 +85,17 @@ def _benchmark(document: Json, benchmark: Any, number: int) -> Imported:
         name=f"guidellm-{word(inner(strategy, 'type_')) or 'benchmark'}-{number}", model=model, base_url=target,
         rows=sorted(kept, key=lambda row: row.due_ns), unseen=UNSEEN, arrivals=_arrivals(strategy), is_unix_time=True,
         objectives=[{"klass": "all", "source": "the result file", **bounds}] if bounds else [],
-        notes=[*_sample(totals, rows, kept), *cut_by_the_tool(TOOL, totals[CUT], _waiting(groups.get(CUT) or []))],
+        notes=[*([f"{outside:,} requests of the warm-up or cool-down are left out"] if outside else []),
+               *_sample(totals, rows, kept), *cut_by_the_tool(TOOL, totals[CUT], _waiting(groups.get(CUT) or []))],
         kept_share=len(kept) / total if (total := sum(totals[name] for name in JUDGED)) else 1.0,
     )  # fmt: skip
+
+
+def _is_measured(benchmark: Any, entry: Json) -> bool:
+    """Whether a request was in flight between warm-up and cool-down, as GuideLLM's own figures have it."""
+    begin, end = (ns(inner(benchmark, "scheduler_metrics", f"measure_{name}_time")) or 0 for name in ("start", "end"))
+    stamps = _stamps(entry)
+    return not ((0 < (stamps["end"] or begin) < begin) or (0 < end < (stamps["sent"] or 0)))
 
 
 def _totals(benchmark: Any, listed: dict[str, int]) -> dict[str, int]:

@@ -79,6 +79,8 @@ def _documents(path: Path, text: str) -> list[Any]:
 def write_run(found: Imported, path: Path, source: str) -> RunDirectory:
     """A run directory with the requests as `client`. What the file lacks is null, and named in run.json as
     `imported.unseen`. Raises RunDataError where a run lives there already."""
+    if found.refused is not None:
+        raise InputError(f"{source}: {found.refused}")
     if not found.rows:
         raise InputError(f"{source} holds no request")
     anchor = {"monotonic_ns": 0, "unix_ns": 0} if found.is_unix_time else None  # the stamps are the wall clock's

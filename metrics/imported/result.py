@@ -30,6 +30,7 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True):
     is_unix_time: bool = False  # the stamps are of the wall clock; else of some monotonic clock
     notes: list[str] = []  # sentences: what a reader of the figures must know
     kept_share: float = 1.0  # of the requests that were made; below 1 the rows are a sample
+    refused: str | None = None  # why this one of several benchmarks cannot be read: the others still can
 
 
 def number(value: Any) -> float | int | None:

@@ -133,7 +133,7 @@ def test_guidellm_report_has_the_objectives_only_where_all_classes_share_them(tm
     ours = judged(frame.assign(due_ns=frame.sent_ns), objectives)  # as GuideLLM, from the actual send
     assert metrics["slo_attainment"] == pytest.approx(ours.good.mean())
     meta["objectives"] = [*objectives, {"klass": str(frame.klass.iloc[0]), "ttft_ms": 1.0}]
-    frame = pd.concat([frame, frame.assign(klass="another")])
+    frame = pd.concat([frame, frame.assign(klass="another", request_id=frame.request_id + "b")])
     assert guidellm.read(guidellm_report(frame, meta, "ours"))[0].objectives == []
 
 

@@ -257,3 +257,27 @@ def test_integers_written_as_strings_and_a_byte_order_mark_are_read(tmp_path):
 def test_run_of_closed_loop_says_that_it_is_one(tmp_path):
     found = read(tmp_path, guidellm(drawn(8), kind="concurrent"))
     assert write_run(found, tmp_path / "run", "file").meta()["arrivals"]["loop"] == "closed"
+
+
+def test_benchmark_of_a_sweep_that_cannot_be_read_leaves_the_others_alone(tmp_path):
+    document = json.loads(guidellm(drawn(9)))
+    whole = document["benchmarks"][0]
+    empty = whole | {"requests": {"successful": [], "errored": [], "incomplete": [guidellm_new(drawn(9)[0], "x")]}}
+    document["benchmarks"] = [whole, empty, whole]
+    (tmp_path / "sweep.json").write_text(json.dumps(document))
+    first, second, third = read_result(tmp_path / "sweep.json")
+    assert len(first.rows) == len(third.rows) == 30
+    with pytest.raises(InputError, match="GuideLLM cut all 1 requests of benchmark 1"):
+        write_run(second, tmp_path / "run", "sweep.json")
+    said = run_program("import", str(tmp_path / "sweep.json"), "--run-dir", str(tmp_path / "run")).stderr
+    assert "holds 3 benchmarks" in said and "choose one with --benchmark" in said
+
+
+def test_warm_up_and_cool_down_of_guidellm_are_left_out_as_it_does(tmp_path):
+    truth = drawn(10, failing=0)
+    begin, end = truth[4].end + 1e-3, truth[-4].sent - 1e-3
+    times = {"measure_start_time": BEGIN + begin, "measure_end_time": BEGIN + end}
+    found = read(tmp_path, guidellm(truth, scheduler_metrics=times))
+    inside = [each for each in truth if each.end >= begin and each.sent <= end]
+    assert 0 < len(inside) < 30 and len(found.rows) == len(inside)
+    assert f"{30 - len(inside)} requests of the warm-up or cool-down are left out" in found.notes
