@@ -8,7 +8,8 @@ from typing import Any
 
 from engine.sampling import TokenLogprobs
 from engine.server.core.sequence import Entry
-from engine.token.text.tokenizer import TextStream
+from engine.token.text.assembler import TextAssembler
+from engine.token.text.stream import TextStream
 from engine.token.text.vocabulary import Vocabulary
 
 LEAST_LOGPROB = -9999.0  # of a token of no probability: JSON has no infinity
@@ -43,10 +44,11 @@ class CompletionLogprobs:
 
     def add_prompt(self, token_ids: list[int], logprobs: list[TokenLogprobs] | None, stream: TextStream) -> None:
         """An echoed prompt. Its first token follows nothing, and has no log-probability."""
-        offset = 0
-        for position, token_id in enumerate(token_ids):
+        text = TextAssembler(stream)
+        for token_id in token_ids:
+            text.push(token_id)
+        for position, (token_id, offset) in enumerate(zip(token_ids, text.offsets, strict=True)):
             self._add(token_id, (logprobs or ())[position - 1] if position else None, offset)
-            offset += len(stream.push(token_id))
 
     def add_output(self, entries: list[Entry], echoed_characters: int) -> None:
         for entry in entries:

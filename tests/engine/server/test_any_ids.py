@@ -47,6 +47,9 @@ def check(folder, number):
         server.wait_ready()
         with ThreadPoolExecutor(8) as pool:
             done = list(pool.map(lambda seed: complete(server.url, seed), range(number)))
+        echoed = {"model": "bytes", "prompt": "a日b", "echo": True, "logprobs": 0, "max_tokens": 2, "ignore_eos": True}
+        echoed = httpx.post(f"{server.url}/v1/completions", json=echoed).json()["choices"][0]
+    assert echoed["text"].startswith("a日b") and echoed["logprobs"]["text_offset"][:7] == [0, 0, 1, 1, 1, 2, 3]
     for body, choices in done:
         for choice in choices:
             prompt, ids = choices[0]["prompt_token_ids"], choice["token_ids"]
