@@ -6,7 +6,7 @@ SojournError                  exit code 1
 │   ├── TemplateError         engine.token.text.template: the model's chat template refuses the messages
 │   │   ├── OutputTooLong     the prompt is longer than its bound
 │   │   ├── TooMuchToRender   it takes more time or memory than its bound
-│   │   ├── TemplateFault     the template fails, and does not say why
+│   │   ├── TemplateFault     the template fails, whatever the messages
 │   │   └── TemplatesBusy     no process could render in time
 │   ├── GrammarError          engine.token.grammar.grammar
 │   └── BenchError            bench.results

@@ -13,10 +13,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 
-class Refusal(TemplateError):
-    """The template called raise_exception: it was not made for these messages."""
-
-
 def environment(clock: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
     """`clock` tells the time to templates that write it."""
     jinja = ImmutableSandboxedEnvironment(
@@ -82,4 +78,4 @@ def _to_json(
 
 
 def _raise(message: Any) -> NoReturn:
-    raise Refusal(message)
+    raise TemplateError(message)

@@ -60,7 +60,7 @@ class TemplatesBusy(TemplateError):
 
 
 class TemplateFault(TemplateError):
-    """The template fails on these messages, and does not say that it was not made for them."""
+    """The template fails on these messages, and other messages would not help."""
 
 
 class TooMuchToRender(TemplateError):
@@ -174,7 +174,7 @@ class ChatTemplate:
             return answer["text"]
         if answer["kind"] == "long":
             raise OutputTooLong("they become longer than the model can read")
-        raise (TemplateError if answer["kind"] == "refused" else TemplateFault)(answer["error"])
+        raise (TemplateFault if answer["kind"] == "broken" else TemplateError)(answer["error"])
 
     def _read_by(self, source: str) -> set[str]:
         """Names that a template reads and does not set. Raises ModelError for one that is none."""
@@ -189,25 +189,13 @@ class ChatTemplate:
         return set(answer["reads"])
 
     def _try_out(self, name: str) -> None:
-        """Raises ModelError for a template that writes or works without end for a word, or that fails on every chat.
-
-        One that reads variables of requests may need some of them: a text, or a number.
-        """
-        faults = []
-        for value in (None, "a", 1) if self.variables else (None,):
-            variables = {} if value is None else dict.fromkeys(self.variables, value)
-            for messages, tools in _SMALL_CHATS:
-                fault = self._fault(name, variables | {"messages": messages, "tools": tools})
-                if fault is not None:
-                    faults.append(fault)
-                elif value is not None:
-                    return
-            if len(faults) < len(_SMALL_CHATS):
-                return
-        raise ModelError(f"the checkpoint's chat template fails on every chat: {faults[0]}; correct it")
+        """Raises ModelError for a template that writes or works without end for a word, or is broken in every chat."""
+        faults = [self._fault(name, {"messages": messages, "tools": tools}) for messages, tools in _SMALL_CHATS]
+        if all(faults):
+            raise ModelError(f"the checkpoint's chat template fails on every chat: {faults[0]}; correct it")
 
     def _fault(self, name: str, values: dict[str, Any]) -> TemplateFault | None:
-        """None where it renders, or says that it wants other messages."""
+        """None where it renders, or may render other messages."""
         values = {"documents": None, "add_generation_prompt": True, **self._special, **values}
         try:
             self._rendered(name, values, max_characters=LOADING_CHARACTERS, cpu_seconds=LOADING_SECONDS)

@@ -15,9 +15,9 @@ from functools import lru_cache
 from typing import Any
 
 from jinja2 import Template
-from jinja2.exceptions import TemplateSyntaxError
+from jinja2.exceptions import TemplateRuntimeError, TemplateSyntaxError
 
-from engine.token.text.jinja import Refusal, environment
+from engine.token.text.jinja import environment
 from engine.token.text.template_variables import template_variables
 
 MEMORY_BYTES = 1 << 30  # of the whole process: an idle one has some 50 MiB
@@ -58,8 +58,8 @@ class Renderer:
     def answer(self, source: str, **rendering: Any) -> dict[str, Any]:
         """{"text"}, or without values {"reads"}: the variables that the template does not set. Else {"error", "kind"}.
 
-        Kinds: `syntax` of the template; `refused` by raise_exception; `fault` of the template with these values;
-        `long`, where the text passes its bound.
+        Kinds: `syntax` of the template; `refused`, with these values; `broken`, likewise, but other values would not
+        help; `long`, where the text passes its bound.
         """
         try:
             template = self._compiled(source)
@@ -75,10 +75,8 @@ class Renderer:
             return self._render(template, **rendering)
         except MemoryError:
             raise
-        except Refusal as error:
-            return _error("refused", error)
         except Exception as error:  # of any kind: a template calls Python's own objects, as it likes
-            return _error("fault", error)
+            return _error("broken" if _is_broken(error) else "refused", error)
 
     def _render(self, template: Template, values: dict[str, Any], now: str, max_characters: int) -> dict[str, Any]:
         self._now = datetime.fromisoformat(now)
@@ -105,6 +103,12 @@ def _exactly(connection: socket.socket, size: int) -> bytes | None:
             return None
         content += part
     return bytes(content)
+
+
+def _is_broken(error: Exception) -> bool:
+    """An unknown filter or test in a branch; another template, of which there are none; a macro without end."""
+    named = type(error) is TemplateRuntimeError and str(error).startswith("No ")
+    return named or isinstance(error, RecursionError) or "no loader for this environment" in str(error)
 
 
 def _error(kind: str, error: Exception) -> dict[str, Any]:
