@@ -19,10 +19,11 @@ from engine.compute.weight_formats import WeightFormat, has_bfloat16, weight_for
 from engine.token.checkpoint import read_config
 from engine.token.models import deepseek, gemma, gpt_oss, llama, mistral, mpt, qwen
 from engine.token.models.decoder import Decoder
+from engine.token.models.keys import NotedKeys
 from engine.token.models.layer import DecoderConfig
 from engine.token.models.loading import fill, place_quantised
 from engine.token.models.moe import MixtureOfExperts
-from engine.token.models.settings import NEUTRAL
+from engine.token.models.settings import NEUTRAL, shown
 from engine.token.models.sources import WeightSource, has_own_head, weight_source
 from engine.token.models.weights import (
     SEED,
@@ -240,7 +241,14 @@ def decoder_config(config: dict[str, Any]) -> DecoderConfig:
     for key, neutral in NEUTRAL.items():
         if key not in HONOURED.get(architecture, ()) and config.get(key) is not None and config[key] != neutral:
             raise ModelError(f"config.json has {key}={config[key]!r}, which is not supported")
-    return FAMILIES[architecture](config)
+    noted = NotedKeys(config)
+    parts = FAMILIES[architecture](noted)
+    if unknown := noted.unknown(architecture):
+        log.warning(
+            "config.json has %s, which nothing here reads: if it changes what a model computes, outputs are wrong",
+            ", ".join(f"{key}={shown(config[key])}" for key in unknown),
+        )
+    return parts
 
 
 @contextmanager

@@ -10,8 +10,9 @@ from transformers import AutoModelForCausalLM
 
 from engine.config import model_folder
 from engine.sampling import Grammar
+from engine.token.checkpoint import read_config
 from engine.token.grammar.grammar import GrammarCompiler
-from engine.token.models.registry import load_model
+from engine.token.models.registry import decoder_config, load_model
 from engine.token.text.tokenizer import Tokenizer
 from metrics.errors import ModelError
 from tests.engine.harness import generate
@@ -91,3 +92,26 @@ def test_tokenizer_with_more_ids_than_the_model_follows_grammars(tmp_path):
     for token in Tokenizer(folder).encode("ab", add_special_tokens=False):
         guide.consume(token, [])
     assert guide.may_end and guide.error is None
+
+
+def said_of(config, caplog):
+    caplog.clear()
+    decoder_config(config)
+    return "".join(caplog.messages)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gemma3", "gpt-oss", "mixtral", "deepseek-v3", "mpt"])
+def test_key_that_nothing_reads_is_named_at_load_and_no_other_is(family, checkpoints, caplog):
+    config = read_config(checkpoints[family])
+    assert said_of(config, caplog) == ""
+    said = said_of(
+        config | {"residual_multiplier": 0.22, "new_scale": [1, 2], "use_cache": False, "gone": None}, caplog
+    )
+    assert "new_scale=[1, 2], residual_multiplier=0.22, which nothing here reads" in said
+    assert "use_cache" not in said and "gone" not in said
+
+
+def test_kinds_of_layers_that_a_family_does_not_ask_for_are_named_unless_all_are_full(checkpoints, caplog):
+    config = read_config(checkpoints["llama"])
+    assert said_of(config | {"layer_types": ["full_attention"] * 2}, caplog) == ""
+    assert "layer_types" in said_of(config | {"layer_types": ["full_attention", "sliding_attention"]}, caplog)

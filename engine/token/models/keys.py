@@ -1,0 +1,78 @@
+"""Which keys of a config.json count: those that a family reads, those known to change no output, and the rest, which is
+named at load."""
+
+from typing import Any
+
+# What transformers writes into every config.json, what training, tasks and other runtimes read, and what is read
+# elsewhere here (weights, tokenizer, quantisation).
+INERT = frozenset((
+    "architectures", "model_type", "transformers_version", "_name_or_path", "name_or_path", "auto_map", "torch_dtype",
+    "dtype", "use_cache", "cache_implementation", "return_dict", "output_hidden_states", "output_attentions",
+    "_attn_implementation", "_attn_implementation_autoset", "attn_implementation", "use_flash_attention_2",
+    "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "decoder_start_token_id",
+    "tokenizer_class", "initializer_range", "init_std", "init_device", "init_config", "attention_dropout",
+    "attn_pdrop", "resid_pdrop", "embd_pdrop", "emb_pdrop", "hidden_dropout", "hidden_dropout_prob",
+    "classifier_dropout", "embedding_dropout", "resid_dropout", "pretraining_tp", "gradient_checkpointing",
+    "use_reentrant", "problem_type", "num_labels", "id2label", "label2id", "finetuning_task", "task_specific_params",
+    "prefix", "pruned_heads", "is_decoder", "cross_attention_hidden_size", "add_cross_attention",
+    "chunk_size_feed_forward", "tf_legacy_loss", "use_bfloat16", "torchscript", "router_aux_loss_coef",
+    "aux_loss_alpha", "seq_aux", "output_router_logits", "router_jitter_noise", "router_z_loss_coef", "ep_size",
+    "num_nextn_predict_layers", "initial_context_length", "quantization_config", "compression_config",
+    "sliding_window_pattern", "_sliding_window_pattern", "max_window_layers", "vocab_size", "tie_word_embeddings",
+    "rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_freq", "original_max_position_embeddings",
+    "max_position_embeddings", "rope_interleave", "unsloth_version", "unsloth_fixed", "language", "license",
+    "text_config", "vision_config", "image_token_index", "image_token_id", "boi_token_index", "eoi_token_index",
+    "mm_tokens_per_image", "logit_scale", "final_logit_softcapping", "attn_logit_softcapping",
+    "partial_rotary_factor", "is_encoder_decoder", "verbose", "no_bias_init",
+))  # fmt: skip
+
+# What transformers itself derives from other keys, or does not read, in these families.
+_LATENT = frozenset(("head_dim", "qk_head_dim", "num_key_value_heads"))
+_MPT = frozenset(("embedding_fraction", "learned_pos_emb"))
+INERT_IN = {
+    "DeepseekV2ForCausalLM": _LATENT,
+    "DeepseekV3ForCausalLM": _LATENT,
+    "MptForCausalLM": _MPT,
+    "MPTForCausalLM": _MPT,
+}
+
+
+class NotedKeys(dict[str, Any]):
+    """A config.json that notes which of its keys were asked for, also through copies with changes."""
+
+    def __init__(self, content: dict[str, Any], read: set[str] | None = None):
+        super().__init__(content)
+        self.read = set() if read is None else read
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.read.add(key)
+        return super().get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        self.read.add(str(key))
+        return super().__contains__(key)
+
+    def __or__(self, other: dict[str, Any]) -> "NotedKeys":  # type: ignore[override]
+        return NotedKeys({**self, **other}, self.read)
+
+    def __ror__(self, other: dict[str, Any]) -> "NotedKeys":  # type: ignore[override]
+        return NotedKeys({**other, **self}, self.read)
+
+    def copy(self) -> "NotedKeys":
+        return NotedKeys(self, self.read)
+
+    def unknown(self, architecture: str) -> list[str]:
+        """Keys with a value that nobody asked for, and that are not known to be inert."""
+        known = self.read | INERT | INERT_IN.get(architecture, frozenset())
+        return sorted(
+            key for key, value in self.items() if value is not None and key not in known and not _same(key, value)
+        )
+
+
+def _same(key: str, value: Any) -> bool:
+    """Layers that all attend to everything, as a family does that does not ask for their kinds."""
+    return key == "layer_types" and isinstance(value, list) and set(value) <= {"full_attention"}
