@@ -146,7 +146,7 @@ def mooncake_like(tmp_path, gap_ms: int) -> dict:
     file = tmp_path / "trace.jsonl"
     row = '{"timestamp": %d, "input_length": 10, "output_length": 5, "hash_ids": [1]}\n'
     file.write_text("".join(row % (bucket * gap_ms) for bucket in range(40) for _ in range(10)))
-    return {"process": "trace", "file": str(file), "duration_s": 1000}
+    return {"process": "trace", "file": str(file), "duration_s": 1000, "seconds_per_unit": 0.001}
 
 
 def test_quantised_trace_is_told_and_spread_within_its_bin_in_its_order(tmp_path):

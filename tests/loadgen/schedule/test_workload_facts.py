@@ -75,7 +75,7 @@ def test_facts_name_the_form_the_scale_and_what_was_left_out(tmp_path):
         == (facts["traces"][MOONCAKE["file"]])
     )
     assert facts["blocks"] == {"chat": {"trace_block_tokens": 512, "block_tokens": 16, "prompt_scale": 1 / 32}}
-    assert [note.split(":")[0] for note in facts["notes"]] == [file, "class chat"]
+    assert [note.split(":")[0] for note in facts["notes"]] == [file, file, "class chat"]
 
 
 @pytest.mark.parametrize("seed", [1, 2])
