@@ -85,9 +85,14 @@ def warnings_of(view: ServerView, served: int) -> list[str]:
         found.append(f"{view.failed_scrapes} of {view.scrapes + view.failed_scrapes} scrapes of /metrics failed")
     if (gap_s := view.longest_gap_s) > GAP_WARNS_S:
         found.append(f"/metrics was not answered for {gap_s:.1f} s: what waited and ran in between is not known")
+    if view.alternates:
+        found.append(
+            "several processes answered /metrics in turn (a load balancer): nothing of them was summed; name the "
+            "address of one server"
+        )
     if times := view.restarts:
         found.append(f"the server began anew {times} times: what it counted between the last scrape and that is lost")
-    if served and not view.finished:
+    if served and not view.finished and not view.alternates:
         found.append(f"{view.title}'s metrics show no finished request in this run: are they of this server?")
     found += [
         f"{view.title} counted {pair.server:,.0f} {pair.what} and the client {pair.client:,.0f}: its means are over "

@@ -7,12 +7,13 @@ import msgspec
 from metrics.diagnosis.verdict import Diagnosis, Finding
 from metrics.sources.view import ServerView
 
-State = Literal["healthy", "idle", "degraded", "overloaded", "cannot tell", "unreachable"]
+State = Literal["healthy", "idle", "degraded", "overloaded", "stuck", "cannot tell", "unreachable"]
 STATES: tuple[State, ...] = get_args(State)
-WORST_FIRST: tuple[State, ...] = ("overloaded", "degraded", "unreachable", "cannot tell", "healthy", "idle")
-HEALTHY, CANNOT_TELL, FINDING = 0, 3, 6  # exit codes of `sojourn watch --once`
+WORST_FIRST: tuple[State, ...] = ("stuck", "overloaded", "degraded", "unreachable", "cannot tell", "healthy", "idle")
+HEALTHY, CANNOT_TELL, FINDING, STUCK = 0, 3, 6, 7  # exit codes of `sojourn watch --once`
 EXIT_CODES = (
-    "Exit code of --once: 0 healthy or idle; 6 a finding; 3 cannot tell, or no server answers; 1 failure; 2 wrong use."
+    "Exit code of --once: 0 healthy or idle; 6 a finding; 7 stuck, an engine hangs; 3 cannot tell, or no server "
+    "answers; 1 failure; 2 wrong use."
 )
 
 
@@ -44,6 +45,10 @@ class Now(msgspec.Struct, frozen=True, kw_only=True):
     requests_per_s: float | None
     prompt_tokens_per_s: float | None  # computed
     output_tokens_per_s: float | None
+
+    @classmethod
+    def unknown(cls) -> "Now":
+        return cls(**dict.fromkeys(cls.__struct_fields__))
 
 
 class WatchedServer(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,4 +93,6 @@ def exit_code(state: State) -> int:
     """Of `sojourn watch --once`, for alerts."""
     if state in ("healthy", "idle"):
         return HEALTHY
+    if state == "stuck":
+        return STUCK
     return FINDING if state in ("degraded", "overloaded") else CANNOT_TELL

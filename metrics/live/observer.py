@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -10,6 +10,8 @@ import numpy as np
 
 from metrics.live.document import Now, Part, WatchedServer
 from metrics.live.expectation import HISTOGRAMS, losses_of
+from metrics.live.progress import ADVICE, Progress
+from metrics.live.steady import clock
 from metrics.live.verdict import Verdict, verdict
 from metrics.live.window import Window
 from metrics.sources.gain import FEWEST_MOMENTS, HALF_BATCH, SMALLEST_BATCH, WHOLE_BATCH, gap_gain
@@ -31,6 +33,11 @@ PHASES = {
     "token.encode": "text", "token.sample": "text", "token.decode": "text",
 }  # fmt: skip
 REST = "rest"
+BALANCED = (
+    "Several processes answer at this address in turn (a load balancer, or workers without a shared registry): their "
+    "counters cannot be told apart; watch each server at its own address, or all by a Prometheus"
+)
+ROUTED = "This is the page of a router, not of an engine: it shows no queue and no latency; watch the engines behind it"
 UNREACHABLE_AFTER = 3  # failed scrapes in a row: one may be a hiccup
 LATE = 0.5  # of an interval, that a scrape may come late before it counts as failed
 # Times of steps by their tokens: seconds that were seen, the largest steps over the smallest, and how well a line fits.
@@ -61,6 +68,7 @@ class Observer:
     def __init__(self, url: str, name: str, objectives: Mapping[str, float], window_s: float = WINDOW_S):
         self.url, self.name = url, name
         self.window = Window(window_s + 5.0)
+        self.progress = Progress()
         self.history: deque[Moment] = deque()
         self._events: list[str] = []
         self.objectives, self.window_s = dict(objectives), window_s
@@ -78,7 +86,8 @@ class Observer:
             return
         if self._failures >= UNREACHABLE_AFTER and self._seen:
             self._events.append("the server answers again")
-        if self.window.restarts > restarts:
+        self.progress.add(ns, self.window.source, self.window.answered[-1].values)
+        if self.window.restarts > restarts and not self.window.alternates:
             self._events.append("the server began anew: its counters fell")
         self._failures, self._problem, self._seen = 0, "", True
         self._remember()
@@ -182,9 +191,35 @@ class Observer:
         if found is None:
             return self._unseen()
         view, grown = found
+        if self.window.alternates or self.window.is_router:
+            return self._no_engine(view, BALANCED if self.window.alternates else ROUTED)
         judged = verdict(view, grown, self.objectives, self.batch_gain())
         self._stand_in = judged.stand_in
-        return self._document(view, judged)
+        return self._document(view, self._with_progress(judged))
+
+    def _with_progress(self, judged: Verdict) -> Verdict:
+        """A hung engine is what there is to say, whatever else the window shows."""
+        still = self.progress.still()
+        stuck = [each for each in still if each.is_stuck]
+        if stuck:
+            said = "; ".join(each.sentence(clock(each.since_ns)) for each in stuck)
+            return replace(judged, state="stuck", headline=f"Stuck: {said}: {ADVICE}")
+        if not still:
+            return judged
+        said = [f"{each.sentence(clock(each.since_ns))}: a long prefill, or a hang; it counts as stuck from "
+                f"{each.limit_s:.0f} s on" for each in still]  # fmt: skip
+        if judged.state not in ("healthy", "idle"):
+            return replace(judged, unknown=[*said, *judged.unknown])
+        return replace(judged, state="cannot tell", headline=said[0], unknown=[*said[1:], *judged.unknown])
+
+    def _no_engine(self, view: ServerView, why: str) -> WatchedServer:
+        """A page that is not of one process: no figure of it means anything."""
+        return WatchedServer(
+            url=self.url, name=self.name, source=view.source, title=view.title, state="cannot tell",
+            headline=why, reads="metrics", window_s=view.seconds, scrapes=view.scrapes,
+            failed_scrapes=view.failed_scrapes, restarts=0, now=Now.unknown(), met=[], parts=[], findings=[],
+            unknown=[f"{name.removesuffix('_ms')} is unknown" for name in self.objectives], warnings=[],
+        )  # fmt: skip
 
     def _document(self, view: ServerView, judged: Verdict) -> WatchedServer:
         means = {name: view.latencies.get(family) for name, family in HISTOGRAMS.items()}

@@ -21,6 +21,7 @@ from metrics.sources.scrapes import STARTED
 
 HISTORY_S = 300  # that the first query asks for
 TIMEOUT_S = 20.0
+REPLICA = "replica"  # in labels such as prometheus_replica, which a pair of them adds
 SCRAPE_LABELS = ("__name__", "instance", "job")  # of the scrape, not of the engine's own samples
 Target = tuple[str, str]  # job, instance
 
@@ -58,7 +59,7 @@ def held_scrapes(base: str, seconds: float, select: str = "") -> list[HeldScrape
 
     Raises ServerError.
     """
-    names = "|".join(f"{re.escape(source.prefix)}.+" for source in SOURCES) + f"|{STARTED}"
+    names = "|".join(f"{re.escape(source.prefix)}.+" for source in SOURCES) + f"|{STARTED}|ray_(vllm|sglang)[:_].+"
     matchers = ",".join(filter(None, ('__name__=~"' + names.replace("\\", "\\\\") + '"', select.strip().strip("{}"))))
     result = _answer(base, f"{{{matchers}}}[{max(1, round(seconds))}s]")
     try:
@@ -88,10 +89,32 @@ def _answer(base: str, query: str) -> list[Any]:
         raise ServerError(f"{base} does not answer as a Prometheus does (HTTP {status}: {error!r})") from None
 
 
+def _of_one_replica(result: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without what a second Prometheus of a pair scraped of the same target, at moments of its own. Values of such a
+    label that share their moments are parts of one page, and stay."""
+    moments: dict[tuple[Target, str], dict[str, set[float]]] = {}
+    for series in result:
+        labels = series["metric"]
+        for name in labels:
+            if REPLICA in name.lower():
+                by_value = moments.setdefault(((labels.get("job", ""), labels.get("instance", "")), name), {})
+                by_value.setdefault(labels[name], set()).update(float(moment) for moment, _ in series["values"])
+    kept = {}
+    for place, by_value in moments.items():
+        times = list(by_value.values())
+        if len(times) > 1 and sum(map(len, times)) == len(set().union(*times)):
+            kept[place] = max(sorted(by_value), key=lambda value: len(by_value[value]))
+    return [
+        series for series in result
+        if all(series["metric"].get(name) in (None, value) for (target, name), value in kept.items()
+               if target == (series["metric"].get("job", ""), series["metric"].get("instance", "")))
+    ]  # fmt: skip
+
+
 def _scrapes(result: list[dict[str, Any]]) -> Iterator[HeldScrape]:
     rows: dict[tuple[int, Target], list[dict[str, Any]]] = {}
     engines = set()
-    for series in result:
+    for series in _of_one_replica(result):
         labels = series["metric"]
         name, target = labels["__name__"], (labels.get("job", ""), labels.get("instance", ""))
         if name != STARTED:

@@ -40,7 +40,7 @@ class Steady:
 
     def take(self, ns: int, server: WatchedServer) -> tuple[WatchedServer, list[Change]]:
         """The server as it is to be shown, and the change if there is one."""
-        if self._said is None and server.state != "unreachable" and server.window_s < self._looks_s:
+        if self._said is None and server.state not in ("unreachable", "stuck") and server.window_s < self._looks_s:
             return _with_verdict(server, "cannot tell", LOOKING.format(self._looks_s)), []
         if self._said is None or _name(server) == _name(self._said):
             changed = self._said is None
@@ -57,7 +57,7 @@ class Steady:
         ), []  # fmt: skip
 
     def _stands_s(self, server: WatchedServer) -> float:
-        if server.state == "unreachable" or self._said.state == "unreachable":
+        if {server.state, self._said.state} & {"unreachable", "stuck"}:
             return 0.0
         if {server.state, self._said.state} <= {"healthy", "idle"}:
             return 0.0

@@ -18,7 +18,7 @@ from metrics.live.steady import Change, clock
 
 STYLES = {
     "healthy": "bold green", "idle": "green", "degraded": "bold yellow", "overloaded": "bold red",
-    "cannot tell": "bold cyan", "unreachable": "bold magenta", "event": "bold blue",
+    "stuck": "bold red", "cannot tell": "bold cyan", "unreachable": "bold magenta", "event": "bold blue",
 }  # fmt: skip
 PART_COLOURS = {
     "queue": COLOURS["request"], "prefill": COLOURS["compute"], "decode": COLOURS["compute"],

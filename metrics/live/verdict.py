@@ -20,10 +20,11 @@ from metrics.diagnosis.suspects import suspects_of
 from metrics.diagnosis.symptoms import BY_KEY, check
 from metrics.diagnosis.verdict import Finding, Fix
 from metrics.live.document import Met, State
-from metrics.live.expectation import IN_LINE, WORK, lost_time, met
+from metrics.live.expectation import HISTOGRAMS, IN_LINE, WORK, lost_time, met
 from metrics.request.goodput import judged
 from metrics.request.objectives import short
 from metrics.run.directory import RunDirectory
+from metrics.sources.pressure import WAITING
 from metrics.sources.sglang import SGLANG
 from metrics.sources.sojourn import SOJOURN
 from metrics.sources.translate import Growth
@@ -71,8 +72,21 @@ def verdict(
         pool = finding_of_symptom(facts, KV_FILLS)
         found += [] if pool is None else [_plain(pool, lost)]
     state, headline = _state(view, lost, found, shown)
+    unshown = _unshown(view, grown, objectives)
+    if state == "healthy" and (unshown or WAITING not in view.gauges):
+        missing = ", ".join([*unshown, *([] if WAITING in view.gauges else ["the number of waiting requests"])])
+        state, headline = "cannot tell", f"No metric of {view.title}'s page shows {missing}"
+    unknown = [f"{each} is unknown: no metric of the page shows it" for each in unshown]
     stand_in = {each.objective: STRETCH * each.bound_ms for each in lost if each.baseline == WORK}
-    return Verdict(state, headline, shown, found, _unknown(view, state, found, objectives, shown), stand_in)
+    return Verdict(
+        state, headline, shown, found, [*unknown, *_unknown(view, state, found, objectives, shown)], stand_in
+    )
+
+
+def _unshown(view: ServerView, grown: Growth, objectives: Mapping[str, float]) -> list[str]:
+    """The objectives that no histogram of the page can judge."""
+    return [f"{short(name)} ≤ {bound:g} ms" for name, bound in objectives.items()
+            if not grown.serves(HISTOGRAMS[name])]  # fmt: skip
 
 
 def _facts(view: ServerView, objectives: Mapping[str, float], batch_gain: float | None) -> Facts:
@@ -126,7 +140,7 @@ def _state(
     if not view.finished and waiting is not None and waiting.mean >= 1:
         return "cannot tell", f"{waiting.mean:,.0f} requests wait, and none ended in the window: use a longer window"
     if not view.finished:
-        return "healthy", "Healthy: requests run, none waits, and none ended in the window"
+        return "healthy", "Healthy: requests run, few wait, and none ended in the window"
     good = "; ".join(
         f"{_share(each)} meet {each.objective}{f' of {each.klass}' if each.klass else ''}" for each in shown
     )

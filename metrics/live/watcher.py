@@ -60,7 +60,7 @@ class Watched:
         return changes
 
     def _with_records(self, server: WatchedServer) -> WatchedServer:
-        if self.records is None or server.state == "unreachable":
+        if self.records is None or server.state in ("unreachable", "stuck"):
             return server
         self._diagnose_beside()
         found, warnings = self._diagnosis, [*server.warnings, *filter(None, [self.no_records])]

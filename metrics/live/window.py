@@ -1,7 +1,7 @@
 """The last scrapes of one server, in memory: by how much each series grew between two of them, what gauges showed.
 
 It answers what `metrics.sources.scrapes` answers of a run's table, in the same frames, a thousand times as often. As
-there, a counter that falls was reset by a restart, and a series that was not there at the first scrape began at 0.
+there, every difference is one of `metrics.sources.counters`.
 """
 
 from collections import deque
@@ -12,12 +12,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from metrics.sources.counters import Counters, Look, Series, alternates, is_known
+from metrics.sources.names import canonical, is_router
 from metrics.sources.registry import recognise
 from metrics.sources.scrapes import DURATION, STARTED, UP, ScrapeSummary
 from metrics.sources.source import Source
 from metrics.sources.translate import names_of, names_that_grow
 
-Series = tuple[str, tuple[tuple[str, str], ...]]  # name, labels
+ROUTER = "its /metrics is the page of a router, which counts no engine's tokens; give the address of an engine"
+UNKNOWN = "its /metrics has no family of Sojourn, vLLM or SGLang"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,8 @@ class Scrape:
     ns: int
     values: dict[Series, float]
     gained: dict[Series, float]
-    reset: bool  # the server began anew since the scrape before
+    look: Look
+    reset: bool  # something began anew since the scrape before
     took_s: float | None
 
 
@@ -37,6 +41,7 @@ class Window:
     def __init__(self, keep_s: float):
         self._keep_ns = int(keep_s * 1e9)
         self._scrapes: deque[Scrape] = deque()
+        self._counters = Counters()
         self._failed: deque[int] = deque()
         self._grows: frozenset[str] = frozenset()
         self._wanted: frozenset[str] = frozenset()
@@ -44,23 +49,33 @@ class Window:
         self.source: Source | None = None
         self.restarts = 0  # since the first scrape of all
         self.first_ns: int | None = None
+        self.is_router = False
 
     def add(self, ns: int, rows: Sequence[dict[str, Any]]) -> None:
         """An answered scrape, with rows as `page.rows_of` gives them. Raises ValueError for an unknown server."""
-        source = recognise({row["name"] for row in rows})
+        names = {row["name"]: canonical(row["name"]) for row in rows}
+        source, routes = recognise(set(names.values())), is_router(set(names.values()))
         if source is None:
-            raise ValueError("its /metrics has no family of Sojourn, vLLM or SGLang")
+            raise ValueError(ROUTER if routes else UNKNOWN)
         if self.source is None or source.key != self.source.key:
             self._begin(source)
+        self.is_router = routes
+        read = ((names[row["name"]], row) for row in rows)
         values = {
-            (row["name"], tuple(row["labels"])): float(row["value"]) for row in rows if row["name"] in self._wanted
+            (name, tuple(row["labels"])): float(row["value"])
+            for name, row in read
+            if name in self._wanted and is_known(float(row["value"]))
         }
         took_s = next((row["value"] for row in rows if row["name"] == DURATION), None)
-        before = self._scrapes[-1] if self._scrapes else None
-        reset = before is not None and self._began_anew(before.values, values)
+        growing = {series: value for series, value in values.items() if series[0] in self._grows}
+        unknown = [(names[row["name"]], tuple(row["labels"])) for row in rows if not is_known(float(row["value"]))]
+        fell = self._counters.add(growing, values.keys() - growing.keys(), unknown)
+        started = [value for series, value in values.items() if series[0] == STARTED]
+        look = Look(started[0] if len(started) == 1 else None, fell, growing)
+        before = self._scrapes[-1].look.started if self._scrapes else None
+        reset = bool(fell) or (None not in (before, look.started) and before != look.started)
         self.restarts += reset
-        gained = self._gained(before, values, reset)
-        self._scrapes.append(Scrape(ns, values, gained, reset, took_s))
+        self._scrapes.append(Scrape(ns, values, self._counters.gained, look, reset, took_s))
         self.first_ns = ns if self.first_ns is None else self.first_ns
         while self._scrapes[0].ns < ns - self._keep_ns:
             self._scrapes.popleft()
@@ -77,29 +92,15 @@ class Window:
     def _begin(self, source: Source) -> None:
         self.source = source
         self._scrapes.clear()
+        self._counters = Counters()
         self._grows = frozenset(names_that_grow(source))
         settings = {each.gauge for each in source.setting_gauges.values()}
-        self._wanted = self._grows | names_of(source, "gauge") | settings | {STARTED}
+        self._wanted = self._grows | names_of(source, "gauge") | settings | {STARTED, *source.steps}
 
-    def _began_anew(self, before: dict[Series, float], now: dict[Series, float]) -> bool:
-        started = (STARTED, ())
-        if started in before and started in now and before[started] != now[started]:
-            return True
-        return any(
-            value < before.get(series, value)
-            for series, value in now.items()
-            if series[0] in self._grows and not series[0].endswith("_bucket")
-        )
-
-    def _gained(self, before: Scrape | None, now: dict[Series, float], reset: bool) -> dict[Series, float]:
-        growing = ((series, value) for series, value in now.items() if series[0] in self._grows)
-        if before is None:
-            return dict.fromkeys((series for series, _ in growing), 0.0)
-        found = dict(before.gained)
-        for series, value in growing:
-            since = 0.0 if reset else before.values.get(series, 0.0)
-            found[series] = found.get(series, 0.0) + max(0.0, value - since)
-        return found
+    @property
+    def alternates(self) -> bool:
+        """Whether several processes answer in turn, so that no difference of two pages means anything."""
+        return alternates([scrape.look for scrape in self._scrapes])
 
     @property
     def answered(self) -> list[Scrape]:

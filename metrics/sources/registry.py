@@ -5,10 +5,22 @@ from collections.abc import Set as AbstractSet
 from metrics.sources.sglang import SGLANG
 from metrics.sources.sojourn import SOJOURN
 from metrics.sources.source import Source
+from metrics.sources.translate import names_of, names_that_grow
 from metrics.sources.vllm import VLLM
 
 # Ours first: a page of ours may have vLLM's names beside its own, which say more.
 SOURCES: tuple[Source, ...] = (SOJOURN, VLLM, SGLANG)
+
+KNOWN = frozenset(
+    name
+    for source in SOURCES
+    for name in (
+        *names_that_grow(source),
+        *names_of(source, "gauge"),
+        *source.steps,
+        *(each.gauge for each in source.setting_gauges.values()),
+    )
+)
 
 
 def recognise(names: AbstractSet[str]) -> Source | None:

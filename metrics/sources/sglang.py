@@ -94,6 +94,7 @@ SGLANG = Source(
         renamed(
             "sojourn_request_itl_seconds",
             "sglang:inter_token_latency_seconds",
+            "sglang:time_per_output_token_seconds",
             differs="a gap with several tokens counts once a token, each with its part of it",
         ),
         renamed(
@@ -185,6 +186,8 @@ SGLANG = Source(
         "prefix cache": "no --disable-radix-cache",
         "block": "--page-size",
     },
+    steps=("sglang:realtime_tokens_total", "sglang:gen_throughput", "sglang:num_used_tokens"),
+    stands_s=30.0,
     live_gaps=True,
     setting_gauges={"block_size": SettingGauge("sglang:page_size"), "num_kv_blocks": SettingGauge("sglang:num_pages")},
     own_labels=(

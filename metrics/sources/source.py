@@ -102,6 +102,8 @@ class Source:
     own_labels: tuple[str, ...] = ()
     # Those of processes that see the same requests and each report them: the first rank of a replica speaks for all.
     rank_labels: tuple[str, ...] = ()
+    steps: tuple[str, ...] = ()  # further samples that change with the engine's steps: signs that it lives
+    stands_s: float = 0.0  # that gauges may stand still after the last request has ended
     live_gaps: bool = False  # whether gaps between tokens are counted as they happen, and not when a request ends
     part_label: str = ""  # of parts that stand beside their total, in which this label is empty
 

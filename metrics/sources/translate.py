@@ -112,6 +112,13 @@ class Growth:
                 )
         return None
 
+    def serves(self, ours: str) -> bool:
+        """Whether the page has a histogram of ours with its buckets, whatever it observed."""
+        return any(
+            item.ours == ours and all(f"{term.name}_bucket" in self._series for term in terms)
+            for item, terms in self._served("histogram")
+        )
+
     def below(self, ours: str) -> dict[float, float]:
         """Of a histogram of ours, all series together: bound → observations at or below it, math.inf the last one.
 

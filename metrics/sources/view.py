@@ -87,6 +87,7 @@ class ServerView(msgspec.Struct, frozen=True, kw_only=True):
     slowest_scrape_s: float | None
     longest_gap_s: float
     restarts: int
+    alternates: bool  # several processes answered in turn: then nothing was summed
     seconds: float  # from the scrape before the first measured request to the last one
     finished: float | None  # requests that the server finished in that time, whoever sent them
     spans: list[SpanView]
@@ -145,6 +146,8 @@ def observe(run: RunDirectory, requests: pd.DataFrame, measured: pd.DataFrame) -
     scraped = scrapes.scrape_summary(run)
     first, last = int(scraped.answered_ns[0]), int(scraped.answered_ns[-1])
     begin, names = _begin(scraped.answered_ns, measured), names_that_grow(source)
+    if alternates := scrapes.alternate(run, names):
+        names = set()  # there is no sum of processes that answer in turn
     grown = Growth(source, scrapes.growth(run, names, begin, last))
     whole = grown if begin == first else Growth(source, scrapes.growth(run, names, first, last))
     served = measured[measured.status == "ok"]
@@ -155,9 +158,9 @@ def observe(run: RunDirectory, requests: pd.DataFrame, measured: pd.DataFrame) -
     )
     return view_of(
         source,
-        replace(scraped, restarts=max(scraped.restarts, whole.resets)),
+        replace(scraped, restarts=0 if alternates else max(scraped.restarts, whole.resets), alternates=alternates),
         grown,
-        _gauges(run, source, begin, last),
+        {} if alternates else _gauges(run, source, begin, last),
         seconds=(last - begin) / 1e9,
         clients=clients,
         agreement=_agreement(whole, requests),
@@ -190,6 +193,7 @@ def view_of(
         slowest_scrape_s=scraped.slowest_s,
         longest_gap_s=scraped.longest_gap_s,
         restarts=scraped.restarts,
+        alternates=scraped.alternates,
         seconds=seconds,
         finished=of_family(totals, FINISHED),
         spans=spans,

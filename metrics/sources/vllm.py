@@ -91,6 +91,7 @@ VLLM = Source(
         renamed(
             "sojourn_request_itl_seconds",
             "vllm:inter_token_latency_seconds",
+            "vllm:time_per_output_token_seconds",
             differs="one observation a step, also where a step gave several tokens",
         ),
         renamed(
@@ -165,6 +166,7 @@ VLLM = Source(
         "block": "--block-size",
     },
     own_labels=("engine", "finished_reason", "reason"),
+    steps=("vllm:iteration_tokens_total_count",),
     live_gaps=True,
     setting_gauges={
         "block_size": SettingGauge("vllm:cache_config_info", "block_size"),

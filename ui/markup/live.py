@@ -8,7 +8,8 @@ from ui.markup import fragments
 from ui.text import number, percent, prose, safe
 from ui.theme import STATE_COLOURS
 
-COLOUR_OF = {"idle": "healthy", "cannot tell": "inconclusive", "unreachable": "invalid"}  # state → one of a run
+# state → one of a run
+COLOUR_OF = {"idle": "healthy", "stuck": "overloaded", "cannot tell": "inconclusive", "unreachable": "invalid"}
 
 
 def headline(server: WatchedServer) -> str:

@@ -74,7 +74,7 @@ def held(path: str, now_s: float, targets=("a:1", "b:2"), *, clock_s=None, every
     if asked == "time()":
         told = [now_s if clock_s is None else clock_s, "the same"]
         return 200, json.dumps({"status": "success", "data": {"resultType": "scalar", "result": told}}).encode()
-    assert asked.startswith('{__name__=~"sojourn_.+|vllm:.+|sglang:.+|process_start_time_seconds"}[')
+    assert asked.startswith('{__name__=~"sojourn_.+|vllm:.+|sglang:.+|process_start_time_seconds|ray_(vllm')
     series: dict[tuple, list] = {}
     for target in targets:
         made, before = VllmPage(), float("-inf")
