@@ -171,6 +171,21 @@ _FOR_ALL = (
         "sojourn-drilldown", "vram_fills_quickly", ("model_name", "instance"),
     ),
 )  # fmt: skip
+_BY_SERVER = "job, instance, model_name"
+_HELD = " or ".join(f"sum by ({_BY_SERVER}) (llm:request_{name}) > 0" for name in ("running", "waiting"))
+_STILL = " and ".join(
+    f"on ({_BY_SERVER}) (sum by ({_BY_SERVER}) (rate(llm:{name}[2m])) == 0)"
+    for name in ("token_prompt_tokens_total", "token_generated_tokens_total", "request_itl_seconds_count")
+)
+_FOR_ALL += (
+    Alert(
+        "SojournEngineStuck", f"({_HELD}) and {_STILL}", "30s", PAGE,
+        "{{ $labels.instance }} has {{ $value }} requests, and gave no token for 2 minutes",
+        "The engine hangs. Take a stack dump (`py-spy dump --pid PID`, also of its workers), then restart it. A server "
+        "with several engines shows it only where all of them stand still: `sojourn watch` tells them apart.",
+        "sojourn-saturation", "high_ttft", ("model_name", "instance"),
+    ),
+)  # fmt: skip
 # From names that only our engine has.
 _FOR_OURS = (
     Alert(

@@ -96,6 +96,20 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {OLDEST: "0+60x20", COMPUTING: "0+500x5 2500x15", HERE: "1x20"},
         {OLDEST: "0+60x20", COMPUTING: "0+500x20", HERE: "1x20"},
     ),
+    "SojournEngineStuck": (
+        {
+            VLLM_HERE: "4x20",
+            f'vllm:prompt_tokens_total{{{POD},engine="0"}}': "900x20",
+            f'vllm:generation_tokens_total{{{POD},engine="0"}}': "900x20",
+            f'vllm:inter_token_latency_seconds_count{{{POD},engine="0"}}': "900x20",
+        },
+        {
+            VLLM_HERE: "4x20",
+            f'vllm:prompt_tokens_total{{{POD},engine="0"}}': "900x20",
+            f'vllm:generation_tokens_total{{{POD},engine="0"}}': "0+60x20",
+            f'vllm:inter_token_latency_seconds_count{{{POD},engine="0"}}': "0+60x20",
+        },
+    ),
     "SojournCoreRestarted": ({RESTARTS: "0x15 1x5"}, {RESTARTS: "1x20"}),
     "SojournRejecting": ({REJECTED: "0+2x20", FINISHED: "0+10x20"}, {REJECTED: "0+1x20", FINISHED: "0+100x20"}),
     "SojournBlockedByMemory": (
