@@ -11,28 +11,6 @@ ROUTED = frozenset({
     "vllm:num_incoming_requests_total",
 })  # fmt: skip
 ROUTERS = ("sgl_router_", "smg_", "sglang_router_", "sglang:router_", "vllm_router_", "vllm:router_")
-# Family of ours → their names by version, newest first. "" is the present one.
-BY_VERSION = {
-    "sojourn_memory_kv_usage_ratio": {
-        "vLLM": (("vllm:kv_cache_usage_perc", "0.10 to 0.33"), ("vllm:gpu_cache_usage_perc", "0.6 to 0.10")),
-        "SGLang": (("sglang:token_usage", "all"),),
-    },
-    "sojourn_request_itl_seconds": {
-        "vLLM": (("vllm:inter_token_latency_seconds", "0.11 to 0.33"),
-                 ("vllm:time_per_output_token_seconds", "0.6 to 0.11")),
-        "SGLang": (("sglang:inter_token_latency_seconds", "since 0.4.4"),
-                   ("sglang:time_per_output_token_seconds", "before")),
-    },
-    "sojourn_request_tpot_seconds": {
-        "vLLM": (("vllm:request_time_per_output_token_seconds", "0.11 to 0.33; before it no metric shows TPOT"),),
-        "SGLang": (("sglang:request_time_per_output_token_seconds", "since 0.5.2; before it no metric shows TPOT"),),
-    },
-    "sojourn_memory_prefix_tokens_total": {
-        "vLLM": (("vllm:prefix_cache_hits_total", "0.9 to 0.33"),
-                 ("vllm:gpu_prefix_cache_hits_total", "0.8 to 0.10; before it only a ratio")),
-        "SGLang": (("sglang:prefill_effective_tokens_total", "since 0.5.2"), ("sglang:cached_tokens_total", "before")),
-    },
-}  # fmt: skip
 
 
 @cache
