@@ -75,7 +75,7 @@ class TextStream:
     def _begin(self, prompt: Sequence[int]) -> None:
         """Puts the stages where the prompt leaves them: by its first entries, and those behind the last anchor."""
         first, size = 0, len(prompt)
-        while first < size and not ((item := self._item(prompt[first])) and through(self._stages, item)):
+        while first < size and not ((item := self._item(prompt[first])) is not None and through(self._stages, item)):
             first += 1
         tail = []
         for index in range(size - 1, first, -1):

@@ -70,3 +70,10 @@ def test_pieces_are_the_whole_less_the_prompt(kind):
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_pieces_are_the_whole_in_many_examples(kind):
     run(kind, 50_000 // len(TOKENIZERS) + 1)
+
+
+def test_an_empty_entry_at_the_beginning_of_a_prompt_is_its_first():
+    kind = "word pieces as they stand"
+    empty, word = (TOKENIZERS[kind].token_to_id(entry) for entry in ("", "a"))
+    check(kind, [empty, word, word], 1, True)
+    check(kind, [empty, empty, word], 2, True)
