@@ -145,7 +145,7 @@ def _late_quantile(noun: str, quantile: float, window: str, bound_ms: float) -> 
 
 _REJECTED, _FINISHED = "llm:request_rejected_total", "llm:request_finished_total"
 # From the names that every engine has.
-_FOR_ALL = (
+_FOR_ALL: tuple[Alert, ...] = (
     Alert(
         "SojournRejecting",
         f"{by_model('rate', _REJECTED)} / ({by_model('rate', _REJECTED)} + {by_model('rate', _FINISHED)}) > 0.05",
