@@ -47,5 +47,5 @@ def qwen3_moe_config(config: dict[str, Any]) -> DecoderConfig:
 def _upper_windows(config: dict[str, Any], num_layers: int) -> tuple[int | None, ...]:
     """Windows from `max_window_layers` on, where `use_sliding_window` asks for them."""
     if not config.get("use_sliding_window", False):
-        return (None,) * num_layers
+        return layer_windows(config | {"sliding_window": None}, num_layers)
     return layer_windows(config, num_layers, first=count(config, "max_window_layers", 28, least=0))

@@ -56,7 +56,7 @@ FAMILIES: dict[str, Callable[[dict[str, Any]], DecoderConfig]] = {
     "MPTForCausalLM": mpt.decoder_config,  # as mosaicml published it
 }
 
-_SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+_SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar")
 # Keys of NEUTRAL that some families compute with.
 HONOURED = dict.fromkeys(("Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), _SOFT_CAPS)
 

@@ -10,6 +10,15 @@ NEUTRAL = {
     "final_logit_softcapping": None,
     "logit_scale": None,
     "partial_rotary_factor": 1.0,
+    "rotary_pct": 1.0,
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "logits_scaling": 1.0,
+    "attention_multiplier": None,
+    "query_pre_attn_scalar": None,
+    "no_rope_layers": None,
+    "attention_chunk_size": None,
+    "alibi": False,
     "is_encoder_decoder": False,
 }
 

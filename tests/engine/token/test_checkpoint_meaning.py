@@ -104,10 +104,8 @@ def said_of(config, caplog):
 def test_key_that_nothing_reads_is_named_at_load_and_no_other_is(family, checkpoints, caplog):
     config = read_config(checkpoints[family])
     assert said_of(config, caplog) == ""
-    said = said_of(
-        config | {"residual_multiplier": 0.22, "new_scale": [1, 2], "use_cache": False, "gone": None}, caplog
-    )
-    assert "new_scale=[1, 2], residual_multiplier=0.22, which nothing here reads" in said
+    said = said_of(config | {"zeta_multiplier": 0.22, "new_scale": [1, 2], "use_cache": False, "gone": None}, caplog)
+    assert "new_scale=[1, 2], zeta_multiplier=0.22, which nothing here reads" in said
     assert "use_cache" not in said and "gone" not in said
 
 
