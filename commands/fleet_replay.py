@@ -142,8 +142,8 @@ def _print(answers: "list[FleetAnswer]") -> None:
             out.print(f"! {each.routing}: {each.refused:,} requests refused; a queue was full, or they were larger "
                       "than the KV pool", markup=False, soft_wrap=True)  # fmt: skip
     if (beyond := max(each.extrapolated for each in answers)) > 0.3:
-        out.print(f"! {beyond:.0%} of the device's time is in steps far larger than any of the run; the times of such "
-                  "steps are a guess", markup=False, soft_wrap=True)  # fmt: skip
+        out.print(f"! {beyond:.0%} of the device's time is in steps larger or smaller than those of the run; the times "
+                  "of such steps are a guess", markup=False, soft_wrap=True)  # fmt: skip
     out.print(f"replayed in {max(each.replay_seconds for each in answers):.0f} s a policy", markup=False)
 
 

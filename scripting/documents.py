@@ -32,8 +32,8 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     schema: str = "sojourn.replay/1"
     run: str
     recorded: dict[str, float | None]  # latency:quantile → ms; goodput_rps; attainment; preemptions
-    step_model_error: float | None  # relative, between sizes of steps that the model did not see
-    larger_steps_error: float | None  # ... for far larger ones
+    step_model_error: float | None  # relative, at sizes left out of the fit; None: too few sizes
+    larger_steps_error: float | None  # ... for sizes beyond those of the run
     run_to_run: RunToRun
     rests_on: str  # a sentence: what the intervals rest on
     unchanged: Prediction  # the check: the run replayed as it was

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from engine.replay.step_fit import FAR_BEYOND, FEWEST_OF_A_SIZE, StepColumns, fitted
+from engine.replay.step_fit import StepColumns
 from metrics.compute.cost_model import ModelShape, StepWork, pairs_and_reads, shape_from
 from metrics.compute.speed_reference import SpeedEntry, settings_of, step_features
-from metrics.compute.step_time import features, reached
+from metrics.compute.step_time import FAR_BEYOND, FEWEST_OF_A_SIZE, features, reached
 from metrics.diagnosis.speed_facts import stored_entries
 from metrics.run.directory import engine_settings
+from metrics.statistics.relative_fit import fitted
 from metrics.steps import Steps, rows_of
 
 SAMPLED_STEPS = 1_500  # of the run, evenly: a slowdown is known well enough from them
@@ -177,6 +178,8 @@ def _tells(entry: SpeedEntry, size: _Size) -> bool:
     """Whether the run of the entry had such steps, or nearly. An entry of an older version does not say."""
     if entry.most_decodes is None or entry.largest_tokens is None:
         return True
+    if size.decodes + size.chunk < (entry.fewest_tokens or 0.0) / FAR_BEYOND:
+        return False
     is_alike = size.decodes <= FAR_BEYOND * entry.most_decodes
     return is_alike and size.decodes + size.chunk <= FAR_BEYOND * entry.largest_tokens
 

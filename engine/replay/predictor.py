@@ -81,9 +81,11 @@ class ReplayPredictor:
         self._doubts: list[str] | None = None
 
     @property
-    def model_error(self) -> float:
-        """Relative error of the step model between sizes of steps, in stretches of the run that it did not see."""
-        return self._material.times.error
+    def model_error(self) -> float | None:
+        """Relative error of the step model at sizes of steps left out of its fit; None where the run has too few sizes
+        to tell."""
+        error = self._material.times.error
+        return error if math.isfinite(error) else None
 
     def step_errors(self, steps: pd.DataFrame) -> StepErrors:
         """What the step model of this run says of the steps of another one."""
@@ -104,11 +106,17 @@ class ReplayPredictor:
         known = self._material.known
         others = f"by {known.entries} other runs" if known is not None and known.tells_beyond else "a guess"
         return (
-            f"{len(self._material.step_begins_ns):,} steps; the step model is wrong by {100 * self.model_error:.1f} % "
-            f"between sizes of steps it did not see; runs differ by {100 * spread.speed:.1f} % in speed "
-            f"({beside}); far larger steps may be wrong by {100 * spread.error_beyond:.0f} % more ({others}); "
-            "an interval holds 8 of 10 outcomes"
+            f"{len(self._material.step_begins_ns):,} steps; {self._model_sentence()}; "
+            f"runs differ by {100 * spread.speed:.1f} % in speed ({beside}); larger or smaller steps may be wrong by "
+            f"{100 * spread.error_beyond:.0f} % more ({others}); an interval holds 8 of 10 outcomes"
         )
+
+    def _model_sentence(self) -> str:
+        if self._material.times.sizes < 2:
+            return "they have one size, so that the time of other sizes cannot be predicted"
+        if self.model_error is None:
+            return "they have too few sizes to tell how wrong the step model is at others"
+        return f"the step model is wrong by {100 * self.model_error:.1f} % at sizes of steps left out of its fit"
 
     def check(self, change: Change) -> None:
         """Raises ReplayError, with a sentence, for a change that cannot be replayed."""
@@ -232,8 +240,8 @@ class ReplayPredictor:
         return figures(answers, objectives, window / change.arrival_rate if window else None)
 
     def _beyond_the_run(self, replayed: Replayed, change: Change) -> list[Figures]:
-        """What a change that was replayed once may be because of steps far larger than those of the run. Its latencies
-        are as much shorter or longer as the device's time may be; a queue would stretch them more."""
+        """What a change that was replayed once may be because of steps larger or smaller than those of the run. Its
+        latencies are as much shorter or longer as the device's time may be; a queue would stretch them more."""
         error = NORMAL_80 * self.spread.error_beyond * replayed.extrapolated
         factors = (math.exp(-error), math.exp(error)) if error else ()
         return [self._figures(replayed.answers.stretched(factor), change) for factor in factors]

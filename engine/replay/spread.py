@@ -37,12 +37,12 @@ class Spread:
 
     speed: float  # of the machine between two runs, with the error of the step model
     repeats: int  # runs that it rests on; 0: none lay beside the run
-    error_beyond: float = 0.0  # of the time of steps far larger than those of the run, beside `speed`
+    error_beyond: float = 0.0  # of the time of steps larger or smaller than those of the run, beside `speed`
     metrics: Mapping[str, float] = field(default_factory=dict)  # figure → of its logarithm; of a share as it is
 
     @property
     def beyond(self) -> float:
-        """Of the time of steps far larger than those of the run, with `speed`."""
+        """Of the time of steps larger or smaller than those of the run, with `speed`."""
         return math.hypot(self.speed, self.error_beyond)
 
     def of_metric(self, name: str) -> float:
@@ -60,7 +60,7 @@ def spread_of(run: RunDirectory, meta: Mapping[str, Any], material: Material, re
             values = values[~np.isnan(values) & (is_share | (values > 0))]
             if len(values) > 1:
                 metrics[name] = _between(values if is_share else np.log(values))
-    speed = math.hypot(_speed_spread(material, metrics.get("tpot_ms:p50")), material.times.error / 2)
+    speed = math.hypot(_speed_spread(material, metrics.get("tpot_ms:p50")), material.times.known_error / 2)
     return Spread(speed=speed, repeats=len(repeats), error_beyond=_error_beyond(material), metrics=metrics)
 
 
@@ -78,10 +78,10 @@ def _speed_spread(material: Material, between_repeats: float | None) -> float:
 
 
 def _error_beyond(material: Material) -> float:
-    """Of the time of sizes that the run never had."""
-    known = material.known
+    """Of the time of sizes beyond those of the run: never below that of sizes between them."""
+    known, error = material.known, material.times.error
     if known is None or not known.tells_beyond:
-        return USUAL_ERROR_BEYOND
+        return max(USUAL_ERROR_BEYOND, error) if math.isfinite(error) else USUAL_ERROR_BEYOND
     return USUAL_ERROR_BEYOND / 2 if known.error is None else max(LEAST_ERROR_BEYOND, known.error)
 
 

@@ -1,30 +1,27 @@
 """How long a turn of the loop takes, fitted on the turns of one run.
 
 A turn has host stages before the device begins and after it ends, and the device's own time. Each is linear in what
-the step computed, with coefficients that cannot be negative. They are the non-negative least squares of the relative
-errors. Errors far beyond the usual are clipped (Huber, 1964), so that one stall teaches nothing. The rows of the matrix
-products have a piecewise linear cost, with knots only where the run has steps on both sides. Beyond the largest step
-the last slope goes on, unless other runs of this model tell the time of larger ones (known_sizes.py).
+the step computed, with coefficients that cannot be negative: metrics/statistics/relative_fit.py. The rows of the
+matrix products have a piecewise linear cost, with knots only where the run has steps on both sides, and slopes as alike
+as left_out.py says. Beyond the largest and the smallest step the slope there goes on, unless other runs of this model
+tell the time of such sizes (known_sizes.py).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from metrics.compute.step_time import FEWEST_OF_A_SIZE, KNOTS, reached
-from metrics.statistics.non_negative import NEGLIGIBLE_WEIGHT, non_negative
+from engine.replay.left_out import LARGEST_RATIO, LeftOut, left_out, size_classes
+from metrics.compute.step_time import FAR_BEYOND, FEWEST_OF_A_SIZE, KNOTS, reached, smallest
+from metrics.statistics.non_negative import Alike
+from metrics.statistics.relative_fit import fitted
 
-FAR_BEYOND = 1.5  # times the largest size of the run: up to there its own line goes on
 FEWEST_DECODES = 100  # steps: fewer do not tell what a row costs
 SHORT_CHUNKS = (2, 4, 8, 16)  # tokens
 SHORT_CHUNKS_COUNT = 3  # steps that each of them counts as
 FEWEST_BETWEEN_KNOTS = 20  # steps, or the slope there would be noise
 BASE_FEATURES = 7
-FITTED_STEPS = 6_000  # more would not move the coefficients
-FOLDS = 5
-USUAL_ERROR = (0.02, 0.3)  # bounds of the relative error that counts as usual; thrice that is clipped
-RIDGE = 1e-6  # of a feature's own weight: decides between features that always occur together
+LOOSE, STIFF = 1e-4, 0.2  # weight of the difference of neighbouring slopes
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +80,12 @@ class StepTimes:
         steps_reach = reached(steps.tokens)
         self.knots = _knots(steps.tokens) if beyond is None else _knots_until(max(steps_reach, beyond.tokens.max()))
         features = steps.features(self.knots)
+        self.alike, found = _slopes(steps, features, follows=beyond is not None)
+        self.error = found.error  # relative, of sizes left out of the fit; infinite where nothing tells
+        self.sizes = int((np.bincount(size_classes(steps.tokens)) >= FEWEST_OF_A_SIZE).sum())
         guessed = [each for each in (beyond, short_chunks(steps)) if each is not None]
         self.device = fitted(
-            features, steps.device_ns, [(each.features(self.knots), each.device_ns) for each in guessed]
+            features, steps.device_ns, [(each.features(self.knots), each.device_ns) for each in guessed], self.alike
         )
         self.sampling = fitted(np.stack([np.ones(len(steps)), steps.rows], axis=1), steps.sampling_ns)
         host, stages = steps.host_features(), steps.host_stages()
@@ -94,17 +94,22 @@ class StepTimes:
             fitted(host, stage, [] if told is None else [(beyond.host_features()[told], guess[told])])
             for stage, guess in zip(stages, stages if beyond is None else beyond.host_stages(), strict=True)
         ]
-        self.device_ratio = steps.device_ns / np.maximum(features @ self.device, 1.0)
+        self.predicted_ns = features @ self.device
+        timed = (steps.device_ns >= 0) & np.isfinite(steps.device_ns)
+        measured_ns = np.where(timed, steps.device_ns, self.predicted_ns)
+        self.device_ratio = measured_ns / np.maximum(self.predicted_ns, 1.0)
         self.host_ns = sum(host @ coefficients for coefficients in self.host)
         self.host_ratio = sum(stages) / np.maximum(self.host_ns, 1.0)
-        self.predicted_ns = features @ self.device
-        self.largest_tokens = FAR_BEYOND * steps_reach  # a step with more is beyond those of the run
-        self.most_decodes = FAR_BEYOND * max(reached(steps.decodes), 1.0)
-        self.told_tokens, self.told_decodes = self.largest_tokens, self.most_decodes  # of larger ones nothing tells
+        self.fewest_tokens, self.largest_tokens = smallest(steps.tokens), steps_reach  # of the steps of the run
+        self.most_decodes = max(reached(steps.decodes), 1.0)
+        # Of steps further away than these nothing tells.
+        self.told_fewest, self.told_tokens = self.fewest_tokens / FAR_BEYOND, FAR_BEYOND * self.largest_tokens
+        self.told_decodes = FAR_BEYOND * self.most_decodes
         if beyond is not None:
+            self.told_fewest = min(self.told_fewest, float(beyond.tokens.min()))
             self.told_tokens = max(self.told_tokens, float(beyond.tokens.max()))
             self.told_decodes = max(self.told_decodes, float(beyond.decodes.max()))
-        self.error = held_out_error(steps)
+        self.known_error = _known_error(steps.tokens, self.predicted_ns, self.device_ratio)
         self._device = self.device.tolist()
         self._segments = list(zip(self.knots, (*self.knots[1:], 2**62), self._device[BASE_FEATURES:], strict=True))
 
@@ -113,8 +118,8 @@ class StepTimes:
         return steps.features(self.knots) @ self.device
 
     def is_beyond(self, tokens: np.ndarray, decodes: np.ndarray) -> np.ndarray:
-        """Which steps are far larger than those of the run, bool [steps]."""
-        return (tokens > self.largest_tokens) | (decodes > self.most_decodes)
+        """Which steps are larger or smaller than those of the run, so that their time is extrapolated: bool [steps]."""
+        return (tokens > self.largest_tokens) | (decodes > self.most_decodes) | (tokens < self.fewest_tokens)
 
     def device_ns(
         self, tokens: int, decodes: int, decode_pairs: int, chunks: int, chunk_pairs: int, rows: int
@@ -147,7 +152,7 @@ def short_chunks(steps: StepColumns) -> StepColumns | None:
     if not lengths:
         return None
     knots = _knots(steps.tokens[alone])
-    device = fitted(steps.features(knots)[alone], steps.device_ns[alone])
+    device = fitted(steps.features(knots)[alone], steps.device_ns[alone], alike=_alike(LOOSE))
     context = steps.decode_pairs[alone].sum() / steps.decodes[alone].sum()
     most = FAR_BEYOND * reached(steps.tokens[alone])
     sizes = [
@@ -170,58 +175,36 @@ def short_chunks(steps: StepColumns) -> StepColumns | None:
     )  # fmt: skip
 
 
-def fitted(
-    features: np.ndarray, measured_ns: np.ndarray, guessed: Sequence[tuple[np.ndarray, np.ndarray]] = ()
-) -> np.ndarray:
-    """Coefficients, none below nought, of the least squares of the relative errors. `guessed` are further features and
-    times, each as good as one that was measured."""
-    if len(features) > FITTED_STEPS:  # evenly chosen over the run
-        chosen = np.linspace(0, len(features) - 1, FITTED_STEPS).astype(int)
-        rare = np.flatnonzero(features[:, 1] > np.median(features[:, 1]))
-        if len(rare) > FITTED_STEPS:
-            rare = rare[np.linspace(0, len(rare) - 1, FITTED_STEPS).astype(int)]
-        chosen = np.union1d(chosen, rare)
-        features, measured_ns = features[chosen], measured_ns[chosen]
-    for more, ns in guessed:
-        features, measured_ns = np.concatenate([features, more]), np.concatenate([measured_ns, ns])
-    target = np.maximum(measured_ns, 0.0)
-    unit = np.maximum(target, max(float(np.median(target)) / 4, 1.0))
-    trust = np.ones(len(target))
-    coefficients = np.zeros(features.shape[1])
-    for _ in range(6):
-        weight = trust / unit**2
-        weighted = features * weight[:, None]
-        gram = weighted.T @ features
-        usable = np.diagonal(gram) > NEGLIGIBLE_WEIGHT
-        coefficients, _ = non_negative(gram, weighted.T @ target, usable, ridge=RIDGE)
-        expected = np.maximum(features @ coefficients, 1.0)
-        errors = np.abs(target - expected) / np.maximum(expected, unit / 2)
-        usual = float(np.clip(np.median(errors), *USUAL_ERROR))
-        trust = np.minimum(1.0, 3 * usual / np.maximum(errors, 1e-9))
-        unit = np.maximum(expected, max(float(np.median(expected)) / 4, 1.0))
-    return coefficients
+def _alike(weight: float) -> Alike:
+    return Alike(slice(BASE_FEATURES, None), weight)
 
 
-def held_out_error(steps: StepColumns) -> float:
-    """How wrong the sizes of steps are to each other, in stretches of the run that the fit did not see. The mean, by
-    device time, of each size's relative error against that of all. That the machine was slower there is no error: a
-    replay takes its level from the run."""
-    count = len(steps)
-    if count < 4 * FOLDS:
-        return 1.0
-    features, place = steps.features(_knots(steps.tokens)), np.arange(count) * 4 * FOLDS // count
-    expected = np.zeros(count)
-    for fold in range(FOLDS):
-        out = place % FOLDS == fold
-        expected[out] = features[out] @ fitted(features[~out], steps.device_ns[~out])
-    expected = np.maximum(expected, 1.0)
-    ratio = np.minimum(steps.device_ns / expected, 3.0)  # one stall is no error of a size
-    sizes = np.floor(np.log2(expected)).astype(int)
-    sizes -= sizes.min()
-    time_ns, measured = np.bincount(sizes, expected), np.bincount(sizes, expected * ratio)
-    used = time_ns > 0
-    errors = np.abs(measured[used] / time_ns[used] / (measured.sum() / time_ns.sum()) - 1)
-    return float((errors * time_ns[used]).sum() / time_ns.sum())
+def _slopes(steps: StepColumns, features: np.ndarray, *, follows: bool) -> tuple[Alike, LeftOut]:
+    """How alike the slopes are, and the errors of sizes left out of such a fit. Of a run with few sizes nothing speaks
+    against a straight line, unless the fit `follows` what other runs tell."""
+
+    def errors(alike: Alike) -> LeftOut:
+        return left_out(
+            steps.tokens,
+            steps.device_ns,
+            lambda seen, out: features[out] @ fitted(features[seen], steps.device_ns[seen], alike=alike),
+        )
+
+    loose = errors(_alike(LOOSE))
+    stiff = loose if follows else errors(_alike(STIFF))
+    if follows or stiff.error > loose.error + loose.standard_error:
+        return _alike(LOOSE), loose
+    return _alike(STIFF), stiff
+
+
+def _known_error(tokens: np.ndarray, predicted_ns: np.ndarray, ratio: np.ndarray) -> float:
+    """How wrong the sizes of the run are to each other: the mean, by device time, of each one's relative error against
+    that of all. That the machine was slower there is no error: a replay takes its level from the run."""
+    sizes = size_classes(tokens)
+    measured_ns = np.bincount(sizes, predicted_ns * np.minimum(ratio, LARGEST_RATIO))
+    expected_ns = np.maximum(np.bincount(sizes, predicted_ns), 1.0)
+    errors = np.abs(measured_ns / expected_ns / (measured_ns.sum() / expected_ns.sum()) - 1)
+    return float((errors * expected_ns).sum() / expected_ns.sum())
 
 
 def _knots(tokens: np.ndarray) -> tuple[int, ...]:

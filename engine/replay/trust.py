@@ -26,10 +26,10 @@ def of_run(material: Material, measured: pd.DataFrame) -> list[str]:
     steps = len(material.step_begins_ns)
     if steps < FEW_STEPS:
         doubts.append(f"The run has only {steps} steps, too few to know how long a step takes.")
-    if material.times.error > WORST_MODEL_ERROR:
+    if material.times.known_error > WORST_MODEL_ERROR:
         doubts.append(
-            f"The step model is wrong by {100 * material.times.error:.0f} % between small and large steps that it did "
-            "not see."
+            f"The step model is wrong by {100 * material.times.known_error:.0f} % between small and large steps of the "
+            "run."
         )
     if material.warm_blocks:
         doubts.append(
@@ -75,9 +75,11 @@ def of_change(change: Change, replayed: Replayed, material: Material) -> list[st
     doubts = []
     if replayed.guessed > WORST_GUESSED:
         doubts.append(
-            f"{100 * replayed.guessed:.0f} % of the device time is in steps larger than any of the run, whose "
+            f"{100 * replayed.guessed:.0f} % of the device time is in steps far from those of the run in size, whose "
             "time is a guess."
         )
+    if replayed.guessed and material.times.sizes < 2:
+        doubts.append("The steps of the run have one size, so that the time of other sizes cannot be predicted.")
     if replayed.repeated > len(material.load.requests):
         doubts.append("More requests are sent than twice those that were recorded; most of them are repetitions.")
     if "model" in change.settings or ("kv_cache_dtype" in change.settings and not _names_pool(change)):

@@ -19,7 +19,7 @@ class FittedTurns:
         removed = removed or {}
         self._times, self._noise = times, noise
         self._device = slowness / device_speed
-        self._beyond = slowness_beyond / slowness  # of steps far larger than those of the run
+        self._beyond = slowness_beyond / slowness  # of steps larger or smaller than those of the run
         self._host = slowness * (1 - removed.get("compute.host", 0.0))
         self._kept_prefill = 1 - removed.get("compute.prefill", 0.0)
         self._kept_decode = 1 - removed.get("compute.decode", 0.0)
@@ -76,10 +76,10 @@ class FittedTurns:
             factor * (c[0] + c[1] * sequences + c[2] * ended + c[3] * tokens) for c in self._stages
         )
         device_ns = expected_kept * device_ratio * self._device + stall_ns
-        if tokens > model.largest_tokens or decodes > model.most_decodes:
+        if tokens > model.largest_tokens or decodes > model.most_decodes or tokens < model.fewest_tokens:
             device_ns *= self._beyond
             self.extrapolated_ns += device_ns
-            if tokens > model.told_tokens or decodes > model.told_decodes:
+            if tokens > model.told_tokens or decodes > model.told_decodes or tokens < model.told_fewest:
                 self.guessed_ns += device_ns
         self.device_ns += device_ns
         return TurnTimes(before, device_ns, after, publish, receive)

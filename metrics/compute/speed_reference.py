@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from metrics.compute.cost_model import ModelShape
 from metrics.compute.step_costs import batch_work, transfer_ns
 from metrics.compute.step_costs import step_features as features_of
-from metrics.compute.step_time import NUM_FEATURES, StepTimeModel, reached
+from metrics.compute.step_time import NUM_FEATURES, StepTimeModel, reached, smallest
 from metrics.machine.store import changing, store, store_path
 from metrics.records import STAGES
 from metrics.steps import Steps
@@ -55,6 +55,7 @@ class SpeedEntry(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     largest_tokens: float | None = None  # that enough steps had; None where an older version wrote the entry
     most_decodes: float | None = None  # sequences with one new token in a step, likewise
+    fewest_tokens: float | None = None  # that enough steps had, or fewer, likewise
     host: dict[str, Line] = {}  # stage → by sequences of the step
     sampling: Line | None = None  # by rows of logits
     encoding: Line | None = None  # by characters of the prompt
@@ -104,18 +105,21 @@ def of_one_process(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fit_entry(shape: ModelShape, records: Sequence[Any], **described: Any) -> SpeedEntry | None:
-    """What the records of steps show (StepRecord, or rows of the table `steps`); None for too few."""
+    """What the records of steps show (StepRecord, or rows of the table `steps`); None for too few with a time."""
     if len(records) < StepTimeModel.MIN_STEPS:
         return None
     steps, model = Steps(records), StepTimeModel()
     found, sampling = step_features(shape, steps), sampling_ns(steps)
-    model.observe_all(found, np.maximum(steps["device_ns"] - sampling - transfer_ns(steps), 0))
+    model.observe_all(found, steps["device_ns"] - sampling - transfer_ns(steps))
+    if model.steps < StepTimeModel.MIN_STEPS:
+        return None
     known = model.coefficients()
     sequences = steps.sequences.astype(float)
     return SpeedEntry(
         step_ns=[None if np.isnan(value) else float(value) for value in known],
         steps=len(records),
         largest_tokens=reached(steps.tokens),
+        fewest_tokens=smallest(steps.tokens),
         most_decodes=reached(steps.summed((steps.new_tokens == 1).astype(np.int64))),
         host={stage: line(sequences, _stage(records, stage)) for stage in HOST_STAGES},
         sampling=line(steps["logit_rows"].astype(float), sampling.astype(float)) if sampling.any() else None,
@@ -135,7 +139,9 @@ def sampling_ns(steps: Steps) -> np.ndarray:
 
 def line(units: np.ndarray, ns: np.ndarray) -> Line:
     """Least squares with no coefficient below nought. The slowest twentieth counts as its bound: a stall teaches
-    nothing."""
+    nothing. A time that is no number, or below nought, is no reading."""
+    known = (ns >= 0) & np.isfinite(ns)
+    units, ns = (units[known], ns[known]) if known.any() else (units, np.zeros(len(ns)))
     spent = np.minimum(ns, np.quantile(ns, 0.95))
     mean, spread = units.mean(), units - units.mean()
     slope = max(0.0, float((spread * spent).sum() / max((spread**2).sum(), 1e-9)))

@@ -9,6 +9,7 @@ import pandas as pd
 from metrics.records import PROMPT_KINDS, STAGES
 from metrics.request.waits import reasons
 from metrics.sources.pressure import KV_FREE
+from metrics.statistics.relative_fit import fitted
 
 FEWEST_STEPS_FOR_A_FIT = 50  # three coefficients from fewer steps are noise
 OUTLIER_DEVIATIONS = 4.0  # robust standard deviations; a page fault must not bend the step model
@@ -122,15 +123,17 @@ def _starved(steps: pd.DataFrame, has_prompts: np.ndarray, decoding: np.ndarray)
 
 
 def fit(tokens: np.ndarray, context: np.ndarray, wall: np.ndarray) -> StepModel | None:
-    """Least squares with non-negative coefficients, once more without the outliers; None for too few steps."""
-    fitted = tokens > 0
-    if fitted.sum() < FEWEST_STEPS_FOR_A_FIT:
+    """Least squares with non-negative coefficients, without the outliers; None for too few steps."""
+    timed = (tokens > 0) & (wall > 0) & np.isfinite(wall)
+    if timed.sum() < FEWEST_STEPS_FOR_A_FIT:
         return None
-    model = _fit_once(tokens[fitted], context[fitted], wall[fitted])
-    residual = wall - model.predict(tokens, context)
-    spread = 1.4826 * np.median(np.abs(residual[fitted] - np.median(residual[fitted])))  # 1.4826: MAD of a normal = 1 σ
-    fitted &= np.abs(residual) <= OUTLIER_DEVIATIONS * max(spread, 1.0)
-    return _fit_once(tokens[fitted], context[fitted], wall[fitted]) if fitted.sum() >= FEWEST_STEPS_FOR_A_FIT else model
+    tokens, context, wall = tokens[timed], context[timed], wall[timed]
+    features = np.column_stack([np.ones(len(tokens)), tokens, context])
+    residual = wall - features @ fitted(features, wall)
+    spread = 1.4826 * np.median(np.abs(residual - np.median(residual)))  # 1.4826: MAD of a normal = 1 σ
+    usual = np.abs(residual) <= OUTLIER_DEVIATIONS * max(spread, 1.0)
+    kept = usual if usual.sum() >= FEWEST_STEPS_FOR_A_FIT else np.ones(len(tokens), dtype=bool)
+    return _fit_once(tokens[kept], context[kept], wall[kept])
 
 
 def _fit_once(tokens: np.ndarray, context: np.ndarray, wall: np.ndarray) -> StepModel:

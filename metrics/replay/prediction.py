@@ -110,8 +110,8 @@ class Predictor(Protocol):
         """One prediction a change, in their order; what was replayed before is not replayed again.
 
         `quick` is for choosing among many: the same medians in a fraction of the time. Its bounds are as wide as those
-        of the unchanged run, and wider where steps are far larger than those of the run. Raises ReplayError where the
-        run cannot be replayed at all.
+        of the unchanged run, and wider where steps are larger or smaller than those of the run. Raises ReplayError
+        where the run cannot be replayed at all.
         """
         ...
 

@@ -40,7 +40,7 @@ class FleetAnswer(msgspec.Struct, frozen=True, kw_only=True):
     hit_rate_highest: float
     preemptions: int
     steps: int
-    extrapolated: float  # share of the device's time in steps far larger than those of the run
+    extrapolated: float  # share of the device's time in steps larger or smaller than those of the run
     replay_seconds: float  # wall clock
 
 

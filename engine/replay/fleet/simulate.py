@@ -40,7 +40,7 @@ class FleetAnswers:
     preemptions: int
     steps: int
     device_ns: float
-    extrapolated_ns: float  # of it in steps far larger than those of the run
+    extrapolated_ns: float  # of it in steps larger or smaller than those of the run
 
 
 @dataclass(frozen=True, slots=True)

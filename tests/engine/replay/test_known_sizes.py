@@ -110,7 +110,8 @@ def test_runs_that_had_no_such_steps_tell_nothing_of_them_however_well_they_agre
 
 
 def test_the_error_beyond_the_run_is_largest_where_nothing_is_known():
-    errors = [_error_beyond(SimpleNamespace(known=known)) for known in (
+    times = SimpleNamespace(error=0.02)
+    errors = [_error_beyond(SimpleNamespace(known=known, times=times)) for known in (
         None, SimpleNamespace(tells_beyond=False, error=None), SimpleNamespace(tells_beyond=True, error=None),
         SimpleNamespace(tells_beyond=True, error=0.001))]  # fmt: skip
     assert errors == [USUAL_ERROR_BEYOND, USUAL_ERROR_BEYOND, USUAL_ERROR_BEYOND / 2, LEAST_ERROR_BEYOND]

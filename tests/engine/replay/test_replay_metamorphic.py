@@ -96,7 +96,7 @@ def test_steps_beyond_those_of_the_run_widen_the_bounds_of_a_change_that_is_repl
         return bounds.high / bounds.low
 
     assert width(batched) > 1.1 * width(unchanged)
-    assert any("larger than any of the run" in doubt for doubt in batched.doubts)
+    assert any("far from those of the run in size" in doubt for doubt in batched.doubts)
 
 
 def test_an_objective_of_a_change_holds_for_classes_with_a_bound_of_their_own(tmp_path):

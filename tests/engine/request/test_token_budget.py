@@ -128,7 +128,10 @@ def test_the_scalar_prediction_is_that_of_the_features(eager):
     model.observe_all(found, 1000 * (50 + found[:, 7:].sum(axis=1)))
     works.append(step_work(SHAPE, [2000], [0], 1))  # rows beyond all that it has seen
     for work in works:
-        assert model.predict_work(work, eager=eager) == pytest.approx(model.predict(features(work, eager=eager)))
+        predicted = model.predict(features(work, eager=eager))
+        if predicted is None and work.tokens < 2000:  # fewer rows than enough steps had: a search goes on below them
+            predicted = np.nan_to_num(model.coefficients()) @ features(work, eager=eager)
+        assert model.predict_work(work, eager=eager) == pytest.approx(predicted)
     assert model.predict_work(works[-1], eager=eager) is None
 
 

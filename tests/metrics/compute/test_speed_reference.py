@@ -56,6 +56,14 @@ def test_a_line_is_what_it_was_made_of_and_never_below_nought():
     assert line(units, 100.0 - units).unit_ns == 0.0
 
 
+def test_readings_that_are_none_do_not_bend_a_line():
+    units = np.arange(1.0, 41.0)
+    ns = 300.0 + 7.0 * units
+    spoilt = ns.copy()
+    spoilt[[3, 20]] = np.nan, -1.0
+    assert line(units, spoilt).at(units) == pytest.approx(line(units, ns).at(units), rel=0.02)
+
+
 def test_lines_give_their_fast_end():
     assert expected_line([None, None], np.ones(1)) is None
     found = expected_line([Line(10.0, 1.0), None, Line(90.0, 1.0)], np.array([5.0]))

@@ -5,13 +5,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from metrics.compute.cost_model import shape_from
+from metrics.compute.speed_reference import fit_entry, step_features
 from metrics.diagnosis.diagnose import diagnose
 from metrics.diagnosis.facts import read_facts
 from metrics.diagnosis.machine_facts import machine_facts
 from metrics.diagnosis.speed_facts import _with_context
 from metrics.diagnosis.speed_run import entry_of_run
 from metrics.records.tables import SCHEMAS
+from metrics.request.goodput import measured, measured_steps
 from metrics.run.directory import RunDirectory
+from metrics.steps import Steps, rows_of
 from tests.metrics.sampled_machine import known, turns, with_requests, with_system
 from tests.metrics.simulated_server import Device
 from tests.metrics.synthetic import Plant, synthetic_run
@@ -169,3 +173,20 @@ def test_slow_writes_are_the_servers_and_not_the_loops(tmp_path):
     run = with_system(synthetic_run(tmp_path / "run", plant="slow_stream", requests=80), **turns(1.0, 20.0))
     with_requests(run, writing_ns=lambda rows: (0.95 * rows.ledger_request_stream_ns).astype("int64"))
     assert diagnose(run).findings[0].key == "slow_writer"
+
+
+@pytest.mark.parametrize("bad", [lambda ns: 0 * ns, lambda ns: 0 * ns + 1000, lambda ns: -ns, lambda ns: 100 * ns])
+def test_three_bad_steps_leave_no_other_speed_behind(tmp_path, bad):
+    run = known(synthetic_run(tmp_path / "run", requests=120, seed=3))
+    meta = run.meta()
+    steps = measured_steps(run.table("steps"), measured(run.requests(), meta))
+    spoilt = steps.copy()
+    spoilt.loc[spoilt.index[40:43], "device_ns"] = bad(steps.device_ns.iloc[40:43])
+    shape = shape_from(meta)
+    found = step_features(shape, Steps(rows_of(steps)))
+
+    def expected_ns(table):
+        entry = fit_entry(shape, rows_of(table), name="run", identity=1, measured_at="", settings={})
+        return found @ [ns or 0.0 for ns in entry.step_ns]
+
+    assert len(steps) > 500 and expected_ns(spoilt) == pytest.approx(expected_ns(steps), rel=0.02)
