@@ -22,7 +22,7 @@ NOT_OF_ANY_VALUE = {
 def test_no_key_that_transformers_writes_is_unknown(family, checkpoints, caplog):
     with caplog.at_level(logging.WARNING):
         decoder_config(read_config(checkpoints[family]))
-    assert not caplog.text
+    assert not [record for record in caplog.records if record.name.startswith("engine")]  # transformers warns, too
 
 
 @pytest.mark.parametrize("key", sorted(INERT - NOT_OF_ANY_VALUE))
