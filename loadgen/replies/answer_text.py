@@ -22,7 +22,7 @@ _MAY_FAIL = re.compile(rb"error|abort|cancel|fail|\n:|content-encoding", re.IGNO
 _FINISHED = re.compile(rb'"finish_reason"\s*:\s*"')
 # What `reply.py` counts as text: the first of it ends a client's wait for a first token.
 FIRST_TEXT = re.compile(
-    rb'(?:"(?:text|content|reasoning_content|reasoning|arguments)"|"function"\s*:\s*\{[^}]*"name")\s*:\s*"[^"]'
+    rb'(?:"(?:text|content|refusal|reasoning(?:_content|_text)?|thinking(?:_content)?|arguments|input|transcript)"|"function"\s*:\s*\{[^}]*"name")\s*:\s*"[^"]'
 )
 
 

@@ -27,6 +27,16 @@ def copied(checkpoints, tmp_path, family="llama", **config):
     return folder
 
 
+def check_tokens(folder):
+    """Ours are those of transformers, greedily."""
+    ours = generate(folder, [PROMPT], 6)[0]
+    ids = torch.tensor([PROMPT])
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=6, eos_token_id=None, pad_token_id=0
+    )  # fmt: skip
+    assert ours[0] == theirs[0, len(PROMPT) :].tolist()
+
+
 @pytest.mark.parametrize("is_own", [True, False])
 def test_head_of_its_own_counts_though_config_json_ties_it(checkpoints, tmp_path, is_own):
     folder = copied(checkpoints, tmp_path, tie_word_embeddings=True)
@@ -41,24 +51,14 @@ def test_head_of_its_own_counts_though_config_json_ties_it(checkpoints, tmp_path
     assert torch.equal(model.slices()["lm_head.weight"], tensors["lm_head.weight"]) if is_own else (
         "lm_head.weight" not in model.slices() or torch.equal(model.slices()["lm_head.weight"], head)
     )  # fmt: skip
-    ours = generate(folder, [PROMPT], 6)[0]
-    ids = torch.tensor([PROMPT])
-    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=6, eos_token_id=None, pad_token_id=0
-    )  # fmt: skip
-    assert ours[0] == theirs[0, len(PROMPT) :].tolist()
+    check_tokens(folder)
 
 
 def test_rope_scaling_counts_before_rope_parameters(checkpoints, tmp_path):
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
     folder = copied(checkpoints, tmp_path, rope_scaling=yarn)
     assert "rope_parameters" in json.loads((folder / "config.json").read_text())
-    ours = generate(folder, [PROMPT], 6)[0]
-    ids = torch.tensor([PROMPT])
-    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=6, eos_token_id=None, pad_token_id=0
-    )  # fmt: skip
-    assert ours[0] == theirs[0, len(PROMPT) :].tolist()
+    check_tokens(folder)
 
 
 def ends(folder, config=None, generation=None, tokenizer=None):
