@@ -107,7 +107,7 @@ def test_a_default_pool_never_exceeds_its_share_nor_what_can_be_used(free, seqs,
 
 def test_a_model_that_does_not_fit_is_refused_before_anything_is_built(tmp_path, monkeypatch):
     sizes = json.loads((model_folder("tiny-model") / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(sizes | {"hidden_size": 8192, "num_hidden_layers": 80}))
+    (tmp_path / "config.json").write_text(json.dumps(sizes | {"hidden_size": 8192, "intermediate_size": 1 << 20}))
     monkeypatch.setattr("psutil.virtual_memory", lambda: types.SimpleNamespace(available=4 * GIB))
     with pytest.raises(ModelError, match=r"the model does not fit \(memory: .*weights \d+\.\d GiB"):
         planned(config(load_format="dummy"), tmp_path)
