@@ -29,7 +29,7 @@ def engine_options(command: Callable[..., None]) -> Callable[..., None]:
             declared = Annotated[field.annotation, typer.Argument(help=field.description)]
         else:
             panel = field.json_schema_extra["panel"]
-            names = ("--lora", "--lora-adapters") if name == "lora_adapters" else ()
+            names = ("--lora", "--lora-adapters") if name == "lora_adapters" else (_flag(name, field),)
             option = typer.Option(
                 *names, help=_described(field), metavar=_value_name(name, field), rich_help_panel=panel
             )
@@ -45,6 +45,12 @@ def engine_options(command: Callable[..., None]) -> Callable[..., None]:
     command.__signature__ = inspect.Signature(parameters)
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command
+
+
+def _flag(name: str, field: FieldInfo) -> str:
+    """Named here: Typer 0.27 takes a metavar such as HOST for the name of `host`, and offers --HOST."""
+    flag = name.replace("_", "-")
+    return f"--{flag}/--no-{flag}" if field.annotation is bool else f"--{flag}"
 
 
 def _is_map(field: FieldInfo) -> bool:

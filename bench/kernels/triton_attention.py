@@ -154,7 +154,7 @@ def measure() -> list[Row]:
 def _row(case: Case, text: str, seconds: float, ceilings: Ceilings | None) -> Row:
     limit = None if ceilings is None else ceilings.roofline_ns(case.flops, case.moved_bytes, "bfloat16") / 1e9
     rate, unit = (case.moved_bytes / 1e9, "GB/s") if case.is_short else (case.flops / 1e12, "TFLOP/s")
-    percent = None if limit is None else 100 * limit / seconds
+    percent = None if limit is None else float(100 * limit / seconds)
     return Row(f"attention, {case.name}", text, seconds * 1e6, rate / seconds, unit, percent)
 
 

@@ -161,7 +161,7 @@ def _row(case: Case, ceilings: Ceilings | None) -> Row:
     seconds = seconds_of(lambda turn: calls[turn % len(calls)]())
     percent = None
     if ceilings is not None:
-        percent = 100 * ceilings.roofline_ns(case.flops, case.moved_bytes, "bfloat16") / 1e9 / seconds
+        percent = float(100 * ceilings.roofline_ns(case.flops, case.moved_bytes, "bfloat16") / 1e9 / seconds)
     return Row(case.kernel, case.shape, seconds * 1e6, case.moved_bytes / 1e9 / seconds, "GB/s", percent)
 
 

@@ -61,6 +61,18 @@ def test_classes_sum_to_the_wall_time_and_name_what_a_model_does(family, overlap
     assert burst.clock_error_ns < 1_000_000
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("graphs", ["off", "on"])
+def test_a_device_names_the_kernels_of_its_steps(graphs, checkpoints):
+    for _ in range(2):  # a process may be profiled again
+        _, _, burst = profiled(checkpoints["qwen3"], device="cuda", dtype="bfloat16", graphs=graphs, max_num_seqs=8)
+        classes = by_class(burst.records)
+        assert burst.failure is None and sum(classes.values()) == burst.window_ns > 0
+        for klass in ("attention", "gemm", "norm", "sampling", "rope_kv"):
+            assert classes[klass] > 0, klass
+        assert any("attend_kernel" in kernel.name for kernel in by_name(burst.records))
+
+
 def methods_of(engine) -> list[set[str]]:
     """What stands in place of a class's own methods."""
     runner = engine.runner

@@ -33,10 +33,32 @@ def logits_of(model: Decoder, operations: Operations) -> torch.Tensor:
     return torch.cat(found)
 
 
+class Choosing(Operations):
+    """The reference, with the experts that it chose, call by call."""
+
+    def __init__(self) -> None:
+        self.choices: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def mixture(self, x, weights, experts, *rest, **options):
+        self.choices.append((weights, experts))
+        return super().mixture(x, weights, experts, *rest, **options)
+
+
+class Following(TritonOperations):
+    """With the experts of another run: two that are nearly as good change places by a rounding, and are both right."""
+
+    def __init__(self, choices) -> None:
+        super().__init__()
+        self._choices = iter(choices)
+
+    def mixture(self, x, weights, experts, *rest, **options):
+        return super().mixture(x, *next(self._choices), *rest, **options)
+
+
 def check(folder, dtype: torch.dtype, tolerance: float) -> None:
-    model = load_model(folder, dtype, DEVICE, None)
+    model, reference = load_model(folder, dtype, DEVICE, None), Choosing()
     with torch.inference_mode():
-        expected, found = logits_of(model, Operations()), logits_of(model, TritonOperations())
+        expected, found = logits_of(model, reference), logits_of(model, Following(reference.choices))
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 

@@ -23,7 +23,7 @@ TRITON = TritonOperations()
 EPS = 1e-5
 BLOCK = 3  # tokens of a block of the cache
 # Steps of the last digit that a kernel may differ by: torch's sums and its sine of the same numbers round elsewhere.
-ULPS = {torch.float32: 8, torch.bfloat16: 1, torch.float16: 1}
+ULPS = {torch.float32: 8, torch.bfloat16: 1, torch.float16: 2}  # a GPU sums in another order
 KERNELS = "engine.compute.triton"
 
 
