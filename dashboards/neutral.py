@@ -70,18 +70,13 @@ def _translated(source: Source, item: Translation) -> Iterable[dict[str, Any]]:
     kind = METRIC_BY_NAME[item.ours].kind
     for suffix in SUFFIXES.get(kind, ("",)):
         alternatives = [_summed(source, terms, suffix, item) for terms in item.theirs]
-        if item.begins_with_first:  # of a counter without a sample yet: 0 for each server that is there
-            alternatives.append(f"0 * {_anchor(source)}")
+        if item.begins_beside:  # of a counter without a sample yet: 0 for each server that will have it
+            alternatives.append(f"0 * {_summed(source, (Term(item.begins_beside),))}")
         yield {
             "record": neutral(item.ours) + suffix,
             "expr": _not_ours(" or ".join(alternatives)),
             "labels": {"engine": source.key, **dict(item.labels)},
         }
-
-
-def _anchor(source: Source) -> str:
-    running = next(item for item in source.translations if neutral(item.ours) == PRESENT)
-    return _summed(source, running.theirs[0])
 
 
 def _not_ours(expr: str) -> str:

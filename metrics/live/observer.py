@@ -15,7 +15,7 @@ from metrics.live.steady import clock
 from metrics.live.verdict import Verdict, verdict
 from metrics.live.window import Window
 from metrics.sources.gain import FEWEST_MOMENTS, HALF_BATCH, SMALLEST_BATCH, WHOLE_BATCH, gap_gain
-from metrics.sources.pressure import GAPS, KV_USE, RUNNING, WAITING
+from metrics.sources.pressure import GAPS, GENERATED, KV_USE, RUNNING, WAITING
 from metrics.sources.source import Source
 from metrics.sources.translate import Growth, key, of_family, over_time
 from metrics.sources.view import FINISHED, Means, ServerView, own_latency_ms, settings_in, view_of
@@ -25,7 +25,7 @@ RATE_S = 10.0  # that the rates of `now` are over
 HISTORY_S = 600.0
 GAUGES = (RUNNING, WAITING, KV_USE)  # that a verdict reads
 TOKENS_STEP_BY_STEP = "sojourn_token_scheduled_tokens_total"  # by kind; only ours
-PROMPT_TOKENS, OUTPUT_TOKENS = "sojourn_token_prompt_tokens_total", "sojourn_token_generated_tokens_total"
+PROMPT_TOKENS = "sojourn_token_prompt_tokens_total"
 PHASES = {
     "request.queue": "queue", "request.admission": "queue", "memory.blocked": "queue", "request.quota": "queue",
     "compute.prefill": "prefill", "compute.decode": "decode", "request.interference": "others' prompts",
@@ -323,7 +323,7 @@ def parts_of(view: ServerView) -> list[Part]:
 
 def _counters(source: Source) -> set[str]:
     steps = {f"{name}{suffix}" for name in _names(source, (STEP_SECONDS, GAPS)) for suffix in ("_sum", "_count")}
-    return _names(source, (TOKENS_STEP_BY_STEP, PROMPT_TOKENS, OUTPUT_TOKENS, FINISHED)) | steps
+    return _names(source, (TOKENS_STEP_BY_STEP, PROMPT_TOKENS, GENERATED, FINISHED)) | steps
 
 
 def _names(source: Source, ours: Sequence[str]) -> set[str]:
@@ -338,7 +338,7 @@ def _rates(totals: Mapping[str, float], seconds: float) -> dict[str, float | Non
         "prompt": _sum(by_step["prefill"], by_step["recompute"]),
         "output": _sum(by_step["decode"], by_step["verify"]),
     }
-    ended = {"prompt": of_family(totals, PROMPT_TOKENS), "output": of_family(totals, OUTPUT_TOKENS)}
+    ended = {"prompt": of_family(totals, PROMPT_TOKENS), "output": of_family(totals, GENERATED)}
     counted = {name: ended[name] if each is None else each for name, each in live.items()}
     counted["requests"] = of_family(totals, FINISHED)
     return {name: each / seconds if each is not None and seconds > 0 else None for name, each in counted.items()}

@@ -24,10 +24,11 @@ from metrics.live.expectation import HISTOGRAMS, IN_LINE, WORK, lost_time, met
 from metrics.request.goodput import judged
 from metrics.request.objectives import short
 from metrics.run.directory import RunDirectory
-from metrics.sources.pressure import WAITING
+from metrics.sources.pressure import GENERATED, WAITING
+from metrics.sources.registry import SOURCES
 from metrics.sources.sglang import SGLANG
 from metrics.sources.sojourn import SOJOURN
-from metrics.sources.translate import Growth
+from metrics.sources.translate import Growth, of_family
 from metrics.sources.view import ServerView
 from metrics.sources.vllm import VLLM
 
@@ -73,9 +74,9 @@ def verdict(
         found += [] if pool is None else [_plain(pool, lost)]
     state, headline = _state(view, lost, found, shown)
     unshown = _unshown(view, grown, objectives)
-    if state == "healthy" and (unshown or WAITING not in view.gauges):
-        missing = ", ".join([*unshown, *([] if WAITING in view.gauges else ["the number of waiting requests"])])
-        state, headline = "cannot tell", f"No metric of {view.title}'s page shows {missing}"
+    missing = [*unshown, *_missing(view)]
+    if state == "healthy" and missing:
+        state, headline = "cannot tell", f"No metric of {view.title}'s page shows {', '.join(missing)}"
     unknown = [f"{each} is unknown: no metric of the page shows it" for each in unshown]
     stand_in = {each.objective: STRETCH * each.bound_ms for each in lost if each.baseline == WORK}
     return Verdict(
@@ -87,6 +88,15 @@ def _unshown(view: ServerView, grown: Growth, objectives: Mapping[str, float]) -
     """The objectives that no histogram of the page can judge."""
     return [f"{short(name)} ≤ {bound:g} ms" for name, bound in objectives.items()
             if not grown.serves(HISTOGRAMS[name])]  # fmt: skip
+
+
+def _missing(view: ServerView) -> list[str]:
+    """What every page of a known version has, once a request has ended."""
+    found = [] if WAITING in view.gauges else ["the number of waiting requests"]
+    if of_family(view.totals, GENERATED) is None:
+        source = next(source for source in SOURCES if source.key == view.source)
+        found.append(f"generated tokens: no request has ended yet, or it is older than {source.title} {source.oldest}")
+    return found
 
 
 def _facts(view: ServerView, objectives: Mapping[str, float], batch_gain: float | None) -> Facts:

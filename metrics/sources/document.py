@@ -2,6 +2,7 @@
 
 from metrics.catalog.catalog import METRIC_BY_NAME
 from metrics.ledger import ACCOUNTS
+from metrics.sources.names import canonical
 from metrics.sources.registry import SOURCES
 from metrics.sources.source import Source, Sum, Term
 from metrics.sources.translate import key
@@ -58,12 +59,26 @@ Client and server agree: 48 finished requests, 9,215 prompt tokens, 768 output t
 
 ## Which accounts of the ledger can be seen
 """
+VERSIONS = """\
+## Names by version
+
+Every name of vLLM since 0.6 and of SGLang since 0.3.6 is read. This table has the names that changed, newest first:
+the first row whose names are all on a page counts. A page without any of them leaves the figure unknown, never 0. A
+page that counts no generated tokens is older than these versions; a watch says so and calls nothing healthy.
+"""
+PREFIXES = """\
+Ray Serve and collectors of OpenTelemetry rename what an engine writes. These are one name each:
+"""
+WRITTEN = (
+    "ray_vllm:prompt_tokens", "ray_vllm_prompt_tokens_total", "vllm_prompt_tokens_total", "vllm:prompt_tokens",
+    "ray_vllm_kv_cache_usage_perc", "ray_sglang_num_running_reqs", "sglang_token_usage",
+)  # fmt: skip
 SEES = {"seen": "seen", "partly": "in part", "unseen": "unseen"}
 
 
 def render_markdown() -> str:
     """The whole page."""
-    lines = [INTRODUCTION.rstrip("\n"), "", *_accounts()]
+    lines = [INTRODUCTION.rstrip("\n"), "", *_accounts(), "", *_versions()]
     for source in SOURCES:
         lines += ["", f"## {source.title}", "", *_source(source)]
     return "\n".join(lines) + "\n"
@@ -76,6 +91,17 @@ def _accounts() -> list[str]:
         cells = [_sight(source, info.name) for source in SOURCES]
         lines.append(f"| `{info.name}` | {' | '.join(cells)} |")
     return lines
+
+
+def _versions() -> list[str]:
+    lines = [VERSIONS, "| server | ours | theirs | versions |", "|---|---|---|---|"]
+    for source in SOURCES:
+        for item in source.translations:
+            for terms, versions in zip(item.theirs, item.versions, strict=bool(item.versions)):
+                ours = key(item.ours, item.labels)
+                lines.append(f"| {source.title} | `{ours}` | {_sum(terms)} | {versions} |")
+    lines += ["", PREFIXES, "| written | read as |", "|---|---|"]
+    return [*lines, *(f"| `{name}` | `{canonical(name)}` |" for name in WRITTEN)]
 
 
 def _sight(source: Source, account: str) -> str:

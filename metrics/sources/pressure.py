@@ -13,6 +13,7 @@ KV_FULL = 0.95  # in use: a request of more than a few blocks may not fit any mo
 AS_EVER = 0.95  # of the largest batch that was seen: as good as the largest, since requests end between samples
 STALLED = 4.0  # times the bound that half of the gaps keep: no batch of decodes varies so much
 RUNNING, WAITING, KV_USE = "sojourn_request_running", "sojourn_request_waiting", "sojourn_memory_kv_usage_ratio"
+GENERATED = "sojourn_token_generated_tokens_total"
 PROMPTS, GAPS = "sojourn_request_prompt_length_tokens", "sojourn_request_itl_seconds"
 
 

@@ -6,7 +6,8 @@ the schedulers of one `dp_rank` see the same requests, and with `--enable-metric
 reports, under a `tp_rank` of its own that need not be 0: one of them speaks for all. With priorities, the gauges have
 a series a priority beside their total, whose label is empty. Gauges are written every few dozen decode steps, so that
 between scrapes they may stand still. FLOPs and bytes are left out: its estimate counts weights once a token and knows
-no experts.
+no experts. `time_per_output_token_seconds` of versions up to 0.4.4 is left out: it observes running means of whole
+requests, also with the time to the first token in them. Names of older versions are those of the wheels since 0.3.6.
 """
 
 from metrics.sources.source import (
@@ -34,6 +35,7 @@ STAGE = "sglang:per_stage_req_latency_seconds"
 EFFECTIVE = "sglang:prefill_effective_tokens_total"
 HIT_MODES = ("device_hit", "host_hit", "storage_hit")
 RANKS = ("pp_rank", "tp_rank", "moe_ep_rank")
+PREFIX_VERSIONS = ("0.5.20 –", "0.4.4 –")
 IN_PHASES = "its time lies inside SGLang's prefill and decode times, which do not tell it apart"
 
 
@@ -46,11 +48,13 @@ SGLANG = Source(
     title="SGLang",
     version="0.5.23",
     prefix="sglang:",
+    oldest="0.3.6",
     translations=(
         renamed("sojourn_request_running", "sglang:num_running_reqs"),
         Translation(
             "sojourn_request_waiting",
             ((Term("sglang:num_queue_reqs"), Term("sglang:num_grammar_queue_reqs")), (Term("sglang:num_queue_reqs"),)),
+            versions=("0.4.7 –", "0.3.6 – 0.4.6"),
             differs="the line for grammars included",
         ),
         Translation(
@@ -63,29 +67,36 @@ SGLANG = Source(
         renamed("sojourn_token_generated_tokens_total", "sglang:generation_tokens_total"),
         Translation(
             "sojourn_memory_preemptions_total",
-            ((Term("sglang:num_retracted_requests_total"),),),
-            begins_with_first=True,
-            differs="SGLang says retracted",
+            ((Term("sglang:num_retracted_requests_total"),), (Term("sglang:num_retractions_sum"),)),
+            begins_beside="sglang:realtime_tokens_total",
+            versions=("0.5.7 –", "0.5.5 – 0.5.6"),
+            differs="SGLang says retracted; num_retractions is booked when the request ends",
         ),
         Translation(
             "sojourn_memory_prefix_tokens_total",
             (_modes(*HIT_MODES), (Term("sglang:cached_tokens_total"),)),
             labels=(("result", "hit"),),
+            versions=PREFIX_VERSIONS,
             differs="device, host and storage together",
         ),
         Translation(
             "sojourn_memory_prefix_tokens_total",
             (_modes("input"), (Term("sglang:prompt_tokens_total"), Term("sglang:cached_tokens_total", sign=-1))),
             labels=(("result", "miss"),),
+            versions=PREFIX_VERSIONS,
         ),
         renamed(
             "sojourn_request_finished_total",
             "sglang:num_requests_total",
+            f"{E2E}_count",
+            versions=("0.4.2 –", "0.3.6 – 0.4.1"),
             differs="not by outcome: stop, length and what was aborted under way are not told apart",
         ),
         renamed(
             "sojourn_compute_device_seconds_total",
             "sglang:forward_execution_seconds_total",
+            "sglang:gpu_execution_seconds_total",
+            versions=("0.5.11 –", "0.5.7 – 0.5.10"),
             differs="forward passes of one rank of each replica, by device events; sampling is not in it",
         ),
         renamed(
@@ -94,20 +105,25 @@ SGLANG = Source(
         renamed(
             "sojourn_request_itl_seconds",
             "sglang:inter_token_latency_seconds",
-            "sglang:time_per_output_token_seconds",
+            versions=("0.4.4 –",),
             differs="a gap with several tokens counts once a token, each with its part of it",
         ),
         renamed(
             "sojourn_request_tpot_seconds",
             "sglang:request_time_per_output_token_seconds",
+            versions=("0.5.23 –",),
             differs="between the first and the last output of the tokenizer process",
         ),
         renamed("sojourn_request_e2e_seconds", E2E, differs="until the tokenizer process had the last text"),
         renamed(
-            "sojourn_request_queue_seconds", QUEUE, differs="until first scheduled, whatever it waited for: KV, too"
+            "sojourn_request_queue_seconds",
+            QUEUE,
+            "sglang:queue_time_s",
+            versions=("0.5.3 –", "0.5.2"),
+            differs="until first scheduled, whatever it waited for: KV, too",
         ),
-        renamed("sojourn_request_prompt_length_tokens", "sglang:prompt_tokens_histogram"),
-        renamed("sojourn_request_output_length_tokens", "sglang:generation_tokens_histogram"),
+        renamed("sojourn_request_prompt_length_tokens", "sglang:prompt_tokens_histogram", versions=("0.4.7 –",)),
+        renamed("sojourn_request_output_length_tokens", "sglang:generation_tokens_histogram", versions=("0.4.7 –",)),
     ),
     spans=(
         measured_span(

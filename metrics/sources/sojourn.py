@@ -21,6 +21,7 @@ SOJOURN = Source(
     title="Sojourn",
     version="this version",
     prefix="sojourn_",
+    oldest="this version",
     translations=tuple(
         Translation(
             metric.name,

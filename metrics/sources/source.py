@@ -39,7 +39,9 @@ class Translation:
     labels: tuple[tuple[str, str], ...] = ()  # of ours; a label that is not here has all its values together
     same_labels: tuple[str, ...] = ()  # labels that the server has as we have them
     largest: bool = False  # of several series the largest, not the sum: for ratios, which do not add up
-    begins_with_first: bool = False  # its samples appear with the first event: before that it is 0, not unknown
+    # Its samples appear with the first event. Before that it is 0 where this counter of the same versions is there.
+    begins_beside: str = ""
+    versions: tuple[str, ...] = ()  # of each alternative the server's versions; () where the names never changed
     differs: str = ""  # how its meaning differs from ours
 
 
@@ -92,6 +94,7 @@ class Source:
     title: str
     version: str  # whose code the facts were read from
     prefix: str  # with which the names of its own samples begin
+    oldest: str  # version of which all names are known
     translations: tuple[Translation, ...]
     spans: tuple[Span, ...]
     latency: Latency
@@ -133,9 +136,12 @@ class Source:
         return tuple(sorted((name, value) for name, value in labels.items() if name not in left_out))
 
 
-def renamed(ours: str, *names: str, differs: str = "", same_labels: tuple[str, ...] = ()) -> Translation:
+def renamed(
+    ours: str, *names: str, differs: str = "", same_labels: tuple[str, ...] = (), versions: tuple[str, ...] = ()
+) -> Translation:
     """A family that the server has under a name of its own. `names`: those of its versions, newest first."""
-    return Translation(ours, tuple((Term(name),) for name in names), differs=differs, same_labels=same_labels)
+    alternatives = tuple((Term(name),) for name in names)
+    return Translation(ours, alternatives, differs=differs, same_labels=same_labels, versions=versions)
 
 
 def measured_span(

@@ -54,6 +54,7 @@ def names_that_grow(source: Source) -> set[str]:
     for span in source.spans:
         for terms in (span.seconds, span.requests, span.to_first_token, span.first_tokens):
             found |= {term.name for term in terms}
+    found |= {item.begins_beside for item in source.translations if item.begins_beside}
     return found | {term.name for term in (*source.latency.seconds, *source.latency.requests)}
 
 
@@ -138,7 +139,7 @@ class Growth:
             if METRIC_BY_NAME[item.ours].kind == kind:
                 there = (terms for terms in item.theirs if all(f"{t.name}{suffix}" in self._series for t in terms))
                 terms = next(there, ())
-                if terms or item.begins_with_first:
+                if terms or item.begins_beside in self._series:
                     yield item, terms
 
     def _label_sets(self, item: Translation, terms: Sum, suffix: str) -> list[LabelSet]:

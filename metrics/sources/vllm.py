@@ -33,6 +33,8 @@ MISSES = (
     (Term("vllm:prefix_cache_queries_total"), Term("vllm:prefix_cache_hits_total", sign=-1)),
     (Term("vllm:gpu_prefix_cache_queries_total"), Term("vllm:gpu_prefix_cache_hits_total", sign=-1)),
 )
+PREFIX_VERSIONS = ("0.9.2 –", "0.7 – 0.10 with engine V1")
+IN_BLOCKS = "under the names with gpu_ it may be blocks instead of tokens, so that only the ratio holds"
 FINISHED = {"stop": ("stop", "repetition"), "length": ("length",), "abort": ("abort",), "error": ("error",)}
 IN_PREFILL = ("compute.prefill", "request.interference", "compute.host", "token.sample")
 IN_DECODE = (
@@ -56,13 +58,23 @@ VLLM = Source(
     title="vLLM",
     version="0.32.0",
     prefix="vllm:",
+    oldest="0.6",
     translations=(
         renamed("sojourn_request_running", "vllm:num_requests_running"),
-        renamed("sojourn_request_waiting", "vllm:num_requests_waiting"),
+        Translation(
+            "sojourn_request_waiting",
+            (
+                (Term("vllm:num_requests_waiting"), Term("vllm:num_requests_swapped")),
+                (Term("vllm:num_requests_waiting"),),
+            ),
+            versions=("0.6 – 0.10 with engine V0", "0.7 – (engine V1)"),
+            differs="of engine V0 with those that were swapped out, which wait for KV blocks",
+        ),
         Translation(
             "sojourn_memory_kv_usage_ratio",
             ((Term("vllm:kv_cache_usage_perc"),), (Term("vllm:gpu_cache_usage_perc"),)),
             largest=True,
+            versions=("0.9.2 –", "0.6 – 0.10"),
             differs="of several engines the fullest pool, since that is where requests wait",
         ),
         renamed(
@@ -74,12 +86,19 @@ VLLM = Source(
         renamed("sojourn_token_drafted_tokens_total", "vllm:spec_decode_num_draft_tokens_total"),
         renamed("sojourn_token_accepted_tokens_total", "vllm:spec_decode_num_accepted_tokens_total"),
         renamed("sojourn_memory_preemptions_total", "vllm:num_preemptions_total"),
-        Translation("sojourn_memory_prefix_tokens_total", HITS, labels=(("result", "hit"),)),
+        Translation(
+            "sojourn_memory_prefix_tokens_total",
+            HITS,
+            labels=(("result", "hit"),),
+            versions=PREFIX_VERSIONS,
+            differs=IN_BLOCKS,
+        ),
         Translation(
             "sojourn_memory_prefix_tokens_total",
             MISSES,
             labels=(("result", "miss"),),
-            differs="queried less hit; what a preempted request asks for again is in neither",
+            versions=PREFIX_VERSIONS,
+            differs=f"queried less hit; what a preempted request asks for again is in neither; {IN_BLOCKS}",
         ),
         *(_finished(outcome, reasons) for outcome, reasons in FINISHED.items()),
         renamed("sojourn_request_rejected_total", "vllm:admission_rejections_total", same_labels=("reason",)),
@@ -92,17 +111,20 @@ VLLM = Source(
             "sojourn_request_itl_seconds",
             "vllm:inter_token_latency_seconds",
             "vllm:time_per_output_token_seconds",
+            versions=("0.11 –", "0.6 – 0.11"),
             differs="one observation a step, also where a step gave several tokens",
         ),
         renamed(
             "sojourn_request_tpot_seconds",
             "vllm:request_time_per_output_token_seconds",
+            versions=("0.11 –",),
             differs="0 for an answer of one token, which we leave out",
         ),
         renamed("sojourn_request_e2e_seconds", E2E, differs="aborted requests are in it; text and socket are not"),
         renamed(
             "sojourn_request_queue_seconds",
             QUEUE,
+            versions=("0.6.4 –",),
             differs="until first scheduled, whatever it waited for: KV blocks, too",
         ),
         renamed("sojourn_request_prompt_length_tokens", "vllm:request_prompt_tokens"),

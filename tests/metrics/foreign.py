@@ -184,6 +184,7 @@ class SglangPage:
         self.effective = Counter("sglang:prefill_effective_tokens_total", "x", (*own, "mode"), registry=registry)
         self.retracted = Counter("sglang:num_retracted_requests_total", "x", own, registry=registry)
         self.forward = Counter("sglang:forward_execution_seconds_total", "x", (*own, "category"), registry=registry)
+        self.realtime = Counter("sglang:realtime_tokens_total", "x", (*own, "mode"), registry=registry)
         for labels in map(self._labels, self.ranks):
             for mode in ("input", "device_hit", "host_hit", "storage_hit"):
                 self.effective.labels(**labels, mode=mode)
@@ -213,6 +214,7 @@ class SglangPage:
             self.stage.labels(**labels, stage="chunked_prefill").observe(life.prefill_s)
             self.effective.labels(**labels, mode="input").inc(life.prompt_tokens - life.cached_tokens)
             self.effective.labels(**labels, mode="device_hit").inc(life.cached_tokens)
+            self.realtime.labels(**labels, mode="prefill_compute").inc(life.prompt_tokens - life.cached_tokens)
             self.forward.labels(**labels, category="EXTEND").inc(life.prefill_s)
         self.ttft.labels("m", "unified", "true").observe(life.first_s + life.back_s - life.arrived_s)
 

@@ -62,6 +62,12 @@ def test_tokens_of_a_step_are_not_taken_from_vllm_which_books_whole_prompts():
     assert not [name for name in names_that_grow(VLLM) if "iteration_tokens" in name]
 
 
+@KNOWN
+def test_names_that_changed_say_of_which_versions_they_are(source):
+    for item in source.translations:
+        assert len(item.theirs) == 1 or len(item.versions) == len(item.theirs), item.ours
+
+
 def test_page_of_foreign_servers_is_that_of_the_sources():
     assert (DOCS / "foreign-servers.md").read_text(encoding="utf-8") == render_markdown(), (
         "run `python -m metrics.sources.document > docs/foreign-servers.md`"
