@@ -19,7 +19,7 @@ LARGEST_BYTES = 4 << 20  # of a stage's figures
 TAIL = 6  # lines of a log
 NEEDED = (
     "torch", "triton", "numpy", "pydantic", "msgspec", "zmq", "jinja2", "llguidance", "tokenizers", "safetensors",
-    "duckdb", "pandas", "pyarrow", "psutil", "typer", "rich", "pytest", "transformers",
+    "re2", "locust", "duckdb", "pandas", "pyarrow", "psutil", "typer", "rich", "pytest", "transformers",
 )  # fmt: skip
 
 

@@ -54,7 +54,7 @@ class TorchProfiler:
         """What ran on the device, by the profiler's own clock; None for anything else, so that the reader can pause."""
         for event in self._profile.kineto_results.events():
             # Kineto's name of an activity has a binding from torch 2.12 on: the device and the flag are older.
-            on_cuda, name = event.device_type() is DeviceType.CUDA, event.name()
+            on_cuda, name = event.device_type() == DeviceType.CUDA, event.name()
             if event.is_user_annotation():  # on a GPU the marks are there a second time
                 if name == MARK and not on_cuda:
                     self._marks.append((event.start_ns(), event.end_ns()))
