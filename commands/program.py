@@ -3,7 +3,6 @@
 import signal
 import sys
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
@@ -48,6 +47,7 @@ from commands.watch import watch
 from loadgen.exit_code import EXIT_CODES
 from metrics.errors import SojournError
 from metrics.live.document import EXIT_CODES as WATCH_CODES
+from metrics.machine.host import own_version
 
 app = HelpPage(
     name="sojourn",
@@ -59,7 +59,7 @@ app = HelpPage(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"sojourn {version('sojourn')}")
+        print(f"sojourn {own_version()}")
         raise typer.Exit
 
 

@@ -7,7 +7,6 @@ is wrong with a question comes back as a sentence (a tool error), never as a cra
 
 import functools
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +18,7 @@ from pydantic import Field
 
 from metrics.errors import InputError, RunDataError, SojournError
 from metrics.live.fetch import base_of
+from metrics.machine.host import own_version
 from metrics.request.objectives import parse_bounds
 from metrics.run.directory import RunDirectory
 from scripting.documents import RunList, plain
@@ -88,7 +88,7 @@ def build_server(path: Path, servers: Sequence[str] = ()) -> MCPServer:
     """The server over a folder of runs; `run("stdio")` serves it. `servers`: addresses that watch_server may read."""
     folder = Folder(path)
     watched = {base_of(url) for url in servers}
-    server: MCPServer = MCPServer("sojourn", version=version("sojourn"), instructions=INSTRUCTIONS, log_level="WARNING")
+    server: MCPServer = MCPServer("sojourn", version=own_version(), instructions=INSTRUCTIONS, log_level="WARNING")
 
     def tool(function: Tool) -> None:
         hints = ToolAnnotations(

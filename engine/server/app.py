@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from importlib import metadata
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -32,6 +31,7 @@ from engine.server.openai.protocol import CompletionRequest
 from engine.server.openai.responses_request import ResponsesRequest
 from engine.server.service import Service
 from metrics.export.prometheus_series import merged
+from metrics.machine.host import own_version
 
 # A new endpoint is a line here.
 ENDPOINTS = {
@@ -125,7 +125,7 @@ def _add_service_routes(app: FastAPI, service: Service, config: EngineConfig) ->
 
     @app.get("/version")
     async def version() -> dict[str, str]:
-        return {"version": metadata.version("sojourn")}
+        return {"version": own_version()}
 
     @app.get("/health")
     async def health() -> Response:

@@ -10,7 +10,6 @@ import platform
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from typing import Any
 
 from metrics.catalog.catalog import CATALOG
@@ -22,6 +21,7 @@ from metrics.export.prometheus_series import CONTENT_TYPE, Series
 from metrics.export.prometheus_steps import StepFold
 from metrics.export.prometheus_system import SystemFold
 from metrics.export.vllm_names import EngineFacts, VllmNames
+from metrics.machine.host import own_version
 from metrics.records import RequestRecord
 from metrics.request.objectives import EVERY_CLASS, OBJECTIVES, objectives_of
 from metrics.steps import Steps
@@ -64,7 +64,7 @@ class Exporter:
         self.system = SystemFold(self._series)
         self.core = CoreFold(self._series)
         self._series.numbers["sojourn_telemetry_enabled_info"][(telemetry,)] = 1
-        self._series.numbers["sojourn_telemetry_build_info"][version("sojourn"), platform.python_version()] = 1
+        self._series.numbers["sojourn_telemetry_build_info"][own_version(), platform.python_version()] = 1
 
     def observe_ready(self, facts: EngineFacts) -> None:
         """A core has loaded its model: its whole pool is free."""

@@ -4,7 +4,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from metrics.kv_lens.of_events import Baseline, Lookups, baseline_of, lens_of_ev
 from metrics.kv_lens.sockets import EventReader, KvEndpoint
 from metrics.live.fetch import base_of, fetch
 from metrics.live.window import Window
-from metrics.machine.host import hardware
+from metrics.machine.host import hardware, own_version
 from metrics.memory.pool_history import BlockHistory
 from metrics.records import KvEventRecord
 from metrics.run.directory import RunDirectory
@@ -224,7 +223,7 @@ class LensSession:
     def _create(self, path: Path) -> RunDirectory:
         meta = {
             "scenario": {"name": "kv-lens", "description": "whatever clients sent"}, "seed": None, "engine": {},
-            "hardware": hardware(), "versions": {"sojourn": version("sojourn")},
+            "hardware": hardware(), "versions": {"sojourn": own_version()},
             "wall_anchor": self._reader.wall_anchor, "objectives": [], "client_error": None, "valid": False,
             "invalid_reasons": [SERVER_ALONE], KV_EVENTS: self._facts(),
         }  # fmt: skip

@@ -5,6 +5,7 @@ import platform
 import shutil
 import subprocess
 import time
+import tomllib
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ from typing import Any
 import psutil
 
 _PACKAGES = (
-    "sojourn",
     "torch",
     "locust",
     "gevent",
@@ -50,9 +50,18 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def own_version() -> str:
+    """Of Sojourn as it is installed, or of the checkout that runs without being installed."""
+    try:
+        return version("sojourn")
+    except PackageNotFoundError:
+        project = Path(__file__).parents[2] / "pyproject.toml"
+        return tomllib.loads(project.read_text(encoding="utf-8"))["project"]["version"]
+
+
 def versions() -> dict[str, str]:
     """Python and the packages that are installed here."""
-    found = {"python": platform.python_version()}
+    found = {"python": platform.python_version(), "sojourn": own_version()}
     for package in _PACKAGES:
         try:
             found[package] = version(package)

@@ -1,6 +1,5 @@
 """GET /get_load, /server_info and /query: how busy a server is, and what it is, for the router in front of it."""
 
-from importlib import metadata
 from typing import Any
 
 from fastapi import FastAPI
@@ -9,6 +8,7 @@ from engine.messages import Ready
 from engine.server.errors import Rejection
 from engine.server.service import Service
 from engine.settings.kv_transfer import gives
+from metrics.machine.host import own_version
 
 
 def add_fleet_routes(app: FastAPI, service: Service) -> None:
@@ -29,7 +29,7 @@ def add_fleet_routes(app: FastAPI, service: Service) -> None:
         """Raises Rejection 503 until the model is loaded."""
         ready, config = _ready(service), service.config
         return {
-            "version": metadata.version("sojourn"),
+            "version": own_version(),
             "served_model_name": service.name,
             "model_id": service.name,
             "lora_names": list(service.adapters.names),

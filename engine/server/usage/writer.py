@@ -8,10 +8,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from importlib import metadata
 from pathlib import Path
 
 from metrics.errors import RunDataError
+from metrics.machine.host import own_version
 from metrics.run.outage import WriteOutage
 from metrics.usage.files import file_name, lock, unlock
 from metrics.usage.record import FileHead, Line, encode
@@ -130,7 +130,7 @@ class UsageWriter:
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             lock(descriptor)
-            head = FileHead(self.life, os.getpid(), socket.gethostname(), metadata.version("sojourn"))
+            head = FileHead(self.life, os.getpid(), socket.gethostname(), own_version())
             content = encode(head) + b"\n"
             if os.write(descriptor, content) != len(content):
                 raise OSError("the disk took only a part of the first line")
