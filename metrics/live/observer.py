@@ -128,10 +128,12 @@ class Observer:
     def _remember(self) -> None:
         """Adds the last scrape to the history, with what counters gained since the one before."""
         scrapes, source = self.window.answered, self.window.source
-        last = scrapes[-1]
-        gauges = self._gauges(last.ns)
+        last, mixed = scrapes[-1], self.window.alternates
+        if mixed:
+            self.history.clear()
+        gauges = {} if mixed else self._gauges(last.ns)
         rates: dict[str, float | None] = {}
-        if len(scrapes) > 1:
+        if len(scrapes) > 1 and not mixed:
             before = scrapes[-2].ns
             grown = Growth(source, self.window.growth(before, _counters(source)))
             seconds = (last.ns - before) / 1e9
@@ -248,6 +250,7 @@ class Observer:
     def _now(self) -> Now:
         last = self.history[-1]
         recent = [moment for moment in self.history if moment.ns >= last.ns - RATE_S * 1e9]
+        recent = recent if len(recent) > 1 else list(self.history)[-2:]  # a Prometheus may scrape less often
 
         def rate(name: str) -> float | None:
             amounts = [

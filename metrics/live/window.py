@@ -7,12 +7,13 @@ there, every difference is one of `metrics.sources.counters`.
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from metrics.sources.counters import Counters, Look, Series, alternates, is_known
+from metrics.sources.counters import AMONG, Counters, Look, Series, alternates, is_known
 from metrics.sources.names import canonical, is_router
 from metrics.sources.registry import recognise
 from metrics.sources.scrapes import DURATION, STARTED, UP, ScrapeSummary
@@ -43,6 +44,7 @@ class Window:
         self._scrapes: deque[Scrape] = deque()
         self._counters = Counters()
         self._failed: deque[int] = deque()
+        self._alternated_ns = -1  # the last scrape after which several processes were seen to answer in turn
         self._grows: frozenset[str] = frozenset()
         self._wanted: frozenset[str] = frozenset()
         self._labels: dict[Series, dict[str, str]] = {}  # one object a series, as `over_time` needs them
@@ -71,7 +73,7 @@ class Window:
         unknown = [(names[row["name"]], tuple(row["labels"])) for row in rows if not is_known(float(row["value"]))]
         fell = self._counters.add(growing, values.keys() - growing.keys(), unknown)
         started = [value for series, value in values.items() if series[0] == STARTED]
-        look = Look(started[0] if len(started) == 1 else None, fell, growing)
+        look = Look(ns, started[0] if len(started) == 1 else None, fell, growing)
         before = self._scrapes[-1].look.started if self._scrapes else None
         reset = bool(fell) or (None not in (before, look.started) and before != look.started)
         self.restarts += reset
@@ -79,6 +81,9 @@ class Window:
         self.first_ns = ns if self.first_ns is None else self.first_ns
         while self._scrapes[0].ns < ns - self._keep_ns:
             self._scrapes.popleft()
+        recent = islice(self._scrapes, max(0, len(self._scrapes) - AMONG - 1), None)
+        if alternates([scrape.look for scrape in recent]):
+            self._alternated_ns = ns
         self._forget_failures(ns)
 
     def add_failure(self, ns: int) -> None:
@@ -92,6 +97,7 @@ class Window:
     def _begin(self, source: Source) -> None:
         self.source = source
         self._scrapes.clear()
+        self._alternated_ns = -1
         self._counters = Counters()
         self._grows = frozenset(names_that_grow(source))
         settings = {each.gauge for each in source.setting_gauges.values()}
@@ -100,7 +106,7 @@ class Window:
     @property
     def alternates(self) -> bool:
         """Whether several processes answer in turn, so that no difference of two pages means anything."""
-        return alternates([scrape.look for scrape in self._scrapes])
+        return bool(self._scrapes) and self._alternated_ns >= self._scrapes[0].ns
 
     @property
     def answered(self) -> list[Scrape]:

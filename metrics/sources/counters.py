@@ -6,8 +6,9 @@ process itself is new. A page that several processes answer in turn has no sum: 
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from metrics.catalog.catalog import CATALOG
 from metrics.sources.source import PROCESS
@@ -20,6 +21,8 @@ EVENTS = frozenset(label for metric in CATALOG for label in metric.labels if lab
     "priority", "position", "source", PROCESS,
 }  # fmt: skip
 RETURNS, WITHIN = 2, 4  # falls that are undone within so many scrapes: processes that answer in turn
+FALLS, AMONG = 3, 60  # falls between scrapes that follow each other: no engine restarts so often without a gap
+GAP = 1.5  # times the usual time between two scrapes: beyond it one is missing
 
 
 def is_known(value: float) -> bool:
@@ -50,6 +53,7 @@ def begins_at_zero(of: Identity, known: Iterable[Identity]) -> bool:
 class Look:
     """One scrape as `alternates` needs it."""
 
+    ns: int
     started: float | None  # when the process began, where the page says so
     fell: Mapping[Series, float] = field(default_factory=dict)  # what fell, and from where
     values: Mapping[Series, float] = field(default_factory=dict)  # at least of the series that fell
@@ -57,9 +61,9 @@ class Look:
 
 def alternates(looks: Sequence[Look]) -> bool:
     """Whether several processes answer in turn: an older process answers again, a newer one has counted more than the
-    old one from its first moment, or counters fall and are back a moment later, twice."""
+    old one from its first moment, or counters fall and are back a moment later, twice, or fall again and again."""
     latest: float | None = None
-    for before, look in zip([Look(None), *looks], looks, strict=False):
+    for before, look in zip([Look(0, None), *looks], looks, strict=False):
         if look.started is None:
             continue
         if latest is not None and look.started < latest:
@@ -67,12 +71,22 @@ def alternates(looks: Sequence[Look]) -> bool:
         if latest is not None and look.started > latest and not look.fell and _goes_on(before, look):
             return True
         latest = look.started
-    returns = 0
-    for place, look in enumerate(looks):
-        after = looks[place + 1 : place + 1 + WITHIN]
-        returns += any(later.values.get(series, -1.0) >= value for series, value in look.fell.items()
-                       for later in after)  # fmt: skip
-    return returns >= RETURNS
+    falls = list(_sudden_falls(looks))
+    returns = sum(
+        any(later.values.get(series, -1.0) >= value for series, value in looks[place].fell.items()
+            for later in looks[place + 1 : place + 1 + WITHIN])
+        for place in falls
+    )  # fmt: skip
+    often = any(last - first < AMONG for first, last in zip(falls, falls[FALLS - 1 :], strict=False))
+    return returns >= RETURNS or often
+
+
+def _sudden_falls(looks: Sequence[Look]) -> Iterator[int]:
+    """The looks at which something fell that the look just before had: a process that begins anew takes longer."""
+    gaps = sorted(later.ns - look.ns for look, later in pairwise(looks))
+    for place, (before, look) in enumerate(pairwise(looks), 1):
+        if look.ns - before.ns <= GAP * gaps[len(gaps) // 2] and look.fell.keys() & before.values.keys():
+            yield place
 
 
 def _goes_on(before: Look, look: Look) -> bool:

@@ -9,6 +9,7 @@ from metrics.run.directory import RunDirectory
 from metrics.sources import scrapes
 from metrics.sources.pressure import GAPS
 from metrics.sources.registry import recognise
+from metrics.sources.translate import names_that_grow
 
 # Samples by the size of the batch, as shares of the largest; how many of them, and which batch is worth a comparison.
 HALF_BATCH, WHOLE_BATCH, FEWEST_MOMENTS, SMALLEST_BATCH = (0.3, 0.6), 0.85, 4, 4
@@ -37,9 +38,10 @@ def gap_gain(moments: Iterable[tuple[float | None, float | None]]) -> float | No
 
 
 def gain_of_run(run: RunDirectory) -> float | None:
-    """The same of a run's scrapes; None where its server counts no gaps as they happen. Raises RunDataError."""
+    """The same of a run's scrapes; None where its server counts no gaps as they happen, or several processes answered
+    in turn. Raises RunDataError."""
     source = recognise(scrapes.names(run))
-    if source is None or not source.live_gaps:
+    if source is None or not source.live_gaps or scrapes.alternate(run, names_that_grow(source)):
         return None
     families = {term.name for item in source.translations if item.ours == GAPS for sum_ in item.theirs for term in sum_}
     answered_ns = scrapes.scrape_summary(run).answered_ns

@@ -145,7 +145,7 @@ def alternate(run: RunDirectory, wanted: Iterable[str]) -> bool:
         if row.fell:
             fell.setdefault(row.ns, {})[series] = row.before
     return alternates([
-        Look(began.get(ns), fell.get(ns, {}), values.get(ns, {})) for ns in scrape_summary(run).answered_ns.tolist()
+        Look(ns, began.get(ns), fell.get(ns, {}), values.get(ns, {})) for ns in scrape_summary(run).answered_ns.tolist()
     ])  # fmt: skip
 
 

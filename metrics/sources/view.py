@@ -228,10 +228,11 @@ def timeline(run: RunDirectory) -> pd.DataFrame:
     """What the server showed at each scrape, in catalogue names: gauges, and what counters grew by since the last one.
 
     Index `ns`. What the server does not tell has no column; a family with labels has a column a series. Empty where
-    nothing was scraped, or of a server that is not known. Raises RunDataError.
+    nothing was scraped, of a server that is not known, and where several processes answered in turn. Raises
+    RunDataError.
     """
     source = recognise(scrapes.names(run))
-    if source is None:
+    if source is None or scrapes.alternate(run, names_that_grow(source)):
         return pd.DataFrame()
     scraped = scrapes.scrape_summary(run).answered_ns
     first, last = int(scraped[0]), int(scraped[-1])

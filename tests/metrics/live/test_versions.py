@@ -1,4 +1,4 @@
-"""Pages of old and new versions of vLLM and SGLang, with their names: right figures, or a sentence of what is missing."""
+"""Pages of old and new versions of vLLM and SGLang, with their names: right figures, or what is missing."""
 
 from dataclasses import dataclass, field
 
