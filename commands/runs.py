@@ -12,7 +12,10 @@ from commands.cli import RUNS, out, print_json
 if TYPE_CHECKING:
     from metrics.run.listing import ListedRun
 
-COLOURS = {"healthy": "green", "degraded": "yellow", "overloaded": "red", "invalid": "dim", "inconclusive": "dim"}
+COLOURS = {
+    "healthy": "green", "degraded": "yellow", "overloaded": "red", "stuck": "red", "invalid": "dim",
+    "inconclusive": "dim",
+}  # fmt: skip
 
 
 def runs(

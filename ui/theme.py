@@ -38,6 +38,7 @@ STATE_COLOURS = {
     "healthy": "#1A7F4B",
     "degraded": "#B7791F",
     "overloaded": "#B42318",
+    "stuck": "#B42318",
     "inconclusive": "#5F6B7A",
     "invalid": "#5F6B7A",
 }

@@ -12,7 +12,8 @@ from metrics.sources.view import ServerView
 
 Kind = Literal["capacity", "policy", "workload", "client", "fault"]
 Status = Literal["present", "absent", "unknown"]
-State = Literal["healthy", "degraded", "overloaded", "inconclusive", "invalid"]
+# "stuck" is of a watch only: an engine has requests and does not move.
+State = Literal["healthy", "degraded", "overloaded", "stuck", "inconclusive", "invalid"]
 
 NEEDS_SERVER_RECORDS = "the cause cannot be known without the server's records"
 RECORD_THE_SERVER = (

@@ -1,10 +1,11 @@
 """Whether each engine of a page still moves: requests run or wait, and no token, no step and no end comes.
 
-What this cannot tell: what a single request does, and, before a first prompt was ever computed, a long prefill from a
-hang. Where a page has no counters by engine, one engine that moves hides another that does not.
+An engine of several is judged by the series that are its own. Where some are, what the engines have together, such as
+the tokens of one front, says nothing of it. What this cannot tell: what a single request does, before a first prompt
+was ever computed a long prefill from a hang, and engines of a page that has no series by engine but their load.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from metrics.sources.counters import EVENTS, Identity, Series, identity
@@ -58,6 +59,7 @@ class _Engine:
     waiting: float = 0.0
     ended: bool = False
     has_moved: bool = False
+    by_gauges: bool = False  # nothing of its own is counted: gauges may stand still for a time
 
 
 class Progress:
@@ -77,8 +79,11 @@ class Progress:
         moving = {series: value for series, value in values.items() if self._tells(series)}
         owners = {series: _owner(source, series[1]) for series in moving}
         seen: dict[Identity, _Engine] = {}
-        for engine in load[RUNNING].keys() | load[WAITING].keys():
-            own = {series: value for series, value in moving.items() if owners[series] <= engine}
+        engines = load[RUNNING].keys() | load[WAITING].keys()
+        for engine in engines:
+            own = _own(engine, engines, moving, owners)
+            if not own:
+                continue
             running, waiting = load[RUNNING].get(engine, 0.0), load[WAITING].get(engine, 0.0)
             before = self._engines.get(engine)
             changed = set() if before is None else {
@@ -88,7 +93,8 @@ class Progress:
             if before is None or changed or not busy or before.running + before.waiting <= 0:
                 ends = _names(source, ("sojourn_request_finished_total",))
                 ended = any(name in ends for name, _ in changed)
-                seen[engine] = _Engine(own, ns, 0, running, waiting, ended, before is not None)
+                by_gauges = not any(name.endswith(("_total", "_count")) for name, _ in own)
+                seen[engine] = _Engine(own, ns, 0, running, waiting, ended, before is not None, by_gauges)
             else:
                 before.values |= own
                 before.scrapes, before.running, before.waiting = before.scrapes + 1, running, waiting
@@ -104,7 +110,7 @@ class Progress:
                 continue
             usual = self._usual_s(engine)
             limit = FIRST_S if usual is None else max(LEAST_S, USUAL * usual)
-            if each.ended:
+            if each.ended or each.by_gauges:
                 limit = max(limit, STALE * self._source.stands_s)
             name = ", ".join(value for _, value in sorted(engine - self._shared())) if len(self._engines) > 1 else ""
             found.append(Still(name, each.since_ns, seconds, limit, each.running, each.waiting, usual is None,
@@ -156,6 +162,16 @@ class Progress:
             for wanted, where in terms
             if name == wanted and set(where) <= set(labels) and _owner(self._source, labels) <= engine
         )  # fmt: skip
+
+
+def _own(
+    engine: Identity, engines: Collection[Identity], moving: Mapping[Series, float], owners: Mapping[Series, Identity]
+) -> dict[Series, float]:
+    """What tells whether an engine moves: its own series, else those that it shares with others."""
+    shared = {series: value for series, value in moving.items() if owners[series] <= engine}
+    others = [other for other in engines if other != engine]
+    own = {series: value for series, value in shared.items() if not any(owners[series] <= other for other in others)}
+    return own or shared
 
 
 def _owner(source: Source, labels: Iterable[tuple[str, str]]) -> Identity:

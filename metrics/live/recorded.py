@@ -23,7 +23,7 @@ from metrics.sources.scrapes import UP
 
 BY_A_WATCH = "recorded by a watch: scrapes of a live server, and no request"
 STATES: dict[WatchState, State] = {
-    "healthy": "healthy", "idle": "healthy", "degraded": "degraded", "overloaded": "overloaded", "stuck": "degraded",
+    "healthy": "healthy", "idle": "healthy", "degraded": "degraded", "overloaded": "overloaded", "stuck": "stuck",
     "cannot tell": "inconclusive", "unreachable": "inconclusive",
 }  # fmt: skip
 KEPT_S = 3600.0

@@ -94,8 +94,9 @@ def _missing(view: ServerView) -> list[str]:
     """What every page of a known version has, once a request has ended."""
     found = [] if WAITING in view.gauges else ["the number of waiting requests"]
     if of_family(view.totals, GENERATED) is None:
-        source = next(source for source in SOURCES if source.key == view.source)
-        found.append(f"generated tokens: no request has ended yet, or it is older than {source.title} {source.oldest}")
+        oldest = next(f"{source.title} {source.oldest}" for source in SOURCES if source.key == view.source)
+        older = "" if view.source == SOJOURN.key else f", or it is older than {oldest}"
+        found.append(f"generated tokens (no request has ended yet{older})")
     return found
 
 

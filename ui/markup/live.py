@@ -9,7 +9,7 @@ from ui.text import number, percent, prose, safe
 from ui.theme import STATE_COLOURS
 
 # state → one of a run
-COLOUR_OF = {"idle": "healthy", "stuck": "overloaded", "cannot tell": "inconclusive", "unreachable": "invalid"}
+COLOUR_OF = {"idle": "healthy", "cannot tell": "inconclusive", "unreachable": "invalid"}
 
 
 def headline(server: WatchedServer) -> str:

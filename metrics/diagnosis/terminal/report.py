@@ -32,6 +32,7 @@ STATE_STYLES = {
     "healthy": "bold green",
     "degraded": "bold yellow",
     "overloaded": "bold red",
+    "stuck": "bold red",
     "inconclusive": "bold cyan",
     "invalid": "bold magenta",
 }

@@ -91,6 +91,49 @@ def test_an_engine_that_hangs_is_stuck(waiting, other, every_s):
     assert ("engine 1 has 3 running" in found.headline) == other
 
 
+def sglang(second, at, counted=True):
+    """Two replicas of one front: tokens and ends are counted together, the load and the steps by `dp_rank`."""
+    found = []
+    for rank, moves in (("0", second), ("1", at)):
+        labels = [("dp_rank", rank), ("model_name", "m")]
+        figures = {"num_running_reqs": 3, "num_queue_reqs": 0, "token_usage": 0.2 + moves / 1000, "gen_throughput": 90}
+        figures |= {"realtime_tokens_total": 90 * moves} if counted else {}
+        found += [{"name": f"sglang:{name}", "labels": labels, "value": float(value)}
+                  for name, value in figures.items()]  # fmt: skip
+    both = {"generation_tokens_total": 90 * second, "prompt_tokens_total": 9 * second, "num_requests_total": second,
+            "e2e_request_latency_seconds_sum": second, "e2e_request_latency_seconds_count": second,
+            "time_to_first_token_seconds_sum": 0.1 * second, "time_to_first_token_seconds_count": second}  # fmt: skip
+    return found + [{"name": f"sglang:{name}", "labels": [("model_name", "m")], "value": float(value)}
+                    for name, value in both.items()]  # fmt: skip
+
+
+@pytest.mark.parametrize("counted, after", [(True, 40), (False, 70)], ids=["counters", "gauges"])
+def test_what_engines_count_together_does_not_hide_one_that_hangs(counted, after):
+    """Gauges of SGLang may stand still for a time, its counters not."""
+    hangs = lambda second: sglang(second + 5, min(second, 20) + 5, counted)  # noqa: E731
+    assert watched(hangs, 25).state == "healthy" and watched(hangs, 40).state != "healthy"
+    found = watched(hangs, after)
+    assert found.state == "stuck" and found.headline.startswith("Stuck: engine 1 has 3 running")
+    assert watched(lambda second: sglang(second + 5, second + 5, counted), after).state == "healthy"
+
+
+def test_each_engine_that_hangs_is_named_and_no_other():
+    pages = lambda second: rows(100 + second, "0") + rows(5, "1") + rows(7, "2", running=2, waiting=9)  # noqa: E731
+    found = watched(pages, 20)
+    assert "engine 1 has 3 running" in found.headline and "engine 2 has 2 running and 9 waiting" in found.headline
+    assert "engine 0" not in found.headline
+
+
+def test_an_engine_that_hangs_and_goes_on_is_no_longer_stuck():
+    pages = lambda second: rows(100 + second) if second < 20 or second >= 40 else rows(120)  # noqa: E731
+    assert watched(pages, 38).state == "stuck" and watched(pages, 45).state == "healthy"
+
+
+def test_a_page_with_no_sign_of_progress_is_not_called_stuck():
+    gauges = lambda _: [row for row in rows(5) if "num_requests" in row["name"]]  # noqa: E731
+    assert watched(gauges, 90).state == "cannot tell"
+
+
 def test_a_long_answer_that_makes_tokens_and_an_idle_server_are_not_stuck():
     assert watched(lambda second: rows(5, generation_tokens_total=second)).state == "healthy"
     assert watched(lambda _: rows(5, running=0)).state == "idle"

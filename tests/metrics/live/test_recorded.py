@@ -28,6 +28,13 @@ def test_its_diagnosis_is_the_verdict_of_the_watch(tmp_path, objectives):
     assert found.server.finished == said.view.finished
 
 
+def test_a_recorded_watch_of_a_hung_engine_is_stuck(tmp_path):
+    observer = observed(steady(40, every_s=0.4), 60, lambda _: (3, 2, 0.2))  # the last one ends in second 17
+    found = diagnose_run(RunDirectory.open(record(observer, tmp_path)))
+    assert observer.watched().state == found.state == "stuck"
+    assert "3 running and 2 waiting" in found.headline
+
+
 def test_nothing_is_recorded_of_a_server_that_never_answered(tmp_path):
     with pytest.raises(RunDataError, match="two scrapes"):
         record(observed([], 0, lambda _: (0, 0, 0.0)), tmp_path)
