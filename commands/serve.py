@@ -28,6 +28,8 @@ def serve(check: CheckOption = False, **settings: Any) -> None:
 
 def _print_plan(config: Any) -> None:
     from engine.check import check
+    from engine.config import model_folder
+    from engine.token.generation_config import sampling_defaults
     from metrics.memory.plan import shown_bytes
 
     plan = check(config)
@@ -37,4 +39,6 @@ def _print_plan(config: Any) -> None:
     rows.add_row("in all", shown_bytes(plan.total_bytes))
     rows.add_row("free now", shown_bytes(plan.free_bytes))
     out.print(rows)
+    if (sentence := sampling_defaults(model_folder(config.model), config.generation_config).sentence()) is not None:
+        out.print(sentence)
     out.print(f"{plan.num_kv_blocks:,} KV blocks hold {plan.kv_tokens:,} tokens. {config.model} can be served.")

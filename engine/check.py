@@ -14,6 +14,7 @@ from engine.server.http.listener import listen
 from engine.server.moderation.file import load
 from engine.server.moderation.profile import Events
 from engine.server.telemetry.recording import refuse_recorded
+from engine.token.generation_config import sampling_defaults
 from engine.token.text.template import ChatTemplate
 from engine.token.text.tokenizer import Tokenizer
 from metrics.errors import ModelError, RunDataError
@@ -31,6 +32,7 @@ def check(config: EngineConfig) -> MemoryPlan:
     folder = model_folder(config.model)
     plan = planned(config, folder)
     Tokenizer(folder)
+    sampling_defaults(folder, config.generation_config)
     ChatTemplate(folder)
     load_rules(config.access, config.api_keys)
     if config.moderation is not None:

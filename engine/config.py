@@ -187,6 +187,9 @@ class EngineConfig(
     reasoning_format: Literal["none", "think", "deepseek_r1", "seed", "kimi", "magistral", "granite"] | None = TOKEN(
         None, description="how the model marks its reasoning; none: as text; by default as its chat template shows it"
     )
+    generation_config: Literal["auto", "none"] = TOKEN(
+        "auto", description="sampling of requests that do not say: auto takes the checkpoint's, as vLLM; none: neutral"
+    )
     prefix_caching: bool = MEMORY(True, description="reuse the KV of prompts that begin alike")
     telemetry: Literal["full", "off"] = TELEMETRY(
         "full", description="off: no ledgers, no records of steps and requests, no overhead"

@@ -27,8 +27,9 @@ from engine.config import EngineConfig, complaint, model_folder
 from engine.core import build
 from engine.engine import Engine
 from engine.llm_output import Completion, OutputSequence, Piece
-from engine.sampling import SamplingParams, choice_seed, contradiction, ended_by, unfit
+from engine.sampling import LEAST_TOP_P, SamplingParams, choice_seed, contradiction, ended_by, unfit
 from engine.token.checkpoint import has_tokenizer
+from engine.token.generation_config import sampling_defaults
 from engine.token.lora.checkpoint import describe
 from engine.token.text.template import ChatTemplate
 from engine.token.text.tokenizer import NoTokenizer, Tokenizer
@@ -86,6 +87,7 @@ class LLM:
         spelt = config.load_format != "dummy" or has_tokenizer(folder)
         self._tokenizer = Tokenizer(folder) if spelt else NoTokenizer(folder)
         self._template = ChatTemplate(folder)
+        self._defaults = sampling_defaults(folder, config.generation_config)
         self._adapters = {name: describe(path).named(name) for name, path in config.lora_adapters.items()}
         self._inbox: queue.SimpleQueue[messages.Submit | messages.Abort | None] = queue.SimpleQueue()
         self._sequences: dict[str, OutputSequence] = {}
@@ -105,6 +107,12 @@ class LLM:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def default_sampling(self, **wanted: Any) -> SamplingParams:
+        """The checkpoint's own sampling, as a server gives it to requests that do not say otherwise, but for what is
+        `wanted`. Without a limit of the checkpoint, `max_tokens` is 16."""
+        values = {"max_tokens": 16} | self._defaults.shown | wanted
+        return SamplingParams(**values | {"top_p": values.get("top_p", 1.0) or LEAST_TOP_P})
+
     @property
     def num_open(self) -> int:
         """Requests that have not ended."""
@@ -118,7 +126,7 @@ class LLM:
     def generate(
         self,
         prompts: str | Sequence[str | list[int]],
-        sampling: SamplingParams | Sequence[SamplingParams],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         n: int = 1,
         stop: str | Sequence[str] = (),
@@ -127,9 +135,10 @@ class LLM:
     ) -> list[Completion]:
         """Completes every prompt (a text, or token ids) `n` times; the outputs stand in the order of the prompts.
 
-        One `sampling` for all, or one for each; likewise `lora`, a name of the setting lora_adapters. The n outputs of
-        a prompt share its blocks and have seeds of their own. Raises LLMError before anything is computed if a prompt
-        or a parameter does not fit.
+        One `sampling` for all, or one for each; None is the checkpoint's own, as far as it fits. SamplingParams are
+        taken as they are, and `default_sampling` makes them of the checkpoint's. Likewise `lora`, a name of the setting
+        lora_adapters. The n outputs of a prompt share its blocks and have seeds of their own. Raises LLMError before
+        anything is computed if a prompt or a parameter does not fit.
         """
         prompts, stops = [prompts] if isinstance(prompts, str) else list(prompts), _stop_strings(stop)
         controls = list(sampling) if isinstance(sampling, list | tuple) else [sampling] * len(prompts)
@@ -147,7 +156,7 @@ class LLM:
             first = self._submit(prompt, control, f"prompt {index}", adapter)
             submits.append(first)
             for choice in range(1, n):
-                seed = choice_seed(control.seed, choice)
+                seed = choice_seed(first.sampling.seed, choice)
                 again = msgspec.structs.replace(
                     first,
                     request_id=next(self._ids),
@@ -174,7 +183,7 @@ class LLM:
     def chat(
         self,
         conversation: list[dict[str, Any]],
-        sampling: SamplingParams,
+        sampling: SamplingParams | None = None,
         *,
         stop: str | Sequence[str] = (),
         lora: str | None = None,
@@ -189,7 +198,7 @@ class LLM:
     async def stream(
         self,
         prompt: str | list[int],
-        sampling: SamplingParams,
+        sampling: SamplingParams | None = None,
         *,
         stop: str | Sequence[str] = (),
         lora: str | None = None,
@@ -240,12 +249,16 @@ class LLM:
         return list(prompt)
 
     def _submit(
-        self, prompt: str | list[int], sampling: SamplingParams, what: str, lora: str | None
+        self, prompt: str | list[int], sampling: SamplingParams | None, what: str, lora: str | None
     ) -> messages.Submit:
         """A checked request. Raises LLMError."""
         ids = self._encode(prompt, what)
-        sampling = self._checked(sampling, ids, what)
         capacity = min(self.ready.max_model_len, self.ready.pool_tokens)
+        if sampling is None:
+            sampling = self.default_sampling()
+            fitting = max(1, min(sampling.max_tokens, capacity - len(ids)))
+            sampling = msgspec.structs.replace(sampling, max_tokens=fitting)
+        sampling = self._checked(sampling, ids, what)
         if len(ids) + sampling.max_tokens > capacity:
             raise LLMError(
                 f"{what} has {len(ids)} tokens and max_tokens is {sampling.max_tokens}, but both together may be "

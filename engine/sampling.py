@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+LEAST_TOP_P = 1e-9  # for a top_p of 0: every set holds at least the best token
 GREEDY_BELOW = 1e-5  # temperatures under it would only lose digits on the way to the same token
 
 

@@ -140,19 +140,22 @@ MAY_IMPORT = {
     },
     "engine.llm": {
         "engine.core", "engine.engine", "engine.llm_output", "engine.messages", "engine.telemetry", "engine.config",
-        "engine.sampling", "engine.token.checkpoint", "engine.token.text", "engine.token.lora.checkpoint", "metrics",
+        "engine.sampling", "engine.token.checkpoint", "engine.token.generation_config", "engine.token.text",
+        "engine.token.lora.checkpoint", "metrics",
     },
     "engine.measure_speed": {"engine.llm", "engine.config", "engine.sampling", "engine.process", "metrics"},
     "engine.llm_output": {"engine.messages", "engine.sampling", "engine.token.text", "metrics"},
     "engine.server": {
-        "engine.token.text", "engine.token.checkpoint", "engine.token.tools", "engine.token.grammar.grammar",
+        "engine.token.text", "engine.token.checkpoint", "engine.token.generation_config", "engine.token.tools",
+        "engine.token.grammar.grammar",
         "engine.token.lora.checkpoint", "engine.adapter", "engine.settings",
         "engine.messages", "engine.sampling", "engine.config", "engine.process", "engine.kv_event_wire",
         "engine.kv_source", "metrics",
     },
     "engine.server.serve": {"engine.server", "engine.faults", "engine.config", "engine.process", "metrics.errors"},
     "engine.check": {
-        "engine.server", "engine.runner", "engine.memory.tiers", "engine.token.text", "engine.config", "metrics",
+        "engine.server", "engine.runner", "engine.memory.tiers", "engine.token.text", "engine.token.generation_config",
+        "engine.config", "metrics",
     },
 }  # fmt: skip
 WITHOUT_TORCH = (

@@ -12,7 +12,7 @@ from engine.server.access.admission import Admission
 from engine.server.call_response import CallResponse
 from engine.server.core.call import CANCELLED, SERVER_FAULT, Caller
 from engine.server.errors import ApiError, Rejection
-from engine.server.openai.protocol import Strict
+from engine.server.openai.protocol import GenerationRequest, Strict
 from engine.server.service import Service
 
 
@@ -64,4 +64,6 @@ async def _answer(service: Service, endpoint: Endpoint, request: Request, caller
         model, caller.adapter = service.models.first, service.check_model(body.served_model)
     caller.admission.check(body)
     async with service.models.using(model, request, caller, computes=endpoint.is_queued) as chosen:
+        if isinstance(body, GenerationRequest):
+            body.take_defaults(chosen.defaults)
         return await endpoint.answer(chosen, request, body)

@@ -107,6 +107,8 @@ def _end_unfinished(exit_code: int) -> None:
 async def _run(server: _Server, service: Service, listener: socket.socket, url: str) -> None:
     """Serves until SIGTERM or SIGINT, or until the core is given up."""
     print(f"Sojourn listens on {url} and loads {service.config.model}", flush=True)
+    if (defaults := service.defaults.sentence()) is not None:
+        print(defaults, flush=True)
     watching = asyncio.create_task(_watch(server, service.core, url, ends_with_it=service.models.is_single))
     if service.access.has_files:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, service.access.reload_soon)

@@ -44,7 +44,8 @@ from engine.server.openai.tools import ChatTool, ToolChoice, ToolPlan, plan_tool
 from engine.server.telemetry.full import Telemetry
 from engine.server.telemetry.off import NoTelemetry
 from engine.server.usage.usage_log import UsageLog
-from engine.token.text.reasoning import FORMATS, ReasoningFormat
+from engine.token.generation_config import sampling_defaults
+from engine.token.text.reasoning import chosen_format
 from engine.token.text.template import ChatTemplate
 from engine.token.text.tokenizer import Tokenizer
 from metrics.export.spans import parent_of
@@ -73,7 +74,8 @@ class Service:
         self.tokenizer = Tokenizer(folder)
         self.telemetry = Telemetry(config) if config.telemetry == "full" else NoTelemetry(config)
         self.encoder = PromptEncoder(self.tokenizer, ChatTemplate(folder))
-        self.reasoning_format = _reasoning_format(config, self.encoder.template)
+        self.reasoning_format = chosen_format(config.reasoning_format, self.encoder.template.reasoning_format)
+        self.defaults = sampling_defaults(folder, config.generation_config)
         self.adapters = ServedAdapters(config, self.name)
         self.first = first
         self.models: Any = None  # of the first one: engine.server.models.registry.Models
@@ -350,7 +352,7 @@ class Service:
         facts = msgspec.to_builtins(ready)
         for hidden in ("type", "shape", "memory", "startup"):
             facts.pop(hidden, None)
-        facts["memory_bytes"] = ready.memory.parts
+        facts |= {"memory_bytes": ready.memory.parts, "sampling_defaults": self.defaults.shown}
         settings = self.config.model_dump(mode="json", exclude=HIDDEN_SETTINGS)
         return card | {"max_model_len": ready.max_model_len, "engine": settings | facts}
 
@@ -359,17 +361,17 @@ class Service:
         ready = self.core.ready
         if ready is None:
             raise Rejection(503, "the engine is loading", code="engine_loading", retry_after_seconds=2)
-        pool = ready.pool_tokens
+        pool, usual = ready.pool_tokens, self.defaults.max_tokens
         if pool < ready.max_model_len:
-            return ModelLimits(pool, f"the KV pool holds {pool} tokens")
-        return ModelLimits(ready.max_model_len, f"max_model_len is {ready.max_model_len} tokens")
+            return ModelLimits(pool, f"the KV pool holds {pool} tokens", usual)
+        return ModelLimits(ready.max_model_len, f"max_model_len is {ready.max_model_len} tokens", usual)
 
     def _fingerprint(self) -> str:
         """Changes with the model, its precision and the device: with all that changes the output of a seed."""
         ready = self.core.ready
         facts = (
             self.name, ready.num_parameters, ready.weight_bytes, ready.weights, ready.dtype, ready.device,
-            ready.block_size,
+            ready.block_size, self.defaults.shown,
         )  # fmt: skip
         return f"fp_{hashlib.blake2b(repr(facts).encode(), digest_size=5).hexdigest()}"
 
@@ -391,10 +393,3 @@ class Service:
             session=session or None,
             traceparent=traceparent if parent_of(traceparent) is not None else None,
         )
-
-
-def _reasoning_format(config: EngineConfig, template: ChatTemplate) -> ReasoningFormat | None:
-    """As the template shows it, unless a setting says otherwise."""
-    if config.reasoning_format is None:
-        return template.reasoning_format
-    return FORMATS.get(config.reasoning_format)

@@ -41,6 +41,12 @@ def tokenizer_source(folder: Path) -> str | None:
         raise ModelError(f"{path} cannot be read: {error}") from None
 
 
+def said_by(folder: Path, name: str) -> Path:
+    """The file that a JSON file of the checkpoint is read from: itself, or the GGUF file that stands for it."""
+    path = _file(folder, name)
+    return path if path.is_file() else gguf_path(folder) or path
+
+
 def has_tokenizer(folder: Path) -> bool:
     """Whether there is one, or may be: a GGUF file is not read for the answer."""
     return _file(folder, "tokenizer.json").is_file() or gguf_path(folder) is not None

@@ -170,7 +170,7 @@ def test_callers_in_threads_get_their_own_outputs(llm, expected):
         ([[3]], SamplingParams(max_tokens=1, top_k="many"), "top_k"),
         ([[3]], SamplingParams(max_tokens="many"), "max_tokens"),
         ([[3]], SamplingParams(max_tokens=1, grammar=object()), "sampling of prompt 0"),
-        ([[3]], None, "must be SamplingParams"),
+        ([[3]], 1, "must be SamplingParams"),
         ([1, 2], GREEDY, "prompt 0 is 1; a prompt is a text or a list of token ids"),
         (["\ud800"], GREEDY, "prompt 0 is no text that UTF-8 can spell"),
         ([[3]], SamplingParams(max_tokens=1, logit_bias={2560: 1.0}), "`logit_bias` holds token id 2560"),

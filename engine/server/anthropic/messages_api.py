@@ -37,6 +37,7 @@ async def count_tokens(service: Service, request: Request, body: CountTokensRequ
 
 def _chat_of(service: Service, body: CountTokensRequest) -> ChatRequest:
     chat = body.as_chat()
+    chat.take_defaults(service.defaults)
     if body.thinking is not None and body.thinking.type != "disabled":
         if service.reasoning_format is None:
             raise invalid("thinking", "`thinking` is not supported, because this model does not reason; leave it out")

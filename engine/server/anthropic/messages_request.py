@@ -155,15 +155,17 @@ class MessagesRequest(CountTokensRequest):
             raise invalid("thinking", message)
 
     def chat_fields(self) -> dict[str, Any]:
-        return super().chat_fields() | {
-            "max_completion_tokens": self.max_tokens,
-            "stop": self.stop_sequences or None,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "user": self.metadata.user_id,
-            "thinking_token_budget": self.thinking and self.thinking.budget_tokens,
-        }
+        sent = self.model_dump(include={"temperature", "top_p", "top_k"}, exclude_unset=True)
+        return (
+            super().chat_fields()
+            | sent
+            | {
+                "max_completion_tokens": self.max_tokens,
+                "stop": self.stop_sequences or None,
+                "user": self.metadata.user_id,
+                "thinking_token_budget": self.thinking and self.thinking.budget_tokens,
+            }
+        )
 
 
 # Fields of the chat that `as_chat` makes → the fields of a message that they come from, as errors name them.

@@ -29,14 +29,16 @@ class ModelLimits:
 
     capacity: int  # prompt and output together
     reason: str  # why not more, as errors say it
+    usual_output: int | None = None  # of a request that names no limit; None is what fits
 
     def output_tokens(self, prompt: Prompt, max_tokens: int | None, param: str) -> int:
-        """`max_tokens`, or what fits where it is None. Raises ApiError 400 for a sequence that never fits."""
+        """`max_tokens`; where it is None the usual output as far as it fits. Raises ApiError 400 for a sequence that
+        never fits."""
         size = len(prompt.token_ids)
         if size >= self.capacity and (max_tokens != 0 or size > self.capacity):
             raise self.too_long(str(size), param)
         if max_tokens is None:
-            return self.capacity - size
+            return min(self.capacity - size, self.usual_output or self.capacity)
         if size + max_tokens > self.capacity:
             message = (
                 f"the prompt has {size} tokens and max_tokens is {max_tokens}, together {size + max_tokens}, "

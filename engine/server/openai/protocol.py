@@ -11,6 +11,7 @@ from engine.server.errors import ApiError, invalid
 from engine.server.http.json_values import MAX_VALUES, has_too_many_values
 from engine.server.openai.kv_transfer import KVTransferParams
 from engine.server.openai.shape import check_shape, unknown_field
+from engine.token.generation_config import SamplingDefaults
 
 MAX_CHOICES = 128  # n and best_of
 MAX_PROMPTS = 128  # of one call
@@ -205,6 +206,11 @@ class GenerationRequest(Strict):
         """Alternatives to each output token; None where log-probabilities are not wanted."""
         raise NotImplementedError
 
+    def take_defaults(self, defaults: SamplingDefaults) -> None:
+        """Fields that were not sent, or as null, get the checkpoint's value; a limit of the output is no field here."""
+        for name in defaults.values.keys() - self.model_fields_set:
+            setattr(self, name, defaults.values[name])
+
     @property
     def reasoning_budget(self) -> int | None:
         """Tokens of reasoning at most; None bounds nothing."""
@@ -228,6 +234,11 @@ class CompletionRequest(GenerationRequest):
     echo: bool = Field(False, description="the prompt stands before the output, with its logprobs if they are wanted")
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="alternatives to each token")
     add_special_tokens: bool = Field(True, description="the tokenizer adds its own, such as a begin of text")
+
+    def take_defaults(self, defaults: SamplingDefaults) -> None:
+        super().take_defaults(defaults)
+        if defaults.max_tokens is not None and "max_tokens" not in self.model_fields_set:
+            self.max_tokens = min(self.max_tokens, defaults.max_tokens)
 
     @property
     def choices(self) -> int:

@@ -6,7 +6,7 @@ import time
 import msgspec
 
 from engine.messages import Submit
-from engine.sampling import Grammar, SamplingParams, choice_seed, ended_by
+from engine.sampling import LEAST_TOP_P, Grammar, SamplingParams, choice_seed, ended_by
 from engine.server.core.call import Caller
 from engine.server.core.sequence import DecodeSpans, SequenceStream
 from engine.server.errors import invalid
@@ -15,8 +15,6 @@ from engine.server.openai.prompts import Prompt, checked_ids
 from engine.server.openai.protocol import CompletionRequest, GenerationRequest
 from engine.token.text.assembler import assembler_of
 from engine.token.text.tokenizer import Tokenizer
-
-LEAST_TOP_P = 1e-9  # for a top_p of 0: every set holds at least the best token
 
 # Fields of a body that are sampling parameters of the same name and meaning.
 UNCHANGED = (

@@ -21,6 +21,14 @@ KEYS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "attention.key_length": "head_dim",
 }
+# ... → key of generation_config.json. llama.cpp counts the last `penalty_last_n` tokens for its penalty, and we all.
+SAMPLING = {
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repetition_penalty",
+}
 # What other files may say and this engine would compute otherwise.
 REFUSED = (
     "expert_count", "attention.sliding_window", "logit_scale", "embedding_scale", "residual_scale", "attention.scale",
@@ -70,6 +78,12 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
     if ends := end_tokens(metadata):
         config["eos_token_id"] = ends[0] if len(ends) == 1 else ends
     return config
+
+
+def generation_config_of(file: GGUFFile) -> dict[str, Any]:
+    """The sampling that the file asks for. Its numbers are float32, and mean the decimal that is written shortest."""
+    said = {ours: file.metadata[key] for key, ours in SAMPLING.items() if key in file.metadata}
+    return {key: float(str(np.float32(value))) if isinstance(value, float) else value for key, value in said.items()}
 
 
 def end_tokens(metadata: dict[str, Any]) -> list[int]:

@@ -126,10 +126,12 @@ def _add_beginning(tokenizer: Tokenizer, metadata: dict[str, Any], *, by_default
 
 def document(file: GGUFFile, name: str) -> dict[str, Any]:
     """A JSON file of a checkpoint folder, made of the metadata; {} where they say nothing of it."""
-    from engine.token.gguf.config import config_of
+    from engine.token.gguf.config import config_of, generation_config_of
 
     if name == "config.json":
         return config_of(file)
+    if name == "generation_config.json":
+        return generation_config_of(file)
     if name == "tokenizer_config.json":
         return tokenizer_config(file)
     return json.loads(tokenizer_json(file)) if name == "tokenizer.json" else {}

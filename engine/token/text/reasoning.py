@@ -56,6 +56,11 @@ FORMATS = {
 }
 
 
+def chosen_format(setting: str | None, shown: ReasoningFormat | None) -> ReasoningFormat | None:
+    """As the template shows it, unless a setting says otherwise."""
+    return shown if setting is None else FORMATS.get(setting)
+
+
 def format_of(template: str) -> ReasoningFormat | None:
     """The format that a chat template shows to its model; None where it shows none that is known."""
     for reasoning_format in FORMATS.values():

@@ -104,9 +104,9 @@ class ScriptedCore:
 
 
 @contextlib.asynccontextmanager
-async def serving(**settings) -> AsyncIterator[tuple[FastAPI, ScriptedCore, httpx.AsyncClient]]:
+async def serving(model: str = MODEL, **settings) -> AsyncIterator[tuple[FastAPI, ScriptedCore, httpx.AsyncClient]]:
     """The application, its core, and a client of it."""
-    app = build_app(EngineConfig(model=MODEL, **settings))
+    app = build_app(EngineConfig(model=model, **settings))
     core = ScriptedCore(app.state.service)
     turns = asyncio.create_task(core.run())
     await asyncio.sleep(0)

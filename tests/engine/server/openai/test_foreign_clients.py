@@ -96,6 +96,7 @@ TOOLS = [tool("weather"), tool("time", None), tool("news", None)]
 
 def test_allowed_tools_are_the_only_ones_that_are_called_and_all_are_shown(client):
     asked = {"model": MODEL, "messages": MESSAGES, "tools": TOOLS, "max_tokens": 200, "temperature": 1.5}
+    asked["extra_body"] = {"top_k": 0}
     answer = client.chat.completions.create(**asked, tool_choice=allowed("required", "time", "weather"), n=6, seed=1)
     calls = [call for choice in answer.choices for call in choice.message.tool_calls]
     assert {call.function.name for call in calls} == {"weather", "time"}
