@@ -7,6 +7,7 @@ import ssl
 import sys
 from contextlib import suppress
 from select import POLLIN, POLLOUT
+from urllib.parse import urlsplit, urlunsplit
 
 import httptools
 from gevent.monkey import get_original
@@ -14,8 +15,9 @@ from gevent.monkey import get_original
 from loadgen.client.event_log import CANCELLED, TIMEOUT
 from loadgen.client.kernel_timestamps import ANCILLARY_SIZE, RECEIVED_IN_SOFTWARE, SO_TIMESTAMPING
 from loadgen.client.outgoing import BETWEEN_BYTES, CONNECT, FIRST_BYTE, WHOLE, Outgoing
-from loadgen.replies.answer_text import FIRST_TEXT
+from loadgen.replies.reply import ReplyReader
 from loadgen.schedule.draws import NS_PER_S
+from metrics.live.fetch import MOST_REDIRECTS, within_one_server
 
 # From below gevent: the loop has a thread of its own.
 Socket = get_original("socket", "socket")
@@ -35,17 +37,21 @@ _TIMEOUT_FAULTS = {
 
 
 class HttpEnd:
-    """What httptools reports: the message is complete; its sender closes the connection after it."""
+    """What httptools reports: the message is complete; its sender closes the connection after it; where it leads."""
 
     FAULTS = (httptools.HttpParserError, httptools.HttpParserUpgrade)
-    __slots__ = ("closes", "complete")
+    __slots__ = ("closes", "complete", "location")
 
     def __init__(self) -> None:
         self.complete = self.closes = False
+        self.location = b""
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if name.lower() == b"connection" and b"close" in value.lower():
+        name = name.lower()
+        if name == b"connection" and b"close" in value.lower():
             self.closes = True
+        elif name == b"location":
+            self.location = value
 
     def on_message_complete(self) -> None:
         self.complete = True
@@ -55,9 +61,9 @@ class Exchange:
     """One request in flight and the state of its reply."""
 
     __slots__ = (
-        "_end", "_informational", "_parser", "_read_before", "_waits_for_text",
+        "_end", "_informational", "_num_redirects", "_parser", "_until_text", "_wire",
         "connection", "dispatched_ns", "first_read", "last_ns", "num_bytes", "outgoing", "pieces",
-        "sent_ns",
+        "sent_ns", "unsent",
     )  # fmt: skip
 
     def __init__(self, outgoing: Outgoing, dispatched_ns: int):
@@ -69,11 +75,33 @@ class Exchange:
         self.first_read = False  # whether the last read was the first one
         self.pieces: list[bytes] = []
         self.connection: Connection | None = None  # None before it has one, and after its end
-        self._waits_for_text = outgoing.patience_ns is not None and outgoing.patience_for == "first_token"
-        self._read_before = b""  # an event may be cut anywhere
+        self.unsent = self._wire = outgoing.wire  # `unsent`: b"" once the connection has it
+        self._num_redirects = 0
+        self._expect_answer()
+
+    def _expect_answer(self) -> None:
+        waits = self.outgoing.patience_ns is not None and self.outgoing.patience_for == "first_token"
+        self._until_text = ReplyReader() if waits else None  # None once the first text has come
         self._informational: bytes | None = b""  # not yet fed; None once the answer has begun
         self._end = HttpEnd()
         self._parser = httptools.HttpResponseParser(self._end)
+
+    def redirect(self, origin: str) -> bytes:
+        """Where a complete answer sends the request within its server, by a status that keeps method and body; b"" of
+        an answer that counts. What is to be sent then is in `unsent`."""
+        if self.status not in (307, 308) or not self._end.location or self._num_redirects == MOST_REDIRECTS:
+            return b""
+        method, target, rest = self._wire.split(b" ", 2)
+        to = within_one_server(origin + target.decode("latin-1"), self._end.location.decode("latin-1"))
+        if to is None:
+            return b""
+        parts = urlsplit(to)
+        path = urlunsplit(("", "", parts.path or "/", parts.query, "")).replace(" ", "%20").encode("latin-1")
+        self.unsent = self._wire = b" ".join((method, path, rest))
+        self._num_redirects += 1
+        self.pieces = []
+        self._expect_answer()
+        return path
 
     def feed(self, data: bytes, now_ns: int) -> bool:
         """Takes bytes of the reply. Returns whether it is complete. Raises one of HttpEnd.FAULTS."""
@@ -82,9 +110,9 @@ class Exchange:
         self.num_bytes += len(data)
         if self.outgoing.keep_reply:
             self.pieces.append(data)
-        if self._waits_for_text:
-            self._waits_for_text = not FIRST_TEXT.search(self._read_before + data)
-            self._read_before = data if self._waits_for_text else b""
+        if self._until_text is not None:
+            self._until_text.feed(data, now_ns)
+            self._until_text = None if self._until_text.reply.chunk_ns else self._until_text
         data = self._behind_informational(data) if self._informational is not None else data
         if data:
             self._parser.feed_data(data)
@@ -131,7 +159,7 @@ class Exchange:
             for since_ns, name in ends
             if (limit_s := getattr(outgoing.target, name)) is not None
         ]
-        if outgoing.patience_ns is not None and (self._waits_for_text or outgoing.patience_for == "answer"):
+        if outgoing.patience_ns is not None and (self._until_text is not None or outgoing.patience_for == "answer"):
             patience = f"left after its patience of {outgoing.patience_ns / NS_PER_S:.3g} s"
             ways.append((outgoing.due_ns + outgoing.patience_ns, CANCELLED, patience))
         return min(ways)

@@ -75,7 +75,9 @@ class LoadClient:
         address = _first_that_connects(replay.endpoint)
         tls = (replay.endpoint.tls(), replay.endpoint.host) if replay.endpoint.scheme == "https" else None
         reuse = replay.target.connections == "reuse"
-        self._loop = SocketLoop(address, tls, self._took_end, reuse=reuse, on_turn=self._swap_logs)
+        self._loop = SocketLoop(
+            address, tls, self._took_end, origin=replay.endpoint.origin, reuse=reuse, on_turn=self._swap_logs
+        )
 
     def run(self, agree_start: Callable[[], int] = lambda: monotonic_ns() + LEAD_NS) -> None:
         """Sends the prelude one by one, then replays the schedule and waits for the last reply.

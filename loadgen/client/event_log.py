@@ -26,6 +26,7 @@ ROW_BYTES = 33  # of an event beside its data
 
 STARTED, DISPATCHED, SENT, BYTES, CLOSED, ERROR, TIMEOUT, CANCELLED, RECONNECTED, DUE, RAN_OUT = range(11)
 STOPPED_SENDING = 11  # its data is the reason
+REDIRECTED = 12  # what was read is no answer: the request was sent again, to the path that is its data
 TERMINAL = frozenset((CLOSED, ERROR, TIMEOUT, CANCELLED))
 # Index of STARTED, the start of the schedule; of RAN_OUT: a slot is free, but no request is left; of STOPPED_SENDING:
 # what is due later is not sent.
@@ -36,7 +37,7 @@ SCHEMA = pa.schema([
     ("seq", pa.int64()),  # order of stamping: two events of a request may share a nanosecond
     ("index", pa.int64()),  # of the scheduled request
     ("ns", pa.int64()),  # monotonic clock
-    ("kind", pa.int8()),  # STARTED to STOPPED_SENDING
+    ("kind", pa.int8()),  # STARTED to REDIRECTED
     ("data", pa.large_binary()),  # the bytes read, or why it ended; a run has more than 32-bit offsets reach
 ])  # fmt: skip
 

@@ -25,6 +25,7 @@ from loadgen.client.event_log import (
     ERROR,
     NO_REQUEST,
     RECONNECTED,
+    REDIRECTED,
     SENT,
     STOPPED_SENDING,
     EventLog,
@@ -44,13 +45,15 @@ class SocketLoop:
     """Owns the sockets, the due requests and the current log.
 
     `on_ended` runs in the loop's thread after each request. It may call `at`, as closed loops and conversations do.
+    `origin`: scheme, host and port, within which redirects are followed.
     """
 
     def __init__(
         self, address: tuple[int, tuple], tls: tuple[ssl.SSLContext, str] | None, on_ended: OnEnded, *,
-        reuse: bool = False, on_turn: Callable[[int], None] = lambda _: None,
+        origin: str = "", reuse: bool = False, on_turn: Callable[[int], None] = lambda _: None,
     ):  # fmt: skip
         self.log = EventLog()
+        self._origin = origin
         self._address, self._tls, self._on_ended, self._reuse, self._on_turn = address, tls, on_ended, reuse, on_turn
         self._due: list[tuple[int, int, Outgoing]] = []
         self._deadlines: list[tuple[int, int, Exchange]] = []
@@ -179,10 +182,12 @@ class SocketLoop:
         exchange = connection.exchange
         try:
             if connection.connect():
-                if exchange.sent_ns is None:
-                    exchange.sent_ns = monotonic_ns()
-                    self.log.add(exchange.outgoing.index, exchange.sent_ns, SENT)
-                    connection.write(exchange.outgoing.wire)
+                if exchange.unsent:
+                    if exchange.sent_ns is None:
+                        exchange.sent_ns = monotonic_ns()
+                        self.log.add(exchange.outgoing.index, exchange.sent_ns, SENT)
+                    wire, exchange.unsent = exchange.unsent, b""
+                    connection.write(wire)
                     if exchange.outgoing.target.first_byte_timeout_s is not None:
                         self._watch_deadline(exchange)
                 else:
@@ -210,9 +215,28 @@ class SocketLoop:
             return
         if data and exchange.first_read and exchange.outgoing.target.gap_timeout_s is not None:
             self._watch_deadline(exchange)
+        if complete:
+            keeps_alive = self._reuse and exchange.keeps_alive
+            if path := exchange.redirect(self._origin):
+                self.log.add(exchange.outgoing.index, now_ns, REDIRECTED, path)
+                self._send_again(exchange, keeps_alive)
+                return
         if complete or not raw:
             status = exchange.status
             self._end(exchange, CLOSED, "no reply" if not status else "" if status == 200 else f"HTTP {status}")
+
+    def _send_again(self, exchange: Exchange, keeps_alive: bool) -> None:
+        """After a redirect: on its connection, or on another one where the server closes it."""
+        if not keeps_alive:
+            connection = exchange.connection
+            connection.exchange = exchange.connection = None
+            self._drop(connection)
+            try:
+                self._take_connection(exchange)
+            except OSError as error:
+                self._end(exchange, ERROR, f"{type(error).__name__}: {error}")
+                return
+        self._advance(exchange.connection)
 
     def _watch_deadline(self, exchange: Exchange) -> None:
         heapq.heappush(self._deadlines, (exchange.deadline()[0], next(self._order), exchange))

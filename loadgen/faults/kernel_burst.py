@@ -5,7 +5,7 @@ import json
 import threading
 from contextlib import suppress
 
-from loadgen.target.endpoint import Endpoint, authorisation
+from loadgen.target.endpoint import Endpoint
 
 STEPS = 30  # on a CPU they stop the loop for some 20 ms in all
 TIMEOUT_S = 20.0
@@ -34,7 +34,7 @@ class KernelBurst:
             return
         connection = endpoint.connection(TIMEOUT_S)
         body = json.dumps({"steps": STEPS, "timeout_s": TIMEOUT_S / 2})
-        headers = {"Content-Type": "application/json", **authorisation()}
+        headers = {"Content-Type": "application/json", **endpoint.own_headers()}
         with suppress(OSError, http.client.HTTPException):
             connection.request("POST", f"{endpoint.path}/debug/profile", body, headers)
             connection.getresponse().read()

@@ -185,6 +185,8 @@ def client_record(
         elif kind == event_log.BYTES:
             reader.feed(data, ns)
             last_byte_ns = ns
+        elif kind == event_log.REDIRECTED:
+            reader = ReplyReader()
         elif kind in event_log.TERMINAL:
             end, reason = kind, data.decode("utf-8", "replace")
     reply = reader.end() if end is not None else reader.reply

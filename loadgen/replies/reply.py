@@ -12,6 +12,7 @@ from loadgen.replies.document import MAX_ERROR_CHARACTERS, ReplyFault
 from loadgen.replies.sse import BYTE_ORDER_MARK, Event, SseDecoder
 from loadgen.replies.usage import Tokens, counted
 
+NOT_FOLLOWED = "only 307 and 308 within one server are followed, some in a row: give the address that answers"
 NO_TOKEN = "the answer has no token"
 EVENT_FIELDS = (b"data", b"event", b"error", b"id", b"retry", b":")
 GZIP_OR_ZLIB = zlib.MAX_WBITS | 32
@@ -47,6 +48,16 @@ class Reply:
     def chunk_tokens(self) -> list[int]:
         """New tokens in each chunk; [] where nobody tells them, and a chunk stands for a token."""
         return self.tokens.of_chunks
+
+
+def unpacker(encoding: bytes) -> Callable[[bytes], bytes] | None:
+    """What unpacks a body of this header content-encoding; None where it is not packed. Raises ReplyFault."""
+    encoding = encoding.lower().strip()
+    if encoding in PACKED:
+        return zlib.decompressobj(GZIP_OR_ZLIB).decompress
+    if encoding in (b"", b"identity"):
+        return None
+    raise ReplyFault(f"the reply has the header content-encoding: {encoding.decode('latin-1')}, which is not read")
 
 
 class ReplyReader:
@@ -101,12 +112,7 @@ class ReplyReader:
         if 100 <= code < 200:  # informational: the answer follows
             return
         self.reply.status_code = code
-        encoding = self._headers.get(b"content-encoding", b"identity").lower().strip()
-        if encoding in PACKED:
-            self._unpack = zlib.decompressobj(GZIP_OR_ZLIB).decompress
-        elif encoding not in (b"", b"identity"):
-            name = encoding.decode("latin-1")
-            raise ReplyFault(f"the reply has the header content-encoding: {name}, which is not read")
+        self._unpack = unpacker(self._headers.get(b"content-encoding", b""))
 
     def on_body(self, body: bytes) -> None:
         if self._unpack is not None:
@@ -181,7 +187,7 @@ class ReplyReader:
             return
         if code != 200:
             to = self._headers.get(b"location") if 300 <= code < 400 else None
-            where = f"redirected by the header location to {to.decode('latin-1')}; " if to else ""
+            where = f"redirected by the header location to {to.decode('latin-1')}; {NOT_FOLLOWED}; " if to else ""
             self._fail(f"HTTP {code}: {where}{_said(content) or 'no body'}")
         elif content.strip():
             self._take_document("the reply", content)

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from metrics.errors import ServerError
-from metrics.live.fetch import API_KEY_VARIABLE
+from metrics.live.fetch import API_KEY_VARIABLE, MOST_REDIRECTS, PORTS, within_one_server
 
 
 class EndpointError(ServerError):
@@ -34,6 +34,10 @@ class Endpoint:
     def url(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{self.port}{self.path}"
+
+    @property
+    def origin(self) -> str:
+        return self.url.removesuffix(self.path)
 
     @property
     def authority(self) -> str:
@@ -86,7 +90,7 @@ def parse_base_url(url: str, headers: Mapping[str, str] | None = None, verify_tl
     if parts.query or parts.fragment or parts.username:
         raise EndpointError(f"{url!r} has more than a host, a port and a path; keys go into {API_KEY_VARIABLE}")
     path = parts.path.rstrip("/").removesuffix("/v1")
-    return Endpoint(parts.scheme, parts.hostname, port or {"http": 80, "https": 443}[parts.scheme], path,
+    return Endpoint(parts.scheme, parts.hostname, port or PORTS[parts.scheme], path,
                     headers or {}, verify_tls)  # fmt: skip
 
 
@@ -97,12 +101,26 @@ def authorisation() -> dict[str, str]:
 
 
 def get(endpoint: Endpoint, path: str, timeout_s: float = 10.0) -> tuple[int, bytes]:
-    """Status and body of a GET. Raises EndpointError without an answer."""
+    """Status and body of a GET, by redirects within the server. Of one that leads to another server the body is a
+    sentence that says so. Raises EndpointError without an answer."""
+    url = endpoint.url + path
+    for _ in range(MOST_REDIRECTS + 1):
+        status, body, location = _get(endpoint, url.removeprefix(endpoint.origin), timeout_s)
+        if not 300 <= status < 400 or not location:
+            return status, body
+        to = within_one_server(url, location)
+        if to is None:
+            return status, f"redirected to another server: {location}".encode()
+        url = to
+    return status, f"redirected more than {MOST_REDIRECTS} times".encode()
+
+
+def _get(endpoint: Endpoint, target: str, timeout_s: float) -> tuple[int, bytes, str | None]:
     connection = endpoint.connection(timeout_s)
     try:
-        connection.request("GET", endpoint.path + path, headers={"Connection": "close", **endpoint.own_headers()})
+        connection.request("GET", target, headers={"Connection": "close", **endpoint.own_headers()})
         reply = connection.getresponse()
-        return reply.status, reply.read()
+        return reply.status, reply.read(), reply.getheader("location")
     except (OSError, http.client.HTTPException, ssl.SSLError) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise EndpointError(

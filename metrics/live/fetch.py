@@ -4,20 +4,36 @@ import http.client
 import os
 from typing import Any
 from urllib.error import HTTPError, URLError
-from urllib.parse import urlsplit
+from urllib.parse import urldefrag, urljoin, urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from metrics.errors import InputError, ServerError
 
 API_KEY_VARIABLE = "SOJOURN_API_KEY"  # a secret: read from the environment, never written anywhere
 LARGEST = 64 << 20  # bytes of an answer that are read
+MOST_REDIRECTS = 5
+PORTS = {"http": 80, "https": 443}
 
 
-class _NoRedirect(HTTPRedirectHandler):
-    """The key of the environment is for the named server only."""
-
-    def redirect_request(self, *_: Any) -> None:
+def within_one_server(url: str, location: str) -> str | None:
+    """Where a redirect of `url` leads if it keeps scheme, host and port: a key is for the named server only."""
+    try:
+        to = urldefrag(urljoin(url, location)).url
+        here, there = urlsplit(url), urlsplit(to)
+        same = (here.scheme, here.hostname, here.port or PORTS.get(here.scheme)) == (
+            there.scheme, there.hostname, there.port or PORTS.get(there.scheme))  # fmt: skip
+    except ValueError:
         return None
+    return to if same and not there.username else None
+
+
+class _OneServer(HTTPRedirectHandler):
+    max_redirections = MOST_REDIRECTS
+
+    def redirect_request(self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Request | None:
+        if within_one_server(req.full_url, newurl) is None:
+            return None
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 def fetch(url: str, timeout_s: float, data: bytes | None = None) -> tuple[int, bytes]:
@@ -27,7 +43,7 @@ def fetch(url: str, timeout_s: float, data: bytes | None = None) -> tuple[int, b
     if data is not None:
         headers["Content-Type"] = "application/json"
     try:
-        with build_opener(_NoRedirect).open(Request(url, data=data, headers=headers), timeout=timeout_s) as reply:
+        with build_opener(_OneServer).open(Request(url, data=data, headers=headers), timeout=timeout_s) as reply:
             return int(reply.status), reply.read(LARGEST)
     except HTTPError as error:
         with error:

@@ -30,7 +30,7 @@ def observed(
 
 @contextmanager
 def serving(answer):
-    """An HTTP server whose answer to a path is (status, body); None closes the connection."""
+    """An HTTP server that answers a path by (status, body), or with where a redirect leads; None closes."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
@@ -39,8 +39,8 @@ def serving(answer):
                 self.close_connection = True
                 return
             self.send_response(found[0])
-            if found[0] == 302:
-                self.send_header("Location", "/elsewhere")
+            if len(found) > 2:
+                self.send_header("Location", found[2])
             self.end_headers()
             self.wfile.write(found[1])
 

@@ -183,7 +183,8 @@ def test_a_burst_of_profiled_steps_is_asked_for_once_and_none_after_the_end():
 
     class Server(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            asked.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))["steps"]))
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked.append((self.path, body["steps"], self.headers["x-team"]))
             self.send_response(200)
             self.end_headers()
 
@@ -192,7 +193,7 @@ def test_a_burst_of_profiled_steps_is_asked_for_once_and_none_after_the_end():
 
     with http.server.HTTPServer(("127.0.0.1", 0), Server) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        endpoint = Endpoint("http", "127.0.0.1", server.server_port, "")
+        endpoint = Endpoint("http", "127.0.0.1", server.server_port, "", headers={"x-team": "a"})
         burst, ended_first = KernelBurst(after_s=0.01), KernelBurst(after_s=60)
         for each in (burst, ended_first):
             each.start(endpoint)
@@ -202,4 +203,4 @@ def test_a_burst_of_profiled_steps_is_asked_for_once_and_none_after_the_end():
         for each in (burst, ended_first):
             each.end()
         server.shutdown()
-    assert asked == [("/debug/profile", 30)]
+    assert asked == [("/debug/profile", 30, "a")]  # with the headers of the target

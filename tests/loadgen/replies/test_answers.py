@@ -2,11 +2,13 @@
 
 import gzip
 import json
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadgen.replies.answer_text import answer_of
 from loadgen.replies.reply import NO_TOKEN, Reply
 from tests.loadgen.replies.test_reply import CUTS, chunked, document, event, read
 
@@ -52,6 +54,46 @@ def test_error_in_any_shape_fails_the_answer_with_the_server_s_words(shape, plac
     parts = [*ANSWER[:place], ERRORS[shape], *ANSWER[place:], usage(2), DONE]
     reply = read(chunked(*parts))
     assert reply.error is not None and "out of order" in reply.error
+
+
+@pytest.mark.parametrize("shape", ERRORS)
+@pytest.mark.parametrize("place", [0, 2, 3])
+def test_a_session_ends_at_the_same_failures_as_the_record_of_its_turn(shape, place):
+    whole = chunked(*ANSWER[:place], ERRORS[shape], *ANSWER[place:], usage(2), DONE)
+    answer, fault = answer_of(whole, "chat")
+    assert answer == b"" and fault == read(whole).error
+
+
+SAID = st.sampled_from([
+    "error", '"error": {"message": "x"}', "event: error", "the abort failed", '"finish_reason": "error"', "\\", '"',
+    '{"detail": "no"}', "\nerror: 1", '"code": 500', "cancel", "ü",
+])  # fmt: skip
+
+
+@given(st.lists(SAID, min_size=1, max_size=5), st.sampled_from([{}, {"error": None}, {"errors": []}, {"error": ""}]))
+def test_words_of_an_answer_are_no_failure_and_are_not_read_in_full(said, beside):
+    """Between two turns only what has a key of an error is decoded."""
+    whole = chunked(*(words(text, **beside) for text in said), b": OPENROUTER PROCESSING\n\n", words("", "stop"), DONE)
+    with patch("loadgen.replies.answer_text.ReplyReader", side_effect=AssertionError("read in full")):
+        answer, fault = answer_of(whole, "chat")
+    assert fault == "" and json.loads(b'"' + answer + b'"') == "".join(said) == read(whole).text
+
+
+def test_a_session_goes_on_with_the_answer_of_a_packed_reply():
+    body = gzip.compress(b"".join((*ANSWER, DONE)))
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Encoding: gzip\r\n"
+    assert answer_of(head + b"Content-Length: %d\r\n\r\n" % len(body) + body, "chat") == (b"a b", "")
+
+
+@pytest.mark.parametrize("whole", [
+    chunked(words("a"), words("b")),  # no end
+    chunked(words("", "stop"), DONE),  # no token
+    HEAD % b"text/html" + chunked(*ANSWER, DONE).partition(b"\r\n\r\n")[2],  # events under another type
+    chunked(words("a", "stop")[:-9]),
+])  # fmt: skip
+def test_a_session_does_not_go_on_with_what_is_no_answer(whole):
+    answer, fault = answer_of(whole, "chat")
+    assert answer == b"" and fault
 
 
 @pytest.mark.parametrize("shape", [name for name, data in ERRORS.items() if data.startswith(b"data: {")])

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from loadgen.client.event_log import BYTES, CLOSED, DISPATCHED, NO_REQUEST, SENT, STARTED, write_events
-from loadgen.replies.answer_text import FIRST_TEXT
+from loadgen.client.connection import Exchange
+from loadgen.client.event_log import BYTES, CANCELLED, CLOSED, DISPATCHED, NO_REQUEST, SENT, STARTED, write_events
+from loadgen.client.outgoing import Outgoing
 from loadgen.replies.reply import Reply, ReplyReader
 from loadgen.replies.sse import SseDecoder
+from loadgen.scenario.scenario import Target
 from loadgen.schedule.build import build_schedule
 from loadgen.schedule.request import save_schedule
 from tests.loadgen.scenarios import log_of, replayed, scenario
@@ -198,9 +200,40 @@ DELTA = st.fixed_dictionaries({"role": st.just("assistant")}, optional={
 def test_patience_and_ttft_agree_on_what_a_first_token_is(delta, separators):
     event = {"id": "x", "model": "name", "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
     data = b"data: " + json.dumps(event, separators=separators).encode() + b"\n\n"
-    reader = ReplyReader()
-    reader.feed(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + data, 7)
-    assert bool(reader.reply.chunk_ns) == bool(FIRST_TEXT.search(data))
+    assert leaves_by_patience(data) != bool(read(HEAD + data).chunk_ns)
+
+
+@pytest.mark.parametrize("delta", [
+    {"reasoning_details": [{"type": "reasoning.encrypted", "data": "gAAA"}]},
+    {"reasoning_details": [{"type": "reasoning.summary", "summary": "first"}]},
+    {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "x"}]}, {"type": "text", "text": "hm"}]},
+    {"audio": {"data": "UklGRg"}}, {"tool_calls": [{"custom": {"name": "c", "input": "x"}}]},
+    {"function_call": {"name": "weather"}}, {"reasoning": {"content": "hm"}},
+])  # fmt: skip
+def test_patience_ends_at_each_shape_of_a_first_text(delta):
+    data = event({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+    assert not leaves_by_patience(data) and not leaves_by_patience(data, cut_at=len(data) // 2)
+
+
+@pytest.mark.parametrize("data", [
+    b": ping\n\n", event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}),
+    event({"object": "chat.completion.chunk", "content": "not of a choice", "choices": []}),
+    event({"choices": [{"index": 0, "delta": {"tool_calls": [{"id": "text", "type": "function"}]}}]}),
+])  # fmt: skip
+def test_patience_does_not_end_at_what_is_no_text(data):
+    assert leaves_by_patience(data)
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+
+
+def leaves_by_patience(data: bytes, cut_at: int = 0) -> bool:
+    """Whether a client that waits a second for the first token would still leave after these bytes."""
+    exchange = Exchange(Outgoing(0, 0, b"", Target(), patience_ns=10**9), 0)
+    exchange.sent_ns = 0
+    for piece in (HEAD + data[:cut_at], data[cut_at:]):
+        exchange.feed(piece, 7)
+    return exchange.deadline()[1] == CANCELLED
 
 
 @settings(max_examples=60, deadline=None)

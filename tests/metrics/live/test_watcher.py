@@ -165,17 +165,25 @@ def test_a_window_that_is_shorter_than_the_first_look_gets_its_verdict():
     assert change.state == watched.shown.state == "healthy"
 
 
-def test_a_redirect_is_not_followed():
+def test_a_redirect_to_another_server_is_not_followed():
     """Its target would get the key."""
     asked = []
 
     def answer(path):
         asked.append(path)
-        return (404, b"") if path.startswith("/api") else (302, b"")
+        return (404, b"") if path.startswith("/api") else (302, b"", "http://localhost:9/metrics")
 
     with serving(answer) as url:
         found = watch_once([url], seconds=5.0)
     assert "answers HTTP 302" in found.headline and set(asked) == {"/api/v1/query?query=1", "/metrics"}
+
+
+def test_a_page_that_redirects_within_its_server_is_read():
+    """As an application does that is mounted at /metrics/."""
+    pages_of = {"/metrics": (307, b"", "/metrics/"), "/metrics/": (200, page())}
+    with serving(lambda path: pages_of.get(path, (404, b""))) as url:
+        (server,) = watch_once([url], seconds=3.0).servers
+    assert server.source == "vllm"
 
 
 def test_an_address_that_is_none_is_refused():
