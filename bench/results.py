@@ -4,6 +4,7 @@ import shlex
 import statistics
 import sys
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -82,8 +83,9 @@ class Report(msgspec.Struct):
 
 
 def new_report(kind: str, title: str, **fields: object) -> Report:
-    """With what this process knows of its machine and of how it was called."""
-    command = shlex.join(["sojourn", *sys.argv[1:]])
+    """With what this process knows of its machine and of how it was called, but for the file that it writes."""
+    words = [word for before, word in pairwise(["sojourn", *sys.argv[1:]]) if "--json" not in (before, word)]
+    command = shlex.join(["sojourn", *words])
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return Report(kind, title, command, now, hardware(), versions(), **fields)
 
