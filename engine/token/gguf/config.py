@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.token.gguf.ends import end_tokens, role_id
 from engine.token.gguf.file import GGUFFile
 from engine.token.models.settings import number
 from engine.token.models.yarn import yarn_mscale
@@ -35,12 +36,6 @@ REFUSED = (
     "attention.clamp_kqv", "attention.max_alibi_bias", "attention.temperature_scale", "attn_logit_softcapping",
     "final_logit_softcapping", "rope.dimension_sections", "rope.freq_base_swa", "use_parallel_residual",
 )  # fmt: skip
-CONTROL = 3  # type of a token
-# llama-vocab.cpp: special_eog_ids
-END_NAMES = frozenset((
-    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>",
-    "<EOT>", "_<EOT>", "<|end_of_text|>", "<end_of_utterance>", "<|EOT|>",
-))  # fmt: skip
 LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 8192}  # fmt: skip
 
@@ -73,7 +68,7 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
         "torch_dtype": _dtype({tensor.kind for tensor in file.tensors if len(tensor.shape) > 1}),
         "rope_parameters": _rope(file, name, tensors),
     }
-    if (token := metadata.get("tokenizer.ggml.bos_token_id")) is not None:
+    if (token := role_id(metadata, "bos")) is not None:
         config["bos_token_id"] = token
     if ends := end_tokens(metadata):
         config["eos_token_id"] = ends[0] if len(ends) == 1 else ends
@@ -84,15 +79,6 @@ def generation_config_of(file: GGUFFile) -> dict[str, Any]:
     """The sampling that the file asks for. Its numbers are float32, and mean the decimal that is written shortest."""
     said = {ours: file.metadata[key] for key, ours in SAMPLING.items() if key in file.metadata}
     return {key: float(str(np.float32(value))) if isinstance(value, float) else value for key, value in said.items()}
-
-
-def end_tokens(metadata: dict[str, Any]) -> list[int]:
-    """The ends of an output: those that the file names, and control tokens by whose name llama.cpp knows one."""
-    ends = {metadata.get(f"tokenizer.ggml.{role}_token_id") for role in ("eos", "eot", "eom")} - {None}
-    tokens, kinds = (metadata.get(f"tokenizer.ggml.{name}") or [] for name in ("tokens", "token_type"))
-    ends |= {place for place, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
-             if kind == CONTROL and token in END_NAMES}  # fmt: skip
-    return sorted(ends)
 
 
 def _refuse_other_heads(file: GGUFFile, name: str) -> None:

@@ -6,18 +6,28 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from engine.token.gguf.ends import END_NAMES, role_id
 from engine.token.gguf.file import GGUFFile
 from metrics.errors import ModelError
 
 _LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _APOSTROPHES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 SPLITS = {
-    "qwen2": rf"{_APOSTROPHES}|{_LETTERS}|\p{{N}}|{_REST}",
-    "llama-bpe": rf"{_APOSTROPHES}|{_LETTERS}|\p{{N}}{{1,3}}|{_REST}",
-    "gpt-2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    "qwen2": (rf"{_APOSTROPHES}|{_LETTERS}|\p{{N}}|{_REST}",),
+    "llama-bpe": (rf"{_APOSTROPHES}|{_LETTERS}|\p{{N}}{{1,3}}|{_REST}",),
+    "gpt-2": (_GPT2,),
+    "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),  # of files without a name, too
 }
-SAME_SPLIT = {"deepseek-r1-qwen": "qwen2", "llama3": "llama-bpe", "llama-v3": "llama-bpe", "smaug-bpe": "llama-bpe"}
+SAME_SPLIT = {
+    **dict.fromkeys(("deepseek-r1-qwen", "kormo", "f2llmv2", "megrez"), "qwen2"),
+    **dict.fromkeys(("llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"), "llama-bpe"),
+    **dict.fromkeys(("phi-2", "gigachat", "a.x-4.0", "mellum", "exaone4", "mpt", "olmo", "jais"), "gpt-2"),
+    "smaug-bpe": "llama-bpe",
+}
+# Where the file does not say, these begin with BOS. An entry of the vocabulary is one token, whatever the merges say.
+WHOLE_ENTRIES = {"llama-bpe", *(name for name, split in SAME_SPLIT.items() if split == "llama-bpe")} - {"smaug-bpe"}
 CONTROL, USER_DEFINED, UNKNOWN = 3, 4, 2  # of tokenizer.ggml.token_type
 _TEMPLATE = "tokenizer.chat_template"
 BLANK = "\u2581"  # stands for a space in SentencePiece
@@ -35,10 +45,11 @@ def tokenizer_json(file: GGUFFile) -> str:
     tokenizer = makers[kind](file, metadata["tokenizer.ggml.tokens"])
     typed = list(zip(metadata["tokenizer.ggml.tokens"], metadata.get("tokenizer.ggml.token_type") or [], strict=False))
     tokenizer.add_special_tokens(
-        [AddedToken(t, normalized=False, special=True) for t, kind in typed if kind == CONTROL]
+        [AddedToken(t, normalized=False, special=True) for t, kind in typed if kind == CONTROL or t in END_NAMES]
     )
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token, kind in typed if kind == USER_DEFINED])
-    _add_beginning(tokenizer, metadata, by_default=kind == "llama")
+    begins = kind == "llama" or metadata.get("tokenizer.ggml.pre") in WHOLE_ENTRIES
+    _add_ends(tokenizer, file, begins=begins)
     return tokenizer.to_str()
 
 
@@ -56,23 +67,27 @@ def tokenizer_config(file: GGUFFile) -> dict[str, Any]:
         config["chat_template"] = ({} if template is None else {"default": template}) | named
     tokens = metadata.get("tokenizer.ggml.tokens") or []
     for role, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
-        number = metadata.get(f"tokenizer.ggml.{key}_token_id")
+        number = role_id(metadata, key)
         if isinstance(number, int) and 0 <= number < len(tokens):
             config[f"{role}_token"] = tokens[number]
     return config
 
 
 def _byte_level(file: GGUFFile, tokens: list[str]) -> Tokenizer:
-    name = file.metadata.get("tokenizer.ggml.pre", "gpt-2")
-    split = SPLITS.get(SAME_SPLIT.get(name, name))
-    if split is None or "tokenizer.ggml.merges" not in file.metadata:
+    name = file.metadata.get("tokenizer.ggml.pre", "default")
+    splits = SPLITS.get(SAME_SPLIT.get(name, name))
+    if splits is None or "tokenizer.ggml.merges" not in file.metadata:
         raise ModelError(f"{file.path} splits texts as {name!r}, which is not known; put tokenizer.json beside it")
     merges = [tuple(merge.split(" ")) for merge in file.metadata["tokenizer.ggml.merges"]]
-    tokenizer = Tokenizer(_bpe(file, {token: index for index, token in enumerate(tokens)}, merges))
-    if SPLITS["qwen2"] == split:
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    tokenizer = Tokenizer(_bpe(file, vocabulary, merges, ignore_merges=name in WHOLE_ENTRIES))
+    if SPLITS["qwen2"] == splits:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(split), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+        [
+            *(pre_tokenizers.Split(Regex(split), "isolated") for split in splits),
+            pre_tokenizers.ByteLevel(False, use_regex=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
@@ -113,15 +128,26 @@ def _bpe(file: GGUFFile, vocabulary: dict[str, int], merges: list[tuple[str, ...
         raise ModelError(f"{file.path} has a tokenizer that is not consistent: {error}") from None
 
 
-def _add_beginning(tokenizer: Tokenizer, metadata: dict[str, Any], *, by_default: bool) -> None:
-    beginning = metadata.get("tokenizer.ggml.bos_token_id")
-    known = isinstance(beginning, int) and 0 <= beginning < len(metadata["tokenizer.ggml.tokens"])
-    if not known or not metadata.get("tokenizer.ggml.add_bos_token", by_default):
-        return
-    token = metadata["tokenizer.ggml.tokens"][beginning]
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=[token, "$A"], pair=[token, "$A", "$B"], special_tokens=[(token, beginning)]
-    )
+def _add_ends(tokenizer: Tokenizer, file: GGUFFile, *, begins: bool) -> None:
+    """The tokens before and behind a text. Raises ModelError where one is wanted that the vocabulary does not have."""
+    metadata, tokens = file.metadata, file.metadata["tokenizer.ggml.tokens"]
+    shape, known = ["$A"], []
+    for role, is_wanted in (("bos", begins), ("eos", False)):
+        number = role_id(metadata, role)
+        if not metadata.get(f"tokenizer.ggml.add_{role}_token", is_wanted):
+            continue
+        if not isinstance(number, int) or not 0 <= number < len(tokens):
+            raise ModelError(
+                f"{file.path} begins or ends texts with a token that it lacks: tokenizer.ggml.{role}_token_id="
+                f"{number}; put tokenizer.json beside it"
+            )
+        shape = [tokens[number], *shape] if role == "bos" else [*shape, tokens[number]]
+        known.append((tokens[number], number))
+    if known:
+        pair = [*shape, *(part.replace("$A", "$B") for part in shape)]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=shape, pair=pair, special_tokens=list(dict(known).items())
+        )
 
 
 def document(file: GGUFFile, name: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ SIZES = {"embedding_length": 64, "attention.head_count": 2, "attention.key_lengt
 def config(tokens: tuple[str, ...] = (), architecture: str = "llama", **named) -> dict:
     """Keys with `__` for a point; those of the tokenizer have `ggml__` in front."""
     metadata = {"general.architecture": architecture, "tokenizer.ggml.tokens": list(tokens)}
-    metadata["tokenizer.ggml.token_type"] = [3] * len(tokens)
+    metadata["tokenizer.ggml.token_type"] = [1] * len(tokens)  # llama.cpp looks at the names alone
     metadata |= {f"{architecture}.{key}": value for key, value in SIZES.items()}
     for name, value in named.items():
         key = name.replace("__", ".")
@@ -59,12 +59,25 @@ def test_rotation_is_the_one_that_llama_cpp_computes(architecture, metadata, exp
         ("embedding_scale", 12.0), ("residual_scale", 0.2), ("final_logit_softcapping", 30.0),
         ("attn_logit_softcapping", 50.0), ("rope__dimension_sections", [1, 2]), ("rope__freq_base_swa", 1e4),
         ("attention__sliding_window", 128), ("expert_count", 8), ("attention__clamp_kqv", 8.0),
-        ("attention__max_alibi_bias", 8.0), ("rope__scaling__type", "longrope"),
+        ("attention__max_alibi_bias", 8.0),
     ],
 )  # fmt: skip
 def test_key_that_would_change_a_number_is_refused_by_its_name(key, value):
-    with pytest.raises(ModelError, match=key.replace("__", ".") if key != "rope__scaling__type" else "longrope"):
+    with pytest.raises(ModelError, match=key.replace("__", ".")):
         config(**{key: value})
+
+
+@pytest.mark.parametrize(
+    ("scaling", "sentence"),
+    [
+        ({"type": "longrope", "factor": 2.0}, "rope scaling 'longrope'"),
+        ({"factor": 2.0, "attn_factor": 0.5}, "attn_factor=0.5 without YaRN"),
+        ({"type": "yarn", "factor": 2.0, "yarn_ext_factor": 0.5}, "yarn_ext_factor=0.5"),
+    ],
+)
+def test_scaling_that_is_not_computed_is_refused(scaling, sentence):
+    with pytest.raises(ModelError, match=sentence):
+        config(**{f"rope__scaling__{key}": value for key, value in scaling.items()})
 
 
 ENDS = [
@@ -74,6 +87,15 @@ ENDS = [
     ({"ggml__eos_token_id": 2, "ggml__eot_token_id": 2}, (), 2),
     ({"ggml__eos_token_id": 0}, ("</s>", "a", "<|im_end|>"), [0, 2]),
     ({"ggml__eom_token_id": 1}, (), 1),
+    ({"ggml__eos_token_id": 0}, ("a", "</s>", "<|eot_id|>", "[EOS]", "<turn|>"), [0, 1, 2, 3, 4]),
+    ({"ggml__eos_token_id": 0, "ggml__model": "llama"}, ("a", "b"), 0),
+    ({"ggml__model": "llama"}, ("<unk>", "<s>", "</s>"), 2),
+    ({"ggml__eos_token_id": 0}, ("a", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<|fim_prefix|>"), [0, 1, 2, 3]),
+    ({"ggml__eos_token_id": 0, "ggml__fim_pad_token_id": 2}, ("a", "<|fim_pad|>", "b"), [0, 2]),
+    ({"ggml__eos_token_id": 0}, ("<|return|>", "<|end|>", "<|call|>"), [0, 2]),
+    ({"ggml__eos_token_id": 0}, ("<|return|>", "<|end|>"), [0, 1]),
+    ({"ggml__eos_token_id": 0}, ("<|calls|>", "<|end|>", "<|flush|>"), [0, 2]),
+    ({"ggml__eos_token_id": 0}, ("<eos>", "<|tool_response>", "</s>"), [0, 1]),
 ]
 
 
