@@ -9,6 +9,7 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 from engine.token.checkpoint import read_config, read_json, tokenizer_source
 from engine.token.text.decoders import Decoder
 from engine.token.text.stream import TextStream
+from engine.token.text.tokenizer_class import split_as_transformers
 from engine.token.text.vocabulary import Vocabulary
 from metrics.errors import ModelError
 
@@ -26,6 +27,7 @@ class Tokenizer:
             self._tokenizer = HuggingFaceTokenizer.from_str(source)
         except Exception as error:  # the library raises bare Exception
             raise ModelError(f"tokenizer.json of {folder} cannot be read: {error}") from None
+        split_as_transformers(self._tokenizer, config, read_json(folder, "tokenizer_config.json"))
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.vocab_size: int = config.get("vocab_size") or self._tokenizer.get_vocab_size()

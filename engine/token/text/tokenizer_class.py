@@ -1,0 +1,68 @@
+"""What transformers' AutoTokenizer makes of a tokenizer.json: some classes build the splitting of texts anew, from keys
+of tokenizer_config.json, whatever tokenizer.json says."""
+
+import json
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, pre_tokenizers, processors
+
+from engine.token.models.settings import shown
+from metrics.errors import ModelError
+
+BLANK = "\u2581"  # stands for a space in SentencePiece
+# Model types whose tokenizer is of this class where the files name none.
+CLASSES = dict.fromkeys(("qwen2", "qwen3", "qwen3_moe"), "Qwen2Tokenizer") | {"mpt": "GPTNeoXTokenizer"}
+# ... whatever class they name.
+FORCED = {"qwen2": "Qwen2Tokenizer", "mistral": None, "mixtral": None}
+BYTE_LEVEL = ("Qwen2Tokenizer", "GPTNeoXTokenizer", "GPT2Tokenizer")
+
+
+def split_as_transformers(tokenizer: Tokenizer, config: dict[str, Any], said: dict[str, Any]) -> None:
+    """Changes how a tokenizer of tokenizer.json splits, by its class and the keys of `said`, tokenizer_config.json.
+
+    `add_bos_token` and `add_eos_token` change nothing, as in transformers 5: tokenizer.json has what is added.
+    Raises ModelError for a value that is none.
+    """
+    prefix, legacy, whole = (_flag(said, key) for key in ("add_prefix_space", "legacy", "split_special_tokens"))
+    tokenizer.encode_special_tokens = bool(whole)
+    state = "" if tokenizer.pre_tokenizer is None else json.loads(tokenizer.pre_tokenizer.__getstate__())
+    is_byte_level = '"ByteLevel"' in json.dumps(state)
+    made = _class(config, said, is_byte_level=is_byte_level)
+    if made in BYTE_LEVEL and is_byte_level:
+        _prefix_bytes(tokenizer, bool(prefix))
+        if made == "GPTNeoXTokenizer":  # it adds nothing
+            tokenizer.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B", special_tokens=[])
+    elif made == "LlamaTokenizer" and not is_byte_level:
+        prefix = prefix is not False
+        scheme = "never" if not prefix else "always" if legacy else "first"
+        tokenizer.normalizer = None
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(BLANK, scheme, split=False)
+        steps = [decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
+        tokenizer.decoder = decoders.Sequence([*steps, *([decoders.Strip(" ", 1, 0)] if prefix else [])])
+
+
+def _class(config: dict[str, Any], said: dict[str, Any], *, is_byte_level: bool) -> str | None:
+    """The class that decides, without the ending Fast; None where tokenizer.json does."""
+    kind, named = str(config.get("model_type")), said.get("tokenizer_class") or config.get("tokenizer_class")
+    if kind in FORCED:
+        return FORCED[kind]
+    name = CLASSES.get(kind) if named is None else str(named).removesuffix("Fast")
+    return None if name == "LlamaTokenizer" and is_byte_level else name
+
+
+def _prefix_bytes(tokenizer: Tokenizer, prefix: bool) -> None:
+    splitter = tokenizer.pre_tokenizer
+    steps = [splitter] if isinstance(splitter, pre_tokenizers.ByteLevel) else list(splitter)
+    for step in steps:
+        if isinstance(step, pre_tokenizers.ByteLevel):
+            step.add_prefix_space = prefix
+    if steps[0] is not splitter:
+        splitter = pre_tokenizers.Sequence(steps)
+    tokenizer.pre_tokenizer = splitter
+
+
+def _flag(said: dict[str, Any], key: str) -> bool | None:
+    value = said.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise ModelError(f"tokenizer_config.json has {key}={shown(value)}; it must be true or false")
+    return value
