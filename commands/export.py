@@ -46,7 +46,14 @@ def export(
     """Write a run's results in the format of another benchmark: its keys, its units."""
     if detailed is not None and format_ != "vllm":
         raise InputError(f"--detailed is of --format vllm; {format_} always has one entry a request")
+    from metrics.run.directory import kept_share
+
     opened = open_run(run)
+    if (share := kept_share(opened.meta())) < 1:
+        raise InputError(
+            f"{opened.path} is a sample: its tool kept {share:.1%} of the requests, and {format_}'s format has no "
+            "word for that; give the tool's own file on"
+        )
     path = output or opened.path / FILES[format_]
     text = _text(opened, format_, detailed is not False)
     with writing(path):

@@ -314,11 +314,11 @@ def _recorded_rps(run: "RunDirectory") -> float:
     """Requests a second that the run sent."""
     from metrics.request.goodput import measured, rate_window
     from metrics.results.load import declared_window_s
+    from metrics.run.directory import kept_share
 
     meta = run.meta()
     rows = measured(run.requests(), meta)
-    seconds = rate_window(rows, declared_window_s(meta)).seconds
-    return len(rows) / seconds if seconds else 0.0
+    return rate_window(rows, declared_window_s(meta), kept_share(meta)).due_rps or 0.0
 
 
 def _is_closed(predictor: "Predictor") -> bool:

@@ -13,7 +13,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from loadgen.errors import ScenarioError
-from loadgen.traces.clock import UNITS, UnknownUnit, seconds_of, unit_of
+from loadgen.traces.clock import UNITS, UnknownUnit, refuse_another_unit, seconds_of, unit_of
 from loadgen.traces.row import Head, Tally, TraceForm, TraceRow, Window, bad_line, json_lines
 
 MOONCAKE_BLOCK, BAILIAN_BLOCK = 512, 16
@@ -68,6 +68,7 @@ def clock_and_blocks(path: Path, window: Window) -> tuple[float, int]:
 
 
 def _implied(path: Path, stamps: list[float], has_hashes: bool) -> float:
+    refuse_another_unit(path.name, stamps)
     try:
         return UNITS[unit_of(stamps, has_hashes)]
     except UnknownUnit as unknown:

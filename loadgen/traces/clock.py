@@ -4,11 +4,18 @@ import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+import numpy as np
+
+from loadgen.errors import ScenarioError
+
 UNITS = {"seconds": 1.0, "milliseconds": 1e-3, "microseconds": 1e-6, "nanoseconds": 1e-9}
 EPOCH_S = (946_684_800.0, 4_102_444_800.0)  # the years 2000 to 2100
 # Requests per second that a unit implies: below the first of two bounds it is a smaller unit, above the second it is
 # this one, and between them both are as likely.
 SECONDS, FRACTIONS_OF_SECONDS, SMALLER = (0.05, 1.0), (0.003, 0.03), (0.003, 0.05)
+# A change of the unit: a leap of the time by this factor, or a fall; more of them than MOST_PLACES have no order. The
+# times that are looked at on each side, the fewest gaps there, and of how many gaps the time may leap ahead.
+LEAP, MOST_PLACES, AROUND, FEWEST_GAPS, AHEAD = 10.0, 50, 200, 4, 50.0
 
 
 class UnknownUnit(ValueError):
@@ -48,6 +55,48 @@ def unit_of(stamps: Sequence[float], has_hashes: bool) -> str:
                 f"{implied:.3g} requests per second, in {smaller} {implied * 1e3:.3g}"
             )
     return names[-1]
+
+
+def refuse_another_unit(name: str, stamps: Sequence[float]) -> None:
+    """Raises ScenarioError where the times of a file, in its order, count in another unit from a request on."""
+    if (change := change_of_unit(stamps)) is not None:
+        place, factor = change
+        size = f"{1 / factor:,.0f} times as long" if factor < 1 else f"a {factor:,.0f}th of it"
+        raise ScenarioError(
+            f"{name}: its times change their unit part-way. From request {place + 1:,} on ({stamps[place]:.16g}, after "
+            f"{stamps[place - 1]:.16g}) a unit is {size}; write all times in one unit"
+        )
+
+
+def change_of_unit(stamps: Sequence[float]) -> tuple[int, float] | None:
+    """The place of the first time in another unit, and how many of those units are one of the old; None where nothing
+    says so.
+
+    The gaps between the times, all quartiles of them, change by a power of a thousand there, and the time goes on where
+    it was, in the new unit, or begins anew. Behind a mere pause, however long, the gaps stay as they were.
+    """
+    times = np.asarray(stamps, dtype="float64")
+    later, earlier = times[1:], times[:-1]
+    places = np.flatnonzero((later < earlier) | ((later >= LEAP * earlier) & (earlier > 0))) + 1
+    if len(places) > MOST_PLACES:  # a file that is not in order
+        return None
+    for place in places.tolist():
+        before, after = (_gaps(part) for part in (times[:place][-AROUND:], times[place:][:AROUND]))
+        if before is None or after is None:
+            continue
+        powers = np.round(np.log10(after / before) / 3)
+        factor = 10.0 ** (3 * powers[0])
+        goes_on = abs(times[place] / factor - times[place - 1]) <= AHEAD * before[1]
+        if powers[0] and (powers == powers[0]).all() and (goes_on or times[place] < times[place - 1]):
+            return place, factor
+    return None
+
+
+def _gaps(times: np.ndarray) -> np.ndarray | None:
+    """Their quartiles; None where there are too few."""
+    gaps = np.abs(np.diff(times))
+    gaps = gaps[gaps > 0]
+    return np.quantile(gaps, (0.25, 0.5, 0.75)) if len(gaps) >= FEWEST_GAPS else None
 
 
 def told_unit(seconds_per_unit: float) -> str:

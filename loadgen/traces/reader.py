@@ -4,6 +4,7 @@ A new form is a `TraceForm` in a file of its own and a line in FORMS.
 """
 
 import json
+from array import array
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from loadgen.errors import ScenarioError
 from loadgen.traces.azure import AZURE
 from loadgen.traces.blocks import BAILIAN, MOONCAKE
 from loadgen.traces.burstgpt import BURSTGPT
+from loadgen.traces.clock import refuse_another_unit
 from loadgen.traces.plain import PLAIN, SHAREGPT
 from loadgen.traces.rounding import Bins, Rounding
 from loadgen.traces.row import Head, Tally, TraceForm, TraceRow, Window
@@ -107,12 +109,13 @@ def _walk(path: Path, form: TraceForm, window: Window) -> TraceSlice:
     origin_s: float | None = 0.0 if form is SERVEGEN else None  # its seconds are the trace's own, drawn or not
     while True:
         tally, selected, count, rounding = Tally(), [], 0, Rounding()
-        earliest, latest = origin_s, 0.0
+        earliest, latest, stamps = origin_s, 0.0, array("d")
         for row in form.rows(path, window, tally):
             count += 1
             if row.offset_s is None:
                 selected.append(row)
                 continue
+            stamps.append(row.offset_s)
             origin_s = row.offset_s if origin_s is None else origin_s
             earliest = row.offset_s if earliest is None else min(earliest, row.offset_s)
             latest = max(latest, row.offset_s)
@@ -123,6 +126,7 @@ def _walk(path: Path, form: TraceForm, window: Window) -> TraceSlice:
         if earliest is None or earliest >= origin_s:
             break
         origin_s = earliest
+    refuse_another_unit(path.name, stamps)
     if not count and form is not SERVEGEN:  # of that one, nothing was drawn outside of the window
         dropped = f" ({', '.join(f'{number} {reason}' for reason, number in tally.items())})"
         raise ScenarioError(f"{path.name} holds no requests{dropped if tally else ''}")

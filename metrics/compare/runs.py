@@ -38,7 +38,7 @@ from metrics.compare.verdict import (
 from metrics.compare.workload import Work, other_work, shifts, work_of
 from metrics.errors import InputError
 from metrics.machine.steal import steal_sentence, steal_within
-from metrics.run.directory import RunDirectory
+from metrics.run.directory import RunDirectory, kept_share
 
 OF_REQUESTS = ("ttft_mean", "tpot_mean", "e2e_mean", "attainment")  # a mean moves less by chance than a quantile
 OF_STEPS = ("step_p50", "steady_steps")  # where both sides have the server's records
@@ -81,6 +81,7 @@ def compare_runs(
     notes += [f"{name}: {sentence}" for name, sentence in zip("AB", steal_notes, strict=True) if sentence]
     if of_steps:
         notes.append(f"{share:.0%} of the steps have their like on both sides; only those are compared")
+    notes += _samples(whole)
     if not several:
         notes.append("one run a side: what differs from run to run of the same system is not in the intervals")
     paired = len(a) == len(b) and all(map(same_schedule, *whole))
@@ -113,6 +114,16 @@ def compare_runs(
         each = weigh(name, METRICS[name], evidence, own, confidence, counted)
         found.append(_beside(each, METRICS[name], of, work if of is whole else remaining_work))
     return together(found, margin, confidence, notes, work)
+
+
+def _samples(sides: list[list[RunSamples]]) -> list[str]:
+    """Of each side that is a sample of its tool's requests."""
+    shares = [min(kept_share(each.run.meta()) for each in side) for side in sides]
+    return [
+        f"{name} is a sample: its tool kept {share:.1%} of the requests. Shares and latencies are of those, tokens per "
+        "second are scaled to all of them"
+        for name, share in zip("AB", shares, strict=True) if share < 1
+    ]  # fmt: skip
 
 
 def _several(sides: list[list[RunSamples]]) -> bool:

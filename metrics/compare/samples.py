@@ -16,7 +16,7 @@ from metrics.compare.metrics import SHARES, Metric
 from metrics.compute.utilisation import phases
 from metrics.records import COMPOSITIONS
 from metrics.request.goodput import chunks_of, judged, measured, measured_steps, window_ns, with_text
-from metrics.run.directory import RunDirectory, server_hardware
+from metrics.run.directory import RunDirectory, kept_share, server_hardware
 
 FEWEST_WINDOWS, MOST_WINDOWS = 8, 40
 WINDOW_LATENCIES = 3.0  # a window lasts at least so many median latencies ...
@@ -117,7 +117,8 @@ def _tokens(each: RunSamples, windows: int) -> Samples:
     if not len(stamps):
         return Samples(np.zeros(0), np.zeros(0, dtype=int), windows)
     place = np.clip(((stamps - each.begin_ns) / (each.span_s * 1e9) * windows).astype(int), 0, windows - 1)
-    rate = np.bincount(place, weights=tokens, minlength=windows) / (each.span_s / windows)
+    seconds = each.span_s / windows * kept_share(each.run.meta())  # in which so many tokens came as are kept
+    rate = np.bincount(place, weights=tokens, minlength=windows) / seconds
     return Samples(rate, np.arange(windows), windows)
 
 

@@ -23,9 +23,9 @@ from metrics.ledger import LIFECYCLES
 from metrics.replay.prediction import Predictor
 from metrics.request.goodput import class_goodput
 from metrics.results.energy import run_energy
-from metrics.results.load import declared_window_s, kept_share
+from metrics.results.load import declared_window_s
 from metrics.results.summary import results
-from metrics.run.directory import RunDirectory
+from metrics.run.directory import RunDirectory, kept_share
 from metrics.run.join import clock_of
 
 LATENCIES = ("high_ttft", "high_itl")  # the symptoms that late requests have

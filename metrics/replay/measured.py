@@ -8,7 +8,7 @@ from metrics.errors import RunDataError
 from metrics.replay.prediction import Interval, Prediction
 from metrics.request.goodput import judged, measured, rate_window
 from metrics.results.load import declared_window_s
-from metrics.run.directory import RunDirectory
+from metrics.run.directory import RunDirectory, kept_share
 
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -26,7 +26,7 @@ def measured_figures(run: RunDirectory) -> dict[str, float]:
         raise RunDataError(f"{run.path} has no measured request, so there is nothing to verify")
     found = {}
     if meta.get("objectives"):
-        seconds = rate_window(rows, declared_window_s(meta)).seconds
+        seconds = rate_window(rows, declared_window_s(meta), kept_share(meta)).sampled_seconds
         found = {SHARE: float(rows.good.mean()), "goodput_rps": float(rows.good.sum()) / seconds if seconds else 0.0}
     failed = int((rows.status != "ok").sum())
     for name in LATENCIES:

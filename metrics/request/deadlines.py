@@ -72,11 +72,13 @@ def smooth_worth(token_ms: np.ndarray, first_ms: float, each_ms: float) -> float
     return max(0.0, len(read_ms) - max(0.0, idle_ms) / each_ms)
 
 
-def class_deadlines(frame: pd.DataFrame, objectives: list[dict[str, Any]] | None) -> list[Deadlines]:
+def class_deadlines(
+    frame: pd.DataFrame, objectives: list[dict[str, Any]] | None, kept_share: float = 1.0
+) -> list[Deadlines]:
     """Fluidity and smooth goodput, over the window of the whole frame, of each class that has both a ttft and a tpot
     objective; the others have no deadline for every token. Requests of an imported result whose tokens have no time are
-    left out."""
-    seconds = rate_window(frame, None).seconds
+    left out. Rates of a sample, of which `kept_share` is below 1, are those of all requests that were made."""
+    seconds = rate_window(frame, None, kept_share).sampled_seconds
     if "last_token_ns" in frame:
         frame = frame[frame.last_token_ns.isna()]
     bounds = {klass: objectives_of(klass, objectives) for klass in sorted(frame.klass.unique())}

@@ -31,11 +31,6 @@ def rate_was_to_change(meta: dict[str, Any]) -> bool:
     return section(section(meta, "scenario"), "arrivals").get("process") in ("ramp", "phases")
 
 
-def kept_share(meta: dict[str, Any]) -> float:
-    """Of the requests that were made, the share that the run has: below 1 where another tool kept a sample."""
-    return float(section(meta, "imported").get("kept_share") or 1.0)
-
-
 def declared_window_s(meta: dict[str, Any]) -> float | None:
     """How long the scenario lets measured requests come, less what a load that was stopped early did not send. None
     where the server, a count or a trace's end decides too.

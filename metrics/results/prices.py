@@ -27,8 +27,11 @@ class TokenCost(msgspec.Struct, frozen=True, kw_only=True):
     joules_per_million_output_tokens: float | None
 
 
-def token_cost(rows: pd.DataFrame, usd_per_hour: float | None, energy: EnergyUse | None) -> TokenCost | None:
-    """Of `judged` requests; None where neither a price nor power is known, or nothing was sent."""
+def token_cost(
+    rows: pd.DataFrame, usd_per_hour: float | None, energy: EnergyUse | None, kept_share: float = 1.0
+) -> TokenCost | None:
+    """Of `judged` requests; None where neither a price nor power is known, or nothing was sent. Of a sample, the price
+    of the window is that of its `kept_share`."""
     span = window_ns(rows)
     joules = energy.joules_per_token if energy is not None else None
     if span is None or (usd_per_hour is None and joules is None):
@@ -37,7 +40,7 @@ def token_cost(rows: pd.DataFrame, usd_per_hour: float | None, energy: EnergyUse
     seconds = (span[1] - span[0]) / 1e9
     prompt, output = total_tokens(served.prompt_tokens), total_tokens(served.output_tokens)
     good = total_tokens(rows[rows.good].output_tokens)
-    usd = None if usd_per_hour is None else usd_per_hour * seconds / 3600
+    usd = None if usd_per_hour is None else usd_per_hour * seconds / 3600 * kept_share
     return TokenCost(
         seconds=seconds,
         usd_per_hour=usd_per_hour,

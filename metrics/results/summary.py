@@ -9,9 +9,9 @@ import pandas as pd
 from metrics.request.deadlines import Deadlines, class_deadlines
 from metrics.request.latencies import LatencySummary, summaries
 from metrics.results.energy import EnergyUse
-from metrics.results.load import is_closed, kept_share
+from metrics.results.load import is_closed
 from metrics.results.prices import TokenCost, token_cost
-from metrics.run.directory import section
+from metrics.run.directory import kept_share, section
 from metrics.statistics.steadiness import Steadiness, steadiness, undetermined
 
 
@@ -40,9 +40,11 @@ def results(rows: pd.DataFrame, meta: dict[str, Any], energy: EnergyUse | None =
     return Results(
         latencies=summaries(rows),
         steady=steady_of(rows, meta),
-        deadlines=class_deadlines(rows, meta.get("objectives")),
+        deadlines=class_deadlines(rows, meta.get("objectives"), kept_share(meta)),
         load=load_summary(rows, kept_share(meta)),
-        cost=token_cost(rows, section(section(meta, "scenario"), "measure").get("usd_per_hour"), energy),
+        cost=token_cost(
+            rows, section(section(meta, "scenario"), "measure").get("usd_per_hour"), energy, kept_share(meta)
+        ),
         closed=is_closed(meta),
     )
 

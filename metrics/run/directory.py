@@ -227,6 +227,11 @@ def section(meta: Mapping[str, Any], name: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def kept_share(meta: Mapping[str, Any]) -> float:
+    """Of the requests that were made, the share that the run has: below 1 where another tool kept a sample."""
+    return float(section(meta, "imported").get("kept_share") or 1.0)
+
+
 def server_hardware(meta: Mapping[str, Any]) -> dict[str, Any]:
     """The machine of the server: another than that of the load generator where two recordings were joined."""
     return section(meta, "server_hardware") or section(meta, "hardware")

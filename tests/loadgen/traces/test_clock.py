@@ -8,7 +8,7 @@ import pytest
 from loadgen.errors import ScenarioError
 from loadgen.scenario.vllm_flags import parse
 from loadgen.schedule.facts import rate_to_come, workload_facts
-from loadgen.traces.clock import UNITS
+from loadgen.traces.clock import UNITS, change_of_unit
 from loadgen.traces.reader import TRACE_FOLDER, read_trace
 from loadgen.traces.row import Window
 from metrics.errors import InputError
@@ -60,6 +60,50 @@ def test_times_that_imply_no_unit_are_refused_with_what_each_would_mean(tmp_path
     path = lines_of(tmp_path / "t.jsonl", stamps)
     with pytest.raises(ScenarioError, match=says):
         read_trace(path)
+
+
+@pytest.mark.parametrize("epoch", [0, 1_700_000_000], ids=["from 0", "dates"])
+@pytest.mark.parametrize("rate", [0.2, 3.0, 15.0])
+@pytest.mark.parametrize("at", [6, 100, 190])
+@pytest.mark.parametrize("units", [(1, 1e3), (1e3, 1), (1, 1e6), (1e3, 1e9)], ids=str)
+def test_times_that_change_their_unit_part_way_are_refused(tmp_path, units, at, rate, epoch):
+    times = epoch + np.cumsum(np.random.default_rng(at).exponential(1 / rate, 200))
+    stamps = [round(time * units[number >= at], 3) for number, time in enumerate(times)]
+    with pytest.raises(ScenarioError, match=f"change their unit part-way. From request {at + 1} on"):
+        read_trace(lines_of(tmp_path / "t.jsonl", stamps), window=Window(seconds_per_unit=1e-3))
+    with pytest.raises(ScenarioError, match="part-way"):
+        read_trace(lines_of(tmp_path / "t.jsonl", stamps))
+
+
+@pytest.mark.parametrize("first, second", [(1.0, 1000.0), (1000.0, 1.0)])
+def test_two_traces_of_different_units_in_one_file_are_refused(tmp_path, first, second):
+    stamps = [first * n for n in range(50)] + [second * n for n in range(50)]
+    with pytest.raises(ScenarioError, match="part-way"):
+        read_trace(lines_of(tmp_path / "t.jsonl", stamps), window=Window(seconds_per_unit=1e-3))
+
+
+def test_other_forms_have_one_unit_too(tmp_path):
+    path = tmp_path / "plain.jsonl"
+    path.write_text("".join(json.dumps({"at_s": at, "prompt_tokens": 5, "output_tokens": 5}) + "\n"
+                            for at in [*range(1, 30), *range(30_000, 60_000, 1000)]))  # fmt: skip
+    with pytest.raises(ScenarioError, match=r"plain.jsonl: .* \(30000, after 29\) a unit is a 1,000th of it"):
+        read_trace(path)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_bursts_pauses_days_and_files_without_order_have_one_unit(seed):
+    """Gaps that vary by ten thousand, pauses of hours, rates that rise: a trace as it comes."""
+    random = np.random.default_rng(seed)
+    kinds = [
+        random.exponential(1.0, 300), random.lognormal(0, 2.5, 300), random.weibull(0.4, 300),
+        np.where(random.random(300) < 0.02, 20_000.0, random.exponential(1.0, 300)),
+        np.where(np.arange(300) % 30 == 29, random.exponential(30.0, 300), random.exponential(0.01, 300)),
+        np.concatenate([random.exponential(30.0, 150), random.exponential(1.0, 150)]),
+    ]  # fmt: skip
+    for gaps in kinds:
+        times = np.cumsum(gaps)
+        for stamps in (times, np.floor(times), times + 1_700_000_000, random.permutation(times)):
+            assert change_of_unit(stamps) is None
 
 
 def test_unit_that_is_said_is_taken(tmp_path):

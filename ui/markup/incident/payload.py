@@ -10,6 +10,7 @@ from metrics.request.blame import matrix
 from metrics.request.goodput import judged, rate_window
 from metrics.request.objectives import OBJECTIVES, objectives_of
 from metrics.results.load import declared_window_s
+from metrics.run.directory import kept_share
 from ui.run_data import RunData
 from ui.tables.request import accounts_ms, classes, client_spans_ms, tokens_by_kind
 from ui.theme import ACCOUNT_COLOURS, COHORT_COLOURS, COLOURS, DARK
@@ -34,7 +35,7 @@ def payload(run: RunData) -> dict[str, Any]:
         "colours": colours_of_classes,
         "dark_colours": [DARK.get(colour, colour) for colour in colours_of_classes],
         "objectives": [objectives_of(name, objectives) for name in names],
-        "window_s": rate_window(rows, declared_window_s(run.meta)).seconds,
+        "window_s": rate_window(rows, declared_window_s(run.meta), kept_share(run.meta)).sampled_seconds,
         "id": rows.request_id.tolist(),
         "klass": [names.index(str(name)) for name in rows.klass.fillna("")],
         "status": rows.status.fillna("missing").tolist(),
