@@ -12,6 +12,9 @@ from typing import Any
 from dashboards.neutral import PRESENT
 from dashboards.rules_of_ours import EVICTED_SHARE, MISSED, RECOMPUTED_SHARE, by_model, share
 from metrics.catalog.catalog import GOOD
+from metrics.sources.pressure import RUNNING
+from metrics.sources.registry import SOURCES
+from metrics.sources.source import Source
 
 PAGE, TICKET = "critical", "warning"
 # Budget burnt at this multiple of the rate that would last 30 days → the long window, the short one, how loud.
@@ -177,12 +180,33 @@ _STILL = " and ".join(
     f"on ({_BY_SERVER}) (sum by ({_BY_SERVER}) (rate(llm:{name}[2m])) == 0)"
     for name in ("token_prompt_tokens_total", "token_generated_tokens_total", "request_itl_seconds_count")
 )
+
+
+def _one_engine_stuck(source: Source) -> str:
+    """By the labels of the engines that share a server."""
+    running = next(item.theirs[0][0].name for item in source.translations if item.ours == RUNNING)
+    engine = f"{_BY_SERVER}, {source.engine_label}"
+    several = f"count by ({_BY_SERVER}) (count by ({engine}) ({running})) > 1"
+    still = " and ".join(
+        f"on ({engine}) (sum by ({engine}) (rate({name}[2m])) == 0)" for name in source.engine_counters
+    )
+    return f"((sum by ({engine}) ({running}) > 0) and {still} and on ({_BY_SERVER}) ({several}))"
+
+
 _FOR_ALL += (
     Alert(
         "SojournEngineStuck", f"({_HELD}) and {_STILL}", "30s", PAGE,
         "{{ $labels.instance }} has {{ $value }} requests, and gave no token for 2 minutes",
-        "The engine hangs. Take a stack dump (`py-spy dump --pid PID`, also of its workers), then restart it. A server "
-        "with several engines shows it only where all of them stand still: `sojourn watch` tells them apart.",
+        "The engine hangs. Take a stack dump (`py-spy dump --pid PID`, also of its workers), then restart it.",
+        "sojourn-saturation", "high_ttft", ("model_name", "instance"),
+    ),
+    Alert(
+        "SojournOneEngineStuck", " or ".join(_one_engine_stuck(source) for source in SOURCES if source.engine_label),
+        "30s", PAGE,
+        "Engine {{ $labels.engine }}{{ $labels.dp_rank }} of {{ $labels.instance }} has {{ $value }} requests, and "
+        "gave no token for 2 minutes",
+        "One of several engines of this server hangs, and the others go on. Take a stack dump of its process "
+        "(`py-spy dump --pid PID`, also of its workers), then restart it.",
         "sojourn-saturation", "high_ttft", ("model_name", "instance"),
     ),
 )  # fmt: skip

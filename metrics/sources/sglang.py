@@ -205,6 +205,8 @@ SGLANG = Source(
     steps=("sglang:realtime_tokens_total", "sglang:gen_throughput", "sglang:num_used_tokens"),
     stands_s=30.0,
     live_gaps=True,
+    engine_label="dp_rank",
+    engine_counters=("sglang:realtime_tokens_total",),
     setting_gauges={"block_size": SettingGauge("sglang:page_size"), "num_kv_blocks": SettingGauge("sglang:num_pages")},
     own_labels=(
         "engine_type",

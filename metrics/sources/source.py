@@ -108,6 +108,8 @@ class Source:
     steps: tuple[str, ...] = ()  # further samples that change with the engine's steps: signs that it lives
     stands_s: float = 0.0  # that gauges may stand still after the last request has ended
     live_gaps: bool = False  # whether gaps between tokens are counted as they happen, and not when a request ends
+    engine_label: str = ""  # of the engines of one process, which have each a load of their own ...
+    engine_counters: tuple[str, ...] = ()  # ... and of these, one of which moves with each of its steps
     part_label: str = ""  # of parts that stand beside their total, in which this label is empty
 
     def counted(self, series: Sequence[Labels]) -> list[bool]:

@@ -190,6 +190,8 @@ VLLM = Source(
     own_labels=("engine", "finished_reason", "reason"),
     steps=("vllm:iteration_tokens_total_count",),
     live_gaps=True,
+    engine_label="engine",
+    engine_counters=("vllm:prompt_tokens_total", "vllm:generation_tokens_total"),
     setting_gauges={
         "block_size": SettingGauge("vllm:cache_config_info", "block_size"),
         "num_kv_blocks": SettingGauge("vllm:cache_config_info", "num_gpu_blocks"),

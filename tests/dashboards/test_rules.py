@@ -110,6 +110,22 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
             f'vllm:inter_token_latency_seconds_count{{{POD},engine="0"}}': "0+60x20",
         },
     ),
+    # Engine 1 of two stands still; or both work, or engine 1 has no request.
+    "SojournOneEngineStuck": (
+        {
+            **{f'vllm:num_requests_running{{{POD},engine="{engine}"}}': "4x20" for engine in "01"},
+            **{f'vllm:{kind}_tokens_total{{{POD},engine="0"}}': "0+60x20" for kind in ("prompt", "generation")},
+            **{f'vllm:{kind}_tokens_total{{{POD},engine="1"}}': "900x20" for kind in ("prompt", "generation")},
+        },
+        {
+            f'vllm:num_requests_running{{{POD},engine="0"}}': "4x20",
+            f'vllm:num_requests_running{{{POD},engine="1"}}': "0x20",
+            **{f'vllm:{kind}_tokens_total{{{POD},engine="0"}}': "0+60x20" for kind in ("prompt", "generation")},
+            **{f'vllm:{kind}_tokens_total{{{POD},engine="1"}}': "900x20" for kind in ("prompt", "generation")},
+            **{f'sglang:num_running_reqs{{{POD},dp_rank="{rank}"}}': "4x20" for rank in "01"},
+            **{f'sglang:realtime_tokens_total{{{POD},dp_rank="{rank}",mode="decode"}}': "0+60x20" for rank in "01"},
+        },
+    ),
     "SojournCoreRestarted": ({RESTARTS: "0x15 1x5"}, {RESTARTS: "1x20"}),
     "SojournRejecting": ({REJECTED: "0+2x20", FINISHED: "0+10x20"}, {REJECTED: "0+1x20", FINISHED: "0+100x20"}),
     "SojournBlockedByMemory": (
