@@ -48,7 +48,12 @@ def _is_bailian(head: Head) -> bool:
 
 def _mooncake_rows(path: Path, window: Window, _tally: Tally) -> Iterator[TraceRow]:
     unit, size = clock_and_blocks(path, window)
+    kinds = set()
     for number, line in json_lines(path, MooncakeLine):
+        kinds.add(isinstance(line.timestamp, str))
+        if len(kinds) > 1:
+            raise bad_line(path, number, f"timestamp is {line.timestamp!r}, of another kind than before; write all as "
+                           "numbers, or all as ISO times")  # fmt: skip
         ids = _checked_ids(path, number, line, size)
         yield TraceRow(_time(path, number, line) * unit, line.input_length, line.output_length, ids, size)
 
@@ -59,10 +64,8 @@ def clock_and_blocks(path: Path, window: Window) -> tuple[float, int]:
     head = list(islice(json_lines(path, MooncakeLine), LOOKED_AT))
     stamps = [_time(path, number, line) for number, line in head]
     hashed = [(line.input_length, len(line.hash_ids)) for _, line in head if line.hash_ids]
-    kinds = {isinstance(line.timestamp, str) for _, line in head}
-    if len(kinds) > 1:
-        raise ScenarioError(f"{path.name} has timestamps of two kinds, numbers and ISO times; write all in one way")
-    unit = window.seconds_per_unit or (1.0 if True in kinds or not stamps else _implied(path, stamps, bool(hashed)))
+    is_iso = any(isinstance(line.timestamp, str) for _, line in head)
+    unit = window.seconds_per_unit or (1.0 if is_iso or not stamps else _implied(path, stamps, bool(hashed)))
     fits = (size for size in BLOCK_SIZES if all(_fits(length, ids, size) for length, ids in hashed))
     return unit, window.hash_tokens or next(fits, MOONCAKE_BLOCK)
 

@@ -51,7 +51,7 @@ def test_iso_times_with_and_without_zone_are_read(tmp_path, stamp):
     [
         (range(0, 1000, 10), "in seconds that is 0.1 requests per second, in milliseconds 100.*seconds_per_unit"),
         ([0.5, 100.5, 200.5], "in seconds that is 0.01"),
-        ([0, "2026-03-02T10:00:00"], "timestamps of two kinds"),
+        ([0, "2026-03-02T10:00:00"], "line 2: timestamp is .2026-03-02T10:00:00., of another kind than before"),
         (["soon"], "line 1: timestamp is 'soon'; it must be a number or an ISO time"),
         ([-1], "timestamp is -1; it must be at least 0"),
     ],
@@ -80,6 +80,12 @@ def test_two_traces_of_different_units_in_one_file_are_refused(tmp_path, first, 
     stamps = [first * n for n in range(50)] + [second * n for n in range(50)]
     with pytest.raises(ScenarioError, match="part-way"):
         read_trace(lines_of(tmp_path / "t.jsonl", stamps), window=Window(seconds_per_unit=1e-3))
+
+
+def test_iso_times_behind_thousands_of_numbers_are_refused(tmp_path):
+    stamps = [1000.0 * n for n in range(10_050)] + ["2026-03-02T10:00:00"]
+    with pytest.raises(ScenarioError, match=r"line 10051: timestamp is .* of another kind than before"):
+        read_trace(lines_of(tmp_path / "t.jsonl", stamps))
 
 
 def test_other_forms_have_one_unit_too(tmp_path):
