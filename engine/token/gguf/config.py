@@ -130,7 +130,10 @@ def _rope(file: GGUFFile, name: str, tensors: dict) -> dict[str, Any]:
         if original := metadata.get(f"{scaling}.original_context_length"):
             rope["original_max_position_embeddings"] = original
         rope["attention_factor"] = sharpness * yarn_mscale(factor)  # as llama.cpp multiplies
-        for key in ("yarn_ext_factor", "yarn_log_multiplier"):
+        for key in ("beta_fast", "beta_slow"):
+            if f"{scaling}.yarn_{key}" in metadata:
+                rope[key] = number(metadata, f"{scaling}.yarn_{key}")
+        for key in ("yarn_ext_factor", "yarn_log_multiplier", "yarn_attn_factor"):
             if metadata.get(f"{scaling}.{key}") not in (None, 1.0, -1.0, 0.0):
                 raise ModelError(
                     f"{file.path} has {scaling}.{key}={metadata[f'{scaling}.{key}']}, which is not supported"

@@ -1,6 +1,7 @@
 """Which keys of a config.json count: those that a family reads, those known to change no output, and the rest, which is
 named at load."""
 
+from collections.abc import Iterator
 from typing import Any
 
 # What transformers writes into every config.json, what training, tasks and other runtimes read, and what is read
@@ -37,6 +38,32 @@ INERT_IN = {
 }
 
 
+# Keys of sections: read, or without effect on what is computed.
+_ROPE = frozenset((
+    "rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "attention_factor", "mscale",
+    "mscale_all_dim", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor", "truncate",
+    "partial_rotary_factor", "finetuned", "max_position_embeddings",
+))  # fmt: skip
+_QUANTISATION = frozenset((
+    "quant_method", "quant_algo", "bits", "w_bit", "group_size", "q_group_size", "version", "format",
+    "checkpoint_format", "sym", "desc_act", "lm_head", "dynamic", "zero_point", "modules_to_not_convert",
+    "ignored_layers", "ignore", "exclude_modules", "fmt", "weight_block_size", "activation_scheme", "sparsity_config",
+    "transform_config", "targets", "num_bits", "type", "symmetric", "strategy", "block_structure", "actorder",
+    "observer", "observer_kwargs", "scale_dtype", "zp_dtype", "quantization_status", "global_compression_ratio",
+    "producer", "provider", "quantizer", "meta", "damp_percent", "damp_auto_increment", "static_groups",
+    "true_sequential", "model_name_or_path", "model_file_base_name", "model_seqlen", "batch_size", "dataset",
+    "tokenizer", "backend", "use_cuda_fp16", "use_exllama", "disable_exllama", "exllama_config", "max_input_length",
+    "cache_block_outputs", "module_name_preceding_first_block", "block_name_to_quantize", "pad_token_id", "do_fuse",
+    "fuse_max_seq_len", "pack_dtype", "dequantize", "mse",
+))  # fmt: skip
+SECTIONS = {
+    "rope_scaling": _ROPE, "rope_parameters": _ROPE, "quantization_config": _QUANTISATION,
+    "compression_config": _QUANTISATION,
+}  # fmt: skip
+WHOLE = frozenset(("dynamic", "sparsity_config", "transform_config", "meta", "producer", "quantizer", "observer_kwargs",
+                   "exllama_config"))  # fmt: skip
+
+
 class NotedKeys(dict[str, Any]):
     """A config.json that notes which of its keys were asked for, also through copies with changes."""
 
@@ -65,12 +92,28 @@ class NotedKeys(dict[str, Any]):
     def copy(self) -> "NotedKeys":
         return NotedKeys(self, self.read)
 
-    def unknown(self, architecture: str) -> list[str]:
-        """Keys with a value that nobody asked for, and that are not known to be inert."""
+    def unknown(self, architecture: str) -> dict[str, Any]:
+        """Keys with a value that nobody asked for, and that are not known to be inert, also those in sections."""
         known = self.read | INERT | INERT_IN.get(architecture, frozenset())
-        return sorted(
-            key for key, value in self.items() if value is not None and key not in known and not _same(key, value)
-        )
+        own = {
+            key: value
+            for key, value in self.items()
+            if value is not None and key not in known and not _same(key, value)
+        }
+        for name, keys in SECTIONS.items():
+            if isinstance(section := super().get(name), dict):
+                own |= {path: value for path, value in _leaves(name, section) if path.rsplit(".", 1)[1] not in keys}
+        return dict(sorted(own.items()))
+
+
+def _leaves(name: str, section: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Values that ask for something, with the path to each. A section whose own keys are names, as of layers, is
+    entered."""
+    for key, value in section.items():
+        if isinstance(value, dict) and value and key not in WHOLE:
+            yield from _leaves(f"{name}.{key}", value)
+        elif value is not None and value is not False and value != {} and value != []:
+            yield f"{name}.{key}", value
 
 
 def _same(key: str, value: Any) -> bool:

@@ -31,6 +31,7 @@ from engine.token.models.weights import (
     random_matrix,
     stored_dtype,
 )
+from engine.token.unread import unread_keys
 from metrics.compute.startup import StartupClock
 from metrics.errors import ModelError
 
@@ -160,6 +161,8 @@ def outlined_model(
     """What load_model will build, from config.json and the headers of the weights. Raises as load_model: also for a
     layout that the model's sizes do not allow."""
     config = read_config(folder)
+    for sentence in unread_keys(folder):
+        log.warning("%s", sentence)
     parts, source = decoder_config(config), weight_source(folder, config)
     if not dummy and parts.tie_embeddings and has_own_head(source, parts.translate):
         parts = replace(parts, tie_embeddings=False)
@@ -246,7 +249,7 @@ def decoder_config(config: dict[str, Any]) -> DecoderConfig:
     if unknown := noted.unknown(architecture):
         log.warning(
             "config.json has %s, which nothing here reads: if it changes what a model computes, outputs are wrong",
-            ", ".join(f"{key}={shown(config[key])}" for key in unknown),
+            ", ".join(f"{key}={shown(value)}" for key, value in unknown.items()),
         )
     return parts
 
