@@ -55,6 +55,9 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
     _refuse_other_heads(file, name)
     config = {key: metadata[f"{name}.{ours}"] for ours, key in KEYS.items() if f"{name}.{ours}" in metadata}
     tensors = {tensor.name: tensor for tensor in file.tensors}
+    # A null is refused when the model is built: llama.cpp has no defaults of families.
+    config = {"max_position_embeddings": None, "rms_norm_eps": None} | config
+    config.setdefault("num_key_value_heads", config.get("num_attention_heads"))
     if "token_embd.weight" not in tensors:
         raise ModelError(f"{file.path} lacks the tensor token_embd.weight; it is no language model, or a part of one")
     for key, value in config.items():

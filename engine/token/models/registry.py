@@ -19,6 +19,7 @@ from engine.compute.weight_formats import WeightFormat, has_bfloat16, weight_for
 from engine.token.checkpoint import read_config
 from engine.token.models import deepseek, gemma, gpt_oss, llama, mistral, mpt, qwen
 from engine.token.models.decoder import Decoder
+from engine.token.models.family_defaults import completed
 from engine.token.models.keys import NotedKeys
 from engine.token.models.layer import DecoderConfig
 from engine.token.models.loading import fill, place_quantised
@@ -241,6 +242,7 @@ def decoder_config(config: dict[str, Any]) -> DecoderConfig:
     architecture = config["architectures"][0]
     if architecture not in FAMILIES:
         raise ModelError(f"architecture {architecture} is not supported; supported are {', '.join(FAMILIES)}")
+    config = completed(config)
     for key, neutral in NEUTRAL.items():
         if key not in HONOURED.get(architecture, ()) and config.get(key) is not None and config[key] != neutral:
             raise ModelError(f"config.json has {key}={config[key]!r}, which is not supported")

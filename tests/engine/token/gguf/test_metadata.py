@@ -8,6 +8,7 @@ import pytest
 
 from engine.token.gguf.config import config_of
 from engine.token.gguf.file import GGUFFile, GGUFTensor
+from engine.token.models.registry import decoder_config
 from metrics.errors import ModelError
 
 SIZES = {"embedding_length": 64, "attention.head_count": 2, "attention.key_length": 32}
@@ -102,3 +103,20 @@ ENDS = [
 @pytest.mark.parametrize(("metadata", "tokens", "expected"), ENDS)
 def test_ends_of_text_turn_and_message_end_an_output(metadata, tokens, expected):
     assert config(tokens, **metadata)["eos_token_id"] == expected
+
+
+@pytest.mark.parametrize("key", ["max_position_embeddings", "rms_norm_eps"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+def test_file_without_what_llama_cpp_needs_is_refused_and_has_no_default_of_its_family(key, architecture):
+    said = config(architecture=architecture) | {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 1}
+    complete = said | {"max_position_embeddings": 512, "rms_norm_eps": 1e-5}
+    assert said[key] is None and decoder_config(complete).hidden_size == 64
+    with pytest.raises(ModelError, match=f"lacks {key}"):
+        decoder_config(complete | {key: None})
+
+
+def test_turns_of_yarn_are_the_files_and_heads_without_a_number_of_keys_have_their_own():
+    scaling = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}
+    said = config(**scaling, rope__scaling__yarn_beta_fast=16.0, rope__scaling__yarn_beta_slow=2.0)
+    assert said["rope_parameters"] == YARN | {"beta_fast": 16.0, "beta_slow": 2.0}
+    assert said["num_key_value_heads"] == 2 and config(attention__head_count_kv=1)["num_key_value_heads"] == 1
