@@ -50,9 +50,11 @@ def sampling_defaults(folder: Path, setting: str = "auto") -> SamplingDefaults:
     """
     if setting == "none":
         return SamplingDefaults()
-    path = said_by(folder, "generation_config.json")
+    name = "generation_config.json"
+    if not said_by(folder, name).is_file():  # older checkpoints have these keys in the other file
+        name = "config.json"
+    path, said = said_by(folder, name), read_json(folder, name)
     names = {ours: theirs for theirs, ours in SAMPLING.items()} if path.suffix == ".gguf" else {}
-    said = read_json(folder, "generation_config.json")
     values = {key: _checked(path, names.get(key, key), said[key], *TAKEN[key])
               for key in TAKEN if said.get(key) is not None}  # fmt: skip
     most = values.pop("max_new_tokens", None)

@@ -24,7 +24,8 @@ INERT = frozenset((
     "max_position_embeddings", "rope_interleave", "unsloth_version", "unsloth_fixed", "language", "license",
     "text_config", "vision_config", "image_token_index", "image_token_id", "boi_token_index", "eoi_token_index",
     "mm_tokens_per_image", "logit_scale", "final_logit_softcapping", "attn_logit_softcapping",
-    "partial_rotary_factor", "is_encoder_decoder", "verbose", "no_bias_init",
+    "partial_rotary_factor", "is_encoder_decoder", "verbose", "no_bias_init", "temperature", "top_p", "top_k", "min_p",
+    "repetition_penalty", "max_new_tokens", "do_sample",
 ))  # fmt: skip
 
 # What transformers itself derives from other keys, or does not read, in these families.

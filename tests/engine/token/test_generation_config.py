@@ -67,6 +67,18 @@ def test_file_that_is_no_object_is_named(tmp_path, content):
         said(tmp_path, content)
 
 
+def test_older_checkpoints_say_it_in_config_json_which_the_newer_file_hides(tmp_path):
+    (tmp_path / "config.json").write_text('{"temperature": 0.4, "top_k": 9, "repetition_penalty": null}')
+    assert sampling_defaults(tmp_path).shown == {"temperature": 0.4, "top_k": 9}
+    assert "of config.json" in sampling_defaults(tmp_path).sentence()
+    assert said(tmp_path, {"top_p": 0.5}).shown == {"top_p": 0.5}
+    assert said(tmp_path, {}).shown == {}
+    (tmp_path / "generation_config.json").unlink()
+    (tmp_path / "config.json").write_text('{"top_p": "high"}')
+    with pytest.raises(ModelError, match=r"config\.json has top_p='high'; it must be a number from 0 to 1"):
+        sampling_defaults(tmp_path)
+
+
 def test_sentence_of_the_start_names_values_file_and_switch(tmp_path):
     assert said(tmp_path, {}).sentence() is None
     sentence = said(tmp_path, {"temperature": 0.7, "top_k": 40, "max_new_tokens": 99}).sentence()
