@@ -136,6 +136,7 @@ def test_a_checked_server_shows_its_memory_plan_and_serves_nothing():
         assert purpose in done.stdout
     assert "KV cache          512 MiB" in done.stdout and "8,192 KV blocks hold 131,072 tokens" in done.stdout
     assert "listens" not in done.stdout
+    assert "get temperature=0.7, top_k=40 of generation_config.json" in " ".join(done.stdout.split())
 
 
 def test_dashboards_are_written_where_asked(tmp_path):

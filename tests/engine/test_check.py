@@ -1,12 +1,13 @@
 """`serve --check` finds what would keep the server from starting."""
 
 import re
+import shutil
 import socket
 
 import pytest
 
 from engine.check import check
-from engine.config import EngineConfig
+from engine.config import EngineConfig, model_folder
 from metrics.errors import SojournError
 
 FAULTS = {
@@ -45,3 +46,11 @@ def test_a_remote_tier_must_answer():
         check(EngineConfig(model="tiny-model", port=0, kv_remote_url=url))
     with pytest.raises(SojournError, match=f"no server answers at {url}: Connection refused"):
         check(EngineConfig(model="tiny-model", port=0, kv_remote_url=url))
+
+
+def test_sampling_that_no_request_may_have_is_refused_unless_it_is_ignored(tmp_path):
+    folder = shutil.copytree(model_folder("tiny-model"), tmp_path / "own")
+    (folder / "generation_config.json").write_text('{"top_p": 7}')
+    with pytest.raises(SojournError, match=r"generation_config\.json has top_p=7; it must be a number from 0 to 1"):
+        check(EngineConfig(model=str(folder), port=0))
+    check(EngineConfig(model=str(folder), port=0, generation_config="none"))

@@ -4,7 +4,7 @@ of tokenizer_config.json, whatever tokenizer.json says."""
 import json
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from engine.token.models.settings import shown
 from metrics.errors import ModelError
@@ -32,7 +32,7 @@ def split_as_transformers(tokenizer: Tokenizer, config: dict[str, Any], said: di
         _prefix_bytes(tokenizer, bool(prefix))
         if made == "GPTNeoXTokenizer":  # it adds nothing
             tokenizer.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B", special_tokens=[])
-    elif made == "LlamaTokenizer" and not is_byte_level:
+    elif made == "LlamaTokenizer" and not is_byte_level and isinstance(tokenizer.model, models.BPE):
         prefix = prefix is not False
         scheme = "never" if not prefix else "always" if legacy else "first"
         tokenizer.normalizer = None

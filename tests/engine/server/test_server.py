@@ -119,6 +119,7 @@ def test_sigterm_lets_open_streams_finish_and_ends_late_ones_with_an_error(tmp_p
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_draining"
         assert server.process.wait(timeout=10) == 0
     assert "ends after its open calls, in 4 s at most; a second signal" in server.log.read_text()
+    assert "get temperature=0.7, top_k=40 of generation_config.json" in server.log.read_text()
     requests = RunDirectory(tmp_path / "run").table("requests").sort_values("arrived_ns")
     assert requests.finish_reason.isna().tolist() == [False, True]
     rows = table(tmp_path / "run", "requests")
