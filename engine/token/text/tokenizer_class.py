@@ -4,7 +4,7 @@ of tokenizer_config.json, whatever tokenizer.json says."""
 import json
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from engine.token.models.settings import shown
 from metrics.errors import ModelError
@@ -14,6 +14,7 @@ BLANK = "\u2581"  # stands for a space in SentencePiece
 CLASSES = dict.fromkeys(("qwen2", "qwen3", "qwen3_moe"), "Qwen2Tokenizer") | {"mpt": "GPTNeoXTokenizer"}
 # ... whatever class they name.
 FORCED = {"qwen2": "Qwen2Tokenizer", "mistral": None, "mixtral": None}
+ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 BYTE_LEVEL = ("Qwen2Tokenizer", "GPTNeoXTokenizer", "GPT2Tokenizer")
 
 
@@ -24,6 +25,7 @@ def split_as_transformers(tokenizer: Tokenizer, config: dict[str, Any], said: di
     Raises ModelError for a value that is none.
     """
     prefix, legacy, whole = (_flag(said, key) for key in ("add_prefix_space", "legacy", "split_special_tokens"))
+    _mark_special(tokenizer, said)
     tokenizer.encode_special_tokens = bool(whole)
     state = "" if tokenizer.pre_tokenizer is None else json.loads(tokenizer.pre_tokenizer.__getstate__())
     is_byte_level = '"ByteLevel"' in json.dumps(state)
@@ -39,6 +41,25 @@ def split_as_transformers(tokenizer: Tokenizer, config: dict[str, Any], said: di
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(BLANK, scheme, split=False)
         steps = [decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
         tokenizer.decoder = decoders.Sequence([*steps, *([decoders.Strip(" ", 1, 0)] if prefix else [])])
+
+
+def _mark_special(tokenizer: Tokenizer, said: dict[str, Any]) -> None:
+    """Tokens that tokenizer_config.json gives a role are special, whatever tokenizer.json says of them. Further ones
+    are, if tokenizer.json does not list them as added."""
+    listed = said.get("extra_special_tokens") or said.get("additional_special_tokens")
+    further = _texts(listed if isinstance(listed, list) else [])
+    added = {token.content: token.special for token in tokenizer.get_added_tokens_decoder().values()}
+    special = [text for text in _texts([said.get(f"{role}_token") for role in ROLES]) if not added.get(text)]
+    special += [text for text in further if text not in added]
+    known = [text for text in special if tokenizer.token_to_id(text) is not None]
+    if known:
+        tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in known])
+
+
+def _texts(tokens: list[Any]) -> list[str]:
+    """Of tokens as a config writes them; what is no text is none."""
+    texts = (token.get("content") if isinstance(token, dict) else token for token in tokens)
+    return [text for text in texts if isinstance(text, str) and text]
 
 
 def _class(config: dict[str, Any], said: dict[str, Any], *, is_byte_level: bool) -> str | None:

@@ -108,6 +108,31 @@ def test_byte_level_is_split_as_transformers_does(tmp_path, kind, named, begins)
         assert ours[0] == theirs[0], (keys, prefix)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        {}, {"eos_token": "</s>"}, {"eos_token": {"content": "</s>", "__type": "AddedToken", "special": True}},
+        {"pad_token": "hello"}, {"additional_special_tokens": ["</s>", "x"]}, {"extra_special_tokens": ["x"]},
+        {"mask_token": "<unk>", "bos_token": "<s>"}, {"eos_token": None, "additional_special_tokens": []},
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kept", [0, 1, 3])
+def test_tokens_that_the_config_names_are_special_as_in_transformers(tmp_path, said, kept):
+    """Of the tokens of tokenizer.json `kept` are added ones, and none is special."""
+    transformers = pytest.importorskip("transformers")
+    document = sentencepiece("plain")
+    document["added_tokens"] = [token | {"special": False} for token in document["added_tokens"][:kept]]
+    (tmp_path / "config.json").write_text('{"model_type": "mistral", "architectures": ["MistralForCausalLM"]}')
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(said))
+    ours, theirs = Tokenizer(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in TEXTS:
+        encoded = ours.encode(text)
+        assert encoded == theirs.encode(text)
+        for skips in (False, True):
+            assert ours.decode(encoded, skip_special_tokens=skips) == theirs.decode(encoded, skip_special_tokens=skips)
+
+
 @pytest.mark.parametrize("key", ["add_prefix_space", "legacy", "split_special_tokens"])
 @pytest.mark.parametrize("value", ["yes", 1, [True]])
 def test_flag_that_is_none_is_named(tmp_path, key, value):
