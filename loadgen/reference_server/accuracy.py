@@ -20,7 +20,7 @@ from metrics.records import ClientRecord
 CLIENT_FILES = (
     "client/connection.py", "client/dispatcher.py", "client/event_log.py", "client/kernel_timestamps.py",
     "client/outgoing.py", "client/pacing.py", "client/socket_loop.py", "locustfile.py", "prompts/conversation.py",
-    "replies/answer_text.py",
+    "replies/answer_text.py", "replies/document.py", "replies/reply.py", "replies/sse.py",
 )  # fmt: skip
 CLIENT_LIBRARIES = ("python", "gevent", "locust", "httptools")
 NOTHING_STREAMED = "not known: no reply came in more than one read, and what `sojourn calibrate` measures are streams"
