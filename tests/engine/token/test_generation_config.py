@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType as Kind
 
 from engine import LLM, SamplingParams
 from engine.config import model_folder
@@ -12,6 +13,7 @@ from engine.token.generation_config import SamplingDefaults, sampling_defaults
 from engine.token.gguf.config import generation_config_of
 from engine.token.gguf.file import GGUFFile
 from metrics.errors import ModelError
+from tests.engine.token.gguf.test_gguf import write
 
 
 def said(folder, content):
@@ -95,6 +97,28 @@ def test_keys_of_a_gguf_file_are_those_that_llama_cpp_reads(tmp_path):
     assert generation_config_of(GGUFFile(tmp_path, metadata, ())) == {
         "temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0, "repetition_penalty": 1.05,
     }  # fmt: skip
+
+
+def test_sampling_of_a_gguf_file_is_taken_and_a_file_beside_it_hides_it(checkpoints, tmp_path):
+    def also(writer):
+        writer.add_float32("general.sampling.temp", 0.6)
+        writer.add_int32("general.sampling.top_k", -1)
+
+    path = tmp_path / "model.gguf"
+    write(checkpoints["llama"], path, Kind.F32, also=also)
+    for named in (path, tmp_path):
+        assert sampling_defaults(named).shown == {"temperature": 0.6, "top_k": 0}
+        assert "of model.gguf" in sampling_defaults(named).sentence()
+        assert sampling_defaults(named, "none").shown == {}
+    assert said(tmp_path, {"top_p": 0.5}).shown == {"top_p": 0.5} == sampling_defaults(path).shown
+
+
+def test_value_of_a_gguf_file_is_named_by_its_own_key(checkpoints, tmp_path):
+    path = tmp_path / "model.gguf"
+    bad = ("general.sampling.penalty_repeat", -1.5)
+    write(checkpoints["llama"], path, Kind.F32, also=lambda writer: writer.add_float32(*bad))
+    with pytest.raises(ModelError, match=r"model\.gguf has general\.sampling\.penalty_repeat=-1\.5; it must be a num"):
+        sampling_defaults(path)
 
 
 @pytest.fixture(scope="module")
