@@ -16,9 +16,11 @@ DIGESTS = Path(__file__).with_name("digests.json")
 # Whose diagnoses, verdicts and predictions are noted.
 NOTED = ("tests/metrics", "tests/engine/replay", "tests/commands", "tests/scripting")
 GENERATORS = {  # what a command prints
-    "metrics.md": "metrics.catalog.catalog", "json.md": "scripting.document", "alerts.md": "dashboards.document",
+    "metrics.md": "metrics.catalog.catalog",
+    "json.md": "scripting.document",
+    "alerts.md": "dashboards.document",
     "foreign-servers.md": "metrics.sources.document",
-}  # fmt: skip
+}
 
 LEFT_OUT = ("slow", "gpu", "peer", "thorough", "server", "browser", "prometheus")  # what times or other programs decide
 
