@@ -15,6 +15,7 @@ class ReplyNotes:
 
     def __init__(self) -> None:
         self._served = self._estimated = self._short = self._fixed = self._wanted = self._written = 0
+        self._uncounted = self._long = self._allowed = self._excess = 0
         self._doubts: Counter[str] = Counter()
 
     def add(self, request: ScheduledRequest, record: ClientRecord, reply: Reply) -> None:
@@ -23,8 +24,13 @@ class ReplyNotes:
         tokens = reply.tokens
         self._served += 1
         self._estimated += tokens.source == ESTIMATED
+        self._uncounted += bool(reply.chunk_ns) and tokens.total is None and not tokens.doubt
         if tokens.doubt:
             self._doubts[tokens.doubt] += 1
+        if tokens.total is not None and tokens.total > request.max_tokens:
+            self._long += 1
+            self._allowed += request.max_tokens
+            self._excess += tokens.total
         if request.ignore_eos:
             written = len(reply.chunk_ns) if tokens.total is None else tokens.total
             self._fixed += 1
@@ -39,6 +45,16 @@ class ReplyNotes:
             found.append(
                 f"the output tokens of {self._doubts.total()} of {self._served} replies are unknown, because the "
                 f"server's usage contradicts its text: {example}"
+            )
+        if self._uncounted:
+            found.append(
+                f"{self._uncounted} of {self._served} replies bring no usage: each chunk of text counts as one token "
+                "in the rates and in the time per output token, and the tokens in all are unknown"
+            )
+        if self._long:
+            found.append(
+                f"{self._long} of {self._served} answers have more tokens by the server's usage than their max_tokens "
+                f"allowed, {self._excess} for {self._allowed}: it ignored the limit, or its usage counts something else"
             )
         if self._estimated:
             found.append(

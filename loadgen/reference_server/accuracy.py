@@ -23,7 +23,9 @@ CLIENT_FILES = (
     "replies/answer_text.py", "replies/document.py", "replies/reply.py", "replies/sse.py",
 )  # fmt: skip
 CLIENT_LIBRARIES = ("python", "gevent", "locust", "httptools")
-NOTHING_STREAMED = "not known: no reply came in more than one read, and what `sojourn calibrate` measures are streams"
+NOTHING_STREAMED = (
+    "not known: no reply had text in more than one read, and what `sojourn calibrate` measures are streams"
+)
 
 
 def client_fingerprint() -> str:

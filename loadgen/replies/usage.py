@@ -34,7 +34,7 @@ def counted(told: Sequence[int | None], last: int | None, sizes: Sequence[int]) 
     if not chunks:
         return Tokens(last, [], REPORTED)
     known = [value or None for value in told]  # text has come, so 0 is no count
-    ended = bool(last)
+    ended, zero = bool(last), last == 0 or 0 in told
     last = last or known[-1]
     if all(known):
         if _runs(known) and last >= known[-1]:
@@ -45,7 +45,6 @@ def counted(told: Sequence[int | None], last: int | None, sizes: Sequence[int]) 
     values = [value for value in known if value is not None]
     if last is None:
         if not values:
-            zero = any(value == 0 for value in told)
             return Tokens(None, [], ONE_EACH, "usage counts no output token beside text" if zero else "")
         return Tokens(None, [], ONE_EACH, f"usage counts {values[-1]} output tokens, and text came after it")
     if any(value > last for value in values):

@@ -43,13 +43,13 @@ def warnings(facts: Facts, closed: Closure) -> list[str]:
         found.append(f"{unserved}: {', '.join(errors[:3])}")
     if unseen := int(facts.rows.ttft_unmeasured.sum()):
         found.append(
-            f"{unseen} of {facts.served} served requests have no first token (their answers were not streamed, or came "
-            "in one piece): their time to it is unknown, and they are judged without it"
+            f"{unseen} of {facts.served} served requests have no first token (their answers were not streamed, came in "
+            "one piece, or held no text): their time to it is unknown, and they are judged without it"
         )
     if unmeasured := int(facts.rows.tpot_unmeasured.sum()):
         found.append(
-            f"the time per output token of {unmeasured} of {facts.served} served requests could not be measured (all "
-            "their tokens came in one read): they are judged without it"
+            f"the time per output token of {unmeasured} of {facts.served} served requests could not be measured (their "
+            "text came in one read, or there was none): they are judged without it"
         )
     if bound and facts.lag_p90_ms is not None and facts.lag_p90_ms > CLIENT_LAG_WARNS * bound:
         found.append(

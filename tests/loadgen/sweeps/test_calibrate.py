@@ -157,7 +157,7 @@ def test_no_error_is_claimed_where_nothing_streamed(tmp_path, monkeypatch, strea
     """Whole replies, or one chunk each: there is no stream, and nothing else was calibrated."""
     store_points(tmp_path, monkeypatch, planted(1, 50.0, 0.1), planted(101, 50.0, 10.1))
     told = with_calibration({}, streams, [])
-    assert client_error_sentence(told).startswith("not known: no reply came in more than one read")
+    assert client_error_sentence(told).startswith("not known: no reply had text in more than one read")
     assert beyond_capacity(told["calibration"]) is None
 
 
