@@ -5,6 +5,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+ROOMS := commands dashboards engine loadgen metrics scale scenarios scripting ui
 STAMP := $(VENV)/.installed
 
 # Tests that start a server, a browser or Prometheus have marks of their own; pyproject.toml says what each mark means.
@@ -56,6 +57,8 @@ lint: $(STAMP)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
 types: $(STAMP)
+	@rm -rf build/types && mkdir -p build/types/sojourn
+	@ln -s $(CURDIR)/sojourn/* $(foreach room,$(ROOMS),$(CURDIR)/$(room)) build/types/sojourn/
 	$(BIN)/python -m mypy
 
 clean:

@@ -17,9 +17,9 @@ from bench.results import BenchError, Report, write_report
 from bench.shapes import SHAPES
 from bench.variants import named_variants
 from bench.workloads import WORKLOADS
-from commands.help_page import HelpPage
-from engine.options import assignments
-from metrics.machine.host import company
+from sojourn.commands.help_page import HelpPage
+from sojourn.engine.options import assignments
+from sojourn.metrics.machine.host import company
 
 PEERS = {"offline": ("transformers",), "online": ("vllm", "llama-server")}
 

@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.shapes import add_tokenizer, model_to_bench, vocab_size
-from metrics.run.directory import RunDirectory
+from sojourn.metrics.run.directory import RunDirectory
 
 _ENGINE_IDS: dict[str, str] = {}  # by address of a prefill server
 REMOTE_DECODE = {"do_remote_decode": True, "do_remote_prefill": False}

@@ -16,9 +16,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from engine.memory.block_pool import BlockPool
-from engine.memory.eviction import EVICTION_POLICIES, make_eviction_policy
-from engine.memory.eviction.ttl import Ttl
+from sojourn.engine.memory.block_pool import BlockPool
+from sojourn.engine.memory.eviction import EVICTION_POLICIES, make_eviction_policy
+from sojourn.engine.memory.eviction.ttl import Ttl
 
 MOONCAKE = Path(__file__).parent.parent / "scenarios" / "traces" / "mooncake_conversation_trace.jsonl"
 CONCURRENT = 8

@@ -10,7 +10,7 @@ import argparse
 import statistics
 
 from bench.parallel_shares import run
-from metrics.records import StepRecord
+from sojourn.metrics.records import StepRecord
 
 EXCHANGES = ("all-reduce", "all-to-all")
 SETTINGS = {"load_format": "dummy", "expert_parallel": 2}

@@ -20,11 +20,11 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.shapes import model_to_bench, vocab_size
-from engine import messages
-from engine.config import EngineConfig
-from engine.core import build
-from engine.engine import Engine
-from engine.sampling import SamplingParams
+from sojourn.engine import messages
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.core import build
+from sojourn.engine.engine import Engine
+from sojourn.engine.sampling import SamplingParams
 
 WAYS = ("computed", "disk, page cache", "disk, no page cache", "host")
 

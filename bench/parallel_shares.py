@@ -20,16 +20,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from engine.config import EngineConfig
-from engine.core import build
-from engine.engine import Engine
-from engine.messages import Observed, Submit
-from engine.sampling import SamplingParams
-from metrics.compute.communication import bubbles, group_shape, predicted
-from metrics.compute.cost_model import ModelShape
-from metrics.compute.link import Link
-from metrics.compute.roofline import load_ceilings
-from metrics.records import StepRecord
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.core import build
+from sojourn.engine.engine import Engine
+from sojourn.engine.messages import Observed, Submit
+from sojourn.engine.sampling import SamplingParams
+from sojourn.metrics.compute.communication import bubbles, group_shape, predicted
+from sojourn.metrics.compute.cost_model import ModelShape
+from sojourn.metrics.compute.link import Link
+from sojourn.metrics.compute.roofline import load_ceilings
+from sojourn.metrics.records import StepRecord
 
 BATCHES = (2, 8, 16)
 PROMPT_TOKENS, OUTPUT_TOKENS = 40, 80
@@ -131,7 +131,7 @@ def main() -> None:
     if args.links is None:
         import torch
 
-        from engine.compute.link_ceilings import links as measured_links
+        from sojourn.engine.compute.link_ceilings import links as measured_links
 
         links = measured_links(torch.device("cpu"), 1)
     else:

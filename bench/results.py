@@ -9,10 +9,10 @@ from pathlib import Path
 
 import msgspec
 
-from metrics.compute.roofline import Ceilings
-from metrics.errors import InputError
-from metrics.machine.host import hardware, versions
-from metrics.whole_file import write_whole
+from sojourn.metrics.compute.roofline import Ceilings
+from sojourn.metrics.errors import InputError
+from sojourn.metrics.machine.host import hardware, versions
+from sojourn.metrics.whole_file import write_whole
 
 
 class BenchError(InputError):

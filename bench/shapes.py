@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from bench.results import BenchError
-from engine.config import model_folder
+from sojourn.engine.config import model_folder
 
 _QWEN3 = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_act": "silu", "attention_bias": False,

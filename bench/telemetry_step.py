@@ -23,19 +23,19 @@ from pathlib import Path
 import numpy as np
 import zmq
 
-from engine import messages
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.process import freeze_startup_objects
-from engine.request.plan import LaunchedStep, StepOutcome, StepPlan
-from engine.request.request import Request
-from engine.sampling import SamplingParams
-from engine.scheduling import make_scheduler
-from engine.server.telemetry.full import FOLD_SECONDS, Telemetry
-from engine.server.telemetry.off import NoTelemetry
-from engine.telemetry.observer import make_observer
-from metrics.compute.cost_model import ModelShape
-from metrics.compute.step_costs import StepCosts
+from sojourn.engine import messages
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.engine import Engine
+from sojourn.engine.process import freeze_startup_objects
+from sojourn.engine.request.plan import LaunchedStep, StepOutcome, StepPlan
+from sojourn.engine.request.request import Request
+from sojourn.engine.sampling import SamplingParams
+from sojourn.engine.scheduling import make_scheduler
+from sojourn.engine.server.telemetry.full import FOLD_SECONDS, Telemetry
+from sojourn.engine.server.telemetry.off import NoTelemetry
+from sojourn.engine.telemetry.observer import make_observer
+from sojourn.metrics.compute.cost_model import ModelShape
+from sojourn.metrics.compute.step_costs import StepCosts
 
 SHAPE = ModelShape(
     vocab_size=2560, hidden_size=256, attention_parameters=800_000, mlp_parameters=1_200_000, pair_flops=1024,

@@ -29,14 +29,14 @@ import zmq
 
 from bench.report.estimate import Estimate
 from bench.shapes import model_to_bench
-from engine import core, messages
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.process import freeze_startup_objects
-from engine.request.plan import LaunchedStep, StepOutcome, StepPlan
-from engine.sampling import SamplingParams
-from engine.scheduling import make_scheduler
-from engine.telemetry.observer import make_observer
+from sojourn.engine import core, messages
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.engine import Engine
+from sojourn.engine.process import freeze_startup_objects
+from sojourn.engine.request.plan import LaunchedStep, StepOutcome, StepPlan
+from sojourn.engine.sampling import SamplingParams
+from sojourn.engine.scheduling import make_scheduler
+from sojourn.engine.telemetry.observer import make_observer
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 64, 128
 STEPS = 2 * OUTPUT_TOKENS  # steps of a turn that count

@@ -3,8 +3,8 @@
 from typing import Any
 
 from bench.results import BenchError
-from engine.config import EngineConfig
-from engine.options import assignments, engine_config
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.options import assignments, engine_config
 
 BASE = "sojourn"
 

@@ -85,8 +85,8 @@ def load(folder: Path, way: str) -> dict:
     """Loads a model as the engine does, in this process."""
     import torch
 
-    from engine.token.models.registry import load_model
-    from metrics.compute.startup import StartupClock
+    from sojourn.engine.token.models.registry import load_model
+    from sojourn.metrics.compute.startup import StartupClock
 
     torch.set_num_threads(1)
     startup = StartupClock()

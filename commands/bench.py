@@ -5,8 +5,8 @@ from pathlib import Path
 
 import typer
 
-from commands.cli import need, program_name
-from metrics.errors import SojournError
+from sojourn.commands.cli import need, program_name
+from sojourn.metrics.errors import SojournError
 
 
 def bench(context: typer.Context) -> None:

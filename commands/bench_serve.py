@@ -4,9 +4,9 @@ import json
 
 import typer
 
-from commands.cli import need, new_run, out, run_progress, table, writing
-from commands.export import vllm_document
-from commands.summary import print_replay, summarise
+from sojourn.commands.cli import need, new_run, out, run_progress, table, writing
+from sojourn.commands.export import vllm_document
+from sojourn.commands.summary import print_replay, summarise
 
 
 def _print_table(rows: list[tuple[str, str, str]]) -> None:
@@ -21,9 +21,9 @@ def _print_table(rows: list[tuple[str, str, str]]) -> None:
 def bench_serve(context: typer.Context) -> None:
     """Load a running server with the flags of `vllm bench serve`; --help lists them. Records a run as `load` does."""
     need("loadgen")
-    from commands.vllm_table import vllm_table
-    from loadgen.run.experiment import SCENARIO_FILE, load_url
-    from loadgen.scenario.vllm_flags import flag_parser, parse
+    from sojourn.commands.vllm_table import vllm_table
+    from sojourn.loadgen.run.experiment import SCENARIO_FILE, load_url
+    from sojourn.loadgen.scenario.vllm_flags import flag_parser, parse
 
     if {"-h", "--help"} & set(context.args) or not context.args:
         out.print(flag_parser().format_help(), markup=False, soft_wrap=True)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from commands.cli import need, out
+from sojourn.commands.cli import need, out
 
 
 def calibrate(
@@ -19,9 +19,9 @@ def calibrate(
 ) -> None:
     """Measure the load generator's own timing error by load, and its capacity. Every run reports it."""
     need("loadgen")
-    from loadgen.sweeps.calibrate import GRID, QUICK_GRID, QUICK_WINDOW_S, WINDOW_S
-    from loadgen.sweeps.calibrate import calibrate as measure
-    from metrics.machine.client_error import calibration_table, store_calibration
+    from sojourn.loadgen.sweeps.calibrate import GRID, QUICK_GRID, QUICK_WINDOW_S, WINDOW_S
+    from sojourn.loadgen.sweeps.calibrate import calibrate as measure
+    from sojourn.metrics.machine.client_error import calibration_table, store_calibration
 
     grid = QUICK_GRID if quick else GRID
     with out.status("") as status:

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from commands.cli import need, out, writing
-from metrics.errors import InputError
+from sojourn.commands.cli import need, out, writing
+from sojourn.metrics.errors import InputError
 
 
 def calibrate_device(
@@ -30,12 +30,12 @@ def calibrate_device(
         return _calibrate_model(model, device, threads, output, set_ or [])
     if set_:
         raise InputError("--set changes an engine's settings, and without --model there is no engine; name a model")
-    from engine.process import let_threads_sleep
+    from sojourn.engine.process import let_threads_sleep
 
     let_threads_sleep(os.environ, sys.modules)  # before torch: spinning threads distort the figures on a busy machine
-    from engine.compute.device_ceilings import calibrate
-    from metrics.compute.roofline import ceilings_table, links_table, store_ceilings
-    from metrics.machine.host import company
+    from sojourn.engine.compute.device_ceilings import calibrate
+    from sojourn.metrics.compute.roofline import ceilings_table, links_table, store_ceilings
+    from sojourn.metrics.machine.host import company
 
     busy = company()
     ceilings = calibrate(device, threads)
@@ -48,11 +48,11 @@ def calibrate_device(
 
 
 def _calibrate_model(model: str, device: str, threads: int | None, output: Path | None, assigned: list[str]) -> None:
-    from engine.measure_speed import measure
-    from engine.options import assignments
-    from metrics.compute.speed_reference import add_entry
-    from metrics.machine.host import company
-    from metrics.machine.store import store_path
+    from sojourn.engine.measure_speed import measure
+    from sojourn.engine.options import assignments
+    from sojourn.metrics.compute.speed_reference import add_entry
+    from sojourn.metrics.machine.host import company
+    from sojourn.metrics.machine.store import store_path
 
     busy = company()
     settings = {"device": device} | ({"threads": threads} if threads else {}) | assignments(assigned, "--set")

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commands import sweep_options as options
-from commands.cli import RUNS, ProcessesOption, ScenarioArgument, SeedOption, need, out, print_json, table
-from metrics.errors import InputError
+from sojourn.commands import sweep_options as options
+from sojourn.commands.cli import RUNS, ProcessesOption, ScenarioArgument, SeedOption, need, out, print_json, table
+from sojourn.metrics.errors import InputError
 
 if TYPE_CHECKING:
-    from metrics.search.bisection import Goal, Judgement, Outcome, Proposal
+    from sojourn.metrics.search.bisection import Goal, Judgement, Outcome, Proposal
 
 UNRESOLVED = 3
 
@@ -55,9 +55,9 @@ def capacity(
     the search could not resolve it. After an interruption the same command continues.
     """
     need("loadgen")
-    from loadgen.scenario.scenario import load_scenario
-    from loadgen.sweeps.capacity import CapacityPlan, find_capacity
-    from metrics.search.bisection import Goal
+    from sojourn.loadgen.scenario.scenario import load_scenario
+    from sojourn.loadgen.sweeps.capacity import CapacityPlan, find_capacity
+    from sojourn.metrics.search.bisection import Goal
 
     if start > highest:
         raise InputError(f"--start {start:g} is above --highest {highest:g}; lower the one or raise the other")
@@ -90,7 +90,7 @@ def _trial_line(number: int, proposal: "Proposal", known: "list[Judgement]") -> 
 
 
 def _print(outcome: "Outcome", goal: "Goal", folder: Path) -> None:
-    from metrics.search.bisection import bracket_sentence
+    from sojourn.metrics.search.bisection import bracket_sentence
 
     rows = table("requests/s", "trials", "sent", "kept", "interval", "verdict", text=["verdict"])
     for each in outcome.judgements:

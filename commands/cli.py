@@ -15,10 +15,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from metrics.errors import InputError, SojournError
+from sojourn.metrics.errors import InputError, SojournError
 
 if TYPE_CHECKING:
-    from metrics.run.directory import RunDirectory
+    from sojourn.metrics.run.directory import RunDirectory
 
 RUNS = Path("runs")
 EXTRAS = {
@@ -78,7 +78,7 @@ def bounds_of(slo: str | None) -> dict[str, float]:
     """The bounds in ms that `--slo` names; {} where it is not given. Raises InputError."""
     if slo is None:
         return {}
-    from metrics.request.objectives import parse_bounds
+    from sojourn.metrics.request.objectives import parse_bounds
 
     try:
         return parse_bounds(slo)
@@ -145,11 +145,11 @@ def find_run(path: Path) -> Path:
 def open_run(path: Path, objectives: Sequence[Mapping[str, Any]] | None = None) -> "RunDirectory":
     """Opens a run directory, by path or by its name in runs/. First recovers what a killed load generator left.
     `objectives` stand in for those of the run."""
-    from metrics.probe.folder import open_server_run
+    from sojourn.metrics.probe.folder import open_server_run
 
     path = find_run(path)
     if path.is_dir() and importlib.util.find_spec("httptools"):
-        from loadgen.run.run_files import recover
+        from sojourn.loadgen.run.run_files import recover
 
         recover(path)
     return open_server_run(path, objectives)
@@ -162,7 +162,7 @@ def new_run(name: str) -> Path:
 @contextmanager
 def run_progress(path: Path, is_shown: bool = True) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Gives the page of a new run. If Ctrl-C or an error ends the run, names its directory."""
-    from loadgen.run.progress_page import ProgressPage
+    from sojourn.loadgen.run.progress_page import ProgressPage
 
     existed = (path / "run.json").exists()
     try:

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commands.cli import find_run, open_run, out, print_json, table
-from metrics.compare.metrics import METRICS
-from metrics.errors import InputError, RunDataError
+from sojourn.commands.cli import find_run, open_run, out, print_json, table
+from sojourn.metrics.compare.metrics import METRICS
+from sojourn.metrics.errors import InputError, RunDataError
 
 if TYPE_CHECKING:
-    from metrics.compare.verdict import Compared, Comparison
-    from metrics.compare.workload import Work
-    from metrics.run.directory import RunDirectory
+    from sojourn.metrics.compare.verdict import Compared, Comparison
+    from sojourn.metrics.compare.workload import Work
+    from sojourn.metrics.run.directory import RunDirectory
 
 USUAL_MARGIN = "5%"
 EXIT_CODES = {"no worse": 0, "worse": 1, "cannot tell": 3}
@@ -47,7 +47,7 @@ def compare(
     Each of A and B is one run, or a folder of runs. Runs of the same schedule are compared pair by pair. Only several
     runs a side show how much runs differ by themselves.
     """
-    from metrics.compare.runs import compare_runs
+    from sojourn.metrics.compare.runs import compare_runs
 
     usual, own = _margins(margin)
     steal = None if max_steal is None else _share("--max-steal", max_steal)

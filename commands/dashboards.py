@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from commands.cli import bounds_of, need, out
-from commands.help_page import HelpPage
-from metrics.errors import InputError
+from sojourn.commands.cli import bounds_of, need, out
+from sojourn.commands.help_page import HelpPage
+from sojourn.metrics.errors import InputError
 
 TARGET = "127.0.0.1:8000"
 TargetsOption = Annotated[
@@ -41,8 +41,8 @@ def write(
     if context.invoked_subcommand is not None:
         return
     need("ui", "grafanalib")
-    from dashboards.alerts import AlertOptions
-    from dashboards.build import build_dashboards
+    from sojourn.dashboards.alerts import AlertOptions
+    from sojourn.dashboards.build import build_dashboards
 
     try:
         options = AlertOptions(target_share, bounds_of(slo))
@@ -78,7 +78,7 @@ def up(
     With Docker it is Prometheus and Grafana, else Debian's prometheus and the app, which draws the same panels.
     """
     need("ui", "grafanalib", "streamlit", "plotly")
-    from commands.dashboards_up import Places, run_stack
+    from sojourn.commands.dashboards_up import Places, run_stack
 
     try:
         stack = stack_of(target, prometheus_port)
@@ -89,7 +89,7 @@ def up(
 
 def stack_of(targets: list[str] | None, prometheus_port: int = 9090):
     """Raises ValueError for a target that is no host:port."""
-    from dashboards.stack import Stack, checked_target
+    from sojourn.dashboards.stack import Stack, checked_target
 
     checked = tuple(dict.fromkeys(map(checked_target, targets or [TARGET])))
     return Stack(checked, prometheus_port, host_network=sys.platform == "linux")

@@ -11,14 +11,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from commands.cli import out, working
-from dashboards.alerts import AlertOptions
-from dashboards.build import build_dashboards
-from dashboards.stack import Stack
-from loadgen.target.processes import start, stop, tail
-from metrics.errors import ServerError, SojournError
-from metrics.live.fetch import fetch
-from metrics.sources.registry import SOURCES
+from sojourn.commands.cli import out, working
+from sojourn.dashboards.alerts import AlertOptions
+from sojourn.dashboards.build import build_dashboards
+from sojourn.dashboards.stack import Stack
+from sojourn.loadgen.target.processes import start, stop, tail
+from sojourn.metrics.errors import ServerError, SojournError
+from sojourn.metrics.live.fetch import fetch
+from sojourn.metrics.sources.registry import SOURCES
 
 GRAFANA_PORT, APP_PORT = 3000, 8501
 START_SECONDS, PULL_SECONDS = 60, 600
@@ -116,7 +116,7 @@ def folder(data: Path | None) -> Iterator[Path]:
 
 
 def beside_the_app(parts: contextlib.ExitStack, places: Places, place: Path, port: int) -> dict[str, subprocess.Popen]:
-    from ui.launch import app_command
+    from sojourn.ui.launch import app_command
 
     stack = dataclasses.replace(places.stack, host_network=True)  # nothing lies behind a bridge
     options = places.options(port, f"http://127.0.0.1:{port}/dashboards?board={{board}}&")

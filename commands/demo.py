@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commands.cli import new_run, out, program_name, run_progress
-from commands.repeat_run import repeat_run
-from commands.run import run
-from loadgen.exit_code import NOT_VALID
+from sojourn.commands.cli import new_run, out, program_name, run_progress
+from sojourn.commands.repeat_run import repeat_run
+from sojourn.commands.run import run
+from sojourn.loadgen.exit_code import NOT_VALID
 
 if TYPE_CHECKING:
-    from metrics.replay.verify import Claim
+    from sojourn.metrics.replay.verify import Claim
 
 SCENARIO = "demo"
 MISSED = 1
@@ -48,15 +48,15 @@ def demo(
 
 def _claim(folder: Path) -> "Claim | None":
     """What the first finding that can be proved by settings says of its fix."""
-    from commands.verify import written_diagnosis
-    from metrics.replay.verify import claims
+    from sojourn.commands.verify import written_diagnosis
+    from sojourn.metrics.replay.verify import claims
 
     stated = [each for each in claims(written_diagnosis(folder)) if each.predicted_by == "diagnosis"]
     return next((each for each in stated if each.prediction.change.settings), None)
 
 
 def _print_claim(claim: "Claim") -> None:
-    from metrics.replay.prediction import change_text
+    from sojourn.metrics.replay.prediction import change_text
 
     kept = claim.prediction.attainment
     out.print(
@@ -69,10 +69,10 @@ def _print_claim(claim: "Claim") -> None:
 
 def _proved(folder: Path, claim: "Claim") -> bool:
     """Makes the run with the fix, and says whether the prediction held."""
-    from commands.summary import diagnose_run
-    from commands.verify import print_verified, verify_pair
-    from metrics.replay.ledger import ledger_beside
-    from metrics.run.directory import RunDirectory
+    from sojourn.commands.summary import diagnose_run
+    from sojourn.commands.verify import print_verified, verify_pair
+    from sojourn.metrics.replay.ledger import ledger_beside
+    from sojourn.metrics.run.directory import RunDirectory
 
     recorded = RunDirectory.open(folder)
     proof = new_run(f"{SCENARIO}-proof")

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commands.cli import RunArgument, open_run, out, print_json, slo_objectives, working
-from commands.summary import diagnose_run, print_diagnosis
+from sojourn.commands.cli import RunArgument, open_run, out, print_json, slo_objectives, working
+from sojourn.commands.summary import diagnose_run, print_diagnosis
 
 if TYPE_CHECKING:
-    from metrics.run.directory import RunDirectory
+    from sojourn.metrics.run.directory import RunDirectory
 
 
 def diagnose(
@@ -52,11 +52,11 @@ def diagnose(
 
 
 def _start_from(symptom: str, run: "RunDirectory", against: "RunDirectory | None", as_json: bool) -> None:
-    from metrics.diagnosis.expectation import with_expectation
-    from metrics.diagnosis.facts import read_facts
-    from metrics.diagnosis.symptom_tree.complaints import find_complaint
-    from metrics.diagnosis.symptom_tree.tree import symptom_tree
-    from metrics.diagnosis.terminal.symptom_tree import render_tree
+    from sojourn.metrics.diagnosis.expectation import with_expectation
+    from sojourn.metrics.diagnosis.facts import read_facts
+    from sojourn.metrics.diagnosis.symptom_tree.complaints import find_complaint
+    from sojourn.metrics.diagnosis.symptom_tree.tree import symptom_tree
+    from sojourn.metrics.diagnosis.terminal.symptom_tree import render_tree
 
     complaint = find_complaint(symptom)  # before the run is read: a wrong name is told at once
     with working(f"diagnosing {run.name}"):

@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from commands.cli import RunArgument, open_run, out, print_json, working
-from metrics.errors import InputError, RunDataError
+from sojourn.commands.cli import RunArgument, open_run, out, print_json, working
+from sojourn.metrics.errors import InputError, RunDataError
 
 if TYPE_CHECKING:
-    from metrics.run.directory import RunDirectory
+    from sojourn.metrics.run.directory import RunDirectory
 
 Slowest = Literal["ttft", "tpot", "e2e"]
 
@@ -27,8 +27,8 @@ def explain(
     json: Annotated[bool, typer.Option("--json", help="print the explanation as JSON")] = False,
 ) -> None:
     """Show where the time of one request went: its waits, the requests that delayed it, and its slowest tokens."""
-    from metrics.diagnosis.explain_request import render
-    from metrics.diagnosis.explanation import explanation_of
+    from sojourn.metrics.diagnosis.explain_request import render
+    from sojourn.metrics.diagnosis.explanation import explanation_of
 
     if (request_id is None) == (slowest is None):
         raise InputError("name a request by its ID, or by --slowest ttft, tpot or e2e")
@@ -45,8 +45,8 @@ def explain(
 
 def _slowest(run: "RunDirectory", latency: str) -> str:
     """The ID of the measured request that took longest. Raises RunDataError where no request has this latency."""
-    from metrics.request.goodput import measured
-    from metrics.run.server_alone import meta_of, requests_of
+    from sojourn.metrics.request.goodput import measured
+    from sojourn.metrics.run.server_alone import meta_of, requests_of
 
     rows = measured(requests_of(run, run.meta()), meta_of(run))
     known = rows[(rows.status == "ok") & rows[latency].notna()]

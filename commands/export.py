@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from commands.cli import RunArgument, open_run, out, writing
-from metrics.errors import InputError
+from sojourn.commands.cli import RunArgument, open_run, out, writing
+from sojourn.metrics.errors import InputError
 
 if TYPE_CHECKING:
-    from metrics.run.directory import RunDirectory
+    from sojourn.metrics.run.directory import RunDirectory
 
 VLLM_FILE = "vllm_result.json"
 FILES = {
@@ -46,7 +46,7 @@ def export(
     """Write a run's results in the format of another benchmark: its keys, its units."""
     if detailed is not None and format_ != "vllm":
         raise InputError(f"--detailed is of --format vllm; {format_} always has one entry a request")
-    from metrics.run.directory import kept_share
+    from sojourn.metrics.run.directory import kept_share
 
     opened = open_run(run)
     if (share := kept_share(opened.meta())) < 1:
@@ -62,9 +62,9 @@ def export(
 
 
 def _text(run: "RunDirectory", format_: str, detailed: bool) -> str:
-    from metrics.export.aiperf_records import aiperf_records
-    from metrics.export.inference_perf_requests import inference_perf_requests
-    from metrics.request.goodput import measured
+    from sojourn.metrics.export.aiperf_records import aiperf_records
+    from sojourn.metrics.export.inference_perf_requests import inference_perf_requests
+    from sojourn.metrics.request.goodput import measured
 
     if format_ == "vllm":
         return json.dumps(vllm_document(run, detailed=detailed), allow_nan=False) + "\n"
@@ -73,7 +73,7 @@ def _text(run: "RunDirectory", format_: str, detailed: bool) -> str:
     if format_ == "aiperf":
         return "".join(json.dumps(line, allow_nan=False) + "\n" for line in aiperf_records(frame, meta))
     if format_ == "guidellm":
-        from metrics.export.guidellm_report import guidellm_report
+        from sojourn.metrics.export.guidellm_report import guidellm_report
 
         return json.dumps(guidellm_report(frame, meta, run.path.name), allow_nan=False) + "\n"
     return json.dumps(inference_perf_requests(frame), allow_nan=False) + "\n"
@@ -81,8 +81,8 @@ def _text(run: "RunDirectory", format_: str, detailed: bool) -> str:
 
 def vllm_document(run: "RunDirectory", **choices: Any) -> dict[str, Any]:
     """The result file of a run; `choices` as `metrics.export.vllm_result.vllm_result` takes them."""
-    from metrics.export.vllm_result import vllm_result
-    from metrics.request.goodput import measured
+    from sojourn.metrics.export.vllm_result import vllm_result
+    from sojourn.metrics.request.goodput import measured
 
     meta = run.meta()
     return vllm_result(measured(run.requests(), meta), meta, **choices)

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commands.cli import RUNS, need, out, table
-from commands.faults_prove import prove
-from commands.faults_score import score
-from commands.help_page import HelpPage
-from metrics.errors import ExperimentError, InputError
+from sojourn.commands.cli import RUNS, need, out, table
+from sojourn.commands.faults_prove import prove
+from sojourn.commands.faults_score import score
+from sojourn.commands.help_page import HelpPage
+from sojourn.metrics.errors import ExperimentError, InputError
 
 if TYPE_CHECKING:
-    from loadgen.faults.run_cases import FailedRun, FinishedRun
+    from sojourn.loadgen.faults.run_cases import FailedRun, FinishedRun
 
 FOLDER = RUNS / "faults"
 
@@ -30,7 +30,7 @@ faults.command("prove")(prove)
 @faults.command("list")
 def list_cases() -> None:
     """Show the bundled cases: their workloads, their severities and what the diagnosis should say."""
-    from loadgen.faults.case import case_names, load_case
+    from sojourn.loadgen.faults.case import case_names, load_case
 
     text = ("case", "workload", "truth", "kind", "what is planted")
     rows = table("case", "workload", "severities", "truth", "kind", "what is planted", text=text)
@@ -66,10 +66,10 @@ def run_cases(
     """
     need("engine")
     need("loadgen")
-    from engine.options import check_settings
-    from loadgen.faults.case import case_names, load_case
-    from loadgen.faults.run_cases import Campaign, FailedRun, plan_runs, run_planned
-    from loadgen.run.progress_bar import ProgressBar
+    from sojourn.engine.options import check_settings
+    from sojourn.loadgen.faults.case import case_names, load_case
+    from sojourn.loadgen.faults.run_cases import Campaign, FailedRun, plan_runs, run_planned
+    from sojourn.loadgen.run.progress_bar import ProgressBar
 
     chosen = [load_case(name) for name in cases or case_names()]
     wanted = {case.name for case in chosen}
@@ -94,7 +94,7 @@ def run_cases(
 
 
 def _line(run: "FinishedRun | FailedRun") -> str:
-    from loadgen.faults.run_cases import FailedRun
+    from sojourn.loadgen.faults.run_cases import FailedRun
 
     if isinstance(run, FailedRun):
         return f"{run.planned.name}: {run.error}"

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commands.cli import out
-from commands.repeat_run import check_repeatable, repeat_run
-from metrics.errors import InputError, SojournError
+from sojourn.commands.cli import out
+from sojourn.commands.repeat_run import check_repeatable, repeat_run
+from sojourn.metrics.errors import InputError, SojournError
 
 if TYPE_CHECKING:
-    from loadgen.run.experiment import OnProgress
-    from metrics.replay.ledger import LedgerEntry
-    from metrics.run.directory import RunDirectory
+    from sojourn.loadgen.run.experiment import OnProgress
+    from sojourn.metrics.replay.ledger import LedgerEntry
+    from sojourn.metrics.run.directory import RunDirectory
 
 PROOFS = "proofs"
 
@@ -33,8 +33,8 @@ def prove(
     The new runs lie in DIR/proofs, and their verdicts in DIR/predictions.jsonl, which `sojourn faults score` reads.
     The same command goes on after an interruption.
     """
-    from loadgen.run.progress_bar import ProgressBar
-    from metrics.replay.ledger import FILE_NAME
+    from sojourn.loadgen.run.progress_bar import ProgressBar
+    from sojourn.metrics.replay.ledger import FILE_NAME
 
     runs = list(_mendable_runs(folder, cases or (), repeat))
     if not runs:
@@ -60,10 +60,10 @@ def prove(
 
 def _mendable_runs(folder: Path, cases: Sequence[str], repeat: int) -> Iterator["RunDirectory"]:
     """Those whose one fault a setting mends, and which hurt."""
-    from metrics.diagnosis.score.judgement import hurts
-    from metrics.diagnosis.score.scoring import attainment, base_attainment, recorded_runs
-    from metrics.diagnosis.score.truth import read_fault
-    from metrics.run.directory import RunDirectory
+    from sojourn.metrics.diagnosis.score.judgement import hurts
+    from sojourn.metrics.diagnosis.score.scoring import attainment, base_attainment, recorded_runs
+    from sojourn.metrics.diagnosis.score.truth import read_fault
+    from sojourn.metrics.run.directory import RunDirectory
 
     recorded = {path: read_fault(path) for path in recorded_runs(folder)}
     known = {fault.case for fault in recorded.values()}
@@ -84,12 +84,12 @@ def _mendable_runs(folder: Path, cases: Sequence[str], repeat: int) -> Iterator[
 
 def _proved(run: "RunDirectory", folder: Path, progress: "OnProgress") -> "LedgerEntry | None":
     """None where the first finding has no fix that is a setting."""
-    from commands.summary import diagnose_run
-    from commands.verify import verify_pair, written_diagnosis
-    from loadgen.run.run_files import is_whole
-    from metrics.replay.ledger import FILE_NAME
-    from metrics.replay.verify import claims
-    from metrics.run.directory import RunDirectory
+    from sojourn.commands.summary import diagnose_run
+    from sojourn.commands.verify import verify_pair, written_diagnosis
+    from sojourn.loadgen.run.run_files import is_whole
+    from sojourn.metrics.replay.ledger import FILE_NAME
+    from sojourn.metrics.replay.verify import claims
+    from sojourn.metrics.run.directory import RunDirectory
 
     proof = folder / PROOFS / run.path.name
     proved = is_whole(proof)
@@ -105,8 +105,8 @@ def _proved(run: "RunDirectory", folder: Path, progress: "OnProgress") -> "Ledge
 
 
 def _sentence(entry: "LedgerEntry") -> str:
-    from commands.verify import verdict_sentence
-    from metrics.replay.prediction import change_text
+    from sojourn.commands.verify import verdict_sentence
+    from sojourn.metrics.replay.prediction import change_text
 
     before = entry.figures[0].before
     was = "" if before is None else f", from {before:.1%}"

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from commands.cli import out, print_json, table, writing
-from metrics.errors import InputError
+from sojourn.commands.cli import out, print_json, table, writing
+from sojourn.metrics.errors import InputError
 
 if TYPE_CHECKING:
-    from metrics.diagnosis.score.accuracy import Accuracy
-    from metrics.diagnosis.verdict import Diagnosis
-    from metrics.run.directory import RunDirectory
+    from sojourn.metrics.diagnosis.score.accuracy import Accuracy
+    from sojourn.metrics.diagnosis.verdict import Diagnosis
+    from sojourn.metrics.run.directory import RunDirectory
 
 PAGE = Path("docs/diagnosis_accuracy.md")
 # Criterion → its column on a terminal, which has less room than the page.
@@ -37,11 +37,11 @@ def score(
 
     A verdict that is known is not made again, unless the run or the program changed.
     """
-    from metrics.diagnosis.score.accuracy import accuracy_of
-    from metrics.diagnosis.score.document import page
-    from metrics.diagnosis.score.scoring import SCORED
-    from metrics.diagnosis.score.scoring import score as score_runs
-    from metrics.diagnosis.score.threshold_rules import BASELINE
+    from sojourn.metrics.diagnosis.score.accuracy import accuracy_of
+    from sojourn.metrics.diagnosis.score.document import page
+    from sojourn.metrics.diagnosis.score.scoring import SCORED
+    from sojourn.metrics.diagnosis.score.scoring import score as score_runs
+    from sojourn.metrics.diagnosis.score.threshold_rules import BASELINE
 
     known = (*SCORED, BASELINE)
     if unknown := [level for level in levels or () if level not in known]:
@@ -64,9 +64,9 @@ def score(
 def diagnose_at(run: "RunDirectory", level: Any) -> "Diagnosis":
     """The diagnosis of a run at a level, with replays where the level has steps and the engine is installed. At the top
     of the module, since other processes call it."""
-    from metrics.diagnosis.diagnose import diagnose
-    from metrics.diagnosis.evidence_level import seen, tables_of
-    from scripting.predictor import predictor
+    from sojourn.metrics.diagnosis.diagnose import diagnose
+    from sojourn.metrics.diagnosis.evidence_level import seen, tables_of
+    from sojourn.scripting.predictor import predictor
 
     replays = predictor(seen(run, level)) if "steps" in tables_of(level) else None
     return diagnose(run, predictor=replays, level=level)
@@ -87,8 +87,8 @@ def _store(accuracy: "Accuracy") -> None:
     """Writes the coefficients that `metrics.diagnosis.confidence` reads."""
     import msgspec
 
-    from metrics.diagnosis.confidence import COEFFICIENTS, FEATURES
-    from metrics.whole_file import write_whole
+    from sojourn.metrics.diagnosis.confidence import COEFFICIENTS, FEATURES
+    from sojourn.metrics.whole_file import write_whole
 
     if accuracy.fit is None:
         raise InputError("--calibrate needs more runs: too few findings carry the features of a confidence")
@@ -100,7 +100,7 @@ def _store(accuracy: "Accuracy") -> None:
 
 
 def _show(accuracy: "Accuracy") -> None:
-    from metrics.diagnosis.score.accuracy import MAIN
+    from sojourn.metrics.diagnosis.score.accuracy import MAIN
 
     rows = table("level", "faults", *COLUMNS.values(), "none named", "s", text=("level",))
     for each in accuracy.levels:

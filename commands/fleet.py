@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commands.cli import ROUTER_HELP, PolicyOption, RouterEnvOption, need, new_run, out
-from commands.fleet_replay import replay
-from commands.help_page import HelpPage
-from metrics.errors import ExperimentError, InputError
+from sojourn.commands.cli import ROUTER_HELP, PolicyOption, RouterEnvOption, need, new_run, out
+from sojourn.commands.fleet_replay import replay
+from sojourn.commands.help_page import HelpPage
+from sojourn.metrics.errors import ExperimentError, InputError
 
 if TYPE_CHECKING:
-    from loadgen.fleet.fleet import Fleet
+    from sojourn.loadgen.fleet.fleet import Fleet
 
 fleet = HelpPage(help="Several servers of one model behind an existing router, on this machine.", no_args_is_help=True)
 
@@ -47,10 +47,10 @@ def up(
 ) -> None:
     """Start COUNT servers and the router, and serve until Ctrl-C, which ends them all."""
     need("engine")
-    from engine.options import assignments, check_settings
-    from loadgen.fleet.fleet import check_fleet
-    from loadgen.fleet.fleet import fleet as running_fleet
-    from loadgen.fleet.routers import installed, known_router
+    from sojourn.engine.options import assignments, check_settings
+    from sojourn.loadgen.fleet.fleet import check_fleet
+    from sojourn.loadgen.fleet.fleet import fleet as running_fleet
+    from sojourn.loadgen.fleet.routers import installed, known_router
 
     chosen = known_router(router, policy)
     if max_servers is not None and max_servers < count:

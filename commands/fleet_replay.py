@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commands.cli import RunArgument, need, open_run, out, print_json, table
-from metrics.errors import InputError
-from metrics.replay.prediction import ROUTINGS
-from scripting.changes import grid, label
-from scripting.predictor import REPLAY_NEEDS
+from sojourn.commands.cli import RunArgument, need, open_run, out, print_json, table
+from sojourn.metrics.errors import InputError
+from sojourn.metrics.replay.prediction import ROUTINGS
+from sojourn.scripting.changes import grid, label
+from sojourn.scripting.predictor import REPLAY_NEEDS
 
 if TYPE_CHECKING:
-    from engine.replay.fleet.answer import FleetAnswer
-    from engine.replay.fleet.traffic import TracedRequest
+    from sojourn.engine.replay.fleet.answer import FleetAnswer
+    from sojourn.engine.replay.fleet.traffic import TracedRequest
 
 MOST_REQUESTS = 10_000_000
 
@@ -47,11 +47,11 @@ def replay(
     """
     need("engine", *REPLAY_NEEDS)
     need("loadgen", "numpy")
-    from engine.replay.fleet.answer import FleetQuestion, fleet_answers
-    from engine.replay.fleet.settings import fleet_settings
-    from engine.replay.predictor import predictor_of
-    from metrics.machine.host import usable_cores
-    from metrics.run.fleet import refuse_fleet
+    from sojourn.engine.replay.fleet.answer import FleetQuestion, fleet_answers
+    from sojourn.engine.replay.fleet.settings import fleet_settings
+    from sojourn.engine.replay.predictor import predictor_of
+    from sojourn.metrics.machine.host import usable_cores
+    from sojourn.metrics.run.fleet import refuse_fleet
 
     routings = _routings(routing)
     changes = grid(set_ or [])
@@ -91,9 +91,9 @@ def _rows(trace: str, block_tokens: int | None, output_scale: float) -> tuple[li
     """The trace's requests in order of time, and the tokens of one of its blocks; 0 where it names none."""
     import numpy as np
 
-    from engine.replay.fleet.traffic import TracedRequest
-    from loadgen.seeds import seeded_rng
-    from loadgen.traces.reader import find_trace, read_trace
+    from sojourn.engine.replay.fleet.traffic import TracedRequest
+    from sojourn.loadgen.seeds import seeded_rng
+    from sojourn.loadgen.traces.reader import find_trace, read_trace
 
     path = find_trace(trace)
     found = read_trace(path)

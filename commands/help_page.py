@@ -48,7 +48,7 @@ class _Group(TyperGroup):
 
 
 def _print_page(verb: Any, ctx: Any) -> None:
-    from commands.cli import out
+    from sojourn.commands.cli import out
 
     width = min(shutil.get_terminal_size().columns, WIDEST)
     lines = [*_paragraph(f"Usage: {_usage(verb, ctx)}", width, hanging=7), Text()]

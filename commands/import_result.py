@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from commands.cli import RunDirOption, new_run, out, slo_objectives
-from commands.summary import summarise
-from metrics.errors import InputError
+from sojourn.commands.cli import RunDirOption, new_run, out, slo_objectives
+from sojourn.commands.summary import summarise
+from sojourn.metrics.errors import InputError
 
 
 def import_result(
@@ -32,7 +32,7 @@ def import_result(
     """
     import msgspec
 
-    from metrics.imported.read import read_result, write_run
+    from sojourn.metrics.imported.read import read_result, write_run
 
     found = read_result(file)
     if benchmark is None and len(found) > 1:

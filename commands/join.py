@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from commands.cli import open_run, out
-from commands.summary import summarise
+from sojourn.commands.cli import open_run, out
+from sojourn.commands.summary import summarise
 
 
 def join(
@@ -17,7 +17,7 @@ def join(
 ) -> None:
     """Join the records of a client and a server on two hosts into the client's run, and show how far their clocks
     agree."""
-    from metrics.run.join import join_runs, uncertainty_sentence
+    from sojourn.metrics.run.join import join_runs, uncertainty_sentence
 
     client = open_run(client_run)
     joined = join_runs(client, open_run(server_run))

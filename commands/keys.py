@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from commands.cli import need, out, table
-from commands.help_page import HelpPage
-from metrics.errors import InputError
+from sojourn.commands.cli import need, out, table
+from sojourn.commands.help_page import HelpPage
+from sojourn.metrics.errors import InputError
 
 keys = HelpPage(help="Create and list the API keys of a server.", no_args_is_help=True)
 FileOption = Annotated[Path, typer.Option(help="file of hashed keys, as `sojourn serve --api-keys` reads it")]
@@ -23,8 +23,8 @@ def create(
 ) -> None:
     """Print a new key once, and append its hash to the file. A server that uses the file reads it within a second."""
     need("engine")
-    from engine.server.access.keys import append_key, create_key
-    from engine.server.access.rules import load_rules
+    from sojourn.engine.server.access.keys import append_key, create_key
+    from sojourn.engine.server.access.rules import load_rules
 
     if admin and metrics:
         raise InputError("a key has one scope; leave --admin or --metrics out")
@@ -46,7 +46,7 @@ def create(
 def list_keys(file: FileOption = Path("keys.yaml")) -> None:
     """List ids, tenants and scopes. To revoke a key, delete its line in the file."""
     need("engine")
-    from engine.server.access.rules import load_rules
+    from sojourn.engine.server.access.rules import load_rules
 
     shown = table("id", "tenant", "scope", "created", text=("id", "tenant", "scope", "created"))
     for entry in load_rules(None, file).keys.values():

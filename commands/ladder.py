@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from commands.cli import RUNS, SeedOption, need, out, print_json, table, writing
-from commands.sweep_options import JsonOption, SetOption, SloOption, search_progress, with_slo
-from metrics.errors import InputError
+from sojourn.commands.cli import RUNS, SeedOption, need, out, print_json, table, writing
+from sojourn.commands.sweep_options import JsonOption, SetOption, SloOption, search_progress, with_slo
+from sojourn.metrics.errors import InputError
 
 if TYPE_CHECKING:
-    from metrics.compare.ladder import Ladder, Step
+    from sojourn.metrics.compare.ladder import Ladder, Step
 
 
 def ladder(
@@ -43,11 +43,11 @@ def ladder(
     """
     need("loadgen")
     need("engine")
-    from engine.options import assignments, check_settings
-    from loadgen.scenario.scenario import load_scenario
-    from loadgen.sweeps.ladder import LadderPlan, chosen_rungs, run_ladder
-    from loadgen.sweeps.ladder import rungs as rungs_of
-    from metrics.compare.ladder import steps
+    from sojourn.engine.options import assignments, check_settings
+    from sojourn.loadgen.scenario.scenario import load_scenario
+    from sojourn.loadgen.sweeps.ladder import LadderPlan, chosen_rungs, run_ladder
+    from sojourn.loadgen.sweeps.ladder import rungs as rungs_of
+    from sojourn.metrics.compare.ladder import steps
 
     loaded, overrides = with_slo(load_scenario(scenario), slo), assignments(set_ or [], "--set")
     kind = _device(str(overrides.get("device", loaded.engine.get("device", "auto"))), device)
@@ -72,12 +72,12 @@ def ladder(
     else:
         _print(measured, found)
         if importlib.util.find_spec("plotly"):
-            from ui.markup.ladder_report import write_ladder_report
+            from sojourn.ui.markup.ladder_report import write_ladder_report
 
             out.print(f"HTML report    {write_ladder_report(folder)}", markup=False)
         out.print(f"ladder         {folder}", markup=False)
     if docs is not None:
-        from metrics.compare.ladder_page import page
+        from sojourn.metrics.compare.ladder_page import page
 
         with writing(docs, "choose another with --docs"):
             docs.write_text(page(measured, found), encoding="utf-8")
@@ -91,13 +91,13 @@ def _device(of_engine: str, asked: str) -> str:
         raise InputError(f"--device is {asked}, and the engine's device is {of_engine}; leave one of the two out")
     if (named := asked if asked != "auto" else of_engine) != "auto":
         return named
-    from metrics.machine.host import hardware
+    from sojourn.metrics.machine.host import hardware
 
     return "cuda" if hardware()["gpus"] else "cpu"
 
 
 def _print(measured: "Ladder", found: "list[Step]") -> None:
-    from metrics.compare.ladder import sentence
+    from sojourn.metrics.compare.ladder import sentence
 
     out.print(f"[bold]The ladder of {measured.plan['scenario']['name']}[/bold], on {_machine(measured)}")
     rows = table("rung", "tok/s", "×", "spread", "article", "kept", "TTFT", "TPOT")

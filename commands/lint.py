@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from commands.cli import find_run, need, open_run, out, print_json, table
-from metrics.errors import InputError
+from sojourn.commands.cli import find_run, need, open_run, out, print_json, table
+from sojourn.metrics.errors import InputError
 
 if TYPE_CHECKING:
-    from engine.token.text.template import ChatTemplate
-    from loadgen.prompts.written import WrittenPrompt
-    from loadgen.scenario.scenario import Scenario
-    from metrics.memory.prompt_lint.finding import Finding
-    from metrics.memory.prompt_lint.lint import LintReport
-    from metrics.run.directory import RunDirectory
+    from sojourn.engine.token.text.template import ChatTemplate
+    from sojourn.loadgen.prompts.written import WrittenPrompt
+    from sojourn.loadgen.scenario.scenario import Scenario
+    from sojourn.metrics.memory.prompt_lint.finding import Finding
+    from sojourn.metrics.memory.prompt_lint.lint import LintReport
+    from sojourn.metrics.run.directory import RunDirectory
 
 MOST_PROMPTS = 1000  # of a scenario or a trace
 BLOCK_SIZE = 16  # of the engine, unless a scenario sets another
@@ -57,7 +57,7 @@ def lint(
 def _report(
     target: str, model: str | None, requests: int | None, seed: int | None, block_size: int | None
 ) -> "LintReport":
-    from metrics.diagnosis.run_lint import lint_run
+    from sojourn.metrics.diagnosis.run_lint import lint_run
 
     if (find_run(Path(target)) / "run.json").exists():
         _refuse(
@@ -67,7 +67,7 @@ def _report(
         return _with_template(lint_run(opened := open_run(Path(target))), opened)
     requests = requests or MOST_PROMPTS
     need("loadgen", "tokenizers")
-    from loadgen.scenario.scenario import bundled_scenarios, load_scenario
+    from sojourn.loadgen.scenario.scenario import bundled_scenarios, load_scenario
 
     if target in bundled_scenarios() or Path(target).suffix in (".yaml", ".yml"):
         return _lint_scenario(load_scenario(target), target, model, requests, seed, block_size)
@@ -84,8 +84,8 @@ def _refuse(why: str, target: str, **given: Any) -> None:
 
 def _with_template(report: "LintReport", run: "RunDirectory") -> "LintReport":
     """With what is wrong with the template of the model that it ran, where the load was of chats and it stands here."""
-    from metrics.diagnosis.run_lint import by_cost
-    from metrics.run.directory import engine_settings, section
+    from sojourn.metrics.diagnosis.run_lint import by_cost
+    from sojourn.metrics.run.directory import engine_settings, section
 
     meta = run.meta()
     model = engine_settings(meta).get("model")
@@ -99,9 +99,9 @@ def _with_template(report: "LintReport", run: "RunDirectory") -> "LintReport":
 def _lint_scenario(
     scenario: "Scenario", target: str, model: str | None, requests: int, seed: int | None, block_size: int | None
 ) -> "LintReport":
-    from loadgen.prompts.build import load_tokenizer
-    from loadgen.prompts.written import prompts_of_scenario
-    from loadgen.target.server_tokenizer import SERVER
+    from sojourn.loadgen.prompts.build import load_tokenizer
+    from sojourn.loadgen.prompts.written import prompts_of_scenario
+    from sojourn.loadgen.target.server_tokenizer import SERVER
 
     named = scenario.target.tokenizer
     model = model or (None if named == SERVER else named) or str(scenario.engine.get("model") or BUNDLED)
@@ -117,9 +117,9 @@ def _lint_scenario(
 
 
 def _lint_trace(target: str, model: str | None, requests: int, block_size: int | None) -> "LintReport":
-    from loadgen.prompts.written import prompts_of_trace
-    from loadgen.traces.block_lint import lint_blocks, lint_lengths
-    from loadgen.traces.reader import find_trace, read_trace
+    from sojourn.loadgen.prompts.written import prompts_of_trace
+    from sojourn.loadgen.traces.block_lint import lint_blocks, lint_lengths
+    from sojourn.loadgen.traces.reader import find_trace, read_trace
 
     trace = read_trace(find_trace(target))
     if trace.form.block_tokens:
@@ -137,9 +137,9 @@ def _lint_trace(target: str, model: str | None, requests: int, block_size: int |
 def _lint_written(
     written: "list[WrittenPrompt]", target: str, model: str, block_size: int, notes: list[str]
 ) -> "LintReport":
-    from loadgen.prompts.build import load_tokenizer
-    from metrics.diagnosis.run_lint import by_cost
-    from metrics.memory.prompt_lint.lint import LintedPrompt, LintReport, lint_prompts
+    from sojourn.loadgen.prompts.build import load_tokenizer
+    from sojourn.metrics.diagnosis.run_lint import by_cost
+    from sojourn.metrics.memory.prompt_lint.lint import LintedPrompt, LintReport, lint_prompts
 
     tokenizer = load_tokenizer(model)
     has_chats = any(not isinstance(prompt.content, str) for prompt in written)
@@ -159,9 +159,9 @@ def _lint_written(
 def _template(model: str, notes: list[str]) -> "tuple[ChatTemplate | None, list[Finding]]":
     """The template of the model and what is wrong with it; None, and a note, where there is none to read."""
     need("engine", "jinja2")
-    from engine.config import model_folder
-    from engine.token.text.template import ChatTemplate
-    from engine.token.text.template_lint import lint_template
+    from sojourn.engine.config import model_folder
+    from sojourn.engine.token.text.template import ChatTemplate
+    from sojourn.engine.token.text.template_lint import lint_template
 
     folder = model_folder(model)
     template = ChatTemplate(folder) if folder.is_dir() else None

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from commands.cli import (
+from sojourn.commands.cli import (
     ProcessesOption,
     RunDirOption,
     ScenarioArgument,
@@ -15,8 +15,8 @@ from commands.cli import (
     new_run,
     run_progress,
 )
-from commands.export import VLLM_FILE, export
-from commands.summary import print_replay, summarise
+from sojourn.commands.export import VLLM_FILE, export
+from sojourn.commands.summary import print_replay, summarise
 
 
 def load(
@@ -54,9 +54,9 @@ def load(
 ) -> None:
     """Replay a scenario against a running server and diagnose the run. Causes need the server's records too."""
     need("loadgen")
-    from engine.options import check_settings
-    from loadgen.run.experiment import load_url
-    from loadgen.scenario.scenario import load_scenario
+    from sojourn.engine.options import check_settings
+    from sojourn.loadgen.run.experiment import load_url
+    from sojourn.loadgen.scenario.scenario import load_scenario
 
     loaded = load_scenario(scenario)
     check_settings(loaded.engine)

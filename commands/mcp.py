@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from commands.cli import RUNS, need
-from metrics.errors import InputError
+from sojourn.commands.cli import RUNS, need
+from sojourn.metrics.errors import InputError
 
 
 def mcp(
@@ -22,6 +22,6 @@ def mcp(
     need("mcp", "mcp")
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; give the folder that holds run directories, such as runs")
-    from scripting.mcp_server import build_server
+    from sojourn.scripting.mcp_server import build_server
 
     build_server(folder, watch or ()).run("stdio")

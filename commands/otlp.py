@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from commands.cli import RunArgument, open_run, out, print_json, table
-from commands.help_page import HelpPage
+from sojourn.commands.cli import RunArgument, open_run, out, print_json, table
+from sojourn.commands.help_page import HelpPage
 
 otlp = HelpPage(help="Spans of vLLM and SGLang: receive them, and join them to a client's requests.")
 
@@ -18,7 +18,7 @@ def receive(
     port: Annotated[int, typer.Option(min=1, max=65535, help="port on 127.0.0.1")] = 4318,
 ) -> None:
     """Receive traces over OTLP/HTTP (protobuf) into a file, until Ctrl-C."""
-    from metrics.imported.otlp_receiver import PATH, Receiver
+    from sojourn.metrics.imported.otlp_receiver import PATH, Receiver
 
     receiver = Receiver(port, output)
     out.print(f"takes traces at http://127.0.0.1:{port}{PATH} (Ctrl-C ends it); the server needs\n"
@@ -47,9 +47,9 @@ def join(
     """Join spans to a client's run by X-Request-Id or traceparent, and show where the time of its requests went."""
     import msgspec
 
-    from metrics.errors import InputError
-    from metrics.imported.otlp import join_spans, read_joined, summary
-    from metrics.imported.otlp_file import read_spans
+    from sojourn.metrics.errors import InputError
+    from sojourn.metrics.imported.otlp import join_spans, read_joined, summary
+    from sojourn.metrics.imported.otlp_file import read_spans
 
     opened = open_run(run)
     joined = join_spans(opened, read_spans(file), file.name)

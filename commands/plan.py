@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from commands.cli import (
+from sojourn.commands.cli import (
     RunArgument,
     need,
     new_run,
@@ -20,16 +20,16 @@ from commands.cli import (
     slo_objectives,
     table,
 )
-from commands.repeat_run import check_repeatable, repeat_run
-from metrics.errors import InputError, ReplayError
-from scripting.predictor import REPLAY_NEEDS
+from sojourn.commands.repeat_run import check_repeatable, repeat_run
+from sojourn.metrics.errors import InputError, ReplayError
+from sojourn.scripting.predictor import REPLAY_NEEDS
 
 if TYPE_CHECKING:
-    from metrics.replay.plan import Planned, Point
-    from metrics.replay.prediction import Change, Predictor
-    from metrics.replay.verify import Verified
-    from metrics.replay.walls import Wall
-    from metrics.run.directory import RunDirectory
+    from sojourn.metrics.replay.plan import Planned, Point
+    from sojourn.metrics.replay.prediction import Change, Predictor
+    from sojourn.metrics.replay.verify import Verified
+    from sojourn.metrics.replay.walls import Wall
+    from sojourn.metrics.run.directory import RunDirectory
 
 HOST_SHARE = 0.5  # of a host's memory that a planned pool may take: others use it, too
 
@@ -61,11 +61,11 @@ def plan(
     memory, the bandwidth, the arithmetic or the replicas would buy. Starts no server, except with --confirm.
     """
     need("engine", *REPLAY_NEEDS)
-    from engine.replay.predictor import predictor_of
-    from metrics.machine.host import usable_cores
-    from metrics.replay.plan import Search
-    from metrics.replay.run_walls import RunWalls, recorded_load
-    from metrics.run.fleet import refuse_fleet
+    from sojourn.engine.replay.predictor import predictor_of
+    from sojourn.metrics.machine.host import usable_cores
+    from sojourn.metrics.replay.plan import Search
+    from sojourn.metrics.replay.run_walls import RunWalls, recorded_load
+    from sojourn.metrics.run.fleet import refuse_fleet
 
     opened = open_run(run)
     refuse_fleet(opened, "a plan")
@@ -90,7 +90,7 @@ def plan(
 
 def purchases() -> "dict[str, Change]":
     """What money can buy, as changes of a replay."""
-    from metrics.replay.prediction import Change
+    from sojourn.metrics.replay.prediction import Change
 
     return {
         "twice the KV memory": Change(kv_scale=2.0),
@@ -119,7 +119,7 @@ class Report:
         self.doubts = (found.best_limit or found.best[0]).prediction.doubts if found.best else []
 
     def settings_of(self, point: "Point") -> dict[str, Any]:
-        from metrics.run.directory import engine_settings
+        from sojourn.metrics.run.directory import engine_settings
 
         return engine_settings(self._meta) | point.settings
 
@@ -130,7 +130,7 @@ class Report:
         return self._walls.at(settings, pool_tokens, self.recorded_rps * point.rate, e2e_ms, tpot)
 
     def cost(self, point: "Point") -> float | None:
-        from metrics.replay.plan import usd_per_million_tokens
+        from sojourn.metrics.replay.plan import usd_per_million_tokens
 
         if self.dollars_per_hour is None:
             return None
@@ -246,8 +246,8 @@ def _objectives(run: "RunDirectory", slo: str | None) -> list[Mapping[str, Any]]
 
 def _candidates(run: "RunDirectory", predictor: "Predictor") -> dict[str, list[Any]]:
     """Coarse values of each setting that a replay can change on this machine."""
-    from metrics.replay.prediction import Change
-    from metrics.run.directory import engine_settings, section
+    from sojourn.metrics.replay.prediction import Change
+    from sojourn.metrics.run.directory import engine_settings, section
 
     meta = run.meta()
     now, core = engine_settings(meta), section(meta, "core")
@@ -276,7 +276,7 @@ def _candidates(run: "RunDirectory", predictor: "Predictor") -> dict[str, list[A
 
 def _pools(core: Mapping[str, Any], meta: Mapping[str, Any]) -> list[int]:
     """Twice and four times the blocks, as far as the machine's memory goes."""
-    from metrics.run.directory import section, server_hardware
+    from sojourn.metrics.run.directory import section, server_hardware
 
     blocks, size = core.get("num_kv_blocks"), core.get("block_size", 16)
     memory = server_hardware(meta).get("memory_bytes")
@@ -292,9 +292,9 @@ def _confirm(
 ) -> "Verified | None":  # fmt: skip
     """Repeats the run's scenario with the best settings, and verifies what the replay said of them. None where the
     recorded settings are the best."""
-    from commands.verify import print_verified, verify_pair
-    from metrics.replay.ledger import ledger_beside
-    from metrics.run.directory import section
+    from sojourn.commands.verify import print_verified, verify_pair
+    from sojourn.metrics.replay.ledger import ledger_beside
+    from sojourn.metrics.run.directory import section
 
     if not found.settings:
         if is_shown:
@@ -312,9 +312,9 @@ def _confirm(
 
 def _recorded_rps(run: "RunDirectory") -> float:
     """Requests a second that the run sent."""
-    from metrics.request.goodput import measured, rate_window
-    from metrics.results.load import declared_window_s
-    from metrics.run.directory import kept_share
+    from sojourn.metrics.request.goodput import measured, rate_window
+    from sojourn.metrics.results.load import declared_window_s
+    from sojourn.metrics.run.directory import kept_share
 
     meta = run.meta()
     rows = measured(run.requests(), meta)
@@ -322,7 +322,7 @@ def _recorded_rps(run: "RunDirectory") -> float:
 
 
 def _is_closed(predictor: "Predictor") -> bool:
-    from metrics.replay.prediction import Change
+    from sojourn.metrics.replay.prediction import Change
 
     try:
         predictor.check(Change(arrival_rate=1.1))
@@ -340,14 +340,14 @@ def _shown_progress():
 
 
 def _binding(walls: "Sequence[Wall]") -> str | None:
-    from metrics.replay.walls import binding
+    from sojourn.metrics.replay.walls import binding
 
     nearest = binding(walls)
     return None if nearest is None else nearest.name
 
 
 def _bounds(objectives: Sequence[Mapping[str, Any]]) -> str:
-    from metrics.request.objectives import OBJECTIVES, short
+    from sojourn.metrics.request.objectives import OBJECTIVES, short
 
     return "; ".join(
         " ".join(f"{short(name).upper()} ≤ {each[name]:g} ms" for name in OBJECTIVES if each.get(name))

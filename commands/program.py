@@ -7,47 +7,47 @@ from typing import Annotated, Any
 
 import typer
 
-from commands.bench import bench
-from commands.bench_serve import bench_serve
-from commands.calibrate import calibrate
-from commands.calibrate_device import calibrate_device
-from commands.capacity import capacity
-from commands.cli import discard_output, program_name
-from commands.compare import compare
-from commands.dashboards import dashboards
-from commands.demo import demo
-from commands.diagnose import diagnose
-from commands.explain import explain
-from commands.export import export
-from commands.faults import faults
-from commands.fleet import fleet
-from commands.help_page import HelpPage
-from commands.import_result import import_result
-from commands.join import join
-from commands.keys import keys
-from commands.kv_lens import kv_lens
-from commands.ladder import ladder
-from commands.lint import lint
-from commands.load import load
-from commands.mcp import mcp
-from commands.otlp import otlp
-from commands.plan import plan
-from commands.quantize import quantize
-from commands.replay import replay
-from commands.report import report
-from commands.run import run
-from commands.runs import runs
-from commands.serve import serve
-from commands.sweep import sweep
-from commands.trace import trace
-from commands.ui import ui
-from commands.usage import usage
-from commands.verify import verify
-from commands.watch import watch
-from loadgen.exit_code import EXIT_CODES
-from metrics.errors import SojournError
-from metrics.live.document import EXIT_CODES as WATCH_CODES
-from metrics.machine.host import own_version
+from sojourn.commands.bench import bench
+from sojourn.commands.bench_serve import bench_serve
+from sojourn.commands.calibrate import calibrate
+from sojourn.commands.calibrate_device import calibrate_device
+from sojourn.commands.capacity import capacity
+from sojourn.commands.cli import discard_output, program_name
+from sojourn.commands.compare import compare
+from sojourn.commands.dashboards import dashboards
+from sojourn.commands.demo import demo
+from sojourn.commands.diagnose import diagnose
+from sojourn.commands.explain import explain
+from sojourn.commands.export import export
+from sojourn.commands.faults import faults
+from sojourn.commands.fleet import fleet
+from sojourn.commands.help_page import HelpPage
+from sojourn.commands.import_result import import_result
+from sojourn.commands.join import join
+from sojourn.commands.keys import keys
+from sojourn.commands.kv_lens import kv_lens
+from sojourn.commands.ladder import ladder
+from sojourn.commands.lint import lint
+from sojourn.commands.load import load
+from sojourn.commands.mcp import mcp
+from sojourn.commands.otlp import otlp
+from sojourn.commands.plan import plan
+from sojourn.commands.quantize import quantize
+from sojourn.commands.replay import replay
+from sojourn.commands.report import report
+from sojourn.commands.run import run
+from sojourn.commands.runs import runs
+from sojourn.commands.serve import serve
+from sojourn.commands.sweep import sweep
+from sojourn.commands.trace import trace
+from sojourn.commands.ui import ui
+from sojourn.commands.usage import usage
+from sojourn.commands.verify import verify
+from sojourn.commands.watch import watch
+from sojourn.loadgen.exit_code import EXIT_CODES
+from sojourn.metrics.errors import SojournError
+from sojourn.metrics.live.document import EXIT_CODES as WATCH_CODES
+from sojourn.metrics.machine.host import own_version
 
 app = HelpPage(
     name="sojourn",

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from commands.cli import need, out
-from metrics.errors import InputError
+from sojourn.commands.cli import need, out
+from sojourn.metrics.errors import InputError
 
 Target = Literal["int8", "fp8", "w4a16", "awq", "gptq", "gguf-f16", "gguf-q8_0", "gguf-q5_0", "gguf-q4_0", "gguf-q4_1"]
 
@@ -34,9 +34,9 @@ def quantize(
     The whole model is held in float32 meanwhile. Exit code: 0; 2 wrong use, or a model that cannot be written.
     """
     need("engine")
-    from engine.config import model_folder
-    from engine.token.quantise.checkpoint import quantise_checkpoint
-    from engine.token.quantise.error import error_of_checkpoint, text_ids
+    from sojourn.engine.config import model_folder
+    from sojourn.engine.token.quantise.checkpoint import quantise_checkpoint
+    from sojourn.engine.token.quantise.error import error_of_checkpoint, text_ids
 
     scaled_by_text = scaling == "awq" or (scaling == "auto" and to == "awq")
     if calibration is not None and not scaled_by_text:

@@ -4,19 +4,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commands.cli import need
-from metrics.errors import InputError
+from sojourn.commands.cli import need
+from sojourn.metrics.errors import InputError
 
 if TYPE_CHECKING:
-    from loadgen.run.experiment import OnProgress
-    from metrics.run.directory import RunDirectory
+    from sojourn.loadgen.run.experiment import OnProgress
+    from sojourn.metrics.run.directory import RunDirectory
 
 
 def check_repeatable(run: "RunDirectory") -> None:
     """Raises SojournError where the run cannot be repeated here."""
     need("engine")
     need("loadgen")
-    from loadgen.run.experiment import SCENARIO_FILE
+    from sojourn.loadgen.run.experiment import SCENARIO_FILE
 
     if not (run.path / SCENARIO_FILE).is_file() or not _given(run.meta()):
         raise InputError(
@@ -30,9 +30,9 @@ def repeat_run(
 ) -> "RunDirectory":
     """The same load against a server of ours with `settings` in the place of the recorded ones; it takes as long as
     the run did. A setting of None is taken back. Raises SojournError."""
-    from engine.replay.settings import with_chosen
-    from loadgen.run.experiment import SCENARIO_FILE, run_scenario
-    from loadgen.scenario.scenario import load_scenario
+    from sojourn.engine.replay.settings import with_chosen
+    from sojourn.loadgen.run.experiment import SCENARIO_FILE, run_scenario
+    from sojourn.loadgen.scenario.scenario import load_scenario
 
     meta = run.meta()
     given = _given(meta)
@@ -45,8 +45,8 @@ def repeat_run(
 
 def _given(meta: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that the recorded run was started with, above those of its scenario."""
-    from engine.config import EngineConfig
-    from metrics.compare.samples import engine_of
+    from sojourn.engine.config import EngineConfig
+    from sojourn.metrics.compare.samples import engine_of
 
     return {
         name: value

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import msgspec
 import typer
 
-from commands.cli import RunArgument, need, open_run, out, print_json, slo_objectives
-from scripting.changes import grid, label
-from scripting.predictor import REPLAY_NEEDS
+from sojourn.commands.cli import RunArgument, need, open_run, out, print_json, slo_objectives
+from sojourn.scripting.changes import grid, label
+from sojourn.scripting.predictor import REPLAY_NEEDS
 
 if TYPE_CHECKING:
-    from engine.replay.predictor import ReplayPredictor
-    from metrics.replay.prediction import Interval, Prediction
+    from sojourn.engine.replay.predictor import ReplayPredictor
+    from sojourn.metrics.replay.prediction import Interval, Prediction
 
 COLUMNS = (("TTFT p50", "ttft_ms", "p50"), ("TTFT p99", "ttft_ms", "p99"), ("TPOT p50", "tpot_ms", "p50"),
            ("E2E p50", "e2e_ms", "p50"))  # fmt: skip
@@ -46,10 +46,10 @@ def replay(
     of 10 outcomes are expected. Starts no server and computes nothing with the model.
     """
     need("engine", *REPLAY_NEEDS)
-    from engine.replay.predictor import predictor_of
-    from metrics.diagnosis.expectation import with_expectation
-    from metrics.machine.host import usable_cores
-    from scripting.answers import replayed
+    from sojourn.engine.replay.predictor import predictor_of
+    from sojourn.metrics.diagnosis.expectation import with_expectation
+    from sojourn.metrics.machine.host import usable_cores
+    from sojourn.scripting.answers import replayed
 
     changes = grid(set_ or [])
     judged = with_expectation(open_run(run, slo_objectives(slo)))
@@ -70,8 +70,8 @@ class _Line(NamedTuple):
 
 
 def _print(predictor: "ReplayPredictor", unchanged: "Prediction", predictions: "list[Prediction]") -> None:
-    from metrics.diagnosis.expectation import is_expectation
-    from metrics.diagnosis.limits import NO_OBJECTIVE
+    from sojourn.metrics.diagnosis.expectation import is_expectation
+    from sojourn.metrics.diagnosis.limits import NO_OBJECTIVE
 
     recorded = predictor.recorded
     lines: list[_Line] = [

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from commands.cli import RunArgument, need, open_run, out, slo_objectives, working, writing
-from commands.summary import diagnose_run
+from sojourn.commands.cli import RunArgument, need, open_run, out, slo_objectives, working, writing
+from sojourn.commands.summary import diagnose_run
 
 
 def report(
@@ -20,7 +20,7 @@ def report(
 ) -> None:
     """Write a run's diagnosis and figures as one self-contained HTML file."""
     need("ui", "plotly")
-    from ui.markup.run_report import write_report
+    from sojourn.ui.markup.run_report import write_report
 
     objectives = slo_objectives(slo)
     opened = open_run(run, objectives)

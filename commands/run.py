@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from commands.cli import (
+from sojourn.commands.cli import (
     ROUTER_HELP,
     PolicyOption,
     ProcessesOption,
@@ -18,7 +18,7 @@ from commands.cli import (
     out,
     run_progress,
 )
-from commands.summary import print_replay, summarise
+from sojourn.commands.summary import print_replay, summarise
 
 
 def run(
@@ -41,9 +41,9 @@ def run(
     """Start the engine, replay a scenario against it, stop it, and diagnose the run. Several servers are one run."""
     need("engine")
     need("loadgen")
-    from engine.options import assignments, check_settings
-    from loadgen.run.experiment import run_scenario
-    from loadgen.scenario.scenario import load_scenario, with_fleet
+    from sojourn.engine.options import assignments, check_settings
+    from sojourn.loadgen.run.experiment import run_scenario
+    from sojourn.loadgen.scenario.scenario import load_scenario, with_fleet
 
     loaded = with_fleet(load_scenario(scenario), replicas, router, policy)
     overrides = assignments(set_ or [], "--set")

@@ -7,10 +7,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from commands.cli import RUNS, out, print_json
+from sojourn.commands.cli import RUNS, out, print_json
 
 if TYPE_CHECKING:
-    from metrics.run.listing import ListedRun
+    from sojourn.metrics.run.listing import ListedRun
 
 COLOURS = {
     "healthy": "green", "degraded": "yellow", "overloaded": "red", "stuck": "red", "invalid": "dim",
@@ -23,8 +23,8 @@ def runs(
     json: Annotated[bool, typer.Option("--json", help="print the list as JSON")] = False,
 ) -> None:
     """List the runs in a folder, newest first: when, which scenario, how many requests, and the verdict."""
-    from metrics.run.listing import list_runs
-    from scripting.documents import RunList
+    from sojourn.metrics.run.listing import list_runs
+    from sojourn.scripting.documents import RunList
 
     found = list_runs(folder)
     if json:

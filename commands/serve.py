@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 import typer
 
-from commands.cli import need, out, table
-from engine.options import engine_config, engine_options
+from sojourn.commands.cli import need, out, table
+from sojourn.engine.options import engine_config, engine_options
 
 CheckOption = Annotated[
     bool,
@@ -21,16 +21,16 @@ def serve(check: CheckOption = False, **settings: Any) -> None:
     if check:
         _print_plan(config)
         return
-    from engine.server.serve import serve as run_server
+    from sojourn.engine.server.serve import serve as run_server
 
     run_server(config)
 
 
 def _print_plan(config: Any) -> None:
-    from engine.check import check
-    from engine.config import model_folder
-    from engine.token.generation_config import sampling_defaults
-    from metrics.memory.plan import shown_bytes
+    from sojourn.engine.check import check
+    from sojourn.engine.config import model_folder
+    from sojourn.engine.token.generation_config import sampling_defaults
+    from sojourn.metrics.memory.plan import shown_bytes
 
     plan = check(config)
     rows = table("memory for", "bytes", text=("memory for",))

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from commands.cli import out, program_name, writing
-from loadgen.exit_code import MOST_FAILED, exit_code
+from sojourn.commands.cli import out, program_name, writing
+from sojourn.loadgen.exit_code import MOST_FAILED, exit_code
 
 if TYPE_CHECKING:
-    from loadgen.scenario.scenario import Scenario
-    from metrics.diagnosis.verdict import Diagnosis
-    from metrics.run.directory import RunDirectory
+    from sojourn.loadgen.scenario.scenario import Scenario
+    from sojourn.metrics.diagnosis.verdict import Diagnosis
+    from sojourn.metrics.run.directory import RunDirectory
 
 
 def diagnose_run(run: "RunDirectory", against: "RunDirectory | None" = None) -> "Diagnosis":
@@ -20,9 +20,9 @@ def diagnose_run(run: "RunDirectory", against: "RunDirectory | None" = None) -> 
 
     Of a run that is judged by a reader's bounds nothing is written: they are not those of the run.
     """
-    from metrics.diagnosis.expectation import with_expectation
-    from metrics.live.recorded import diagnose_recorded
-    from scripting.predictor import predictor
+    from sojourn.metrics.diagnosis.expectation import with_expectation
+    from sojourn.metrics.live.recorded import diagnose_recorded
+    from sojourn.scripting.predictor import predictor
 
     expected = with_expectation(run)
     diagnosis = diagnose_recorded(expected, against, predictor(expected))
@@ -37,14 +37,14 @@ def diagnose_run(run: "RunDirectory", against: "RunDirectory | None" = None) -> 
 
 def print_replay(scenario: "Scenario", seed: int | None) -> None:
     """What a replay of a trace is about to send; nothing of another load."""
-    from loadgen.schedule.facts import rate_to_come
+    from sojourn.loadgen.schedule.facts import rate_to_come
 
     if (sentence := rate_to_come(scenario, scenario.measure.seed if seed is None else seed)) is not None:
         out.print(f"replay         {sentence}", markup=False)
 
 
 def print_diagnosis(diagnosis: "Diagnosis") -> None:
-    from metrics.diagnosis.terminal.report import render
+    from sojourn.metrics.diagnosis.terminal.report import render
 
     out.print(render(diagnosis))
 
@@ -57,17 +57,17 @@ def summarise(run: "RunDirectory") -> int:
 
 
 def _summarise(run: "RunDirectory") -> int:
-    from metrics.compute.weight_error import weight_error_of
-    from metrics.machine.client_error import client_error_sentence
-    from metrics.memory.prefix_share import workload_lines
-    from metrics.memory.residence import residences_of
-    from metrics.request.goodput import measured
-    from metrics.statistics.resolution import resolution_sentence
+    from sojourn.metrics.compute.weight_error import weight_error_of
+    from sojourn.metrics.machine.client_error import client_error_sentence
+    from sojourn.metrics.memory.prefix_share import workload_lines
+    from sojourn.metrics.memory.residence import residences_of
+    from sojourn.metrics.request.goodput import measured
+    from sojourn.metrics.statistics.resolution import resolution_sentence
 
     diagnosis = diagnose_run(run)
     html = "needs plotly: pip install '.[ui]', then sojourn report"
     if importlib.util.find_spec("plotly"):
-        from ui.markup.run_report import write_report
+        from sojourn.ui.markup.run_report import write_report
 
         html = write_report(run, diagnosis, run.path / "report.html")
     print_diagnosis(diagnosis)

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from commands import sweep_options as options
-from commands.cli import RUNS, ProcessesOption, ScenarioArgument, SeedOption, need, out, print_json, table
-from loadgen.exit_code import exit_code
-from metrics.errors import InputError
+from sojourn.commands import sweep_options as options
+from sojourn.commands.cli import RUNS, ProcessesOption, ScenarioArgument, SeedOption, need, out, print_json, table
+from sojourn.loadgen.exit_code import exit_code
+from sojourn.metrics.errors import InputError
 
 if TYPE_CHECKING:
-    from metrics.search.points import Frontier, Point, Rate
+    from sojourn.metrics.search.points import Frontier, Point, Rate
 
 
 def sweep(
@@ -44,9 +44,9 @@ def sweep(
     valid. Exit code 4 while a rate has no valid run.
     """
     need("loadgen")
-    from loadgen.scenario.scenario import load_scenario
-    from loadgen.sweeps.sweep import SweepPlan, run_sweep
-    from metrics.search.points import by_rate, frontier, largest_rate
+    from sojourn.loadgen.scenario.scenario import load_scenario
+    from sojourn.loadgen.sweeps.sweep import SweepPlan, run_sweep
+    from sojourn.metrics.search.points import by_rate, frontier, largest_rate
 
     loaded = options.with_slo(load_scenario(scenario), slo)
     chosen = _rates(rates, rate_from, rate_to, points, scale)
@@ -68,7 +68,7 @@ def sweep(
     else:
         _print(search.points, found, best)
         if importlib.util.find_spec("plotly"):
-            from ui.markup.sweep_report import write_sweep_report
+            from sojourn.ui.markup.sweep_report import write_sweep_report
 
             out.print(f"HTML report    {write_sweep_report(folder)}")
         out.print(f"sweep          {folder}")
@@ -79,7 +79,7 @@ def sweep(
 def _rates(
     rates: str | None, rate_from: float | None, rate_to: float | None, points: int | None, scale: str | None
 ) -> tuple[float, ...]:
-    from loadgen.sweeps.sweep import rate_grid, rate_list
+    from sojourn.loadgen.sweeps.sweep import rate_grid, rate_list
 
     grid = {"--rate-from": rate_from, "--rate-to": rate_to, "--points": points, "--scale": scale}
     grid_flags = [flag for flag, value in grid.items() if value is not None]
@@ -93,7 +93,7 @@ def _rates(
 
 
 def _print(points: "list[Point]", rates: "list[Rate]", best: "list[Frontier]") -> None:
-    from metrics.search.points import largest_rate, rate_sentence
+    from sojourn.metrics.search.points import largest_rate, rate_sentence
 
     out.print("[bold]Goodput against the rate")
     rows = table("rate/s", "counted", "kept", "95 %", "good/s", "tok/s", "TTFT p50", "p90", "TPOT p50", "p90")

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from commands.cli import bounds_of, need, out
-from metrics.errors import InputError
+from sojourn.commands.cli import bounds_of, need, out
+from sojourn.metrics.errors import InputError
 
 if TYPE_CHECKING:
-    from loadgen.scenario.scenario import Scenario
-    from loadgen.sweeps.run_point import Target
+    from sojourn.loadgen.scenario.scenario import Scenario
+    from sojourn.loadgen.sweeps.run_point import Target
 
 BaseUrlOption = Annotated[
     str | None, typer.Option(help="a running OpenAI-compatible server; by default our engine, started for each run")
@@ -42,8 +42,8 @@ def chosen_target(
     processes: int,
 ) -> "Target":  # fmt: skip
     """The target of the load. Raises InputError if flags contradict each other or the engine's settings are wrong."""
-    from engine.options import assignments, check_settings
-    from loadgen.sweeps.run_point import Target
+    from sojourn.engine.options import assignments, check_settings
+    from sojourn.loadgen.sweeps.run_point import Target
 
     if base_url is not None:
         check_settings(scenario.engine)
@@ -62,7 +62,7 @@ def chosen_target(
 def with_slo(scenario: "Scenario", slo: str | None) -> "Scenario":
     if slo is None:
         return scenario
-    from loadgen.sweeps.run_point import with_objectives
+    from sojourn.loadgen.sweeps.run_point import with_objectives
 
     bounds = bounds_of(slo)
     if not scenario.target.stream and set(bounds) & {"ttft_ms", "tpot_ms"}:
@@ -76,7 +76,7 @@ def search_progress(folder: Path, doubts: Iterable[str], json: bool) -> Iterator
 
     Ctrl-C names the folder that the same command continues from.
     """
-    from loadgen.run.progress_bar import ProgressBar
+    from sojourn.loadgen.run.progress_bar import ProgressBar
 
     console = Console(file=sys.stderr) if json else out
 

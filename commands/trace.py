@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from commands.cli import RunArgument, open_run, out, working, writing
-from metrics.errors import InputError
+from sojourn.commands.cli import RunArgument, open_run, out, working, writing
+from sojourn.metrics.errors import InputError
 
 
 def trace(
@@ -21,8 +21,8 @@ def trace(
     ] = None,
 ) -> None:
     """Write a run's requests, steps and counters as a trace for ui.perfetto.dev or chrome://tracing."""
-    from metrics.export.perfetto import run_rows, write_trace
-    from metrics.run.fleet import refuse_fleet
+    from sojourn.metrics.export.perfetto import run_rows, write_trace
+    from sojourn.metrics.run.fleet import refuse_fleet
 
     if from_ is not None and to is not None and to <= from_:
         raise InputError(f"--to {to:g} is not after --from {from_:g}; give seconds since the first request or step")

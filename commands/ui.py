@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from commands.cli import RUNS, need, open_run, out
-from metrics.errors import InputError
+from sojourn.commands.cli import RUNS, need, open_run, out
+from sojourn.metrics.errors import InputError
 
 
 def ui(
@@ -18,7 +18,7 @@ def ui(
 ) -> None:
     """Open the web app: live servers, each run from overview to usage, two runs compared, scenarios started."""
     need("ui", "streamlit", "plotly")
-    from ui.launch import open_app
+    from sojourn.ui.launch import open_app
 
     if run is not None:
         if not (run / "run.json").exists() and any(run.glob("*/run.json")):

@@ -11,11 +11,11 @@ import msgspec
 import typer
 from rich.markup import escape
 
-from commands.cli import find_run, out, print_json, table
-from metrics.errors import InputError
+from sojourn.commands.cli import find_run, out, print_json, table
+from sojourn.metrics.errors import InputError
 
 if TYPE_CHECKING:
-    from metrics.usage.report import UsageSum
+    from sojourn.metrics.usage.report import UsageSum
 
 By = StrEnum("By", ["tenant", "model", "day", "key", "status", "route"])
 
@@ -36,10 +36,10 @@ def usage(
     csv_: Annotated[bool, typer.Option("--csv", help="print rows as CSV, without totals")] = False,
 ) -> None:
     """Sum up the usage records of a server: calls, tokens, device time, energy and prices."""
-    from metrics.usage.files import usage_folder
-    from metrics.usage.price_list import load_price_list
-    from metrics.usage.reader import read_usage
-    from metrics.usage.report import between, moment, summed, total
+    from sojourn.metrics.usage.files import usage_folder
+    from sojourn.metrics.usage.price_list import load_price_list
+    from sojourn.metrics.usage.reader import read_usage
+    from sojourn.metrics.usage.report import between, moment, summed, total
 
     if json and csv_:
         raise InputError("--json and --csv exclude each other; give one of them")
@@ -63,8 +63,8 @@ def usage(
 
 
 def _print_csv(rows: list["UsageSum"], by: str) -> None:
-    from metrics.usage.record import STATUSES
-    from metrics.usage.report import UsageSum
+    from sojourn.metrics.usage.record import STATUSES
+    from sojourn.metrics.usage.report import UsageSum
 
     names = [name for name in UsageSum.__struct_fields__ if name not in ("group", "by_status")]
     writer = csv.writer(sys.stdout, lineterminator="\n")

@@ -4,8 +4,8 @@ screen as in the file."""
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from metrics.export.vllm_result import SUMMARISED
-from metrics.request.latencies import QUANTILE_MIN_SAMPLES
+from sojourn.metrics.export.vllm_result import SUMMARISED
+from sojourn.metrics.request.latencies import QUANTILE_MIN_SAMPLES
 
 TITLES = {
     "ttft": ("Time to First Token", "TTFT"), "tpot": ("Time per Output Token (excl. 1st token)", "TPOT"),

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dashboards.neutral import PRESENT
-from dashboards.rules_of_ours import EVICTED_SHARE, MISSED, RECOMPUTED_SHARE, by_model, share
-from metrics.catalog.catalog import GOOD
-from metrics.sources.pressure import RUNNING
-from metrics.sources.registry import SOURCES
-from metrics.sources.source import Source
+from sojourn.dashboards.neutral import PRESENT
+from sojourn.dashboards.rules_of_ours import EVICTED_SHARE, MISSED, RECOMPUTED_SHARE, by_model, share
+from sojourn.metrics.catalog.catalog import GOOD
+from sojourn.metrics.sources.pressure import RUNNING
+from sojourn.metrics.sources.registry import SOURCES
+from sojourn.metrics.sources.source import Source
 
 PAGE, TICKET = "critical", "warning"
 # Budget burnt at this multiple of the rate that would last 30 days → the long window, the short one, how loud.

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from dashboards.content import DASHBOARDS, Row
-from dashboards.fleet import FLEET
-from dashboards.neutral import PRESENT
-from dashboards.tiers import DRILL, SATURATION
+from sojourn.dashboards.content import DASHBOARDS, Row
+from sojourn.dashboards.fleet import FLEET
+from sojourn.dashboards.neutral import PRESENT
+from sojourn.dashboards.tiers import DRILL, SATURATION
 
 OURS = "sojourn_request_running"
 

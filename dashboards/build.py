@@ -5,12 +5,12 @@ from pathlib import Path
 
 import yaml
 
-from dashboards.alerts import AlertOptions
-from dashboards.boards import BOARDS
-from dashboards.factory import dashboard
-from dashboards.rules import DEFAULTS, prometheus_rule, rules
-from dashboards.stack import Stack
-from metrics.whole_file import write_whole
+from sojourn.dashboards.alerts import AlertOptions
+from sojourn.dashboards.boards import BOARDS
+from sojourn.dashboards.factory import dashboard
+from sojourn.dashboards.rules import DEFAULTS, prometheus_rule, rules
+from sojourn.dashboards.stack import Stack
+from sojourn.metrics.whole_file import write_whole
 
 GENERATED = Path(__file__).with_name("generated")
 HEADER = "# Made from the metric catalogue and dashboards/ by `sojourn dashboards`; change it there.\n"

@@ -2,8 +2,20 @@
 
 from dataclasses import dataclass
 
-from dashboards.views import SELECTOR, Panel, Query, gauge, gauges, heatmap, per_request, quantiles, rate, rates, share
-from metrics.catalog.catalog import GOOD
+from sojourn.dashboards.views import (
+    SELECTOR,
+    Panel,
+    Query,
+    gauge,
+    gauges,
+    heatmap,
+    per_request,
+    quantiles,
+    rate,
+    rates,
+    share,
+)
+from sojourn.metrics.catalog.catalog import GOOD
 
 
 @dataclass(frozen=True, slots=True)

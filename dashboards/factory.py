@@ -10,9 +10,9 @@ from typing import Any
 from grafanalib import core as grafana
 from grafanalib._gen import DashboardEncoder
 
-from dashboards.boards import Board
-from dashboards.views import Panel
-from metrics.ledger import COLOURS, LIFECYCLES
+from sojourn.dashboards.boards import Board
+from sojourn.dashboards.views import Panel
+from sojourn.metrics.ledger import COLOURS, LIFECYCLES
 
 SCHEMA_VERSION = 39
 GRID_COLUMNS = 24

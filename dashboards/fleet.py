@@ -3,9 +3,9 @@
 Its metrics stand on the dashboards of the lifecycles, too; here they are by `instance`, the label of a server.
 """
 
-from dashboards.content import Row
-from dashboards.views import Panel, Query, gauge, rate, share
-from metrics.catalog.catalog import GOOD
+from sojourn.dashboards.content import Row
+from sojourn.dashboards.views import Panel, Query, gauge, rate, share
+from sojourn.metrics.catalog.catalog import GOOD
 
 _LOOKUPS = "sojourn_memory_prefix_tokens_total"
 _TOKENS = "sojourn_token_scheduled_tokens_total"

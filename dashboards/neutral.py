@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any
 
-from metrics.catalog.catalog import METRIC_BY_NAME, sample_names
-from metrics.sources.registry import SOURCES
-from metrics.sources.sojourn import LEDGER, SOJOURN
-from metrics.sources.source import PROCESS, Source, Sum, Term, Translation
-from metrics.sources.translate import SUFFIXES
+from sojourn.metrics.catalog.catalog import METRIC_BY_NAME, sample_names
+from sojourn.metrics.sources.registry import SOURCES
+from sojourn.metrics.sources.sojourn import LEDGER, SOJOURN
+from sojourn.metrics.sources.source import PROCESS, Source, Sum, Term, Translation
+from sojourn.metrics.sources.translate import SUFFIXES
 
 PREFIX = "llm:"
 PRESENT = f"{PREFIX}request_running"  # of every server that is understood

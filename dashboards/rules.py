@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from dashboards.alerts import AlertOptions, alerts
-from dashboards.neutral import neutral_rules
-from dashboards.rules_of_ours import rules_of_ours
-from dashboards.views import metrics_of
+from sojourn.dashboards.alerts import AlertOptions, alerts
+from sojourn.dashboards.neutral import neutral_rules
+from sojourn.dashboards.rules_of_ours import rules_of_ours
+from sojourn.dashboards.views import metrics_of
 
 DEFAULTS = AlertOptions()
 

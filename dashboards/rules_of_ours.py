@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from metrics.catalog.catalog import GOOD
+from sojourn.metrics.catalog.catalog import GOOD
 
 WINDOW = "5m"
 BURN_WINDOWS = ("5m", "30m", "1h", "6h")

@@ -4,9 +4,9 @@ All panels use the neutral names, so they fill from our engine, vLLM and SGLang.
 does not tell its figure; `docs/foreign-servers.md` says which those are.
 """
 
-from dashboards.content import Row
-from dashboards.neutral import PRESENT, SPAN_REQUESTS, SPAN_SECONDS
-from dashboards.views import Panel, Query, by_server, gauge, rate
+from sojourn.dashboards.content import Row
+from sojourn.dashboards.neutral import PRESENT, SPAN_REQUESTS, SPAN_SECONDS
+from sojourn.dashboards.views import Panel, Query, by_server, gauge, rate
 
 DRILLDOWN = "sojourn-drilldown"
 _EACH = "{{instance}} ({{engine}})"

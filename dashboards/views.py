@@ -8,8 +8,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from dashboards.neutral import BOUND, SPAN_REQUESTS, SPAN_SECONDS, catalogue_name
-from metrics.catalog.catalog import CATALOG, METRIC_BY_NAME, Metric, sample_names
+from sojourn.dashboards.neutral import BOUND, SPAN_REQUESTS, SPAN_SECONDS, catalogue_name
+from sojourn.metrics.catalog.catalog import CATALOG, METRIC_BY_NAME, Metric, sample_names
 
 SELECTOR = 'job=~"$job",model_name=~"$model_name",instance=~"$instance"'
 QUANTILES = (0.5, 0.9, 0.99)

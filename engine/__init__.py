@@ -4,8 +4,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engine.llm import LLM
-    from engine.sampling import Grammar, SamplingParams
+    from sojourn.engine.llm import LLM
+    from sojourn.engine.sampling import Grammar, SamplingParams
 
 FIRST_LINE_NS = time.monotonic_ns()  # of this process: what lies before is the start of its interpreter
 
@@ -15,11 +15,11 @@ __all__ = ["LLM", "Grammar", "SamplingParams"]
 def __getattr__(name: str) -> Any:
     """Loaded when asked for: the front process and the command line import this package without a model's weight."""
     if name == "LLM":
-        from engine.llm import LLM
+        from sojourn.engine.llm import LLM
 
         return LLM
     if name in ("Grammar", "SamplingParams"):
-        from engine import sampling
+        from sojourn.engine import sampling
 
         return getattr(sampling, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

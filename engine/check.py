@@ -4,23 +4,23 @@ import os
 import shutil
 from pathlib import Path
 
-from engine.config import EngineConfig, model_folder
-from engine.memory.tiers.disk import SUFFIX
-from engine.memory.tiers.remote import check_reachable
-from engine.runner.kv_tiers import DISK_GIB
-from engine.runner.memory_plan import planned
-from engine.server.access.rules import load_rules
-from engine.server.http.listener import listen
-from engine.server.moderation.file import load
-from engine.server.moderation.profile import Events
-from engine.server.telemetry.recording import refuse_recorded
-from engine.token.generation_config import sampling_defaults
-from engine.token.text.template import ChatTemplate
-from engine.token.text.tokenizer import Tokenizer
-from metrics.errors import ModelError, RunDataError
-from metrics.memory.plan import GIB, MemoryPlan, shown_bytes
-from metrics.run.directory import RunDirectory
-from metrics.usage.price_list import load_price_list
+from sojourn.engine.config import EngineConfig, model_folder
+from sojourn.engine.memory.tiers.disk import SUFFIX
+from sojourn.engine.memory.tiers.remote import check_reachable
+from sojourn.engine.runner.kv_tiers import DISK_GIB
+from sojourn.engine.runner.memory_plan import planned
+from sojourn.engine.server.access.rules import load_rules
+from sojourn.engine.server.http.listener import listen
+from sojourn.engine.server.moderation.file import load
+from sojourn.engine.server.moderation.profile import Events
+from sojourn.engine.server.telemetry.recording import refuse_recorded
+from sojourn.engine.token.generation_config import sampling_defaults
+from sojourn.engine.token.text.template import ChatTemplate
+from sojourn.engine.token.text.tokenizer import Tokenizer
+from sojourn.metrics.errors import ModelError, RunDataError
+from sojourn.metrics.memory.plan import GIB, MemoryPlan, shown_bytes
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.usage.price_list import load_price_list
 
 
 def check(config: EngineConfig) -> MemoryPlan:

@@ -7,18 +7,18 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from engine.request.policies import POLICIES
-from engine.settings.eviction import EvictionSettings
-from engine.settings.fleet import FleetSettings
-from engine.settings.kv_cache import KVCacheSettings
-from engine.settings.kv_tiers import KVTierSettings, has_tiers
-from engine.settings.kv_transfer import KVTransferSettings
-from engine.settings.lora import LoraSettings
-from engine.settings.models import ModelsSettings
-from engine.settings.panels import COMPUTE, EXPERIMENTS, MEMORY, REQUEST, SERVER, TELEMETRY, TOKEN
-from engine.settings.parallel import ParallelSettings
-from engine.settings.quantisation import QuantisationSettings
-from engine.settings.speculation import PROPOSING, SpeculationSettings
+from sojourn.engine.request.policies import POLICIES
+from sojourn.engine.settings.eviction import EvictionSettings
+from sojourn.engine.settings.fleet import FleetSettings
+from sojourn.engine.settings.kv_cache import KVCacheSettings
+from sojourn.engine.settings.kv_tiers import KVTierSettings, has_tiers
+from sojourn.engine.settings.kv_transfer import KVTransferSettings
+from sojourn.engine.settings.lora import LoraSettings
+from sojourn.engine.settings.models import ModelsSettings
+from sojourn.engine.settings.panels import COMPUTE, EXPERIMENTS, MEMORY, REQUEST, SERVER, TELEMETRY, TOKEN
+from sojourn.engine.settings.parallel import ParallelSettings
+from sojourn.engine.settings.quantisation import QuantisationSettings
+from sojourn.engine.settings.speculation import PROPOSING, SpeculationSettings
 
 _POLICY_OF = {policy.setting: name for name, policy in POLICIES.items() if policy.setting is not None}
 
@@ -318,7 +318,7 @@ class EngineConfig(
     @classmethod
     def _are_faults(cls, faults: str | None) -> str | None:
         if faults is not None:
-            from engine.faults.plan import planned  # only now: a server without faults has no code of theirs
+            from sojourn.engine.faults.plan import planned  # only now: a server without faults has no code of theirs
 
             planned(faults)
         return faults

@@ -1,6 +1,7 @@
 """The core process: owns the device and runs the loop. Started by the front, spoken to over ZeroMQ, never by hand.
 
-python -m engine.core FRONT_PID: imports torch, then reads one line of JSON: {"sockets": folder, "first_step": number,
+python -m sojourn.engine.core FRONT_PID: imports torch, then reads a line of JSON:
+{"sockets": folder, "first_step": number,
 "config": settings, "wanted_ns": moment, "spawned_ns": moment}. Until that line comes the process is a spare; the end of
 its input ends it.
 """
@@ -19,10 +20,10 @@ from typing import TYPE_CHECKING
 import zmq
 from msgspec.structs import replace
 
-from engine import FIRST_LINE_NS, messages
-from engine.config import EngineConfig, model_folder
-from engine.engine import Engine
-from engine.process import (
+from sojourn.engine import FIRST_LINE_NS, messages
+from sojourn.engine.config import EngineConfig, model_folder
+from sojourn.engine.engine import Engine
+from sojourn.engine.process import (
     end_with_parent,
     freeze_startup_objects,
     keep_cupti,
@@ -30,16 +31,16 @@ from engine.process import (
     name_process,
     num_cores,
 )
-from engine.request.token_budget import FixedBudget, LearningBudget, StepTarget, TokenBudget
-from engine.scheduling import make_scheduler
-from engine.telemetry.observer import make_observer
-from metrics.compute.startup import StartupClock
-from metrics.errors import SojournError
+from sojourn.engine.request.token_budget import FixedBudget, LearningBudget, StepTarget, TokenBudget
+from sojourn.engine.scheduling import make_scheduler
+from sojourn.engine.telemetry.observer import make_observer
+from sojourn.metrics.compute.startup import StartupClock
+from sojourn.metrics.errors import SojournError
 
 if TYPE_CHECKING:
-    from engine.group.group import Group
-    from engine.runner import ModelRunner
-    from engine.runner.bed import Bed
+    from sojourn.engine.group.group import Group
+    from sojourn.engine.runner import ModelRunner
+    from sojourn.engine.runner.bed import Bed
 
 BEAT_NS = 900_000_000  # the loop wakes each second, and may do so a little early
 
@@ -95,8 +96,8 @@ def _import_torch() -> ModuleType:
     keep_cupti(os.environ)
     import torch
 
-    import engine.profile_burst
-    import engine.runner  # noqa: F401
+    import sojourn.engine.profile_burst
+    import sojourn.engine.runner  # noqa: F401
 
     return torch
 
@@ -159,12 +160,12 @@ def build(
     """
     startup = startup or StartupClock()
     torch = _import_torch()
-    from engine.runner import ModelRunner
-    from engine.runner.kv_tiers import make_tiers, share_host_slots
-    from engine.runner.memory_plan import planned
+    from sojourn.engine.runner import ModelRunner
+    from sojourn.engine.runner.kv_tiers import make_tiers, share_host_slots
+    from sojourn.engine.runner.memory_plan import planned
 
     if config.num_ranks > 1:
-        from engine.runner.expert_exchange import with_exchange
+        from sojourn.engine.runner.expert_exchange import with_exchange
 
         config = with_exchange(config, model_folder(config.model))
 
@@ -208,8 +209,8 @@ def build(
     engine = Engine(scheduler, runner, observer, publish, handoffs=handoffs, first_step=first_step,
                     overlap=runner.overlap, pipeline_stages=config.pipeline_parallel)  # fmt: skip
     if config.faults is not None:
-        from engine.faults.core import plant_in_core
-        from engine.faults.plan import planned
+        from sojourn.engine.faults.core import plant_in_core
+        from sojourn.engine.faults.plan import planned
 
         plant_in_core(engine, planned(config.faults), on_gpu=runner.device.type == "cuda")
     return engine, ready
@@ -221,7 +222,7 @@ def _group(
     """The other ranks, while this one loads its model; None where the settings ask for none."""
     if config.num_ranks == 1:
         return contextlib.nullcontext()
-    from engine.group.group import forming  # torch is loaded by now
+    from sojourn.engine.group.group import forming  # torch is loaded by now
 
     return forming(config, startup, folder, ends_process=ends_process)
 
@@ -229,7 +230,7 @@ def _group(
 def _token_budget(config: EngineConfig, runner: "ModelRunner", *, streams: bool) -> TokenBudget:
     if not streams or config.max_num_batched_tokens != "auto":
         return FixedBudget(runner.most_tokens)
-    from engine.runner.measured_steps import measured_steps  # torch is loaded by now
+    from sojourn.engine.runner.measured_steps import measured_steps  # torch is loaded by now
 
     measured = measured_steps(
         runner, runner.shape, most_tokens=runner.most_tokens, max_num_seqs=config.max_num_seqs,
@@ -241,8 +242,8 @@ def _token_budget(config: EngineConfig, runner: "ModelRunner", *, streams: bool)
 
 def loop(engine: Engine, mailbox: Mailbox, front_pid: int) -> None:
     """Steps while there is work, sleeps while there is none, until told to stop or until the front is gone."""
-    from engine.profile_burst import ProfileBurst  # torch is loaded by now, as it has to be
-    from engine.runner.bed import Bed
+    from sojourn.engine.profile_burst import ProfileBurst  # torch is loaded by now, as it has to be
+    from sojourn.engine.runner.bed import Bed
 
     begin_ns = time.monotonic_ns()
     burst: ProfileBurst | None = None

@@ -7,16 +7,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from engine.memory.transfer.handoffs import Handoffs
-from engine.messages import Abort, AdapterLoaded, KVEvents, LoadAdapter, Observed, Output, Submit, Tokens
-from engine.request.plan import LaunchedStep, Preemption, Preparation, Runner, StepOutcome, StepPlan
-from engine.request.preparing import Preparing
-from engine.request.request import Request, State
-from engine.request.scheduler import Emitted, Scheduler
-from engine.telemetry.accounting import Turn
-from engine.telemetry.ended import ended_message
-from engine.telemetry.observer import EngineObserver
-from metrics.records import PROMPT_KINDS, StepRecord
+from sojourn.engine.memory.transfer.handoffs import Handoffs
+from sojourn.engine.messages import Abort, AdapterLoaded, KVEvents, LoadAdapter, Observed, Output, Submit, Tokens
+from sojourn.engine.request.plan import LaunchedStep, Preemption, Preparation, Runner, StepOutcome, StepPlan
+from sojourn.engine.request.preparing import Preparing
+from sojourn.engine.request.request import Request, State
+from sojourn.engine.request.scheduler import Emitted, Scheduler
+from sojourn.engine.telemetry.accounting import Turn
+from sojourn.engine.telemetry.ended import ended_message
+from sojourn.engine.telemetry.observer import EngineObserver
+from sojourn.metrics.records import PROMPT_KINDS, StepRecord
 
 ENDS_WITH_TOKEN = ("stop", "length")  # finish reasons that a last token carries; of an error the front needs its text
 

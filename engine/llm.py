@@ -1,6 +1,6 @@
 """Offline use: the same core in this process, without a server.
 
-from engine import LLM, SamplingParams
+from sojourn.engine import LLM, SamplingParams
 with LLM("tiny-model") as llm:
     for completion in llm.generate(["The queue", "A cache"], SamplingParams(max_tokens=32)):
         print(completion.text)
@@ -22,21 +22,21 @@ import msgspec
 from pydantic import ValidationError
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from engine import messages
-from engine.config import EngineConfig, complaint, model_folder
-from engine.core import build
-from engine.engine import Engine
-from engine.llm_output import Completion, OutputSequence, Piece
-from engine.sampling import LEAST_TOP_P, SamplingParams, choice_seed, contradiction, ended_by, unfit
-from engine.token.checkpoint import has_tokenizer
-from engine.token.generation_config import sampling_defaults
-from engine.token.lora.checkpoint import describe
-from engine.token.text.template import ChatTemplate
-from engine.token.text.tokenizer import NoTokenizer, Tokenizer
-from metrics.compute.step_costs import StepCosts
-from metrics.errors import SojournError
-from metrics.records import StepRecord
-from metrics.steps import Steps
+from sojourn.engine import messages
+from sojourn.engine.config import EngineConfig, complaint, model_folder
+from sojourn.engine.core import build
+from sojourn.engine.engine import Engine
+from sojourn.engine.llm_output import Completion, OutputSequence, Piece
+from sojourn.engine.sampling import LEAST_TOP_P, SamplingParams, choice_seed, contradiction, ended_by, unfit
+from sojourn.engine.token.checkpoint import has_tokenizer
+from sojourn.engine.token.generation_config import sampling_defaults
+from sojourn.engine.token.lora.checkpoint import describe
+from sojourn.engine.token.text.template import ChatTemplate
+from sojourn.engine.token.text.tokenizer import NoTokenizer, Tokenizer
+from sojourn.metrics.compute.step_costs import StepCosts
+from sojourn.metrics.errors import SojournError
+from sojourn.metrics.records import StepRecord
+from sojourn.metrics.steps import Steps
 
 
 class LLMError(SojournError):

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine import messages
-from engine.sampling import TokenLogprobs
-from engine.token.text.assembler import assembler_of
-from engine.token.text.tokenizer import NoTokenizer, Tokenizer
-from metrics.ledger import ACCOUNTS
+from sojourn.engine import messages
+from sojourn.engine.sampling import TokenLogprobs
+from sojourn.engine.token.text.assembler import assembler_of
+from sojourn.engine.token.text.tokenizer import NoTokenizer, Tokenizer
+from sojourn.metrics.ledger import ACCOUNTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engine.config import EngineConfig
-from engine.process import let_threads_sleep
-from metrics.compute.speed_reference import SpeedEntry, family_of, fit_entry, line, settings_of
-from metrics.errors import CalibrationError
-from metrics.machine.host import hardware, versions
-from metrics.records import StepRecord
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.process import let_threads_sleep
+from sojourn.metrics.compute.speed_reference import SpeedEntry, family_of, fit_entry, line, settings_of
+from sojourn.metrics.errors import CalibrationError
+from sojourn.metrics.machine.host import hardware, versions
+from sojourn.metrics.records import StepRecord
 
 SECONDS = 3.0
 FEWEST_STEPS = 256  # of a slow model or machine: it gets more time for them
@@ -39,7 +39,7 @@ def measure(model: str, settings: dict[str, Any], seconds: float = SECONDS) -> t
     Raises what LLM raises, and CalibrationError where too few steps fit into the time.
     """
     let_threads_sleep(os.environ, sys.modules)
-    from engine.llm import LLM
+    from sojourn.engine.llm import LLM
 
     records: list[StepRecord] = []
     with LLM(model, on_steps=records.extend, prefix_caching=False, max_num_seqs=max(BATCHES), **settings) as llm:
@@ -79,7 +79,7 @@ def main() -> None:
 
 def _wave(llm: Any, dice: random.Random) -> None:
     """Requests of several sizes at once."""
-    from engine.sampling import SamplingParams
+    from sojourn.engine.sampling import SamplingParams
 
     capacity = min(llm.ready.max_model_len, llm.ready.pool_tokens) - OUTPUTS[1]
     length = dice.choice([length for length in PROMPTS if length <= capacity] or [max(1, capacity)])

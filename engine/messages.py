@@ -2,17 +2,17 @@
 
 import msgspec
 
-from engine.adapter import AdapterReference
-from engine.kv_source import KVAddress, KVSource
-from engine.sampling import SamplingParams, TokenLogprobs
-from metrics.compute.cost_model import ModelShape
-from metrics.compute.kernels import Burst
-from metrics.compute.startup import Startup
-from metrics.compute.weight_error import WeightError
-from metrics.memory.kv_load import KVLoad
-from metrics.memory.plan import MemoryPlan
-from metrics.memory.prefix_outcomes import PrefixReport
-from metrics.records import StepRecord
+from sojourn.engine.adapter import AdapterReference
+from sojourn.engine.kv_source import KVAddress, KVSource
+from sojourn.engine.sampling import SamplingParams, TokenLogprobs
+from sojourn.metrics.compute.cost_model import ModelShape
+from sojourn.metrics.compute.kernels import Burst
+from sojourn.metrics.compute.startup import Startup
+from sojourn.metrics.compute.weight_error import WeightError
+from sojourn.metrics.memory.kv_load import KVLoad
+from sojourn.metrics.memory.plan import MemoryPlan
+from sojourn.metrics.memory.prefix_outcomes import PrefixReport
+from sojourn.metrics.records import StepRecord
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):

@@ -10,8 +10,8 @@ import yaml
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from engine.config import EngineConfig, complaint
-from metrics.errors import InputError
+from sojourn.engine.config import EngineConfig, complaint
+from sojourn.metrics.errors import InputError
 
 UNITS = ("seconds", "ms", "tokens", "bytes", "gib", "blocks", "path", "dir", "folder", "url", "host", "port")
 

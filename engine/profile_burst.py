@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 
-from engine.compute.profiler import CpuSpans, TorchProfiler, on_monotonic, with_spans
-from engine.engine import Engine
-from engine.messages import Profile
-from engine.request.plan import LaunchedStep, StepOutcome, StepPlan
-from engine.runner import ModelRunner
-from metrics.compute.kernels import Burst, Kernel, Packing, StepWindow, classed, kernel_records, within
-from metrics.records import KernelRecord
+from sojourn.engine.compute.profiler import CpuSpans, TorchProfiler, on_monotonic, with_spans
+from sojourn.engine.engine import Engine
+from sojourn.engine.messages import Profile
+from sojourn.engine.request.plan import LaunchedStep, StepOutcome, StepPlan
+from sojourn.engine.runner import ModelRunner
+from sojourn.metrics.compute.kernels import Burst, Kernel, Packing, StepWindow, classed, kernel_records, within
+from sojourn.metrics.records import KernelRecord
 
 _begin = attrgetter("begin_ns")
 READ_AT_ONCE = 1_000  # events between two turns, and ...

@@ -1,18 +1,18 @@
 """The scheduler that an EngineConfig asks for, with its pool, its policies and its observer of blocks."""
 
-from engine.config import EngineConfig, largest_step_tokens
-from engine.memory.block_pool import BlockPool
-from engine.memory.eviction import make_eviction_policy
-from engine.memory.kv_events import make_kv_event_log
-from engine.memory.observer import BlockObserver
-from engine.memory.shadow.observer import ShadowObserver
-from engine.memory.tiers.tiers import KVTiers
-from engine.memory.window import FreedWindow
-from engine.request.draft_lengths import AdaptiveLengths, DraftLengths, FixedLengths
-from engine.request.policies import make_policy
-from engine.request.scheduler import Scheduler
-from engine.request.token_budget import TokenBudget
-from engine.settings.speculation import PROPOSING
+from sojourn.engine.config import EngineConfig, largest_step_tokens
+from sojourn.engine.memory.block_pool import BlockPool
+from sojourn.engine.memory.eviction import make_eviction_policy
+from sojourn.engine.memory.kv_events import make_kv_event_log
+from sojourn.engine.memory.observer import BlockObserver
+from sojourn.engine.memory.shadow.observer import ShadowObserver
+from sojourn.engine.memory.tiers.tiers import KVTiers
+from sojourn.engine.memory.window import FreedWindow
+from sojourn.engine.request.draft_lengths import AdaptiveLengths, DraftLengths, FixedLengths
+from sojourn.engine.request.policies import make_policy
+from sojourn.engine.request.scheduler import Scheduler
+from sojourn.engine.request.token_budget import TokenBudget
+from sojourn.engine.settings.speculation import PROPOSING
 
 
 def make_scheduler(

@@ -2,7 +2,7 @@
 
 import difflib
 
-from metrics.errors import InputError
+from sojourn.metrics.errors import InputError
 
 
 class ScenarioError(InputError):

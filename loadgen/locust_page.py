@@ -45,7 +45,8 @@ class GoodputPage:
     def follow(self, run_dir: Path, objectives: list[dict[str, Any]]) -> None:
         """Reads what is recorded on this host, in another process, until `unfollow`."""
         self._began = self._began or time.monotonic()
-        command = [sys.executable, "-m", "loadgen.record.live_events", str(run_dir.resolve()), json.dumps(objectives)]
+        words = (str(run_dir.resolve()), json.dumps(objectives))
+        command = [sys.executable, "-m", "sojourn.loadgen.record.live_events", *words]
         root = str(Path(__file__).parents[1])
         self._reader = GeventPopen(command, stdout=PIPE, stderr=subprocess.DEVNULL, cwd=root)
         gevent.spawn(self._read, self._reader)

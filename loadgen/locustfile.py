@@ -15,13 +15,13 @@ from locust.runners import MasterRunner, WorkerRunner
 import gevent  # isort: skip
 from gevent import subprocess
 
-from loadgen.client.event_log import request_drain
-from loadgen.locust_page import GoodputPage
-from loadgen.run.distributed import MasterReplay, WorkerReplay
-from loadgen.run.replay import ended_with, replay_alone, start_replay
-from loadgen.scenario.scenario import load_scenario
-from loadgen.target.processes import end_with
-from metrics.errors import ExperimentError, InputError, RunDataError, ServerError
+from sojourn.loadgen.client.event_log import request_drain
+from sojourn.loadgen.locust_page import GoodputPage
+from sojourn.loadgen.run.distributed import MasterReplay, WorkerReplay
+from sojourn.loadgen.run.replay import ended_with, replay_alone, start_replay
+from sojourn.loadgen.scenario.scenario import load_scenario
+from sojourn.loadgen.target.processes import end_with
+from sojourn.metrics.errors import ExperimentError, InputError, RunDataError, ServerError
 
 
 @events.init_command_line_parser.add_listener

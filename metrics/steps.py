@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from metrics.records import COMPOSITIONS, KINDS, PROMPT_KINDS, STAGES, StepRecord
+from sojourn.metrics.records import COMPOSITIONS, KINDS, PROMPT_KINDS, STAGES, StepRecord
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -27,9 +27,9 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from yarl import URL
 
-from scale.ray_process import claim_number, end_group, end_with_parent, free_port
-from scale.ray_routing import READY, ROUTERS
-from scale.ray_scaling import GoodputPolicy, Load
+from sojourn.scale.ray_process import claim_number, end_group, end_with_parent, free_port
+from sojourn.scale.ray_routing import READY, ROUTERS
+from sojourn.scale.ray_scaling import GoodputPolicy, Load
 
 SERVERS_FILE = "servers.jsonl"  # in `folder`: a line when a server is ready, and when it has ended
 POLL_SECONDS = 0.2

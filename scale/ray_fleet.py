@@ -37,7 +37,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # also in the middle of a start
     os.environ.update(SETTINGS | {"RAY_AUTH_TOKEN": secrets.token_hex(32)})
     os.environ.pop("RAY_ADDRESS", None)  # of another cluster
-    sys.path.insert(0, str(Path(__file__).parents[1]))
+    holder = next(each for each in Path(__file__).parents if (each / "sojourn" / "__init__.py").is_file())
+    sys.path.insert(0, str(holder))  # of this package: a checkout, or a folder of installed packages
     folder = tempfile.mkdtemp(prefix="sojourn-ray-")
     try:
         serve_until_signal(json.loads(given.application), given.port, folder)
@@ -59,7 +60,7 @@ def serve_until_signal(application: dict[str, Any], port: int, folder: str) -> N
     import ray
     from ray import serve
 
-    from scale.ray_app import SERVERS_FILE, Options, build
+    from sojourn.scale.ray_app import SERVERS_FILE, Options, build
 
     stopping = threading.Event()
     try:

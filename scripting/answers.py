@@ -7,28 +7,28 @@ from typing import TYPE_CHECKING
 import msgspec
 import pandas as pd
 
-from metrics.diagnosis.verdict import Diagnosis
-from metrics.errors import ReplayError, RunDataError
-from metrics.kv_lens.document import KvLens, Worth
-from metrics.ledger import ACCOUNTS, UNACCOUNTED
-from metrics.request.goodput import measured
-from metrics.run.directory import RunDirectory
-from metrics.run.join import uncertainty_sentence
-from metrics.run.server_alone import is_server_alone, requests_of
-from scripting.documents import Ledger, Replay, RunToRun
-from scripting.predictor import REPLAY_NEEDS
+from sojourn.metrics.diagnosis.verdict import Diagnosis
+from sojourn.metrics.errors import ReplayError, RunDataError
+from sojourn.metrics.kv_lens.document import KvLens, Worth
+from sojourn.metrics.ledger import ACCOUNTS, UNACCOUNTED
+from sojourn.metrics.request.goodput import measured
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.join import uncertainty_sentence
+from sojourn.metrics.run.server_alone import is_server_alone, requests_of
+from sojourn.scripting.documents import Ledger, Replay, RunToRun
+from sojourn.scripting.predictor import REPLAY_NEEDS
 
 if TYPE_CHECKING:
-    from engine.replay.predictor import ReplayPredictor
-    from metrics.replay.prediction import Change
+    from sojourn.engine.replay.predictor import ReplayPredictor
+    from sojourn.metrics.replay.prediction import Change
 
 
 def diagnosis_of(run: RunDirectory, against: RunDirectory | None = None, *, fresh: bool = False) -> Diagnosis:
     """The diagnosis that lies with the run, if it is of this version and of all its requests; else, and with `against`
     or `fresh`, one made now. Writes nothing."""
-    from metrics.diagnosis.expectation import with_expectation
-    from metrics.live.recorded import diagnose_recorded
-    from scripting.predictor import predictor
+    from sojourn.metrics.diagnosis.expectation import with_expectation
+    from sojourn.metrics.live.recorded import diagnose_recorded
+    from sojourn.scripting.predictor import predictor
 
     if against is None and not fresh and (file := run.current_diagnosis()) is not None:
         try:
@@ -48,14 +48,14 @@ def replay_of(run: RunDirectory, changes: "Sequence[Change]", *, processes: int 
         raise ReplayError(
             f"a replay needs {', '.join(missing)}; install the extra, in Sojourn's folder: pip install '.[engine]'"
         )
-    from engine.replay.predictor import predictor_of
+    from sojourn.engine.replay.predictor import predictor_of
 
     return replayed(predictor_of(run, processes=processes), changes)
 
 
 def replayed(predictor: "ReplayPredictor", changes: "Sequence[Change]") -> Replay:
     """What a predictor says of changes, with the recorded run and the check beside it."""
-    from metrics.replay.prediction import Change
+    from sojourn.metrics.replay.prediction import Change
 
     for change in changes:
         predictor.check(change)
@@ -76,7 +76,7 @@ def replayed(predictor: "ReplayPredictor", changes: "Sequence[Change]") -> Repla
 def kv_lens_of(run: RunDirectory, *, with_goodput: bool = True) -> KvLens:
     """What the run's cache held, evicted and would gain from more memory; with replays of twice the memory where the
     run has what they need. Raises RunDataError where it tells nothing of its cache."""
-    from metrics.kv_lens.of_run import lens_of_run
+    from sojourn.metrics.kv_lens.of_run import lens_of_run
 
     found = lens_of_run(run)
     if not with_goodput or found.pool_blocks is None or found.source != "records":
@@ -91,10 +91,10 @@ def kv_lens_of(run: RunDirectory, *, with_goodput: bool = True) -> KvLens:
 
 def _worth_of_twice(run: RunDirectory, pool_blocks: int) -> Worth:
     """Raises ReplayError."""
-    from metrics.diagnosis.expectation import with_expectation
-    from metrics.kv_lens.words import worth_of
-    from metrics.replay.prediction import Change
-    from metrics.run.directory import section
+    from sojourn.metrics.diagnosis.expectation import with_expectation
+    from sojourn.metrics.kv_lens.words import worth_of
+    from sojourn.metrics.replay.prediction import Change
+    from sojourn.metrics.run.directory import section
 
     judged = with_expectation(run)
     if not judged.meta().get("objectives"):

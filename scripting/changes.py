@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from metrics.errors import InputError
-from metrics.replay.prediction import FACTORS, REMOVED, ROUTINGS, Change, change_words
+from sojourn.metrics.errors import InputError
+from sojourn.metrics.replay.prediction import FACTORS, REMOVED, ROUTINGS, Change, change_words
 
 WORDS = {"arrivals": ("recorded", "even"), "routing": ROUTINGS, "servers": ("recorded", "equal")}
 MOST_CHANGES = 500
@@ -62,7 +62,7 @@ def _value(key: str, given: Any, option: str) -> Any:
         if text not in WORDS[key]:
             raise InputError(f"{option} {key}={text}: give one of {', '.join(WORDS[key])}")
         return text
-    from engine.options import setting_value
+    from sojourn.engine.options import setting_value
 
     value = setting_value(given, f"{option} {key}") if isinstance(given, str) else given
     if key in FACTORS or key.startswith(REMOVED):

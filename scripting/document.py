@@ -1,4 +1,4 @@
-"""docs/json.md, written from the documents' types: `python -m scripting.document > docs/json.md`."""
+"""docs/json.md, written from the documents' types: `python -m sojourn.scripting.document > docs/json.md`."""
 
 import inspect
 import re
@@ -8,19 +8,19 @@ from typing import Any
 
 import msgspec
 
-from scripting.documents import DOCUMENTS
+from sojourn.scripting.documents import DOCUMENTS
 
 HEAD = """# JSON documents
 
 This page answers: which fields can a script rely on?
 
-`python -m scripting.document` writes this page from the code. A test compares the two.
+`python -m sojourn.scripting.document` writes this page from the code. A test compares the two.
 
 Each document names its schema in the field `schema`, as `sojourn.NAME/VERSION`. Within a version fields are only added.
 A field that is removed, or that changes its meaning, raises the version. Ignore fields that you do not know.
 
 Numbers that do not exist are null. Times that end with `_ns` are nanoseconds, latencies that end with `_ms` are
-milliseconds, and shares are between 0 and 1. `scripting.documents.json_schema(NAME)` gives the JSON Schema.
+milliseconds, and shares are between 0 and 1. `sojourn.scripting.documents.json_schema(NAME)` gives the JSON Schema.
 
 A document says what it rests on, and what it cannot say: `evidence`, `source` and `basis` name tables and columns;
 `unknown`, `warnings`, `unsafe`, `doubts`, `reason` and the verdicts "cannot tell" and "inconclusive" are abstentions.

@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from metrics.compare.verdict import Comparison
-from metrics.diagnosis.explanation import Explanation
-from metrics.diagnosis.verdict import Diagnosis
-from metrics.kv_lens.document import KvLens
-from metrics.live.document import Watch
-from metrics.replay.prediction import Prediction
-from metrics.run.listing import ListedRun
+from sojourn.metrics.compare.verdict import Comparison
+from sojourn.metrics.diagnosis.explanation import Explanation
+from sojourn.metrics.diagnosis.verdict import Diagnosis
+from sojourn.metrics.kv_lens.document import KvLens
+from sojourn.metrics.live.document import Watch
+from sojourn.metrics.replay.prediction import Prediction
+from sojourn.metrics.run.listing import ListedRun
 
 Scalar = str | int | float | bool | None
 

@@ -3,12 +3,12 @@
 import importlib.util
 from typing import TYPE_CHECKING
 
-from metrics.errors import SojournError
+from sojourn.metrics.errors import SojournError
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from ui.run_data import RunData
+    from sojourn.ui.run_data import RunData
 
 
 class Figures:
@@ -21,25 +21,25 @@ class Figures:
     def of(cls, path) -> "Figures":
         if importlib.util.find_spec("plotly") is None:
             raise SojournError("figures need plotly; install the extra, in Sojourn's folder: pip install '.[ui]'")
-        from ui.run_data import load
+        from sojourn.ui.run_data import load
 
         return cls(load(path))
 
     def ledger(self, until: str = "ledger") -> "go.Figure":
         """Mean time by account. `until`: "ledger", up to the last byte, or "ttft", up to the first text."""
-        from ui.figures.ledger import where_the_time_went
+        from sojourn.ui.figures.ledger import where_the_time_went
 
         return where_the_time_went(self._data.requests, until)
 
     def waterfall(self, count: int = 20) -> "go.Figure":
         """The ledger of the slowest requests, one bar each."""
-        from ui.figures.ledger import waterfall
+        from sojourn.ui.figures.ledger import waterfall
 
         return waterfall(self._data.requests.nlargest(count, "e2e_ms"))
 
     def request(self, request_id: str) -> "go.Figure":
         """The time of one request: its accounts and, where recorded, its steps."""
-        from ui.figures.ledger import one_request
+        from sojourn.ui.figures.ledger import one_request
 
         rows = self._data.requests
         found = rows[rows.request_id == request_id]
@@ -49,7 +49,7 @@ class Figures:
 
     def attainment(self) -> "go.Figure":
         """Share of requests that met their objectives, by class."""
-        from ui.figures.goodput import attainment
+        from sojourn.ui.figures.goodput import attainment
 
         if self._data.diagnosis is None:
             raise SojournError(self._data.no_diagnosis)
@@ -57,7 +57,7 @@ class Figures:
 
     def latency(self, name: str = "ttft_ms") -> "go.Figure":
         """Distribution of a latency by class, with the objectives. `name`: ttft_ms, tpot_ms or e2e_ms."""
-        from ui.figures.goodput import bounds, latency_distribution
+        from sojourn.ui.figures.goodput import bounds, latency_distribution
 
         if name not in ("ttft_ms", "tpot_ms", "e2e_ms"):
             raise SojournError(f"{name} is no latency; give ttft_ms, tpot_ms or e2e_ms")
@@ -66,7 +66,7 @@ class Figures:
 
     def steps(self) -> "go.Figure":
         """Steps over time: step time, batch, tokens, queue."""
-        from ui.figures.steps import over_time
+        from sojourn.ui.figures.steps import over_time
 
         if self._data.steps.empty:
             raise SojournError("no server recorded the steps of this run")

@@ -16,12 +16,12 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ToolAnnotations
 from pydantic import Field
 
-from metrics.errors import InputError, RunDataError, SojournError
-from metrics.live.fetch import base_of
-from metrics.machine.host import own_version
-from metrics.request.objectives import parse_bounds
-from metrics.run.directory import RunDirectory
-from scripting.documents import RunList, plain
+from sojourn.metrics.errors import InputError, RunDataError, SojournError
+from sojourn.metrics.live.fetch import base_of
+from sojourn.metrics.machine.host import own_version
+from sojourn.metrics.request.objectives import parse_bounds
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.scripting.documents import RunList, plain
 
 INSTRUCTIONS = (
     "Sojourn accounts for the time of every request of a language model server. Start with list_runs. diagnose says "
@@ -70,7 +70,7 @@ class Folder:
         return run
 
     def list_runs(self) -> RunList:
-        from metrics.run.listing import list_runs
+        from sojourn.metrics.run.listing import list_runs
 
         return RunList(runs=[run for run in list_runs(self._path) if self._is_inside(run.name)])
 
@@ -106,7 +106,7 @@ def build_server(path: Path, servers: Sequence[str] = ()) -> MCPServer:
     ) -> msgspec.Struct:
         """Diagnose a run: symptoms, causes with evidence for and against, confidence, the measurement that would prove
         each, the fix and its predicted gain. `warnings`, `unsafe` and checks with status "unknown" are abstentions."""
-        from scripting.answers import diagnosis_of
+        from sojourn.scripting.answers import diagnosis_of
 
         return diagnosis_of(folder.run(run), folder.run(against) if against else None)
 
@@ -116,7 +116,7 @@ def build_server(path: Path, servers: Sequence[str] = ()) -> MCPServer:
         token: Annotated[int | None, Field(ge=0, description="explain the time before this output token")] = None,
     ) -> msgspec.Struct:
         """Explain one request: its ledger, what it waited for, which requests delayed it, its slowest tokens."""
-        from metrics.diagnosis.explanation import explanation_of
+        from sojourn.metrics.diagnosis.explanation import explanation_of
 
         return explanation_of(folder.run(run), request_id, token)
 
@@ -124,7 +124,7 @@ def build_server(path: Path, servers: Sequence[str] = ()) -> MCPServer:
         run: RunName, klass: Annotated[str | None, Field(description="class of requests; by default all")] = None
     ) -> msgspec.Struct:
         """Sum the time of a run's requests by account, up to the last byte and up to the first text."""
-        from scripting.answers import ledger_of_run
+        from sojourn.scripting.answers import ledger_of_run
 
         return ledger_of_run(folder.run(run), klass)
 
@@ -139,8 +139,8 @@ def build_server(path: Path, servers: Sequence[str] = ()) -> MCPServer:
     ) -> msgspec.Struct:  # fmt: skip
         """Predict what a run would have been with something changed, through the real scheduler on a virtual clock.
         Bounds hold 8 of 10 outcomes. A prediction whose `is_trusted` is false says why in `doubts`."""
-        from scripting.answers import replay_of
-        from scripting.changes import changes_of
+        from sojourn.scripting.answers import replay_of
+        from sojourn.scripting.changes import changes_of
 
         asked = changes_of(changes)
         if len(asked) > MOST_REPLAYS:
@@ -155,7 +155,7 @@ def build_server(path: Path, servers: Sequence[str] = ()) -> MCPServer:
         force: Annotated[bool, Field(description="compare runs that differ in load, model or hardware")] = False,
     ) -> msgspec.Struct:
         """Test whether run B is worse than run A beyond a margin: no worse, worse, or cannot tell."""
-        from metrics.compare.runs import compare_runs
+        from sojourn.metrics.compare.runs import compare_runs
 
         return compare_runs([folder.run(a)], [folder.run(b)], margin=margin, confidence=confidence, force=force)
 
@@ -168,7 +168,7 @@ def build_server(path: Path, servers: Sequence[str] = ()) -> MCPServer:
         """Say what a run's KV cache hit and missed and why, which requests needed the room of evicted blocks, how long
         blocks lived, and what pools of other sizes would have hit, with intervals. `unknown` names what the records
         cannot tell."""
-        from scripting.answers import kv_lens_of
+        from sojourn.scripting.answers import kv_lens_of
 
         return kv_lens_of(folder.run(run), with_goodput=with_goodput)
 
@@ -180,7 +180,7 @@ def build_server(path: Path, servers: Sequence[str] = ()) -> MCPServer:
         """Query a run's tables: `requests` (client and server joined: status, klass, tenant, ttft_ms, tpot_ms, e2e_ms,
         ledger_*_ns), `client`, `steps`, `system`, `scrapes`, `kernels`, `kv_events`. At most 1,000 rows and 20 seconds.
         `DESCRIBE` is not taken: SELECT * … LIMIT 1 shows the columns."""
-        from scripting.sql import query as rows_of
+        from sojourn.scripting.sql import query as rows_of
 
         return rows_of(folder.run(run), sql, most_rows)
 
@@ -191,7 +191,7 @@ def build_server(path: Path, servers: Sequence[str] = ()) -> MCPServer:
     ) -> msgspec.Struct:
         """Watch a live server (Sojourn, vLLM, SGLang) by its own metrics: what it suffers from now, with evidence.
         Sends no load. `unknown` names what its metrics cannot tell, and the switch that would tell it."""
-        from metrics.live.watcher import watch_once
+        from sojourn.metrics.live.watcher import watch_once
 
         if base_of(url) not in watched:
             known = f"it may read {', '.join(sorted(watched))}" if watched else "it may read none"

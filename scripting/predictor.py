@@ -4,8 +4,8 @@ import importlib.util
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from metrics.replay.prediction import Predictor
-    from metrics.run.directory import RunDirectory
+    from sojourn.metrics.replay.prediction import Predictor
+    from sojourn.metrics.run.directory import RunDirectory
 
 REPLAY_NEEDS = ("xxhash",)  # of the engine extra: what engine.replay imports
 MOST_REPLAYED_STEPS = 60_000  # of a run: a diagnosis replays it some thirty times, and is to take seconds
@@ -16,9 +16,9 @@ def predictor(run: "RunDirectory") -> "Predictor | None":
     installed."""
     if any(importlib.util.find_spec(name) is None for name in REPLAY_NEEDS):
         return None
-    from engine.replay.predictor import predictor_of
-    from metrics.errors import SojournError
-    from metrics.replay.prediction import NoPredictor
+    from sojourn.engine.replay.predictor import predictor_of
+    from sojourn.metrics.errors import SojournError
+    from sojourn.metrics.replay.prediction import NoPredictor
 
     try:
         return predictor_of(run, most_steps=MOST_REPLAYED_STEPS)

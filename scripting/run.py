@@ -5,19 +5,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from metrics.errors import InputError
-from metrics.probe.folder import open_server_run
-from metrics.run.directory import RunDirectory
+from sojourn.metrics.errors import InputError
+from sojourn.metrics.probe.folder import open_server_run
+from sojourn.metrics.run.directory import RunDirectory
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from metrics.compare.verdict import Comparison
-    from metrics.diagnosis.explanation import Explanation
-    from metrics.diagnosis.verdict import Diagnosis
-    from metrics.kv_lens.document import KvLens
-    from scripting.documents import Ledger, Replay
-    from scripting.figures import Figures
+    from sojourn.metrics.compare.verdict import Comparison
+    from sojourn.metrics.diagnosis.explanation import Explanation
+    from sojourn.metrics.diagnosis.verdict import Diagnosis
+    from sojourn.metrics.kv_lens.document import KvLens
+    from sojourn.scripting.documents import Ledger, Replay
+    from sojourn.scripting.figures import Figures
 
 RUNS = Path("runs")
 
@@ -38,7 +38,7 @@ class Run:
         path = Path(path)
         found = RUNS / path if not path.exists() and (RUNS / path).is_dir() else path
         if found.is_dir() and importlib.util.find_spec("httptools"):
-            from loadgen.run.run_files import recover
+            from sojourn.loadgen.run.run_files import recover
 
             recover(found)
         return cls(open_server_run(found))
@@ -63,7 +63,7 @@ class Run:
     def requests(self) -> "pd.DataFrame":
         """One row a request, client and server joined, with `ttft_ms`, `tpot_ms`, `e2e_ms` and the ledger. Of a run
         that only a server recorded, the server's stamps stand for a client's."""
-        from metrics.run.server_alone import requests_of
+        from sojourn.metrics.run.server_alone import requests_of
 
         return requests_of(self.directory, self.meta)
 
@@ -85,13 +85,13 @@ class Run:
     @cached_property
     def servers(self) -> "list[Run]":
         """The runs of the servers of a fleet; [] of a run of one server."""
-        from metrics.run.fleet import servers_of
+        from sojourn.metrics.run.fleet import servers_of
 
         return [Run(server) for server in servers_of(self.directory)]
 
     def table(self, name: str) -> "pd.DataFrame":
         """Any table of the run: client, requests (the server's), steps, system, scrapes, kernels, kv_events."""
-        from metrics.records.tables import SCHEMAS
+        from sojourn.metrics.records.tables import SCHEMAS
 
         if name not in SCHEMAS:
             raise InputError(f"a run has no table {name}; it has {', '.join(SCHEMAS)}")
@@ -100,13 +100,13 @@ class Run:
     def diagnose(self, against: "Run | Path | str | None" = None, *, fresh: bool = False) -> "Diagnosis":
         """The diagnosis that lies with the run, or one made now: with `fresh`, with a second run, or if there is none.
         Writes nothing."""
-        from scripting.answers import diagnosis_of
+        from sojourn.scripting.answers import diagnosis_of
 
         return diagnosis_of(self.directory, _directory(against) if against is not None else None, fresh=fresh)
 
     def explain(self, request_id: str, token: int | None = None) -> "Explanation":
         """Where the time of one request went; with `token`, what it waited for before that output token."""
-        from metrics.diagnosis.explanation import explanation_of
+        from sojourn.metrics.diagnosis.explanation import explanation_of
 
         return explanation_of(self.directory, request_id, token)
 
@@ -114,7 +114,7 @@ class Run:
         """Account → milliseconds up to the last byte: of one request, or the mean over those with server records."""
         import pandas as pd
 
-        from scripting.answers import ledger_of_run
+        from sojourn.scripting.answers import ledger_of_run
 
         if request_id is not None:
             booked, count = self.explain(request_id).ledger_ns, 1
@@ -125,13 +125,13 @@ class Run:
 
     def ledger_totals(self, klass: str | None = None) -> "Ledger":
         """The ledger summed over all measured requests, or over those of a class."""
-        from scripting.answers import ledger_of_run
+        from sojourn.scripting.answers import ledger_of_run
 
         return ledger_of_run(self.directory, klass)
 
     def compare(self, other: "Run | Path | str", **options: Any) -> "Comparison":
         """Whether `other` is worse than this run. `options`: see `metrics.compare.runs.compare_runs`."""
-        from metrics.compare.runs import compare_runs
+        from sojourn.metrics.compare.runs import compare_runs
 
         return compare_runs([self.directory], [_directory(other)], **options)
 
@@ -141,8 +141,8 @@ class Run:
         Names are those of `sojourn replay --set`; a list of values makes a grid; `removed={"client.network": 1}` takes
         time of an account away. Needs the engine extra. Raises InputError and ReplayError.
         """
-        from scripting.answers import replay_of
-        from scripting.changes import changes_of
+        from sojourn.scripting.answers import replay_of
+        from sojourn.scripting.changes import changes_of
 
         return replay_of(self.directory, changes_of(changes), processes=processes)
 
@@ -150,14 +150,14 @@ class Run:
         """What the KV cache held, evicted and missed, and what more memory would hit. `with_goodput`: with replays that
         say what twice the memory is worth, which need the engine extra. Raises RunDataError where the run tells nothing
         of its cache."""
-        from scripting.answers import kv_lens_of
+        from sojourn.scripting.answers import kv_lens_of
 
         return kv_lens_of(self.directory, with_goodput=with_goodput)
 
     @cached_property
     def figures(self) -> "Figures":
         """Plotly figures, as the app draws them. Needs the ui extra."""
-        from scripting.figures import Figures
+        from sojourn.scripting.figures import Figures
 
         return Figures.of(self.path)
 

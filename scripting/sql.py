@@ -11,11 +11,11 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from metrics.errors import InputError
-from metrics.records.tables import SCHEMAS
-from metrics.run.directory import RunDirectory
-from metrics.run.server_alone import requests_of
-from scripting.documents import QueryResult
+from sojourn.metrics.errors import InputError
+from sojourn.metrics.records.tables import SCHEMAS
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.server_alone import requests_of
+from sojourn.scripting.documents import QueryResult
 
 MOST_ROWS = 1000
 MOST_SECONDS = 20.0

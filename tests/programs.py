@@ -4,7 +4,7 @@ import importlib.util
 import shutil
 from functools import cache
 
-from ui.screenshots import chromium
+from sojourn.ui.screenshots import chromium
 
 
 @cache
@@ -15,7 +15,7 @@ def missing(mark: str) -> str:
     if mark == "browser" and (chromium() is None or importlib.util.find_spec("playwright") is None):
         return "needs chromium and playwright"
     if mark == "compiler":
-        from engine.compute.cpp import extension
+        from sojourn.engine.compute.cpp import extension
 
         return extension.unavailable() or ""
     return ""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-COPIED = ("commands", "dashboards", "engine", "loadgen", "metrics", "tests", "ui", "sojourn.py", "pyproject.toml")
+COPIED = ("commands", "dashboards", "engine", "loadgen", "metrics", "tests", "ui", "sojourn", "pyproject.toml")
 LINKED = ("scenarios", "docs")  # folders in which a recipe may add a file
 FENCE = re.compile(r"^( *)```(\S+)(?: (\w+)=(\S+))?\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 

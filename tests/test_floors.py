@@ -165,14 +165,16 @@ WITHOUT_TORCH = (
 )  # fmt: skip
 # What `sojourn run` imports. Locust patches the interpreter when it is imported: clients have processes of their own.
 RUN = """
-import loadgen.run.experiment, loadgen.run.replay, loadgen.run.run_files
-assert not any(name.split(".")[0] in ("engine", "locust", "ui", "duckdb") for name in sys.modules)
+import sojourn.loadgen.run.experiment, sojourn.loadgen.run.replay, sojourn.loadgen.run.run_files
+assert not any(
+    name.removeprefix("sojourn.").split(".")[0] in ("engine", "locust", "ui", "duckdb") for name in sys.modules
+)
 """
 
 
 @cache
 def modules() -> dict[str, Path]:
-    found = {"sojourn": ROOT / "sojourn.py"}
+    found = {"sojourn": ROOT / "sojourn" / "__init__.py"}
     for room in ROOMS[:-1]:
         for path in (ROOT / room).rglob("*.py"):
             parts = path.relative_to(ROOT).with_suffix("").parts
@@ -195,7 +197,8 @@ def named_modules(path: Path) -> set[str]:
 
 def imports(path: Path) -> set[str]:
     """The modules of the house that a file imports."""
-    return {name for name in named_modules(path) if name in modules()}
+    inside = {name.removeprefix("sojourn.") for name in named_modules(path) if name.startswith("sojourn.")}
+    return {name for name in inside if name in modules()}
 
 
 def room_of(module: str) -> str:
@@ -266,7 +269,7 @@ def test_rooms_import_without_torch(first, rooms):
         if any(name == room or name.startswith(f"{room}.") for room in rooms) and not name.endswith("locustfile")
     ]  # fmt: skip
     code = "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n" + first
-    code += "".join(f"import {name}\n" for name in sorted(inside))
+    code += "".join(f"import sojourn.{name}\n" for name in sorted(inside))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
 

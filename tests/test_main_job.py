@@ -13,12 +13,12 @@ import psutil
 import pytest
 import yaml
 
-from loadgen.exit_code import NOT_VALID
-from loadgen.scenario.scenario import SCENARIO_FOLDER
-from metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS, closes
-from metrics.records import STAGES
-from metrics.run.directory import RunDirectory
-from metrics.sources.view import observe
+from sojourn.loadgen.exit_code import NOT_VALID
+from sojourn.loadgen.scenario.scenario import SCENARIO_FOLDER
+from sojourn.metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS, closes
+from sojourn.metrics.records import STAGES
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.sources.view import observe
 from tests.engine.server_process import serving
 
 pytestmark = pytest.mark.server
@@ -150,7 +150,7 @@ def test_load_beside_our_own_server_joins_what_both_recorded(tmp_path):
 def test_core_killed_during_a_run_leaves_a_run_that_reads_and_says_so(tmp_path):
     process = sojourn("run", short_demo(tmp_path, 8, speedup=3, max_num_seqs=16), "--run-dir", tmp_path / "run")
     try:
-        core = wait_for(lambda: find_child(process.pid, "engine.core"))
+        core = wait_for(lambda: find_child(process.pid, "sojourn.engine.core"))
         during = RunDirectory(tmp_path / "run")
         wait_for(lambda: has_rows(during, "requests"), 60)  # readable while the run goes on
         os.kill(core, signal.SIGKILL)

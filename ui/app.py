@@ -5,11 +5,11 @@ from pathlib import Path
 
 import streamlit as st
 
-from ui import filter_bar
-from ui.filters import PARAMETERS
-from ui.launch import OF_ALL_RUNS, OF_NO_RUN, PAGES
-from ui.run_data import run_names
-from ui.text import markdown
+from sojourn.ui import filter_bar
+from sojourn.ui.filters import PARAMETERS
+from sojourn.ui.launch import OF_ALL_RUNS, OF_NO_RUN, PAGES
+from sojourn.ui.run_data import run_names
+from sojourn.ui.text import markdown
 
 
 def _address() -> None:

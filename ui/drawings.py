@@ -4,14 +4,14 @@ from typing import NamedTuple
 
 import plotly.graph_objects as go
 
-from metrics.request.goodput import goodput_by_tpot
-from metrics.request.objectives import OBJECTIVE_NAMES
-from metrics.results.load import latency_origin
-from metrics.results.replicas import FleetView
-from ui.figures import blame as blame_figures
-from ui.figures import fleet, goodput, ledger, server, steps
-from ui.run_data import RunData
-from ui.tables.blame import TRAITS, blame, waits_by_reason
+from sojourn.metrics.request.goodput import goodput_by_tpot
+from sojourn.metrics.request.objectives import OBJECTIVE_NAMES
+from sojourn.metrics.results.load import latency_origin
+from sojourn.metrics.results.replicas import FleetView
+from sojourn.ui.figures import blame as blame_figures
+from sojourn.ui.figures import fleet, goodput, ledger, server, steps
+from sojourn.ui.run_data import RunData
+from sojourn.ui.tables.blame import TRAITS, blame, waits_by_reason
 
 
 class Drawing(NamedTuple):

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pandas as pd
 import streamlit as st
 
-from metrics.request.objectives import OBJECTIVE_NAMES, OBJECTIVES
-from ui.filters import ANY, NO_NAME, PARAMETERS, SERVED, RunFilter
-from ui.run_data import RunData
-from ui.text import markdown
+from sojourn.metrics.request.objectives import OBJECTIVE_NAMES, OBJECTIVES
+from sojourn.ui.filters import ANY, NO_NAME, PARAMETERS, SERVED, RunFilter
+from sojourn.ui.run_data import RunData
+from sojourn.ui.text import markdown
 
 MISSED = {"": "all requests", ANY: "misses any objective", SERVED: "was not served"} | {
     name: f"misses its {OBJECTIVE_NAMES[name]}" for name in OBJECTIVES

@@ -8,12 +8,12 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 
-from metrics import cells
-from metrics.ledger import ACCOUNT_BY_NAME, UNACCOUNTED
-from metrics.request.goodput import judged
-from metrics.request.objectives import OBJECTIVE_NAMES, OBJECTIVES, short
-from ui.tables.request import accounts_ms
-from ui.text import percent
+from sojourn.metrics import cells
+from sojourn.metrics.ledger import ACCOUNT_BY_NAME, UNACCOUNTED
+from sojourn.metrics.request.goodput import judged
+from sojourn.metrics.request.objectives import OBJECTIVE_NAMES, OBJECTIVES, short
+from sojourn.ui.tables.request import accounts_ms
+from sojourn.ui.text import percent
 
 SERVED = "served"  # as an objective: every request has it
 ANY = "any"  # of its objectives, or not served

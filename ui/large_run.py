@@ -15,10 +15,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from metrics.errors import RunDataError
-from metrics.request.goodput import after_warmup
-from metrics.run.directory import RunDirectory, section
-from metrics.run.segments import conformed
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.request.goodput import after_warmup
+from sojourn.metrics.run.directory import RunDirectory, section
+from sojourn.metrics.run.segments import conformed
 
 MOST_REQUESTS, MOST_STEPS = 50_000, 250_000  # of a run that is held whole
 SAMPLED_REQUESTS, SAMPLED_STEPS = 20_000, 100_000  # of a larger one

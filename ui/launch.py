@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from metrics.errors import ServerError
-from metrics.run.directory import RunDirectory
+from sojourn.metrics.errors import ServerError
+from sojourn.metrics.run.directory import RunDirectory
 
 APP = Path(__file__).with_name("app.py")
 DEFAULT_PORT = 8501

@@ -4,11 +4,11 @@ from typing import NamedTuple
 
 import streamlit as st
 
-from metrics.diagnosis.verdict import Finding
-from ui.filters import MOST_IDS, SERVED, RunFilter, missed_by
-from ui.run_data import RunData
-from ui.tables.request import accounts_ms
-from ui.text import markdown
+from sojourn.metrics.diagnosis.verdict import Finding
+from sojourn.ui.filters import MOST_IDS, SERVED, RunFilter, missed_by
+from sojourn.ui.run_data import RunData
+from sojourn.ui.tables.request import accounts_ms
+from sojourn.ui.text import markdown
 
 SERVER_PAGES = ("overview", "diagnose", "requests", "steps", "memory", "compute")  # that read steps
 LARGE_SHARE = 0.3  # of a request's time in one account: the account is what the request suffers from

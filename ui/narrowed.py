@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import msgspec
 
-from metrics.diagnosis.facts import by_lifecycle
-from metrics.request.goodput import class_goodput, judged
-from metrics.results.replicas import fleet_view
-from metrics.results.summary import Results, results
-from metrics.run.directory import RunDirectory
-from ui.filters import RunFilter
-from ui.run_data import RunData, once_made
-from ui.tables.request import accounts_ms
+from sojourn.metrics.diagnosis.facts import by_lifecycle
+from sojourn.metrics.request.goodput import class_goodput, judged
+from sojourn.metrics.results.replicas import fleet_view
+from sojourn.metrics.results.summary import Results, results
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.ui.filters import RunFilter
+from sojourn.ui.run_data import RunData, once_made
+from sojourn.ui.tables.request import accounts_ms
 
 
 def narrowed(run: RunData, chosen: RunFilter) -> RunData:

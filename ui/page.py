@@ -9,17 +9,17 @@ from typing import Any, NoReturn, TypeVar
 import plotly.graph_objects as go
 import streamlit as st
 
-from metrics.errors import RunDataError
-from metrics.run.server_alone import MARK
-from ui import filter_bar, links
-from ui.drawings import Drawing
-from ui.figures import predictions
-from ui.filters import RunFilter
-from ui.markup import confidence, fragments
-from ui.narrowed import narrowed
-from ui.run_data import RunData, fingerprint, load
-from ui.text import markdown
-from ui.theme import CONFIG, DARK_CSS, in_the_dark
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.run.server_alone import MARK
+from sojourn.ui import filter_bar, links
+from sojourn.ui.drawings import Drawing
+from sojourn.ui.figures import predictions
+from sojourn.ui.filters import RunFilter
+from sojourn.ui.markup import confidence, fragments
+from sojourn.ui.narrowed import narrowed
+from sojourn.ui.run_data import RunData, fingerprint, load
+from sojourn.ui.text import markdown
+from sojourn.ui.theme import CONFIG, DARK_CSS, in_the_dark
 
 Made = TypeVar("Made")
 OF_A_SERVER = "This run is a fleet, and steps are of one server. Open the run of a server:"

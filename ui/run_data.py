@@ -10,23 +10,23 @@ import msgspec
 import pandas as pd
 import pyarrow as pa
 
-from metrics.cells import flat_frame
-from metrics.compute.roofline import Ceilings, load_ceilings
-from metrics.compute.utilisation import arithmetic, ceilings_from
-from metrics.diagnosis.diagnose import diagnose
-from metrics.diagnosis.expectation import with_expectation
-from metrics.diagnosis.verdict import Diagnosis
-from metrics.errors import CalibrationError, RunDataError
-from metrics.records.tables import SCHEMAS
-from metrics.request.goodput import measured, measured_steps
-from metrics.request.offenders import Book, TooLarge, book_of
-from metrics.results.replicas import FleetView, fleet_view
-from metrics.run.directory import RunDirectory, engine_settings, frame_of, server_hardware
-from metrics.run.segments import STREAM
-from metrics.run.server_alone import is_server_alone, meta_of, requests_of
-from metrics.sources.view import timeline
-from ui import large_run
-from ui.tables.request import chosen
+from sojourn.metrics.cells import flat_frame
+from sojourn.metrics.compute.roofline import Ceilings, load_ceilings
+from sojourn.metrics.compute.utilisation import arithmetic, ceilings_from
+from sojourn.metrics.diagnosis.diagnose import diagnose
+from sojourn.metrics.diagnosis.expectation import with_expectation
+from sojourn.metrics.diagnosis.verdict import Diagnosis
+from sojourn.metrics.errors import CalibrationError, RunDataError
+from sojourn.metrics.records.tables import SCHEMAS
+from sojourn.metrics.request.goodput import measured, measured_steps
+from sojourn.metrics.request.offenders import Book, TooLarge, book_of
+from sojourn.metrics.results.replicas import FleetView, fleet_view
+from sojourn.metrics.run.directory import RunDirectory, engine_settings, frame_of, server_hardware
+from sojourn.metrics.run.segments import STREAM
+from sojourn.metrics.run.server_alone import is_server_alone, meta_of, requests_of
+from sojourn.metrics.sources.view import timeline
+from sojourn.ui import large_run
+from sojourn.ui.tables.request import chosen
 
 Made = TypeVar("Made")
 

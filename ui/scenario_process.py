@@ -17,8 +17,8 @@ from typing import IO
 import pyarrow.parquet as pq
 import yaml
 
-from metrics.errors import InputError, RunDataError
-from metrics.run.directory import RunDirectory
+from sojourn.metrics.errors import InputError, RunDataError
+from sojourn.metrics.run.directory import RunDirectory
 
 ROOT = Path(__file__).parents[1]
 SCENARIOS = ROOT / "scenarios"

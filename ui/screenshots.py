@@ -1,4 +1,4 @@
-"""Pictures of the pages, taken from a run in headless Chromium: `python -m ui.screenshots runs/demo docs`.
+"""Pictures of the pages, taken from a run in headless Chromium: `python -m sojourn.ui.screenshots runs/demo docs`.
 
 Needs playwright and a Chromium of the system; loads nothing from a network.
 """
@@ -16,10 +16,10 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from metrics.errors import ServerError, SojournError
-from metrics.run.directory import RunDirectory
-from metrics.run.fleet import servers_of
-from ui.launch import PAGES, app_command
+from sojourn.metrics.errors import ServerError, SojournError
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.fleet import servers_of
+from sojourn.ui.launch import PAGES, app_command
 
 START_TIMEOUT_S = 60
 PAGE_TIMEOUT_MS = 60_000

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import streamlit as st
 
-from metrics.diagnosis.expectation import with_expectation
-from metrics.diagnosis.facts import read_facts
-from metrics.diagnosis.symptom_tree.tree import SymptomTree, symptom_tree
-from metrics.diagnosis.symptoms import SYMPTOMS
-from metrics.diagnosis.verdict import Diagnosis
-from metrics.run.directory import RunDirectory
-from ui.run_data import RunData, fingerprint
+from sojourn.metrics.diagnosis.expectation import with_expectation
+from sojourn.metrics.diagnosis.facts import read_facts
+from sojourn.metrics.diagnosis.symptom_tree.tree import SymptomTree, symptom_tree
+from sojourn.metrics.diagnosis.symptoms import SYMPTOMS
+from sojourn.metrics.diagnosis.verdict import Diagnosis
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.ui.run_data import RunData, fingerprint
 
 
 def trees_of(run: RunData) -> dict[str, SymptomTree]:

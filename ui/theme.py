@@ -16,8 +16,8 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from metrics.ledger import ACCOUNTS, COLOURS, UNACCOUNTED
-from ui.text import percent
+from sojourn.metrics.ledger import ACCOUNTS, COLOURS, UNACCOUNTED
+from sojourn.ui.text import percent
 
 FONT = "'Source Sans', Inter, 'Segoe UI', 'DejaVu Sans', Roboto, Helvetica, Arial, sans-serif"
 INK, MUTED, LINE, PAPER = "#1F2933", "#5F6B7A", "#E3E7EC", "#FFFFFF"

@@ -15,7 +15,7 @@ from bench.results import BenchError, Report, new_report
 from bench.shapes import model_to_bench
 from bench.variants import BASE, ablations, check_settings
 from bench.workloads import WORKLOADS, Workload, streams
-from metrics.compute.roofline import Ceilings
+from sojourn.metrics.compute.roofline import Ceilings
 
 BLOCK_TOKENS = 16
 WARM_UP = 8  # requests

@@ -15,10 +15,10 @@ from bench.results import BenchError, Report, new_report
 from bench.shapes import add_tokenizer, model_to_bench, vocab_size
 from bench.variants import BASE, check_settings
 from bench.workloads import Workload, cpu_sized, streams
-from engine.config import model_folder
-from metrics.compute.roofline import Ceilings
-from metrics.run.directory import RunDirectory
-from metrics.run.recorder import ON_DISK_SECONDS
+from sojourn.engine.config import model_folder
+from sojourn.metrics.compute.roofline import Ceilings
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.recorder import ON_DISK_SECONDS
 
 LEAST_REQUESTS = 3  # of one concurrency
 LONGEST_OF_BURST = 384  # tokens of a sequence, at most

@@ -10,8 +10,8 @@ import sys
 import time
 
 from bench.report.breakdown import steps_of_records
-from engine import LLM, SamplingParams
-from metrics.records import StepRecord
+from sojourn.engine import LLM, SamplingParams
+from sojourn.metrics.records import StepRecord
 
 FACTS = ("device", "dtype", "threads", "num_kv_blocks", "weights", "weight_bytes")  # of messages.Ready
 

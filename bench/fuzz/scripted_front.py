@@ -5,11 +5,11 @@ from typing import Any
 
 from starlette.types import Message
 
-from engine import messages
-from engine.config import EngineConfig
-from engine.sampling import TokenLogprobs
-from engine.server.app import build_app
-from metrics.ledger import new_ledger
+from sojourn.engine import messages
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.sampling import TokenLogprobs
+from sojourn.engine.server.app import build_app
+from sojourn.metrics.ledger import new_ledger
 from tests.engine.server.scripted_core import READY
 
 BLOCKS = (1000, 24, 0, 0)

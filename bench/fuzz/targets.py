@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from metrics.errors import SojournError
+from sojourn.metrics.errors import SojournError
 
 Target = Callable[[bytes], object]
 
@@ -52,7 +52,7 @@ def structured_body() -> Target:
     from bench.fuzz.json_grammar import Source
     from bench.fuzz.json_grammar import body as grow
     from bench.fuzz.scripted_front import ScriptedFront
-    from engine.server.api_reference import BODIES
+    from sojourn.engine.server.api_reference import BODIES
 
     front = ScriptedFront()
     kinds = {path.removeprefix("POST "): kind for path, kind in BODIES.items() if "/debug/" not in path}
@@ -95,7 +95,7 @@ def head() -> Target:
 
 def tool_calls() -> Target:
     """The parsers of tool calls: the same result however the text is cut."""
-    from engine.token.tools.calls import FORMATS, ContentDelta, ToolCallParser
+    from sojourn.engine.token.tools.calls import FORMATS, ContentDelta, ToolCallParser
 
     formats = list(FORMATS.values())
 
@@ -123,9 +123,9 @@ def tool_calls() -> Target:
 
 def text_stream() -> Target:
     """Token ids → text with stop strings: what comes in pieces is what comes at once."""
-    from engine.config import model_folder
-    from engine.token.text.assembler import TextAssembler
-    from engine.token.text.tokenizer import Tokenizer
+    from sojourn.engine.config import model_folder
+    from sojourn.engine.token.text.assembler import TextAssembler
+    from sojourn.engine.token.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer(model_folder("tiny-model"))
 
@@ -147,7 +147,7 @@ def text_stream() -> Target:
 
 def sse() -> Target:
     """The load generator's reader of replies: never raises, and cuts change nothing."""
-    from loadgen.replies.reply import ReplyReader, SseDecoder
+    from sojourn.loadgen.replies.reply import ReplyReader, SseDecoder
 
     heads = (
         b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n",
@@ -178,14 +178,14 @@ def sse() -> Target:
 
 
 def traceparent() -> Target:
-    from metrics.export.spans import parent_of
+    from sojourn.metrics.export.spans import parent_of
 
     return lambda data: parent_of(data.decode("latin-1"))
 
 
 def template() -> Target:
     """A checkpoint's chat template, and messages for it."""
-    from engine.token.text.template import ChatTemplate, TemplateError
+    from sojourn.engine.token.text.template import ChatTemplate, TemplateError
 
     folder = temporary()
 
@@ -207,7 +207,7 @@ def core_messages() -> Target:
     """Bytes on the sockets between front and core."""
     import msgspec
 
-    from engine import messages
+    from sojourn.engine import messages
 
     def target(data: bytes) -> None:
         for decode in (messages.decode_to_core, messages.decode_from_core):
@@ -221,7 +221,7 @@ def core_messages() -> Target:
 
 def run_directory(name: str, table: str) -> Target:
     """A file of a run's table, damaged."""
-    from metrics.run.directory import RunDirectory
+    from sojourn.metrics.run.directory import RunDirectory
 
     folder = temporary()
     file = folder / name
@@ -236,7 +236,7 @@ def run_directory(name: str, table: str) -> Target:
 
 
 def run_description() -> Target:
-    from metrics.run.directory import RunDirectory
+    from sojourn.metrics.run.directory import RunDirectory
 
     folder = temporary()
 
@@ -249,7 +249,7 @@ def run_description() -> Target:
 
 
 def scenario() -> Target:
-    from loadgen.scenario.scenario import load_scenario
+    from sojourn.loadgen.scenario.scenario import load_scenario
 
     folder = temporary()
 
@@ -262,7 +262,7 @@ def scenario() -> Target:
 
 
 def trace() -> Target:
-    from loadgen.traces.reader import read_trace
+    from sojourn.loadgen.traces.reader import read_trace
 
     folder = temporary()
 
@@ -277,8 +277,8 @@ def trace() -> Target:
 
 def model_config() -> Target:
     """config.json of a checkpoint."""
-    from engine.token.checkpoint import read_config
-    from engine.token.models.registry import decoder_config
+    from sojourn.engine.token.checkpoint import read_config
+    from sojourn.engine.token.models.registry import decoder_config
 
     folder = temporary()
 
@@ -292,7 +292,7 @@ def model_config() -> Target:
 
 def safetensors() -> Target:
     """The weights of a checkpoint."""
-    from engine.token.models.weights import iterate_weights, stored_dtype
+    from sojourn.engine.token.models.weights import iterate_weights, stored_dtype
 
     folder = temporary()
 
@@ -325,7 +325,7 @@ NEEDED = {
 
 
 def endpoints() -> list[str]:
-    from engine.server.app import ENDPOINTS
+    from sojourn.engine.server.app import ENDPOINTS
 
     return list(ENDPOINTS)
 

@@ -38,8 +38,8 @@ class Steps:
         self.runner, self.record, self.count = runner, record, 0
 
     def request(self, length: int, **controls: Any) -> Any:
-        from engine.request.request import Request
-        from engine.sampling import SamplingParams
+        from sojourn.engine.request.request import Request
+        from sojourn.engine.sampling import SamplingParams
 
         self.count += 1
         blocks = [block % self.runner.num_blocks for block in range(-(-(length + 64) // self.runner.block_size))]
@@ -48,7 +48,7 @@ class Steps:
 
     def take(self, name: str, parts: Sequence[tuple[Any, int, int, bool]]) -> None:
         """A step of (request, new tokens, past tokens, whether it samples)."""
-        from engine.request.plan import ScheduledTokens, StepPlan
+        from sojourn.engine.request.plan import ScheduledTokens, StepPlan
 
         plan, record = StepPlan(0, 0), self.record
         for request, new, past, samples in parts:
@@ -73,14 +73,14 @@ class Steps:
 def dry_run(folder: Path | str, settings: dict[str, Any], serves: bool = True) -> Record:
     """Changes torch for this process. `settings` are those of EngineConfig; max_num_seqs is LEAST_SEQUENCES or more.
     Without `serves` the runner only starts."""
-    from engine.config import EngineConfig, model_folder
-    from engine.runner.runner import ModelRunner
+    from sojourn.engine.config import EngineConfig, model_folder
+    from sojourn.engine.runner.runner import ModelRunner
 
     # Modules make real tensors when they are imported: before the mode is on.
-    import engine.compute.attention.triton_backend  # isort: skip
-    import engine.compute.operations.triton_backend  # isort: skip
-    import engine.compute.triton.step_inputs  # isort: skip
-    import engine.token.sampling.fused_sampler  # noqa: F401  # isort: skip
+    import sojourn.engine.compute.attention.triton_backend  # isort: skip
+    import sojourn.engine.compute.operations.triton_backend  # isort: skip
+    import sojourn.engine.compute.triton.step_inputs  # isort: skip
+    import sojourn.engine.token.sampling.fused_sampler  # noqa: F401  # isort: skip
 
     record = Record()
     mode = install(record)

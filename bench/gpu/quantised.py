@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from engine.compute.quantisation.devices import device_kernels
-from engine.compute.quantisation.matrix import QuantisedMatrix
-from engine.compute.quantisation.rounding import round_to_nearest
+from sojourn.engine.compute.quantisation.devices import device_kernels
+from sojourn.engine.compute.quantisation.matrix import QuantisedMatrix
+from sojourn.engine.compute.quantisation.rounding import round_to_nearest
 
 SHAPE = (6144, 4096)  # outputs and inputs
 ROWS = (1, 8, 32, 256)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.shapes import model_to_bench, vocab_size
-from engine import LLM, SamplingParams
+from sojourn.engine import LLM, SamplingParams
 
 WISHES: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0}, {"temperature": 0.8, "seed": 3}, {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "seed": 4},
@@ -120,7 +120,7 @@ def profile(parts: Parts, model: str, load_format: str, device: str, steps: int 
 def burst(device: str) -> dict[str, Any]:
     import torch
 
-    from engine.compute.profiler import TorchProfiler
+    from sojourn.engine.compute.profiler import TorchProfiler
 
     profiler = TorchProfiler(torch.device(device))
     profiler.start()
@@ -132,8 +132,8 @@ def burst(device: str) -> dict[str, Any]:
 
 def step_times(parts: Parts, model: str, load_format: str, device: str, steps: int) -> dict[str, Any]:
     """Medians, in milliseconds, of the device's and of the host's part of a decode step."""
-    from engine.config import EngineConfig
-    from engine.runner.runner import ModelRunner
+    from sojourn.engine.config import EngineConfig
+    from sojourn.engine.runner.runner import ModelRunner
 
     size, result = 16, parts.found.setdefault("step times so far", {})
     batches = [batch for batch in BATCHES if device == "cuda" or batch <= 8]
@@ -150,8 +150,8 @@ def step_times(parts: Parts, model: str, load_format: str, device: str, steps: i
 
 
 def _times_of(runner: Any, batch: int, blocks: int, steps: int, profiled: bool) -> dict[str, Any]:
-    from engine.request.plan import ScheduledTokens, StepPlan
-    from engine.request.request import Request
+    from sojourn.engine.request.plan import ScheduledTokens, StepPlan
+    from sojourn.engine.request.request import Request
 
     requests = []
     for index in range(batch):

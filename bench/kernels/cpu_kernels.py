@@ -18,16 +18,16 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.results import BenchError, Row
-from engine.compute.attention.backend import AttentionInputs, AttentionSpec
-from engine.compute.attention.cpp_backend import CppAttention
-from engine.compute.attention.torch_backend import TorchAttention
-from engine.compute.cpp.extension import Library, library, unavailable
-from engine.compute.kv_cache import KVLayout, LayerCache, allocate
-from engine.compute.operations import reference as ops
-from engine.compute.operations.backend import HeadSpec, Operations, Rope
-from engine.compute.operations.cpp_backend import CppOperations
-from metrics.compute.roofline import load_ceilings
-from metrics.errors import CalibrationError
+from sojourn.engine.compute.attention.backend import AttentionInputs, AttentionSpec
+from sojourn.engine.compute.attention.cpp_backend import CppAttention
+from sojourn.engine.compute.attention.torch_backend import TorchAttention
+from sojourn.engine.compute.cpp.extension import Library, library, unavailable
+from sojourn.engine.compute.kv_cache import KVLayout, LayerCache, allocate
+from sojourn.engine.compute.operations import reference as ops
+from sojourn.engine.compute.operations.backend import HeadSpec, Operations, Rope
+from sojourn.engine.compute.operations.cpp_backend import CppOperations
+from sojourn.metrics.compute.roofline import load_ceilings
+from sojourn.metrics.errors import CalibrationError
 from tests.engine.compute.attention_inputs import attention_inputs
 
 ROTATED_BYTES = 96 << 20

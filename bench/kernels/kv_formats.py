@@ -15,15 +15,15 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.kernels.cpu_kernels import ROTATED_BYTES, SHAPES, Shape, in_turns, make_inputs
-from engine.compute.attention.backend import AttentionSpec
-from engine.compute.attention.cpp_backend import CppAttention
-from engine.compute.cpp.extension import library, unavailable
-from engine.compute.kv_cache import KVLayout, LayerCache, allocate
-from engine.compute.kv_formats import QUANTISED, vector_bytes
-from engine.config import model_folder
-from engine.llm import LLM
-from engine.sampling import SamplingParams
-from metrics.errors import SojournError
+from sojourn.engine.compute.attention.backend import AttentionSpec
+from sojourn.engine.compute.attention.cpp_backend import CppAttention
+from sojourn.engine.compute.cpp.extension import library, unavailable
+from sojourn.engine.compute.kv_cache import KVLayout, LayerCache, allocate
+from sojourn.engine.compute.kv_formats import QUANTISED, vector_bytes
+from sojourn.engine.config import model_folder
+from sojourn.engine.llm import LLM
+from sojourn.engine.sampling import SamplingParams
+from sojourn.metrics.errors import SojournError
 
 TEXTS, TEXT_TOKENS, CONTINUED = 8, 700, 64
 DECODES = ((8, 4096), (1, 4096), (32, 256))  # sequences and context of each
@@ -31,7 +31,7 @@ DECODES = ((8, 4096), (1, 4096), (32, 256))  # sequences and context of each
 
 def texts(model: Path) -> list[list[int]]:
     """Pieces of the prompts of the bundled model, which are English and code, as the model's tokenizer has them."""
-    from engine.token.text.tokenizer import Tokenizer
+    from sojourn.engine.token.text.tokenizer import Tokenizer
 
     ids = Tokenizer(model).encode((model_folder("tiny-model") / "prompts.txt").read_text("utf-8"))
     return [ids[begin : begin + TEXT_TOKENS] for begin in range(0, TEXTS * TEXT_TOKENS, TEXT_TOKENS)]

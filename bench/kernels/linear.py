@@ -21,20 +21,20 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.results import Row
-from engine.compute.cpp.extension import Library, library
-from engine.compute.cpp.matrices import groups_kernel
-from engine.compute.linear import Linear
-from engine.compute.quantisation import cpu_groups
-from engine.compute.quantisation.method import LinearMethod
-from engine.compute.quantisation.rounding import GROUP, round_to_nearest
-from engine.compute.weight_formats import cpp_formats, torch_formats
-from engine.config import model_folder
-from engine.llm import LLM
-from engine.sampling import SamplingParams
-from engine.token.models.registry import load_model
-from engine.token.text.tokenizer import Tokenizer
-from metrics.compute.roofline import Ceilings, load_ceilings
-from metrics.errors import CalibrationError
+from sojourn.engine.compute.cpp.extension import Library, library
+from sojourn.engine.compute.cpp.matrices import groups_kernel
+from sojourn.engine.compute.linear import Linear
+from sojourn.engine.compute.quantisation import cpu_groups
+from sojourn.engine.compute.quantisation.method import LinearMethod
+from sojourn.engine.compute.quantisation.rounding import GROUP, round_to_nearest
+from sojourn.engine.compute.weight_formats import cpp_formats, torch_formats
+from sojourn.engine.config import model_folder
+from sojourn.engine.llm import LLM
+from sojourn.engine.sampling import SamplingParams
+from sojourn.engine.token.models.registry import load_model
+from sojourn.engine.token.text.tokenizer import Tokenizer
+from sojourn.metrics.compute.roofline import Ceilings, load_ceilings
+from sojourn.metrics.errors import CalibrationError
 
 SIZES = ((1024, 512), (3072, 512), (512, 1536), (2048, 2048))  # outputs and inputs: a small model's, and a larger layer
 ROWS = (1, 8, 32, 64, 512)

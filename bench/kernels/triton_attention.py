@@ -20,13 +20,13 @@ from rich.table import Table
 from triton.runtime.errors import OutOfResources
 
 from bench.results import BenchError, Row
-from engine.compute.attention.backend import AttentionSpec
-from engine.compute.attention.triton_backend import TritonAttention
-from engine.compute.kv_cache import KVLayout, LayerCache, allocate, bytes_per_token
-from engine.compute.kv_formats import KV_FP8, SCALE_BYTES
-from engine.compute.triton.attention_tiles import Shape, Tiles, long_tiles, short_tiles
-from metrics.compute.roofline import Ceilings, device_name, load_ceilings
-from metrics.errors import CalibrationError
+from sojourn.engine.compute.attention.backend import AttentionSpec
+from sojourn.engine.compute.attention.triton_backend import TritonAttention
+from sojourn.engine.compute.kv_cache import KVLayout, LayerCache, allocate, bytes_per_token
+from sojourn.engine.compute.kv_formats import KV_FP8, SCALE_BYTES
+from sojourn.engine.compute.triton.attention_tiles import Shape, Tiles, long_tiles, short_tiles
+from sojourn.metrics.compute.roofline import Ceilings, device_name, load_ceilings
+from sojourn.metrics.errors import CalibrationError
 from tests.engine.compute.attention_inputs import attention_inputs
 
 BLOCK_SIZE = 16

@@ -18,16 +18,16 @@ from rich.table import Table
 
 from bench.kernels.triton_attention import seconds_of
 from bench.results import BenchError, Row
-from engine.compute.kv_cache import KVLayout, allocate
-from engine.compute.kv_formats import KV_FP8
-from engine.compute.operations import reference as ops
-from engine.compute.operations.backend import HeadSpec, Rope
-from engine.compute.operations.triton_backend import TritonOperations
-from engine.compute.triton.step_inputs import StepRows, step_inputs
-from engine.sampling import SamplingParams
-from engine.token.sampling.sampler import Sampler
-from metrics.compute.roofline import Ceilings, device_name, load_ceilings
-from metrics.errors import CalibrationError
+from sojourn.engine.compute.kv_cache import KVLayout, allocate
+from sojourn.engine.compute.kv_formats import KV_FP8
+from sojourn.engine.compute.operations import reference as ops
+from sojourn.engine.compute.operations.backend import HeadSpec, Rope
+from sojourn.engine.compute.operations.triton_backend import TritonOperations
+from sojourn.engine.compute.triton.step_inputs import StepRows, step_inputs
+from sojourn.engine.sampling import SamplingParams
+from sojourn.engine.token.sampling.sampler import Sampler
+from sojourn.metrics.compute.roofline import Ceilings, device_name, load_ceilings
+from sojourn.metrics.errors import CalibrationError
 
 OPERATIONS = TritonOperations()
 BLOCK_SIZE = 16  # tokens of a block of the KV cache

@@ -27,13 +27,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from loadgen.record.parse import read_records
-from loadgen.reference_server.instructions import ReplyTiming, ServedRequest
-from loadgen.run.experiment import load_url
-from loadgen.sweeps.calibrate import open_streams, reference_log, reference_server
-from metrics.compute.roofline import device_name
-from metrics.errors import SojournError
-from metrics.machine.host import company
+from sojourn.loadgen.record.parse import read_records
+from sojourn.loadgen.reference_server.instructions import ReplyTiming, ServedRequest
+from sojourn.loadgen.run.experiment import load_url
+from sojourn.loadgen.sweeps.calibrate import open_streams, reference_log, reference_server
+from sojourn.metrics.compute.roofline import device_name
+from sojourn.metrics.errors import SojournError
+from sojourn.metrics.machine.host import company
 
 ROOT = Path(__file__).parents[2]
 TOKENIZER = ROOT / "scenarios" / "tiny-model"

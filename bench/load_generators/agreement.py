@@ -28,10 +28,10 @@ from bench.engines.servers import Server, our_server, vllm_server
 from bench.json_process import ROOT, environment
 from bench.load_generators.accuracy import VLLM_BENCH
 from bench.report.estimate import median_of
-from engine.config import model_folder
-from loadgen.exit_code import NOT_VALID
-from metrics.machine.host import company
-from metrics.run.directory import RunDirectory
+from sojourn.engine.config import model_folder
+from sojourn.loadgen.exit_code import NOT_VALID
+from sojourn.metrics.machine.host import company
+from sojourn.metrics.run.directory import RunDirectory
 
 QUANTILES = (50, 90, 99)
 FIGURES = [f"{what} p{quantile}" for what in ("TTFT", "ITL") for quantile in QUANTILES]

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import yaml
 
-from loadgen.target.processes import free_port, load_command
+from sojourn.loadgen.target.processes import free_port, load_command
 
 STEP_S = 0.02
 START_S = 1.0  # when all streams connect at once; these errors are reported apart
@@ -37,7 +37,8 @@ def measure(streams: int, seconds: float, processes: int, connections: str, fold
     """Errors of all stamps of one run in ms, and what it took of a core."""
     port, run_dir = free_port(), folder / "run"
     timing = json.dumps({"ttft_s": 0.05, "token_s": STEP_S, "in_step": True})
-    server = subprocess.Popen([sys.executable, "-m", "loadgen.reference_server.server", timing, "--port", str(port)])
+    command = [sys.executable, "-m", "sojourn.loadgen.reference_server.server", timing, "--port", str(port)]
+    server = subprocess.Popen(command)
     try:
         file = folder / "capacity.yaml"
         file.write_text(yaml.safe_dump(scenario_of(streams, seconds, connections)))

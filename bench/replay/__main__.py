@@ -21,10 +21,10 @@ from bench.replay.compare import Compared, compare
 from bench.replay.pairs import BASE, PAIRS, SCENARIOS, label
 from bench.replay.planted import planted_pairs
 from bench.replay.report import markdown, summary
-from loadgen.run.experiment import run_scenario
-from loadgen.run.run_files import is_whole
-from loadgen.scenario.scenario import load_scenario
-from metrics.run.directory import RunDirectory
+from sojourn.loadgen.run.experiment import run_scenario
+from sojourn.loadgen.run.run_files import is_whole
+from sojourn.loadgen.scenario.scenario import load_scenario
+from sojourn.metrics.run.directory import RunDirectory
 
 SECONDS_A_RUN = 17
 

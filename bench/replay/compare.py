@@ -9,12 +9,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from engine.replay.outcome import figures, recorded_answers
-from engine.replay.predictor import ReplayPredictor, StepErrors, predictor_of
-from metrics.replay.prediction import Change, Interval, Prediction
-from metrics.request.goodput import measured
-from metrics.results.load import declared_window_s
-from metrics.run.directory import RunDirectory
+from sojourn.engine.replay.outcome import figures, recorded_answers
+from sojourn.engine.replay.predictor import ReplayPredictor, StepErrors, predictor_of
+from sojourn.metrics.replay.prediction import Change, Interval, Prediction
+from sojourn.metrics.request.goodput import measured
+from sojourn.metrics.results.load import declared_window_s
+from sojourn.metrics.run.directory import RunDirectory
 
 FIGURES = {"tpot": "tpot_ms:p50", "e2e": "e2e_ms:p50", "ttft": "ttft_ms:p50", "attainment": "attainment"}
 

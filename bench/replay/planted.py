@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.config import EngineConfig
-from engine.replay.settings import REPLAYED
-from metrics.diagnosis.score.truth import FAULT_FILE, FaultRecord, read_fault
-from metrics.errors import RunDataError
-from metrics.run.directory import RunDirectory, engine_settings, section
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.replay.settings import REPLAYED
+from sojourn.metrics.diagnosis.score.truth import FAULT_FILE, FaultRecord, read_fault
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.run.directory import RunDirectory, engine_settings, section
 
 OWN = ("name", "description", "engine")  # of a scenario: what two runs of a pair may have different
 POOL = ("num_kv_blocks", "kv_cache_gib")

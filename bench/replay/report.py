@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from bench.replay.compare import Compared, Figure
 from bench.replay.pairs import label
-from metrics.machine.host import hardware
+from sojourn.metrics.machine.host import hardware
 
 BOUNDS = {"tpot": 0.05, "e2e": 0.06, "ttft": 0.10, "attainment": 0.05}
 NAMES = {"tpot": "TPOT p50", "e2e": "E2E p50", "ttft": "TTFT p50", "attainment": "attainment"}

@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from bench.results import BenchError
-from metrics.compute.roofline import Ceilings
-from metrics.records import STAGES, StepRecord
+from sojourn.metrics.compute.roofline import Ceilings
+from sojourn.metrics.records import STAGES, StepRecord
 
 CLOSURE = 0.01  # of the wall time that may stay unexplained
 COLUMNS = (

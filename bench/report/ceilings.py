@@ -7,8 +7,8 @@ from typing import Any
 
 from bench.json_process import ROOT, environment
 from bench.results import BenchError
-from metrics.compute.roofline import Ceilings, device_name, load_ceilings
-from metrics.errors import CalibrationError
+from sojourn.metrics.compute.roofline import Ceilings, device_name, load_ceilings
+from sojourn.metrics.errors import CalibrationError
 
 
 def measured_ceilings(device: str, show: Callable[[str], None]) -> Ceilings:

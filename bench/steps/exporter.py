@@ -7,11 +7,11 @@ from random import Random
 
 import msgspec
 
-from metrics.export.prometheus import FOLDED_AT_ONCE, Exporter
-from metrics.export.prometheus_steps import SAMPLES
-from metrics.export.vllm_names import EngineFacts
-from metrics.records import RequestRecord, StepRecord
-from metrics.steps import Steps
+from sojourn.metrics.export.prometheus import FOLDED_AT_ONCE, Exporter
+from sojourn.metrics.export.prometheus_steps import SAMPLES
+from sojourn.metrics.export.vllm_names import EngineFacts
+from sojourn.metrics.records import RequestRecord, StepRecord
+from sojourn.metrics.steps import Steps
 from tests.metrics.random_records import MS, random_request, random_step
 
 BATCH = 64  # steps of one fold

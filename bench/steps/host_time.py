@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 
 from bench.shapes import model_to_bench
-from engine import messages
-from engine.config import EngineConfig
-from engine.core import build
-from engine.sampling import SamplingParams
-from metrics.records import STAGES, StepRecord
+from sojourn.engine import messages
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.core import build
+from sojourn.engine.sampling import SamplingParams
+from sojourn.metrics.records import STAGES, StepRecord
 
 PROMPT_TOKENS = 64
 DEVICE_STAGES = ("wait", "sample")

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.config import model_folder
-from engine.sampling import Grammar, SamplingParams
-from engine.token.grammar.guides import Guides
-from engine.token.sampling.sampler import Sampler
+from sojourn.engine.config import model_folder
+from sojourn.engine.sampling import Grammar, SamplingParams
+from sojourn.engine.token.grammar.guides import Guides
+from sojourn.engine.token.sampling.sampler import Sampler
 
 ROWS = 64
 STEPS = 10

@@ -6,9 +6,9 @@ python -m bench.steps.schedule_step
 import statistics
 import time
 
-from engine.messages import Submit
-from engine.request.policies import POLICIES
-from engine.sampling import SamplingParams
+from sojourn.engine.messages import Submit
+from sojourn.engine.request.policies import POLICIES
+from sojourn.engine.sampling import SamplingParams
 from tests.engine.simulated import Simulation
 
 RUNNING = 64

@@ -19,15 +19,15 @@ from pathlib import Path
 import numpy as np
 
 from bench.shapes import model_to_bench
-from engine import messages
-from engine.config import EngineConfig
-from engine.core import build
-from engine.engine import Engine
-from engine.sampling import SamplingParams
-from metrics.compute.cost_model import ModelShape, step_work
-from metrics.compute.step_time import StepTimeModel, features
-from metrics.machine.host import hardware
-from metrics.records import StepRecord, composition
+from sojourn.engine import messages
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.core import build
+from sojourn.engine.engine import Engine
+from sojourn.engine.sampling import SamplingParams
+from sojourn.metrics.compute.cost_model import ModelShape, step_work
+from sojourn.metrics.compute.step_time import StepTimeModel, features
+from sojourn.metrics.machine.host import hardware
+from sojourn.metrics.records import StepRecord, composition
 
 MAX_MODEL_LEN = 2048
 CHUNK_TOKENS = 512

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.shapes import model_to_bench
-from engine.config import EngineConfig
-from engine.request.plan import ScheduledTokens, StepPlan
-from engine.request.request import Request
-from engine.runner.runner import ModelRunner
-from engine.sampling import SamplingParams
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.request.plan import ScheduledTokens, StepPlan
+from sojourn.engine.request.request import Request
+from sojourn.engine.runner.runner import ModelRunner
+from sojourn.engine.sampling import SamplingParams
 
 CONTEXT, BLOCK_SIZE = 80, 16  # tokens
 

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from bench.torture.promises import Outcome, main
-from engine.config import EngineConfig
-from engine.process import freeze_startup_objects, share_interpreter
-from engine.server.errors import ApiError
-from engine.server.http.bodies import BodyReader
-from engine.server.openai.chat_request import ChatRequest, DetokenizeRequest
-from engine.server.openai.protocol import CompletionRequest
-from engine.server.openai.responses_request import ResponsesRequest
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.process import freeze_startup_objects, share_interpreter
+from sojourn.engine.server.errors import ApiError
+from sojourn.engine.server.http.bodies import BodyReader
+from sojourn.engine.server.openai.chat_request import ChatRequest, DetokenizeRequest
+from sojourn.engine.server.openai.protocol import CompletionRequest
+from sojourn.engine.server.openai.responses_request import ResponsesRequest
 
 TICK_SECONDS, BOUND_MS = 0.0005, 50.0
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from bench.torture.client import Call, Loop, call_all, completion
 from bench.torture.promises import Outcome, main
 from bench.torture.server import Server, serving, temporary_folder, wait_until
-from metrics.errors import SojournError
-from metrics.run.directory import RunDirectory
+from sojourn.metrics.errors import SojournError
+from sojourn.metrics.run.directory import RunDirectory
 
 FAILED = "sojourn_telemetry_failed_records_total"
 TOLD_SECONDS = 5  # after the first record that is lost

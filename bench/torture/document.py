@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from bench.torture.promises import Outcome
 from bench.torture.server import ROOT
-from metrics.machine.host import hardware
-from metrics.whole_file import write_whole
+from sojourn.metrics.machine.host import hardware
+from sojourn.metrics.whole_file import write_whole
 
 PAGE = ROOT / "docs" / "reliability.md"
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from bench.torture.hostile_server import WAYS, hostile
 from bench.torture.promises import Outcome, main
 from bench.torture.server import descendants, living, serving, start_session, temporary_folder, wait_until
-from metrics.errors import SojournError
-from metrics.run.directory import RunDirectory
+from sojourn.metrics.errors import SojournError
+from sojourn.metrics.run.directory import RunDirectory
 
 RUN_SECONDS = 120  # of a load of a few seconds: far above what it takes
 

@@ -7,9 +7,9 @@ import tempfile
 from pathlib import Path
 
 from bench.torture.server import ROOT
-from metrics.errors import SojournError
-from metrics.records.tables import SCHEMAS
-from metrics.run.directory import RunDirectory
+from sojourn.metrics.errors import SojournError
+from sojourn.metrics.records.tables import SCHEMAS
+from sojourn.metrics.run.directory import RunDirectory
 
 
 def check_server_run(path: Path) -> list[str]:

@@ -8,8 +8,8 @@ import httpx
 
 from bench.torture.promises import Outcome, main
 from bench.torture.server import serving, temporary_folder
-from metrics.records.tables import SCHEMAS
-from metrics.run.directory import RunDirectory
+from sojourn.metrics.records.tables import SCHEMAS
+from sojourn.metrics.run.directory import RunDirectory
 
 PROMPT = "xyzzy-prompt-7f3a"
 KEY = "sk-plugh-key-91c2"

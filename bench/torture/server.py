@@ -62,7 +62,7 @@ class Server:
         with contextlib.suppress(psutil.Error):
             for child in psutil.Process(self.process.pid).children():
                 with contextlib.suppress(psutil.Error):
-                    if "engine.core" in " ".join(child.cmdline()):
+                    if "sojourn.engine.core" in " ".join(child.cmdline()):
                         cores.append((child.memory_info().rss, child.pid))
         return max(cores)[1] if cores else None
 

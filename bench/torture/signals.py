@@ -9,7 +9,7 @@ from pathlib import Path
 from bench.torture.client import DONE, ERROR, Answers, Call, calling, completion
 from bench.torture.promises import Outcome, TortureError, main
 from bench.torture.server import Server, serving, temporary_folder, wait_until
-from metrics.run.directory import RunDirectory
+from sojourn.metrics.run.directory import RunDirectory
 
 STREAMS, WHOLE = 12, 4
 LONG = 3500  # tokens: more than a server of this size computes for all streams before the second signal

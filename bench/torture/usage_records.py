@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from metrics.usage.reader import read_usage
+from sojourn.metrics.usage.reader import read_usage
 
 # How a call ended for its client, with the status that it got → what its record may say.
 STATUSES_OF = {"done 200": {"answered"}, "done 503": {"failed", "refused"}, "done 400": {"refused"}}

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from metrics.diagnosis.diagnose import diagnose
-from metrics.records.tables import SCHEMAS
-from metrics.run.directory import REQUIRED, RunDirectory
+from sojourn.metrics.diagnosis.diagnose import diagnose
+from sojourn.metrics.records.tables import SCHEMAS
+from sojourn.metrics.run.directory import REQUIRED, RunDirectory
 from tests.metrics.synthetic import CLOCK_START_NS, synthetic_run
 
 BASE_REQUESTS = 2_000

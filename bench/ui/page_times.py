@@ -16,9 +16,9 @@ from tempfile import TemporaryDirectory
 from streamlit.testing.v1 import AppTest
 
 from bench.ui.long_run import long_run, median_ms, rows_of
-from ui.launch import APP, PAGES
-from ui.page import read
-from ui.run_data import fingerprint
+from sojourn.ui.launch import APP, PAGES
+from sojourn.ui.page import read
+from sojourn.ui.run_data import fingerprint
 
 SKIPPED = ("fleet", "start")  # of several servers; of no run
 

@@ -5,17 +5,17 @@ from importlib.util import find_spec
 
 import torch
 
-from engine.compute.attention.backend import AttentionBackend
-from engine.compute.attention.cpp_backend import CppAttention
-from engine.compute.attention.torch_backend import TorchAttention
-from engine.compute.cpp import extension
-from engine.compute.kv_formats import is_quantised
-from engine.compute.lora.backend import AdaptedLinear, LoraBackend
-from engine.compute.lora.cpp_backend import CppLora
-from engine.compute.lora.torch_backend import TorchLora
-from engine.compute.operations.backend import Operations
-from engine.compute.operations.cpp_backend import CppOperations
-from metrics.errors import ModelError
+from sojourn.engine.compute.attention.backend import AttentionBackend
+from sojourn.engine.compute.attention.cpp_backend import CppAttention
+from sojourn.engine.compute.attention.torch_backend import TorchAttention
+from sojourn.engine.compute.cpp import extension
+from sojourn.engine.compute.kv_formats import is_quantised
+from sojourn.engine.compute.lora.backend import AdaptedLinear, LoraBackend
+from sojourn.engine.compute.lora.cpp_backend import CppLora
+from sojourn.engine.compute.lora.torch_backend import TorchLora
+from sojourn.engine.compute.operations.backend import Operations
+from sojourn.engine.compute.operations.cpp_backend import CppOperations
+from sojourn.metrics.errors import ModelError
 
 
 def make_attention(name: str, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype) -> AttentionBackend:
@@ -24,7 +24,7 @@ def make_attention(name: str, device: torch.device, dtype: torch.dtype, kv_dtype
     Raises ModelError.
     """
     if name in ("auto", "triton") and _has_triton(device):
-        from engine.compute.attention.triton_backend import TritonAttention  # Triton takes its time to import
+        from sojourn.engine.compute.attention.triton_backend import TritonAttention  # Triton takes its time to import
 
         return TritonAttention(device)
     if name == "triton":
@@ -44,7 +44,7 @@ def make_attention(name: str, device: torch.device, dtype: torch.dtype, kv_dtype
 def make_operations(name: str, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype) -> Operations:
     """The operations of EngineConfig.fused_operations: `auto` takes fused ones where this device has them."""
     if name == "auto" and _has_triton(device):
-        from engine.compute.operations.triton_backend import TritonOperations  # Triton takes its time to import
+        from sojourn.engine.compute.operations.triton_backend import TritonOperations  # Triton takes its time to import
 
         return TritonOperations()
     library = _cpu_kernels(device, dtype, kv_dtype) if name == "auto" else None
@@ -68,7 +68,7 @@ def make_lora(
 ) -> LoraBackend:
     """What adds the deltas of adapters, of as many slots, to linear layers; `name` as in `make_operations`."""
     if name == "auto" and _has_triton(device):
-        from engine.compute.lora.triton_backend import TritonLora  # Triton takes its time to import
+        from sojourn.engine.compute.lora.triton_backend import TritonLora  # Triton takes its time to import
 
         return TritonLora(max_loras, max_rank, linears, dtype, device)
     library = _cpu_kernels(device, dtype, dtype) if name == "auto" else None

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from engine.compute.quantisation.matrix import QuantisedMatrix, Stored
-from metrics.errors import ModelError
+from sojourn.engine.compute.quantisation.matrix import QuantisedMatrix, Stored
+from sojourn.metrics.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)

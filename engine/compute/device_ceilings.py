@@ -12,13 +12,13 @@ from functools import partial
 
 import torch
 
-from engine.compute.cpp.extension import library
-from engine.compute.link_ceilings import RANKS, links
-from engine.compute.weight_formats import cpp_formats, has_bfloat16, torch_formats
-from engine.process import num_cores
-from metrics.compute.roofline import Ceilings, Gemm, device_name
-from metrics.errors import CalibrationError
-from metrics.machine.host import versions
+from sojourn.engine.compute.cpp.extension import library
+from sojourn.engine.compute.link_ceilings import RANKS, links
+from sojourn.engine.compute.weight_formats import cpp_formats, has_bfloat16, torch_formats
+from sojourn.engine.process import num_cores
+from sojourn.metrics.compute.roofline import Ceilings, Gemm, device_name
+from sojourn.metrics.errors import CalibrationError
+from sojourn.metrics.machine.host import versions
 
 CPU_ROWS = (1, 8, 32, 64, 128, 512, 2048)
 CUDA_ROWS = (1, 8, 32, 64, 128, 512, 2048, 8192)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.compute.kv_formats import is_quantised, scale_shape, stored_dim, vector_bytes
+from sojourn.engine.compute.kv_formats import is_quantised, scale_shape, stored_dim, vector_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from engine.compute.cuts import Cut
-from engine.compute.lora.backend import LinearAdapters
-from engine.compute.quantisation.kernels import Kernels
-from engine.compute.quantisation.matrix import QuantisedMatrix
-from engine.compute.quantisation.method import LinearMethod
-from engine.compute.quantisation.parts import SourceParts
-from engine.compute.weight_formats import WeightFormat
+from sojourn.engine.compute.cuts import Cut
+from sojourn.engine.compute.lora.backend import LinearAdapters
+from sojourn.engine.compute.quantisation.kernels import Kernels
+from sojourn.engine.compute.quantisation.matrix import QuantisedMatrix
+from sojourn.engine.compute.quantisation.method import LinearMethod
+from sojourn.engine.compute.quantisation.parts import SourceParts
+from sojourn.engine.compute.weight_formats import WeightFormat
 
 
 class LinearPart(NamedTuple):

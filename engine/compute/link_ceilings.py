@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 import torch
 
-from engine.compute.communication.communicator import Communicator
-from engine.compute.communication.layout import ParallelLayout
-from engine.compute.communication.torch_distributed import connect
-from metrics.compute.link import POINT_TO_POINT, Link, LinkTime, fitted_link
-from metrics.errors import CalibrationError
+from sojourn.engine.compute.communication.communicator import Communicator
+from sojourn.engine.compute.communication.layout import ParallelLayout
+from sojourn.engine.compute.communication.torch_distributed import connect
+from sojourn.metrics.compute.link import POINT_TO_POINT, Link, LinkTime, fitted_link
+from sojourn.metrics.errors import CalibrationError
 
 RANKS = 2
 WORK_BYTES = 1 << 12  # of the exchange behind it

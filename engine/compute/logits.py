@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.compute.cpp.extension import library
+from sojourn.engine.compute.cpp.extension import library
 
 NOTHING = -1  # the id of a row whose masks leave no token
 OVERFLOWED = -2  # ... and of one whose logits are no numbers

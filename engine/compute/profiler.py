@@ -13,11 +13,11 @@ import torch
 from torch.autograd import DeviceType
 from torch.autograd.profiler import profile, record_function  # torch.profiler around it imports a compiler: seconds
 
-from engine.compute.attention.backend import AttentionBackend
-from engine.compute.layers_cpp import PARTS, CppLayers
-from engine.compute.linear import Linear
-from engine.compute.operations.backend import Operations
-from metrics.compute.kernels import Kernel, Offset, align, apart, kernel_class, outermost
+from sojourn.engine.compute.attention.backend import AttentionBackend
+from sojourn.engine.compute.layers_cpp import PARTS, CppLayers
+from sojourn.engine.compute.linear import Linear
+from sojourn.engine.compute.operations.backend import Operations
+from sojourn.metrics.compute.kernels import Kernel, Offset, align, apart, kernel_class, outermost
 
 MARK = "sojourn::mark"
 MARKS = 8  # at each end of a burst

@@ -14,12 +14,19 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from engine.compute.cpp.extension import Library, library, unavailable
-from engine.compute.cpp.matrices import LARGEST_INNER, PANEL, CppWeight, groups_kernel, int8_kernel, matrix_kernel
-from engine.compute.quantisation import cpu_groups
-from engine.compute.quantisation.method import LinearMethod
-from engine.compute.quantisation.rounding import GROUP, round_to_nearest
-from metrics.errors import ModelError
+from sojourn.engine.compute.cpp.extension import Library, library, unavailable
+from sojourn.engine.compute.cpp.matrices import (
+    LARGEST_INNER,
+    PANEL,
+    CppWeight,
+    groups_kernel,
+    int8_kernel,
+    matrix_kernel,
+)
+from sojourn.engine.compute.quantisation import cpu_groups
+from sojourn.engine.compute.quantisation.method import LinearMethod
+from sojourn.engine.compute.quantisation.rounding import GROUP, round_to_nearest
+from sojourn.metrics.errors import ModelError
 
 ONEDNN_ROWS = 8  # of activations that a packed layout is chosen for: decoding
 

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from engine.engine import Engine
-from engine.faults.delay import SECOND_NS, Window, after, before, spend
-from engine.faults.plan import (
+from sojourn.engine.engine import Engine
+from sojourn.engine.faults.delay import SECOND_NS, Window, after, before, spend
+from sojourn.engine.faults.plan import (
     BadDrafts,
     BlockLeak,
     CoreDeath,
@@ -23,9 +23,9 @@ from engine.faults.plan import (
     SlowRank,
     SlowSampler,
 )
-from engine.faults.rank import plant_in_rank
-from engine.memory.window import HOLE
-from metrics.errors import ModelError
+from sojourn.engine.faults.rank import plant_in_rank
+from sojourn.engine.memory.window import HOLE
+from sojourn.metrics.errors import ModelError
 
 DEATH_EXIT_CODE = 86
 

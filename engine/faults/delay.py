@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from engine.faults.plan import Fault, Way
+from sojourn.engine.faults.plan import Fault, Way
 
 SECOND_NS = 1_000_000_000
 

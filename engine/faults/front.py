@@ -7,8 +7,8 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.faults.delay import Window, after, spend
-from engine.faults.plan import (
+from sojourn.engine.faults.delay import Window, after, spend
+from sojourn.engine.faults.plan import (
     ConnectionResets,
     EventLoopBlock,
     Fault,
@@ -18,9 +18,9 @@ from engine.faults.plan import (
     SlowTokeniser,
     SlowWrites,
 )
-from engine.server.moderation.verdict import Moderator, Verdict
-from engine.server.service import Service
-from metrics.errors import InputError
+from sojourn.engine.server.moderation.verdict import Moderator, Verdict
+from sojourn.engine.server.service import Service
+from sojourn.metrics.errors import InputError
 
 
 def plant_in_front(app: FastAPI, faults: list[Fault]) -> None:

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from engine.faults.delay import Window, before, spend
-from engine.faults.plan import Fault, RankFault, SkewedRouter, SlowRank
-from metrics.errors import ModelError
+from sojourn.engine.faults.delay import Window, before, spend
+from sojourn.engine.faults.plan import Fault, RankFault, SkewedRouter, SlowRank
+from sojourn.metrics.errors import ModelError
 
 FAR = 1e4  # above all logits of a router
 

@@ -18,20 +18,20 @@ from typing import TypeVar
 import torch
 import zmq
 
-from engine.compute.communication.communicator import Communicators
-from engine.compute.communication.torch_distributed import connect
-from engine.config import EngineConfig, model_folder
-from engine.group import messages
-from engine.group.identity import difference, identity
-from engine.group.watch import Watch, ending
-from engine.runner.build import chosen_device
-from engine.runner.layout import layout_of, timeout_seconds
-from engine.runner.rank_step import Conclude, Move, RankReport, RankStep
-from metrics.compute.startup import StartupClock
-from metrics.errors import ModelError, SojournError
+from sojourn.engine.compute.communication.communicator import Communicators
+from sojourn.engine.compute.communication.torch_distributed import connect
+from sojourn.engine.config import EngineConfig, model_folder
+from sojourn.engine.group import messages
+from sojourn.engine.group.identity import difference, identity
+from sojourn.engine.group.watch import Watch, ending
+from sojourn.engine.runner.build import chosen_device
+from sojourn.engine.runner.layout import layout_of, timeout_seconds
+from sojourn.engine.runner.rank_step import Conclude, Move, RankReport, RankStep
+from sojourn.metrics.compute.startup import StartupClock
+from sojourn.metrics.errors import ModelError, SojournError
 
 log = logging.getLogger(__name__)
-MODULE = "engine.group.rank"
+MODULE = "sojourn.engine.group.rank"
 LOOK_MS = 100  # between two looks whether a rank that is waited for still lives
 END_SECONDS = 10  # for killed processes to be gone
 HELLO_SECONDS = 600  # for a rank to say that it is there: cold imports, and samples of many files of weights

@@ -5,9 +5,9 @@ import platform
 from importlib import metadata
 from pathlib import Path
 
-from engine.config import EngineConfig
-from engine.group.messages import Identity
-from engine.runner.checkpoint_files import files_digest
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.group.messages import Identity
+from sojourn.engine.runner.checkpoint_files import files_digest
 
 _DIFFERENCE = {
     "version": "runs other software ({theirs}, and rank 0 {ours}); install the same on all ranks",

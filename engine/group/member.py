@@ -6,16 +6,16 @@ from typing import Protocol
 
 import torch
 
-from engine.compute.communication.torch_distributed import connect
-from engine.config import EngineConfig
-from engine.group import messages
-from engine.group.identity import identity
-from engine.runner import ModelRunner
-from engine.runner.build import chosen_device
-from engine.runner.follower import Follower
-from engine.runner.kv_tiers import share_host_slots
-from engine.runner.layout import layout_of, threads_of, timeout_seconds
-from engine.runner.rank_step import Conclude, Move, RankReport, RankStep
+from sojourn.engine.compute.communication.torch_distributed import connect
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.group import messages
+from sojourn.engine.group.identity import identity
+from sojourn.engine.runner import ModelRunner
+from sojourn.engine.runner.build import chosen_device
+from sojourn.engine.runner.follower import Follower
+from sojourn.engine.runner.kv_tiers import share_host_slots
+from sojourn.engine.runner.layout import layout_of, threads_of, timeout_seconds
+from sojourn.engine.runner.rank_step import Conclude, Move, RankReport, RankStep
 
 
 class Mailbox(Protocol):

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from engine.runner.rank_step import Conclude, Move, RankReport, RankStep
+from sojourn.engine.runner.rank_step import Conclude, Move, RankReport, RankStep
 
 
 class Identity(msgspec.Struct, frozen=True):

@@ -1,6 +1,7 @@
 """The process of a rank beside the first. Never started by hand.
 
-python -m engine.group.rank CORE_PID: reads one line of JSON: {"sockets": folder, "rank": number, "config": settings}.
+python -m sojourn.engine.group.rank CORE_PID: reads a line of JSON:
+{"sockets": folder, "rank": number, "config": settings}.
 """
 
 import json
@@ -8,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from engine.process import end_with_parent, name_process
+from sojourn.engine.process import end_with_parent, name_process
 
 
 def main() -> int:
@@ -18,8 +19,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     end_with_parent(core_pid)
     # Torch is imported from here on: it takes seconds, and rank 0 may die in them.
-    from engine.config import EngineConfig
-    from engine.group.rank_loop import run
+    from sojourn.engine.config import EngineConfig
+    from sojourn.engine.group.rank_loop import run
 
     line = sys.stdin.readline()
     if not line:  # rank 0 is gone

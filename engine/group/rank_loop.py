@@ -8,12 +8,12 @@ from queue import Empty, SimpleQueue
 
 import zmq
 
-from engine.config import EngineConfig, model_folder
-from engine.group import messages
-from engine.group.member import Member
-from engine.process import freeze_startup_objects
-from engine.runner.rank_step import Conclude, Move, RankStep
-from metrics.errors import SojournError
+from sojourn.engine.config import EngineConfig, model_folder
+from sojourn.engine.group import messages
+from sojourn.engine.group.member import Member
+from sojourn.engine.process import freeze_startup_objects
+from sojourn.engine.runner.rank_step import Conclude, Move, RankStep
+from sojourn.metrics.errors import SojournError
 
 BEAT_SECONDS = 1.0
 POLL_SECONDS = 1.0  # between two looks whether rank 0 is there
@@ -50,8 +50,8 @@ def run(core_pid: int, sockets: Path, rank: int, config: EngineConfig) -> int:
 
 
 def _plant(faults: str, member: Member) -> None:
-    from engine.faults.plan import planned
-    from engine.faults.rank import plant_in_rank
+    from sojourn.engine.faults.plan import planned
+    from sojourn.engine.faults.rank import plant_in_rank
 
     plant_in_rank(member.runner, planned(faults))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import zmq
 
-from engine.group import messages
+from sojourn.engine.group import messages
 
 LOOK_MS = 100
 LOOKS = 3  # until the end of a process must have been seen

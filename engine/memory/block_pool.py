@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from engine.memory.eviction.policy import EvictionPolicy
-from engine.memory.kv_events import KVEventLog
-from engine.memory.prefix import PrefixIndex
-from engine.memory.window import HOLE, FreedWindow
+from sojourn.engine.memory.eviction.policy import EvictionPolicy
+from sojourn.engine.memory.kv_events import KVEventLog
+from sojourn.engine.memory.prefix import PrefixIndex
+from sojourn.engine.memory.window import HOLE, FreedWindow
 
 
 class BlockCounts(NamedTuple):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from metrics.memory.prefix_outcomes import PrefixReport
+from sojourn.metrics.memory.prefix_outcomes import PrefixReport
 
 
 class BlockOwner(Protocol):

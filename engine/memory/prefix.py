@@ -5,9 +5,9 @@ import heapq
 from array import array
 from collections.abc import Sequence
 
-from engine.memory.cached_block import CachedBlock
-from engine.memory.eviction.lru import Lru
-from engine.memory.eviction.policy import EvictionPolicy
+from sojourn.engine.memory.cached_block import CachedBlock
+from sojourn.engine.memory.eviction.lru import Lru
+from sojourn.engine.memory.eviction.policy import EvictionPolicy
 
 
 def chain_hash(parent: bytes, tokens: Sequence[int]) -> bytes:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # it needs numpy, and the help of the program loads this module
-    from metrics.compute.cost_model import ModelShape
+    from sojourn.metrics.compute.cost_model import ModelShape
 
 HOLE = -1  # in a sequence's list of blocks: no later position reads what was there
 

@@ -15,8 +15,8 @@ from hashlib import blake2b
 import numpy as np
 import pandas as pd
 
-from engine.request.plan import ScheduledTokens, StepPlan
-from metrics.statistics.relative_fit import fitted
+from sojourn.engine.request.plan import ScheduledTokens, StepPlan
+from sojourn.metrics.statistics.relative_fit import fitted
 
 MOST_DRAFTS = 16  # in one step
 RUN_WEIGHT = 4.0  # trials that the run's own mean counts as, for a request

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from engine.replay.step_fit import StepColumns
-from metrics.compute.cost_model import ModelShape, StepWork, pairs_and_reads, shape_from
-from metrics.compute.speed_reference import SpeedEntry, settings_of, step_features
-from metrics.compute.step_time import FAR_BEYOND, FEWEST_OF_A_SIZE, features, reached
-from metrics.diagnosis.speed_facts import stored_entries
-from metrics.run.directory import engine_settings
-from metrics.statistics.relative_fit import fitted
-from metrics.steps import Steps, rows_of
+from sojourn.engine.replay.step_fit import StepColumns
+from sojourn.metrics.compute.cost_model import ModelShape, StepWork, pairs_and_reads, shape_from
+from sojourn.metrics.compute.speed_reference import SpeedEntry, settings_of, step_features
+from sojourn.metrics.compute.step_time import FAR_BEYOND, FEWEST_OF_A_SIZE, features, reached
+from sojourn.metrics.diagnosis.speed_facts import stored_entries
+from sojourn.metrics.run.directory import engine_settings
+from sojourn.metrics.statistics.relative_fit import fitted
+from sojourn.metrics.steps import Steps, rows_of
 
 SAMPLED_STEPS = 1_500  # of the run, evenly: a slowdown is known well enough from them
 FEWEST_STEPS = 8  # of a phase

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from metrics.compute.step_time import FEWEST_OF_A_SIZE
+from sojourn.metrics.compute.step_time import FEWEST_OF_A_SIZE
 
 CLASSES_PER_OCTAVE = 4  # of tokens: up to 8 each size is one of its own
 STEPS_OF_A_SIZE = 128  # evenly over the run; more do not move the error

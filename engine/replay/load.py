@@ -5,15 +5,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from engine.adapter import AdapterReference
-from engine.memory.prefix import chain_hash
-from engine.replay.loop import Replica
-from engine.replay.next_turn import NextTurn
-from engine.replay.recorded import RecordedLoad, RecordedRequest
-from engine.replay.routing import RoutingPolicy
-from engine.request.request import Request
-from engine.request.scheduler import Emitted
-from engine.sampling import SamplingParams
+from sojourn.engine.adapter import AdapterReference
+from sojourn.engine.memory.prefix import chain_hash
+from sojourn.engine.replay.loop import Replica
+from sojourn.engine.replay.next_turn import NextTurn
+from sojourn.engine.replay.recorded import RecordedLoad, RecordedRequest
+from sojourn.engine.replay.routing import RoutingPolicy
+from sojourn.engine.request.request import Request
+from sojourn.engine.request.scheduler import Emitted
+from sojourn.engine.sampling import SamplingParams
 
 SEND, ARRIVE, LEAVE = range(3)
 REPEATED_IDS = 1 << 40  # between the token ids of a chain and those of its repetition

@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from engine.replay.drafts import ReplayedDrafts
-from engine.replay.tiers import ReplayedTiers
-from engine.request.plan import StepOutcome, StepPlan
-from engine.request.request import Request, State
-from engine.request.scheduler import Emitted, Scheduler
+from sojourn.engine.replay.drafts import ReplayedDrafts
+from sojourn.engine.replay.tiers import ReplayedTiers
+from sojourn.engine.request.plan import StepOutcome, StepPlan
+from sojourn.engine.request.request import Request, State
+from sojourn.engine.request.scheduler import Emitted, Scheduler
 
 
 class TurnTimes(NamedTuple):

@@ -6,20 +6,20 @@ from typing import Any
 
 import pandas as pd
 
-from engine.config import EngineConfig
-from engine.replay.drafts import DraftModel, lookup_drafts, recorded_drafts
-from engine.replay.known_sizes import known_sizes
-from engine.replay.noise import Noise
-from engine.replay.recorded import recorded_load
-from engine.replay.settings import recorded_config
-from engine.replay.simulate import Material, ServerPart
-from engine.replay.step_fit import StepColumns, StepTimes
-from engine.replay.steps_table import step_columns
-from engine.replay.tiers import tier_speeds, warm_blocks
-from engine.replay.token_tree import with_sources_by_hash
-from metrics.compute.cost_model import shape_from
-from metrics.errors import ReplayError
-from metrics.run.directory import RunDirectory, engine_settings, section
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.replay.drafts import DraftModel, lookup_drafts, recorded_drafts
+from sojourn.engine.replay.known_sizes import known_sizes
+from sojourn.engine.replay.noise import Noise
+from sojourn.engine.replay.recorded import recorded_load
+from sojourn.engine.replay.settings import recorded_config
+from sojourn.engine.replay.simulate import Material, ServerPart
+from sojourn.engine.replay.step_fit import StepColumns, StepTimes
+from sojourn.engine.replay.steps_table import step_columns
+from sojourn.engine.replay.tiers import tier_speeds, warm_blocks
+from sojourn.engine.replay.token_tree import with_sources_by_hash
+from sojourn.metrics.compute.cost_model import shape_from
+from sojourn.metrics.errors import ReplayError
+from sojourn.metrics.run.directory import RunDirectory, engine_settings, section
 
 FEWEST_STEPS = 20  # fewer tell nothing of how long steps take
 

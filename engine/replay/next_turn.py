@@ -3,7 +3,7 @@
 import heapq
 from collections.abc import Sequence
 
-from engine.replay.loop import Replica
+from sojourn.engine.replay.loop import Replica
 
 NEVER = float("inf")
 

@@ -4,7 +4,7 @@ from bisect import bisect_right
 
 import numpy as np
 
-from engine.replay.step_fit import StepColumns, StepTimes
+from sojourn.engine.replay.step_fit import StepColumns, StepTimes
 
 FEWEST_IN_A_STRATUM = 30
 LEVEL_STEPS = 21  # in a row, over which the machine's level is taken

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from engine.replay.load import Sent
-from metrics.replay.measured import LATENCIES, QUANTILES
-from metrics.request.objectives import EVERY_CLASS, objectives_of
+from sojourn.engine.replay.load import Sent
+from sojourn.metrics.replay.measured import LATENCIES, QUANTILES
+from sojourn.metrics.request.objectives import EVERY_CLASS, objectives_of
 
 
 @dataclass(frozen=True, slots=True)

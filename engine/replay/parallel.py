@@ -2,10 +2,10 @@
 
 import msgspec
 
-from metrics.compute.speed_reference import LAYOUT
-from metrics.diagnosis.group_facts import GroupFacts
-from metrics.errors import ReplayError
-from metrics.replay.prediction import Change
+from sojourn.metrics.compute.speed_reference import LAYOUT
+from sojourn.metrics.diagnosis.group_facts import GroupFacts
+from sojourn.metrics.errors import ReplayError
+from sojourn.metrics.replay.prediction import Change
 
 
 def told(change: Change, group: GroupFacts | None) -> Change:

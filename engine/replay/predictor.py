@@ -9,26 +9,26 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from engine.config import EngineConfig
-from engine.replay import trust
-from engine.replay.material import fleet_material, material_of
-from engine.replay.outcome import Answers, figures, recorded_answers
-from engine.replay.parallel import told
-from engine.replay.processes import ReplayProcesses
-from engine.replay.settings import OBJECTIVE_SETTINGS, changed_config, check, check_drafts, recorded_config
-from engine.replay.simulate import Accident, Material, Replayed, Replayer
-from engine.replay.spread import NORMAL_80, Spread, spread_of
-from engine.replay.steps_table import step_columns
-from engine.replay.tiers import check_tiers
-from metrics.diagnosis.group_facts import group_facts
-from metrics.errors import ReplayError
-from metrics.replay.measured import QUANTILES
-from metrics.replay.prediction import Change, Interval, Prediction
-from metrics.request.goodput import measured
-from metrics.request.objectives import EVERY_CLASS
-from metrics.run.directory import RunDirectory
-from metrics.run.fleet import servers_of
-from metrics.run.server_alone import requests_of
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.replay import trust
+from sojourn.engine.replay.material import fleet_material, material_of
+from sojourn.engine.replay.outcome import Answers, figures, recorded_answers
+from sojourn.engine.replay.parallel import told
+from sojourn.engine.replay.processes import ReplayProcesses
+from sojourn.engine.replay.settings import OBJECTIVE_SETTINGS, changed_config, check, check_drafts, recorded_config
+from sojourn.engine.replay.simulate import Accident, Material, Replayed, Replayer
+from sojourn.engine.replay.spread import NORMAL_80, Spread, spread_of
+from sojourn.engine.replay.steps_table import step_columns
+from sojourn.engine.replay.tiers import check_tiers
+from sojourn.metrics.diagnosis.group_facts import group_facts
+from sojourn.metrics.errors import ReplayError
+from sojourn.metrics.replay.measured import QUANTILES
+from sojourn.metrics.replay.prediction import Change, Interval, Prediction
+from sojourn.metrics.request.goodput import measured
+from sojourn.metrics.request.objectives import EVERY_CLASS
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.fleet import servers_of
+from sojourn.metrics.run.server_alone import requests_of
 
 # Of the standard deviation of the speed of the machine, and of the shift of its accidents in seconds. The first is the
 # run's own; of the others two are at the bounds of 80 %.

@@ -3,9 +3,9 @@
 import multiprocessing
 from collections.abc import Sequence
 
-from engine.config import EngineConfig
-from engine.replay.simulate import Accident, Material, Replayed, Replayer
-from metrics.replay.prediction import Change
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.replay.simulate import Accident, Material, Replayed, Replayer
+from sojourn.metrics.replay.prediction import Change
 
 Job = tuple[Change, EngineConfig]
 START_SECONDS = 6.0  # of processes: what takes less in one is not shared

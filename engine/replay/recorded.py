@@ -9,11 +9,11 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from engine.replay.token_tree import give_token_ids
-from metrics.errors import ReplayError
-from metrics.request.goodput import after_warmup
-from metrics.results.load import declared_window_s, is_closed
-from metrics.run.directory import RunDirectory, section
+from sojourn.engine.replay.token_tree import give_token_ids
+from sojourn.metrics.errors import ReplayError
+from sojourn.metrics.request.goodput import after_warmup
+from sojourn.metrics.results.load import declared_window_s, is_closed
+from sojourn.metrics.run.directory import RunDirectory, section
 
 SCHEDULE_FILE = "schedule.parquet"  # what was to be sent: lengths and patience of those that the server never served
 # Accounts of the way from the due moment to the core, and of the way from the core to the client.

@@ -138,7 +138,7 @@ def make_routing(name: str, num_replicas: int, *, max_num_seqs: int, num_blocks:
         return LeastRequests(num_replicas)
     if name == "consistent-hash":
         return ConsistentHash(num_replicas)
-    assert name == "prefix-aware", "the names are those of metrics.replay.prediction.ROUTINGS"
+    assert name == "prefix-aware", "the names are those of sojourn.metrics.replay.prediction.ROUTINGS"
     return PrefixAware(num_replicas, max_num_seqs, num_replicas * num_blocks)
 
 

@@ -6,14 +6,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from engine.config import EngineConfig, complaint
-from engine.replay.drafts import DraftModel
-from engine.settings.kv_tiers import has_tiers
-from metrics.compute.speed_reference import LAYOUT
-from metrics.errors import ReplayError
-from metrics.memory.plan import GIB, HOST_SHARE
-from metrics.replay.prediction import Change
-from metrics.run.directory import engine_settings, section
+from sojourn.engine.config import EngineConfig, complaint
+from sojourn.engine.replay.drafts import DraftModel
+from sojourn.engine.settings.kv_tiers import has_tiers
+from sojourn.metrics.compute.speed_reference import LAYOUT
+from sojourn.metrics.errors import ReplayError
+from sojourn.metrics.memory.plan import GIB, HOST_SHARE
+from sojourn.metrics.replay.prediction import Change
+from sojourn.metrics.run.directory import engine_settings, section
 
 # The scheduler, the memory and the policies read these; the replay runs all three.
 REPLAYED = (

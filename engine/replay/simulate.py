@@ -8,25 +8,25 @@ from typing import Any
 
 import numpy as np
 
-from engine.config import EngineConfig, keeps_all_blocks, largest_chunk_tokens, largest_step_tokens
-from engine.memory.window import FreedWindow, freed_window
-from engine.replay.drafts import DraftModel, ReplayedDrafts
-from engine.replay.known_sizes import KnownSizes
-from engine.replay.load import BlockHashes, LoadChange, ReplayedLoad
-from engine.replay.loop import Replica
-from engine.replay.noise import Noise
-from engine.replay.outcome import Answers, replayed_answers
-from engine.replay.recorded import WAY_ACCOUNTS, RecordedLoad
-from engine.replay.routing import make_routing
-from engine.replay.settings import changed_config
-from engine.replay.step_fit import StepTimes
-from engine.replay.tiers import TierSpeed, replayed_tiers
-from engine.replay.token_budget import token_budget
-from engine.replay.turn_model import FittedTurns
-from engine.request.token_budget import TokenBudget
-from engine.scheduling import make_scheduler
-from metrics.compute.cost_model import ModelShape, tier_bytes
-from metrics.replay.prediction import Change
+from sojourn.engine.config import EngineConfig, keeps_all_blocks, largest_chunk_tokens, largest_step_tokens
+from sojourn.engine.memory.window import FreedWindow, freed_window
+from sojourn.engine.replay.drafts import DraftModel, ReplayedDrafts
+from sojourn.engine.replay.known_sizes import KnownSizes
+from sojourn.engine.replay.load import BlockHashes, LoadChange, ReplayedLoad
+from sojourn.engine.replay.loop import Replica
+from sojourn.engine.replay.noise import Noise
+from sojourn.engine.replay.outcome import Answers, replayed_answers
+from sojourn.engine.replay.recorded import WAY_ACCOUNTS, RecordedLoad
+from sojourn.engine.replay.routing import make_routing
+from sojourn.engine.replay.settings import changed_config
+from sojourn.engine.replay.step_fit import StepTimes
+from sojourn.engine.replay.tiers import TierSpeed, replayed_tiers
+from sojourn.engine.replay.token_budget import token_budget
+from sojourn.engine.replay.turn_model import FittedTurns
+from sojourn.engine.request.token_budget import TokenBudget
+from sojourn.engine.scheduling import make_scheduler
+from sojourn.metrics.compute.cost_model import ModelShape, tier_bytes
+from sojourn.metrics.replay.prediction import Change
 
 
 @dataclass(frozen=True, slots=True)

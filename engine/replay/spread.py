@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from engine.replay.outcome import figures, recorded_answers
-from engine.replay.simulate import Material
-from metrics.compare.samples import identity
-from metrics.errors import SojournError
-from metrics.replay.verify import changed_settings
-from metrics.request.goodput import measured
-from metrics.run.directory import RunDirectory, section
-from metrics.statistics.intervals import student
+from sojourn.engine.replay.outcome import figures, recorded_answers
+from sojourn.engine.replay.simulate import Material
+from sojourn.metrics.compare.samples import identity
+from sojourn.metrics.errors import SojournError
+from sojourn.metrics.replay.verify import changed_settings
+from sojourn.metrics.request.goodput import measured
+from sojourn.metrics.run.directory import RunDirectory, section
+from sojourn.metrics.statistics.intervals import student
 
 BLOCK_NS = 1e9  # of the run, for the bootstrap of its own unsteadiness
 USUAL_SPEED_SPREAD = 0.03  # of a run on a machine that nobody else uses: docs/replay_accuracy.md measures it

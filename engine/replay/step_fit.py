@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from engine.replay.left_out import LARGEST_RATIO, LeftOut, left_out, size_classes
-from metrics.compute.step_time import FAR_BEYOND, FEWEST_OF_A_SIZE, KNOTS, reached, smallest
-from metrics.statistics.non_negative import Alike
-from metrics.statistics.relative_fit import fitted
+from sojourn.engine.replay.left_out import LARGEST_RATIO, LeftOut, left_out, size_classes
+from sojourn.metrics.compute.step_time import FAR_BEYOND, FEWEST_OF_A_SIZE, KNOTS, reached, smallest
+from sojourn.metrics.statistics.non_negative import Alike
+from sojourn.metrics.statistics.relative_fit import fitted
 
 FEWEST_DECODES = 100  # steps: fewer do not tell what a row costs
 SHORT_CHUNKS = (2, 4, 8, 16)  # tokens

@@ -3,8 +3,8 @@
 import numpy as np
 import pandas as pd
 
-from engine.replay.step_fit import StepColumns
-from metrics.steps import EAGER
+from sojourn.engine.replay.step_fit import StepColumns
+from sojourn.metrics.steps import EAGER
 
 
 def step_columns(steps: pd.DataFrame, *, overlap: bool) -> StepColumns:

@@ -10,19 +10,19 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from engine.config import EngineConfig
-from engine.memory.tiers.block_format import HEADER
-from engine.memory.tiers.index import TierIndex
-from engine.memory.tiers.slow_tier import SlowTier
-from engine.memory.tiers.store import Moved
-from engine.memory.tiers.tiers import KVTiers
-from engine.memory.tiers.transfers import Prefetch, Transfers
-from engine.request.plan import StepOutcome, StepPlan
-from engine.request.request import Request, State
-from engine.request.scheduler import Scheduler
-from engine.settings.kv_tiers import DISK_GIB, STAGING_GIB, has_tiers
-from metrics.errors import ReplayError
-from metrics.memory.plan import GIB
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.memory.tiers.block_format import HEADER
+from sojourn.engine.memory.tiers.index import TierIndex
+from sojourn.engine.memory.tiers.slow_tier import SlowTier
+from sojourn.engine.memory.tiers.store import Moved
+from sojourn.engine.memory.tiers.tiers import KVTiers
+from sojourn.engine.memory.tiers.transfers import Prefetch, Transfers
+from sojourn.engine.request.plan import StepOutcome, StepPlan
+from sojourn.engine.request.request import Request, State
+from sojourn.engine.request.scheduler import Scheduler
+from sojourn.engine.settings.kv_tiers import DISK_GIB, STAGING_GIB, has_tiers
+from sojourn.metrics.errors import ReplayError
+from sojourn.metrics.memory.plan import GIB
 
 
 @dataclass(frozen=True, slots=True)

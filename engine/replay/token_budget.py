@@ -1,11 +1,11 @@
 """The token budget of a replay with max_num_batched_tokens=auto: that of the engine, with the fitted model of steps."""
 
-from engine.config import EngineConfig, largest_step_tokens
-from engine.replay.step_fit import StepTimes
-from engine.request.token_budget import FixedBudget, StepTarget, TimedBudget, TokenBudget
-from metrics.compute.cost_model import StepWork
-from metrics.replay.prediction import Change
-from metrics.request.objectives import EVERY_CLASS, objectives_of
+from sojourn.engine.config import EngineConfig, largest_step_tokens
+from sojourn.engine.replay.step_fit import StepTimes
+from sojourn.engine.request.token_budget import FixedBudget, StepTarget, TimedBudget, TokenBudget
+from sojourn.metrics.compute.cost_model import StepWork
+from sojourn.metrics.replay.prediction import Change
+from sojourn.metrics.request.objectives import EVERY_CLASS, objectives_of
 
 ONE_LAYER = ((None, 1),)  # the fitted model counts the pairs of one layer
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from engine.replay.simulate import Material, Replayed
-from metrics.replay.prediction import Change
+from sojourn.engine.replay.simulate import Material, Replayed
+from sojourn.metrics.replay.prediction import Change
 
 FEW_STEPS = 200  # fewer leave the step model with coefficients from a handful of steps
 WORST_MODEL_ERROR = 0.15

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from engine.replay.loop import TurnTimes
-from engine.replay.noise import Noise
-from engine.replay.step_fit import StepTimes
-from engine.request.plan import StepPlan
+from sojourn.engine.replay.loop import TurnTimes
+from sojourn.engine.replay.noise import Noise
+from sojourn.engine.replay.step_fit import StepTimes
+from sojourn.engine.request.plan import StepPlan
 
 
 class FittedTurns:

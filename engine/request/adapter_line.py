@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from engine.adapter import AdapterReference
-from engine.memory.adapters import AdapterSlots
-from engine.request.policy import RankedQueue
-from engine.request.request import Request
+from sojourn.engine.adapter import AdapterReference
+from sojourn.engine.memory.adapters import AdapterSlots
+from sojourn.engine.request.policy import RankedQueue
+from sojourn.engine.request.request import Request
 
 
 class AdapterLine:

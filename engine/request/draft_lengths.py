@@ -16,8 +16,8 @@ from typing import Protocol
 
 import numpy as np
 
-from engine.request.plan import StepOutcome, StepPlan
-from engine.request.request import Request
+from sojourn.engine.request.plan import StepOutcome, StepPlan
+from sojourn.engine.request.request import Request
 
 NOT_WORTH, ACCEPTANCE = "step_time", "acceptance"  # reasons why a request gets no drafts
 LIKELY = 0.5  # acceptance of the first draft above which it is the step's time that makes drafts a loss

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from engine.memory.block_pool import BlockPool
-from engine.memory.observer import BlockObserver
-from engine.memory.tiers.tiers import KVTiers
-from engine.memory.tiers.transfers import Prefetch
-from engine.memory.window import HOLE
-from engine.request.plan import StepPlan
-from engine.request.request import Request
+from sojourn.engine.memory.block_pool import BlockPool
+from sojourn.engine.memory.observer import BlockObserver
+from sojourn.engine.memory.tiers.tiers import KVTiers
+from sojourn.engine.memory.tiers.transfers import Prefetch
+from sojourn.engine.memory.window import HOLE
+from sojourn.engine.request.plan import StepPlan
+from sojourn.engine.request.request import Request
 
 
 class KVBlockManager:

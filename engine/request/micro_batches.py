@@ -1,7 +1,7 @@
 """Which requests a pipeline's next step may hold: its stages compute different steps at the same time."""
 
-from engine.request.plan import StepPlan
-from engine.request.request import Request
+from sojourn.engine.request.plan import StepPlan
+from sojourn.engine.request.request import Request
 
 
 class MicroBatches:

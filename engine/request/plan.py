@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from engine.adapter import AdapterReference
-from engine.memory.tiers.transfers import Transfers
-from engine.request.request import Request
-from engine.sampling import TokenLogprobs
+from sojourn.engine.adapter import AdapterReference
+from sojourn.engine.memory.tiers.transfers import Transfers
+from sojourn.engine.request.request import Request
+from sojourn.engine.sampling import TokenLogprobs
 
 
 class ScheduledTokens(NamedTuple):

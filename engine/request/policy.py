@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import ClassVar, Protocol
 
-from engine.memory.block_pool import BlockPool
-from engine.request.plan import StepPlan
-from engine.request.request import Request
+from sojourn.engine.memory.block_pool import BlockPool
+from sojourn.engine.request.plan import StepPlan
+from sojourn.engine.request.request import Request
 
 
 class Phase(Enum):

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from engine.memory.tiers.transfers import Prefetch
-from engine.request.plan import Preparation
-from engine.request.request import Request
-from metrics.ledger import Account
-from metrics.memory.kv_load import NOTHING_LOADED
+from sojourn.engine.memory.tiers.transfers import Prefetch
+from sojourn.engine.request.plan import Preparation
+from sojourn.engine.request.request import Request
+from sojourn.metrics.ledger import Account
+from sojourn.metrics.memory.kv_load import NOTHING_LOADED
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from engine.adapter import AdapterReference
-from engine.kv_source import KVSource
-from engine.memory.prefix import chain_hash, root_hash
-from engine.sampling import SamplingParams, TokenLogprobs, reads_output
-from metrics.ledger import new_ledger
-from metrics.memory.kv_load import KVLoad
-from metrics.memory.prefix_outcomes import PrefixReport
+from sojourn.engine.adapter import AdapterReference
+from sojourn.engine.kv_source import KVSource
+from sojourn.engine.memory.prefix import chain_hash, root_hash
+from sojourn.engine.sampling import SamplingParams, TokenLogprobs, reads_output
+from sojourn.metrics.ledger import new_ledger
+from sojourn.metrics.memory.kv_load import KVLoad
+from sojourn.metrics.memory.prefix_outcomes import PrefixReport
 
 
 class State(Enum):

@@ -11,9 +11,9 @@ from typing import Protocol
 
 import numpy as np
 
-from engine.request.plan import StepOutcome, StepPlan
-from engine.request.request import Request
-from metrics.compute.cost_model import (
+from sojourn.engine.request.plan import StepOutcome, StepPlan
+from sojourn.engine.request.request import Request
+from sojourn.metrics.compute.cost_model import (
     ModelShape,
     StepWork,
     Windows,
@@ -22,7 +22,7 @@ from metrics.compute.cost_model import (
     prompt_pairs,
     steps_work,
 )
-from metrics.compute.step_time import StepTimeModel, features
+from sojourn.metrics.compute.step_time import StepTimeModel, features
 
 OBJECTIVE_SHARE = 0.8  # of a time per output token: the rest is for the host's work and the spread of steps
 DECODE_STEPS = 3.0  # without an objective: prompts get two thirds of the device, and tokens come a third as fast

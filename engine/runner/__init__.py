@@ -1,6 +1,6 @@
 """StepPlan → tensors → model → sampled ids."""
 
-from engine.runner.batch import OVERFLOW
-from engine.runner.runner import ModelRunner
+from sojourn.engine.runner.batch import OVERFLOW
+from sojourn.engine.runner.runner import ModelRunner
 
 __all__ = ["OVERFLOW", "ModelRunner"]

@@ -12,17 +12,17 @@ from typing import Any, ClassVar
 
 import torch
 
-from engine.adapter import AdapterReference
-from engine.compute.backends import make_lora
-from engine.compute.lora.backend import LinearAdapters, LoraBackend, LoraTile, tiles_of
-from engine.config import EngineConfig, model_folder
-from engine.memory.adapters import HostAdapters
-from engine.request.plan import Preparation, ScheduledTokens
-from engine.token.lora.checkpoint import AdapterDescription, AdapterError, describe
-from engine.token.lora.fit import AdaptedModel
-from engine.token.models.decoder import Decoder
-from metrics.errors import ModelError
-from metrics.memory.plan import GIB, shown_bytes
+from sojourn.engine.adapter import AdapterReference
+from sojourn.engine.compute.backends import make_lora
+from sojourn.engine.compute.lora.backend import LinearAdapters, LoraBackend, LoraTile, tiles_of
+from sojourn.engine.config import EngineConfig, model_folder
+from sojourn.engine.memory.adapters import HostAdapters
+from sojourn.engine.request.plan import Preparation, ScheduledTokens
+from sojourn.engine.token.lora.checkpoint import AdapterDescription, AdapterError, describe
+from sojourn.engine.token.lora.fit import AdaptedModel
+from sojourn.engine.token.models.decoder import Decoder
+from sojourn.metrics.errors import ModelError
+from sojourn.metrics.memory.plan import GIB, shown_bytes
 
 RUNTIME_RANK = 64  # of adapters that are loaded at run time, by default
 

@@ -6,18 +6,18 @@ from typing import Any
 
 import torch
 
-from engine.compute.logits import OVERFLOWED
-from engine.compute.lora.backend import LoraTile
-from engine.memory.tiers.transfers import Transfers
-from engine.request.plan import ScheduledTokens
-from engine.request.request import Request
-from engine.runner.rows import PackedStep
-from engine.sampling import TokenLogprobs
-from engine.token.grammar.guides import Guides
-from engine.token.grammar.masks import MaskFill
-from engine.token.sampling.entropy import EntropySample
-from engine.token.sampling.logprobs import Scores
-from engine.token.sampling.sampler import SamplingInputs
+from sojourn.engine.compute.logits import OVERFLOWED
+from sojourn.engine.compute.lora.backend import LoraTile
+from sojourn.engine.memory.tiers.transfers import Transfers
+from sojourn.engine.request.plan import ScheduledTokens
+from sojourn.engine.request.request import Request
+from sojourn.engine.runner.rows import PackedStep
+from sojourn.engine.sampling import TokenLogprobs
+from sojourn.engine.token.grammar.guides import Guides
+from sojourn.engine.token.grammar.masks import MaskFill
+from sojourn.engine.token.sampling.entropy import EntropySample
+from sojourn.engine.token.sampling.logprobs import Scores
+from sojourn.engine.token.sampling.sampler import SamplingInputs
 
 OVERFLOW = (
     "the model computed values that are no numbers for this request: its weights or its dtype's range are at fault; "

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from engine.compute.kv_cache import parts
+from sojourn.engine.compute.kv_cache import parts
 
 if TYPE_CHECKING:
-    from engine.runner.runner import ModelRunner
+    from sojourn.engine.runner.runner import ModelRunner
 
 MADV_DONTNEED = 4  # asm-generic/mman-common.h
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -99,7 +99,7 @@ def _tensors(roots: tuple) -> Iterator[torch.Tensor]:
             waiting += value.values()
         elif isinstance(value, list | tuple | set | frozenset):
             waiting += value
-        elif type(value).__module__.startswith(("engine.", "torch.nn.")):
+        elif type(value).__module__.startswith(("sojourn.engine.", "torch.nn.")):
             waiting += getattr(value, "__dict__", {}).values()
             names = [name for base in type(value).__mro__ for name in getattr(base, "__slots__", ())]
             waiting += [getattr(value, name) for name in names if name != "__weakref__" and hasattr(value, name)]

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import torch
 
-from engine.compute.kv_cache import KVCache, KVLayout, allocate
-from engine.compute.kv_formats import KV_INT4, QUANTISED
-from engine.config import EngineConfig
-from engine.request.plan import ScheduledTokens, StepPlan
-from engine.request.request import Request
-from engine.sampling import SamplingParams
-from engine.token.speculation.drafters import Target
-from metrics.errors import ModelError
+from sojourn.engine.compute.kv_cache import KVCache, KVLayout, allocate
+from sojourn.engine.compute.kv_formats import KV_INT4, QUANTISED
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.request.plan import ScheduledTokens, StepPlan
+from sojourn.engine.request.request import Request
+from sojourn.engine.sampling import SamplingParams
+from sojourn.engine.token.speculation.drafters import Target
+from sojourn.metrics.errors import ModelError
 
 _COSTLY = SamplingParams(max_tokens=1, top_p=0.5, frequency_penalty=1.0, logit_bias={0: 1.0})
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 
-from engine.compute.logits import OVERFLOWED
-from engine.runner.graphs import Decoded
-from engine.runner.tables import StepTensors
+from sojourn.engine.compute.logits import OVERFLOWED
+from sojourn.engine.runner.graphs import Decoded
+from sojourn.engine.runner.tables import StepTensors
 
 
 def decode(runner: Any, step: StepTensors, draw_rows: torch.Tensor, room: torch.Tensor | None = None) -> Decoded:

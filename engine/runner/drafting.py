@@ -3,12 +3,12 @@
 import time
 from collections.abc import Sequence
 
-from engine.request.plan import ScheduledTokens, StepPlan
-from engine.request.request import State
-from engine.runner.batch import Batch
-from engine.token.grammar.guides import Guides
-from engine.token.models.taps import Taps
-from engine.token.speculation.proposer import ComputedStep, Proposer, SequenceStep
+from sojourn.engine.request.plan import ScheduledTokens, StepPlan
+from sojourn.engine.request.request import State
+from sojourn.engine.runner.batch import Batch
+from sojourn.engine.token.grammar.guides import Guides
+from sojourn.engine.token.models.taps import Taps
+from sojourn.engine.token.speculation.proposer import ComputedStep, Proposer, SequenceStep
 
 
 class Drafting:

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import torch
 
-from engine.config import EngineConfig, largest_step_tokens
-from engine.runner.build import chosen_device, chosen_dtypes
-from engine.token.models.registry import outlined_model
-from metrics.compute.communication import cheaper_exchange, group_shape
-from metrics.compute.roofline import device_name, load_ceilings
-from metrics.errors import CalibrationError
+from sojourn.engine.config import EngineConfig, largest_step_tokens
+from sojourn.engine.runner.build import chosen_device, chosen_dtypes
+from sojourn.engine.token.models.registry import outlined_model
+from sojourn.metrics.compute.communication import cheaper_exchange, group_shape
+from sojourn.metrics.compute.roofline import device_name, load_ceilings
+from sojourn.metrics.errors import CalibrationError
 
 
 def with_exchange(config: EngineConfig, folder: Path) -> EngineConfig:

@@ -2,9 +2,9 @@
 
 import torch
 
-from engine.compute.buffers import to_host
-from engine.token.models.decoder import Decoder
-from engine.token.models.moe import MixtureOfExperts
+from sojourn.engine.compute.buffers import to_host
+from sojourn.engine.token.models.decoder import Decoder
+from sojourn.engine.token.models.moe import MixtureOfExperts
 
 EVERY = 16  # steps between two that are counted; steps that a graph replays are in no sample
 

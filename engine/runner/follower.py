@@ -5,13 +5,13 @@ from collections import deque
 
 import torch
 
-from engine.memory.tiers.transfers import Transfers
-from engine.runner.batch import Batch
-from engine.runner.rank_step import Conclude, Move, RankReport, RankStep
-from engine.runner.runner import ModelRunner
-from engine.runner.stream import Task
-from engine.runner.traffic import report
-from engine.token.sampling.logprobs import chunks
+from sojourn.engine.memory.tiers.transfers import Transfers
+from sojourn.engine.runner.batch import Batch
+from sojourn.engine.runner.rank_step import Conclude, Move, RankReport, RankStep
+from sojourn.engine.runner.runner import ModelRunner
+from sojourn.engine.runner.stream import Task
+from sojourn.engine.runner.traffic import report
+from sojourn.engine.token.sampling.logprobs import chunks
 
 
 class Follower:

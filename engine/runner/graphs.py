@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engine.compute.attention.backend import AttentionBackend
-from engine.compute.attention.torch_backend import TorchAttention
-from engine.compute.operations.backend import Operations
-from engine.config import EngineConfig
-from engine.runner.batch import Batch
-from engine.runner.tables import StaticInputs, StepTensors
-from metrics.errors import ModelError
+from sojourn.engine.compute.attention.backend import AttentionBackend
+from sojourn.engine.compute.attention.torch_backend import TorchAttention
+from sojourn.engine.compute.operations.backend import Operations
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.runner.batch import Batch
+from sojourn.engine.runner.tables import StaticInputs, StepTensors
+from sojourn.metrics.errors import ModelError
 
 log = logging.getLogger(__name__)
 

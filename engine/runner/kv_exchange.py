@@ -3,23 +3,23 @@
 import secrets
 from functools import partial
 
-from engine.config import EngineConfig
-from engine.kv_source import KVAddress
-from engine.memory.tiers.slow_tier import PeerTier
-from engine.memory.tiers.tiers import KVTiers
-from engine.memory.transfer import wire
-from engine.memory.transfer.announcements import Announcements
-from engine.memory.transfer.connection import Model
-from engine.memory.transfer.handoffs import Handoffs
-from engine.memory.transfer.headers import SlotHeaders
-from engine.memory.transfer.lease import LeaseTable
-from engine.memory.transfer.peers import PeerStore
-from engine.memory.transfer.shared_memory import SharedMemoryTransport, SharedSegment
-from engine.memory.transfer.side_channel import SideChannel
-from engine.memory.transfer.transport import KVTransport
-from engine.runner.kv_transfer import HostSlots
-from engine.runner.runner import ModelRunner
-from engine.settings.kv_transfer import LEASE_SECONDS, LOOPBACK, may_read_from
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.kv_source import KVAddress
+from sojourn.engine.memory.tiers.slow_tier import PeerTier
+from sojourn.engine.memory.tiers.tiers import KVTiers
+from sojourn.engine.memory.transfer import wire
+from sojourn.engine.memory.transfer.announcements import Announcements
+from sojourn.engine.memory.transfer.connection import Model
+from sojourn.engine.memory.transfer.handoffs import Handoffs
+from sojourn.engine.memory.transfer.headers import SlotHeaders
+from sojourn.engine.memory.transfer.lease import LeaseTable
+from sojourn.engine.memory.transfer.peers import PeerStore
+from sojourn.engine.memory.transfer.shared_memory import SharedMemoryTransport, SharedSegment
+from sojourn.engine.memory.transfer.side_channel import SideChannel
+from sojourn.engine.memory.transfer.transport import KVTransport
+from sojourn.engine.runner.kv_transfer import HostSlots
+from sojourn.engine.runner.runner import ModelRunner
+from sojourn.engine.settings.kv_transfer import LEASE_SECONDS, LOOPBACK, may_read_from
 
 
 class KVExchange:
@@ -67,7 +67,7 @@ class KVExchange:
 def _transport(name: str, segment: SharedSegment, slots: HostSlots) -> KVTransport:
     if name == "shm":
         return SharedMemoryTransport(segment, slots.slot_bytes)
-    from engine.memory.transfer.nixl import NixlTransport  # only now: it loads NIXL
+    from sojourn.engine.memory.transfer.nixl import NixlTransport  # only now: it loads NIXL
 
     return NixlTransport(segment, slots.slot_bytes)
 

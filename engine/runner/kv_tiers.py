@@ -5,26 +5,26 @@ from pathlib import Path
 
 import torch
 
-from engine.compute.kv_cache import parts
-from engine.config import EngineConfig
-from engine.memory.tiers.block_format import BlockFormat
-from engine.memory.tiers.disk import Disk
-from engine.memory.tiers.index import TierIndex
-from engine.memory.tiers.medium_store import MediumQuestions, MediumStore
-from engine.memory.tiers.remote import Remote
-from engine.memory.tiers.slow_tier import SlowTier
-from engine.memory.tiers.tiers import KVTiers
-from engine.memory.transfer.handoffs import Handoffs
-from engine.process import free_memory_bytes
-from engine.runner.checkpoint_files import files_digest
-from engine.runner.kv_exchange import KVExchange
-from engine.runner.kv_transfer import HostSlots, slot_sizes
-from engine.runner.memory_plan import host_tier_bytes
-from engine.runner.runner import ModelRunner
-from engine.settings.kv_tiers import DISK_GIB, has_tiers, stores_on
-from engine.settings.kv_transfer import gives, takes
-from metrics.errors import ModelError
-from metrics.memory.plan import GIB, shown_bytes
+from sojourn.engine.compute.kv_cache import parts
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.memory.tiers.block_format import BlockFormat
+from sojourn.engine.memory.tiers.disk import Disk
+from sojourn.engine.memory.tiers.index import TierIndex
+from sojourn.engine.memory.tiers.medium_store import MediumQuestions, MediumStore
+from sojourn.engine.memory.tiers.remote import Remote
+from sojourn.engine.memory.tiers.slow_tier import SlowTier
+from sojourn.engine.memory.tiers.tiers import KVTiers
+from sojourn.engine.memory.transfer.handoffs import Handoffs
+from sojourn.engine.process import free_memory_bytes
+from sojourn.engine.runner.checkpoint_files import files_digest
+from sojourn.engine.runner.kv_exchange import KVExchange
+from sojourn.engine.runner.kv_transfer import HostSlots, slot_sizes
+from sojourn.engine.runner.memory_plan import host_tier_bytes
+from sojourn.engine.runner.runner import ModelRunner
+from sojourn.engine.settings.kv_tiers import DISK_GIB, has_tiers, stores_on
+from sojourn.engine.settings.kv_transfer import gives, takes
+from sojourn.metrics.errors import ModelError
+from sojourn.metrics.memory.plan import GIB, shown_bytes
 
 REMEMBERED_KEYS = 1 << 18  # of a remote tier, which is asked for others
 

@@ -10,9 +10,9 @@ from itertools import accumulate
 
 import torch
 
-from engine.compute.kv_cache import KVCache, copy_blocks, parts, zeros
-from engine.memory.tiers.transfers import Transfers
-from metrics.errors import ModelError
+from sojourn.engine.compute.kv_cache import KVCache, copy_blocks, parts, zeros
+from sojourn.engine.memory.tiers.transfers import Transfers
+from sojourn.metrics.errors import ModelError
 
 ALIGNED = 16  # bytes: where a part of a slot begins
 

@@ -1,8 +1,8 @@
 """What the settings of a parallel group mean for one rank."""
 
-from engine.compute.communication.layout import ParallelLayout
-from engine.config import EngineConfig
-from engine.process import num_cores
+from sojourn.engine.compute.communication.layout import ParallelLayout
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.process import num_cores
 
 
 def layout_of(config: EngineConfig, rank: int) -> ParallelLayout:

@@ -4,13 +4,13 @@ from typing import Any
 
 import torch
 
-from engine.config import EngineConfig
-from engine.request.plan import StepPlan
-from engine.runner.build import trial_plans, work_and_free_bytes
-from engine.runner.graphs import graph_bytes
-from engine.runner.memory_plan import MeasuredBytes, measured_plan
-from engine.token.sampling.sampler import Sampler
-from metrics.memory.plan import MemoryPlan
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.request.plan import StepPlan
+from sojourn.engine.runner.build import trial_plans, work_and_free_bytes
+from sojourn.engine.runner.graphs import graph_bytes
+from sojourn.engine.runner.memory_plan import MeasuredBytes, measured_plan
+from sojourn.engine.token.sampling.sampler import Sampler
+from sojourn.metrics.memory.plan import MemoryPlan
 
 
 def measured_memory(runner: Any, config: EngineConfig) -> MemoryPlan:

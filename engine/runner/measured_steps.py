@@ -1,9 +1,9 @@
 """Steps that are computed and timed before anything is served, for a first idea of this device's speed."""
 
-from engine.request.plan import Runner, ScheduledTokens, StepOutcome, StepPlan
-from engine.request.request import Request
-from engine.sampling import SamplingParams
-from metrics.compute.cost_model import ModelShape, StepWork, step_work
+from sojourn.engine.request.plan import Runner, ScheduledTokens, StepOutcome, StepPlan
+from sojourn.engine.request.request import Request
+from sojourn.engine.sampling import SamplingParams
+from sojourn.metrics.compute.cost_model import ModelShape, StepWork, step_work
 
 DECODES = (1, 8, 32)  # sequences
 CONTEXTS = (16, 256)  # tokens of theirs

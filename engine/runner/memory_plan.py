@@ -7,23 +7,23 @@ import psutil
 import torch
 from msgspec.structs import replace
 
-from engine.compute.communication.layout import ParallelLayout
-from engine.compute.kv_cache import bytes_per_token
-from engine.config import EngineConfig, keeps_all_blocks, largest_chunk_tokens, largest_step_tokens
-from engine.memory.window import FreedWindow, freed_window
-from engine.process import free_memory_bytes
-from engine.runner.adapters import checked_rank
-from engine.runner.build import check_kv_format, chosen_device, chosen_dtypes
-from engine.runner.layout import layout_of
-from engine.settings.kv_tiers import STAGING_GIB, has_tiers
-from engine.token.lora.fit import AdaptedModel
-from engine.token.models.decoder import Decoder
-from engine.token.models.expansion import ROOM_BYTES
-from engine.token.models.registry import outlined_model
-from engine.token.speculation.drafters import Target, outlined_drafter
-from metrics.compute.cost_model import ModelShape
-from metrics.errors import ModelError
-from metrics.memory.plan import GIB, HOST_SHARE, MemoryPlan, shown_bytes
+from sojourn.engine.compute.communication.layout import ParallelLayout
+from sojourn.engine.compute.kv_cache import bytes_per_token
+from sojourn.engine.config import EngineConfig, keeps_all_blocks, largest_chunk_tokens, largest_step_tokens
+from sojourn.engine.memory.window import FreedWindow, freed_window
+from sojourn.engine.process import free_memory_bytes
+from sojourn.engine.runner.adapters import checked_rank
+from sojourn.engine.runner.build import check_kv_format, chosen_device, chosen_dtypes
+from sojourn.engine.runner.layout import layout_of
+from sojourn.engine.settings.kv_tiers import STAGING_GIB, has_tiers
+from sojourn.engine.token.lora.fit import AdaptedModel
+from sojourn.engine.token.models.decoder import Decoder
+from sojourn.engine.token.models.expansion import ROOM_BYTES
+from sojourn.engine.token.models.registry import outlined_model
+from sojourn.engine.token.speculation.drafters import Target, outlined_drafter
+from sojourn.metrics.compute.cost_model import ModelShape
+from sojourn.metrics.errors import ModelError
+from sojourn.metrics.memory.plan import GIB, HOST_SHARE, MemoryPlan, shown_bytes
 
 CUDA_SHARE = 0.85  # of the free memory of a GPU that KV takes by default: nobody else uses it
 LARGEST_HOST_SHARE = 0.85  # of a host's memory, where a single request of max_model_len needs more than HOST_SHARE

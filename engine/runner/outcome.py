@@ -5,14 +5,14 @@ from typing import Any
 
 import torch
 
-from engine.compute.buffers import to_device, to_host
-from engine.request.plan import StepOutcome
-from engine.runner.batch import Batch, PromptRows, prompt_logprobs
-from engine.runner.expert_tokens import summed
-from engine.runner.stream import Task
-from engine.runner.traffic import bubble_ns, communication_ns
-from engine.token.sampling.entropy import entropy_and_mass, recorded_entropy
-from engine.token.sampling.logprobs import Scores, chunks, score
+from sojourn.engine.compute.buffers import to_device, to_host
+from sojourn.engine.request.plan import StepOutcome
+from sojourn.engine.runner.batch import Batch, PromptRows, prompt_logprobs
+from sojourn.engine.runner.expert_tokens import summed
+from sojourn.engine.runner.stream import Task
+from sojourn.engine.runner.traffic import bubble_ns, communication_ns
+from sojourn.engine.token.sampling.entropy import entropy_and_mass, recorded_entropy
+from sojourn.engine.token.sampling.logprobs import Scores, chunks, score
 
 
 def keep_scores(batch: Batch, logits: torch.Tensor, ids: torch.Tensor) -> None:

@@ -10,13 +10,13 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from engine.adapter import AdapterReference
-from engine.compute.communication.communicator import Communicators
-from engine.compute.communication.layout import ParallelLayout
-from engine.compute.lora.backend import LoraTile
-from engine.memory.tiers.transfers import Transfers
-from engine.runner.batch import Batch, PromptRows
-from engine.runner.rows import UNKNOWN, PackedStep, split
+from sojourn.engine.adapter import AdapterReference
+from sojourn.engine.compute.communication.communicator import Communicators
+from sojourn.engine.compute.communication.layout import ParallelLayout
+from sojourn.engine.compute.lora.backend import LoraTile
+from sojourn.engine.memory.tiers.transfers import Transfers
+from sojourn.engine.runner.batch import Batch, PromptRows
+from sojourn.engine.runner.rows import UNKNOWN, PackedStep, split
 
 
 class RankStep(msgspec.Struct, frozen=True, tag=True):

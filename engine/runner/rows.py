@@ -6,9 +6,9 @@ from itertools import accumulate, chain
 
 import numpy as np
 
-from engine.memory.window import HOLE
-from engine.request.plan import ScheduledTokens
-from engine.request.request import Request
+from sojourn.engine.memory.window import HOLE
+from sojourn.engine.request.plan import ScheduledTokens
+from sojourn.engine.request.request import Request
 
 UNKNOWN = -1  # a token that the device sampled and the host has not read
 ALIGNED = 4  # numbers: each part begins at 16 bytes, or kernels would be compiled for each other alignment

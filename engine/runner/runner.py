@@ -7,19 +7,19 @@ from pathlib import Path
 
 import torch
 
-from engine.adapter import AdapterReference
-from engine.compute.attention.backend import AttentionInputs
-from engine.compute.backends import make_attention, make_operations
-from engine.compute.buffers import to_device
-from engine.compute.communication.layout import ONE_PROCESS
-from engine.compute.kv_cache import KVCache, clear_blocks
-from engine.compute.lora.backend import decode_slots
-from engine.config import EngineConfig, largest_step_tokens
-from engine.memory.tiers.transfers import Transfers
-from engine.request.plan import LaunchedStep, Preparation, StepOutcome, StepPlan
-from engine.request.request import Request
-from engine.runner.adapters import Adapters, both, make_adapters
-from engine.runner.batch import (
+from sojourn.engine.adapter import AdapterReference
+from sojourn.engine.compute.attention.backend import AttentionInputs
+from sojourn.engine.compute.backends import make_attention, make_operations
+from sojourn.engine.compute.buffers import to_device
+from sojourn.engine.compute.communication.layout import ONE_PROCESS
+from sojourn.engine.compute.kv_cache import KVCache, clear_blocks
+from sojourn.engine.compute.lora.backend import decode_slots
+from sojourn.engine.config import EngineConfig, largest_step_tokens
+from sojourn.engine.memory.tiers.transfers import Transfers
+from sojourn.engine.request.plan import LaunchedStep, Preparation, StepOutcome, StepPlan
+from sojourn.engine.request.request import Request
+from sojourn.engine.runner.adapters import Adapters, both, make_adapters
+from sojourn.engine.runner.batch import (
     OVERFLOWED,
     Batch,
     batch_order,
@@ -29,30 +29,30 @@ from engine.runner.batch import (
     sampled_logprobs,
     sampled_tokens,
 )
-from engine.runner.build import allocated, chosen_device, chosen_dtypes
-from engine.runner.decode import decode
-from engine.runner.drafting import Drafting
-from engine.runner.expert_tokens import ExpertTokens
-from engine.runner.graphs import Decoded, DecodeGraphs, captured, graph_sizes, wants_graphs
-from engine.runner.kv_transfer import HostSlots, move_blocks
-from engine.runner.measured_memory import measured_memory
-from engine.runner.memory_plan import planned, window_of, with_pool
-from engine.runner.outcome import keep_scores, outcome, prompt_scores, sent
-from engine.runner.rank_step import Move, Ranks, rank_step
-from engine.runner.rows import StableRows, pack
-from engine.runner.stages import Stages
-from engine.runner.stream import Task, make_stream, step_threads
-from engine.runner.tables import StepTensors, make_tables
-from engine.runner.weight_reference import reference_predictions
-from engine.sampling import keeps_rows, unfit
-from engine.settings.speculation import PROPOSING
-from engine.token.grammar.guides import Guides, refused
-from engine.token.models.registry import load_model
-from engine.token.sampling.entropy import EntropyProbe
-from engine.token.sampling.sampler import Sampler
-from engine.token.speculation.drafters import Target
-from engine.token.speculation.proposers import make_proposer
-from metrics.compute.startup import StartupClock
+from sojourn.engine.runner.build import allocated, chosen_device, chosen_dtypes
+from sojourn.engine.runner.decode import decode
+from sojourn.engine.runner.drafting import Drafting
+from sojourn.engine.runner.expert_tokens import ExpertTokens
+from sojourn.engine.runner.graphs import Decoded, DecodeGraphs, captured, graph_sizes, wants_graphs
+from sojourn.engine.runner.kv_transfer import HostSlots, move_blocks
+from sojourn.engine.runner.measured_memory import measured_memory
+from sojourn.engine.runner.memory_plan import planned, window_of, with_pool
+from sojourn.engine.runner.outcome import keep_scores, outcome, prompt_scores, sent
+from sojourn.engine.runner.rank_step import Move, Ranks, rank_step
+from sojourn.engine.runner.rows import StableRows, pack
+from sojourn.engine.runner.stages import Stages
+from sojourn.engine.runner.stream import Task, make_stream, step_threads
+from sojourn.engine.runner.tables import StepTensors, make_tables
+from sojourn.engine.runner.weight_reference import reference_predictions
+from sojourn.engine.sampling import keeps_rows, unfit
+from sojourn.engine.settings.speculation import PROPOSING
+from sojourn.engine.token.grammar.guides import Guides, refused
+from sojourn.engine.token.models.registry import load_model
+from sojourn.engine.token.sampling.entropy import EntropyProbe
+from sojourn.engine.token.sampling.sampler import Sampler
+from sojourn.engine.token.speculation.drafters import Target
+from sojourn.engine.token.speculation.proposers import make_proposer
+from sojourn.metrics.compute.startup import StartupClock
 
 
 class ModelRunner:

@@ -10,18 +10,18 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from engine.compute.attention.backend import AttentionBackend
-from engine.compute.buffers import to_device
-from engine.compute.communication.communicator import Receipt, TransferTimes
-from engine.compute.kv_cache import KVCache
-from engine.compute.operations.backend import Operations
-from engine.runner.batch import Batch
-from engine.runner.rank_step import Ranks, has_unknown_tokens
-from engine.runner.rows import PackedStep
-from engine.runner.stream import Task
-from engine.runner.tables import StepTensors, Tables
-from engine.runner.traffic import HiddenTimes, Traffic, merged, report
-from engine.token.models.decoder import Decoder
+from sojourn.engine.compute.attention.backend import AttentionBackend
+from sojourn.engine.compute.buffers import to_device
+from sojourn.engine.compute.communication.communicator import Receipt, TransferTimes
+from sojourn.engine.compute.kv_cache import KVCache
+from sojourn.engine.compute.operations.backend import Operations
+from sojourn.engine.runner.batch import Batch
+from sojourn.engine.runner.rank_step import Ranks, has_unknown_tokens
+from sojourn.engine.runner.rows import PackedStep
+from sojourn.engine.runner.stream import Task
+from sojourn.engine.runner.tables import StepTensors, Tables
+from sojourn.engine.runner.traffic import HiddenTimes, Traffic, merged, report
+from sojourn.engine.token.models.decoder import Decoder
 
 
 class Stages:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.compute.linear import Linear
-from engine.token.models.decoder import Decoder
-from metrics.compute.cost_model import ModelShape
+from sojourn.engine.compute.linear import Linear
+from sojourn.engine.token.models.decoder import Decoder
+from sojourn.metrics.compute.cost_model import ModelShape
 
 FEW_ROWS = (1, 2, 4)  # numbers of tokens whose steps are measured
 WORTH = 1.2  # all threads must be this many times as fast: they also take cores from the other processes

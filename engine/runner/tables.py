@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.compute.buffers import to_device
-from engine.runner.rows import PADDING_ROW, PackedStep, empty_step, split
+from sojourn.engine.compute.buffers import to_device
+from sojourn.engine.runner.rows import PADDING_ROW, PackedStep, empty_step, split
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class DeviceTables:
     attention that cannot index the tables itself."""
 
     def __init__(self, max_rows: int, max_blocks: int, block_size: int, device: torch.device, gathers: bool):
-        from engine.compute.triton import step_inputs  # Triton is slow to import, and not everywhere
+        from sojourn.engine.compute.triton import step_inputs  # Triton is slow to import, and not everywhere
 
         self._kernel = step_inputs
         self._block_size = block_size

@@ -2,9 +2,9 @@
 
 from collections import deque
 
-from engine.compute.communication.communicator import CollectiveCount, Communicators, TransferTimes
-from engine.compute.communication.layout import ParallelLayout
-from engine.runner.rank_step import RankReport
+from sojourn.engine.compute.communication.communicator import CollectiveCount, Communicators, TransferTimes
+from sojourn.engine.compute.communication.layout import ParallelLayout
+from sojourn.engine.runner.rank_step import RankReport
 
 Exchanges = dict[str, tuple[int, int]]  # by collective: bytes and nanoseconds
 WAITS = ("recv",)  # for another stage; all others are communication

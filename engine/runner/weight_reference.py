@@ -4,12 +4,12 @@ from pathlib import Path
 
 import torch
 
-from engine.config import EngineConfig, model_folder
-from engine.runner.memory_plan import free_bytes
-from engine.token.models.registry import load_model, outlined_model
-from engine.token.quantise.error import NUM_TOKENS, ReferencePredictions, text_ids
-from metrics.errors import ModelError
-from metrics.memory.plan import shown_bytes
+from sojourn.engine.config import EngineConfig, model_folder
+from sojourn.engine.runner.memory_plan import free_bytes
+from sojourn.engine.token.models.registry import load_model, outlined_model
+from sojourn.engine.token.quantise.error import NUM_TOKENS, ReferencePredictions, text_ids
+from sojourn.metrics.errors import ModelError
+from sojourn.metrics.memory.plan import shown_bytes
 
 FLOAT_BYTES = 4  # of a kept log-probability
 

@@ -10,15 +10,15 @@ from fastapi import FastAPI, Request
 from pydantic import Field
 from starlette.responses import PlainTextResponse, Response
 
-from engine.adapter import AdapterReference
-from engine.config import EngineConfig
-from engine.server.core.client import CoreClient
-from engine.server.errors import ApiError, Rejection, invalid
-from engine.server.http.bodies import BodyReader
-from engine.server.openai.protocol import Strict
-from engine.settings.named_paths import NAME as ADAPTER_NAME
-from engine.token.lora.checkpoint import CONFIG, WEIGHTS, AdapterError, describe
-from metrics.errors import InputError
+from sojourn.engine.adapter import AdapterReference
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.server.core.client import CoreClient
+from sojourn.engine.server.errors import ApiError, Rejection, invalid
+from sojourn.engine.server.http.bodies import BodyReader
+from sojourn.engine.server.openai.protocol import Strict
+from sojourn.engine.settings.named_paths import NAME as ADAPTER_NAME
+from sojourn.engine.token.lora.checkpoint import CONFIG, WEIGHTS, AdapterError, describe
+from sojourn.metrics.errors import InputError
 
 LOAD_SECONDS = 300  # for the core to read an adapter
 

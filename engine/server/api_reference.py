@@ -1,4 +1,6 @@
-"""The tables of docs/api.md, from the models that check requests: `python -m engine.server.api_reference` renews them.
+"""The tables of docs/api.md, from the models that check requests.
+
+`python -m sojourn.engine.server.api_reference` renews them.
 
 The prose around them is written by hand. A table stands between `<!-- fields: NAME -->` and `<!-- end -->`.
 """
@@ -11,14 +13,14 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from engine.server.adapters import LoadLoraAdapter, UnloadLoraAdapter
-from engine.server.anthropic.content_blocks import TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
-from engine.server.anthropic.messages_request import CountTokensRequest
-from engine.server.app import ENDPOINTS
-from engine.server.debug import ProfileRequest
-from engine.server.openai.messages import TemplateFields
-from engine.server.openai.protocol import GenerationRequest, UnsupportedField
-from engine.server.openai.responses_request import ResponsesRequest
+from sojourn.engine.server.adapters import LoadLoraAdapter, UnloadLoraAdapter
+from sojourn.engine.server.anthropic.content_blocks import TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
+from sojourn.engine.server.anthropic.messages_request import CountTokensRequest
+from sojourn.engine.server.app import ENDPOINTS
+from sojourn.engine.server.debug import ProfileRequest
+from sojourn.engine.server.openai.messages import TemplateFields
+from sojourn.engine.server.openai.protocol import GenerationRequest, UnsupportedField
+from sojourn.engine.server.openai.responses_request import ResponsesRequest
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "api.md"
 # Their fields have one table, for all bodies that take them.

@@ -9,29 +9,29 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from engine.config import EngineConfig
-from engine.server import token_api
-from engine.server.access.middleware import AccessMiddleware, add_reload_route
-from engine.server.adapters import add_adapter_routes
-from engine.server.anthropic import messages_api
-from engine.server.anthropic.messages_request import CountTokensRequest, MessagesRequest
-from engine.server.core.sequence import oldest_wait_seconds
-from engine.server.debug import add_debug_routes
-from engine.server.endpoint import Endpoint, answer_call
-from engine.server.errors import ApiError
-from engine.server.fleet import render
-from engine.server.fleet.routes import add_fleet_routes
-from engine.server.http.web_pages import WebPageGuard, with_cors
-from engine.server.middleware import RequestMiddleware, show_api_error, show_http_error
-from engine.server.models.registry import Models
-from engine.server.models.sleep_routes import ASLEEP, add_sleep_routes
-from engine.server.moderation.api import ModerationRequest, moderate
-from engine.server.openai.chat_request import ChatRequest, DetokenizeRequest, TokenizeRequest
-from engine.server.openai.protocol import CompletionRequest
-from engine.server.openai.responses_request import ResponsesRequest
-from engine.server.service import Service
-from metrics.export.prometheus_series import merged
-from metrics.machine.host import own_version
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.server import token_api
+from sojourn.engine.server.access.middleware import AccessMiddleware, add_reload_route
+from sojourn.engine.server.adapters import add_adapter_routes
+from sojourn.engine.server.anthropic import messages_api
+from sojourn.engine.server.anthropic.messages_request import CountTokensRequest, MessagesRequest
+from sojourn.engine.server.core.sequence import oldest_wait_seconds
+from sojourn.engine.server.debug import add_debug_routes
+from sojourn.engine.server.endpoint import Endpoint, answer_call
+from sojourn.engine.server.errors import ApiError
+from sojourn.engine.server.fleet import render
+from sojourn.engine.server.fleet.routes import add_fleet_routes
+from sojourn.engine.server.http.web_pages import WebPageGuard, with_cors
+from sojourn.engine.server.middleware import RequestMiddleware, show_api_error, show_http_error
+from sojourn.engine.server.models.registry import Models
+from sojourn.engine.server.models.sleep_routes import ASLEEP, add_sleep_routes
+from sojourn.engine.server.moderation.api import ModerationRequest, moderate
+from sojourn.engine.server.openai.chat_request import ChatRequest, DetokenizeRequest, TokenizeRequest
+from sojourn.engine.server.openai.protocol import CompletionRequest
+from sojourn.engine.server.openai.responses_request import ResponsesRequest
+from sojourn.engine.server.service import Service
+from sojourn.metrics.export.prometheus_series import merged
+from sojourn.metrics.machine.host import own_version
 
 # A new endpoint is a line here.
 ENDPOINTS = {

@@ -9,11 +9,11 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from engine.server.core.call import SERVER_FAULT, Call
-from engine.server.core.sequence import TextPiece
-from engine.server.errors import ApiError
-from engine.server.openai.serializer import Serializer
-from metrics.records import RequestRecord
+from sojourn.engine.server.core.call import SERVER_FAULT, Call
+from sojourn.engine.server.core.sequence import TextPiece
+from sojourn.engine.server.errors import ApiError
+from sojourn.engine.server.openai.serializer import Serializer
+from sojourn.metrics.records import RequestRecord
 
 STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 OnEnd = Callable[[int, str | None, RequestRecord | None], None]  # status, code and record of a call

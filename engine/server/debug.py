@@ -11,21 +11,21 @@ from fastapi import FastAPI, Request
 from pydantic import Field
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from engine.messages import Profile
-from engine.server.core.client import CoreClient
-from engine.server.errors import ApiError, core_lost
-from engine.server.http.bodies import BodyReader
-from engine.server.openai.protocol import Strict
-from engine.server.telemetry import recent
-from engine.server.telemetry.full import Telemetry
-from engine.server.telemetry.off import NoTelemetry
-from engine.server.telemetry.recent import RECENT_REQUESTS, RECENT_STEPS, Recent
-from metrics.compute.kernels import Burst, by_class, by_name
-from metrics.export.perfetto import TraceRows, write_trace
-from metrics.ledger import SERVER_ACCOUNTS
-from metrics.records import STAGES, RequestRecord, StepRecord
-from metrics.records.tables import row
-from metrics.run.recorder import Recorder
+from sojourn.engine.messages import Profile
+from sojourn.engine.server.core.client import CoreClient
+from sojourn.engine.server.errors import ApiError, core_lost
+from sojourn.engine.server.http.bodies import BodyReader
+from sojourn.engine.server.openai.protocol import Strict
+from sojourn.engine.server.telemetry import recent
+from sojourn.engine.server.telemetry.full import Telemetry
+from sojourn.engine.server.telemetry.off import NoTelemetry
+from sojourn.engine.server.telemetry.recent import RECENT_REQUESTS, RECENT_STEPS, Recent
+from sojourn.metrics.compute.kernels import Burst, by_class, by_name
+from sojourn.metrics.export.perfetto import TraceRows, write_trace
+from sojourn.metrics.ledger import SERVER_ACCOUNTS
+from sojourn.metrics.records import STAGES, RequestRecord, StepRecord
+from sojourn.metrics.records.tables import row
+from sojourn.metrics.run.recorder import Recorder
 
 SHOWN = 100  # records, by default
 SHOWN_AT_ONCE = 32  # ... before the event loop may run other tasks

@@ -7,8 +7,8 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from metrics.errors import SojournError
-from metrics.records import RequestRecord
+from sojourn.metrics.errors import SojournError
+from sojourn.metrics.records import RequestRecord
 
 ANTHROPIC_PATH = "/v1/messages"
 

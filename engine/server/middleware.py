@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.server.errors import ANTHROPIC_PATH, ApiError
+from sojourn.engine.server.errors import ANTHROPIC_PATH, ApiError
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 

@@ -9,15 +9,15 @@ from contextlib import suppress
 
 import uvicorn
 
-from engine.config import EngineConfig
-from engine.process import freeze_startup_objects, share_interpreter
-from engine.server.app import build_app
-from engine.server.core.client import CoreClient
-from engine.server.fleet.kv_event_publisher import exposed
-from engine.server.http.listener import exposure, listen, raise_descriptor_limit, url_of, uvicorn_settings
-from engine.server.models.registry import Models
-from engine.server.service import Service
-from metrics.errors import RunDataError, ServerError, SojournError
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.process import freeze_startup_objects, share_interpreter
+from sojourn.engine.server.app import build_app
+from sojourn.engine.server.core.client import CoreClient
+from sojourn.engine.server.fleet.kv_event_publisher import exposed
+from sojourn.engine.server.http.listener import exposure, listen, raise_descriptor_limit, url_of, uvicorn_settings
+from sojourn.engine.server.models.registry import Models
+from sojourn.engine.server.service import Service
+from sojourn.metrics.errors import RunDataError, ServerError, SojournError
 
 # After the second signal: for the error events to reach their clients, and for all to end, the run directory included.
 FAREWELL_SECONDS = 0.5
@@ -31,8 +31,8 @@ def serve(config: EngineConfig) -> None:
     try:
         app = build_app(config)
         if config.faults is not None:
-            from engine.faults.front import plant_in_front
-            from engine.faults.plan import planned
+            from sojourn.engine.faults.front import plant_in_front
+            from sojourn.engine.faults.plan import planned
 
             plant_in_front(app, planned(config.faults))
             print(f"WARNING: this server is slow or wrong on purpose; faults={config.faults}", flush=True)

@@ -13,43 +13,43 @@ import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
-from engine.adapter import AdapterReference
-from engine.config import EngineConfig, model_folder
-from engine.sampling import Grammar
-from engine.server.access.access import Access
-from engine.server.adapters import ServedAdapters
-from engine.server.call_response import CallResponse
-from engine.server.core.call import Call, Caller
-from engine.server.core.client import CoreClient
-from engine.server.errors import ApiError, Rejection, invalid
-from engine.server.fleet.kv_event_publisher import KVEventPublisher
-from engine.server.grammar.checks import GrammarChecks
-from engine.server.http.bodies import BodyReader
-from engine.server.http.connections import Connections
-from engine.server.moderation.moderation import Moderation, check_input, moderate_outputs
-from engine.server.moderation.profile import Profile
-from engine.server.openai.chat_request import ChatRequest
-from engine.server.openai.chat_serializer import ChatSerializer
-from engine.server.openai.completion_serializer import CompletionSerializer
-from engine.server.openai.kv_transfer import checked_transfer
-from engine.server.openai.prompts import ModelLimits, Prompt, PromptEncoder, listed_prompts
-from engine.server.openai.protocol import MAX_SEQUENCES, CompletionRequest, GenerationRequest, trace_attributes
-from engine.server.openai.reasoning import PLAIN, TurnPlan, asked_variables, effort_variables
-from engine.server.openai.responses_request import RESPONSES_PARAMS, ResponsesRequest
-from engine.server.openai.responses_serializer import ResponsesSerializer
-from engine.server.openai.serializer import Serializer
-from engine.server.openai.structured_output import output_grammar
-from engine.server.openai.submission import sampling_params, sequences_of
-from engine.server.openai.tools import ChatTool, ToolChoice, ToolPlan, plan_tools
-from engine.server.telemetry.full import Telemetry
-from engine.server.telemetry.off import NoTelemetry
-from engine.server.usage.usage_log import UsageLog
-from engine.token.generation_config import sampling_defaults
-from engine.token.text.reasoning import chosen_format
-from engine.token.text.template import ChatTemplate
-from engine.token.text.tokenizer import Tokenizer
-from metrics.export.spans import parent_of
-from metrics.records import RequestRecord
+from sojourn.engine.adapter import AdapterReference
+from sojourn.engine.config import EngineConfig, model_folder
+from sojourn.engine.sampling import Grammar
+from sojourn.engine.server.access.access import Access
+from sojourn.engine.server.adapters import ServedAdapters
+from sojourn.engine.server.call_response import CallResponse
+from sojourn.engine.server.core.call import Call, Caller
+from sojourn.engine.server.core.client import CoreClient
+from sojourn.engine.server.errors import ApiError, Rejection, invalid
+from sojourn.engine.server.fleet.kv_event_publisher import KVEventPublisher
+from sojourn.engine.server.grammar.checks import GrammarChecks
+from sojourn.engine.server.http.bodies import BodyReader
+from sojourn.engine.server.http.connections import Connections
+from sojourn.engine.server.moderation.moderation import Moderation, check_input, moderate_outputs
+from sojourn.engine.server.moderation.profile import Profile
+from sojourn.engine.server.openai.chat_request import ChatRequest
+from sojourn.engine.server.openai.chat_serializer import ChatSerializer
+from sojourn.engine.server.openai.completion_serializer import CompletionSerializer
+from sojourn.engine.server.openai.kv_transfer import checked_transfer
+from sojourn.engine.server.openai.prompts import ModelLimits, Prompt, PromptEncoder, listed_prompts
+from sojourn.engine.server.openai.protocol import MAX_SEQUENCES, CompletionRequest, GenerationRequest, trace_attributes
+from sojourn.engine.server.openai.reasoning import PLAIN, TurnPlan, asked_variables, effort_variables
+from sojourn.engine.server.openai.responses_request import RESPONSES_PARAMS, ResponsesRequest
+from sojourn.engine.server.openai.responses_serializer import ResponsesSerializer
+from sojourn.engine.server.openai.serializer import Serializer
+from sojourn.engine.server.openai.structured_output import output_grammar
+from sojourn.engine.server.openai.submission import sampling_params, sequences_of
+from sojourn.engine.server.openai.tools import ChatTool, ToolChoice, ToolPlan, plan_tools
+from sojourn.engine.server.telemetry.full import Telemetry
+from sojourn.engine.server.telemetry.off import NoTelemetry
+from sojourn.engine.server.usage.usage_log import UsageLog
+from sojourn.engine.token.generation_config import sampling_defaults
+from sojourn.engine.token.text.reasoning import chosen_format
+from sojourn.engine.token.text.template import ChatTemplate
+from sojourn.engine.token.text.tokenizer import Tokenizer
+from sojourn.metrics.export.spans import parent_of
+from sojourn.metrics.records import RequestRecord
 
 log = logging.getLogger(__name__)
 # From clients: addresses, and the paths of the operator's files.

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from metrics.errors import InputError
+from sojourn.metrics.errors import InputError
 
 Stamp = tuple[int, int, int] | None
 # Beside YAMLError, PyYAML's constructors raise what Python does: for a day such as 2026-02-30, for `!!int x`, for

@@ -8,10 +8,10 @@ import msgspec
 from fastapi import Request
 from starlette.responses import JSONResponse, Response
 
-from engine.server.errors import invalid
-from engine.server.openai.chat_request import DetokenizeRequest, TokenizeRequest
-from engine.server.openai.prompts import OFF_LOOP_CHARACTERS, checked_ids
-from engine.server.service import Service
+from sojourn.engine.server.errors import invalid
+from sojourn.engine.server.openai.chat_request import DetokenizeRequest, TokenizeRequest
+from sojourn.engine.server.openai.prompts import OFF_LOOP_CHARACTERS, checked_ids
+from sojourn.engine.server.service import Service
 
 
 async def tokenize(service: Service, request: Request, body: TokenizeRequest) -> Response:

@@ -4,8 +4,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ValidationInfo, field_validator
 
-from engine.memory.eviction import EVICTION_POLICIES
-from engine.settings.panels import MEMORY
+from sojourn.engine.memory.eviction import EVICTION_POLICIES
+from sojourn.engine.settings.panels import MEMORY
 
 
 class EvictionSettings(BaseModel):

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ValidationInfo, field_validator
 
-from engine.settings.panels import SERVER
+from sojourn.engine.settings.panels import SERVER
 
 BUFFER_BATCHES = 10_000
 _ENDPOINT = re.compile(r"ipc://[^\s\0]{1,90}|tcp://(\*|[A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\]):([0-9]{1,5})")

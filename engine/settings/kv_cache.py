@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ValidationInfo, field_validator
 
-from engine.settings.panels import COMPUTE, MEMORY
+from sojourn.engine.settings.panels import COMPUTE, MEMORY
 
 DEFAULT_SINKS = 4  # what Xiao et al. (2023) need for all models that they measure
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationInfo, field_validator
 
-from engine.settings.panels import MEMORY
+from sojourn.engine.settings.panels import MEMORY
 
 STAGING_GIB = 1.0  # host memory of a disk tier without kv_host_gib
 DISK_GIB = 16.0  # of a disk tier without kv_disk_gib

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationInfo, field_validator
 
-from engine.settings.panels import MEMORY
+from sojourn.engine.settings.panels import MEMORY
 
 LEASE_SECONDS = 30.0
 LOOPBACK = "127.0.0.1"

@@ -5,8 +5,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationInfo, field_validator
 
-from engine.settings.named_paths import checked_names, named_pairs
-from engine.settings.panels import MEMORY, TOKEN
+from sojourn.engine.settings.named_paths import checked_names, named_pairs
+from sojourn.engine.settings.panels import MEMORY, TOKEN
 
 LARGEST_RANK = 256
 SCENARIOS = Path(__file__).parents[2] / "scenarios"

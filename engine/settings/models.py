@@ -5,8 +5,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationInfo, field_validator
 
-from engine.settings.named_paths import checked_names, named_pairs
-from engine.settings.panels import MEMORY, REQUEST, TOKEN
+from sojourn.engine.settings.named_paths import checked_names, named_pairs
+from sojourn.engine.settings.panels import MEMORY, REQUEST, TOKEN
 
 # Settings that are of one model, or that one core has for itself.
 OF_ONE_MODEL = (

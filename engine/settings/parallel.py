@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationInfo, field_validator
 
-from engine.settings.panels import COMPUTE
+from sojourn.engine.settings.panels import COMPUTE
 
 _GROUP = ("tensor_parallel", "pipeline_parallel", "expert_parallel")
 _DRAFTED_BY_RANK_0 = ("none", "ngram", "draft-model")  # which needs nothing of the others for it

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ValidationInfo, field_validator
 
-from engine.settings.panels import COMPUTE
+from sojourn.engine.settings.panels import COMPUTE
 
 
 class QuantisationSettings(BaseModel):

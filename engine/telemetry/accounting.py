@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from operator import add
 from typing import NamedTuple
 
-from engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
-from engine.request.preparing import Preparing
-from engine.request.request import Request, State
-from metrics.compute.cost_model import ModelShape, decode_flops, request_flops
-from metrics.ledger import CLOCKED, STEP_PARTS, Account
-from metrics.records import PROMPT_KINDS
+from sojourn.engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
+from sojourn.engine.request.preparing import Preparing
+from sojourn.engine.request.request import Request, State
+from sojourn.metrics.compute.cost_model import ModelShape, decode_flops, request_flops
+from sojourn.metrics.ledger import CLOCKED, STEP_PARTS, Account
+from sojourn.metrics.records import PROMPT_KINDS
 
 HEAD_REASONS = ("batch_cap", "token_budget", "kv_blocks", "policy")  # why the head of the queue is refused
 MEMORY_REASONS = ("kv_blocks",)

@@ -2,8 +2,8 @@
 
 from struct import unpack
 
-from engine.messages import Ended
-from engine.request.request import Request
+from sojourn.engine.messages import Ended
+from sojourn.engine.request.request import Request
 
 
 def ended_message(request: Request, booked_ns: int, block_size: int) -> Ended:

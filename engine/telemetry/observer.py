@@ -6,18 +6,18 @@ With `telemetry=off` nothing is observed.
 from collections.abc import Sequence
 from typing import Protocol
 
-from engine.config import EngineConfig
-from engine.messages import LedgerBase
-from engine.request.plan import StepOutcome, StepPlan
-from engine.request.preparing import Preparing
-from engine.request.request import Request
-from engine.request.scheduler import Emitted, Scheduler
-from engine.telemetry.accounting import Accountant, DecodeClock, Participants, Turn, participants
-from engine.telemetry.lookup_sample import LookupSample
-from engine.telemetry.step_records import StepRecords
-from metrics.compute.cost_model import ModelShape
-from metrics.ledger import Account
-from metrics.records import StepRecord
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.messages import LedgerBase
+from sojourn.engine.request.plan import StepOutcome, StepPlan
+from sojourn.engine.request.preparing import Preparing
+from sojourn.engine.request.request import Request
+from sojourn.engine.request.scheduler import Emitted, Scheduler
+from sojourn.engine.telemetry.accounting import Accountant, DecodeClock, Participants, Turn, participants
+from sojourn.engine.telemetry.lookup_sample import LookupSample
+from sojourn.engine.telemetry.step_records import StepRecords
+from sojourn.metrics.compute.cost_model import ModelShape
+from sojourn.metrics.ledger import Account
+from sojourn.metrics.records import StepRecord
 
 
 class EngineObserver(Protocol):

@@ -1,13 +1,13 @@
 """One record of each engine step, made once its tokens are out."""
 
-from engine.memory.adapters import AdapterSlots
-from engine.memory.block_pool import BlockPool
-from engine.memory.observer import BlockObserver
-from engine.memory.tiers.tiers import KVTiers
-from engine.memory.tiers.transfers import TierCounts
-from engine.request.plan import StepOutcome, StepPlan
-from engine.telemetry.accounting import Participants, Turn
-from metrics.records import ACTIVITIES, StepRecord
+from sojourn.engine.memory.adapters import AdapterSlots
+from sojourn.engine.memory.block_pool import BlockPool
+from sojourn.engine.memory.observer import BlockObserver
+from sojourn.engine.memory.tiers.tiers import KVTiers
+from sojourn.engine.memory.tiers.transfers import TierCounts
+from sojourn.engine.request.plan import StepOutcome, StepPlan
+from sojourn.engine.telemetry.accounting import Participants, Turn
+from sojourn.metrics.records import ACTIVITIES, StepRecord
 
 
 class StepRecords:

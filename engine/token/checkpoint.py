@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from engine.token.gguf.file import gguf_path, opened
-from engine.token.gguf.tokenizer import document, tokenizer_json
-from metrics.errors import ModelError
+from sojourn.engine.token.gguf.file import gguf_path, opened
+from sojourn.engine.token.gguf.tokenizer import document, tokenizer_json
+from sojourn.metrics.errors import ModelError
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:

@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.token.checkpoint import read_json, said_by
-from engine.token.gguf.config import SAMPLING
-from engine.token.models.settings import shown
-from metrics.errors import ModelError
+from sojourn.engine.token.checkpoint import read_json, said_by
+from sojourn.engine.token.gguf.config import SAMPLING
+from sojourn.engine.token.models.settings import shown
+from sojourn.metrics.errors import ModelError
 
 # Key → type, least and most: what a request may say, too.
 TAKEN: dict[str, tuple[type, float, float]] = {

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from engine.token.checkpoint import read_json, said_by
-from engine.token.generation_config import TAKEN
-from engine.token.gguf.config import KEYS, REFUSED, SAMPLING
-from engine.token.gguf.file import gguf_path, opened
-from engine.token.models.settings import shown
+from sojourn.engine.token.checkpoint import read_json, said_by
+from sojourn.engine.token.generation_config import TAKEN
+from sojourn.engine.token.gguf.config import KEYS, REFUSED, SAMPLING
+from sojourn.engine.token.gguf.file import gguf_path, opened
+from sojourn.engine.token.models.settings import shown
 
 # Of tokenizer_config.json: read here or by the chat template, or without effect on ids beside a tokenizer.json.
 TOKENIZER = frozenset((

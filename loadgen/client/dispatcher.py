@@ -17,16 +17,16 @@ import gevent.event
 import pyarrow as pa
 from gevent import socket
 
-from loadgen.client import event_log
-from loadgen.client.outgoing import Ended, Outgoing
-from loadgen.client.pacing import Pacer, Wire
-from loadgen.client.socket_loop import SocketLoop
-from loadgen.scenario.arrivals import ClosedLoop
-from loadgen.scenario.scenario import Target
-from loadgen.schedule.request import ScheduledRequest
-from loadgen.target.endpoint import Endpoint, EndpointError
-from metrics.errors import RunDataError
-from metrics.run.outage import WriteOutage
+from sojourn.loadgen.client import event_log
+from sojourn.loadgen.client.outgoing import Ended, Outgoing
+from sojourn.loadgen.client.pacing import Pacer, Wire
+from sojourn.loadgen.client.socket_loop import SocketLoop
+from sojourn.loadgen.scenario.arrivals import ClosedLoop
+from sojourn.loadgen.scenario.scenario import Target
+from sojourn.loadgen.schedule.request import ScheduledRequest
+from sojourn.loadgen.target.endpoint import Endpoint, EndpointError
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.run.outage import WriteOutage
 
 LEAD_NS = 200_000_000  # between the last reply of the prelude and the start of the schedule
 CONNECT_TIMEOUT_S = 5.0

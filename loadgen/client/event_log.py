@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from metrics.run.segments import ROWS_AT_ONCE, discard_segments, replace_in_pieces, replace_table, sources
-from metrics.whole_file import write_whole
+from sojourn.metrics.run.segments import ROWS_AT_ONCE, discard_segments, replace_in_pieces, replace_table, sources
+from sojourn.metrics.whole_file import write_whole
 
 RAW_TABLE = "client_raw"
 PROGRESS_FILE = "progress-{}.json"

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from loadgen.scenario.scenario import Target
+from sojourn.loadgen.scenario.scenario import Target
 
 # Time limits of a target.
 WHOLE, CONNECT, FIRST_BYTE, BETWEEN_BYTES = "timeout_s", "connect_timeout_s", "first_byte_timeout_s", "gap_timeout_s"

@@ -6,13 +6,13 @@ Nothing here waits or reads a clock. The socket loop reports each end, in its th
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from loadgen.client.outgoing import STOPPED, Ended, Outgoing
-from loadgen.prompts.conversation import Conversation, TurnParts
-from loadgen.replies.answer_text import answer_of
-from loadgen.scenario.arrivals import ClosedLoop
-from loadgen.scenario.scenario import Target
-from loadgen.schedule.draws import NS_PER_S
-from loadgen.schedule.request import ScheduledRequest, chains_of
+from sojourn.loadgen.client.outgoing import STOPPED, Ended, Outgoing
+from sojourn.loadgen.prompts.conversation import Conversation, TurnParts
+from sojourn.loadgen.replies.answer_text import answer_of
+from sojourn.loadgen.scenario.arrivals import ClosedLoop
+from sojourn.loadgen.scenario.scenario import Target
+from sojourn.loadgen.schedule.draws import NS_PER_S
+from sojourn.loadgen.schedule.request import ScheduledRequest, chains_of
 
 Wire = Mapping[int, bytes | TurnParts]  # by index of the request
 

@@ -15,8 +15,8 @@ from time import monotonic_ns
 
 from gevent.monkey import get_original
 
-from loadgen.client.connection import Connection, Exchange, HttpEnd
-from loadgen.client.event_log import (
+from sojourn.loadgen.client.connection import Connection, Exchange, HttpEnd
+from sojourn.loadgen.client.event_log import (
     BYTES,
     CANCELLED,
     CLOSED,
@@ -30,8 +30,8 @@ from loadgen.client.event_log import (
     STOPPED_SENDING,
     EventLog,
 )
-from loadgen.client.kernel_timestamps import KernelClock
-from loadgen.client.outgoing import STOPPED, Ended, Outgoing
+from sojourn.loadgen.client.kernel_timestamps import KernelClock
+from sojourn.loadgen.client.outgoing import STOPPED, Ended, Outgoing
 
 SPIN_NS = 1_000_000  # epoll sleeps whole milliseconds; the rest is spent in turns without a sleep
 READS_A_TURN = 64  # between two checks for due requests: some 0.4 ms

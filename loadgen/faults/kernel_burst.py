@@ -5,7 +5,7 @@ import json
 import threading
 from contextlib import suppress
 
-from loadgen.target.endpoint import Endpoint
+from sojourn.loadgen.target.endpoint import Endpoint
 
 STEPS = 30  # on a CPU they stop the loop for some 20 ms in all
 TIMEOUT_S = 20.0

@@ -1,6 +1,6 @@
 """A process that takes a core, or the memory's bandwidth, from its machine until it is ended.
 
-python -m loadgen.faults.neighbour WORK DUTY FROM_S UNTIL_S
+python -m sojourn.loadgen.faults.neighbour WORK DUTY FROM_S UNTIL_S
 """
 
 import sys

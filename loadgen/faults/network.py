@@ -1,6 +1,6 @@
 """A TCP proxy with the delay, jitter and bandwidth of a network.
 
-python -m loadgen.faults.network LISTEN_PORT SERVER_PORT DELAY_MS JITTER_MS KIB_PER_S SHARE WAYS
+python -m sojourn.loadgen.faults.network LISTEN_PORT SERVER_PORT DELAY_MS JITTER_MS KIB_PER_S SHARE WAYS
 
 KIB_PER_S 0 is no bound. With WAYS 1 only what goes to the server is late, with 2 the answers, too.
 """

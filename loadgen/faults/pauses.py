@@ -1,6 +1,6 @@
 """Stops a process again and again, and lets it go on. It goes on in any case when this one ends.
 
-python -m loadgen.faults.pauses PID PAUSE_MS EVERY_MS FROM_S UNTIL_S
+python -m sojourn.loadgen.faults.pauses PID PAUSE_MS EVERY_MS FROM_S UNTIL_S
 """
 
 import os

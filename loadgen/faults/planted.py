@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from loadgen.scenario.distributions import Block, Number, Whole
+from sojourn.loadgen.scenario.distributions import Block, Number, Whole
 
 
 class Timed(Block):

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from loadgen.faults.case import Case, Variant
-from loadgen.faults.surroundings import PlantedSurroundings
-from loadgen.run.experiment import OnProgress, run_scenario
-from loadgen.target.processes import ServerDied
-from metrics.diagnosis.score.judgement import hurts
-from metrics.diagnosis.score.scoring import attainment
-from metrics.diagnosis.score.truth import FAULT_FILE, FaultRecord, write_fault
-from metrics.errors import ExperimentError, SojournError
-from metrics.run.directory import RunDirectory
+from sojourn.loadgen.faults.case import Case, Variant
+from sojourn.loadgen.faults.surroundings import PlantedSurroundings
+from sojourn.loadgen.run.experiment import OnProgress, run_scenario
+from sojourn.loadgen.target.processes import ServerDied
+from sojourn.metrics.diagnosis.score.judgement import hurts
+from sojourn.metrics.diagnosis.score.scoring import attainment
+from sojourn.metrics.diagnosis.score.truth import FAULT_FILE, FaultRecord, write_fault
+from sojourn.metrics.errors import ExperimentError, SojournError
+from sojourn.metrics.run.directory import RunDirectory
 
 BURST_AFTER_S = 6.0  # in the middle of the load
 

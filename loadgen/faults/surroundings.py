@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from loadgen.faults.kernel_burst import KernelBurst
-from loadgen.faults.planted import (
+from sojourn.loadgen.faults.kernel_burst import KernelBurst
+from sojourn.loadgen.faults.planted import (
     Network,
     NoisyNeighbour,
     Pauses,
@@ -17,9 +17,9 @@ from loadgen.faults.planted import (
     StarvedRouter,
     SurroundingFault,
 )
-from loadgen.target.endpoint import Endpoint
-from loadgen.target.processes import free_port, start, stop, tail
-from metrics.errors import ExperimentError
+from sojourn.loadgen.target.endpoint import Endpoint
+from sojourn.loadgen.target.processes import free_port, start, stop, tail
+from sojourn.metrics.errors import ExperimentError
 
 LOG = "faults.log"
 PROXY_SECONDS = 10.0  # for a proxy to listen
@@ -87,6 +87,6 @@ class PlantedSurroundings:
         raise ExperimentError(f"the proxy of the planted network does not listen; its last lines:\n{tail(self._log)}")
 
     def _start(self, module: str, *words: object) -> subprocess.Popen:
-        command = [sys.executable, "-m", f"loadgen.faults.{module}", *map(str, words)]
+        command = [sys.executable, "-m", f"sojourn.loadgen.faults.{module}", *map(str, words)]
         self._children.append(child := start(command, self._log))
         return child

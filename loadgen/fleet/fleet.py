@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from loadgen.fleet.ray_servers import UNSEEN, servers_of_replicas
-from loadgen.fleet.routers import FleetServer, Router, ServerPlan, StartingRouter
-from loadgen.target.endpoint import Endpoint, EndpointError, get, parse_base_url, served_models
-from loadgen.target.processes import (
+from sojourn.loadgen.fleet.ray_servers import UNSEEN, servers_of_replicas
+from sojourn.loadgen.fleet.routers import FleetServer, Router, ServerPlan, StartingRouter
+from sojourn.loadgen.target.endpoint import Endpoint, EndpointError, get, parse_base_url, served_models
+from sojourn.loadgen.target.processes import (
     READY_TIMEOUT_S,
     has_records,
     serve_command,
@@ -28,7 +28,7 @@ from loadgen.target.processes import (
     tail,
     wait_ready,
 )
-from metrics.errors import ExperimentError, InputError
+from sojourn.metrics.errors import ExperimentError, InputError
 
 ROUTER_TIMEOUT_S = 60.0
 ROUTER_LOG = "router.log"

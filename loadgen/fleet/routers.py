@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from loadgen.scenario.scenario import SCENARIO_FOLDER
-from metrics.errors import InputError
+from sojourn.loadgen.scenario.scenario import SCENARIO_FOLDER
+from sojourn.metrics.errors import InputError
 
 ADAPTERS = Path(__file__).parents[2] / "scale"  # what runs in a router's environment
 ENVIRONMENT = "SOJOURN_ROUTER_ENV"  # names the virtual environment of the router, where no option does

@@ -4,15 +4,15 @@ import json
 from typing import Any
 from urllib.parse import quote
 
-from loadgen.errors import ScenarioError
-from loadgen.prompts.build import Prompt, PromptSource, tokenizer_of
-from loadgen.prompts.conversation import TurnParts
-from loadgen.scenario.scenario import Scenario, Target
-from loadgen.scenario.workload import RequestClass
-from loadgen.schedule.ideal_prefix_hits import tree_path
-from loadgen.schedule.request import ScheduledRequest
-from loadgen.target.endpoint import Endpoint
-from metrics.run.trace_id import traceparent_of
+from sojourn.loadgen.errors import ScenarioError
+from sojourn.loadgen.prompts.build import Prompt, PromptSource, tokenizer_of
+from sojourn.loadgen.prompts.conversation import TurnParts
+from sojourn.loadgen.scenario.scenario import Scenario, Target
+from sojourn.loadgen.scenario.workload import RequestClass
+from sojourn.loadgen.schedule.ideal_prefix_hits import tree_path
+from sojourn.loadgen.schedule.request import ScheduledRequest
+from sojourn.loadgen.target.endpoint import Endpoint
+from sojourn.metrics.run.trace_id import traceparent_of
 
 SAMPLING_FIELDS = ("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "n")
 _PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}

@@ -17,13 +17,13 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from loadgen.errors import ScenarioError
-from loadgen.prompts.exact_words import Encoder, WordSource
-from loadgen.scenario.scenario import SCENARIO_FOLDER
-from loadgen.seeds import seeded_rng, stable_seed
-from loadgen.target.endpoint import Endpoint
-from loadgen.target.server_tokenizer import SERVER, ServerTokenizer
-from loadgen.traces.plain import TOKENS_PER_WORD
+from sojourn.loadgen.errors import ScenarioError
+from sojourn.loadgen.prompts.exact_words import Encoder, WordSource
+from sojourn.loadgen.scenario.scenario import SCENARIO_FOLDER
+from sojourn.loadgen.seeds import seeded_rng, stable_seed
+from sojourn.loadgen.target.endpoint import Endpoint
+from sojourn.loadgen.target.server_tokenizer import SERVER, ServerTokenizer
+from sojourn.loadgen.traces.plain import TOKENS_PER_WORD
 
 CORPUS = SCENARIO_FOLDER / "tiny-model" / "prompts.txt"
 WORDS_A_QUESTION = 256  # to a server that measures

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 from tokenizers import Tokenizer
 
-from loadgen.errors import ScenarioError
-from loadgen.seeds import seeded_rng
-from loadgen.traces.plain import TOKENS_PER_WORD
+from sojourn.loadgen.errors import ScenarioError
+from sojourn.loadgen.seeds import seeded_rng
+from sojourn.loadgen.traces.plain import TOKENS_PER_WORD
 
 FEWEST_WORDS = 64  # 64 words in blocks of 8 tokens: 3e14 blocks
 MOST_WORDS = 4096

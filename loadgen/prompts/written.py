@@ -5,13 +5,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from loadgen.prompts.bodies import PromptWriter
-from loadgen.prompts.build import Prompt, PromptSource
-from loadgen.prompts.exact_words import Encoder
-from loadgen.scenario.scenario import Scenario
-from loadgen.schedule.build import build_schedule
-from loadgen.schedule.request import ScheduledRequest
-from loadgen.traces.row import TraceRow
+from sojourn.loadgen.prompts.bodies import PromptWriter
+from sojourn.loadgen.prompts.build import Prompt, PromptSource
+from sojourn.loadgen.prompts.exact_words import Encoder
+from sojourn.loadgen.scenario.scenario import Scenario
+from sojourn.loadgen.schedule.build import build_schedule
+from sojourn.loadgen.schedule.request import ScheduledRequest
+from sojourn.loadgen.traces.row import TraceRow
 
 
 @dataclass(frozen=True, slots=True)

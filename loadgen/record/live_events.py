@@ -1,4 +1,6 @@
-"""What ended of a running load, a JSON line a second, for Locust's page:  python -m loadgen.record.live_events RUN_DIR
+"""What ended of a running load, a JSON line per second, for Locust's page:
+
+    python -m sojourn.loadgen.record.live_events RUN_DIR
 
 A process of its own, so that reading replies takes no time of the one that sends. It ends with its parent.
 """
@@ -13,12 +15,12 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from loadgen.record.live_table import LiveReader
-from loadgen.target.processes import end_with
-from metrics.records.tables import SCHEMAS
-from metrics.request.goodput import judged
-from metrics.request.latencies import itl_ms
-from metrics.run.directory import with_latencies
+from sojourn.loadgen.record.live_table import LiveReader
+from sojourn.loadgen.target.processes import end_with
+from sojourn.metrics.records.tables import SCHEMAS
+from sojourn.metrics.request.goodput import judged
+from sojourn.metrics.request.latencies import itl_ms
+from sojourn.metrics.run.directory import with_latencies
 
 SECONDS = 1.0
 MOST_GAPS = 200  # of a class in one line; of more, evenly spaced ones in order of size

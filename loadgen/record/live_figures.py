@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from loadgen.schedule.request import ScheduledRequest
-from metrics.records.tables import SCHEMAS
-from metrics.request.goodput import judged
-from metrics.request.objectives import objectives_of
-from metrics.run.directory import with_latencies
-from metrics.statistics.confidence_sequence import SequentialShare
+from sojourn.loadgen.schedule.request import ScheduledRequest
+from sojourn.metrics.records.tables import SCHEMAS
+from sojourn.metrics.request.goodput import judged
+from sojourn.metrics.request.objectives import objectives_of
+from sojourn.metrics.run.directory import with_latencies
+from sojourn.metrics.statistics.confidence_sequence import SequentialShare
 
 RECENT_NS = 10_000_000_000
 LATE_NS = 2_000_000_000  # events are on disk after this long: what was due before is known

@@ -8,13 +8,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from loadgen.client.event_log import BYTES, NO_REQUEST, RAW_TABLE, STARTED, TERMINAL, event_files
-from loadgen.record.live_figures import LiveFigures
-from loadgen.record.parse import Event, client_record, due_time, events_by_request
-from loadgen.schedule.request import SCHEDULE_FILE, ScheduledRequest, read_schedule, read_warmup_s
-from metrics.records.tables import row
-from metrics.run.outage import WriteOutage
-from metrics.run.segments import write_segment
+from sojourn.loadgen.client.event_log import BYTES, NO_REQUEST, RAW_TABLE, STARTED, TERMINAL, event_files
+from sojourn.loadgen.record.live_figures import LiveFigures
+from sojourn.loadgen.record.parse import Event, client_record, due_time, events_by_request
+from sojourn.loadgen.schedule.request import SCHEDULE_FILE, ScheduledRequest, read_schedule, read_warmup_s
+from sojourn.metrics.records.tables import row
+from sojourn.metrics.run.outage import WriteOutage
+from sojourn.metrics.run.segments import write_segment
 
 log = logging.getLogger(__name__)
 

@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from loadgen.client import event_log
-from loadgen.client.outgoing import STOPPED
-from loadgen.record.reply_notes import ReplyNotes
-from loadgen.replies.reply import Reply, ReplyReader
-from loadgen.schedule.request import ScheduledRequest, read_schedule, read_warmup_s
-from metrics.records import NO_END, ClientRecord
-from metrics.records.tables import SCHEMAS, row
-from metrics.request.goodput import after_warmup
-from metrics.run.segments import discard_segments, replace_in_pieces
+from sojourn.loadgen.client import event_log
+from sojourn.loadgen.client.outgoing import STOPPED
+from sojourn.loadgen.record.reply_notes import ReplyNotes
+from sojourn.loadgen.replies.reply import Reply, ReplyReader
+from sojourn.loadgen.schedule.request import ScheduledRequest, read_schedule, read_warmup_s
+from sojourn.metrics.records import NO_END, ClientRecord
+from sojourn.metrics.records.tables import SCHEMAS, row
+from sojourn.metrics.request.goodput import after_warmup
+from sojourn.metrics.run.segments import discard_segments, replace_in_pieces
 
 RAW_COLUMNS = ("index", "ns", "kind", "data")
 EVENTS_AT_ONCE = 8192  # as Python objects: some 500 bytes each

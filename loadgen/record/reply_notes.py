@@ -2,10 +2,10 @@
 
 from collections import Counter
 
-from loadgen.replies.reply import Reply
-from loadgen.replies.usage import ESTIMATED
-from loadgen.schedule.request import ScheduledRequest
-from metrics.records import ClientRecord
+from sojourn.loadgen.replies.reply import Reply
+from sojourn.loadgen.replies.usage import ESTIMATED
+from sojourn.loadgen.schedule.request import ScheduledRequest
+from sojourn.metrics.records import ClientRecord
 
 SHORTER_WARNS = 0.99  # of the tokens that `ignore_eos` demands: an end token may not be counted
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.reference_server.instructions import ServedRequest
-from loadgen.schedule.shards import Shard
-from metrics.compute.roofline import device_name
-from metrics.errors import CalibrationError
-from metrics.machine.client_error import Error, Point, error_at_load, load_calibration, stream_load
-from metrics.machine.host import hardware, versions
-from metrics.records import ClientRecord
+from sojourn.loadgen.reference_server.instructions import ServedRequest
+from sojourn.loadgen.schedule.shards import Shard
+from sojourn.metrics.compute.roofline import device_name
+from sojourn.metrics.errors import CalibrationError
+from sojourn.metrics.machine.client_error import Error, Point, error_at_load, load_calibration, stream_load
+from sojourn.metrics.machine.host import hardware, versions
+from sojourn.metrics.records import ClientRecord
 
 # All code that runs in the thread of the socket loop. Another version of it has another error, so its calibrations are
 # of another client.

@@ -1,6 +1,6 @@
 """A server whose write times are known: it speaks OpenAI's API, computes nothing and records when it wrote each chunk.
 
-    python -m loadgen.reference_server.server '{"ttft_s": 0.05, "token_s": 0.02, "in_step": true}' --port 8000
+    python -m sojourn.loadgen.reference_server.server '{"ttft_s": 0.05, "token_s": 0.02, "in_step": true}' --port 8000
 
 Every write has a due time on an absolute schedule. The timers of the event loop are right within a millisecond. The
 delay of each write is recorded (`due_ns`, `write_ns`), and a client is compared with the write, not with the plan.
@@ -24,7 +24,7 @@ from typing import Any
 import httptools
 import msgspec
 
-from loadgen.reference_server.instructions import ReferenceLog, ReplyTiming, ServedRequest
+from sojourn.loadgen.reference_server.instructions import ReferenceLog, ReplyTiming, ServedRequest
 
 MODEL = "reference"
 MAX_MODEL_LEN = 1_000_000

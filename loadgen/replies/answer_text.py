@@ -10,8 +10,8 @@ import zlib
 
 import httptools
 
-from loadgen.replies.document import CODES, FAILED, MESSAGES, ReplyFault
-from loadgen.replies.reply import ReplyReader, unpacker
+from sojourn.loadgen.replies.document import CODES, FAILED, MESSAGES, ReplyFault
+from sojourn.loadgen.replies.reply import ReplyReader, unpacker
 
 _STRING = rb'[^"\\]*(?:\\.[^"\\]*)*'
 TEXT_KEYS = {

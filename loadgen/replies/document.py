@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from metrics.errors import ServerError
+from sojourn.metrics.errors import ServerError
 
 MAX_ERROR_CHARACTERS = 300
 LARGEST_COUNT = 2**63 - 1  # what a column of the tables holds

@@ -7,10 +7,10 @@ from typing import Any
 
 import httptools
 
-from loadgen.replies import document as documents
-from loadgen.replies.document import MAX_ERROR_CHARACTERS, ReplyFault
-from loadgen.replies.sse import BYTE_ORDER_MARK, Event, SseDecoder
-from loadgen.replies.usage import Tokens, counted
+from sojourn.loadgen.replies import document as documents
+from sojourn.loadgen.replies.document import MAX_ERROR_CHARACTERS, ReplyFault
+from sojourn.loadgen.replies.sse import BYTE_ORDER_MARK, Event, SseDecoder
+from sojourn.loadgen.replies.usage import Tokens, counted
 
 NOT_FOLLOWED = "only 307 and 308 within one server are followed, some in a row: give the address that answers"
 NO_TOKEN = "the answer has no token"

@@ -13,12 +13,12 @@ from typing import Any
 import gevent
 import gevent.event
 
-from loadgen.client.dispatcher import LEAD_NS, OnFinished
-from loadgen.client.event_log import recording
-from loadgen.run.replay import Plan, StartedRun, finish_replay, prepare_part
-from loadgen.schedule.shards import DONE, LOST, SENDING, Shard, part_of, write_shards
-from metrics.errors import ExperimentError, SojournError
-from metrics.machine.host import boot_id
+from sojourn.loadgen.client.dispatcher import LEAD_NS, OnFinished
+from sojourn.loadgen.client.event_log import recording
+from sojourn.loadgen.run.replay import Plan, StartedRun, finish_replay, prepare_part
+from sojourn.loadgen.schedule.shards import DONE, LOST, SENDING, Shard, part_of, write_shards
+from sojourn.metrics.errors import ExperimentError, SojournError
+from sojourn.metrics.machine.host import boot_id
 
 PART, CLOCK, READY, START, ENDED = (f"sojourn_{word}" for word in ("part", "clock", "ready", "start", "ended"))
 POLL_S = 0.1

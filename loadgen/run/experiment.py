@@ -15,30 +15,30 @@ from typing import Any, Literal, Protocol
 
 import yaml
 
-from loadgen.client.event_log import read_progress, recording
-from loadgen.fleet.fleet import check_fleet
-from loadgen.fleet.routers import installed, known_router
-from loadgen.prompts.build import load_tokenizer
-from loadgen.run.live_view import LiveRun, LiveView, check_stop_when_resolved
-from loadgen.run.load_use import LoadUse
-from loadgen.run.run_files import begin_run, finish_run, repeat_command
-from loadgen.run.server_glance import ServerWatch
-from loadgen.run.serving import one_server, several_servers
-from loadgen.run.speed import add_reference
-from loadgen.scenario.scenario import Scenario
-from loadgen.schedule.build import build_schedule
-from loadgen.schedule.facts import repeated_texts, workload_facts
-from loadgen.schedule.shards import loop_of
-from loadgen.target.endpoint import Endpoint, EndpointError, get, parse_base_url, served_model
-from loadgen.target.processes import ServerDied, load_command, start, stop, tail
-from loadgen.target.scrape import Scraper
-from loadgen.target.server_tokenizer import SERVER
-from metrics.errors import ExperimentError, InputError, RunDataError
-from metrics.probe.folder import open_server_run
-from metrics.request.objectives import EVERY_CLASS, objectives_of
-from metrics.run.directory import RunDirectory
-from metrics.run.join import adopt_servers
-from metrics.run.recorder import ON_DISK_SECONDS
+from sojourn.loadgen.client.event_log import read_progress, recording
+from sojourn.loadgen.fleet.fleet import check_fleet
+from sojourn.loadgen.fleet.routers import installed, known_router
+from sojourn.loadgen.prompts.build import load_tokenizer
+from sojourn.loadgen.run.live_view import LiveRun, LiveView, check_stop_when_resolved
+from sojourn.loadgen.run.load_use import LoadUse
+from sojourn.loadgen.run.run_files import begin_run, finish_run, repeat_command
+from sojourn.loadgen.run.server_glance import ServerWatch
+from sojourn.loadgen.run.serving import one_server, several_servers
+from sojourn.loadgen.run.speed import add_reference
+from sojourn.loadgen.scenario.scenario import Scenario
+from sojourn.loadgen.schedule.build import build_schedule
+from sojourn.loadgen.schedule.facts import repeated_texts, workload_facts
+from sojourn.loadgen.schedule.shards import loop_of
+from sojourn.loadgen.target.endpoint import Endpoint, EndpointError, get, parse_base_url, served_model
+from sojourn.loadgen.target.processes import ServerDied, load_command, start, stop, tail
+from sojourn.loadgen.target.scrape import Scraper
+from sojourn.loadgen.target.server_tokenizer import SERVER
+from sojourn.metrics.errors import ExperimentError, InputError, RunDataError
+from sojourn.metrics.probe.folder import open_server_run
+from sojourn.metrics.request.objectives import EVERY_CLASS, objectives_of
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.join import adopt_servers
+from sojourn.metrics.run.recorder import ON_DISK_SECONDS
 
 POLL_S = 0.2
 LIVE_S = 2.0

@@ -6,14 +6,14 @@ from typing import Any
 
 import msgspec
 
-from loadgen.client.event_log import request_drain
-from loadgen.record.live_figures import ClassFigures
-from loadgen.record.live_table import LiveTable
-from loadgen.run.server_glance import ServerGlance, ServerWatch
-from loadgen.scenario.scenario import Scenario
-from metrics.errors import InputError
-from metrics.run.directory import RunDirectory
-from metrics.statistics.resolution import STEADY_PROCESSES, Resolution, resolution
+from sojourn.loadgen.client.event_log import request_drain
+from sojourn.loadgen.record.live_figures import ClassFigures
+from sojourn.loadgen.record.live_table import LiveTable
+from sojourn.loadgen.run.server_glance import ServerGlance, ServerWatch
+from sojourn.loadgen.scenario.scenario import Scenario
+from sojourn.metrics.errors import InputError
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.statistics.resolution import STEADY_PROCESSES, Resolution, resolution
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from typing import Any
 
 import psutil
 
-from metrics.machine.host import SAMPLE_SECONDS
-from metrics.machine.process_use import ProcessUse, process_use
+from sojourn.metrics.machine.host import SAMPLE_SECONDS
+from sojourn.metrics.machine.process_use import ProcessUse, process_use
 
 # CPU seconds, nanoseconds in the run queue (sums over its processes), and the processes
 Reading = tuple[float, int | None, frozenset[int]]

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from loadgen.run.experiment import Progress
+from sojourn.loadgen.run.experiment import Progress
 
 
 class ProgressBar:

@@ -9,8 +9,8 @@ from rich.progress_bar import ProgressBar as Bar
 from rich.table import Table
 from rich.text import Text
 
-from loadgen.run.experiment import Progress
-from loadgen.run.live_view import LiveView
+from sojourn.loadgen.run.experiment import Progress
+from sojourn.loadgen.run.live_view import LiveView
 
 WIDTH = 80
 LINE_S = 10.0

@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import gevent
 
-from loadgen.client.dispatcher import LoadClient, OnFinished, Replay
-from loadgen.client.event_log import recording, write_progress
-from loadgen.client.pacing import Wire
-from loadgen.exit_code import NOT_VALID, exit_code
-from loadgen.prompts.bodies import build_wire_requests
-from loadgen.scenario.arrivals import ClosedLoop
-from loadgen.scenario.scenario import Scenario, load_scenario
-from loadgen.schedule.build import build_schedule
-from loadgen.schedule.facts import workload_facts
-from loadgen.schedule.request import SCHEDULE_FILE, ScheduledRequest, save_schedule, schedule_digest
-from loadgen.schedule.shards import loop_of, part_of
-from loadgen.target.endpoint import parse_base_url, served_model
-from metrics.errors import ExperimentError
+from sojourn.loadgen.client.dispatcher import LoadClient, OnFinished, Replay
+from sojourn.loadgen.client.event_log import recording, write_progress
+from sojourn.loadgen.client.pacing import Wire
+from sojourn.loadgen.exit_code import NOT_VALID, exit_code
+from sojourn.loadgen.prompts.bodies import build_wire_requests
+from sojourn.loadgen.scenario.arrivals import ClosedLoop
+from sojourn.loadgen.scenario.scenario import Scenario, load_scenario
+from sojourn.loadgen.schedule.build import build_schedule
+from sojourn.loadgen.schedule.facts import workload_facts
+from sojourn.loadgen.schedule.request import SCHEDULE_FILE, ScheduledRequest, save_schedule, schedule_digest
+from sojourn.loadgen.schedule.shards import loop_of, part_of
+from sojourn.loadgen.target.endpoint import parse_base_url, served_model
+from sojourn.metrics.errors import ExperimentError
 
 if TYPE_CHECKING:
-    from metrics.run.directory import RunDirectory
+    from sojourn.metrics.run.directory import RunDirectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def start_replay(options, host: str | None) -> StartedRun:
         run = None
         if not (run_dir / "run.json").exists():
             # Here: pandas stays out of a process that `sojourn run` finishes for.
-            from loadgen.run.run_files import begin_run, repeat_command
+            from sojourn.loadgen.run.run_files import begin_run, repeat_command
 
             command = repeat_command(
                 "load", scenario, seed, base_url=host, model=options.model_name or None,
@@ -143,7 +143,7 @@ def beside_the_hub(work: Callable[[], Any]) -> Any:
 def finish_replay(started: StartedRun) -> None:
     """Parses and closes the run directory if this process started it."""
     if started.run is not None:
-        from loadgen.run.run_files import finish_run
+        from sojourn.loadgen.run.run_files import finish_run
 
         finish_run(started.run, [])
         print(f"recorded in {started.run.path}", flush=True)
@@ -153,7 +153,7 @@ def ended_with(started: StartedRun) -> int:
     """The exit code of a finished replay, with its reason on stderr. 0 where another process finishes it."""
     if started.run is None:
         return 0
-    from metrics.request.goodput import measured
+    from sojourn.metrics.request.goodput import measured
 
     meta = started.run.meta()
     is_served = measured(started.run.table("client"), meta).status == "ok"

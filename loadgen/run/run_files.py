@@ -8,22 +8,22 @@ from typing import Any
 import pyarrow as pa
 import yaml
 
-from loadgen.client.event_log import RAW_TABLE, abandoned, discard_progress
-from loadgen.record.parse import Parsed, build_client_table
-from loadgen.reference_server.accuracy import with_calibration
-from loadgen.scenario.scenario import Scenario
-from loadgen.scenario.workload import Workload
-from loadgen.schedule.closed_loop import loop_doubt
-from loadgen.schedule.facts import arrival_facts
-from loadgen.schedule.ideal_prefix_hits import ideal_hit_rate
-from loadgen.schedule.request import SCHEDULE_FILE
-from loadgen.schedule.shards import SHARDS_FILE, doubts_about, read_shards
-from metrics.errors import RunDataError
-from metrics.machine.client_error import beyond_capacity
-from metrics.machine.host import hardware, versions
-from metrics.run.directory import RunDirectory, engine_settings, wall_anchor
-from metrics.run.fleet import describe_servers, gather_servers
-from metrics.sources.view import reported_settings
+from sojourn.loadgen.client.event_log import RAW_TABLE, abandoned, discard_progress
+from sojourn.loadgen.record.parse import Parsed, build_client_table
+from sojourn.loadgen.reference_server.accuracy import with_calibration
+from sojourn.loadgen.scenario.scenario import Scenario
+from sojourn.loadgen.scenario.workload import Workload
+from sojourn.loadgen.schedule.closed_loop import loop_doubt
+from sojourn.loadgen.schedule.facts import arrival_facts
+from sojourn.loadgen.schedule.ideal_prefix_hits import ideal_hit_rate
+from sojourn.loadgen.schedule.request import SCHEDULE_FILE
+from sojourn.loadgen.schedule.shards import SHARDS_FILE, doubts_about, read_shards
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.machine.client_error import beyond_capacity
+from sojourn.metrics.machine.host import hardware, versions
+from sojourn.metrics.run.directory import RunDirectory, engine_settings, wall_anchor
+from sojourn.metrics.run.fleet import describe_servers, gather_servers
+from sojourn.metrics.sources.view import reported_settings
 
 ASSUMED_BLOCK_TOKENS = 16  # of our engine and of vLLM by default
 UNFINISHED = "the run did not finish"

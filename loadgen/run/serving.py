@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from loadgen.fleet.fleet import Fleet, fleet
-from loadgen.fleet.routers import Router
-from loadgen.scenario.fleet import FleetBlock
-from loadgen.target.endpoint import Endpoint, EndpointError, parse_base_url, served_models
-from loadgen.target.processes import free_port, serve_command, start, stop, tail, wait_ready
-from metrics.errors import ExperimentError
+from sojourn.loadgen.fleet.fleet import Fleet, fleet
+from sojourn.loadgen.fleet.routers import Router
+from sojourn.loadgen.scenario.fleet import FleetBlock
+from sojourn.loadgen.target.endpoint import Endpoint, EndpointError, parse_base_url, served_models
+from sojourn.loadgen.target.processes import free_port, serve_command, start, stop, tail, wait_ready
+from sojourn.metrics.errors import ExperimentError
 
 SERVER_LOG = "server.log"
 

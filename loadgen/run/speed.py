@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from metrics.compute.speed_reference import (
+from sojourn.metrics.compute.speed_reference import (
     SPEED_SETTINGS,
     SpeedEntry,
     add_entry,
@@ -22,10 +22,10 @@ from metrics.compute.speed_reference import (
     read_entries,
     settings_of,
 )
-from metrics.diagnosis.speed_run import entry_of_run
-from metrics.diagnosis.symptoms import TOLERATED_MISSES
-from metrics.request.goodput import judged, measured
-from metrics.run.directory import RunDirectory, engine_settings, section
+from sojourn.metrics.diagnosis.speed_run import entry_of_run
+from sojourn.metrics.diagnosis.symptoms import TOLERATED_MISSES
+from sojourn.metrics.request.goodput import judged, measured
+from sojourn.metrics.run.directory import RunDirectory, engine_settings, section
 
 ROOT = Path(__file__).parents[2]
 MOST_SECONDS = 120.0  # of the process that measures, with the start of torch and the load of the model
@@ -84,7 +84,7 @@ def any_late(run: RunDirectory, meta: dict[str, Any]) -> bool:
 def measure_apart(model: str, settings: dict[str, Any]) -> SpeedEntry | None:
     """An entry for these settings, from a process isolated from PYTHONPATH and from what that may load; None if it
     fails."""
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from engine.measure_speed import main; main()"
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from sojourn.engine.measure_speed import main; main()"
     command = [sys.executable, "-I", "-c", code, json.dumps({"model": model, "settings": settings})]
     try:
         done = subprocess.run(command, capture_output=True, timeout=MOST_SECONDS, check=True)

@@ -1,6 +1,6 @@
 """The `arrivals` block: when requests come. PROCESSES registers every arrival process, and nothing else names them all.
 
-python -m loadgen.scenario.arrivals     prints the table of docs/scenarios.md
+python -m sojourn.loadgen.scenario.arrivals     prints the table of docs/scenarios.md
 """
 
 from collections.abc import Sequence
@@ -10,9 +10,9 @@ from typing import Annotated, ClassVar, Literal, Protocol, Union
 import numpy as np
 from pydantic import Field
 
-from loadgen.scenario.distributions import Number, Seconds, Whole
-from loadgen.scenario.open_processes import OPEN_PROCESSES, Bounded
-from loadgen.traces.row import TraceRow
+from sojourn.loadgen.scenario.distributions import Number, Seconds, Whole
+from sojourn.loadgen.scenario.open_processes import OPEN_PROCESSES, Bounded
+from sojourn.loadgen.traces.row import TraceRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from loadgen.errors import nearest
+from sojourn.loadgen.errors import nearest
 
 _BOUNDS = {
     "greater_than": "must be above {gt}",

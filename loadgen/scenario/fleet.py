@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from loadgen.scenario.distributions import Block, Whole
+from sojourn.loadgen.scenario.distributions import Block, Whole
 
 
 class FleetBlock(Block):

@@ -6,11 +6,11 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from loadgen.errors import ScenarioError
-from loadgen.scenario.distributions import Block, Number, Whole
-from loadgen.traces.reader import TraceSlice, find_trace, read_trace
-from loadgen.traces.rounding import FEWEST_BINS, Bins
-from loadgen.traces.row import TraceRow, Window
+from sojourn.loadgen.errors import ScenarioError
+from sojourn.loadgen.scenario.distributions import Block, Number, Whole
+from sojourn.loadgen.traces.reader import TraceSlice, find_trace, read_trace
+from sojourn.loadgen.traces.rounding import FEWEST_BINS, Bins
+from sojourn.loadgen.traces.row import TraceRow, Window
 
 MAX_REQUESTS = 10_000_000
 

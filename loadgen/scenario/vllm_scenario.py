@@ -8,11 +8,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from loadgen.errors import ScenarioError
-from loadgen.scenario.faults import describe_faults
-from loadgen.scenario.scenario import Scenario
-from metrics.errors import InputError
-from metrics.request.objectives import STANDS_IN
+from sojourn.loadgen.errors import ScenarioError
+from sojourn.loadgen.scenario.faults import describe_faults
+from sojourn.loadgen.scenario.scenario import Scenario
+from sojourn.metrics.errors import InputError
+from sojourn.metrics.request.objectives import STANDS_IN
 
 NO_OBJECTIVE = f"MLPerf Inference, Llama 3.1 8B, server scenario: {STANDS_IN}"
 SLO_NAMES = {"ttft": "ttft_ms", "tpot": "tpot_ms", "e2el": "e2e_ms"}

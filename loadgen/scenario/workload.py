@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from loadgen.scenario.distributions import Block, Length, Number, Seconds, Turns, Whole
+from sojourn.loadgen.scenario.distributions import Block, Length, Number, Seconds, Turns, Whole
 
 # Keys of a body that other keys of the scenario set, so that extra_body must not.
 OWN_KEYS = frozenset((

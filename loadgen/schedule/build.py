@@ -7,17 +7,17 @@ from itertools import cycle, repeat
 
 import numpy as np
 
-from loadgen.errors import ScenarioError
-from loadgen.scenario.open_processes import MAX_REQUESTS
-from loadgen.scenario.scenario import Scenario
-from loadgen.scenario.workload import RequestClass
-from loadgen.schedule.closed_loop import check_size, draw_pauses, enough
-from loadgen.schedule.content import ContentSource
-from loadgen.schedule.draws import NS_PER_S, draw_length
-from loadgen.schedule.request import ScheduledRequest
-from loadgen.schedule.sessions import Sessions
-from loadgen.seeds import seeded_rng, stable_seed
-from loadgen.traces.row import TraceRow
+from sojourn.loadgen.errors import ScenarioError
+from sojourn.loadgen.scenario.open_processes import MAX_REQUESTS
+from sojourn.loadgen.scenario.scenario import Scenario
+from sojourn.loadgen.scenario.workload import RequestClass
+from sojourn.loadgen.schedule.closed_loop import check_size, draw_pauses, enough
+from sojourn.loadgen.schedule.content import ContentSource
+from sojourn.loadgen.schedule.draws import NS_PER_S, draw_length
+from sojourn.loadgen.schedule.request import ScheduledRequest
+from sojourn.loadgen.schedule.sessions import Sessions
+from sojourn.loadgen.seeds import seeded_rng, stable_seed
+from sojourn.loadgen.traces.row import TraceRow
 
 
 def build_schedule(scenario: Scenario, seed: int, id_prefix: str) -> list[ScheduledRequest]:

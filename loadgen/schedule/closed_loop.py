@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.errors import ScenarioError
-from loadgen.scenario.arrivals import CLOSED_PROCESSES, ClosedLoop
-from loadgen.scenario.open_processes import MAX_REQUESTS
-from loadgen.scenario.scenario import Scenario
-from loadgen.schedule.draws import NS_PER_S, draw_ns, most_s
-from loadgen.schedule.request import ScheduledRequest
+from sojourn.loadgen.errors import ScenarioError
+from sojourn.loadgen.scenario.arrivals import CLOSED_PROCESSES, ClosedLoop
+from sojourn.loadgen.scenario.open_processes import MAX_REQUESTS
+from sojourn.loadgen.scenario.scenario import Scenario
+from sojourn.loadgen.schedule.draws import NS_PER_S, draw_ns, most_s
+from sojourn.loadgen.schedule.request import ScheduledRequest
 
 # A loop without a count needs requests for its whole duration: as many as it can send if each takes this long, or as
 # long as the pause before it if that is longer. The quick cycle is that of a fast server. It is provided for up to a

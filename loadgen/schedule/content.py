@@ -6,13 +6,13 @@ from itertools import cycle
 
 import numpy as np
 
-from loadgen.errors import ScenarioError, nearest
-from loadgen.scenario.scenario import Scenario
-from loadgen.scenario.workload import RequestClass
-from loadgen.schedule.request import ScheduledRequest
-from loadgen.seeds import seeded_rng
-from loadgen.traces.reader import find_trace, read_trace
-from loadgen.traces.row import TraceRow
+from sojourn.loadgen.errors import ScenarioError, nearest
+from sojourn.loadgen.scenario.scenario import Scenario
+from sojourn.loadgen.scenario.workload import RequestClass
+from sojourn.loadgen.schedule.request import ScheduledRequest
+from sojourn.loadgen.seeds import seeded_rng
+from sojourn.loadgen.traces.reader import find_trace, read_trace
+from sojourn.loadgen.traces.row import TraceRow
 
 
 class ContentSource:

@@ -9,9 +9,9 @@ from statistics import NormalDist
 
 import numpy as np
 
-from loadgen.errors import ScenarioError
-from loadgen.scenario.distributions import Length, Seconds, Turns
-from loadgen.traces.reader import find_trace, read_trace
+from sojourn.loadgen.errors import ScenarioError
+from sojourn.loadgen.scenario.distributions import Length, Seconds, Turns
+from sojourn.loadgen.traces.reader import find_trace, read_trace
 
 NS_PER_S = 1_000_000_000
 _STANDARD_NORMAL = NormalDist()

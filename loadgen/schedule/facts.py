@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from loadgen.scenario.scenario import Scenario
-from loadgen.schedule.build import arrivals_rng
-from loadgen.traces.blocks import clock_and_blocks
-from loadgen.traces.burstgpt import BURSTGPT
-from loadgen.traces.clock import told_unit
-from loadgen.traces.plain import SHAREGPT
-from loadgen.traces.reader import find_trace, form_of, read_trace
-from loadgen.traces.servegen import SERVEGEN
+from sojourn.loadgen.scenario.scenario import Scenario
+from sojourn.loadgen.schedule.build import arrivals_rng
+from sojourn.loadgen.traces.blocks import clock_and_blocks
+from sojourn.loadgen.traces.burstgpt import BURSTGPT
+from sojourn.loadgen.traces.clock import told_unit
+from sojourn.loadgen.traces.plain import SHAREGPT
+from sojourn.loadgen.traces.reader import find_trace, form_of, read_trace
+from sojourn.loadgen.traces.servegen import SERVEGEN
 
 # Rows that vllm bench serve leaves out of a file of lengths, and we do not: its figures are of other requests.
 VLLM_LEAVES_OUT = {

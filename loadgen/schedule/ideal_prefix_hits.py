@@ -9,8 +9,8 @@ template, the shared parts of recorded texts, and requests in flight together, w
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 
-from loadgen.scenario.workload import Workload
-from loadgen.schedule.request import ScheduledRequest
+from sojourn.loadgen.scenario.workload import Workload
+from sojourn.loadgen.schedule.request import ScheduledRequest
 
 Segment = tuple[object, int]  # what it is, tokens
 

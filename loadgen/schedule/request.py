@@ -8,9 +8,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from loadgen.scenario.scenario import Scenario
-from metrics.records.tables import arrow_type
-from metrics.run.segments import replace_table
+from sojourn.loadgen.scenario.scenario import Scenario
+from sojourn.metrics.records.tables import arrow_type
+from sojourn.metrics.run.segments import replace_table
 
 SCHEDULE_FILE = "schedule.parquet"
 

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from loadgen.scenario.workload import RequestClass
-from loadgen.schedule.draws import draw_length, draw_ns, draw_turns
-from loadgen.schedule.request import ScheduledRequest
-from loadgen.seeds import seeded_rng, stable_seed
+from sojourn.loadgen.scenario.workload import RequestClass
+from sojourn.loadgen.schedule.draws import draw_length, draw_ns, draw_turns
+from sojourn.loadgen.schedule.request import ScheduledRequest
+from sojourn.loadgen.seeds import seeded_rng, stable_seed
 
 
 class Sessions:

@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from loadgen.errors import ScenarioError
-from loadgen.scenario.arrivals import ClosedLoop
-from loadgen.schedule.request import ScheduledRequest, chains_of
-from metrics.whole_file import write_whole
+from sojourn.loadgen.errors import ScenarioError
+from sojourn.loadgen.scenario.arrivals import ClosedLoop
+from sojourn.loadgen.schedule.request import ScheduledRequest, chains_of
+from sojourn.metrics.whole_file import write_whole
 
 SHARDS_FILE = "shards.json"
 SENDING, DONE, LOST = "sending", "done", "lost"

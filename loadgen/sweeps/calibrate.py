@@ -11,16 +11,16 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen.record.parse import read_records
-from loadgen.reference_server.accuracy import client_fingerprint, compare
-from loadgen.reference_server.instructions import ReferenceLog, ReplyTiming
-from loadgen.run.experiment import load_url
-from loadgen.scenario.scenario import Scenario
-from loadgen.target.endpoint import Endpoint, get, parse_base_url
-from loadgen.target.processes import free_port, start, stop, wait_ready
-from metrics.compute.roofline import device_name
-from metrics.machine.client_error import DEFAULT_BOUND_MS, Calibration, Point
-from metrics.machine.host import company, versions
+from sojourn.loadgen.record.parse import read_records
+from sojourn.loadgen.reference_server.accuracy import client_fingerprint, compare
+from sojourn.loadgen.reference_server.instructions import ReferenceLog, ReplyTiming
+from sojourn.loadgen.run.experiment import load_url
+from sojourn.loadgen.scenario.scenario import Scenario
+from sojourn.loadgen.target.endpoint import Endpoint, get, parse_base_url
+from sojourn.loadgen.target.processes import free_port, start, stop, wait_ready
+from sojourn.metrics.compute.roofline import device_name
+from sojourn.metrics.machine.client_error import DEFAULT_BOUND_MS, Calibration, Point
+from sojourn.metrics.machine.host import company, versions
 
 GRID = [(streams, rate) for rate in (20.0, 50.0) for streams in (1, 16, 64, 128, 256, 512)]
 QUICK_GRID = [(streams, 50.0) for streams in (16, 128, 512)]
@@ -72,7 +72,8 @@ def reference_server(timing: ReplyTiming, log: Path) -> Iterator[Endpoint]:
     """A reference server in a process of its own, ready. Raises ExperimentError if it does not start."""
     endpoint = parse_base_url(f"http://127.0.0.1:{free_port()}")
     fields = json.dumps(msgspec.to_builtins(timing))
-    server = start([sys.executable, "-m", "loadgen.reference_server.server", fields, "--port", str(endpoint.port)], log)
+    words = (fields, "--port", str(endpoint.port))
+    server = start([sys.executable, "-m", "sojourn.loadgen.reference_server.server", *words], log)
     try:
         wait_ready(server, endpoint, log)
         yield endpoint

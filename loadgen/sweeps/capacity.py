@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
-from loadgen.errors import ScenarioError
-from loadgen.run.experiment import OnProgress
-from loadgen.scenario.scenario import Scenario
-from loadgen.sweeps.folder import OnNote, SearchFolder
-from loadgen.sweeps.run_point import Target, at_rate
-from metrics.search import bisection
+from sojourn.loadgen.errors import ScenarioError
+from sojourn.loadgen.run.experiment import OnProgress
+from sojourn.loadgen.scenario.scenario import Scenario
+from sojourn.loadgen.sweeps.folder import OnNote, SearchFolder
+from sojourn.loadgen.sweeps.run_point import Target, at_rate
+from sojourn.metrics.search import bisection
 
 UNCOUNTED = 0.25  # share of a trial at its start, until the queues have filled
 # Number of the trial, from 1; what it is; what is known.

@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from metrics.compare.runs import differences
-from metrics.errors import ExperimentError
-from metrics.search.points import Point, Search, read_search
-from metrics.whole_file import write_whole
+from sojourn.metrics.compare.runs import differences
+from sojourn.metrics.errors import ExperimentError
+from sojourn.metrics.search.points import Point, Search, read_search
+from sojourn.metrics.whole_file import write_whole
 
 OnNote = Callable[[str], None]  # a sentence for the user: earlier runs, what is odd about a run
 RUN_FOLDER = re.compile(r"rate-[0-9.e+-]+-\d+")

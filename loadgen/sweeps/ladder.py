@@ -10,14 +10,14 @@ from typing import Any
 
 import msgspec
 
-from loadgen.run.experiment import OnProgress, run_scenario
-from loadgen.scenario.scenario import Scenario
-from loadgen.sweeps.run_point import engine_build
-from metrics.compare.ladder import FILE_NAME, Ladder, Rung, RungRun, read_ladder, rung_run
-from metrics.compare.runs import differences
-from metrics.errors import ExperimentError, InputError
-from metrics.machine.host import hardware, versions
-from metrics.whole_file import write_whole
+from sojourn.loadgen.run.experiment import OnProgress, run_scenario
+from sojourn.loadgen.scenario.scenario import Scenario
+from sojourn.loadgen.sweeps.run_point import engine_build
+from sojourn.metrics.compare.ladder import FILE_NAME, Ladder, Rung, RungRun, read_ladder, rung_run
+from sojourn.metrics.compare.runs import differences
+from sojourn.metrics.errors import ExperimentError, InputError
+from sojourn.metrics.machine.host import hardware, versions
+from sojourn.metrics.whole_file import write_whole
 
 DECODE, PREFILL, OTHERS = "compute.decode", "compute.prefill", "request.interference"
 WITHOUT_PAGES = 1024  # tokens of a block, the largest that the engine has: a request's whole room as one piece

@@ -5,15 +5,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from loadgen.errors import ScenarioError
-from loadgen.run.experiment import OnProgress, load_url, run_scenario
-from loadgen.scenario.arrivals import PROCESSES_WITH_RATE
-from loadgen.scenario.scenario import Objective, Scenario
-from loadgen.schedule.facts import repeated_texts
-from loadgen.target.processes import ServerDied
-from metrics.machine.host import hardware, versions
-from metrics.run.directory import RunDirectory
-from metrics.search.points import Point, point_of
+from sojourn.loadgen.errors import ScenarioError
+from sojourn.loadgen.run.experiment import OnProgress, load_url, run_scenario
+from sojourn.loadgen.scenario.arrivals import PROCESSES_WITH_RATE
+from sojourn.loadgen.scenario.scenario import Objective, Scenario
+from sojourn.loadgen.schedule.facts import repeated_texts
+from sojourn.loadgen.target.processes import ServerDied
+from sojourn.metrics.machine.host import hardware, versions
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.search.points import Point, point_of
 
 ENGINE = Path(__file__).parents[2] / "engine"
 

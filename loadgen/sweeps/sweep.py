@@ -7,13 +7,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from loadgen.errors import ScenarioError
-from loadgen.run.experiment import OnProgress
-from loadgen.scenario.scenario import Scenario
-from loadgen.sweeps.folder import OnNote, SearchFolder
-from loadgen.sweeps.run_point import Target, at_rate
-from metrics.request.objectives import EVERY_CLASS, objectives_of
-from metrics.search.points import Search
+from sojourn.loadgen.errors import ScenarioError
+from sojourn.loadgen.run.experiment import OnProgress
+from sojourn.loadgen.scenario.scenario import Scenario
+from sojourn.loadgen.sweeps.folder import OnNote, SearchFolder
+from sojourn.loadgen.sweeps.run_point import Target, at_rate
+from sojourn.metrics.request.objectives import EVERY_CLASS, objectives_of
+from sojourn.metrics.search.points import Search
 
 MOST_POINTS = 1_000
 OnPoint = Callable[[int, int, float], None]  # number of the run, from 1; of how many; its rate

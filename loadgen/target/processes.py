@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from loadgen.target.endpoint import Endpoint, EndpointError, get
-from metrics.errors import ExperimentError, ServerError
+from sojourn.loadgen.target.endpoint import Endpoint, EndpointError, get
+from sojourn.metrics.errors import ExperimentError, ServerError
 
 READY_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 20.0

@@ -7,8 +7,8 @@ import http.client
 import json
 from dataclasses import dataclass
 
-from loadgen.errors import ScenarioError
-from loadgen.target.endpoint import Endpoint
+from sojourn.loadgen.errors import ScenarioError
+from sojourn.loadgen.target.endpoint import Endpoint
 
 SERVER = "server"  # the value of target.tokenizer
 TIMEOUT_S = 30.0

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from loadgen.traces.row import Head, Tally, TraceForm, TraceRow, Window, bad_line, csv_lines, whole
+from sojourn.loadgen.traces.row import Head, Tally, TraceForm, TraceRow, Window, bad_line, csv_lines, whole
 
 COLUMNS = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
 _BEYOND_MICROSECONDS = re.compile(r"(\.\d{6})\d+")  # datetime keeps six digits

@@ -4,9 +4,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from os.path import commonprefix
 
-from loadgen.schedule.ideal_prefix_hits import ideal_hits
-from loadgen.traces.row import TraceRow
-from metrics.memory.prompt_lint.lint import ClassReport, LintReport
+from sojourn.loadgen.schedule.ideal_prefix_hits import ideal_hits
+from sojourn.loadgen.traces.row import TraceRow
+from sojourn.metrics.memory.prompt_lint.lint import ClassReport, LintReport
 
 
 def lint_blocks(target: str, rows: Sequence[TraceRow], block_tokens: int) -> LintReport:

@@ -12,9 +12,9 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from loadgen.errors import ScenarioError
-from loadgen.traces.clock import UNITS, UnknownUnit, refuse_another_unit, seconds_of, unit_of
-from loadgen.traces.row import Head, Tally, TraceForm, TraceRow, Window, bad_line, json_lines
+from sojourn.loadgen.errors import ScenarioError
+from sojourn.loadgen.traces.clock import UNITS, UnknownUnit, refuse_another_unit, seconds_of, unit_of
+from sojourn.loadgen.traces.row import Head, Tally, TraceForm, TraceRow, Window, bad_line, json_lines
 
 MOONCAKE_BLOCK, BAILIAN_BLOCK = 512, 16
 BLOCK_SIZES = (MOONCAKE_BLOCK, 16, 32, 64, 128, 256, 1024, 2048, 4096, 8, 4, 1)  # the first that fits is taken

@@ -6,7 +6,7 @@ Wang et al., "BurstGPT", KDD 2025. A request that failed has no response tokens:
 from collections.abc import Iterator
 from pathlib import Path
 
-from loadgen.traces.row import Head, Tally, TraceForm, TraceRow, Window, bad_line, csv_lines, whole
+from sojourn.loadgen.traces.row import Head, Tally, TraceForm, TraceRow, Window, bad_line, csv_lines, whole
 
 SIX = ["Timestamp", "Model", "Request tokens", "Response tokens", "Total tokens", "Log Type"]
 EIGHT = ["Timestamp", "Session ID", "Elapsed time", *SIX[1:]]

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from loadgen.errors import ScenarioError
+from sojourn.loadgen.errors import ScenarioError
 
 UNITS = {"seconds": 1.0, "milliseconds": 1e-3, "microseconds": 1e-6, "nanoseconds": 1e-9}
 EPOCH_S = (946_684_800.0, 4_102_444_800.0)  # the years 2000 to 2100

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from loadgen.errors import ScenarioError
-from loadgen.traces.row import Head, Tally, TraceForm, TraceRow, Window, bad_line, json_lines
+from sojourn.loadgen.errors import ScenarioError
+from sojourn.loadgen.traces.row import Head, Tally, TraceForm, TraceRow, Window, bad_line, json_lines
 
 TOKENS_PER_WORD = 1.3  # English, and a vocabulary of 30,000 or more
 

@@ -8,15 +8,15 @@ from array import array
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from loadgen.errors import ScenarioError
-from loadgen.traces.azure import AZURE
-from loadgen.traces.blocks import BAILIAN, MOONCAKE
-from loadgen.traces.burstgpt import BURSTGPT
-from loadgen.traces.clock import refuse_another_unit
-from loadgen.traces.plain import PLAIN, SHAREGPT
-from loadgen.traces.rounding import Bins, Rounding
-from loadgen.traces.row import Head, Tally, TraceForm, TraceRow, Window
-from loadgen.traces.servegen import SERVEGEN
+from sojourn.loadgen.errors import ScenarioError
+from sojourn.loadgen.traces.azure import AZURE
+from sojourn.loadgen.traces.blocks import BAILIAN, MOONCAKE
+from sojourn.loadgen.traces.burstgpt import BURSTGPT
+from sojourn.loadgen.traces.clock import refuse_another_unit
+from sojourn.loadgen.traces.plain import PLAIN, SHAREGPT
+from sojourn.loadgen.traces.rounding import Bins, Rounding
+from sojourn.loadgen.traces.row import Head, Tally, TraceForm, TraceRow, Window
+from sojourn.loadgen.traces.servegen import SERVEGEN
 
 FORMS: tuple[TraceForm, ...] = (AZURE, BURSTGPT, MOONCAKE, BAILIAN, SERVEGEN, SHAREGPT, PLAIN)
 TRACE_FOLDER = Path(__file__).parents[2] / "scenarios" / "traces"

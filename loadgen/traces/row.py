@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from loadgen.errors import ScenarioError
+from sojourn.loadgen.errors import ScenarioError
 
 SHOWN_CHARACTERS = 80
 T = TypeVar("T")

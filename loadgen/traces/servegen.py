@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from loadgen.errors import ScenarioError
-from loadgen.seeds import seeded_rng
-from loadgen.traces.row import Head, Tally, TraceForm, TraceRow, Window, bad_line, csv_lines
+from sojourn.loadgen.errors import ScenarioError
+from sojourn.loadgen.seeds import seeded_rng
+from sojourn.loadgen.traces.row import Head, Tally, TraceForm, TraceRow, Window, bad_line, csv_lines
 
 FAMILIES = ("Gamma", "Weibull")
 GAPS_A_DRAW = 256

@@ -1,11 +1,11 @@
 """The compute lifecycle's metrics: how work maps to the hardware."""
 
-from metrics.catalog.metric import PROCESSES, RATIO_BOUNDS, STEP_BOUNDS, counter, gauge, histogram
-from metrics.compute.cost_model import PARTS
-from metrics.compute.kernels import CLASSES
-from metrics.compute.startup import PHASES, TIERS
-from metrics.machine.sampler import THROTTLE_REASONS
-from metrics.records import ACTIVITIES, COLLECTIVES, COMPOSITIONS, STAGES
+from sojourn.metrics.catalog.metric import PROCESSES, RATIO_BOUNDS, STEP_BOUNDS, counter, gauge, histogram
+from sojourn.metrics.compute.cost_model import PARTS
+from sojourn.metrics.compute.kernels import CLASSES
+from sojourn.metrics.compute.startup import PHASES, TIERS
+from sojourn.metrics.machine.sampler import THROTTLE_REASONS
+from sojourn.metrics.records import ACTIVITIES, COLLECTIVES, COMPOSITIONS, STAGES
 
 DEVICES = ("gpu", "cpu")
 IMBALANCE_BOUNDS = tuple(round(1.05 * 1.2**place, 3) for place in range(26))  # up to 100: one expert of many

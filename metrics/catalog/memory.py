@@ -1,10 +1,10 @@
 """The memory lifecycle's metrics: the state that persists between steps."""
 
-from metrics.catalog.metric import LATENCY_BOUNDS, PROCESSES, counter, gauge, histogram, log_buckets
-from metrics.memory.kv_load import TIERS
-from metrics.memory.plan import PURPOSES
-from metrics.memory.prefix_outcomes import PREFIX_OUTCOMES, RATIOS
-from metrics.records import LEASE_ENDS
+from sojourn.metrics.catalog.metric import LATENCY_BOUNDS, PROCESSES, counter, gauge, histogram, log_buckets
+from sojourn.metrics.memory.kv_load import TIERS
+from sojourn.metrics.memory.plan import PURPOSES
+from sojourn.metrics.memory.prefix_outcomes import PREFIX_OUTCOMES, RATIOS
+from sojourn.metrics.records import LEASE_ENDS
 
 BLOCK_STATES = ("active", "pinned", "reusable", "free")  # in stacking order: blocks in use lie below
 POOL_RATIOS = tuple(f"{ratio:g}" for ratio in RATIOS)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from metrics.catalog.metric import (
+from sojourn.metrics.catalog.metric import (
     GAP_BOUNDS,
     LAG_BOUNDS,
     LATENCY_BOUNDS,
@@ -13,8 +13,8 @@ from metrics.catalog.metric import (
     gauge,
     histogram,
 )  # fmt: skip
-from metrics.ledger import SERVER_ACCOUNTS
-from metrics.records import REFUSALS, WAITS
+from sojourn.metrics.ledger import SERVER_ACCOUNTS
+from sojourn.metrics.records import REFUSALS, WAITS
 
 OUTCOMES = ("stop", "length", "abort", "error", "content_filter")
 LIMIT_REASONS = ("requests", "tokens", "concurrency", "queue_full", "queue_timeout")

@@ -1,7 +1,7 @@
 """The token lifecycle's metrics: what the model had to compute."""
 
-from metrics.catalog.metric import TOKEN_BOUNDS, WORK_BOUNDS, counter, histogram, log_buckets
-from metrics.records import KINDS, MOST_DRAFTS, UNDRAFTED
+from sojourn.metrics.catalog.metric import TOKEN_BOUNDS, WORK_BOUNDS, counter, histogram, log_buckets
+from sojourn.metrics.records import KINDS, MOST_DRAFTS, UNDRAFTED
 
 MASS_BOUNDS = (
     0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7,

@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 import pandas as pd
 
-from metrics.errors import RunDataError
-from metrics.ledger import ACCOUNTS
-from metrics.request.goodput import class_goodput, measured, measured_steps, tokens_per_s, window_ns
-from metrics.request.latencies import quantiles
-from metrics.run.directory import RunDirectory
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.ledger import ACCOUNTS
+from sojourn.metrics.request.goodput import class_goodput, measured, measured_steps, tokens_per_s, window_ns
+from sojourn.metrics.request.latencies import quantiles
+from sojourn.metrics.run.directory import RunDirectory
 
 FILE_NAME = "ladder.json"
 # Waits for a place: what they cost follows from what the requests before them cost.

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from metrics.compare.ladder import WAITS, Ladder, Step, sentence
-from metrics.ledger import ACCOUNTS, UNACCOUNTED
+from sojourn.metrics.compare.ladder import WAITS, Ladder, Step, sentence
+from sojourn.metrics.ledger import ACCOUNTS, UNACCOUNTED
 
 SHOWN_SHARE = 0.01  # of the time of a token, on some rung: smaller accounts are one column
 

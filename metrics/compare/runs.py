@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from metrics.compare.metrics import METRICS, SHARES, Metric
-from metrics.compare.samples import (
+from sojourn.metrics.compare.metrics import METRICS, SHARES, Metric
+from sojourn.metrics.compare.samples import (
     RunSamples,
     alike_steps,
     engine_of,
@@ -20,8 +20,8 @@ from metrics.compare.samples import (
     settings,
     steps_of,
 )
-from metrics.compare.steal import left_out, undisturbed_requests, undisturbed_steps
-from metrics.compare.verdict import (
+from sojourn.metrics.compare.steal import left_out, undisturbed_requests, undisturbed_steps
+from sojourn.metrics.compare.verdict import (
     FEWEST_RUNS,
     Compared,
     Comparison,
@@ -35,10 +35,10 @@ from metrics.compare.verdict import (
     weigh,
     windows_evidence,
 )
-from metrics.compare.workload import Work, other_work, shifts, work_of
-from metrics.errors import InputError
-from metrics.machine.steal import steal_sentence, steal_within
-from metrics.run.directory import RunDirectory, kept_share
+from sojourn.metrics.compare.workload import Work, other_work, shifts, work_of
+from sojourn.metrics.errors import InputError
+from sojourn.metrics.machine.steal import steal_sentence, steal_within
+from sojourn.metrics.run.directory import RunDirectory, kept_share
 
 OF_REQUESTS = ("ttft_mean", "tpot_mean", "e2e_mean", "attainment")  # a mean moves less by chance than a quantile
 OF_STEPS = ("step_p50", "steady_steps")  # where both sides have the server's records

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from metrics.cells import flat_frame, lengths, row_sums
-from metrics.compare.metrics import SHARES, Metric
-from metrics.compute.utilisation import phases
-from metrics.records import COMPOSITIONS
-from metrics.request.goodput import chunks_of, judged, measured, measured_steps, window_ns, with_text
-from metrics.run.directory import RunDirectory, kept_share, server_hardware
+from sojourn.metrics.cells import flat_frame, lengths, row_sums
+from sojourn.metrics.compare.metrics import SHARES, Metric
+from sojourn.metrics.compute.utilisation import phases
+from sojourn.metrics.records import COMPOSITIONS
+from sojourn.metrics.request.goodput import chunks_of, judged, measured, measured_steps, window_ns, with_text
+from sojourn.metrics.run.directory import RunDirectory, kept_share, server_hardware
 
 FEWEST_WINDOWS, MOST_WINDOWS = 8, 40
 WINDOW_LATENCIES = 3.0  # a window lasts at least so many median latencies ...

@@ -11,11 +11,11 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from metrics.compare.metrics import METRICS
-from metrics.compare.samples import RunSamples, num_windows, same_schedule, samples_of
-from metrics.compare.verdict import Compared, statistic, undecided, weigh, windows_evidence
-from metrics.ledger import ACCOUNTS, UNACCOUNTED
-from metrics.statistics.dependent_samples import t_quantile
+from sojourn.metrics.compare.metrics import METRICS
+from sojourn.metrics.compare.samples import RunSamples, num_windows, same_schedule, samples_of
+from sojourn.metrics.compare.verdict import Compared, statistic, undecided, weigh, windows_evidence
+from sojourn.metrics.ledger import ACCOUNTS, UNACCOUNTED
+from sojourn.metrics.statistics.dependent_samples import t_quantile
 
 ALL_ACCOUNTS = "all accounts"
 OF_CLASSES = ("ttft_p50", "ttft_p90", "tpot_p50", "tpot_p90", "e2e_p50", "e2e_p90", "attainment")

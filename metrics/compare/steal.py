@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from metrics.compare.samples import RunSamples
-from metrics.errors import InputError
-from metrics.machine.steal import undisturbed
+from sojourn.metrics.compare.samples import RunSamples
+from sojourn.metrics.errors import InputError
+from sojourn.metrics.machine.steal import undisturbed
 
 LASTING = 0.90
 Sides = Sequence[Sequence[RunSamples]]

@@ -17,10 +17,10 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from metrics.compare.metrics import QUANTILES, Metric
-from metrics.compare.samples import FEWEST_WINDOWS, Samples
-from metrics.compare.workload import Shift, Work
-from metrics.statistics.dependent_samples import t_quantile, t_tail
+from sojourn.metrics.compare.metrics import QUANTILES, Metric
+from sojourn.metrics.compare.samples import FEWEST_WINDOWS, Samples
+from sojourn.metrics.compare.workload import Shift, Work
+from sojourn.metrics.statistics.dependent_samples import t_quantile, t_tail
 
 Verdict = Literal["no worse", "worse", "cannot tell"]
 RESAMPLES = 400

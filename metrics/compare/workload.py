@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from metrics.compare.metrics import Metric
-from metrics.compare.samples import RunSamples
-from metrics.memory.prefix_share import client_or_server
+from sojourn.metrics.compare.metrics import Metric
+from sojourn.metrics.compare.samples import RunSamples
+from sojourn.metrics.memory.prefix_share import client_or_server
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):

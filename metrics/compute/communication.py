@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from metrics.compute.cost_model import Count, ModelShape, shape_from
-from metrics.compute.link import POINT_TO_POINT, Link
+from sojourn.metrics.compute.cost_model import Count, ModelShape, shape_from
+from sojourn.metrics.compute.link import POINT_TO_POINT, Link
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 WAITS = ("recv",)  # for another stage: a bubble; all others are communication

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from metrics.records import KernelRecord
+from sojourn.metrics.records import KernelRecord
 
 # `gap`: the device had nothing to do. Over a burst the classes sum to its wall time.
 CLASSES = ("attention", "gemm", "norm", "rope_kv", "sampling", "communication", "copy", "other", "gap")

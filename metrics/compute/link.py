@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from metrics.compute.cost_model import Count
-from metrics.statistics.non_negative import non_negative
+from sojourn.metrics.compute.cost_model import Count
+from sojourn.metrics.statistics.non_negative import non_negative
 
 POINT_TO_POINT = "send"  # as one way takes: half of there and back
 LINK_COLLECTIVES = ("all_reduce", "all_gather", "all_to_all", POINT_TO_POINT)

@@ -13,10 +13,10 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from metrics.compute.link import Link
-from metrics.errors import CalibrationError
-from metrics.machine.host import hardware
-from metrics.machine.store import store, store_path
+from sojourn.metrics.compute.link import Link
+from sojourn.metrics.errors import CalibrationError
+from sojourn.metrics.machine.host import hardware
+from sojourn.metrics.machine.store import store, store_path
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -16,13 +16,13 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from metrics.compute.cost_model import ModelShape
-from metrics.compute.step_costs import batch_work, transfer_ns
-from metrics.compute.step_costs import step_features as features_of
-from metrics.compute.step_time import NUM_FEATURES, StepTimeModel, reached, smallest
-from metrics.machine.store import changing, store, store_path
-from metrics.records import STAGES
-from metrics.steps import Steps
+from sojourn.metrics.compute.cost_model import ModelShape
+from sojourn.metrics.compute.step_costs import batch_work, transfer_ns
+from sojourn.metrics.compute.step_costs import step_features as features_of
+from sojourn.metrics.compute.step_time import NUM_FEATURES, StepTimeModel, reached, smallest
+from sojourn.metrics.machine.store import changing, store, store_path
+from sojourn.metrics.records import STAGES
+from sojourn.metrics.steps import Steps
 
 # The first quartile of the entries: neither a minority of slow runs nor one lucky entry becomes the norm.
 FAST_END = 25

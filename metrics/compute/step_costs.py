@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from metrics.compute.cost_model import ModelShape, StepWork, step_cost, steps_work
-from metrics.compute.step_time import StepTimeModel, features
-from metrics.steps import UNKNOWN, Steps
+from sojourn.metrics.compute.cost_model import ModelShape, StepWork, step_cost, steps_work
+from sojourn.metrics.compute.step_time import StepTimeModel, features
+from sojourn.metrics.steps import UNKNOWN, Steps
 
 
 class StepCosts:

@@ -21,9 +21,9 @@ from operator import mul
 
 import numpy as np
 
-from metrics.compute.cost_model import Count, StepWork
-from metrics.statistics.non_negative import NEGLIGIBLE_WEIGHT, Alike, non_negative
-from metrics.statistics.relative_fit import fitted
+from sojourn.metrics.compute.cost_model import Count, StepWork
+from sojourn.metrics.statistics.non_negative import NEGLIGIBLE_WEIGHT, Alike, non_negative
+from sojourn.metrics.statistics.relative_fit import fitted
 
 KNOTS = (1, 4, 16, 64, 256, 1024)  # rows at which the slope may change
 FEWEST_OF_A_SIZE = 8  # steps that tell what a size costs

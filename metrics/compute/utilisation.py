@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from metrics.cells import lengths, row_sums, sums_by_key, values
-from metrics.compute.roofline import Ceilings, product_precision
-from metrics.records import COMPOSITIONS, PROMPT_KINDS
+from sojourn.metrics.cells import lengths, row_sums, sums_by_key, values
+from sojourn.metrics.compute.roofline import Ceilings, product_precision
+from sojourn.metrics.records import COMPOSITIONS, PROMPT_KINDS
 
 
 class Use(msgspec.Struct, frozen=True):

@@ -16,12 +16,12 @@ named if it still regains something, or explains what is left.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from metrics.diagnosis.excess import SERVED, Excess
-from metrics.diagnosis.facts import Facts
-from metrics.diagnosis.suspects import Claims, Name, Suspect, added, divide, own_share
-from metrics.diagnosis.symptoms import TOLERATED_MISSES
-from metrics.diagnosis.trials import Trials, combined
-from metrics.replay.prediction import Change, Prediction, Predictor
+from sojourn.metrics.diagnosis.excess import SERVED, Excess
+from sojourn.metrics.diagnosis.facts import Facts
+from sojourn.metrics.diagnosis.suspects import Claims, Name, Suspect, added, divide, own_share
+from sojourn.metrics.diagnosis.symptoms import TOLERATED_MISSES
+from sojourn.metrics.diagnosis.trials import Trials, combined
+from sojourn.metrics.replay.prediction import Change, Prediction, Predictor
 
 # A fault beats the setting that would compensate it, and every other explanation beats "too little hardware", which is
 # true of whatever is slow.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from metrics.diagnosis.memory_facts import pool_blocks
+from sojourn.metrics.diagnosis.memory_facts import pool_blocks
 
 STRETCHES = 4  # of a run, in each of which a leak has grown or has not
 SPARE_BLOCKS = 2  # of a request beyond its tokens: the step under way, and a fork's copy

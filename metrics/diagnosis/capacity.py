@@ -3,9 +3,9 @@
 import math
 from dataclasses import replace
 
-from metrics.diagnosis.facts import Facts, Work, tightest
-from metrics.diagnosis.kv_facts import USUAL_BLOCK_SIZE
-from metrics.diagnosis.step_facts import StepModel
+from sojourn.metrics.diagnosis.facts import Facts, Work, tightest
+from sojourn.metrics.diagnosis.kv_facts import USUAL_BLOCK_SIZE
+from sojourn.metrics.diagnosis.step_facts import StepModel
 
 LARGEST_BATCH = 512  # beyond it the fitted step model is extrapolated too far to promise anything
 # An offered load above this share of the capacity is overload: the estimate itself is good to about 10 %, and queues

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from metrics.diagnosis.facts import Facts
+from sojourn.metrics.diagnosis.facts import Facts
 
 FEWEST = 20  # requests; a correlation of fewer is chance
 STALL = 4.0  # times the median gap of the run: an ordinary step does not vary so much

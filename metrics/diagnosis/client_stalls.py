@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from metrics.run.front_turns import Turns
+from sojourn.metrics.run.front_turns import Turns
 
 STALL_NS = 50_000_000  # many times what a socket loop takes for all that is ready
 FEWEST_TOKENS = 4  # of the core within a gap: a last token may be under way

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
-from metrics.diagnosis.excess import accounts_of, attainment
-from metrics.diagnosis.facts import Facts, ledger_columns
-from metrics.diagnosis.rules.cause import Gain, Proposal, rerun
-from metrics.diagnosis.symptoms import BY_KEY, FULL_POOL, TOLERATED_MISSES, checked
-from metrics.diagnosis.verdict import RECORD_THE_SERVER, Evidence, Finding, Kind, SymptomCheck, evidence
-from metrics.ledger import ACCOUNT_BY_NAME
-from metrics.request.objectives import OBJECTIVE_NAMES, OBJECTIVES, short
+from sojourn.metrics.diagnosis.excess import accounts_of, attainment
+from sojourn.metrics.diagnosis.facts import Facts, ledger_columns
+from sojourn.metrics.diagnosis.rules.cause import Gain, Proposal, rerun
+from sojourn.metrics.diagnosis.symptoms import BY_KEY, FULL_POOL, TOLERATED_MISSES, checked
+from sojourn.metrics.diagnosis.verdict import RECORD_THE_SERVER, Evidence, Finding, Kind, SymptomCheck, evidence
+from sojourn.metrics.ledger import ACCOUNT_BY_NAME
+from sojourn.metrics.request.objectives import OBJECTIVE_NAMES, OBJECTIVES, short
 
 # Settings of the place of a run, which say nothing of what it was.
 PLACE = ("base_url", "host", "port", "run_dir", "served_model_name", "model_name", "seed")

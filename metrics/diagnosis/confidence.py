@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from metrics.diagnosis.adjudicate import Judged, Judgement
-from metrics.diagnosis.facts import Facts
+from sojourn.metrics.diagnosis.adjudicate import Judged, Judgement
+from sojourn.metrics.diagnosis.facts import Facts
 
 COEFFICIENTS = Path(__file__).with_name("confidence.json")
 # What each level shows, of what a diagnosis can use: a server's means cannot tell one late request from another.

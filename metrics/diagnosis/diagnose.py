@@ -5,28 +5,28 @@ from collections.abc import Sequence
 
 import msgspec
 
-from metrics.diagnosis.adjudicate import Judgement, adjudicate
-from metrics.diagnosis.compare import devices, product_latency
-from metrics.diagnosis.evidence_level import Level, seen
-from metrics.diagnosis.excess import Excess, excesses, losses
-from metrics.diagnosis.facts import Facts, by_lifecycle, closure, read_facts
-from metrics.diagnosis.findings import finding_of_symptom, findings
-from metrics.diagnosis.foreign_server import shares_seen
-from metrics.diagnosis.limits import warnings
-from metrics.diagnosis.server_means import mean_excess, with_means
-from metrics.diagnosis.state import state_of
-from metrics.diagnosis.suspects import suspects_of
-from metrics.diagnosis.symptoms import SYMPTOMS, check, significant
-from metrics.diagnosis.validity import Lateness, lateness, marked
-from metrics.diagnosis.verdict import Diagnosis, Finding, State, SymptomCheck
-from metrics.ledger import LIFECYCLES
-from metrics.replay.prediction import Predictor
-from metrics.request.goodput import class_goodput
-from metrics.results.energy import run_energy
-from metrics.results.load import declared_window_s
-from metrics.results.summary import results
-from metrics.run.directory import RunDirectory, kept_share
-from metrics.run.join import clock_of
+from sojourn.metrics.diagnosis.adjudicate import Judgement, adjudicate
+from sojourn.metrics.diagnosis.compare import devices, product_latency
+from sojourn.metrics.diagnosis.evidence_level import Level, seen
+from sojourn.metrics.diagnosis.excess import Excess, excesses, losses
+from sojourn.metrics.diagnosis.facts import Facts, by_lifecycle, closure, read_facts
+from sojourn.metrics.diagnosis.findings import finding_of_symptom, findings
+from sojourn.metrics.diagnosis.foreign_server import shares_seen
+from sojourn.metrics.diagnosis.limits import warnings
+from sojourn.metrics.diagnosis.server_means import mean_excess, with_means
+from sojourn.metrics.diagnosis.state import state_of
+from sojourn.metrics.diagnosis.suspects import suspects_of
+from sojourn.metrics.diagnosis.symptoms import SYMPTOMS, check, significant
+from sojourn.metrics.diagnosis.validity import Lateness, lateness, marked
+from sojourn.metrics.diagnosis.verdict import Diagnosis, Finding, State, SymptomCheck
+from sojourn.metrics.ledger import LIFECYCLES
+from sojourn.metrics.replay.prediction import Predictor
+from sojourn.metrics.request.goodput import class_goodput
+from sojourn.metrics.results.energy import run_energy
+from sojourn.metrics.results.load import declared_window_s
+from sojourn.metrics.results.summary import results
+from sojourn.metrics.run.directory import RunDirectory, kept_share
+from sojourn.metrics.run.join import clock_of
 
 LATENCIES = ("high_ttft", "high_itl")  # the symptoms that late requests have
 

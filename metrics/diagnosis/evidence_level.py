@@ -6,8 +6,8 @@ from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
-from metrics.records.tables import SCHEMAS
-from metrics.run.directory import SERVER_KEYS, RunDirectory
+from sojourn.metrics.records.tables import SCHEMAS
+from sojourn.metrics.run.directory import SERVER_KEYS, RunDirectory
 
 Level = Literal["client", "metrics", "requests", "steps", "kernels", "all"]
 LEVELS: tuple[Level, ...] = get_args(Level)

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from metrics.diagnosis.facts import Facts, ledger_columns
-from metrics.ledger import ACCOUNTS
-from metrics.records import NO_END
-from metrics.request.goodput import judged
-from metrics.request.objectives import OBJECTIVES, objectives_of
+from sojourn.metrics.diagnosis.facts import Facts, ledger_columns
+from sojourn.metrics.ledger import ACCOUNTS
+from sojourn.metrics.records import NO_END
+from sojourn.metrics.request.goodput import judged
+from sojourn.metrics.request.objectives import OBJECTIVES, objectives_of
 
 FEWEST_GOOD = 5  # requests that meet the objective; below it their mean is no baseline
 # Requests that meet an objective are a baseline only if they are clearly faster. If they are nearly as slow, both have

@@ -10,11 +10,11 @@ from typing import Any
 
 import pandas as pd
 
-from metrics.diagnosis.excess import accounts_of
-from metrics.ledger import ACCOUNT_BY_NAME
-from metrics.request.goodput import measured
-from metrics.run.directory import RunDirectory
-from metrics.run.server_alone import meta_of, requests_of
+from sojourn.metrics.diagnosis.excess import accounts_of
+from sojourn.metrics.ledger import ACCOUNT_BY_NAME
+from sojourn.metrics.request.goodput import measured
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.server_alone import meta_of, requests_of
 
 STRETCH = 2.0
 NOTICEABLE_MS: Mapping[str, float] = {"ttft_ms": 200.0, "tpot_ms": 15.0}  # above the own work: less, nobody notices

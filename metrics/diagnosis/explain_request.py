@@ -5,11 +5,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from metrics.diagnosis.explanation import NO_STEPS, Blamed, Explanation, TokenGap, explanation_of
-from metrics.diagnosis.terminal.time_spent import UNACCOUNTED_COLOUR, bar, ruled_table, section
-from metrics.ledger import COLOURS
-from metrics.request.blame import UNEXPLAINED
-from metrics.run.directory import RunDirectory
+from sojourn.metrics.diagnosis.explanation import NO_STEPS, Blamed, Explanation, TokenGap, explanation_of
+from sojourn.metrics.diagnosis.terminal.time_spent import UNACCOUNTED_COLOUR, bar, ruled_table, section
+from sojourn.metrics.ledger import COLOURS
+from sojourn.metrics.request.blame import UNEXPLAINED
+from sojourn.metrics.run.directory import RunDirectory
 
 MOST_OFFENDERS = 8
 MOST_STEPS = 12

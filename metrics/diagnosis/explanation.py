@@ -10,16 +10,16 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from metrics.errors import RunDataError
-from metrics.ledger import ACCOUNT_BY_NAME, ACCOUNTS, UNACCOUNTED
-from metrics.request.blame import UNEXPLAINED, blame_of, waited_ns
-from metrics.request.offenders import Book, TooLarge, book_of, described
-from metrics.request.token_gaps import Gap, explain_gap, slowest_gaps, why
-from metrics.request.waits import reasons
-from metrics.run.directory import RunDirectory
-from metrics.run.fleet import server_run_of
-from metrics.run.join import uncertainty_sentence
-from metrics.run.server_alone import requests_of
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.ledger import ACCOUNT_BY_NAME, ACCOUNTS, UNACCOUNTED
+from sojourn.metrics.request.blame import UNEXPLAINED, blame_of, waited_ns
+from sojourn.metrics.request.offenders import Book, TooLarge, book_of, described
+from sojourn.metrics.request.token_gaps import Gap, explain_gap, slowest_gaps, why
+from sojourn.metrics.request.waits import reasons
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.fleet import server_run_of
+from sojourn.metrics.run.join import uncertainty_sentence
+from sojourn.metrics.run.server_alone import requests_of
 
 MOST_GAPS = 5
 MOST_COMPARED = 20_000  # ids that an unknown one is compared with

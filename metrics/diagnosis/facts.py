@@ -10,29 +10,29 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from metrics.diagnosis.chunk_facts import Chunks, chunks_of
-from metrics.diagnosis.evidence_level import Level, seen
-from metrics.diagnosis.fleet_facts import FleetFacts, fleet_facts
-from metrics.diagnosis.group_facts import GroupFacts, group_facts
-from metrics.diagnosis.kv_facts import KvFacts, kv_facts
-from metrics.diagnosis.launch_facts import Launches, launches_of
-from metrics.diagnosis.machine_facts import MachineFacts, machine_facts
-from metrics.diagnosis.memory_facts import PrefixUse, prefix_use
-from metrics.diagnosis.speed_facts import SpeedFacts, speed_facts
-from metrics.diagnosis.step_facts import StepFacts, step_facts
-from metrics.diagnosis.verdict import Closure
-from metrics.ledger import ACCOUNTS, LIFECYCLES, UNACCOUNTED, closes
-from metrics.machine.steal import Steal, steal_within
-from metrics.request.goodput import judged, measured, measured_steps, window_ns
-from metrics.request.objectives import objectives_of
-from metrics.request.offenders import Book, TooLarge, book_of
-from metrics.request.waits import reasons
-from metrics.results.load import is_closed
-from metrics.run.directory import RunDirectory, engine_settings, section, server_hardware
-from metrics.run.fleet import servers_of, siblings_of
-from metrics.run.server_alone import is_server_alone, meta_of, requests_of
-from metrics.sources.gain import gain_of_run
-from metrics.sources.view import ServerView, observe
+from sojourn.metrics.diagnosis.chunk_facts import Chunks, chunks_of
+from sojourn.metrics.diagnosis.evidence_level import Level, seen
+from sojourn.metrics.diagnosis.fleet_facts import FleetFacts, fleet_facts
+from sojourn.metrics.diagnosis.group_facts import GroupFacts, group_facts
+from sojourn.metrics.diagnosis.kv_facts import KvFacts, kv_facts
+from sojourn.metrics.diagnosis.launch_facts import Launches, launches_of
+from sojourn.metrics.diagnosis.machine_facts import MachineFacts, machine_facts
+from sojourn.metrics.diagnosis.memory_facts import PrefixUse, prefix_use
+from sojourn.metrics.diagnosis.speed_facts import SpeedFacts, speed_facts
+from sojourn.metrics.diagnosis.step_facts import StepFacts, step_facts
+from sojourn.metrics.diagnosis.verdict import Closure
+from sojourn.metrics.ledger import ACCOUNTS, LIFECYCLES, UNACCOUNTED, closes
+from sojourn.metrics.machine.steal import Steal, steal_within
+from sojourn.metrics.request.goodput import judged, measured, measured_steps, window_ns
+from sojourn.metrics.request.objectives import objectives_of
+from sojourn.metrics.request.offenders import Book, TooLarge, book_of
+from sojourn.metrics.request.waits import reasons
+from sojourn.metrics.results.load import is_closed
+from sojourn.metrics.run.directory import RunDirectory, engine_settings, section, server_hardware
+from sojourn.metrics.run.fleet import servers_of, siblings_of
+from sojourn.metrics.run.server_alone import is_server_alone, meta_of, requests_of
+from sojourn.metrics.sources.gain import gain_of_run
+from sojourn.metrics.sources.view import ServerView, observe
 
 VARIED = 1.5  # coefficient of variation of the gaps; Poisson arrivals have 1, and 200 of them stay below 1.3
 MOST_STRETCHES, STRETCH_GAPS = 8, 25  # of a run, each with at least so many gaps

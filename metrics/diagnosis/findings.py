@@ -6,16 +6,16 @@ from typing import Any
 import msgspec
 import pandas as pd
 
-from metrics.diagnosis.adjudicate import Judged, Judgement
-from metrics.diagnosis.confidence import confidence, features
-from metrics.diagnosis.excess import SERVED, Excess, attainment
-from metrics.diagnosis.facts import Facts
-from metrics.diagnosis.rules.cause import Proposal, gain, proposals_of_symptom, rerun
-from metrics.diagnosis.suspects import support_of
-from metrics.diagnosis.symptoms import BY_KEY, Symptom, cohort, symptom_of
-from metrics.diagnosis.verdict import Finding, Fix, Probe, predicted
-from metrics.replay.prediction import Change, change_text, settings_text
-from metrics.request.objectives import short
+from sojourn.metrics.diagnosis.adjudicate import Judged, Judgement
+from sojourn.metrics.diagnosis.confidence import confidence, features
+from sojourn.metrics.diagnosis.excess import SERVED, Excess, attainment
+from sojourn.metrics.diagnosis.facts import Facts
+from sojourn.metrics.diagnosis.rules.cause import Proposal, gain, proposals_of_symptom, rerun
+from sojourn.metrics.diagnosis.suspects import support_of
+from sojourn.metrics.diagnosis.symptoms import BY_KEY, Symptom, cohort, symptom_of
+from sojourn.metrics.diagnosis.verdict import Finding, Fix, Probe, predicted
+from sojourn.metrics.replay.prediction import Change, change_text, settings_text
+from sojourn.metrics.request.objectives import short
 
 MOST_REQUESTS = 50  # that a finding links to
 LOST_TITLE = "Lost requests"

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from metrics.diagnosis.evidence_level import Level, seen
-from metrics.diagnosis.step_facts import FEWEST_STEPS_FOR_A_FIT, composition, fit
-from metrics.memory.pooled_cache import PooledCache, pooled_cache
-from metrics.request.goodput import measured_steps
-from metrics.run.directory import RunDirectory, engine_settings, section
-from metrics.run.fleet import servers_of
+from sojourn.metrics.diagnosis.evidence_level import Level, seen
+from sojourn.metrics.diagnosis.step_facts import FEWEST_STEPS_FOR_A_FIT, composition, fit
+from sojourn.metrics.memory.pooled_cache import PooledCache, pooled_cache
+from sojourn.metrics.request.goodput import measured_steps
+from sojourn.metrics.run.directory import RunDirectory, engine_settings, section
+from sojourn.metrics.run.fleet import servers_of
 
 WAITING = ("request_admission", "request_queue", "memory_blocked")  # accounts of a request without a place
 # Settings that name one server: they differ in every fleet.

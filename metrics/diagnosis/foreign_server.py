@@ -1,11 +1,11 @@
 """What a diagnosis says of a server that recorded nothing for us, from what its own metrics show."""
 
-from metrics.diagnosis.excess import Excess
-from metrics.diagnosis.facts import Facts, shares
-from metrics.ledger import UNACCOUNTED
-from metrics.request.objectives import OBJECTIVE_NAMES
-from metrics.sources.sojourn import SOJOURN
-from metrics.sources.view import Agreement, ServerView, SpanView
+from sojourn.metrics.diagnosis.excess import Excess
+from sojourn.metrics.diagnosis.facts import Facts, shares
+from sojourn.metrics.ledger import UNACCOUNTED
+from sojourn.metrics.request.objectives import OBJECTIVE_NAMES
+from sojourn.metrics.sources.sojourn import SOJOURN
+from sojourn.metrics.sources.view import Agreement, ServerView, SpanView
 
 RECORDS_OF_OURS = (
     "for the records of each request start the server with --run-dir DIR, then add --server-run DIR to `sojourn load` "

@@ -8,12 +8,12 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from metrics.cells import keys_of, lengths, row_sums, sums_by_key, sums_by_place, values
-from metrics.compute.communication import WAITS, GroupShape, group_shape_from, predicted
-from metrics.compute.link import POINT_TO_POINT, Link
-from metrics.diagnosis.one_process import one_process_ns
-from metrics.records import COLLECTIVES
-from metrics.run.directory import section, server_hardware
+from sojourn.metrics.cells import keys_of, lengths, row_sums, sums_by_key, sums_by_place, values
+from sojourn.metrics.compute.communication import WAITS, GroupShape, group_shape_from, predicted
+from sojourn.metrics.compute.link import POINT_TO_POINT, Link
+from sojourn.metrics.diagnosis.one_process import one_process_ns
+from sojourn.metrics.records import COLLECTIVES
+from sojourn.metrics.run.directory import section, server_hardware
 
 GPU_SHARE = 0.8  # of a GPU's memory that weights may take: the rest is for KV and activations
 MIB = 1 << 20

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from metrics.diagnosis.block_facts import Fragmentation, Leak, fragmentation, leak
-from metrics.diagnosis.memory_facts import (
+from sojourn.metrics.diagnosis.block_facts import Fragmentation, Leak, fragmentation, leak
+from sojourn.metrics.diagnosis.memory_facts import (
     Eviction,
     PoolCurve,
     PrefixUse,

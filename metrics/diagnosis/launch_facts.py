@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from metrics.records import composition
-from metrics.run.directory import section
-from metrics.steps import EAGER
+from sojourn.metrics.records import composition
+from sojourn.metrics.run.directory import section
+from sojourn.metrics.steps import EAGER
 
 FEWEST_STEPS = 32  # a median of fewer is good to a fifth at best
 

@@ -2,19 +2,19 @@
 
 from typing import Any
 
-from metrics.diagnosis.expectation import is_expectation
-from metrics.diagnosis.facts import Facts, tightest
-from metrics.diagnosis.foreign_server import warnings_of
-from metrics.diagnosis.state import FEWEST_REQUESTS
-from metrics.diagnosis.verdict import Closure
-from metrics.ledger import LIFECYCLES, TEXT_ACCOUNTS
-from metrics.machine.steal import steal_sentence
-from metrics.records import NO_END
-from metrics.results.load import load_notes
-from metrics.run.directory import section
-from metrics.run.join import uncertainty_sentence
-from metrics.run.server_alone import MARK
-from metrics.sources.registry import SOURCES
+from sojourn.metrics.diagnosis.expectation import is_expectation
+from sojourn.metrics.diagnosis.facts import Facts, tightest
+from sojourn.metrics.diagnosis.foreign_server import warnings_of
+from sojourn.metrics.diagnosis.state import FEWEST_REQUESTS
+from sojourn.metrics.diagnosis.verdict import Closure
+from sojourn.metrics.ledger import LIFECYCLES, TEXT_ACCOUNTS
+from sojourn.metrics.machine.steal import steal_sentence
+from sojourn.metrics.records import NO_END
+from sojourn.metrics.results.load import load_notes
+from sojourn.metrics.run.directory import section
+from sojourn.metrics.run.join import uncertainty_sentence
+from sojourn.metrics.run.server_alone import MARK
+from sojourn.metrics.sources.registry import SOURCES
 
 CLIENT_LAG_WARNS = 0.02  # of the tightest objective
 NO_OBJECTIVE = (

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from metrics.machine.neighbours import MOST_NAMED
-from metrics.run.directory import engine_settings, section, server_hardware
-from metrics.run.front_turns import Turns
+from sojourn.metrics.machine.neighbours import MOST_NAMED
+from sojourn.metrics.run.directory import engine_settings, section, server_hardware
+from sojourn.metrics.run.front_turns import Turns
 
 PARTS = 4  # of the window, to see what was there only for a while
 RARELY = 0.2  # of the mean: in a part with so little work, waits are those of threads without any

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from metrics.memory.miss_ratio import INFINITE, miss_ratio_curve
-from metrics.memory.prefix_outcomes import hit_tokens
-from metrics.memory.prompt_repeats import SHINGLE_TOKENS
-from metrics.request.waits import reasons
+from sojourn.metrics.memory.miss_ratio import INFINITE, miss_ratio_curve
+from sojourn.metrics.memory.prefix_outcomes import hit_tokens
+from sojourn.metrics.memory.prompt_repeats import SHINGLE_TOKENS
+from sojourn.metrics.request.waits import reasons
 
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # tokens
 ENOUGH = 0.9  # of what would be hit at best: the last tenth costs most

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from metrics.compute.cost_model import shape_from
-from metrics.compute.speed_reference import expected, of_one_process, settings_of, step_features
-from metrics.diagnosis.speed_facts import ENOUGH_COVERED, stored_entries
-from metrics.run.directory import engine_settings
-from metrics.steps import Steps, rows_of
+from sojourn.metrics.compute.cost_model import shape_from
+from sojourn.metrics.compute.speed_reference import expected, of_one_process, settings_of, step_features
+from sojourn.metrics.diagnosis.speed_facts import ENOUGH_COVERED, stored_entries
+from sojourn.metrics.run.directory import engine_settings
+from sojourn.metrics.steps import Steps, rows_of
 
 
 def one_process_ns(meta: Mapping[str, Any], steps: pd.DataFrame, threads: int) -> float | None:

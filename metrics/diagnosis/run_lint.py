@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from metrics.diagnosis.kv_facts import USUAL_BLOCK_SIZE
-from metrics.diagnosis.memory_facts import asked, prefix_use, prompt_order, shared_lengths
-from metrics.diagnosis.step_facts import step_facts
-from metrics.errors import RunDataError
-from metrics.memory.prompt_lint.finding import Finding
-from metrics.memory.prompt_lint.lint import ClassReport, LintReport, TextCost, share_findings
-from metrics.run.directory import RunDirectory, engine_settings
+from sojourn.metrics.diagnosis.kv_facts import USUAL_BLOCK_SIZE
+from sojourn.metrics.diagnosis.memory_facts import asked, prefix_use, prompt_order, shared_lengths
+from sojourn.metrics.diagnosis.step_facts import step_facts
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.memory.prompt_lint.finding import Finding
+from sojourn.metrics.memory.prompt_lint.lint import ClassReport, LintReport, TextCost, share_findings
+from sojourn.metrics.run.directory import RunDirectory, engine_settings
 
 OLDER = "this run is older than the records of what prompts share to the token; only whole blocks are known"
 

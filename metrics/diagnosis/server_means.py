@@ -6,12 +6,12 @@ Only a server with a metric of every account can be read so. What no metric hold
 from collections.abc import Mapping
 from dataclasses import replace
 
-from metrics.diagnosis.excess import Excess
-from metrics.diagnosis.facts import Facts, Work
-from metrics.diagnosis.memory_facts import PrefixUse
-from metrics.ledger import SERVER_ACCOUNTS
-from metrics.sources.translate import key
-from metrics.sources.view import ServerView
+from sojourn.metrics.diagnosis.excess import Excess
+from sojourn.metrics.diagnosis.facts import Facts, Work
+from sojourn.metrics.diagnosis.memory_facts import PrefixUse
+from sojourn.metrics.ledger import SERVER_ACCOUNTS
+from sojourn.metrics.sources.translate import key
+from sojourn.metrics.sources.view import ServerView
 
 WAITS, REFUSALS = "sojourn_request_wait_seconds_total", "sojourn_request_refusals_total"
 NO_REASON = ("step", "behind_head")  # a step under way, which no setting spares; and the head's own reason counts

@@ -7,9 +7,9 @@ for the fleet what it claims of these requests, so that a cause of one server ex
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from metrics.diagnosis.excess import Excess, excesses, losses
-from metrics.diagnosis.facts import Facts, ledger_columns
-from metrics.diagnosis.rules.cause import Proposal, proposals
+from sojourn.metrics.diagnosis.excess import Excess, excesses, losses
+from sojourn.metrics.diagnosis.facts import Facts, ledger_columns
+from sojourn.metrics.diagnosis.rules.cause import Proposal, proposals
 
 STRAGGLER = "straggler"
 MOST_SERVERS = 4  # those with the most late requests: reading one takes a second

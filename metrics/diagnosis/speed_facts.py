@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from metrics.compute.cost_model import shape_from
-from metrics.compute.speed_reference import (
+from sojourn.metrics.compute.cost_model import shape_from
+from sojourn.metrics.compute.speed_reference import (
     HOST_STAGES,
     LAYOUT,
     SPEED_SETTINGS,
@@ -28,10 +28,10 @@ from metrics.compute.speed_reference import (
     settings_of,
     step_features,
 )
-from metrics.compute.step_costs import transfer_ns
-from metrics.diagnosis.speed_run import identity_of
-from metrics.run.directory import engine_settings
-from metrics.steps import Steps, rows_of
+from sojourn.metrics.compute.step_costs import transfer_ns
+from sojourn.metrics.diagnosis.speed_run import identity_of
+from sojourn.metrics.run.directory import engine_settings
+from sojourn.metrics.steps import Steps, rows_of
 
 QUARTERS = 4
 FEWEST_STEPS = 32  # of a part: a median of fewer is good to a fifth at best

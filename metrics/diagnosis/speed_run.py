@@ -6,11 +6,11 @@ from typing import Any
 
 import pandas as pd
 
-from metrics.compute.cost_model import shape_from
-from metrics.compute.speed_reference import Line, SpeedEntry, fit_entry, line, settings_of
-from metrics.request.goodput import measured, measured_steps
-from metrics.run.directory import RunDirectory, engine_settings, section
-from metrics.steps import rows_of
+from sojourn.metrics.compute.cost_model import shape_from
+from sojourn.metrics.compute.speed_reference import Line, SpeedEntry, fit_entry, line, settings_of
+from sojourn.metrics.request.goodput import measured, measured_steps
+from sojourn.metrics.run.directory import RunDirectory, engine_settings, section
+from sojourn.metrics.steps import rows_of
 
 FEWEST_REQUESTS = 10  # for the cost of a text
 

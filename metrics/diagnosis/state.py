@@ -3,18 +3,18 @@
 import math
 from collections.abc import Sequence
 
-from metrics.diagnosis.capacity import load
-from metrics.diagnosis.excess import Excess, attainment, excesses
-from metrics.diagnosis.expectation import is_expectation
-from metrics.diagnosis.facts import Facts
-from metrics.diagnosis.foreign_server import what_is_seen
-from metrics.diagnosis.symptoms import TOLERATED_MISSES, significant
-from metrics.diagnosis.validity import Lateness
-from metrics.diagnosis.verdict import NEEDS_SERVER_RECORDS, Finding, State
-from metrics.request.goodput import UNMEASURED
-from metrics.request.objectives import short
-from metrics.results.load import rate_was_to_change
-from metrics.statistics.steadiness import Steadiness
+from sojourn.metrics.diagnosis.capacity import load
+from sojourn.metrics.diagnosis.excess import Excess, attainment, excesses
+from sojourn.metrics.diagnosis.expectation import is_expectation
+from sojourn.metrics.diagnosis.facts import Facts
+from sojourn.metrics.diagnosis.foreign_server import what_is_seen
+from sojourn.metrics.diagnosis.symptoms import TOLERATED_MISSES, significant
+from sojourn.metrics.diagnosis.validity import Lateness
+from sojourn.metrics.diagnosis.verdict import NEEDS_SERVER_RECORDS, Finding, State
+from sojourn.metrics.request.goodput import UNMEASURED
+from sojourn.metrics.request.objectives import short
+from sojourn.metrics.results.load import rate_was_to_change
+from sojourn.metrics.statistics.steadiness import Steadiness
 
 _ADD_OBJECTIVES = {
     "client": "Add `objectives` to the scenario",

@@ -6,10 +6,10 @@ from itertools import chain
 import numpy as np
 import pandas as pd
 
-from metrics.records import PROMPT_KINDS, STAGES
-from metrics.request.waits import reasons
-from metrics.sources.pressure import KV_FREE
-from metrics.statistics.relative_fit import fitted
+from sojourn.metrics.records import PROMPT_KINDS, STAGES
+from sojourn.metrics.request.waits import reasons
+from sojourn.metrics.sources.pressure import KV_FREE
+from sojourn.metrics.statistics.relative_fit import fitted
 
 FEWEST_STEPS_FOR_A_FIT = 50  # three coefficients from fewer steps are noise
 OUTLIER_DEVIATIONS = 4.0  # robust standard deviations; a page fault must not bend the step model

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from metrics.diagnosis.excess import Excess
-from metrics.diagnosis.facts import Facts
-from metrics.diagnosis.rules.cause import Proposal, proposals
-from metrics.diagnosis.server_proposals import server_proposals
-from metrics.diagnosis.verdict import Evidence
+from sojourn.metrics.diagnosis.excess import Excess
+from sojourn.metrics.diagnosis.facts import Facts
+from sojourn.metrics.diagnosis.rules.cause import Proposal, proposals
+from sojourn.metrics.diagnosis.server_proposals import server_proposals
+from sojourn.metrics.diagnosis.verdict import Evidence
 
 Name = tuple[str, str, str]  # of an excess: class, objective, error
 Claims = Mapping[Name, Mapping[str, float]]  # excess → account → share of it

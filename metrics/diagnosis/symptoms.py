@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from metrics.diagnosis.excess import SERVED, Excess, excesses
-from metrics.diagnosis.facts import Facts
-from metrics.diagnosis.verdict import RECORD_THE_SERVER, Status, SymptomCheck
-from metrics.request.goodput import UNMEASURED
-from metrics.request.objectives import EVERY_CLASS, OBJECTIVES, objectives_of
+from sojourn.metrics.diagnosis.excess import SERVED, Excess, excesses
+from sojourn.metrics.diagnosis.facts import Facts
+from sojourn.metrics.diagnosis.verdict import RECORD_THE_SERVER, Status, SymptomCheck
+from sojourn.metrics.request.goodput import UNMEASURED
+from sojourn.metrics.request.objectives import EVERY_CLASS, OBJECTIVES, objectives_of
 
 # Goodput is commonly stated at 90 % attainment (DistServe, OSDI 2024): up to a tenth of a class may miss an objective
 # before it counts as a symptom.

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from metrics.diagnosis.excess import attainment
-from metrics.diagnosis.facts import Facts, tightest
-from metrics.diagnosis.suspects import Suspect
-from metrics.diagnosis.symptoms import TOLERATED_MISSES
-from metrics.errors import ReplayError
-from metrics.replay.prediction import Change, Prediction, Predictor
+from sojourn.metrics.diagnosis.excess import attainment
+from sojourn.metrics.diagnosis.facts import Facts, tightest
+from sojourn.metrics.diagnosis.suspects import Suspect
+from sojourn.metrics.diagnosis.symptoms import TOLERATED_MISSES
+from sojourn.metrics.errors import ReplayError
+from sojourn.metrics.replay.prediction import Change, Prediction, Predictor
 
 MOST_CHANGES = 48  # of a diagnosis
 FEWEST_CHANGES = 16  # ... that are replayed alone, however slow it is

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 import msgspec
 import pandas as pd
 
-from metrics.diagnosis.excess import SERVED, Excess, excesses
-from metrics.diagnosis.facts import Facts
-from metrics.diagnosis.symptoms import TOLERATED_MISSES, significant
-from metrics.diagnosis.verdict import Finding
-from metrics.records import NO_END
-from metrics.request.goodput import judged
-from metrics.request.objectives import short
+from sojourn.metrics.diagnosis.excess import SERVED, Excess, excesses
+from sojourn.metrics.diagnosis.facts import Facts
+from sojourn.metrics.diagnosis.symptoms import TOLERATED_MISSES, significant
+from sojourn.metrics.diagnosis.verdict import Finding
+from sojourn.metrics.records import NO_END
+from sojourn.metrics.request.goodput import judged
+from sojourn.metrics.request.objectives import short
 
 FROM_SEND = ("ttft_ms", "e2e_ms")  # the latencies that begin when a request was due
 

@@ -4,11 +4,11 @@ from typing import Literal
 
 import msgspec
 
-from metrics.replay.prediction import Change, Prediction
-from metrics.request.goodput import ClassGoodput
-from metrics.results.energy import EnergyUse
-from metrics.results.summary import Results
-from metrics.sources.view import ServerView
+from sojourn.metrics.replay.prediction import Change, Prediction
+from sojourn.metrics.request.goodput import ClassGoodput
+from sojourn.metrics.results.energy import EnergyUse
+from sojourn.metrics.results.summary import Results
+from sojourn.metrics.sources.view import ServerView
 
 Kind = Literal["capacity", "policy", "workload", "client", "fault"]
 Status = Literal["present", "absent", "unknown"]

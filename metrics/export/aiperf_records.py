@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from metrics.errors import RunDataError
-from metrics.request.latencies import inter_chunk_ms, with_origins
-from metrics.run.directory import section
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.request.latencies import inter_chunk_ms, with_origins
+from sojourn.metrics.run.directory import section
 
 WORKER = "sojourn"  # the file names the process that sent: a run does not
 

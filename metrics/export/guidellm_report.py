@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from metrics.errors import RunDataError
-from metrics.export.guidellm_statistics import (
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.export.guidellm_statistics import (
     Array,
     Json,
     concurrency_by_group,
@@ -22,8 +22,8 @@ from metrics.export.guidellm_statistics import (
     summary,
     values_by_group,
 )
-from metrics.request.objectives import EVERY_CLASS, objectives_of, requested_objectives
-from metrics.run.directory import section
+from sojourn.metrics.request.objectives import EVERY_CLASS, objectives_of, requested_objectives
+from sojourn.metrics.run.directory import section
 
 VERSION = "0.8.1"  # of GuideLLM: its reader refuses a report that names none
 PHASE = {"percent": None, "value": None, "mode": "prefer_duration"}  # no warm-up: a run exports measured requests only

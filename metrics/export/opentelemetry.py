@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from metrics.errors import ServerError
-from metrics.export.request_outcome import Bounds, bounds_of, latencies_ns, met
-from metrics.export.spans import Parent, Span, account_spans, is_sampled, moments, parent_of, root_span
-from metrics.records import RequestRecord
+from sojourn.metrics.errors import ServerError
+from sojourn.metrics.export.request_outcome import Bounds, bounds_of, latencies_ns, met
+from sojourn.metrics.export.spans import Parent, Span, account_spans, is_sampled, moments, parent_of, root_span
+from sojourn.metrics.records import RequestRecord
 
 EXPORT_SECONDS = 1.0
 QUEUE_REQUESTS = 2048  # that may wait for the exporter

@@ -16,12 +16,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from metrics.compute.kernels import Burst
-from metrics.errors import RunDataError
-from metrics.ledger import SERVER_ACCOUNTS
-from metrics.records import STAGES
-from metrics.request.timeline import call_of
-from metrics.run.directory import RunDirectory
+from sojourn.metrics.compute.kernels import Burst
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.ledger import SERVER_ACCOUNTS
+from sojourn.metrics.records import STAGES
+from sojourn.metrics.request.timeline import call_of
+from sojourn.metrics.run.directory import RunDirectory
 
 MAX_EVENTS = 1_000_000  # some 150 MB of JSON, 10 MB packed: what a browser still opens
 REQUESTS, ENGINE, DEVICE, COUNTERS = 1, 2, 3, 4  # processes of the trace, in the order in which they are shown

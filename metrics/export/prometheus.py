@@ -12,19 +12,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from metrics.catalog.catalog import CATALOG
-from metrics.catalog.metric import Metric
-from metrics.export.prometheus_core import CoreFold
-from metrics.export.prometheus_pool import Pool, PoolGauges
-from metrics.export.prometheus_requests import RequestFold, histogram_of
-from metrics.export.prometheus_series import CONTENT_TYPE, Series
-from metrics.export.prometheus_steps import StepFold
-from metrics.export.prometheus_system import SystemFold
-from metrics.export.vllm_names import EngineFacts, VllmNames
-from metrics.machine.host import own_version
-from metrics.records import RequestRecord
-from metrics.request.objectives import EVERY_CLASS, OBJECTIVES, objectives_of
-from metrics.steps import Steps
+from sojourn.metrics.catalog.catalog import CATALOG
+from sojourn.metrics.catalog.metric import Metric
+from sojourn.metrics.export.prometheus_core import CoreFold
+from sojourn.metrics.export.prometheus_pool import Pool, PoolGauges
+from sojourn.metrics.export.prometheus_requests import RequestFold, histogram_of
+from sojourn.metrics.export.prometheus_series import CONTENT_TYPE, Series
+from sojourn.metrics.export.prometheus_steps import StepFold
+from sojourn.metrics.export.prometheus_system import SystemFold
+from sojourn.metrics.export.vllm_names import EngineFacts, VllmNames
+from sojourn.metrics.machine.host import own_version
+from sojourn.metrics.records import RequestRecord
+from sojourn.metrics.request.objectives import EVERY_CLASS, OBJECTIVES, objectives_of
+from sojourn.metrics.steps import Steps
 
 FOLDED_AT_ONCE, FOLDED_TOKENS = 128, 32_768  # requests, or the tokens that they have: a fold stays a few milliseconds
 Objectives = Sequence[Mapping[str, Any]]  # as in run.json: [{"klass": "chat", "ttft_ms": 500, "source": "…"}, …]

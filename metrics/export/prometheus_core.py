@@ -1,8 +1,8 @@
 """What the front says of the core process: its start, whether it gives signs of life, and what arrives unreadable."""
 
-from metrics.catalog.metric import NS_PER_SECOND
-from metrics.compute.startup import PHASES, TIERS, Startup
-from metrics.export.prometheus_series import Series
+from sojourn.metrics.catalog.metric import NS_PER_SECOND
+from sojourn.metrics.compute.startup import PHASES, TIERS, Startup
+from sojourn.metrics.export.prometheus_series import Series
 
 
 class CoreFold:

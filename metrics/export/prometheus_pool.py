@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from metrics.compute.weight_error import WeightError
-from metrics.export.prometheus_series import Series
-from metrics.memory.plan import MemoryPlan
-from metrics.steps import Steps
+from sojourn.metrics.compute.weight_error import WeightError
+from sojourn.metrics.export.prometheus_series import Series
+from sojourn.metrics.memory.plan import MemoryPlan
+from sojourn.metrics.steps import Steps
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,13 @@ from operator import attrgetter
 
 import numpy as np
 
-from metrics.catalog.catalog import GOOD
-from metrics.catalog.memory import POOL_RATIOS
-from metrics.export.prometheus_series import Series, Tallies
-from metrics.export.request_outcome import Bounds, gaps_ns, latencies_ns, met, outcome
-from metrics.ledger import SERVER_ACCOUNTS, Account, closes
-from metrics.records import RequestRecord
-from metrics.request.objectives import EVERY_CLASS
+from sojourn.metrics.catalog.catalog import GOOD
+from sojourn.metrics.catalog.memory import POOL_RATIOS
+from sojourn.metrics.export.prometheus_series import Series, Tallies
+from sojourn.metrics.export.request_outcome import Bounds, gaps_ns, latencies_ns, met, outcome
+from sojourn.metrics.ledger import SERVER_ACCOUNTS, Account, closes
+from sojourn.metrics.records import RequestRecord
+from sojourn.metrics.request.objectives import EVERY_CLASS
 
 # Counters that are sums of a number field.
 SUMS = {

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from metrics.catalog.metric import Metric
+from sojourn.metrics.catalog.metric import Metric
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 FEW = 64  # values: below it numpy's calls cost more than a loop

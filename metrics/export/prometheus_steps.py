@@ -5,10 +5,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from metrics.catalog.metric import NS_PER_SECOND
-from metrics.export.prometheus_series import Series, Tallies
-from metrics.records import ACTIVITIES, COMPOSITIONS, KINDS, STAGES
-from metrics.steps import Steps
+from sojourn.metrics.catalog.metric import NS_PER_SECOND
+from sojourn.metrics.export.prometheus_series import Series, Tallies
+from sojourn.metrics.records import ACTIVITIES, COMPOSITIONS, KINDS, STAGES
+from sojourn.metrics.steps import Steps
 
 # Counters that are sums of a number field: metric and label values → field.
 SUMS = {

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
-from metrics.catalog.compute import DEVICES
-from metrics.catalog.metric import PROCESSES
-from metrics.export.prometheus_series import Series
-from metrics.machine.power import joules_between
-from metrics.machine.sampler import THROTTLE_REASONS
-from metrics.records import SystemRecord
+from sojourn.metrics.catalog.compute import DEVICES
+from sojourn.metrics.catalog.metric import PROCESSES
+from sojourn.metrics.export.prometheus_series import Series
+from sojourn.metrics.machine.power import joules_between
+from sojourn.metrics.machine.sampler import THROTTLE_REASONS
+from sojourn.metrics.records import SystemRecord
 
 # Gauges without labels: field of the record, and what one of its units is in the metric's.
 GAUGES = {

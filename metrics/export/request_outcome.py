@@ -6,8 +6,8 @@ from itertools import chain
 
 import numpy as np
 
-from metrics.records import RequestRecord
-from metrics.request.objectives import EVERY_CLASS
+from sojourn.metrics.records import RequestRecord
+from sojourn.metrics.request.objectives import EVERY_CLASS
 
 SERVED = ("stop", "length")
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from metrics.export.request_outcome import outcome
-from metrics.ledger import ACCOUNTS, Account
-from metrics.records import RequestRecord
+from sojourn.metrics.export.request_outcome import outcome
+from sojourn.metrics.ledger import ACCOUNTS, Account
+from sojourn.metrics.records import RequestRecord
 
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _LOW_64_BITS = (1 << 64) - 1

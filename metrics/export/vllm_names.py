@@ -12,13 +12,13 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from metrics.catalog.metric import Kind, Metric
-from metrics.export.prometheus_pool import PoolGauges
-from metrics.export.prometheus_series import Series
-from metrics.export.prometheus_steps import ColumnSums, draft_positions
-from metrics.export.request_outcome import SERVED, gaps_ns, outcome
-from metrics.records import MOST_DRAFTS, RequestRecord
-from metrics.steps import Steps
+from sojourn.metrics.catalog.metric import Kind, Metric
+from sojourn.metrics.export.prometheus_pool import PoolGauges
+from sojourn.metrics.export.prometheus_series import Series
+from sojourn.metrics.export.prometheus_steps import ColumnSums, draft_positions
+from sojourn.metrics.export.request_outcome import SERVED, gaps_ns, outcome
+from sojourn.metrics.records import MOST_DRAFTS, RequestRecord
+from sojourn.metrics.steps import Steps
 
 _LATENCY = (
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from metrics.request.deadlines import class_deadlines
-from metrics.request.goodput import judged, total_tokens, window_ns
-from metrics.request.latencies import gaps_ms, inter_chunk_ms, with_origins
-from metrics.request.objectives import EVERY_CLASS, OBJECTIVES, objectives_of, requested_objectives
-from metrics.results.summary import load_summary, steady_of
-from metrics.run.directory import section
+from sojourn.metrics.request.deadlines import class_deadlines
+from sojourn.metrics.request.goodput import judged, total_tokens, window_ns
+from sojourn.metrics.request.latencies import gaps_ms, inter_chunk_ms, with_origins
+from sojourn.metrics.request.objectives import EVERY_CLASS, OBJECTIVES, objectives_of, requested_objectives
+from sojourn.metrics.results.summary import load_summary, steady_of
+from sojourn.metrics.run.directory import section
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 # vLLM's name of a latency → ours. The last two vLLM gives for runs with --max-concurrency only.

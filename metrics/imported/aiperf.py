@@ -7,9 +7,9 @@ AIPerf cancelled itself. The first releases say `timestamp_ns`, `ttft` and `cred
 from itertools import accumulate
 from typing import Any
 
-from metrics.errors import InputError
-from metrics.imported.result import Imported, Json, count, cut_by_the_tool, inner, need_times, number, word
-from metrics.records import ClientRecord
+from sojourn.metrics.errors import InputError
+from sojourn.metrics.imported.result import Imported, Json, count, cut_by_the_tool, inner, need_times, number, word
+from sojourn.metrics.records import ClientRecord
 
 TOOL = "AIPerf"
 PHASES, WARMUP = ("benchmark_phase", "credit_phase"), "warmup"

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from metrics.imported.result import inner, number
+from sojourn.metrics.imported.result import inner, number
 
 WANTED = (
     "vllm bench serve's JSON of --save-result --save-detailed, GuideLLM's JSON, AIPerf's profile_export.jsonl, or "

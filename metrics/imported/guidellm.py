@@ -6,9 +6,9 @@ is due when it was sent: GuideLLM writes the start of the benchmark there, or th
 
 from typing import Any
 
-from metrics.errors import InputError
-from metrics.imported.result import Imported, Json, checked, count, cut_by_the_tool, inner, need_times, ns, word
-from metrics.records import ClientRecord
+from sojourn.metrics.errors import InputError
+from sojourn.metrics.imported.result import Imported, Json, checked, count, cut_by_the_tool, inner, need_times, ns, word
+from sojourn.metrics.records import ClientRecord
 
 TOOL = "GuideLLM"
 SLOS = {"ttft_ms": "ttft_ms", "tpot_ms": "tpot_ms", "e2el_ms": "e2e_ms"}

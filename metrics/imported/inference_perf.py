@@ -5,9 +5,9 @@
 
 from typing import Any
 
-from metrics.errors import InputError
-from metrics.imported.result import Imported, Json, count, inner, need_times, ns, word
-from metrics.records import ClientRecord
+from sojourn.metrics.errors import InputError
+from sojourn.metrics.imported.result import Imported, Json, count, inner, need_times, ns, word
+from sojourn.metrics.records import ClientRecord
 
 TOOL = "inference-perf"
 

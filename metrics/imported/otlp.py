@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 import pandas as pd
 
-from metrics.errors import InputError
-from metrics.imported.otlp_file import SpanData
-from metrics.probe.folder import call_name
-from metrics.run.directory import RunDirectory
-from metrics.run.trace_id import trace_id_of
+from sojourn.metrics.errors import InputError
+from sojourn.metrics.imported.otlp_file import SpanData
+from sojourn.metrics.probe.folder import call_name
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.trace_id import trace_id_of
 
 LATENCY = "gen_ai.latency."
 VLLM_SPAN, SGLANG_MODULE = "llm_request", "sglang::"

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from metrics.errors import InputError
+from sojourn.metrics.errors import InputError
 
 LARGEST_FILE = 4 << 30  # bytes: it is read into memory
 Attribute = str | int | float | bool | list[Any] | None

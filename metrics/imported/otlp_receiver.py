@@ -10,7 +10,7 @@ import zlib
 from pathlib import Path
 from typing import BinaryIO
 
-from metrics.errors import ServerError
+from sojourn.metrics.errors import ServerError
 
 LARGEST_BODY = 64 << 20  # bytes, packed and unpacked
 PATH = "/v1/traces"

@@ -6,13 +6,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from metrics.errors import InputError
-from metrics.imported import aiperf, guidellm, inference_perf, vllm
-from metrics.imported.foreign import WANTED, foreign, foreign_text, packed
-from metrics.imported.result import Imported, checked
-from metrics.records.tables import columns
-from metrics.run.directory import RunDirectory
-from metrics.run.segments import replace_table
+from sojourn.metrics.errors import InputError
+from sojourn.metrics.imported import aiperf, guidellm, inference_perf, vllm
+from sojourn.metrics.imported.foreign import WANTED, foreign, foreign_text, packed
+from sojourn.metrics.imported.result import Imported, checked
+from sojourn.metrics.records.tables import columns
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.segments import replace_table
 
 LARGEST_FILE = 4 << 30  # bytes: it is read into memory
 WHOLE = (vllm, guidellm, inference_perf)  # files that are one document

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from metrics.errors import InputError
-from metrics.records import ClientRecord
+from sojourn.metrics.errors import InputError
+from sojourn.metrics.records import ClientRecord
 
 Json = dict[str, Any]
 LARGEST_NS = 2**62  # what a table holds, with room for differences

@@ -8,9 +8,9 @@ document a line.
 from itertools import accumulate
 from typing import Any
 
-from metrics.errors import InputError
-from metrics.imported.result import Imported, Json, count, ns, number, word
-from metrics.records import ClientRecord
+from sojourn.metrics.errors import InputError
+from sojourn.metrics.imported.result import Imported, Json, count, ns, number, word
+from sojourn.metrics.records import ClientRecord
 
 TOOL = "vllm bench serve"
 ARRAYS = ("input_lens", "output_lens", "ttfts", "itls", "start_times", "errors")

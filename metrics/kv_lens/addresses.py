@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from metrics.errors import InputError, ServerError
-from metrics.kv_lens.sockets import KvEndpoint
-from metrics.live.fetch import base_of, fetch
+from sojourn.metrics.errors import InputError, ServerError
+from sojourn.metrics.kv_lens.sockets import KvEndpoint
+from sojourn.metrics.live.fetch import base_of, fetch
 
 TIMEOUT_S = 5.0
 MOST_RANKS = 256

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from metrics.replay.prediction import Prediction
+from sojourn.metrics.replay.prediction import Prediction
 
 Source = Literal["records", "events", "events and metrics"]
 SIZES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)  # of the curve, as multiples of the pool

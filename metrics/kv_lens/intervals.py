@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from metrics.statistics.intervals import block_length, bootstrap_mean
+from sojourn.metrics.statistics.intervals import block_length, bootstrap_mean
 
 MOST_GROUPS = 2_000
 

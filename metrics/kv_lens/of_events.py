@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import msgspec
 
-from metrics.kv_lens.document import SIZES, CachePool, CurvePoint, KvLens, Taker, Times
-from metrics.kv_lens.words import headline_of
-from metrics.memory.kv_event_wire import GPU
-from metrics.memory.pool_history import CHAIN, NAMELESS, BlockHistory, PoolHistory
-from metrics.statistics.log_histogram import LogHistogram
+from sojourn.metrics.kv_lens.document import SIZES, CachePool, CurvePoint, KvLens, Taker, Times
+from sojourn.metrics.kv_lens.words import headline_of
+from sojourn.metrics.memory.kv_event_wire import GPU
+from sojourn.metrics.memory.pool_history import CHAIN, NAMELESS, BlockHistory, PoolHistory
+from sojourn.metrics.statistics.log_histogram import LogHistogram
 
 MOST_TAKERS = 12
 FEWEST_REMOVED = 20  # blocks: fewer evictions tell nothing of more memory

@@ -7,19 +7,19 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from metrics.errors import RunDataError
-from metrics.kv_lens.document import SIZES, CurvePoint, Enough, KvLens, Reuse, Times
-from metrics.kv_lens.intervals import rate_interval
-from metrics.kv_lens.of_events import Baseline, Lookups, baseline_of, lens_of_events, pools_of
-from metrics.kv_lens.takers import takers_of
-from metrics.kv_lens.words import headline_of
-from metrics.memory.block_uses import UNKNOWN, BlockUses, block_uses, releases
-from metrics.memory.miss_ratio import prefix_outcomes
-from metrics.memory.pool_history import BlockHistory
-from metrics.memory.prefix_outcomes import RATIOS
-from metrics.records import KvEventRecord
-from metrics.request.goodput import measured
-from metrics.run.directory import RunDirectory, engine_settings, section
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.kv_lens.document import SIZES, CurvePoint, Enough, KvLens, Reuse, Times
+from sojourn.metrics.kv_lens.intervals import rate_interval
+from sojourn.metrics.kv_lens.of_events import Baseline, Lookups, baseline_of, lens_of_events, pools_of
+from sojourn.metrics.kv_lens.takers import takers_of
+from sojourn.metrics.kv_lens.words import headline_of
+from sojourn.metrics.memory.block_uses import UNKNOWN, BlockUses, block_uses, releases
+from sojourn.metrics.memory.miss_ratio import prefix_outcomes
+from sojourn.metrics.memory.pool_history import BlockHistory
+from sojourn.metrics.memory.prefix_outcomes import RATIOS
+from sojourn.metrics.records import KvEventRecord
+from sojourn.metrics.request.goodput import measured
+from sojourn.metrics.run.directory import RunDirectory, engine_settings, section
 
 ENOUGH = (0.5, 0.9, 0.99)  # shares of what a cache without eviction hits
 TENTH = 0.1

@@ -8,8 +8,8 @@ answer. No sockets here, and no clock but the caller's.
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 
-from metrics.memory.kv_event_wire import MalformedBatch, decode_batch
-from metrics.records import KvEventRecord
+from sojourn.metrics.memory.kv_event_wire import MalformedBatch, decode_batch
+from sojourn.metrics.records import KvEventRecord
 
 MOST_WAITING_BYTES = 256 << 20  # of messages that wait for an answer; those beyond are lost
 

@@ -10,21 +10,21 @@ from typing import Any, NamedTuple
 import msgspec
 import pandas as pd
 
-from metrics.errors import InputError, RunDataError, ServerError
-from metrics.kv_lens.document import KvLens
-from metrics.kv_lens.of_events import Baseline, Lookups, baseline_of, lens_of_events
-from metrics.kv_lens.sockets import EventReader, KvEndpoint
-from metrics.live.fetch import base_of, fetch
-from metrics.live.window import Window
-from metrics.machine.host import hardware, own_version
-from metrics.memory.pool_history import BlockHistory
-from metrics.records import KvEventRecord
-from metrics.run.directory import RunDirectory
-from metrics.run.recorder import Recorder
-from metrics.run.server_alone import SERVER_ALONE
-from metrics.sources.page import rows_of
-from metrics.sources.translate import Growth, key
-from metrics.sources.view import settings_in
+from sojourn.metrics.errors import InputError, RunDataError, ServerError
+from sojourn.metrics.kv_lens.document import KvLens
+from sojourn.metrics.kv_lens.of_events import Baseline, Lookups, baseline_of, lens_of_events
+from sojourn.metrics.kv_lens.sockets import EventReader, KvEndpoint
+from sojourn.metrics.live.fetch import base_of, fetch
+from sojourn.metrics.live.window import Window
+from sojourn.metrics.machine.host import hardware, own_version
+from sojourn.metrics.memory.pool_history import BlockHistory
+from sojourn.metrics.records import KvEventRecord
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.recorder import Recorder
+from sojourn.metrics.run.server_alone import SERVER_ALONE
+from sojourn.metrics.sources.page import rows_of
+from sojourn.metrics.sources.translate import Growth, key
+from sojourn.metrics.sources.view import settings_in
 
 SCRAPE_SECONDS = 1.0
 DESCRIBE_SECONDS = 10.0  # between two writings of what run.json says of the events

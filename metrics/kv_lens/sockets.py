@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 import msgspec
 import zmq
 
-from metrics.errors import InputError, ServerError
-from metrics.kv_lens.sequence import MessageSequence
-from metrics.records import KvEventRecord
+from sojourn.metrics.errors import InputError, ServerError
+from sojourn.metrics.kv_lens.sequence import MessageSequence
+from sojourn.metrics.records import KvEventRecord
 
 MOST_MESSAGE_BYTES = 64 << 20
 WAITING_MESSAGES = 100_000  # in the socket, before it drops

@@ -6,9 +6,9 @@ from typing import Literal
 
 import pandas as pd
 
-from metrics.kv_lens.document import Taker
-from metrics.memory.kv_event_wire import GPU
-from metrics.memory.pool_history import BlockHistory
+from sojourn.metrics.kv_lens.document import Taker
+from sojourn.metrics.memory.kv_event_wire import GPU
+from sojourn.metrics.memory.pool_history import BlockHistory
 
 MOST_TAKERS = 12
 VICTIMS = 3

@@ -8,10 +8,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from metrics.diagnosis.terminal.time_spent import bar, ruled_table, section
-from metrics.kv_lens.document import TIMES, CurvePoint, KvLens
-from metrics.kv_lens.session import Second
-from metrics.live.terminal import sparkline
+from sojourn.metrics.diagnosis.terminal.time_spent import bar, ruled_table, section
+from sojourn.metrics.kv_lens.document import TIMES, CurvePoint, KvLens
+from sojourn.metrics.kv_lens.session import Second
+from sojourn.metrics.live.terminal import sparkline
 
 HIT_COLOUR, MISS_COLOUR = "green", "red"
 BAR_CELLS = 20

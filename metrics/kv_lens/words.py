@@ -2,9 +2,9 @@
 
 import msgspec
 
-from metrics.kv_lens.document import CurvePoint, KvLens, Worth
-from metrics.memory.plan import shown_bytes
-from metrics.replay.prediction import Interval, Prediction
+from sojourn.metrics.kv_lens.document import CurvePoint, KvLens, Worth
+from sojourn.metrics.memory.plan import shown_bytes
+from sojourn.metrics.replay.prediction import Interval, Prediction
 
 NOTHING_LOST = 0.005  # of the prompt tokens: what eviction costs below it is not worth a sentence
 

@@ -4,8 +4,8 @@ from typing import Literal, get_args
 
 import msgspec
 
-from metrics.diagnosis.verdict import Diagnosis, Finding
-from metrics.sources.view import ServerView
+from sojourn.metrics.diagnosis.verdict import Diagnosis, Finding
+from sojourn.metrics.sources.view import ServerView
 
 State = Literal["healthy", "idle", "degraded", "overloaded", "stuck", "cannot tell", "unreachable"]
 STATES: tuple[State, ...] = get_args(State)

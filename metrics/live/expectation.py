@@ -10,17 +10,17 @@ from dataclasses import replace
 
 import pandas as pd
 
-from metrics.diagnosis.excess import SERVED, Excess
-from metrics.diagnosis.expectation import NOTICEABLE_MS, STRETCH, is_own_work
-from metrics.diagnosis.facts import Facts
-from metrics.diagnosis.rules.without_steps import PREDICTION
-from metrics.diagnosis.server_means import mean_excess, quantity_means, shows_ledger
-from metrics.diagnosis.symptoms import TOLERATED_MISSES
-from metrics.live.document import Met
-from metrics.request.objectives import short
-from metrics.sources.pressure import WAITING
-from metrics.sources.translate import Growth, key, of_family
-from metrics.sources.view import FINISHED, ServerView
+from sojourn.metrics.diagnosis.excess import SERVED, Excess
+from sojourn.metrics.diagnosis.expectation import NOTICEABLE_MS, STRETCH, is_own_work
+from sojourn.metrics.diagnosis.facts import Facts
+from sojourn.metrics.diagnosis.rules.without_steps import PREDICTION
+from sojourn.metrics.diagnosis.server_means import mean_excess, quantity_means, shows_ledger
+from sojourn.metrics.diagnosis.symptoms import TOLERATED_MISSES
+from sojourn.metrics.live.document import Met
+from sojourn.metrics.request.objectives import short
+from sojourn.metrics.sources.pressure import WAITING
+from sojourn.metrics.sources.translate import Growth, key, of_family
+from sojourn.metrics.sources.view import FINISHED, ServerView
 
 HISTOGRAMS = {
     "ttft_ms": "sojourn_request_ttft_seconds",

@@ -7,7 +7,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urldefrag, urljoin, urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from metrics.errors import InputError, ServerError
+from sojourn.metrics.errors import InputError, ServerError
 
 API_KEY_VARIABLE = "SOJOURN_API_KEY"  # a secret: read from the environment, never written anywhere
 LARGEST = 64 << 20  # bytes of an answer that are read

@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from metrics.live.document import Now, Part, WatchedServer
-from metrics.live.expectation import HISTOGRAMS, losses_of
-from metrics.live.progress import ADVICE, Progress
-from metrics.live.steady import clock
-from metrics.live.verdict import Verdict, verdict
-from metrics.live.window import Window
-from metrics.sources.gain import FEWEST_MOMENTS, HALF_BATCH, SMALLEST_BATCH, WHOLE_BATCH, gap_gain
-from metrics.sources.pressure import GAPS, GENERATED, KV_USE, RUNNING, WAITING
-from metrics.sources.source import Source
-from metrics.sources.translate import Growth, key, of_family, over_time
-from metrics.sources.view import FINISHED, Means, ServerView, own_latency_ms, settings_in, view_of
+from sojourn.metrics.live.document import Now, Part, WatchedServer
+from sojourn.metrics.live.expectation import HISTOGRAMS, losses_of
+from sojourn.metrics.live.progress import ADVICE, Progress
+from sojourn.metrics.live.steady import clock
+from sojourn.metrics.live.verdict import Verdict, verdict
+from sojourn.metrics.live.window import Window
+from sojourn.metrics.sources.gain import FEWEST_MOMENTS, HALF_BATCH, SMALLEST_BATCH, WHOLE_BATCH, gap_gain
+from sojourn.metrics.sources.pressure import GAPS, GENERATED, KV_USE, RUNNING, WAITING
+from sojourn.metrics.sources.source import Source
+from sojourn.metrics.sources.translate import Growth, key, of_family, over_time
+from sojourn.metrics.sources.view import FINISHED, Means, ServerView, own_latency_ms, settings_in, view_of
 
 WINDOW_S = 60.0
 RATE_S = 10.0  # that the rates of `now` are over

@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
-from metrics.errors import ServerError
-from metrics.live.fetch import fetch
-from metrics.sources.sojourn import SOJOURN
+from sojourn.metrics.errors import ServerError
+from sojourn.metrics.live.fetch import fetch
+from sojourn.metrics.sources.sojourn import SOJOURN
 
 STEPS = 20
 TIMEOUT_S = 30.0

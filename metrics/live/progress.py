@@ -8,9 +8,9 @@ was ever computed a long prefill from a hang, and engines of a page that has no 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from metrics.sources.counters import EVENTS, Identity, Series, identity
-from metrics.sources.pressure import GAPS, KV_USE, RUNNING, WAITING
-from metrics.sources.source import Source, Sum
+from sojourn.metrics.sources.counters import EVENTS, Identity, Series, identity
+from sojourn.metrics.sources.pressure import GAPS, KV_USE, RUNNING, WAITING
+from sojourn.metrics.sources.source import Source, Sum
 
 USUAL, LEAST_S = 10.0, 10.0  # times the usual gap between tokens or the usual prefill, and at least so long
 FIRST_S = 60.0  # before anything was ever computed: a first long prompt, or a compilation, may take so long

@@ -13,11 +13,11 @@ from statistics import median
 from typing import Any
 from urllib.parse import urlencode
 
-from metrics.errors import ServerError
-from metrics.live.fetch import fetch
-from metrics.sources.page import own_rows
-from metrics.sources.registry import SOURCES
-from metrics.sources.scrapes import STARTED
+from sojourn.metrics.errors import ServerError
+from sojourn.metrics.live.fetch import fetch
+from sojourn.metrics.sources.page import own_rows
+from sojourn.metrics.sources.registry import SOURCES
+from sojourn.metrics.sources.scrapes import STARTED
 
 HISTORY_S = 300  # that the first query asks for
 TIMEOUT_S = 20.0

@@ -8,18 +8,18 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from metrics.diagnosis.diagnose import diagnose
-from metrics.diagnosis.verdict import Diagnosis, State
-from metrics.errors import RunDataError
-from metrics.live.document import State as WatchState
-from metrics.live.document import WatchedServer
-from metrics.live.observer import Observer
-from metrics.live.steady import WALL_NS
-from metrics.machine.host import hardware
-from metrics.replay.prediction import Predictor
-from metrics.run.directory import RunDirectory, wall_anchor
-from metrics.run.segments import write_segment
-from metrics.sources.scrapes import UP
+from sojourn.metrics.diagnosis.diagnose import diagnose
+from sojourn.metrics.diagnosis.verdict import Diagnosis, State
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.live.document import State as WatchState
+from sojourn.metrics.live.document import WatchedServer
+from sojourn.metrics.live.observer import Observer
+from sojourn.metrics.live.steady import WALL_NS
+from sojourn.metrics.machine.host import hardware
+from sojourn.metrics.replay.prediction import Predictor
+from sojourn.metrics.run.directory import RunDirectory, wall_anchor
+from sojourn.metrics.run.segments import write_segment
+from sojourn.metrics.sources.scrapes import UP
 
 BY_A_WATCH = "recorded by a watch: scrapes of a live server, and no request"
 STATES: dict[WatchState, State] = {

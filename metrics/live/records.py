@@ -9,16 +9,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from metrics.diagnosis.diagnose import diagnose
-from metrics.diagnosis.expectation import with_expectation
-from metrics.diagnosis.verdict import Diagnosis
-from metrics.errors import RunDataError
-from metrics.probe.folder import run_of
-from metrics.probe.stream import is_probe_folder
-from metrics.probe.tail import ProbeTail
-from metrics.run.directory import RunDirectory
-from metrics.run.segments import replace_table
-from metrics.run.tail import TableTail
+from sojourn.metrics.diagnosis.diagnose import diagnose
+from sojourn.metrics.diagnosis.expectation import with_expectation
+from sojourn.metrics.diagnosis.verdict import Diagnosis
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.probe.folder import run_of
+from sojourn.metrics.probe.stream import is_probe_folder
+from sojourn.metrics.probe.tail import ProbeTail
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.segments import replace_table
+from sojourn.metrics.run.tail import TableTail
 
 ENDS = {"requests": "finished_ns", "steps": "end_ns", "system": "ns"}  # table → when a row of it was over
 FEWEST = 5  # requests that ended in the window: a diagnosis of fewer says little

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from metrics.live.document import WatchedServer
+from sojourn.metrics.live.document import WatchedServer
 
 LOOKS_FIRST_S = 10.0  # of scrapes, before anything is said of a server
 STANDS_S = 5.0  # that what was said must be untrue before a finding takes its place

@@ -9,12 +9,12 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from metrics.diagnosis.terminal.time_spent import bar, labelled_grid, ruled_table, section
-from metrics.diagnosis.verdict import Finding
-from metrics.ledger import COLOURS
-from metrics.live.document import Met, Now, Watch, WatchedServer
-from metrics.live.observer import Moment
-from metrics.live.steady import Change, clock
+from sojourn.metrics.diagnosis.terminal.time_spent import bar, labelled_grid, ruled_table, section
+from sojourn.metrics.diagnosis.verdict import Finding
+from sojourn.metrics.ledger import COLOURS
+from sojourn.metrics.live.document import Met, Now, Watch, WatchedServer
+from sojourn.metrics.live.observer import Moment
+from sojourn.metrics.live.steady import Change, clock
 
 STYLES = {
     "healthy": "bold green", "idle": "green", "degraded": "bold yellow", "overloaded": "bold red",

@@ -8,29 +8,29 @@ from functools import cache
 import msgspec
 import pandas as pd
 
-from metrics.diagnosis.adjudicate import adjudicate
-from metrics.diagnosis.excess import SERVED, Excess
-from metrics.diagnosis.expectation import STRETCH
-from metrics.diagnosis.facts import Facts
-from metrics.diagnosis.findings import finding_of_symptom, findings
-from metrics.diagnosis.rules.without_steps import ROOM_SOURCES
-from metrics.diagnosis.server_means import with_means
-from metrics.diagnosis.state import BALANCED, CLEAR_MARGIN
-from metrics.diagnosis.suspects import suspects_of
-from metrics.diagnosis.symptoms import BY_KEY, check
-from metrics.diagnosis.verdict import Finding, Fix
-from metrics.live.document import Met, State
-from metrics.live.expectation import HISTOGRAMS, IN_LINE, WORK, lost_time, met
-from metrics.request.goodput import judged
-from metrics.request.objectives import short
-from metrics.run.directory import RunDirectory
-from metrics.sources.pressure import GENERATED, WAITING
-from metrics.sources.registry import SOURCES
-from metrics.sources.sglang import SGLANG
-from metrics.sources.sojourn import SOJOURN
-from metrics.sources.translate import Growth, of_family
-from metrics.sources.view import ServerView
-from metrics.sources.vllm import VLLM
+from sojourn.metrics.diagnosis.adjudicate import adjudicate
+from sojourn.metrics.diagnosis.excess import SERVED, Excess
+from sojourn.metrics.diagnosis.expectation import STRETCH
+from sojourn.metrics.diagnosis.facts import Facts
+from sojourn.metrics.diagnosis.findings import finding_of_symptom, findings
+from sojourn.metrics.diagnosis.rules.without_steps import ROOM_SOURCES
+from sojourn.metrics.diagnosis.server_means import with_means
+from sojourn.metrics.diagnosis.state import BALANCED, CLEAR_MARGIN
+from sojourn.metrics.diagnosis.suspects import suspects_of
+from sojourn.metrics.diagnosis.symptoms import BY_KEY, check
+from sojourn.metrics.diagnosis.verdict import Finding, Fix
+from sojourn.metrics.live.document import Met, State
+from sojourn.metrics.live.expectation import HISTOGRAMS, IN_LINE, WORK, lost_time, met
+from sojourn.metrics.request.goodput import judged
+from sojourn.metrics.request.objectives import short
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.sources.pressure import GENERATED, WAITING
+from sojourn.metrics.sources.registry import SOURCES
+from sojourn.metrics.sources.sglang import SGLANG
+from sojourn.metrics.sources.sojourn import SOJOURN
+from sojourn.metrics.sources.translate import Growth, of_family
+from sojourn.metrics.sources.view import ServerView
+from sojourn.metrics.sources.vllm import VLLM
 
 KV_FILLS = BY_KEY["vram_fills_quickly"]
 SERVED_NOTHING = "requests run, and none ended in the window: a longer --for shows more"

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import msgspec
 
-from metrics.diagnosis.verdict import Diagnosis
-from metrics.errors import InputError, RunDataError, ServerError
-from metrics.live.document import WORST_FIRST, State, Watch, WatchedServer
-from metrics.live.fetch import base_of, fetch
-from metrics.live.observer import UNREACHABLE_AFTER, WINDOW_S, Moment, Observer
-from metrics.live.prometheus import HISTORY_S, clock_ns, held_scrapes, interval_s, is_prometheus
-from metrics.live.records import Records
-from metrics.live.steady import LOOKS_FIRST_S, Change, Steady, clock
-from metrics.sources.page import rows_of
+from sojourn.metrics.diagnosis.verdict import Diagnosis
+from sojourn.metrics.errors import InputError, RunDataError, ServerError
+from sojourn.metrics.live.document import WORST_FIRST, State, Watch, WatchedServer
+from sojourn.metrics.live.fetch import base_of, fetch
+from sojourn.metrics.live.observer import UNREACHABLE_AFTER, WINDOW_S, Moment, Observer
+from sojourn.metrics.live.prometheus import HISTORY_S, clock_ns, held_scrapes, interval_s, is_prometheus
+from sojourn.metrics.live.records import Records
+from sojourn.metrics.live.steady import LOOKS_FIRST_S, Change, Steady, clock
+from sojourn.metrics.sources.page import rows_of
 
 INTERVAL_S = 1.0
 TIMEOUT_S = 5.0

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from metrics.sources.counters import AMONG, Counters, Look, Series, alternates, is_known
-from metrics.sources.names import canonical, is_router
-from metrics.sources.registry import recognise
-from metrics.sources.scrapes import DURATION, STARTED, UP, ScrapeSummary
-from metrics.sources.source import Source
-from metrics.sources.translate import names_of, names_that_grow
+from sojourn.metrics.sources.counters import AMONG, Counters, Look, Series, alternates, is_known
+from sojourn.metrics.sources.names import canonical, is_router
+from sojourn.metrics.sources.registry import recognise
+from sojourn.metrics.sources.scrapes import DURATION, STARTED, UP, ScrapeSummary
+from sojourn.metrics.sources.source import Source
+from sojourn.metrics.sources.translate import names_of, names_that_grow
 
 ROUTER = "its /metrics is the page of a router, which counts no engine's tokens; give the address of an engine"
 UNKNOWN = "its /metrics has no family of Sojourn, vLLM or SGLang"

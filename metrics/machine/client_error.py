@@ -18,8 +18,8 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from metrics.errors import CalibrationError
-from metrics.machine.store import store, store_path
+from sojourn.metrics.errors import CalibrationError
+from sojourn.metrics.machine.store import store, store_path
 
 DEFAULT_BOUND_MS = 5.0
 KINDS = ("stamp", "ttft", "itl")

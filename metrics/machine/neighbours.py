@@ -9,7 +9,7 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from metrics.machine.process_use import PROC
+from sojourn.metrics.machine.process_use import PROC
 
 WORTH_READING_CORES = 0.25  # that others take
 WORTH_NAMING_CORES = 0.05

@@ -1,7 +1,7 @@
 """Which sensors of power a machine may have, and the joules between two of its samples. It imports no pandas: the
 server's front counts with it, and starts a third of a second sooner without pandas."""
 
-from metrics.records import SystemRecord
+from sojourn.metrics.records import SystemRecord
 
 # Device → its column in the table `system`
 SENSORS = {"gpu": "gpu_power_watts", "cpu": "cpu_power_watts"}

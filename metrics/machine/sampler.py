@@ -10,10 +10,10 @@ from typing import Any
 
 import psutil
 
-from metrics.machine.host import busy_percent, steal_percent
-from metrics.machine.neighbours import Neighbours
-from metrics.machine.process_use import PROC, children_of, cpu_pressure_ns, process_use
-from metrics.records import SystemRecord
+from sojourn.metrics.machine.host import busy_percent, steal_percent
+from sojourn.metrics.machine.neighbours import Neighbours
+from sojourn.metrics.machine.process_use import PROC, children_of, cpu_pressure_ns, process_use
+from sojourn.metrics.records import SystemRecord
 
 try:
     import pynvml

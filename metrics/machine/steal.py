@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from metrics.machine.host import SAMPLE_SECONDS, STEAL_WARNS_PERCENT
+from sojourn.metrics.machine.host import SAMPLE_SECONDS, STEAL_WARNS_PERCENT
 
 
 @dataclass(frozen=True, slots=True)

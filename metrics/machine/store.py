@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from metrics.whole_file import write_whole
+from sojourn.metrics.whole_file import write_whole
 
 
 def store_path(kind: str, machine: str) -> Path:

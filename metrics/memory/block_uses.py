@@ -24,8 +24,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from metrics.memory.lru_stack import LruStack
-from metrics.memory.prefix_outcomes import hit_tokens
+from sojourn.metrics.memory.lru_stack import LruStack
+from sojourn.metrics.memory.prefix_outcomes import hit_tokens
 
 UNKNOWN = 1 << 62  # distance of a block of which no use was recorded
 COLUMNS = ("request_id", "scheduled_ns", "prompt_block_hashes", "output_block_hashes", "prefix_outcomes")

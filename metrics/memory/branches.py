@@ -5,7 +5,7 @@ One, as most prefixes have, or several in order: a list for each would keep the 
 
 from bisect import bisect_left
 
-from metrics.memory.known_prompts import TOKEN_BYTES, shared_tokens
+from sojourn.metrics.memory.known_prompts import TOKEN_BYTES, shared_tokens
 
 Branches = bytes | list[bytes] | None
 

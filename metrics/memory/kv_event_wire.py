@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from metrics.errors import RunDataError
+from sojourn.metrics.errors import RunDataError
 
 GPU = "GPU"  # the device, whatever it is; also the medium of events that name none
 # What servers call the same medium: SGLang's names, and those of forks.

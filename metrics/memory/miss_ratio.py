@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from metrics.memory.prefix_outcomes import RATIOS
+from sojourn.metrics.memory.prefix_outcomes import RATIOS
 
 INFINITE = float("inf")
 

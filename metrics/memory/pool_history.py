@@ -16,9 +16,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from metrics.memory.lru_stack import LruStack
-from metrics.records import KvEventRecord
-from metrics.statistics.log_histogram import LogHistogram
+from sojourn.metrics.memory.lru_stack import LruStack
+from sojourn.metrics.records import KvEventRecord
+from sojourn.metrics.statistics.log_histogram import LogHistogram
 
 REMEMBERED = 1_048_576  # removed blocks that are known, of some 300 bytes; the oldest go first, and are counted
 MOST_OWNERS = 4096  # whose evictions are counted by name

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from metrics.memory.prefix_outcomes import hit_tokens
+from sojourn.metrics.memory.prefix_outcomes import hit_tokens
 
 COLUMNS = ("prompt_block_hashes", "output_block_hashes")
 SHOWN = ("request_id", "server", "ns", "prompt_tokens", "hit_tokens", "own_tokens", "best_tokens", "best_server")

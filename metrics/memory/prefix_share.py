@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from metrics.run.directory import section
+from sojourn.metrics.run.directory import section
 
 FOREIGN_SHARE = 0.02  # of the prompt tokens: what a chat template puts before all prompts may be as much
 KNOWN_BEFORE = (

@@ -10,12 +10,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from metrics.compute.cost_model import ModelShape, decode_flops, request_flops
-from metrics.ledger import Account, new_ledger
-from metrics.probe.loop import Choice
-from metrics.probe.prefixes import Prefixes
-from metrics.probe.records import Call, Handled, Step
-from metrics.records import PROMPT_KINDS, RequestRecord, StepRecord
+from sojourn.metrics.compute.cost_model import ModelShape, decode_flops, request_flops
+from sojourn.metrics.ledger import Account, new_ledger
+from sojourn.metrics.probe.loop import Choice
+from sojourn.metrics.probe.prefixes import Prefixes
+from sojourn.metrics.probe.records import Call, Handled, Step
+from sojourn.metrics.records import PROMPT_KINDS, RequestRecord, StepRecord
 
 _OWN_WORK = {
     "prefill": Account.COMPUTE_PREFILL, "recompute": Account.MEMORY_RECOMPUTE, "decode": Account.COMPUTE_DECODE,

@@ -13,21 +13,21 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from metrics.errors import RunDataError
-from metrics.ledger import TEXT_ACCOUNTS
-from metrics.machine.host import boot_id, hardware
-from metrics.probe.book import Books
-from metrics.probe.loop import Choice, sequences_of, step_records
-from metrics.probe.machine import system_records
-from metrics.probe.prefixes import with_resized_hits
-from metrics.probe.records import Call, Handled
-from metrics.probe.shape import shape_of
-from metrics.probe.stream import Stream, is_probe_folder, read_streams
-from metrics.records import KvEventRecord, RequestRecord, StepRecord
-from metrics.records.tables import SCHEMAS, columns
-from metrics.run.directory import RunDirectory
-from metrics.run.segments import replace_table
-from metrics.run.server_alone import SERVER_ALONE
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.ledger import TEXT_ACCOUNTS
+from sojourn.metrics.machine.host import boot_id, hardware
+from sojourn.metrics.probe.book import Books
+from sojourn.metrics.probe.loop import Choice, sequences_of, step_records
+from sojourn.metrics.probe.machine import system_records
+from sojourn.metrics.probe.prefixes import with_resized_hits
+from sojourn.metrics.probe.records import Call, Handled
+from sojourn.metrics.probe.shape import shape_of
+from sojourn.metrics.probe.stream import Stream, is_probe_folder, read_streams
+from sojourn.metrics.records import KvEventRecord, RequestRecord, StepRecord
+from sojourn.metrics.records.tables import SCHEMAS, columns
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.segments import replace_table
+from sojourn.metrics.run.server_alone import SERVER_ALONE
 
 # Accounts of which no reading of the probe tells: their time lies in others, or the server has no such thing.
 UNSEEN_ACCOUNTS = (

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from metrics.compute.cost_model import ModelShape
-from metrics.compute.step_costs import StepCosts
-from metrics.probe.records import Step
-from metrics.probe.stream import Stream
-from metrics.records import StepRecord
-from metrics.steps import Steps
+from sojourn.metrics.compute.cost_model import ModelShape
+from sojourn.metrics.compute.step_costs import StepCosts
+from sojourn.metrics.probe.records import Step
+from sojourn.metrics.probe.stream import Stream
+from sojourn.metrics.records import StepRecord
+from sojourn.metrics.steps import Steps
 
 BATCH = 4096  # steps whose costs are worked out at once
 

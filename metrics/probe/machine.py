@@ -5,9 +5,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from metrics.probe.records import Sample
-from metrics.probe.stream import Stream
-from metrics.records import SystemRecord
+from sojourn.metrics.probe.records import Sample
+from sojourn.metrics.probe.stream import Stream
+from sojourn.metrics.records import SystemRecord
 
 _COUNTED = ("cpu_ns", "loop_cpu_ns", "loop_queued_ns", "queued_ns", "loop_involuntary_switches", "rss_bytes")
 

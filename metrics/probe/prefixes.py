@@ -25,12 +25,12 @@ from typing import Any, NamedTuple
 import msgspec
 import pandas as pd
 
-from metrics.memory.block_uses import block_uses
-from metrics.memory.branches import Branches, follow_branches, with_branch, without_branch
-from metrics.memory.known_prompts import TOKEN_BYTES
-from metrics.memory.prefix_outcomes import RATIOS, PrefixReport
-from metrics.probe.records import KvAllocated, KvAsked, KvMarks, KvRemoved
-from metrics.records import KvEventRecord, RequestRecord
+from sojourn.metrics.memory.block_uses import block_uses
+from sojourn.metrics.memory.branches import Branches, follow_branches, with_branch, without_branch
+from sojourn.metrics.memory.known_prompts import TOKEN_BYTES
+from sojourn.metrics.memory.prefix_outcomes import RATIOS, PrefixReport
+from sojourn.metrics.probe.records import KvAllocated, KvAsked, KvMarks, KvRemoved
+from sojourn.metrics.records import KvEventRecord, RequestRecord
 
 REMEMBERED = 1_048_576  # known blocks, of some 600 bytes with their marks; of removed ones the oldest go first
 TAILS = 64  # ends of sequences, less than a block, that are remembered behind one block

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from metrics.compute.cost_model import ExpertShape, ModelShape
-from metrics.probe.records import Setting
+from sojourn.metrics.compute.cost_model import ExpertShape, ModelShape
+from sojourn.metrics.probe.records import Setting
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 NEEDED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")

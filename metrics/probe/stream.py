@@ -5,9 +5,9 @@ from pathlib import Path
 
 import msgspec
 
-from metrics.errors import RunDataError
-from metrics.probe.prefixes import Prefixes
-from metrics.probe.records import (
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.probe.prefixes import Prefixes
+from sojourn.metrics.probe.records import (
     FAMILY,
     FORMAT,
     LENGTH,

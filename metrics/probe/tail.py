@@ -7,8 +7,8 @@ requests that ended before it, and steps before the first of those requests came
 import bisect
 from pathlib import Path
 
-from metrics.probe.records import SUFFIX
-from metrics.probe.stream import Stream, StreamFile
+from sojourn.metrics.probe.records import SUFFIX
+from sojourn.metrics.probe.stream import Stream, StreamFile
 
 LONGEST_S = 600.0  # of a request: its steps are kept no longer, and one that takes longer is left out
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from metrics.ledger import new_ledger
+from sojourn.metrics.ledger import new_ledger
 
 # publish: tokens are sent, and the index of blocks learns of the step. Its record is made and sent after that, with the
 # ends of its requests: the next turn has begun by then, and `receive` has that time.

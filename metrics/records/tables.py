@@ -8,8 +8,16 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from metrics.ledger import ACCOUNTS, CLIENT_ACCOUNTS
-from metrics.records import STAGES, ClientRecord, KernelRecord, KvEventRecord, RequestRecord, StepRecord, SystemRecord
+from sojourn.metrics.ledger import ACCOUNTS, CLIENT_ACCOUNTS
+from sojourn.metrics.records import (
+    STAGES,
+    ClientRecord,
+    KernelRecord,
+    KvEventRecord,
+    RequestRecord,
+    StepRecord,
+    SystemRecord,
+)
 
 _ARROW_TYPES: dict[Any, pa.DataType] = {
     int: pa.int64(),

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from metrics.errors import RunDataError
-from metrics.replay.prediction import Change
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.replay.prediction import Change
 
 FILE_NAME = "predictions.jsonl"
 

@@ -4,11 +4,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from metrics.errors import RunDataError
-from metrics.replay.prediction import Interval, Prediction
-from metrics.request.goodput import judged, measured, rate_window
-from metrics.results.load import declared_window_s
-from metrics.run.directory import RunDirectory, kept_share
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.replay.prediction import Interval, Prediction
+from sojourn.metrics.request.goodput import judged, measured, rate_window
+from sojourn.metrics.results.load import declared_window_s
+from sojourn.metrics.run.directory import RunDirectory, kept_share
 
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from metrics.errors import ReplayError
-from metrics.replay.prediction import Change, Prediction, Predictor
+from sojourn.metrics.errors import ReplayError
+from sojourn.metrics.replay.prediction import Change, Prediction, Predictor
 
 RATES = tuple(2 ** (step / 2) for step in range(-4, 13))  # of the recorded rate: 0.25 to 64
 FRONTIER = (0.5, 0.75, 0.9, 1.0, 1.1, 1.4)  # of the limit of the best settings

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, get_args
 
 import msgspec
 
-from metrics.errors import ReplayError
+from sojourn.metrics.errors import ReplayError
 
 FACTORS = ("device_speed", "kv_scale", "arrival_rate")  # of a change; 1 changes nothing
 Routing = Literal["round-robin", "least-requests", "consistent-hash", "prefix-aware"]

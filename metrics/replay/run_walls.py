@@ -6,16 +6,16 @@ from typing import Any
 import msgspec
 import pandas as pd
 
-from metrics.compute.cost_model import ModelShape, shape_from
-from metrics.compute.roofline import Ceilings
-from metrics.compute.speed_reference import step_features
-from metrics.compute.step_time import StepTimeModel
-from metrics.errors import RunDataError
-from metrics.replay.plan import Load
-from metrics.replay.walls import MeanRequest, Wall, measured_walls, memory_wall, objective_wall
-from metrics.request.goodput import measured
-from metrics.run.directory import RunDirectory, section
-from metrics.steps import Steps, rows_of
+from sojourn.metrics.compute.cost_model import ModelShape, shape_from
+from sojourn.metrics.compute.roofline import Ceilings
+from sojourn.metrics.compute.speed_reference import step_features
+from sojourn.metrics.compute.step_time import StepTimeModel
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.replay.plan import Load
+from sojourn.metrics.replay.walls import MeanRequest, Wall, measured_walls, memory_wall, objective_wall
+from sojourn.metrics.request.goodput import measured
+from sojourn.metrics.run.directory import RunDirectory, section
+from sojourn.metrics.steps import Steps, rows_of
 
 # What a server that keeps up does not have.
 WAITS = ["ledger_request_queue_ns", "ledger_memory_blocked_ns", "ledger_memory_preempted_ns"]

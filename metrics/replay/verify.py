@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from metrics.compare.samples import engine_of, identity, read_run, same_schedule
-from metrics.errors import InputError, ReplayError
-from metrics.replay.ledger import Checked, LedgerEntry
-from metrics.replay.measured import SHARE, measured_figures, num_measured, predicted_figures
-from metrics.replay.prediction import Change, Interval, Prediction, Predictor, change_text, settings_text
-from metrics.run.directory import RunDirectory, engine_settings, section
+from sojourn.metrics.compare.samples import engine_of, identity, read_run, same_schedule
+from sojourn.metrics.errors import InputError, ReplayError
+from sojourn.metrics.replay.ledger import Checked, LedgerEntry
+from sojourn.metrics.replay.measured import SHARE, measured_figures, num_measured, predicted_figures
+from sojourn.metrics.replay.prediction import Change, Interval, Prediction, Predictor, change_text, settings_text
+from sojourn.metrics.run.directory import RunDirectory, engine_settings, section
 
 # Of these none changes what a request meets.
 WITHOUT_EFFECT = ("host", "port", "run_dir", "served_model_name", "base_url", "served", "usage_dir", "api_keys")

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from metrics.compute.cost_model import ModelShape, StepWork, saved_flops, step_cost
-from metrics.compute.roofline import Ceilings
-from metrics.compute.step_time import StepTimeModel
+from sojourn.metrics.compute.cost_model import ModelShape, StepWork, saved_flops, step_cost
+from sojourn.metrics.compute.roofline import Ceilings
+from sojourn.metrics.compute.step_time import StepTimeModel
 
 GIB = 2**30
 

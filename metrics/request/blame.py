@@ -25,8 +25,8 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from metrics.request.offenders import WAIT_ACCOUNTS, Book, described, places, slices
-from metrics.request.waits import Family, StepRanges
+from sojourn.metrics.request.offenders import WAIT_ACCOUNTS, Book, described, places, slices
+from sojourn.metrics.request.waits import Family, StepRanges
 
 UNEXPLAINED = "unexplained"
 OTHERS = "all others"

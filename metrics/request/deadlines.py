@@ -16,10 +16,10 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from metrics.cells import weighted
-from metrics.request.goodput import rate_window
-from metrics.request.objectives import EVERY_CLASS, objectives_of
-from metrics.statistics.intervals import Interval, mean_interval
+from sojourn.metrics.cells import weighted
+from sojourn.metrics.request.goodput import rate_window
+from sojourn.metrics.request.objectives import EVERY_CLASS, objectives_of
+from sojourn.metrics.statistics.intervals import Interval, mean_interval
 
 FLUID_SHARE = 0.9  # of its deadlines: what Etalon asks of a request
 

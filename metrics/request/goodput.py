@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from metrics.cells import lengths, weighted
-from metrics.request.latencies import quantiles
-from metrics.request.objectives import EVERY_CLASS, OBJECTIVES, objectives_of, short
-from metrics.statistics.intervals import Interval, share_interval
+from sojourn.metrics.cells import lengths, weighted
+from sojourn.metrics.request.latencies import quantiles
+from sojourn.metrics.request.objectives import EVERY_CLASS, OBJECTIVES, objectives_of, short
+from sojourn.metrics.statistics.intervals import Interval, share_interval
 
 MOST_WINDOWS = 60  # points that a figure over time can show without becoming noise
 SHORTEST_WINDOW_S = 1.0

@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from metrics.cells import weighted
-from metrics.statistics.intervals import (
+from sojourn.metrics.cells import weighted
+from sojourn.metrics.statistics.intervals import (
     Interval,
     clustered_mean_interval,
     clustered_quantile_interval,

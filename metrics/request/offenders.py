@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from metrics.compute.cost_model import ModelShape, shape_from
-from metrics.errors import RunDataError
-from metrics.ledger import ACCOUNT_BY_NAME
-from metrics.request.timeline import NOBODY, Timeline, prompt_flops, timeline
-from metrics.request.waits import Family, Waits, next_preemption, waits
-from metrics.run.directory import RunDirectory, engine_settings
+from sojourn.metrics.compute.cost_model import ModelShape, shape_from
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.ledger import ACCOUNT_BY_NAME
+from sojourn.metrics.request.timeline import NOBODY, Timeline, prompt_flops, timeline
+from sojourn.metrics.request.waits import Family, Waits, next_preemption, waits
+from sojourn.metrics.run.directory import RunDirectory, engine_settings
 
 WAIT_ACCOUNTS = ("request.queue", "memory.blocked", "request.interference", "memory.preempted")
 BLOCK_SIZE = 16  # where run.json names none

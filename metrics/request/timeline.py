@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from metrics.compute.cost_model import ModelShape, request_flops
-from metrics.records import KINDS
+from sojourn.metrics.compute.cost_model import ModelShape, request_flops
+from sojourn.metrics.records import KINDS
 
 DECODE = KINDS.index("decode")
 PREFILL = KINDS.index("prefill")

@@ -13,12 +13,12 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from metrics.errors import RunDataError
-from metrics.records import KINDS
-from metrics.request.blame import account_of
-from metrics.request.offenders import Book
-from metrics.request.timeline import NOBODY
-from metrics.request.waits import Family, encoded_at
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.records import KINDS
+from sojourn.metrics.request.blame import account_of
+from sojourn.metrics.request.offenders import Book
+from sojourn.metrics.request.timeline import NOBODY
+from sojourn.metrics.request.waits import Family, encoded_at
 
 OWN_WORK = {
     "prefill": "compute.prefill",

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from metrics.request.timeline import NOBODY, Timeline
+from sojourn.metrics.request.timeline import NOBODY, Timeline
 
 # A message may be on its way while the loop turns; after so many turns it has surely been read.
 MOST_TURNS = 8

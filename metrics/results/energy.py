@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from metrics.machine.power import LONGEST_GAP_S, SENSORS
-from metrics.request.goodput import window_ns
-from metrics.run.directory import RunDirectory
+from sojourn.metrics.machine.power import LONGEST_GAP_S, SENSORS
+from sojourn.metrics.request.goodput import window_ns
+from sojourn.metrics.run.directory import RunDirectory
 
 
 class EnergyUse(msgspec.Struct, frozen=True, kw_only=True):

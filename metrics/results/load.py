@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from metrics.run.directory import section
+from sojourn.metrics.run.directory import section
 
 CLOSED_ORIGIN = "the moment its turn had come"  # instead of an intended send
 

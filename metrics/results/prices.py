@@ -7,8 +7,8 @@ it: a machine that waits for requests makes them dear. `good` tokens are those o
 import msgspec
 import pandas as pd
 
-from metrics.request.goodput import total_tokens, window_ns
-from metrics.results.energy import EnergyUse
+from sojourn.metrics.request.goodput import total_tokens, window_ns
+from sojourn.metrics.results.energy import EnergyUse
 
 MILLION = 1_000_000
 

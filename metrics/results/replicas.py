@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from metrics.memory.pooled_cache import PooledCache, pooled_cache
-from metrics.request.goodput import judged, measured_steps
-from metrics.request.latencies import gaps_ms, quantiles
-from metrics.results.load import declared_window_s
-from metrics.run.directory import RunDirectory, engine_settings, section
-from metrics.run.fleet import servers_of
-from metrics.run.routing import TO, routing_remark
+from sojourn.metrics.memory.pooled_cache import PooledCache, pooled_cache
+from sojourn.metrics.request.goodput import judged, measured_steps
+from sojourn.metrics.request.latencies import gaps_ms, quantiles
+from sojourn.metrics.results.load import declared_window_s
+from sojourn.metrics.run.directory import RunDirectory, engine_settings, section
+from sojourn.metrics.run.fleet import servers_of
+from sojourn.metrics.run.routing import TO, routing_remark
 
 FLEET = "fleet"
 BINS = 120  # of the time of a run, at most

@@ -6,13 +6,13 @@ from typing import Any
 import msgspec
 import pandas as pd
 
-from metrics.request.deadlines import Deadlines, class_deadlines
-from metrics.request.latencies import LatencySummary, summaries
-from metrics.results.energy import EnergyUse
-from metrics.results.load import is_closed
-from metrics.results.prices import TokenCost, token_cost
-from metrics.run.directory import kept_share, section
-from metrics.statistics.steadiness import Steadiness, steadiness, undetermined
+from sojourn.metrics.request.deadlines import Deadlines, class_deadlines
+from sojourn.metrics.request.latencies import LatencySummary, summaries
+from sojourn.metrics.results.energy import EnergyUse
+from sojourn.metrics.results.load import is_closed
+from sojourn.metrics.results.prices import TokenCost, token_cost
+from sojourn.metrics.run.directory import kept_share, section
+from sojourn.metrics.statistics.steadiness import Steadiness, steadiness, undetermined
 
 
 class LoadSummary(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ does not bias a bound, it only makes it loose.
 import msgspec
 import numpy as np
 
-from metrics.errors import RunDataError
+from sojourn.metrics.errors import RunDataError
 
 MAX_DRIFT = 500e-6  # the most that NTP allows a clock to be off its rate (RFC 5905); a quartz is off by 1e-5
 ROUNDING_NS = 1.0  # what stamps in whole nanoseconds may contradict each other by

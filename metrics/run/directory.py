@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from metrics.errors import RunDataError
-from metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS
-from metrics.records.tables import SCHEMAS
-from metrics.run.front_turns import with_front_turns
-from metrics.run.routing import with_routing
-from metrics.run.segments import compact, read_segment, schema_of, sources
-from metrics.whole_file import write_whole
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS
+from sojourn.metrics.records.tables import SCHEMAS
+from sojourn.metrics.run.front_turns import with_front_turns
+from sojourn.metrics.run.routing import with_routing
+from sojourn.metrics.run.segments import compact, read_segment, schema_of, sources
+from sojourn.metrics.whole_file import write_whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -292,7 +292,7 @@ def with_latencies(joined: "pd.DataFrame") -> "pd.DataFrame":
 
 def _first_read_tokens(joined: "pd.DataFrame") -> np.ndarray:
     """Tokens in the first read with text; 1 where the server reports no tokens of a chunk."""
-    from metrics.cells import lengths, values  # with pandas
+    from sojourn.metrics.cells import lengths, values  # with pandas
 
     chunks = lengths(joined.chunk_ns)
     counted = (chunks > 0) & (lengths(joined.chunk_tokens) == chunks)

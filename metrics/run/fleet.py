@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from metrics.errors import RunDataError
-from metrics.records.tables import SCHEMAS
-from metrics.run.directory import SERVER_KEYS, RunDirectory, section
-from metrics.run.segments import replace_table
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.records.tables import SCHEMAS
+from sojourn.metrics.run.directory import SERVER_KEYS, RunDirectory, section
+from sojourn.metrics.run.segments import replace_table
 
 OF_THE_FLEET = ("servers", "load_reasons")  # keys of the pooled `run.json` that a server's has not
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from metrics.ledger import ACCOUNT_BY_NAME
+from sojourn.metrics.ledger import ACCOUNT_BY_NAME
 
 if TYPE_CHECKING:
     import pandas as pd

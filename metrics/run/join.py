@@ -10,10 +10,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from metrics.errors import RunDataError
-from metrics.run.clocks import ClockOffset, estimate_offset
-from metrics.run.directory import SERVER_KEYS, RunDirectory, engine_settings, section
-from metrics.run.segments import read_segment, replace_table
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.run.clocks import ClockOffset, estimate_offset
+from sojourn.metrics.run.directory import SERVER_KEYS, RunDirectory, engine_settings, section
+from sojourn.metrics.run.segments import read_segment, replace_table
 
 # When a row of a server's table happened.
 _MOMENT = {"requests": "arrived_ns", "steps": "begin_ns", "system": "ns", "kernels": "begin_ns",

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from metrics.errors import RunDataError
-from metrics.run.directory import RunDirectory, engine_settings, section
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.run.directory import RunDirectory, engine_settings, section
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from metrics.records.tables import SCHEMAS, columns
-from metrics.run.outage import WriteOutage
-from metrics.run.segments import STREAM, StreamSegment
+from sojourn.metrics.records.tables import SCHEMAS, columns
+from sojourn.metrics.run.outage import WriteOutage
+from sojourn.metrics.run.segments import STREAM, StreamSegment
 
 log = logging.getLogger(__name__)
 FLUSH_SECONDS = 0.2

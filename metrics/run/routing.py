@@ -8,8 +8,8 @@ other hosts, nobody knows which part was the network, and the time stays in `cli
 
 from typing import TYPE_CHECKING, Any
 
-from metrics.ledger import ACCOUNT_BY_NAME
-from metrics.run.front_turns import FROM
+from sojourn.metrics.ledger import ACCOUNT_BY_NAME
+from sojourn.metrics.run.front_turns import FROM
 
 if TYPE_CHECKING:
     import pandas as pd

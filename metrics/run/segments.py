@@ -17,8 +17,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from metrics.errors import RunDataError
-from metrics.records.tables import SCHEMAS
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.records.tables import SCHEMAS
 
 STREAM = ".arrows"
 HOLDS = b"sojourn.segments"  # in the metadata of a compacted table: the names of the segments whose rows are in it

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from metrics.run.directory import RunDirectory
+from sojourn.metrics.run.directory import RunDirectory
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,9 +11,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from metrics.errors import RunDataError
-from metrics.records.tables import SCHEMAS
-from metrics.run.segments import STREAM, GrowingStream, conformed, read_segment, sources
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.records.tables import SCHEMAS
+from sojourn.metrics.run.segments import STREAM, GrowingStream, conformed, read_segment, sources
 
 
 @dataclass(slots=True)

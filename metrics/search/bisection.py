@@ -11,8 +11,8 @@ from typing import Literal
 
 import msgspec
 
-from metrics.statistics.dependent_samples import t_quantile
-from metrics.statistics.intervals import wilson_bounds
+from sojourn.metrics.statistics.dependent_samples import t_quantile
+from sojourn.metrics.statistics.intervals import wilson_bounds
 
 Verdict = Literal["meets", "misses", "cannot tell"]
 STEP_FACTOR = 2.0  # of exponential probing

@@ -7,18 +7,18 @@ from typing import Any
 
 import msgspec
 
-from metrics.errors import RunDataError
-from metrics.machine.host import STEAL_WARNS_PERCENT
-from metrics.machine.steal import steal_within
-from metrics.memory.prefix_share import cache_doubt
-from metrics.request.goodput import class_goodput, measured, tokens_per_s, window_ns
-from metrics.request.objectives import OBJECTIVES
-from metrics.results.load import declared_window_s
-from metrics.run.directory import RunDirectory
-from metrics.search.bisection import Trial
-from metrics.search.frontier import MaxRate, RatePoint, max_rate
-from metrics.statistics.dependent_samples import effective_samples, growing, t_quantile
-from metrics.statistics.intervals import wilson_bounds
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.machine.host import STEAL_WARNS_PERCENT
+from sojourn.metrics.machine.steal import steal_within
+from sojourn.metrics.memory.prefix_share import cache_doubt
+from sojourn.metrics.request.goodput import class_goodput, measured, tokens_per_s, window_ns
+from sojourn.metrics.request.objectives import OBJECTIVES
+from sojourn.metrics.results.load import declared_window_s
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.search.bisection import Trial
+from sojourn.metrics.search.frontier import MaxRate, RatePoint, max_rate
+from sojourn.metrics.statistics.dependent_samples import effective_samples, growing, t_quantile
+from sojourn.metrics.statistics.intervals import wilson_bounds
 
 SCALES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)  # of the objectives: what stricter and looser promises would give
 LEVEL = 0.95

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from metrics.catalog.catalog import CATALOG
-from metrics.sources.source import PROCESS
+from sojourn.metrics.catalog.catalog import CATALOG
+from sojourn.metrics.sources.source import PROCESS
 
 Series = tuple[str, tuple[tuple[str, str], ...]]  # name, labels
 Identity = frozenset[tuple[str, str]]

@@ -5,11 +5,11 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
-from metrics.run.directory import RunDirectory
-from metrics.sources import scrapes
-from metrics.sources.pressure import GAPS
-from metrics.sources.registry import recognise
-from metrics.sources.translate import names_that_grow
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.sources import scrapes
+from sojourn.metrics.sources.pressure import GAPS
+from sojourn.metrics.sources.registry import recognise
+from sojourn.metrics.sources.translate import names_that_grow
 
 # Samples by the size of the batch, as shares of the largest; how many of them, and which batch is worth a comparison.
 HALF_BATCH, WHOLE_BATCH, FEWEST_MOMENTS, SMALLEST_BATCH = (0.3, 0.6), 0.85, 4, 4

@@ -16,7 +16,7 @@ ROUTERS = ("sgl_router_", "smg_", "sglang_router_", "sglang:router_", "vllm_rout
 @cache
 def canonical(name: str) -> str:
     """The name that the sources know, or the name as it is: `ray_vllm_prompt_tokens` → `vllm:prompt_tokens_total`."""
-    from metrics.sources.registry import KNOWN  # here: the sources must be whole before their names are known
+    from sojourn.metrics.sources.registry import KNOWN  # here: the sources must be whole before their names are known
 
     found = PREFIXES.match(name)
     if found is None:

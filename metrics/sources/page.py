@@ -8,7 +8,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from metrics.sources.scrapes import DURATION, UP
+from sojourn.metrics.sources.scrapes import DURATION, UP
 
 
 def rows_of(page: bytes, ns: int, took_s: float) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ from itertools import pairwise
 import msgspec
 import pandas as pd
 
-from metrics.sources.translate import Distribution, Growth
+from sojourn.metrics.sources.translate import Distribution, Growth
 
 KV_FREE = 0.2  # of the pool: with so much room, KV blocks are not what requests wait for
 KV_FULL = 0.95  # in use: a request of more than a few blocks may not fit any more; less where the pool is small

@@ -2,11 +2,11 @@
 
 from collections.abc import Set as AbstractSet
 
-from metrics.sources.sglang import SGLANG
-from metrics.sources.sojourn import SOJOURN
-from metrics.sources.source import Source
-from metrics.sources.translate import names_of, names_that_grow
-from metrics.sources.vllm import VLLM
+from sojourn.metrics.sources.sglang import SGLANG
+from sojourn.metrics.sources.sojourn import SOJOURN
+from sojourn.metrics.sources.source import Source
+from sojourn.metrics.sources.translate import names_of, names_that_grow
+from sojourn.metrics.sources.vllm import VLLM
 
 # Ours first: a page of ours may have vLLM's names beside its own, which say more.
 SOURCES: tuple[Source, ...] = (SOJOURN, VLLM, SGLANG)

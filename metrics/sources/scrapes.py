@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from metrics.errors import RunDataError
-from metrics.run.directory import RunDirectory
-from metrics.sources.counters import Look, Series, alternates, begins_at_zero, identity, tells_restart
-from metrics.sources.names import canonical
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.sources.counters import Look, Series, alternates, begins_at_zero, identity, tells_restart
+from sojourn.metrics.sources.names import canonical
 
 # Written beside the server's samples, as Prometheus names them: did the scrape succeed, and how long did it take?
 UP, DURATION = "up", "scrape_duration_seconds"

@@ -10,7 +10,7 @@ no experts. `time_per_output_token_seconds` of versions up to 0.4.4 is left out:
 requests, also with the time to the first token in them. Names of older versions are those of the wheels since 0.3.6.
 """
 
-from metrics.sources.source import (
+from sojourn.metrics.sources.source import (
     Latency,
     SettingGauge,
     Source,

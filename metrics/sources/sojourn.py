@@ -1,8 +1,8 @@
 """Our own server through the same door: for one whose run directory is out of reach. Every family is itself."""
 
-from metrics.catalog.catalog import CATALOG
-from metrics.ledger import SERVER_ACCOUNTS
-from metrics.sources.source import Latency, Sight, Source, Span, Term, Translation, count_of, sum_of, unseen
+from sojourn.metrics.catalog.catalog import CATALOG
+from sojourn.metrics.ledger import SERVER_ACCOUNTS
+from sojourn.metrics.sources.source import Latency, Sight, Source, Span, Term, Translation, count_of, sum_of, unseen
 
 LEDGER, TTFT_LEDGER = "sojourn_request_ledger_seconds_total", "sojourn_request_ttft_ledger_seconds_total"
 FINISHED = (Term("sojourn_request_finished_total"),)

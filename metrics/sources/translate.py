@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 import msgspec
 import pandas as pd
 
-from metrics.catalog.catalog import METRIC_BY_NAME
-from metrics.sources.source import Labels, Source, Sum, Translation
+from sojourn.metrics.catalog.catalog import METRIC_BY_NAME
+from sojourn.metrics.sources.source import Labels, Source, Sum, Translation
 
 QUANTILES = (0.5, 0.9, 0.99)
 SUFFIXES = {"counter": ("",), "histogram": ("_sum", "_count", "_bucket")}  # of what grows

@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from metrics.ledger import ACCOUNTS
-from metrics.run.directory import RunDirectory
-from metrics.sources import scrapes
-from metrics.sources.pressure import (
+from sojourn.metrics.ledger import ACCOUNTS
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.sources import scrapes
+from sojourn.metrics.sources.pressure import (
     KV_USE,
     PROMPTS,
     RUNNING,
@@ -23,9 +23,9 @@ from metrics.sources.pressure import (
     stalls_of,
     waiting_of,
 )
-from metrics.sources.registry import recognise
-from metrics.sources.source import Sight, Source, Span, Visibility, unseen
-from metrics.sources.translate import (
+from sojourn.metrics.sources.registry import recognise
+from sojourn.metrics.sources.source import Sight, Source, Span, Visibility, unseen
+from sojourn.metrics.sources.translate import (
     Distribution,
     Growth,
     key,

@@ -8,7 +8,7 @@ at the step that finishes it, and is left out: under chunked prefill no step hel
 and bytes are left out too: they count causal attention twice and all experts of a mixture.
 """
 
-from metrics.sources.source import (
+from sojourn.metrics.sources.source import (
     Latency,
     SettingGauge,
     Source,

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from metrics.statistics.dependent_samples import effective_samples, growing
+from sojourn.metrics.statistics.dependent_samples import effective_samples, growing
 
 GRID = 1001  # candidates from 0 to 1
 BOLDEST = 0.9  # of the stake that would be lost at worst, in one bet

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from metrics.statistics.non_negative import NEGLIGIBLE_WEIGHT, Alike, non_negative
+from sojourn.metrics.statistics.non_negative import NEGLIGIBLE_WEIGHT, Alike, non_negative
 
 MOST_ROWS = 6_000  # more would not move the coefficients
 ROUNDS = 6

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from metrics.statistics.confidence_sequence import SequentialShare
+from sojourn.metrics.statistics.confidence_sequence import SequentialShare
 
 LEVEL = 0.95
 # Processes whose share of good requests does not change by plan. Of the others a part says nothing about the whole.

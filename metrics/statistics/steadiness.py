@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from metrics.cells import weighted
+from sojourn.metrics.cells import weighted
 
 FEWEST_REQUESTS = 40
 FEWEST_WINDOWS, MOST_WINDOWS = 8, 20

@@ -4,7 +4,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from metrics.errors import RunDataError
+from sojourn.metrics.errors import RunDataError
 
 FOLDER = "usage"  # of a run directory
 PATTERN = "usage-*.jsonl"

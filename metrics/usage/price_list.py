@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import yaml
 
-from metrics.errors import InputError
-from metrics.usage.record import STATUSES, UsageRecord
+from sojourn.metrics.errors import InputError
+from sojourn.metrics.usage.record import STATUSES, UsageRecord
 
 MILLION = 1_000_000  # tokens, which price lists count in
 ANY_MODEL = "*"

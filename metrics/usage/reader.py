@@ -5,9 +5,9 @@ from pathlib import Path
 
 import msgspec
 
-from metrics.errors import RunDataError
-from metrics.usage.files import is_being_written, life_of, usage_files
-from metrics.usage.record import Begin, End, Progress, UsageRecord, call_life, decode
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.usage.files import is_being_written, life_of, usage_files
+from sojourn.metrics.usage.record import Begin, End, Progress, UsageRecord, call_life, decode
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from decimal import Decimal
 
 import msgspec
 
-from metrics.errors import InputError
-from metrics.usage.record import STATUSES, UsageRecord
+from sojourn.metrics.errors import InputError
+from sojourn.metrics.usage.record import STATUSES, UsageRecord
 
 NOBODY = "(none)"  # calls that named no tenant, or had no key
 GROUPS: dict[str, Callable[[UsageRecord], str]] = {

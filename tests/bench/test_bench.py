@@ -19,15 +19,15 @@ from bench.report import tables
 from bench.report.breakdown import Steps, complaint, explain, steps_of_records
 from bench.results import BenchError, Point, Report, read_report, write_report
 from bench.variants import check_settings, named_variants
-from engine.options import assignments
-from metrics.compute.roofline import (
+from sojourn.engine.options import assignments
+from sojourn.metrics.compute.roofline import (
     Ceilings,
     Gemm,
     ceilings_path,
     device_name,
     store_ceilings,
 )
-from metrics.errors import InputError
+from sojourn.metrics.errors import InputError
 from tests.engine.harness import drain, hand_over, make_engine, submit
 from tests.engine.token.models.test_random_weights import DENSE, config_alone
 

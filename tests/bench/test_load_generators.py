@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bench.load_generators.accuracy import ClientFailed, Seen, accuracy, aiperf_seen, guidellm_seen, vllm_seen
-from loadgen.reference_server.instructions import ServedRequest
+from sojourn.loadgen.reference_server.instructions import ServedRequest
 
 MS = 1_000_000
 

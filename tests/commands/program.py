@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
 
-from commands import program
+from sojourn.commands import program
 
 
 class Done(NamedTuple):

@@ -8,10 +8,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from commands.program import app
-from loadgen.exit_code import MOST_FAILED, NOT_VALID
-from metrics.ledger import LIFECYCLES
-from metrics.memory.plan import PURPOSES
+from sojourn.commands.program import app
+from sojourn.loadgen.exit_code import MOST_FAILED, NOT_VALID
+from sojourn.metrics.ledger import LIFECYCLES
+from sojourn.metrics.memory.plan import PURPOSES
 from tests.commands.program import run_program
 
 pytestmark = pytest.mark.server
@@ -117,7 +117,7 @@ def test_every_command_has_a_help_that_names_its_options(command):
 
 
 def test_every_setting_of_the_engine_is_an_option_of_serve():
-    from engine.config import EngineConfig
+    from sojourn.engine.config import EngineConfig
 
     done = subprocess.run(
         [sys.executable, "-m", "sojourn", "serve", "--help"], cwd=ROOT, capture_output=True, text=True,
@@ -151,7 +151,7 @@ def test_a_demo_on_a_busy_machine_is_no_failure(monkeypatch, ended, code):
     def run(scenario: str, run_dir: Path) -> None:
         raise typer.Exit(ended)
 
-    monkeypatch.setattr("commands.demo.run", run)
+    monkeypatch.setattr("sojourn.commands.demo.run", run)
     assert CliRunner().invoke(app, ["demo"]).exit_code == code
 
 
@@ -159,7 +159,7 @@ def test_a_demo_on_a_busy_machine_is_no_failure(monkeypatch, ended, code):
     ("module", "heavy"),
     [
         ("sojourn", {"numpy", "pandas", "pyarrow", "plotly", "torch", "locust"}),  # for --help
-        ("engine.server.serve", {"pandas", "plotly", "torch", "transformers", "locust"}),  # in the server's front
+        ("sojourn.engine.server.serve", {"pandas", "plotly", "torch", "transformers", "locust"}),  # the front
     ],
 )
 def test_start_loads_no_package_that_only_others_need(module, heavy):

@@ -4,7 +4,7 @@ import json
 
 from typer.testing import CliRunner
 
-from commands.program import app
+from sojourn.commands.program import app
 from tests.metrics.synthetic import synthetic_run
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from commands.export import vllm_document
-from commands.vllm_table import vllm_table
+from sojourn.commands.export import vllm_document
+from sojourn.commands.vllm_table import vllm_table
 from tests.loadgen.scripted_server import Script, ScriptedServer
 from tests.metrics.export.test_vllm_result import VLLM_KEYS
 from tests.metrics.synthetic import synthetic_run

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from commands.faults import faults
-from commands.faults_prove import _mendable_runs
-from loadgen.run.run_files import UNFINISHED, is_whole
-from metrics.diagnosis.score.truth import write_fault
-from metrics.errors import InputError
+from sojourn.commands.faults import faults
+from sojourn.commands.faults_prove import _mendable_runs
+from sojourn.loadgen.run.run_files import UNFINISHED, is_whole
+from sojourn.metrics.diagnosis.score.truth import write_fault
+from sojourn.metrics.errors import InputError
 from tests.metrics.diagnosis.score.judgements import KV, TOKENISER, control, fault
 from tests.metrics.foreign import Life, VllmPage, foreign_run, steady
 

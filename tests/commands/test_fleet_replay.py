@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from commands.program import app
+from sojourn.commands.program import app
 from tests.engine.replay.simulated_run import random_asks, write_run
 
 TRACE = ["--trace", "mooncake_conversation_trace.jsonl", "--block-tokens", "8", "--output-scale", "0.02"]

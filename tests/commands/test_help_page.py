@@ -5,7 +5,7 @@ import re
 import pytest
 import typer
 
-from commands.program import app
+from sojourn.commands.program import app
 
 GROUP = typer.main.get_command(app)
 

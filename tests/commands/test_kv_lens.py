@@ -3,7 +3,7 @@
 import json
 
 import sojourn
-from scripting.documents import json_schema
+from sojourn.scripting.documents import json_schema
 from tests.commands.program import run_program
 from tests.metrics.kv_lens.publisher import Publisher, batch, removed, stored
 from tests.metrics.kv_lens.recorded_runs import run_of

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from commands.program import app
-from metrics.records import RequestRecord
-from metrics.records.tables import row
-from metrics.run.directory import RunDirectory
-from metrics.run.segments import write_segment
+from sojourn.commands.program import app
+from sojourn.metrics.records import RequestRecord
+from sojourn.metrics.records.tables import row
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.segments import write_segment
 
 RUN = {"scenario": "x", "seed": 1, "engine": {}, "hardware": {}, "versions": {}, "wall_anchor": {}, "objectives": [],
        "client_error": {}, "valid": True}  # fmt: skip

@@ -5,11 +5,11 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from commands.program import app
-from engine.options import assignments
-from metrics.errors import InputError
-from metrics.replay.prediction import Change, settings_text
-from scripting.changes import grid, label
+from sojourn.commands.program import app
+from sojourn.engine.options import assignments
+from sojourn.metrics.errors import InputError
+from sojourn.metrics.replay.prediction import Change, settings_text
+from sojourn.scripting.changes import grid, label
 from tests.engine.replay.simulated_run import random_asks, write_run
 
 

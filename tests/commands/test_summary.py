@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from commands import cli, summary
-from commands.cli import PipeSafeConsole, run_progress
-from loadgen.exit_code import MOST_FAILED, NOT_VALID
+from sojourn.commands import cli, summary
+from sojourn.commands.cli import PipeSafeConsole, run_progress
+from sojourn.loadgen.exit_code import MOST_FAILED, NOT_VALID
 from tests.metrics.synthetic import PLANTS, synthetic_run
 
 

@@ -7,9 +7,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from commands.program import app
-from metrics.errors import SojournError
-from metrics.usage.record import End
+from sojourn.commands.program import app
+from sojourn.metrics.errors import SojournError
+from sojourn.metrics.usage.record import End
 from tests.metrics.usage.test_reader import kill, record, writer
 from tests.metrics.usage.test_report import LIST
 

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from commands.demo import _claim, _print_claim
-from commands.program import app
-from metrics.replay.ledger import read
+from sojourn.commands.demo import _claim, _print_claim
+from sojourn.commands.program import app
+from sojourn.metrics.replay.ledger import read
 from tests.metrics.replay.test_verify import prediction
 from tests.metrics.synthetic import PLANTS, synthetic_run
 

@@ -2,7 +2,7 @@
 
 import json
 
-from scripting.documents import json_schema
+from sojourn.scripting.documents import json_schema
 from tests.commands.program import run_program
 from tests.metrics.live_pages import page, pages, serving
 

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from dashboards.boards import BOARDS
-from dashboards.neutral import BOUND, FAMILIES, SPAN_REQUESTS, SPAN_SECONDS, neutral
-from metrics.catalog.catalog import CATALOG, METRIC_BY_NAME, Metric, sample_names
+from sojourn.dashboards.boards import BOARDS
+from sojourn.dashboards.neutral import BOUND, FAMILIES, SPAN_REQUESTS, SPAN_SECONDS, neutral
+from sojourn.metrics.catalog.catalog import CATALOG, METRIC_BY_NAME, Metric, sample_names
 
 Board = dict[str, Any]
 OWN_SAMPLES: dict[str, Metric] = {sample: metric for metric in CATALOG for sample in sample_names(metric)}

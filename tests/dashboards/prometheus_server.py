@@ -13,8 +13,8 @@ from pathlib import Path
 
 import yaml
 
-from dashboards.build import contents
-from dashboards.rules import rules
+from sojourn.dashboards.build import contents
+from sojourn.dashboards.rules import rules
 
 DEADLINE_S = 25
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dashboards.build import GENERATED, build_dashboards, contents
-from dashboards.content import DASHBOARDS
-from dashboards.rules import rules
-from dashboards.views import metrics_of
-from metrics.catalog.catalog import METRIC_BY_NAME
-from metrics.ledger import ACCOUNTS, COLOURS, LIFECYCLES
+from sojourn.dashboards.build import GENERATED, build_dashboards, contents
+from sojourn.dashboards.content import DASHBOARDS
+from sojourn.dashboards.rules import rules
+from sojourn.dashboards.views import metrics_of
+from sojourn.metrics.catalog.catalog import METRIC_BY_NAME
+from sojourn.metrics.ledger import ACCOUNTS, COLOURS, LIFECYCLES
 from tests.dashboards.lint import expressions, faults, shown_panels
 
 BOARDS = {name: json.loads(text) for name, text in contents().items() if name.endswith(".json")}
@@ -24,7 +24,7 @@ def test_generated_files_are_what_the_catalogue_gives(tmp_path):
     assert {path.name for path in built} == {path.name for path in GENERATED.iterdir()}
     for path in built:
         assert path.read_text(encoding="utf-8") == (GENERATED / path.name).read_text(encoding="utf-8"), (
-            f"{path.name} is out of date: run `python -m dashboards.build`"
+            f"{path.name} is out of date: run `python -m sojourn.dashboards.build`"
         )
 
 

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from dashboards.build import contents
+from sojourn.dashboards.build import contents
 from tests.dashboards.lint import expressions
 from tests.dashboards.prometheus_server import as_grafana_asks, ask, draws, figures, scraping
 from tests.engine.server_process import serving, wait_for

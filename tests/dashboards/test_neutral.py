@@ -12,14 +12,14 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from dashboards.neutral import FAMILIES, FOREIGN, neutral
-from dashboards.rules import rules
-from metrics.catalog.catalog import METRIC_BY_NAME
-from metrics.sources.registry import SOURCES
-from metrics.sources.sglang import SGLANG
-from metrics.sources.source import Source
-from metrics.sources.translate import Growth, key, over_time
-from metrics.sources.vllm import VLLM
+from sojourn.dashboards.neutral import FAMILIES, FOREIGN, neutral
+from sojourn.dashboards.rules import rules
+from sojourn.metrics.catalog.catalog import METRIC_BY_NAME
+from sojourn.metrics.sources.registry import SOURCES
+from sojourn.metrics.sources.sglang import SGLANG
+from sojourn.metrics.sources.source import Source
+from sojourn.metrics.sources.translate import Growth, key, over_time
+from sojourn.metrics.sources.vllm import VLLM
 from tests.metrics.foreign import SglangPage, VllmPage, steady
 
 pytestmark = [

@@ -14,18 +14,18 @@ from random import Random
 
 import pytest
 
-from dashboards.build import contents
-from dashboards.neutral import BOUND
-from dashboards.rules import rules
-from metrics.catalog.metric import LAG_BOUNDS
-from metrics.compute.kernels import CLASSES
-from metrics.compute.startup import StartupClock
-from metrics.compute.weight_error import WeightError
-from metrics.export.prometheus import Exporter
-from metrics.export.prometheus_series import CONTENT_TYPE, Histogram
-from metrics.export.vllm_names import EngineFacts
-from metrics.memory.plan import MemoryPlan
-from metrics.steps import Steps
+from sojourn.dashboards.build import contents
+from sojourn.dashboards.neutral import BOUND
+from sojourn.dashboards.rules import rules
+from sojourn.metrics.catalog.metric import LAG_BOUNDS
+from sojourn.metrics.compute.kernels import CLASSES
+from sojourn.metrics.compute.startup import StartupClock
+from sojourn.metrics.compute.weight_error import WeightError
+from sojourn.metrics.export.prometheus import Exporter
+from sojourn.metrics.export.prometheus_series import CONTENT_TYPE, Histogram
+from sojourn.metrics.export.vllm_names import EngineFacts
+from sojourn.metrics.memory.plan import MemoryPlan
+from sojourn.metrics.steps import Steps
 from tests.dashboards.lint import expressions
 from tests.dashboards.prometheus_server import as_grafana_asks, ask, draws, figures, scraping
 from tests.metrics.foreign import SglangPage, VllmPage, steady

@@ -9,11 +9,11 @@ from urllib.parse import parse_qs, parse_qsl, urlsplit
 import pytest
 import yaml
 
-from dashboards.alerts import AlertOptions
-from dashboards.build import GENERATED, contents
-from dashboards.document import render_markdown
-from dashboards.rules import rules
-from metrics.diagnosis.symptom_tree.complaints import BY_SYMPTOM
+from sojourn.dashboards.alerts import AlertOptions
+from sojourn.dashboards.build import GENERATED, contents
+from sojourn.dashboards.document import render_markdown
+from sojourn.dashboards.rules import rules
+from sojourn.metrics.diagnosis.symptom_tree.complaints import BY_SYMPTOM
 from tests.dashboards.lint import expressions
 from tests.dashboards.prometheus_server import as_grafana_asks
 
@@ -189,7 +189,7 @@ def test_alert_opens_a_page_of_the_app_or_the_docs_and_a_dashboard(alert):
 
 def test_page_of_alerts_is_that_of_the_rules():
     assert (DOCS / "alerts.md").read_text(encoding="utf-8") == render_markdown(), (
-        "run `python -m dashboards.document > docs/alerts.md`"
+        "run `python -m sojourn.dashboards.document > docs/alerts.md`"
     )
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from commands.dashboards_up import let_containers_read
-from dashboards.build import build_dashboards, contents
-from dashboards.stack import HOST, Stack, checked_target
+from sojourn.commands.dashboards_up import let_containers_read
+from sojourn.dashboards.build import build_dashboards, contents
+from sojourn.dashboards.stack import HOST, Stack, checked_target
 from tests.dashboards.prometheus_server import ask, free_port
 
 ROOT = Path(__file__).parents[2]

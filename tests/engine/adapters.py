@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.adapter import AdapterReference
-from engine.token.lora.checkpoint import describe
+from sojourn.engine.adapter import AdapterReference
+from sojourn.engine.token.lora.checkpoint import describe
 
 LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from metrics.ledger import SERVER_ACCOUNTS, closes
-from metrics.records import STAGES
-from metrics.run.directory import RunDirectory
+from sojourn.metrics.ledger import SERVER_ACCOUNTS, closes
+from sojourn.metrics.records import STAGES
+from sojourn.metrics.run.directory import RunDirectory
 from tests.engine.server_process import wait_for
 
 

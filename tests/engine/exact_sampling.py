@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from engine.sampling import SamplingParams
+from sojourn.engine.sampling import SamplingParams
 
 # 99.99 % points of the chi-square distribution by degrees of freedom. Seeds are fixed, so that a test never flips.
 CHI_SQUARE = {0: 0.1, 1: 15.14, 2: 18.42, 3: 21.11, 4: 23.51, 5: 25.74, 6: 27.86, 7: 29.88, 8: 31.83, 9: 33.72}

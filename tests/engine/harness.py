@@ -4,14 +4,14 @@ import asyncio
 import time
 from pathlib import Path
 
-from engine import messages
-from engine.config import EngineConfig
-from engine.core import build
-from engine.engine import Engine
-from engine.sampling import SamplingParams
-from engine.server.core.sequence import DecodeSpans, SequenceStream
-from engine.token.text.assembler import TextAssembler
-from engine.token.text.tokenizer import NoText
+from sojourn.engine import messages
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.core import build
+from sojourn.engine.engine import Engine
+from sojourn.engine.sampling import SamplingParams
+from sojourn.engine.server.core.sequence import DecodeSpans, SequenceStream
+from sojourn.engine.token.text.assembler import TextAssembler
+from sojourn.engine.token.text.tokenizer import NoText
 from tests.engine.memory.audits import audit_pool
 from tests.engine.published import Published
 

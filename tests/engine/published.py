@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from engine import messages
-from engine.sampling import TokenLogprobs
-from metrics.ledger import Account, ledger_at
-from metrics.records import StepRecord
+from sojourn.engine import messages
+from sojourn.engine.sampling import TokenLogprobs
+from sojourn.metrics.ledger import Account, ledger_at
+from sojourn.metrics.records import StepRecord
 
 WAITING = (Account.REQUEST_QUEUE, Account.MEMORY_BLOCKED, Account.MEMORY_PREEMPTED)
 

@@ -9,12 +9,13 @@ from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
 
-from engine.compute.communication.layout import ParallelLayout
+from sojourn.engine.compute.communication.layout import ParallelLayout
 
 MOST_RANKS = 4
 TIMEOUT_SECONDS = 60.0
-MODULES = ["torch", "tests.engine.rank_pool", "engine.token.models.registry", "engine.compute.backends",
-           "engine.compute.communication.torch_distributed", "tests.engine.token.models.rank_logits"]  # fmt: skip
+MODULES = ["torch", "tests.engine.rank_pool", "sojourn.engine.token.models.registry",
+           "sojourn.engine.compute.backends", "sojourn.engine.compute.communication.torch_distributed",
+           "tests.engine.token.models.rank_logits"]  # fmt: skip
 
 
 class RankPool:
@@ -85,7 +86,7 @@ def _serve(pipe: Connection) -> None:
     """One rank, until the pool closes its pipe."""
     import torch
 
-    from engine.compute.communication.torch_distributed import connect
+    from sojourn.engine.compute.communication.torch_distributed import connect
 
     torch.set_num_threads(1)
     while True:

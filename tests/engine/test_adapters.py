@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
-from engine.messages import Submit
-from metrics.ledger import Account
+from sojourn.engine.messages import Submit
+from sojourn.metrics.ledger import Account
 from tests.engine.adapters import LINEARS, merged, reference, write_adapter
 from tests.engine.harness import drain, generate, hand_over, make_engine, submit
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from engine.config import EngineConfig, complaint
-from metrics.errors import ModelError
+from sojourn.engine.config import EngineConfig, complaint
+from sojourn.metrics.errors import ModelError
 from tests.engine.compute.test_kv_formats import prompt_logprobs
 from tests.engine.harness import generate, make_engine
 from tests.engine.token.sampling.test_logprobs import random_prompts

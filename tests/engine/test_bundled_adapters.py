@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.token.lora.checkpoint import describe
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.token.lora.checkpoint import describe
 
 NAMES = ("files", "numbers", "network", "tests")
 

@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
-from engine.check import check
-from engine.config import EngineConfig, model_folder
-from metrics.errors import SojournError
+from sojourn.engine.check import check
+from sojourn.engine.config import EngineConfig, model_folder
+from sojourn.metrics.errors import SojournError
 
 FAULTS = {
     "access": ("tiers: {}", "default_tier is missing"),

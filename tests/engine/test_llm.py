@@ -12,14 +12,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine import LLM, Grammar, SamplingParams
-from engine.compute.kv_cache import KVCache
-from engine.config import model_folder
-from engine.llm import LLMError
-from engine.messages import Submit
-from engine.runner import ModelRunner
-from engine.token.text.tokenizer import Tokenizer
-from metrics.records import StepRecord
+from sojourn.engine import LLM, Grammar, SamplingParams
+from sojourn.engine.compute.kv_cache import KVCache
+from sojourn.engine.config import model_folder
+from sojourn.engine.llm import LLMError
+from sojourn.engine.messages import Submit
+from sojourn.engine.runner import ModelRunner
+from sojourn.engine.token.text.tokenizer import Tokenizer
+from sojourn.metrics.records import StepRecord
 from tests.engine.harness import generate
 
 PROMPTS = ["The queue is", "A cache of", "When the"]
@@ -333,7 +333,7 @@ def test_engine_that_is_closed_while_a_request_is_handed_over_leaves_nobody_wait
                 llm.close()
             super().put(item)
 
-    monkeypatch.setattr("engine.llm.queue", SimpleNamespace(SimpleQueue=ClosedBefore, Empty=queue.Empty))
+    monkeypatch.setattr("sojourn.engine.llm.queue", SimpleNamespace(SimpleQueue=ClosedBefore, Empty=queue.Empty))
     llm = LLM("tiny-model", threads=1, num_kv_blocks=16, max_model_len=64)
     with pytest.raises(LLMError, match="closed"):
         llm.generate(["x"], GREEDY)
@@ -343,7 +343,7 @@ def test_engine_that_is_closed_while_a_request_is_handed_over_leaves_nobody_wait
 def test_program_that_ends_without_closing_its_engine_ends_as_it_should():
     code = """
 import threading
-from engine import LLM, SamplingParams
+from sojourn.engine import LLM, SamplingParams
 stepped = threading.Event()
 llm = LLM("tiny-model", threads=1, num_kv_blocks=64, max_model_len=1024, on_steps=lambda records: stepped.set())
 sampling = SamplingParams(max_tokens=1000, ignore_eos=True)

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from engine import LLM, SamplingParams
-from engine.llm import LLMError
-from engine.token.grammar.grammar import choice
-from engine.token.text.stream import TextStream
+from sojourn.engine import LLM, SamplingParams
+from sojourn.engine.llm import LLMError
+from sojourn.engine.token.grammar.grammar import choice
+from sojourn.engine.token.text.stream import TextStream
 from tests.engine.token.text.kinds import byte_fallback_model
 
 HELLO, WORD = 263, 265  # "▁hello", "▁the"

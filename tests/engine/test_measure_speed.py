@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.measure_speed import FEWEST_STEPS, MORE_SECONDS, _is_enough, measure
-from metrics.compute.speed_reference import HOST_STAGES
+from sojourn.engine.measure_speed import FEWEST_STEPS, MORE_SECONDS, _is_enough, measure
+from sojourn.metrics.compute.speed_reference import HOST_STAGES
 
 CASES = [(10 * FEWEST_STEPS, -0.1, False), (FEWEST_STEPS, 0.0, True), (FEWEST_STEPS - 1, 1.0, False),
          (3, MORE_SECONDS, True)]  # fmt: skip

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.messages import Abort, Submit
-from engine.request.policies import POLICIES
-from engine.sampling import Grammar, SamplingParams
-from metrics.ledger import Account
+from sojourn.engine.messages import Abort, Submit
+from sojourn.engine.request.policies import POLICIES
+from sojourn.engine.sampling import Grammar, SamplingParams
+from sojourn.metrics.ledger import Account
 from tests.engine.harness import drain, generate, hand_over, make_engine, submit
 from tests.engine.request.test_metamorphic import tokens_of
 from tests.engine.request.test_metamorphic import traffic as real_traffic

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from engine.process import SPIN_COUNT, keep_cupti, let_threads_sleep, num_cores
+from sojourn.engine.process import SPIN_COUNT, keep_cupti, let_threads_sleep, num_cores
 
 
 def test_threads_are_the_cores_that_the_process_may_use(monkeypatch):

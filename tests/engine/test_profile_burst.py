@@ -9,12 +9,12 @@ from itertools import pairwise
 import pytest
 import torch
 
-from engine.compute.profiler import TorchProfiler, on_monotonic
-from engine.messages import Profile
-from engine.profile_burst import ProfileBurst
-from metrics.compute.kernels import CLASSES, Burst, by_class, by_name
-from metrics.export.perfetto import TraceRows, write_trace
-from metrics.records.tables import row
+from sojourn.engine.compute.profiler import TorchProfiler, on_monotonic
+from sojourn.engine.messages import Profile
+from sojourn.engine.profile_burst import ProfileBurst
+from sojourn.metrics.compute.kernels import CLASSES, Burst, by_class, by_name
+from sojourn.metrics.export.perfetto import TraceRows, write_trace
+from sojourn.metrics.records.tables import row
 from tests.engine.harness import hand_over, make_engine, submit
 
 pytestmark = pytest.mark.compiler
@@ -203,7 +203,7 @@ def test_a_profiler_that_fails_is_told_and_ends_nothing(checkpoints, monkeypatch
     def broken(self):
         raise RuntimeError("no counters here")
 
-    monkeypatch.setattr("engine.compute.profiler.TorchProfiler.start", broken)
+    monkeypatch.setattr("sojourn.engine.compute.profiler.TorchProfiler.start", broken)
     engine, published, burst = profiled(checkpoints["qwen3"])
     assert burst.failure == "RuntimeError: no counters here" and burst.windows == []
     assert all(len(tokens) == 12 for tokens in published.tokens.values())

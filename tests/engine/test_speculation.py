@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.messages import Submit
-from engine.request.policies import POLICIES
-from engine.sampling import Grammar
-from metrics.ledger import Account
+from sojourn.engine.messages import Submit
+from sojourn.engine.request.policies import POLICIES
+from sojourn.engine.sampling import Grammar
+from sojourn.metrics.ledger import Account
 from tests.engine.closure import open_books, open_steps, rows_of, table
 from tests.engine.exact_sampling import CHI_SQUARE
 from tests.engine.harness import drain, hand_over, make_engine, submit

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.adapter import AdapterReference
-from engine.compute.cpp.extension import library
-from engine.engine import Engine
-from engine.memory.eviction import EVICTION_POLICIES
-from engine.messages import Abort, Submit
-from engine.request.policies import POLICIES
+from sojourn.engine.adapter import AdapterReference
+from sojourn.engine.compute.cpp.extension import library
+from sojourn.engine.engine import Engine
+from sojourn.engine.memory.eviction import EVICTION_POLICIES
+from sojourn.engine.messages import Abort, Submit
+from sojourn.engine.request.policies import POLICIES
 from tests.engine.adapters import LINEARS, random_adapter, reference
 from tests.engine.harness import drain, hand_over, make_engine, submit
 from tests.engine.memory.audits import audit_pool, audit_tiers

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from engine.config import model_folder
+from sojourn.engine.config import model_folder
 
 TEMPLATE = """{%- if tools %}
     {{- '<|im_start|>system\\nFunctions:' }}

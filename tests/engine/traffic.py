@@ -2,9 +2,9 @@
 
 import random
 
-from engine.messages import Submit
-from engine.request.plan import StepPlan
-from engine.sampling import SamplingParams
+from sojourn.engine.messages import Submit
+from sojourn.engine.request.plan import StepPlan
+from sojourn.engine.sampling import SamplingParams
 
 
 def copied_and_loaded(size: int) -> list[list[Submit]]:

@@ -16,10 +16,10 @@ DIGESTS = Path(__file__).with_name("digests.json")
 # Whose diagnoses, verdicts and predictions are noted.
 NOTED = ("tests/metrics", "tests/engine/replay", "tests/commands", "tests/scripting")
 GENERATORS = {  # what a command prints
-    "metrics.md": "metrics.catalog.catalog",
-    "json.md": "scripting.document",
-    "alerts.md": "dashboards.document",
-    "foreign-servers.md": "metrics.sources.document",
+    "metrics.md": "sojourn.metrics.catalog.catalog",
+    "json.md": "sojourn.scripting.document",
+    "alerts.md": "sojourn.dashboards.document",
+    "foreign-servers.md": "sojourn.metrics.sources.document",
 }
 
 LEFT_OUT = ("slow", "gpu", "peer", "thorough", "server", "browser", "prometheus")  # what times or other programs decide
@@ -52,7 +52,7 @@ def generated(save: Callable[[str, str], None]) -> Digests:
                 found[f"dashboards/{name}"] = _kept(f"generated/dashboards/{name}", path.read_text(), save)
     from typer.main import get_command
 
-    from commands.program import app
+    from sojourn.commands.program import app
 
     for name in get_command(app).commands:
         found[f"help/{name}"] = _kept(f"generated/help/{name}", _printed("-m", "sojourn", name, "--help"), save)

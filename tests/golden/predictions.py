@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from engine.replay.predictor import predictor_of
-from metrics.diagnosis.diagnose import diagnose
-from metrics.replay.prediction import Change
+from sojourn.engine.replay.predictor import predictor_of
+from sojourn.metrics.diagnosis.diagnose import diagnose
+from sojourn.metrics.replay.prediction import Change
 from tests.engine.replay.simulated_run import random_asks, write_run
 
 COUNT = 20

@@ -6,13 +6,13 @@ from typing import Any, get_args
 
 import msgspec
 
-from engine import messages
-from engine.kv_event_wire import WireFormat
-from engine.memory.eviction import EVICTION_POLICIES
-from engine.memory.window import FreedWindow
-from engine.request.policies import POLICIES
-from engine.sampling import SamplingParams
-from metrics.records.tables import row
+from sojourn.engine import messages
+from sojourn.engine.kv_event_wire import WireFormat
+from sojourn.engine.memory.eviction import EVICTION_POLICIES
+from sojourn.engine.memory.window import FreedWindow
+from sojourn.engine.request.policies import POLICIES
+from sojourn.engine.sampling import SamplingParams
+from sojourn.metrics.records.tables import row
 from tests.engine.simulated import Simulation
 
 COUNT = 200

@@ -4,15 +4,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loadgen.client.dispatcher import LoadClient, Replay
-from loadgen.client.event_log import EventLog
-from loadgen.prompts.bodies import build_wire_requests
-from loadgen.record.parse import Parsed, build_client_table, read_records
-from loadgen.scenario.scenario import Scenario
-from loadgen.schedule.build import build_schedule
-from loadgen.schedule.request import save_schedule
-from loadgen.target.endpoint import parse_base_url
-from metrics.records import ClientRecord
+from sojourn.loadgen.client.dispatcher import LoadClient, Replay
+from sojourn.loadgen.client.event_log import EventLog
+from sojourn.loadgen.prompts.bodies import build_wire_requests
+from sojourn.loadgen.record.parse import Parsed, build_client_table, read_records
+from sojourn.loadgen.scenario.scenario import Scenario
+from sojourn.loadgen.schedule.build import build_schedule
+from sojourn.loadgen.schedule.request import save_schedule
+from sojourn.loadgen.target.endpoint import parse_base_url
+from sojourn.metrics.records import ClientRecord
 
 CHAT = {"klass": "chat", "prompt_tokens": 8, "output_tokens": 5}
 OBJECTIVE = {"ttft_ms": 500, "source": "made up for a test"}

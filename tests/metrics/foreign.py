@@ -12,11 +12,11 @@ from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from loadgen.target.scrape import rows_of
-from metrics.records import ClientRecord
-from metrics.records.tables import row
-from metrics.run.directory import REQUIRED, RunDirectory
-from metrics.run.segments import write_segment
+from sojourn.loadgen.target.scrape import rows_of
+from sojourn.metrics.records import ClientRecord
+from sojourn.metrics.records.tables import row
+from sojourn.metrics.run.directory import REQUIRED, RunDirectory
+from sojourn.metrics.run.segments import write_segment
 
 S, MS = 1_000_000_000, 1_000_000
 START_NS = 1_000 * S

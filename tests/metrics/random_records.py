@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Sequence
 from random import Random
 
-from metrics.ledger import SERVER_ACCOUNTS, new_ledger
-from metrics.machine.sampler import THROTTLE_REASONS
-from metrics.memory.kv_load import TIERS
-from metrics.memory.prefix_outcomes import PREFIX_OUTCOMES, RATIOS
-from metrics.records import (
+from sojourn.metrics.ledger import SERVER_ACCOUNTS, new_ledger
+from sojourn.metrics.machine.sampler import THROTTLE_REASONS
+from sojourn.metrics.memory.kv_load import TIERS
+from sojourn.metrics.memory.prefix_outcomes import PREFIX_OUTCOMES, RATIOS
+from sojourn.metrics.records import (
     ACTIVITIES,
     COLLECTIVES,
     KINDS,

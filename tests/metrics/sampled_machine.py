@@ -8,9 +8,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from metrics.compute.cost_model import ModelShape
-from metrics.records.tables import SCHEMAS
-from metrics.run.directory import RunDirectory
+from sojourn.metrics.compute.cost_model import ModelShape
+from sojourn.metrics.records.tables import SCHEMAS
+from sojourn.metrics.run.directory import RunDirectory
 
 SHAPE = ModelShape(1000, 64, 10_000, 20_000, 256, ((None, 2),), 512, 100_000)
 

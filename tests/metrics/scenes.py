@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 import pandas as pd
 import pyarrow as pa
 
-from metrics.ledger import ACCOUNTS
-from metrics.records import StepRecord
-from metrics.records.tables import SCHEMAS, row
-from metrics.request.timeline import call_of
+from sojourn.metrics.ledger import ACCOUNTS
+from sojourn.metrics.records import StepRecord
+from sojourn.metrics.records.tables import SCHEMAS, row
+from sojourn.metrics.request.timeline import call_of
 
 MS = 1_000_000
 STEP_NS = 10 * MS

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from metrics.ledger import Account, new_ledger
-from metrics.records import ClientRecord, RequestRecord, StepRecord
+from sojourn.metrics.ledger import Account, new_ledger
+from sojourn.metrics.records import ClientRecord, RequestRecord, StepRecord
 
 US, MS, S = 1_000, 1_000_000, 1_000_000_000
 STEPS_BEFORE_A_PREDICTION = 20

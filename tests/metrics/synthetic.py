@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from metrics.records import ClientRecord, SystemRecord
-from metrics.records.tables import SCHEMAS
-from metrics.run.directory import RunDirectory
-from metrics.run.recorder import Recorder
+from sojourn.metrics.records import ClientRecord, SystemRecord
+from sojourn.metrics.records.tables import SCHEMAS
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.recorder import Recorder
 from tests.metrics.simulated_server import MS, Arrival, Device, Records, S, Settings, SimulatedServer
 
 CLOCK_START_NS = 1_000 * S  # monotonic clocks do not begin at zero

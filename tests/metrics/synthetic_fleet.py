@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from metrics.run.directory import RunDirectory
-from metrics.run.fleet import describe_servers, gather_servers
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.fleet import describe_servers, gather_servers
 from tests.metrics.synthetic import Plant, synthetic_run
 
 ROUTER = {"name": "vllm-router", "policy": "round_robin", "url": "http://127.0.0.1:8000", "same_host": True}

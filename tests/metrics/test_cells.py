@@ -5,10 +5,10 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from metrics import cells
-from metrics.compute.utilisation import phases
-from metrics.records import composition
-from metrics.run.directory import RunDirectory
+from sojourn.metrics import cells
+from sojourn.metrics.compute.utilisation import phases
+from sojourn.metrics.records import composition
+from sojourn.metrics.run.directory import RunDirectory
 from tests.metrics.synthetic import synthetic_run
 
 LISTS = pa.array([[1, 2, 3], [], None, [4], [5, 6]], pa.list_(pa.int64()))

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metrics.compute.cost_model import ExpertShape, ModelShape, step_cost, step_work
-from metrics.compute.step_costs import StepCosts, batch_work
-from metrics.compute.step_time import StepTimeModel, features
-from metrics.export.prometheus import Exporter
-from metrics.records import COMPOSITIONS, KINDS, StepRecord, composition
-from metrics.records.tables import columns
-from metrics.steps import UNKNOWN, Steps, rows_of
+from sojourn.metrics.compute.cost_model import ExpertShape, ModelShape, step_cost, step_work
+from sojourn.metrics.compute.step_costs import StepCosts, batch_work
+from sojourn.metrics.compute.step_time import StepTimeModel, features
+from sojourn.metrics.export.prometheus import Exporter
+from sojourn.metrics.records import COMPOSITIONS, KINDS, StepRecord, composition
+from sojourn.metrics.records.tables import columns
+from sojourn.metrics.steps import UNKNOWN, Steps, rows_of
 from tests.metrics.random_records import random_step
 
 SHAPES = [

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.memory.kv_events import KVEventLog
-from engine.server.fleet.kv_event_publisher import KVEventPublisher
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.memory.kv_events import KVEventLog
+from sojourn.engine.server.fleet.kv_event_publisher import KVEventPublisher
 
 PYTHON = os.environ.get("SOJOURN_DYNAMO_PYTHON")
 pytestmark = [

@@ -17,9 +17,9 @@ import httpx
 import psutil
 import pytest
 
-from loadgen.fleet.fleet import Fleet, fleet
-from loadgen.fleet.routers import ROUTERS, installed
-from loadgen.target.processes import free_port
+from sojourn.loadgen.fleet.fleet import Fleet, fleet
+from sojourn.loadgen.fleet.routers import ROUTERS, installed
+from sojourn.loadgen.target.processes import free_port
 from tests.peers.test_vllm_router import HEADS, TURNS, conversations
 
 PYTHON = os.environ.get("SOJOURN_DYNAMO_PYTHON")

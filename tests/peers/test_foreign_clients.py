@@ -17,8 +17,8 @@ import pandas as pd
 import pytest
 import yaml
 
-from engine import LLM, SamplingParams
-from metrics.run.directory import RunDirectory
+from sojourn.engine import LLM, SamplingParams
+from sojourn.metrics.run.directory import RunDirectory
 from tests.engine.server_process import Running, serving
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dashboards.build import build_dashboards
+from sojourn.dashboards.build import build_dashboards
 
 # JSON has the values of an enumeration, where the types name its members.
 TYPES = """

@@ -17,11 +17,11 @@ from collections import Counter
 import pytest
 
 from bench.probe.vllm_with_probe import vllm_with_probe
-from metrics.kv_lens.of_run import lens_of_run, recorded_events
-from metrics.kv_lens.session import LensSession
-from metrics.kv_lens.sockets import KvEndpoint
-from metrics.probe.folder import import_probe
-from metrics.run.directory import RunDirectory
+from sojourn.metrics.kv_lens.of_run import lens_of_run, recorded_events
+from sojourn.metrics.kv_lens.session import LensSession
+from sojourn.metrics.kv_lens.sockets import KvEndpoint
+from sojourn.metrics.probe.folder import import_probe
+from sojourn.metrics.run.directory import RunDirectory
 
 PYTHON = os.environ.get("SOJOURN_VLLM_PYTHON")
 BLOCK, BLOCKS = 32, 60  # vLLM on a CPU takes blocks of 32

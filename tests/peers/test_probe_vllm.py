@@ -15,12 +15,12 @@ import pytest
 import yaml
 
 from bench.probe.vllm_with_probe import TINY_MODEL, vllm_with_probe
-from metrics.diagnosis.facts import closure, read_facts
-from metrics.probe.stream import read_streams
-from metrics.records import STAGES
-from metrics.request.blame import matrix, waited_ns
-from metrics.request.offenders import book_of
-from metrics.run.directory import RunDirectory
+from sojourn.metrics.diagnosis.facts import closure, read_facts
+from sojourn.metrics.probe.stream import read_streams
+from sojourn.metrics.records import STAGES
+from sojourn.metrics.request.blame import matrix, waited_ns
+from sojourn.metrics.request.offenders import book_of
+from sojourn.metrics.run.directory import RunDirectory
 
 ROOT = Path(__file__).parents[2]
 PYTHON = os.environ.get("SOJOURN_VLLM_PYTHON")

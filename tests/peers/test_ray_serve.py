@@ -17,13 +17,13 @@ import httpx
 import psutil
 import pytest
 
-from loadgen.fleet.fleet import Fleet, Member, fleet
-from loadgen.fleet.routers import ROUTERS, installed
-from loadgen.run.experiment import run_scenario
-from loadgen.scenario.fleet import FleetBlock
-from loadgen.target.processes import free_port
-from metrics.errors import ExperimentError
-from metrics.run.fleet import servers_of
+from sojourn.loadgen.fleet.fleet import Fleet, Member, fleet
+from sojourn.loadgen.fleet.routers import ROUTERS, installed
+from sojourn.loadgen.run.experiment import run_scenario
+from sojourn.loadgen.scenario.fleet import FleetBlock
+from sojourn.loadgen.target.processes import free_port
+from sojourn.metrics.errors import ExperimentError
+from sojourn.metrics.run.fleet import servers_of
 from tests.loadgen.scenarios import CHAT as CHAT_CLASS
 from tests.loadgen.scenarios import scenario
 
@@ -380,7 +380,7 @@ def test_a_port_that_is_taken_is_a_sentence(tmp_path, made):
 READS = """
 import sys, yaml
 from ray.serve.schema import ServeDeploySchema
-from scale.ray_app import Options
+from sojourn.scale.ray_app import Options
 document = yaml.safe_load(open(sys.argv[1]))
 for application in ServeDeploySchema(**document).applications:
     print(application.import_path, Options(**application.args).words[:2])
@@ -391,4 +391,4 @@ def test_the_configuration_for_a_cluster_fits_rays_schema_and_our_options():
     root = Path(__file__).parents[2]
     command = [PYTHON, "-c", READS, str(root / "scale" / "ray_serve.yaml")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=root)
-    assert done.stdout == "scale.ray_app:build ['sojourn', 'serve']\n", done.stderr
+    assert done.stdout == "sojourn.scale.ray_app:build ['sojourn', 'serve']\n", done.stderr

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bench.load_generators.accuracy import VLLM_BENCH
-from loadgen.target.processes import free_port
+from sojourn.loadgen.target.processes import free_port
 from tests.metrics.export.test_vllm_result import OURS, VLLM_KEYS
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,7 @@ def test_same_flags_give_the_same_keys_and_like_figures(tmp_path):
     ]  # fmt: skip
     timing = json.dumps({"ttft_s": 0.05, "token_s": 0.02})
     server = subprocess.Popen(
-        [sys.executable, "-m", "loadgen.reference_server.server", timing, "--port", str(port)], cwd=ROOT
+        [sys.executable, "-m", "sojourn.loadgen.reference_server.server", timing, "--port", str(port)], cwd=ROOT
     )
     foreign = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     try:

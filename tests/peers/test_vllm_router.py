@@ -16,13 +16,13 @@ import httpx
 import psutil
 import pytest
 
-from loadgen.fleet.fleet import Fleet, fleet
-from loadgen.fleet.routers import ROUTERS, installed
-from loadgen.run.experiment import run_scenario
-from loadgen.scenario.fleet import FleetBlock
-from loadgen.target.processes import free_port
-from metrics.run.directory import engine_settings
-from metrics.run.fleet import servers_of
+from sojourn.loadgen.fleet.fleet import Fleet, fleet
+from sojourn.loadgen.fleet.routers import ROUTERS, installed
+from sojourn.loadgen.run.experiment import run_scenario
+from sojourn.loadgen.scenario.fleet import FleetBlock
+from sojourn.loadgen.target.processes import free_port
+from sojourn.metrics.run.directory import engine_settings
+from sojourn.metrics.run.fleet import servers_of
 from tests.loadgen.scenarios import CHAT, scenario
 
 PYTHON = os.environ.get("SOJOURN_VLLM_ROUTER_PYTHON")

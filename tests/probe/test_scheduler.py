@@ -9,13 +9,13 @@ import pytest
 from sojourn_probe.records import Handled
 from sojourn_probe.writer import begin
 
-from metrics.diagnosis.diagnose import diagnose
-from metrics.ledger import SERVER_ACCOUNTS, TEXT_ACCOUNTS
-from metrics.probe.folder import import_probe
-from metrics.probe.stream import read_streams
-from metrics.records import STAGES
-from metrics.request.blame import matrix, waited_ns
-from metrics.request.offenders import book_of
+from sojourn.metrics.diagnosis.diagnose import diagnose
+from sojourn.metrics.ledger import SERVER_ACCOUNTS, TEXT_ACCOUNTS
+from sojourn.metrics.probe.folder import import_probe
+from sojourn.metrics.probe.stream import read_streams
+from sojourn.metrics.records import STAGES
+from sojourn.metrics.request.blame import matrix, waited_ns
+from sojourn.metrics.request.offenders import book_of
 from tests.probe import foreign_vllm
 from tests.probe.foreign_vllm import Request, config, install
 

@@ -22,8 +22,8 @@ def worker(monkeypatch) -> ModuleType:
                  "llm.exceptions"):  # fmt: skip
         monkeypatch.setitem(sys.modules, f"dynamo.{name}", MagicMock(LLMEngine=object))
     monkeypatch.setitem(sys.modules, "aiohttp", SimpleNamespace(ClientError=ConnectionError, ClientTimeout=MagicMock()))
-    module = importlib.import_module("scale.dynamo_worker")
-    del sys.modules["scale.dynamo_worker"]  # nobody else gets it with these names
+    module = importlib.import_module("sojourn.scale.dynamo_worker")
+    del sys.modules["sojourn.scale.dynamo_worker"]  # nobody else gets it with these names
     monkeypatch.setattr(module, "POLL_SECONDS", 0.01)
     return module
 

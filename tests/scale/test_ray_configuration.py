@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from engine.config import EngineConfig
+from sojourn.engine.config import EngineConfig
 
 FILE = Path(__file__).parents[2] / "scale" / "ray_serve.yaml"
 

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from metrics.catalog.catalog import METRIC_BY_NAME
-from scale.ray_scaling import GoodputPolicy, Load
+from sojourn.metrics.catalog.catalog import METRIC_BY_NAME
+from sojourn.scale.ray_scaling import GoodputPolicy, Load
 
 PLACES = 8  # in the batch of a replica
 

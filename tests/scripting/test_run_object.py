@@ -10,15 +10,15 @@ import msgspec
 import pytest
 
 import sojourn
-from metrics.errors import InputError, RunDataError, SojournError
-from metrics.ledger import UNACCOUNTED
-from metrics.run.listing import list_runs
-from metrics.run.segments import StreamSegment
-from scripting.documents import DOCUMENTS, json_schema, plain
-from scripting.run import Run
+from sojourn.metrics.errors import InputError, RunDataError, SojournError
+from sojourn.metrics.ledger import UNACCOUNTED
+from sojourn.metrics.run.listing import list_runs
+from sojourn.metrics.run.segments import StreamSegment
+from sojourn.scripting.documents import DOCUMENTS, json_schema, plain
+from sojourn.scripting.run import Run
+from sojourn.ui.run_data import read_diagnosis
 from tests.commands.program import run_program
 from tests.metrics.synthetic import synthetic_run
-from ui.run_data import read_diagnosis
 
 ROOT = Path(__file__).parents[2]
 
@@ -150,10 +150,10 @@ def test_documents_are_what_the_page_says(run, folder):
 
 
 def test_page_is_written_from_the_code():
-    from scripting.document import page
+    from sojourn.scripting.document import page
 
     assert (ROOT / "docs" / "json.md").read_text(encoding="utf-8") == page(), (
-        "write it again: python -m scripting.document > docs/json.md"
+        "write it again: python -m sojourn.scripting.document > docs/json.md"
     )
 
 
@@ -168,7 +168,7 @@ import importlib.util
 real = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if sys.modules.get(name, 0) is None else real(name, *rest)
 import sojourn
-from metrics.errors import SojournError
+from sojourn.metrics.errors import SojournError
 run = sojourn.open({str(run.path)!r})
 assert run.diagnose(fresh=True).state == "degraded" and run.explain("r00003").offenders
 for answer in (lambda: run.replay(max_num_seqs=8), lambda: run.figures):

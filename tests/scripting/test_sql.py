@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from metrics.errors import InputError
-from scripting.sql import query
+from sojourn.metrics.errors import InputError
+from sojourn.scripting.sql import query
 from tests.metrics.synthetic import synthetic_run
 
 

@@ -8,13 +8,13 @@ import msgspec
 import pytest
 from streamlit.components.v2 import manifest_scanner
 
-from metrics.diagnosis.diagnose import diagnose
-from metrics.run.directory import REQUIRED, RunDirectory
-from metrics.run.server_alone import SERVER_ALONE
+from sojourn.metrics.diagnosis.diagnose import diagnose
+from sojourn.metrics.run.directory import REQUIRED, RunDirectory
+from sojourn.metrics.run.server_alone import SERVER_ALONE
+from sojourn.ui.run_data import RunData, load
 from tests.metrics.foreign import Life, VllmPage, foreign_run
 from tests.metrics.search.search_documents import sweep_of
 from tests.metrics.synthetic import PLANTS, synthetic_run
-from ui.run_data import RunData, load
 
 HOSTILE_ID = '"><img src=x onerror=alert(1)><script>alert(2)</script>![x](http://127.0.0.1:9/x.png)'
 HOSTILE_NAME = "</script><script>alert(3)</script>{{7*7}}<b>![x](http://127.0.0.1:9/x.png)"

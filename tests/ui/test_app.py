@@ -9,16 +9,16 @@ from datetime import timedelta
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from metrics.ledger import ACCOUNTS
-from metrics.sources.vllm import VLLM
-from metrics.usage.record import Begin, End, UsageRecord
+from sojourn.metrics.ledger import ACCOUNTS
+from sojourn.metrics.sources.vllm import VLLM
+from sojourn.metrics.usage.record import Begin, End, UsageRecord
+from sojourn.ui.run_data import fingerprint, load, run_names
+from sojourn.ui.tables.usage import OTHERS, tokens_over_time
 from tests.further import further
 from tests.metrics.synthetic import synthetic_run
 from tests.metrics.usage.test_reader import NOON, kill, record, writer
-from ui.run_data import fingerprint, load, run_names
-from ui.tables.usage import OTHERS, tokens_over_time
 
-APP = importlib.util.find_spec("ui.app").origin
+APP = importlib.util.find_spec("sojourn.ui.app").origin
 PAGES = ("overview", "diagnose", "goodput", "requests", "steps", "memory", "compute")
 
 

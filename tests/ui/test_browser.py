@@ -2,10 +2,10 @@
 
 import pytest
 
-from ui.launch import OF_ALL_RUNS, OF_NO_RUN, PAGES
-from ui.markup.run_report import render
-from ui.run_data import load
-from ui.screenshots import browser, take
+from sojourn.ui.launch import OF_ALL_RUNS, OF_NO_RUN, PAGES
+from sojourn.ui.markup.run_report import render
+from sojourn.ui.run_data import load
+from sojourn.ui.screenshots import browser, take
 
 pytestmark = pytest.mark.browser
 

@@ -1,9 +1,9 @@
 """Two runs side by side in the app, and the list of runs."""
 
+from sojourn.ui.run_data import load
+from sojourn.ui.tables.compare import signed
 from tests.metrics.synthetic import synthetic_run
 from tests.ui.test_app import html, messages, opened
-from ui.run_data import load
-from ui.tables.compare import signed
 
 
 def words(app) -> str:

@@ -7,25 +7,25 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from metrics.compute.roofline import Ceilings, Gemm
-from metrics.compute.startup import PHASES, Startup
-from metrics.compute.utilisation import TokenNumbers
-from metrics.ledger import ACCOUNTS, COLOURS
-from metrics.records import KINDS
-from metrics.request.blame import UNEXPLAINED, blame_of, waited_ns, worst
-from metrics.request.goodput import goodput_by_tpot
-from metrics.request.objectives import OBJECTIVES
-from metrics.request.token_gaps import slowest_gaps
+from sojourn.metrics.compute.roofline import Ceilings, Gemm
+from sojourn.metrics.compute.startup import PHASES, Startup
+from sojourn.metrics.compute.utilisation import TokenNumbers
+from sojourn.metrics.ledger import ACCOUNTS, COLOURS
+from sojourn.metrics.records import KINDS
+from sojourn.metrics.request.blame import UNEXPLAINED, blame_of, waited_ns, worst
+from sojourn.metrics.request.goodput import goodput_by_tpot
+from sojourn.metrics.request.objectives import OBJECTIVES
+from sojourn.metrics.request.token_gaps import slowest_gaps
+from sojourn.ui import theme
+from sojourn.ui.figures import blame as blame_figures
+from sojourn.ui.figures import compute, goodput, ledger, memory, server, startup, steps
+from sojourn.ui.run_data import load
+from sojourn.ui.tables.blame import blame, slowed_steps, waits_by_reason
+from sojourn.ui.tables.compute import flops_by_part, kernel_times, points, token_sentences, tokens, utilisation
+from sojourn.ui.tables.memory import block_events, hit_rates, miss_ratios, outcome_tokens, preemptions
+from sojourn.ui.tables.request import binned, chosen, step_series, steps_of, tokens_by_kind
+from sojourn.ui.text import number, percent
 from tests.further import further
-from ui import theme
-from ui.figures import blame as blame_figures
-from ui.figures import compute, goodput, ledger, memory, server, startup, steps
-from ui.run_data import load
-from ui.tables.blame import blame, slowed_steps, waits_by_reason
-from ui.tables.compute import flops_by_part, kernel_times, points, token_sentences, tokens, utilisation
-from ui.tables.memory import block_events, hit_rates, miss_ratios, outcome_tokens, preemptions
-from ui.tables.request import binned, chosen, step_series, steps_of, tokens_by_kind
-from ui.text import number, percent
 
 UNIT = re.compile(
     r"\((ms|s|%|W|MHz|tokens|MFLOPs|requests|of one core.*|cumulative.*|[^)]*log scale|% of sent.*)\)$|per second$"
@@ -298,7 +298,7 @@ def test_what_is_known_of_tokens_is_said_and_nothing_else():
 
 
 def test_a_run_too_large_for_the_blame_matrix_is_shown_without_it_and_says_why(runs, monkeypatch):
-    monkeypatch.setattr("metrics.request.offenders.MOST_ENTRIES", 100)
+    monkeypatch.setattr("sojourn.metrics.request.offenders.MOST_ENTRIES", 100)
     run = load(runs / "chat")
     assert run.book is None and "for at most 100" in run.no_book
     assert not load(runs / "foreign").no_book.startswith(str(runs))

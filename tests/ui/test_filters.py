@@ -2,11 +2,11 @@
 
 import pytest
 
+from sojourn.ui.filters import PARAMETERS, RunFilter, missed_by
+from sojourn.ui.links import links_of
+from sojourn.ui.narrowed import narrowed
+from sojourn.ui.run_data import load
 from tests.ui.test_app import opened
-from ui.filters import PARAMETERS, RunFilter, missed_by
-from ui.links import links_of
-from ui.narrowed import narrowed
-from ui.run_data import load
 
 
 @pytest.mark.parametrize(

@@ -7,17 +7,17 @@ import msgspec
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from metrics.diagnosis.diagnose import diagnose
-from metrics.memory.pooled_cache import pooled_cache
+from sojourn.metrics.diagnosis.diagnose import diagnose
+from sojourn.metrics.memory.pooled_cache import pooled_cache
+from sojourn.ui.figures import fleet as figures
+from sojourn.ui.launch import app_command
+from sojourn.ui.markup.run_report import render
+from sojourn.ui.run_data import load, run_names
+from sojourn.ui.tables.fleet import cache_table, latency_table, load_table, regretted, verdict
 from tests.metrics.memory.test_pooled_cache import SIZE, record, table
 from tests.metrics.synthetic_fleet import synthetic_fleet
-from ui.figures import fleet as figures
-from ui.launch import app_command
-from ui.markup.run_report import render
-from ui.run_data import load, run_names
-from ui.tables.fleet import cache_table, latency_table, load_table, regretted, verdict
 
-APP = importlib.util.find_spec("ui.app").origin
+APP = importlib.util.find_spec("sojourn.ui.app").origin
 
 
 @pytest.fixture(scope="module")

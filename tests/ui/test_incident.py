@@ -7,20 +7,20 @@ import msgspec
 import numpy as np
 import pytest
 
-from metrics.request.blame import matrix
-from metrics.request.goodput import class_goodput
-from metrics.request.objectives import OBJECTIVES
-from metrics.results.load import declared_window_s
+from sojourn.metrics.request.blame import matrix
+from sojourn.metrics.request.goodput import class_goodput
+from sojourn.metrics.request.objectives import OBJECTIVES
+from sojourn.metrics.results.load import declared_window_s
+from sojourn.ui.markup.before_after import before_and_after
+from sojourn.ui.markup.document import as_json
+from sojourn.ui.markup.incident import payload as columns
+from sojourn.ui.markup.incident.payload import payload
+from sojourn.ui.markup.incident.section import for_tools, moving_parts
+from sojourn.ui.markup.incident.summary import markdown_summary
+from sojourn.ui.markup.run_report import render
+from sojourn.ui.run_data import load
+from sojourn.ui.screenshots import browser
 from tests.ui.conftest import HOSTILE_ID
-from ui.markup.before_after import before_and_after
-from ui.markup.document import as_json
-from ui.markup.incident import payload as columns
-from ui.markup.incident.payload import payload
-from ui.markup.incident.section import for_tools, moving_parts
-from ui.markup.incident.summary import markdown_summary
-from ui.markup.run_report import render
-from ui.run_data import load
-from ui.screenshots import browser
 
 HOVER = """([x, y]) => {
   const box = document.getElementById("sojourn-timeline").getBoundingClientRect();
@@ -55,9 +55,9 @@ def test_stretches_of_steps_hold_all_tokens(chat, monkeypatch):
 
 
 def test_run_that_is_too_large_for_a_page_says_where_it_is_shown(chat, monkeypatch):
-    monkeypatch.setattr("ui.markup.incident.section.MOST_REQUESTS", len(chat.requests))
+    monkeypatch.setattr("sojourn.ui.markup.incident.section.MOST_REQUESTS", len(chat.requests))
     assert "sojourn-run" in moving_parts(chat)
-    monkeypatch.setattr("ui.markup.incident.section.MOST_REQUESTS", len(chat.requests) - 1)
+    monkeypatch.setattr("sojourn.ui.markup.incident.section.MOST_REQUESTS", len(chat.requests) - 1)
     assert "sojourn ui" in moving_parts(chat) and "sojourn-run" not in moving_parts(chat)
 
 

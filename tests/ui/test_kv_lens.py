@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from metrics.kv_lens.of_run import lens_of_run
-from metrics.run.directory import RunDirectory
+from sojourn.metrics.kv_lens.of_run import lens_of_run
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.ui.figures import memory
+from sojourn.ui.run_data import load
+from sojourn.ui.tables import kv_lens
+from sojourn.ui.tables.memory import miss_ratios
 from tests.metrics.kv_lens.recorded_runs import run_of
 from tests.metrics.memory.simulated_cache import chains
 from tests.ui.test_app import html, messages, opened
-from ui.figures import memory
-from ui.run_data import load
-from ui.tables import kv_lens
-from ui.tables.memory import miss_ratios
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,13 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from bench.ui.long_run import long_run
-from ui import large_run
-from ui.filters import RunFilter
-from ui.launch import APP
-from ui.markup.incident.section import moving_parts
-from ui.narrowed import narrowed
-from ui.run_data import load
-from ui.tables.request import account_shares, chosen, longest_steps
+from sojourn.ui import large_run
+from sojourn.ui.filters import RunFilter
+from sojourn.ui.launch import APP
+from sojourn.ui.markup.incident.section import moving_parts
+from sojourn.ui.narrowed import narrowed
+from sojourn.ui.run_data import load
+from sojourn.ui.tables.request import account_shares, chosen, longest_steps
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_filter_narrows_the_sample(pair):
 
 
 def test_incident_file_of_a_large_run_names_the_app(pair, monkeypatch):
-    monkeypatch.setattr("ui.markup.incident.section.MOST_REQUESTS", 500)
+    monkeypatch.setattr("sojourn.ui.markup.incident.section.MOST_REQUESTS", 500)
     assert "sojourn ui" in moving_parts(pair[1]) and "sojourn-run" not in moving_parts(pair[1])
 
 

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from metrics.errors import RunDataError, ServerError
-from ui.launch import APP, app_command, open_app
+from sojourn.metrics.errors import RunDataError, ServerError
+from sojourn.ui.launch import APP, app_command, open_app
 
 
 def test_command_listens_on_this_machine_only_and_names_the_run(runs):

@@ -7,14 +7,14 @@ import time
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from metrics.live.document import Part
-from metrics.live.watcher import Watcher
+from sojourn.metrics.live.document import Part
+from sojourn.metrics.live.watcher import Watcher
+from sojourn.ui.figures import live as figures
+from sojourn.ui.markup import live as markup
 from tests.metrics.foreign import steady
 from tests.metrics.live_pages import observed, page, pages, serving
-from ui.figures import live as figures
-from ui.markup import live as markup
 
-APP = importlib.util.find_spec("ui.app").origin
+APP = importlib.util.find_spec("sojourn.ui.app").origin
 
 
 @pytest.fixture

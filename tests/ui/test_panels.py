@@ -6,10 +6,10 @@ import math
 import pandas as pd
 import pytest
 
-from dashboards.build import contents
-from ui.figures.panels import panel_figure, written
-from ui.figures.spans import parts_of_requests
-from ui.panel_source import Choices, Line, read_boards, variables
+from sojourn.dashboards.build import contents
+from sojourn.ui.figures.panels import panel_figure, written
+from sojourn.ui.figures.spans import parts_of_requests
+from sojourn.ui.panel_source import Choices, Line, read_boards, variables
 
 BOARDS = {name: json.loads(text) for name, text in contents().items() if name.endswith(".json")}
 SATURATION = BOARDS["sojourn-saturation.json"]

@@ -5,15 +5,15 @@ import math
 import msgspec
 import pytest
 
-from metrics.diagnosis.diagnose import diagnose
-from metrics.replay.ledger import FILE_NAME, Checked, LedgerEntry, append
-from metrics.replay.prediction import Change, Interval, Prediction
+from sojourn.metrics.diagnosis.diagnose import diagnose
+from sojourn.metrics.replay.ledger import FILE_NAME, Checked, LedgerEntry, append
+from sojourn.metrics.replay.prediction import Change, Interval, Prediction
+from sojourn.ui.figures.ledger_of_predictions import before_and_after, predicted_against_measured
+from sojourn.ui.figures.predictions import now_fix_rival
+from sojourn.ui.markup.confidence import in_words, sentence
+from sojourn.ui.run_data import read_diagnosis
 from tests.metrics.synthetic import synthetic_run
 from tests.ui.test_app import html, messages, opened
-from ui.figures.ledger_of_predictions import before_and_after, predicted_against_measured
-from ui.figures.predictions import now_fix_rival
-from ui.markup.confidence import in_words, sentence
-from ui.run_data import read_diagnosis
 
 
 def entry(measured: float, hit: bool) -> LedgerEntry:

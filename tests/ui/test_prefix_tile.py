@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pandas as pd
 
-from ui.markup.fragments import key_numbers
+from sojourn.ui.markup.fragments import key_numbers
 
 REQUESTS = pd.DataFrame({
     "status": ["ok", "ok"], "cached_tokens": [32.0, 0.0], "prompt_tokens": [64.0, 36.0], "ttft_ms": [1.0, 2.0],

@@ -5,13 +5,13 @@ from html.parser import HTMLParser
 import msgspec
 import pytest
 
-from metrics.request.latencies import DEFINITIONS
-from metrics.run.directory import RunDirectory
+from sojourn.metrics.request.latencies import DEFINITIONS
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.ui.markup import fragments
+from sojourn.ui.markup.results import estimate, latency_table
+from sojourn.ui.markup.run_report import render, write_report
+from sojourn.ui.run_data import load
 from tests.ui.conftest import HOSTILE_ID
-from ui.markup import fragments
-from ui.markup.results import estimate, latency_table
-from ui.markup.run_report import render, write_report
-from ui.run_data import load
 
 SECTIONS = ("Goodput", "Where the time went", "Findings", "Slowest requests", "Steps", "How it was measured")
 

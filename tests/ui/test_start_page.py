@@ -7,9 +7,9 @@ import time
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from metrics.errors import InputError
+from sojourn.metrics.errors import InputError
+from sojourn.ui.scenario_process import Launcher, bundled, command_of, missing
 from tests.ui.test_app import APP, messages, opened
-from ui.scenario_process import Launcher, bundled, command_of, missing
 
 
 def until(condition, seconds: float = 30.0) -> None:

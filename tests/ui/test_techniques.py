@@ -4,16 +4,16 @@ import msgspec
 import pandas as pd
 import pytest
 
-from metrics.compute.cost_model import PARTS
-from metrics.diagnosis.group_facts import group_facts
+from sojourn.metrics.compute.cost_model import PARTS
+from sojourn.metrics.diagnosis.group_facts import group_facts
+from sojourn.ui.figures.compute import PART_COLOURS
+from sojourn.ui.figures.group import experts, ranks
+from sojourn.ui.figures.speculation import acceptance_by_position
+from sojourn.ui.tables.adapters import adapters
+from sojourn.ui.tables.group import MEANING, collectives, expert_sentence, group_sentence
+from sojourn.ui.tables.memory import load_sentence
+from sojourn.ui.tables.speculation import acceptance, acceptance_table, draft_sentence
 from tests.metrics.sampled_machine import SHAPE
-from ui.figures.compute import PART_COLOURS
-from ui.figures.group import experts, ranks
-from ui.figures.speculation import acceptance_by_position
-from ui.tables.adapters import adapters
-from ui.tables.group import MEANING, collectives, expert_sentence, group_sentence
-from ui.tables.memory import load_sentence
-from ui.tables.speculation import acceptance, acceptance_table, draft_sentence
 
 
 def test_acceptance_is_of_all_drafts_and_of_those_that_could_be_accepted():

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ui.text import distinct, duration, label, markdown, number, percent, prose, safe
+from sojourn.ui.text import distinct, duration, label, markdown, number, percent, prose, safe
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from metrics.request.blame import UNEXPLAINED
-from metrics.request.token_gaps import Gap
-from ui import theme
-from ui.text import distinct, duration, label, numbered, percent
+from sojourn.metrics.request.blame import UNEXPLAINED
+from sojourn.metrics.request.token_gaps import Gap
+from sojourn.ui import theme
+from sojourn.ui.text import distinct, duration, label, numbered, percent
 
 HEAT_SCALE = [[0, "#FFFFFF"], [0.15, "#F6E3EE"], [0.5, "#CC79A7"], [1, "#6B2A4E"]]
 WAIT_COLOURS = theme.REFUSAL_COLOURS | {

@@ -4,10 +4,10 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from metrics.compare.sides import ALL_ACCOUNTS, LedgerDifference
-from metrics.request.objectives import OBJECTIVE_NAMES
-from ui import theme
-from ui.text import number, percent
+from sojourn.metrics.compare.sides import ALL_ACCOUNTS, LedgerDifference
+from sojourn.metrics.request.objectives import OBJECTIVE_NAMES
+from sojourn.ui import theme
+from sojourn.ui.text import number, percent
 
 A_COLOUR, B_COLOUR = theme.COHORT_COLOURS[0], theme.COHORT_COLOURS[1]
 SMALLEST_SHARE = 0.002  # of the longer side: accounts below it are in the table only

@@ -4,11 +4,11 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from metrics.compute.cost_model import PARTS
-from metrics.compute.roofline import Ceilings
-from ui import theme
-from ui.tables.compute import TOKEN_MEANING, sensors
-from ui.text import number, percent
+from sojourn.metrics.compute.cost_model import PARTS
+from sojourn.metrics.compute.roofline import Ceilings
+from sojourn.ui import theme
+from sojourn.ui.tables.compute import TOKEN_MEANING, sensors
+from sojourn.ui.text import number, percent
 
 NO_WORK = "No step of this run has FLOPs, bytes and device time."
 PHASE_COLOURS = {

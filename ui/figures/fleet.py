@@ -5,10 +5,10 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from metrics.memory.pooled_cache import PooledCache
-from metrics.results.replicas import FleetView
-from ui import theme
-from ui.text import label, percent
+from sojourn.metrics.memory.pooled_cache import PooledCache
+from sojourn.metrics.results.replicas import FleetView
+from sojourn.ui import theme
+from sojourn.ui.text import label, percent
 
 MOST_SERVERS = 6  # side by side
 NO_STEPS = "No server of the fleet recorded a step."

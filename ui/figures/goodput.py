@@ -4,11 +4,11 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from metrics.request.goodput import ClassGoodput
-from metrics.request.objectives import OBJECTIVE_NAMES, objectives_of
-from ui import theme
-from ui.tables.request import classes
-from ui.text import label, number, percent
+from sojourn.metrics.request.goodput import ClassGoodput
+from sojourn.metrics.request.objectives import OBJECTIVE_NAMES, objectives_of
+from sojourn.ui import theme
+from sojourn.ui.tables.request import classes
+from sojourn.ui.text import label, number, percent
 
 GOOD_SCALE = [[0, "#B42318"], [0.5, "#E9C46A"], [1, "#1A7F4B"]]
 

@@ -4,10 +4,10 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from metrics.cells import sums_by_place
-from metrics.diagnosis.group_facts import GroupFacts
-from ui import theme
-from ui.text import percent
+from sojourn.metrics.cells import sums_by_place
+from sojourn.metrics.diagnosis.group_facts import GroupFacts
+from sojourn.ui import theme
+from sojourn.ui.text import percent
 
 ACTIVITIES = {
     "computes": ("busy_ns", 0.0, "kernels of its part of the model"),

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from metrics.compare.ladder import Step
-from metrics.ledger import ACCOUNTS, UNACCOUNTED
-from ui import theme
-from ui.text import number
+from sojourn.metrics.compare.ladder import Step
+from sojourn.metrics.ledger import ACCOUNTS, UNACCOUNTED
+from sojourn.ui import theme
+from sojourn.ui.text import number
 
 NAMES = (*(info.name for info in ACCOUNTS), UNACCOUNTED)
 

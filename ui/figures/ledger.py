@@ -4,10 +4,10 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from metrics.ledger import ACCOUNTS, COLOURS, LIFECYCLES, UNACCOUNTED
-from ui import theme
-from ui.tables.request import CLIENT_SPANS, account_shares, accounts_ms, client_spans_ms, steps_of
-from ui.text import distinct, duration, label, number, percent
+from sojourn.metrics.ledger import ACCOUNTS, COLOURS, LIFECYCLES, UNACCOUNTED
+from sojourn.ui import theme
+from sojourn.ui.tables.request import CLIENT_SPANS, account_shares, accounts_ms, client_spans_ms, steps_of
+from sojourn.ui.text import distinct, duration, label, number, percent
 
 NAMES = (*(info.name for info in ACCOUNTS), UNACCOUNTED)
 NO_LEDGER = "The server recorded no request, so there is no ledger. Start it with a run directory to record one."

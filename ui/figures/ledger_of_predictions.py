@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from metrics.replay.ledger import LedgerEntry
-from ui import theme
-from ui.tables.predictions import figure_name, is_share, pair_name
-from ui.text import label, percent
+from sojourn.metrics.replay.ledger import LedgerEntry
+from sojourn.ui import theme
+from sojourn.ui.tables.predictions import figure_name, is_share, pair_name
+from sojourn.ui.text import label, percent
 
 HIT, MISS, NOW = "#1A7F4B", "#D55E00", "#334155"
 

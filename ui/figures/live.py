@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from metrics.live.document import Part
-from metrics.live.observer import Moment
-from ui import theme
-from ui.text import number
+from sojourn.metrics.live.document import Part
+from sojourn.metrics.live.observer import Moment
+from sojourn.ui import theme
+from sojourn.ui.text import number
 
 PANELS = ("in the server (requests)", "KV use (%)", "tokens per second")
 PART_COLOURS = {

@@ -5,12 +5,12 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from metrics.catalog.memory import BLOCK_STATES
-from ui import theme
-from ui.figures.steps import add_blocks
-from ui.tables.memory import OUTCOME_MEANING, OUTCOMES
-from ui.tables.request import binned, step_series
-from ui.text import label, number
+from sojourn.metrics.catalog.memory import BLOCK_STATES
+from sojourn.ui import theme
+from sojourn.ui.figures.steps import add_blocks
+from sojourn.ui.tables.memory import OUTCOME_MEANING, OUTCOMES
+from sojourn.ui.tables.request import binned, step_series
+from sojourn.ui.text import label, number
 
 NO_OUTCOMES = "This run has no prefix outcomes: an older or another server recorded it."
 NO_CURVE = "This run has no hits of other pool sizes: an older or another server recorded it."

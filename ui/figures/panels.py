@@ -6,8 +6,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from ui.panel_source import Line
-from ui.theme import ACCOUNT_COLOURS, COHORT_COLOURS, LINE, MUTED, OBJECTIVE_COLOUR
+from sojourn.ui.panel_source import Line
+from sojourn.ui.theme import ACCOUNT_COLOURS, COHORT_COLOURS, LINE, MUTED, OBJECTIVE_COLOUR
 
 HEIGHT, LEGEND_LINE = 240, 19  # pixels
 # Grafana's units → how Plotly writes a tick: format and what follows.

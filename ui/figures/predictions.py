@@ -2,11 +2,11 @@
 
 import plotly.graph_objects as go
 
-from metrics.diagnosis.verdict import Diagnosis, Finding
-from metrics.ledger import COLOURS
-from metrics.replay.prediction import Change, Interval, Prediction, shown_setting
-from ui import theme
-from ui.text import label, percent
+from sojourn.metrics.diagnosis.verdict import Diagnosis, Finding
+from sojourn.metrics.ledger import COLOURS
+from sojourn.metrics.replay.prediction import Change, Interval, Prediction, shown_setting
+from sojourn.ui import theme
+from sojourn.ui.text import label, percent
 
 NOW_COLOUR, RIVAL_COLOUR = "#334155", "#94A3B8"
 LABEL_CHARACTERS = 27  # more would leave no room for the figure in a narrow window

@@ -3,13 +3,13 @@
 import pandas as pd
 import plotly.graph_objects as go
 
-from metrics.diagnosis.foreign_server import ACCOUNT_SEPARATOR
-from metrics.diagnosis.verdict import Diagnosis
-from metrics.ledger import UNACCOUNTED
-from metrics.sources.pressure import KV_USE, RUNNING, WAITING
-from metrics.sources.view import PREEMPTIONS
-from ui import theme
-from ui.text import number
+from sojourn.metrics.diagnosis.foreign_server import ACCOUNT_SEPARATOR
+from sojourn.metrics.diagnosis.verdict import Diagnosis
+from sojourn.metrics.ledger import UNACCOUNTED
+from sojourn.metrics.sources.pressure import KV_USE, RUNNING, WAITING
+from sojourn.metrics.sources.view import PREEMPTIONS
+from sojourn.ui import theme
+from sojourn.ui.text import number
 
 NOTHING_SEEN = "No metric of the server was scraped, or it is of a kind that is not known here."
 PANELS = ("in the server (requests)", "KV use (%)", "tokens per second")

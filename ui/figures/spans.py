@@ -3,9 +3,9 @@
 import pandas as pd
 import plotly.graph_objects as go
 
-from metrics.imported.otlp import PARTS, WORDS
-from metrics.ledger import COLOURS
-from ui.theme import TEMPLATE, UNACCOUNTED_COLOUR, shade
+from sojourn.metrics.imported.otlp import PARTS, WORDS
+from sojourn.metrics.ledger import COLOURS
+from sojourn.ui.theme import TEMPLATE, UNACCOUNTED_COLOUR, shade
 
 PIXELS_PER_ROW = 22
 PART_COLOURS = {

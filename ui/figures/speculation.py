@@ -3,7 +3,7 @@
 import pandas as pd
 import plotly.graph_objects as go
 
-from ui import theme
+from sojourn.ui import theme
 
 NO_DRAFTS = "No step of this run verified drafts."
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from metrics.compute.startup import PHASES, TIERS, Startup
-from ui import theme
-from ui.text import number
+from sojourn.metrics.compute.startup import PHASES, TIERS, Startup
+from sojourn.ui import theme
+from sojourn.ui.text import number
 
 _PROCESS, _WEIGHTS, _STEPS, _WAIT = "token", "memory", "compute", "request"  # whose colours phases have
 COLOURS = {

@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from metrics.catalog.memory import BLOCK_STATES
-from metrics.records import KINDS, REFUSALS, STAGES
-from ui import theme
-from ui.tables.request import binned, step_series
-from ui.text import number, percent
+from sojourn.metrics.catalog.memory import BLOCK_STATES
+from sojourn.metrics.records import KINDS, REFUSALS, STAGES
+from sojourn.ui import theme
+from sojourn.ui.tables.request import binned, step_series
+from sojourn.ui.text import number, percent
 
 NO_STEPS = "The server recorded no step. Start it with a run directory to record them."
 PANELS = ("tokens per step", "waiting (requests)", "KV blocks", "time of a step (ms)")

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from metrics.request.objectives import OBJECTIVE_NAMES
-from metrics.search.points import Frontier, Rate
-from ui import theme
-from ui.text import number
+from sojourn.metrics.request.objectives import OBJECTIVE_NAMES
+from sojourn.metrics.search.points import Frontier, Rate
+from sojourn.ui import theme
+from sojourn.ui.text import number
 
 OFFERED, GOOD, ATTAINMENT = "#A9B6C6", theme.COHORT_COLOURS[0], theme.COHORT_COLOURS[1]
 

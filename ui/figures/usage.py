@@ -5,8 +5,8 @@ import itertools
 import pandas as pd
 import plotly.graph_objects as go
 
-from ui import theme
-from ui.text import label
+from sojourn.ui import theme
+from sojourn.ui.text import label
 
 NO_TOKENS = "No call of this usage computed a token."
 

@@ -1,17 +1,17 @@
 """Two runs beside each other in a report: the verdict, the ledgers, goodput and latencies by class, what differs."""
 
-from metrics.compare.runs import compare_runs, differences
-from metrics.compare.samples import identity, samples_from, settings
-from metrics.compare.sides import class_comparisons, ledger_difference
-from metrics.errors import SojournError
-from metrics.run.directory import RunDirectory
-from ui.drawings import Drawing
-from ui.figures import compare as figures
-from ui.markup import fragments
-from ui.markup.document import caption, figure
-from ui.run_data import RunData
-from ui.tables.compare import MEANING, VERDICTS, class_rows, goodput_rows, ledger_rows, metric_rows
-from ui.text import prose
+from sojourn.metrics.compare.runs import compare_runs, differences
+from sojourn.metrics.compare.samples import identity, samples_from, settings
+from sojourn.metrics.compare.sides import class_comparisons, ledger_difference
+from sojourn.metrics.errors import SojournError
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.ui.drawings import Drawing
+from sojourn.ui.figures import compare as figures
+from sojourn.ui.markup import fragments
+from sojourn.ui.markup.document import caption, figure
+from sojourn.ui.run_data import RunData
+from sojourn.ui.tables.compare import MEANING, VERDICTS, class_rows, goodput_rows, ledger_rows, metric_rows
+from sojourn.ui.text import prose
 
 STATES = {"no worse": "healthy", "worse": "overloaded", "cannot tell": "inconclusive"}
 

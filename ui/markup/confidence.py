@@ -1,8 +1,8 @@
 """How sure a verdict is, in a word and a number, and what its replay says in a sentence."""
 
-from metrics.diagnosis.verdict import Diagnosis, Finding, explained
-from ui.markup.fragments import wrap
-from ui.text import percent, prose, safe
+from sojourn.metrics.diagnosis.verdict import Diagnosis, Finding, explained
+from sojourn.ui.markup.fragments import wrap
+from sojourn.ui.text import percent, prose, safe
 
 # Lower bounds of calibrated confidence: of verdicts said with 0.8, eight in ten are right.
 WORDS = ((0.85, "very likely"), (0.65, "likely"), (0.4, "open"), (0.0, "unlikely"))

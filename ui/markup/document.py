@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 from plotly.offline import get_plotlyjs
 
-from ui.drawings import Drawing
-from ui.markup.fragments import CSS_FILE
-from ui.text import prose, safe
-from ui.theme import CONFIG, DARK, DARK_CSS, DARK_PAPER, FONT
+from sojourn.ui.drawings import Drawing
+from sojourn.ui.markup.fragments import CSS_FILE
+from sojourn.ui.text import prose, safe
+from sojourn.ui.theme import CONFIG, DARK, DARK_CSS, DARK_PAPER, FONT
 
 VALUES = '<details class="sj sj-values"><summary>The values as a table</summary></details>'
 SCRIPTS = ("plots.js", "values.js")

@@ -1,11 +1,11 @@
 """What the app and the report show of a server's own metrics, where it recorded nothing for us."""
 
-from metrics.diagnosis.foreign_server import counts_differ
-from metrics.diagnosis.terminal.time_spent import LATENCIES, sight
-from metrics.sources.pressure import KV_USE, RUNNING, WAITING
-from metrics.sources.view import ServerView
-from ui.markup.fragments import STATUS_COLOURS, Tile, chip, dot, html_table, wrap
-from ui.text import number, percent, safe
+from sojourn.metrics.diagnosis.foreign_server import counts_differ
+from sojourn.metrics.diagnosis.terminal.time_spent import LATENCIES, sight
+from sojourn.metrics.sources.pressure import KV_USE, RUNNING, WAITING
+from sojourn.metrics.sources.view import ServerView
+from sojourn.ui.markup.fragments import STATUS_COLOURS, Tile, chip, dot, html_table, wrap
+from sojourn.ui.text import number, percent, safe
 
 SIGHT_COLOURS = {"seen": STATUS_COLOURS["absent"], "partly": "#B7791F", "unseen": STATUS_COLOURS["unknown"]}
 

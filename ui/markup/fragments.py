@@ -5,17 +5,17 @@ from typing import Any
 
 import pandas as pd
 
-from metrics.compute.weight_error import weight_error_of
-from metrics.diagnosis.expectation import is_expectation
-from metrics.diagnosis.verdict import Diagnosis, Finding, SymptomCheck, rivals_fix
-from metrics.ledger import CLOSURE_NS, CLOSURE_SHARE, COLOURS
-from metrics.machine.client_error import client_error_sentence
-from metrics.memory.prefix_share import prefix_share
-from metrics.run.join import uncertainty_sentence
-from ui.run_data import RunData
-from ui.tables.request import throughput_tokens_per_s
-from ui.text import NOTHING, duration, missing, number, percent, prose, safe
-from ui.theme import INK, MUTED, STATE_COLOURS
+from sojourn.metrics.compute.weight_error import weight_error_of
+from sojourn.metrics.diagnosis.expectation import is_expectation
+from sojourn.metrics.diagnosis.verdict import Diagnosis, Finding, SymptomCheck, rivals_fix
+from sojourn.metrics.ledger import CLOSURE_NS, CLOSURE_SHARE, COLOURS
+from sojourn.metrics.machine.client_error import client_error_sentence
+from sojourn.metrics.memory.prefix_share import prefix_share
+from sojourn.metrics.run.join import uncertainty_sentence
+from sojourn.ui.run_data import RunData
+from sojourn.ui.tables.request import throughput_tokens_per_s
+from sojourn.ui.text import NOTHING, duration, missing, number, percent, prose, safe
+from sojourn.ui.theme import INK, MUTED, STATE_COLOURS
 
 CSS_FILE = Path(__file__).parents[1] / "style.css"
 STATUS_COLOURS = {"present": "#B42318", "absent": "#1A7F4B", "unknown": "#C5CCD5"}

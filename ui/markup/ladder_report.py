@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from metrics.compare.ladder import Ladder, Step, read_ladder, sentence, steps
-from metrics.whole_file import write_whole
-from ui.drawings import Drawing
-from ui.figures.ladder import accounts_by_rung, throughput_by_rung
-from ui.markup import fragments
-from ui.markup.document import document, figure
-from ui.text import number, percent, safe
+from sojourn.metrics.compare.ladder import Ladder, Step, read_ladder, sentence, steps
+from sojourn.metrics.whole_file import write_whole
+from sojourn.ui.drawings import Drawing
+from sojourn.ui.figures.ladder import accounts_by_rung, throughput_by_rung
+from sojourn.ui.markup import fragments
+from sojourn.ui.markup.document import document, figure
+from sojourn.ui.text import number, percent, safe
 
 
 def write_ladder_report(folder: Path) -> Path:

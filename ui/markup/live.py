@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from metrics.live.document import Watch, WatchedServer
-from metrics.live.steady import Change, clock
-from ui.markup import fragments
-from ui.text import number, percent, prose, safe
-from ui.theme import STATE_COLOURS
+from sojourn.metrics.live.document import Watch, WatchedServer
+from sojourn.metrics.live.steady import Change, clock
+from sojourn.ui.markup import fragments
+from sojourn.ui.text import number, percent, prose, safe
+from sojourn.ui.theme import STATE_COLOURS
 
 # state → one of a run
 COLOUR_OF = {"idle": "healthy", "cannot tell": "inconclusive", "unreachable": "invalid"}

@@ -1,15 +1,15 @@
 """What the client measured, as HTML that the app and the report share: latencies with intervals, steadiness, cost."""
 
-from metrics.request.deadlines import FLUID_SHARE, Deadlines
-from metrics.request.latencies import DEFINITIONS, QUANTILES, Estimate
-from metrics.results.load import CLOSED_ORIGIN
-from metrics.results.prices import cost_line
-from metrics.results.summary import Results
-from metrics.statistics.intervals import Interval
-from metrics.statistics.steadiness import Steadiness
-from ui.markup import fragments
-from ui.markup.fragments import dot, wrap
-from ui.text import NOTHING, number, percent, prose, safe
+from sojourn.metrics.request.deadlines import FLUID_SHARE, Deadlines
+from sojourn.metrics.request.latencies import DEFINITIONS, QUANTILES, Estimate
+from sojourn.metrics.results.load import CLOSED_ORIGIN
+from sojourn.metrics.results.prices import cost_line
+from sojourn.metrics.results.summary import Results
+from sojourn.metrics.statistics.intervals import Interval
+from sojourn.metrics.statistics.steadiness import Steadiness
+from sojourn.ui.markup import fragments
+from sojourn.ui.markup.fragments import dot, wrap
+from sojourn.ui.text import NOTHING, number, percent, prose, safe
 
 VERDICT_COLOURS = {"steady": "#1A7F4B", "no steady state": "#B42318", "cannot tell": "#C5CCD5"}
 INTERVAL_NOTE = (

@@ -3,24 +3,24 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from metrics.diagnosis.verdict import Diagnosis, without_finding
-from metrics.results.energy import energy_line
-from metrics.results.replicas import FleetView
-from metrics.run.directory import RunDirectory
-from metrics.whole_file import write_whole
-from ui import drawings
-from ui.drawings import Drawing
-from ui.figures import goodput, ledger, steps
-from ui.markup import confidence, fragments, results
-from ui.markup import foreign_server as server
-from ui.markup.before_after import before_and_after
-from ui.markup.document import caption, document, figure
-from ui.markup.incident.section import for_tools, moving_parts
-from ui.run_data import RunData, load
-from ui.tables.blame import slowed_steps, traits
-from ui.tables.fleet import cache_table, latency_table, load_table, verdict
-from ui.tables.request import chosen, failure_reasons, failures, longest_steps, slowest_requests
-from ui.text import safe
+from sojourn.metrics.diagnosis.verdict import Diagnosis, without_finding
+from sojourn.metrics.results.energy import energy_line
+from sojourn.metrics.results.replicas import FleetView
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.whole_file import write_whole
+from sojourn.ui import drawings
+from sojourn.ui.drawings import Drawing
+from sojourn.ui.figures import goodput, ledger, steps
+from sojourn.ui.markup import confidence, fragments, results
+from sojourn.ui.markup import foreign_server as server
+from sojourn.ui.markup.before_after import before_and_after
+from sojourn.ui.markup.document import caption, document, figure
+from sojourn.ui.markup.incident.section import for_tools, moving_parts
+from sojourn.ui.run_data import RunData, load
+from sojourn.ui.tables.blame import slowed_steps, traits
+from sojourn.ui.tables.fleet import cache_table, latency_table, load_table, verdict
+from sojourn.ui.tables.request import chosen, failure_reasons, failures, longest_steps, slowest_requests
+from sojourn.ui.text import safe
 
 
 def write_report(

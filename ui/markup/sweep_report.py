@@ -4,15 +4,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from metrics.request.objectives import OBJECTIVE_NAMES
-from metrics.search.frontier import REQUIRED_SHARE
-from metrics.search.points import Frontier, Rate, Search, by_rate, frontier, largest_rate, rate_sentence, read_search
-from metrics.whole_file import write_whole
-from ui.drawings import Drawing
-from ui.figures import sweep as figures
-from ui.markup import fragments
-from ui.markup.document import document, figure
-from ui.text import number, percent, safe
+from sojourn.metrics.request.objectives import OBJECTIVE_NAMES
+from sojourn.metrics.search.frontier import REQUIRED_SHARE
+from sojourn.metrics.search.points import (
+    Frontier,
+    Rate,
+    Search,
+    by_rate,
+    frontier,
+    largest_rate,
+    rate_sentence,
+    read_search,
+)
+from sojourn.metrics.whole_file import write_whole
+from sojourn.ui.drawings import Drawing
+from sojourn.ui.figures import sweep as figures
+from sojourn.ui.markup import fragments
+from sojourn.ui.markup.document import document, figure
+from sojourn.ui.text import number, percent, safe
 
 
 @dataclass(frozen=True, slots=True)

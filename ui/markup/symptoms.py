@@ -1,16 +1,16 @@
 """Pieces of HTML of the page Symptoms: lifecycles as bars with reasons, objects with figures, what is ruled out."""
 
-from metrics.diagnosis.symptom_tree.tree import (
+from sojourn.metrics.diagnosis.symptom_tree.tree import (
     STATUS_WORDS,
     Figure,
     LifecycleBranch,
     ObjectBranch,
     SymptomTree,
 )
-from metrics.ledger import COLOURS
-from ui.markup.fragments import STATUS_COLOURS, chip, dot, html_table, wrap
-from ui.text import THIN, percent, prose, safe
-from ui.theme import ACCOUNT_COLOURS
+from sojourn.metrics.ledger import COLOURS
+from sojourn.ui.markup.fragments import STATUS_COLOURS, chip, dot, html_table, wrap
+from sojourn.ui.text import THIN, percent, prose, safe
+from sojourn.ui.theme import ACCOUNT_COLOURS
 
 BADGES = {"leads_here": "sj-leads", "possible": "sj-possible", "unknown": "sj-unknown", "ruled_out": "sj-out"}
 SHOWS = {"present": "this run shows it", "absent": "this run does not show it", "unknown": "this run alone cannot tell"}

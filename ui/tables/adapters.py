@@ -2,8 +2,8 @@
 
 import pandas as pd
 
-from metrics.request.waits import reasons
-from ui.text import duration, label, number
+from sojourn.metrics.request.waits import reasons
+from sojourn.ui.text import duration, label, number
 
 MOST_ADAPTERS = 50
 

@@ -4,11 +4,11 @@ from collections.abc import Collection
 
 import pandas as pd
 
-from metrics.request.blame import between, offenders, worst
-from metrics.request.offenders import Book
-from metrics.request.waits import reasons
-from ui.tables.request import cohorts
-from ui.text import number, percent
+from sojourn.metrics.request.blame import between, offenders, worst
+from sojourn.metrics.request.offenders import Book
+from sojourn.metrics.request.waits import reasons
+from sojourn.ui.tables.request import cohorts
+from sojourn.ui.text import number, percent
 
 TRAITS = {"klass": "classes", "tenant": "tenants", "band": "prompt lengths", "worst": "worst offenders"}
 WORST = 10

@@ -2,11 +2,11 @@
 
 import pandas as pd
 
-from metrics.compare.metrics import METRICS
-from metrics.compare.sides import AccountDifference, ClassComparison, LedgerDifference
-from metrics.compare.verdict import Compared, Comparison
-from metrics.request.goodput import ClassGoodput
-from ui.text import NOTHING, number, percent
+from sojourn.metrics.compare.metrics import METRICS
+from sojourn.metrics.compare.sides import AccountDifference, ClassComparison, LedgerDifference
+from sojourn.metrics.compare.verdict import Compared, Comparison
+from sojourn.metrics.request.goodput import ClassGoodput
+from sojourn.ui.text import NOTHING, number, percent
 
 VERDICTS = {"no worse": "PASS", "worse": "FAIL", "cannot tell": "INCONCLUSIVE"}
 MEANING = {

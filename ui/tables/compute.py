@@ -2,12 +2,12 @@
 
 import pandas as pd
 
-from metrics.cells import row_sums
-from metrics.compute.cost_model import PARTS
-from metrics.compute.roofline import Ceilings
-from metrics.compute.utilisation import TokenNumbers, phases
-from metrics.compute.utilisation import utilisation as metrics_of
-from metrics.records import COMPOSITIONS
+from sojourn.metrics.cells import row_sums
+from sojourn.metrics.compute.cost_model import PARTS
+from sojourn.metrics.compute.roofline import Ceilings
+from sojourn.metrics.compute.utilisation import TokenNumbers, phases
+from sojourn.metrics.compute.utilisation import utilisation as metrics_of
+from sojourn.metrics.records import COMPOSITIONS
 
 TOKEN_MEANING = {
     "computed": "prompt and output tokens that went through the model the first time",

@@ -2,9 +2,9 @@
 
 import pandas as pd
 
-from metrics.memory.pooled_cache import CacheUse
-from metrics.results.replicas import FleetView, Replica
-from ui.text import NOTHING, duration, missing, number, percent
+from sojourn.metrics.memory.pooled_cache import CacheUse
+from sojourn.metrics.results.replicas import FleetView, Replica
+from sojourn.ui.text import NOTHING, duration, missing, number, percent
 
 EVEN = 1.1  # times the mean: more is said to be uneven
 UNEQUAL_QUEUES = 2.0  # times the shortest queue, mean over time

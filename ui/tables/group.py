@@ -4,9 +4,9 @@ from statistics import median
 
 import pandas as pd
 
-from metrics.cells import as_objects, lengths
-from metrics.diagnosis.group_facts import GroupFacts
-from ui.text import duration, number, percent
+from sojourn.metrics.cells import as_objects, lengths
+from sojourn.metrics.diagnosis.group_facts import GroupFacts
+from sojourn.ui.text import duration, number, percent
 
 EVEN_TOKENS = 4  # of the mean expert of a layer, from which on a step could be even
 MEANING = {

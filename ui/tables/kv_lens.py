@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from metrics.errors import RunDataError
-from metrics.kv_lens.document import KvLens
-from metrics.kv_lens.of_run import RunLens
-from metrics.run.directory import RunDirectory
-from ui.run_data import RunData
-from ui.text import number
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.kv_lens.document import KvLens
+from sojourn.metrics.kv_lens.of_run import RunLens
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.ui.run_data import RunData
+from sojourn.ui.text import number
 
 MOST_REQUESTS = 10_000  # of a run that a page looks at: the lens of more takes seconds
 NO_BOUNDS = "–"

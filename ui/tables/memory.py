@@ -5,16 +5,16 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from metrics import cells
-from metrics.kv_lens.document import KvLens
-from metrics.memory.kv_load import TIERS
-from metrics.memory.miss_ratio import miss_ratio_curve, prefix_outcomes
-from metrics.memory.prefix_outcomes import hit_tokens
-from metrics.memory.residence import ModelResidence
-from metrics.request.timeline import call_of
-from metrics.request.waits import reasons
-from ui.tables.request import cohorts
-from ui.text import duration, number
+from sojourn.metrics import cells
+from sojourn.metrics.kv_lens.document import KvLens
+from sojourn.metrics.memory.kv_load import TIERS
+from sojourn.metrics.memory.miss_ratio import miss_ratio_curve, prefix_outcomes
+from sojourn.metrics.memory.prefix_outcomes import hit_tokens
+from sojourn.metrics.memory.residence import ModelResidence
+from sojourn.metrics.request.timeline import call_of
+from sojourn.metrics.request.waits import reasons
+from sojourn.ui.tables.request import cohorts
+from sojourn.ui.text import duration, number
 
 OUTCOME_MEANING = {
     "hit": "in the cache",

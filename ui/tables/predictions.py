@@ -2,9 +2,9 @@
 
 import pandas as pd
 
-from metrics.replay.ledger import Checked, LedgerEntry, Score
-from metrics.replay.prediction import change_text
-from ui.text import number, percent
+from sojourn.metrics.replay.ledger import Checked, LedgerEntry, Score
+from sojourn.metrics.replay.prediction import change_text
+from sojourn.ui.text import number, percent
 
 SHARES = ("attainment",)  # figures that are shares
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pandas as pd
 
-from metrics import cells
-from metrics.catalog.memory import BLOCK_STATES
-from metrics.ledger import ACCOUNTS, UNACCOUNTED
-from metrics.records import KINDS, REFUSALS, STAGES
-from metrics.request.goodput import total_tokens
-from ui.text import missing, number, percent
+from sojourn.metrics import cells
+from sojourn.metrics.catalog.memory import BLOCK_STATES
+from sojourn.metrics.ledger import ACCOUNTS, UNACCOUNTED
+from sojourn.metrics.records import KINDS, REFUSALS, STAGES
+from sojourn.metrics.request.goodput import total_tokens
+from sojourn.ui.text import missing, number, percent
 
 SLOWEST_SHARE = 0.1
 # What a client alone can tell of a request when no server recorded it.

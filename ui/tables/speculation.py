@@ -3,8 +3,8 @@
 import numpy as np
 import pandas as pd
 
-from metrics import cells
-from ui.text import duration, number, percent
+from sojourn.metrics import cells
+from sojourn.ui.text import duration, number, percent
 
 UNDRAFTED_MEANING = {
     "acceptance": "few drafts were accepted",

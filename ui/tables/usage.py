@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import pandas as pd
 
-from metrics.usage.record import UsageRecord
-from metrics.usage.report import NOBODY, summed, total
+from sojourn.metrics.usage.record import UsageRecord
+from sojourn.metrics.usage.report import NOBODY, summed, total
 
 OTHERS = "all others"
 MOST_TENANTS = 7  # of a figure: there are so many colours

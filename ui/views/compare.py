@@ -4,21 +4,30 @@ from pathlib import Path
 
 import streamlit as st
 
-from metrics.compare.runs import compare_runs, differences
-from metrics.compare.samples import RunSamples, identity, samples_from, settings
-from metrics.compare.sides import class_comparisons, ledger_difference, side_by_side
-from metrics.compare.verdict import Comparison
-from metrics.errors import RunDataError, SojournError
-from metrics.request.objectives import OBJECTIVE_NAMES
-from metrics.run.directory import RunDirectory
-from ui.figures import compare as figures
-from ui.filter_bar import chosen_filter
-from ui.markup import fragments
-from ui.narrowed import narrowed
-from ui.page import draw, once, open_page, read, stop_with
-from ui.run_data import RunData, fingerprint, run_names
-from ui.tables.compare import MEANING, VERDICTS, class_rows, fold, goodput_rows, ledger_rows, metric_rows, pair_rows
-from ui.text import markdown, prose
+from sojourn.metrics.compare.runs import compare_runs, differences
+from sojourn.metrics.compare.samples import RunSamples, identity, samples_from, settings
+from sojourn.metrics.compare.sides import class_comparisons, ledger_difference, side_by_side
+from sojourn.metrics.compare.verdict import Comparison
+from sojourn.metrics.errors import RunDataError, SojournError
+from sojourn.metrics.request.objectives import OBJECTIVE_NAMES
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.ui.figures import compare as figures
+from sojourn.ui.filter_bar import chosen_filter
+from sojourn.ui.markup import fragments
+from sojourn.ui.narrowed import narrowed
+from sojourn.ui.page import draw, once, open_page, read, stop_with
+from sojourn.ui.run_data import RunData, fingerprint, run_names
+from sojourn.ui.tables.compare import (
+    MEANING,
+    VERDICTS,
+    class_rows,
+    fold,
+    goodput_rows,
+    ledger_rows,
+    metric_rows,
+    pair_rows,
+)
+from sojourn.ui.text import markdown, prose
 
 STATES = {"no worse": "healthy", "worse": "overloaded", "cannot tell": "inconclusive"}
 

@@ -2,17 +2,25 @@
 
 import streamlit as st
 
-from metrics.compute.startup import startups_of
-from metrics.compute.utilisation import token_numbers
-from metrics.diagnosis.group_facts import group_facts
-from ui.figures import compute, startup
-from ui.figures.group import experts, ranks
-from ui.figures.speculation import acceptance_by_position
-from ui.markup import fragments
-from ui.page import draw, once, open_page, show_no_steps
-from ui.tables.compute import flops_by_part, kernel_times, largest_kernels, points, token_sentences, tokens, utilisation
-from ui.tables.group import collectives, expert_sentence, group_sentence
-from ui.tables.speculation import acceptance, acceptance_table, draft_sentence
+from sojourn.metrics.compute.startup import startups_of
+from sojourn.metrics.compute.utilisation import token_numbers
+from sojourn.metrics.diagnosis.group_facts import group_facts
+from sojourn.ui.figures import compute, startup
+from sojourn.ui.figures.group import experts, ranks
+from sojourn.ui.figures.speculation import acceptance_by_position
+from sojourn.ui.markup import fragments
+from sojourn.ui.page import draw, once, open_page, show_no_steps
+from sojourn.ui.tables.compute import (
+    flops_by_part,
+    kernel_times,
+    largest_kernels,
+    points,
+    token_sentences,
+    tokens,
+    utilisation,
+)
+from sojourn.ui.tables.group import collectives, expert_sentence, group_sentence
+from sojourn.ui.tables.speculation import acceptance, acceptance_table, draft_sentence
 
 run = open_page(
     "Compute",

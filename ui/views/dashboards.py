@@ -4,12 +4,12 @@ import math
 
 import streamlit as st
 
-from metrics.errors import SojournError
-from ui.figures.panels import panel_figure, unit_of, written
-from ui.page import is_dark, stop_with, style
-from ui.panel_source import Choices, PanelSource, read_boards, variables
-from ui.text import markdown
-from ui.theme import CONFIG, in_the_dark
+from sojourn.metrics.errors import SojournError
+from sojourn.ui.figures.panels import panel_figure, unit_of, written
+from sojourn.ui.page import is_dark, stop_with, style
+from sojourn.ui.panel_source import Choices, PanelSource, read_boards, variables
+from sojourn.ui.text import markdown
+from sojourn.ui.theme import CONFIG, in_the_dark
 
 REFRESH_SECONDS = 5
 RANGES = {"5 minutes": 300, "15 minutes": 900, "1 hour": 3600, "6 hours": 21_600, "1 day": 86_400}

@@ -2,10 +2,10 @@
 
 import streamlit as st
 
-from metrics.diagnosis.verdict import without_finding
-from ui.markup import fragments
-from ui.page import open_page, show_finding
-from ui.text import markdown
+from sojourn.metrics.diagnosis.verdict import without_finding
+from sojourn.ui.markup import fragments
+from sojourn.ui.page import open_page, show_finding
+from sojourn.ui.text import markdown
 
 run = open_page(
     "Diagnose",

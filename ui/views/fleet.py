@@ -2,12 +2,12 @@
 
 import streamlit as st
 
-from ui import links
-from ui.drawings import of_fleet
-from ui.markup import fragments
-from ui.page import draw, open_page, stop_with
-from ui.tables.fleet import cache_table, latency_table, load_table, regretted, verdict
-from ui.text import markdown
+from sojourn.ui import links
+from sojourn.ui.drawings import of_fleet
+from sojourn.ui.markup import fragments
+from sojourn.ui.page import draw, open_page, stop_with
+from sojourn.ui.tables.fleet import cache_table, latency_table, load_table, regretted, verdict
+from sojourn.ui.text import markdown
 
 run = open_page(
     "Fleet",

@@ -2,11 +2,11 @@
 
 import streamlit as st
 
-from ui import drawings
-from ui.figures import goodput
-from ui.markup import fragments, results
-from ui.narrowed import results_of
-from ui.page import draw_all, once, open_page, stop_with
+from sojourn.ui import drawings
+from sojourn.ui.figures import goodput
+from sojourn.ui.markup import fragments, results
+from sojourn.ui.narrowed import results_of
+from sojourn.ui.page import draw_all, once, open_page, stop_with
 
 run = open_page(
     "Goodput",

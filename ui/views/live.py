@@ -6,18 +6,18 @@ from urllib.parse import urlsplit
 
 import streamlit as st
 
-from metrics.errors import InputError, RunDataError, ServerError
-from metrics.live import profile
-from metrics.live.document import WatchedServer
-from metrics.live.fetch import base_of
-from metrics.live.recorded import record
-from metrics.live.watcher import Watcher
-from metrics.request.objectives import parse_bounds
-from ui.figures import live as figures
-from ui.markup import fragments
-from ui.markup import live as markup
-from ui.page import draw, stop_with, style
-from ui.text import markdown
+from sojourn.metrics.errors import InputError, RunDataError, ServerError
+from sojourn.metrics.live import profile
+from sojourn.metrics.live.document import WatchedServer
+from sojourn.metrics.live.fetch import base_of
+from sojourn.metrics.live.recorded import record
+from sojourn.metrics.live.watcher import Watcher
+from sojourn.metrics.request.objectives import parse_bounds
+from sojourn.ui.figures import live as figures
+from sojourn.ui.markup import fragments
+from sojourn.ui.markup import live as markup
+from sojourn.ui.page import draw, stop_with, style
+from sojourn.ui.text import markdown
 
 UNASKED_S = 120.0  # without a reader a watch ends
 SHOWN_CHANGES = 8

@@ -2,14 +2,14 @@
 
 import streamlit as st
 
-from metrics.memory.residence import residences_of
-from metrics.run.directory import engine_settings
-from ui.figures import memory
-from ui.markup import fragments
-from ui.page import draw, once, open_page, show_no_steps, stop_with
-from ui.tables import kv_lens
-from ui.tables.adapters import adapters
-from ui.tables.memory import (
+from sojourn.metrics.memory.residence import residences_of
+from sojourn.metrics.run.directory import engine_settings
+from sojourn.ui.figures import memory
+from sojourn.ui.markup import fragments
+from sojourn.ui.page import draw, once, open_page, show_no_steps, stop_with
+from sojourn.ui.tables import kv_lens
+from sojourn.ui.tables.adapters import adapters
+from sojourn.ui.tables.memory import (
     block_events,
     hit_rates,
     load_sentence,
@@ -19,7 +19,7 @@ from ui.tables.memory import (
     residences,
     tiers,
 )
-from ui.text import markdown
+from sojourn.ui.text import markdown
 
 run = open_page(
     "Memory",

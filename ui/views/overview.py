@@ -2,10 +2,10 @@
 
 import streamlit as st
 
-from ui import drawings
-from ui.markup import foreign_server as server
-from ui.markup import fragments
-from ui.page import draw, open_page
+from sojourn.ui import drawings
+from sojourn.ui.markup import foreign_server as server
+from sojourn.ui.markup import fragments
+from sojourn.ui.page import draw, open_page
 
 run = open_page(
     "Overview",

@@ -2,13 +2,13 @@
 
 import streamlit as st
 
-from metrics.errors import RunDataError
-from metrics.replay.ledger import FILE_NAME, read, score
-from ui.figures import ledger_of_predictions as figures
-from ui.markup import fragments
-from ui.page import draw, stop_with, style
-from ui.tables.predictions import compared, pair_name, tiles
-from ui.text import markdown
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.replay.ledger import FILE_NAME, read, score
+from sojourn.ui.figures import ledger_of_predictions as figures
+from sojourn.ui.markup import fragments
+from sojourn.ui.page import draw, stop_with, style
+from sojourn.ui.tables.predictions import compared, pair_name, tiles
+from sojourn.ui.text import markdown
 
 style()
 st.title("Predictions", anchor=False)

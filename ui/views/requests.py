@@ -2,20 +2,20 @@
 
 import streamlit as st
 
-from metrics.errors import RunDataError
-from metrics.imported.otlp import read_joined
-from metrics.request.blame import blame_of, gini, offenders, waited_ns
-from metrics.request.token_gaps import explain_gap, slowest_gaps, why
-from metrics.run.directory import RunDirectory
-from ui import drawings
-from ui.figures import blame as blame_figures
-from ui.figures import ledger
-from ui.figures import spans as spans_figure
-from ui.markup import fragments
-from ui.page import draw, once, open_page, stop_with
-from ui.tables.blame import TRAITS, slowed_steps, traits, worst_offenders
-from ui.tables.request import failure_reasons, failures, request_facts
-from ui.text import label, markdown, number
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.imported.otlp import read_joined
+from sojourn.metrics.request.blame import blame_of, gini, offenders, waited_ns
+from sojourn.metrics.request.token_gaps import explain_gap, slowest_gaps, why
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.ui import drawings
+from sojourn.ui.figures import blame as blame_figures
+from sojourn.ui.figures import ledger
+from sojourn.ui.figures import spans as spans_figure
+from sojourn.ui.markup import fragments
+from sojourn.ui.page import draw, once, open_page, stop_with
+from sojourn.ui.tables.blame import TRAITS, slowed_steps, traits, worst_offenders
+from sojourn.ui.tables.request import failure_reasons, failures, request_facts
+from sojourn.ui.text import label, markdown, number
 
 ORDERS = {
     "e2e_ms": "slowest",

@@ -3,10 +3,10 @@
 import pandas as pd
 import streamlit as st
 
-from metrics.errors import RunDataError
-from metrics.run.listing import ListedRun, list_runs
-from ui.page import stop_with, style
-from ui.text import markdown
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.run.listing import ListedRun, list_runs
+from sojourn.ui.page import stop_with, style
+from sojourn.ui.text import markdown
 
 COLUMNS = {
     "run": st.column_config.TextColumn(pinned=True),

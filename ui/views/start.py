@@ -5,10 +5,10 @@ import time
 
 import streamlit as st
 
-from metrics.errors import InputError
-from ui.page import stop_with, style
-from ui.scenario_process import Launcher, Started, bundled, command_of, missing
-from ui.text import markdown
+from sojourn.metrics.errors import InputError
+from sojourn.ui.page import stop_with, style
+from sojourn.ui.scenario_process import Launcher, Started, bundled, command_of, missing
+from sojourn.ui.text import markdown
 
 OURS, RUNNING = "Sojourn's engine", "a server that runs already"
 EXIT_WORDS = {

@@ -2,9 +2,9 @@
 
 import streamlit as st
 
-from ui import drawings
-from ui.page import draw, draw_all, once, open_page, show_no_steps, stop_with
-from ui.tables.request import longest_steps
+from sojourn.ui import drawings
+from sojourn.ui.page import draw, draw_all, once, open_page, show_no_steps, stop_with
+from sojourn.ui.tables.request import longest_steps
 
 run = open_page(
     "Steps",

@@ -2,11 +2,11 @@
 
 import streamlit as st
 
-from metrics.errors import RunDataError
-from metrics.search.points import sweeps
-from ui.markup import sweep_report
-from ui.page import draw, stop_with, style
-from ui.text import markdown
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.search.points import sweeps
+from sojourn.ui.markup import sweep_report
+from sojourn.ui.page import draw, stop_with, style
+from sojourn.ui.text import markdown
 
 style()
 st.title("Sweep", anchor=False)

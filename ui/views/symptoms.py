@@ -3,11 +3,11 @@
 import streamlit as st
 from streamlit.components import v1 as components
 
-from metrics.diagnosis.symptom_tree.complaints import BY_SYMPTOM, COMPLAINTS
-from metrics.diagnosis.symptom_tree.tree import LifecycleBranch, ObjectBranch
-from ui.markup import fragments, symptoms
-from ui.page import open_page, show_finding
-from ui.symptom_trees import trees_of
+from sojourn.metrics.diagnosis.symptom_tree.complaints import BY_SYMPTOM, COMPLAINTS
+from sojourn.metrics.diagnosis.symptom_tree.tree import LifecycleBranch, ObjectBranch
+from sojourn.ui.markup import fragments, symptoms
+from sojourn.ui.page import open_page, show_finding
+from sojourn.ui.symptom_trees import trees_of
 
 run = open_page(
     "Symptoms",

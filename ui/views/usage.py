@@ -4,15 +4,15 @@ from pathlib import Path
 
 import streamlit as st
 
-from metrics.errors import InputError, RunDataError
-from metrics.usage.files import FOLDER, usage_files
-from metrics.usage.reader import Usage, read_usage
-from metrics.usage.report import GROUPS, total
-from ui.figures.usage import tokens_by_tenant
-from ui.markup import fragments
-from ui.page import draw, open_page, stop_with
-from ui.tables.usage import tokens_over_time, usage_sums
-from ui.text import markdown
+from sojourn.metrics.errors import InputError, RunDataError
+from sojourn.metrics.usage.files import FOLDER, usage_files
+from sojourn.metrics.usage.reader import Usage, read_usage
+from sojourn.metrics.usage.report import GROUPS, total
+from sojourn.ui.figures.usage import tokens_by_tenant
+from sojourn.ui.markup import fragments
+from sojourn.ui.page import draw, open_page, stop_with
+from sojourn.ui.tables.usage import tokens_over_time, usage_sums
+from sojourn.ui.text import markdown
 
 
 @st.cache_data(max_entries=4, show_spinner="Reading the usage …")

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import torch
 
-from engine.compute.kv_cache import LayerCache
+from sojourn.engine.compute.kv_cache import LayerCache
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,11 @@ import ctypes
 
 import torch
 
-from engine.compute.attention.backend import AttentionBackend, AttentionInputs, AttentionSpec
-from engine.compute.buffers import Workspace
-from engine.compute.cpp.extension import Library
-from engine.compute.kv_cache import LayerCache
-from engine.compute.kv_formats import cpp_format
+from sojourn.engine.compute.attention.backend import AttentionBackend, AttentionInputs, AttentionSpec
+from sojourn.engine.compute.buffers import Workspace
+from sojourn.engine.compute.cpp.extension import Library
+from sojourn.engine.compute.kv_cache import LayerCache
+from sojourn.engine.compute.kv_formats import cpp_format
 
 POINTER, INT = ctypes.c_void_p, ctypes.c_int64
 

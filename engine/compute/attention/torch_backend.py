@@ -3,9 +3,9 @@
 import torch
 import torch.nn.functional as F
 
-from engine.compute.attention.backend import AttentionBackend, AttentionInputs, AttentionSpec
-from engine.compute.kv_cache import LayerCache
-from engine.compute.kv_formats import dequantise
+from sojourn.engine.compute.attention.backend import AttentionBackend, AttentionInputs, AttentionSpec
+from sojourn.engine.compute.kv_cache import LayerCache
+from sojourn.engine.compute.kv_formats import dequantise
 
 GATHERED_TOKENS = 65_536  # KV positions that one group of single-token sequences gathers at most, padding included
 # From here on a gather keeps its room on a CPU. The C library gives back what is larger than its threshold (at first

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.compute.attention.backend import AttentionBackend, AttentionInputs, AttentionSpec
-from engine.compute.kv_cache import LayerCache
-from engine.compute.kv_formats import KV_INT4
-from engine.compute.triton.attention import ITEM_FIELDS, attend_kernel
-from engine.compute.triton.attention_plan import PLAN_FIELDS, plan_kernel
-from engine.compute.triton.attention_tiles import SHORT_TOKENS, Shape, Tiles, long_tiles, padded, short_tiles
-from engine.compute.triton.kv_formats import format_of
+from sojourn.engine.compute.attention.backend import AttentionBackend, AttentionInputs, AttentionSpec
+from sojourn.engine.compute.kv_cache import LayerCache
+from sojourn.engine.compute.kv_formats import KV_INT4
+from sojourn.engine.compute.triton.attention import ITEM_FIELDS, attend_kernel
+from sojourn.engine.compute.triton.attention_plan import PLAN_FIELDS, plan_kernel
+from sojourn.engine.compute.triton.attention_tiles import SHORT_TOKENS, Shape, Tiles, long_tiles, padded, short_tiles
+from sojourn.engine.compute.triton.kv_formats import format_of
 
 LOG2_E = math.log2(math.e)
 CHUNK = 128  # sequences, or items, that a planning program looks at at once

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from metrics.errors import ModelError
+from sojourn.metrics.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from time import monotonic_ns, perf_counter_ns
 import torch
 import torch.distributed as dist
 
-from engine.compute.communication.communicator import (
+from sojourn.engine.compute.communication.communicator import (
     CollectiveCount,
     CollectiveCounter,
     Communicators,
@@ -23,7 +23,7 @@ from engine.compute.communication.communicator import (
     SingleProcess,
     TransferTimes,
 )
-from engine.compute.communication.layout import ParallelLayout
+from sojourn.engine.compute.communication.layout import ParallelLayout
 
 MOST_SENDS = 16  # that may be under way to a rank before the next one waits for the oldest
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from metrics.errors import SojournError
+from sojourn.metrics.errors import SojournError
 
 COMPILERS = ("g++", "c++")  # not clang: the kernels use vector functions of gcc, and gcc's OpenMP is torch's
 # Not -ffast-math: infinities and NaN must come out of the kernels as they do out of torch.

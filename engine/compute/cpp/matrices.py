@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from engine.compute.cpp.extension import Library
+from sojourn.engine.compute.cpp.extension import Library
 
 PANEL = 64  # output channels that lie together
 LARGEST_INNER = (2**31 - 1) // (127 * 255)  # of 8 bits: more products may not fit into an int32

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from engine.compute.cpp.extension import Library
-from engine.compute.lora.backend import AdapterParts, LoraPart, LoraTile
+from sojourn.engine.compute.cpp.extension import Library
+from sojourn.engine.compute.lora.backend import AdapterParts, LoraPart, LoraTile
 
 POINTER, INT = ctypes.c_void_p, ctypes.c_int64
 LANES = 16  # inputs of A are filled up to a multiple

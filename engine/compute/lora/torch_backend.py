@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.compute.lora.backend import AdapterParts, LoraTile, tiles_of
+from sojourn.engine.compute.lora.backend import AdapterParts, LoraTile, tiles_of
 
 
 class TorchLora:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.compute.buffers import to_device
-from engine.compute.lora.backend import AdaptedLinear, AdapterParts, LoraPart, LoraTile
-from engine.compute.triton.lora import COLUMNS, add_lora
+from sojourn.engine.compute.buffers import to_device
+from sojourn.engine.compute.lora.backend import AdaptedLinear, AdapterParts, LoraPart, LoraTile
+from sojourn.engine.compute.triton.lora import COLUMNS, add_lora
 
 LEAST_RANK = 16  # of a product of tiles
 FEW_ROWS = 16  # of a tile, where no tile of the step has more

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engine.compute.attention.backend import AttentionBackend
-from engine.compute.kv_cache import LayerCache
-from engine.compute.kv_formats import quantise
-from engine.compute.linear import Linear
-from engine.compute.operations.reference import Experts, mixture, rms_norm, rotate, silu_gate
+from sojourn.engine.compute.attention.backend import AttentionBackend
+from sojourn.engine.compute.kv_cache import LayerCache
+from sojourn.engine.compute.kv_formats import quantise
+from sojourn.engine.compute.linear import Linear
+from sojourn.engine.compute.operations.reference import Experts, mixture, rms_norm, rotate, silu_gate
 
 Norm = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]  # reference.rms_norm or another norm
 Gate = Callable[[torch.Tensor], torch.Tensor]  # reference.silu_gate or another gate

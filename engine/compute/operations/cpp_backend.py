@@ -4,12 +4,18 @@ import ctypes
 
 import torch
 
-from engine.compute.buffers import Workspace
-from engine.compute.cpp.extension import Library
-from engine.compute.kv_cache import LayerCache
-from engine.compute.kv_formats import cpp_format
-from engine.compute.operations.backend import Gate, HeadSpec, Norm, Operations, Rope
-from engine.compute.operations.reference import clamped_swish_gate, gelu_gate, gemma_rms_norm, rms_norm, silu_gate
+from sojourn.engine.compute.buffers import Workspace
+from sojourn.engine.compute.cpp.extension import Library
+from sojourn.engine.compute.kv_cache import LayerCache
+from sojourn.engine.compute.kv_formats import cpp_format
+from sojourn.engine.compute.operations.backend import Gate, HeadSpec, Norm, Operations, Rope
+from sojourn.engine.compute.operations.reference import (
+    clamped_swish_gate,
+    gelu_gate,
+    gemma_rms_norm,
+    rms_norm,
+    silu_gate,
+)
 
 POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 SHIFTS = {rms_norm: 0.0, gemma_rms_norm: 1.0}  # of the weight, by the kind of norm

@@ -6,7 +6,7 @@ from itertools import accumulate, pairwise
 import torch
 import torch.nn.functional as F
 
-from engine.compute.quantisation.method import LinearMethod
+from sojourn.engine.compute.quantisation.method import LinearMethod
 
 # One matrix of all experts: [num_experts, out_features, in_features], or a method for each.
 Experts = torch.Tensor | Sequence[LinearMethod]

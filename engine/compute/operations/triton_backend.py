@@ -2,16 +2,16 @@
 
 import torch
 
-from engine.compute.kv_cache import LayerCache
-from engine.compute.linear import Linear
-from engine.compute.operations import reference
-from engine.compute.operations.backend import Gate, HeadSpec, Norm, Operations, Rope
-from engine.compute.operations.reference import Experts
-from engine.compute.triton import experts as experts_kernels
-from engine.compute.triton import gate as gate_kernels
-from engine.compute.triton import gated_product as product_kernels
-from engine.compute.triton import heads as heads_kernels
-from engine.compute.triton import norms as norm_kernels
+from sojourn.engine.compute.kv_cache import LayerCache
+from sojourn.engine.compute.linear import Linear
+from sojourn.engine.compute.operations import reference
+from sojourn.engine.compute.operations.backend import Gate, HeadSpec, Norm, Operations, Rope
+from sojourn.engine.compute.operations.reference import Experts
+from sojourn.engine.compute.triton import experts as experts_kernels
+from sojourn.engine.compute.triton import gate as gate_kernels
+from sojourn.engine.compute.triton import gated_product as product_kernels
+from sojourn.engine.compute.triton import heads as heads_kernels
+from sojourn.engine.compute.triton import norms as norm_kernels
 
 _NORMS = {reference.rms_norm: False, reference.gemma_rms_norm: True}  # whether it is Gemma's
 _GATES = {  # their kinds in the kernels

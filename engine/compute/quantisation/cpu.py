@@ -4,12 +4,12 @@ from functools import partial
 
 import torch
 
-from engine.compute.cpp.extension import Library, library
-from engine.compute.cpp.matrices import LARGEST_INNER, CppWeight, groups_kernel, int8_kernel
-from engine.compute.quantisation import cpu_groups
-from engine.compute.quantisation.kernels import Kernel
-from engine.compute.quantisation.matrix import QuantisedMatrix
-from engine.compute.weight_formats import pack_int8_codes
+from sojourn.engine.compute.cpp.extension import Library, library
+from sojourn.engine.compute.cpp.matrices import LARGEST_INNER, CppWeight, groups_kernel, int8_kernel
+from sojourn.engine.compute.quantisation import cpu_groups
+from sojourn.engine.compute.quantisation.kernels import Kernel
+from sojourn.engine.compute.quantisation.matrix import QuantisedMatrix
+from sojourn.engine.compute.weight_formats import pack_int8_codes
 
 
 def cpu_kernels() -> tuple[Kernel, ...]:

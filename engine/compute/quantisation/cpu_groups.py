@@ -6,8 +6,8 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from engine.compute.cpp.matrices import LARGEST_INNER, PANEL, CppWeight
-from engine.compute.quantisation.matrix import QuantisedMatrix
+from sojourn.engine.compute.cpp.matrices import LARGEST_INNER, PANEL, CppWeight
+from sojourn.engine.compute.quantisation.matrix import QuantisedMatrix
 
 STEP = 4  # inputs that one instruction multiplies
 HALF_PANEL = (2, 2, 16)  # of 4 bits: two vectors of bytes, each the low and the high halves of 16 channels

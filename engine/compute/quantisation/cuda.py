@@ -5,11 +5,11 @@ from functools import partial
 
 import torch
 
-from engine.compute.quantisation.kernels import Kernel
-from engine.compute.quantisation.matrix import QuantisedMatrix
-from engine.compute.quantisation.method import LinearMethod
-from engine.compute.triton.narrow_product import int8_product, round_rows
-from engine.compute.triton.quantised_product import Codes, pack, quantised_product, unit_of, unpack
+from sojourn.engine.compute.quantisation.kernels import Kernel
+from sojourn.engine.compute.quantisation.matrix import QuantisedMatrix
+from sojourn.engine.compute.quantisation.method import LinearMethod
+from sojourn.engine.compute.triton.narrow_product import int8_product, round_rows
+from sojourn.engine.compute.triton.quantised_product import Codes, pack, quantised_product, unit_of, unpack
 
 FP8 = torch.float8_e4m3fn
 FP8_CAPABILITIES = ((8, 9), (9, 0))  # whose scaled product takes a scale a row; see pytorch issues 153555 and 192707

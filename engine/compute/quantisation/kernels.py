@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.compute.quantisation.matrix import QuantisedMatrix
-from engine.compute.quantisation.method import LinearMethod
+from sojourn.engine.compute.quantisation.matrix import QuantisedMatrix
+from sojourn.engine.compute.quantisation.method import LinearMethod
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from metrics.errors import ModelError
+from sojourn.metrics.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,12 @@ from functools import partial
 
 import torch
 
-from engine.compute.quantisation.kernels import Kernels
-from engine.compute.quantisation.matrix import QuantisedMatrix
-from engine.compute.quantisation.method import LinearMethod
-from engine.compute.quantisation.rounding import GROUP, round_to_nearest, rounded_fp8, rounded_integers
-from engine.compute.weight_formats import WeightFormat
-from metrics.errors import ModelError
+from sojourn.engine.compute.quantisation.kernels import Kernels
+from sojourn.engine.compute.quantisation.matrix import QuantisedMatrix
+from sojourn.engine.compute.quantisation.method import LinearMethod
+from sojourn.engine.compute.quantisation.rounding import GROUP, round_to_nearest, rounded_fp8, rounded_integers
+from sojourn.engine.compute.weight_formats import WeightFormat
+from sojourn.metrics.errors import ModelError
 
 
 def online_formats(kernels: Kernels) -> dict[str, WeightFormat]:

@@ -2,10 +2,10 @@
 
 import torch
 
-from engine.compute.quantisation.kernels import Kernel, Kernels
-from engine.compute.quantisation.matrix import QuantisedMatrix, concatenated
-from engine.compute.quantisation.method import LinearMethod
-from metrics.errors import ModelError
+from sojourn.engine.compute.quantisation.kernels import Kernel, Kernels
+from sojourn.engine.compute.quantisation.matrix import QuantisedMatrix, concatenated
+from sojourn.engine.compute.quantisation.method import LinearMethod
+from sojourn.metrics.errors import ModelError
 
 
 def storage_of(tensor: torch.Tensor) -> int:

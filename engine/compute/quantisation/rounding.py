@@ -2,7 +2,7 @@
 
 import torch
 
-from engine.compute.quantisation.matrix import QuantisedMatrix
+from sojourn.engine.compute.quantisation.matrix import QuantisedMatrix
 
 GROUP = 32  # inputs that share a scale: as in GGUF's Q4_0
 LARGEST_E4M3 = 448.0

@@ -12,8 +12,8 @@ the sums are the same, in another order.
 import triton
 import triton.language as tl
 
-from engine.compute.triton.attention_segments import UNSEEN, columns_of, combine, with_sink
-from engine.compute.triton.kv_formats import FP8, INT4, INT8, load_int4
+from sojourn.engine.compute.triton.attention_segments import UNSEEN, columns_of, combine, with_sink
+from sojourn.engine.compute.triton.kv_formats import FP8, INT4, INT8, load_int4
 
 ITEM_FIELDS = tl.constexpr(5)  # of a work item: sequence, block of rows, segment, segments of the block, partial result
 VALUE_FACTOR = tl.constexpr(256.0)  # keeps probability * scale of an 8-bit value in float16's normal range

@@ -7,7 +7,7 @@ block of rows whose context is long for the whole step's work is cut into segmen
 import triton
 import triton.language as tl
 
-from engine.compute.triton.attention import ITEM_FIELDS
+from sojourn.engine.compute.triton.attention import ITEM_FIELDS
 
 PLAN_FIELDS = tl.constexpr(3)  # of a sequence: first item, segments of each block, first partial result
 # What a program takes, in quarters of the time of a tile: for each of its tiles, to begin, and to hand over a segment.

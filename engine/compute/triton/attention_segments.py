@@ -5,7 +5,7 @@ import math
 import triton
 import triton.language as tl
 
-from engine.compute.triton.kv_formats import INT4
+from sojourn.engine.compute.triton.kv_formats import INT4
 
 UNSEEN = tl.constexpr(-1e30)  # a row's maximum before its first key: finite, so that no difference is NaN
 LOG2_E = tl.constexpr(math.log2(math.e))

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.compute.logits import LogitEdits
+from sojourn.engine.compute.logits import LogitEdits
 
 BLOCK = 2048
 

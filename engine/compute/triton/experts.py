@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.compute.triton.gate import SILU, gated
+from sojourn.engine.compute.triton.gate import SILU, gated
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.compute.operations.reference import GATE_LIMIT, SWISH_GAIN
+from sojourn.engine.compute.operations.reference import GATE_LIMIT, SWISH_GAIN
 
 BLOCK = 1024
 SILU, GELU, CLAMPED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # kinds of gates

@@ -8,8 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.compute.triton.experts import Tiles
-from engine.compute.triton.gate import SILU, gated
+from sojourn.engine.compute.triton.experts import Tiles
+from sojourn.engine.compute.triton.gate import SILU, gated
 
 ROWS = 256  # at most
 FEW_ROWS = 64  # up to here the bytes of the weights are all that counts

@@ -4,11 +4,11 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.compute.kv_cache import LayerCache
-from engine.compute.kv_formats import stored_dim
-from engine.compute.operations.backend import HeadSpec, Rope
-from engine.compute.operations.reference import gemma_rms_norm
-from engine.compute.triton.kv_formats import INT4, format_of, store_halves, store_vectors, vectors_of
+from sojourn.engine.compute.kv_cache import LayerCache
+from sojourn.engine.compute.kv_formats import stored_dim
+from sojourn.engine.compute.operations.backend import HeadSpec, Rope
+from sojourn.engine.compute.operations.reference import gemma_rms_norm
+from sojourn.engine.compute.triton.kv_formats import INT4, format_of, store_halves, store_vectors, vectors_of
 
 TILE = 256  # elements of half a head that one warp takes: 16 bytes a thread and load in 16 bits
 

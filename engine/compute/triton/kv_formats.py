@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.compute import kv_formats as formats
+from sojourn.engine.compute import kv_formats as formats
 
 FLOAT, FP8, INT8, INT4 = (tl.constexpr(number) for number in range(4))
 _NUMBERS = {formats.KV_FP8: 1, formats.KV_INT8: 2, formats.KV_INT4: 3}

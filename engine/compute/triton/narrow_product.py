@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.compute.triton.experts import Tiles
+from sojourn.engine.compute.triton.experts import Tiles
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 BLOCK = 1024  # numbers of a row that one step reads, at most

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.compute.triton.experts import Tiles
+from sojourn.engine.compute.triton.experts import Tiles
 
 LARGEST_UNIT = 128  # inputs that one step of a sum takes
 SMALLEST_DEPTH = 16  # of a matrix unit

@@ -12,8 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.compute.logits import OVERFLOWED
-from engine.compute.triton.order import (
+from sojourn.engine.compute.logits import OVERFLOWED
+from sojourn.engine.compute.triton.order import (
     above_key,
     key_of,
     least_key,

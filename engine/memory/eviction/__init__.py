@@ -3,12 +3,12 @@
 The setting `eviction_policy` takes its choices from the registry.
 """
 
-from engine.memory.eviction.lfu import Lfu
-from engine.memory.eviction.lru import Lru
-from engine.memory.eviction.policy import EvictionPolicy
-from engine.memory.eviction.segmented_lru import SegmentedLru
-from engine.memory.eviction.ttl import Ttl
-from engine.memory.eviction.worth import Worth
+from sojourn.engine.memory.eviction.lfu import Lfu
+from sojourn.engine.memory.eviction.lru import Lru
+from sojourn.engine.memory.eviction.policy import EvictionPolicy
+from sojourn.engine.memory.eviction.segmented_lru import SegmentedLru
+from sojourn.engine.memory.eviction.ttl import Ttl
+from sojourn.engine.memory.eviction.worth import Worth
 
 EVICTION_POLICIES: dict[str, type[EvictionPolicy]] = {
     policy.name: policy for policy in (Lru, Lfu, Ttl, SegmentedLru, Worth)

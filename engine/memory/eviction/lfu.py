@@ -7,8 +7,8 @@ yesterday does not stay for ever (ageing as in Arlitt et al., *Performance Evalu
 from collections.abc import Sequence
 from typing import ClassVar
 
-from engine.memory.cached_block import CachedBlock
-from engine.memory.eviction.policy import EvictionPolicy
+from sojourn.engine.memory.cached_block import CachedBlock
+from sojourn.engine.memory.eviction.policy import EvictionPolicy
 
 HALF_LIFE = 8  # pools
 

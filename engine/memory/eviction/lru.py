@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from engine.memory.eviction.policy import EvictionPolicy
+from sojourn.engine.memory.eviction.policy import EvictionPolicy
 
 
 class Lru(EvictionPolicy):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
-from engine.memory.cached_block import CachedBlock
+from sojourn.engine.memory.cached_block import CachedBlock
 
 
 class EvictionPolicy(Protocol):

@@ -7,8 +7,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import ClassVar
 
-from engine.memory.cached_block import CachedBlock
-from engine.memory.eviction.policy import EvictionPolicy
+from sojourn.engine.memory.cached_block import CachedBlock
+from sojourn.engine.memory.eviction.policy import EvictionPolicy
 
 PROTECTED_SHARE = 0.8  # of the pool
 PROBATION, PROTECTED = 0, 1

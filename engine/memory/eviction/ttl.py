@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from engine.memory.cached_block import CachedBlock
-from engine.memory.eviction.policy import EvictionPolicy
+from sojourn.engine.memory.cached_block import CachedBlock
+from sojourn.engine.memory.eviction.policy import EvictionPolicy
 
 
 class Ttl(EvictionPolicy):

@@ -17,8 +17,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import ClassVar
 
-from engine.memory.cached_block import CachedBlock
-from engine.memory.eviction.policy import EvictionPolicy
+from sojourn.engine.memory.cached_block import CachedBlock
+from sojourn.engine.memory.eviction.policy import EvictionPolicy
 
 USE_CLASSES, DEPTH_CLASSES = 4, 4
 GHOSTS = 4  # pools of evicted blocks that are remembered

@@ -18,10 +18,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine.memory.prefix import chain_hash
-from metrics.memory.branches import Branches, branches_of, with_branch, without_branch
-from metrics.memory.known_prompts import packed_tokens
-from metrics.memory.prefix_outcomes import RATIOS
+from sojourn.engine.memory.prefix import chain_hash
+from sojourn.metrics.memory.branches import Branches, branches_of, with_branch, without_branch
+from sojourn.metrics.memory.known_prompts import packed_tokens
+from sojourn.metrics.memory.prefix_outcomes import RATIOS
 
 REMEMBERED = 262_144
 REAL = RATIOS.index(1.0)

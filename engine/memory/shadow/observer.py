@@ -46,13 +46,13 @@ from typing import Any
 
 import numpy as np
 
-from engine.memory.block_pool import BlockPool
-from engine.memory.observer import BlockObserver, BlockOwner, BlockTimes
-from engine.memory.shadow.index import REAL, ShadowIndex, ShadowNode
-from metrics.memory.branches import follow_branches
-from metrics.memory.known_prompts import SALT_BYTES, TOKEN_BYTES, KnownPrompts, packed_tokens, salted
-from metrics.memory.prefix_outcomes import PrefixReport
-from metrics.memory.prompt_repeats import Allowance, PromptRepeats
+from sojourn.engine.memory.block_pool import BlockPool
+from sojourn.engine.memory.observer import BlockObserver, BlockOwner, BlockTimes
+from sojourn.engine.memory.shadow.index import REAL, ShadowIndex, ShadowNode
+from sojourn.metrics.memory.branches import follow_branches
+from sojourn.metrics.memory.known_prompts import SALT_BYTES, TOKEN_BYTES, KnownPrompts, packed_tokens, salted
+from sojourn.metrics.memory.prefix_outcomes import PrefixReport
+from sojourn.metrics.memory.prompt_repeats import Allowance, PromptRepeats
 
 PrefixSource = tuple[int, str | None]  # shared tokens, and the request that has them
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from metrics.memory.kv_load import NOTHING_LOADED, KVLoad
+from sojourn.metrics.memory.kv_load import NOTHING_LOADED, KVLoad
 
 WEIGHT = 0.2  # of the newest measurement
 LEAST_TOKENS = 16  # of a step's prompts: smaller steps say little of the speed of a long prompt

@@ -13,9 +13,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.memory.tiers.block_format import HEADER, BlockFormat
-from engine.memory.tiers.worker import Complaints
-from metrics.errors import ModelError
+from sojourn.engine.memory.tiers.block_format import HEADER, BlockFormat
+from sojourn.engine.memory.tiers.worker import Complaints
+from sojourn.metrics.errors import ModelError
 
 SUFFIX, PART = ".kv", ".part"
 OUTCOMES = {  # of an operation that failed: what could not be done, and what follows

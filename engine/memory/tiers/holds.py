@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-from engine.memory.tiers.index import TierIndex
-from engine.memory.tiers.store import Moved
-from engine.memory.tiers.transfers import Prefetch
+from sojourn.engine.memory.tiers.index import TierIndex
+from sojourn.engine.memory.tiers.store import Moved
+from sojourn.engine.memory.tiers.transfers import Prefetch
 
 
 class Holds:

@@ -4,8 +4,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from engine.memory.tiers.store import Answer, Medium, Moved
-from engine.memory.tiers.worker import Worker
+from sojourn.engine.memory.tiers.store import Answer, Medium, Moved
+from sojourn.engine.memory.tiers.worker import Worker
 
 CLOSE_S = 5.0  # that an ending process gives to the read and the write under way
 

@@ -13,9 +13,9 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 
-from engine.memory.tiers.block_format import HEADER, BlockFormat
-from engine.memory.tiers.worker import Complaints
-from metrics.errors import ModelError
+from sojourn.engine.memory.tiers.block_format import HEADER, BlockFormat
+from sojourn.engine.memory.tiers.worker import Complaints
+from sojourn.metrics.errors import ModelError
 
 REQUEST = struct.Struct("<9i150s")  # command, length, format, dtype, location, shape (4), key
 ANSWER = struct.Struct("<9i")  # code, length, format, dtype, shape (4), location

@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
-from engine.kv_source import KVSource
-from metrics.memory.kv_load import KVLoad
+from sojourn.engine.kv_source import KVSource
+from sojourn.metrics.memory.kv_load import KVLoad
 
 
 class TierReader(Protocol):

@@ -2,9 +2,9 @@
 
 from collections import deque
 
-from engine.memory.tiers.cost import Speed
-from engine.memory.tiers.index import TierIndex
-from engine.memory.tiers.store import BlockStore, PeerBlockStore, Questions
+from sojourn.engine.memory.tiers.cost import Speed
+from sojourn.engine.memory.tiers.index import TierIndex
+from sojourn.engine.memory.tiers.store import BlockStore, PeerBlockStore, Questions
 
 ANNOUNCED_KEYS = 1 << 16  # of peers, while one request arrives
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from engine.kv_source import KVSource
+from sojourn.engine.kv_source import KVSource
 
 
 class Moved(NamedTuple):

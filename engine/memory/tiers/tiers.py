@@ -16,16 +16,16 @@ from types import MappingProxyType
 
 from msgspec.structs import replace
 
-from engine.kv_source import KVSource
-from engine.memory.tiers.cost import LEAST_TOKENS, Choice, Speed, choose
-from engine.memory.tiers.holds import Holds
-from engine.memory.tiers.index import TierIndex
-from engine.memory.tiers.request import TierReader
-from engine.memory.tiers.slow_tier import PeerTier, SlowTier
-from engine.memory.tiers.store import Answer, Moved
-from engine.memory.tiers.transfers import Prefetch, TierCounts, Transfers
-from engine.memory.tiers.waits import Waits
-from metrics.memory.kv_load import NOTHING_LOADED
+from sojourn.engine.kv_source import KVSource
+from sojourn.engine.memory.tiers.cost import LEAST_TOKENS, Choice, Speed, choose
+from sojourn.engine.memory.tiers.holds import Holds
+from sojourn.engine.memory.tiers.index import TierIndex
+from sojourn.engine.memory.tiers.request import TierReader
+from sojourn.engine.memory.tiers.slow_tier import PeerTier, SlowTier
+from sojourn.engine.memory.tiers.store import Answer, Moved
+from sojourn.engine.memory.tiers.transfers import Prefetch, TierCounts, Transfers
+from sojourn.engine.memory.tiers.waits import Waits
+from sojourn.metrics.memory.kv_load import NOTHING_LOADED
 
 CLOSE_S = 10.0
 LEAST_PATIENCE_NS = 2_000_000_000  # that a request waits for reads; at most it waits as long as computing takes

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from engine.memory.tiers.store import Moved
+from sojourn.engine.memory.tiers.store import Moved
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ import heapq
 import math
 from collections.abc import Callable
 
-from engine.memory.tiers.transfers import Prefetch
+from sojourn.engine.memory.tiers.transfers import Prefetch
 
 
 class Waits:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import zmq
 
-from engine.memory.transfer import wire
-from engine.memory.transfer.transport import KVTransport, PeerSlots, TransferError
+from sojourn.engine.memory.transfer import wire
+from sojourn.engine.memory.transfer.transport import KVTransport, PeerSlots, TransferError
 
 ANSWER_MS = 2000
 MAX_ANSWER_BYTES = 1 << 16  # of /query

@@ -14,13 +14,13 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from engine.kv_source import KVAddress, KVSource
-from engine.memory.tiers.tiers import KVTiers
-from engine.memory.tiers.transfers import Prefetch
-from engine.memory.transfer.announcements import Announcements
-from engine.memory.transfer.headers import SlotHeaders
-from engine.memory.transfer.lease import Lease, LeaseTable
-from metrics.memory.kv_load import NOTHING_LOADED, KVLoad
+from sojourn.engine.kv_source import KVAddress, KVSource
+from sojourn.engine.memory.tiers.tiers import KVTiers
+from sojourn.engine.memory.tiers.transfers import Prefetch
+from sojourn.engine.memory.transfer.announcements import Announcements
+from sojourn.engine.memory.transfer.headers import SlotHeaders
+from sojourn.engine.memory.transfer.lease import Lease, LeaseTable
+from sojourn.metrics.memory.kv_load import NOTHING_LOADED, KVLoad
 
 ENDS_WITH_TOKEN = ("stop", "length")  # finish reasons of a prompt that was computed
 

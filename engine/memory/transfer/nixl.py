@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engine.memory.transfer.headers import HEADER_BYTES
-from engine.memory.transfer.shared_memory import SharedSegment
-from engine.memory.transfer.transport import TransferError
-from metrics.errors import ModelError
+from sojourn.engine.memory.transfer.headers import HEADER_BYTES
+from sojourn.engine.memory.transfer.shared_memory import SharedSegment
+from sojourn.engine.memory.transfer.transport import TransferError
+from sojourn.metrics.errors import ModelError
 
 POLL_S = 0.0002
 MOST_HEADERS = 64  # of one read

@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 import zmq
 
-from engine.kv_source import KVSource
-from engine.memory.tiers.store import Moved
-from engine.memory.tiers.worker import Complaints
-from engine.memory.transfer import wire
-from engine.memory.transfer.connection import Connection, Model, Place
-from engine.memory.transfer.headers import is_of
-from engine.memory.transfer.transport import PeerSlots, TransferError
-from engine.memory.transfer.wakeup import Wakeup
+from sojourn.engine.kv_source import KVSource
+from sojourn.engine.memory.tiers.store import Moved
+from sojourn.engine.memory.tiers.worker import Complaints
+from sojourn.engine.memory.transfer import wire
+from sojourn.engine.memory.transfer.connection import Connection, Model, Place
+from sojourn.engine.memory.transfer.headers import is_of
+from sojourn.engine.memory.transfer.transport import PeerSlots, TransferError
+from sojourn.engine.memory.transfer.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 import zmq
 
-from engine.kv_source import KVSource
-from engine.memory.tiers.store import Moved
-from engine.memory.transfer.connection import Connection, Model, Place
-from engine.memory.transfer.peer import Peer, Read
-from engine.memory.transfer.transport import KVTransport
+from sojourn.engine.kv_source import KVSource
+from sojourn.engine.memory.tiers.store import Moved
+from sojourn.engine.memory.transfer.connection import Connection, Model, Place
+from sojourn.engine.memory.transfer.peer import Peer, Read
+from sojourn.engine.memory.transfer.transport import KVTransport
 
 MOST_PEERS = 64
 CLOSE_S = 3.0

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from engine.memory.transfer.headers import HEADER_BYTES
-from engine.memory.transfer.transport import TransferError
-from metrics.errors import ModelError
+from sojourn.engine.memory.transfer.headers import HEADER_BYTES
+from sojourn.engine.memory.transfer.transport import TransferError
+from sojourn.metrics.errors import ModelError
 
 _GET_SEALS = getattr(fcntl, "F_GET_SEALS", 1034)  # only a memfd answers it
 

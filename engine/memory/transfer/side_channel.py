@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import zmq
 
-from engine.memory.transfer import wire
-from engine.memory.transfer.announcements import Announcements
-from engine.memory.transfer.wakeup import Wakeup
-from metrics.errors import ModelError
+from sojourn.engine.memory.transfer import wire
+from sojourn.engine.memory.transfer.announcements import Announcements
+from sojourn.engine.memory.transfer.wakeup import Wakeup
+from sojourn.metrics.errors import ModelError
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from metrics.errors import SojournError
+from sojourn.metrics.errors import SojournError
 
 
 class TransferError(SojournError):

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engine.config import EngineConfig
-from engine.replay.fleet.simulate import FleetAnswers, FleetReplay
-from engine.replay.fleet.traffic import FleetTraffic, TracedRequest
-from engine.replay.outcome import Answers, figures
-from engine.replay.routing import make_routing
-from engine.replay.simulate import Material
-from metrics.replay.prediction import Change
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.replay.fleet.simulate import FleetAnswers, FleetReplay
+from sojourn.engine.replay.fleet.traffic import FleetTraffic, TracedRequest
+from sojourn.engine.replay.outcome import Answers, figures
+from sojourn.engine.replay.routing import make_routing
+from sojourn.engine.replay.simulate import Material
+from sojourn.metrics.replay.prediction import Change
 
 BIG = 20_000  # requests: fewer are replayed in this process
 

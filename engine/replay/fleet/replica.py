@@ -7,12 +7,12 @@ and the time for longer contexts, which grows by as much each step. So k steps c
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.replay.loop import Replica, TurnTimes
-from engine.replay.turn_model import FittedTurns
-from engine.request.plan import StepPlan
-from engine.request.policy import Policy
-from engine.request.request import Request, State
-from engine.request.scheduler import Emitted, Scheduler
+from sojourn.engine.replay.loop import Replica, TurnTimes
+from sojourn.engine.replay.turn_model import FittedTurns
+from sojourn.engine.request.plan import StepPlan
+from sojourn.engine.request.policy import Policy
+from sojourn.engine.request.request import Request, State
+from sojourn.engine.request.scheduler import Emitted, Scheduler
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from engine.config import EngineConfig
-from engine.settings.kv_tiers import has_tiers
-from metrics.errors import ReplayError
-from metrics.replay.prediction import Change
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.settings.kv_tiers import has_tiers
+from sojourn.metrics.errors import ReplayError
+from sojourn.metrics.replay.prediction import Change
 
 if TYPE_CHECKING:
-    from engine.replay.predictor import ReplayPredictor
+    from sojourn.engine.replay.predictor import ReplayPredictor
 
 OTHERS = ("arrival_rate", "arrivals", "replicas", "routing")  # options of their own, or of the trace
 

@@ -8,22 +8,22 @@ from functools import cache
 
 import numpy as np
 
-from engine.config import EngineConfig, keeps_all_blocks, largest_chunk_tokens, largest_step_tokens
-from engine.memory.window import freed_window
-from engine.replay.fleet.replica import FleetReplica
-from engine.replay.fleet.traffic import FleetTraffic
-from engine.replay.next_turn import NextTurn
-from engine.replay.noise import LARGEST_RATIO
-from engine.replay.routing import RoutingPolicy
-from engine.replay.simulate import Material
-from engine.replay.step_fit import StepTimes
-from engine.replay.token_budget import token_budget
-from engine.replay.turn_model import FittedTurns
-from engine.request.request import Request
-from engine.request.scheduler import Emitted
-from engine.sampling import SamplingParams
-from engine.scheduling import make_scheduler
-from metrics.replay.prediction import Change
+from sojourn.engine.config import EngineConfig, keeps_all_blocks, largest_chunk_tokens, largest_step_tokens
+from sojourn.engine.memory.window import freed_window
+from sojourn.engine.replay.fleet.replica import FleetReplica
+from sojourn.engine.replay.fleet.traffic import FleetTraffic
+from sojourn.engine.replay.next_turn import NextTurn
+from sojourn.engine.replay.noise import LARGEST_RATIO
+from sojourn.engine.replay.routing import RoutingPolicy
+from sojourn.engine.replay.simulate import Material
+from sojourn.engine.replay.step_fit import StepTimes
+from sojourn.engine.replay.token_budget import token_budget
+from sojourn.engine.replay.turn_model import FittedTurns
+from sojourn.engine.request.request import Request
+from sojourn.engine.request.scheduler import Emitted
+from sojourn.engine.sampling import SamplingParams
+from sojourn.engine.scheduling import make_scheduler
+from sojourn.metrics.replay.prediction import Change
 
 NO_MOMENT = math.nan
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from metrics.errors import ReplayError
+from sojourn.metrics.errors import ReplayError
 
 OWN = 1 << 62  # from here on: numbers of blocks that no other request has
 COPY_SHIFT = 36  # a copy's blocks are other ones than those of the trace

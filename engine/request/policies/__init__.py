@@ -6,14 +6,14 @@ The setting `policy` takes its choices from the registry.
 from collections.abc import Mapping
 from typing import Any
 
-from engine.memory.block_pool import BlockPool
-from engine.request.policies.fair_share import FairShare
-from engine.request.policies.fcfs import Fcfs
-from engine.request.policies.prefill_first import PrefillFirst
-from engine.request.policies.priority import Priority
-from engine.request.policies.shortest import ShortestPrefillFirst
-from engine.request.policies.static import StaticBatching
-from engine.request.policy import Policy
+from sojourn.engine.memory.block_pool import BlockPool
+from sojourn.engine.request.policies.fair_share import FairShare
+from sojourn.engine.request.policies.fcfs import Fcfs
+from sojourn.engine.request.policies.prefill_first import PrefillFirst
+from sojourn.engine.request.policies.priority import Priority
+from sojourn.engine.request.policies.shortest import ShortestPrefillFirst
+from sojourn.engine.request.policies.static import StaticBatching
+from sojourn.engine.request.policy import Policy
 
 POLICIES: dict[str, type[Policy]] = {
     policy.name: policy for policy in (Fcfs, Priority, ShortestPrefillFirst, FairShare, StaticBatching, PrefillFirst)

@@ -3,10 +3,10 @@
 
 import heapq
 
-from engine.memory.block_pool import BlockPool
-from engine.request.plan import StepPlan
-from engine.request.policy import Policy, RankedQueue
-from engine.request.request import Request
+from sojourn.engine.memory.block_pool import BlockPool
+from sojourn.engine.request.plan import StepPlan
+from sojourn.engine.request.policy import Policy, RankedQueue
+from sojourn.engine.request.request import Request
 
 MAX_TENANTS = 10_000  # that have a counter
 MAX_OVERTAKES = 1024  # requests in a row that may go ahead of the oldest

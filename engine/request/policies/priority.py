@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from engine.memory.block_pool import BlockPool
-from engine.request.policy import Policy
-from engine.request.request import Request
+from sojourn.engine.memory.block_pool import BlockPool
+from sojourn.engine.request.policy import Policy
+from sojourn.engine.request.request import Request
 
 
 class Priority(Policy):

@@ -1,8 +1,8 @@
 """The least prompt work first."""
 
-from engine.memory.block_pool import BlockPool
-from engine.request.policy import Policy, RankedQueue
-from engine.request.request import Request
+from sojourn.engine.memory.block_pool import BlockPool
+from sojourn.engine.request.policy import Policy, RankedQueue
+from sojourn.engine.request.request import Request
 
 
 class ShortestPrefillFirst(Policy):

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from engine.memory.block_pool import BlockPool
-from engine.request.plan import StepPlan
-from engine.request.policy import PROMPTS_FIRST, Phase, Phases, Policy
-from engine.request.request import Request
+from sojourn.engine.memory.block_pool import BlockPool
+from sojourn.engine.request.plan import StepPlan
+from sojourn.engine.request.policy import PROMPTS_FIRST, Phase, Phases, Policy
+from sojourn.engine.request.request import Request
 
 CLOSED: Phases = ((Phase.PROMPTS,), (Phase.DECODES,))
 

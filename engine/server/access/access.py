@@ -9,15 +9,15 @@ from limits.errors import ConfigurationError
 from starlette._utils import get_route_path
 from starlette.types import Scope
 
-from engine.config import EngineConfig
-from engine.server.access.gate import Gate
-from engine.server.access.keys import Scope as KeyScope
-from engine.server.access.keys import find_key, presented_keys
-from engine.server.access.rate_limits import RateLimits
-from engine.server.access.rules import AccessError, AccessRules, Tenant, load_rules
-from engine.server.errors import ApiError
-from engine.server.settings_files import stamps_of
-from metrics.export.prometheus import Exporter
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.server.access.gate import Gate
+from sojourn.engine.server.access.keys import Scope as KeyScope
+from sojourn.engine.server.access.keys import find_key, presented_keys
+from sojourn.engine.server.access.rate_limits import RateLimits
+from sojourn.engine.server.access.rules import AccessError, AccessRules, Tenant, load_rules
+from sojourn.engine.server.errors import ApiError
+from sojourn.engine.server.settings_files import stamps_of
+from sojourn.metrics.export.prometheus import Exporter
 
 log = logging.getLogger(__name__)
 WATCH_SECONDS = 1.0  # between two looks at the files

@@ -5,15 +5,15 @@ import time
 
 from starlette.requests import ClientDisconnect, Request
 
-from engine.server.access.access import Access
-from engine.server.access.headers import rate_limit_headers
-from engine.server.access.rate_limits import Limited, Reservation, Tokens
-from engine.server.access.rules import Tenant
-from engine.server.call_response import disconnected
-from engine.server.core.call import Caller
-from engine.server.errors import ApiError, Rejection, invalid
-from engine.server.openai.protocol import Strict
-from metrics.records import RequestRecord
+from sojourn.engine.server.access.access import Access
+from sojourn.engine.server.access.headers import rate_limit_headers
+from sojourn.engine.server.access.rate_limits import Limited, Reservation, Tokens
+from sojourn.engine.server.access.rules import Tenant
+from sojourn.engine.server.call_response import disconnected
+from sojourn.engine.server.core.call import Caller
+from sojourn.engine.server.errors import ApiError, Rejection, invalid
+from sojourn.engine.server.openai.protocol import Strict
+from sojourn.metrics.records import RequestRecord
 
 QUOTA_CODE = "rate_limit_exceeded"
 _corrections: set[asyncio.Task] = set()  # under way; the loop itself holds tasks weakly

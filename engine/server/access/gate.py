@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
-from engine.server.access.rate_limits import Limited
-from engine.server.access.rules import Tier
+from sojourn.engine.server.access.rate_limits import Limited
+from sojourn.engine.server.access.rules import Tier
 
 LONGEST_SLEEP_SECONDS = 1.0  # another front may have given something back
 Attempt = Callable[[], Awaitable[Limited | None]]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from engine.server.access.rate_limits import Level
+from sojourn.engine.server.access.rate_limits import Level
 
 Headers = list[tuple[bytes, bytes]]
 

@@ -4,9 +4,9 @@ from fastapi import FastAPI
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.server.access.access import Access
-from engine.server.access.rules import AccessError
-from engine.server.errors import ApiError
+from sojourn.engine.server.access.access import Access
+from sojourn.engine.server.access.rules import AccessError
+from sojourn.engine.server.errors import ApiError
 
 
 class AccessMiddleware:

@@ -16,8 +16,8 @@ from limits.aio.storage import MemoryStorage
 from limits.aio.strategies import MovingWindowRateLimiter, SlidingWindowCounterRateLimiter
 from limits.storage import storage_from_string
 
-from engine.server.access.rules import AccessFile, Tier
-from engine.server.errors import Rejection
+from sojourn.engine.server.access.rules import AccessFile, Tier
+from sojourn.engine.server.errors import Rejection
 
 log = logging.getLogger(__name__)
 REQUEST_WINDOWS = {"requests_per_second": RateLimitItemPerSecond, "requests_per_minute": RateLimitItemPerMinute}

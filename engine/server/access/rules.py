@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from engine.server.access.keys import KeyEntry, TenantName
-from engine.server.settings_files import first_fault, read_yaml
-from metrics.errors import InputError
+from sojourn.engine.server.access.keys import KeyEntry, TenantName
+from sojourn.engine.server.settings_files import first_fault, read_yaml
+from sojourn.metrics.errors import InputError
 
 LIMITS = (
     "requests_per_second", "requests_per_minute", "tokens_per_minute", "input_tokens_per_minute",

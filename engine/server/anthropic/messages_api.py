@@ -3,12 +3,12 @@
 from fastapi import Request
 from starlette.responses import JSONResponse, Response
 
-from engine.server.anthropic.messages_request import MESSAGES_FIELDS, CountTokensRequest, MessagesRequest
-from engine.server.anthropic.messages_serializer import MessagesSerializer
-from engine.server.errors import ApiError, invalid
-from engine.server.openai.chat_request import ChatRequest
-from engine.server.openai.reasoning import switch_variables
-from engine.server.service import Service
+from sojourn.engine.server.anthropic.messages_request import MESSAGES_FIELDS, CountTokensRequest, MessagesRequest
+from sojourn.engine.server.anthropic.messages_serializer import MessagesSerializer
+from sojourn.engine.server.errors import ApiError, invalid
+from sojourn.engine.server.openai.chat_request import ChatRequest
+from sojourn.engine.server.openai.reasoning import switch_variables
+from sojourn.engine.server.service import Service
 
 VERSIONS = ("2023-06-01", "2026-10-21")  # of the header anthropic-version; what is here is the same in both
 

@@ -4,14 +4,14 @@ from typing import Any
 
 import pydantic_core
 
-from engine.server.anthropic.messages_request import MessagesRequest
-from engine.server.core.call import Call
-from engine.server.core.sequence import SequenceStream, TextPiece
-from engine.server.errors import ApiError
-from engine.server.openai.assistant_turn import AssistantTurn, ReasoningDelta
-from engine.server.openai.reasoning import TurnPlan
-from engine.server.openai.serializer import Serializer, timings_of, to_json
-from engine.token.tools.calls import CallDelta, ContentDelta
+from sojourn.engine.server.anthropic.messages_request import MessagesRequest
+from sojourn.engine.server.core.call import Call
+from sojourn.engine.server.core.sequence import SequenceStream, TextPiece
+from sojourn.engine.server.errors import ApiError
+from sojourn.engine.server.openai.assistant_turn import AssistantTurn, ReasoningDelta
+from sojourn.engine.server.openai.reasoning import TurnPlan
+from sojourn.engine.server.openai.serializer import Serializer, timings_of, to_json
+from sojourn.engine.token.tools.calls import CallDelta, ContentDelta
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 # Type of a block → the type of its deltas, and the field of both.

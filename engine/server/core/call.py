@@ -11,15 +11,15 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from engine.adapter import AdapterReference
-from engine.kv_source import KVSource
-from engine.server.core.client import FAREWELL_SECONDS, CoreClient
-from engine.server.core.sequence import CoreLost, FrontTimes, SequenceStream, TextPiece, Write
-from engine.server.errors import ApiError, core_lost
-from metrics.ledger import new_ledger
-from metrics.memory.kv_load import combined_loads
-from metrics.memory.prefix_outcomes import combined
-from metrics.records import RequestRecord
+from sojourn.engine.adapter import AdapterReference
+from sojourn.engine.kv_source import KVSource
+from sojourn.engine.server.core.client import FAREWELL_SECONDS, CoreClient
+from sojourn.engine.server.core.sequence import CoreLost, FrontTimes, SequenceStream, TextPiece, Write
+from sojourn.engine.server.errors import ApiError, core_lost
+from sojourn.metrics.ledger import new_ledger
+from sojourn.metrics.memory.kv_load import combined_loads
+from sojourn.metrics.memory.prefix_outcomes import combined
+from sojourn.metrics.records import RequestRecord
 
 SERVER_FAULT = (500, "server_fault")
 CANCELLED = (499, "cancelled")  # the client left; the status is nginx's, and nobody receives it

@@ -10,20 +10,20 @@ from collections.abc import Sequence
 import msgspec
 import zmq.asyncio
 
-from engine import messages
-from engine.adapter import AdapterReference
-from engine.config import EngineConfig
-from engine.server.core.core_observer import CoreObserver
-from engine.server.core.core_process import CoreProcess
-from engine.server.core.heartbeat import TICK_SECONDS, Heartbeat
-from engine.server.core.queue_speed import QueueSpeed
-from engine.server.core.sequence import SequenceStream
-from engine.server.core.sleep import Sleep
-from engine.server.core.sockets_folder import SocketsFolder
-from engine.server.core.spare import Spare
-from engine.server.errors import Rejection, core_lost
-from engine.server.fleet.kv_event_publisher import KVEventPublisher
-from metrics.compute.kernels import Burst
+from sojourn.engine import messages
+from sojourn.engine.adapter import AdapterReference
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.server.core.core_observer import CoreObserver
+from sojourn.engine.server.core.core_process import CoreProcess
+from sojourn.engine.server.core.heartbeat import TICK_SECONDS, Heartbeat
+from sojourn.engine.server.core.queue_speed import QueueSpeed
+from sojourn.engine.server.core.sequence import SequenceStream
+from sojourn.engine.server.core.sleep import Sleep
+from sojourn.engine.server.core.sockets_folder import SocketsFolder
+from sojourn.engine.server.core.spare import Spare
+from sojourn.engine.server.errors import Rejection, core_lost
+from sojourn.engine.server.fleet.kv_event_publisher import KVEventPublisher
+from sojourn.metrics.compute.kernels import Burst
 
 DEATH_WINDOW_SECONDS = 60  # max_core_deaths within it: then the core is given up
 FAREWELL_SECONDS = 1  # for the core to report aborted requests

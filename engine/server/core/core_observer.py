@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
-from engine import messages
-from metrics.export.prometheus import Exporter
+from sojourn.engine import messages
+from sojourn.metrics.export.prometheus import Exporter
 
 
 class CoreObserver(Protocol):

@@ -12,10 +12,10 @@ from typing import Self
 import zmq
 import zmq.asyncio
 
-from engine.config import EngineConfig
-from engine.process import keep_cupti, let_threads_sleep
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.process import keep_cupti, let_threads_sleep
 
-MODULE = "engine.core"
+MODULE = "sojourn.engine.core"
 
 
 class CoreProcess:

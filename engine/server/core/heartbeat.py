@@ -1,8 +1,8 @@
 """When a core counts as hung: judged by how long it gave no sign of life. Pure: no process, no clock."""
 
-from engine.config import EngineConfig, largest_step_tokens
-from engine.messages import Ready
-from metrics.compute.cost_model import request_flops
+from sojourn.engine.config import EngineConfig, largest_step_tokens
+from sojourn.engine.messages import Ready
+from sojourn.metrics.compute.cost_model import request_flops
 
 TICK_SECONDS = 0.25  # between two looks of the front
 # The speed of a device that must not count as hung in its longest step: a tenth of what slow ones reach.

@@ -8,13 +8,13 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from engine import messages
-from engine.messages import Ended, Submit
-from engine.sampling import TokenLogprobs
-from engine.server.errors import ApiError
-from engine.token.text.assembler import TextAssembler
-from metrics.errors import ServerError
-from metrics.ledger import Account, ledger_at, new_ledger
+from sojourn.engine import messages
+from sojourn.engine.messages import Ended, Submit
+from sojourn.engine.sampling import TokenLogprobs
+from sojourn.engine.server.errors import ApiError
+from sojourn.engine.token.text.assembler import TextAssembler
+from sojourn.metrics.errors import ServerError
+from sojourn.metrics.ledger import Account, ledger_at, new_ledger
 
 LATEST_SPANS = 64
 

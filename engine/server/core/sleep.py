@@ -4,8 +4,8 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from engine import messages
-from engine.server.errors import core_lost
+from sojourn.engine import messages
+from sojourn.engine.server.errors import core_lost
 
 
 class Sleep:

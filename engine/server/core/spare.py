@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 
-from engine.server.core.core_process import CoreProcess
+from sojourn.engine.server.core.core_process import CoreProcess
 
 # The imports take a second of CPU time. A server is often measured as soon as it is ready, and a core that dies in its
 # first seconds will probably die again.

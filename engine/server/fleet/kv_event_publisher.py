@@ -20,11 +20,11 @@ from pathlib import Path
 import zmq
 import zmq.asyncio
 
-from engine.config import EngineConfig
-from engine.kv_event_wire import RANK, AllBlocksCleared, encode_batch
-from engine.server.http.web_pages import is_loopback
-from engine.settings.fleet import BUFFER_BATCHES
-from metrics.errors import ServerError
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.kv_event_wire import RANK, AllBlocksCleared, encode_batch
+from sojourn.engine.server.http.web_pages import is_loopback
+from sojourn.engine.settings.fleet import BUFFER_BATCHES
+from sojourn.metrics.errors import ServerError
 
 SENT_AHEAD = 100_000  # batches for a subscriber that does not read; it misses those beyond, and sees the gap
 MAX_QUESTION_BYTES = 256

@@ -10,11 +10,11 @@ import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
-from engine.server.openai.chat_request import ChatRequest
-from engine.server.openai.prompts import Prompt, listed_prompts
-from engine.server.openai.protocol import CompletionRequest, GenerationRequest
-from engine.server.openai.responses_request import ResponsesRequest
-from engine.server.service import Service
+from sojourn.engine.server.openai.chat_request import ChatRequest
+from sojourn.engine.server.openai.prompts import Prompt, listed_prompts
+from sojourn.engine.server.openai.protocol import CompletionRequest, GenerationRequest
+from sojourn.engine.server.openai.responses_request import ResponsesRequest
+from sojourn.engine.server.service import Service
 
 
 async def completion(service: Service, request: Request, body: CompletionRequest) -> Response:

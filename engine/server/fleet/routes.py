@@ -4,11 +4,11 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from engine.messages import Ready
-from engine.server.errors import Rejection
-from engine.server.service import Service
-from engine.settings.kv_transfer import gives
-from metrics.machine.host import own_version
+from sojourn.engine.messages import Ready
+from sojourn.engine.server.errors import Rejection
+from sojourn.engine.server.service import Service
+from sojourn.engine.settings.kv_transfer import gives
+from sojourn.metrics.machine.host import own_version
 
 
 def add_fleet_routes(app: FastAPI, service: Service) -> None:

@@ -1,6 +1,6 @@
 """Compiles grammars of clients, each in a fork of this process that may die of it. `GrammarChecks` starts it.
 
-python -m engine.server.grammar.worker FOLDER: msgpack frames of Grammar on stdin, of an error or null on stdout.
+python -m sojourn.engine.server.grammar.worker FOLDER: Grammar on stdin, an error or null on stdout, in msgpack.
 """
 
 import os
@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 import psutil
 
-from engine.sampling import Grammar
-from engine.token.grammar.grammar import GrammarCompiler, GrammarError
+from sojourn.engine.sampling import Grammar
+from sojourn.engine.token.grammar.grammar import GrammarCompiler, GrammarError
 
 CPU_SECONDS = 0.1  # of one grammar: more kill the fork. A common schema takes 1 to 10 ms
 MEMORY_BYTES = 1 << 30  # beyond the memory of an idle worker: more kill the fork

@@ -7,9 +7,9 @@ from functools import partial
 
 from starlette.requests import Request
 
-from engine.config import EngineConfig
-from engine.server.errors import ApiError, Rejection
-from engine.server.openai.protocol import Body, parse
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.server.errors import ApiError, Rejection
+from sojourn.engine.server.openai.protocol import Body, parse
 
 OFF_LOOP_BYTES = 65_536  # larger bodies are checked in a thread: 64 kB take 5 ms at worst
 

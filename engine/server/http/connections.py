@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from engine.config import EngineConfig
-from metrics.catalog.request import CLOSED_CONNECTIONS
+from sojourn.engine.config import EngineConfig
+from sojourn.metrics.catalog.request import CLOSED_CONNECTIONS
 
 SWEEP_SECONDS = 0.5
 

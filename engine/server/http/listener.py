@@ -8,11 +8,11 @@ from functools import partial
 import uvicorn
 from fastapi import FastAPI
 
-from engine.config import EngineConfig
-from engine.server.http.connections import Connections
-from engine.server.http.protocol import BoundedProtocol
-from engine.server.http.web_pages import is_loopback
-from metrics.errors import ServerError
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.server.http.connections import Connections
+from sojourn.engine.server.http.protocol import BoundedProtocol
+from sojourn.engine.server.http.web_pages import is_loopback
+from sojourn.metrics.errors import ServerError
 
 OTHER_DESCRIPTORS = 256  # files, pipes, libraries: what the server opens beside connections
 BACKLOG = 2048  # connections that the kernel stores while the event loop is busy

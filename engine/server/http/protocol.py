@@ -13,8 +13,8 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from engine.server.errors import ApiError
-from engine.server.http.connections import Connections
+from sojourn.engine.server.errors import ApiError
+from sojourn.engine.server.http.connections import Connections
 
 MAX_PIPELINED = 16  # requests behind the one that is answered
 LINGER_SECONDS = 2  # a client that still sends may read the refusal; closing at once would reset the connection

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from engine.config import EngineConfig, listed
-from engine.server.errors import ApiError
+from sojourn.engine.config import EngineConfig, listed
+from sojourn.engine.server.errors import ApiError
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")  # they change nothing, and no page can read their answers
 SHOWN = 80  # characters of a header in an error

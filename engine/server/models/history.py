@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from metrics.memory.residence import GIB, ModelResidence, StateTime
+from sojourn.metrics.memory.residence import GIB, ModelResidence, StateTime
 
 
 class History:

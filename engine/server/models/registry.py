@@ -12,15 +12,15 @@ from urllib.parse import quote
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
-from engine.config import EngineConfig
-from engine.server.call_response import disconnected
-from engine.server.core.call import Caller
-from engine.server.core.client import CoreClient
-from engine.server.errors import ApiError, Rejection
-from engine.server.models.served_model import ServedModel
-from engine.server.service import Service
-from metrics.errors import InputError, ModelError, ServerError, SojournError
-from metrics.memory.plan import GIB, shown_bytes
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.server.call_response import disconnected
+from sojourn.engine.server.core.call import Caller
+from sojourn.engine.server.core.client import CoreClient
+from sojourn.engine.server.errors import ApiError, Rejection
+from sojourn.engine.server.models.served_model import ServedModel
+from sojourn.engine.server.service import Service
+from sojourn.metrics.errors import InputError, ModelError, ServerError, SojournError
+from sojourn.metrics.memory.plan import GIB, shown_bytes
 
 log = logging.getLogger(__name__)
 WATCH_SECONDS = 0.5  # between two looks for idle models

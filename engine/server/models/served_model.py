@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from engine.config import EngineConfig, model_folder
-from engine.server.models.history import History
-from engine.server.service import Service
-from metrics.errors import SojournError
-from metrics.memory.plan import MemoryPlan
+from sojourn.engine.config import EngineConfig, model_folder
+from sojourn.engine.server.models.history import History
+from sojourn.engine.server.service import Service
+from sojourn.metrics.errors import SojournError
+from sojourn.metrics.memory.plan import MemoryPlan
 
 # The states of a core → what a client sees. A core that is replaced, or is silent, stays hot: its requests get 503.
 STATES = {

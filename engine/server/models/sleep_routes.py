@@ -5,9 +5,9 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from engine.server.errors import ApiError, invalid
-from engine.server.models.registry import Models
-from engine.server.models.served_model import ServedModel
+from sojourn.engine.server.errors import ApiError, invalid
+from sojourn.engine.server.models.registry import Models
+from sojourn.engine.server.models.served_model import ServedModel
 
 ASLEEP = ("falling_asleep", "sleeping", "waking", "cold")  # states of a core that a request ends
 

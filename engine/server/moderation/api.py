@@ -7,12 +7,12 @@ from fastapi import Request
 from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
-from engine.server.errors import ApiError, invalid
-from engine.server.moderation.profile import Profile
-from engine.server.moderation.refusal import unavailable
-from engine.server.moderation.verdict import ModerationFailed, Verdict, merged
-from engine.server.openai.protocol import Strict, shorten
-from engine.server.service import Service
+from sojourn.engine.server.errors import ApiError, invalid
+from sojourn.engine.server.moderation.profile import Profile
+from sojourn.engine.server.moderation.refusal import unavailable
+from sojourn.engine.server.moderation.verdict import ModerationFailed, Verdict, merged
+from sojourn.engine.server.openai.protocol import Strict, shorten
+from sojourn.engine.server.service import Service
 
 MAX_INPUTS = 128
 MAX_CHARACTERS = 1_000_000  # of all texts of a call: no context bounds them, and lists search 2 to 30 million a second

@@ -8,8 +8,8 @@ from concurrent.futures.process import BrokenProcessPool
 from importlib.metadata import entry_points
 from typing import Any, Literal, Protocol
 
-from engine.server.moderation.verdict import Kind, ModerationFailed, Verdict
-from metrics.errors import InputError
+from sojourn.engine.server.moderation.verdict import Kind, ModerationFailed, Verdict
+from sojourn.metrics.errors import InputError
 
 GROUP = "sojourn.moderators"
 

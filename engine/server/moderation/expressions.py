@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import re2
 
-from engine.server.moderation.scanner import Scan
-from engine.server.moderation.verdict import Span
-from metrics.errors import InputError
+from sojourn.engine.server.moderation.scanner import Scan
+from sojourn.engine.server.moderation.verdict import Span
+from sojourn.metrics.errors import InputError
 
 MAX_MATCH_CHARACTERS = 2000
 BLOCK_CHARACTERS = 1024  # that are searched at a time: bounds the work behind a match that is too long

@@ -7,15 +7,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from engine.server.moderation.classifier import ClassifierModerator
-from engine.server.moderation.expressions import MAX_MATCH_CHARACTERS, Expression
-from engine.server.moderation.http_endpoint import HttpModerator
-from engine.server.moderation.lists import ListModerator
-from engine.server.moderation.profile import Events, Profile, Role, Rule
-from engine.server.moderation.verdict import Moderator
-from engine.server.moderation.words import WordList
-from engine.server.settings_files import first_fault, read_yaml
-from metrics.errors import InputError
+from sojourn.engine.server.moderation.classifier import ClassifierModerator
+from sojourn.engine.server.moderation.expressions import MAX_MATCH_CHARACTERS, Expression
+from sojourn.engine.server.moderation.http_endpoint import HttpModerator
+from sojourn.engine.server.moderation.lists import ListModerator
+from sojourn.engine.server.moderation.profile import Events, Profile, Role, Rule
+from sojourn.engine.server.moderation.verdict import Moderator
+from sojourn.engine.server.moderation.words import WordList
+from sojourn.engine.server.settings_files import first_fault, read_yaml
+from sojourn.metrics.errors import InputError
 
 MAX_CATEGORIES = 100  # of a file: each is a label of a metric
 MAX_EXPRESSIONS = 1000  # of one check

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from engine.server.moderation.verdict import Kind, ModerationFailed, Verdict
+from sojourn.engine.server.moderation.verdict import Kind, ModerationFailed, Verdict
 
 FIRST_PAUSE_SECONDS = 0.05  # before the first retry; twice as long before each further one
 RETRIED = frozenset({408, 429, 500, 502, 503, 504})

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from engine.server.moderation.scanner import Scanner, TextList
-from engine.server.moderation.verdict import Span
+from sojourn.engine.server.moderation.scanner import Scanner, TextList
+from sojourn.engine.server.moderation.verdict import Span
 
 Action = Literal["block", "redact", "flag"]
 

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Sequence
 
-from engine.server.moderation.scanner import TextList, matches
-from engine.server.moderation.verdict import Kind, Span, Verdict
+from sojourn.engine.server.moderation.scanner import TextList, matches
+from sojourn.engine.server.moderation.verdict import Kind, Span, Verdict
 
 OFF_LOOP_CHARACTERS = 2000  # longer texts are searched in a thread, so that no stream waits for them
 

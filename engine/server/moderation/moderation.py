@@ -6,20 +6,20 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.server.core.call import Caller
-from engine.server.core.sequence import SequenceStream
-from engine.server.moderation.file import files_of, load
-from engine.server.moderation.output import ModeratedOutput
-from engine.server.moderation.profile import Events, Profile
-from engine.server.moderation.refusal import CONTENT_FILTER, refused, unavailable
-from engine.server.moderation.verdict import ModerationFailed, Moderator
-from engine.server.openai.messages import Message
-from engine.server.openai.prompts import OFF_LOOP_CHARACTERS, Prompt
-from engine.server.settings_files import stamps_of
-from engine.token.text.tokenizer import Tokenizer
-from metrics.errors import InputError
-from metrics.ledger import new_ledger
-from metrics.records import RequestRecord
+from sojourn.engine.server.core.call import Caller
+from sojourn.engine.server.core.sequence import SequenceStream
+from sojourn.engine.server.moderation.file import files_of, load
+from sojourn.engine.server.moderation.output import ModeratedOutput
+from sojourn.engine.server.moderation.profile import Events, Profile
+from sojourn.engine.server.moderation.refusal import CONTENT_FILTER, refused, unavailable
+from sojourn.engine.server.moderation.verdict import ModerationFailed, Moderator
+from sojourn.engine.server.openai.messages import Message
+from sojourn.engine.server.openai.prompts import OFF_LOOP_CHARACTERS, Prompt
+from sojourn.engine.server.settings_files import stamps_of
+from sojourn.engine.token.text.tokenizer import Tokenizer
+from sojourn.metrics.errors import InputError
+from sojourn.metrics.ledger import new_ledger
+from sojourn.metrics.records import RequestRecord
 
 log = logging.getLogger(__name__)
 WATCH_SECONDS = 2.0

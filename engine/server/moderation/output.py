@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine.server.core.sequence import Entry, Hold, SequenceStream, TextPiece
-from engine.server.moderation.list_filter import ListFilter, Segment
-from engine.server.moderation.profile import Profile
-from engine.server.moderation.refusal import CONTENT_FILTER, unavailable
-from engine.server.moderation.verdict import ModerationFailed
-from engine.server.moderation.windows import WindowJudge
+from sojourn.engine.server.core.sequence import Entry, Hold, SequenceStream, TextPiece
+from sojourn.engine.server.moderation.list_filter import ListFilter, Segment
+from sojourn.engine.server.moderation.profile import Profile
+from sojourn.engine.server.moderation.refusal import CONTENT_FILTER, unavailable
+from sojourn.engine.server.moderation.verdict import ModerationFailed
+from sojourn.engine.server.moderation.windows import WindowJudge
 
 
 class _Taken(NamedTuple):

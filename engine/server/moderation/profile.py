@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from engine.server.moderation.list_filter import Action, ListRule
-from engine.server.moderation.lists import ListModerator
-from engine.server.moderation.verdict import Kind, ModerationFailed, Moderator, Verdict
+from sojourn.engine.server.moderation.list_filter import Action, ListRule
+from sojourn.engine.server.moderation.lists import ListModerator
+from sojourn.engine.server.moderation.verdict import Kind, ModerationFailed, Moderator, Verdict
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 

@@ -2,8 +2,8 @@
 
 import logging
 
-from engine.server.errors import ApiError, Rejection
-from engine.server.moderation.verdict import ModerationFailed
+from sojourn.engine.server.errors import ApiError, Rejection
+from sojourn.engine.server.moderation.verdict import ModerationFailed
 
 log = logging.getLogger(__name__)
 # The code of Azure OpenAI's refusal of a prompt. It is also OpenAI's finish reason of a filtered output.

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
-from engine.server.moderation.verdict import Span
+from sojourn.engine.server.moderation.verdict import Span
 
 SLICE_CHARACTERS = 4096  # of a long text at a time: other threads run between two slices
 

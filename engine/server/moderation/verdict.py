@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from metrics.errors import SojournError
+from sojourn.metrics.errors import SojournError
 
 Kind = Literal["input", "output"]
 

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from engine.server.moderation.list_filter import Segment
-from engine.server.moderation.profile import Judgement, Profile
+from sojourn.engine.server.moderation.list_filter import Segment
+from sojourn.engine.server.moderation.profile import Judgement, Profile
 
 _SENTENCE_END = re.compile(r"[.!?。！？…][\"'”’)\]]*\s|[。！？]|\n\s*\n")
 SHORTEST_SHARE = 4  # a window ends with the first sentence after this part of its longest size

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping
 
 import ahocorasick
 
-from engine.server.moderation.folding import MAX_FILLERS, Folding, is_spaced_letter
-from engine.server.moderation.scanner import Scan
-from engine.server.moderation.verdict import Span
-from metrics.errors import InputError
+from sojourn.engine.server.moderation.folding import MAX_FILLERS, Folding, is_spaced_letter
+from sojourn.engine.server.moderation.scanner import Scan
+from sojourn.engine.server.moderation.verdict import Span
+from sojourn.metrics.errors import InputError
 
 MAX_WORD_CHARACTERS = 200  # folded
 MAX_WORDS = 1_000_000  # of one list

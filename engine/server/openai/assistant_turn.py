@@ -3,10 +3,10 @@
 import uuid
 from dataclasses import dataclass, field
 
-from engine.server.core.sequence import SequenceStream, TextPiece
-from engine.server.openai.reasoning import TurnPlan
-from engine.token.text.reasoning import ReasoningParser
-from engine.token.tools.calls import CallDelta, ContentDelta, Delta, ToolCallParser
+from sojourn.engine.server.core.sequence import SequenceStream, TextPiece
+from sojourn.engine.server.openai.reasoning import TurnPlan
+from sojourn.engine.token.text.reasoning import ReasoningParser
+from sojourn.engine.token.tools.calls import CallDelta, ContentDelta, Delta, ToolCallParser
 
 
 @dataclass(slots=True)

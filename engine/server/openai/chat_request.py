@@ -4,11 +4,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from engine.server.errors import ApiError, invalid
-from engine.server.openai.messages import MAX_MESSAGES, Message, TemplateFields
-from engine.server.openai.protocol import MAX_LOGPROBS, GenerationRequest, Strict, TokenId
-from engine.server.openai.reasoning import Effort
-from engine.server.openai.tools import ToolChoice
+from sojourn.engine.server.errors import ApiError, invalid
+from sojourn.engine.server.openai.messages import MAX_MESSAGES, Message, TemplateFields
+from sojourn.engine.server.openai.protocol import MAX_LOGPROBS, GenerationRequest, Strict, TokenId
+from sojourn.engine.server.openai.reasoning import Effort
+from sojourn.engine.server.openai.tools import ToolChoice
 
 
 class ChatRequest(TemplateFields, GenerationRequest):

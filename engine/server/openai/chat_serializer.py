@@ -3,14 +3,14 @@
 from functools import partial
 from typing import Any
 
-from engine.server.core.call import Call
-from engine.server.core.sequence import SequenceStream, TextPiece
-from engine.server.openai.assistant_turn import AssistantTurn, ReasoningDelta, ToolCall, TurnDelta
-from engine.server.openai.chat_request import ChatRequest
-from engine.server.openai.kv_transfer import handoff_of
-from engine.server.openai.logprobs import chat_logprobs, prompt_logprobs
-from engine.server.openai.reasoning import PLAIN, TurnPlan
-from engine.server.openai.serializer import (
+from sojourn.engine.server.core.call import Call
+from sojourn.engine.server.core.sequence import SequenceStream, TextPiece
+from sojourn.engine.server.openai.assistant_turn import AssistantTurn, ReasoningDelta, ToolCall, TurnDelta
+from sojourn.engine.server.openai.chat_request import ChatRequest
+from sojourn.engine.server.openai.kv_transfer import handoff_of
+from sojourn.engine.server.openai.logprobs import chat_logprobs, prompt_logprobs
+from sojourn.engine.server.openai.reasoning import PLAIN, TurnPlan
+from sojourn.engine.server.openai.serializer import (
     NULL_FIELDS,
     Chunks,
     Serializer,
@@ -20,8 +20,8 @@ from engine.server.openai.serializer import (
     vllm_fields,
     whole_outputs,
 )
-from engine.token.text.tokenizer import Tokenizer
-from engine.token.tools.calls import CallDelta, ContentDelta
+from sojourn.engine.token.text.tokenizer import Tokenizer
+from sojourn.engine.token.tools.calls import CallDelta, ContentDelta
 
 _NULL_MESSAGE_FIELDS = dict.fromkeys(("refusal", "annotations", "audio", "function_call"))
 

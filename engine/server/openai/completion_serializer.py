@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from engine.server.core.call import Call
-from engine.server.core.sequence import SequenceStream, TextPiece
-from engine.server.openai.kv_transfer import handoff_of
-from engine.server.openai.logprobs import CompletionLogprobs, prompt_logprobs
-from engine.server.openai.protocol import CompletionRequest
-from engine.server.openai.serializer import (
+from sojourn.engine.server.core.call import Call
+from sojourn.engine.server.core.sequence import SequenceStream, TextPiece
+from sojourn.engine.server.openai.kv_transfer import handoff_of
+from sojourn.engine.server.openai.logprobs import CompletionLogprobs, prompt_logprobs
+from sojourn.engine.server.openai.protocol import CompletionRequest
+from sojourn.engine.server.openai.serializer import (
     NULL_FIELDS,
     Chunks,
     Serializer,
@@ -17,7 +17,7 @@ from engine.server.openai.serializer import (
     vllm_fields,
     whole_outputs,
 )
-from engine.token.text.tokenizer import Tokenizer
+from sojourn.engine.token.text.tokenizer import Tokenizer
 
 
 class CompletionSerializer(Serializer):

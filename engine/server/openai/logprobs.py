@@ -6,11 +6,11 @@ string.
 
 from typing import Any
 
-from engine.sampling import TokenLogprobs
-from engine.server.core.sequence import Entry
-from engine.token.text.assembler import TextAssembler
-from engine.token.text.stream import TextStream
-from engine.token.text.vocabulary import Vocabulary
+from sojourn.engine.sampling import TokenLogprobs
+from sojourn.engine.server.core.sequence import Entry
+from sojourn.engine.token.text.assembler import TextAssembler
+from sojourn.engine.token.text.stream import TextStream
+from sojourn.engine.token.text.vocabulary import Vocabulary
 
 LEAST_LOGPROB = -9999.0  # of a token of no probability: JSON has no infinity
 

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from engine.server.errors import invalid
-from engine.server.openai.protocol import Strict
-from engine.server.openai.tools import MAX_TOOLS, ChatTool
+from sojourn.engine.server.errors import invalid
+from sojourn.engine.server.openai.protocol import Strict
+from sojourn.engine.server.openai.tools import MAX_TOOLS, ChatTool
 
 MAX_MESSAGES = 10_000
 MAX_PARTS = 1000

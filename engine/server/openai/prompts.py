@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.server.errors import ApiError, Rejection, invalid
-from engine.server.openai.messages import Message, TemplateFields
-from engine.server.openai.protocol import MAX_PROMPTS
-from engine.token.text.template import ChatTemplate, OutputTooLong, TemplateError, TemplatesBusy
-from engine.token.text.tokenizer import Tokenizer
+from sojourn.engine.server.errors import ApiError, Rejection, invalid
+from sojourn.engine.server.openai.messages import Message, TemplateFields
+from sojourn.engine.server.openai.protocol import MAX_PROMPTS
+from sojourn.engine.token.text.template import ChatTemplate, OutputTooLong, TemplateError, TemplatesBusy
+from sojourn.engine.token.text.tokenizer import Tokenizer
 
 RENDERING_THREADS = 8
 OFF_LOOP_CHARACTERS = 10_000  # longer prompts are tokenised in a thread, so that no other stream waits for them

@@ -7,11 +7,11 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from engine.server.errors import ApiError, invalid
-from engine.server.http.json_values import MAX_VALUES, has_too_many_values
-from engine.server.openai.kv_transfer import KVTransferParams
-from engine.server.openai.shape import check_shape, unknown_field
-from engine.token.generation_config import SamplingDefaults
+from sojourn.engine.server.errors import ApiError, invalid
+from sojourn.engine.server.http.json_values import MAX_VALUES, has_too_many_values
+from sojourn.engine.server.openai.kv_transfer import KVTransferParams
+from sojourn.engine.server.openai.shape import check_shape, unknown_field
+from sojourn.engine.token.generation_config import SamplingDefaults
 
 MAX_CHOICES = 128  # n and best_of
 MAX_PROMPTS = 128  # of one call

@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from engine.sampling import Grammar
-from engine.server.errors import invalid
-from engine.server.openai.tools import ToolPlan
-from engine.token.text.reasoning import Reasoning
-from engine.token.text.template import ChatTemplate
+from sojourn.engine.sampling import Grammar
+from sojourn.engine.server.errors import invalid
+from sojourn.engine.server.openai.tools import ToolPlan
+from sojourn.engine.token.text.reasoning import Reasoning
+from sojourn.engine.token.text.template import ChatTemplate
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 

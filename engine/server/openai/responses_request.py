@@ -5,13 +5,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError
 
-from engine.server.errors import invalid
-from engine.server.openai.chat_request import ChatRequest
-from engine.server.openai.messages import MAX_MESSAGES, TemplateValue
-from engine.server.openai.protocol import MAX_LOGPROBS, GenerationRequest, Strict, UnsupportedField, refusal_of
-from engine.server.openai.reasoning import Effort
-from engine.server.openai.responses_items import messages_of
-from engine.server.openai.tools import MAX_TOOLS, AsSent, FunctionTool, Name
+from sojourn.engine.server.errors import invalid
+from sojourn.engine.server.openai.chat_request import ChatRequest
+from sojourn.engine.server.openai.messages import MAX_MESSAGES, TemplateValue
+from sojourn.engine.server.openai.protocol import MAX_LOGPROBS, GenerationRequest, Strict, UnsupportedField, refusal_of
+from sojourn.engine.server.openai.reasoning import Effort
+from sojourn.engine.server.openai.responses_items import messages_of
+from sojourn.engine.server.openai.tools import MAX_TOOLS, AsSent, FunctionTool, Name
 
 LOGPROBS = "message.output_text.logprobs"
 

@@ -3,16 +3,16 @@
 import time
 from typing import Any
 
-from engine.server.core.call import Call
-from engine.server.core.sequence import Entry, SequenceStream, TextPiece
-from engine.server.errors import ApiError
-from engine.server.openai.assistant_turn import AssistantTurn, ReasoningDelta
-from engine.server.openai.logprobs import chat_logprobs
-from engine.server.openai.reasoning import TurnPlan
-from engine.server.openai.responses_request import ResponsesRequest
-from engine.server.openai.serializer import DONE, Serializer, timings_of, to_json
-from engine.token.text.vocabulary import Vocabulary
-from engine.token.tools.calls import CallDelta, ContentDelta
+from sojourn.engine.server.core.call import Call
+from sojourn.engine.server.core.sequence import Entry, SequenceStream, TextPiece
+from sojourn.engine.server.errors import ApiError
+from sojourn.engine.server.openai.assistant_turn import AssistantTurn, ReasoningDelta
+from sojourn.engine.server.openai.logprobs import chat_logprobs
+from sojourn.engine.server.openai.reasoning import TurnPlan
+from sojourn.engine.server.openai.responses_request import ResponsesRequest
+from sojourn.engine.server.openai.serializer import DONE, Serializer, timings_of, to_json
+from sojourn.engine.token.text.vocabulary import Vocabulary
+from sojourn.engine.token.tools.calls import CallDelta, ContentDelta
 
 # Finish reason → the reason of an incomplete response.
 INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}

@@ -6,11 +6,11 @@ from typing import Any, Protocol
 
 import msgspec
 
-from engine.server.core.call import Call
-from engine.server.core.sequence import SequenceStream, TextPiece
-from engine.server.errors import ApiError
-from engine.server.openai.protocol import GenerationRequest, StreamOptions
-from metrics.ledger import SERVER_ACCOUNTS, Account
+from sojourn.engine.server.core.call import Call
+from sojourn.engine.server.core.sequence import SequenceStream, TextPiece
+from sojourn.engine.server.errors import ApiError
+from sojourn.engine.server.openai.protocol import GenerationRequest, StreamOptions
+from sojourn.metrics.ledger import SERVER_ACCOUNTS, Account
 
 to_json = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"

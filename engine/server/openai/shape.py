@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from annotated_types import MaxLen
 from pydantic import BaseModel
 
-from engine.server.errors import ApiError, invalid
+from sojourn.engine.server.errors import ApiError, invalid
 
 MAX_OBJECTS = 25_000  # of a body: messages, their parts and calls, tools. Checking them takes 4 µs each
 MAX_FIELDS = 128  # of one object, those that are null included

@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 
-from engine.sampling import Grammar
-from engine.server.errors import invalid
-from engine.server.openai.protocol import GRAMMAR_FIELDS, MAX_CHOICE_OPTIONS, GenerationRequest, shorten
-from engine.server.openai.reasoning import TurnPlan, behind_reasoning
-from engine.server.openai.tools import is_deeper
-from engine.token.grammar.grammar import choice
+from sojourn.engine.sampling import Grammar
+from sojourn.engine.server.errors import invalid
+from sojourn.engine.server.openai.protocol import GRAMMAR_FIELDS, MAX_CHOICE_OPTIONS, GenerationRequest, shorten
+from sojourn.engine.server.openai.reasoning import TurnPlan, behind_reasoning
+from sojourn.engine.server.openai.tools import is_deeper
+from sojourn.engine.token.grammar.grammar import choice
 
 MAX_GRAMMAR_BYTES = 65_536
 MAX_SCHEMA_DEPTH = 100  # objects and lists inside each other

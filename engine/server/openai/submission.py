@@ -5,16 +5,16 @@ import time
 
 import msgspec
 
-from engine.messages import Submit
-from engine.sampling import LEAST_TOP_P, Grammar, SamplingParams, choice_seed, ended_by
-from engine.server.core.call import Caller
-from engine.server.core.sequence import DecodeSpans, SequenceStream
-from engine.server.errors import invalid
-from engine.server.openai.kv_transfer import Transfer
-from engine.server.openai.prompts import Prompt, checked_ids
-from engine.server.openai.protocol import CompletionRequest, GenerationRequest
-from engine.token.text.assembler import assembler_of
-from engine.token.text.tokenizer import Tokenizer
+from sojourn.engine.messages import Submit
+from sojourn.engine.sampling import LEAST_TOP_P, Grammar, SamplingParams, choice_seed, ended_by
+from sojourn.engine.server.core.call import Caller
+from sojourn.engine.server.core.sequence import DecodeSpans, SequenceStream
+from sojourn.engine.server.errors import invalid
+from sojourn.engine.server.openai.kv_transfer import Transfer
+from sojourn.engine.server.openai.prompts import Prompt, checked_ids
+from sojourn.engine.server.openai.protocol import CompletionRequest, GenerationRequest
+from sojourn.engine.token.text.assembler import assembler_of
+from sojourn.engine.token.text.tokenizer import Tokenizer
 
 # Fields of a body that are sampling parameters of the same name and meaning.
 UNCHANGED = (

@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal, Self
 import msgspec
 from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 
-from engine.sampling import Grammar
-from engine.server.errors import invalid
-from engine.server.openai.protocol import Strict
-from engine.token.text.template import ChatTemplate
-from engine.token.tools.calls import FORMATS, ToolFormat
-from engine.token.tools.grammar import Tool, call_grammar
+from sojourn.engine.sampling import Grammar
+from sojourn.engine.server.errors import invalid
+from sojourn.engine.server.openai.protocol import Strict
+from sojourn.engine.token.text.template import ChatTemplate
+from sojourn.engine.token.tools.calls import FORMATS, ToolFormat
+from sojourn.engine.token.tools.grammar import Tool, call_grammar
 
 MAX_TOOLS = 128
 MAX_TOOL_BYTES = 262_144  # of all tools together, as JSON

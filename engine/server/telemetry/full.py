@@ -10,26 +10,26 @@ from typing import Any
 
 import msgspec
 
-from engine import messages
-from engine.config import EngineConfig, model_folder, objectives
-from engine.server.telemetry.loop_lag import LoopLag
-from engine.server.telemetry.loop_watch import LoopWatch
-from engine.server.telemetry.recent import Recent
-from engine.server.telemetry.recording import Recording
-from engine.server.usage.usage_log import UsageLog
-from metrics.compute.roofline import Ceilings, device_name, load_ceilings, product_precision
-from metrics.compute.step_costs import StepCosts
-from metrics.errors import CalibrationError
-from metrics.export.opentelemetry import Tracer
-from metrics.export.prometheus import Exporter
-from metrics.export.prometheus_pool import Pool
-from metrics.export.vllm_names import EngineFacts
-from metrics.machine.host import SAMPLE_SECONDS
-from metrics.machine.sampler import SystemSampler
-from metrics.memory.residence import ModelResidence
-from metrics.records import RequestRecord, StepRecord, SystemRecord
-from metrics.run.directory import wall_anchor
-from metrics.steps import Steps
+from sojourn.engine import messages
+from sojourn.engine.config import EngineConfig, model_folder, objectives
+from sojourn.engine.server.telemetry.loop_lag import LoopLag
+from sojourn.engine.server.telemetry.loop_watch import LoopWatch
+from sojourn.engine.server.telemetry.recent import Recent
+from sojourn.engine.server.telemetry.recording import Recording
+from sojourn.engine.server.usage.usage_log import UsageLog
+from sojourn.metrics.compute.roofline import Ceilings, device_name, load_ceilings, product_precision
+from sojourn.metrics.compute.step_costs import StepCosts
+from sojourn.metrics.errors import CalibrationError
+from sojourn.metrics.export.opentelemetry import Tracer
+from sojourn.metrics.export.prometheus import Exporter
+from sojourn.metrics.export.prometheus_pool import Pool
+from sojourn.metrics.export.vllm_names import EngineFacts
+from sojourn.metrics.machine.host import SAMPLE_SECONDS
+from sojourn.metrics.machine.sampler import SystemSampler
+from sojourn.metrics.memory.residence import ModelResidence
+from sojourn.metrics.records import RequestRecord, StepRecord, SystemRecord
+from sojourn.metrics.run.directory import wall_anchor
+from sojourn.metrics.steps import Steps
 
 log = logging.getLogger(__name__)
 FOLD_SECONDS = 0.7  # between two folds: a batch costs some milliseconds, however many steps it has

@@ -5,7 +5,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable
 
-from metrics.catalog.metric import LAG_BOUNDS, NS_PER_SECOND
+from sojourn.metrics.catalog.metric import LAG_BOUNDS, NS_PER_SECOND
 
 TICK_NS = 100_000_000
 

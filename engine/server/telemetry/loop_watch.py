@@ -9,7 +9,7 @@ import selectors
 import time
 from collections.abc import Callable
 
-from metrics.ledger import CLOSURE_NS
+from sojourn.metrics.ledger import CLOSURE_NS
 
 TURN_NS = CLOSURE_NS  # of shorter turns no single one breaks the closure of a ledger; they count in `busy_ns`
 ROUNDED_NS = 1_000_000  # epoll sleeps whole milliseconds

@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
-from engine import messages
-from engine.config import EngineConfig, model_folder
-from engine.server.telemetry.recent import Recent
-from engine.server.usage.usage_log import UsageLog
-from metrics.export.prometheus import Exporter
-from metrics.export.prometheus_pool import Pool
-from metrics.memory.residence import ModelResidence
-from metrics.records import RequestRecord
+from sojourn.engine import messages
+from sojourn.engine.config import EngineConfig, model_folder
+from sojourn.engine.server.telemetry.recent import Recent
+from sojourn.engine.server.usage.usage_log import UsageLog
+from sojourn.metrics.export.prometheus import Exporter
+from sojourn.metrics.export.prometheus_pool import Pool
+from sojourn.metrics.memory.residence import ModelResidence
+from sojourn.metrics.records import RequestRecord
 
 
 class NoTelemetry:

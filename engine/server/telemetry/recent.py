@@ -4,7 +4,7 @@ from collections import OrderedDict, deque
 
 import msgspec
 
-from metrics.records import RequestRecord, StepRecord
+from sojourn.metrics.records import RequestRecord, StepRecord
 
 RECENT_STEPS = 4_096
 RECENT_REQUESTS = 1_024

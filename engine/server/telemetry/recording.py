@@ -7,16 +7,16 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from engine import messages
-from engine.config import EngineConfig, objectives
-from metrics.compute.roofline import Ceilings
-from metrics.compute.startup import Startup
-from metrics.errors import RunDataError
-from metrics.machine.host import hardware, versions
-from metrics.memory.residence import ModelResidence
-from metrics.run.directory import RunDirectory, wall_anchor
-from metrics.run.recorder import Recorder
-from metrics.run.server_alone import SERVER_ALONE
+from sojourn.engine import messages
+from sojourn.engine.config import EngineConfig, objectives
+from sojourn.metrics.compute.roofline import Ceilings
+from sojourn.metrics.compute.startup import Startup
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.machine.host import hardware, versions
+from sojourn.metrics.memory.residence import ModelResidence
+from sojourn.metrics.run.directory import RunDirectory, wall_anchor
+from sojourn.metrics.run.recorder import Recorder
+from sojourn.metrics.run.server_alone import SERVER_ALONE
 
 log = logging.getLogger(__name__)
 TABLES = ("steps", "requests", "system", "kernels")

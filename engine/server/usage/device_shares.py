@@ -9,9 +9,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from metrics.compute.cost_model import ModelShape, pairs_and_reads, saved_flops
-from metrics.machine.power import SENSORS, joules_between
-from metrics.records import StepRecord, SystemRecord
+from sojourn.metrics.compute.cost_model import ModelShape, pairs_and_reads, saved_flops
+from sojourn.metrics.machine.power import SENSORS, joules_between
+from sojourn.metrics.records import StepRecord, SystemRecord
 
 NS_PER_SECOND = 1e9
 

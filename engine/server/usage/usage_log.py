@@ -8,15 +8,15 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from engine.config import EngineConfig
-from engine.messages import Ready
-from engine.server.core.call import Call, Caller
-from engine.server.usage.device_shares import DeviceShares, PowerMeter
-from engine.server.usage.writer import UsageWriter
-from metrics.ledger import Account
-from metrics.records import RequestRecord, StepRecord, SystemRecord
-from metrics.usage.price_list import PriceList, load_price_list
-from metrics.usage.record import Begin, End, Progress, UsageRecord, status_of
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.messages import Ready
+from sojourn.engine.server.core.call import Call, Caller
+from sojourn.engine.server.usage.device_shares import DeviceShares, PowerMeter
+from sojourn.engine.server.usage.writer import UsageWriter
+from sojourn.metrics.ledger import Account
+from sojourn.metrics.records import RequestRecord, StepRecord, SystemRecord
+from sojourn.metrics.usage.price_list import PriceList, load_price_list
+from sojourn.metrics.usage.record import Begin, End, Progress, UsageRecord, status_of
 
 log = logging.getLogger(__name__)
 TICK_SECONDS = 1.0  # the most that is unknown of the tokens of a call that a kill interrupts

@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from engine.token.gguf.ends import end_tokens, role_id
-from engine.token.gguf.file import GGUFFile
-from engine.token.models.settings import number
-from engine.token.models.yarn import yarn_mscale
-from metrics.errors import ModelError
+from sojourn.engine.token.gguf.ends import end_tokens, role_id
+from sojourn.engine.token.gguf.file import GGUFFile
+from sojourn.engine.token.models.settings import number
+from sojourn.engine.token.models.yarn import yarn_mscale
+from sojourn.metrics.errors import ModelError
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 # Key of the metadata, behind the architecture's name → key of config.json.

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from metrics.errors import ModelError
+from sojourn.metrics.errors import ModelError
 
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 

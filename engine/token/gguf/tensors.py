@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.compute.quantisation.matrix import QuantisedMatrix, Stored
-from engine.token.gguf.file import GGUFTensor, opened
-from engine.token.quantised.scheme import outlined_matrix
-from metrics.compute.startup import StartupClock
-from metrics.errors import ModelError
+from sojourn.engine.compute.quantisation.matrix import QuantisedMatrix, Stored
+from sojourn.engine.token.gguf.file import GGUFTensor, opened
+from sojourn.engine.token.quantised.scheme import outlined_matrix
+from sojourn.metrics.compute.startup import StartupClock
+from sojourn.metrics.errors import ModelError
 
 NAMES = {
     "token_embd": "model.embed_tokens",

@@ -6,9 +6,9 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from engine.token.gguf.ends import END_NAMES, role_id
-from engine.token.gguf.file import GGUFFile
-from metrics.errors import ModelError
+from sojourn.engine.token.gguf.ends import END_NAMES, role_id
+from sojourn.engine.token.gguf.file import GGUFFile
+from sojourn.metrics.errors import ModelError
 
 _LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -152,7 +152,7 @@ def _add_ends(tokenizer: Tokenizer, file: GGUFFile, *, begins: bool) -> None:
 
 def document(file: GGUFFile, name: str) -> dict[str, Any]:
     """A JSON file of a checkpoint folder, made of the metadata; {} where they say nothing of it."""
-    from engine.token.gguf.config import config_of, generation_config_of
+    from sojourn.engine.token.gguf.config import config_of, generation_config_of
 
     if name == "config.json":
         return config_of(file)

@@ -9,9 +9,9 @@ from pathlib import Path
 import llguidance
 import numpy as np
 
-from engine.sampling import Grammar
-from engine.token.text.tokenizer import Tokenizer
-from metrics.errors import InputError, ModelError
+from sojourn.engine.sampling import Grammar
+from sojourn.engine.token.text.tokenizer import Tokenizer
+from sojourn.metrics.errors import InputError, ModelError
 
 # Between two parts of a JSON value: enough to indent it, and an end to the blanks that a poor model would never end.
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"

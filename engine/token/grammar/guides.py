@@ -11,12 +11,12 @@ from typing import ClassVar
 
 import torch
 
-from engine.sampling import contradiction
-from engine.token.checkpoint import has_tokenizer
-from engine.token.grammar.grammar import GrammarCompiler, GrammarError, Guide
-from engine.token.grammar.masks import MaskFill
-from engine.token.sampling.state import SamplingRequest
-from metrics.errors import ModelError
+from sojourn.engine.sampling import contradiction
+from sojourn.engine.token.checkpoint import has_tokenizer
+from sojourn.engine.token.grammar.grammar import GrammarCompiler, GrammarError, Guide
+from sojourn.engine.token.grammar.masks import MaskFill
+from sojourn.engine.token.sampling.state import SamplingRequest
+from sojourn.metrics.errors import ModelError
 
 COMPILER_THREADS = 2
 

@@ -8,7 +8,7 @@ from itertools import accumulate
 import numpy as np
 import torch
 
-from engine.token.grammar.grammar import Guide
+from sojourn.engine.token.grammar.grammar import Guide
 
 # CPU time that the masks of one output may take beyond the usual. A request that takes more ends: others wait for it.
 MASK_CPU_SECONDS = 0.25

@@ -15,10 +15,10 @@ from typing import Any
 import re2
 from safetensors import SafetensorError, safe_open
 
-from engine.adapter import AdapterReference
-from engine.settings.lora import LARGEST_RANK
-from engine.token.checkpoint import read_json
-from metrics.errors import InputError, ModelError
+from sojourn.engine.adapter import AdapterReference
+from sojourn.engine.settings.lora import LARGEST_RANK
+from sojourn.engine.token.checkpoint import read_json
+from sojourn.metrics.errors import InputError, ModelError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 STORED = {"F32": 4, "F16": 2, "BF16": 2}  # dtypes and their bytes

@@ -8,11 +8,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from engine.compute.linear import Linear, LinearPart
-from engine.compute.lora.backend import AdaptedLinear, AdapterParts, LoraPart
-from engine.token.lora.checkpoint import WEIGHTS, AdapterDescription, AdapterError, AdapterModule, matrix_of
-from engine.token.models.decoder import Decoder
-from engine.token.models.layer import Translate
+from sojourn.engine.compute.linear import Linear, LinearPart
+from sojourn.engine.compute.lora.backend import AdaptedLinear, AdapterParts, LoraPart
+from sojourn.engine.token.lora.checkpoint import WEIGHTS, AdapterDescription, AdapterError, AdapterModule, matrix_of
+from sojourn.engine.token.models.decoder import Decoder
+from sojourn.engine.token.models.layer import Translate
 
 
 @dataclass(frozen=True, slots=True)

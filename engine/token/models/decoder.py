@@ -7,28 +7,28 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from engine.compute.attention.backend import AttentionBackend
-from engine.compute.attention.cpp_backend import CppAttention
-from engine.compute.communication.communicator import Communicators
-from engine.compute.communication.layout import ONE_PROCESS, ParallelLayout
-from engine.compute.cpp.extension import library
-from engine.compute.cuts import Cut, Cuts
-from engine.compute.kv_cache import KVCache, KVLayout, bytes_per_token
-from engine.compute.layers_cpp import CppLayers, RopeTable
-from engine.compute.linear import Linear, LinearPart
-from engine.compute.operations.backend import Operations, Rope, Step
-from engine.compute.operations.cpp_backend import SHIFTS, CppOperations
-from engine.compute.quantisation.kernels import Kernels
-from engine.compute.quantisation.parts import storage_of
-from engine.compute.weight_formats import WeightFormat
-from engine.token.models.latent import LatentAttention
-from engine.token.models.layer import DecoderConfig, Layer
-from engine.token.models.moe import MixtureOfExperts
-from engine.token.models.rope import rope_table
-from engine.token.models.taps import Taps
-from engine.token.models.vocabulary import embedded, gathered_logits
-from metrics.compute.cost_model import Expansion, ExpertShape, ModelShape
-from metrics.errors import ModelError
+from sojourn.engine.compute.attention.backend import AttentionBackend
+from sojourn.engine.compute.attention.cpp_backend import CppAttention
+from sojourn.engine.compute.communication.communicator import Communicators
+from sojourn.engine.compute.communication.layout import ONE_PROCESS, ParallelLayout
+from sojourn.engine.compute.cpp.extension import library
+from sojourn.engine.compute.cuts import Cut, Cuts
+from sojourn.engine.compute.kv_cache import KVCache, KVLayout, bytes_per_token
+from sojourn.engine.compute.layers_cpp import CppLayers, RopeTable
+from sojourn.engine.compute.linear import Linear, LinearPart
+from sojourn.engine.compute.operations.backend import Operations, Rope, Step
+from sojourn.engine.compute.operations.cpp_backend import SHIFTS, CppOperations
+from sojourn.engine.compute.quantisation.kernels import Kernels
+from sojourn.engine.compute.quantisation.parts import storage_of
+from sojourn.engine.compute.weight_formats import WeightFormat
+from sojourn.engine.token.models.latent import LatentAttention
+from sojourn.engine.token.models.layer import DecoderConfig, Layer
+from sojourn.engine.token.models.moe import MixtureOfExperts
+from sojourn.engine.token.models.rope import rope_table
+from sojourn.engine.token.models.taps import Taps
+from sojourn.engine.token.models.vocabulary import embedded, gathered_logits
+from sojourn.metrics.compute.cost_model import Expansion, ExpertShape, ModelShape
+from sojourn.metrics.errors import ModelError
 
 
 class Decoder(nn.Module):

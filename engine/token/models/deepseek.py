@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from engine.token.models.expansion import Expander
-from engine.token.models.latent import LatentAttention, LatentConfig
-from engine.token.models.layer import DecoderConfig
-from engine.token.models.llama import gated_mlps, rotary_decoder
-from engine.token.models.moe import MixtureOfExperts, Route, split_experts
-from engine.token.models.rope import refuse_odd, rope_parameters
-from engine.token.models.settings import count, expert_counts, number, refuse_unless
-from engine.token.models.yarn import yarn_mscale
-from metrics.errors import ModelError
+from sojourn.engine.token.models.expansion import Expander
+from sojourn.engine.token.models.latent import LatentAttention, LatentConfig
+from sojourn.engine.token.models.layer import DecoderConfig
+from sojourn.engine.token.models.llama import gated_mlps, rotary_decoder
+from sojourn.engine.token.models.moe import MixtureOfExperts, Route, split_experts
+from sojourn.engine.token.models.rope import refuse_odd, rope_parameters
+from sojourn.engine.token.models.settings import count, expert_counts, number, refuse_unless
+from sojourn.engine.token.models.yarn import yarn_mscale
+from sojourn.metrics.errors import ModelError
 
 
 def v2_config(config: dict[str, Any]) -> DecoderConfig:

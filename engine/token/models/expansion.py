@@ -12,10 +12,10 @@ from itertools import accumulate
 
 import torch
 
-from engine.compute.attention.backend import AttentionBackend, AttentionInputs
-from engine.compute.kv_cache import LayerCache
-from engine.compute.kv_formats import dequantise
-from metrics.compute.cost_model import Expansion, expansion_savings
+from sojourn.engine.compute.attention.backend import AttentionBackend, AttentionInputs
+from sojourn.engine.compute.kv_cache import LayerCache
+from sojourn.engine.compute.kv_formats import dequantise
+from sojourn.metrics.compute.cost_model import Expansion, expansion_savings
 
 ROOM_BYTES = 1 << 28  # of the expanded keys and values of one layer
 BLOCK = 128  # positions of a block of the room: whole tiles of the kernels

@@ -7,9 +7,9 @@ all ranks gather all parts. (Lepikhin et al., "GShard", 2021.)
 
 import torch
 
-from engine.compute.communication.communicator import Communicator
-from engine.compute.operations.backend import Operations
-from engine.token.models.moe import MixtureOfExperts
+from sojourn.engine.compute.communication.communicator import Communicator
+from sojourn.engine.compute.operations.backend import Operations
+from sojourn.engine.token.models.moe import MixtureOfExperts
 
 
 def exchanged(mixture: MixtureOfExperts, x: torch.Tensor, operations: Operations, stage: Communicator) -> torch.Tensor:

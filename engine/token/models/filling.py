@@ -5,10 +5,10 @@ from collections.abc import Iterable
 
 import torch
 
-from engine.compute.linear import Linear
-from engine.compute.quantisation.parts import storage_of
-from engine.compute.weight_formats import WeightFormat
-from engine.token.models.moe import MixtureOfExperts
+from sojourn.engine.compute.linear import Linear
+from sojourn.engine.compute.quantisation.parts import storage_of
+from sojourn.engine.compute.weight_formats import WeightFormat
+from sojourn.engine.token.models.moe import MixtureOfExperts
 
 
 class Filling:

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from engine.compute.operations.reference import gelu_gate, gemma_rms_norm
-from engine.token.models.layer import DecoderConfig
-from engine.token.models.llama import grouped_decoder
-from engine.token.models.mlp import GatedMLP
-from engine.token.models.settings import count, layer_windows, number, refuse_unless, section
-from metrics.errors import ModelError
+from sojourn.engine.compute.operations.reference import gelu_gate, gemma_rms_norm
+from sojourn.engine.token.models.layer import DecoderConfig
+from sojourn.engine.token.models.llama import grouped_decoder
+from sojourn.engine.token.models.mlp import GatedMLP
+from sojourn.engine.token.models.settings import count, layer_windows, number, refuse_unless, section
+from sojourn.metrics.errors import ModelError
 
 LEAST = 1e-3  # of what is divided by
 

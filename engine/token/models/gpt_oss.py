@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from engine.compute.operations.reference import GATE_LIMIT, SWISH_GAIN, clamped_swish_gate
-from engine.compute.quantisation.matrix import QuantisedMatrix
-from engine.token.models.layer import DecoderConfig, Stored
-from engine.token.models.llama import grouped_decoder
-from engine.token.models.moe import MixtureOfExperts, softmax_top_k
-from engine.token.models.settings import count, expert_counts, layer_windows, refuse_unless
+from sojourn.engine.compute.operations.reference import GATE_LIMIT, SWISH_GAIN, clamped_swish_gate
+from sojourn.engine.compute.quantisation.matrix import QuantisedMatrix
+from sojourn.engine.token.models.layer import DecoderConfig, Stored
+from sojourn.engine.token.models.llama import grouped_decoder
+from sojourn.engine.token.models.moe import MixtureOfExperts, softmax_top_k
+from sojourn.engine.token.models.settings import count, expert_counts, layer_windows, refuse_unless
 
 ROPE = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
         "original_max_position_embeddings": 4096}  # fmt: skip

@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from engine.compute.attention.backend import AttentionSpec
-from engine.compute.communication.layout import ONE_PROCESS, ParallelLayout
-from engine.compute.cuts import Cut, Cuts
-from engine.compute.kv_cache import KVLayout, LayerCache
-from engine.compute.linear import Linear, LinearPart
-from engine.compute.operations.backend import HeadSpec, Norm, Step
-from engine.compute.operations.reference import rms_norm
-from metrics.errors import ModelError
+from sojourn.engine.compute.attention.backend import AttentionSpec
+from sojourn.engine.compute.communication.layout import ONE_PROCESS, ParallelLayout
+from sojourn.engine.compute.cuts import Cut, Cuts
+from sojourn.engine.compute.kv_cache import KVLayout, LayerCache
+from sojourn.engine.compute.linear import Linear, LinearPart
+from sojourn.engine.compute.operations.backend import HeadSpec, Norm, Step
+from sojourn.engine.compute.operations.reference import rms_norm
+from sojourn.metrics.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,15 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from engine.compute.attention.backend import AttentionBackend, AttentionSpec
-from engine.compute.communication.layout import ONE_PROCESS, ParallelLayout
-from engine.compute.cuts import Cut, Cuts
-from engine.compute.kv_cache import KVLayout, LayerCache
-from engine.compute.linear import Linear, LinearPart
-from engine.compute.operations.backend import Step
-from engine.compute.operations.reference import pairs_to_halves, rms_norm, rotate
-from engine.token.models.expansion import ROOM_BYTES, Expander, Part, gathered, place
-from metrics.compute.cost_model import Expansion
+from sojourn.engine.compute.attention.backend import AttentionBackend, AttentionSpec
+from sojourn.engine.compute.communication.layout import ONE_PROCESS, ParallelLayout
+from sojourn.engine.compute.cuts import Cut, Cuts
+from sojourn.engine.compute.kv_cache import KVLayout, LayerCache
+from sojourn.engine.compute.linear import Linear, LinearPart
+from sojourn.engine.compute.operations.backend import Step
+from sojourn.engine.compute.operations.reference import pairs_to_halves, rms_norm, rotate
+from sojourn.engine.token.models.expansion import ROOM_BYTES, Expander, Part, gathered, place
+from sojourn.metrics.compute.cost_model import Expansion
 
 LATENT_NORM_EPS = 1e-6  # of the two inner norms; config.json's rms_norm_eps is not theirs
 

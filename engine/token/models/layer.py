@@ -7,19 +7,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.compute.communication.communicator import Communicator, SingleProcess
-from engine.compute.cpp.matrices import CppWeight
-from engine.compute.cuts import Cuts
-from engine.compute.kv_cache import LayerCache
-from engine.compute.layers_cpp import LayerParts, RopeTable
-from engine.compute.operations.backend import Norm, Operations, Step
-from engine.compute.operations.cpp_backend import GATES
-from engine.compute.operations.reference import rms_norm
-from engine.compute.quantisation.matrix import Stored
-from engine.token.models.expert_exchange import exchanged
-from engine.token.models.grouped import GroupedAttention
-from engine.token.models.mlp import GatedMLP
-from engine.token.models.moe import MixtureOfExperts
+from sojourn.engine.compute.communication.communicator import Communicator, SingleProcess
+from sojourn.engine.compute.cpp.matrices import CppWeight
+from sojourn.engine.compute.cuts import Cuts
+from sojourn.engine.compute.kv_cache import LayerCache
+from sojourn.engine.compute.layers_cpp import LayerParts, RopeTable
+from sojourn.engine.compute.operations.backend import Norm, Operations, Step
+from sojourn.engine.compute.operations.cpp_backend import GATES
+from sojourn.engine.compute.operations.reference import rms_norm
+from sojourn.engine.compute.quantisation.matrix import Stored
+from sojourn.engine.token.models.expert_exchange import exchanged
+from sojourn.engine.token.models.grouped import GroupedAttention
+from sojourn.engine.token.models.mlp import GatedMLP
+from sojourn.engine.token.models.moe import MixtureOfExperts
 
 # (name and tensor of the checkpoint) → the same under the names of our parts; nothing for a tensor that is not used
 Translate = Callable[[str, Stored], Iterable[tuple[str, Stored]]]

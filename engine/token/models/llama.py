@@ -6,14 +6,14 @@ from typing import Any
 
 from torch import nn
 
-from engine.compute.operations.backend import Norm
-from engine.compute.operations.reference import rms_norm
-from engine.token.models.grouped import GroupedAttention, GroupedConfig
-from engine.token.models.layer import DecoderConfig
-from engine.token.models.mlp import GatedMLP
-from engine.token.models.rope import length_limits, refuse_odd
-from engine.token.models.settings import count, number, refuse_unless
-from metrics.errors import ModelError
+from sojourn.engine.compute.operations.backend import Norm
+from sojourn.engine.compute.operations.reference import rms_norm
+from sojourn.engine.token.models.grouped import GroupedAttention, GroupedConfig
+from sojourn.engine.token.models.layer import DecoderConfig
+from sojourn.engine.token.models.mlp import GatedMLP
+from sojourn.engine.token.models.rope import length_limits, refuse_odd
+from sojourn.engine.token.models.settings import count, number, refuse_unless
+from sojourn.metrics.errors import ModelError
 
 
 def decoder_config(config: dict[str, Any]) -> DecoderConfig:

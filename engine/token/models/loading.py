@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import nn
 
-from engine.compute.cuts import Cuts
-from engine.compute.linear import Linear
-from engine.compute.quantisation.matrix import QuantisedMatrix, Stored
-from engine.compute.quantisation.parts import storage_of
-from engine.compute.weight_formats import WeightFormat
-from engine.token.models.decoder import Decoder
-from engine.token.models.filling import Filling
-from engine.token.models.moe import MixtureOfExperts
-from engine.token.models.weight_file import FileTensor
-from metrics.errors import ModelError
+from sojourn.engine.compute.cuts import Cuts
+from sojourn.engine.compute.linear import Linear
+from sojourn.engine.compute.quantisation.matrix import QuantisedMatrix, Stored
+from sojourn.engine.compute.quantisation.parts import storage_of
+from sojourn.engine.compute.weight_formats import WeightFormat
+from sojourn.engine.token.models.decoder import Decoder
+from sojourn.engine.token.models.filling import Filling
+from sojourn.engine.token.models.moe import MixtureOfExperts
+from sojourn.engine.token.models.weight_file import FileTensor
+from sojourn.metrics.errors import ModelError
 
 Owners = dict[int, Linear | MixtureOfExperts]
 

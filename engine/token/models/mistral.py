@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from engine.token.models.layer import DecoderConfig
-from engine.token.models.llama import gated_mlps, grouped_decoder
-from engine.token.models.moe import MixtureOfExperts, softmax_top_k, split_experts
-from engine.token.models.settings import count, expert_counts, layer_windows, refuse_unless
+from sojourn.engine.token.models.layer import DecoderConfig
+from sojourn.engine.token.models.llama import gated_mlps, grouped_decoder
+from sojourn.engine.token.models.moe import MixtureOfExperts, softmax_top_k, split_experts
+from sojourn.engine.token.models.settings import count, expert_counts, layer_windows, refuse_unless
 
 RENAMED = {".block_sparse_moe.": ".mlp.", ".w1.": ".gate_proj.", ".w3.": ".up_proj.", ".w2.": ".down_proj."}
 

@@ -4,11 +4,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from engine.compute.communication.layout import ONE_PROCESS, ParallelLayout
-from engine.compute.cuts import Cut, Cuts
-from engine.compute.linear import Linear, LinearPart
-from engine.compute.operations.backend import Gate, Operations
-from engine.compute.operations.reference import silu_gate
+from sojourn.engine.compute.communication.layout import ONE_PROCESS, ParallelLayout
+from sojourn.engine.compute.cuts import Cut, Cuts
+from sojourn.engine.compute.linear import Linear, LinearPart
+from sojourn.engine.compute.operations.backend import Gate, Operations
+from sojourn.engine.compute.operations.reference import silu_gate
 
 NEURONS = "inner values of the feed-forward part"
 

@@ -6,17 +6,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from engine.compute.communication.layout import ONE_PROCESS, ParallelLayout, even_part
-from engine.compute.cuts import Cuts
-from engine.compute.linear import LinearPart
-from engine.compute.operations.backend import Gate, Operations
-from engine.compute.operations.reference import silu_gate
-from engine.compute.quantisation.kernels import Kernels
-from engine.compute.quantisation.matrix import QuantisedMatrix
-from engine.compute.quantisation.method import LinearMethod
-from engine.compute.quantisation.parts import SourceParts, storage_of
-from engine.compute.weight_formats import WeightFormat
-from engine.token.models.mlp import NEURONS, GatedMLP, inner_cuts
+from sojourn.engine.compute.communication.layout import ONE_PROCESS, ParallelLayout, even_part
+from sojourn.engine.compute.cuts import Cuts
+from sojourn.engine.compute.linear import LinearPart
+from sojourn.engine.compute.operations.backend import Gate, Operations
+from sojourn.engine.compute.operations.reference import silu_gate
+from sojourn.engine.compute.quantisation.kernels import Kernels
+from sojourn.engine.compute.quantisation.matrix import QuantisedMatrix
+from sojourn.engine.compute.quantisation.method import LinearMethod
+from sojourn.engine.compute.quantisation.parts import SourceParts, storage_of
+from sojourn.engine.compute.weight_formats import WeightFormat
+from sojourn.engine.token.models.mlp import NEURONS, GatedMLP, inner_cuts
 
 # (router logits [num_tokens, num_experts] float32, correction bias [num_experts] or None) → (weights, experts), each
 # [num_tokens, num_chosen]

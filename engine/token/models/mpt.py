@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from engine.compute.operations.reference import layer_norm
-from engine.token.models.grouped import GroupedAttention, GroupedConfig
-from engine.token.models.layer import DecoderConfig
-from engine.token.models.mlp import PlainMLP
-from engine.token.models.settings import count, number, refuse_unless, section
-from metrics.errors import ModelError
+from sojourn.engine.compute.operations.reference import layer_norm
+from sojourn.engine.token.models.grouped import GroupedAttention, GroupedConfig
+from sojourn.engine.token.models.layer import DecoderConfig
+from sojourn.engine.token.models.mlp import PlainMLP
+from sojourn.engine.token.models.settings import count, number, refuse_unless, section
+from sojourn.metrics.errors import ModelError
 
 RENAMED = {
     "transformer.wte.": "model.embed_tokens.",

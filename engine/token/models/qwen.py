@@ -6,10 +6,10 @@ Qwen3 has a norm on each query and key head instead, and is dense or has a mixtu
 from functools import partial
 from typing import Any
 
-from engine.token.models.layer import DecoderConfig
-from engine.token.models.llama import gated_mlps, grouped_decoder
-from engine.token.models.moe import MixtureOfExperts, softmax_top_k, split_experts
-from engine.token.models.settings import count, expert_counts, layer_windows, listed
+from sojourn.engine.token.models.layer import DecoderConfig
+from sojourn.engine.token.models.llama import gated_mlps, grouped_decoder
+from sojourn.engine.token.models.moe import MixtureOfExperts, softmax_top_k, split_experts
+from sojourn.engine.token.models.settings import count, expert_counts, layer_windows, listed
 
 
 def qwen2_config(config: dict[str, Any]) -> DecoderConfig:

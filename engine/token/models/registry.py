@@ -9,32 +9,32 @@ from typing import Any, NamedTuple
 
 import torch
 
-from engine.compute.communication.communicator import Communicators
-from engine.compute.communication.layout import ONE_PROCESS, ParallelLayout
-from engine.compute.quantisation.devices import device_kernels
-from engine.compute.quantisation.kernels import Kernels
-from engine.compute.quantisation.matrix import QuantisedMatrix
-from engine.compute.quantisation.online import online_formats
-from engine.compute.weight_formats import WeightFormat, has_bfloat16, weight_format
-from engine.token.checkpoint import read_config
-from engine.token.models import deepseek, gemma, gpt_oss, llama, mistral, mpt, qwen
-from engine.token.models.decoder import Decoder
-from engine.token.models.family_defaults import completed
-from engine.token.models.keys import NotedKeys
-from engine.token.models.layer import DecoderConfig
-from engine.token.models.loading import fill, place_quantised
-from engine.token.models.moe import MixtureOfExperts
-from engine.token.models.settings import NEUTRAL, shown
-from engine.token.models.sources import WeightSource, has_own_head, weight_source
-from engine.token.models.weights import (
+from sojourn.engine.compute.communication.communicator import Communicators
+from sojourn.engine.compute.communication.layout import ONE_PROCESS, ParallelLayout
+from sojourn.engine.compute.quantisation.devices import device_kernels
+from sojourn.engine.compute.quantisation.kernels import Kernels
+from sojourn.engine.compute.quantisation.matrix import QuantisedMatrix
+from sojourn.engine.compute.quantisation.online import online_formats
+from sojourn.engine.compute.weight_formats import WeightFormat, has_bfloat16, weight_format
+from sojourn.engine.token.checkpoint import read_config
+from sojourn.engine.token.models import deepseek, gemma, gpt_oss, llama, mistral, mpt, qwen
+from sojourn.engine.token.models.decoder import Decoder
+from sojourn.engine.token.models.family_defaults import completed
+from sojourn.engine.token.models.keys import NotedKeys
+from sojourn.engine.token.models.layer import DecoderConfig
+from sojourn.engine.token.models.loading import fill, place_quantised
+from sojourn.engine.token.models.moe import MixtureOfExperts
+from sojourn.engine.token.models.settings import NEUTRAL, shown
+from sojourn.engine.token.models.sources import WeightSource, has_own_head, weight_source
+from sojourn.engine.token.models.weights import (
     SEED,
     fill_with_random_weights,
     random_matrix,
     stored_dtype,
 )
-from engine.token.unread import unread_keys
-from metrics.compute.startup import StartupClock
-from metrics.errors import ModelError
+from sojourn.engine.token.unread import unread_keys
+from sojourn.metrics.compute.startup import StartupClock
+from sojourn.metrics.errors import ModelError
 
 log = logging.getLogger(__name__)
 ONLINE = ("int8", "int4", "fp8")  # formats that a dense checkpoint is rounded to

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from engine.token.models.settings import count, number, section
-from engine.token.models.yarn import yarn_mscale
-from metrics.errors import ModelError
+from sojourn.engine.token.models.settings import count, number, section
+from sojourn.engine.token.models.yarn import yarn_mscale
+from sojourn.metrics.errors import ModelError
 
 TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from metrics.errors import ModelError
+from sojourn.metrics.errors import ModelError
 
 # Keys that change what a model computes, in ways that few families here do or none, and the values that change nothing.
 NEUTRAL = {

@@ -6,14 +6,14 @@ from typing import Any, Protocol
 
 import torch
 
-from engine.compute.quantisation.matrix import QuantisedMatrix, Stored
-from engine.token.gguf.file import gguf_path
-from engine.token.gguf.tensors import GGUFWeights
-from engine.token.models.layer import Translate
-from engine.token.models.weight_file import FileTensor
-from engine.token.models.weights import TensorFiles, iterate_weights, outlined_weights, streamed_weights
-from engine.token.quantised.registry import weight_scheme
-from metrics.compute.startup import StartupClock
+from sojourn.engine.compute.quantisation.matrix import QuantisedMatrix, Stored
+from sojourn.engine.token.gguf.file import gguf_path
+from sojourn.engine.token.gguf.tensors import GGUFWeights
+from sojourn.engine.token.models.layer import Translate
+from sojourn.engine.token.models.weight_file import FileTensor
+from sojourn.engine.token.models.weights import TensorFiles, iterate_weights, outlined_weights, streamed_weights
+from sojourn.engine.token.quantised.registry import weight_scheme
+from sojourn.metrics.compute.startup import StartupClock
 
 
 class WeightSource(Protocol):

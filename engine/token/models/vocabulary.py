@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from engine.compute.communication.communicator import Communicator
+from sojourn.engine.compute.communication.communicator import Communicator
 
 
 def embedded(ids: torch.Tensor, rows: torch.Tensor, tokens: range) -> torch.Tensor:

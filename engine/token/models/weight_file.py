@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from metrics.compute.startup import StartupClock
-from metrics.errors import ModelError
+from sojourn.metrics.compute.startup import StartupClock
+from sojourn.metrics.errors import ModelError
 
 PIECE_BYTES = 1 << 20  # of one read: all of it counts as read from the disk where one page of it is not cached
 STAGE_BYTES = 16 << 20  # of the buffer for what cannot be read in place: it is cast, or goes to a device

@@ -10,13 +10,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from engine.compute.quantisation.matrix import QuantisedMatrix, Stored
-from engine.token.checkpoint import read_json
-from engine.token.models.settings import section
-from engine.token.models.weight_file import FileTensor, WeightFile, tensor_places
-from engine.token.quantised.scheme import SMALL, WeightScheme, gathered
-from metrics.compute.startup import StartupClock
-from metrics.errors import ModelError
+from sojourn.engine.compute.quantisation.matrix import QuantisedMatrix, Stored
+from sojourn.engine.token.checkpoint import read_json
+from sojourn.engine.token.models.settings import section
+from sojourn.engine.token.models.weight_file import FileTensor, WeightFile, tensor_places
+from sojourn.engine.token.quantised.scheme import SMALL, WeightScheme, gathered
+from sojourn.metrics.compute.startup import StartupClock
+from sojourn.metrics.errors import ModelError
 
 HEADER_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
 # Those that a model may be loaded from, and those that are refused by the name of the tensor.

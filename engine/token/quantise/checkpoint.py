@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from engine.compute.quantisation.rounding import GROUPS, common_group
-from engine.token.checkpoint import read_config, read_json
-from engine.token.gguf.file import gguf_path
-from engine.token.models.decoder import Decoder
-from engine.token.models.registry import load_model
-from engine.token.models.weights import TensorFiles
-from engine.token.quantise.gguf_writer import KINDS, write_gguf
-from engine.token.quantise.layouts import LAYOUTS, Layout
-from engine.token.quantise.scaling import scale_by_activations
-from engine.token.quantised.registry import weight_scheme
-from engine.token.text.template_sources import TEMPLATE_FOLDER
-from metrics.errors import ModelError
+from sojourn.engine.compute.quantisation.rounding import GROUPS, common_group
+from sojourn.engine.token.checkpoint import read_config, read_json
+from sojourn.engine.token.gguf.file import gguf_path
+from sojourn.engine.token.models.decoder import Decoder
+from sojourn.engine.token.models.registry import load_model
+from sojourn.engine.token.models.weights import TensorFiles
+from sojourn.engine.token.quantise.gguf_writer import KINDS, write_gguf
+from sojourn.engine.token.quantise.layouts import LAYOUTS, Layout
+from sojourn.engine.token.quantise.scaling import scale_by_activations
+from sojourn.engine.token.quantised.registry import weight_scheme
+from sojourn.engine.token.text.template_sources import TEMPLATE_FOLDER
+from sojourn.metrics.errors import ModelError
 
 TARGETS = (*LAYOUTS, *(f"gguf-{kind.lower()}" for kind in KINDS))
 CPU = torch.device("cpu")

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import torch
 
-from engine.config import model_folder
-from engine.token.models.decoder import Decoder
-from engine.token.models.registry import load_model
-from engine.token.quantise.passes import hidden_states
-from engine.token.text.tokenizer import Tokenizer
-from metrics.compute.weight_error import WeightError
-from metrics.errors import ModelError
+from sojourn.engine.config import model_folder
+from sojourn.engine.token.models.decoder import Decoder
+from sojourn.engine.token.models.registry import load_model
+from sojourn.engine.token.quantise.passes import hidden_states
+from sojourn.engine.token.text.tokenizer import Tokenizer
+from sojourn.metrics.compute.weight_error import WeightError
+from sojourn.metrics.errors import ModelError
 
 CPU = torch.device("cpu")
 NUM_TOKENS = 1024

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.token.checkpoint import read_json
-from engine.token.gguf.config import ARCHITECTURES, KEYS
-from engine.token.gguf.tensors import NAMES
-from engine.token.gguf.tokenizer import CONTROL, SPLITS, USER_DEFINED
-from engine.token.models.settings import number
-from engine.token.text.template_sources import template_sources
-from metrics.errors import ModelError
+from sojourn.engine.token.checkpoint import read_json
+from sojourn.engine.token.gguf.config import ARCHITECTURES, KEYS
+from sojourn.engine.token.gguf.tensors import NAMES
+from sojourn.engine.token.gguf.tokenizer import CONTROL, SPLITS, USER_DEFINED
+from sojourn.engine.token.models.settings import number
+from sojourn.engine.token.text.template_sources import template_sources
+from sojourn.metrics.errors import ModelError
 
 # What else a rotation may have, and the values that a reader takes for absent ones.
 YARN = {"attention_factor": None, "mscale": None, "mscale_all_dim": None, "beta_fast": 32, "beta_slow": 1,

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from engine.compute.quantisation.matrix import QuantisedMatrix
-from engine.compute.quantisation.rounding import rounded_fp8, rounded_integers
-from engine.token.quantised.packing import awq_packed, packed
+from sojourn.engine.compute.quantisation.matrix import QuantisedMatrix
+from sojourn.engine.compute.quantisation.rounding import rounded_fp8, rounded_integers
+from sojourn.engine.token.quantised.packing import awq_packed, packed
 
 Tensors = dict[str, torch.Tensor]  # by suffix of the module's name
 INT8, INT4, BYTES = 8, 4, 8

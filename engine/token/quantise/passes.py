@@ -2,11 +2,11 @@
 
 import torch
 
-from engine.compute.attention.backend import AttentionInputs
-from engine.compute.attention.torch_backend import TorchAttention
-from engine.compute.kv_cache import allocate
-from engine.compute.operations.backend import Operations
-from engine.token.models.decoder import Decoder
+from sojourn.engine.compute.attention.backend import AttentionInputs
+from sojourn.engine.compute.attention.torch_backend import TorchAttention
+from sojourn.engine.compute.kv_cache import allocate
+from sojourn.engine.compute.operations.backend import Operations
+from sojourn.engine.token.models.decoder import Decoder
 
 BLOCK_SIZE = 16
 

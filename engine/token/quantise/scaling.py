@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from engine.compute.linear import Linear
-from engine.compute.operations.reference import gemma_rms_norm
-from engine.token.models.decoder import Decoder
-from engine.token.models.grouped import GroupedAttention
-from engine.token.models.layer import Layer
-from engine.token.models.mlp import GatedMLP, PlainMLP
-from engine.token.quantise.passes import hidden_states
+from sojourn.engine.compute.linear import Linear
+from sojourn.engine.compute.operations.reference import gemma_rms_norm
+from sojourn.engine.token.models.decoder import Decoder
+from sojourn.engine.token.models.grouped import GroupedAttention
+from sojourn.engine.token.models.layer import Layer
+from sojourn.engine.token.models.mlp import GatedMLP, PlainMLP
+from sojourn.engine.token.quantise.passes import hidden_states
 
 GRID = 20  # steps of the exponent between 0 and 1
 SAMPLE_ROWS = 128  # of activations that outputs are compared on

@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
-from engine.compute.quantisation.matrix import QuantisedMatrix
-from engine.token.models.settings import listed
-from engine.token.quantised.packing import awq_unpacked
-from engine.token.quantised.scheme import Parts, WeightScheme, expect_shape, needed, num_groups, outlined_matrix
-from engine.token.quantised.settings import bits_of, group_of, skips
-from metrics.errors import ModelError
+from sojourn.engine.compute.quantisation.matrix import QuantisedMatrix
+from sojourn.engine.token.models.settings import listed
+from sojourn.engine.token.quantised.packing import awq_unpacked
+from sojourn.engine.token.quantised.scheme import Parts, WeightScheme, expect_shape, needed, num_groups, outlined_matrix
+from sojourn.engine.token.quantised.settings import bits_of, group_of, skips
+from sojourn.metrics.errors import ModelError
 
 
 def awq(config: dict[str, Any]) -> WeightScheme:

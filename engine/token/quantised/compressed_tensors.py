@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from engine.compute.quantisation.matrix import QuantisedMatrix
-from engine.token.models.settings import count, listed, section
-from engine.token.quantised.fp4 import mxfp4_matrix, nvfp4_matrix
-from engine.token.quantised.gptq import input_order
-from engine.token.quantised.packing import e8m0_scales, unpacked
-from engine.token.quantised.scheme import (
+from sojourn.engine.compute.quantisation.matrix import QuantisedMatrix
+from sojourn.engine.token.models.settings import count, listed, section
+from sojourn.engine.token.quantised.fp4 import mxfp4_matrix, nvfp4_matrix
+from sojourn.engine.token.quantised.gptq import input_order
+from sojourn.engine.token.quantised.packing import e8m0_scales, unpacked
+from sojourn.engine.token.quantised.scheme import (
     Parts,
     WeightScheme,
     expect_shape,
@@ -21,8 +21,8 @@ from engine.token.quantised.scheme import (
     outlined_matrix,
     scale_grid,
 )
-from engine.token.quantised.settings import bits_of, matches, word
-from metrics.errors import ModelError
+from sojourn.engine.token.quantised.settings import bits_of, matches, word
+from sojourn.metrics.errors import ModelError
 
 SUFFIXES = (
     ".weight_packed", ".weight_scale", ".weight_zero_point", ".weight_shape", ".weight_g_idx", ".weight_global_scale",

@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
-from engine.compute.quantisation.matrix import QuantisedMatrix
-from engine.token.models.settings import listed
-from engine.token.quantised.packing import e2m1_codes, e8m0_scales
-from engine.token.quantised.scheme import Parts, WeightScheme, expect_shape, needed, outlined_matrix
-from engine.token.quantised.settings import skips
-from metrics.errors import ModelError
+from sojourn.engine.compute.quantisation.matrix import QuantisedMatrix
+from sojourn.engine.token.models.settings import listed
+from sojourn.engine.token.quantised.packing import e2m1_codes, e8m0_scales
+from sojourn.engine.token.quantised.scheme import Parts, WeightScheme, expect_shape, needed, outlined_matrix
+from sojourn.engine.token.quantised.settings import skips
+from sojourn.metrics.errors import ModelError
 
 MX_GROUP, NV_GROUP = 32, 16
 

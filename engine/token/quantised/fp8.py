@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from engine.compute.quantisation.matrix import QuantisedMatrix
-from engine.token.models.settings import count, listed
-from engine.token.quantised.scheme import Parts, WeightScheme, needed, outlined_matrix, scale_grid
-from engine.token.quantised.settings import skips, word
-from metrics.errors import ModelError
+from sojourn.engine.compute.quantisation.matrix import QuantisedMatrix
+from sojourn.engine.token.models.settings import count, listed
+from sojourn.engine.token.quantised.scheme import Parts, WeightScheme, needed, outlined_matrix, scale_grid
+from sojourn.engine.token.quantised.settings import skips, word
+from sojourn.metrics.errors import ModelError
 
 SUFFIXES = (".weight_scale_inv", ".weight_scale", ".input_scale", ".activation_scale")
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
-from engine.compute.quantisation.matrix import QuantisedMatrix
-from engine.token.models.settings import section
-from engine.token.quantised.packing import unpacked
-from engine.token.quantised.scheme import Parts, WeightScheme, expect_shape, needed, num_groups, outlined_matrix
-from engine.token.quantised.settings import bits_of, group_of, word
-from metrics.errors import ModelError
+from sojourn.engine.compute.quantisation.matrix import QuantisedMatrix
+from sojourn.engine.token.models.settings import section
+from sojourn.engine.token.quantised.packing import unpacked
+from sojourn.engine.token.quantised.scheme import Parts, WeightScheme, expect_shape, needed, num_groups, outlined_matrix
+from sojourn.engine.token.quantised.settings import bits_of, group_of, word
+from sojourn.metrics.errors import ModelError
 
 # Version 1 stores zeros less one, a word at a time: what borrowed from the next code gets it back by this sum.
 ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}

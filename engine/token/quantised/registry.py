@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
-from engine.token.models.settings import section
-from engine.token.quantised.awq import awq
-from engine.token.quantised.compressed_tensors import compressed_tensors
-from engine.token.quantised.fp4 import modelopt_nvfp4, mxfp4
-from engine.token.quantised.fp8 import fp8
-from engine.token.quantised.gptq import gptq
-from engine.token.quantised.scheme import WeightScheme
-from engine.token.quantised.settings import word
+from sojourn.engine.token.models.settings import section
+from sojourn.engine.token.quantised.awq import awq
+from sojourn.engine.token.quantised.compressed_tensors import compressed_tensors
+from sojourn.engine.token.quantised.fp4 import modelopt_nvfp4, mxfp4
+from sojourn.engine.token.quantised.fp8 import fp8
+from sojourn.engine.token.quantised.gptq import gptq
+from sojourn.engine.token.quantised.scheme import WeightScheme
+from sojourn.engine.token.quantised.settings import word
 
 SCHEMES: dict[str, Callable[[dict[str, Any]], WeightScheme]] = {
     "compressed-tensors": compressed_tensors,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.compute.quantisation.matrix import QuantisedMatrix
-from metrics.errors import ModelError
+from sojourn.engine.compute.quantisation.matrix import QuantisedMatrix
+from sojourn.metrics.errors import ModelError
 
 log = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from engine.token.models.settings import count, shown
-from metrics.errors import ModelError
+from sojourn.engine.token.models.settings import count, shown
+from sojourn.metrics.errors import ModelError
 
 
 def word(config: dict[str, Any], key: str, known: Iterable[str], default: str | None = None) -> str:

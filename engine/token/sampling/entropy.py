@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.compute.buffers import to_device
-from engine.sampling import GREEDY_BELOW
-from engine.token.sampling.state import SamplingRequest
-from engine.token.sampling.truncation import Truncation, above_floors, truncate, truncation_of
+from sojourn.engine.compute.buffers import to_device
+from sojourn.engine.sampling import GREEDY_BELOW
+from sojourn.engine.token.sampling.state import SamplingRequest
+from sojourn.engine.token.sampling.truncation import Truncation, above_floors, truncate, truncation_of
 
 EVERY = 192  # steps that sample a token
 LEAST_INTERVAL_NS = 500_000_000  # between two entropy samples

@@ -2,12 +2,12 @@
 
 import torch
 
-from engine.compute.buffers import to_device
-from engine.compute.logits import LogitEdits
-from engine.compute.triton.edits import edit_rows
-from engine.compute.triton.sampling import COLUMNS, draw_rows
-from engine.sampling import GREEDY_BELOW, SamplingParams
-from engine.token.sampling.state import RowTable, TokenHistory
+from sojourn.engine.compute.buffers import to_device
+from sojourn.engine.compute.logits import LogitEdits
+from sojourn.engine.compute.triton.edits import edit_rows
+from sojourn.engine.compute.triton.sampling import COLUMNS, draw_rows
+from sojourn.engine.sampling import GREEDY_BELOW, SamplingParams
+from sojourn.engine.token.sampling.state import RowTable, TokenHistory
 
 
 class FusedSampler:

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import torch
 
-from engine.compute.buffers import to_host
-from engine.sampling import TokenLogprobs
+from sojourn.engine.compute.buffers import to_host
+from sojourn.engine.sampling import TokenLogprobs
 
 CHUNK_ELEMENTS = 1 << 24  # of float32 logits scored together: a long prompt then needs little memory
 

@@ -6,9 +6,9 @@ from importlib.util import find_spec
 
 import torch
 
-from engine.compute.buffers import to_device
-from engine.compute.logits import NOTHING, LogitEdits, argmax, edit_rows
-from engine.token.sampling.state import (
+from sojourn.engine.compute.buffers import to_device
+from sojourn.engine.compute.logits import NOTHING, LogitEdits, argmax, edit_rows
+from sojourn.engine.token.sampling.state import (
     DraftedState,
     RowTable,
     SamplingRequest,
@@ -16,7 +16,7 @@ from engine.token.sampling.state import (
     TokenHistory,
     logit_edits,
 )
-from engine.token.sampling.truncation import Truncation, above_floors, truncate, truncation_of
+from sojourn.engine.token.sampling.truncation import Truncation, above_floors, truncate, truncation_of
 
 _MASK = (1 << 64) - 1
 
@@ -83,7 +83,7 @@ class Sampler:
             fused = device.type == "cuda" and find_spec("triton") is not None
         self.fused = None
         if fused:  # Triton takes its time to import, and is not everywhere
-            from engine.token.sampling.fused_sampler import FusedSampler
+            from sojourn.engine.token.sampling.fused_sampler import FusedSampler
 
             self.fused = FusedSampler(device, self.history, self.biases, max_rows)
         self._states: dict[str, SamplingState] = {}

@@ -6,9 +6,9 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from engine.compute.buffers import to_device
-from engine.compute.logits import LogitEdits
-from engine.sampling import GREEDY_BELOW, SamplingParams
+from sojourn.engine.compute.buffers import to_device
+from sojourn.engine.compute.logits import LogitEdits
+from sojourn.engine.sampling import GREEDY_BELOW, SamplingParams
 
 LZ_WINDOW = 512  # output tokens in which a repetition is looked for
 LZ_MATCH = 32  # ... and how much of it counts

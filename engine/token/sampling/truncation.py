@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.sampling import SamplingParams
+from sojourn.engine.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

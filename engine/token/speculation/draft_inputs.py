@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from engine.compute.attention.backend import AttentionInputs
-from engine.compute.buffers import to_device
+from sojourn.engine.compute.attention.backend import AttentionInputs
+from sojourn.engine.compute.buffers import to_device
 
 
 class DraftTables:

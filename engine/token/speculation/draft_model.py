@@ -11,17 +11,17 @@ from itertools import chain
 import numpy as np
 import torch
 
-from engine.compute.attention.backend import AttentionBackend
-from engine.compute.buffers import to_device
-from engine.compute.kv_cache import KVCache, copy_blocks
-from engine.compute.logits import argmax
-from engine.compute.operations.backend import Operations
-from engine.token.models.decoder import Decoder
-from engine.token.speculation.draft_inputs import DraftTables
-from engine.token.speculation.greedy_chain import greedy_chain
-from engine.token.speculation.pass_costs import PassCosts
-from engine.token.speculation.proposer import ComputedStep, DraftedRequest, Proposal, SequenceStep
-from metrics.compute.cost_model import ModelShape
+from sojourn.engine.compute.attention.backend import AttentionBackend
+from sojourn.engine.compute.buffers import to_device
+from sojourn.engine.compute.kv_cache import KVCache, copy_blocks
+from sojourn.engine.compute.logits import argmax
+from sojourn.engine.compute.operations.backend import Operations
+from sojourn.engine.token.models.decoder import Decoder
+from sojourn.engine.token.speculation.draft_inputs import DraftTables
+from sojourn.engine.token.speculation.greedy_chain import greedy_chain
+from sojourn.engine.token.speculation.pass_costs import PassCosts
+from sojourn.engine.token.speculation.proposer import ComputedStep, DraftedRequest, Proposal, SequenceStep
+from sojourn.metrics.compute.cost_model import ModelShape
 
 
 @dataclass(slots=True)

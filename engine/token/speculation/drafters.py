@@ -13,23 +13,31 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.compute.backends import make_attention, make_operations
-from engine.compute.kv_cache import KVLayout, allocate, bytes_per_token
-from engine.compute.linear import Linear
-from engine.compute.weight_formats import WeightFormat
-from engine.config import EngineConfig, model_folder
-from engine.token.checkpoint import read_config, read_json
-from engine.token.models.decoder import Decoder
-from engine.token.models.moe import MixtureOfExperts
-from engine.token.models.registry import load_model, outlined_model
-from engine.token.models.settings import section
-from engine.token.models.weights import iterate_weights, outlined_weights
-from engine.token.speculation import eagle3, medusa, mtp
-from engine.token.speculation.draft_model import DraftModelProposer
-from engine.token.speculation.head_files import HeadFiles, Translate, filled, head_bytes, head_format, loaded, outlining
-from engine.token.speculation.layer_chain import LayerChainProposer
-from engine.token.speculation.proposer import Proposer
-from metrics.errors import ModelError
+from sojourn.engine.compute.backends import make_attention, make_operations
+from sojourn.engine.compute.kv_cache import KVLayout, allocate, bytes_per_token
+from sojourn.engine.compute.linear import Linear
+from sojourn.engine.compute.weight_formats import WeightFormat
+from sojourn.engine.config import EngineConfig, model_folder
+from sojourn.engine.token.checkpoint import read_config, read_json
+from sojourn.engine.token.models.decoder import Decoder
+from sojourn.engine.token.models.moe import MixtureOfExperts
+from sojourn.engine.token.models.registry import load_model, outlined_model
+from sojourn.engine.token.models.settings import section
+from sojourn.engine.token.models.weights import iterate_weights, outlined_weights
+from sojourn.engine.token.speculation import eagle3, medusa, mtp
+from sojourn.engine.token.speculation.draft_model import DraftModelProposer
+from sojourn.engine.token.speculation.head_files import (
+    HeadFiles,
+    Translate,
+    filled,
+    head_bytes,
+    head_format,
+    loaded,
+    outlining,
+)
+from sojourn.engine.token.speculation.layer_chain import LayerChainProposer
+from sojourn.engine.token.speculation.proposer import Proposer
+from sojourn.metrics.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,20 +12,20 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from engine.compute.kv_cache import KVCache, bytes_per_token
-from engine.compute.linear import Linear
-from engine.compute.logits import argmax
-from engine.compute.operations.backend import Operations, Rope, Step
-from engine.compute.operations.reference import rms_norm
-from engine.token.models.decoder import Decoder
-from engine.token.models.grouped import GroupedAttention, GroupedConfig
-from engine.token.models.mlp import GatedMLP
-from engine.token.models.rope import refuse_odd, rope_parameters, rope_table
-from engine.token.models.settings import count, listed, number, refuse_unless, section
-from engine.token.speculation.head_files import HeadFiles
-from engine.token.speculation.proposer import ComputedStep
-from metrics.compute.cost_model import ModelShape
-from metrics.errors import ModelError
+from sojourn.engine.compute.kv_cache import KVCache, bytes_per_token
+from sojourn.engine.compute.linear import Linear
+from sojourn.engine.compute.logits import argmax
+from sojourn.engine.compute.operations.backend import Operations, Rope, Step
+from sojourn.engine.compute.operations.reference import rms_norm
+from sojourn.engine.token.models.decoder import Decoder
+from sojourn.engine.token.models.grouped import GroupedAttention, GroupedConfig
+from sojourn.engine.token.models.mlp import GatedMLP
+from sojourn.engine.token.models.rope import refuse_odd, rope_parameters, rope_table
+from sojourn.engine.token.models.settings import count, listed, number, refuse_unless, section
+from sojourn.engine.token.speculation.head_files import HeadFiles
+from sojourn.engine.token.speculation.proposer import ComputedStep
+from sojourn.metrics.compute.cost_model import ModelShape
+from sojourn.metrics.errors import ModelError
 
 NUM_STATES = 3
 LEFT_OUT = ("t2d",)  # the inverse of d2t

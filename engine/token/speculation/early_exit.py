@@ -7,21 +7,21 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from engine.compute.attention.backend import AttentionBackend
-from engine.compute.buffers import to_device
-from engine.compute.kv_cache import KVCache
-from engine.compute.logits import argmax
-from engine.compute.operations.backend import Operations
-from engine.token.models.decoder import Decoder
-from engine.token.models.moe import MixtureOfExperts
-from engine.token.models.taps import Taps
-from engine.token.speculation.draft_inputs import DraftTables
-from engine.token.speculation.greedy_chain import greedy_chain
-from engine.token.speculation.head_files import read_bytes
-from engine.token.speculation.pass_costs import PassCosts
-from engine.token.speculation.proposer import ComputedStep, Proposal
-from metrics.compute.cost_model import ModelShape
-from metrics.errors import ModelError
+from sojourn.engine.compute.attention.backend import AttentionBackend
+from sojourn.engine.compute.buffers import to_device
+from sojourn.engine.compute.kv_cache import KVCache
+from sojourn.engine.compute.logits import argmax
+from sojourn.engine.compute.operations.backend import Operations
+from sojourn.engine.token.models.decoder import Decoder
+from sojourn.engine.token.models.moe import MixtureOfExperts
+from sojourn.engine.token.models.taps import Taps
+from sojourn.engine.token.speculation.draft_inputs import DraftTables
+from sojourn.engine.token.speculation.greedy_chain import greedy_chain
+from sojourn.engine.token.speculation.head_files import read_bytes
+from sojourn.engine.token.speculation.pass_costs import PassCosts
+from sojourn.engine.token.speculation.proposer import ComputedStep, Proposal
+from sojourn.metrics.compute.cost_model import ModelShape
+from sojourn.metrics.errors import ModelError
 
 
 class EarlyExitProposer:

@@ -9,12 +9,12 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from engine.compute.linear import Linear
-from engine.compute.weight_formats import WeightFormat, weight_format
-from engine.token.checkpoint import read_json
-from engine.token.models.moe import MixtureOfExperts
-from engine.token.models.weights import outlined_weights, stored_dtype
-from metrics.errors import ModelError
+from sojourn.engine.compute.linear import Linear
+from sojourn.engine.compute.weight_formats import WeightFormat, weight_format
+from sojourn.engine.token.checkpoint import read_json
+from sojourn.engine.token.models.moe import MixtureOfExperts
+from sojourn.engine.token.models.weights import outlined_weights, stored_dtype
+from sojourn.metrics.errors import ModelError
 
 # (name and tensor of the checkpoint) → the same under the names of a head's slices; nothing for what is not used
 Translate = Callable[[str, torch.Tensor], Iterable[tuple[str, torch.Tensor]]]

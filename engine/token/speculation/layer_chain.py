@@ -13,15 +13,15 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from engine.compute.attention.backend import AttentionBackend
-from engine.compute.buffers import to_device
-from engine.compute.kv_cache import KVCache, KVLayout, copy_blocks
-from engine.compute.operations.backend import Operations, Rope, Step
-from engine.token.speculation.draft_inputs import DraftTables
-from engine.token.speculation.greedy_chain import greedy_chain
-from engine.token.speculation.pass_costs import PassCosts
-from engine.token.speculation.proposer import ComputedStep, Proposal, SequenceStep
-from metrics.compute.cost_model import ModelShape
+from sojourn.engine.compute.attention.backend import AttentionBackend
+from sojourn.engine.compute.buffers import to_device
+from sojourn.engine.compute.kv_cache import KVCache, KVLayout, copy_blocks
+from sojourn.engine.compute.operations.backend import Operations, Rope, Step
+from sojourn.engine.token.speculation.draft_inputs import DraftTables
+from sojourn.engine.token.speculation.greedy_chain import greedy_chain
+from sojourn.engine.token.speculation.pass_costs import PassCosts
+from sojourn.engine.token.speculation.proposer import ComputedStep, Proposal, SequenceStep
+from sojourn.metrics.compute.cost_model import ModelShape
 
 
 class DraftLayer(Protocol):

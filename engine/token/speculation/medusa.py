@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from engine.compute.linear import Linear
-from engine.compute.logits import argmax
-from engine.token.models.decoder import Decoder
-from engine.token.models.settings import count
-from engine.token.speculation.head_files import HeadFiles, read_bytes
-from engine.token.speculation.proposer import ComputedStep, Proposal
-from metrics.errors import ModelError
+from sojourn.engine.compute.linear import Linear
+from sojourn.engine.compute.logits import argmax
+from sojourn.engine.token.models.decoder import Decoder
+from sojourn.engine.token.models.settings import count
+from sojourn.engine.token.speculation.head_files import HeadFiles, read_bytes
+from sojourn.engine.token.speculation.proposer import ComputedStep, Proposal
+from sojourn.metrics.errors import ModelError
 
 _HEAD = {"lm_heads.0.weight", "lm_head.weight"}  # either may be the one head of all blocks
 _ORIGINAL = re.compile(r"(?:medusa_heads?\.)?(\d+)\.(\d+)\.(?:linear\.)?(weight|bias)")

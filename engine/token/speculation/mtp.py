@@ -11,16 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from engine.compute.kv_cache import KVCache, bytes_per_token
-from engine.compute.linear import Linear
-from engine.compute.logits import argmax
-from engine.compute.operations.backend import Operations, Rope, Step
-from engine.token.models.decoder import Decoder
-from engine.token.models.layer import Layer
-from engine.token.models.moe import MixtureOfExperts, split_experts
-from engine.token.speculation.proposer import ComputedStep
-from metrics.compute.cost_model import ExpertShape, ModelShape
-from metrics.errors import ModelError
+from sojourn.engine.compute.kv_cache import KVCache, bytes_per_token
+from sojourn.engine.compute.linear import Linear
+from sojourn.engine.compute.logits import argmax
+from sojourn.engine.compute.operations.backend import Operations, Rope, Step
+from sojourn.engine.token.models.decoder import Decoder
+from sojourn.engine.token.models.layer import Layer
+from sojourn.engine.token.models.moe import MixtureOfExperts, split_experts
+from sojourn.engine.token.speculation.proposer import ComputedStep
+from sojourn.metrics.compute.cost_model import ExpertShape, ModelShape
+from sojourn.metrics.errors import ModelError
 
 FAMILIES = ("DeepseekV3ForCausalLM",)
 

@@ -1,8 +1,8 @@
 """Prompt lookup: what followed the last occurrence of the newest tokens is proposed again (Saxena, 2023, "Prompt Lookup
 Decoding"; Yang et al., 2023, "Inference with Reference", arXiv 2304.04487)."""
 
-from engine.token.speculation.ngram_index import NgramIndex
-from engine.token.speculation.proposer import ComputedStep, Proposal
+from sojourn.engine.token.speculation.ngram_index import NgramIndex
+from sojourn.engine.token.speculation.proposer import ComputedStep, Proposal
 
 
 class NgramProposer:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from metrics.compute.cost_model import ModelShape, step_cost, steps_work
+from sojourn.metrics.compute.cost_model import ModelShape, step_cost, steps_work
 
 
 class PassCosts:

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from engine.sampling import SamplingParams
+from sojourn.engine.sampling import SamplingParams
 
 
 class DraftedRequest(Protocol):

@@ -1,13 +1,13 @@
 """Makes the proposer that the settings ask for."""
 
-from engine.compute.attention.backend import AttentionBackend
-from engine.compute.kv_cache import KVCache
-from engine.compute.operations.backend import Operations
-from engine.config import EngineConfig
-from engine.token.speculation.drafters import Target, outlined_drafter
-from engine.token.speculation.early_exit import EarlyExitProposer
-from engine.token.speculation.ngram import NgramProposer
-from engine.token.speculation.proposer import Proposer
+from sojourn.engine.compute.attention.backend import AttentionBackend
+from sojourn.engine.compute.kv_cache import KVCache
+from sojourn.engine.compute.operations.backend import Operations
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.token.speculation.drafters import Target, outlined_drafter
+from sojourn.engine.token.speculation.early_exit import EarlyExitProposer
+from sojourn.engine.token.speculation.ngram import NgramProposer
+from sojourn.engine.token.speculation.proposer import Proposer
 
 LONGEST_MATCH = 4
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from engine.sampling import SamplingParams
-from engine.token.text.stream import TextStream
-from engine.token.text.tokenizer import NoText, NoTokenizer, Tokenizer
-from engine.token.tools.calls import overlap
+from sojourn.engine.sampling import SamplingParams
+from sojourn.engine.token.text.stream import TextStream
+from sojourn.engine.token.text.tokenizer import NoText, NoTokenizer, Tokenizer
+from sojourn.engine.token.tools.calls import overlap
 
 
 def assembler_of(

@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
-from engine.token.text.stages import (
+from sojourn.engine.token.text.stages import (
     CLEANUP,
     CTC,
     BPESuffix,

@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.token.tools.calls import overlap
+from sojourn.engine.token.tools.calls import overlap
 
 _NEVER = 2**62
 _GAP = r"GAP: /[ \n]{0,4}/"  # models write it between the closer and the answer

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from engine.token.text.decoders import Decoder
-from engine.token.text.stages import ByteFallback, Stage, finished, through
+from sojourn.engine.token.text.decoders import Decoder
+from sojourn.engine.token.text.stages import ByteFallback, Stage, finished, through
 
 
 class TextStream:

@@ -8,11 +8,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from engine.token.text import reasoning
-from engine.token.text.template_processes import Busy, TooMuchWork, template_processes
-from engine.token.text.template_sources import SPECIAL, special_tokens, template_sources
-from engine.token.tools.calls import ToolFormat, format_of
-from metrics.errors import InputError, ModelError
+from sojourn.engine.token.text import reasoning
+from sojourn.engine.token.text.template_processes import Busy, TooMuchWork, template_processes
+from sojourn.engine.token.text.template_sources import SPECIAL, special_tokens, template_sources
+from sojourn.engine.token.tools.calls import ToolFormat, format_of
+from sojourn.metrics.errors import InputError, ModelError
 
 CPU_SECONDS = 2.0  # that one rendering may take: a chat of 1,000 messages takes some 0.01
 LOADING_SECONDS = 1.0  # likewise, to compile a template and to render a word with it

@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from engine.token.text.template import ChatTemplate, TemplateError
-from metrics.memory.prompt_lint.finding import HIGH, MEDIUM, Finding, Severity
+from sojourn.engine.token.text.template import ChatTemplate, TemplateError
+from sojourn.metrics.memory.prompt_lint.finding import HIGH, MEDIUM, Finding, Severity
 
 _SYSTEM = "You answer questions about the sea in short sentences. " * 8
 _USER, _OTHER_USER = "How deep is the harbour?", "Which fish live there?"

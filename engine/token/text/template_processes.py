@@ -12,7 +12,7 @@ import weakref
 from functools import cache
 from typing import Any
 
-from engine.token.text.template_worker import LENGTH, TOO_MUCH_MEMORY, received
+from sojourn.engine.token.text.template_worker import LENGTH, TOO_MUCH_MEMORY, received
 
 WORKERS = 2  # so that one slow template does not hold up all others
 WAIT_SECONDS = 30  # wall time, for a free process and for its answer: a busy machine may leave it without CPU time
@@ -77,7 +77,7 @@ class _Worker:
         self._connection.settimeout(WAIT_SECONDS)
         environment = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
         environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        command = [sys.executable, "-P", "-m", "engine.token.text.template_worker"]  # -P: no module of this folder
+        command = [sys.executable, "-P", "-m", "sojourn.engine.token.text.template_worker"]  # -P: none of this folder
         with other:
             process = subprocess.Popen(command, stdin=other, stdout=subprocess.DEVNULL, env=environment)
         self._end = weakref.finalize(self, _ended, self._connection, process)

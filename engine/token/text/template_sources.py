@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from engine.token.checkpoint import read_json
-from metrics.errors import ModelError
+from sojourn.engine.token.checkpoint import read_json
+from sojourn.metrics.errors import ModelError
 
 TEMPLATE_FOLDER = "additional_chat_templates"  # beside the tokenizer, one file for each name
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

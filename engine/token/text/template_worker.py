@@ -1,6 +1,6 @@
 """Renders chat templates in a process of its own, which a template may end: its work and its memory are bounded.
 
-python -m engine.token.text.template_worker, with a socket as its stdin; `TemplateProcesses` starts it. Knows no torch.
+python -m sojourn.engine.token.text.template_worker, its stdin a socket: `TemplateProcesses` starts it. Knows no torch.
 """
 
 import json
@@ -17,8 +17,8 @@ from typing import Any
 from jinja2 import Template
 from jinja2.exceptions import TemplateRuntimeError, TemplateSyntaxError
 
-from engine.token.text.jinja import environment
-from engine.token.text.template_variables import template_variables
+from sojourn.engine.token.text.jinja import environment
+from sojourn.engine.token.text.template_variables import template_variables
 
 MEMORY_BYTES = 1 << 30  # of the whole process: an idle one has some 50 MiB
 TOO_MUCH_MEMORY = 3  # the exit status

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
-from engine.token.checkpoint import read_config, read_json, tokenizer_source
-from engine.token.text.decoders import Decoder
-from engine.token.text.stream import TextStream
-from engine.token.text.tokenizer_class import split_as_transformers
-from engine.token.text.vocabulary import Vocabulary
-from metrics.errors import ModelError
+from sojourn.engine.token.checkpoint import read_config, read_json, tokenizer_source
+from sojourn.engine.token.text.decoders import Decoder
+from sojourn.engine.token.text.stream import TextStream
+from sojourn.engine.token.text.tokenizer_class import split_as_transformers
+from sojourn.engine.token.text.vocabulary import Vocabulary
+from sojourn.metrics.errors import ModelError
 
 
 class Tokenizer:

@@ -6,8 +6,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from engine.token.models.settings import shown
-from metrics.errors import ModelError
+from sojourn.engine.token.models.settings import shown
+from sojourn.metrics.errors import ModelError
 
 BLANK = "\u2581"  # stands for a space in SentencePiece
 # Model types whose tokenizer is of this class where the files name none.

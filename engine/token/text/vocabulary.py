@@ -2,7 +2,7 @@
 
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
-from engine.token.text.decoders import Decoder
+from sojourn.engine.token.text.decoders import Decoder
 
 
 class Vocabulary:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from engine.token.tools.json_object import CallObject, ValueEnd, skip_space
+from sojourn.engine.token.tools.json_object import CallObject, ValueEnd, skip_space
 
 HEADER_CHARACTERS = 256  # from a call's opener to its arguments, where the name stands outside of JSON
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.sampling import Grammar
-from engine.token.tools.calls import ToolFormat
-from engine.token.tools.schemas import any_of
+from sojourn.engine.sampling import Grammar
+from sojourn.engine.token.tools.calls import ToolFormat
+from sojourn.engine.token.tools.schemas import any_of
 
 # As json.dumps writes it, which is how templates show schemas and calls to a model.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}

@@ -1,11 +1,11 @@
 """LoRA adapters: more of them are asked for than have a slot at a time, so that requests wait and adapters move."""
 
-from metrics.diagnosis.excess import Excess
-from metrics.diagnosis.facts import Facts
-from metrics.diagnosis.rules.cause import Proposal, cause
-from metrics.diagnosis.rules.shared_evidence import excess_evidence, missing_share
-from metrics.diagnosis.verdict import evidence
-from metrics.replay.prediction import Change
+from sojourn.metrics.diagnosis.excess import Excess
+from sojourn.metrics.diagnosis.facts import Facts
+from sojourn.metrics.diagnosis.rules.cause import Proposal, cause
+from sojourn.metrics.diagnosis.rules.shared_evidence import excess_evidence, missing_share
+from sojourn.metrics.diagnosis.verdict import evidence
+from sojourn.metrics.replay.prediction import Change
 
 QUEUE, LOAD = "request.queue", "memory.adapter_load"
 WORTH_SLOTS = 0.05  # of the waiting for a place: less is the end of a step

@@ -2,16 +2,21 @@
 
 import numpy as np
 
-from metrics.diagnosis.capacity import COMFORTABLE, FULL, LARGEST_BATCH, batch_within_tpot, best_load, load
-from metrics.diagnosis.excess import SERVED, Excess, accounts_of
-from metrics.diagnosis.facts import Facts, tightest
-from metrics.diagnosis.rules.cause import CONTENTION, Gain, Proposal, cause
-from metrics.diagnosis.rules.prefix import avoidable_prompts
-from metrics.diagnosis.rules.refusals import REFUSED
-from metrics.diagnosis.rules.shared_evidence import excess_evidence, load_evidence, missing_share, residual_evidence
-from metrics.diagnosis.rules.speculation import avoidable_drafts
-from metrics.diagnosis.verdict import Evidence, evidence
-from metrics.replay.prediction import Change
+from sojourn.metrics.diagnosis.capacity import COMFORTABLE, FULL, LARGEST_BATCH, batch_within_tpot, best_load, load
+from sojourn.metrics.diagnosis.excess import SERVED, Excess, accounts_of
+from sojourn.metrics.diagnosis.facts import Facts, tightest
+from sojourn.metrics.diagnosis.rules.cause import CONTENTION, Gain, Proposal, cause
+from sojourn.metrics.diagnosis.rules.prefix import avoidable_prompts
+from sojourn.metrics.diagnosis.rules.refusals import REFUSED
+from sojourn.metrics.diagnosis.rules.shared_evidence import (
+    excess_evidence,
+    load_evidence,
+    missing_share,
+    residual_evidence,
+)
+from sojourn.metrics.diagnosis.rules.speculation import avoidable_drafts
+from sojourn.metrics.diagnosis.verdict import Evidence, evidence
+from sojourn.metrics.replay.prediction import Change
 
 OFFERED_LOAD = "offered load"  # the object of the one cause that no policy can mend
 NEARLY_FULL = 0.8  # load / capacity from which overload is looked at: the estimate is good to a tenth, and half of that

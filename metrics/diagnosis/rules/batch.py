@@ -1,18 +1,18 @@
 """Causes in the batch: a cap that is too small for the load, and one that is too large for the time per token."""
 
-from metrics.diagnosis.capacity import FULL, batch_within_tpot, comfortable_batch, kv_batch, load
-from metrics.diagnosis.excess import Excess
-from metrics.diagnosis.facts import Facts, tightest
-from metrics.diagnosis.rules.cause import CONTRADICTION, QUEUE, Proposal, all_of, cause
-from metrics.diagnosis.rules.shared_evidence import (
+from sojourn.metrics.diagnosis.capacity import FULL, batch_within_tpot, comfortable_batch, kv_batch, load
+from sojourn.metrics.diagnosis.excess import Excess
+from sojourn.metrics.diagnosis.facts import Facts, tightest
+from sojourn.metrics.diagnosis.rules.cause import CONTRADICTION, QUEUE, Proposal, all_of, cause
+from sojourn.metrics.diagnosis.rules.shared_evidence import (
     blamed_group,
     excess_evidence,
     load_evidence,
     missing_share,
     residual_evidence,
 )
-from metrics.diagnosis.verdict import Evidence, evidence
-from metrics.replay.prediction import Change
+from sojourn.metrics.diagnosis.verdict import Evidence, evidence
+from sojourn.metrics.replay.prediction import Change
 
 DECODE = ("compute.decode",)
 WIDER = (2, 4, 16, 64)  # times the cap: candidates of a replay

@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from metrics.diagnosis.capacity import load
-from metrics.diagnosis.excess import SERVED, Excess, attainment, attainment_without
-from metrics.diagnosis.facts import Facts
-from metrics.diagnosis.server_means import shows_ledger
-from metrics.diagnosis.verdict import Evidence, Fix, Kind, Probe, evidence
-from metrics.replay.prediction import Change, settings_text, shown_setting
+from sojourn.metrics.diagnosis.capacity import load
+from sojourn.metrics.diagnosis.excess import SERVED, Excess, attainment, attainment_without
+from sojourn.metrics.diagnosis.facts import Facts
+from sojourn.metrics.diagnosis.server_means import shows_ledger
+from sojourn.metrics.diagnosis.verdict import Evidence, Fix, Kind, Probe, evidence
+from sojourn.metrics.replay.prediction import Change, settings_text, shown_setting
 
 # A cause is proposed if it explains this share of an excess: a tenth could be chance. `adjudicate` asks for more.
 WORTH_A_LOOK = 0.1

@@ -3,15 +3,15 @@
 import numpy as np
 import pandas as pd
 
-from metrics.diagnosis.client_stalls import ClientStalls, client_stalls
-from metrics.diagnosis.excess import SERVED, Excess
-from metrics.diagnosis.facts import Facts
-from metrics.diagnosis.rules.cause import Proposal, cause
-from metrics.diagnosis.rules.front import DRAINED, drained_share
-from metrics.diagnosis.rules.shared_evidence import excess_evidence, missing_share
-from metrics.diagnosis.verdict import Evidence, evidence
-from metrics.replay.prediction import Change
-from metrics.run.server_alone import CLIENT_LEFT
+from sojourn.metrics.diagnosis.client_stalls import ClientStalls, client_stalls
+from sojourn.metrics.diagnosis.excess import SERVED, Excess
+from sojourn.metrics.diagnosis.facts import Facts
+from sojourn.metrics.diagnosis.rules.cause import Proposal, cause
+from sojourn.metrics.diagnosis.rules.front import DRAINED, drained_share
+from sojourn.metrics.diagnosis.rules.shared_evidence import excess_evidence, missing_share
+from sojourn.metrics.diagnosis.verdict import Evidence, evidence
+from sojourn.metrics.replay.prediction import Change
+from sojourn.metrics.run.server_alone import CLIENT_LEFT
 
 NETWORK, LAG, LOST = "client.network", "client.lag", "request.lost"
 FEW = 0.5  # of the requests: what hits fewer of them belongs to them

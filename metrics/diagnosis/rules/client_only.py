@@ -4,15 +4,15 @@ A client sees when text came, not why. Several causes leave the same traces: the
 leaves them, with little weight, and abstain where no trace stands out.
 """
 
-from metrics.diagnosis.client_signs import Signs, signs_of
-from metrics.diagnosis.excess import Excess
-from metrics.diagnosis.facts import Facts, tightest
-from metrics.diagnosis.rules.arrivals import OFFERED_LOAD
-from metrics.diagnosis.rules.cause import Proposal, cause
-from metrics.diagnosis.rules.client import broken_connections, is_broken, is_timeout
-from metrics.diagnosis.rules.refusals import BY_LIMIT, REFUSED
-from metrics.diagnosis.rules.shared_evidence import missing_share
-from metrics.diagnosis.verdict import Evidence, evidence
+from sojourn.metrics.diagnosis.client_signs import Signs, signs_of
+from sojourn.metrics.diagnosis.excess import Excess
+from sojourn.metrics.diagnosis.facts import Facts, tightest
+from sojourn.metrics.diagnosis.rules.arrivals import OFFERED_LOAD
+from sojourn.metrics.diagnosis.rules.cause import Proposal, cause
+from sojourn.metrics.diagnosis.rules.client import broken_connections, is_broken, is_timeout
+from sojourn.metrics.diagnosis.rules.refusals import BY_LIMIT, REFUSED
+from sojourn.metrics.diagnosis.rules.shared_evidence import missing_share
+from sojourn.metrics.diagnosis.verdict import Evidence, evidence
 
 GOES_WITH = 0.5  # a correlation of ranks: a quarter of the variance
 GROWS = 0.8  # of the mean time to first token over the run: a queue that stands is below half of that

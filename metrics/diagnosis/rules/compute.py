@@ -1,14 +1,14 @@
 """Causes in the host's part of a step: what it does beside the device, and what the device waits for."""
 
-from metrics.diagnosis.capacity import FULL, best_load, load
-from metrics.diagnosis.excess import Excess
-from metrics.diagnosis.facts import Facts
-from metrics.diagnosis.rules.cause import CONTENTION, EXPLAINS_ENOUGH, Proposal, cause
-from metrics.diagnosis.rules.shared_evidence import excess_evidence
-from metrics.diagnosis.step_facts import DEVICE_STAGES
-from metrics.diagnosis.symptoms import LOW_DEVICE_BUSY
-from metrics.diagnosis.verdict import Evidence, evidence
-from metrics.replay.prediction import Change
+from sojourn.metrics.diagnosis.capacity import FULL, best_load, load
+from sojourn.metrics.diagnosis.excess import Excess
+from sojourn.metrics.diagnosis.facts import Facts
+from sojourn.metrics.diagnosis.rules.cause import CONTENTION, EXPLAINS_ENOUGH, Proposal, cause
+from sojourn.metrics.diagnosis.rules.shared_evidence import excess_evidence
+from sojourn.metrics.diagnosis.step_facts import DEVICE_STAGES
+from sojourn.metrics.diagnosis.symptoms import LOW_DEVICE_BUSY
+from sojourn.metrics.diagnosis.verdict import Evidence, evidence
+from sojourn.metrics.replay.prediction import Change
 
 SMALL_BATCH = 4  # below it the fixed cost of a step weighs on each of its requests
 HOST, DECODE = "compute.host", "compute.decode"

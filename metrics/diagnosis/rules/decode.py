@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from metrics.diagnosis.capacity import batch_within_tpot
-from metrics.diagnosis.excess import Excess
-from metrics.diagnosis.facts import Facts, tightest
-from metrics.diagnosis.rules.cause import Proposal, all_of, cause
-from metrics.diagnosis.rules.formats import Smaller, smaller_weights
-from metrics.diagnosis.rules.shared_evidence import excess_evidence, missing_share, residual_evidence
-from metrics.diagnosis.verdict import evidence
-from metrics.replay.prediction import Change
+from sojourn.metrics.diagnosis.capacity import batch_within_tpot
+from sojourn.metrics.diagnosis.excess import Excess
+from sojourn.metrics.diagnosis.facts import Facts, tightest
+from sojourn.metrics.diagnosis.rules.cause import Proposal, all_of, cause
+from sojourn.metrics.diagnosis.rules.formats import Smaller, smaller_weights
+from sojourn.metrics.diagnosis.rules.shared_evidence import excess_evidence, missing_share, residual_evidence
+from sojourn.metrics.diagnosis.verdict import evidence
+from sojourn.metrics.replay.prediction import Change
 
 DECODE, PREFILL = ("compute.decode",), ("compute.prefill",)
 HEADROOM = 1.25  # above the speed at which the mean request is just in time

@@ -3,15 +3,15 @@
 from collections.abc import Mapping
 from typing import Any
 
-from metrics.diagnosis.excess import Excess
-from metrics.diagnosis.facts import Facts, declared_classes
-from metrics.diagnosis.machine_facts import MachineFacts
-from metrics.diagnosis.rules.cause import Proposal, all_of, cause
-from metrics.diagnosis.rules.shared_evidence import SLOW_DEVICE, excess_evidence, missing_share
-from metrics.diagnosis.speed_facts import SpeedFacts
-from metrics.diagnosis.verdict import Evidence, evidence
-from metrics.replay.prediction import Change
-from metrics.run.directory import server_hardware
+from sojourn.metrics.diagnosis.excess import Excess
+from sojourn.metrics.diagnosis.facts import Facts, declared_classes
+from sojourn.metrics.diagnosis.machine_facts import MachineFacts
+from sojourn.metrics.diagnosis.rules.cause import Proposal, all_of, cause
+from sojourn.metrics.diagnosis.rules.shared_evidence import SLOW_DEVICE, excess_evidence, missing_share
+from sojourn.metrics.diagnosis.speed_facts import SpeedFacts
+from sojourn.metrics.diagnosis.verdict import Evidence, evidence
+from sojourn.metrics.replay.prediction import Change
+from sojourn.metrics.run.directory import server_hardware
 
 DEVICE_ACCOUNTS = ("compute.decode", "compute.prefill", "request.interference", "memory.recompute")
 # Waits that steps make longer. A request in the socket waits for the front, whatever the device does.

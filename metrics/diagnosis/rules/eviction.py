@@ -1,12 +1,12 @@
 """A policy of eviction that gives away what LRU would have kept, at the same size of the pool."""
 
-from metrics.diagnosis.excess import Excess
-from metrics.diagnosis.facts import Facts
-from metrics.diagnosis.rules.cause import Proposal, cause
-from metrics.diagnosis.rules.prefix import LRU, OUTCOMES, PROMPT_ACCOUNTS, WORTH_SHARING, claims_of_hits
-from metrics.diagnosis.rules.shared_evidence import excess_evidence, missing_share
-from metrics.diagnosis.verdict import evidence
-from metrics.replay.prediction import Change
+from sojourn.metrics.diagnosis.excess import Excess
+from sojourn.metrics.diagnosis.facts import Facts
+from sojourn.metrics.diagnosis.rules.cause import Proposal, cause
+from sojourn.metrics.diagnosis.rules.prefix import LRU, OUTCOMES, PROMPT_ACCOUNTS, WORTH_SHARING, claims_of_hits
+from sojourn.metrics.diagnosis.rules.shared_evidence import excess_evidence, missing_share
+from sojourn.metrics.diagnosis.verdict import evidence
+from sojourn.metrics.replay.prediction import Change
 
 RESIZED = f"{OUTCOMES}, resized_hit_tokens"
 

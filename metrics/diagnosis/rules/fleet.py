@@ -2,17 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 
-from metrics.diagnosis.excess import Excess
-from metrics.diagnosis.facts import Facts, ledger_columns
-from metrics.diagnosis.fleet_facts import FleetFacts, ReplicaFacts
-from metrics.diagnosis.rules.cause import CONTENTION, CONTRADICTION, WAITS, Proposal, cause
-from metrics.diagnosis.rules.client import FEW, NETWORK, hit_share, stalled_share, ways_ms
-from metrics.diagnosis.rules.device import DEVICE_ACCOUNTS
-from metrics.diagnosis.rules.prefix import PROMPT_ACCOUNTS, WORTH_SHARING
-from metrics.diagnosis.rules.shared_evidence import SLOW_DEVICE, excess_evidence, missing_share
-from metrics.diagnosis.server_proposals import of_server
-from metrics.diagnosis.verdict import Evidence, evidence
-from metrics.replay.prediction import Change
+from sojourn.metrics.diagnosis.excess import Excess
+from sojourn.metrics.diagnosis.facts import Facts, ledger_columns
+from sojourn.metrics.diagnosis.fleet_facts import FleetFacts, ReplicaFacts
+from sojourn.metrics.diagnosis.rules.cause import CONTENTION, CONTRADICTION, WAITS, Proposal, cause
+from sojourn.metrics.diagnosis.rules.client import FEW, NETWORK, hit_share, stalled_share, ways_ms
+from sojourn.metrics.diagnosis.rules.device import DEVICE_ACCOUNTS
+from sojourn.metrics.diagnosis.rules.prefix import PROMPT_ACCOUNTS, WORTH_SHARING
+from sojourn.metrics.diagnosis.rules.shared_evidence import SLOW_DEVICE, excess_evidence, missing_share
+from sojourn.metrics.diagnosis.server_proposals import of_server
+from sojourn.metrics.diagnosis.verdict import Evidence, evidence
+from sojourn.metrics.replay.prediction import Change
 
 ROUTING = "request.routing"
 UNEVEN = 1.3  # time of the requests on the busiest server over the mean

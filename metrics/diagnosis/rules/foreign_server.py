@@ -4,17 +4,17 @@ These causes know means over all requests and gauges once a second. They say wha
 that nothing else could have been the cause; no such metric shows whether the device had room for more.
 """
 
-from metrics.diagnosis.excess import Excess
-from metrics.diagnosis.facts import Facts, declared_classes
-from metrics.diagnosis.foreign_server import span_share
-from metrics.diagnosis.rules.arrivals import OFFERED_LOAD
-from metrics.diagnosis.rules.cause import EXPLAINS_ENOUGH, Gain, Proposal, cause
-from metrics.diagnosis.rules.shared_evidence import missing_share
-from metrics.diagnosis.rules.without_steps import DEFINING, batch_gain_evidence, is_saturated
-from metrics.diagnosis.verdict import Evidence, evidence
-from metrics.sources.pressure import KV_FULL
-from metrics.sources.translate import of_family
-from metrics.sources.view import ServerView
+from sojourn.metrics.diagnosis.excess import Excess
+from sojourn.metrics.diagnosis.facts import Facts, declared_classes
+from sojourn.metrics.diagnosis.foreign_server import span_share
+from sojourn.metrics.diagnosis.rules.arrivals import OFFERED_LOAD
+from sojourn.metrics.diagnosis.rules.cause import EXPLAINS_ENOUGH, Gain, Proposal, cause
+from sojourn.metrics.diagnosis.rules.shared_evidence import missing_share
+from sojourn.metrics.diagnosis.rules.without_steps import DEFINING, batch_gain_evidence, is_saturated
+from sojourn.metrics.diagnosis.verdict import Evidence, evidence
+from sojourn.metrics.sources.pressure import KV_FULL
+from sojourn.metrics.sources.translate import of_family
+from sojourn.metrics.sources.view import ServerView
 
 FEWEST_SAMPLES = 3  # of a gauge with requests waiting: one or two may be chance
 MOSTLY = 0.5  # of those samples

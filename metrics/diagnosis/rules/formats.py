@@ -2,14 +2,14 @@
 
 from typing import NamedTuple
 
-from metrics.diagnosis.excess import Excess
-from metrics.diagnosis.facts import Facts
-from metrics.diagnosis.rules.cause import Proposal, all_of, cause
-from metrics.diagnosis.rules.device import DEVICE_ACCOUNTS, WAITS
-from metrics.diagnosis.rules.shared_evidence import excess_evidence, missing_share
-from metrics.diagnosis.speed_facts import FORMATS, OtherSettings
-from metrics.diagnosis.verdict import Evidence, evidence
-from metrics.replay.prediction import Change, settings_text
+from sojourn.metrics.diagnosis.excess import Excess
+from sojourn.metrics.diagnosis.facts import Facts
+from sojourn.metrics.diagnosis.rules.cause import Proposal, all_of, cause
+from sojourn.metrics.diagnosis.rules.device import DEVICE_ACCOUNTS, WAITS
+from sojourn.metrics.diagnosis.rules.shared_evidence import excess_evidence, missing_share
+from sojourn.metrics.diagnosis.speed_facts import FORMATS, OtherSettings
+from sojourn.metrics.diagnosis.verdict import Evidence, evidence
+from sojourn.metrics.replay.prediction import Change, settings_text
 
 # The more bits, the nearer to what the checkpoint stores. The error of fp8 is above that of int8
 # (docs/kv_cache.md, docs/quantisation.md).

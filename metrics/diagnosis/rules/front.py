@@ -7,13 +7,13 @@ timed, so that what it costs beyond its normal cost tells which.
 
 import math
 
-from metrics.diagnosis.excess import SERVED, Excess
-from metrics.diagnosis.facts import Facts
-from metrics.diagnosis.machine_facts import FrontLoop
-from metrics.diagnosis.rules.cause import Proposal, cause
-from metrics.diagnosis.rules.shared_evidence import excess_evidence, missing_share
-from metrics.diagnosis.verdict import Evidence, evidence
-from metrics.replay.prediction import Change
+from sojourn.metrics.diagnosis.excess import SERVED, Excess
+from sojourn.metrics.diagnosis.facts import Facts
+from sojourn.metrics.diagnosis.machine_facts import FrontLoop
+from sojourn.metrics.diagnosis.rules.cause import Proposal, cause
+from sojourn.metrics.diagnosis.rules.shared_evidence import excess_evidence, missing_share
+from sojourn.metrics.diagnosis.verdict import Evidence, evidence
+from sojourn.metrics.replay.prediction import Change
 
 STREAM, ADMISSION, ENCODE, DECODE = "request.stream", "request.admission", "token.encode", "token.decode"
 FRONT = (STREAM, ADMISSION, ENCODE, DECODE)

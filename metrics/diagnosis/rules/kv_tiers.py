@@ -2,16 +2,16 @@
 
 import numpy as np
 
-from metrics.diagnosis.excess import Excess
-from metrics.diagnosis.facts import Facts
-from metrics.diagnosis.rules.cause import Proposal, cause
-from metrics.diagnosis.rules.prefix import pool_for_reuse
-from metrics.diagnosis.rules.same_memory import host_gib
-from metrics.diagnosis.rules.shared_evidence import excess_evidence, missing_share
-from metrics.diagnosis.verdict import evidence
-from metrics.replay.prediction import Change
-from metrics.request.waits import reasons
-from metrics.run.directory import section
+from sojourn.metrics.diagnosis.excess import Excess
+from sojourn.metrics.diagnosis.facts import Facts
+from sojourn.metrics.diagnosis.rules.cause import Proposal, cause
+from sojourn.metrics.diagnosis.rules.prefix import pool_for_reuse
+from sojourn.metrics.diagnosis.rules.same_memory import host_gib
+from sojourn.metrics.diagnosis.rules.shared_evidence import excess_evidence, missing_share
+from sojourn.metrics.diagnosis.verdict import evidence
+from sojourn.metrics.replay.prediction import Change
+from sojourn.metrics.request.waits import reasons
+from sojourn.metrics.run.directory import section
 
 LOAD = "memory.load"
 SLOW = 1.5  # waiting for reads, over what computing again was predicted to take: less is the error of a prediction

@@ -2,15 +2,15 @@
 
 import math
 
-from metrics.diagnosis.capacity import FULL, batch_within_tpot, comfortable_batch, kv_batch, kv_blocks, load
-from metrics.diagnosis.excess import Excess
-from metrics.diagnosis.facts import Facts
-from metrics.diagnosis.rules.cause import EXPLAINS_ENOUGH, Proposal, all_of, cause
-from metrics.diagnosis.rules.prefix import ROUND_BLOCKS, block_size
-from metrics.diagnosis.rules.same_memory import is_sized_in_bytes, smaller_kv, window
-from metrics.diagnosis.rules.shared_evidence import blamed_group, excess_evidence, load_evidence, missing_share
-from metrics.diagnosis.verdict import evidence
-from metrics.replay.prediction import Change
+from sojourn.metrics.diagnosis.capacity import FULL, batch_within_tpot, comfortable_batch, kv_batch, kv_blocks, load
+from sojourn.metrics.diagnosis.excess import Excess
+from sojourn.metrics.diagnosis.facts import Facts
+from sojourn.metrics.diagnosis.rules.cause import EXPLAINS_ENOUGH, Proposal, all_of, cause
+from sojourn.metrics.diagnosis.rules.prefix import ROUND_BLOCKS, block_size
+from sojourn.metrics.diagnosis.rules.same_memory import is_sized_in_bytes, smaller_kv, window
+from sojourn.metrics.diagnosis.rules.shared_evidence import blamed_group, excess_evidence, load_evidence, missing_share
+from sojourn.metrics.diagnosis.verdict import evidence
+from sojourn.metrics.replay.prediction import Change
 
 KV_ACCOUNTS = ("memory.blocked", "memory.preempted", "memory.recompute")
 KV_HEADROOM = 1.25  # requests grow while they run, and lengths vary around their mean

@@ -1,12 +1,12 @@
 """Causes of a front with several models, or with one that sleeps (docs/cold_start.md)."""
 
-from metrics.diagnosis.excess import Excess
-from metrics.diagnosis.facts import Facts
-from metrics.diagnosis.rules.cause import Proposal, cause
-from metrics.diagnosis.rules.shared_evidence import excess_evidence, missing_share
-from metrics.diagnosis.verdict import evidence
-from metrics.memory.residence import residences_of
-from metrics.replay.prediction import Change
+from sojourn.metrics.diagnosis.excess import Excess
+from sojourn.metrics.diagnosis.facts import Facts
+from sojourn.metrics.diagnosis.rules.cause import Proposal, cause
+from sojourn.metrics.diagnosis.rules.shared_evidence import excess_evidence, missing_share
+from sojourn.metrics.diagnosis.verdict import evidence
+from sojourn.metrics.memory.residence import residences_of
+from sojourn.metrics.replay.prediction import Change
 
 COLD = "request.cold_start"
 

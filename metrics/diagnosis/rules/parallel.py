@@ -1,13 +1,13 @@
 """Parallel groups: exchanges that cost more than the division spares, stages that wait, and groups nobody needs."""
 
-from metrics.diagnosis.excess import Excess
-from metrics.diagnosis.facts import Facts
-from metrics.diagnosis.group_facts import GroupFacts
-from metrics.diagnosis.rules.cause import CONTRADICTION, Proposal, all_of, cause
-from metrics.diagnosis.rules.device import DEVICE_ACCOUNTS, WAITS
-from metrics.diagnosis.rules.shared_evidence import excess_evidence, missing_share
-from metrics.diagnosis.verdict import Evidence, evidence
-from metrics.replay.prediction import Change, settings_text
+from sojourn.metrics.diagnosis.excess import Excess
+from sojourn.metrics.diagnosis.facts import Facts
+from sojourn.metrics.diagnosis.group_facts import GroupFacts
+from sojourn.metrics.diagnosis.rules.cause import CONTRADICTION, Proposal, all_of, cause
+from sojourn.metrics.diagnosis.rules.device import DEVICE_ACCOUNTS, WAITS
+from sojourn.metrics.diagnosis.rules.shared_evidence import excess_evidence, missing_share
+from sojourn.metrics.diagnosis.verdict import Evidence, evidence
+from sojourn.metrics.replay.prediction import Change, settings_text
 
 COMMUNICATION, BUBBLE = "compute.communication", "compute.bubble"
 WORTH_A_CHANGE = 1.15  # times as fast: less may be the spread of two runs

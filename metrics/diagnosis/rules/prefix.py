@@ -3,16 +3,16 @@
 import math
 from dataclasses import replace
 
-from metrics.diagnosis.capacity import FULL, best_load
-from metrics.diagnosis.excess import Excess
-from metrics.diagnosis.facts import Facts
-from metrics.diagnosis.kv_facts import KvFacts
-from metrics.diagnosis.memory_facts import ENOUGH
-from metrics.diagnosis.rules.cause import Proposal, cause
-from metrics.diagnosis.rules.same_memory import SameMemory, host_tier, is_sized_in_bytes
-from metrics.diagnosis.rules.shared_evidence import excess_evidence, missing_share
-from metrics.diagnosis.verdict import Evidence, evidence
-from metrics.replay.prediction import Change
+from sojourn.metrics.diagnosis.capacity import FULL, best_load
+from sojourn.metrics.diagnosis.excess import Excess
+from sojourn.metrics.diagnosis.facts import Facts
+from sojourn.metrics.diagnosis.kv_facts import KvFacts
+from sojourn.metrics.diagnosis.memory_facts import ENOUGH
+from sojourn.metrics.diagnosis.rules.cause import Proposal, cause
+from sojourn.metrics.diagnosis.rules.same_memory import SameMemory, host_tier, is_sized_in_bytes
+from sojourn.metrics.diagnosis.rules.shared_evidence import excess_evidence, missing_share
+from sojourn.metrics.diagnosis.verdict import Evidence, evidence
+from sojourn.metrics.replay.prediction import Change
 
 # Work on prompts, and the waits that it makes longer.
 PROMPT_ACCOUNTS = ("compute.prefill", "request.interference", "request.queue", "memory.blocked")

@@ -1,14 +1,14 @@
 """Ranks of a group that the others wait for: one is slow, or its experts are chosen more often than those of others."""
 
-from metrics.diagnosis.excess import Excess
-from metrics.diagnosis.facts import Facts
-from metrics.diagnosis.group_facts import LOST, GroupFacts, SlowestRank
-from metrics.diagnosis.rules.cause import Proposal, all_of, cause
-from metrics.diagnosis.rules.device import DEVICE_ACCOUNTS, WAITS
-from metrics.diagnosis.rules.parallel import BUBBLE, COMMUNICATION, RANKS
-from metrics.diagnosis.rules.shared_evidence import excess_evidence
-from metrics.diagnosis.verdict import Evidence, evidence
-from metrics.replay.prediction import Change, settings_text
+from sojourn.metrics.diagnosis.excess import Excess
+from sojourn.metrics.diagnosis.facts import Facts
+from sojourn.metrics.diagnosis.group_facts import LOST, GroupFacts, SlowestRank
+from sojourn.metrics.diagnosis.rules.cause import Proposal, all_of, cause
+from sojourn.metrics.diagnosis.rules.device import DEVICE_ACCOUNTS, WAITS
+from sojourn.metrics.diagnosis.rules.parallel import BUBBLE, COMMUNICATION, RANKS
+from sojourn.metrics.diagnosis.rules.shared_evidence import excess_evidence
+from sojourn.metrics.diagnosis.verdict import Evidence, evidence
+from sojourn.metrics.replay.prediction import Change, settings_text
 
 UNEVEN = 1.3  # tokens for the experts of the busiest rank over the mean of the ranks
 EXPLAINED = 1.2  # times what the tokens explain: more is a slow rank

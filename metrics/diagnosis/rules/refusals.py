@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from metrics.diagnosis.capacity import FULL, best_load
-from metrics.diagnosis.excess import SERVED, Excess
-from metrics.diagnosis.facts import Facts, tightest
-from metrics.diagnosis.rules.cause import Proposal, cause
-from metrics.diagnosis.rules.shared_evidence import excess_evidence, load_evidence
-from metrics.diagnosis.verdict import evidence
-from metrics.replay.prediction import Change
+from sojourn.metrics.diagnosis.capacity import FULL, best_load
+from sojourn.metrics.diagnosis.excess import SERVED, Excess
+from sojourn.metrics.diagnosis.facts import Facts, tightest
+from sojourn.metrics.diagnosis.rules.cause import Proposal, cause
+from sojourn.metrics.diagnosis.rules.shared_evidence import excess_evidence, load_evidence
+from sojourn.metrics.diagnosis.verdict import evidence
+from sojourn.metrics.replay.prediction import Change
 
 QUOTA = "request.quota"
 # The words of a refusal, by what refused: a server's queue, and a tenant's limit. Other servers say the same in their

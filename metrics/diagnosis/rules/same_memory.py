@@ -7,11 +7,11 @@ device has left, cannot be called too small by a larger number: it needs more to
 import math
 from typing import NamedTuple
 
-from metrics.compute.cost_model import shape_from
-from metrics.diagnosis.facts import Facts
-from metrics.memory.plan import GIB
-from metrics.replay.prediction import Change
-from metrics.run.directory import section
+from sojourn.metrics.compute.cost_model import shape_from
+from sojourn.metrics.diagnosis.facts import Facts
+from sojourn.metrics.memory.plan import GIB
+from sojourn.metrics.replay.prediction import Change
+from sojourn.metrics.run.directory import section
 
 IN_8_BITS = {"float32": 3.5, "bfloat16": 1.8, "float16": 1.8}  # tokens in the same memory, heads of 32 or more
 LEAST_WINDOW = 512  # tokens: what most answers refer to; a smaller one costs more of their quality

@@ -4,20 +4,20 @@ from typing import Any
 
 import numpy as np
 
-from metrics.diagnosis.capacity import FULL, best_load, load
-from metrics.diagnosis.excess import Excess
-from metrics.diagnosis.facts import Facts
-from metrics.diagnosis.rules.cause import CONTENTION, QUEUE, Proposal, cause
-from metrics.diagnosis.rules.shared_evidence import (
+from sojourn.metrics.diagnosis.capacity import FULL, best_load, load
+from sojourn.metrics.diagnosis.excess import Excess
+from sojourn.metrics.diagnosis.facts import Facts
+from sojourn.metrics.diagnosis.rules.cause import CONTENTION, QUEUE, Proposal, cause
+from sojourn.metrics.diagnosis.rules.shared_evidence import (
     Blamed,
     blamed_on,
     excess_evidence,
     load_evidence,
     missing_share,
 )
-from metrics.diagnosis.rules.token_budget import SMALLEST_BUDGET, tokens_within_tpot
-from metrics.diagnosis.verdict import Evidence, evidence
-from metrics.replay.prediction import Change, settings_text
+from sojourn.metrics.diagnosis.rules.token_budget import SMALLEST_BUDGET, tokens_within_tpot
+from sojourn.metrics.diagnosis.verdict import Evidence, evidence
+from sojourn.metrics.replay.prediction import Change, settings_text
 
 INTERFERENCE = "request.interference"
 # What a policy that the engine offers does, and why it holds requests back.

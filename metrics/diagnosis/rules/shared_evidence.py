@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from metrics.diagnosis.excess import SERVED, Excess
-from metrics.diagnosis.facts import Facts
-from metrics.diagnosis.verdict import Evidence, evidence
-from metrics.request.blame import largest_groups, matrix, offenders, waited_ns
-from metrics.request.offenders import Book, described
+from sojourn.metrics.diagnosis.excess import SERVED, Excess
+from sojourn.metrics.diagnosis.facts import Facts
+from sojourn.metrics.diagnosis.verdict import Evidence, evidence
+from sojourn.metrics.request.blame import largest_groups, matrix, offenders, waited_ns
+from sojourn.metrics.request.offenders import Book, described
 
 # Device time above what the composition of the steps explains. The step model is good to about 10 %, a shared machine
 # jitters as much again; a third more over a quarter of the run is neither.

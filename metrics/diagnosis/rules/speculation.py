@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from metrics.diagnosis.capacity import FULL, best_load
-from metrics.diagnosis.excess import Excess
-from metrics.diagnosis.facts import Facts
-from metrics.diagnosis.rules.cause import Proposal, cause
-from metrics.diagnosis.rules.shared_evidence import excess_evidence, missing_share
-from metrics.diagnosis.verdict import Evidence, evidence
-from metrics.replay.prediction import Change
+from sojourn.metrics.diagnosis.capacity import FULL, best_load
+from sojourn.metrics.diagnosis.excess import Excess
+from sojourn.metrics.diagnosis.facts import Facts
+from sojourn.metrics.diagnosis.rules.cause import Proposal, cause
+from sojourn.metrics.diagnosis.rules.shared_evidence import excess_evidence, missing_share
+from sojourn.metrics.diagnosis.verdict import Evidence, evidence
+from sojourn.metrics.replay.prediction import Change
 
 DECODE, DRAFT = "compute.decode", "compute.draft"
 WAITS = ("request.queue", "memory.blocked")  # that longer steps make longer

@@ -2,17 +2,17 @@
 
 import math
 
-from metrics.diagnosis.excess import Excess
-from metrics.diagnosis.facts import Facts, tightest
-from metrics.diagnosis.rules.cause import CONTENTION, QUEUE, Proposal, cause
-from metrics.diagnosis.rules.shared_evidence import (
+from sojourn.metrics.diagnosis.excess import Excess
+from sojourn.metrics.diagnosis.facts import Facts, tightest
+from sojourn.metrics.diagnosis.rules.cause import CONTENTION, QUEUE, Proposal, cause
+from sojourn.metrics.diagnosis.rules.shared_evidence import (
     excess_evidence,
     long_prompt_share,
     missing_share,
     residual_evidence,
 )
-from metrics.diagnosis.verdict import Evidence, evidence
-from metrics.replay.prediction import Change
+from sojourn.metrics.diagnosis.verdict import Evidence, evidence
+from sojourn.metrics.replay.prediction import Change
 
 PROMPT_WORK = ("compute.prefill", "request.interference")
 INTERFERENCE = "request.interference"

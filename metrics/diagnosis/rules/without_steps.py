@@ -7,15 +7,15 @@ the time, the reason for which requests waited, and what became of the prompt to
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from metrics.diagnosis.client_signs import signs_of
-from metrics.diagnosis.excess import Excess
-from metrics.diagnosis.facts import Facts, tightest
-from metrics.diagnosis.rules.arrivals import OFFERED_LOAD
-from metrics.diagnosis.rules.cause import CONTENTION, QUEUE, Proposal, all_of, cause
-from metrics.diagnosis.rules.shared_evidence import SLOW_DEVICE, excess_evidence, missing_share
-from metrics.diagnosis.verdict import Evidence, Kind, evidence
-from metrics.replay.prediction import Change
-from metrics.sources.translate import key
+from sojourn.metrics.diagnosis.client_signs import signs_of
+from sojourn.metrics.diagnosis.excess import Excess
+from sojourn.metrics.diagnosis.facts import Facts, tightest
+from sojourn.metrics.diagnosis.rules.arrivals import OFFERED_LOAD
+from sojourn.metrics.diagnosis.rules.cause import CONTENTION, QUEUE, Proposal, all_of, cause
+from sojourn.metrics.diagnosis.rules.shared_evidence import SLOW_DEVICE, excess_evidence, missing_share
+from sojourn.metrics.diagnosis.verdict import Evidence, Kind, evidence
+from sojourn.metrics.replay.prediction import Change
+from sojourn.metrics.sources.translate import key
 
 DEFINING = 2.0  # weight of the measurement that defines a cause
 CROWDED = (*QUEUE, "request.interference")  # time that others cost, but for their blocks

@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 
-from metrics.diagnosis.score.calibration import Fit, fit_confidence, samples_of
-from metrics.diagnosis.score.figures import LevelFigures, figures
-from metrics.diagnosis.score.judgement import Judgement
-from metrics.diagnosis.score.techniques import TechniqueCase, technique_cases
-from metrics.errors import RunDataError
-from metrics.replay.ledger import FILE_NAME, LedgerEntry, read
-from metrics.run.directory import RunDirectory, section
+from sojourn.metrics.diagnosis.score.calibration import Fit, fit_confidence, samples_of
+from sojourn.metrics.diagnosis.score.figures import LevelFigures, figures
+from sojourn.metrics.diagnosis.score.judgement import Judgement
+from sojourn.metrics.diagnosis.score.techniques import TechniqueCase, technique_cases
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.replay.ledger import FILE_NAME, LedgerEntry, read
+from sojourn.metrics.run.directory import RunDirectory, section
 
 MAIN = "steps"  # the level of the promise: what our own server records of every run
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from metrics.diagnosis.confidence import INTERCEPT, confidence
-from metrics.diagnosis.score.figures import Calibration, calibration
-from metrics.diagnosis.score.judgement import Judgement
-from metrics.errors import RunDataError
+from sojourn.metrics.diagnosis.confidence import INTERCEPT, confidence
+from sojourn.metrics.diagnosis.score.figures import Calibration, calibration
+from sojourn.metrics.diagnosis.score.judgement import Judgement
+from sojourn.metrics.errors import RunDataError
 
 RIDGE = 1.0  # a standard normal prior on each coefficient: from few cases a fit would be sure of anything
 MOST_ROUNDS = 100

@@ -3,15 +3,15 @@
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from metrics.diagnosis.score.accuracy import MAIN, Accuracy, Machine, Miss
-from metrics.diagnosis.score.calibration import Fit
-from metrics.diagnosis.score.figures import Calibration, LevelFigures, Share
-from metrics.diagnosis.score.judgement import HURTS, NOTHING
-from metrics.diagnosis.score.techniques import TechniqueCase
-from metrics.diagnosis.score.threshold_rules import BASELINE
-from metrics.ledger import LIFECYCLES
-from metrics.replay.ledger import LedgerEntry, score
-from metrics.replay.prediction import change_text
+from sojourn.metrics.diagnosis.score.accuracy import MAIN, Accuracy, Machine, Miss
+from sojourn.metrics.diagnosis.score.calibration import Fit
+from sojourn.metrics.diagnosis.score.figures import Calibration, LevelFigures, Share
+from sojourn.metrics.diagnosis.score.judgement import HURTS, NOTHING
+from sojourn.metrics.diagnosis.score.techniques import TechniqueCase
+from sojourn.metrics.diagnosis.score.threshold_rules import BASELINE
+from sojourn.metrics.ledger import LIFECYCLES
+from sojourn.metrics.replay.ledger import LedgerEntry, score
+from sojourn.metrics.replay.prediction import change_text
 
 COLUMNS = {
     "lifecycle": "lifecycle", "first": "cause first", "among_three": "among three", "kind": "kind",

@@ -8,8 +8,8 @@ from statistics import median
 
 import msgspec
 
-from metrics.diagnosis.score.judgement import Judgement
-from metrics.statistics.intervals import NORMAL_QUANTILE, wilson_bounds
+from sojourn.metrics.diagnosis.score.judgement import Judgement
+from sojourn.metrics.statistics.intervals import NORMAL_QUANTILE, wilson_bounds
 
 # What is told of each group of verdicts, in the order of a table's columns.
 CRITERIA = ("lifecycle", "first", "among_three", "kind", "remedy", "both", "false_alarm")

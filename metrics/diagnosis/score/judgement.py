@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
-from metrics.diagnosis.score.said import Said, SaidCause
-from metrics.diagnosis.score.truth import FaultRecord, Remedy, Truth
-from metrics.diagnosis.symptoms import TOLERATED_MISSES
+from sojourn.metrics.diagnosis.score.said import Said, SaidCause
+from sojourn.metrics.diagnosis.score.truth import FaultRecord, Remedy, Truth
+from sojourn.metrics.diagnosis.symptoms import TOLERATED_MISSES
 
 HURTS = 0.10  # of attainment, below the runs of the base: with less, a client has nothing to complain of
 LOOKED_AT = 3  # findings that a reader looks at

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from metrics.diagnosis.verdict import Evidence
+from sojourn.metrics.diagnosis.verdict import Evidence
 
 ASSIGNMENT = re.compile(r"\b([a-z_]+)=([^\s,;]+)")  # in the words of a fix that came without a replay
 

@@ -15,16 +15,16 @@ from statistics import mean
 
 import msgspec
 
-from metrics.diagnosis.confidence import FEATURES, confidence
-from metrics.diagnosis.score.judgement import Judgement, judge
-from metrics.diagnosis.score.said import Said, said_of
-from metrics.diagnosis.score.threshold_rules import BASELINE, threshold_verdict
-from metrics.diagnosis.score.truth import FAULT_FILE, FaultRecord, read_fault
-from metrics.diagnosis.verdict import Diagnosis
-from metrics.errors import RunDataError
-from metrics.request.goodput import judged, measured
-from metrics.run.directory import RunDirectory, engine_settings
-from metrics.whole_file import write_whole
+from sojourn.metrics.diagnosis.confidence import FEATURES, confidence
+from sojourn.metrics.diagnosis.score.judgement import Judgement, judge
+from sojourn.metrics.diagnosis.score.said import Said, said_of
+from sojourn.metrics.diagnosis.score.threshold_rules import BASELINE, threshold_verdict
+from sojourn.metrics.diagnosis.score.truth import FAULT_FILE, FaultRecord, read_fault
+from sojourn.metrics.diagnosis.verdict import Diagnosis
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.request.goodput import judged, measured
+from sojourn.metrics.run.directory import RunDirectory, engine_settings
+from sojourn.metrics.whole_file import write_whole
 
 Diagnose = Callable[[RunDirectory, str], Diagnosis]  # of a run, at an evidence level
 SCORED = ("client", "metrics", "requests", "steps", "kernels")

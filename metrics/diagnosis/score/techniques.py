@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from metrics.diagnosis.score.figures import Share, share_of
-from metrics.diagnosis.score.judgement import Judgement
+from sojourn.metrics.diagnosis.score.figures import Share, share_of
+from sojourn.metrics.diagnosis.score.judgement import Judgement
 
 # Technique → its settings. A technique is at fault only in a run that chose one of them.
 TECHNIQUES = {

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from metrics.diagnosis.score.said import Said, SaidCause
-from metrics.diagnosis.verdict import Kind, evidence
-from metrics.request.goodput import judged, measured
-from metrics.request.objectives import objectives_of
-from metrics.run.directory import RunDirectory
-from metrics.sources.pressure import WAITING
-from metrics.sources.view import ServerView, observe
+from sojourn.metrics.diagnosis.score.said import Said, SaidCause
+from sojourn.metrics.diagnosis.verdict import Kind, evidence
+from sojourn.metrics.request.goodput import judged, measured
+from sojourn.metrics.request.objectives import objectives_of
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.sources.pressure import WAITING
+from sojourn.metrics.sources.view import ServerView, observe
 
 BASELINE = "thresholds"  # its name among the levels
 KV_ALMOST_FULL = 0.90

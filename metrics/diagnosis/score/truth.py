@@ -9,9 +9,9 @@ from typing import Literal
 
 import msgspec
 
-from metrics.diagnosis.verdict import Kind, State
-from metrics.errors import RunDataError
-from metrics.run.directory import RunDirectory
+from sojourn.metrics.diagnosis.verdict import Kind, State
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.run.directory import RunDirectory
 
 FAULT_FILE = "fault.json"
 Direction = Literal["larger", "smaller", "other"]  # other: a value without an order, such as a policy's name

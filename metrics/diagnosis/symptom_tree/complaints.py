@@ -4,8 +4,8 @@ import re
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from metrics.diagnosis.symptoms import BY_KEY
-from metrics.errors import InputError
+from sojourn.metrics.diagnosis.symptoms import BY_KEY
+from sojourn.metrics.errors import InputError
 
 CLOSE_ENOUGH = 0.6  # of a word or a phrase: below it, difflib finds what nobody meant
 

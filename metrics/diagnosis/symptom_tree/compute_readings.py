@@ -1,11 +1,11 @@
 """Readings of the device, its host and the processes beside it."""
 
-from metrics.diagnosis.facts import Facts, tightest
-from metrics.diagnosis.launch_facts import FEWEST_STEPS
-from metrics.diagnosis.rules.shared_evidence import SLOW_DEVICE
-from metrics.diagnosis.speed_facts import stored_entries
-from metrics.diagnosis.symptom_tree.reading import NEGLIGIBLE, Reading
-from metrics.run.directory import section, server_hardware
+from sojourn.metrics.diagnosis.facts import Facts, tightest
+from sojourn.metrics.diagnosis.launch_facts import FEWEST_STEPS
+from sojourn.metrics.diagnosis.rules.shared_evidence import SLOW_DEVICE
+from sojourn.metrics.diagnosis.speed_facts import stored_entries
+from sojourn.metrics.diagnosis.symptom_tree.reading import NEGLIGIBLE, Reading
+from sojourn.metrics.run.directory import section, server_hardware
 
 
 def device_slowdown(facts: Facts) -> Reading | None:

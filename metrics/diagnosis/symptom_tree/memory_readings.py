@@ -1,8 +1,8 @@
 """Readings of the KV pool and of the prefix cache."""
 
-from metrics.diagnosis.facts import Facts
-from metrics.diagnosis.memory_facts import prompt_order
-from metrics.diagnosis.symptom_tree.reading import NEGLIGIBLE, Reading, prefix_outcome
+from sojourn.metrics.diagnosis.facts import Facts
+from sojourn.metrics.diagnosis.memory_facts import prompt_order
+from sojourn.metrics.diagnosis.symptom_tree.reading import NEGLIGIBLE, Reading, prefix_outcome
 
 
 def kv_pool(facts: Facts) -> Reading | None:

@@ -5,11 +5,11 @@ The key ties a leaf to a finding. A cause that has no leaf here gets one from it
 
 from dataclasses import dataclass
 
-from metrics.diagnosis.rules.cause import CONTENTION, WAITS
-from metrics.diagnosis.symptom_tree import compute_readings as compute
-from metrics.diagnosis.symptom_tree import memory_readings as memory
-from metrics.diagnosis.symptom_tree import request_readings as request
-from metrics.diagnosis.symptom_tree.reading import Read, account, prefix_outcome, waiting_for
+from sojourn.metrics.diagnosis.rules.cause import CONTENTION, WAITS
+from sojourn.metrics.diagnosis.symptom_tree import compute_readings as compute
+from sojourn.metrics.diagnosis.symptom_tree import memory_readings as memory
+from sojourn.metrics.diagnosis.symptom_tree import request_readings as request
+from sojourn.metrics.diagnosis.symptom_tree.reading import Read, account, prefix_outcome, waiting_for
 
 PREFILL = ("compute.prefill", "request.interference")
 DEVICE = ("compute.prefill", "compute.decode", "memory.recompute", *CONTENTION)

@@ -6,8 +6,8 @@ A reading is None where its evidence is missing.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from metrics.diagnosis.facts import Facts
-from metrics.ledger import ACCOUNT_BY_NAME
+from sojourn.metrics.diagnosis.facts import Facts
+from sojourn.metrics.ledger import ACCOUNT_BY_NAME
 
 # Below a tenth, an account or a reason is not what a user feels: nine tenths of the delay would remain without it.
 NEGLIGIBLE = 0.10

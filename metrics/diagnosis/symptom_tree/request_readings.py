@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from metrics.diagnosis.capacity import COMFORTABLE, FULL, best_load
-from metrics.diagnosis.facts import VARIED, Facts, tightest
-from metrics.diagnosis.symptom_tree.reading import NEGLIGIBLE, Read, Reading, account, waiting_for
+from sojourn.metrics.diagnosis.capacity import COMFORTABLE, FULL, best_load
+from sojourn.metrics.diagnosis.facts import VARIED, Facts, tightest
+from sojourn.metrics.diagnosis.symptom_tree.reading import NEGLIGIBLE, Read, Reading, account, waiting_for
 
 LONG_PROMPT = 4.0  # times the median prompt: it fills steps that the others would share
 REFUSED = ("429", "queue is full", "rate limit", "quota")  # words of an error that refuses a request

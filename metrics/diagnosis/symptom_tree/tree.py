@@ -8,14 +8,14 @@ from typing import Literal
 
 import msgspec
 
-from metrics.diagnosis.excess import Excess, accounts_of
-from metrics.diagnosis.facts import Facts
-from metrics.diagnosis.foreign_server import shares_seen
-from metrics.diagnosis.symptom_tree.complaints import BY_SYMPTOM, Complaint
-from metrics.diagnosis.symptom_tree.objects import OBJECTS, TreeObject
-from metrics.diagnosis.symptom_tree.reading import NEGLIGIBLE
-from metrics.diagnosis.symptoms import BY_KEY, late
-from metrics.diagnosis.verdict import Diagnosis, Finding, Status
+from sojourn.metrics.diagnosis.excess import Excess, accounts_of
+from sojourn.metrics.diagnosis.facts import Facts
+from sojourn.metrics.diagnosis.foreign_server import shares_seen
+from sojourn.metrics.diagnosis.symptom_tree.complaints import BY_SYMPTOM, Complaint
+from sojourn.metrics.diagnosis.symptom_tree.objects import OBJECTS, TreeObject
+from sojourn.metrics.diagnosis.symptom_tree.reading import NEGLIGIBLE
+from sojourn.metrics.diagnosis.symptoms import BY_KEY, late
+from sojourn.metrics.diagnosis.verdict import Diagnosis, Finding, Status
 
 BranchStatus = Literal["leads_here", "possible", "unknown", "ruled_out"]
 STATUS_WORDS: dict[BranchStatus, str] = {

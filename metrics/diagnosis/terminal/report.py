@@ -8,7 +8,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from metrics.diagnosis.terminal.time_spent import (
+from sojourn.metrics.diagnosis.terminal.time_spent import (
     accounts,
     labelled_grid,
     lifecycles,
@@ -16,17 +16,17 @@ from metrics.diagnosis.terminal.time_spent import (
     ruled_table,
     section,
 )
-from metrics.diagnosis.verdict import Diagnosis, Finding, rivals_fix, sureness, without_finding
-from metrics.ledger import COLOURS
-from metrics.request.deadlines import FLUID_SHARE
-from metrics.request.goodput import ClassGoodput
-from metrics.request.latencies import DEFINITIONS, QUANTILE_MIN_SAMPLES, Estimate
-from metrics.request.objectives import short
-from metrics.results.energy import energy_line
-from metrics.results.load import CLOSED_ORIGIN
-from metrics.results.prices import cost_line
-from metrics.results.summary import Results
-from metrics.statistics.intervals import Interval
+from sojourn.metrics.diagnosis.verdict import Diagnosis, Finding, rivals_fix, sureness, without_finding
+from sojourn.metrics.ledger import COLOURS
+from sojourn.metrics.request.deadlines import FLUID_SHARE
+from sojourn.metrics.request.goodput import ClassGoodput
+from sojourn.metrics.request.latencies import DEFINITIONS, QUANTILE_MIN_SAMPLES, Estimate
+from sojourn.metrics.request.objectives import short
+from sojourn.metrics.results.energy import energy_line
+from sojourn.metrics.results.load import CLOSED_ORIGIN
+from sojourn.metrics.results.prices import cost_line
+from sojourn.metrics.results.summary import Results
+from sojourn.metrics.statistics.intervals import Interval
 
 STATE_STYLES = {
     "healthy": "bold green",

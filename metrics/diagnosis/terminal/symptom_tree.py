@@ -4,10 +4,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 from rich.tree import Tree
 
-from metrics.diagnosis.symptom_tree.tree import STATUS_WORDS, LifecycleBranch, ObjectBranch, SymptomTree
-from metrics.diagnosis.terminal.time_spent import bar, labelled_grid, section
-from metrics.diagnosis.verdict import Diagnosis
-from metrics.ledger import COLOURS
+from sojourn.metrics.diagnosis.symptom_tree.tree import STATUS_WORDS, LifecycleBranch, ObjectBranch, SymptomTree
+from sojourn.metrics.diagnosis.terminal.time_spent import bar, labelled_grid, section
+from sojourn.metrics.diagnosis.verdict import Diagnosis
+from sojourn.metrics.ledger import COLOURS
 
 MARKS = {
     "leads_here": ("●", "bold yellow"),

@@ -9,11 +9,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from metrics.diagnosis.foreign_server import ACCOUNT_SEPARATOR, counts_differ
-from metrics.diagnosis.verdict import Diagnosis
-from metrics.ledger import ACCOUNT_BY_NAME, COLOURS, UNACCOUNTED
-from metrics.sources.pressure import KV_USE, RUNNING, WAITING
-from metrics.sources.view import ServerView
+from sojourn.metrics.diagnosis.foreign_server import ACCOUNT_SEPARATOR, counts_differ
+from sojourn.metrics.diagnosis.verdict import Diagnosis
+from sojourn.metrics.ledger import ACCOUNT_BY_NAME, COLOURS, UNACCOUNTED
+from sojourn.metrics.sources.pressure import KV_USE, RUNNING, WAITING
+from sojourn.metrics.sources.view import ServerView
 
 BAR_CELLS = 28
 EIGHTHS = " ▏▎▍▌▋▊▉█"

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from metrics.memory.known_prompts import TOKEN_BYTES, KnownPrompts, packed_tokens, salted, shared_tokens
-from metrics.memory.prompt_lint.finding import MEDIUM, Finding, severity_of
-from metrics.memory.prompt_lint.text_kinds import kind_of, pieces
-from metrics.memory.prompt_repeats import PromptRepeats
+from sojourn.metrics.memory.known_prompts import TOKEN_BYTES, KnownPrompts, packed_tokens, salted, shared_tokens
+from sojourn.metrics.memory.prompt_lint.finding import MEDIUM, Finding, severity_of
+from sojourn.metrics.memory.prompt_lint.text_kinds import kind_of, pieces
+from sojourn.metrics.memory.prompt_repeats import PromptRepeats
 
 CAUGHT = 0.9  # of what blocks of one token would catch
 # A tokenizer that knows a text has three or more bytes of it in a token; one that does not, has one or two.

@@ -4,7 +4,7 @@ from itertools import accumulate
 
 import torch
 
-from engine.compute.attention.backend import AttentionInputs
+from sojourn.engine.compute.attention.backend import AttentionInputs
 
 
 def attention_inputs(

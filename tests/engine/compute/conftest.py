@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.compute.cpp import extension
+from sojourn.engine.compute.cpp import extension
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 import torch
 
-from engine.compute.kv_formats import GROUP, KV_INT4, KV_INT8
+from sojourn.engine.compute.kv_formats import GROUP, KV_INT4, KV_INT8
 
 
 def error_bound(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 import torch
 
-from engine.compute.triton.step_inputs import StepInputs, StepRows, empty_step_inputs
+from sojourn.engine.compute.triton.step_inputs import StepInputs, StepRows, empty_step_inputs
 
 
 def reference_step_inputs(step: StepRows, block_size: int, out: StepInputs | None = None) -> StepInputs:

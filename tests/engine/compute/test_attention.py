@@ -6,11 +6,11 @@ import random
 import pytest
 import torch
 
-from engine.compute.attention.backend import AttentionSpec
-from engine.compute.attention.torch_backend import TorchAttention
-from engine.compute.kv_cache import LayerCache
-from engine.compute.operations.backend import Operations
-from engine.token.models.mpt import alibi_slopes
+from sojourn.engine.compute.attention.backend import AttentionSpec
+from sojourn.engine.compute.attention.torch_backend import TorchAttention
+from sojourn.engine.compute.kv_cache import LayerCache
+from sojourn.engine.compute.operations.backend import Operations
+from sojourn.engine.token.models.mpt import alibi_slopes
 from tests.engine.compute.attention_inputs import attention_inputs, by_head
 
 BLOCK = 4

@@ -11,18 +11,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.compute.attention.backend import AttentionInputs, AttentionSpec
-from engine.compute.attention.cpp_backend import CppAttention
-from engine.compute.attention.torch_backend import TorchAttention
-from engine.compute.backends import make_attention, make_operations
-from engine.compute.cpp import extension
-from engine.compute.kv_cache import LayerCache
-from engine.compute.logits import argmax
-from engine.compute.operations import reference as ops
-from engine.compute.operations.backend import HeadSpec, Operations, Rope
-from engine.compute.operations.cpp_backend import CppOperations
-from engine.token.models.mpt import alibi_slopes
-from metrics.errors import ModelError
+from sojourn.engine.compute.attention.backend import AttentionInputs, AttentionSpec
+from sojourn.engine.compute.attention.cpp_backend import CppAttention
+from sojourn.engine.compute.attention.torch_backend import TorchAttention
+from sojourn.engine.compute.backends import make_attention, make_operations
+from sojourn.engine.compute.cpp import extension
+from sojourn.engine.compute.kv_cache import LayerCache
+from sojourn.engine.compute.logits import argmax
+from sojourn.engine.compute.operations import reference as ops
+from sojourn.engine.compute.operations.backend import HeadSpec, Operations, Rope
+from sojourn.engine.compute.operations.cpp_backend import CppOperations
+from sojourn.engine.token.models.mpt import alibi_slopes
+from sojourn.metrics.errors import ModelError
 from tests.engine.compute.attention_inputs import attention_inputs, by_head
 from tests.engine.compute.test_attention import hide_unseen_blocks
 from tests.engine.harness import generate

@@ -2,9 +2,9 @@
 
 import torch
 
-from engine.compute import device_ceilings
-from engine.compute.link_ceilings import Plan, links
-from metrics.compute.link import LINK_COLLECTIVES, POINT_TO_POINT
+from sojourn.engine.compute import device_ceilings
+from sojourn.engine.compute.link_ceilings import Plan, links
+from sojourn.metrics.compute.link import LINK_COLLECTIVES, POINT_TO_POINT
 
 
 def test_calibration_measures_every_precision_and_row_count(monkeypatch):

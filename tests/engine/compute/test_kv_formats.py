@@ -7,18 +7,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.compute.attention.backend import AttentionInputs, AttentionSpec
-from engine.compute.attention.cpp_backend import CppAttention
-from engine.compute.attention.torch_backend import TorchAttention
-from engine.compute.kv_cache import KVLayout, LayerCache, allocate, bytes_per_token, clear_blocks, copy_blocks
-from engine.compute.kv_formats import KV_FP8, KV_INT4, KV_INT8, QUANTISED, dequantise, quantise
-from engine.compute.operations.backend import HeadSpec, Operations
-from engine.compute.operations.cpp_backend import CppOperations
-from engine.config import model_folder
-from engine.runner.build import check_kv_format
-from engine.token.models.mpt import alibi_slopes
-from engine.token.text.tokenizer import Tokenizer
-from metrics.errors import ModelError
+from sojourn.engine.compute.attention.backend import AttentionInputs, AttentionSpec
+from sojourn.engine.compute.attention.cpp_backend import CppAttention
+from sojourn.engine.compute.attention.torch_backend import TorchAttention
+from sojourn.engine.compute.kv_cache import KVLayout, LayerCache, allocate, bytes_per_token, clear_blocks, copy_blocks
+from sojourn.engine.compute.kv_formats import KV_FP8, KV_INT4, KV_INT8, QUANTISED, dequantise, quantise
+from sojourn.engine.compute.operations.backend import HeadSpec, Operations
+from sojourn.engine.compute.operations.cpp_backend import CppOperations
+from sojourn.engine.config import model_folder
+from sojourn.engine.runner.build import check_kv_format
+from sojourn.engine.token.models.mpt import alibi_slopes
+from sojourn.engine.token.text.tokenizer import Tokenizer
+from sojourn.metrics.errors import ModelError
 from tests.engine.compute.attention_inputs import by_head
 from tests.engine.compute.kv_errors import error_bound
 from tests.engine.compute.test_cpp_kernels import make_step, randn

@@ -8,18 +8,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.compute import weight_formats
-from engine.compute.cpp.extension import library
-from engine.compute.cpp.matrices import LARGEST_INNER
-from engine.compute.linear import Linear
-from engine.compute.quantisation.rounding import round_to_nearest
-from engine.compute.weight_formats import cpp_formats, quantize_channels, torch_formats
-from engine.config import model_folder
-from engine.token.models.moe import MixtureOfExperts
-from engine.token.models.registry import load_model
-from engine.token.models.weights import stored_dtype
-from engine.token.text.tokenizer import Tokenizer
-from metrics.errors import ModelError
+from sojourn.engine.compute import weight_formats
+from sojourn.engine.compute.cpp.extension import library
+from sojourn.engine.compute.cpp.matrices import LARGEST_INNER
+from sojourn.engine.compute.linear import Linear
+from sojourn.engine.compute.quantisation.rounding import round_to_nearest
+from sojourn.engine.compute.weight_formats import cpp_formats, quantize_channels, torch_formats
+from sojourn.engine.config import model_folder
+from sojourn.engine.token.models.moe import MixtureOfExperts
+from sojourn.engine.token.models.registry import load_model
+from sojourn.engine.token.models.weights import stored_dtype
+from sojourn.engine.token.text.tokenizer import Tokenizer
+from sojourn.metrics.errors import ModelError
 from tests.engine.harness import drain, hand_over, make_engine, submit
 
 CPU = torch.device("cpu")

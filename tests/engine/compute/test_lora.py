@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.compute.cpp.extension import library
-from engine.compute.lora.backend import AdaptedLinear, AdapterParts, LoraPart, tiles_of
-from engine.compute.lora.cpp_backend import CppLora
-from engine.compute.lora.torch_backend import TorchLora
+from sojourn.engine.compute.cpp.extension import library
+from sojourn.engine.compute.lora.backend import AdaptedLinear, AdapterParts, LoraPart, tiles_of
+from sojourn.engine.compute.lora.cpp_backend import CppLora
+from sojourn.engine.compute.lora.torch_backend import TorchLora
 from tests.engine.compute.triton_harness import DEVICE, Compilation, assert_no_spills
 
 SIZES = (AdaptedLinear(40, 100, (0, 64, 82)), AdaptedLinear(33, 70, (0,)))
@@ -91,7 +91,7 @@ def test_tiles_hold_every_token_of_a_sequence_with_a_slot_once(sequences, most):
 
 def test_triton_gives_what_torch_does():
     pytest.importorskip("triton")
-    from engine.compute.lora.triton_backend import TritonLora
+    from sojourn.engine.compute.lora.triton_backend import TritonLora
 
     adapters = [adapter(seed, rank) for seed, rank in enumerate((3, 17, 1))]
     reference = filled(TorchLora(SLOTS, torch.float32, DEVICE), adapters)
@@ -111,7 +111,7 @@ def test_triton_gives_what_torch_does():
 
 def test_an_evicted_adapter_leaves_nothing_in_its_slot():
     pytest.importorskip("triton")
-    from engine.compute.lora.triton_backend import TritonLora
+    from sojourn.engine.compute.lora.triton_backend import TritonLora
 
     triton = TritonLora(1, 16, SIZES, torch.float32, DEVICE)
     triton.install(0, triton.pack(adapter(1, 16)))
@@ -128,7 +128,7 @@ def test_the_kernels_compile_for_hopper():
 
 def compilations(rank: int, rows: int) -> list[Compilation]:
     """What TritonLora would have compiled, in bfloat16."""
-    module = "engine.compute.triton.lora"
+    module = "sojourn.engine.compute.triton.lora"
     shared = {"WIDTH": 3 * rank, "RANK": rank, "ROWS": rows, "RANK_BLOCK": min(32, rank)}
     shrink = dict.fromkeys(("x_pointer", "a_pointer"), "*bf16:16") | dict.fromkeys(
         ("scales_pointer", "h_pointer"), "*fp32:16"

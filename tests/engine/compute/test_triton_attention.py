@@ -10,15 +10,15 @@ from tests.engine.compute.triton_harness import DEVICE
 
 pytest.importorskip("triton")
 
-from engine.compute.attention.backend import AttentionInputs, AttentionSpec
-from engine.compute.attention.torch_backend import TorchAttention
-from engine.compute.attention.triton_backend import TritonAttention
-from engine.compute.kv_cache import LayerCache
-from engine.compute.kv_formats import KV_FP8, KV_INT4, KV_INT8, QUANTISED, dequantise, quantise
-from engine.compute.operations.triton_backend import TritonOperations
-from engine.compute.triton.attention_tiles import Tiles
-from engine.token.models.mpt import alibi_slopes
-from engine.token.models.registry import load_model
+from sojourn.engine.compute.attention.backend import AttentionInputs, AttentionSpec
+from sojourn.engine.compute.attention.torch_backend import TorchAttention
+from sojourn.engine.compute.attention.triton_backend import TritonAttention
+from sojourn.engine.compute.kv_cache import LayerCache
+from sojourn.engine.compute.kv_formats import KV_FP8, KV_INT4, KV_INT8, QUANTISED, dequantise, quantise
+from sojourn.engine.compute.operations.triton_backend import TritonOperations
+from sojourn.engine.compute.triton.attention_tiles import Tiles
+from sojourn.engine.token.models.mpt import alibi_slopes
+from sojourn.engine.token.models.registry import load_model
 from tests.engine.compute.attention_inputs import attention_inputs, by_head
 from tests.engine.compute.test_attention import hide_unseen_blocks
 from tests.engine.harness import drain, generate, hand_over, make_engine, submit

@@ -9,10 +9,10 @@ from tests.engine.compute.triton_harness import DEVICE
 
 pytest.importorskip("triton")
 
-from engine.compute.attention import triton_backend
-from engine.compute.attention.backend import AttentionSpec
-from engine.compute.attention.triton_backend import Kind, TritonAttention
-from engine.compute.triton.attention_tiles import SHORT_TOKENS, Shape, Tiles
+from sojourn.engine.compute.attention import triton_backend
+from sojourn.engine.compute.attention.backend import AttentionSpec
+from sojourn.engine.compute.attention.triton_backend import Kind, TritonAttention
+from sojourn.engine.compute.triton.attention_tiles import SHORT_TOKENS, Shape, Tiles
 from tests.engine.compute.attention_inputs import attention_inputs
 from tests.further import further
 

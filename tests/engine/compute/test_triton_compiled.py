@@ -11,8 +11,8 @@ from tests.engine.compute.triton_harness import SHARED_LIMIT_BYTES, Compilation,
 
 pytest.importorskip("triton")
 
-from engine.compute.attention.triton_backend import Kind
-from engine.compute.triton.attention_tiles import Shape, Tiles, long_tiles, padded, short_tiles
+from sojourn.engine.compute.attention.triton_backend import Kind
+from sojourn.engine.compute.triton.attention_tiles import Shape, Tiles, long_tiles, padded, short_tiles
 
 REGISTERS = 65_536  # of a multiprocessor
 SPILLED_BYTES = 64  # of a thread: a few registers that one of the supported compilers has not found room for
@@ -61,7 +61,7 @@ def attend(
         "LATENT": latent, "FORMAT": kv_format, "WIDE": shape.wide, "TWO_LOOPS": tiles.two_loops and window == 0,
         "ROWS": kind.combined[0], "SEGMENTS": kind.combined[1],
     }  # fmt: skip
-    kernel = "engine.compute.triton.attention:attend_kernel"
+    kernel = "sojourn.engine.compute.triton.attention:attend_kernel"
     return Compilation(kernel, signature, constants, tiles.num_warps, tiles.num_stages)
 
 
@@ -73,7 +73,7 @@ def plan(window: int, ragged: bool) -> Compilation:
     signature = {"query_start": "*i32", "contexts": "*i32", "plan": "*i32:16", "items": "*i32:16"}
     constants = {"NUM_KV_HEADS": 8, "GROUP": 2, "BLOCK_M": 16, "BLOCK_N": 64, "WINDOW": window, "SLACK": 1,
                  "RAGGED": ragged, "CHUNK": 128}  # fmt: skip
-    kernel = "engine.compute.triton.attention_plan:plan_kernel"
+    kernel = "sojourn.engine.compute.triton.attention_plan:plan_kernel"
     return Compilation(kernel, signature | dict.fromkeys(numbers, "i32"), constants)
 
 

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from engine.compute.operations import reference as ops
-from engine.compute.operations.reference import mixture as reference
+from sojourn.engine.compute.operations import reference as ops
+from sojourn.engine.compute.operations.reference import mixture as reference
 from tests.engine.compute.triton_harness import DEVICE, SHARED_LIMIT_BYTES, Compilation, compile_for_hopper
 
 pytest.importorskip("triton")
 
-from engine.compute.operations.triton_backend import TritonOperations
-from engine.compute.triton.experts import Tiles, mixture, tiles_for
+from sojourn.engine.compute.operations.triton_backend import TritonOperations
+from sojourn.engine.compute.triton.experts import Tiles, mixture, tiles_for
 
 SMALL = Tiles(rows=16, columns=16, depth=16, num_warps=4, num_stages=2)
 
@@ -107,19 +107,19 @@ def compilations() -> list[Compilation]:
         sizes = {"num_experts": "i32:16", "hidden_size": "i32:16", "intermediate_size": "i32:16"}
         found += [
             Compilation(
-                "engine.compute.triton.experts:gate_up_kernel",
+                "sojourn.engine.compute.triton.experts:gate_up_kernel",
                 {"x_pointer": vector, "order_pointer": "*i64:16", "starts_pointer": "*i32:16", "weight_pointer": vector,
                  "hidden_pointer": vector, "x_stride": "i32:16", "num_chosen": "i32"} | sizes | bias,
                 shape | no_bias | {"KIND": 2 if biased else 0}, tiles.num_warps, tiles.num_stages,
             ),
             Compilation(
-                "engine.compute.triton.experts:down_kernel",
+                "sojourn.engine.compute.triton.experts:down_kernel",
                 {"hidden_pointer": vector, "order_pointer": "*i64:16", "starts_pointer": "*i32:16",
                  "weight_pointer": vector, "factors_pointer": "*fp32:16", "parts_pointer": vector} | sizes | bias,
                 shape | no_bias, tiles.num_warps, tiles.num_stages,
             ),
             Compilation(
-                "engine.compute.triton.experts:sum_kernel",
+                "sojourn.engine.compute.triton.experts:sum_kernel",
                 {"parts_pointer": vector, "out_pointer": vector, "num_chosen": "i32", "hidden_size": "i32:16"},
                 {"BLOCK": 1024},
             ),

@@ -5,16 +5,16 @@ from functools import partial
 import pytest
 import torch
 
-from engine.compute.attention.torch_backend import TorchAttention
-from engine.compute.kv_cache import allocate
-from engine.compute.operations.backend import Operations
-from engine.token.models.decoder import Decoder
-from engine.token.models.registry import load_model
+from sojourn.engine.compute.attention.torch_backend import TorchAttention
+from sojourn.engine.compute.kv_cache import allocate
+from sojourn.engine.compute.operations.backend import Operations
+from sojourn.engine.token.models.decoder import Decoder
+from sojourn.engine.token.models.registry import load_model
 from tests.engine.compute.triton_harness import DEVICE
 
 pytest.importorskip("triton")
 
-from engine.compute.operations.triton_backend import TritonOperations
+from sojourn.engine.compute.operations.triton_backend import TritonOperations
 from tests.engine.compute.attention_inputs import attention_inputs
 
 BLOCK_SIZE = 2

@@ -3,19 +3,19 @@
 import pytest
 import torch
 
-from engine.compute.kv_cache import LayerCache
-from engine.compute.kv_formats import QUANTISED, dequantise, scale_shape, stored_dim
-from engine.compute.linear import Linear
-from engine.compute.operations import reference as ops
-from engine.compute.operations.backend import HeadSpec, Operations, Rope
+from sojourn.engine.compute.kv_cache import LayerCache
+from sojourn.engine.compute.kv_formats import QUANTISED, dequantise, scale_shape, stored_dim
+from sojourn.engine.compute.linear import Linear
+from sojourn.engine.compute.operations import reference as ops
+from sojourn.engine.compute.operations.backend import HeadSpec, Operations, Rope
 from tests.engine.compute.kv_errors import error_bound
 from tests.engine.compute.triton_harness import DEVICE, Compilation, assert_no_spills
 
 pytest.importorskip("triton")
 
-from engine.compute.operations.triton_backend import TritonOperations
-from engine.compute.triton import gated_product
-from engine.compute.triton.step_inputs import StepRows, step_inputs
+from sojourn.engine.compute.operations.triton_backend import TritonOperations
+from sojourn.engine.compute.triton import gated_product
+from sojourn.engine.compute.triton.step_inputs import StepRows, step_inputs
 from tests.engine.compute.reference_step_inputs import reference_step_inputs
 
 TORCH = Operations()
@@ -24,7 +24,7 @@ EPS = 1e-5
 BLOCK = 3  # tokens of a block of the cache
 # Steps of the last digit that a kernel may differ by: torch's sums and its sine of the same numbers round elsewhere.
 ULPS = {torch.float32: 8, torch.bfloat16: 1, torch.float16: 2}  # a GPU sums in another order
-KERNELS = "engine.compute.triton"
+KERNELS = "sojourn.engine.compute.triton"
 
 
 def assert_close(actual: torch.Tensor, expected: torch.Tensor, ulps: int | None = None, scale: float = 1.0) -> None:

@@ -6,19 +6,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.compute.logits import NOTHING, OVERFLOWED
-from engine.sampling import Grammar, SamplingParams
-from engine.token.sampling.sampler import Sampler, uniform
-from engine.token.sampling.state import RowTable, TokenHistory
+from sojourn.engine.compute.logits import NOTHING, OVERFLOWED
+from sojourn.engine.sampling import Grammar, SamplingParams
+from sojourn.engine.token.sampling.sampler import Sampler, uniform
+from sojourn.engine.token.sampling.state import RowTable, TokenHistory
 from tests.engine.compute.triton_harness import DEVICE, Compilation, assert_no_spills
 from tests.engine.exact_sampling import Row, assert_sampled_from, distribution, penalised
 from tests.further import further
 
 pytest.importorskip("triton")
 
-from engine.compute.triton import sampling
-from engine.compute.triton.edits import edit_rows
-from engine.token.sampling.fused_sampler import FusedSampler
+from sojourn.engine.compute.triton import sampling
+from sojourn.engine.compute.triton.edits import edit_rows
+from sojourn.engine.token.sampling.fused_sampler import FusedSampler
 
 CPU = torch.device("cpu")
 
@@ -301,13 +301,13 @@ def compilations() -> list[Compilation]:
         constants = {"EDITED": edited, "CHUNK": sampling.CHUNK}
         found.append(
             Compilation(
-                "engine.compute.triton.sampling:chunk_kernel",
+                "sojourn.engine.compute.triton.sampling:chunk_kernel",
                 rows | {"parameters_pointer": "*i64:16"} | parts | numbers, constants,
             )
         )  # fmt: skip
         found.append(
             Compilation(
-                "engine.compute.triton.sampling:draw_kernel",
+                "sojourn.engine.compute.triton.sampling:draw_kernel",
                 rows | {"positions_pointer": "*i32", "parameters_pointer": "*i64:16"} | parts | pointers | numbers,
                 constants | {"CHUNKS": 128, "CAPACITY": sampling.CAPACITY}, num_warps=8,
             )
@@ -315,7 +315,7 @@ def compilations() -> list[Compilation]:
         tables = {f"{name}_pointer": "*i64:16" for name in ("rows", "history_rows", "bias_rows", "mask_rows")}
         found.append(
             Compilation(
-                "engine.compute.triton.edits:edit_kernel",
+                "sojourn.engine.compute.triton.edits:edit_kernel",
                 {"logits_pointer": "*fp32:16"} | tables | {
                     "penalties_pointer": "*fp32:16", "prompts_pointer": "*u8:16", "counts_pointer": "*fp32:16",
                     "biases_pointer": "*fp32:16", "masks_pointer": "*i32:16", "out_pointer": "*fp32:16",

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.faults.front import WriteFaults, plant_in_front
-from engine.faults.plan import ConnectionResets, SlowWrites, planned
-from engine.server.app import build_app
-from metrics.errors import InputError
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.faults.front import WriteFaults, plant_in_front
+from sojourn.engine.faults.plan import ConnectionResets, SlowWrites, planned
+from sojourn.engine.server.app import build_app
+from sojourn.metrics.errors import InputError
 
 
 def service_with(faults: str, **settings):

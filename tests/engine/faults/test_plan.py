@@ -1,9 +1,9 @@
 import pytest
 
-from engine.faults.delay import SECOND_NS, Window
-from engine.faults.plan import FAULTS, BlockLeak, CoreDeath, SlowDevice, SlowTokeniser, planned
-from engine.options import engine_config
-from metrics.errors import InputError
+from sojourn.engine.faults.delay import SECOND_NS, Window
+from sojourn.engine.faults.plan import FAULTS, BlockLeak, CoreDeath, SlowDevice, SlowTokeniser, planned
+from sojourn.engine.options import engine_config
+from sojourn.metrics.errors import InputError
 
 
 def test_several_faults_are_read_in_their_order():

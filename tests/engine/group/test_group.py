@@ -13,19 +13,19 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine import LLM, SamplingParams
-from engine.compute.communication.communicator import Communicators
-from engine.config import EngineConfig, model_folder
-from engine.group import group as group_module
-from engine.group import messages
-from engine.group.group import Group, GroupError, forming
-from engine.group.identity import identity
-from engine.group.rank_loop import Mailbox
-from engine.runner.rank_step import Move
-from metrics.compute.communication import group_shape
-from metrics.compute.startup import StartupClock
-from metrics.errors import ModelError
-from metrics.records import ACTIVITIES
+from sojourn.engine import LLM, SamplingParams
+from sojourn.engine.compute.communication.communicator import Communicators
+from sojourn.engine.config import EngineConfig, model_folder
+from sojourn.engine.group import group as group_module
+from sojourn.engine.group import messages
+from sojourn.engine.group.group import Group, GroupError, forming
+from sojourn.engine.group.identity import identity
+from sojourn.engine.group.rank_loop import Mailbox
+from sojourn.engine.runner.rank_step import Move
+from sojourn.metrics.compute.communication import group_shape
+from sojourn.metrics.compute.startup import StartupClock
+from sojourn.metrics.errors import ModelError
+from sojourn.metrics.records import ACTIVITIES
 from tests.further import further
 
 pytestmark = pytest.mark.server
@@ -135,7 +135,7 @@ def test_rank_that_is_killed_ends_the_calls_with_an_error():
 
 
 def ranks() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "engine.group.rank" in " ".join(child.cmdline())]
+    return [child for child in psutil.Process().children() if "sojourn.engine.group.rank" in " ".join(child.cmdline())]
 
 
 class ScriptedRank:

@@ -6,11 +6,11 @@ import pytest
 from msgspec.structs import replace
 from pydantic import ValidationError
 
-from engine.config import EngineConfig, complaint
-from engine.group.identity import difference, identity
-from engine.group.messages import Identity
-from engine.request.micro_batches import MicroBatches
-from engine.request.plan import ScheduledTokens, StepPlan
+from sojourn.engine.config import EngineConfig, complaint
+from sojourn.engine.group.identity import difference, identity
+from sojourn.engine.group.messages import Identity
+from sojourn.engine.request.micro_batches import MicroBatches
+from sojourn.engine.request.plan import ScheduledTokens, StepPlan
 
 REFUSED = {
     "one of the two has to be a multiple": {"tensor_parallel": 2, "expert_parallel": 3},

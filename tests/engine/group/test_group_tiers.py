@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from engine import LLM, SamplingParams
+from sojourn.engine import LLM, SamplingParams
 from tests.further import further
 
 pytestmark = pytest.mark.server

@@ -5,10 +5,10 @@ from collections import OrderedDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.adapter import AdapterReference
-from engine.memory.adapters import AdapterSlots, HostAdapters
-from engine.messages import Submit
-from engine.sampling import SamplingParams
+from sojourn.engine.adapter import AdapterReference
+from sojourn.engine.memory.adapters import AdapterSlots, HostAdapters
+from sojourn.engine.messages import Submit
+from sojourn.engine.sampling import SamplingParams
 from tests.engine.simulated import Simulation, sequential
 
 KEYS = "abcdef"

@@ -3,11 +3,11 @@
 import pandas as pd
 import pytest
 
-from metrics.memory.block_uses import UNKNOWN, block_uses
-from metrics.memory.kv_event_wire import decode_batch
-from metrics.memory.pool_history import PoolHistory
-from metrics.memory.prefix_outcomes import RATIOS
-from metrics.records import KvEventRecord
+from sojourn.metrics.memory.block_uses import UNKNOWN, block_uses
+from sojourn.metrics.memory.kv_event_wire import decode_batch
+from sojourn.metrics.memory.pool_history import PoolHistory
+from sojourn.metrics.memory.prefix_outcomes import RATIOS
+from sojourn.metrics.records import KvEventRecord
 from tests.engine.memory.test_miss_ratio import BLOCK, one_shot_long, play, sessions, shared_system_prompt, zipf
 from tests.further import further
 

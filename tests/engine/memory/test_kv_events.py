@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.adapter import AdapterReference
-from engine.memory.kv_events import KVEventLog, block_hash
-from engine.memory.prefix import chain_hash, root_hash
-from engine.memory.window import FreedWindow
-from engine.messages import Submit
-from engine.sampling import SamplingParams
+from sojourn.engine.adapter import AdapterReference
+from sojourn.engine.memory.kv_events import KVEventLog, block_hash
+from sojourn.engine.memory.prefix import chain_hash, root_hash
+from sojourn.engine.memory.window import FreedWindow
+from sojourn.engine.messages import Submit
+from sojourn.engine.sampling import SamplingParams
 from tests.engine.kv_event_index import KVEventIndex, decoded
 from tests.engine.simulated import Simulation
 from tests.further import further

@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.memory.block_pool import BlockPool
-from engine.memory.prefix import PrefixIndex, chain_hash, root_hash
+from sojourn.engine.memory.block_pool import BlockPool
+from sojourn.engine.memory.prefix import PrefixIndex, chain_hash, root_hash
 from tests.engine.memory.audits import audit_pool
 
 

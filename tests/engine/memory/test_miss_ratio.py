@@ -5,10 +5,10 @@ from random import Random
 
 import pytest
 
-from engine.messages import Submit
-from engine.request.plan import ScheduledTokens
-from engine.sampling import SamplingParams
-from metrics.memory.prefix_outcomes import RATIOS
+from sojourn.engine.messages import Submit
+from sojourn.engine.request.plan import ScheduledTokens
+from sojourn.engine.sampling import SamplingParams
+from sojourn.metrics.memory.prefix_outcomes import RATIOS
 from tests.engine.simulated import SimulatedRunner, Simulation
 
 BLOCK = 16

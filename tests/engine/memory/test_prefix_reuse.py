@@ -2,9 +2,9 @@
 
 import pytest
 
-from engine.memory.block_pool import BlockPool
-from engine.messages import Abort, Submit
-from engine.sampling import SamplingParams
+from sojourn.engine.memory.block_pool import BlockPool
+from sojourn.engine.messages import Abort, Submit
+from sojourn.engine.sampling import SamplingParams
 from tests.engine.simulated import Simulation, sequential
 from tests.further import further
 

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import engine.core
-from engine.memory.block_pool import BlockPool
-from engine.memory.window import HOLE, FreedWindow, freed_window
-from engine.messages import Abort, Submit
-from engine.sampling import SamplingParams
-from metrics.compute.cost_model import ModelShape
+import sojourn.engine.core as core
+from sojourn.engine.memory.block_pool import BlockPool
+from sojourn.engine.memory.window import HOLE, FreedWindow, freed_window
+from sojourn.engine.messages import Abort, Submit
+from sojourn.engine.sampling import SamplingParams
+from sojourn.metrics.compute.cost_model import ModelShape
 from tests.engine.harness import generate
 from tests.engine.request.test_metamorphic import tokens_of, traffic
 from tests.engine.simulated import Simulation, sequential
@@ -123,8 +123,8 @@ def keeping(monkeypatch):
     """Switches the giving back off: the attention stays the same."""
 
     def switch() -> None:
-        make = engine.core.make_scheduler
-        monkeypatch.setattr(engine.core, "make_scheduler", lambda *arguments: make(*arguments[:4], None))
+        make = core.make_scheduler
+        monkeypatch.setattr(core, "make_scheduler", lambda *arguments: make(*arguments[:4], None))
 
     return switch
 

@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from engine.messages import Abort, Submit
-from engine.replay.recorded import SCHEDULE_FILE
-from engine.sampling import SamplingParams
-from metrics.machine.host import hardware
-from metrics.memory.prefix_outcomes import PrefixReport
-from metrics.records import ClientRecord, RequestRecord
-from metrics.records.tables import columns
-from metrics.run.directory import RunDirectory
-from metrics.run.segments import replace_table
+from sojourn.engine.messages import Abort, Submit
+from sojourn.engine.replay.recorded import SCHEDULE_FILE
+from sojourn.engine.sampling import SamplingParams
+from sojourn.metrics.machine.host import hardware
+from sojourn.metrics.memory.prefix_outcomes import PrefixReport
+from sojourn.metrics.records import ClientRecord, RequestRecord
+from sojourn.metrics.records.tables import columns
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.segments import replace_table
 from tests.engine.simulated import Simulation
 
 TICK = 1000  # ns of the virtual clock between two readings

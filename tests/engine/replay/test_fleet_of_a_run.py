@@ -5,12 +5,12 @@ import random
 
 import pytest
 
-from engine.replay.predictor import ReplayPredictor, predictor_of
-from engine.replay.routing import make_routing
-from metrics.diagnosis.diagnose import diagnose
-from metrics.errors import ReplayError
-from metrics.replay.prediction import Change
-from metrics.run.directory import RunDirectory
+from sojourn.engine.replay.predictor import ReplayPredictor, predictor_of
+from sojourn.engine.replay.routing import make_routing
+from sojourn.metrics.diagnosis.diagnose import diagnose
+from sojourn.metrics.errors import ReplayError
+from sojourn.metrics.replay.prediction import Change
+from sojourn.metrics.run.directory import RunDirectory
 from tests.engine.replay.simulated_fleet import write_fleet
 from tests.engine.replay.simulated_run import DEFAULTS, Ask, random_asks
 

@@ -7,12 +7,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from engine.replay.known_sizes import known_sizes
-from engine.replay.spread import LEAST_ERROR_BEYOND, USUAL_ERROR_BEYOND, _error_beyond
-from engine.replay.step_fit import StepTimes
-from engine.replay.steps_table import step_columns
-from metrics.compute.speed_reference import SPEED_SETTINGS, SpeedEntry, settings_of
-from metrics.records import STAGES
+from sojourn.engine.replay.known_sizes import known_sizes
+from sojourn.engine.replay.spread import LEAST_ERROR_BEYOND, USUAL_ERROR_BEYOND, _error_beyond
+from sojourn.engine.replay.step_fit import StepTimes
+from sojourn.engine.replay.steps_table import step_columns
+from sojourn.metrics.compute.speed_reference import SPEED_SETTINGS, SpeedEntry, settings_of
+from sojourn.metrics.records import STAGES
 
 US = 1_000
 SHAPE = {

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from engine.config import EngineConfig
-from engine.replay.material import material_of
-from metrics.errors import ReplayError
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.replay.material import material_of
+from sojourn.metrics.errors import ReplayError
 
 
 def test_a_run_whose_prompts_another_server_computed_is_refused():

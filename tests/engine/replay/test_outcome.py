@@ -3,10 +3,10 @@
 import pandas as pd
 import pytest
 
-from engine.replay.outcome import figures, recorded_answers
-from metrics.replay.measured import measured_figures
-from metrics.request.goodput import measured
-from metrics.results.load import declared_window_s
+from sojourn.engine.replay.outcome import figures, recorded_answers
+from sojourn.metrics.replay.measured import measured_figures
+from sojourn.metrics.request.goodput import measured
+from sojourn.metrics.results.load import declared_window_s
 from tests.metrics.synthetic import synthetic_run
 
 

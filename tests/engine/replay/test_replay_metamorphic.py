@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.replay.material import material_of
-from engine.replay.predictor import predictor_of
-from engine.replay.settings import changed_config, recorded_config
-from engine.replay.simulate import Replayer
-from metrics.errors import ReplayError
-from metrics.replay.prediction import Change
+from sojourn.engine.replay.material import material_of
+from sojourn.engine.replay.predictor import predictor_of
+from sojourn.engine.replay.settings import changed_config, recorded_config
+from sojourn.engine.replay.simulate import Replayer
+from sojourn.metrics.errors import ReplayError
+from sojourn.metrics.replay.prediction import Change
 from tests.engine.replay.simulated_run import random_asks, write_run
 
 

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.config import EngineConfig
-from engine.replay.load import BlockHashes, LoadChange, ReplayedLoad, Sent
-from engine.replay.loop import Replica, TurnTimes
-from engine.replay.predictor import predictor_of
-from engine.replay.recorded import RecordedLoad, RecordedRequest
-from engine.replay.routing import RoundRobin
-from engine.request.plan import StepPlan
-from engine.scheduling import make_scheduler
-from metrics.replay.prediction import Change
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.replay.load import BlockHashes, LoadChange, ReplayedLoad, Sent
+from sojourn.engine.replay.loop import Replica, TurnTimes
+from sojourn.engine.replay.predictor import predictor_of
+from sojourn.engine.replay.recorded import RecordedLoad, RecordedRequest
+from sojourn.engine.replay.routing import RoundRobin
+from sojourn.engine.request.plan import StepPlan
+from sojourn.engine.scheduling import make_scheduler
+from sojourn.metrics.replay.prediction import Change
 from tests.engine.replay.simulated_run import DEFAULTS, TICK, Ask, drive, random_asks, write_run
 
 NOWHERE = dict.fromkeys(("client.lag", "client.network"), 0.0)  # a way that takes no time

@@ -4,14 +4,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from engine.config import EngineConfig
-from engine.replay.drafts import DraftModel, Odds, ReplayedDrafts, lookup_drafts, recorded_drafts
-from engine.replay.load import BlockHashes, LoadChange, ReplayedLoad
-from engine.replay.loop import Replica
-from engine.replay.routing import RoundRobin
-from engine.replay.settings import check_drafts
-from engine.scheduling import make_scheduler
-from metrics.errors import ReplayError
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.replay.drafts import DraftModel, Odds, ReplayedDrafts, lookup_drafts, recorded_drafts
+from sojourn.engine.replay.load import BlockHashes, LoadChange, ReplayedLoad
+from sojourn.engine.replay.loop import Replica
+from sojourn.engine.replay.routing import RoundRobin
+from sojourn.engine.replay.settings import check_drafts
+from sojourn.engine.scheduling import make_scheduler
+from sojourn.metrics.errors import ReplayError
 from tests.engine.replay.simulated_run import random_asks
 from tests.engine.replay.test_replay_oracle import SimulatedTurns, recorded
 

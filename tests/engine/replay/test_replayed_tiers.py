@@ -3,14 +3,14 @@
 import pandas as pd
 import pytest
 
-from engine.config import EngineConfig
-from engine.replay.load import BlockHashes, LoadChange, ReplayedLoad
-from engine.replay.loop import Replica
-from engine.replay.routing import RoundRobin
-from engine.replay.tiers import TierSpeed, TimedStore, check_tiers, replayed_tiers, tier_speeds
-from engine.scheduling import make_scheduler
-from metrics.errors import ReplayError
-from metrics.memory.plan import GIB
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.replay.load import BlockHashes, LoadChange, ReplayedLoad
+from sojourn.engine.replay.loop import Replica
+from sojourn.engine.replay.routing import RoundRobin
+from sojourn.engine.replay.tiers import TierSpeed, TimedStore, check_tiers, replayed_tiers, tier_speeds
+from sojourn.engine.scheduling import make_scheduler
+from sojourn.metrics.errors import ReplayError
+from sojourn.metrics.memory.plan import GIB
 from tests.engine.replay.simulated_run import Ask
 from tests.engine.replay.test_replay_oracle import SimulatedTurns, recorded
 

@@ -1,7 +1,7 @@
 """Settings beside those that a change chooses."""
 
-from engine.config import EngineConfig
-from engine.replay.settings import with_chosen
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.replay.settings import with_chosen
 
 
 def test_what_the_engine_refuses_beside_a_chosen_setting_is_left_out():

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.replay.noise import Noise
-from engine.replay.step_fit import StepColumns, StepTimes
+from sojourn.engine.replay.noise import Noise
+from sojourn.engine.replay.step_fit import StepColumns, StepTimes
 
 
 def columns(count: int = 600, *, stall_ns: float = 0.0, slow: slice = slice(0, 0), noise: float = 0.0) -> StepColumns:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.replay import trust
-from engine.replay.step_fit import StepColumns, StepTimes
-from metrics.replay.prediction import Change
+from sojourn.engine.replay import trust
+from sojourn.engine.replay.step_fit import StepColumns, StepTimes
+from sojourn.metrics.replay.prediction import Change
 
 CONTEXT = 300  # tokens of a sequence
 

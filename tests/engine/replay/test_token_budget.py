@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.replay.token_budget import token_budget
-from engine.request.token_budget import FixedBudget
-from metrics.replay.prediction import Change
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.replay.token_budget import token_budget
+from sojourn.engine.request.token_budget import FixedBudget
+from sojourn.metrics.replay.prediction import Change
 
 AUTO = EngineConfig(model="", max_num_seqs=8)
 

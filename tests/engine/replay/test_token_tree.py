@@ -7,7 +7,7 @@ import pandas as pd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.replay.token_tree import give_token_ids, with_sources_by_hash
+from sojourn.engine.replay.token_tree import give_token_ids, with_sources_by_hash
 
 MISSING = {"prefix_source": None, "prefix_shared_tokens": np.nan, "infinite_hit_tokens": np.nan, "diverged_at": np.nan}
 

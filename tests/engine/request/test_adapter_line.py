@@ -2,8 +2,8 @@
 
 from types import SimpleNamespace
 
-from engine.memory.adapters import AdapterSlots
-from engine.request.adapter_line import AdapterLine
+from sojourn.engine.memory.adapters import AdapterSlots
+from sojourn.engine.request.adapter_line import AdapterLine
 
 
 def test_a_slot_whose_request_left_before_a_step_was_launched_is_filled_for_the_next_one():

@@ -2,9 +2,9 @@
 
 import pytest
 
-from engine.messages import Abort, Submit
-from engine.sampling import SamplingParams
-from metrics.ledger import Account
+from sojourn.engine.messages import Abort, Submit
+from sojourn.engine.sampling import SamplingParams
+from sojourn.metrics.ledger import Account
 from tests.engine.harness import drain, hand_over, make_engine, submit
 from tests.engine.simulated import Simulation, sequential
 

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from engine.messages import Submit
-from engine.request.policies import POLICIES
+from sojourn.engine.messages import Submit
+from sojourn.engine.request.policies import POLICIES
 from tests.engine.harness import drain, hand_over, make_engine, submit
 from tests.further import further
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.messages import Abort, Submit
-from engine.request.policies import POLICIES
-from engine.sampling import SamplingParams
-from metrics.records import STAGES
+from sojourn.engine.messages import Abort, Submit
+from sojourn.engine.request.policies import POLICIES
+from sojourn.engine.sampling import SamplingParams
+from sojourn.metrics.records import STAGES
 from tests.engine.simulated import Simulation, sequential
 
 arrival = st.fixed_dictionaries(

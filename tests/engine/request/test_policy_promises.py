@@ -3,14 +3,14 @@
 import pytest
 from pydantic import ValidationError
 
-from engine.config import EngineConfig
-from engine.messages import Submit
-from engine.request.policies import POLICIES
-from engine.request.policies.fair_share import TenantQueues
-from engine.request.policy import RankedQueue
-from engine.request.request import Request
-from engine.sampling import SamplingParams
-from metrics.ledger import Account
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.messages import Submit
+from sojourn.engine.request.policies import POLICIES
+from sojourn.engine.request.policies.fair_share import TenantQueues
+from sojourn.engine.request.policy import RankedQueue
+from sojourn.engine.request.request import Request
+from sojourn.engine.sampling import SamplingParams
+from sojourn.metrics.ledger import Account
 from tests.engine.simulated import Simulation
 
 LONG = {"max_long_prefills": 1, "long_prefill_tokens": 10}
@@ -269,7 +269,7 @@ def test_fair_share_holds_no_long_prompt_back_for_ever_for_those_of_new_tenants(
 
 
 def test_fair_share_forgets_tenants_that_owe_nothing(monkeypatch):
-    monkeypatch.setattr("engine.request.policies.fair_share.MAX_TENANTS", 8)
+    monkeypatch.setattr("sojourn.engine.request.policies.fair_share.MAX_TENANTS", 8)
     simulation = Simulation(policy="fair-share")
     for index in range(100):
         simulation.receive(ask(f"r{index}", tenant=f"t{index}"))

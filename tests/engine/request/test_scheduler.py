@@ -2,12 +2,12 @@
 
 import pytest
 
-from engine.messages import Abort, Submit
-from engine.sampling import SamplingParams
-from metrics.compute.cost_model import request_flops
-from metrics.compute.step_costs import StepCosts
-from metrics.ledger import Account
-from metrics.steps import Steps
+from sojourn.engine.messages import Abort, Submit
+from sojourn.engine.sampling import SamplingParams
+from sojourn.metrics.compute.cost_model import request_flops
+from sojourn.metrics.compute.step_costs import StepCosts
+from sojourn.metrics.ledger import Account
+from sojourn.metrics.steps import Steps
 from tests.engine.simulated import SHAPE, Simulation, sequential
 
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.config import EngineConfig, largest_step_tokens
-from engine.options import engine_config
-from engine.request.plan import StepOutcome
-from engine.request.token_budget import (
+from sojourn.engine.config import EngineConfig, largest_step_tokens
+from sojourn.engine.options import engine_config
+from sojourn.engine.request.plan import StepOutcome
+from sojourn.engine.request.token_budget import (
     DECODE_STEPS,
     LEAST_PROMPT_TOKENS,
     LEAST_STRETCH,
@@ -23,8 +23,8 @@ from engine.request.token_budget import (
     StepTarget,
     TimedBudget,
 )  # fmt: skip
-from metrics.compute.cost_model import StepWork, step_work
-from metrics.compute.step_time import StepTimeModel, features
+from sojourn.metrics.compute.cost_model import StepWork, step_work
+from sojourn.metrics.compute.step_time import StepTimeModel, features
 from tests.engine.harness import submit
 from tests.engine.simulated import SHAPE, Simulation
 

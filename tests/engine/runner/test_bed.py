@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.compute.kv_cache import parts
-from engine.core import _fall_asleep, _wake
-from engine.runner.bed import Bed, storages
-from metrics.memory.prefix_outcomes import PREFIX_OUTCOMES
+from sojourn.engine.compute.kv_cache import parts
+from sojourn.engine.core import _fall_asleep, _wake
+from sojourn.engine.runner.bed import Bed, storages
+from sojourn.metrics.memory.prefix_outcomes import PREFIX_OUTCOMES
 from tests.engine.harness import drain, hand_over, make_engine, submit
 from tests.engine.memory.audits import audit_pool
 

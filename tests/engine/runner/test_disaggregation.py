@@ -7,8 +7,8 @@ import pytest
 import zmq
 from msgspec.structs import replace
 
-from engine.messages import Submit
-from metrics.ledger import Account
+from sojourn.engine.messages import Submit
+from sojourn.metrics.ledger import Account
 from tests.engine.harness import drain, hand_over, make_engine, submit
 from tests.engine.memory.audits import audit_tiers
 
@@ -154,7 +154,7 @@ def test_a_lease_that_is_over_costs_an_error_or_a_local_prefill(split, expected,
 
 @pytest.mark.parametrize("answer", [b"", b"\x81\xa1x", b"\xc1" * 9, None], ids=["empty", "map", "garbage", "silence"])
 def test_a_peer_that_speaks_garbage_gets_a_sentence(split, expected, answer, monkeypatch):
-    monkeypatch.setattr("engine.memory.transfer.connection.ANSWER_MS", 200)
+    monkeypatch.setattr("sojourn.engine.memory.transfer.connection.ANSWER_MS", 200)
     pair = split(decode={"kv_transfer_failure": "error"})
     context = zmq.Context()
     channel = context.socket(zmq.ROUTER)

@@ -2,7 +2,7 @@
 
 import torch
 
-from engine.runner.expert_tokens import EVERY, summed
+from sojourn.engine.runner.expert_tokens import EVERY, summed
 from tests.engine.harness import drain, hand_over, make_engine, submit
 
 

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.core import build
-from engine.request.plan import ScheduledTokens
-from engine.request.request import Request
-from engine.runner.decode import decode
-from engine.runner.graphs import DecodeGraphs, graph_sizes
-from engine.runner.rows import PADDING_ROW, UNKNOWN, PackedStep, StableRows, pack
-from engine.runner.tables import HostTables, padded
-from engine.sampling import SamplingParams
-from metrics.errors import ModelError
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.core import build
+from sojourn.engine.request.plan import ScheduledTokens
+from sojourn.engine.request.request import Request
+from sojourn.engine.runner.decode import decode
+from sojourn.engine.runner.graphs import DecodeGraphs, graph_sizes
+from sojourn.engine.runner.rows import PADDING_ROW, UNKNOWN, PackedStep, StableRows, pack
+from sojourn.engine.runner.tables import HostTables, padded
+from sojourn.engine.sampling import SamplingParams
+from sojourn.metrics.errors import ModelError
 from tests.engine.compute import triton_harness  # noqa: F401  (settles how Triton's kernels run before they are imported)
 from tests.engine.harness import drain, hand_over, make_engine, submit
 
@@ -111,7 +111,7 @@ def random_step(dice: np.random.Generator, max_rows: int, max_blocks: int, size:
 
 @pytest.mark.parametrize("decodes", [False, True])
 def test_the_inputs_made_on_the_host_are_those_that_a_gpus_kernel_makes(decodes):
-    step_inputs = pytest.importorskip("engine.compute.triton.step_inputs", reason="the package triton is not installed")
+    step_inputs = pytest.importorskip("sojourn.engine.compute.triton.step_inputs", reason="needs the package triton")
     from tests.engine.compute.reference_step_inputs import reference_step_inputs
 
     dice, size, max_blocks = np.random.default_rng(1), 4, 12

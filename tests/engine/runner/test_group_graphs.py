@@ -8,19 +8,19 @@ import pytest
 import torch
 import zmq
 
-from engine.compute.communication.communicator import Communicators
-from engine.compute.communication.layout import ParallelLayout
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.group import messages
-from engine.messages import Submit
-from engine.runner.decode import decode
-from engine.runner.follower import Follower
-from engine.runner.graphs import DecodeGraphs
-from engine.runner.rank_step import Move, RankStep
-from engine.runner.runner import ModelRunner
-from engine.scheduling import make_scheduler
-from engine.telemetry.observer import make_observer
+from sojourn.engine.compute.communication.communicator import Communicators
+from sojourn.engine.compute.communication.layout import ParallelLayout
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.engine import Engine
+from sojourn.engine.group import messages
+from sojourn.engine.messages import Submit
+from sojourn.engine.runner.decode import decode
+from sojourn.engine.runner.follower import Follower
+from sojourn.engine.runner.graphs import DecodeGraphs
+from sojourn.engine.runner.rank_step import Move, RankStep
+from sojourn.engine.runner.runner import ModelRunner
+from sojourn.engine.scheduling import make_scheduler
+from sojourn.engine.telemetry.observer import make_observer
 from tests.engine.harness import drain, hand_over, make_engine, submit
 from tests.engine.published import Published
 

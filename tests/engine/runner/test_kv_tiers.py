@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.core import build
-from engine.memory.tiers.block_format import HEADER, BlockFormat
-from engine.memory.tiers.disk import Disk
-from engine.memory.tiers.medium_store import MediumStore
-from engine.runner.kv_transfer import slot_sizes
-from metrics.errors import ModelError
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.core import build
+from sojourn.engine.memory.tiers.block_format import HEADER, BlockFormat
+from sojourn.engine.memory.tiers.disk import Disk
+from sojourn.engine.memory.tiers.medium_store import MediumStore
+from sojourn.engine.runner.kv_transfer import slot_sizes
+from sojourn.metrics.errors import ModelError
 from tests.engine.harness import drain, hand_over, make_engine, submit
 from tests.engine.memory.audits import audit_tiers
 from tests.engine.traffic import copied_and_loaded, given_up_for_loads
@@ -227,9 +227,9 @@ def test_settings_that_contradict_each_other_are_refused():
 WRITER = """
 import sys
 from pathlib import Path
-from engine.memory.tiers.block_format import BlockFormat
-from engine.memory.tiers.disk import Disk
-from engine.memory.tiers.medium_store import MediumStore
+from sojourn.engine.memory.tiers.block_format import BlockFormat
+from sojourn.engine.memory.tiers.disk import Disk
+from sojourn.engine.memory.tiers.medium_store import MediumStore
 memory = memoryview(bytearray(range(256)) * 4096)
 store = MediumStore(Disk(Path(sys.argv[1]), BlockFormat(b"f" * 16, len(memory)), lambda slot: memory))
 print("ready", flush=True)

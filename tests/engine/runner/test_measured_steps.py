@@ -2,9 +2,9 @@
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.core import build
-from engine.request.token_budget import FixedBudget, LearningBudget
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.core import build
+from sojourn.engine.request.token_budget import FixedBudget, LearningBudget
 from tests.engine.harness import drain, hand_over, submit
 from tests.engine.published import Published
 

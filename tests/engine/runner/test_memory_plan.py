@@ -9,14 +9,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.compute.kv_cache import zeros
-from engine.compute.kv_formats import KV_FP8
-from engine.config import EngineConfig, model_folder
-from engine.process import free_memory_bytes
-from engine.runner.memory_plan import CUDA_SHARE, HOST_SHARE, LARGEST_HOST_SHARE, planned, pool_blocks
-from engine.token.models.registry import load_model, outlined_model
-from metrics.errors import ModelError
-from metrics.memory.plan import GIB
+from sojourn.engine.compute.kv_cache import zeros
+from sojourn.engine.compute.kv_formats import KV_FP8
+from sojourn.engine.config import EngineConfig, model_folder
+from sojourn.engine.process import free_memory_bytes
+from sojourn.engine.runner.memory_plan import CUDA_SHARE, HOST_SHARE, LARGEST_HOST_SHARE, planned, pool_blocks
+from sojourn.engine.token.models.registry import load_model, outlined_model
+from sojourn.metrics.errors import ModelError
+from sojourn.metrics.memory.plan import GIB
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 MIB = 1 << 20

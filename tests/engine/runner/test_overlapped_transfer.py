@@ -11,11 +11,11 @@ import pytest
 import zmq
 from msgspec.structs import replace
 
-from engine.kv_source import KVSource
-from engine.memory.transfer import wire
-from engine.memory.transfer.peer import Peer
-from engine.messages import Abort, Submit
-from metrics.ledger import Account
+from sojourn.engine.kv_source import KVSource
+from sojourn.engine.memory.transfer import wire
+from sojourn.engine.memory.transfer.peer import Peer
+from sojourn.engine.messages import Abort, Submit
+from sojourn.metrics.ledger import Account
 from tests.engine.harness import drain, hand_over, make_engine, submit
 from tests.engine.memory.audits import audit_tiers
 from tests.engine.runner.test_disaggregation import LENGTHS, PROMPTS, Split, alone, requests
@@ -169,9 +169,9 @@ def test_a_prompt_that_the_decode_server_has_is_followed_and_its_lease_given_bac
 def test_a_prefill_that_ends_in_the_middle_costs_an_error_or_a_local_prefill(
     overlapped, expected, end, strict, monkeypatch
 ):
-    monkeypatch.setattr("engine.memory.transfer.peer.SILENCE_S", 0.5)
-    monkeypatch.setattr("engine.memory.transfer.peer.LOOK_MS", 50)
-    monkeypatch.setattr("engine.memory.transfer.peer.UNKNOWN_S", 0.3)
+    monkeypatch.setattr("sojourn.engine.memory.transfer.peer.SILENCE_S", 0.5)
+    monkeypatch.setattr("sojourn.engine.memory.transfer.peer.LOOK_MS", 50)
+    monkeypatch.setattr("sojourn.engine.memory.transfer.peer.UNKNOWN_S", 0.3)
     pair = overlapped(decode={"kv_transfer_failure": "error" if strict else "recompute"})
     (request, *_) = requests()
     pair.decode_call(request)
@@ -197,8 +197,8 @@ def test_a_prefill_that_ends_in_the_middle_costs_an_error_or_a_local_prefill(
 
 
 def test_a_slow_read_is_no_silence_of_the_prefill_server(overlapped, expected, monkeypatch):
-    monkeypatch.setattr("engine.memory.transfer.peer.SILENCE_S", 0.6)
-    monkeypatch.setattr("engine.memory.transfer.side_channel.BEAT_S", 0.1)
+    monkeypatch.setattr("sojourn.engine.memory.transfer.peer.SILENCE_S", 0.6)
+    monkeypatch.setattr("sojourn.engine.memory.transfer.side_channel.BEAT_S", 0.1)
     read, delays = Peer._read, iter([0.8])
     monkeypatch.setattr(Peer, "_read", lambda peer, *given: time.sleep(next(delays, 0)) or read(peer, *given))
     pair = overlapped()
@@ -250,7 +250,7 @@ def test_an_address_that_answers_query_with_something_else_gets_a_sentence(overl
 
 
 def test_an_http_server_that_answers_too_slowly_is_left(overlapped, monkeypatch):
-    monkeypatch.setattr("engine.memory.transfer.connection.ANSWER_MS", 300)
+    monkeypatch.setattr("sojourn.engine.memory.transfer.connection.ANSWER_MS", 300)
     pair = overlapped(decode={"kv_transfer_failure": "error"})
     listener = socket.create_server(("127.0.0.1", 0))
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from engine.config import EngineConfig
+from sojourn.engine.config import EngineConfig
 from tests.engine.harness import drain, hand_over, make_engine, submit
 
 PROMPT = [*range(3, 300, 2)]

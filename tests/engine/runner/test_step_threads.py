@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from engine.runner.stream import FEW_ROWS, WORTH, StepThreads, measured_threads
+from sojourn.engine.runner.stream import FEW_ROWS, WORTH, StepThreads, measured_threads
 from tests.engine.harness import drain, hand_over, make_engine, submit
 
 

@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from engine.config import EngineConfig, complaint, model_folder
-from engine.core import build
-from metrics.errors import ModelError
+from sojourn.engine.config import EngineConfig, complaint, model_folder
+from sojourn.engine.core import build
+from sojourn.metrics.errors import ModelError
 
 SETTINGS = {"model": "tiny-model", "threads": 1, "dtype": "float32", "num_kv_blocks": 64, "max_model_len": 256}
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import httpx
 
-from engine import messages
-from engine.config import EngineConfig, model_folder
-from engine.server.app import build_app
-from engine.server.core.sequence import SequenceStream
-from metrics.ledger import CLOCKED, new_ledger
+from sojourn.engine import messages
+from sojourn.engine.config import EngineConfig, model_folder
+from sojourn.engine.server.app import build_app
+from sojourn.engine.server.core.sequence import SequenceStream
+from sojourn.metrics.ledger import CLOCKED, new_ledger
 from tests.engine.server.scripted_core import READY
 
 Script = Callable[[messages.Submit], str]  # what the model says to a request

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 import httpx
 from fastapi import FastAPI
 
-from engine import messages
-from engine.config import EngineConfig
-from engine.server.app import build_app
-from engine.server.service import Service
-from metrics.ledger import CLOCKED, Account, new_ledger
-from metrics.memory.plan import MemoryPlan
+from sojourn.engine import messages
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.server.app import build_app
+from sojourn.engine.server.service import Service
+from sojourn.metrics.ledger import CLOCKED, Account, new_ledger
+from sojourn.metrics.memory.plan import MemoryPlan
 from tests.engine.simulated import SHAPE
 
 MODEL = "tiny-model"

@@ -16,7 +16,7 @@ ASK = {"prompt": "The queue of a server", "max_tokens": 8, "temperature": 0}
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     root = tmp_path_factory.mktemp("lora")
-    from engine.config import model_folder
+    from sojourn.engine.config import model_folder
 
     base = model_folder("tiny-model")
     for index, name in enumerate(("fixed", "below/late")):

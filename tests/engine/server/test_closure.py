@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from metrics.ledger import closes
-from metrics.run.directory import RunDirectory
-from metrics.run.join import adopt
+from sojourn.metrics.ledger import closes
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.join import adopt
 from tests.engine.closure import open_books, open_steps, rows_of, table
 from tests.engine.server_process import Running, serving, wait_for
 from tests.engine.sockets import LARGE_ANSWER, call, ids

@@ -12,17 +12,17 @@ import msgspec
 import pytest
 from fastapi import FastAPI, Request
 
-from engine.config import EngineConfig
-from engine.server.core.client import CoreClient
-from engine.server.debug import SHOWN_AT_ONCE, add_debug_routes
-from engine.server.http.bodies import BodyReader
-from engine.server.telemetry import recent
-from engine.server.telemetry.full import Telemetry
-from engine.server.telemetry.recent import RECENT_REQUESTS, RECENT_STEPS, Recent, request
-from metrics.compute.kernels import CLASSES
-from metrics.ledger import SERVER_ACCOUNTS
-from metrics.records import STAGES, RequestRecord, StepRecord
-from metrics.run.directory import RunDirectory
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.server.core.client import CoreClient
+from sojourn.engine.server.debug import SHOWN_AT_ONCE, add_debug_routes
+from sojourn.engine.server.http.bodies import BodyReader
+from sojourn.engine.server.telemetry import recent
+from sojourn.engine.server.telemetry.full import Telemetry
+from sojourn.engine.server.telemetry.recent import RECENT_REQUESTS, RECENT_STEPS, Recent, request
+from sojourn.metrics.compute.kernels import CLASSES
+from sojourn.metrics.ledger import SERVER_ACCOUNTS
+from sojourn.metrics.records import STAGES, RequestRecord, StepRecord
+from sojourn.metrics.run.directory import RunDirectory
 from tests.engine.server_process import ended_request, post, serving, wait_for
 from tests.metrics.export.test_perfetto import checked, named
 from tests.metrics.random_records import random_request, random_step

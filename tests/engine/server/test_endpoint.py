@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.server.core.call import Caller
-from engine.server.openai.completion_serializer import CompletionSerializer
-from metrics.ledger import SERVER_ACCOUNTS, closes
-from metrics.records import RequestRecord
+from sojourn.engine.server.core.call import Caller
+from sojourn.engine.server.openai.completion_serializer import CompletionSerializer
+from sojourn.metrics.ledger import SERVER_ACCOUNTS, closes
+from sojourn.metrics.records import RequestRecord
 from tests.engine.server.scripted_core import MODEL, serving
 
 COMPLETIONS = "/v1/completions"

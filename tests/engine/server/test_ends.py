@@ -10,7 +10,7 @@ import httpx
 import psutil
 import pytest
 
-from metrics.run.directory import RunDirectory
+from sojourn.metrics.run.directory import RunDirectory
 from tests.engine.server.planted import planted_server
 from tests.engine.server_process import post, serving, wait_for
 

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.config import model_folder
-from engine.server.api_reference import BODIES
-from engine.server.errors import ApiError
-from engine.server.openai.prompts import ModelLimits, PromptEncoder, listed_prompts
-from engine.server.openai.protocol import CompletionRequest, GenerationRequest, UnsupportedField, parse
-from engine.server.openai.submission import sampling_params
-from engine.token.text.template import ChatTemplate
-from engine.token.text.tokenizer import Tokenizer
+from sojourn.engine.config import model_folder
+from sojourn.engine.server.api_reference import BODIES
+from sojourn.engine.server.errors import ApiError
+from sojourn.engine.server.openai.prompts import ModelLimits, PromptEncoder, listed_prompts
+from sojourn.engine.server.openai.protocol import CompletionRequest, GenerationRequest, UnsupportedField, parse
+from sojourn.engine.server.openai.submission import sampling_params
+from sojourn.engine.token.text.template import ChatTemplate
+from sojourn.engine.token.text.tokenizer import Tokenizer
 from tests.engine.server_process import post
 from tests.further import further
 

@@ -13,15 +13,15 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from engine.config import EngineConfig, complaint, model_folder
-from engine.server.app import build_app
-from engine.server.core import core_process
-from engine.server.errors import core_lost
-from engine.server.models.registry import Models
-from metrics.compute.startup import startups_of
-from metrics.errors import InputError
-from metrics.memory.residence import residences_of
-from metrics.run.directory import RunDirectory
+from sojourn.engine.config import EngineConfig, complaint, model_folder
+from sojourn.engine.server.app import build_app
+from sojourn.engine.server.core import core_process
+from sojourn.engine.server.errors import core_lost
+from sojourn.engine.server.models.registry import Models
+from sojourn.metrics.compute.startup import startups_of
+from sojourn.metrics.errors import InputError
+from sojourn.metrics.memory.residence import residences_of
+from sojourn.metrics.run.directory import RunDirectory
 from tests.engine.closure import open_books, table
 from tests.engine.server.core.fake_core import LOAD_SECONDS
 

@@ -14,12 +14,12 @@ import httpx
 import pytest
 from gevent.monkey import get_original
 
-from loadgen.client.connection import Connection
-from loadgen.client.outgoing import Outgoing
-from loadgen.client.socket_loop import SocketLoop
-from metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS, closes
-from metrics.run.directory import RunDirectory
-from metrics.run.join import adopt
+from sojourn.loadgen.client.connection import Connection
+from sojourn.loadgen.client.outgoing import Outgoing
+from sojourn.loadgen.client.socket_loop import SocketLoop
+from sojourn.metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS, closes
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.join import adopt
 from tests.engine.server.planted import Plants, planted_server
 from tests.engine.server_process import Running, wait_for
 from tests.engine.sockets import LARGE_ANSWER, call

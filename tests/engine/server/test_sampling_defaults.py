@@ -6,9 +6,9 @@ import shutil
 
 import pytest
 
-from engine.config import model_folder
-from engine.server.openai.protocol import CompletionRequest, GenerationRequest
-from engine.token.generation_config import TAKEN
+from sojourn.engine.config import model_folder
+from sojourn.engine.server.openai.protocol import CompletionRequest, GenerationRequest
+from sojourn.engine.token.generation_config import TAKEN
 from tests.engine.server.scripted_core import READY, serving
 
 MODEL = "own"

@@ -3,7 +3,7 @@
 import asyncio
 
 from bench.torture.secrets import PROMPT, found_in, maltreat, pages, records
-from metrics.run.directory import RunDirectory
+from sojourn.metrics.run.directory import RunDirectory
 from tests.engine.server.scripted_core import serving
 from tests.engine.server_process import post, wait_for
 

@@ -18,13 +18,13 @@ import openai
 import psutil
 import pytest
 
-from engine.config import EngineConfig, model_folder
-from engine.core import build
-from engine.server.app import build_app
-from metrics.compute.startup import startups_of
-from metrics.errors import ModelError
-from metrics.ledger import SERVER_ACCOUNTS, closes
-from metrics.run.directory import RunDirectory
+from sojourn.engine.config import EngineConfig, model_folder
+from sojourn.engine.core import build
+from sojourn.engine.server.app import build_app
+from sojourn.metrics.compute.startup import startups_of
+from sojourn.metrics.errors import ModelError
+from sojourn.metrics.ledger import SERVER_ACCOUNTS, closes
+from sojourn.metrics.run.directory import RunDirectory
 from tests.engine.closure import open_books, table
 from tests.engine.server_process import Running, post, serving, wait_for
 

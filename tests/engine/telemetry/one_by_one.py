@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine.request.plan import StepOutcome, StepPlan
-from engine.request.request import Request, State
-from engine.telemetry.accounting import Accountant, Participants, Turn
-from metrics.compute.cost_model import ModelShape, request_flops
-from metrics.ledger import Account, ledger_at, new_ledger
+from sojourn.engine.request.plan import StepOutcome, StepPlan
+from sojourn.engine.request.request import Request, State
+from sojourn.engine.telemetry.accounting import Accountant, Participants, Turn
+from sojourn.metrics.compute.cost_model import ModelShape, request_flops
+from sojourn.metrics.ledger import Account, ledger_at, new_ledger
 
 OWN_WORK = {
     "prefill": Account.COMPUTE_PREFILL, "recompute": Account.MEMORY_RECOMPUTE, "decode": Account.COMPUTE_DECODE,

@@ -7,15 +7,15 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from engine.messages import Abort, Submit
-from engine.sampling import SamplingParams
-from metrics.compute.step_costs import StepCosts
-from metrics.ledger import ACCOUNTS
-from metrics.records.tables import SCHEMAS, row
-from metrics.request.blame import UNEXPLAINED, blame_of, matrix, offenders, waited_ns, worst
-from metrics.request.offenders import Book, open_book
-from metrics.request.token_gaps import explain_gap
-from metrics.steps import Steps
+from sojourn.engine.messages import Abort, Submit
+from sojourn.engine.sampling import SamplingParams
+from sojourn.metrics.compute.step_costs import StepCosts
+from sojourn.metrics.ledger import ACCOUNTS
+from sojourn.metrics.records.tables import SCHEMAS, row
+from sojourn.metrics.request.blame import UNEXPLAINED, blame_of, matrix, offenders, waited_ns, worst
+from sojourn.metrics.request.offenders import Book, open_book
+from sojourn.metrics.request.token_gaps import explain_gap
+from sojourn.metrics.steps import Steps
 from tests.engine.simulated import SHAPE, Simulation
 
 US, MS = 1_000, 1_000_000

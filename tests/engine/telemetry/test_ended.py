@@ -2,10 +2,10 @@
 
 from struct import unpack
 
-from engine.memory.prefix import chain_hash
-from engine.request.request import Request
-from engine.sampling import SamplingParams
-from engine.telemetry.ended import ended_message
+from sojourn.engine.memory.prefix import chain_hash
+from sojourn.engine.request.request import Request
+from sojourn.engine.sampling import SamplingParams
+from sojourn.engine.telemetry.ended import ended_message
 
 SIZE = 4
 

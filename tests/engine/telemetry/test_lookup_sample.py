@@ -1,8 +1,8 @@
 """The sample of requests for prompt lookup keeps to its share of the time."""
 
-from engine.request.request import Request
-from engine.sampling import SamplingParams
-from engine.telemetry.lookup_sample import MOST_TOKENS, TOKENS_PER_SECOND, LookupSample
+from sojourn.engine.request.request import Request
+from sojourn.engine.sampling import SamplingParams
+from sojourn.engine.telemetry.lookup_sample import MOST_TOKENS, TOKENS_PER_SECOND, LookupSample
 
 S = 1_000_000_000
 

@@ -5,16 +5,16 @@ import dataclasses
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.messages import Abort, Observed, Submit, Tokens
-from engine.server.core.client import CoreClient
-from engine.server.core.sequence import CoreLost
-from engine.server.telemetry import full
-from engine.server.telemetry.full import Telemetry
-from engine.server.telemetry.off import NoTelemetry
-from metrics.compute.step_costs import StepCosts
-from metrics.ledger import Account, ledger_at
-from metrics.run.recorder import FLUSH_SECONDS, ON_DISK_SECONDS
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.messages import Abort, Observed, Submit, Tokens
+from sojourn.engine.server.core.client import CoreClient
+from sojourn.engine.server.core.sequence import CoreLost
+from sojourn.engine.server.telemetry import full
+from sojourn.engine.server.telemetry.full import Telemetry
+from sojourn.engine.server.telemetry.off import NoTelemetry
+from sojourn.metrics.compute.step_costs import StepCosts
+from sojourn.metrics.ledger import Account, ledger_at
+from sojourn.metrics.run.recorder import FLUSH_SECONDS, ON_DISK_SECONDS
 from tests.engine.harness import stream_of
 from tests.engine.simulated import SHAPE, Simulation
 from tests.engine.telemetry.test_observer import ask

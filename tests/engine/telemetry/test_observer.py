@@ -7,15 +7,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.adapter import AdapterReference
-from engine.messages import Abort, Submit
-from engine.request.policies import POLICIES
-from engine.sampling import SamplingParams
-from engine.telemetry.accounting import Accountant
-from engine.telemetry.observer import FullObserver
-from engine.telemetry.step_records import StepRecords
-from metrics.ledger import Account
-from metrics.records import WAITS
+from sojourn.engine.adapter import AdapterReference
+from sojourn.engine.messages import Abort, Submit
+from sojourn.engine.request.policies import POLICIES
+from sojourn.engine.sampling import SamplingParams
+from sojourn.engine.telemetry.accounting import Accountant
+from sojourn.engine.telemetry.observer import FullObserver
+from sojourn.engine.telemetry.step_records import StepRecords
+from sojourn.metrics.ledger import Account
+from sojourn.metrics.records import WAITS
 from tests.engine.simulated import SHAPE, SimulatedPreparation, Simulation, sequential
 from tests.engine.telemetry.one_by_one import BothAccountants, OneByOne
 from tests.engine.test_overlap import assert_closed, traffic

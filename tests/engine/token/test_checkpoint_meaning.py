@@ -8,13 +8,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from engine.config import model_folder
-from engine.sampling import Grammar
-from engine.token.checkpoint import read_config
-from engine.token.grammar.grammar import GrammarCompiler
-from engine.token.models.registry import decoder_config, load_model
-from engine.token.text.tokenizer import Tokenizer
-from metrics.errors import ModelError
+from sojourn.engine.config import model_folder
+from sojourn.engine.sampling import Grammar
+from sojourn.engine.token.checkpoint import read_config
+from sojourn.engine.token.grammar.grammar import GrammarCompiler
+from sojourn.engine.token.models.registry import decoder_config, load_model
+from sojourn.engine.token.text.tokenizer import Tokenizer
+from sojourn.metrics.errors import ModelError
 from tests.engine.harness import generate
 
 PROMPT = list(range(3, 60))

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
-from engine import LLM, SamplingParams
-from engine.config import model_folder
-from engine.token.generation_config import SamplingDefaults, sampling_defaults
-from engine.token.gguf.config import generation_config_of
-from engine.token.gguf.file import GGUFFile
-from metrics.errors import ModelError
+from sojourn.engine import LLM, SamplingParams
+from sojourn.engine.config import model_folder
+from sojourn.engine.token.generation_config import SamplingDefaults, sampling_defaults
+from sojourn.engine.token.gguf.config import generation_config_of
+from sojourn.engine.token.gguf.file import GGUFFile
+from sojourn.metrics.errors import ModelError
 from tests.engine.token.gguf.test_gguf import write
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
-from engine.config import model_folder
-from engine.token.checkpoint import read_config
-from engine.token.models.registry import decoder_config, outlined_model
-from engine.token.unread import GENERATION, TOKENIZER, unread_keys
+from sojourn.engine.config import model_folder
+from sojourn.engine.token.checkpoint import read_config
+from sojourn.engine.token.models.registry import decoder_config, outlined_model
+from sojourn.engine.token.unread import GENERATION, TOKENIZER, unread_keys
 from tests.engine.token.gguf.test_gguf import write
 
 QUIET = {

@@ -5,9 +5,9 @@ import gevent
 import numpy as np
 import pytest
 
-from loadgen.client import dispatcher as client
-from loadgen.client.event_log import CLOSED, event_files
-from loadgen.record.parse import events_by_request
+from sojourn.loadgen.client import dispatcher as client
+from sojourn.loadgen.client.event_log import CLOSED, event_files
+from sojourn.loadgen.record.parse import events_by_request
 from tests.loadgen.scenarios import replay, replayed, scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer
 

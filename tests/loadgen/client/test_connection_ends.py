@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.client.connection import Exchange
-from loadgen.client.outgoing import Outgoing
-from loadgen.scenario.scenario import Target
+from sojourn.loadgen.client.connection import Exchange
+from sojourn.loadgen.client.outgoing import Outgoing
+from sojourn.loadgen.scenario.scenario import Target
 from tests.loadgen.replies.test_reply import CUTS, cut
 
 EARLY = (b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n")

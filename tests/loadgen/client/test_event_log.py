@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.client.event_log import (
+from sojourn.loadgen.client.event_log import (
     BYTES,
     CLOSED,
     DISPATCHED,
@@ -25,11 +25,11 @@ from loadgen.client.event_log import (
     ordered_events,
     write_events,
 )  # fmt: skip
-from loadgen.record import parse
-from loadgen.record.parse import build_client_table, events_by_request, read_records
-from loadgen.schedule.build import build_schedule
-from loadgen.schedule.request import save_schedule
-from metrics.run.segments import replace_in_pieces
+from sojourn.loadgen.record import parse
+from sojourn.loadgen.record.parse import build_client_table, events_by_request, read_records
+from sojourn.loadgen.schedule.build import build_schedule
+from sojourn.loadgen.schedule.request import save_schedule
+from sojourn.metrics.run.segments import replace_in_pieces
 from tests.loadgen.scenarios import log_of, scenario
 
 EVENTS = st.lists(

@@ -11,13 +11,13 @@ from collections.abc import Callable
 
 import pytest
 
-from loadgen.client import kernel_timestamps as stamps
-from loadgen.client.event_log import BYTES, NO_REQUEST, RECONNECTED, event_files
-from loadgen.client.kernel_timestamps import KernelClock
-from loadgen.client.outgoing import Outgoing
-from loadgen.client.socket_loop import SocketLoop
-from loadgen.record.parse import events_by_request
-from loadgen.scenario.scenario import Target
+from sojourn.loadgen.client import kernel_timestamps as stamps
+from sojourn.loadgen.client.event_log import BYTES, NO_REQUEST, RECONNECTED, event_files
+from sojourn.loadgen.client.kernel_timestamps import KernelClock
+from sojourn.loadgen.client.outgoing import Outgoing
+from sojourn.loadgen.client.socket_loop import SocketLoop
+from sojourn.loadgen.record.parse import events_by_request
+from sojourn.loadgen.scenario.scenario import Target
 from tests.loadgen.scenarios import replay, scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer
 

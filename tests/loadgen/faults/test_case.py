@@ -1,11 +1,11 @@
 import pytest
 
-from engine.options import engine_config
-from engine.server.app import build_app
-from loadgen.errors import ScenarioError
-from loadgen.faults.case import CASE_FOLDER, WORKLOAD_FOLDER, case_names, load_case, merged
-from loadgen.faults.planted import Network
-from metrics.diagnosis.score.truth import Remedy
+from sojourn.engine.options import engine_config
+from sojourn.engine.server.app import build_app
+from sojourn.loadgen.errors import ScenarioError
+from sojourn.loadgen.faults.case import CASE_FOLDER, WORKLOAD_FOLDER, case_names, load_case, merged
+from sojourn.loadgen.faults.planted import Network
+from sojourn.metrics.diagnosis.score.truth import Remedy
 
 # The causes that the score knows: one function of metrics/diagnosis/rules each.
 VOCABULARY = {

@@ -4,10 +4,10 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from loadgen.faults.case import load_case
-from loadgen.faults.run_cases import Campaign, plan_runs
-from metrics.diagnosis.score.truth import read_fault
-from metrics.run.directory import RunDirectory
+from sojourn.loadgen.faults.case import load_case
+from sojourn.loadgen.faults.run_cases import Campaign, plan_runs
+from sojourn.metrics.diagnosis.score.truth import read_fault
+from sojourn.metrics.run.directory import RunDirectory
 
 
 @pytest.mark.slow

@@ -3,14 +3,14 @@ import os
 
 import pytest
 
-from loadgen.faults.case import load_case
-from loadgen.faults.run_cases import Campaign, FailedRun, plan_runs, surroundings_of
-from metrics.diagnosis.score.truth import read_fault
-from metrics.errors import ExperimentError, ServerError
-from metrics.records import ClientRecord
-from metrics.records.tables import row
-from metrics.run.directory import REQUIRED, RunDirectory
-from metrics.run.segments import write_segment
+from sojourn.loadgen.faults.case import load_case
+from sojourn.loadgen.faults.run_cases import Campaign, FailedRun, plan_runs, surroundings_of
+from sojourn.metrics.diagnosis.score.truth import read_fault
+from sojourn.metrics.errors import ExperimentError, ServerError
+from sojourn.metrics.records import ClientRecord
+from sojourn.metrics.records.tables import row
+from sojourn.metrics.run.directory import REQUIRED, RunDirectory
+from sojourn.metrics.run.segments import write_segment
 
 OBJECTIVES = [{"klass": "all", "ttft_ms": 300}]
 MS = 1_000_000

@@ -12,10 +12,10 @@ import psutil
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from loadgen.faults.kernel_burst import KernelBurst
-from loadgen.faults.planted import SurroundingFault
-from loadgen.faults.surroundings import PlantedSurroundings
-from loadgen.target.endpoint import Endpoint
+from sojourn.loadgen.faults.kernel_burst import KernelBurst
+from sojourn.loadgen.faults.planted import SurroundingFault
+from sojourn.loadgen.faults.surroundings import PlantedSurroundings
+from sojourn.loadgen.target.endpoint import Endpoint
 
 READ = TypeAdapter(list[SurroundingFault])
 
@@ -156,9 +156,9 @@ def test_a_neighbour_and_pauses_end_with_the_run_and_leave_the_load_going(tmp_pa
 PARENT = """
 import sys, time
 from pathlib import Path
-from loadgen.faults.planted import NoisyNeighbour
-from loadgen.faults.surroundings import PlantedSurroundings
-from loadgen.target.endpoint import Endpoint
+from sojourn.loadgen.faults.planted import NoisyNeighbour
+from sojourn.loadgen.faults.surroundings import PlantedSurroundings
+from sojourn.loadgen.target.endpoint import Endpoint
 surroundings = PlantedSurroundings([NoisyNeighbour(fault="noisy_neighbour", duty=0.1)])
 surroundings.begin(Endpoint("http", "127.0.0.1", 1, ""), Path(sys.argv[1]))
 surroundings.sending()

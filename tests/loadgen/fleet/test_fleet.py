@@ -9,14 +9,14 @@ import httpx
 import psutil
 import pytest
 
-import loadgen.fleet.fleet as module
-from engine.config import EngineConfig
-from loadgen.fleet.fleet import GIVEN, check_fleet, fleet, num_ranks
-from loadgen.fleet.routers import ROUTERS, VllmRouter, installed
-from loadgen.run.experiment import run_scenario
-from loadgen.scenario.fleet import FleetBlock
-from loadgen.target.processes import free_port
-from metrics.errors import ExperimentError, InputError
+import sojourn.loadgen.fleet.fleet as module
+from sojourn.engine.config import EngineConfig
+from sojourn.loadgen.fleet.fleet import GIVEN, check_fleet, fleet, num_ranks
+from sojourn.loadgen.fleet.routers import ROUTERS, VllmRouter, installed
+from sojourn.loadgen.run.experiment import run_scenario
+from sojourn.loadgen.scenario.fleet import FleetBlock
+from sojourn.loadgen.target.processes import free_port
+from sojourn.metrics.errors import ExperimentError, InputError
 from tests.loadgen.scenarios import CHAT, scenario
 
 ANSWERS = """

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from loadgen.errors import ScenarioError
-from loadgen.prompts.bodies import PromptWriter, build_wire_requests, http_bytes
-from loadgen.prompts.build import CORPUS, PromptSource, load_tokenizer
-from loadgen.prompts.conversation import Conversation
-from loadgen.schedule.build import build_schedule
-from loadgen.target.endpoint import EndpointError, parse_base_url
+from sojourn.loadgen.errors import ScenarioError
+from sojourn.loadgen.prompts.bodies import PromptWriter, build_wire_requests, http_bytes
+from sojourn.loadgen.prompts.build import CORPUS, PromptSource, load_tokenizer
+from sojourn.loadgen.prompts.conversation import Conversation
+from sojourn.loadgen.schedule.build import build_schedule
+from sojourn.loadgen.target.endpoint import EndpointError, parse_base_url
 from tests.loadgen.scenarios import CHAT, scenario
 
 pytestmark = pytest.mark.skipif(not CORPUS.exists(), reason="the bundled model's prose is not there")

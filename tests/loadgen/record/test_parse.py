@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 import yaml
 
-from loadgen.client.event_log import (
+from sojourn.loadgen.client.event_log import (
     BYTES,
     CLOSED,
     DISPATCHED,
@@ -18,16 +18,16 @@ from loadgen.client.event_log import (
     write_events,
     write_progress,
 )  # fmt: skip
-from loadgen.record.parse import build_client_table
-from loadgen.run.run_files import begin_run, finish_run, recover, repeat_command
-from loadgen.scenario.scenario import load_scenario
-from loadgen.schedule.build import build_schedule
-from loadgen.schedule.request import save_schedule
-from loadgen.schedule.shards import DONE, Shard, write_shards
-from loadgen.target.endpoint import parse_base_url
-from loadgen.target.scrape import Scraper
-from metrics.request.goodput import measured
-from metrics.run.directory import RunDirectory
+from sojourn.loadgen.record.parse import build_client_table
+from sojourn.loadgen.run.run_files import begin_run, finish_run, recover, repeat_command
+from sojourn.loadgen.scenario.scenario import load_scenario
+from sojourn.loadgen.schedule.build import build_schedule
+from sojourn.loadgen.schedule.request import save_schedule
+from sojourn.loadgen.schedule.shards import DONE, Shard, write_shards
+from sojourn.loadgen.target.endpoint import parse_base_url
+from sojourn.loadgen.target.scrape import Scraper
+from sojourn.metrics.request.goodput import measured
+from sojourn.metrics.run.directory import RunDirectory
 from tests.loadgen.scenarios import CHAT, log_of, replayed, scenario
 from tests.loadgen.scripted_server import ScriptedServer
 

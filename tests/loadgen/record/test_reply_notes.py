@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from loadgen.record.reply_notes import ReplyNotes
-from loadgen.replies.usage import counted
+from sojourn.loadgen.record.reply_notes import ReplyNotes
+from sojourn.loadgen.replies.usage import counted
 
 SIX = [4] * 6  # bytes of the chunks of text
 

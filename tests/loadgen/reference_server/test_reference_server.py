@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from loadgen.reference_server.instructions import ReferenceLog, ReplyTiming, ServedRequest
-from loadgen.target.endpoint import get, parse_base_url
+from sojourn.loadgen.reference_server.instructions import ReferenceLog, ReplyTiming, ServedRequest
+from sojourn.loadgen.target.endpoint import get, parse_base_url
 from tests.loadgen.scenarios import replay, scenario
 
 pytestmark = pytest.mark.server
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.server
 @contextmanager
 def reference_server(**timing):
     """A reference server as a process. Gives its address."""
-    command = [sys.executable, "-m", "loadgen.reference_server.server", json.dumps(timing)]
+    command = [sys.executable, "-m", "sojourn.loadgen.reference_server.server", json.dumps(timing)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         yield f"http://127.0.0.1:{int(process.stdout.readline())}"

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.replies.answer_text import answer_of
-from loadgen.replies.reply import NO_TOKEN, Reply
+from sojourn.loadgen.replies.answer_text import answer_of
+from sojourn.loadgen.replies.reply import NO_TOKEN, Reply
 from tests.loadgen.replies.test_reply import CUTS, chunked, document, event, read
 
 DONE = event(b"[DONE]")
@@ -74,7 +74,7 @@ SAID = st.sampled_from([
 def test_words_of_an_answer_are_no_failure_and_are_not_read_in_full(said, beside):
     """Between two turns only what has a key of an error is decoded."""
     whole = chunked(*(words(text, **beside) for text in said), b": OPENROUTER PROCESSING\n\n", words("", "stop"), DONE)
-    with patch("loadgen.replies.answer_text.ReplyReader", side_effect=AssertionError("read in full")):
+    with patch("sojourn.loadgen.replies.answer_text.ReplyReader", side_effect=AssertionError("read in full")):
         answer, fault = answer_of(whole, "chat")
     assert fault == "" and json.loads(b'"' + answer + b'"') == "".join(said) == read(whole).text
 

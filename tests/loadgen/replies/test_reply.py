@@ -8,14 +8,23 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from loadgen.client.connection import Exchange
-from loadgen.client.event_log import BYTES, CANCELLED, CLOSED, DISPATCHED, NO_REQUEST, SENT, STARTED, write_events
-from loadgen.client.outgoing import Outgoing
-from loadgen.replies.reply import Reply, ReplyReader
-from loadgen.replies.sse import SseDecoder
-from loadgen.scenario.scenario import Target
-from loadgen.schedule.build import build_schedule
-from loadgen.schedule.request import save_schedule
+from sojourn.loadgen.client.connection import Exchange
+from sojourn.loadgen.client.event_log import (
+    BYTES,
+    CANCELLED,
+    CLOSED,
+    DISPATCHED,
+    NO_REQUEST,
+    SENT,
+    STARTED,
+    write_events,
+)
+from sojourn.loadgen.client.outgoing import Outgoing
+from sojourn.loadgen.replies.reply import Reply, ReplyReader
+from sojourn.loadgen.replies.sse import SseDecoder
+from sojourn.loadgen.scenario.scenario import Target
+from sojourn.loadgen.schedule.build import build_schedule
+from sojourn.loadgen.schedule.request import save_schedule
 from tests.loadgen.scenarios import log_of, replayed, scenario
 
 TEXTS = st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), min_size=1), min_size=1, max_size=6)

@@ -17,21 +17,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.errors import ScenarioError
-from loadgen.exit_code import NOT_VALID
-from loadgen.prompts.bodies import build_wire_requests
-from loadgen.run.distributed import ENDED, PART, READY, START, MasterReplay, WorkerReplay, clock_shift
-from loadgen.run.experiment import load_url
-from loadgen.run.replay import Plan, StartedRun, prepare_part
-from loadgen.scenario.arrivals import ClosedLoop
-from loadgen.schedule.build import build_schedule
-from loadgen.schedule.request import chains_of, save_schedule, schedule_digest
-from loadgen.schedule.shards import DONE, LOST, Shard, doubts_about, loop_of, part_of, read_shards
-from loadgen.target.endpoint import parse_base_url
-from loadgen.target.processes import load_command
-from metrics.errors import ExperimentError
-from metrics.machine.host import boot_id
-from metrics.run.directory import RunDirectory
+from sojourn.loadgen.errors import ScenarioError
+from sojourn.loadgen.exit_code import NOT_VALID
+from sojourn.loadgen.prompts.bodies import build_wire_requests
+from sojourn.loadgen.run.distributed import ENDED, PART, READY, START, MasterReplay, WorkerReplay, clock_shift
+from sojourn.loadgen.run.experiment import load_url
+from sojourn.loadgen.run.replay import Plan, StartedRun, prepare_part
+from sojourn.loadgen.scenario.arrivals import ClosedLoop
+from sojourn.loadgen.schedule.build import build_schedule
+from sojourn.loadgen.schedule.request import chains_of, save_schedule, schedule_digest
+from sojourn.loadgen.schedule.shards import DONE, LOST, Shard, doubts_about, loop_of, part_of, read_shards
+from sojourn.loadgen.target.endpoint import parse_base_url
+from sojourn.loadgen.target.processes import load_command
+from sojourn.metrics.errors import ExperimentError
+from sojourn.metrics.machine.host import boot_id
+from sojourn.metrics.run.directory import RunDirectory
 from tests.loadgen.run.test_experiment import scenario_file, wait_for
 from tests.loadgen.scenarios import CHAT, scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from loadgen.record.parse import build_client_table
-from loadgen.run.experiment import engine_settings, load_url, run_scenario
-from loadgen.run.run_files import begin_run, recover
-from loadgen.target.endpoint import EndpointError
-from loadgen.target.processes import free_port, load_command, serve_command
-from metrics.errors import ExperimentError
-from metrics.records.tables import SCHEMAS
-from metrics.run.directory import REQUIRED, RunDirectory
+from sojourn.loadgen.record.parse import build_client_table
+from sojourn.loadgen.run.experiment import engine_settings, load_url, run_scenario
+from sojourn.loadgen.run.run_files import begin_run, recover
+from sojourn.loadgen.target.endpoint import EndpointError
+from sojourn.loadgen.target.processes import free_port, load_command, serve_command
+from sojourn.metrics.errors import ExperimentError
+from sojourn.metrics.records.tables import SCHEMAS
+from sojourn.metrics.run.directory import REQUIRED, RunDirectory
 from tests.loadgen.scenarios import CHAT, replayed, scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer
 
@@ -135,7 +135,8 @@ def test_killed_load_generator_loses_at_most_the_last_second(tmp_path):
 
 def start_experiment(folder: Path, url: str, run_dir: Path) -> subprocess.Popen:
     code = (
-        "import sys; from loadgen.run.experiment import load_url; from loadgen.scenario.scenario import load_scenario\n"
+        "import sys; from sojourn.loadgen.run.experiment import load_url\n"
+        "from sojourn.loadgen.scenario.scenario import load_scenario\n"
         "load_url(load_scenario(sys.argv[1]), sys.argv[2], sys.argv[3])"
     )
     arguments = [scenario_file(folder, scenario(BUSY)), url, str(run_dir)]

@@ -5,13 +5,13 @@ import shutil
 
 import pytest
 
-from loadgen.client import event_log
-from loadgen.exit_code import MOST_FAILED, NOT_VALID, exit_code
-from loadgen.record.live_table import LiveTable
-from loadgen.run import run_files
-from loadgen.run.run_files import begin_run, finish_run, recover
-from metrics.errors import RunDataError
-from metrics.run.directory import RunDirectory
+from sojourn.loadgen.client import event_log
+from sojourn.loadgen.exit_code import MOST_FAILED, NOT_VALID, exit_code
+from sojourn.loadgen.record.live_table import LiveTable
+from sojourn.loadgen.run import run_files
+from sojourn.loadgen.run.run_files import begin_run, finish_run, recover
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.run.directory import RunDirectory
 from tests.loadgen.scenarios import replay, scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer
 

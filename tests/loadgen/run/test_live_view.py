@@ -6,17 +6,17 @@ import time
 import pyarrow.parquet as pq
 import pytest
 
-from loadgen.client.event_log import RAW_TABLE
-from loadgen.record.live_table import LiveReader, LiveTable
-from loadgen.run.experiment import load_url
-from loadgen.run.live_view import check_stop_when_resolved
-from loadgen.run.server_glance import ServerWatch
-from loadgen.target.scrape import rows_of
-from metrics.diagnosis.diagnose import diagnose
-from metrics.errors import InputError
-from metrics.request.goodput import judged, measured
-from metrics.results.load import declared_window_s
-from metrics.statistics.resolution import resolution_sentence
+from sojourn.loadgen.client.event_log import RAW_TABLE
+from sojourn.loadgen.record.live_table import LiveReader, LiveTable
+from sojourn.loadgen.run.experiment import load_url
+from sojourn.loadgen.run.live_view import check_stop_when_resolved
+from sojourn.loadgen.run.server_glance import ServerWatch
+from sojourn.loadgen.target.scrape import rows_of
+from sojourn.metrics.diagnosis.diagnose import diagnose
+from sojourn.metrics.errors import InputError
+from sojourn.metrics.request.goodput import judged, measured
+from sojourn.metrics.results.load import declared_window_s
+from sojourn.metrics.statistics.resolution import resolution_sentence
 from tests.loadgen.scenarios import CHAT, scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from loadgen.run.load_use import LoadUse
+from sojourn.loadgen.run.load_use import LoadUse
 
 
 def use_of(readings: list[tuple[float, tuple[float, int | None]]]) -> LoadUse:

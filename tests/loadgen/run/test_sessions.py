@@ -10,23 +10,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.client.outgoing import STOPPED, Ended
-from loadgen.client.pacing import Pacer
-from loadgen.errors import ScenarioError
-from loadgen.prompts.conversation import TurnParts
-from loadgen.replies.answer_text import answer_of
-from loadgen.replies.reply import ReplyReader
-from loadgen.run.experiment import load_url
-from loadgen.run.run_files import begin_run
-from loadgen.scenario.arrivals import ClosedLoop
-from loadgen.scenario.scenario import Target
-from loadgen.schedule.build import build_schedule
-from loadgen.schedule.closed_loop import QUICK_PROMPT_TOKENS, QUICK_REQUESTS, loop_doubt
-from loadgen.schedule.ideal_prefix_hits import ideal_hit_rate
-from loadgen.schedule.request import chains_of
-from loadgen.schedule.shards import loop_of, part_of
-from metrics.diagnosis.diagnose import diagnose
-from metrics.results.load import latency_origin, load_notes
+from sojourn.loadgen.client.outgoing import STOPPED, Ended
+from sojourn.loadgen.client.pacing import Pacer
+from sojourn.loadgen.errors import ScenarioError
+from sojourn.loadgen.prompts.conversation import TurnParts
+from sojourn.loadgen.replies.answer_text import answer_of
+from sojourn.loadgen.replies.reply import ReplyReader
+from sojourn.loadgen.run.experiment import load_url
+from sojourn.loadgen.run.run_files import begin_run
+from sojourn.loadgen.scenario.arrivals import ClosedLoop
+from sojourn.loadgen.scenario.scenario import Target
+from sojourn.loadgen.schedule.build import build_schedule
+from sojourn.loadgen.schedule.closed_loop import QUICK_PROMPT_TOKENS, QUICK_REQUESTS, loop_doubt
+from sojourn.loadgen.schedule.ideal_prefix_hits import ideal_hit_rate
+from sojourn.loadgen.schedule.request import chains_of
+from sojourn.loadgen.schedule.shards import loop_of, part_of
+from sojourn.metrics.diagnosis.diagnose import diagnose
+from sojourn.metrics.results.load import latency_origin, load_notes
 from tests.loadgen.scenarios import CHAT, replay, replayed, scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer
 
@@ -176,7 +176,7 @@ THINKING = {"process": "users", "users": 40, "think_time_s": {"distribution": "l
 ])  # fmt: skip
 def test_closed_loop_has_enough_built_for_short_replies_and_not_much_more(monkeypatch, klass, arrivals, reply_s, of):
     """Played by the pace of each process on a clock that is only counted."""
-    monkeypatch.setattr("loadgen.schedule.closed_loop.QUICK_REQUESTS", 0)
+    monkeypatch.setattr("sojourn.loadgen.schedule.closed_loop.QUICK_REQUESTS", 0)
     chosen = scenario(arrivals | {"duration_s": 60}, [klass])
     schedule, loop = build_schedule(chosen, 3, "x"), chosen.arrivals.closed_loop
     played = [
@@ -218,7 +218,7 @@ def play(part: list, loop: ClosedLoop, reply_ns: int) -> tuple[int, bool]:
 
 @pytest.mark.server
 def test_closed_loop_whose_requests_are_used_up_early_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("loadgen.schedule.closed_loop.QUICK_REQUESTS", 0)
+    monkeypatch.setattr("sojourn.loadgen.schedule.closed_loop.QUICK_REQUESTS", 0)
     server = ScriptedServer(Script(first_token_s=0.02)).start()
     done = replay(scenario({"process": "concurrency", "in_flight": 2, "duration_s": 0.6}), server.url, tmp_path)
     assert done.parsed.ran_out and len(done.records) == 4  # replies of half a second would take as many

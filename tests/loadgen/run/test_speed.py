@@ -1,7 +1,7 @@
 """The normal speed beside a run: which entries of the store stand in `run.json`."""
 
-from loadgen.run.speed import MOST_OTHER, _of_other_settings
-from metrics.compute.speed_reference import SPEED_SETTINGS, SpeedEntry
+from sojourn.loadgen.run.speed import MOST_OTHER, _of_other_settings
+from sojourn.metrics.compute.speed_reference import SPEED_SETTINGS, SpeedEntry
 
 OWN = dict.fromkeys(SPEED_SETTINGS, "auto") | {"threads": 1, "weights": "float32"}
 

@@ -7,10 +7,10 @@ from typing import get_args
 import pytest
 import yaml
 
-from loadgen.scenario.arrivals import process_table
-from loadgen.scenario.faults import _models, _tag_of
-from loadgen.scenario.scenario import Scenario, load_scenario
-from loadgen.schedule.build import build_schedule
+from sojourn.loadgen.scenario.arrivals import process_table
+from sojourn.loadgen.scenario.faults import _models, _tag_of
+from sojourn.loadgen.scenario.scenario import Scenario, load_scenario
+from sojourn.loadgen.schedule.build import build_schedule
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "scenarios.md").read_text(encoding="utf-8")
 HEADING_OF = {

@@ -3,9 +3,9 @@
 import pytest
 import yaml
 
-from loadgen.errors import ScenarioError
-from loadgen.scenario.scenario import bundled_scenarios, load_scenario
-from loadgen.schedule.build import build_schedule
+from sojourn.loadgen.errors import ScenarioError
+from sojourn.loadgen.scenario.scenario import bundled_scenarios, load_scenario
+from sojourn.loadgen.schedule.build import build_schedule
 
 GOOD = """
 description: a test

@@ -5,10 +5,10 @@ import shlex
 import pytest
 import yaml
 
-from loadgen.errors import ScenarioError
-from loadgen.scenario.scenario import load_scenario
-from loadgen.scenario.vllm_flags import REFUSED, flag_parser, parse
-from metrics.errors import InputError
+from sojourn.loadgen.errors import ScenarioError
+from sojourn.loadgen.scenario.scenario import load_scenario
+from sojourn.loadgen.scenario.vllm_flags import REFUSED, flag_parser, parse
+from sojourn.metrics.errors import InputError
 
 # Of vllm/benchmarks/serve.py and datasets.py, version 0.33, but for those of data sets that are not offered here.
 VLLM_FLAGS = shlex.split("""

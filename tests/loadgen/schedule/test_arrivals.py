@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen.errors import ScenarioError
-from loadgen.scenario.open_processes import MAX_REQUESTS
-from loadgen.schedule.build import build_schedule
-from loadgen.schedule.facts import workload_facts
-from loadgen.traces.reader import read_trace
-from loadgen.traces.rounding import Rounding
+from sojourn.loadgen.errors import ScenarioError
+from sojourn.loadgen.scenario.open_processes import MAX_REQUESTS
+from sojourn.loadgen.schedule.build import build_schedule
+from sojourn.loadgen.schedule.facts import workload_facts
+from sojourn.loadgen.traces.reader import read_trace
+from sojourn.loadgen.traces.rounding import Rounding
 from tests.further import further
 from tests.loadgen.scenarios import scenario
 
@@ -209,7 +209,7 @@ def test_bundled_trace_is_spread_over_its_bins_of_three_seconds():
 def test_schedule_is_the_same_in_another_process_and_another_with_another_seed():
     chosen = scenario({"process": "phases", "phases": [LINEAR | {"duration_s": 2}, EXPONENTIAL | {"duration_s": 2}]})
     code = (
-        "from tests.loadgen.scenarios import scenario\nfrom loadgen.schedule.build import build_schedule\n"
+        "from tests.loadgen.scenarios import scenario\nfrom sojourn.loadgen.schedule.build import build_schedule\n"
         f"arrivals = {chosen.arrivals.model_dump()!r}\n"
         "print([r.due_offset_ns for r in build_schedule(scenario(arrivals), 11, 'x')])"
     )

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.errors import ScenarioError
-from loadgen.prompts.bodies import build_wire_requests
-from loadgen.prompts.build import CORPUS, load_tokenizer
-from loadgen.prompts.exact_words import WordSource
-from loadgen.scenario.scenario import Scenario
-from loadgen.schedule.build import build_schedule
-from loadgen.schedule.ideal_prefix_hits import ideal_hit_rate, ideal_hits
-from loadgen.schedule.request import read_schedule, save_schedule
-from loadgen.target.endpoint import parse_base_url
-from loadgen.traces.reader import TRACE_FOLDER, read_trace
+from sojourn.loadgen.errors import ScenarioError
+from sojourn.loadgen.prompts.bodies import build_wire_requests
+from sojourn.loadgen.prompts.build import CORPUS, load_tokenizer
+from sojourn.loadgen.prompts.exact_words import WordSource
+from sojourn.loadgen.scenario.scenario import Scenario
+from sojourn.loadgen.schedule.build import build_schedule
+from sojourn.loadgen.schedule.ideal_prefix_hits import ideal_hit_rate, ideal_hits
+from sojourn.loadgen.schedule.request import read_schedule, save_schedule
+from sojourn.loadgen.target.endpoint import parse_base_url
+from sojourn.loadgen.traces.reader import TRACE_FOLDER, read_trace
 from tests.loadgen.scenarios import CHAT, scenario
 from tests.loadgen.trace_files import write
 

@@ -4,11 +4,11 @@ import hashlib
 
 import pytest
 
-from loadgen.prompts.bodies import build_wire_requests
-from loadgen.scenario.scenario import load_scenario
-from loadgen.schedule.build import build_schedule
-from loadgen.schedule.request import ScheduledRequest
-from loadgen.target.endpoint import parse_base_url
+from sojourn.loadgen.prompts.bodies import build_wire_requests
+from sojourn.loadgen.scenario.scenario import load_scenario
+from sojourn.loadgen.schedule.build import build_schedule
+from sojourn.loadgen.schedule.request import ScheduledRequest
+from sojourn.loadgen.target.endpoint import parse_base_url
 
 FIELDS = (
     "index", "request_id", "due_offset_ns", "klass", "tenant", "session_id", "turn", "prompt_tokens", "max_tokens",

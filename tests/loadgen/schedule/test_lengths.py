@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from loadgen.errors import ScenarioError
-from loadgen.scenario.distributions import Length
-from loadgen.schedule.draws import draw_length
+from sojourn.loadgen.errors import ScenarioError
+from sojourn.loadgen.scenario.distributions import Length
+from sojourn.loadgen.schedule.draws import draw_length
 from tests.loadgen.trace_files import write
 
 DRAWS = 4000

@@ -7,10 +7,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from loadgen.schedule.build import build_schedule
-from loadgen.schedule.request import SCHEDULE_FILE, read_schedule, save_schedule
-from loadgen.seeds import stable_seed
-from loadgen.traces.reader import TRACE_FOLDER
+from sojourn.loadgen.schedule.build import build_schedule
+from sojourn.loadgen.schedule.request import SCHEDULE_FILE, read_schedule, save_schedule
+from sojourn.loadgen.seeds import stable_seed
+from sojourn.loadgen.traces.reader import TRACE_FOLDER
 from tests.loadgen.scenarios import CHAT, scenario
 
 UNIFORM = {"distribution": "uniform", "min_tokens": 10, "max_tokens": 20}

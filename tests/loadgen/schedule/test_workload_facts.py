@@ -3,17 +3,17 @@
 import pandas as pd
 import pytest
 
-from loadgen.run.experiment import load_url, run_scenario
-from loadgen.run.run_files import begin_run, cache_block_tokens
-from loadgen.scenario.scenario import load_scenario
-from loadgen.schedule.build import build_schedule
-from loadgen.schedule.facts import repeated_texts, workload_facts
-from loadgen.schedule.ideal_prefix_hits import ideal_hit_rate
-from loadgen.target.scrape import rows_of
-from metrics.memory.prefix_share import cache_sentence, prefix_share, workload_lines
-from metrics.request.goodput import measured
-from metrics.run.directory import RunDirectory
-from metrics.run.segments import write_segment
+from sojourn.loadgen.run.experiment import load_url, run_scenario
+from sojourn.loadgen.run.run_files import begin_run, cache_block_tokens
+from sojourn.loadgen.scenario.scenario import load_scenario
+from sojourn.loadgen.schedule.build import build_schedule
+from sojourn.loadgen.schedule.facts import repeated_texts, workload_facts
+from sojourn.loadgen.schedule.ideal_prefix_hits import ideal_hit_rate
+from sojourn.loadgen.target.scrape import rows_of
+from sojourn.metrics.memory.prefix_share import cache_sentence, prefix_share, workload_lines
+from sojourn.metrics.request.goodput import measured
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.segments import write_segment
 from tests.loadgen.scenarios import CHAT, replay, scenario
 from tests.loadgen.schedule.test_content import BLOCKS, MOONCAKE, ideal_of
 from tests.loadgen.scripted_server import ScriptedServer

@@ -7,16 +7,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from loadgen.client.socket_loop import SocketLoop
-from loadgen.reference_server import accuracy
-from loadgen.reference_server.accuracy import CLIENT_FILES, client_fingerprint, compare, with_calibration
-from loadgen.reference_server.instructions import ServedRequest
-from loadgen.run.run_files import begin_run, finish_run
-from loadgen.schedule.shards import Shard
-from loadgen.sweeps.calibrate import measure_point
-from metrics.compute.roofline import device_name
-from metrics.errors import CalibrationError
-from metrics.machine.client_error import (
+from sojourn.loadgen.client.socket_loop import SocketLoop
+from sojourn.loadgen.reference_server import accuracy
+from sojourn.loadgen.reference_server.accuracy import CLIENT_FILES, client_fingerprint, compare, with_calibration
+from sojourn.loadgen.reference_server.instructions import ServedRequest
+from sojourn.loadgen.run.run_files import begin_run, finish_run
+from sojourn.loadgen.schedule.shards import Shard
+from sojourn.loadgen.sweeps.calibrate import measure_point
+from sojourn.metrics.compute.roofline import device_name
+from sojourn.metrics.errors import CalibrationError
+from sojourn.metrics.machine.client_error import (
     Calibration,
     Error,
     Point,
@@ -24,8 +24,8 @@ from metrics.machine.client_error import (
     client_error_sentence,
     store_calibration,
 )
-from metrics.machine.host import hardware, versions
-from metrics.records import ClientRecord
+from sojourn.metrics.machine.host import hardware, versions
+from sojourn.metrics.records import ClientRecord
 from tests.loadgen.scenarios import CHAT, replay, scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.options import check_settings
-from loadgen.scenario.scenario import load_scenario
-from loadgen.sweeps.ladder import LadderPlan, chosen_rungs, run_ladder, rungs, settings_of
-from metrics.compare.ladder import read_ladder, steps
-from metrics.errors import ExperimentError, InputError
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.options import check_settings
+from sojourn.loadgen.scenario.scenario import load_scenario
+from sojourn.loadgen.sweeps.ladder import LadderPlan, chosen_rungs, run_ladder, rungs, settings_of
+from sojourn.metrics.compare.ladder import read_ladder, steps
+from sojourn.metrics.errors import ExperimentError, InputError
 
 QUIET = {"on_run": lambda *_: None, "progress": lambda _: None, "on_note": lambda _: None}
 

@@ -5,19 +5,19 @@ import numpy as np
 import psutil
 import pytest
 
-from loadgen.errors import ScenarioError
-from loadgen.scenario.scenario import Scenario
-from loadgen.schedule.build import build_schedule
-from loadgen.sweeps.capacity import CapacityPlan, find_capacity
-from loadgen.sweeps.folder import SearchFolder
-from loadgen.sweeps.run_point import Target, at_rate
-from loadgen.sweeps.sweep import SweepPlan, rate_grid, rate_list, run_sweep
-from metrics.errors import ExperimentError, RunDataError
-from metrics.request.goodput import after_warmup
-from metrics.request.objectives import parse_bounds
-from metrics.run.directory import RunDirectory
-from metrics.search.bisection import Goal, judge
-from metrics.search.points import read_search
+from sojourn.loadgen.errors import ScenarioError
+from sojourn.loadgen.scenario.scenario import Scenario
+from sojourn.loadgen.schedule.build import build_schedule
+from sojourn.loadgen.sweeps.capacity import CapacityPlan, find_capacity
+from sojourn.loadgen.sweeps.folder import SearchFolder
+from sojourn.loadgen.sweeps.run_point import Target, at_rate
+from sojourn.loadgen.sweeps.sweep import SweepPlan, rate_grid, rate_list, run_sweep
+from sojourn.metrics.errors import ExperimentError, RunDataError
+from sojourn.metrics.request.goodput import after_warmup
+from sojourn.metrics.request.objectives import parse_bounds
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.search.bisection import Goal, judge
+from sojourn.metrics.search.points import read_search
 from tests.loadgen.scenarios import scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer
 from tests.metrics.search.search_documents import point

@@ -6,11 +6,11 @@ import ssl
 import pytest
 from pydantic import ValidationError
 
-from loadgen.errors import ScenarioError
-from loadgen.prompts.bodies import build_wire_requests
-from loadgen.scenario.vllm_flags import parse
-from loadgen.schedule.build import build_schedule
-from loadgen.target.endpoint import EndpointError, parse_base_url
+from sojourn.loadgen.errors import ScenarioError
+from sojourn.loadgen.prompts.bodies import build_wire_requests
+from sojourn.loadgen.scenario.vllm_flags import parse
+from sojourn.loadgen.schedule.build import build_schedule
+from sojourn.loadgen.target.endpoint import EndpointError, parse_base_url
 from tests.loadgen.scenarios import scenario
 
 

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from loadgen.errors import ScenarioError
-from loadgen.prompts.bodies import build_wire_requests
-from loadgen.prompts.build import load_tokenizer
-from loadgen.schedule.build import build_schedule
-from loadgen.target.endpoint import parse_base_url
-from loadgen.target.server_tokenizer import ServerTokenizer
+from sojourn.loadgen.errors import ScenarioError
+from sojourn.loadgen.prompts.bodies import build_wire_requests
+from sojourn.loadgen.prompts.build import load_tokenizer
+from sojourn.loadgen.schedule.build import build_schedule
+from sojourn.loadgen.target.endpoint import parse_base_url
+from sojourn.loadgen.target.server_tokenizer import ServerTokenizer
 from tests.loadgen.scenarios import CHAT, scenario
 from tests.loadgen.schedule.test_content import BLOCKS, MOONCAKE
 from tests.loadgen.scripted_server import Script, ScriptedServer

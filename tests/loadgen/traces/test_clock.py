@@ -5,13 +5,13 @@ import json
 import numpy as np
 import pytest
 
-from loadgen.errors import ScenarioError
-from loadgen.scenario.vllm_flags import parse
-from loadgen.schedule.facts import rate_to_come, workload_facts
-from loadgen.traces.clock import UNITS, change_of_unit
-from loadgen.traces.reader import TRACE_FOLDER, read_trace
-from loadgen.traces.row import Window
-from metrics.errors import InputError
+from sojourn.loadgen.errors import ScenarioError
+from sojourn.loadgen.scenario.vllm_flags import parse
+from sojourn.loadgen.schedule.facts import rate_to_come, workload_facts
+from sojourn.loadgen.traces.clock import UNITS, change_of_unit
+from sojourn.loadgen.traces.reader import TRACE_FOLDER, read_trace
+from sojourn.loadgen.traces.row import Window
+from sojourn.metrics.errors import InputError
 from tests.loadgen.trace_files import BURST_SIX, write
 
 

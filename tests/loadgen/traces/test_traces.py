@@ -8,11 +8,11 @@ from datetime import datetime
 import numpy as np
 import pytest
 
-from loadgen.errors import ScenarioError
-from loadgen.schedule.build import build_schedule
-from loadgen.traces.reader import FORMS, TRACE_FOLDER, find_trace, read_trace
-from loadgen.traces.row import Window
-from loadgen.traces.servegen import weibull_shape
+from sojourn.loadgen.errors import ScenarioError
+from sojourn.loadgen.schedule.build import build_schedule
+from sojourn.loadgen.traces.reader import FORMS, TRACE_FOLDER, find_trace, read_trace
+from sojourn.loadgen.traces.row import Window
+from sojourn.loadgen.traces.servegen import weibull_shape
 from tests.loadgen.scenarios import CHAT, scenario
 from tests.loadgen.trace_files import BURST_EIGHT, TEXTS, write, write_servegen
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from metrics.catalog.catalog import CATALOG, METRIC_BY_NAME, OWNERS, render_markdown, sample_names
-from metrics.catalog.metric import log_buckets
-from metrics.request.objectives import OBJECTIVES
+from sojourn.metrics.catalog.catalog import CATALOG, METRIC_BY_NAME, OWNERS, render_markdown, sample_names
+from sojourn.metrics.catalog.metric import log_buckets
+from sojourn.metrics.request.objectives import OBJECTIVES
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -50,5 +50,5 @@ def test_log_buckets_reach_from_first_to_last():
 
 def test_page_of_metrics_is_the_catalogue_s():
     assert (DOCS / "metrics.md").read_text(encoding="utf-8") == render_markdown(), (
-        "run `python -m metrics.catalog.catalog > docs/metrics.md`"
+        "run `python -m sojourn.metrics.catalog.catalog > docs/metrics.md`"
     )

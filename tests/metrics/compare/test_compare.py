@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 from msgspec.structs import replace as replace_record
 
-from metrics.compare.metrics import METRICS
-from metrics.compare.runs import compare_runs
-from metrics.compare.samples import Samples, alike_steps, read_run
-from metrics.compare.verdict import (
+from sojourn.metrics.compare.metrics import METRICS
+from sojourn.metrics.compare.runs import compare_runs
+from sojourn.metrics.compare.samples import Samples, alike_steps, read_run
+from sojourn.metrics.compare.verdict import (
     Compared,
     counting_error,
     runs_evidence,
@@ -21,8 +21,8 @@ from metrics.compare.verdict import (
     weigh,
     windows_evidence,
 )
-from metrics.errors import InputError
-from metrics.run.directory import RunDirectory
+from sojourn.metrics.errors import InputError
+from sojourn.metrics.run.directory import RunDirectory
 from tests.further import further
 from tests.metrics.synthetic import PLANTS, Plant, synthetic_run, with_steal
 

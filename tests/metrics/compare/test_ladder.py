@@ -3,10 +3,10 @@
 import msgspec
 import pytest
 
-from metrics.compare.ladder import Ladder, Rung, RungRun, rung_run, sentence, steps
-from metrics.compare.ladder_page import page
+from sojourn.metrics.compare.ladder import Ladder, Rung, RungRun, rung_run, sentence, steps
+from sojourn.metrics.compare.ladder_page import page
+from sojourn.ui.markup.ladder_report import render
 from tests.metrics.synthetic import synthetic_run
-from ui.markup.ladder_report import render
 
 LOW, MIDDLE, HIGH = (
     Rung(name="low", on={"policy": "static"}, meaning="It begins."),

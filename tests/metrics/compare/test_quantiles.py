@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from metrics.compare.verdict import _places
+from sojourn.metrics.compare.verdict import _places
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 50, 1000])

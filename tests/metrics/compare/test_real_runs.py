@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen.run.experiment import run_scenario
-from metrics.compare.runs import compare_runs
-from metrics.compare.samples import read_run
-from metrics.compare.steal import undisturbed_requests
-from metrics.errors import InputError
-from metrics.run.directory import RunDirectory
+from sojourn.loadgen.run.experiment import run_scenario
+from sojourn.metrics.compare.runs import compare_runs
+from sojourn.metrics.compare.samples import read_run
+from sojourn.metrics.compare.steal import undisturbed_requests
+from sojourn.metrics.errors import InputError
+from sojourn.metrics.run.directory import RunDirectory
 from tests.engine.server.planted import SITE
 from tests.loadgen.scenarios import scenario
 

@@ -5,15 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from metrics.compare.samples import read_run
-from metrics.compare.sides import (
+from sojourn.metrics.compare.samples import read_run
+from sojourn.metrics.compare.sides import (
     ALL_ACCOUNTS,
     _error_of_mean,
     class_comparisons,
     ledger_difference,
     side_by_side,
 )
-from metrics.compare.verdict import statistic
+from sojourn.metrics.compare.verdict import statistic
 from tests.metrics.compare.test_compare import USUAL, run_of
 
 SLOWER = replace(USUAL, device=replace(USUAL.device, slowdown=1.3, slow_from=0.0))

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as replace_record
 from typer.testing import CliRunner
 
-from commands.program import app
-from metrics.compare.runs import compare_runs
-from metrics.compare.samples import read_run
-from metrics.compare.steal import undisturbed_requests
-from metrics.errors import InputError
-from metrics.machine.steal import undisturbed
-from metrics.run.directory import RunDirectory
+from sojourn.commands.program import app
+from sojourn.metrics.compare.runs import compare_runs
+from sojourn.metrics.compare.samples import read_run
+from sojourn.metrics.compare.steal import undisturbed_requests
+from sojourn.metrics.errors import InputError
+from sojourn.metrics.machine.steal import undisturbed
+from sojourn.metrics.run.directory import RunDirectory
 from tests.metrics.synthetic import PLANTS, Plant, synthetic_run, with_steal
 
 S = 1_000_000_000

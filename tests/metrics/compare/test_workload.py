@@ -9,14 +9,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace as replace_record
 
-from commands.compare import compare
-from metrics.compare.metrics import METRICS
-from metrics.compare.runs import compare_runs
-from metrics.compare.samples import RunSamples
-from metrics.compare.verdict import Compared, outlasting
-from metrics.compare.workload import Work, other_work, shifts, work_of
-from metrics.errors import InputError
-from metrics.run.directory import RunDirectory
+from sojourn.commands.compare import compare
+from sojourn.metrics.compare.metrics import METRICS
+from sojourn.metrics.compare.runs import compare_runs
+from sojourn.metrics.compare.samples import RunSamples
+from sojourn.metrics.compare.verdict import Compared, outlasting
+from sojourn.metrics.compare.workload import Work, other_work, shifts, work_of
+from sojourn.metrics.errors import InputError
+from sojourn.metrics.run.directory import RunDirectory
 from tests.metrics.synthetic import synthetic_run
 
 few = settings(max_examples=40, deadline=None)

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metrics.compute.communication import GroupShape, bubbles, predicted
-from metrics.compute.link import LINK_COLLECTIVES, LinkTime, fitted_link
+from sojourn.metrics.compute.communication import GroupShape, bubbles, predicted
+from sojourn.metrics.compute.link import LINK_COLLECTIVES, LinkTime, fitted_link
 
 GROUP = GroupShape(
     tensor_parallel=2, pipeline_parallel=1, expert_parallel=1, num_layers=3, num_mixtures=0, hidden_size=8,

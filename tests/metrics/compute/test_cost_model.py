@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from metrics.compute.cost_model import (
+from sojourn.metrics.compute.cost_model import (
     ExpertShape,
     ModelShape,
     decode_flops,

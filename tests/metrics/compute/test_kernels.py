@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metrics.compute.kernels import (
+from sojourn.metrics.compute.kernels import (
     CLASSES,
     Burst,
     Kernel,
@@ -200,7 +200,7 @@ def test_operations_and_spans_do_not_cross():
 
 
 def test_more_kernels_than_a_trace_holds_are_counted(monkeypatch):
-    monkeypatch.setattr("metrics.compute.kernels.MAX_TRACED", 3)
+    monkeypatch.setattr("sojourn.metrics.compute.kernels.MAX_TRACED", 3)
     runs = [run(place, 1, "ab"[place % 2]) for place in range(5)]
     packing = Packing()
     packing.add(runs[:2])

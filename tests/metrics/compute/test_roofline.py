@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from metrics.compute.roofline import Ceilings, Gemm, load_ceilings, store_ceilings
-from metrics.errors import CalibrationError
+from sojourn.metrics.compute.roofline import Ceilings, Gemm, load_ceilings, store_ceilings
+from sojourn.metrics.errors import CalibrationError
 
 RATES = [Gemm("float32", 1, 1e9), Gemm("float32", 64, 8e9)]
 CEILINGS = Ceilings("a device", 2, "2026-11-21", {}, 2e9, 1e9, 64, RATES)

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from metrics.compute.speed_reference import (
+from sojourn.metrics.compute.speed_reference import (
     FAST_END,
     MOST_ENTRIES,
     Line,
@@ -22,8 +22,8 @@ from metrics.compute.speed_reference import (
     read_entries,
     recorded_entries,
 )
-from metrics.compute.step_time import NUM_FEATURES
-from metrics.machine.store import changing, store
+from sojourn.metrics.compute.step_time import NUM_FEATURES
+from sojourn.metrics.machine.store import changing, store
 
 
 def entry(identity: int, factor: float = 1.0, **changes) -> SpeedEntry:

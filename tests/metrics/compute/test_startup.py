@@ -5,7 +5,7 @@ import random
 import msgspec
 import pytest
 
-from metrics.compute.startup import PHASES, TIERS, Startup, StartupClock, startups_of
+from sojourn.metrics.compute.startup import PHASES, TIERS, Startup, StartupClock, startups_of
 
 
 class Clock:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from metrics.compute.cost_model import Expansion, ModelShape, StepWork, chunk_pairs, step_work
-from metrics.compute.step_time import KNOTS, NUM_FEATURES, StepTimeModel, features
+from sojourn.metrics.compute.cost_model import Expansion, ModelShape, StepWork, chunk_pairs, step_work
+from sojourn.metrics.compute.step_time import KNOTS, NUM_FEATURES, StepTimeModel, features
 
 SHAPE = ModelShape(
     vocab_size=1000, hidden_size=64, attention_parameters=10_000, mlp_parameters=30_000, pair_flops=256,

@@ -3,9 +3,9 @@
 import pandas as pd
 import pytest
 
-from metrics.compute.roofline import Ceilings, Gemm
-from metrics.compute.utilisation import TokenNumbers, phases, token_numbers, utilisation
-from metrics.errors import CalibrationError
+from sojourn.metrics.compute.roofline import Ceilings, Gemm
+from sojourn.metrics.compute.utilisation import TokenNumbers, phases, token_numbers, utilisation
+from sojourn.metrics.errors import CalibrationError
 
 CEILINGS = Ceilings("a device", 2, "2026-11-21T00:00:00Z", {}, 100e9, 80e9, 2048, [Gemm("float32", 64, 1e12)])
 

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from metrics.compute.weight_error import WeightError, weight_error_of
-from ui.markup.fragments import _weights
+from sojourn.metrics.compute.weight_error import WeightError, weight_error_of
+from sojourn.ui.markup.fragments import _weights
 
 ERROR = WeightError("self", 1023, 0.0125, -0.002, 0.97)
 

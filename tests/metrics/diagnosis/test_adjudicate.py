@@ -6,16 +6,16 @@ import msgspec
 import pandas as pd
 import pytest
 
-from metrics.diagnosis.adjudicate import adjudicate
-from metrics.diagnosis.confidence import FEATURES, coefficients, confidence
-from metrics.diagnosis.excess import SERVED, Excess
-from metrics.diagnosis.facts import read_facts
-from metrics.diagnosis.findings import findings
-from metrics.diagnosis.rules.cause import Gain, Proposal
-from metrics.diagnosis.suspects import Suspect, added, divide, support_of
-from metrics.diagnosis.trials import combined
-from metrics.diagnosis.verdict import evidence
-from metrics.replay.prediction import Change, Interval, NoPredictor, Prediction
+from sojourn.metrics.diagnosis.adjudicate import adjudicate
+from sojourn.metrics.diagnosis.confidence import FEATURES, coefficients, confidence
+from sojourn.metrics.diagnosis.excess import SERVED, Excess
+from sojourn.metrics.diagnosis.facts import read_facts
+from sojourn.metrics.diagnosis.findings import findings
+from sojourn.metrics.diagnosis.rules.cause import Gain, Proposal
+from sojourn.metrics.diagnosis.suspects import Suspect, added, divide, support_of
+from sojourn.metrics.diagnosis.trials import combined
+from sojourn.metrics.diagnosis.verdict import evidence
+from sojourn.metrics.replay.prediction import Change, Interval, NoPredictor, Prediction
 from tests.metrics.synthetic import synthetic_run
 
 BATCH, FASTER, EVEN = Change(settings={"max_num_seqs": 8}), Change(device_speed=2.0), Change(arrivals="even")

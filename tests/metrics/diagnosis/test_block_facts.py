@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from metrics.diagnosis.block_facts import fragmentation, leak
+from sojourn.metrics.diagnosis.block_facts import fragmentation, leak
 
 
 def requests(*spans: tuple[int, int, int, int]) -> pd.DataFrame:

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-import metrics.diagnosis
-from metrics.catalog.catalog import CATALOG
-from metrics.diagnosis.facts import read_facts
-from metrics.diagnosis.rules.cause import CAUSES, Gain, Proposal, cause, gain, proposals_of_symptom
-from metrics.diagnosis.symptoms import BY_KEY
-from metrics.ledger import ACCOUNT_BY_NAME, LIFECYCLES
+import sojourn.metrics.diagnosis as diagnosis
+from sojourn.metrics.catalog.catalog import CATALOG
+from sojourn.metrics.diagnosis.facts import read_facts
+from sojourn.metrics.diagnosis.rules.cause import CAUSES, Gain, Proposal, cause, gain, proposals_of_symptom
+from sojourn.metrics.diagnosis.symptoms import BY_KEY
+from sojourn.metrics.ledger import ACCOUNT_BY_NAME, LIFECYCLES
 from tests.metrics.synthetic import synthetic_run
 
 ABOUT = {"lifecycles": ("compute",), "object": "moon", "kind": "fault", "rival": "the sun"}
@@ -44,7 +44,7 @@ def test_gain_without_an_account_of_time_is_not_known(tmp_path):
 
 
 def test_metrics_in_the_words_of_a_diagnosis_exist():
-    folder = Path(metrics.diagnosis.__file__).parent
+    folder = Path(diagnosis.__file__).parent
     named = {
         name for file in folder.rglob("*.py") for name in re.findall(r"sojourn_[a-z0-9_]+", file.read_text("utf-8"))
     }

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from metrics.diagnosis.client_signs import signs_of
-from metrics.diagnosis.diagnose import diagnose
-from metrics.diagnosis.facts import read_facts
-from metrics.diagnosis.verdict import sureness
-from metrics.records import ClientRecord
-from metrics.records.tables import row
-from metrics.run.directory import REQUIRED, RunDirectory
-from metrics.run.segments import write_segment
+from sojourn.metrics.diagnosis.client_signs import signs_of
+from sojourn.metrics.diagnosis.diagnose import diagnose
+from sojourn.metrics.diagnosis.facts import read_facts
+from sojourn.metrics.diagnosis.verdict import sureness
+from sojourn.metrics.records import ClientRecord
+from sojourn.metrics.records.tables import row
+from sojourn.metrics.run.directory import REQUIRED, RunDirectory
+from sojourn.metrics.run.segments import write_segment
 
 S, MS, START_NS = 1_000_000_000, 1_000_000, 1_000_000_000_000
 OBJECTIVES = [{"klass": "all", "ttft_ms": 200.0, "tpot_ms": 20.0, "source": "chosen for the tests"}]

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from metrics.diagnosis.client_stalls import client_stalls
+from sojourn.metrics.diagnosis.client_stalls import client_stalls
 
 MS = 1_000_000
 

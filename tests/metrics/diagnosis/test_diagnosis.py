@@ -6,12 +6,12 @@ from functools import cache
 import msgspec
 import pytest
 
-from metrics.diagnosis.diagnose import diagnose
-from metrics.diagnosis.symptoms import SYMPTOMS
-from metrics.diagnosis.verdict import NEEDS_SERVER_RECORDS, RECORD_THE_SERVER, Diagnosis, without_finding
-from metrics.ledger import LIFECYCLES
-from metrics.run.directory import RunDirectory
-from metrics.run.server_alone import MARK, SERVER_ALONE
+from sojourn.metrics.diagnosis.diagnose import diagnose
+from sojourn.metrics.diagnosis.symptoms import SYMPTOMS
+from sojourn.metrics.diagnosis.verdict import NEEDS_SERVER_RECORDS, RECORD_THE_SERVER, Diagnosis, without_finding
+from sojourn.metrics.ledger import LIFECYCLES
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.server_alone import MARK, SERVER_ALONE
 from tests.further import further
 from tests.metrics.simulated_server import Device, S, Settings
 from tests.metrics.synthetic import PLANTS, Klass, Plant, synthetic_pair, synthetic_run

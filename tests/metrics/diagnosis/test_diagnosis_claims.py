@@ -9,13 +9,13 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from metrics.diagnosis.diagnose import diagnose
-from metrics.diagnosis.facts import read_facts, shares
-from metrics.diagnosis.rules.arrivals import overload
-from metrics.diagnosis.rules.cause import rerun
-from metrics.diagnosis.terminal.report import render
-from metrics.records import NO_END
-from metrics.run.directory import RunDirectory
+from sojourn.metrics.diagnosis.diagnose import diagnose
+from sojourn.metrics.diagnosis.facts import read_facts, shares
+from sojourn.metrics.diagnosis.rules.arrivals import overload
+from sojourn.metrics.diagnosis.rules.cause import rerun
+from sojourn.metrics.diagnosis.terminal.report import render
+from sojourn.metrics.records import NO_END
+from sojourn.metrics.run.directory import RunDirectory
 from tests.further import further
 from tests.metrics.simulated_server import Settings
 from tests.metrics.synthetic import PAIRS, PLANTS, Plant, synthetic_run

@@ -5,10 +5,10 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from metrics.diagnosis.diagnose import diagnose
-from metrics.diagnosis.facts import read_facts
-from metrics.diagnosis.verdict import Diagnosis
-from metrics.run.directory import RunDirectory
+from sojourn.metrics.diagnosis.diagnose import diagnose
+from sojourn.metrics.diagnosis.facts import read_facts
+from sojourn.metrics.diagnosis.verdict import Diagnosis
+from sojourn.metrics.run.directory import RunDirectory
 from tests.metrics.synthetic import PLANTS, Klass, synthetic_run
 
 

@@ -4,9 +4,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from metrics.diagnosis.diagnose import diagnose
-from metrics.diagnosis.excess import excesses, losses
-from metrics.diagnosis.expectation import (
+from sojourn.metrics.diagnosis.diagnose import diagnose
+from sojourn.metrics.diagnosis.excess import excesses, losses
+from sojourn.metrics.diagnosis.expectation import (
     MUCH_WORK,
     NOTICEABLE_MS,
     OWN_WORK,
@@ -15,10 +15,10 @@ from metrics.diagnosis.expectation import (
     is_own_work,
     with_expectation,
 )  # fmt: skip
-from metrics.diagnosis.facts import ledger_columns, read_facts
-from metrics.diagnosis.limits import NO_OBJECTIVE
-from metrics.run.directory import RunDirectory
-from metrics.run.server_alone import CLIENT_LEFT, SERVER_ALONE
+from sojourn.metrics.diagnosis.facts import ledger_columns, read_facts
+from sojourn.metrics.diagnosis.limits import NO_OBJECTIVE
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.server_alone import CLIENT_LEFT, SERVER_ALONE
 from tests.metrics.synthetic import synthetic_run
 
 MS = 1_000_000

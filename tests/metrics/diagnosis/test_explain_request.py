@@ -4,10 +4,10 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from metrics.diagnosis.explain_request import explain
-from metrics.errors import RunDataError
-from metrics.run.directory import RunDirectory
-from metrics.run.segments import replace_table
+from sojourn.metrics.diagnosis.explain_request import explain
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.segments import replace_table
 from tests.metrics.synthetic import synthetic_run
 
 

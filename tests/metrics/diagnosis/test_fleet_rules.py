@@ -6,15 +6,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from loadgen.fleet.routers import ROUTERS
-from metrics.diagnosis.diagnose import diagnose
-from metrics.diagnosis.excess import excesses
-from metrics.diagnosis.facts import read_facts
-from metrics.diagnosis.rules.cause import proposals
-from metrics.diagnosis.rules.fleet import CACHE_AWARE, LOAD_AWARE
-from metrics.diagnosis.server_proposals import server_proposals
-from metrics.run.directory import RunDirectory
-from metrics.run.fleet import gather_servers, servers_of
+from sojourn.loadgen.fleet.routers import ROUTERS
+from sojourn.metrics.diagnosis.diagnose import diagnose
+from sojourn.metrics.diagnosis.excess import excesses
+from sojourn.metrics.diagnosis.facts import read_facts
+from sojourn.metrics.diagnosis.rules.cause import proposals
+from sojourn.metrics.diagnosis.rules.fleet import CACHE_AWARE, LOAD_AWARE
+from sojourn.metrics.diagnosis.server_proposals import server_proposals
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.fleet import gather_servers, servers_of
 from tests.metrics.simulated_server import MS, Device
 from tests.metrics.synthetic import PLANTS, Klass, synthetic_run
 from tests.metrics.synthetic_fleet import ROUTER, synthetic_fleet

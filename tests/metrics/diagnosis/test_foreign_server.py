@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from metrics.diagnosis.diagnose import diagnose
-from metrics.diagnosis.terminal.report import render
-from metrics.diagnosis.verdict import without_finding
+from sojourn.metrics.diagnosis.diagnose import diagnose
+from sojourn.metrics.diagnosis.terminal.report import render
+from sojourn.metrics.diagnosis.verdict import without_finding
 from tests.metrics.foreign import Life, SglangPage, VllmPage, foreign_run, steady
 
 # 40 requests in 4 s, of which two run at a time: the queue grows to 6 s.

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from metrics.diagnosis.launch_facts import launches_of
+from sojourn.metrics.diagnosis.launch_facts import launches_of
 
 GPU = {"core": {"device": "cuda:0"}}
 

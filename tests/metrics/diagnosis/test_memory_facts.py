@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from metrics.diagnosis.memory_facts import (
+from sojourn.metrics.diagnosis.memory_facts import (
     eviction,
     one_shots,
     pool_blocks,
@@ -15,10 +15,10 @@ from metrics.diagnosis.memory_facts import (
     prompt_order,
     shared_lengths,
 )
-from metrics.records import RequestRecord
-from metrics.records.tables import row
-from metrics.run.directory import RunDirectory
-from metrics.run.segments import write_segment
+from sojourn.metrics.records import RequestRecord
+from sojourn.metrics.records.tables import row
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.segments import write_segment
 
 Table = Callable[..., pd.DataFrame]
 

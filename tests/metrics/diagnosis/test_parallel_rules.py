@@ -3,16 +3,16 @@
 import msgspec
 import pytest
 
-from engine.replay.parallel import told
-from metrics.compute.link import LinkTime, fitted_link
-from metrics.diagnosis.diagnose import diagnose
-from metrics.diagnosis.excess import excesses
-from metrics.diagnosis.facts import read_facts
-from metrics.diagnosis.group_facts import group_facts
-from metrics.diagnosis.rules.cause import proposals
-from metrics.diagnosis.speed_run import entry_of_run
-from metrics.errors import ReplayError
-from metrics.replay.prediction import Change
+from sojourn.engine.replay.parallel import told
+from sojourn.metrics.compute.link import LinkTime, fitted_link
+from sojourn.metrics.diagnosis.diagnose import diagnose
+from sojourn.metrics.diagnosis.excess import excesses
+from sojourn.metrics.diagnosis.facts import read_facts
+from sojourn.metrics.diagnosis.group_facts import group_facts
+from sojourn.metrics.diagnosis.rules.cause import proposals
+from sojourn.metrics.diagnosis.speed_run import entry_of_run
+from sojourn.metrics.errors import ReplayError
+from sojourn.metrics.replay.prediction import Change
 from tests.metrics.sampled_machine import known, with_requests, with_steps
 from tests.metrics.synthetic import synthetic_run
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from metrics.diagnosis.diagnose import diagnose
-from metrics.diagnosis.explanation import explanation_of
+from sojourn.metrics.diagnosis.diagnose import diagnose
+from sojourn.metrics.diagnosis.explanation import explanation_of
 from tests.metrics.sampled_machine import with_requests
 from tests.metrics.synthetic import synthetic_run
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.replay.predictor import predictor_of
-from metrics.diagnosis.diagnose import diagnose
+from sojourn.engine.replay.predictor import predictor_of
+from sojourn.metrics.diagnosis.diagnose import diagnose
 from tests.engine.replay.simulated_run import Ask, write_run
 
 MS = 1_000_000

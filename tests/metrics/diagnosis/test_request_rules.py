@@ -5,15 +5,15 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from metrics.diagnosis.capacity import load
-from metrics.diagnosis.chunk_facts import chunks_of
-from metrics.diagnosis.diagnose import diagnose
-from metrics.diagnosis.evidence_level import LEVELS, seen
-from metrics.diagnosis.excess import SERVED, excesses, losses
-from metrics.diagnosis.facts import read_facts
-from metrics.diagnosis.rules.cause import CONTRADICTION, proposals
-from metrics.diagnosis.suspects import support_of
-from metrics.diagnosis.validity import lateness
+from sojourn.metrics.diagnosis.capacity import load
+from sojourn.metrics.diagnosis.chunk_facts import chunks_of
+from sojourn.metrics.diagnosis.diagnose import diagnose
+from sojourn.metrics.diagnosis.evidence_level import LEVELS, seen
+from sojourn.metrics.diagnosis.excess import SERVED, excesses, losses
+from sojourn.metrics.diagnosis.facts import read_facts
+from sojourn.metrics.diagnosis.rules.cause import CONTRADICTION, proposals
+from sojourn.metrics.diagnosis.suspects import support_of
+from sojourn.metrics.diagnosis.validity import lateness
 from tests.metrics.simulated_server import Settings
 from tests.metrics.synthetic import PLANTS, Klass, Plant, synthetic_run
 

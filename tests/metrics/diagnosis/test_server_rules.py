@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from loadgen.scenario.workload import RequestClass, Variant
-from metrics.diagnosis.excess import SERVED, excesses, losses
-from metrics.diagnosis.facts import read_facts
-from metrics.diagnosis.launch_facts import Launches
-from metrics.diagnosis.rules.cause import ADMISSION, proposals
-from metrics.diagnosis.rules.device import dear_parameters
+from sojourn.loadgen.scenario.workload import RequestClass, Variant
+from sojourn.metrics.diagnosis.excess import SERVED, excesses, losses
+from sojourn.metrics.diagnosis.facts import read_facts
+from sojourn.metrics.diagnosis.launch_facts import Launches
+from sojourn.metrics.diagnosis.rules.cause import ADMISSION, proposals
+from sojourn.metrics.diagnosis.rules.device import dear_parameters
 from tests.metrics.sampled_machine import turns, with_requests, with_system
 from tests.metrics.simulated_server import Device
 from tests.metrics.synthetic import PLANTS, Plant, synthetic_run

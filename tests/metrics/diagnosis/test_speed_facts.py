@@ -5,17 +5,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from metrics.compute.cost_model import shape_from
-from metrics.compute.speed_reference import fit_entry, step_features
-from metrics.diagnosis.diagnose import diagnose
-from metrics.diagnosis.facts import read_facts
-from metrics.diagnosis.machine_facts import machine_facts
-from metrics.diagnosis.speed_facts import _with_context
-from metrics.diagnosis.speed_run import entry_of_run
-from metrics.records.tables import SCHEMAS
-from metrics.request.goodput import measured, measured_steps
-from metrics.run.directory import RunDirectory
-from metrics.steps import Steps, rows_of
+from sojourn.metrics.compute.cost_model import shape_from
+from sojourn.metrics.compute.speed_reference import fit_entry, step_features
+from sojourn.metrics.diagnosis.diagnose import diagnose
+from sojourn.metrics.diagnosis.facts import read_facts
+from sojourn.metrics.diagnosis.machine_facts import machine_facts
+from sojourn.metrics.diagnosis.speed_facts import _with_context
+from sojourn.metrics.diagnosis.speed_run import entry_of_run
+from sojourn.metrics.records.tables import SCHEMAS
+from sojourn.metrics.request.goodput import measured, measured_steps
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.steps import Steps, rows_of
 from tests.metrics.sampled_machine import known, turns, with_requests, with_system
 from tests.metrics.simulated_server import Device
 from tests.metrics.synthetic import Plant, synthetic_run

@@ -3,11 +3,11 @@
 import msgspec
 import pytest
 
-from metrics.diagnosis.diagnose import diagnose
-from metrics.diagnosis.excess import excesses
-from metrics.diagnosis.facts import read_facts
-from metrics.diagnosis.rules.cause import proposals
-from metrics.diagnosis.speed_run import entry_of_run
+from sojourn.metrics.diagnosis.diagnose import diagnose
+from sojourn.metrics.diagnosis.excess import excesses
+from sojourn.metrics.diagnosis.facts import read_facts
+from sojourn.metrics.diagnosis.rules.cause import proposals
+from sojourn.metrics.diagnosis.speed_run import entry_of_run
 from tests.metrics.sampled_machine import known, with_requests
 from tests.metrics.synthetic import synthetic_run
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from metrics.export.guidellm_statistics import GROUPS, concurrency, rates, summary, values_by_group
+from sojourn.metrics.export.guidellm_statistics import GROUPS, concurrency, rates, summary, values_by_group
 
 SAMPLES = [np.random.default_rng(seed).integers(0, 20, size=seed + 1) / 4 for seed in range(40)]
 

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 pytest.importorskip("opentelemetry.sdk")
-from metrics.errors import ServerError
-from metrics.export import opentelemetry as tracing
-from metrics.export.opentelemetry import Tracer
-from metrics.export.spans import is_sampled
-from metrics.records import RequestRecord
+from sojourn.metrics.errors import ServerError
+from sojourn.metrics.export import opentelemetry as tracing
+from sojourn.metrics.export.opentelemetry import Tracer
+from sojourn.metrics.export.spans import is_sampled
+from sojourn.metrics.records import RequestRecord
 from tests.metrics.export.collector import Collector, attributes
 from tests.metrics.random_records import MS, random_request
 

@@ -6,12 +6,12 @@ from collections import defaultdict
 
 import pytest
 
-from metrics.compute.kernels import Burst, Kernel, Packing, StepWindow
-from metrics.errors import RunDataError
-from metrics.export.perfetto import TraceRows, run_rows, write_trace
-from metrics.records import SystemRecord
-from metrics.records.tables import row
-from metrics.run.directory import RunDirectory
+from sojourn.metrics.compute.kernels import Burst, Kernel, Packing, StepWindow
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.export.perfetto import TraceRows, run_rows, write_trace
+from sojourn.metrics.records import SystemRecord
+from sojourn.metrics.records.tables import row
+from sojourn.metrics.run.directory import RunDirectory
 from tests.metrics.random_records import random_request
 from tests.metrics.run.test_directory import MS, closed_pair, record, run, step
 from tests.metrics.synthetic import synthetic_run

@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from metrics.catalog.catalog import METRIC_BY_NAME
-from metrics.catalog.metric import RATIO_BOUNDS
-from metrics.export.prometheus import FOLDED_AT_ONCE, FOLDED_TOKENS, Exporter
-from metrics.export.request_outcome import latencies_ns
-from metrics.ledger import ACCOUNT_BY_NAME, SERVER_ACCOUNTS, closes
-from metrics.memory.prefix_outcomes import PREFIX_OUTCOMES, RATIOS
-from metrics.records import COMPOSITIONS, KINDS, STAGES, WAITS, RequestRecord, StepRecord
-from metrics.steps import Steps
+from sojourn.metrics.catalog.catalog import METRIC_BY_NAME
+from sojourn.metrics.catalog.metric import RATIO_BOUNDS
+from sojourn.metrics.export.prometheus import FOLDED_AT_ONCE, FOLDED_TOKENS, Exporter
+from sojourn.metrics.export.request_outcome import latencies_ns
+from sojourn.metrics.ledger import ACCOUNT_BY_NAME, SERVER_ACCOUNTS, closes
+from sojourn.metrics.memory.prefix_outcomes import PREFIX_OUTCOMES, RATIOS
+from sojourn.metrics.records import COMPOSITIONS, KINDS, STAGES, WAITS, RequestRecord, StepRecord
+from sojourn.metrics.steps import Steps
 from tests.metrics.random_records import MS, random_request, random_step
 
 # Histograms of an account, in one's own words and not the exporter's.

@@ -5,11 +5,11 @@ from random import Random
 import msgspec
 import pytest
 
-from metrics.compute.weight_error import WeightError
-from metrics.export.prometheus import Exporter
-from metrics.export.prometheus_pool import Pool
-from metrics.export.vllm_names import EngineFacts
-from metrics.steps import Steps
+from sojourn.metrics.compute.weight_error import WeightError
+from sojourn.metrics.export.prometheus import Exporter
+from sojourn.metrics.export.prometheus_pool import Pool
+from sojourn.metrics.export.vllm_names import EngineFacts
+from sojourn.metrics.steps import Steps
 from tests.metrics.export.test_prometheus import scraped, value
 from tests.metrics.random_records import random_step
 

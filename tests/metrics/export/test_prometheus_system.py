@@ -5,11 +5,11 @@ from random import Random
 import msgspec
 import pytest
 
-from metrics.catalog.metric import LAG_BOUNDS
-from metrics.compute.kernels import CLASSES
-from metrics.export.prometheus import Exporter
-from metrics.machine.sampler import THROTTLE_REASONS
-from metrics.records import SystemRecord
+from sojourn.metrics.catalog.metric import LAG_BOUNDS
+from sojourn.metrics.compute.kernels import CLASSES
+from sojourn.metrics.export.prometheus import Exporter
+from sojourn.metrics.machine.sampler import THROTTLE_REASONS
+from sojourn.metrics.records import SystemRecord
 from tests.metrics.export.test_prometheus import scraped, value
 from tests.metrics.random_records import MS, random_system
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metrics.export.spans import account_spans, is_sampled, parent_of, root_span
-from metrics.ledger import SERVER_ACCOUNTS, Account, new_ledger
-from metrics.records import RequestRecord
+from sojourn.metrics.export.spans import account_spans, is_sampled, parent_of, root_span
+from sojourn.metrics.ledger import SERVER_ACCOUNTS, Account, new_ledger
+from sojourn.metrics.records import RequestRecord
 from tests.metrics.random_records import MS, random_request
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

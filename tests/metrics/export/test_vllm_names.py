@@ -6,11 +6,11 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from metrics.export.prometheus import Exporter
-from metrics.export.prometheus_pool import Pool
-from metrics.export.vllm_names import EngineFacts
-from metrics.records import RequestRecord
-from metrics.steps import Steps
+from sojourn.metrics.export.prometheus import Exporter
+from sojourn.metrics.export.prometheus_pool import Pool
+from sojourn.metrics.export.vllm_names import EngineFacts
+from sojourn.metrics.records import RequestRecord
+from sojourn.metrics.steps import Steps
 from tests.metrics.random_records import MS, random_request, random_step
 from tests.metrics.vllm_families import DASHBOARDS, OTHERS
 

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from loadgen.scenario.vllm_flags import parse
-from metrics.export.vllm_result import DETAILED, vllm_result
-from metrics.request.goodput import class_goodput, measured
+from sojourn.loadgen.scenario.vllm_flags import parse
+from sojourn.metrics.export.vllm_result import DETAILED, vllm_result
+from sojourn.metrics.request.goodput import class_goodput, measured
 from tests.metrics.request.test_latencies import failed, served
 from tests.metrics.synthetic import synthetic_run
 

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from metrics.errors import InputError
-from metrics.imported.read import read_result
+from sojourn.metrics.errors import InputError
+from sojourn.metrics.imported.read import read_result
 
 SAID = [
     ({"load_summary": {"schedule_delay": {"mean": 3.25}}, "successes": {}}, "inference-perf.*client sent 3.25 s late"),

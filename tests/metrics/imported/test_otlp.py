@@ -13,17 +13,17 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
-from metrics.errors import InputError, ServerError
-from metrics.imported import otlp_receiver
-from metrics.imported.otlp import PARTS, UNSEEN_ACCOUNTS, join_spans, read_joined, served_requests, summary
-from metrics.imported.otlp_file import SpanData, read_spans, spans_of
-from metrics.imported.otlp_receiver import Receiver
-from metrics.ledger import ACCOUNT_BY_NAME
-from metrics.records import ClientRecord
-from metrics.records.tables import columns
-from metrics.run.directory import REQUIRED, RunDirectory
-from metrics.run.segments import replace_table
-from metrics.run.trace_id import trace_id_of, traceparent_of
+from sojourn.metrics.errors import InputError, ServerError
+from sojourn.metrics.imported import otlp_receiver
+from sojourn.metrics.imported.otlp import PARTS, UNSEEN_ACCOUNTS, join_spans, read_joined, served_requests, summary
+from sojourn.metrics.imported.otlp_file import SpanData, read_spans, spans_of
+from sojourn.metrics.imported.otlp_receiver import Receiver
+from sojourn.metrics.ledger import ACCOUNT_BY_NAME
+from sojourn.metrics.records import ClientRecord
+from sojourn.metrics.records.tables import columns
+from sojourn.metrics.run.directory import REQUIRED, RunDirectory
+from sojourn.metrics.run.segments import replace_table
+from sojourn.metrics.run.trace_id import trace_id_of, traceparent_of
 
 MS, S = 1_000_000, 1_000_000_000
 RECORDED = Path(__file__).parent / "spans" / "vllm-0.32.0.binpb"  # 48 requests of a client, and one by hand

@@ -12,12 +12,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from metrics.errors import InputError, RunDataError
-from metrics.export.guidellm_report import guidellm_report
-from metrics.imported import guidellm
-from metrics.imported.read import read_result, write_run
-from metrics.records.tables import SCHEMAS
-from metrics.request.goodput import judged, measured
+from sojourn.metrics.errors import InputError, RunDataError
+from sojourn.metrics.export.guidellm_report import guidellm_report
+from sojourn.metrics.imported import guidellm
+from sojourn.metrics.imported.read import read_result, write_run
+from sojourn.metrics.records.tables import SCHEMAS
+from sojourn.metrics.request.goodput import judged, measured
 from tests.commands.program import run_program
 from tests.metrics.synthetic import PLANTS, synthetic_run
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from metrics.compare.runs import compare_runs
-from metrics.replay.measured import measured_figures
-from metrics.request.goodput import judged
-from metrics.results.summary import results
+from sojourn.metrics.compare.runs import compare_runs
+from sojourn.metrics.replay.measured import measured_figures
+from sojourn.metrics.request.goodput import judged
+from sojourn.metrics.results.summary import results
 from tests.commands.program import run_program
 from tests.metrics.foreign import OBJECTIVES, VllmPage, foreign_run, steady
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from metrics.errors import InputError
-from metrics.imported.read import read_result, write_run
+from sojourn.metrics.errors import InputError
+from sojourn.metrics.imported.read import read_result, write_run
 from tests.commands.program import run_program
 
 BEGIN = 1_790_000_000.0

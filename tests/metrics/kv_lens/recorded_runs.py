@@ -1,10 +1,10 @@
 """Runs whose prompts were served by the simulated cache, with what caches of other sizes made of the same prompts."""
 
-from metrics.memory.prefix_outcomes import RATIOS
-from metrics.records import RequestRecord
-from metrics.records.tables import columns
-from metrics.run.directory import RunDirectory
-from metrics.run.segments import replace_table
+from sojourn.metrics.memory.prefix_outcomes import RATIOS
+from sojourn.metrics.records import RequestRecord
+from sojourn.metrics.records.tables import columns
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.segments import replace_table
 from tests.metrics.memory.simulated_cache import SECOND, SimulatedCache
 
 BLOCK, POOL = 16, 30

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from metrics.errors import InputError, RunDataError, ServerError
-from metrics.kv_lens import session as sessions
-from metrics.kv_lens.addresses import endpoints_of
-from metrics.kv_lens.of_run import lens_of_run, recorded_events
-from metrics.kv_lens.session import LensSession, lens_once
-from metrics.kv_lens.sockets import KvEndpoint, check_endpoint
-from metrics.run.directory import RunDirectory
+from sojourn.metrics.errors import InputError, RunDataError, ServerError
+from sojourn.metrics.kv_lens import session as sessions
+from sojourn.metrics.kv_lens.addresses import endpoints_of
+from sojourn.metrics.kv_lens.of_run import lens_of_run, recorded_events
+from sojourn.metrics.kv_lens.session import LensSession, lens_once
+from sojourn.metrics.kv_lens.sockets import KvEndpoint, check_endpoint
+from sojourn.metrics.run.directory import RunDirectory
 from tests.metrics.kv_lens.publisher import Publisher, batch, removed, stored
 
 TOKEN = b"424242"

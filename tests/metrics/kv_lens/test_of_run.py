@@ -3,14 +3,14 @@
 import msgspec
 import pytest
 
-from metrics.errors import RunDataError
-from metrics.kv_lens.document import SIZES, KvLens
-from metrics.kv_lens.of_run import lens_of_run
-from metrics.memory.prefix_outcomes import RATIOS
-from metrics.records import KvEventRecord
-from metrics.records.tables import columns
-from metrics.run.directory import RunDirectory
-from metrics.run.segments import replace_table
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.kv_lens.document import SIZES, KvLens
+from sojourn.metrics.kv_lens.of_run import lens_of_run
+from sojourn.metrics.memory.prefix_outcomes import RATIOS
+from sojourn.metrics.records import KvEventRecord
+from sojourn.metrics.records.tables import columns
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.segments import replace_table
 from tests.metrics.kv_lens.recorded_runs import BLOCK, NULLS, POOL, run_of
 from tests.metrics.memory.simulated_cache import SimulatedCache, chains
 

@@ -5,7 +5,7 @@ from random import Random
 import msgspec
 import pytest
 
-from metrics.kv_lens.sequence import MessageSequence
+from sojourn.metrics.kv_lens.sequence import MessageSequence
 from tests.further import further
 
 

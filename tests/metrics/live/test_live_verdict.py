@@ -3,10 +3,10 @@
 import pytest
 from msgspec import structs
 
-from metrics.live.document import exit_code
-from metrics.live.observer import Moment, modelled_gain, seen_gain
-from metrics.live.steady import GONE_S, STANDS_S, Steady
-from metrics.sources.gain import gap_gain
+from sojourn.metrics.live.document import exit_code
+from sojourn.metrics.live.observer import Moment, modelled_gain, seen_gain
+from sojourn.metrics.live.steady import GONE_S, STANDS_S, Steady
+from sojourn.metrics.sources.gain import gap_gain
 from tests.metrics.foreign import S, VllmPage, steady
 from tests.metrics.live_pages import observed
 

@@ -5,10 +5,10 @@ from random import Random
 
 import pytest
 
-from metrics.live.document import exit_code
-from metrics.live.observer import Observer
-from metrics.live.window import Window
-from metrics.sources.names import canonical
+from sojourn.metrics.live.document import exit_code
+from sojourn.metrics.live.observer import Observer
+from sojourn.metrics.live.window import Window
+from sojourn.metrics.sources.names import canonical
 
 S = 1_000_000_000
 

@@ -2,15 +2,15 @@
 
 import pytest
 
-from commands.summary import diagnose_run
-from metrics.errors import RunDataError
-from metrics.live import records
-from metrics.live.observer import Observer
-from metrics.live.recorded import record
-from metrics.live.records import Records
-from metrics.run.directory import RunDirectory
-from metrics.run.segments import StreamSegment
-from metrics.run.server_alone import SERVER_ALONE
+from sojourn.commands.summary import diagnose_run
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.live import records
+from sojourn.metrics.live.observer import Observer
+from sojourn.metrics.live.recorded import record
+from sojourn.metrics.live.records import Records
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.segments import StreamSegment
+from sojourn.metrics.run.server_alone import SERVER_ALONE
 from tests.metrics.foreign import steady
 from tests.metrics.live_pages import observed
 from tests.metrics.synthetic import synthetic_run

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from metrics.live.observer import Observer
+from sojourn.metrics.live.observer import Observer
 
 S = 1_000_000_000
 SECONDS = 20

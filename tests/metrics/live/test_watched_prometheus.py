@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from metrics.live.prometheus import held_scrapes, interval_s, is_prometheus
-from metrics.live.watcher import watch_once
-from metrics.sources.page import rows_of
+from sojourn.metrics.live.prometheus import held_scrapes, interval_s, is_prometheus
+from sojourn.metrics.live.watcher import watch_once
+from sojourn.metrics.sources.page import rows_of
 from tests.dashboards.prometheus_server import scraping
 from tests.metrics.foreign import VllmPage, finish, steady
 from tests.metrics.live_pages import page, pages, serving

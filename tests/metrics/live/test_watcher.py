@@ -6,10 +6,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from metrics.errors import InputError
-from metrics.live.fetch import base_of
-from metrics.live.observer import Observer
-from metrics.live.watcher import Watched, Watcher, watch_once
+from sojourn.metrics.errors import InputError
+from sojourn.metrics.live.fetch import base_of
+from sojourn.metrics.live.observer import Observer
+from sojourn.metrics.live.watcher import Watched, Watcher, watch_once
 from tests.metrics.foreign import VllmPage, finish, steady
 from tests.metrics.live_pages import observed, page, pages, serving
 

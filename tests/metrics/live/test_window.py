@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from metrics.live.window import Window
-from metrics.sources import scrapes
-from metrics.sources.translate import names_that_grow
-from metrics.sources.vllm import VLLM
+from sojourn.metrics.live.window import Window
+from sojourn.metrics.sources import scrapes
+from sojourn.metrics.sources.translate import names_that_grow
+from sojourn.metrics.sources.vllm import VLLM
 from tests.metrics.foreign import VllmPage, foreign_run, steady
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metrics.errors import CalibrationError
-from metrics.machine.client_error import (
+from sojourn.metrics.errors import CalibrationError
+from sojourn.metrics.machine.client_error import (
     Calibration,
     Error,
     Point,

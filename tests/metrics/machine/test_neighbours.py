@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from metrics.machine.neighbours import Neighbours
+from sojourn.metrics.machine.neighbours import Neighbours
 
 S = 1_000_000_000
 HERTZ = os.sysconf("SC_CLK_TCK")

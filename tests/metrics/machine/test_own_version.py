@@ -2,7 +2,7 @@ import tomllib
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
-import metrics.machine.host as host
+import sojourn.metrics.machine.host as host
 
 
 def test_a_checkout_that_is_not_installed_knows_its_version(monkeypatch):

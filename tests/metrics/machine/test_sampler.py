@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from metrics.machine.process_use import process_use
-from metrics.machine.sampler import THROTTLE_REASONS, CpuEnergy, GpuSensors, SystemSampler, throttle_reasons
-from metrics.records import SystemRecord
+from sojourn.metrics.machine.process_use import process_use
+from sojourn.metrics.machine.sampler import THROTTLE_REASONS, CpuEnergy, GpuSensors, SystemSampler, throttle_reasons
+from sojourn.metrics.records import SystemRecord
 
 S = 1_000_000_000
 Times = namedtuple("Times", ["user", "idle", "steal", "guest"])  # as psutil gives them, but fewer

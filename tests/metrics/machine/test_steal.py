@@ -10,16 +10,16 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from metrics.diagnosis.diagnose import diagnose
-from metrics.diagnosis.facts import read_facts
-from metrics.diagnosis.terminal.report import render
-from metrics.machine.host import STEAL_WARNS_PERCENT, company
-from metrics.machine.steal import Steal, steal_within
-from metrics.records import SystemRecord
-from metrics.records.tables import SCHEMAS, columns
-from metrics.request.goodput import window_ns
-from metrics.run.directory import RunDirectory
-from metrics.run.segments import StreamSegment, read_segment
+from sojourn.metrics.diagnosis.diagnose import diagnose
+from sojourn.metrics.diagnosis.facts import read_facts
+from sojourn.metrics.diagnosis.terminal.report import render
+from sojourn.metrics.machine.host import STEAL_WARNS_PERCENT, company
+from sojourn.metrics.machine.steal import Steal, steal_within
+from sojourn.metrics.records import SystemRecord
+from sojourn.metrics.records.tables import SCHEMAS, columns
+from sojourn.metrics.request.goodput import window_ns
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.segments import StreamSegment, read_segment
 from tests.metrics.synthetic import synthetic_run, with_steal
 
 S = 1_000_000_000

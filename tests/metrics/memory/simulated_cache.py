@@ -2,7 +2,7 @@
 
 from random import Random
 
-from metrics.records import KvEventRecord
+from sojourn.metrics.records import KvEventRecord
 
 SECOND = 1_000_000_000
 

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from metrics.memory.block_uses import UNKNOWN, block_uses
+from sojourn.metrics.memory.block_uses import UNKNOWN, block_uses
 from tests.further import further
 from tests.metrics.memory.simulated_cache import SECOND, SimulatedCache, chains
 

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metrics.memory.branches import Branches, follow_branches, with_branch
-from metrics.memory.known_prompts import packed_tokens
+from sojourn.metrics.memory.branches import Branches, follow_branches, with_branch
+from sojourn.metrics.memory.known_prompts import packed_tokens
 
 tokens = st.lists(st.integers(0, 3), min_size=1, max_size=5)
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metrics.memory.kv_event_wire import KvChange, MalformedBatch, decode_batch, short_hash
-from metrics.memory.pool_history import PoolHistory
-from metrics.records import KvEventRecord
+from sojourn.metrics.memory.kv_event_wire import KvChange, MalformedBatch, decode_batch, short_hash
+from sojourn.metrics.memory.pool_history import PoolHistory
+from sojourn.metrics.records import KvEventRecord
 from tests.engine.kv_event_index import KVEventIndex
 from tests.engine.memory.test_kv_events import play
 

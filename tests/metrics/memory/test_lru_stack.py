@@ -2,7 +2,7 @@
 
 from random import Random
 
-from metrics.memory.lru_stack import SMALLEST, LruStack
+from sojourn.metrics.memory.lru_stack import SMALLEST, LruStack
 
 
 def test_it_is_a_list_in_order_of_use_that_knows_the_weight_above_each_entry():

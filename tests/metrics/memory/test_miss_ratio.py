@@ -3,11 +3,11 @@
 import pandas as pd
 import pytest
 
-from metrics.memory.miss_ratio import INFINITE, CurvePoint, miss_ratio_curve, prefix_outcomes
-from metrics.records import RequestRecord
-from metrics.records.tables import row
-from metrics.run.directory import RunDirectory
-from metrics.run.segments import write_segment
+from sojourn.metrics.memory.miss_ratio import INFINITE, CurvePoint, miss_ratio_curve, prefix_outcomes
+from sojourn.metrics.records import RequestRecord
+from sojourn.metrics.records.tables import row
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.segments import write_segment
 
 
 def record(name: str, **more) -> RequestRecord:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metrics.memory.pool_history import CHAIN, NAMELESS, BlockHistory, PoolHistory
-from metrics.records import KvEventRecord
+from sojourn.metrics.memory.pool_history import CHAIN, NAMELESS, BlockHistory, PoolHistory
+from sojourn.metrics.records import KvEventRecord
 from tests.further import further
 from tests.metrics.memory.simulated_cache import SECOND, SimulatedCache, chains
 

@@ -5,10 +5,10 @@ import random
 import pandas as pd
 import pytest
 
-from metrics.ledger import new_ledger
-from metrics.memory.pooled_cache import pooled_cache
-from metrics.records import RequestRecord
-from metrics.records.tables import row
+from sojourn.metrics.ledger import new_ledger
+from sojourn.metrics.memory.pooled_cache import pooled_cache
+from sojourn.metrics.records import RequestRecord
+from sojourn.metrics.records.tables import row
 
 SIZE = 4
 

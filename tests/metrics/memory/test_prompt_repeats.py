@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metrics.memory.prompt_repeats import SHINGLE_TOKENS, Allowance, PromptRepeats, stretches
+from sojourn.metrics.memory.prompt_repeats import SHINGLE_TOKENS, Allowance, PromptRepeats, stretches
 
 DICE = np.random.default_rng(7)
 

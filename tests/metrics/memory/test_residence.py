@@ -2,9 +2,9 @@
 
 import pytest
 
-from engine.server.models.history import History
-from metrics.memory.residence import GIB, ModelResidence, StateTime, residences_of
-from ui.tables.memory import residences
+from sojourn.engine.server.models.history import History
+from sojourn.metrics.memory.residence import GIB, ModelResidence, StateTime, residences_of
+from sojourn.ui.tables.memory import residences
 
 
 def test_both_costs_are_those_of_the_states():

@@ -4,8 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from metrics.replay.ledger import Checked, LedgerEntry, append, ledger_beside, read, score
-from metrics.replay.prediction import Change
+from sojourn.metrics.replay.ledger import Checked, LedgerEntry, append, ledger_beside, read, score
+from sojourn.metrics.replay.prediction import Change
 
 
 def entry(error: float = 0.1, hit: bool = True, run2: str = "b", cause: str = "", **change) -> LedgerEntry:

@@ -5,14 +5,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from metrics.compute.cost_model import ModelShape, step_work
-from metrics.compute.roofline import Ceilings, Gemm
-from metrics.compute.step_time import StepTimeModel, features
-from metrics.errors import ReplayError
-from metrics.replay.plan import Load, Search, around, usd_per_million_tokens
-from metrics.replay.prediction import Change, Interval, Prediction
-from metrics.replay.run_walls import recorded_load
-from metrics.replay.walls import (
+from sojourn.metrics.compute.cost_model import ModelShape, step_work
+from sojourn.metrics.compute.roofline import Ceilings, Gemm
+from sojourn.metrics.compute.step_time import StepTimeModel, features
+from sojourn.metrics.errors import ReplayError
+from sojourn.metrics.replay.plan import Load, Search, around, usd_per_million_tokens
+from sojourn.metrics.replay.prediction import Change, Interval, Prediction
+from sojourn.metrics.replay.run_walls import recorded_load
+from sojourn.metrics.replay.walls import (
     MeanRequest,
     Wall,
     bandwidth_wall,
@@ -22,7 +22,7 @@ from metrics.replay.walls import (
     memory_wall,
     objective_wall,
 )  # fmt: skip
-from metrics.request.goodput import measured
+from sojourn.metrics.request.goodput import measured
 from tests.metrics.synthetic import synthetic_run
 
 RECORDED_RPS, SENT, OUTPUT_TOKENS = 10.0, 100, 20

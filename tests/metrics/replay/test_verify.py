@@ -7,10 +7,10 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from metrics.errors import InputError, ReplayError
-from metrics.replay.measured import measured_figures
-from metrics.replay.prediction import Change, Interval, Prediction
-from metrics.replay.verify import (
+from sojourn.metrics.errors import InputError, ReplayError
+from sojourn.metrics.replay.measured import measured_figures
+from sojourn.metrics.replay.prediction import Change, Interval, Prediction
+from sojourn.metrics.replay.verify import (
     changed_settings,
     check_comparable,
     checked_figures,

@@ -4,8 +4,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from metrics.request.blame import MOST_GROUPS, OTHERS, UNEXPLAINED, between, blame_of, gini, matrix, offenders, worst
-from metrics.request.offenders import Book, open_book
+from sojourn.metrics.request.blame import (
+    MOST_GROUPS,
+    OTHERS,
+    UNEXPLAINED,
+    between,
+    blame_of,
+    gini,
+    matrix,
+    offenders,
+    worst,
+)
+from sojourn.metrics.request.offenders import Book, open_book
 from tests.metrics.scenes import MS, Scene
 
 BLOCK = 4

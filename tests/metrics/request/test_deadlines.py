@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metrics.request.deadlines import class_deadlines, fluidity, missed_deadlines, smooth_worth
+from sojourn.metrics.request.deadlines import class_deadlines, fluidity, missed_deadlines, smooth_worth
 from tests.metrics.request.test_latencies import failed, served
 
 few = settings(max_examples=100, deadline=None)

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metrics.export.prometheus import Exporter
-from metrics.request.goodput import class_goodput, goodput_by_tpot, judged, measured
-from metrics.request.latencies import QUANTILE_MIN_SAMPLES, quantiles
-from metrics.request.objectives import objectives_of
-from metrics.results.load import declared_window_s
+from sojourn.metrics.export.prometheus import Exporter
+from sojourn.metrics.request.goodput import class_goodput, goodput_by_tpot, judged, measured
+from sojourn.metrics.request.latencies import QUANTILE_MIN_SAMPLES, quantiles
+from sojourn.metrics.request.objectives import objectives_of
+from sojourn.metrics.results.load import declared_window_s
 from tests.metrics.random_records import random_request
 from tests.metrics.synthetic import synthetic_run
 

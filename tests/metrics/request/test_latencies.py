@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metrics.request.latencies import (
+from sojourn.metrics.request.latencies import (
     DEFINITIONS,
     QUANTILE_MIN_SAMPLES,
     gaps_ms,

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from metrics.diagnosis.diagnose import diagnose
-from metrics.diagnosis.terminal.report import render
-from metrics.machine.power import joules_between
-from metrics.records import SystemRecord
-from metrics.records.tables import SCHEMAS, row
-from metrics.request.goodput import window_ns
-from metrics.results.energy import energy_use, joules
-from metrics.run.segments import replace_table
+from sojourn.metrics.diagnosis.diagnose import diagnose
+from sojourn.metrics.diagnosis.terminal.report import render
+from sojourn.metrics.machine.power import joules_between
+from sojourn.metrics.records import SystemRecord
+from sojourn.metrics.records.tables import SCHEMAS, row
+from sojourn.metrics.request.goodput import window_ns
+from sojourn.metrics.results.energy import energy_use, joules
+from sojourn.metrics.run.segments import replace_table
 from tests.metrics.synthetic import synthetic_run
 
 S = 1_000_000_000

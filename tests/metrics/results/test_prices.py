@@ -3,9 +3,9 @@
 import pandas as pd
 import pytest
 
-from metrics.request.goodput import judged
-from metrics.results.energy import EnergyUse
-from metrics.results.prices import cost_line, token_cost
+from sojourn.metrics.request.goodput import judged
+from sojourn.metrics.results.energy import EnergyUse
+from sojourn.metrics.results.prices import cost_line, token_cost
 from tests.metrics.request.test_latencies import failed, served
 
 

@@ -4,9 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from metrics.request.goodput import measured
-from metrics.results.replicas import STATES, fleet_view, timeline
-from metrics.run.directory import RunDirectory
+from sojourn.metrics.request.goodput import measured
+from sojourn.metrics.results.replicas import STATES, fleet_view, timeline
+from sojourn.metrics.run.directory import RunDirectory
 from tests.metrics.synthetic import synthetic_run
 from tests.metrics.synthetic_fleet import synthetic_fleet
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metrics.errors import RunDataError
-from metrics.run.clocks import estimate_offset
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.run.clocks import estimate_offset
 
 US, MS, S = 1_000, 1_000_000, 1_000_000_000
 

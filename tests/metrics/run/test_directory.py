@@ -9,13 +9,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from metrics.errors import RunDataError
-from metrics.export.prometheus import Exporter
-from metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS, Account, closes, new_ledger
-from metrics.records import ClientRecord, RequestRecord, StepRecord
-from metrics.records.tables import SCHEMAS, columns, row
-from metrics.run.directory import REQUIRED, RunDirectory
-from metrics.run.recorder import Recorder
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.export.prometheus import Exporter
+from sojourn.metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS, Account, closes, new_ledger
+from sojourn.metrics.records import ClientRecord, RequestRecord, StepRecord
+from sojourn.metrics.records.tables import SCHEMAS, columns, row
+from sojourn.metrics.run.directory import REQUIRED, RunDirectory
+from sojourn.metrics.run.recorder import Recorder
 from tests.metrics.random_records import random_request, random_step
 
 MS = 1_000_000

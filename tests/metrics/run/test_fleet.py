@@ -4,11 +4,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from metrics.diagnosis.diagnose import diagnose
-from metrics.errors import RunDataError
-from metrics.ledger import closes
-from metrics.run.fleet import gather_servers, refuse_fleet, server_run_of, servers_of, siblings_of
-from metrics.run.routing import routing_remark
+from sojourn.metrics.diagnosis.diagnose import diagnose
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.ledger import closes
+from sojourn.metrics.run.fleet import gather_servers, refuse_fleet, server_run_of, servers_of, siblings_of
+from sojourn.metrics.run.routing import routing_remark
 from tests.metrics.synthetic import synthetic_run
 from tests.metrics.synthetic_fleet import ROUTER, synthetic_fleet
 

@@ -6,11 +6,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from metrics.diagnosis.facts import closure
-from metrics.ledger import ACCOUNTS
-from metrics.records.tables import SCHEMAS
-from metrics.run.directory import RunDirectory
-from metrics.run.front_turns import Turns
+from sojourn.metrics.diagnosis.facts import closure
+from sojourn.metrics.ledger import ACCOUNTS
+from sojourn.metrics.records.tables import SCHEMAS
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.front_turns import Turns
 from tests.metrics.simulated_server import MS
 from tests.metrics.synthetic import synthetic_run
 

@@ -7,15 +7,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from metrics.diagnosis.diagnose import diagnose
-from metrics.diagnosis.terminal.report import render
-from metrics.errors import RunDataError
-from metrics.ledger import ACCOUNTS
-from metrics.records import RequestRecord
-from metrics.records.tables import SCHEMAS, columns, row
-from metrics.run.directory import RunDirectory
-from metrics.run.join import _STAMPS, adopt, clock_of, join_runs, uncertainty_sentence
-from metrics.run.segments import replace_table
+from sojourn.metrics.diagnosis.diagnose import diagnose
+from sojourn.metrics.diagnosis.terminal.report import render
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.ledger import ACCOUNTS
+from sojourn.metrics.records import RequestRecord
+from sojourn.metrics.records.tables import SCHEMAS, columns, row
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.join import _STAMPS, adopt, clock_of, join_runs, uncertainty_sentence
+from sojourn.metrics.run.segments import replace_table
 from tests.metrics.synthetic import synthetic_run
 
 S, MS = 1_000_000_000, 1_000_000

@@ -11,14 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from metrics.errors import RunDataError
-from metrics.ledger import ACCOUNTS, Account
-from metrics.records import RequestRecord
-from metrics.records.tables import SCHEMAS, columns
-from metrics.run.directory import RunDirectory
-from metrics.run.outage import SETTLED_SECONDS, WriteOutage
-from metrics.run.recorder import Recorder
-from metrics.run.segments import (
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.ledger import ACCOUNTS, Account
+from sojourn.metrics.records import RequestRecord
+from sojourn.metrics.records.tables import SCHEMAS, columns
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.outage import SETTLED_SECONDS, WriteOutage
+from sojourn.metrics.run.recorder import Recorder
+from sojourn.metrics.run.segments import (
     FORMER_NAMES,
     StreamSegment,
     compact,
@@ -27,7 +27,7 @@ from metrics.run.segments import (
     sources,
     write_segment,
 )
-from metrics.whole_file import write_whole
+from sojourn.metrics.whole_file import write_whole
 from tests.metrics.random_records import random_request, random_step
 
 
@@ -87,13 +87,13 @@ def test_compaction_makes_one_file_of_all_kinds_of_segments(tmp_path):
 
 def test_killed_between_the_whole_and_the_removal_no_row_is_read_twice(tmp_path, monkeypatch):
     stream(tmp_path / "requests.parts" / "1.arrows", records(0, 3)).close()
-    monkeypatch.setattr("metrics.run.segments.discard_segments", lambda *told: None)
+    monkeypatch.setattr("sojourn.metrics.run.segments.discard_segments", lambda *told: None)
     compact(tmp_path, "requests")
     run = RunDirectory(tmp_path)
     assert len(run.sources("requests")) == 1 and len(run.table("requests")) == 3
     stream(tmp_path / "requests.parts" / "2.arrows", records(3, 2)).close()  # a second life of the server
     assert len(run.sources("requests")) == 2 and len(run.table("requests")) == 5
-    monkeypatch.setattr("metrics.run.segments.discard_segments", discard_segments)
+    monkeypatch.setattr("sojourn.metrics.run.segments.discard_segments", discard_segments)
     compact(tmp_path, "requests")
     assert len(run.table("requests")) == 5 and not (tmp_path / "requests.parts").exists()
 
@@ -190,7 +190,7 @@ def test_a_reader_that_is_overtaken_by_the_compaction_reads_the_whole(tmp_path, 
             compact(directory, table)
         return listed[-1]
 
-    monkeypatch.setattr("metrics.run.directory.sources", sources_then_compact)
+    monkeypatch.setattr("sojourn.metrics.run.directory.sources", sources_then_compact)
     assert len(run.table("requests")) == 3 and len(listed) == 2
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from metrics.run.server_alone import SERVER_ALONE, is_server_alone, meta_of, requests_of
+from sojourn.metrics.run.server_alone import SERVER_ALONE, is_server_alone, meta_of, requests_of
 from tests.metrics.synthetic import synthetic_run
 
 

@@ -6,11 +6,11 @@ import msgspec
 import pyarrow.compute as pc
 import pytest
 
-from metrics.errors import RunDataError
-from metrics.records.tables import SCHEMAS, columns
-from metrics.run.directory import RunDirectory
-from metrics.run.segments import StreamSegment, compact
-from metrics.run.tail import TableTail
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.records.tables import SCHEMAS, columns
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.segments import StreamSegment, compact
+from sojourn.metrics.run.tail import TableTail
 from tests.metrics.random_records import random_request
 
 S = 1_000_000_000

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from metrics.search.points import SCALES, Point, Search
+from sojourn.metrics.search.points import SCALES, Point, Search
 
 
 def point(rate_rps: float, attainment: float, repeat: int = 1, *, sent: int = 200, valid: bool = True) -> Point:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metrics.search.frontier import RatePoint, max_rate
-from metrics.statistics.intervals import wilson_bounds
+from sojourn.metrics.search.frontier import RatePoint, max_rate
+from sojourn.metrics.statistics.intervals import wilson_bounds
 
 
 def offered_at(rate_rps: float, good: int, sent: int, growing: bool = False) -> RatePoint:

@@ -5,11 +5,11 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from metrics.diagnosis.diagnose import diagnose
-from metrics.search.points import by_rate, frontier, largest_rate, point_of, rate_sentence, scaled
+from sojourn.metrics.diagnosis.diagnose import diagnose
+from sojourn.metrics.search.points import by_rate, frontier, largest_rate, point_of, rate_sentence, scaled
+from sojourn.ui.figures.sweep import goodput_against_rate
 from tests.metrics.search.search_documents import point
 from tests.metrics.synthetic import PLANTS, synthetic_run, with_steal
-from ui.figures.sweep import goodput_against_rate
 
 
 def test_a_point_is_what_its_run_says(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metrics.search.bisection import (
+from sojourn.metrics.search.bisection import (
     Goal,
     Outcome,
     Proposal,
@@ -20,7 +20,7 @@ from metrics.search.bisection import (
     next_trial,
     trial_sentence,
 )  # fmt: skip
-from metrics.statistics.dependent_samples import effective_samples, growing, t_quantile, t_tail
+from sojourn.metrics.statistics.dependent_samples import effective_samples, growing, t_quantile, t_tail
 from tests.further import further
 
 SERVICE_S = 0.1

@@ -5,19 +5,19 @@ from random import Random
 
 import pytest
 
-from loadgen.run.server_glance import ServerWatch
-from metrics.diagnosis.foreign_server import warnings_of
-from metrics.live.observer import Observer
-from metrics.live.prometheus import held_scrapes
-from metrics.live.window import Window
-from metrics.run.directory import RunDirectory
-from metrics.run.segments import write_segment
-from metrics.sources import scrapes
-from metrics.sources.gain import gain_of_run
-from metrics.sources.page import own_rows
-from metrics.sources.translate import names_that_grow
-from metrics.sources.view import observe, timeline
-from metrics.sources.vllm import VLLM
+from sojourn.loadgen.run.server_glance import ServerWatch
+from sojourn.metrics.diagnosis.foreign_server import warnings_of
+from sojourn.metrics.live.observer import Observer
+from sojourn.metrics.live.prometheus import held_scrapes
+from sojourn.metrics.live.window import Window
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.segments import write_segment
+from sojourn.metrics.sources import scrapes
+from sojourn.metrics.sources.gain import gain_of_run
+from sojourn.metrics.sources.page import own_rows
+from sojourn.metrics.sources.translate import names_that_grow
+from sojourn.metrics.sources.view import observe, timeline
+from sojourn.metrics.sources.vllm import VLLM
 from tests.metrics.foreign import OBJECTIVES, S, VllmPage, foreign_run, steady
 from tests.metrics.live_pages import serving
 

@@ -6,19 +6,19 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from loadgen.target.scrape import rows_of
-from metrics.diagnosis.diagnose import diagnose
-from metrics.diagnosis.excess import excesses
-from metrics.diagnosis.facts import read_facts
-from metrics.diagnosis.server_means import mean_excess, shows_ledger, with_means
-from metrics.diagnosis.terminal.time_spent import render_server
-from metrics.export.prometheus import Exporter
-from metrics.ledger import SERVER_ACCOUNTS
-from metrics.run.directory import RunDirectory
-from metrics.run.segments import write_segment
-from metrics.sources.pressure import KV_USE
-from metrics.sources.view import observe, timeline
-from metrics.steps import Steps
+from sojourn.loadgen.target.scrape import rows_of
+from sojourn.metrics.diagnosis.diagnose import diagnose
+from sojourn.metrics.diagnosis.excess import excesses
+from sojourn.metrics.diagnosis.facts import read_facts
+from sojourn.metrics.diagnosis.server_means import mean_excess, shows_ledger, with_means
+from sojourn.metrics.diagnosis.terminal.time_spent import render_server
+from sojourn.metrics.export.prometheus import Exporter
+from sojourn.metrics.ledger import SERVER_ACCOUNTS
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.segments import write_segment
+from sojourn.metrics.sources.pressure import KV_USE
+from sojourn.metrics.sources.view import observe, timeline
+from sojourn.metrics.steps import Steps
 from tests.metrics.simulated_server import Records, S
 from tests.metrics.synthetic import synthetic_run
 

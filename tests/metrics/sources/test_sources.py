@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from metrics.catalog.catalog import METRIC_BY_NAME
-from metrics.ledger import ACCOUNT_BY_NAME, ACCOUNTS, SERVER_ACCOUNTS
-from metrics.sources.document import render_markdown
-from metrics.sources.registry import SOURCES, recognise
-from metrics.sources.sojourn import SOJOURN
-from metrics.sources.translate import names_that_grow
-from metrics.sources.vllm import VLLM
+from sojourn.metrics.catalog.catalog import METRIC_BY_NAME
+from sojourn.metrics.ledger import ACCOUNT_BY_NAME, ACCOUNTS, SERVER_ACCOUNTS
+from sojourn.metrics.sources.document import render_markdown
+from sojourn.metrics.sources.registry import SOURCES, recognise
+from sojourn.metrics.sources.sojourn import SOJOURN
+from sojourn.metrics.sources.translate import names_that_grow
+from sojourn.metrics.sources.vllm import VLLM
 
 DOCS = Path(__file__).parents[3] / "docs"
 KNOWN = pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.key)
@@ -70,5 +70,5 @@ def test_names_that_changed_say_of_which_versions_they_are(source):
 
 def test_page_of_foreign_servers_is_that_of_the_sources():
     assert (DOCS / "foreign-servers.md").read_text(encoding="utf-8") == render_markdown(), (
-        "run `python -m metrics.sources.document > docs/foreign-servers.md`"
+        "run `python -m sojourn.metrics.sources.document > docs/foreign-servers.md`"
     )

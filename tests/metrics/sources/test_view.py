@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from metrics.ledger import ACCOUNTS
-from metrics.run.directory import RunDirectory
-from metrics.sources import scrapes
-from metrics.sources.pressure import KV_USE, RUNNING, WAITING
-from metrics.sources.view import ServerView, observe, timeline
+from sojourn.metrics.ledger import ACCOUNTS
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.sources import scrapes
+from sojourn.metrics.sources.pressure import KV_USE, RUNNING, WAITING
+from sojourn.metrics.sources.view import ServerView, observe, timeline
 from tests.metrics.foreign import START_NS, Life, S, SglangPage, VllmPage, foreign_run, steady
 
 QUEUE_S = 0.3

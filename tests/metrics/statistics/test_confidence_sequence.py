@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from metrics.statistics.confidence_sequence import ConfidenceSequence, SequentialShare
+from sojourn.metrics.statistics.confidence_sequence import ConfidenceSequence, SequentialShare
 
 TARGET = 0.9
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metrics.statistics.intervals import (
+from sojourn.metrics.statistics.intervals import (
     block_length,
     bootstrap_mean,
     clustered_mean_interval,

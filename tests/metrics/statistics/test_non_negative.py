@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from metrics.statistics.non_negative import non_negative
+from sojourn.metrics.statistics.non_negative import non_negative
 
 
 def best_of_all(features: np.ndarray, target: np.ndarray) -> np.ndarray:

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from metrics.statistics.steadiness import mser_5, steadiness, trend
+from sojourn.metrics.statistics.steadiness import mser_5, steadiness, trend
 
 S = 1_000_000_000
 

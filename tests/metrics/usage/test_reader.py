@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.server.usage.writer import UsageWriter
-from metrics.errors import RunDataError
-from metrics.usage.files import usage_files, usage_folder
-from metrics.usage.reader import read_usage
-from metrics.usage.record import Begin, End, Progress, UsageRecord, status_of
+from sojourn.engine.server.usage.writer import UsageWriter
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.usage.files import usage_files, usage_folder
+from sojourn.metrics.usage.reader import read_usage
+from sojourn.metrics.usage.record import Begin, End, Progress, UsageRecord, status_of
 
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
 
@@ -111,7 +111,7 @@ def test_a_server_that_went_on_in_another_file_lives_still(tmp_path, monkeypatch
             server.write(Begin(record(server.life, 2)))
         return found
 
-    monkeypatch.setattr("metrics.usage.reader.usage_files", rotates_meanwhile)
+    monkeypatch.setattr("sojourn.metrics.usage.reader.usage_files", rotates_meanwhile)
     found = read_usage(tmp_path).records
     assert len(usage_files(tmp_path)) == 2
     assert {each.call: each.status for each in found} == {f"{server.life}-1": "open", f"{server.life}-2": "open"}

@@ -6,10 +6,10 @@ from decimal import Decimal
 import msgspec
 import pytest
 
-from metrics.errors import InputError
-from metrics.usage.price_list import load_price_list
-from metrics.usage.record import UsageRecord
-from metrics.usage.report import GROUPS, between, moment, summed, total
+from sojourn.metrics.errors import InputError
+from sojourn.metrics.usage.price_list import load_price_list
+from sojourn.metrics.usage.record import UsageRecord
+from sojourn.metrics.usage.report import GROUPS, between, moment, summed, total
 
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
 LIST = """

@@ -5,15 +5,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from metrics.ledger import UNACCOUNTED
-from metrics.request.blame import matrix
-from metrics.request.goodput import judged, rate_window
-from metrics.request.objectives import OBJECTIVES, objectives_of
-from metrics.results.load import declared_window_s
-from metrics.run.directory import kept_share
-from ui.run_data import RunData
-from ui.tables.request import accounts_ms, classes, client_spans_ms, tokens_by_kind
-from ui.theme import ACCOUNT_COLOURS, COHORT_COLOURS, COLOURS, DARK
+from sojourn.metrics.ledger import UNACCOUNTED
+from sojourn.metrics.request.blame import matrix
+from sojourn.metrics.request.goodput import judged, rate_window
+from sojourn.metrics.request.objectives import OBJECTIVES, objectives_of
+from sojourn.metrics.results.load import declared_window_s
+from sojourn.metrics.run.directory import kept_share
+from sojourn.ui.run_data import RunData
+from sojourn.ui.tables.request import accounts_ms, classes, client_spans_ms, tokens_by_kind
+from sojourn.ui.theme import ACCOUNT_COLOURS, COHORT_COLOURS, COLOURS, DARK
 
 MOST_REQUESTS = 50_000  # a page with more would be larger than 20 MB
 MOST_STEPS = 20_000  # more are summed by stretches of steps

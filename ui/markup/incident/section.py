@@ -4,11 +4,11 @@ from importlib.resources import files
 
 import msgspec
 
-from ui.markup.document import as_json
-from ui.markup.incident.payload import MOST_REQUESTS, payload
-from ui.markup.incident.summary import markdown_summary
-from ui.run_data import RunData
-from ui.text import safe
+from sojourn.ui.markup.document import as_json
+from sojourn.ui.markup.incident.payload import MOST_REQUESTS, payload
+from sojourn.ui.markup.incident.summary import markdown_summary
+from sojourn.ui.run_data import RunData
+from sojourn.ui.text import safe
 
 SCRIPTS = ("judge.js", "timeline.js", "page.js")
 
@@ -48,4 +48,4 @@ def for_tools(run: RunData) -> str:
 
 
 def _file(name: str) -> str:
-    return files("ui.markup.incident").joinpath(name).read_text(encoding="utf-8")
+    return files("sojourn.ui.markup.incident").joinpath(name).read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
 """A diagnosis as Markdown, for tickets and language models."""
 
-from metrics.diagnosis.verdict import Diagnosis, Finding
-from ui.text import number, percent
+from sojourn.metrics.diagnosis.verdict import Diagnosis, Finding
+from sojourn.ui.text import number, percent
 
 
 def markdown_summary(name: str, diagnosis: Diagnosis) -> str:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from engine.compute.communication.layout import ParallelLayout, even_part
-from metrics.errors import ModelError
+from sojourn.engine.compute.communication.layout import ParallelLayout, even_part
+from sojourn.metrics.errors import ModelError
 
 SIZES = st.sampled_from([1, 2, 3, 4, 6, 8])
 

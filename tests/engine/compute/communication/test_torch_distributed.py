@@ -5,9 +5,9 @@ import time
 import pytest
 import torch
 
-from engine.compute.communication.communicator import SingleProcess, TransferTimes
-from engine.compute.communication.layout import ParallelLayout
-from engine.runner.traffic import HiddenTimes
+from sojourn.engine.compute.communication.communicator import SingleProcess, TransferTimes
+from sojourn.engine.compute.communication.layout import ParallelLayout
+from sojourn.engine.runner.traffic import HiddenTimes
 
 
 def numbers(rank: int, rows: int = 4) -> torch.Tensor:

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.compute.cpp.extension import library
-from engine.compute.cpp.matrices import LARGEST_INNER, CppWeight, groups_kernel
-from engine.compute.quantisation import cpu_groups
-from engine.compute.quantisation.cpu import cpu_kernels
-from engine.compute.quantisation.matrix import QuantisedMatrix
+from sojourn.engine.compute.cpp.extension import library
+from sojourn.engine.compute.cpp.matrices import LARGEST_INNER, CppWeight, groups_kernel
+from sojourn.engine.compute.quantisation import cpu_groups
+from sojourn.engine.compute.quantisation.cpu import cpu_kernels
+from sojourn.engine.compute.quantisation.matrix import QuantisedMatrix
 
 EPSILON = 2.0**-24  # of one rounding to float32
 

@@ -6,17 +6,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.compute.quantisation.matrix import QuantisedMatrix
+from sojourn.engine.compute.quantisation.matrix import QuantisedMatrix
 from tests.engine.compute.triton_harness import DEVICE, assert_no_spills
 
 pytest.importorskip("triton")
 
 from bench.gpu.compilation import Compilation
-from engine.compute.quantisation.cuda import E2M1, FP8, Fp8Method, cuda_kernels
-from engine.compute.triton import narrow_product, quantised_product
-from engine.compute.triton.experts import Tiles
-from engine.compute.triton.narrow_product import LARGEST, int8_product, round_rows
-from engine.compute.triton.quantised_product import unit_of
+from sojourn.engine.compute.quantisation.cuda import E2M1, FP8, Fp8Method, cuda_kernels
+from sojourn.engine.compute.triton import narrow_product, quantised_product
+from sojourn.engine.compute.triton.experts import Tiles
+from sojourn.engine.compute.triton.narrow_product import LARGEST, int8_product, round_rows
+from sojourn.engine.compute.triton.quantised_product import unit_of
 from tests.engine.compute.quantisation.test_cpu_groups import quantised
 
 HOPPER = (9, 0)
@@ -147,7 +147,7 @@ def grouped(codes: str, tiles: Tiles, **settings) -> Compilation:
     constants |= {"GROUP": 128, "UNIT": 128, "PACKED": True, "E2M1": False, "ZERO": 0.0, "PRECISION": "tf32"} | settings
     constants |= {"ROWS": tiles.rows, "COLUMNS": tiles.columns}
     signature = {f"{name}_pointer": kind for name, kind in pointers.items()} | numbers
-    kernel = "engine.compute.triton.quantised_product:quantised_product_kernel"
+    kernel = "sojourn.engine.compute.triton.quantised_product:quantised_product_kernel"
     return Compilation(kernel, signature, constants, tiles.num_warps, tiles.num_stages)
 
 
@@ -164,7 +164,7 @@ def test_every_kind_of_codes_compiles_for_hopper_and_keeps_its_registers():
 
 @pytest.mark.slow
 def test_products_of_eight_bits_compile_for_hopper_and_keep_their_registers():
-    jobs, module = [], "engine.compute.triton.narrow_product"
+    jobs, module = [], "sojourn.engine.compute.triton.narrow_product"
     for rows in (1, 32, 64, 512):
         tiles = narrow_product.tiles_for(rows, 4096)
         pointers = {"x": "*i8:16", "x_scales": "*fp32:16", "weight": "*i8:16", "scales": "*fp32:16", "out": "*bf16:16"}

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from engine.compute.cpp.extension import library
-from engine.compute.cpp.matrices import groups_kernel
-from engine.compute.linear import Linear
-from engine.compute.quantisation.rounding import round_to_nearest
-from engine.config import model_folder
-from engine.token.models.registry import load_model
-from engine.token.text.tokenizer import Tokenizer
+from sojourn.engine.compute.cpp.extension import library
+from sojourn.engine.compute.cpp.matrices import groups_kernel
+from sojourn.engine.compute.linear import Linear
+from sojourn.engine.compute.quantisation.rounding import round_to_nearest
+from sojourn.engine.config import model_folder
+from sojourn.engine.token.models.registry import load_model
+from sojourn.engine.token.text.tokenizer import Tokenizer
 from tests.engine.compute.quantisation.test_cpu_groups import rounded
 from tests.engine.harness import drain, hand_over, make_engine, submit
 

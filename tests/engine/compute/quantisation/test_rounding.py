@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engine.compute.quantisation.rounding import round_to_nearest
+from sojourn.engine.compute.quantisation.rounding import round_to_nearest
 
 
 @pytest.mark.parametrize("bits", [4, 8])

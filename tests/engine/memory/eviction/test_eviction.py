@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.memory.block_pool import BlockPool
-from engine.memory.eviction import EVICTION_POLICIES, make_eviction_policy
-from engine.memory.eviction.ttl import Ttl
-from engine.memory.eviction.worth import NUM_BINS, age_bin, bin_width, worth_by_age
-from engine.memory.prefix import chain_hash
+from sojourn.engine.memory.block_pool import BlockPool
+from sojourn.engine.memory.eviction import EVICTION_POLICIES, make_eviction_policy
+from sojourn.engine.memory.eviction.ttl import Ttl
+from sojourn.engine.memory.eviction.worth import NUM_BINS, age_bin, bin_width, worth_by_age
+from sojourn.engine.memory.prefix import chain_hash
 from tests.engine.harness import submit
 from tests.engine.memory.audits import audit_pool
 from tests.engine.simulated import Simulation, sequential

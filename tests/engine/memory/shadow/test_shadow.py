@@ -2,13 +2,13 @@
 
 import pytest
 
-from engine.memory.block_pool import BlockPool
-from engine.memory.observer import BlockObserver
-from engine.memory.shadow.index import ShadowIndex
-from engine.memory.shadow.observer import ShadowObserver
-from engine.messages import Abort, Submit
-from engine.sampling import SamplingParams
-from metrics.memory.prefix_outcomes import PrefixReport, combined
+from sojourn.engine.memory.block_pool import BlockPool
+from sojourn.engine.memory.observer import BlockObserver
+from sojourn.engine.memory.shadow.index import ShadowIndex
+from sojourn.engine.memory.shadow.observer import ShadowObserver
+from sojourn.engine.messages import Abort, Submit
+from sojourn.engine.sampling import SamplingParams
+from sojourn.metrics.memory.prefix_outcomes import PrefixReport, combined
 from tests.engine.memory.audits import num_salts
 from tests.engine.simulated import Simulation
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from engine.messages import Abort
-from metrics.memory.prefix_outcomes import PREFIX_OUTCOMES
+from sojourn.engine.messages import Abort
+from sojourn.metrics.memory.prefix_outcomes import PREFIX_OUTCOMES
 from tests.engine.memory.shadow.test_shadow import SIZE, ask, served
 from tests.engine.simulated import Simulation
 

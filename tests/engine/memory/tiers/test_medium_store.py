@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from engine.memory.tiers import medium_store, remote
-from engine.memory.tiers.block_format import BlockFormat
-from engine.memory.tiers.medium_store import MediumStore
-from engine.memory.tiers.remote import Remote
-from engine.memory.tiers.store import Moved
+from sojourn.engine.memory.tiers import medium_store, remote
+from sojourn.engine.memory.tiers.block_format import BlockFormat
+from sojourn.engine.memory.tiers.medium_store import MediumStore
+from sojourn.engine.memory.tiers.remote import Remote
+from sojourn.engine.memory.tiers.store import Moved
 
 KEY = bytes(16)
 FORMAT = BlockFormat(b"f" * 16, 1000)

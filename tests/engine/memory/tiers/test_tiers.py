@@ -9,15 +9,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.kv_source import KVSource
-from engine.memory.tiers.cost import Speed, choose
-from engine.memory.tiers.index import TierIndex
-from engine.memory.tiers.slow_tier import SlowTier
-from engine.memory.tiers.tiers import LEAST_PATIENCE_NS, KVTiers
-from engine.memory.tiers.transfers import Transfers
-from engine.messages import Abort
-from metrics.ledger import Account
-from metrics.memory.kv_load import KVLoad
+from sojourn.engine.kv_source import KVSource
+from sojourn.engine.memory.tiers.cost import Speed, choose
+from sojourn.engine.memory.tiers.index import TierIndex
+from sojourn.engine.memory.tiers.slow_tier import SlowTier
+from sojourn.engine.memory.tiers.tiers import LEAST_PATIENCE_NS, KVTiers
+from sojourn.engine.memory.tiers.transfers import Transfers
+from sojourn.engine.messages import Abort
+from sojourn.metrics.ledger import Account
+from sojourn.metrics.memory.kv_load import KVLoad
 from tests.engine.harness import submit
 from tests.engine.memory.audits import audit_tiers
 from tests.engine.simulated import SimulatedQuestions, SimulatedStore, Simulation, VirtualClock, sequential

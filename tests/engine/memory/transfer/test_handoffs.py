@@ -6,12 +6,12 @@ from collections import deque
 import pytest
 from msgspec.structs import replace
 
-from engine.kv_source import KVSource
-from engine.memory.prefix import chain_hash
-from engine.memory.tiers.slow_tier import PeerTier
-from engine.memory.tiers.store import Moved
-from engine.memory.transfer.headers import HEADER, HEADER_BYTES, SlotHeaders, is_of
-from engine.messages import Abort, Submit
+from sojourn.engine.kv_source import KVSource
+from sojourn.engine.memory.prefix import chain_hash
+from sojourn.engine.memory.tiers.slow_tier import PeerTier
+from sojourn.engine.memory.tiers.store import Moved
+from sojourn.engine.memory.transfer.headers import HEADER, HEADER_BYTES, SlotHeaders, is_of
+from sojourn.engine.messages import Abort, Submit
 from tests.engine.harness import submit
 from tests.engine.memory.audits import audit_tiers
 from tests.engine.simulated import Simulation, VirtualClock, sequential

@@ -3,8 +3,8 @@
 import pytest
 from pydantic import ValidationError
 
-from engine.config import EngineConfig, complaint
-from engine.settings.kv_transfer import may_read_from
+from sojourn.engine.config import EngineConfig, complaint
+from sojourn.engine.settings.kv_transfer import may_read_from
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.config import EngineConfig
-from engine.replay.fleet.answer import FleetQuestion, fleet_answers
-from engine.replay.fleet.replica import FleetReplica
-from engine.replay.fleet.simulate import FleetAnswers, FleetReplay
-from engine.replay.fleet.traffic import FleetTraffic, TracedRequest
-from engine.replay.predictor import predictor_of
-from engine.replay.routing import ConsistentHash, LeastRequests, PrefixAware, RoundRobin, make_routing
-from metrics.errors import ReplayError
-from metrics.replay.prediction import ROUTINGS, Change
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.replay.fleet.answer import FleetQuestion, fleet_answers
+from sojourn.engine.replay.fleet.replica import FleetReplica
+from sojourn.engine.replay.fleet.simulate import FleetAnswers, FleetReplay
+from sojourn.engine.replay.fleet.traffic import FleetTraffic, TracedRequest
+from sojourn.engine.replay.predictor import predictor_of
+from sojourn.engine.replay.routing import ConsistentHash, LeastRequests, PrefixAware, RoundRobin, make_routing
+from sojourn.metrics.errors import ReplayError
+from sojourn.metrics.replay.prediction import ROUTINGS, Change
 from tests.engine.replay.simulated_run import random_asks, write_run
 
 BLOCK = 4

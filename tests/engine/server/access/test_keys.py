@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.server.access.keys import append_key, create_key, find_key
-from engine.server.access.rules import load_rules
-from metrics.run.directory import RunDirectory
+from sojourn.engine.server.access.keys import append_key, create_key, find_key
+from sojourn.engine.server.access.rules import load_rules
+from sojourn.metrics.run.directory import RunDirectory
 from tests.engine.server.scripted_core import MODEL, serving
 
 BODY = {"model": MODEL, "prompt": "The function", "max_tokens": 2}

@@ -10,10 +10,10 @@ import pytest
 import yaml
 from starlette.requests import ClientDisconnect
 
-from engine.server.access.gate import Gate
-from engine.server.access.headers import duration
-from engine.server.access.rules import Tenant
-from metrics.ledger import Account
+from sojourn.engine.server.access.gate import Gate
+from sojourn.engine.server.access.headers import duration
+from sojourn.engine.server.access.rules import Tenant
+from sojourn.metrics.ledger import Account
 from tests.engine.server.scripted_core import MODEL, serving
 
 COMPLETIONS = "/v1/completions"

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from engine.server.access.rate_limits import RateLimits, Reservation, Tokens
-from engine.server.access.rules import AccessFile, Tier
+from sojourn.engine.server.access.rate_limits import RateLimits, Reservation, Tokens
+from sojourn.engine.server.access.rules import AccessFile, Tier
 
 pytestmark = [pytest.mark.peer, pytest.mark.skipif(not shutil.which("redis-server"), reason="no redis-server")]
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.server.access.gate import Gate
-from engine.server.access.keys import append_key, create_key
-from engine.server.access.rate_limits import RateLimits, Reservation, Tokens
-from engine.server.access.rules import AccessError, Tier, load_rules
+from sojourn.engine.server.access.gate import Gate
+from sojourn.engine.server.access.keys import append_key, create_key
+from sojourn.engine.server.access.rate_limits import RateLimits, Reservation, Tokens
+from sojourn.engine.server.access.rules import AccessError, Tier, load_rules
 from tests.engine.server.scripted_core import MODEL, serving
 
 GOOD = "default_tier: small\ntiers: {small: {requests_per_minute: 1}}\n"

@@ -10,7 +10,7 @@ import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
-from engine.server.errors import ApiError
+from sojourn.engine.server.errors import ApiError
 from tests.engine.server.openai.test_reasoning import CALL, TEMPLATE
 from tests.engine.server.openai.test_tools import WEATHER
 from tests.engine.server.scripted_answers import events_of, model_with_template, post, scripted_app

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from engine import FIRST_LINE_NS, messages
-from engine.core import Mailbox
-from engine.process import end_with_parent, name_process
-from metrics.compute.cost_model import ModelShape
-from metrics.compute.startup import StartupClock
-from metrics.ledger import CLOCKED, Account, new_ledger
-from metrics.memory.plan import MemoryPlan
+from sojourn.engine import FIRST_LINE_NS, messages
+from sojourn.engine.core import Mailbox
+from sojourn.engine.process import end_with_parent, name_process
+from sojourn.metrics.compute.cost_model import ModelShape
+from sojourn.metrics.compute.startup import StartupClock
+from sojourn.metrics.ledger import CLOCKED, Account, new_ledger
+from sojourn.metrics.memory.plan import MemoryPlan
 
 SHAPE = ModelShape(10, 2, 2, 2, 1, ((None, 1),), 1, 1)
 MEMORY = MemoryPlan(**dict.fromkeys(MemoryPlan.__struct_fields__, 0))

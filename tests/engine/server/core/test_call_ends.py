@@ -16,18 +16,18 @@ import psutil
 import pytest
 from fastapi import FastAPI
 
-from engine.config import EngineConfig, model_folder
-from engine.sampling import Grammar
-from engine.server.app import build_app
-from engine.server.call_response import CallResponse
-from engine.server.core.call import Call
-from engine.server.core.queue_speed import QueueSpeed
-from engine.server.core.sequence import SequenceStream
-from engine.server.errors import ApiError
-from engine.server.grammar.checks import GrammarChecks
-from engine.server.openai.completion_serializer import CompletionSerializer
-from metrics.ledger import SERVER_ACCOUNTS, closes
-from metrics.run.directory import RunDirectory
+from sojourn.engine.config import EngineConfig, model_folder
+from sojourn.engine.sampling import Grammar
+from sojourn.engine.server.app import build_app
+from sojourn.engine.server.call_response import CallResponse
+from sojourn.engine.server.core.call import Call
+from sojourn.engine.server.core.queue_speed import QueueSpeed
+from sojourn.engine.server.core.sequence import SequenceStream
+from sojourn.engine.server.errors import ApiError
+from sojourn.engine.server.grammar.checks import GrammarChecks
+from sojourn.engine.server.openai.completion_serializer import CompletionSerializer
+from sojourn.metrics.ledger import SERVER_ACCOUNTS, closes
+from sojourn.metrics.run.directory import RunDirectory
 
 pytestmark = pytest.mark.server
 
@@ -275,7 +275,7 @@ def test_a_checker_that_is_lost_is_no_verdict_on_a_grammar():
             good = Grammar("regex", "[a-c]+")
             await checks.check(Grammar("regex", "x"), "guided_regex")
             for child in psutil.Process().children():
-                if "engine.server.grammar.worker" in child.cmdline():
+                if "sojourn.engine.server.grammar.worker" in child.cmdline():
                     child.kill()
             with pytest.raises(ApiError) as lost:
                 while True:  # until it is the turn of a worker that was killed

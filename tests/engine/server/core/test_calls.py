@@ -7,12 +7,12 @@ from statistics import fmean
 import httpx
 import pytest
 
-from engine.config import EngineConfig
-from engine.server.core.client import CoreClient
-from engine.server.errors import ApiError
-from engine.server.telemetry.off import NoTelemetry
-from metrics.ledger import SERVER_ACCOUNTS, closes
-from metrics.run.directory import RunDirectory
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.server.core.client import CoreClient
+from sojourn.engine.server.errors import ApiError
+from sojourn.engine.server.telemetry.off import NoTelemetry
+from sojourn.metrics.ledger import SERVER_ACCOUNTS, closes
+from sojourn.metrics.run.directory import RunDirectory
 from tests.engine.harness import stream_of, submit
 from tests.engine.server_process import post, serving, wait_for
 

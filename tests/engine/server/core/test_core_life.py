@@ -15,15 +15,15 @@ import msgspec
 import psutil
 import pytest
 
-from engine.config import EngineConfig
-from engine.server.app import build_app
-from engine.server.core import core_process, sockets_folder, spare
-from engine.server.core.client import CoreClient
-from engine.server.core.heartbeat import PROFILING_SECONDS, TICK_SECONDS, Heartbeat
-from engine.server.core.sequence import CoreLost, oldest_wait_seconds
-from engine.server.core.sockets_folder import LOCK, SocketsFolder
-from engine.server.telemetry.off import NoTelemetry
-from metrics.compute.cost_model import ModelShape
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.server.app import build_app
+from sojourn.engine.server.core import core_process, sockets_folder, spare
+from sojourn.engine.server.core.client import CoreClient
+from sojourn.engine.server.core.heartbeat import PROFILING_SECONDS, TICK_SECONDS, Heartbeat
+from sojourn.engine.server.core.sequence import CoreLost, oldest_wait_seconds
+from sojourn.engine.server.core.sockets_folder import LOCK, SocketsFolder
+from sojourn.engine.server.telemetry.off import NoTelemetry
+from sojourn.metrics.compute.cost_model import ModelShape
 from tests.engine.harness import stream_of, submit
 from tests.engine.server.core import fake_core
 
@@ -326,7 +326,7 @@ def test_folders_of_dead_fronts_are_removed_and_no_others(short_folder):
 def test_a_spare_and_a_core_die_with_their_front(tmp_path):
     script = """if True:
         import asyncio, sys
-        from engine.server.core import core_process
+        from sojourn.engine.server.core import core_process
         core_process.MODULE = "tests.engine.server.core.fake_core"
         async def main():
             for _ in range(2):

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from engine.token.text.stream import TextStream
+from sojourn.engine.token.text.stream import TextStream
 from tests.engine.server.core.test_call_ends import MODEL, running
 
 pytestmark = pytest.mark.server

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from engine.config import EngineConfig, complaint
+from sojourn.engine.config import EngineConfig, complaint
 
 EVENTS = "tcp://127.0.0.1:5557"
 

@@ -8,9 +8,9 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from engine.config import EngineConfig
-from engine.server.fleet.kv_event_publisher import KVEventPublisher, exposed
-from metrics.errors import ServerError
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.server.fleet.kv_event_publisher import KVEventPublisher, exposed
+from sojourn.metrics.errors import ServerError
 
 
 def config(tmp_path, **more) -> EngineConfig:

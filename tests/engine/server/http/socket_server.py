@@ -11,9 +11,9 @@ from starlette.types import ASGIApp
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from engine.config import EngineConfig
-from engine.server.http.connections import Connections
-from engine.server.http.listener import uvicorn_settings
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.server.http.connections import Connections
+from sojourn.engine.server.http.listener import uvicorn_settings
 
 TIMEOUT = 10
 

@@ -3,8 +3,8 @@
 import asyncio
 import socket
 
-from engine.config import EngineConfig
-from engine.server.http.listener import listen
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.server.http.listener import listen
 
 
 def test_an_answers_body_does_not_wait_for_the_acknowledgement_of_its_head():

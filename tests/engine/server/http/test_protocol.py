@@ -7,7 +7,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 
-from engine.server.http.protocol import DISCARDED_BYTES, MAX_PIPELINED
+from sojourn.engine.server.http.protocol import DISCARDED_BYTES, MAX_PIPELINED
 from tests.engine.server.http.socket_server import SocketServer, serving, until
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from engine.config import EngineConfig
-from engine.server.http.listener import exposure
-from engine.server.http.web_pages import allowed_hosts, is_loopback
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.server.http.listener import exposure
+from sojourn.engine.server.http.web_pages import allowed_hosts, is_loopback
 from tests.engine.server.scripted_core import MODEL, serving
 
 COMPLETIONS = "/v1/completions"

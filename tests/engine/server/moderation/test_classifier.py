@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from engine.server.moderation.classifier import ClassifierModerator
-from engine.server.moderation.verdict import ModerationFailed, Verdict
-from metrics.errors import InputError
+from sojourn.engine.server.moderation.classifier import ClassifierModerator
+from sojourn.engine.server.moderation.verdict import ModerationFailed, Verdict
+from sojourn.metrics.errors import InputError
 
 CODE = """
 import os, time

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.server.moderation.file import load
-from engine.server.moderation.profile import Events
-from metrics.errors import InputError
+from sojourn.engine.server.moderation.file import load
+from sojourn.engine.server.moderation.profile import Events
+from sojourn.metrics.errors import InputError
 
 CHECKS = "checks:\n  list: {kind: words, category: hate, words: [zorro]}\n"
 PROFILE = "profiles:\n  standard:\n    input: [{check: list}]\n"

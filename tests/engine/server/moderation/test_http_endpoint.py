@@ -6,8 +6,8 @@ import json
 import httpx
 import pytest
 
-from engine.server.moderation.http_endpoint import HttpModerator
-from engine.server.moderation.verdict import ModerationFailed, Verdict
+from sojourn.engine.server.moderation.http_endpoint import HttpModerator
+from sojourn.engine.server.moderation.verdict import ModerationFailed, Verdict
 
 GOOD = {
     "categories": {"hate": False, "violence": True, "new": False},

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.server.moderation.expressions import Expression
-from engine.server.moderation.folding import Folding
-from engine.server.moderation.list_filter import ListFilter, ListRule
-from engine.server.moderation.scanner import matches
-from engine.server.moderation.words import WordList
-from metrics.errors import InputError
+from sojourn.engine.server.moderation.expressions import Expression
+from sojourn.engine.server.moderation.folding import Folding
+from sojourn.engine.server.moderation.list_filter import ListFilter, ListRule
+from sojourn.engine.server.moderation.scanner import matches
+from sojourn.engine.server.moderation.words import WordList
+from sojourn.metrics.errors import InputError
 
 WORDS = ["kill", "kill bill", "bi", "ab", "straße", "üb", "日本", "c++"]
 LETTERS = "kilb aüB.+日本\n\u200b\u0308SßKeft5-"

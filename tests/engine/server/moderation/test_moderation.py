@@ -9,8 +9,8 @@ import httpx
 import openai
 import pytest
 
-from engine.server.moderation.verdict import ModerationFailed, Verdict
-from metrics.ledger import Account
+from sojourn.engine.server.moderation.verdict import ModerationFailed, Verdict
+from sojourn.metrics.ledger import Account
 from tests.engine.server.scripted_core import MODEL, serving
 from tests.engine.server.test_endpoint import Ends, closed, only
 
@@ -235,7 +235,7 @@ class SlowJudge:
 def judged_by(service, judge: SlowJudge, *, holds: bool = True) -> None:
     from dataclasses import replace
 
-    from engine.server.moderation.profile import Rule
+    from sojourn.engine.server.moderation.profile import Rule
 
     standard = service.moderation.profiles["standard"]
     changed = replace(
@@ -375,7 +375,7 @@ def test_a_file_is_reloaded_as_a_whole_or_not_at_all(file):
 
 
 def test_a_changed_file_is_noticed_and_a_broken_one_changes_nothing(file, monkeypatch):
-    monkeypatch.setattr("engine.server.moderation.moderation.WATCH_SECONDS", 0.01)
+    monkeypatch.setattr("sojourn.engine.server.moderation.moderation.WATCH_SECONDS", 0.01)
 
     async def check(service, core, client) -> None:
         watching, seen = asyncio.create_task(service.moderation.watch()), service.moderation.profiles

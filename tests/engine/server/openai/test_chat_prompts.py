@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from engine.config import model_folder
-from engine.server.errors import ApiError
-from engine.server.openai.messages import Message, TemplateFields
-from engine.server.openai.prompts import ModelLimits, PromptEncoder
-from engine.token.text.template import ChatTemplate
-from engine.token.text.tokenizer import Tokenizer
+from sojourn.engine.config import model_folder
+from sojourn.engine.server.errors import ApiError
+from sojourn.engine.server.openai.messages import Message, TemplateFields
+from sojourn.engine.server.openai.prompts import ModelLimits, PromptEncoder
+from sojourn.engine.token.text.template import ChatTemplate
+from sojourn.engine.token.text.tokenizer import Tokenizer
 from tests.engine.token.text.template_oracle import CHATS, REFUSED, TOOLS, Oracle
 
 EACH = "{% for m in messages %}<{{ m.role }}>"
@@ -91,7 +91,7 @@ def test_no_text_is_lost_on_a_template_that_reads_the_other_form(prompt_of, show
 
 
 def test_a_chat_on_which_the_template_does_not_end_is_refused_and_the_next_is_rendered(prompt_of, monkeypatch):
-    monkeypatch.setattr("engine.token.text.template.CPU_SECONDS", 0.2)
+    monkeypatch.setattr("sojourn.engine.token.text.template.CPU_SECONDS", 0.2)
     loop = "{% if tools and messages | length > 3 %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{% endif %}"
     messages = CHATS["several calls"][0]
     with pytest.raises(ApiError, match=r"takes more than 0\.2 s of CPU time") as refused:

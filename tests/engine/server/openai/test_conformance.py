@@ -9,7 +9,7 @@ import pytest
 from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from engine.server.errors import ApiError, core_lost
+from sojourn.engine.server.errors import ApiError, core_lost
 
 MODEL = "tiny-model"
 MESSAGES = [

@@ -6,8 +6,8 @@ import httpx
 import openai
 import pytest
 
-from engine.config import model_folder
-from engine.token.text.template import ChatTemplate
+from sojourn.engine.config import model_folder
+from sojourn.engine.token.text.template import ChatTemplate
 from tests.engine.server.openai.test_tools import WEATHER, tool, valid
 
 MODEL = "tiny-model"

@@ -7,10 +7,10 @@ import re
 import httpx
 import pytest
 
-from engine.config import model_folder
-from engine.sampling import Grammar
-from engine.server.grammar.checks import GrammarChecks
-from engine.token.grammar.grammar import choice
+from sojourn.engine.config import model_folder
+from sojourn.engine.sampling import Grammar
+from sojourn.engine.server.grammar.checks import GrammarChecks
+from sojourn.engine.token.grammar.grammar import choice
 from tests.engine.server_process import post, serving
 from tests.engine.token.grammar.test_grammar import PERSON, is_person
 

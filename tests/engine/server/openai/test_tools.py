@@ -7,12 +7,12 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from engine.config import EngineConfig, model_folder
-from engine.server.errors import ApiError
-from engine.server.openai.tools import ChatTool, plan_tools
-from engine.token.text.template import ChatTemplate
-from engine.token.text.tokenizer import Tokenizer
-from engine.token.tools.calls import FORMATS, ToolCallParser
+from sojourn.engine.config import EngineConfig, model_folder
+from sojourn.engine.server.errors import ApiError
+from sojourn.engine.server.openai.tools import ChatTool, plan_tools
+from sojourn.engine.token.text.template import ChatTemplate
+from sojourn.engine.token.text.tokenizer import Tokenizer
+from sojourn.engine.token.tools.calls import FORMATS, ToolCallParser
 from tests.engine.token.tools.test_calls import tokenizer_with
 
 MODEL = "tiny-model"

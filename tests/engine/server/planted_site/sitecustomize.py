@@ -15,18 +15,18 @@ from functools import partial
 
 # place → module, class, function
 PLACES = {
-    "encode": ("engine.token.text.tokenizer", "Tokenizer", "encode"),
-    "schedule": ("engine.request.scheduler", "Scheduler", "schedule"),
-    "forward": ("engine.token.models.decoder", "Decoder", "forward"),
-    "sample": ("engine.token.sampling.sampler", "Sampler", "sample"),
-    "decode": ("engine.token.text.tokenizer", "TextStream", "push"),
+    "encode": ("sojourn.engine.token.text.tokenizer", "Tokenizer", "encode"),
+    "schedule": ("sojourn.engine.request.scheduler", "Scheduler", "schedule"),
+    "forward": ("sojourn.engine.token.models.decoder", "Decoder", "forward"),
+    "sample": ("sojourn.engine.token.sampling.sampler", "Sampler", "sample"),
+    "decode": ("sojourn.engine.token.text.tokenizer", "TextStream", "push"),
     "write": ("uvicorn.protocols.http.httptools_impl", "RequestResponseCycle", "send"),
 }
 NUMBERS = struct.Struct("dd")
 VARIABLE = "SOJOURN_PLANTS"
 # `N:SHARE`: every N-th step takes longer by this share of itself, by work and not by sleep, as on a slower device.
 STRETCH = "SOJOURN_STRETCH"
-STEP_END = ("engine.engine", "Engine", "_collect_next")
+STEP_END = ("sojourn.engine.engine", "Engine", "_collect_next")
 
 
 class Delay:

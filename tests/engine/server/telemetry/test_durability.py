@@ -9,7 +9,7 @@ import time
 import httpx
 import pytest
 
-from metrics.run.directory import RunDirectory
+from sojourn.metrics.run.directory import RunDirectory
 from tests.engine.server_process import serving
 
 pytestmark = pytest.mark.server

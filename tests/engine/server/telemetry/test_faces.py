@@ -10,7 +10,7 @@ pytest.importorskip("opentelemetry.sdk")
 
 from pydantic import ValidationError
 
-from engine.config import EngineConfig, complaint
+from sojourn.engine.config import EngineConfig, complaint
 from tests.engine.server_process import post, serving, wait_for
 from tests.metrics.export.collector import Collector, attributes
 from tests.metrics.vllm_families import DASHBOARDS, OTHERS

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from engine.server.telemetry.loop_lag import TICK_NS, LoopLag
+from sojourn.engine.server.telemetry.loop_lag import TICK_NS, LoopLag
 
 MS = 1_000_000
 

@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from engine.server.telemetry.loop_watch import ROUNDED_NS, TURN_NS, LoopWatch
+from sojourn.engine.server.telemetry.loop_watch import ROUNDED_NS, TURN_NS, LoopWatch
 
 MS = 1_000_000
 

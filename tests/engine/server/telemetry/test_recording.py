@@ -6,11 +6,11 @@ from random import Random
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.server import serve
-from engine.server.telemetry.recording import REMOVED, Recording
-from metrics.errors import RunDataError
-from metrics.run.directory import RunDirectory
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.server import serve
+from sojourn.engine.server.telemetry.recording import REMOVED, Recording
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.run.directory import RunDirectory
 from tests.metrics.random_records import random_request
 
 

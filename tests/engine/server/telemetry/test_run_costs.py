@@ -6,11 +6,11 @@ import httpx
 import msgspec
 import pytest
 
-from engine.compute.cpp.extension import cache_folder
-from metrics.compute.cost_model import shape_from, step_cost, step_work
-from metrics.compute.roofline import Ceilings, Gemm, device_name, store_ceilings
-from metrics.compute.utilisation import arithmetic, ceilings_from, token_numbers, utilisation
-from metrics.run.directory import RunDirectory
+from sojourn.engine.compute.cpp.extension import cache_folder
+from sojourn.metrics.compute.cost_model import shape_from, step_cost, step_work
+from sojourn.metrics.compute.roofline import Ceilings, Gemm, device_name, store_ceilings
+from sojourn.metrics.compute.utilisation import arithmetic, ceilings_from, token_numbers, utilisation
+from sojourn.metrics.run.directory import RunDirectory
 from tests.engine.server_process import post, serving
 
 pytestmark = pytest.mark.server

@@ -7,10 +7,10 @@ from random import Random
 
 import psutil
 
-from engine.config import EngineConfig
-from engine.messages import Observed
-from engine.server.telemetry import full as telemetry
-from metrics.run.directory import RunDirectory
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.messages import Observed
+from sojourn.engine.server.telemetry import full as telemetry
+from sojourn.metrics.run.directory import RunDirectory
 from tests.metrics.random_records import random_step
 
 

@@ -4,9 +4,9 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from engine import LLM, SamplingParams
-from engine.config import EngineConfig, complaint
-from engine.llm import LLMError
+from sojourn.engine import LLM, SamplingParams
+from sojourn.engine.config import EngineConfig, complaint
+from sojourn.engine.llm import LLMError
 from tests.engine.harness import generate
 from tests.engine.server_process import post, serving
 from tests.engine.simulated import Simulation

@@ -5,8 +5,8 @@ from random import Random
 import msgspec
 import pytest
 
-from engine.server.usage.device_shares import DeviceShares, PowerMeter
-from metrics.records import SystemRecord
+from sojourn.engine.server.usage.device_shares import DeviceShares, PowerMeter
+from sojourn.metrics.records import SystemRecord
 from tests.engine.simulated import SHAPE
 from tests.metrics.random_records import random_step
 

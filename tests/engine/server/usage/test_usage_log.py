@@ -8,10 +8,10 @@ from random import Random
 
 import pytest
 
-from engine.server.access.keys import append_key, create_key
-from engine.server.core.call import Caller
-from metrics.usage.reader import read_usage
-from metrics.usage.record import UsageRecord
+from sojourn.engine.server.access.keys import append_key, create_key
+from sojourn.engine.server.core.call import Caller
+from sojourn.metrics.usage.reader import read_usage
+from sojourn.metrics.usage.record import UsageRecord
 from tests.engine.server.scripted_core import MODEL, serving
 
 COMPLETIONS = "/v1/completions"

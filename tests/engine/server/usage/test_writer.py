@@ -6,11 +6,11 @@ import shutil
 
 import pytest
 
-from engine.server.usage.writer import UsageWriter
-from metrics.errors import RunDataError
-from metrics.usage.files import usage_files
-from metrics.usage.reader import read_usage
-from metrics.usage.record import End, encode
+from sojourn.engine.server.usage.writer import UsageWriter
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.usage.files import usage_files
+from sojourn.metrics.usage.reader import read_usage
+from sojourn.metrics.usage.record import End, encode
 from tests.metrics.usage.test_reader import record, writer
 
 DAY = 86_400
@@ -69,7 +69,7 @@ def test_lines_wait_for_a_disk_that_is_full_and_none_is_lost(tmp_path, monkeypat
 def test_what_never_reaches_the_disk_is_a_sentence_at_the_end(tmp_path, monkeypatch):
     server = writer(tmp_path)
     monkeypatch.setattr(os, "write", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
-    monkeypatch.setattr("engine.server.usage.writer.MOST_WAITING", 2)
+    monkeypatch.setattr("sojourn.engine.server.usage.writer.MOST_WAITING", 2)
     fill(server, 1, 2, 3)
     assert server.close() == f"3 lines of usage could not be written to {tmp_path}"
 

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer as Library
 
-from engine.config import model_folder
-from engine.token.checkpoint import read_config, read_json, tokenizer_source
-from engine.token.gguf.tensors import FORMS
-from engine.token.models.registry import load_model, outlined_model
-from engine.token.text.tokenizer import Tokenizer
-from metrics.errors import ModelError
+from sojourn.engine.config import model_folder
+from sojourn.engine.token.checkpoint import read_config, read_json, tokenizer_source
+from sojourn.engine.token.gguf.tensors import FORMS
+from sojourn.engine.token.models.registry import load_model, outlined_model
+from sojourn.engine.token.text.tokenizer import Tokenizer
+from sojourn.metrics.errors import ModelError
 from tests.engine.harness import generate
 from tests.engine.token.quantised.published import matrices
 

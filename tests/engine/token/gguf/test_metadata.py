@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.token.gguf.config import config_of
-from engine.token.gguf.file import GGUFFile, GGUFTensor
-from engine.token.models.registry import decoder_config
-from metrics.errors import ModelError
+from sojourn.engine.token.gguf.config import config_of
+from sojourn.engine.token.gguf.file import GGUFFile, GGUFTensor
+from sojourn.engine.token.models.registry import decoder_config
+from sojourn.metrics.errors import ModelError
 
 SIZES = {"embedding_length": 64, "attention.head_count": 2, "attention.key_length": 32}
 

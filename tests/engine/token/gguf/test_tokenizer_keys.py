@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, pre_tokenizers
 
-from engine.token.gguf.file import GGUFFile
-from engine.token.gguf.tokenizer import WHOLE_ENTRIES, tokenizer_config, tokenizer_json
-from metrics.errors import ModelError
+from sojourn.engine.token.gguf.file import GGUFFile
+from sojourn.engine.token.gguf.tokenizer import WHOLE_ENTRIES, tokenizer_config, tokenizer_json
+from sojourn.metrics.errors import ModelError
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 BYTES = ["<s>", "</s>", *ALPHABET, "ab", "abc", "12", "123"]  # no merge makes abc

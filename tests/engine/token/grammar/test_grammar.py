@@ -9,13 +9,13 @@ import time
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.core import build
-from engine.messages import Abort
-from engine.sampling import Grammar
-from engine.token.grammar.grammar import _SOURCES, REMEMBERED, GrammarCompiler, GrammarError, Guide, choice
-from engine.token.text.tokenizer import Tokenizer
-from metrics.ledger import closes
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.core import build
+from sojourn.engine.messages import Abort
+from sojourn.engine.sampling import Grammar
+from sojourn.engine.token.grammar.grammar import _SOURCES, REMEMBERED, GrammarCompiler, GrammarError, Guide, choice
+from sojourn.engine.token.text.tokenizer import Tokenizer
+from sojourn.metrics.ledger import closes
 from tests.engine.harness import drain, hand_over, make_engine, submit
 from tests.engine.published import Published
 from tests.further import further
@@ -74,7 +74,7 @@ def text_of(engine):
     """ids → the text that a client reads."""
     from tokenizers import Tokenizer
 
-    from engine.config import model_folder
+    from sojourn.engine.config import model_folder
 
     tokenizer = Tokenizer.from_file(str(model_folder("tiny-model") / "tokenizer.json"))
     return lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
@@ -290,7 +290,7 @@ def test_a_checkpoint_without_a_tokenizer_refuses_grammars_only(checkpoints):
 
 
 def test_special_tokens_can_stand_in_a_lark_grammar(engine, text_of):
-    from engine.config import model_folder
+    from sojourn.engine.config import model_folder
 
     source = 'start: <|im_start|> "go" %json {"const": 7} <[3]>'
     published = run(engine, ask("special", grammar=Grammar("lark", source)))
@@ -309,7 +309,7 @@ def test_choices_are_quoted_whatever_they_hold(engine, text_of):
 
 
 def test_choices_of_a_call_compile_their_grammar_once_and_follow_it_separately(monkeypatch):
-    from engine.config import model_folder
+    from sojourn.engine.config import model_folder
 
     compiled, write = [], _SOURCES["regex"]
     monkeypatch.setitem(_SOURCES, "regex", lambda source: compiled.append(source) or write(source))

@@ -6,9 +6,9 @@ import random
 import numpy as np
 import pytest
 
-from engine.config import model_folder
-from engine.token.grammar.grammar import GrammarCompiler, choice
-from engine.token.text.tokenizer import Tokenizer
+from sojourn.engine.config import model_folder
+from sojourn.engine.token.grammar.grammar import GrammarCompiler, choice
+from sojourn.engine.token.text.tokenizer import Tokenizer
 from tests.engine.token.text.kinds import tokenizer
 
 FAMILIES = [

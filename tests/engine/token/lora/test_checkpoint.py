@@ -6,10 +6,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.compute.lora.backend import AdapterParts
-from engine.token.lora.checkpoint import CONFIG, WEIGHTS, AdapterError, describe
-from engine.token.lora.fit import AdaptedModel
-from engine.token.models.registry import outlined_model
+from sojourn.engine.compute.lora.backend import AdapterParts
+from sojourn.engine.token.lora.checkpoint import CONFIG, WEIGHTS, AdapterError, describe
+from sojourn.engine.token.lora.fit import AdaptedModel
+from sojourn.engine.token.models.registry import outlined_model
 
 KEY = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
 

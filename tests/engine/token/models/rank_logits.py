@@ -5,16 +5,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from engine.compute.attention.torch_backend import TorchAttention
-from engine.compute.backends import make_attention, make_lora, make_operations
-from engine.compute.communication.communicator import Communicators
-from engine.compute.communication.layout import ONE_PROCESS
-from engine.compute.kv_cache import allocate
-from engine.compute.lora.backend import LinearAdapters, LoraBackend, tiles_of
-from engine.compute.operations.backend import Operations
-from engine.token.lora.checkpoint import describe
-from engine.token.lora.fit import AdaptedModel
-from engine.token.models.registry import load_model
+from sojourn.engine.compute.attention.torch_backend import TorchAttention
+from sojourn.engine.compute.backends import make_attention, make_lora, make_operations
+from sojourn.engine.compute.communication.communicator import Communicators
+from sojourn.engine.compute.communication.layout import ONE_PROCESS
+from sojourn.engine.compute.kv_cache import allocate
+from sojourn.engine.compute.lora.backend import LinearAdapters, LoraBackend, tiles_of
+from sojourn.engine.compute.operations.backend import Operations
+from sojourn.engine.token.lora.checkpoint import describe
+from sojourn.engine.token.lora.fit import AdaptedModel
+from sojourn.engine.token.models.registry import load_model
 from tests.engine.compute.attention_inputs import attention_inputs
 
 CPU, BLOCK, VOCABULARY = torch.device("cpu"), 16, 320

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.config import EngineConfig, model_folder
-from engine.runner.memory_plan import planned
-from engine.token.models.registry import load_model, outlined_model
-from engine.token.models.settings import MOST_LAYERS, MOST_POSITIONS
-from metrics.errors import ModelError
+from sojourn.engine.config import EngineConfig, model_folder
+from sojourn.engine.runner.memory_plan import planned
+from sojourn.engine.token.models.registry import load_model, outlined_model
+from sojourn.engine.token.models.settings import MOST_LAYERS, MOST_POSITIONS
+from sojourn.metrics.errors import ModelError
 
 NAN, HUGE = float("nan"), 10**12
 SHARD = "model.safetensors"

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.token.models.registry import load_model
-from metrics.errors import ModelError
+from sojourn.engine.token.models.registry import load_model
+from sojourn.metrics.errors import ModelError
 
 
 def remove_shard(folder: Path) -> str:

@@ -3,21 +3,21 @@
 import pytest
 import torch
 
-from engine.compute.attention.cpp_backend import CppAttention
-from engine.compute.attention.torch_backend import TorchAttention
-from engine.compute.cpp.extension import library
-from engine.compute.kv_cache import allocate
-from engine.compute.operations.backend import Operations
-from engine.token.models import expansion, latent
-from engine.token.models.registry import load_model
-from metrics.compute.cost_model import Expansion, expansion_savings
+from sojourn.engine.compute.attention.cpp_backend import CppAttention
+from sojourn.engine.compute.attention.torch_backend import TorchAttention
+from sojourn.engine.compute.cpp.extension import library
+from sojourn.engine.compute.kv_cache import allocate
+from sojourn.engine.compute.operations.backend import Operations
+from sojourn.engine.token.models import expansion, latent
+from sojourn.engine.token.models.registry import load_model
+from sojourn.metrics.compute.cost_model import Expansion, expansion_savings
 from tests.engine.compute.attention_inputs import attention_inputs
 from tests.engine.compute.triton_harness import DEVICE
 
 pytest.importorskip("triton")
 
-from engine.compute.attention.triton_backend import TritonAttention
-from engine.compute.triton.attention_tiles import Tiles
+from sojourn.engine.compute.attention.triton_backend import TritonAttention
+from sojourn.engine.compute.triton.attention_tiles import Tiles
 
 BLOCK = 16
 CPU = torch.device("cpu")

@@ -5,12 +5,12 @@ from functools import partial
 import pytest
 import torch
 
-from engine.compute.communication.layout import ONE_PROCESS, ParallelLayout
-from engine.compute.operations.backend import Operations
-from engine.token.models.expert_exchange import exchanged
-from engine.token.models.moe import MixtureOfExperts, softmax_top_k
-from metrics.compute.communication import GroupShape, cheaper_exchange
-from metrics.compute.link import LinkTime, fitted_link
+from sojourn.engine.compute.communication.layout import ONE_PROCESS, ParallelLayout
+from sojourn.engine.compute.operations.backend import Operations
+from sojourn.engine.token.models.expert_exchange import exchanged
+from sojourn.engine.token.models.moe import MixtureOfExperts, softmax_top_k
+from sojourn.metrics.compute.communication import GroupShape, cheaper_exchange
+from sojourn.metrics.compute.link import LinkTime, fitted_link
 
 HIDDEN, INNER, EXPERTS, CHOSEN, SHARED = 32, 24, 8, 2, 16
 STEPS = (1, 3, 400)  # of fewer tokens than ranks, too

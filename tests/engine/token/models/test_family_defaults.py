@@ -6,11 +6,11 @@ import functools
 import pytest
 import transformers
 
-from engine.token.models.family_defaults import DEFAULTS, completed
-from engine.token.models.registry import FAMILIES as ARCHITECTURES
-from engine.token.models.registry import decoder_config
-from engine.token.models.rope import rope_parameters
-from metrics.errors import ModelError
+from sojourn.engine.token.models.family_defaults import DEFAULTS, completed
+from sojourn.engine.token.models.registry import FAMILIES as ARCHITECTURES
+from sojourn.engine.token.models.registry import decoder_config
+from sojourn.engine.token.models.rope import rope_parameters
+from sojourn.metrics.errors import ModelError
 from tests.engine.families import FAMILIES, MPT_SIZES, SIZES
 
 # Sizes that a checkpoint must name.

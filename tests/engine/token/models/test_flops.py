@@ -14,13 +14,13 @@ from safetensors.torch import load_file
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.flop_counter import FlopCounterMode
 
-from engine.compute.attention.backend import AttentionInputs, AttentionSpec
-from engine.compute.kv_cache import KVCache, LayerCache, allocate, bytes_per_token
-from engine.compute.kv_formats import KV_FP8
-from engine.compute.operations.backend import Operations
-from engine.token.models.registry import load_model
-from metrics.compute.cost_model import decode_flops, request_flops, step_cost, step_work
-from metrics.errors import ModelError
+from sojourn.engine.compute.attention.backend import AttentionInputs, AttentionSpec
+from sojourn.engine.compute.kv_cache import KVCache, LayerCache, allocate, bytes_per_token
+from sojourn.engine.compute.kv_formats import KV_FP8
+from sojourn.engine.compute.operations.backend import Operations
+from sojourn.engine.token.models.registry import load_model
+from sojourn.metrics.compute.cost_model import decode_flops, request_flops, step_cost, step_work
+from sojourn.metrics.errors import ModelError
 from tests.engine.compute.attention_inputs import attention_inputs
 from tests.engine.compute.test_attention import seen_keys
 from tests.engine.families import FAMILIES
@@ -150,7 +150,7 @@ def test_flops_are_exactly_those_that_torch_counts(family, checkpoints):
 
 def test_a_defined_attention_gives_the_numbers_of_the_reference(checkpoints):
     """Else what it counts would be the FLOPs of something else."""
-    from engine.compute.attention.torch_backend import TorchAttention
+    from sojourn.engine.compute.attention.torch_backend import TorchAttention
 
     for family in ("qwen2-windows", "mpt", "deepseek-v3", "gemma2"):
         model = load_model(checkpoints[family], torch.float32, CPU, None)
@@ -216,7 +216,7 @@ def _tensors(thing, known: dict[int, object]):
     elif isinstance(thing, list | tuple):
         for value in thing:
             yield from _tensors(value, known)
-    elif type(thing).__module__.startswith(("engine.token.models", "engine.compute", "torch.nn")):
+    elif type(thing).__module__.startswith(("sojourn.engine.token.models", "sojourn.engine.compute", "torch.nn")):
         slots = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())]
         yield from _tensors(getattr(thing, "__dict__", None) or {name: getattr(thing, name) for name in slots}, known)
 

@@ -5,13 +5,13 @@ import random
 import pytest
 import torch
 
-from engine.compute.attention.cpp_backend import CppAttention
-from engine.compute.cpp.extension import library
-from engine.compute.kv_cache import allocate
-from engine.compute.operations.cpp_backend import CppOperations
-from engine.token.models import decoder
-from engine.token.models.registry import load_model
-from engine.token.models.taps import Taps
+from sojourn.engine.compute.attention.cpp_backend import CppAttention
+from sojourn.engine.compute.cpp.extension import library
+from sojourn.engine.compute.kv_cache import allocate
+from sojourn.engine.compute.operations.cpp_backend import CppOperations
+from sojourn.engine.token.models import decoder
+from sojourn.engine.token.models.registry import load_model
+from sojourn.engine.token.models.taps import Taps
 from tests.engine.compute.attention_inputs import attention_inputs
 from tests.engine.harness import drain, hand_over, make_engine, submit
 

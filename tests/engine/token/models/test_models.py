@@ -10,14 +10,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from engine.compute.attention.torch_backend import TorchAttention
-from engine.compute.kv_cache import KVCache
-from engine.compute.operations.backend import Operations
-from engine.token.models.layer import DecoderConfig
-from engine.token.models.registry import FAMILIES as ARCHITECTURES
-from engine.token.models.registry import decoder_config, load_model
-from engine.token.models.rope import rope_frequencies, rope_parameters
-from metrics.errors import ModelError
+from sojourn.engine.compute.attention.torch_backend import TorchAttention
+from sojourn.engine.compute.kv_cache import KVCache
+from sojourn.engine.compute.operations.backend import Operations
+from sojourn.engine.token.models.layer import DecoderConfig
+from sojourn.engine.token.models.registry import FAMILIES as ARCHITECTURES
+from sojourn.engine.token.models.registry import decoder_config, load_model
+from sojourn.engine.token.models.rope import rope_frequencies, rope_parameters
+from sojourn.metrics.errors import ModelError
 from tests.engine.compute.attention_inputs import attention_inputs
 from tests.engine.families import FAMILIES, random_model
 from tests.engine.harness import drain, hand_over, make_engine, submit

@@ -4,10 +4,10 @@ import logging
 
 import pytest
 
-from engine.token.checkpoint import read_config
-from engine.token.models.keys import INERT
-from engine.token.models.registry import decoder_config
-from metrics.errors import ModelError
+from sojourn.engine.token.checkpoint import read_config
+from sojourn.engine.token.models.keys import INERT
+from sojourn.engine.token.models.registry import decoder_config
+from sojourn.metrics.errors import ModelError
 from tests.engine.families import FAMILIES
 
 # Read by a mechanism of their own: as sizes, positions or refusals.

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.compute.communication.layout import ONE_PROCESS, ParallelLayout
-from engine.token.lora.checkpoint import AdapterError, describe
-from engine.token.lora.fit import AdaptedModel
-from engine.token.models.registry import load_model, outlined_model
-from engine.token.quantise.checkpoint import quantise_checkpoint
-from metrics.compute.startup import StartupClock
-from metrics.errors import ModelError
+from sojourn.engine.compute.communication.layout import ONE_PROCESS, ParallelLayout
+from sojourn.engine.token.lora.checkpoint import AdapterError, describe
+from sojourn.engine.token.lora.fit import AdaptedModel
+from sojourn.engine.token.models.registry import load_model, outlined_model
+from sojourn.engine.token.quantise.checkpoint import quantise_checkpoint
+from sojourn.metrics.compute.startup import StartupClock
+from sojourn.metrics.errors import ModelError
 from tests.engine.adapters import LINEARS, random_adapter
 from tests.engine.families import FAMILIES
 from tests.engine.token.models.rank_logits import CPU, logits_of, several, with_adapters

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from engine.token.models.decoder import Decoder
-from engine.token.models.registry import decoder_config
+from sojourn.engine.token.models.decoder import Decoder
+from sojourn.engine.token.models.registry import decoder_config
 
 YARN = dict(type="yarn", factor=40, original_max_position_embeddings=4096, beta_fast=32, beta_slow=1)
 LATENT = dict(kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, moe_layer_freq=1,

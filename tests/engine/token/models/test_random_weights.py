@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine import LLM, SamplingParams
-from engine.token.models.registry import load_model
-from metrics.errors import ModelError
+from sojourn.engine import LLM, SamplingParams
+from sojourn.engine.token.models.registry import load_model
+from sojourn.metrics.errors import ModelError
 
 CPU = torch.device("cpu")
 MIXTURE = {

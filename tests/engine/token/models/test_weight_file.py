@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from engine.config import EngineConfig
-from engine.token.models import weight_file
-from engine.token.models.registry import load_model
-from engine.token.models.weight_file import FileTensor, WeightFile, tensor_places
-from engine.token.models.weights import TensorFiles
-from metrics.compute.startup import StartupClock
-from metrics.errors import ModelError
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.token.models import weight_file
+from sojourn.engine.token.models.registry import load_model
+from sojourn.engine.token.models.weight_file import FileTensor, WeightFile, tensor_places
+from sojourn.engine.token.models.weights import TensorFiles
+from sojourn.metrics.compute.startup import StartupClock
+from sojourn.metrics.errors import ModelError
 from tests.engine.families import FAMILIES
 
 CPU = torch.device("cpu")

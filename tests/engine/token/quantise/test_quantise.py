@@ -15,19 +15,19 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from commands.program import app
-from engine.compute.quantisation.rounding import rounded_fp8, rounded_integers
-from engine.config import model_folder
-from engine.token.models.registry import load_model
-from engine.token.quantise import checkpoint
-from engine.token.quantise.checkpoint import TARGETS, quantise_checkpoint
-from engine.token.quantise.error import ReferencePredictions, text_ids
-from engine.token.quantise.gguf_writer import KINDS
-from engine.token.quantise.layouts import LAYOUTS
-from engine.token.quantise.passes import hidden_states
-from engine.token.quantise.scaling import scale_by_activations
-from engine.token.text.template_sources import template_sources
-from metrics.errors import ModelError
+from sojourn.commands.program import app
+from sojourn.engine.compute.quantisation.rounding import rounded_fp8, rounded_integers
+from sojourn.engine.config import model_folder
+from sojourn.engine.token.models.registry import load_model
+from sojourn.engine.token.quantise import checkpoint
+from sojourn.engine.token.quantise.checkpoint import TARGETS, quantise_checkpoint
+from sojourn.engine.token.quantise.error import ReferencePredictions, text_ids
+from sojourn.engine.token.quantise.gguf_writer import KINDS
+from sojourn.engine.token.quantise.layouts import LAYOUTS
+from sojourn.engine.token.quantise.passes import hidden_states
+from sojourn.engine.token.quantise.scaling import scale_by_activations
+from sojourn.engine.token.text.template_sources import template_sources
+from sojourn.metrics.errors import ModelError
 from tests.engine.token.quantised.published import matrices
 
 CPU = torch.device("cpu")

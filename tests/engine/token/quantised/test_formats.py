@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from engine.compute.quantisation.kernels import Kernels
-from engine.token.models import registry
-from engine.token.models.registry import load_model, outlined_model
-from engine.token.quantised.registry import weight_scheme
-from metrics.errors import ModelError
+from sojourn.engine.compute.quantisation.kernels import Kernels
+from sojourn.engine.token.models import registry
+from sojourn.engine.token.models.registry import load_model, outlined_model
+from sojourn.engine.token.quantised.registry import weight_scheme
+from sojourn.metrics.errors import ModelError
 from tests.engine.harness import drain, hand_over, make_engine, submit
 from tests.engine.token.quantised.published import (
     FLOAT,

@@ -5,10 +5,16 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from engine.sampling import SamplingParams
-from engine.token.sampling import entropy as entropies
-from engine.token.sampling.entropy import EVERY, LEAST_INTERVAL_NS, EntropyProbe, entropy_and_mass, recorded_entropy
-from engine.token.sampling.sampler import Sampler
+from sojourn.engine.sampling import SamplingParams
+from sojourn.engine.token.sampling import entropy as entropies
+from sojourn.engine.token.sampling.entropy import (
+    EVERY,
+    LEAST_INTERVAL_NS,
+    EntropyProbe,
+    entropy_and_mass,
+    recorded_entropy,
+)
+from sojourn.engine.token.sampling.sampler import Sampler
 from tests.engine.harness import drain, hand_over, make_engine, submit
 
 CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from engine.token.sampling import logprobs
+from sojourn.engine.token.sampling import logprobs
 from tests.engine.harness import drain, hand_over, make_engine, submit
 
 TOLERANCE = 2e-4  # float32 sums in another order; the tiny models' log-probabilities are around -6

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.sampling import SamplingParams
-from engine.token.sampling.sampler import NOTHING, Sampler, uniform
-from engine.token.sampling.state import LzHistory
+from sojourn.engine.sampling import SamplingParams
+from sojourn.engine.token.sampling.sampler import NOTHING, Sampler, uniform
+from sojourn.engine.token.sampling.state import LzHistory
 from tests.engine.exact_sampling import Row, assert_sampled_from, distribution, penalised
 from tests.engine.harness import drain, generate, hand_over, make_engine, submit
 from tests.further import further

@@ -15,14 +15,14 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch.utils.flop_counter import FlopCounterMode
 
-from engine.compute.kv_cache import KVLayout, allocate
-from engine.config import EngineConfig, model_folder
-from engine.runner.memory_plan import planned
-from engine.token.models.registry import load_model
-from engine.token.speculation.draft_model import ComputedBlocks, DraftModelProposer
-from engine.token.speculation.drafters import Target, outlined_drafter
-from engine.token.speculation.proposer import ComputedStep, Proposal, SequenceStep
-from metrics.errors import ModelError
+from sojourn.engine.compute.kv_cache import KVLayout, allocate
+from sojourn.engine.config import EngineConfig, model_folder
+from sojourn.engine.runner.memory_plan import planned
+from sojourn.engine.token.models.registry import load_model
+from sojourn.engine.token.speculation.draft_model import ComputedBlocks, DraftModelProposer
+from sojourn.engine.token.speculation.drafters import Target, outlined_drafter
+from sojourn.engine.token.speculation.proposer import ComputedStep, Proposal, SequenceStep
+from sojourn.metrics.errors import ModelError
 from tests.engine.harness import drain, hand_over, make_engine, submit
 from tests.engine.token.models.test_flops import DefinedAttention
 from tests.engine.token.speculation import drafter_folders as folders

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.token.speculation.ngram_index import NgramIndex, lookup_steps
+from sojourn.engine.token.speculation.ngram_index import NgramIndex, lookup_steps
 
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=60)
 

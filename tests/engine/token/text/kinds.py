@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from engine.config import model_folder
-from engine.token.gguf.tokenizer import tokenizer_json
+from sojourn.engine.config import model_folder
+from sojourn.engine.token.gguf.tokenizer import tokenizer_json
 
 WORDS = ["▁", "▁▁", "a", "b", "▁a", " a", "▁hello", "lo", "a▁b", ".", "▁.", " .", "'", "▁'", "n't", "é", "日",
          "🙂", "", "##a", "##", "##'s", "a</w>", "</w>", "b</w>a", "</w></w>", "<pad>", "|", "a|b", "do not", " 's",

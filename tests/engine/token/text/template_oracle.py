@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from engine.config import model_folder
-from engine.token.text.template import ChatTemplate, TemplateError
-from metrics.errors import ModelError
+from sojourn.engine.config import model_folder
+from sojourn.engine.token.text.template import ChatTemplate, TemplateError
+from sojourn.metrics.errors import ModelError
 
 NOW = datetime(2026, 3, 4, 5, 6, 7)
 TOKENS = {

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from engine.token.text.assembler import TextAssembler
-from engine.token.text.tokenizer import Tokenizer as OurTokenizer
+from sojourn.engine.token.text.assembler import TextAssembler
+from sojourn.engine.token.text.tokenizer import Tokenizer as OurTokenizer
 from tests.engine.token.text.kinds import byte_fallback_model
 from tests.engine.token.text.test_stream import TOKENIZERS, ids_of, stream
 

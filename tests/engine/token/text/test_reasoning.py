@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.config import EngineConfig, model_folder
-from engine.sampling import Grammar
-from engine.token.grammar.grammar import GrammarCompiler
-from engine.token.text.reasoning import FORMATS, Reasoning, ReasoningParser, format_of
-from engine.token.text.template import ChatTemplate
-from engine.token.text.tokenizer import Tokenizer
+from sojourn.engine.config import EngineConfig, model_folder
+from sojourn.engine.sampling import Grammar
+from sojourn.engine.token.grammar.grammar import GrammarCompiler
+from sojourn.engine.token.text.reasoning import FORMATS, Reasoning, ReasoningParser, format_of
+from sojourn.engine.token.text.template import ChatTemplate
+from sojourn.engine.token.text.tokenizer import Tokenizer
 from tests.engine.token.tools.test_calls import cut
 
 NAMES = sorted(FORMATS)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.token.text.decoders import Decoder
-from engine.token.text.stream import TextStream
+from sojourn.engine.token.text.decoders import Decoder
+from sojourn.engine.token.text.stream import TextStream
 from tests.engine.token.text.kinds import CHAINS, HALVES, SPECIAL, bundled, of_gguf, tokenizer
 
 TOKENIZERS = {kind: tokenizer(kind) for kind in CHAINS} | {

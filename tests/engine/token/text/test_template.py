@@ -8,9 +8,9 @@ from datetime import datetime
 
 import pytest
 
-from engine.config import model_folder
-from engine.token.text.template import ChatTemplate, OutputTooLong, TemplateError
-from metrics.errors import ModelError
+from sojourn.engine.config import model_folder
+from sojourn.engine.token.text.template import ChatTemplate, OutputTooLong, TemplateError
+from sojourn.metrics.errors import ModelError
 
 TINY = model_folder("tiny-model")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.token.text.template_lint import lint_template
+from sojourn.engine.token.text.template_lint import lint_template
 
 MESSAGES = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</>{% endfor %}"
 TEMPLATES = {

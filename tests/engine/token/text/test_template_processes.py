@@ -11,10 +11,10 @@ import time
 import psutil
 import pytest
 
-from engine.token.text import template_processes
-from engine.token.text.template import ChatTemplate, TemplatesBusy, TooMuchToRender
-from engine.token.text.template_processes import WORKERS
-from metrics.errors import ModelError
+from sojourn.engine.token.text import template_processes
+from sojourn.engine.token.text.template import ChatTemplate, TemplatesBusy, TooMuchToRender
+from sojourn.engine.token.text.template_processes import WORKERS
+from sojourn.metrics.errors import ModelError
 from tests.test_floors import ROOT
 
 # Work for ever only on a chat that says so, and so pass the load.
@@ -32,12 +32,13 @@ def chat(text: str) -> list[dict]:
 
 
 def workers() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "engine.token.text.template_worker" in child.cmdline()]
+    module = "sojourn.engine.token.text.template_worker"
+    return [child for child in psutil.Process().children() if module in child.cmdline()]
 
 
 @pytest.fixture
 def template(tmp_path, monkeypatch):
-    monkeypatch.setattr("engine.token.text.template.CPU_SECONDS", 0.3)
+    monkeypatch.setattr("sojourn.engine.token.text.template.CPU_SECONDS", 0.3)
 
     def make(source: str) -> ChatTemplate:
         (tmp_path / "chat_template.jinja").write_text(source)
@@ -95,7 +96,7 @@ def test_where_no_process_answers_in_time_there_is_a_sentence(template, monkeypa
     made.render(chat("on"))
     monkeypatch.setattr(template_processes, "WAIT_SECONDS", 0.3)
     stopped = template_processes.TemplateProcesses()
-    monkeypatch.setattr("engine.token.text.template.template_processes", lambda: stopped)
+    monkeypatch.setattr("sojourn.engine.token.text.template.template_processes", lambda: stopped)
     before = {worker.pid for worker in workers()}
     made.render(chat("on"))
     (new,) = (worker for worker in workers() if worker.pid not in before)
@@ -126,7 +127,9 @@ def test_processes_see_no_keys_and_import_no_torch(monkeypatch):
     before = {each.pid: each for each in workers()}
     assert before and not any("SOJOURN_TEST_KEY" in each.environ() for each in before.values())
     worker.end()
-    code = "import sys, engine.token.text.template_worker as w; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    code = (
+        "import sys, sojourn.engine.token.text.template_worker\nprint('torch' in sys.modules, 'numpy' in sys.modules)"
+    )
     said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert said.stdout.split() == ["False", "False"]
 
@@ -134,7 +137,8 @@ def test_processes_see_no_keys_and_import_no_torch(monkeypatch):
 def test_processes_die_with_their_parent(tmp_path):
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
     code = (
-        "import psutil, os, signal; from pathlib import Path; from engine.token.text.template import ChatTemplate\n"
+        "import psutil, os, signal; from pathlib import Path\n"
+        "from sojourn.engine.token.text.template import ChatTemplate\n"
         f"ChatTemplate(Path({str(tmp_path)!r}))\n"
         "print(psutil.Process().children()[0].pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
@@ -150,7 +154,7 @@ def test_processes_import_what_their_parent_imports_from_any_folder(tmp_path):
     (tmp_path / "json.py").write_text("raise SystemExit('a module of the folder')")
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r}); from pathlib import Path\n"
-        "from engine.token.text.template import ChatTemplate\n"
+        "from sojourn.engine.token.text.template import ChatTemplate\n"
         "print(ChatTemplate(Path('.')).render([{'role': 'user', 'content': 'on'}]))"
     )
     said = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True)
@@ -160,7 +164,7 @@ def test_processes_import_what_their_parent_imports_from_any_folder(tmp_path):
 def test_where_no_process_can_start_there_is_a_sentence(template, monkeypatch):
     made = template("{{ messages[0].content }}")
     none = template_processes.TemplateProcesses()
-    monkeypatch.setattr("engine.token.text.template.template_processes", lambda: none)
+    monkeypatch.setattr("sojourn.engine.token.text.template.template_processes", lambda: none)
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     for _ in range(2 * WORKERS):
         with pytest.raises(TemplatesBusy, match="cannot start"):

@@ -5,11 +5,11 @@ import shutil
 
 import pytest
 
-from engine.config import model_folder
-from engine.token.checkpoint import read_json
-from engine.token.text.template import ChatTemplate, TemplateError
-from engine.token.text.template_sources import special_tokens, template_sources
-from metrics.errors import ModelError
+from sojourn.engine.config import model_folder
+from sojourn.engine.token.checkpoint import read_json
+from sojourn.engine.token.text.template import ChatTemplate, TemplateError
+from sojourn.engine.token.text.template_sources import special_tokens, template_sources
+from sojourn.metrics.errors import ModelError
 
 TINY = model_folder("tiny-model")
 CHAT = [{"role": "user", "content": "a"}]

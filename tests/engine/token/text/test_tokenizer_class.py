@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from engine.config import model_folder
-from engine.token.text.tokenizer import Tokenizer
-from metrics.errors import ModelError
+from sojourn.engine.config import model_folder
+from sojourn.engine.token.text.tokenizer import Tokenizer
+from sojourn.metrics.errors import ModelError
 
 BLANK = "\u2581"
 PIECES = [BLANK, "h", "e", "l", "o", "he", "ll", "hell", "hello", BLANK + "hello", "x", BLANK + "x"]

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from engine.config import model_folder
-from engine.token.text.decoders import Decoder
-from engine.token.text.vocabulary import Vocabulary
+from sojourn.engine.config import model_folder
+from sojourn.engine.token.text.decoders import Decoder
+from sojourn.engine.token.text.vocabulary import Vocabulary
 
 CORPUS = ["The function returns a list.", "Grüße, naïve 日本語 🙂 and\n\ttabs", "x = [1, 2, 3]"]
 

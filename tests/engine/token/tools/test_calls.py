@@ -13,9 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from engine.config import model_folder
-from engine.token.tools.calls import FORMATS, ContentDelta, ToolCallParser, format_of
-from engine.token.tools.grammar import Tool, call_grammar
+from sojourn.engine.config import model_folder
+from sojourn.engine.token.tools.calls import FORMATS, ContentDelta, ToolCallParser, format_of
+from sojourn.engine.token.tools.grammar import Tool, call_grammar
 from tests.further import further
 
 ARGUMENTS = ['{"city": "Graz}", "days": [1, {"a": "]\\""}]}', '{"path": "C:\\\\", "quote": "}\\"{"}']

@@ -5,12 +5,12 @@ import json
 import llguidance
 import pytest
 
-from engine.config import model_folder
-from engine.token.checkpoint import tokenizer_source
-from engine.token.text.tokenizer import Tokenizer
-from engine.token.tools.calls import FORMATS
-from engine.token.tools.grammar import Tool, call_grammar
-from engine.token.tools.schemas import any_of
+from sojourn.engine.config import model_folder
+from sojourn.engine.token.checkpoint import tokenizer_source
+from sojourn.engine.token.text.tokenizer import Tokenizer
+from sojourn.engine.token.tools.calls import FORMATS
+from sojourn.engine.token.tools.grammar import Tool, call_grammar
+from sojourn.engine.token.tools.schemas import any_of
 
 FOLDER = model_folder("tiny-model")
 TOKENIZER = Tokenizer(FOLDER)

@@ -1,8 +1,8 @@
 """Verdicts and truths of a known score."""
 
-from metrics.diagnosis.score.judgement import Judgement, judge
-from metrics.diagnosis.score.said import Said, SaidCause
-from metrics.diagnosis.score.truth import FaultRecord, Remedy, Truth
+from sojourn.metrics.diagnosis.score.judgement import Judgement, judge
+from sojourn.metrics.diagnosis.score.said import Said, SaidCause
+from sojourn.metrics.diagnosis.score.truth import FaultRecord, Remedy, Truth
 
 KV = Truth(keys=["kv_pool", "block_leak"], lifecycles=["memory"], kinds=["policy", "capacity"],
            remedies=[Remedy(setting="num_kv_blocks", direction="larger")])  # fmt: skip

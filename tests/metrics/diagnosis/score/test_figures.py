@@ -2,10 +2,10 @@
 
 import pytest
 
-from metrics.diagnosis.confidence import confidence
-from metrics.diagnosis.score.calibration import Sample, fit_confidence, samples_of
-from metrics.diagnosis.score.figures import calibration, figures, smallest_severities
-from metrics.errors import RunDataError
+from sojourn.metrics.diagnosis.confidence import confidence
+from sojourn.metrics.diagnosis.score.calibration import Sample, fit_confidence, samples_of
+from sojourn.metrics.diagnosis.score.figures import calibration, figures, smallest_severities
+from sojourn.metrics.errors import RunDataError
 from tests.metrics.diagnosis.score.judgements import KV, TOKENISER, cause, control, fault, judged, said
 
 # Of four runs that count the first cause is right in two, and the lifecycle in three; one fault did not hurt.

@@ -2,9 +2,9 @@
 
 import pytest
 
-from metrics.diagnosis.score.judgement import leads_to
-from metrics.diagnosis.score.said import said_of
-from metrics.diagnosis.score.truth import Remedy
+from sojourn.metrics.diagnosis.score.judgement import leads_to
+from sojourn.metrics.diagnosis.score.said import said_of
+from sojourn.metrics.diagnosis.score.truth import Remedy
 from tests.metrics.diagnosis.score.judgements import KV, TOKENISER, cause, control, fault, judged, said
 
 

@@ -7,16 +7,16 @@ import shutil
 import msgspec
 import pytest
 
-from metrics.diagnosis.confidence import FEATURES, confidence
-from metrics.diagnosis.score.accuracy import accuracy_of, misses
-from metrics.diagnosis.score.document import page
-from metrics.diagnosis.score.scoring import CACHE_FILE, base_attainment, score, with_confidence
-from metrics.diagnosis.score.threshold_rules import BASELINE
-from metrics.diagnosis.score.truth import FAULT_FILE, FaultRecord, read_fault, write_fault
-from metrics.errors import RunDataError
-from metrics.replay.ledger import FILE_NAME, Checked, LedgerEntry, append
-from metrics.replay.prediction import Change
-from metrics.run.directory import RunDirectory
+from sojourn.metrics.diagnosis.confidence import FEATURES, confidence
+from sojourn.metrics.diagnosis.score.accuracy import accuracy_of, misses
+from sojourn.metrics.diagnosis.score.document import page
+from sojourn.metrics.diagnosis.score.scoring import CACHE_FILE, base_attainment, score, with_confidence
+from sojourn.metrics.diagnosis.score.threshold_rules import BASELINE
+from sojourn.metrics.diagnosis.score.truth import FAULT_FILE, FaultRecord, read_fault, write_fault
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.replay.ledger import FILE_NAME, Checked, LedgerEntry, append
+from sojourn.metrics.replay.prediction import Change
+from sojourn.metrics.run.directory import RunDirectory
 from tests.metrics.diagnosis.score.judgements import KV, cause, control, fault, judged, said
 from tests.metrics.foreign import Life, VllmPage, foreign_run, steady
 

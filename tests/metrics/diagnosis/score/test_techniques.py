@@ -1,7 +1,7 @@
 """Which technique a case shows: the role follows from what the run chose, and the figures from its verdicts."""
 
-from metrics.diagnosis.score.techniques import role_in, technique_cases
-from metrics.diagnosis.score.truth import Remedy, Truth
+from sojourn.metrics.diagnosis.score.techniques import role_in, technique_cases
+from sojourn.metrics.diagnosis.score.truth import Remedy, Truth
 from tests.metrics.diagnosis.score.judgements import KV, cause, control, fault, judged, said
 
 SMALL = Truth(keys=["kv_pool"], lifecycles=["memory"], kinds=["capacity"], remedies=[Remedy(setting="kv_cache_dtype")])

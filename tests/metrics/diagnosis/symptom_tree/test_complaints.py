@@ -2,8 +2,8 @@
 
 import pytest
 
-from metrics.diagnosis.symptom_tree.complaints import COMPLAINTS, find_complaint
-from metrics.errors import InputError
+from sojourn.metrics.diagnosis.symptom_tree.complaints import COMPLAINTS, find_complaint
+from sojourn.metrics.errors import InputError
 
 
 @pytest.mark.parametrize(

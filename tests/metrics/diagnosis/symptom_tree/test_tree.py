@@ -5,15 +5,15 @@ from functools import cache
 
 import pytest
 
-from metrics.diagnosis.diagnose import diagnose
-from metrics.diagnosis.facts import read_facts
-from metrics.diagnosis.launch_facts import Launches
-from metrics.diagnosis.symptom_tree.complaints import COMPLAINTS
-from metrics.diagnosis.symptom_tree.compute_readings import launches
-from metrics.diagnosis.symptom_tree.objects import OBJECTS
-from metrics.diagnosis.symptom_tree.tree import LIFECYCLE_QUESTIONS, SymptomTree, symptom_tree
-from metrics.diagnosis.symptoms import SYMPTOMS
-from metrics.diagnosis.verdict import Diagnosis
+from sojourn.metrics.diagnosis.diagnose import diagnose
+from sojourn.metrics.diagnosis.facts import read_facts
+from sojourn.metrics.diagnosis.launch_facts import Launches
+from sojourn.metrics.diagnosis.symptom_tree.complaints import COMPLAINTS
+from sojourn.metrics.diagnosis.symptom_tree.compute_readings import launches
+from sojourn.metrics.diagnosis.symptom_tree.objects import OBJECTS
+from sojourn.metrics.diagnosis.symptom_tree.tree import LIFECYCLE_QUESTIONS, SymptomTree, symptom_tree
+from sojourn.metrics.diagnosis.symptoms import SYMPTOMS
+from sojourn.metrics.diagnosis.verdict import Diagnosis
 from tests.further import further
 from tests.metrics.synthetic import PLANTS, synthetic_run
 

@@ -7,9 +7,9 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from metrics.diagnosis.diagnose import diagnose
-from metrics.diagnosis.terminal.report import render
-from metrics.diagnosis.terminal.time_spent import bar
+from sojourn.metrics.diagnosis.diagnose import diagnose
+from sojourn.metrics.diagnosis.terminal.report import render
+from sojourn.metrics.diagnosis.terminal.time_spent import bar
 from tests.further import further
 from tests.metrics.synthetic import synthetic_pair, synthetic_run
 

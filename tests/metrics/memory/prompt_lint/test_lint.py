@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 
-from metrics.memory.prompt_lint.finding import severity_of
-from metrics.memory.prompt_lint.lint import LintedPrompt, lint_prompts
+from sojourn.metrics.memory.prompt_lint.finding import severity_of
+from sojourn.metrics.memory.prompt_lint.lint import LintedPrompt, lint_prompts
 
 DICE = np.random.default_rng(3)
 

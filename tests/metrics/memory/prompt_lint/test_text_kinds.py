@@ -2,7 +2,7 @@
 
 import pytest
 
-from metrics.memory.prompt_lint.text_kinds import kind_of, pieces
+from sojourn.metrics.memory.prompt_lint.text_kinds import kind_of, pieces
 
 TEXTS = {
     "JSON": '{"rows": [{"id": 1, "name": "harbour"}, {"id": 2, "name": "pier"}]}',

@@ -1,7 +1,7 @@
 """Sojourn for notebooks and scripts: `run = sojourn.open("runs/demo")`, then `run.requests`, `run.diagnose()`, ….
 
 Importing it loads no package: pandas, the engine and plotly load when an answer needs them. The command line is
-`commands.program`; `python -m sojourn` starts it, too.
+`sojourn.commands.program`; `python -m sojourn` starts it, too.
 """
 
 from pathlib import Path
@@ -12,23 +12,27 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from metrics.kv_lens.document import KvLens
-    from metrics.live.document import Watch
-    from scripting.run import Run
+    from sojourn.metrics.kv_lens.document import KvLens
+    from sojourn.metrics.live.document import Watch
+    from sojourn.scripting.run import Run
+
+# In a checkout the rooms (engine/, metrics/, ...) stand beside this folder; a wheel has them in it.
+if not (_HERE := Path(__file__).parent).joinpath("metrics").is_dir():
+    __path__.append(str(_HERE.parent))
 
 __all__ = ["kv_lens", "list_runs", "open", "watch"]
 
 
 def open(path: Path | str) -> "Run":
     """Opens a run directory, by path or by its name in runs/. Raises `metrics.errors.RunDataError` where it is none."""
-    from scripting.run import Run
+    from sojourn.scripting.run import Run
 
     return Run.open(path)
 
 
 def list_runs(folder: Path | str = "runs") -> "pd.DataFrame":
     """The runs in a folder, newest first, one row each. Columns: see `metrics.run.listing.ListedRun`."""
-    from metrics.run.listing import frame_of, list_runs
+    from sojourn.metrics.run.listing import frame_of, list_runs
 
     return frame_of(list_runs(Path(folder)))
 
@@ -38,8 +42,8 @@ def watch(*urls: str, seconds: float = 30.0, slo: str = "") -> "Watch":
 
     Sends no load. Raises `metrics.errors.InputError` for an address that is none, and ValueError for wrong objectives.
     """
-    from metrics.live.watcher import watch_once
-    from metrics.request.objectives import parse_bounds
+    from sojourn.metrics.live.watcher import watch_once
+    from sojourn.metrics.request.objectives import parse_bounds
 
     return watch_once(urls, seconds, parse_bounds(slo) if slo else None)
 
@@ -52,8 +56,8 @@ def kv_lens(
 
     Needs the kv-events extra. Raises `metrics.errors.InputError` and `ServerError`.
     """
-    from metrics.kv_lens.addresses import endpoints_from
-    from metrics.kv_lens.session import lens_once
+    from sojourn.metrics.kv_lens.addresses import endpoints_from
+    from sojourn.metrics.kv_lens.session import lens_once
 
     endpoints, counted = endpoints_from(addresses, replay)
     return lens_once(endpoints, [*counted, *metrics], seconds)
@@ -61,10 +65,6 @@ def kv_lens(
 
 def main() -> None:
     """The entry point of the command line."""
-    from commands.program import main
+    from sojourn.commands.program import main
 
-    main()
-
-
-if __name__ == "__main__":
     main()

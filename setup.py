@@ -1,0 +1,11 @@
+"""What pyproject.toml cannot say: the folders of a checkout are installed inside one package."""
+
+from setuptools import find_namespace_packages, setup
+
+ROOMS = ("commands", "dashboards", "engine", "loadgen", "metrics", "scale", "scenarios", "scripting", "ui")
+INSIDE = find_namespace_packages(include=[f"{room}*" for room in ROOMS])
+
+setup(
+    packages=["sojourn", *(f"sojourn.{name}" for name in INSIDE)],
+    package_dir={"sojourn": "sojourn"} | {f"sojourn.{room}": room for room in ROOMS},
+)
