@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import Any
 
 from sojourn.metrics.errors import InputError
+from sojourn.metrics.imported.own_figures import check_own_figures
 from sojourn.metrics.imported.result import Imported, Json, count, ns, number, word
 from sojourn.metrics.records import ClientRecord
 
@@ -61,7 +62,7 @@ def read(document: Json) -> list[Imported]:
         tool=TOOL, version=word(document.get("vllm_version")), name=word(document.get("label")) or "vllm-bench",
         model=word(document.get("model_id")), rows=rows, unseen=unseen, arrivals=arrivals,
         objectives=[{"klass": "all", "source": "the result file", **objectives}] if objectives else [],
-        notes=_disagreement(document, rows),
+        notes=_disagreement(document, rows) + check_own_figures(document, rows),
     )]  # fmt: skip
 
 
@@ -92,6 +93,8 @@ def _row(document: Json, place: int, latencies: list[Any] | None, queued: list[A
         raise InputError(f"start_times[{place}] is no number; the file is damaged")
     error = word(document["errors"][place])
     ttft, output = ns(document["ttfts"][place]), count(document["output_lens"][place])
+    if not error and (ttft is None or ttft < 0):
+        raise InputError(f"ttfts[{place}] is {document['ttfts'][place]!r}, which is no time; the file is damaged")
     gaps = [ns(gap) for gap in document["itls"][place] or []]
     if None in gaps:
         raise InputError(f"itls[{place}] has an entry that is no number; the file is damaged")
