@@ -14,7 +14,7 @@ BLANK = "\u2581"  # stands for a space in SentencePiece
 CLASSES = dict.fromkeys(("qwen2", "qwen3", "qwen3_moe"), "Qwen2Tokenizer") | {"mpt": "GPTNeoXTokenizer"}
 # ... whatever class they name.
 FORCED = {"qwen2": "Qwen2Tokenizer", "mistral": None, "mixtral": None}
-ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+ROLES = frozenset(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))  # of all classes
 BYTE_LEVEL = ("Qwen2Tokenizer", "GPTNeoXTokenizer", "GPT2Tokenizer")
 
 
@@ -44,16 +44,24 @@ def split_as_transformers(tokenizer: Tokenizer, config: dict[str, Any], said: di
 
 
 def _mark_special(tokenizer: Tokenizer, said: dict[str, Any]) -> None:
-    """Tokens that tokenizer_config.json gives a role are special, whatever tokenizer.json says of them. Further ones
-    are, if tokenizer.json does not list them as added."""
-    listed = said.get("extra_special_tokens") or said.get("additional_special_tokens")
-    further = _texts(listed if isinstance(listed, list) else [])
+    """Tokens that tokenizer_config.json gives a role are special, whatever tokenizer.json says of them: by a key that
+    ends in `_token`, or in a map of names. Further ones are, if tokenizer.json does not list them as added."""
+    extra, listed = said.get("extra_special_tokens"), said.get("additional_special_tokens")
+    further = _texts(next((each for each in (extra, listed) if isinstance(each, list) and each), []))
+    own = {key: token for key, token in said.items() if key in ROLES or (key.endswith("_token") and _is_token(token))}
+    own |= extra if isinstance(extra, dict) else {}
+    if not own.keys() - ROLES and isinstance(named := said.get("model_specific_special_tokens"), dict):
+        own |= named
     added = {token.content: token.special for token in tokenizer.get_added_tokens_decoder().values()}
-    special = [text for text in _texts([said.get(f"{role}_token") for role in ROLES]) if not added.get(text)]
+    special = [text for text in _texts(list(own.values())) if not added.get(text)]
     special += [text for text in further if text not in added]
     known = [text for text in special if tokenizer.token_to_id(text) is not None]
     if known:
         tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in known])
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, dict) and value.get("__type") == "AddedToken")
 
 
 def _texts(tokens: list[Any]) -> list[str]:

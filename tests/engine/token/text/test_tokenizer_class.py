@@ -113,6 +113,11 @@ def test_byte_level_is_split_as_transformers_does(tmp_path, kind, named, begins)
     [
         {}, {"eos_token": "</s>"}, {"eos_token": {"content": "</s>", "__type": "AddedToken", "special": True}},
         {"pad_token": "hello"}, {"additional_special_tokens": ["</s>", "x"]}, {"extra_special_tokens": ["x"]},
+        {"extra_special_tokens": {"image_token": "</s>"}}, {"image_token": "x"}, {"extra_special_tokens": {"a": "x"}},
+        {"extra_special_tokens": {"image_token": "</s>"}, "additional_special_tokens": ["x"]},
+        {"extra_special_tokens": ["x"], "additional_special_tokens": ["</s>"]}, {"image_token": {"content": "x"}},
+        {"image_token": {"content": "x", "__type": "AddedToken"}}, {"model_specific_special_tokens": {"a_token": "x"}},
+        {"model_specific_special_tokens": {"a_token": "x"}, "b_token": "</s>"},
         {"mask_token": "<unk>", "bos_token": "<s>"}, {"eos_token": None, "additional_special_tokens": []},
     ],
 )  # fmt: skip
