@@ -105,7 +105,7 @@ def get(endpoint: Endpoint, path: str, timeout_s: float = 10.0) -> tuple[int, by
     sentence that says so. Raises EndpointError without an answer."""
     url = endpoint.url + path
     for _ in range(MOST_REDIRECTS + 1):
-        status, body, location = _get(endpoint, url.removeprefix(endpoint.origin), timeout_s)
+        status, body, location = _get(endpoint, urlsplit(url)._replace(scheme="", netloc="").geturl(), timeout_s)
         if not 300 <= status < 400 or not location:
             return status, body
         to = within_one_server(url, location)

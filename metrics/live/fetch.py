@@ -31,7 +31,7 @@ class _OneServer(HTTPRedirectHandler):
     max_redirections = MOST_REDIRECTS
 
     def redirect_request(self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Request | None:
-        if within_one_server(req.full_url, newurl) is None:
+        if req.data is not None or within_one_server(req.full_url, newurl) is None:  # urllib would make a POST a GET
             return None
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 

@@ -117,6 +117,22 @@ def test_what_is_asked_beside_the_load_follows_redirects_within_the_server_only(
         assert len(seen) == 3
 
 
+def test_address_written_another_way_is_the_same_server_and_its_path_is_sent():
+    def answer(path):
+        return None if path == "/b" else (302, f"{url.replace('127.0.0.1', 'LOCALHOST')}/b")
+
+    with redirecting(answer) as (url, seen):
+        assert get(parse_base_url(url.replace("127.0.0.1", "localhost")), "/x")[0] == 200
+        assert [path for _, path, _ in seen] == ["/x", "/b"]
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_post_is_not_made_a_get_by_a_redirect(status):
+    with redirecting(lambda path: None if path == "/b" else (status, "/b")) as (url, seen):
+        assert fetch(f"{url}/x", 5.0, b"{}")[0] == status
+        assert [(method, path) for method, path, _ in seen] == [("POST", "/x")]
+
+
 @pytest.mark.parametrize("location, to", [
     ("/b", "http://h:80/b"), ("b?c=1#d", "http://h:80/a/b?c=1"), ("http://h/b", "http://h/b"), ("http://H:80/", "http://H:80/"),
     ("http://h:81/b", None), ("https://h/b", None), ("http://g/b", None), ("//g/b", None), ("ftp://h/b", None),
