@@ -90,6 +90,7 @@ def warnings_of(view: ServerView, served: int) -> list[str]:
             "several processes answered /metrics in turn (a load balancer): nothing of them was summed; name the "
             "address of one server"
         )
+    found += view.no_shares
     if times := view.restarts:
         found.append(f"the server began anew {times} times: what it counted between the last scrape and that is lost")
     if served and not view.finished and not view.alternates:

@@ -17,7 +17,7 @@ from sojourn.metrics.live.window import Window
 from sojourn.metrics.sources.gain import FEWEST_MOMENTS, HALF_BATCH, SMALLEST_BATCH, WHOLE_BATCH, gap_gain
 from sojourn.metrics.sources.pressure import GAPS, GENERATED, KV_USE, RUNNING, WAITING
 from sojourn.metrics.sources.source import Source
-from sojourn.metrics.sources.translate import Growth, key, of_family, over_time
+from sojourn.metrics.sources.translate import Growth, key, no_shares, of_family, over_time
 from sojourn.metrics.sources.view import FINISHED, Means, ServerView, own_latency_ms, settings_in, view_of
 
 WINDOW_S = 60.0
@@ -184,6 +184,7 @@ class Observer:
             clients=Means(latency_ms=own_ms, ttft_ms=1e3 * ttft.mean if ttft is not None else None),
             agreement=[],
             reported_settings=settings_in(source, self.window.readings(scrapes[-1].ns, settings)),
+            wrong=no_shares(source, self.window.readings(begin_ns, _names(source, GAUGES))),
         )
         return view, grown
 

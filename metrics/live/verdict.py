@@ -203,7 +203,7 @@ def _ms(value: float) -> str:
 def _unknown(
     view: ServerView, state: State, found: Sequence[Finding], objectives: Mapping[str, float], shown: Sequence[Met]
 ) -> list[str]:
-    sentences = [] if objectives or shown else [NO_OBJECTIVE]
+    sentences = [*view.no_shares, *([] if objectives or shown else [NO_OBJECTIVE])]
     if state in ("cannot tell", "degraded", "overloaded"):
         sentences.append(MORE_RECORDS[view.source])
     if view.source != SOJOURN.key and view.reported_settings.get("prefix_caching", "").lower() == "false":

@@ -177,9 +177,31 @@ def over_time(source: Source, kind: str, rows: pd.DataFrame, column: str) -> dic
     for item in source.translations:
         if METRIC_BY_NAME[item.ours].kind == kind:
             for labels, group in _courses(source, item, rows, column):
+                if kind == "gauge" and METRIC_BY_NAME[item.ours].unit == "ratio":
+                    group = group[~group.ns.isin(group.ns[~_is_share(group.figure)])]
                 by_time = group.groupby("ns").figure
                 found[key(item.ours, (*item.labels, *labels))] = by_time.max() if item.largest else by_time.sum()
     return found
+
+
+def no_shares(source: Source, rows: pd.DataFrame) -> list[str]:
+    """A sentence for each gauge of a share that showed something else; `rows` as `scrapes.readings` gives them."""
+    shares = {
+        term.name
+        for item in source.translations
+        if METRIC_BY_NAME[item.ours].kind == "gauge" and METRIC_BY_NAME[item.ours].unit == "ratio"
+        for terms in item.theirs
+        for term in terms
+    }
+    wrong = rows[rows.name.isin(shares) & ~_is_share(rows.value)].drop_duplicates("name", keep="last")
+    return [
+        f"{name} showed {value:g}, which is no share from 0 to 1: what it measures is unknown"
+        for name, value in zip(wrong.name, wrong.value, strict=True)
+    ]
+
+
+def _is_share(values: pd.Series) -> pd.Series:
+    return values.astype("float64").between(0.0, 1.0 + 1e-6)
 
 
 def _courses(

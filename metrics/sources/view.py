@@ -31,6 +31,7 @@ from sojourn.metrics.sources.translate import (
     key,
     names_of,
     names_that_grow,
+    no_shares,
     of_family,
     over_time,
 )
@@ -106,6 +107,7 @@ class ServerView(msgspec.Struct, frozen=True, kw_only=True):
     differs: dict[str, str]  # catalogue name with labels → how the server's figure differs from ours
     settings: dict[str, str]  # object of a cause → the server's own settings for it
     reported_settings: dict[str, str]  # what the server says of itself, by our names: block_size, prefix_caching …
+    no_shares: list[str] = []  # a sentence for each gauge of a share that showed something else
 
     def span(self, account: str) -> SpanView | None:
         """The first span that an account lies in."""
@@ -165,6 +167,7 @@ def observe(run: RunDirectory, requests: pd.DataFrame, measured: pd.DataFrame) -
         clients=clients,
         agreement=_agreement(whole, requests),
         reported_settings=_reported_settings(run, source, first, last),
+        wrong=no_shares(source, scrapes.readings(run, names_of(source, "gauge"), begin, last)),
     )
 
 
@@ -178,6 +181,7 @@ def view_of(
     clients: Means,
     agreement: list[Agreement],
     reported_settings: dict[str, str],
+    wrong: list[str],
 ) -> ServerView:
     """The view of some seconds, from what its counters grew by and what its gauges showed in them."""
     totals, latencies = grown.totals(), grown.distributions()
@@ -216,6 +220,7 @@ def view_of(
         differs={key(item.ours, item.labels): item.differs for item in source.translations if item.differs},
         settings=dict(source.settings),
         reported_settings=reported_settings,
+        no_shares=wrong,
     )
 
 

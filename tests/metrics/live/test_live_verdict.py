@@ -212,3 +212,16 @@ def test_findings_that_alternate_are_said_too():
 def test_nothing_is_said_of_a_server_that_was_hardly_looked_at():
     shown, changes = Steady().take(0, observed(WAITING, 5, lambda _: (4, 6, 0.2)).watched())
     assert (shown.state, changes) == ("cannot tell", []) and shown.headline.startswith("Looking")
+
+
+@pytest.mark.parametrize("shown", [97.0, -0.1, 1.01])
+def test_a_kv_use_outside_0_to_1_is_unknown_and_told(shown):
+    server = observed(BUSY, 40, lambda _: (4, 0, shown)).watched()
+    assert server.now.kv_use is None
+    assert any("kv_cache_usage_perc" in each and f"{shown:g}" in each for each in server.unknown)
+
+
+def test_a_kv_use_of_1_with_a_rounding_error_is_a_share():
+    server = observed(BUSY, 40, lambda _: (4, 0, 1.0 + 1e-7)).watched()
+    assert server.now.kv_use is not None
+    assert not any("no share" in each for each in server.unknown)
