@@ -15,7 +15,8 @@ EPOCH_S = (946_684_800.0, 4_102_444_800.0)  # the years 2000 to 2100
 SECONDS, FRACTIONS_OF_SECONDS, SMALLER = (0.05, 1.0), (0.003, 0.03), (0.003, 0.05)
 # A change of the unit: a leap of the time by this factor, or a fall; more of them than MOST_PLACES have no order. The
 # times that are looked at on each side, the fewest gaps there, and of how many gaps the time may leap ahead.
-LEAP, MOST_PLACES, AROUND, FEWEST_GAPS, AHEAD = 10.0, 50, 200, 4, 50.0
+LEAP, MOST_PLACES, AROUND, FEWEST_GAPS, AHEAD = 10.0, 50, 200, 12, 50.0
+NEAR = math.log10(2.5)  # how far the gaps may be from a power of a thousand
 
 
 class UnknownUnit(ValueError):
@@ -64,7 +65,7 @@ def refuse_another_unit(name: str, stamps: Sequence[float]) -> None:
         size = f"{1 / factor:,.0f} times as long" if factor < 1 else f"a {factor:,.0f}th of it"
         raise ScenarioError(
             f"{name}: its times change their unit part-way. From request {place + 1:,} on ({stamps[place]:.16g}, after "
-            f"{stamps[place - 1]:.16g}) a unit is {size}; write all times in one unit"
+            f"{stamps[place - 1]:.16g}) a unit is {size}; write them in one unit, or set seconds_per_unit if they are"
         )
 
 
@@ -72,10 +73,12 @@ def change_of_unit(stamps: Sequence[float]) -> tuple[int, float] | None:
     """The place of the first time in another unit, and how many of those units are one of the old; None where nothing
     says so.
 
-    The gaps between the times, all quartiles of them, change by a power of a thousand there, and the time goes on where
-    it was, in the new unit, or begins anew. Behind a mere pause, however long, the gaps stay as they were.
+    The gaps change there by a power of a thousand, by all their quartiles. The time goes on where it was, in the new
+    unit, or begins anew. Behind a mere pause the gaps stay as they were. Times that are all dates have one unit.
     """
     times = np.asarray(stamps, dtype="float64")
+    if not len(times) or (times.min() >= EPOCH_S[0] and times.max() <= EPOCH_S[1]):
+        return None
     later, earlier = times[1:], times[:-1]
     places = np.flatnonzero((later < earlier) | ((later >= LEAP * earlier) & (earlier > 0))) + 1
     if len(places) > MOST_PLACES:  # a file that is not in order
@@ -84,7 +87,10 @@ def change_of_unit(stamps: Sequence[float]) -> tuple[int, float] | None:
         before, after = (_gaps(part) for part in (times[:place][-AROUND:], times[place:][:AROUND]))
         if before is None or after is None:
             continue
-        powers = np.round(np.log10(after / before) / 3)
+        sizes = np.log10(after / before)
+        powers = np.round(sizes / 3)
+        if (np.abs(sizes - 3 * powers) > NEAR).any():
+            continue
         factor = 10.0 ** (3 * powers[0])
         goes_on = abs(times[place] / factor - times[place - 1]) <= AHEAD * before[1]
         if powers[0] and (powers == powers[0]).all() and (goes_on or times[place] < times[place - 1]):

@@ -126,7 +126,8 @@ def _walk(path: Path, form: TraceForm, window: Window) -> TraceSlice:
         if earliest is None or earliest >= origin_s:
             break
         origin_s = earliest
-    refuse_another_unit(path.name, stamps)
+    if window.seconds_per_unit is None:  # else the user says that it is one
+        refuse_another_unit(path.name, stamps)
     if not count and form is not SERVEGEN:  # of that one, nothing was drawn outside of the window
         dropped = f" ({', '.join(f'{number} {reason}' for reason, number in tally.items())})"
         raise ScenarioError(f"{path.name} holds no requests{dropped if tally else ''}")
