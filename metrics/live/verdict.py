@@ -96,7 +96,8 @@ def _missing(view: ServerView) -> list[str]:
     if of_family(view.totals, GENERATED) is None:
         oldest = next(f"{source.title} {source.oldest}" for source in SOURCES if source.key == view.source)
         older = "" if view.source == SOJOURN.key else f", or it is older than {oldest}"
-        found.append(f"generated tokens (no request has ended yet{older})")
+        why = "requests end, and the page does not count them" if view.finished else "no request has ended yet"
+        found.append(f"generated tokens ({why}{older})")
     return found
 
 

@@ -1,6 +1,7 @@
 """Text ↔ ids, with the checkpoint's own tokenizer.json."""
 
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from sojourn.engine.token.text.stream import TextStream
 from sojourn.engine.token.text.tokenizer_class import split_as_transformers
 from sojourn.engine.token.text.vocabulary import Vocabulary
 from sojourn.metrics.errors import ModelError
+
+log = logging.getLogger(__name__)
 
 
 class Tokenizer:
@@ -100,7 +103,13 @@ class Tokenizer:
         name = named.get("content") if isinstance(named, dict) else named
         if isinstance(name, str) and (token := self._tokenizer.token_to_id(name)) is not None:
             found.add(token)
-        return sorted(token for token in found if 0 <= token < self.vocab_size)  # the model samples no others
+        usable = sorted(token for token in found if 0 <= token < self.vocab_size)  # the model samples no others
+        if beyond := sorted(found.difference(usable)):
+            log.warning(
+                "end tokens %s lie outside of the vocabulary of %d: they end no text%s",
+                beyond, self.vocab_size, "" if usable else ", and nothing else does",
+            )  # fmt: skip
+        return usable
 
 
 class NoTokenizer:

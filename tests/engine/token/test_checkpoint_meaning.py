@@ -84,6 +84,15 @@ def test_ends_are_the_union_of_all_files_and_null_hides_none(tmp_path):
             ends(folder, odd)
 
 
+@pytest.mark.parametrize(
+    ("listed", "says"), [([2, 10**9], "they end no text"), (10**9, "and nothing else does"), (2, None)]
+)  # fmt: skip
+def test_ends_outside_of_the_vocabulary_are_told(tmp_path, caplog, listed, says):
+    ends(shutil.copytree(model_folder("tiny-model"), tmp_path / "copy"), listed)
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [] if says is None else says in told[0]
+
+
 def test_tokenizer_with_more_ids_than_the_model_follows_grammars(tmp_path):
     folder = shutil.copytree(model_folder("tiny-model"), tmp_path / "copy")
     config = json.loads((folder / "config.json").read_text())
