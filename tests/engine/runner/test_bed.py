@@ -95,7 +95,7 @@ def test_weights_that_were_put_away_come_back_as_they_were():
 
     layer, pool = Layer(), torch.ones(64)
     layer_module = Layer.__module__
-    Layer.__module__ = "engine.pretended"
+    Layer.__module__ = "sojourn.engine.pretended"
     wanted = [layer.weight.clone(), layer.table.clone(), layer.view.clone()]
     found = storages(layer)
     assert len(found) == 2, "a view has the storage of its base"
