@@ -5,7 +5,8 @@ Many tools write Mooncake's columns, with times in another unit and blocks of an
 Qin et al., "Mooncake", FAST 2025; Wang et al., "KVCache Cache in the Wild", ATC 2025.
 """
 
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
@@ -61,16 +62,18 @@ def _mooncake_rows(path: Path, window: Window, _tally: Tally) -> Iterator[TraceR
 def clock_and_blocks(path: Path, window: Window) -> tuple[float, int]:
     """Seconds of one unit of the file's timestamps, and the tokens of one of its blocks. Raises ScenarioError where the
     file does not imply a unit."""
-    head = list(islice(json_lines(path, MooncakeLine), LOOKED_AT))
-    stamps = [_time(path, number, line) for number, line in head]
-    hashed = [(line.input_length, len(line.hash_ids)) for _, line in head if line.hash_ids]
-    is_iso = any(isinstance(line.timestamp, str) for _, line in head)
+    stamps, hashed, is_iso = array("d"), set(), False  # of a line no more is kept: its ids take the memory
+    for number, line in islice(json_lines(path, MooncakeLine), LOOKED_AT):
+        stamps.append(_time(path, number, line))
+        is_iso |= isinstance(line.timestamp, str)
+        if line.hash_ids:
+            hashed.add((line.input_length, len(line.hash_ids)))
     unit = window.seconds_per_unit or (1.0 if is_iso or not stamps else _implied(path, stamps, bool(hashed)))
     fits = (size for size in BLOCK_SIZES if all(_fits(length, ids, size) for length, ids in hashed))
     return unit, window.hash_tokens or next(fits, MOONCAKE_BLOCK)
 
 
-def _implied(path: Path, stamps: list[float], has_hashes: bool) -> float:
+def _implied(path: Path, stamps: Sequence[float], has_hashes: bool) -> float:
     refuse_another_unit(path.name, stamps)
     try:
         return UNITS[unit_of(stamps, has_hashes)]
