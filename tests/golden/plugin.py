@@ -20,7 +20,6 @@ from sojourn.engine.replay.predictor import ReplayPredictor
 from tests.golden.canonical import canonical, digest
 
 _said: dict[str, list[str]] = defaultdict(list)
-_texts: dict[str, list[str]] = defaultdict(list)
 _test: list[str] = [""]
 
 
@@ -31,10 +30,7 @@ def _note(owner: Any, name: str) -> None:
     @wraps(work)
     def noted(*arguments: Any, **options: Any) -> Any:
         result = work(*arguments, **options)
-        text = canonical({name: result})
-        _said[_test[0]].append(digest(text))
-        if "GOLDEN_TEXTS" in os.environ:
-            _texts[_test[0]].append(text)
+        _said[_test[0]].append(digest(canonical({name: result})))
         return result
 
     setattr(owner, name, noted)
@@ -53,5 +49,3 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_sessionfinish() -> None:
     folder = Path(os.environ["GOLDEN_FOLDER"])
     (folder / f"{os.getpid()}.json").write_text(json.dumps(_said))
-    if _texts:
-        (folder / f"{os.getpid()}.texts").write_text(json.dumps(_texts))
