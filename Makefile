@@ -5,7 +5,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-ROOMS := commands dashboards engine loadgen metrics scale scenarios scripting ui
+ROOMS := commands dashboards diagnosis engine interop live loadgen metrics replay scale scenarios scripting ui
 STAMP := $(VENV)/.installed
 
 # Tests that start a server, a browser or Prometheus have marks of their own; pyproject.toml says what each mark means.

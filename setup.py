@@ -2,7 +2,10 @@
 
 from setuptools import find_namespace_packages, setup
 
-ROOMS = ("commands", "dashboards", "engine", "loadgen", "metrics", "scale", "scenarios", "scripting", "ui")
+ROOMS = (
+    "commands", "dashboards", "diagnosis", "engine", "interop", "live", "loadgen", "metrics", "replay", "scale",
+    "scenarios", "scripting", "ui",
+)  # fmt: skip
 INSIDE = find_namespace_packages(include=[f"{room}*" for room in ROOMS])
 
 setup(

@@ -23,7 +23,7 @@ from bench.shapes import model_to_bench, vocab_size
 from sojourn.engine import messages
 from sojourn.engine.config import EngineConfig
 from sojourn.engine.core import build
-from sojourn.engine.engine import Engine
+from sojourn.engine.loop.engine import Engine
 from sojourn.engine.sampling import SamplingParams
 
 WAYS = ("computed", "disk, page cache", "disk, no page cache", "host")

@@ -7,10 +7,10 @@ import random
 import string
 import time
 
-from sojourn.engine.server.moderation.expressions import Expression
-from sojourn.engine.server.moderation.list_filter import ListFilter, ListRule
-from sojourn.engine.server.moderation.scanner import matches
-from sojourn.engine.server.moderation.words import WordList
+from sojourn.engine.server.gateway.moderation.expressions import Expression
+from sojourn.engine.server.gateway.moderation.list_filter import ListFilter, ListRule
+from sojourn.engine.server.gateway.moderation.scanner import matches
+from sojourn.engine.server.gateway.moderation.words import WordList
 
 NUM_WORDS = 10_000
 TOKEN_CHARACTERS = 4

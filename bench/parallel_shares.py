@@ -22,7 +22,7 @@ import numpy as np
 
 from sojourn.engine.config import EngineConfig
 from sojourn.engine.core import build
-from sojourn.engine.engine import Engine
+from sojourn.engine.loop.engine import Engine
 from sojourn.engine.messages import Observed, Submit
 from sojourn.engine.sampling import SamplingParams
 from sojourn.metrics.compute.communication import bubbles, group_shape, predicted
@@ -131,7 +131,7 @@ def main() -> None:
     if args.links is None:
         import torch
 
-        from sojourn.engine.compute.link_ceilings import links as measured_links
+        from sojourn.engine.techniques.group.link_ceilings import links as measured_links
 
         links = measured_links(torch.device("cpu"), 1)
     else:

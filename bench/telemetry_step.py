@@ -25,12 +25,12 @@ import zmq
 
 from sojourn.engine import messages
 from sojourn.engine.config import EngineConfig
-from sojourn.engine.engine import Engine
+from sojourn.engine.loop.engine import Engine
+from sojourn.engine.loop.scheduling import make_scheduler
 from sojourn.engine.process import freeze_startup_objects
 from sojourn.engine.request.plan import LaunchedStep, StepOutcome, StepPlan
 from sojourn.engine.request.request import Request
 from sojourn.engine.sampling import SamplingParams
-from sojourn.engine.scheduling import make_scheduler
 from sojourn.engine.server.telemetry.full import FOLD_SECONDS, Telemetry
 from sojourn.engine.server.telemetry.off import NoTelemetry
 from sojourn.engine.telemetry.observer import make_observer

@@ -31,11 +31,11 @@ from bench.report.estimate import Estimate
 from bench.shapes import model_to_bench
 from sojourn.engine import core, messages
 from sojourn.engine.config import EngineConfig
-from sojourn.engine.engine import Engine
+from sojourn.engine.loop.engine import Engine
+from sojourn.engine.loop.scheduling import make_scheduler
 from sojourn.engine.process import freeze_startup_objects
 from sojourn.engine.request.plan import LaunchedStep, StepOutcome, StepPlan
 from sojourn.engine.sampling import SamplingParams
-from sojourn.engine.scheduling import make_scheduler
 from sojourn.engine.telemetry.observer import make_observer
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 64, 128

@@ -11,7 +11,7 @@ from sojourn.commands.cli import RUNS, ProcessesOption, ScenarioArgument, SeedOp
 from sojourn.metrics.errors import InputError
 
 if TYPE_CHECKING:
-    from sojourn.metrics.search.bisection import Goal, Judgement, Outcome, Proposal
+    from sojourn.loadgen.search.bisection import Goal, Judgement, Outcome, Proposal
 
 UNRESOLVED = 3
 
@@ -56,8 +56,8 @@ def capacity(
     """
     need("loadgen")
     from sojourn.loadgen.scenario.scenario import load_scenario
+    from sojourn.loadgen.search.bisection import Goal
     from sojourn.loadgen.sweeps.capacity import CapacityPlan, find_capacity
-    from sojourn.metrics.search.bisection import Goal
 
     if start > highest:
         raise InputError(f"--start {start:g} is above --highest {highest:g}; lower the one or raise the other")
@@ -90,7 +90,7 @@ def _trial_line(number: int, proposal: "Proposal", known: "list[Judgement]") -> 
 
 
 def _print(outcome: "Outcome", goal: "Goal", folder: Path) -> None:
-    from sojourn.metrics.search.bisection import bracket_sentence
+    from sojourn.loadgen.search.bisection import bracket_sentence
 
     rows = table("requests/s", "trials", "sent", "kept", "interval", "verdict", text=["verdict"])
     for each in outcome.judgements:

@@ -145,7 +145,7 @@ def find_run(path: Path) -> Path:
 def open_run(path: Path, objectives: Sequence[Mapping[str, Any]] | None = None) -> "RunDirectory":
     """Opens a run directory, by path or by its name in runs/. First recovers what a killed load generator left.
     `objectives` stand in for those of the run."""
-    from sojourn.metrics.probe.folder import open_server_run
+    from sojourn.interop.probe.folder import open_server_run
 
     path = find_run(path)
     if path.is_dir() and importlib.util.find_spec("httptools"):

@@ -15,10 +15,10 @@ from sojourn.commands.cli import out, working
 from sojourn.dashboards.alerts import AlertOptions
 from sojourn.dashboards.build import build_dashboards
 from sojourn.dashboards.stack import Stack
+from sojourn.interop.sources.registry import SOURCES
+from sojourn.live.watch.fetch import fetch
 from sojourn.loadgen.target.processes import start, stop, tail
 from sojourn.metrics.errors import ServerError, SojournError
-from sojourn.metrics.live.fetch import fetch
-from sojourn.metrics.sources.registry import SOURCES
 
 GRAFANA_PORT, APP_PORT = 3000, 8501
 START_SECONDS, PULL_SECONDS = 60, 600

@@ -12,7 +12,7 @@ from sojourn.commands.run import run
 from sojourn.loadgen.exit_code import NOT_VALID
 
 if TYPE_CHECKING:
-    from sojourn.metrics.replay.verify import Claim
+    from sojourn.replay.verdict.verify import Claim
 
 SCENARIO = "demo"
 MISSED = 1
@@ -49,14 +49,14 @@ def demo(
 def _claim(folder: Path) -> "Claim | None":
     """What the first finding that can be proved by settings says of its fix."""
     from sojourn.commands.verify import written_diagnosis
-    from sojourn.metrics.replay.verify import claims
+    from sojourn.replay.verdict.verify import claims
 
     stated = [each for each in claims(written_diagnosis(folder)) if each.predicted_by == "diagnosis"]
     return next((each for each in stated if each.prediction.change.settings), None)
 
 
 def _print_claim(claim: "Claim") -> None:
-    from sojourn.metrics.replay.prediction import change_text
+    from sojourn.metrics.prediction import change_text
 
     kept = claim.prediction.attainment
     out.print(
@@ -71,8 +71,8 @@ def _proved(folder: Path, claim: "Claim") -> bool:
     """Makes the run with the fix, and says whether the prediction held."""
     from sojourn.commands.summary import diagnose_run
     from sojourn.commands.verify import print_verified, verify_pair
-    from sojourn.metrics.replay.ledger import ledger_beside
     from sojourn.metrics.run.directory import RunDirectory
+    from sojourn.replay.verdict.ledger import ledger_beside
 
     recorded = RunDirectory.open(folder)
     proof = new_run(f"{SCENARIO}-proof")

@@ -52,11 +52,11 @@ def diagnose(
 
 
 def _start_from(symptom: str, run: "RunDirectory", against: "RunDirectory | None", as_json: bool) -> None:
-    from sojourn.metrics.diagnosis.expectation import with_expectation
-    from sojourn.metrics.diagnosis.facts import read_facts
-    from sojourn.metrics.diagnosis.symptom_tree.complaints import find_complaint
-    from sojourn.metrics.diagnosis.symptom_tree.tree import symptom_tree
-    from sojourn.metrics.diagnosis.terminal.symptom_tree import render_tree
+    from sojourn.diagnosis.expectation import with_expectation
+    from sojourn.diagnosis.facts import read_facts
+    from sojourn.diagnosis.symptom_tree.complaints import find_complaint
+    from sojourn.diagnosis.symptom_tree.tree import symptom_tree
+    from sojourn.diagnosis.terminal.symptom_tree import render_tree
 
     complaint = find_complaint(symptom)  # before the run is read: a wrong name is told at once
     with working(f"diagnosing {run.name}"):

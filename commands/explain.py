@@ -27,8 +27,8 @@ def explain(
     json: Annotated[bool, typer.Option("--json", help="print the explanation as JSON")] = False,
 ) -> None:
     """Show where the time of one request went: its waits, the requests that delayed it, and its slowest tokens."""
-    from sojourn.metrics.diagnosis.explain_request import render
-    from sojourn.metrics.diagnosis.explanation import explanation_of
+    from sojourn.diagnosis.explain_request import render
+    from sojourn.diagnosis.explanation import explanation_of
 
     if (request_id is None) == (slowest is None):
         raise InputError("name a request by its ID, or by --slowest ttft, tpot or e2e")

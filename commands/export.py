@@ -62,8 +62,8 @@ def export(
 
 
 def _text(run: "RunDirectory", format_: str, detailed: bool) -> str:
-    from sojourn.metrics.export.aiperf_records import aiperf_records
-    from sojourn.metrics.export.inference_perf_requests import inference_perf_requests
+    from sojourn.interop.exported.aiperf_records import aiperf_records
+    from sojourn.interop.exported.inference_perf_requests import inference_perf_requests
     from sojourn.metrics.request.goodput import measured
 
     if format_ == "vllm":
@@ -73,15 +73,15 @@ def _text(run: "RunDirectory", format_: str, detailed: bool) -> str:
     if format_ == "aiperf":
         return "".join(json.dumps(line, allow_nan=False) + "\n" for line in aiperf_records(frame, meta))
     if format_ == "guidellm":
-        from sojourn.metrics.export.guidellm_report import guidellm_report
+        from sojourn.interop.exported.guidellm_report import guidellm_report
 
         return json.dumps(guidellm_report(frame, meta, run.path.name), allow_nan=False) + "\n"
     return json.dumps(inference_perf_requests(frame), allow_nan=False) + "\n"
 
 
 def vllm_document(run: "RunDirectory", **choices: Any) -> dict[str, Any]:
-    """The result file of a run; `choices` as `metrics.export.vllm_result.vllm_result` takes them."""
-    from sojourn.metrics.export.vllm_result import vllm_result
+    """The result file of a run; `choices` as `interop.exported.vllm_result.vllm_result` takes them."""
+    from sojourn.interop.exported.vllm_result import vllm_result
     from sojourn.metrics.request.goodput import measured
 
     meta = run.meta()

@@ -13,8 +13,8 @@ from sojourn.metrics.errors import InputError, SojournError
 
 if TYPE_CHECKING:
     from sojourn.loadgen.run.experiment import OnProgress
-    from sojourn.metrics.replay.ledger import LedgerEntry
     from sojourn.metrics.run.directory import RunDirectory
+    from sojourn.replay.verdict.ledger import LedgerEntry
 
 PROOFS = "proofs"
 
@@ -34,7 +34,7 @@ def prove(
     The same command goes on after an interruption.
     """
     from sojourn.loadgen.run.progress_bar import ProgressBar
-    from sojourn.metrics.replay.ledger import FILE_NAME
+    from sojourn.replay.verdict.ledger import FILE_NAME
 
     runs = list(_mendable_runs(folder, cases or (), repeat))
     if not runs:
@@ -60,9 +60,9 @@ def prove(
 
 def _mendable_runs(folder: Path, cases: Sequence[str], repeat: int) -> Iterator["RunDirectory"]:
     """Those whose one fault a setting mends, and which hurt."""
-    from sojourn.metrics.diagnosis.score.judgement import hurts
-    from sojourn.metrics.diagnosis.score.scoring import attainment, base_attainment, recorded_runs
-    from sojourn.metrics.diagnosis.score.truth import read_fault
+    from sojourn.diagnosis.score.judgement import hurts
+    from sojourn.diagnosis.score.scoring import attainment, base_attainment, recorded_runs
+    from sojourn.diagnosis.score.truth import read_fault
     from sojourn.metrics.run.directory import RunDirectory
 
     recorded = {path: read_fault(path) for path in recorded_runs(folder)}
@@ -87,9 +87,9 @@ def _proved(run: "RunDirectory", folder: Path, progress: "OnProgress") -> "Ledge
     from sojourn.commands.summary import diagnose_run
     from sojourn.commands.verify import verify_pair, written_diagnosis
     from sojourn.loadgen.run.run_files import is_whole
-    from sojourn.metrics.replay.ledger import FILE_NAME
-    from sojourn.metrics.replay.verify import claims
     from sojourn.metrics.run.directory import RunDirectory
+    from sojourn.replay.verdict.ledger import FILE_NAME
+    from sojourn.replay.verdict.verify import claims
 
     proof = folder / PROOFS / run.path.name
     proved = is_whole(proof)
@@ -106,7 +106,7 @@ def _proved(run: "RunDirectory", folder: Path, progress: "OnProgress") -> "Ledge
 
 def _sentence(entry: "LedgerEntry") -> str:
     from sojourn.commands.verify import verdict_sentence
-    from sojourn.metrics.replay.prediction import change_text
+    from sojourn.metrics.prediction import change_text
 
     before = entry.figures[0].before
     was = "" if before is None else f", from {before:.1%}"

@@ -11,8 +11,8 @@ from sojourn.commands.cli import out, print_json, table, writing
 from sojourn.metrics.errors import InputError
 
 if TYPE_CHECKING:
-    from sojourn.metrics.diagnosis.score.accuracy import Accuracy
-    from sojourn.metrics.diagnosis.verdict import Diagnosis
+    from sojourn.diagnosis.score.accuracy import Accuracy
+    from sojourn.diagnosis.verdict import Diagnosis
     from sojourn.metrics.run.directory import RunDirectory
 
 PAGE = Path("docs/diagnosis_accuracy.md")
@@ -37,11 +37,11 @@ def score(
 
     A verdict that is known is not made again, unless the run or the program changed.
     """
-    from sojourn.metrics.diagnosis.score.accuracy import accuracy_of
-    from sojourn.metrics.diagnosis.score.document import page
-    from sojourn.metrics.diagnosis.score.scoring import SCORED
-    from sojourn.metrics.diagnosis.score.scoring import score as score_runs
-    from sojourn.metrics.diagnosis.score.threshold_rules import BASELINE
+    from sojourn.diagnosis.score.accuracy import accuracy_of
+    from sojourn.diagnosis.score.document import page
+    from sojourn.diagnosis.score.scoring import SCORED
+    from sojourn.diagnosis.score.scoring import score as score_runs
+    from sojourn.diagnosis.score.threshold_rules import BASELINE
 
     known = (*SCORED, BASELINE)
     if unknown := [level for level in levels or () if level not in known]:
@@ -64,8 +64,8 @@ def score(
 def diagnose_at(run: "RunDirectory", level: Any) -> "Diagnosis":
     """The diagnosis of a run at a level, with replays where the level has steps and the engine is installed. At the top
     of the module, since other processes call it."""
-    from sojourn.metrics.diagnosis.diagnose import diagnose
-    from sojourn.metrics.diagnosis.evidence_level import seen, tables_of
+    from sojourn.diagnosis.diagnose import diagnose
+    from sojourn.diagnosis.evidence_level import seen, tables_of
     from sojourn.scripting.predictor import predictor
 
     replays = predictor(seen(run, level)) if "steps" in tables_of(level) else None
@@ -84,10 +84,10 @@ def _progress(is_shown: bool) -> Iterator[Callable[[int, int], None]]:
 
 
 def _store(accuracy: "Accuracy") -> None:
-    """Writes the coefficients that `metrics.diagnosis.confidence` reads."""
+    """Writes the coefficients that `diagnosis.confidence` reads."""
     import msgspec
 
-    from sojourn.metrics.diagnosis.confidence import COEFFICIENTS, FEATURES
+    from sojourn.diagnosis.confidence import COEFFICIENTS, FEATURES
     from sojourn.metrics.whole_file import write_whole
 
     if accuracy.fit is None:
@@ -100,7 +100,7 @@ def _store(accuracy: "Accuracy") -> None:
 
 
 def _show(accuracy: "Accuracy") -> None:
-    from sojourn.metrics.diagnosis.score.accuracy import MAIN
+    from sojourn.diagnosis.score.accuracy import MAIN
 
     rows = table("level", "faults", *COLUMNS.values(), "none named", "s", text=("level",))
     for each in accuracy.levels:

@@ -7,13 +7,13 @@ import typer
 
 from sojourn.commands.cli import RunArgument, need, open_run, out, print_json, table
 from sojourn.metrics.errors import InputError
-from sojourn.metrics.replay.prediction import ROUTINGS
+from sojourn.metrics.prediction import ROUTINGS
 from sojourn.scripting.changes import grid, label
 from sojourn.scripting.predictor import REPLAY_NEEDS
 
 if TYPE_CHECKING:
-    from sojourn.engine.replay.fleet.answer import FleetAnswer
-    from sojourn.engine.replay.fleet.traffic import TracedRequest
+    from sojourn.replay.fleet.answer import FleetAnswer
+    from sojourn.replay.fleet.traffic import TracedRequest
 
 MOST_REQUESTS = 10_000_000
 
@@ -47,11 +47,11 @@ def replay(
     """
     need("engine", *REPLAY_NEEDS)
     need("loadgen", "numpy")
-    from sojourn.engine.replay.fleet.answer import FleetQuestion, fleet_answers
-    from sojourn.engine.replay.fleet.settings import fleet_settings
-    from sojourn.engine.replay.predictor import predictor_of
     from sojourn.metrics.machine.host import usable_cores
     from sojourn.metrics.run.fleet import refuse_fleet
+    from sojourn.replay.fleet.answer import FleetQuestion, fleet_answers
+    from sojourn.replay.fleet.settings import fleet_settings
+    from sojourn.replay.predictor import predictor_of
 
     routings = _routings(routing)
     changes = grid(set_ or [])
@@ -91,9 +91,9 @@ def _rows(trace: str, block_tokens: int | None, output_scale: float) -> tuple[li
     """The trace's requests in order of time, and the tokens of one of its blocks; 0 where it names none."""
     import numpy as np
 
-    from sojourn.engine.replay.fleet.traffic import TracedRequest
     from sojourn.loadgen.seeds import seeded_rng
     from sojourn.loadgen.traces.reader import find_trace, read_trace
+    from sojourn.replay.fleet.traffic import TracedRequest
 
     path = find_trace(trace)
     found = read_trace(path)

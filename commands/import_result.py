@@ -32,7 +32,7 @@ def import_result(
     """
     import msgspec
 
-    from sojourn.metrics.imported.read import read_result, write_run
+    from sojourn.interop.imported.read import read_result, write_run
 
     found = read_result(file)
     if benchmark is None and len(found) > 1:

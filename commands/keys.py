@@ -23,8 +23,8 @@ def create(
 ) -> None:
     """Print a new key once, and append its hash to the file. A server that uses the file reads it within a second."""
     need("engine")
-    from sojourn.engine.server.access.keys import append_key, create_key
-    from sojourn.engine.server.access.rules import load_rules
+    from sojourn.engine.server.gateway.access.keys import append_key, create_key
+    from sojourn.engine.server.gateway.access.rules import load_rules
 
     if admin and metrics:
         raise InputError("a key has one scope; leave --admin or --metrics out")
@@ -46,7 +46,7 @@ def create(
 def list_keys(file: FileOption = Path("keys.yaml")) -> None:
     """List ids, tenants and scopes. To revoke a key, delete its line in the file."""
     need("engine")
-    from sojourn.engine.server.access.rules import load_rules
+    from sojourn.engine.server.gateway.access.rules import load_rules
 
     shown = table("id", "tenant", "scope", "created", text=("id", "tenant", "scope", "created"))
     for entry in load_rules(None, file).keys.values():

@@ -11,8 +11,8 @@ from sojourn.commands.cli import need, open_run, out, print_json, working
 from sojourn.metrics.errors import InputError
 
 if TYPE_CHECKING:
-    from sojourn.metrics.kv_lens.document import KvLens
-    from sojourn.metrics.kv_lens.session import LensSession
+    from sojourn.live.kv_lens.document import KvLens
+    from sojourn.live.kv_lens.session import LensSession
 
 LINE_SECONDS = 10.0  # between two lines, where the output is no terminal
 
@@ -74,7 +74,7 @@ def kv_lens(
 
 
 def _of_run(path: Path, *, with_goodput: bool, as_json: bool) -> None:
-    from sojourn.metrics.kv_lens.terminal import report
+    from sojourn.live.kv_lens.terminal import report
     from sojourn.scripting.answers import kv_lens_of
 
     with working("reading the run"):
@@ -89,8 +89,8 @@ def _of_servers(
     sources: Sequence[str], replay: Sequence[str], topic: str, metrics: Sequence[str], run_dir: Path | None,
     seconds: float | None, *, as_json: bool,
 ) -> None:  # fmt: skip
-    from sojourn.metrics.kv_lens.addresses import endpoints_from
-    from sojourn.metrics.kv_lens.session import LensSession
+    from sojourn.live.kv_lens.addresses import endpoints_from
+    from sojourn.live.kv_lens.session import LensSession
 
     endpoints, counted = endpoints_from(sources, replay, topic)
     session = LensSession(endpoints, [*counted, *metrics], run_dir).start()
@@ -110,7 +110,7 @@ def _of_servers(
 
 def _page(session: "LensSession") -> None:
     """A page to leave open on a terminal; elsewhere a line now and then."""
-    from sojourn.metrics.kv_lens.terminal import line, page
+    from sojourn.live.kv_lens.terminal import line, page
 
     if not out.is_terminal:
         while True:
@@ -125,7 +125,7 @@ def _page(session: "LensSession") -> None:
 
 
 def _print(lens: "KvLens", *, as_json: bool) -> None:
-    from sojourn.metrics.kv_lens.terminal import report
+    from sojourn.live.kv_lens.terminal import report
 
     if as_json:
         print_json(lens)

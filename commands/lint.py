@@ -57,7 +57,7 @@ def lint(
 def _report(
     target: str, model: str | None, requests: int | None, seed: int | None, block_size: int | None
 ) -> "LintReport":
-    from sojourn.metrics.diagnosis.run_lint import lint_run
+    from sojourn.diagnosis.run_lint import lint_run
 
     if (find_run(Path(target)) / "run.json").exists():
         _refuse(
@@ -84,7 +84,7 @@ def _refuse(why: str, target: str, **given: Any) -> None:
 
 def _with_template(report: "LintReport", run: "RunDirectory") -> "LintReport":
     """With what is wrong with the template of the model that it ran, where the load was of chats and it stands here."""
-    from sojourn.metrics.diagnosis.run_lint import by_cost
+    from sojourn.diagnosis.run_lint import by_cost
     from sojourn.metrics.run.directory import engine_settings, section
 
     meta = run.meta()
@@ -137,8 +137,8 @@ def _lint_trace(target: str, model: str | None, requests: int, block_size: int |
 def _lint_written(
     written: "list[WrittenPrompt]", target: str, model: str, block_size: int, notes: list[str]
 ) -> "LintReport":
+    from sojourn.diagnosis.run_lint import by_cost
     from sojourn.loadgen.prompts.build import load_tokenizer
-    from sojourn.metrics.diagnosis.run_lint import by_cost
     from sojourn.metrics.memory.prompt_lint.lint import LintedPrompt, LintReport, lint_prompts
 
     tokenizer = load_tokenizer(model)

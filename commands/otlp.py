@@ -18,7 +18,7 @@ def receive(
     port: Annotated[int, typer.Option(min=1, max=65535, help="port on 127.0.0.1")] = 4318,
 ) -> None:
     """Receive traces over OTLP/HTTP (protobuf) into a file, until Ctrl-C."""
-    from sojourn.metrics.imported.otlp_receiver import PATH, Receiver
+    from sojourn.interop.imported.otlp_receiver import PATH, Receiver
 
     receiver = Receiver(port, output)
     out.print(f"takes traces at http://127.0.0.1:{port}{PATH} (Ctrl-C ends it); the server needs\n"
@@ -47,9 +47,9 @@ def join(
     """Join spans to a client's run by X-Request-Id or traceparent, and show where the time of its requests went."""
     import msgspec
 
+    from sojourn.interop.imported.otlp import join_spans, read_joined, summary
+    from sojourn.interop.imported.otlp_file import read_spans
     from sojourn.metrics.errors import InputError
-    from sojourn.metrics.imported.otlp import join_spans, read_joined, summary
-    from sojourn.metrics.imported.otlp_file import read_spans
 
     opened = open_run(run)
     joined = join_spans(opened, read_spans(file), file.name)

@@ -25,11 +25,11 @@ from sojourn.metrics.errors import InputError, ReplayError
 from sojourn.scripting.predictor import REPLAY_NEEDS
 
 if TYPE_CHECKING:
-    from sojourn.metrics.replay.plan import Planned, Point
-    from sojourn.metrics.replay.prediction import Change, Predictor
-    from sojourn.metrics.replay.verify import Verified
-    from sojourn.metrics.replay.walls import Wall
+    from sojourn.metrics.prediction import Change, Predictor
     from sojourn.metrics.run.directory import RunDirectory
+    from sojourn.replay.verdict.plan import Planned, Point
+    from sojourn.replay.verdict.verify import Verified
+    from sojourn.replay.verdict.walls import Wall
 
 HOST_SHARE = 0.5  # of a host's memory that a planned pool may take: others use it, too
 
@@ -61,11 +61,11 @@ def plan(
     memory, the bandwidth, the arithmetic or the replicas would buy. Starts no server, except with --confirm.
     """
     need("engine", *REPLAY_NEEDS)
-    from sojourn.engine.replay.predictor import predictor_of
     from sojourn.metrics.machine.host import usable_cores
-    from sojourn.metrics.replay.plan import Search
-    from sojourn.metrics.replay.run_walls import RunWalls, recorded_load
     from sojourn.metrics.run.fleet import refuse_fleet
+    from sojourn.replay.predictor import predictor_of
+    from sojourn.replay.verdict.plan import Search
+    from sojourn.replay.verdict.run_walls import RunWalls, recorded_load
 
     opened = open_run(run)
     refuse_fleet(opened, "a plan")
@@ -90,7 +90,7 @@ def plan(
 
 def purchases() -> "dict[str, Change]":
     """What money can buy, as changes of a replay."""
-    from sojourn.metrics.replay.prediction import Change
+    from sojourn.metrics.prediction import Change
 
     return {
         "twice the KV memory": Change(kv_scale=2.0),
@@ -130,7 +130,7 @@ class Report:
         return self._walls.at(settings, pool_tokens, self.recorded_rps * point.rate, e2e_ms, tpot)
 
     def cost(self, point: "Point") -> float | None:
-        from sojourn.metrics.replay.plan import usd_per_million_tokens
+        from sojourn.replay.verdict.plan import usd_per_million_tokens
 
         if self.dollars_per_hour is None:
             return None
@@ -246,7 +246,7 @@ def _objectives(run: "RunDirectory", slo: str | None) -> list[Mapping[str, Any]]
 
 def _candidates(run: "RunDirectory", predictor: "Predictor") -> dict[str, list[Any]]:
     """Coarse values of each setting that a replay can change on this machine."""
-    from sojourn.metrics.replay.prediction import Change
+    from sojourn.metrics.prediction import Change
     from sojourn.metrics.run.directory import engine_settings, section
 
     meta = run.meta()
@@ -293,8 +293,8 @@ def _confirm(
     """Repeats the run's scenario with the best settings, and verifies what the replay said of them. None where the
     recorded settings are the best."""
     from sojourn.commands.verify import print_verified, verify_pair
-    from sojourn.metrics.replay.ledger import ledger_beside
     from sojourn.metrics.run.directory import section
+    from sojourn.replay.verdict.ledger import ledger_beside
 
     if not found.settings:
         if is_shown:
@@ -322,7 +322,7 @@ def _recorded_rps(run: "RunDirectory") -> float:
 
 
 def _is_closed(predictor: "Predictor") -> bool:
-    from sojourn.metrics.replay.prediction import Change
+    from sojourn.metrics.prediction import Change
 
     try:
         predictor.check(Change(arrival_rate=1.1))
@@ -340,7 +340,7 @@ def _shown_progress():
 
 
 def _binding(walls: "Sequence[Wall]") -> str | None:
-    from sojourn.metrics.replay.walls import binding
+    from sojourn.replay.verdict.walls import binding
 
     nearest = binding(walls)
     return None if nearest is None else nearest.name

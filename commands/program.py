@@ -44,9 +44,9 @@ from sojourn.commands.ui import ui
 from sojourn.commands.usage import usage
 from sojourn.commands.verify import verify
 from sojourn.commands.watch import watch
+from sojourn.live.watch.document import EXIT_CODES as WATCH_CODES
 from sojourn.loadgen.exit_code import EXIT_CODES
 from sojourn.metrics.errors import SojournError
-from sojourn.metrics.live.document import EXIT_CODES as WATCH_CODES
 from sojourn.metrics.machine.host import own_version
 
 app = HelpPage(

@@ -30,9 +30,9 @@ def repeat_run(
 ) -> "RunDirectory":
     """The same load against a server of ours with `settings` in the place of the recorded ones; it takes as long as
     the run did. A setting of None is taken back. Raises SojournError."""
-    from sojourn.engine.replay.settings import with_chosen
     from sojourn.loadgen.run.experiment import SCENARIO_FILE, run_scenario
     from sojourn.loadgen.scenario.scenario import load_scenario
+    from sojourn.replay.settings import with_chosen
 
     meta = run.meta()
     given = _given(meta)

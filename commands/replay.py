@@ -12,8 +12,8 @@ from sojourn.scripting.changes import grid, label
 from sojourn.scripting.predictor import REPLAY_NEEDS
 
 if TYPE_CHECKING:
-    from sojourn.engine.replay.predictor import ReplayPredictor
-    from sojourn.metrics.replay.prediction import Interval, Prediction
+    from sojourn.metrics.prediction import Interval, Prediction
+    from sojourn.replay.predictor import ReplayPredictor
 
 COLUMNS = (("TTFT p50", "ttft_ms", "p50"), ("TTFT p99", "ttft_ms", "p99"), ("TPOT p50", "tpot_ms", "p50"),
            ("E2E p50", "e2e_ms", "p50"))  # fmt: skip
@@ -46,9 +46,9 @@ def replay(
     of 10 outcomes are expected. Starts no server and computes nothing with the model.
     """
     need("engine", *REPLAY_NEEDS)
-    from sojourn.engine.replay.predictor import predictor_of
-    from sojourn.metrics.diagnosis.expectation import with_expectation
+    from sojourn.diagnosis.expectation import with_expectation
     from sojourn.metrics.machine.host import usable_cores
+    from sojourn.replay.predictor import predictor_of
     from sojourn.scripting.answers import replayed
 
     changes = grid(set_ or [])
@@ -70,8 +70,8 @@ class _Line(NamedTuple):
 
 
 def _print(predictor: "ReplayPredictor", unchanged: "Prediction", predictions: "list[Prediction]") -> None:
-    from sojourn.metrics.diagnosis.expectation import is_expectation
-    from sojourn.metrics.diagnosis.limits import NO_OBJECTIVE
+    from sojourn.diagnosis.expectation import is_expectation
+    from sojourn.diagnosis.limits import NO_OBJECTIVE
 
     recorded = predictor.recorded
     lines: list[_Line] = [

@@ -10,8 +10,8 @@ from sojourn.commands.cli import out, program_name, writing
 from sojourn.loadgen.exit_code import MOST_FAILED, exit_code
 
 if TYPE_CHECKING:
+    from sojourn.diagnosis.verdict import Diagnosis
     from sojourn.loadgen.scenario.scenario import Scenario
-    from sojourn.metrics.diagnosis.verdict import Diagnosis
     from sojourn.metrics.run.directory import RunDirectory
 
 
@@ -20,8 +20,8 @@ def diagnose_run(run: "RunDirectory", against: "RunDirectory | None" = None) -> 
 
     Of a run that is judged by a reader's bounds nothing is written: they are not those of the run.
     """
-    from sojourn.metrics.diagnosis.expectation import with_expectation
-    from sojourn.metrics.live.recorded import diagnose_recorded
+    from sojourn.diagnosis.expectation import with_expectation
+    from sojourn.live.watch.recorded import diagnose_recorded
     from sojourn.scripting.predictor import predictor
 
     expected = with_expectation(run)
@@ -44,7 +44,7 @@ def print_replay(scenario: "Scenario", seed: int | None) -> None:
 
 
 def print_diagnosis(diagnosis: "Diagnosis") -> None:
-    from sojourn.metrics.diagnosis.terminal.report import render
+    from sojourn.diagnosis.terminal.report import render
 
     out.print(render(diagnosis))
 

@@ -12,7 +12,7 @@ from sojourn.loadgen.exit_code import exit_code
 from sojourn.metrics.errors import InputError
 
 if TYPE_CHECKING:
-    from sojourn.metrics.search.points import Frontier, Point, Rate
+    from sojourn.loadgen.search.points import Frontier, Point, Rate
 
 
 def sweep(
@@ -45,8 +45,8 @@ def sweep(
     """
     need("loadgen")
     from sojourn.loadgen.scenario.scenario import load_scenario
+    from sojourn.loadgen.search.points import by_rate, frontier, largest_rate
     from sojourn.loadgen.sweeps.sweep import SweepPlan, run_sweep
-    from sojourn.metrics.search.points import by_rate, frontier, largest_rate
 
     loaded = options.with_slo(load_scenario(scenario), slo)
     chosen = _rates(rates, rate_from, rate_to, points, scale)
@@ -93,7 +93,7 @@ def _rates(
 
 
 def _print(points: "list[Point]", rates: "list[Rate]", best: "list[Frontier]") -> None:
-    from sojourn.metrics.search.points import largest_rate, rate_sentence
+    from sojourn.loadgen.search.points import largest_rate, rate_sentence
 
     out.print("[bold]Goodput against the rate")
     rows = table("rate/s", "counted", "kept", "95 %", "good/s", "tok/s", "TTFT p50", "p90", "TPOT p50", "p90")

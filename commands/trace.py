@@ -21,7 +21,7 @@ def trace(
     ] = None,
 ) -> None:
     """Write a run's requests, steps and counters as a trace for ui.perfetto.dev or chrome://tracing."""
-    from sojourn.metrics.export.perfetto import run_rows, write_trace
+    from sojourn.interop.exported.perfetto import run_rows, write_trace
     from sojourn.metrics.run.fleet import refuse_fleet
 
     if from_ is not None and to is not None and to <= from_:

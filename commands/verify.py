@@ -12,10 +12,10 @@ from sojourn.commands.cli import RUNS, find_run, open_run, out, print_json, tabl
 from sojourn.metrics.errors import InputError, ReplayError, SojournError
 
 if TYPE_CHECKING:
-    from sojourn.metrics.replay.ledger import LedgerEntry
-    from sojourn.metrics.replay.prediction import Predictor
-    from sojourn.metrics.replay.verify import Verified
+    from sojourn.metrics.prediction import Predictor
     from sojourn.metrics.run.directory import RunDirectory
+    from sojourn.replay.verdict.ledger import LedgerEntry
+    from sojourn.replay.verdict.verify import Verified
 
 MISSED = 1
 PREDICTED_BY = {"diagnosis": "the diagnosis", "rival": "the diagnosis, of its rival", "plan": "the plan",
@@ -36,7 +36,7 @@ def verify(
     The prediction is that of RUN's diagnosis, if the settings that differ are those of a fix that it names; else RUN
     is replayed with the settings that differ. Exit code: 0 hit; 1 miss; 2 wrong use, or runs that cannot be compared.
     """
-    from sojourn.metrics.replay.ledger import FILE_NAME
+    from sojourn.replay.verdict.ledger import FILE_NAME
 
     if list_:
         if run2 is not None:
@@ -61,8 +61,8 @@ def verify_pair(
 ) -> "Verified":  # fmt: skip
     """Judges the pair and appends it to the ledger. `predicted_by` names who asked `predictor`; else the diagnosis of
     the first run is read. Raises SojournError where the pair tests no prediction."""
-    from sojourn.metrics.replay.ledger import append
-    from sojourn.metrics.replay.verify import changed_settings, check_comparable, chosen_claim, claims, verified
+    from sojourn.replay.verdict.ledger import append
+    from sojourn.replay.verdict.verify import changed_settings, check_comparable, chosen_claim, claims, verified
 
     try:
         notes = check_comparable(run, run2)
@@ -82,7 +82,7 @@ def verify_pair(
 
 
 def print_verified(found: "Verified", ledger: Path | None = None) -> None:
-    from sojourn.metrics.replay.prediction import change_text, settings_text
+    from sojourn.metrics.prediction import change_text, settings_text
 
     entry = found.entry
     before = settings_text({name: old for name, (old, _) in found.changed.items()})
@@ -119,8 +119,8 @@ def verdict_sentence(entry: "LedgerEntry") -> str:
 
 
 def _list(path: Path, json: bool) -> None:
-    from sojourn.metrics.replay.ledger import read, score
-    from sojourn.metrics.replay.prediction import change_text
+    from sojourn.metrics.prediction import change_text
+    from sojourn.replay.verdict.ledger import read, score
 
     entries = read(path)
     total = score(entries)
@@ -149,7 +149,7 @@ def _list(path: Path, json: bool) -> None:
 
 
 def _ledger(ledger: Path | None, run: Path | None) -> Path:
-    from sojourn.metrics.replay.ledger import ledger_beside
+    from sojourn.replay.verdict.ledger import ledger_beside
 
     return ledger if ledger is not None else ledger_beside(find_run(run))
 
@@ -163,8 +163,8 @@ def written_diagnosis(run: Path) -> dict | None:
 
 
 def _predictor(run: "RunDirectory") -> "Predictor":
-    from sojourn.engine.replay.predictor import predictor_of
     from sojourn.metrics.run.fleet import refuse_fleet
+    from sojourn.replay.predictor import predictor_of
 
     refuse_fleet(run, "a prediction that is verified")
     return predictor_of(run)

@@ -4,7 +4,7 @@ screen as in the file."""
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sojourn.metrics.export.vllm_result import SUMMARISED
+from sojourn.interop.exported.vllm_result import SUMMARISED
 from sojourn.metrics.request.latencies import QUANTILE_MIN_SAMPLES
 
 TITLES = {

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sojourn.commands.cli import bounds_of, out, print_json, working
+from sojourn.live.watch.document import exit_code
 from sojourn.metrics.errors import InputError
-from sojourn.metrics.live.document import exit_code
 
 if TYPE_CHECKING:
-    from sojourn.metrics.live.watcher import Watcher
+    from sojourn.live.watch.watcher import Watcher
 
 
 def watch(
@@ -44,7 +44,7 @@ def watch(
     json: Annotated[bool, typer.Option("--json", help="with --once: print the verdict as JSON")] = False,
 ) -> None:  # fmt: skip
     """Watch live servers: what they suffer from now, and why. It sends no load and reads no prompt."""
-    from sojourn.metrics.live.watcher import Watcher
+    from sojourn.live.watch.watcher import Watcher
 
     if json and not once:
         raise InputError("--json takes --once: a page that goes on has no end to print")
@@ -61,7 +61,7 @@ def watch(
 
 
 def _once(watcher: "Watcher", seconds: float, as_json: bool) -> int:
-    from sojourn.metrics.live.terminal import report
+    from sojourn.live.watch.terminal import report
 
     with working(f"watching for {seconds:.0f} s"):
         watcher.wait_for(seconds)
@@ -75,7 +75,7 @@ def _once(watcher: "Watcher", seconds: float, as_json: bool) -> int:
 
 def _page(watcher: "Watcher") -> None:
     """A page to leave open on a terminal; elsewhere a line for each change."""
-    from sojourn.metrics.live.terminal import change_line, page
+    from sojourn.live.watch.terminal import change_line, page
 
     if not out.is_terminal:
         said = 0

@@ -11,10 +11,10 @@ from typing import Any
 
 from sojourn.dashboards.neutral import PRESENT
 from sojourn.dashboards.rules_of_ours import EVICTED_SHARE, MISSED, RECOMPUTED_SHARE, by_model, share
+from sojourn.interop.sources.pressure import RUNNING
+from sojourn.interop.sources.registry import SOURCES
+from sojourn.interop.sources.source import Source
 from sojourn.metrics.catalog.catalog import GOOD
-from sojourn.metrics.sources.pressure import RUNNING
-from sojourn.metrics.sources.registry import SOURCES
-from sojourn.metrics.sources.source import Source
 
 PAGE, TICKET = "critical", "warning"
 # Budget burnt at this multiple of the rate that would last 30 days → the long window, the short one, how loud.

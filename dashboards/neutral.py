@@ -1,6 +1,6 @@
 """One vocabulary for every engine: recording rules that give the samples of each server names that all share.
 
-The rules are made from `metrics.sources`, whose translations they repeat in PromQL. A family `sojourn_x` of our
+The rules are made from `interop.sources`, whose translations they repeat in PromQL. A family `sojourn_x` of our
 catalogue is recorded as `llm:x`, with the label `engine` (sojourn, vllm, sglang). Labels of the target (job, instance,
 namespace, …) and `model_name` stay; labels that only one engine has are summed over. Counters are recorded as counters,
 so that a panel chooses its own window. What an engine does not tell has no series.
@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any
 
+from sojourn.interop.sources.registry import SOURCES
+from sojourn.interop.sources.sojourn import LEDGER, SOJOURN
+from sojourn.interop.sources.source import PROCESS, Source, Sum, Term, Translation
+from sojourn.interop.sources.translate import SUFFIXES
 from sojourn.metrics.catalog.catalog import METRIC_BY_NAME, sample_names
-from sojourn.metrics.sources.registry import SOURCES
-from sojourn.metrics.sources.sojourn import LEDGER, SOJOURN
-from sojourn.metrics.sources.source import PROCESS, Source, Sum, Term, Translation
-from sojourn.metrics.sources.translate import SUFFIXES
 
 PREFIX = "llm:"
 PRESENT = f"{PREFIX}request_running"  # of every server that is understood

@@ -5,15 +5,15 @@ import shutil
 from pathlib import Path
 
 from sojourn.engine.config import EngineConfig, model_folder
-from sojourn.engine.memory.tiers.disk import SUFFIX
-from sojourn.engine.memory.tiers.remote import check_reachable
-from sojourn.engine.runner.kv_tiers import DISK_GIB
 from sojourn.engine.runner.memory_plan import planned
-from sojourn.engine.server.access.rules import load_rules
+from sojourn.engine.server.gateway.access.rules import load_rules
+from sojourn.engine.server.gateway.moderation.file import load
+from sojourn.engine.server.gateway.moderation.profile import Events
 from sojourn.engine.server.http.listener import listen
-from sojourn.engine.server.moderation.file import load
-from sojourn.engine.server.moderation.profile import Events
 from sojourn.engine.server.telemetry.recording import refuse_recorded
+from sojourn.engine.techniques.tiers.build import DISK_GIB
+from sojourn.engine.techniques.tiers.disk import SUFFIX
+from sojourn.engine.techniques.tiers.remote import check_reachable
 from sojourn.engine.token.generation_config import sampling_defaults
 from sojourn.engine.token.text.template import ChatTemplate
 from sojourn.engine.token.text.tokenizer import Tokenizer

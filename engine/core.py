@@ -22,7 +22,8 @@ from msgspec.structs import replace
 
 from sojourn.engine import FIRST_LINE_NS, messages
 from sojourn.engine.config import EngineConfig, model_folder
-from sojourn.engine.engine import Engine
+from sojourn.engine.loop.engine import Engine
+from sojourn.engine.loop.scheduling import make_scheduler
 from sojourn.engine.process import (
     end_with_parent,
     freeze_startup_objects,
@@ -32,15 +33,14 @@ from sojourn.engine.process import (
     num_cores,
 )
 from sojourn.engine.request.token_budget import FixedBudget, LearningBudget, StepTarget, TokenBudget
-from sojourn.engine.scheduling import make_scheduler
 from sojourn.engine.telemetry.observer import make_observer
 from sojourn.metrics.compute.startup import StartupClock
 from sojourn.metrics.errors import SojournError
 
 if TYPE_CHECKING:
-    from sojourn.engine.group.group import Group
     from sojourn.engine.runner import ModelRunner
     from sojourn.engine.runner.bed import Bed
+    from sojourn.engine.techniques.group.group import Group
 
 BEAT_NS = 900_000_000  # the loop wakes each second, and may do so a little early
 
@@ -161,11 +161,11 @@ def build(
     startup = startup or StartupClock()
     torch = _import_torch()
     from sojourn.engine.runner import ModelRunner
-    from sojourn.engine.runner.kv_tiers import make_tiers, share_host_slots
     from sojourn.engine.runner.memory_plan import planned
+    from sojourn.engine.techniques.tiers.build import make_tiers, share_host_slots
 
     if config.num_ranks > 1:
-        from sojourn.engine.runner.expert_exchange import with_exchange
+        from sojourn.engine.techniques.group.expert_exchange import with_exchange
 
         config = with_exchange(config, model_folder(config.model))
 
@@ -222,7 +222,7 @@ def _group(
     """The other ranks, while this one loads its model; None where the settings ask for none."""
     if config.num_ranks == 1:
         return contextlib.nullcontext()
-    from sojourn.engine.group.group import forming  # torch is loaded by now
+    from sojourn.engine.techniques.group.group import forming  # torch is loaded by now
 
     return forming(config, startup, folder, ends_process=ends_process)
 

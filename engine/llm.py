@@ -25,12 +25,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from sojourn.engine import messages
 from sojourn.engine.config import EngineConfig, complaint, model_folder
 from sojourn.engine.core import build
-from sojourn.engine.engine import Engine
 from sojourn.engine.llm_output import Completion, OutputSequence, Piece
+from sojourn.engine.loop.engine import Engine
 from sojourn.engine.sampling import LEAST_TOP_P, SamplingParams, choice_seed, contradiction, ended_by, unfit
+from sojourn.engine.techniques.lora.checkpoint.checkpoint import describe
 from sojourn.engine.token.checkpoint import has_tokenizer
 from sojourn.engine.token.generation_config import sampling_defaults
-from sojourn.engine.token.lora.checkpoint import describe
 from sojourn.engine.token.text.template import ChatTemplate
 from sojourn.engine.token.text.tokenizer import NoTokenizer, Tokenizer
 from sojourn.metrics.compute.step_costs import StepCosts

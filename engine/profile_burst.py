@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from sojourn.engine.compute.profiler import CpuSpans, TorchProfiler, on_monotonic, with_spans
-from sojourn.engine.engine import Engine
+from sojourn.engine.loop.engine import Engine
 from sojourn.engine.messages import Profile
 from sojourn.engine.request.plan import LaunchedStep, StepOutcome, StepPlan
 from sojourn.engine.runner import ModelRunner

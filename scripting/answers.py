@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import pandas as pd
 
-from sojourn.metrics.diagnosis.verdict import Diagnosis
+from sojourn.diagnosis.verdict import Diagnosis
+from sojourn.live.kv_lens.document import KvLens, Worth
 from sojourn.metrics.errors import ReplayError, RunDataError
-from sojourn.metrics.kv_lens.document import KvLens, Worth
 from sojourn.metrics.ledger import ACCOUNTS, UNACCOUNTED
 from sojourn.metrics.request.goodput import measured
 from sojourn.metrics.run.directory import RunDirectory
@@ -19,15 +19,15 @@ from sojourn.scripting.documents import Ledger, Replay, RunToRun
 from sojourn.scripting.predictor import REPLAY_NEEDS
 
 if TYPE_CHECKING:
-    from sojourn.engine.replay.predictor import ReplayPredictor
-    from sojourn.metrics.replay.prediction import Change
+    from sojourn.metrics.prediction import Change
+    from sojourn.replay.predictor import ReplayPredictor
 
 
 def diagnosis_of(run: RunDirectory, against: RunDirectory | None = None, *, fresh: bool = False) -> Diagnosis:
     """The diagnosis that lies with the run, if it is of this version and of all its requests; else, and with `against`
     or `fresh`, one made now. Writes nothing."""
-    from sojourn.metrics.diagnosis.expectation import with_expectation
-    from sojourn.metrics.live.recorded import diagnose_recorded
+    from sojourn.diagnosis.expectation import with_expectation
+    from sojourn.live.watch.recorded import diagnose_recorded
     from sojourn.scripting.predictor import predictor
 
     if against is None and not fresh and (file := run.current_diagnosis()) is not None:
@@ -48,14 +48,14 @@ def replay_of(run: RunDirectory, changes: "Sequence[Change]", *, processes: int 
         raise ReplayError(
             f"a replay needs {', '.join(missing)}; install the extra, in Sojourn's folder: pip install '.[engine]'"
         )
-    from sojourn.engine.replay.predictor import predictor_of
+    from sojourn.replay.predictor import predictor_of
 
     return replayed(predictor_of(run, processes=processes), changes)
 
 
 def replayed(predictor: "ReplayPredictor", changes: "Sequence[Change]") -> Replay:
     """What a predictor says of changes, with the recorded run and the check beside it."""
-    from sojourn.metrics.replay.prediction import Change
+    from sojourn.metrics.prediction import Change
 
     for change in changes:
         predictor.check(change)
@@ -76,7 +76,7 @@ def replayed(predictor: "ReplayPredictor", changes: "Sequence[Change]") -> Repla
 def kv_lens_of(run: RunDirectory, *, with_goodput: bool = True) -> KvLens:
     """What the run's cache held, evicted and would gain from more memory; with replays of twice the memory where the
     run has what they need. Raises RunDataError where it tells nothing of its cache."""
-    from sojourn.metrics.kv_lens.of_run import lens_of_run
+    from sojourn.live.kv_lens.of_run import lens_of_run
 
     found = lens_of_run(run)
     if not with_goodput or found.pool_blocks is None or found.source != "records":
@@ -91,9 +91,9 @@ def kv_lens_of(run: RunDirectory, *, with_goodput: bool = True) -> KvLens:
 
 def _worth_of_twice(run: RunDirectory, pool_blocks: int) -> Worth:
     """Raises ReplayError."""
-    from sojourn.metrics.diagnosis.expectation import with_expectation
-    from sojourn.metrics.kv_lens.words import worth_of
-    from sojourn.metrics.replay.prediction import Change
+    from sojourn.diagnosis.expectation import with_expectation
+    from sojourn.live.kv_lens.words import worth_of
+    from sojourn.metrics.prediction import Change
     from sojourn.metrics.run.directory import section
 
     judged = with_expectation(run)

@@ -5,7 +5,7 @@ from itertools import product
 from typing import Any
 
 from sojourn.metrics.errors import InputError
-from sojourn.metrics.replay.prediction import FACTORS, REMOVED, ROUTINGS, Change, change_words
+from sojourn.metrics.prediction import FACTORS, REMOVED, ROUTINGS, Change, change_words
 
 WORDS = {"arrivals": ("recorded", "even"), "routing": ROUTINGS, "servers": ("recorded", "equal")}
 MOST_CHANGES = 500

@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 import msgspec
 
+from sojourn.diagnosis.explanation import Explanation
+from sojourn.diagnosis.verdict import Diagnosis
+from sojourn.live.kv_lens.document import KvLens
+from sojourn.live.watch.document import Watch
 from sojourn.metrics.compare.verdict import Comparison
-from sojourn.metrics.diagnosis.explanation import Explanation
-from sojourn.metrics.diagnosis.verdict import Diagnosis
-from sojourn.metrics.kv_lens.document import KvLens
-from sojourn.metrics.live.document import Watch
-from sojourn.metrics.replay.prediction import Prediction
+from sojourn.metrics.prediction import Prediction
 from sojourn.metrics.run.listing import ListedRun
 
 Scalar = str | int | float | bool | None

@@ -16,8 +16,8 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ToolAnnotations
 from pydantic import Field
 
+from sojourn.live.watch.fetch import base_of
 from sojourn.metrics.errors import InputError, RunDataError, SojournError
-from sojourn.metrics.live.fetch import base_of
 from sojourn.metrics.machine.host import own_version
 from sojourn.metrics.request.objectives import parse_bounds
 from sojourn.metrics.run.directory import RunDirectory
@@ -116,7 +116,7 @@ def build_server(path: Path, servers: Sequence[str] = ()) -> MCPServer:
         token: Annotated[int | None, Field(ge=0, description="explain the time before this output token")] = None,
     ) -> msgspec.Struct:
         """Explain one request: its ledger, what it waited for, which requests delayed it, its slowest tokens."""
-        from sojourn.metrics.diagnosis.explanation import explanation_of
+        from sojourn.diagnosis.explanation import explanation_of
 
         return explanation_of(folder.run(run), request_id, token)
 
@@ -191,7 +191,7 @@ def build_server(path: Path, servers: Sequence[str] = ()) -> MCPServer:
     ) -> msgspec.Struct:
         """Watch a live server (Sojourn, vLLM, SGLang) by its own metrics: what it suffers from now, with evidence.
         Sends no load. `unknown` names what its metrics cannot tell, and the switch that would tell it."""
-        from sojourn.metrics.live.watcher import watch_once
+        from sojourn.live.watch.watcher import watch_once
 
         if base_of(url) not in watched:
             known = f"it may read {', '.join(sorted(watched))}" if watched else "it may read none"

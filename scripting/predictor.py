@@ -4,10 +4,10 @@ import importlib.util
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sojourn.metrics.replay.prediction import Predictor
+    from sojourn.metrics.prediction import Predictor
     from sojourn.metrics.run.directory import RunDirectory
 
-REPLAY_NEEDS = ("xxhash",)  # of the engine extra: what engine.replay imports
+REPLAY_NEEDS = ("xxhash",)  # of the engine extra: what replay imports
 MOST_REPLAYED_STEPS = 60_000  # of a run: a diagnosis replays it some thirty times, and is to take seconds
 
 
@@ -16,9 +16,9 @@ def predictor(run: "RunDirectory") -> "Predictor | None":
     installed."""
     if any(importlib.util.find_spec(name) is None for name in REPLAY_NEEDS):
         return None
-    from sojourn.engine.replay.predictor import predictor_of
     from sojourn.metrics.errors import SojournError
-    from sojourn.metrics.replay.prediction import NoPredictor
+    from sojourn.metrics.prediction import NoPredictor
+    from sojourn.replay.predictor import predictor_of
 
     try:
         return predictor_of(run, most_steps=MOST_REPLAYED_STEPS)

@@ -5,17 +5,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sojourn.interop.probe.folder import open_server_run
 from sojourn.metrics.errors import InputError
-from sojourn.metrics.probe.folder import open_server_run
 from sojourn.metrics.run.directory import RunDirectory
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from sojourn.diagnosis.explanation import Explanation
+    from sojourn.diagnosis.verdict import Diagnosis
+    from sojourn.live.kv_lens.document import KvLens
     from sojourn.metrics.compare.verdict import Comparison
-    from sojourn.metrics.diagnosis.explanation import Explanation
-    from sojourn.metrics.diagnosis.verdict import Diagnosis
-    from sojourn.metrics.kv_lens.document import KvLens
     from sojourn.scripting.documents import Ledger, Replay
     from sojourn.scripting.figures import Figures
 
@@ -106,7 +106,7 @@ class Run:
 
     def explain(self, request_id: str, token: int | None = None) -> "Explanation":
         """Where the time of one request went; with `token`, what it waited for before that output token."""
-        from sojourn.metrics.diagnosis.explanation import explanation_of
+        from sojourn.diagnosis.explanation import explanation_of
 
         return explanation_of(self.directory, request_id, token)
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from sojourn.metrics.kv_lens.document import KvLens
-    from sojourn.metrics.live.document import Watch
+    from sojourn.live.kv_lens.document import KvLens
+    from sojourn.live.watch.document import Watch
     from sojourn.scripting.run import Run
 
 # In a checkout the rooms (engine/, metrics/, ...) stand beside this folder; a wheel has them in it.
@@ -42,7 +42,7 @@ def watch(*urls: str, seconds: float = 30.0, slo: str = "") -> "Watch":
 
     Sends no load. Raises `metrics.errors.InputError` for an address that is none, and ValueError for wrong objectives.
     """
-    from sojourn.metrics.live.watcher import watch_once
+    from sojourn.live.watch.watcher import watch_once
     from sojourn.metrics.request.objectives import parse_bounds
 
     return watch_once(urls, seconds, parse_bounds(slo) if slo else None)
@@ -56,8 +56,8 @@ def kv_lens(
 
     Needs the kv-events extra. Raises `metrics.errors.InputError` and `ServerError`.
     """
-    from sojourn.metrics.kv_lens.addresses import endpoints_from
-    from sojourn.metrics.kv_lens.session import lens_once
+    from sojourn.live.kv_lens.addresses import endpoints_from
+    from sojourn.live.kv_lens.session import lens_once
 
     endpoints, counted = endpoints_from(addresses, replay)
     return lens_once(endpoints, [*counted, *metrics], seconds)

@@ -18,9 +18,9 @@ ROOT = Path(__file__).parent
 FIRST = [
     "test_main_job.py", "engine/server/test_server.py", "loadgen/run/test_experiment.py", "ui/test_browser.py",
     "engine/server/telemetry/test_run_costs.py", "engine/server/core/test_call_ends.py",
-    "loadgen/client/test_client.py", "metrics/diagnosis/terminal/test_terminal.py",
-    "metrics/diagnosis/test_diagnosis.py", "ui/test_app.py", "engine/compute/test_triton_attention.py",
-    "metrics/diagnosis/test_diagnosis_claims.py",
+    "loadgen/client/test_client.py", "diagnosis/terminal/test_terminal.py",
+    "diagnosis/test_diagnosis.py", "ui/test_app.py", "engine/compute/test_triton_attention.py",
+    "diagnosis/test_diagnosis_claims.py",
 ]  # fmt: skip
 # A test that uses one of these fixtures gets the mark.
 SERVERS, COMPILED = {"api_server", "tool_server"}, {"library"}

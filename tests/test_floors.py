@@ -9,160 +9,152 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-ROOMS = ("commands", "scripting", "ui", "loadgen", "dashboards", "engine", "metrics", "sojourn")
-
-# room → the rooms that it may import, itself left out. The longest name that fits a module counts.
-MAY_IMPORT = {
-    "sojourn": {"commands", "scripting", "ui", "loadgen", "dashboards", "engine", "metrics"},
-    "commands": {"scripting", "ui", "loadgen", "dashboards", "engine", "metrics"},
-    "scripting": {"ui", "loadgen", "engine", "metrics"},
-    "ui": {"metrics"},
-    "loadgen": {"metrics"},
-    "dashboards": {"metrics"},
-    "metrics": set(),  # the package itself; each of its rooms stands below the rooms that import it
-    "metrics.errors": set(),
-    "metrics.whole_file": set(),
-    "metrics.cells": set(),
-    "metrics.statistics": {"metrics.cells"},
-    "metrics.ledger": set(),
-    "metrics.records": {"metrics.ledger"},
-    "metrics.machine": {"metrics.records", "metrics.errors", "metrics.whole_file"},
-    "metrics.steps": {"metrics.records"},
-    "metrics.run": {
-        "metrics.cells", "metrics.steps", "metrics.records", "metrics.ledger",
-        "metrics.errors", "metrics.whole_file",
-    },
-    "metrics.compute": {
-        "metrics.cells", "metrics.steps", "metrics.machine", "metrics.records", "metrics.statistics", "metrics.errors",
-    },
-    "metrics.request": {
-        "metrics.cells",
-        "metrics.compute", "metrics.run", "metrics.records", "metrics.ledger", "metrics.statistics", "metrics.errors",
-    },
-    "metrics.memory": {"metrics.run", "metrics.records", "metrics.statistics", "metrics.errors"},
-    "metrics.kv_lens": {
-        "metrics.memory", "metrics.sources", "metrics.live", "metrics.request", "metrics.replay", "metrics.run",
-        "metrics.machine", "metrics.diagnosis.terminal", "metrics.records", "metrics.statistics", "metrics.errors",
-    },
-    "metrics.probe": {
-        "metrics.memory", "metrics.compute", "metrics.run", "metrics.machine", "metrics.steps",
-        "metrics.records",
-        "metrics.ledger", "metrics.errors",
-    },
-    "metrics.compare": {
-        "metrics.cells", "metrics.compute",
-        "metrics.memory", "metrics.request", "metrics.run", "metrics.machine", "metrics.records", "metrics.ledger",
-        "metrics.statistics", "metrics.errors",
-    },
-    "metrics.results": {
-        "metrics.memory", "metrics.request", "metrics.run", "metrics.machine", "metrics.records", "metrics.statistics",
-    },
-    "metrics.usage": {"metrics.errors"},
-    "metrics.imported": {
-        "metrics.probe", "metrics.run", "metrics.records", "metrics.errors",
-    },
-    "metrics.catalog": {"metrics.memory", "metrics.compute", "metrics.machine", "metrics.records", "metrics.ledger"},
-    "metrics.sources": {"metrics.catalog", "metrics.run", "metrics.ledger", "metrics.errors"},
-    "metrics.diagnosis": {
-        "metrics.cells",
-        "metrics.sources", "metrics.results", "metrics.request", "metrics.run", "metrics.machine", "metrics.records",
-        "metrics.memory", "metrics.compute", "metrics.replay", "metrics.steps", "metrics.ledger",
-        "metrics.statistics", "metrics.errors",
-    },
-    "metrics.live": {
-        "metrics.diagnosis", "metrics.sources", "metrics.probe", "metrics.request", "metrics.run", "metrics.records",
-        "metrics.machine", "metrics.replay", "metrics.ledger", "metrics.errors",
-    },
-    "metrics.diagnosis.score": {
-        "metrics.diagnosis", "metrics.replay", "metrics.sources", "metrics.request", "metrics.run", "metrics.ledger",
-        "metrics.statistics", "metrics.errors", "metrics.whole_file",
-    },
-    "metrics.replay": {
-        "metrics.compare", "metrics.compute", "metrics.request", "metrics.results", "metrics.run", "metrics.steps",
-        "metrics.errors",
-    },
-    "metrics.search": {
-        "metrics.results", "metrics.memory", "metrics.request", "metrics.run", "metrics.machine", "metrics.statistics",
-        "metrics.errors",
-    },
-    "metrics.export": {
-        "metrics.catalog", "metrics.results", "metrics.request", "metrics.memory", "metrics.compute", "metrics.run",
-        "metrics.steps", "metrics.machine", "metrics.records", "metrics.ledger", "metrics.errors",
-    },
-    "engine.faults.plan": set(),
-    "engine.faults": {"engine.server", "engine.engine", "engine.memory.window", "metrics.errors"},
-    "engine.settings": {"engine.memory.eviction"},
-    "engine.config": {"engine.request.policies", "engine.settings", "engine.faults.plan"},
-    "engine.options": {"engine.config", "metrics.errors"},
-    "engine.sampling": set(),
-    "engine.adapter": set(),
-    "engine.process": set(),
-    "engine.messages": {"engine.adapter", "engine.kv_source", "engine.sampling", "metrics"},
-    "engine.kv_event_wire": set(),
-    "engine.kv_source": set(),
-    "engine.memory": {"engine.kv_event_wire", "engine.kv_source", "metrics"},
-    "engine.request": {"engine.memory", "engine.adapter", "engine.kv_source", "engine.sampling", "metrics"},
-    "engine.compute.communication.layout": {"metrics.errors"},
-    "engine.compute.communication.communicator": set(),
-    "engine.compute": {"engine.config", "engine.process", "metrics"},
-    "engine.token": {
-        "engine.compute", "engine.adapter", "engine.sampling", "engine.settings", "engine.config", "metrics",
-    },
-    "engine.runner": {
-        "engine.token", "engine.compute", "engine.request.plan", "engine.request.request", "engine.memory.adapters",
-        "engine.memory.window",
-        "engine.memory.tiers", "engine.memory.transfer", "engine.adapter", "engine.kv_source", "engine.config",
-        "engine.settings", "engine.sampling", "engine.process", "metrics",
-    },
-    "engine.token.speculation.ngram_index": set(),
-    "engine.telemetry": {
-        "engine.request", "engine.memory", "engine.token.speculation.ngram_index", "engine.messages", "engine.config",
-        "metrics",
-    },
-    "engine.scheduling": {"engine.request", "engine.memory", "engine.config", "engine.settings"},
-    "engine.engine": {"engine.telemetry", "engine.request", "engine.memory", "engine.messages", "metrics"},
-    "engine.profile_burst": {
-        "engine.engine", "engine.runner", "engine.request.plan", "engine.compute", "engine.messages", "metrics",
-    },
-    "engine.replay": {
-        "engine.engine", "engine.scheduling", "engine.adapter", "engine.request", "engine.memory", "engine.sampling",
-        "engine.config", "engine.settings", "metrics",
-    },
-    "engine.group": {
-        "engine.runner", "engine.compute", "engine.config", "engine.process", "engine.faults.plan",
-        "engine.faults.rank", "metrics.compute.startup", "metrics.errors",
-    },
-    "engine.core": {
-        "engine.group", "engine.telemetry", "engine.engine", "engine.scheduling", "engine.request.token_budget",
-        "engine.profile_burst",
-        "engine.runner", "engine.messages",
-        "engine.faults", "engine.config", "engine.process", "metrics.compute.startup", "metrics.errors",
-    },
-    "engine.llm": {
-        "engine.core", "engine.engine", "engine.llm_output", "engine.messages", "engine.telemetry", "engine.config",
-        "engine.sampling", "engine.token.checkpoint", "engine.token.generation_config", "engine.token.text",
-        "engine.token.lora.checkpoint", "metrics",
-    },
-    "engine.measure_speed": {"engine.llm", "engine.config", "engine.sampling", "engine.process", "metrics"},
-    "engine.llm_output": {"engine.messages", "engine.sampling", "engine.token.text", "metrics"},
-    "engine.server": {
-        "engine.token.text", "engine.token.checkpoint", "engine.token.generation_config", "engine.token.tools",
-        "engine.token.grammar.grammar",
-        "engine.token.lora.checkpoint", "engine.adapter", "engine.settings",
-        "engine.messages", "engine.sampling", "engine.config", "engine.process", "engine.kv_event_wire",
-        "engine.kv_source", "metrics",
-    },
-    "engine.server.serve": {"engine.server", "engine.faults", "engine.config", "engine.process", "metrics.errors"},
-    "engine.check": {
-        "engine.server", "engine.runner", "engine.memory.tiers", "engine.token.text", "engine.token.generation_config",
-        "engine.config", "metrics",
-    },
+# The house from the ground to the roof. What stands on one line knows nothing of each other; a module belongs to the
+# longest name that fits it, and may import what stands on lower lines.
+FLOORS = (
+    ("metrics",), ("interop",), ("engine",), ("replay",), ("diagnosis",), ("live",), ("loadgen", "dashboards"), ("ui",),
+    ("scripting",), ("commands",), ("sojourn",),
+)  # fmt: skip
+ROOMS = tuple(room for floor in FLOORS for room in floor)
+SETTINGS = tuple(f"techniques.{name}.settings" for name in ("group", "handover", "lora", "speculation", "tiers"))
+# The floors inside a room.
+INSIDE = {
+    "metrics": (
+        ("errors", "whole_file", "cells", "ledger"),
+        ("records", "statistics", "prediction", "usage"),
+        ("steps", "machine"),
+        ("run",),
+        ("memory", "compute"),
+        ("request",),
+        ("compare", "results", "catalog", "compute.speed_run"),
+        ("compute.speed_facts",),
+        ("compute.one_process",),
+        ("compute.group_facts",),
+    ),
+    "interop": (("probe", "sources"), ("imported", "exported")),
+    "engine": (
+        ("adapter", "kv_event_wire", "kv_source", "process", "sampling", "faults.plan"),
+        ("messages", "memory", "faults.delay", "settings.panels", "settings.named_paths"),
+        ("request", "faults.rank"),
+        ("settings", *SETTINGS),
+        ("config",),
+        ("options", "compute"),
+        ("token",),
+        ("telemetry",),
+        ("loop",),
+        ("runner", "server", "faults.core"),
+        ("techniques",),
+        ("profile_burst",),
+        ("core", "llm_output"),
+        ("llm", "faults"),
+        ("measure_speed", "server.serve"),
+        ("check",),
+        ("",),  # the package itself, which loads what is asked of it
+    ),
+    "diagnosis": (
+        ("chunk_facts", "client_stalls", "evidence_level", "explanation", "launch_facts", "machine_facts",
+         "memory_facts", "step_facts", "verdict"),
+        ("block_facts", "fleet_facts"),
+        ("kv_facts",),
+        ("facts", "run_lint"),
+        ("capacity", "client_signs", "excess"),
+        ("expectation", "foreign_server", "server_means", "symptoms"),
+        ("validity",),
+        ("state",),
+        ("limits", "rules.cause"),
+        ("server_proposals", "compare"),
+        ("rules",),
+        ("suspects", "symptom_tree"),
+        ("trials", "terminal"),
+        ("adjudicate",),
+        ("confidence",),
+        ("findings", "score", "explain_request"),
+        ("diagnose",),
+    ),
+    "live": (("watch",), ("kv_lens",)),
 }  # fmt: skip
+# What an engine needs for any model and load, and what may stand around it.
+HEART = ("memory", "compute", "token", "request", "telemetry", "loop", "runner", "server")
+TECHNIQUES = ("grammar", "lora", "speculation", "group", "tiers", "handover")
+STANDS_ON = {"handover": "tiers"}
+# What is still to be cut.
+YET = {
+    "engine.compute.backends engine.techniques.lora.kernels.backend",
+    "engine.compute.backends engine.techniques.lora.kernels.cpp_backend",
+    "engine.compute.backends engine.techniques.lora.kernels.torch_backend",
+    "engine.compute.backends engine.techniques.lora.kernels.triton_backend",
+    "engine.compute.device_ceilings engine.techniques.group.link_ceilings",
+    "engine.compute.layers_cpp engine.techniques.lora.kernels.backend",
+    "engine.compute.layers_cpp engine.techniques.lora.kernels.cpp_backend",
+    "engine.compute.linear engine.techniques.lora.kernels.backend",
+    "engine.loop.engine engine.techniques.handover.handoffs",
+    "engine.loop.scheduling engine.techniques.speculation.draft_lengths",
+    "engine.loop.scheduling engine.techniques.speculation.settings",
+    "engine.loop.scheduling engine.techniques.tiers.tiers",
+    "engine.memory.kv_events engine.techniques.tiers.index",
+    "engine.memory.kv_events engine.techniques.tiers.tiers",
+    "engine.request.kv_block_manager engine.techniques.tiers.tiers",
+    "engine.request.kv_block_manager engine.techniques.tiers.transfers",
+    "engine.request.plan engine.techniques.tiers.transfers",
+    "engine.request.preparing engine.techniques.tiers.transfers",
+    "engine.request.scheduler engine.techniques.group.micro_batches",
+    "engine.request.scheduler engine.techniques.lora.line",
+    "engine.request.scheduler engine.techniques.lora.slots",
+    "engine.request.scheduler engine.techniques.speculation.draft_lengths",
+    "engine.request.scheduler engine.techniques.tiers.tiers",
+    "engine.request.scheduler engine.techniques.tiers.transfers",
+    "engine.request.waiting engine.techniques.lora.line",
+    "engine.runner.batch engine.techniques.grammar.guides",
+    "engine.runner.batch engine.techniques.grammar.masks",
+    "engine.runner.batch engine.techniques.lora.kernels.backend",
+    "engine.runner.batch engine.techniques.tiers.transfers",
+    "engine.runner.build engine.techniques.speculation.proposers.drafters",
+    "engine.runner.memory_plan engine.techniques.group.layout",
+    "engine.runner.memory_plan engine.techniques.lora.checkpoint.fit",
+    "engine.runner.memory_plan engine.techniques.lora.host",
+    "engine.runner.memory_plan engine.techniques.speculation.proposers.drafters",
+    "engine.runner.memory_plan engine.techniques.tiers.settings",
+    "engine.runner.outcome engine.techniques.group.traffic",
+    "engine.runner.runner engine.techniques.grammar.guides",
+    "engine.runner.runner engine.techniques.group.rank_step",
+    "engine.runner.runner engine.techniques.group.stages",
+    "engine.runner.runner engine.techniques.lora.host",
+    "engine.runner.runner engine.techniques.lora.kernels.backend",
+    "engine.runner.runner engine.techniques.speculation.drafting",
+    "engine.runner.runner engine.techniques.speculation.proposers.drafters",
+    "engine.runner.runner engine.techniques.speculation.proposers.proposers",
+    "engine.runner.runner engine.techniques.speculation.settings",
+    "engine.runner.runner engine.techniques.tiers.host_slots",
+    "engine.runner.runner engine.techniques.tiers.transfers",
+    "engine.server.api_reference engine.techniques.lora.served",
+    "engine.server.app engine.techniques.lora.served",
+    "engine.server.fleet.routes engine.techniques.handover.settings",
+    "engine.server.grammar.worker engine.techniques.grammar.grammar",
+    "engine.server.openai.kv_transfer engine.techniques.handover.settings",
+    "engine.server.openai.structured_output engine.techniques.grammar.grammar",
+    "engine.server.service engine.techniques.lora.served",
+    "engine.telemetry.lookup_sample engine.techniques.speculation.proposers.ngram_index",
+    "engine.telemetry.step_records engine.techniques.lora.slots",
+    "engine.telemetry.step_records engine.techniques.tiers.tiers",
+    "engine.telemetry.step_records engine.techniques.tiers.transfers",
+}
+BETWEEN_YET = {
+    "engine.techniques.group.follower engine.techniques.tiers.transfers",
+    "engine.techniques.group.member engine.techniques.tiers.build",
+    "engine.techniques.group.rank_step engine.techniques.lora.kernels.backend",
+    "engine.techniques.group.rank_step engine.techniques.tiers.transfers",
+    "engine.techniques.speculation.drafting engine.techniques.grammar.guides",
+    "engine.techniques.tiers.build engine.techniques.handover.build",
+    "engine.techniques.tiers.build engine.techniques.handover.handoffs",
+    "engine.techniques.tiers.build engine.techniques.handover.settings",
+}
 WITHOUT_TORCH = (
-    "metrics", "dashboards", "engine.memory", "engine.request", "engine.server", "engine.telemetry",
-    "engine.faults", "engine.replay", "engine.config", "engine.settings", "engine.process", "engine.core",
+    "metrics", "interop", "replay", "diagnosis", "live", "dashboards", "engine.memory", "engine.request",
+    "engine.server", "engine.telemetry", "engine.loop", "engine.faults", "engine.config", "engine.settings",
+    "engine.process", "engine.core", "engine.techniques.tiers", "engine.techniques.handover",
     "engine.compute.communication.layout", "engine.compute.communication.communicator",
 )  # fmt: skip
+COMPUTES = ("locustfile", "tiers.build", "tiers.host_slots", "handover.build")
 # What `sojourn run` imports. Locust patches the interpreter when it is imported: clients have processes of their own.
 RUN = """
 import sojourn.loadgen.run.experiment, sojourn.loadgen.run.replay, sojourn.loadgen.run.run_files
@@ -201,26 +193,64 @@ def imports(path: Path) -> set[str]:
     return {name for name in inside if name in modules()}
 
 
-def room_of(module: str) -> str:
-    return max((room for room in MAY_IMPORT if module == room or module.startswith(f"{room}.")), key=len, default="")
+def floor(module: str, floors: tuple[tuple[str, ...], ...]) -> tuple[int, str]:
+    """(number of the floor, room) of a module, by the longest name that fits it."""
+    fitting = [
+        (len(room), number, room) for number, rooms in enumerate(floors) for room in rooms
+        if module == room or not room or module.startswith(f"{room}.")
+    ]  # fmt: skip
+    assert fitting, f"{module} stands on no floor"
+    return max(fitting)[1:]
 
 
-def allowed(module: str, target: str) -> bool:
-    home = room_of(module)
-    return any(target == room or target.startswith(f"{room}.") for room in MAY_IMPORT[home] | {home}) or (
-        target == "engine"  # the package itself, which holds nothing
-    )
+def climbs(module: str, target: str, floors: tuple[tuple[str, ...], ...]) -> bool:
+    (here, room), (there, other) = floor(module, floors), floor(target, floors)
+    return room != other and there >= here
 
 
-def test_imports_go_down_only():
-    above = [
-        f"{module} imports {target}"
-        for module, path in modules().items()
-        if room_of(module)
-        for target in sorted(imports(path))
-        if not allowed(module, target)
-    ]
+def of_heart(module: str) -> bool:
+    return module.startswith("engine.") and module.split(".")[1] in HEART
+
+
+def technique(module: str) -> str:
+    """ "lora" of "engine.techniques.lora.slots"; "" of a module of no technique."""
+    return module.split(".")[2] if module.startswith("engine.techniques.") else ""
+
+
+EDGES = [(module, target) for module, path in modules().items() for target in sorted(imports(path) - {module})]
+
+
+def test_a_room_imports_lower_rooms_only():
+    above = [f"{module} imports {target}" for module, target in EDGES if climbs(module, target, FLOORS)]
     assert not above, "these imports reach up or across:\n" + "\n".join(above)
+
+
+@pytest.mark.parametrize("room", INSIDE)
+def test_inside_a_room_imports_go_down_too(room):
+    inside = [
+        (module.removeprefix(f"{room}."), target.removeprefix(f"{room}."))
+        for module, target in EDGES if module.startswith(f"{room}.") and target.startswith(f"{room}.")
+        and not (of_heart(module) and technique(target))  # another rule says so
+    ]  # fmt: skip
+    above = [f"{module} imports {target}" for module, target in inside if climbs(module, target, INSIDE[room])]
+    assert not above, "these imports reach up or across:\n" + "\n".join(above)
+
+
+def test_the_heart_imports_no_technique():
+    known = {f"{module} {target}" for module, target in EDGES if of_heart(module) and technique(target)}
+    assert known == YET
+
+
+def test_a_technique_imports_no_other_technique():
+    both = {
+        f"{module} {target}" for module, target in EDGES if technique(module) and technique(target)
+        and technique(target) not in (technique(module), STANDS_ON.get(technique(module)))
+    }  # fmt: skip
+    assert both == BETWEEN_YET
+
+
+def test_every_technique_has_its_folder():
+    assert {technique(name) for name in modules()} - {""} == set(TECHNIQUES)
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
@@ -254,11 +284,6 @@ def test_no_module_imports_itself_through_others():
     assert circles(graph) == []
 
 
-def test_every_module_has_its_floor():
-    homeless = [name for name in modules() if not room_of(name) and name != "engine"]
-    assert not homeless
-
-
 @pytest.mark.parametrize(
     ("first", "rooms"), [(RUN, ("loadgen",)), ("import tests.engine.simulated\n", WITHOUT_TORCH)],
     ids=["loadgen", "others"],
@@ -266,7 +291,7 @@ def test_every_module_has_its_floor():
 def test_rooms_import_without_torch(first, rooms):
     inside = [
         name for name in modules()
-        if any(name == room or name.startswith(f"{room}.") for room in rooms) and not name.endswith("locustfile")
+        if any(name == room or name.startswith(f"{room}.") for room in rooms) and not name.endswith(COMPUTES)
     ]  # fmt: skip
     code = "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n" + first
     code += "".join(f"import sojourn.{name}\n" for name in sorted(inside))

@@ -13,12 +13,12 @@ import psutil
 import pytest
 import yaml
 
+from sojourn.interop.sources.view import observe
 from sojourn.loadgen.exit_code import NOT_VALID
 from sojourn.loadgen.scenario.scenario import SCENARIO_FOLDER
 from sojourn.metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS, closes
 from sojourn.metrics.records import STAGES
 from sojourn.metrics.run.directory import RunDirectory
-from sojourn.metrics.sources.view import observe
 from tests.engine.server_process import serving
 
 pytestmark = pytest.mark.server

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("commands", "dashboards", "engine", "loadgen", "metrics", "scale", "scenarios", "scripting", "ui")
+ROOMS = (
+    "commands", "dashboards", "diagnosis", "engine", "interop", "live", "loadgen", "metrics", "replay", "scale",
+    "scenarios", "scripting", "ui",
+)  # fmt: skip
 USE = """
 import engine, metrics, sojourn, ui
 from sojourn.engine.config import EngineConfig

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import streamlit as st
 
-from sojourn.metrics.diagnosis.verdict import Finding
+from sojourn.diagnosis.verdict import Finding
 from sojourn.ui.filters import MOST_IDS, SERVED, RunFilter, missed_by
 from sojourn.ui.run_data import RunData
 from sojourn.ui.tables.request import accounts_ms

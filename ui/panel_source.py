@@ -11,8 +11,8 @@ from urllib.parse import urlencode
 
 import yaml
 
+from sojourn.live.watch.fetch import fetch
 from sojourn.metrics.errors import RunDataError, ServerError
-from sojourn.metrics.live.fetch import fetch
 
 TIMEOUT_S = 10.0
 POINTS = 240  # of a line, at most

@@ -10,12 +10,13 @@ import msgspec
 import pandas as pd
 import pyarrow as pa
 
+from sojourn.diagnosis.diagnose import diagnose
+from sojourn.diagnosis.expectation import with_expectation
+from sojourn.diagnosis.verdict import Diagnosis
+from sojourn.interop.sources.view import timeline
 from sojourn.metrics.cells import flat_frame
 from sojourn.metrics.compute.roofline import Ceilings, load_ceilings
 from sojourn.metrics.compute.utilisation import arithmetic, ceilings_from
-from sojourn.metrics.diagnosis.diagnose import diagnose
-from sojourn.metrics.diagnosis.expectation import with_expectation
-from sojourn.metrics.diagnosis.verdict import Diagnosis
 from sojourn.metrics.errors import CalibrationError, RunDataError
 from sojourn.metrics.records.tables import SCHEMAS
 from sojourn.metrics.request.goodput import measured, measured_steps
@@ -24,7 +25,6 @@ from sojourn.metrics.results.replicas import FleetView, fleet_view
 from sojourn.metrics.run.directory import RunDirectory, engine_settings, frame_of, server_hardware
 from sojourn.metrics.run.segments import STREAM
 from sojourn.metrics.run.server_alone import is_server_alone, meta_of, requests_of
-from sojourn.metrics.sources.view import timeline
 from sojourn.ui import large_run
 from sojourn.ui.tables.request import chosen
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import streamlit as st
 
-from sojourn.metrics.diagnosis.expectation import with_expectation
-from sojourn.metrics.diagnosis.facts import read_facts
-from sojourn.metrics.diagnosis.symptom_tree.tree import SymptomTree, symptom_tree
-from sojourn.metrics.diagnosis.symptoms import SYMPTOMS
-from sojourn.metrics.diagnosis.verdict import Diagnosis
+from sojourn.diagnosis.expectation import with_expectation
+from sojourn.diagnosis.facts import read_facts
+from sojourn.diagnosis.symptom_tree.tree import SymptomTree, symptom_tree
+from sojourn.diagnosis.symptoms import SYMPTOMS
+from sojourn.diagnosis.verdict import Diagnosis
 from sojourn.metrics.run.directory import RunDirectory
 from sojourn.ui.run_data import RunData, fingerprint
 

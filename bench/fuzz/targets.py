@@ -178,7 +178,7 @@ def sse() -> Target:
 
 
 def traceparent() -> Target:
-    from sojourn.metrics.export.spans import parent_of
+    from sojourn.interop.exported.spans import parent_of
 
     return lambda data: parent_of(data.decode("latin-1"))
 

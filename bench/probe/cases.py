@@ -23,16 +23,16 @@ import yaml
 from bench.engines.servers import HOST, Server
 from bench.json_process import ROOT
 from bench.probe.vllm_with_probe import TINY_MODEL, vllm_with_probe
+from sojourn.diagnosis.diagnose import diagnose
+from sojourn.diagnosis.facts import closure, read_facts
+from sojourn.diagnosis.score.judgement import judge
+from sojourn.diagnosis.score.said import Said, said_of
+from sojourn.diagnosis.score.scoring import attainment
+from sojourn.diagnosis.score.threshold_rules import threshold_verdict
+from sojourn.diagnosis.score.truth import FaultRecord, Truth, write_fault
 from sojourn.loadgen.faults.planted import Network
 from sojourn.loadgen.faults.surroundings import PlantedSurroundings
 from sojourn.loadgen.target.endpoint import parse_base_url
-from sojourn.metrics.diagnosis.diagnose import diagnose
-from sojourn.metrics.diagnosis.facts import closure, read_facts
-from sojourn.metrics.diagnosis.score.judgement import judge
-from sojourn.metrics.diagnosis.score.said import Said, said_of
-from sojourn.metrics.diagnosis.score.scoring import attainment
-from sojourn.metrics.diagnosis.score.threshold_rules import threshold_verdict
-from sojourn.metrics.diagnosis.score.truth import FaultRecord, Truth, write_fault
 from sojourn.metrics.run.directory import RunDirectory
 
 LOAD_SECONDS = 240

@@ -9,12 +9,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sojourn.engine.replay.outcome import figures, recorded_answers
-from sojourn.engine.replay.predictor import ReplayPredictor, StepErrors, predictor_of
-from sojourn.metrics.replay.prediction import Change, Interval, Prediction
+from sojourn.metrics.prediction import Change, Interval, Prediction
 from sojourn.metrics.request.goodput import measured
 from sojourn.metrics.results.load import declared_window_s
 from sojourn.metrics.run.directory import RunDirectory
+from sojourn.replay.outcome import figures, recorded_answers
+from sojourn.replay.predictor import ReplayPredictor, StepErrors, predictor_of
 
 FIGURES = {"tpot": "tpot_ms:p50", "e2e": "e2e_ms:p50", "ttft": "ttft_ms:p50", "attainment": "attainment"}
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sojourn.diagnosis.score.truth import FAULT_FILE, FaultRecord, read_fault
 from sojourn.engine.config import EngineConfig
-from sojourn.engine.replay.settings import REPLAYED
-from sojourn.metrics.diagnosis.score.truth import FAULT_FILE, FaultRecord, read_fault
 from sojourn.metrics.errors import RunDataError
 from sojourn.metrics.run.directory import RunDirectory, engine_settings, section
+from sojourn.replay.settings import REPLAYED
 
 OWN = ("name", "description", "engine")  # of a scenario: what two runs of a pair may have different
 POOL = ("num_kv_blocks", "kv_cache_gib")

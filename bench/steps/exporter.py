@@ -7,9 +7,9 @@ from random import Random
 
 import msgspec
 
-from sojourn.metrics.export.prometheus import FOLDED_AT_ONCE, Exporter
-from sojourn.metrics.export.prometheus_steps import SAMPLES
-from sojourn.metrics.export.vllm_names import EngineFacts
+from sojourn.interop.exported.prometheus import FOLDED_AT_ONCE, Exporter
+from sojourn.interop.exported.prometheus_steps import SAMPLES
+from sojourn.interop.exported.vllm_names import EngineFacts
 from sojourn.metrics.records import RequestRecord, StepRecord
 from sojourn.metrics.steps import Steps
 from tests.metrics.random_records import MS, random_request, random_step

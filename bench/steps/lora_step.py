@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from bench.shapes import model_to_bench
-from sojourn.engine.token.lora.checkpoint import describe
+from sojourn.engine.techniques.lora.checkpoint.checkpoint import describe
 from sojourn.engine.token.models.registry import outlined_model
 from tests.engine.harness import drain, hand_over, make_engine, submit
 

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from sojourn.engine.replay.step_fit import StepColumns, StepTimes
+from sojourn.diagnosis.step_facts import fit
 from sojourn.metrics.compute.cost_model import StepWork
 from sojourn.metrics.compute.step_time import StepTimeModel, features
-from sojourn.metrics.diagnosis.step_facts import fit
+from sojourn.replay.step_fit import StepColumns, StepTimes
 
 FILE = "Sentinel/Data/Processed/normal_vllm.csv"
 LAYERS = 80

@@ -12,7 +12,7 @@ import torch
 
 from sojourn.engine.config import model_folder
 from sojourn.engine.sampling import Grammar, SamplingParams
-from sojourn.engine.token.grammar.guides import Guides
+from sojourn.engine.techniques.grammar.guides import Guides
 from sojourn.engine.token.sampling.sampler import Sampler
 
 ROWS = 64

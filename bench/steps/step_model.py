@@ -22,7 +22,7 @@ from bench.shapes import model_to_bench
 from sojourn.engine import messages
 from sojourn.engine.config import EngineConfig
 from sojourn.engine.core import build
-from sojourn.engine.engine import Engine
+from sojourn.engine.loop.engine import Engine
 from sojourn.engine.sampling import SamplingParams
 from sojourn.metrics.compute.cost_model import ModelShape, step_work
 from sojourn.metrics.compute.step_time import StepTimeModel, features

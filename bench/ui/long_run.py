@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sojourn.metrics.diagnosis.diagnose import diagnose
+from sojourn.diagnosis.diagnose import diagnose
 from sojourn.metrics.records.tables import SCHEMAS
 from sojourn.metrics.run.directory import REQUIRED, RunDirectory
 from tests.metrics.synthetic import CLOCK_START_NS, synthetic_run

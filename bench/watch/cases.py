@@ -30,13 +30,13 @@ from bench.json_process import ROOT
 from bench.probe.cases import THREADS
 from bench.probe.vllm_with_probe import TINY_MODEL, vllm_with_probe
 from bench.watch.pages import page_log, read_pages
+from sojourn.interop.sources.page import rows_of
+from sojourn.live.watch.fetch import fetch
+from sojourn.live.watch.observer import Observer
+from sojourn.live.watch.watcher import Watched
 from sojourn.loadgen.faults.planted import Network
 from sojourn.loadgen.faults.surroundings import PlantedSurroundings
 from sojourn.loadgen.target.endpoint import parse_base_url
-from sojourn.metrics.live.fetch import fetch
-from sojourn.metrics.live.observer import Observer
-from sojourn.metrics.live.watcher import Watched
-from sojourn.metrics.sources.page import rows_of
 
 BEFORE_S, LOAD_S = 5.0, 62.0  # an idle server first, as one that is attached to
 OURS = {"threads": 1, "max_num_seqs": 32, "max_num_batched_tokens": 512}

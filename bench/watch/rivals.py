@@ -26,8 +26,8 @@ from typing import Any
 from bench.engines.servers import HOST
 from bench.watch.cases import CASES, VIEWS, Case, cell, said_in
 from bench.watch.pages import read_pages, served
+from sojourn.interop.sources.page import rows_of
 from sojourn.metrics.errors import SojournError
-from sojourn.metrics.sources.page import rows_of
 
 ASKED_S = 20.0  # after the load began
 TOOL_SECONDS = 60

@@ -10,11 +10,11 @@ from sojourn.engine.compute.attention.cpp_backend import CppAttention
 from sojourn.engine.compute.attention.torch_backend import TorchAttention
 from sojourn.engine.compute.cpp import extension
 from sojourn.engine.compute.kv_formats import is_quantised
-from sojourn.engine.compute.lora.backend import AdaptedLinear, LoraBackend
-from sojourn.engine.compute.lora.cpp_backend import CppLora
-from sojourn.engine.compute.lora.torch_backend import TorchLora
 from sojourn.engine.compute.operations.backend import Operations
 from sojourn.engine.compute.operations.cpp_backend import CppOperations
+from sojourn.engine.techniques.lora.kernels.backend import AdaptedLinear, LoraBackend
+from sojourn.engine.techniques.lora.kernels.cpp_backend import CppLora
+from sojourn.engine.techniques.lora.kernels.torch_backend import TorchLora
 from sojourn.metrics.errors import ModelError
 
 
@@ -68,7 +68,7 @@ def make_lora(
 ) -> LoraBackend:
     """What adds the deltas of adapters, of as many slots, to linear layers; `name` as in `make_operations`."""
     if name == "auto" and _has_triton(device):
-        from sojourn.engine.compute.lora.triton_backend import TritonLora  # Triton takes its time to import
+        from sojourn.engine.techniques.lora.kernels.triton_backend import TritonLora  # Triton takes its time to import
 
         return TritonLora(max_loras, max_rank, linears, dtype, device)
     library = _cpu_kernels(device, dtype, dtype) if name == "auto" else None

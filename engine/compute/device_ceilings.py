@@ -13,9 +13,9 @@ from functools import partial
 import torch
 
 from sojourn.engine.compute.cpp.extension import library
-from sojourn.engine.compute.link_ceilings import RANKS, links
 from sojourn.engine.compute.weight_formats import cpp_formats, has_bfloat16, torch_formats
 from sojourn.engine.process import num_cores
+from sojourn.engine.techniques.group.link_ceilings import RANKS, links
 from sojourn.metrics.compute.roofline import Ceilings, Gemm, device_name
 from sojourn.metrics.errors import CalibrationError
 from sojourn.metrics.machine.host import versions

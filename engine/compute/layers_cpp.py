@@ -11,10 +11,10 @@ from sojourn.engine.compute.attention.cpp_backend import AttentionArguments
 from sojourn.engine.compute.cpp.extension import Library
 from sojourn.engine.compute.cpp.matrices import CppWeight
 from sojourn.engine.compute.kv_cache import KVCache, LayerCache
-from sojourn.engine.compute.lora.backend import LinearAdapters
-from sojourn.engine.compute.lora.cpp_backend import CppLora
 from sojourn.engine.compute.operations.backend import Gate, HeadSpec, Norm
 from sojourn.engine.compute.operations.cpp_backend import GATES, SHIFTS, HeadArguments
+from sojourn.engine.techniques.lora.kernels.backend import LinearAdapters
+from sojourn.engine.techniques.lora.kernels.cpp_backend import CppLora
 
 POINTER, INT = ctypes.c_void_p, ctypes.c_int64
 MOST_PARTS = 6  # of a packed matrix

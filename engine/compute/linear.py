@@ -7,12 +7,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from sojourn.engine.compute.cuts import Cut
-from sojourn.engine.compute.lora.backend import LinearAdapters
 from sojourn.engine.compute.quantisation.kernels import Kernels
 from sojourn.engine.compute.quantisation.matrix import QuantisedMatrix
 from sojourn.engine.compute.quantisation.method import LinearMethod
 from sojourn.engine.compute.quantisation.parts import SourceParts
 from sojourn.engine.compute.weight_formats import WeightFormat
+from sojourn.engine.techniques.lora.kernels.backend import LinearAdapters
 
 
 class LinearPart(NamedTuple):

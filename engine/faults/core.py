@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from sojourn.engine.engine import Engine
 from sojourn.engine.faults.delay import SECOND_NS, Window, after, before, spend
 from sojourn.engine.faults.plan import (
     BadDrafts,
@@ -24,6 +23,7 @@ from sojourn.engine.faults.plan import (
     SlowSampler,
 )
 from sojourn.engine.faults.rank import plant_in_rank
+from sojourn.engine.loop.engine import Engine
 from sojourn.engine.memory.window import HOLE
 from sojourn.metrics.errors import ModelError
 

@@ -18,7 +18,7 @@ from sojourn.engine.faults.plan import (
     SlowTokeniser,
     SlowWrites,
 )
-from sojourn.engine.server.moderation.verdict import Moderator, Verdict
+from sojourn.engine.server.gateway.moderation.verdict import Moderator, Verdict
 from sojourn.engine.server.service import Service
 from sojourn.metrics.errors import InputError
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from sojourn.engine.kv_event_wire import BlockRemoved, BlockStored, KVEvent, WireFormat, encode_batch
-from sojourn.engine.memory.tiers.index import TierIndex
-from sojourn.engine.memory.tiers.tiers import KVTiers
+from sojourn.engine.techniques.tiers.index import TierIndex
+from sojourn.engine.techniques.tiers.tiers import KVTiers
 
 DEVICE = "GPU"  # vLLM's name for the device's memory, also where the device is a CPU
 MEDIA = {"host": "CPU", "disk": "STORAGE"}  # by tier; what a shared remote tier holds is no property of one server

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from sojourn.engine.memory.block_pool import BlockPool
 from sojourn.engine.memory.observer import BlockObserver
-from sojourn.engine.memory.tiers.tiers import KVTiers
-from sojourn.engine.memory.tiers.transfers import Prefetch
 from sojourn.engine.memory.window import HOLE
 from sojourn.engine.request.plan import StepPlan
 from sojourn.engine.request.request import Request
+from sojourn.engine.techniques.tiers.tiers import KVTiers
+from sojourn.engine.techniques.tiers.transfers import Prefetch
 
 
 class KVBlockManager:

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from sojourn.engine.adapter import AdapterReference
-from sojourn.engine.memory.tiers.transfers import Transfers
 from sojourn.engine.request.request import Request
 from sojourn.engine.sampling import TokenLogprobs
+from sojourn.engine.techniques.tiers.transfers import Transfers
 
 
 class ScheduledTokens(NamedTuple):

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from sojourn.engine.memory.tiers.transfers import Prefetch
 from sojourn.engine.request.plan import Preparation
 from sojourn.engine.request.request import Request
+from sojourn.engine.techniques.tiers.transfers import Prefetch
 from sojourn.metrics.ledger import Account
 from sojourn.metrics.memory.kv_load import NOTHING_LOADED
 

@@ -3,20 +3,20 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sojourn.engine.memory.adapters import AdapterSlots
 from sojourn.engine.memory.block_pool import BlockPool
 from sojourn.engine.memory.observer import BlockObserver
-from sojourn.engine.memory.tiers.tiers import KVTiers
-from sojourn.engine.memory.tiers.transfers import Prefetch
-from sojourn.engine.request.adapter_line import AdapterLine
-from sojourn.engine.request.draft_lengths import DraftLengths
 from sojourn.engine.request.kv_block_manager import KVBlockManager
-from sojourn.engine.request.micro_batches import MicroBatches
 from sojourn.engine.request.plan import Preemption, ScheduledTokens, StepOutcome, StepPlan, next_tokens
 from sojourn.engine.request.policy import Phase, Phases, Policy
 from sojourn.engine.request.request import Request, State
 from sojourn.engine.request.token_budget import FixedBudget, TokenBudget
 from sojourn.engine.request.waiting import WaitingQueue
+from sojourn.engine.techniques.group.micro_batches import MicroBatches
+from sojourn.engine.techniques.lora.line import AdapterLine
+from sojourn.engine.techniques.lora.slots import AdapterSlots
+from sojourn.engine.techniques.speculation.draft_lengths import DraftLengths
+from sojourn.engine.techniques.tiers.tiers import KVTiers
+from sojourn.engine.techniques.tiers.transfers import Prefetch
 
 _NOTHING: tuple[int, ...] = ()
 

@@ -1,9 +1,9 @@
 """The waiting requests: in the policy's queue, behind other long prompts, behind the prompt that they share, or until
 their adapter gets a slot."""
 
-from sojourn.engine.request.adapter_line import AdapterLine
 from sojourn.engine.request.policy import Policy, RankedQueue
 from sojourn.engine.request.request import Request, State
+from sojourn.engine.techniques.lora.line import AdapterLine
 
 
 class WaitingQueue:

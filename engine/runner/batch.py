@@ -7,14 +7,14 @@ from typing import Any
 import torch
 
 from sojourn.engine.compute.logits import OVERFLOWED
-from sojourn.engine.compute.lora.backend import LoraTile
-from sojourn.engine.memory.tiers.transfers import Transfers
 from sojourn.engine.request.plan import ScheduledTokens
 from sojourn.engine.request.request import Request
 from sojourn.engine.runner.rows import PackedStep
 from sojourn.engine.sampling import TokenLogprobs
-from sojourn.engine.token.grammar.guides import Guides
-from sojourn.engine.token.grammar.masks import MaskFill
+from sojourn.engine.techniques.grammar.guides import Guides
+from sojourn.engine.techniques.grammar.masks import MaskFill
+from sojourn.engine.techniques.lora.kernels.backend import LoraTile
+from sojourn.engine.techniques.tiers.transfers import Transfers
 from sojourn.engine.token.sampling.entropy import EntropySample
 from sojourn.engine.token.sampling.logprobs import Scores
 from sojourn.engine.token.sampling.sampler import SamplingInputs

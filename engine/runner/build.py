@@ -12,7 +12,7 @@ from sojourn.engine.config import EngineConfig
 from sojourn.engine.request.plan import ScheduledTokens, StepPlan
 from sojourn.engine.request.request import Request
 from sojourn.engine.sampling import SamplingParams
-from sojourn.engine.token.speculation.drafters import Target
+from sojourn.engine.techniques.speculation.proposers.drafters import Target
 from sojourn.metrics.errors import ModelError
 
 _COSTLY = SamplingParams(max_tokens=1, top_p=0.5, frequency_penalty=1.0, logit_bias={0: 1.0})

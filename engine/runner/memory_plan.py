@@ -12,15 +12,15 @@ from sojourn.engine.compute.kv_cache import bytes_per_token
 from sojourn.engine.config import EngineConfig, keeps_all_blocks, largest_chunk_tokens, largest_step_tokens
 from sojourn.engine.memory.window import FreedWindow, freed_window
 from sojourn.engine.process import free_memory_bytes
-from sojourn.engine.runner.adapters import checked_rank
 from sojourn.engine.runner.build import check_kv_format, chosen_device, chosen_dtypes
-from sojourn.engine.runner.layout import layout_of
-from sojourn.engine.settings.kv_tiers import STAGING_GIB, has_tiers
-from sojourn.engine.token.lora.fit import AdaptedModel
+from sojourn.engine.techniques.group.layout import layout_of
+from sojourn.engine.techniques.lora.checkpoint.fit import AdaptedModel
+from sojourn.engine.techniques.lora.host import checked_rank
+from sojourn.engine.techniques.speculation.proposers.drafters import Target, outlined_drafter
+from sojourn.engine.techniques.tiers.settings import STAGING_GIB, has_tiers
 from sojourn.engine.token.models.decoder import Decoder
 from sojourn.engine.token.models.expansion import ROOM_BYTES
 from sojourn.engine.token.models.registry import outlined_model
-from sojourn.engine.token.speculation.drafters import Target, outlined_drafter
 from sojourn.metrics.compute.cost_model import ModelShape
 from sojourn.metrics.errors import ModelError
 from sojourn.metrics.memory.plan import GIB, HOST_SHARE, MemoryPlan, shown_bytes

@@ -10,7 +10,7 @@ from sojourn.engine.request.plan import StepOutcome
 from sojourn.engine.runner.batch import Batch, PromptRows, prompt_logprobs
 from sojourn.engine.runner.expert_tokens import summed
 from sojourn.engine.runner.stream import Task
-from sojourn.engine.runner.traffic import bubble_ns, communication_ns
+from sojourn.engine.techniques.group.traffic import bubble_ns, communication_ns
 from sojourn.engine.token.sampling.entropy import entropy_and_mass, recorded_entropy
 from sojourn.engine.token.sampling.logprobs import Scores, chunks, score
 

@@ -13,12 +13,9 @@ from sojourn.engine.compute.backends import make_attention, make_operations
 from sojourn.engine.compute.buffers import to_device
 from sojourn.engine.compute.communication.layout import ONE_PROCESS
 from sojourn.engine.compute.kv_cache import KVCache, clear_blocks
-from sojourn.engine.compute.lora.backend import decode_slots
 from sojourn.engine.config import EngineConfig, largest_step_tokens
-from sojourn.engine.memory.tiers.transfers import Transfers
 from sojourn.engine.request.plan import LaunchedStep, Preparation, StepOutcome, StepPlan
 from sojourn.engine.request.request import Request
-from sojourn.engine.runner.adapters import Adapters, both, make_adapters
 from sojourn.engine.runner.batch import (
     OVERFLOWED,
     Batch,
@@ -31,27 +28,30 @@ from sojourn.engine.runner.batch import (
 )
 from sojourn.engine.runner.build import allocated, chosen_device, chosen_dtypes
 from sojourn.engine.runner.decode import decode
-from sojourn.engine.runner.drafting import Drafting
 from sojourn.engine.runner.expert_tokens import ExpertTokens
 from sojourn.engine.runner.graphs import Decoded, DecodeGraphs, captured, graph_sizes, wants_graphs
-from sojourn.engine.runner.kv_transfer import HostSlots, move_blocks
 from sojourn.engine.runner.measured_memory import measured_memory
 from sojourn.engine.runner.memory_plan import planned, window_of, with_pool
 from sojourn.engine.runner.outcome import keep_scores, outcome, prompt_scores, sent
-from sojourn.engine.runner.rank_step import Move, Ranks, rank_step
 from sojourn.engine.runner.rows import StableRows, pack
-from sojourn.engine.runner.stages import Stages
 from sojourn.engine.runner.stream import Task, make_stream, step_threads
 from sojourn.engine.runner.tables import StepTensors, make_tables
 from sojourn.engine.runner.weight_reference import reference_predictions
 from sojourn.engine.sampling import keeps_rows, unfit
-from sojourn.engine.settings.speculation import PROPOSING
-from sojourn.engine.token.grammar.guides import Guides, refused
+from sojourn.engine.techniques.grammar.guides import Guides, refused
+from sojourn.engine.techniques.group.rank_step import Move, Ranks, rank_step
+from sojourn.engine.techniques.group.stages import Stages
+from sojourn.engine.techniques.lora.host import Adapters, both, make_adapters
+from sojourn.engine.techniques.lora.kernels.backend import decode_slots
+from sojourn.engine.techniques.speculation.drafting import Drafting
+from sojourn.engine.techniques.speculation.proposers.drafters import Target
+from sojourn.engine.techniques.speculation.proposers.proposers import make_proposer
+from sojourn.engine.techniques.speculation.settings import PROPOSING
+from sojourn.engine.techniques.tiers.host_slots import HostSlots, move_blocks
+from sojourn.engine.techniques.tiers.transfers import Transfers
 from sojourn.engine.token.models.registry import load_model
 from sojourn.engine.token.sampling.entropy import EntropyProbe
 from sojourn.engine.token.sampling.sampler import Sampler
-from sojourn.engine.token.speculation.drafters import Target
-from sojourn.engine.token.speculation.proposers import make_proposer
 from sojourn.metrics.compute.startup import StartupClock
 
 

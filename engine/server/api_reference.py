@@ -13,7 +13,6 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from sojourn.engine.server.adapters import LoadLoraAdapter, UnloadLoraAdapter
 from sojourn.engine.server.anthropic.content_blocks import TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
 from sojourn.engine.server.anthropic.messages_request import CountTokensRequest
 from sojourn.engine.server.app import ENDPOINTS
@@ -21,6 +20,7 @@ from sojourn.engine.server.debug import ProfileRequest
 from sojourn.engine.server.openai.messages import TemplateFields
 from sojourn.engine.server.openai.protocol import GenerationRequest, UnsupportedField
 from sojourn.engine.server.openai.responses_request import ResponsesRequest
+from sojourn.engine.techniques.lora.served import LoadLoraAdapter, UnloadLoraAdapter
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "api.md"
 # Their fields have one table, for all bodies that take them.

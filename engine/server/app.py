@@ -11,8 +11,6 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from sojourn.engine.config import EngineConfig
 from sojourn.engine.server import token_api
-from sojourn.engine.server.access.middleware import AccessMiddleware, add_reload_route
-from sojourn.engine.server.adapters import add_adapter_routes
 from sojourn.engine.server.anthropic import messages_api
 from sojourn.engine.server.anthropic.messages_request import CountTokensRequest, MessagesRequest
 from sojourn.engine.server.core.sequence import oldest_wait_seconds
@@ -21,16 +19,18 @@ from sojourn.engine.server.endpoint import Endpoint, answer_call
 from sojourn.engine.server.errors import ApiError
 from sojourn.engine.server.fleet import render
 from sojourn.engine.server.fleet.routes import add_fleet_routes
+from sojourn.engine.server.gateway.access.middleware import AccessMiddleware, add_reload_route
+from sojourn.engine.server.gateway.moderation.api import ModerationRequest, moderate
 from sojourn.engine.server.http.web_pages import WebPageGuard, with_cors
 from sojourn.engine.server.middleware import RequestMiddleware, show_api_error, show_http_error
 from sojourn.engine.server.models.registry import Models
 from sojourn.engine.server.models.sleep_routes import ASLEEP, add_sleep_routes
-from sojourn.engine.server.moderation.api import ModerationRequest, moderate
 from sojourn.engine.server.openai.chat_request import ChatRequest, DetokenizeRequest, TokenizeRequest
 from sojourn.engine.server.openai.protocol import CompletionRequest
 from sojourn.engine.server.openai.responses_request import ResponsesRequest
 from sojourn.engine.server.service import Service
-from sojourn.metrics.export.prometheus_series import merged
+from sojourn.engine.techniques.lora.served import add_adapter_routes
+from sojourn.interop.exported.prometheus_series import merged
 from sojourn.metrics.machine.host import own_version
 
 # A new endpoint is a line here.

@@ -20,8 +20,8 @@ from sojourn.engine.server.telemetry import recent
 from sojourn.engine.server.telemetry.full import Telemetry
 from sojourn.engine.server.telemetry.off import NoTelemetry
 from sojourn.engine.server.telemetry.recent import RECENT_REQUESTS, RECENT_STEPS, Recent
+from sojourn.interop.exported.perfetto import TraceRows, write_trace
 from sojourn.metrics.compute.kernels import Burst, by_class, by_name
-from sojourn.metrics.export.perfetto import TraceRows, write_trace
 from sojourn.metrics.ledger import SERVER_ACCOUNTS
 from sojourn.metrics.records import STAGES, RequestRecord, StepRecord
 from sojourn.metrics.records.tables import row

@@ -16,18 +16,18 @@ from starlette.responses import Response
 from sojourn.engine.adapter import AdapterReference
 from sojourn.engine.config import EngineConfig, model_folder
 from sojourn.engine.sampling import Grammar
-from sojourn.engine.server.access.access import Access
-from sojourn.engine.server.adapters import ServedAdapters
 from sojourn.engine.server.call_response import CallResponse
 from sojourn.engine.server.core.call import Call, Caller
 from sojourn.engine.server.core.client import CoreClient
 from sojourn.engine.server.errors import ApiError, Rejection, invalid
 from sojourn.engine.server.fleet.kv_event_publisher import KVEventPublisher
+from sojourn.engine.server.gateway.access.access import Access
+from sojourn.engine.server.gateway.moderation.moderation import Moderation, check_input, moderate_outputs
+from sojourn.engine.server.gateway.moderation.profile import Profile
+from sojourn.engine.server.gateway.usage.usage_log import UsageLog
 from sojourn.engine.server.grammar.checks import GrammarChecks
 from sojourn.engine.server.http.bodies import BodyReader
 from sojourn.engine.server.http.connections import Connections
-from sojourn.engine.server.moderation.moderation import Moderation, check_input, moderate_outputs
-from sojourn.engine.server.moderation.profile import Profile
 from sojourn.engine.server.openai.chat_request import ChatRequest
 from sojourn.engine.server.openai.chat_serializer import ChatSerializer
 from sojourn.engine.server.openai.completion_serializer import CompletionSerializer
@@ -43,12 +43,12 @@ from sojourn.engine.server.openai.submission import sampling_params, sequences_o
 from sojourn.engine.server.openai.tools import ChatTool, ToolChoice, ToolPlan, plan_tools
 from sojourn.engine.server.telemetry.full import Telemetry
 from sojourn.engine.server.telemetry.off import NoTelemetry
-from sojourn.engine.server.usage.usage_log import UsageLog
+from sojourn.engine.techniques.lora.served import ServedAdapters
 from sojourn.engine.token.generation_config import sampling_defaults
 from sojourn.engine.token.text.reasoning import chosen_format
 from sojourn.engine.token.text.template import ChatTemplate
 from sojourn.engine.token.text.tokenizer import Tokenizer
-from sojourn.metrics.export.spans import parent_of
+from sojourn.interop.exported.spans import parent_of
 from sojourn.metrics.records import RequestRecord
 
 log = logging.getLogger(__name__)

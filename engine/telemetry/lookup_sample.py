@@ -1,7 +1,7 @@
 """What speculation by prompt lookup would have spared: measured on a sample of requests, whether it is on or not."""
 
 from sojourn.engine.request.request import Request
-from sojourn.engine.token.speculation.ngram_index import lookup_steps
+from sojourn.engine.techniques.speculation.proposers.ngram_index import lookup_steps
 
 # A token costs up to 4 µs of host time, behind the tokens that users wait for. So many a second are 0.5 % of the time.
 TOKENS_PER_SECOND = 1250

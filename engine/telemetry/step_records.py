@@ -1,11 +1,11 @@
 """One record of each engine step, made once its tokens are out."""
 
-from sojourn.engine.memory.adapters import AdapterSlots
 from sojourn.engine.memory.block_pool import BlockPool
 from sojourn.engine.memory.observer import BlockObserver
-from sojourn.engine.memory.tiers.tiers import KVTiers
-from sojourn.engine.memory.tiers.transfers import TierCounts
 from sojourn.engine.request.plan import StepOutcome, StepPlan
+from sojourn.engine.techniques.lora.slots import AdapterSlots
+from sojourn.engine.techniques.tiers.tiers import KVTiers
+from sojourn.engine.techniques.tiers.transfers import TierCounts
 from sojourn.engine.telemetry.accounting import Participants, Turn
 from sojourn.metrics.records import ACTIVITIES, StepRecord
 

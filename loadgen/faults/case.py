@@ -22,13 +22,13 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
+from sojourn.diagnosis.score.truth import Remedy, Truth
+from sojourn.diagnosis.verdict import Kind
 from sojourn.loadgen.errors import ScenarioError, nearest
 from sojourn.loadgen.faults.planted import OF_A_ROUTER, SurroundingFault
 from sojourn.loadgen.scenario.distributions import Block
 from sojourn.loadgen.scenario.faults import UniqueKeys, describe_faults, describe_yaml_error
 from sojourn.loadgen.scenario.scenario import SCENARIO_FOLDER, Scenario
-from sojourn.metrics.diagnosis.score.truth import Remedy, Truth
-from sojourn.metrics.diagnosis.verdict import Kind
 
 CASE_FOLDER = SCENARIO_FOLDER / "faults"
 WORKLOAD_FOLDER = CASE_FOLDER / "workloads"

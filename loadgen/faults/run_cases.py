@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from sojourn.diagnosis.score.judgement import hurts
+from sojourn.diagnosis.score.scoring import attainment
+from sojourn.diagnosis.score.truth import FAULT_FILE, FaultRecord, write_fault
 from sojourn.loadgen.faults.case import Case, Variant
 from sojourn.loadgen.faults.surroundings import PlantedSurroundings
 from sojourn.loadgen.run.experiment import OnProgress, run_scenario
 from sojourn.loadgen.target.processes import ServerDied
-from sojourn.metrics.diagnosis.score.judgement import hurts
-from sojourn.metrics.diagnosis.score.scoring import attainment
-from sojourn.metrics.diagnosis.score.truth import FAULT_FILE, FaultRecord, write_fault
 from sojourn.metrics.errors import ExperimentError, SojournError
 from sojourn.metrics.run.directory import RunDirectory
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 
 import yaml
 
+from sojourn.interop.probe.folder import open_server_run
 from sojourn.loadgen.client.event_log import read_progress, recording
 from sojourn.loadgen.fleet.fleet import check_fleet
 from sojourn.loadgen.fleet.routers import installed, known_router
@@ -34,7 +35,6 @@ from sojourn.loadgen.target.processes import ServerDied, load_command, start, st
 from sojourn.loadgen.target.scrape import Scraper
 from sojourn.loadgen.target.server_tokenizer import SERVER
 from sojourn.metrics.errors import ExperimentError, InputError, RunDataError
-from sojourn.metrics.probe.folder import open_server_run
 from sojourn.metrics.request.objectives import EVERY_CLASS, objectives_of
 from sojourn.metrics.run.directory import RunDirectory
 from sojourn.metrics.run.join import adopt_servers

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import yaml
 
+from sojourn.interop.sources.view import reported_settings
 from sojourn.loadgen.client.event_log import RAW_TABLE, abandoned, discard_progress
 from sojourn.loadgen.record.parse import Parsed, build_client_table
 from sojourn.loadgen.reference_server.accuracy import with_calibration
@@ -23,7 +24,6 @@ from sojourn.metrics.machine.client_error import beyond_capacity
 from sojourn.metrics.machine.host import hardware, versions
 from sojourn.metrics.run.directory import RunDirectory, engine_settings, wall_anchor
 from sojourn.metrics.run.fleet import describe_servers, gather_servers
-from sojourn.metrics.sources.view import reported_settings
 
 ASSUMED_BLOCK_TOKENS = 16  # of our engine and of vLLM by default
 UNFINISHED = "the run did not finish"

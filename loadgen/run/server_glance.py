@@ -5,9 +5,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from sojourn.metrics.live.window import Window
-from sojourn.metrics.sources.pressure import KV_USE, RUNNING, WAITING
-from sojourn.metrics.sources.translate import Growth, names_of, over_time
+from sojourn.interop.sources.pressure import KV_USE, RUNNING, WAITING
+from sojourn.interop.sources.translate import Growth, names_of, over_time
+from sojourn.live.watch.window import Window
 
 NOW_S = 10.0
 

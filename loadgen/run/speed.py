@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from sojourn.diagnosis.symptoms import TOLERATED_MISSES
 from sojourn.metrics.compute.speed_reference import (
     SPEED_SETTINGS,
     SpeedEntry,
@@ -22,8 +23,7 @@ from sojourn.metrics.compute.speed_reference import (
     read_entries,
     settings_of,
 )
-from sojourn.metrics.diagnosis.speed_run import entry_of_run
-from sojourn.metrics.diagnosis.symptoms import TOLERATED_MISSES
+from sojourn.metrics.compute.speed_run import entry_of_run
 from sojourn.metrics.request.goodput import judged, measured
 from sojourn.metrics.run.directory import RunDirectory, engine_settings, section
 

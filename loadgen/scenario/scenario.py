@@ -12,13 +12,13 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
 
+from sojourn.live.watch.fetch import API_KEY_VARIABLE
 from sojourn.loadgen.errors import ScenarioError, nearest
 from sojourn.loadgen.scenario.arrivals import Arrivals
 from sojourn.loadgen.scenario.distributions import Block, Number, Whole
 from sojourn.loadgen.scenario.faults import UniqueKeys, describe_faults, describe_yaml_error
 from sojourn.loadgen.scenario.fleet import FleetBlock
 from sojourn.loadgen.scenario.workload import Workload
-from sojourn.metrics.live.fetch import API_KEY_VARIABLE
 
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, 5.6.2
 OWN_HEADERS = frozenset((

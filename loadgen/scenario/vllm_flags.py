@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from sojourn.interop.exported.vllm_result import COLUMNS
 from sojourn.loadgen.errors import nearest
 from sojourn.loadgen.exit_code import EXIT_CODES
 from sojourn.loadgen.scenario.scenario import Scenario
 from sojourn.loadgen.scenario.vllm_scenario import BACKENDS, DATASETS, ENDPOINTS, flag, pair, scenario_of
 from sojourn.metrics.errors import InputError
-from sojourn.metrics.export.vllm_result import COLUMNS
 
 MOST_PROCESSES = 64
 # Flags of vLLM without a counterpart, with the way out of each.

@@ -1,4 +1,4 @@
-"""`sojourn capacity`: drives the search of metrics/search/bisection.py with real runs, one a trial, kept on disk."""
+"""`sojourn capacity`: drives the search of loadgen/search/bisection.py with real runs, one a trial, kept on disk."""
 
 import math
 from collections.abc import Callable
@@ -11,9 +11,9 @@ import msgspec
 from sojourn.loadgen.errors import ScenarioError
 from sojourn.loadgen.run.experiment import OnProgress
 from sojourn.loadgen.scenario.scenario import Scenario
+from sojourn.loadgen.search import bisection
 from sojourn.loadgen.sweeps.folder import OnNote, SearchFolder
 from sojourn.loadgen.sweeps.run_point import Target, at_rate
-from sojourn.metrics.search import bisection
 
 UNCOUNTED = 0.25  # share of a trial at its start, until the queues have filled
 # Number of the trial, from 1; what it is; what is known.

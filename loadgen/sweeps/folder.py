@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
+from sojourn.loadgen.search.points import Point, Search, read_search
 from sojourn.metrics.compare.runs import differences
 from sojourn.metrics.errors import ExperimentError
-from sojourn.metrics.search.points import Point, Search, read_search
 from sojourn.metrics.whole_file import write_whole
 
 OnNote = Callable[[str], None]  # a sentence for the user: earlier runs, what is odd about a run

@@ -10,10 +10,10 @@ from sojourn.loadgen.run.experiment import OnProgress, load_url, run_scenario
 from sojourn.loadgen.scenario.arrivals import PROCESSES_WITH_RATE
 from sojourn.loadgen.scenario.scenario import Objective, Scenario
 from sojourn.loadgen.schedule.facts import repeated_texts
+from sojourn.loadgen.search.points import Point, point_of
 from sojourn.loadgen.target.processes import ServerDied
 from sojourn.metrics.machine.host import hardware, versions
 from sojourn.metrics.run.directory import RunDirectory
-from sojourn.metrics.search.points import Point, point_of
 
 ENGINE = Path(__file__).parents[2] / "engine"
 

@@ -10,10 +10,10 @@ import numpy as np
 from sojourn.loadgen.errors import ScenarioError
 from sojourn.loadgen.run.experiment import OnProgress
 from sojourn.loadgen.scenario.scenario import Scenario
+from sojourn.loadgen.search.points import Search
 from sojourn.loadgen.sweeps.folder import OnNote, SearchFolder
 from sojourn.loadgen.sweeps.run_point import Target, at_rate
 from sojourn.metrics.request.objectives import EVERY_CLASS, objectives_of
-from sojourn.metrics.search.points import Search
 
 MOST_POINTS = 1_000
 OnPoint = Callable[[int, int, float], None]  # number of the run, from 1; of how many; its rate

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from sojourn.live.watch.fetch import API_KEY_VARIABLE, MOST_REDIRECTS, PORTS, within_one_server
 from sojourn.metrics.errors import ServerError
-from sojourn.metrics.live.fetch import API_KEY_VARIABLE, MOST_REDIRECTS, PORTS, within_one_server
 
 
 class EndpointError(ServerError):

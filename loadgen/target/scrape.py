@@ -14,9 +14,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from sojourn.interop.sources.page import own_rows, rows_of
 from sojourn.loadgen.target.endpoint import Endpoint, EndpointError, get
 from sojourn.metrics.run.segments import write_segment
-from sojourn.metrics.sources.page import own_rows, rows_of
 
 INTERVAL_S = 1.0
 TIMEOUT_S = 5.0

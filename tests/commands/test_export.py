@@ -9,8 +9,8 @@ import pytest
 
 from sojourn.commands.export import vllm_document
 from sojourn.commands.vllm_table import vllm_table
+from tests.interop.exported.test_vllm_result import VLLM_KEYS
 from tests.loadgen.scripted_server import Script, ScriptedServer
-from tests.metrics.export.test_vllm_result import VLLM_KEYS
 from tests.metrics.synthetic import synthetic_run
 
 pytestmark = pytest.mark.server

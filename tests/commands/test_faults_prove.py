@@ -7,10 +7,10 @@ from typer.testing import CliRunner
 
 from sojourn.commands.faults import faults
 from sojourn.commands.faults_prove import _mendable_runs
+from sojourn.diagnosis.score.truth import write_fault
 from sojourn.loadgen.run.run_files import UNFINISHED, is_whole
-from sojourn.metrics.diagnosis.score.truth import write_fault
 from sojourn.metrics.errors import InputError
-from tests.metrics.diagnosis.score.judgements import KV, TOKENISER, control, fault
+from tests.diagnosis.score.judgements import KV, TOKENISER, control, fault
 from tests.metrics.foreign import Life, VllmPage, foreign_run, steady
 
 LATE = [Life(due_s=0.2 * number, queue_s=0.3 * number) for number in range(30)]

@@ -5,8 +5,8 @@ import json
 from typer.testing import CliRunner
 
 from sojourn.commands.faults import faults
-from sojourn.metrics.diagnosis.score.truth import write_fault
-from tests.metrics.diagnosis.score.judgements import KV, control, fault
+from sojourn.diagnosis.score.truth import write_fault
+from tests.diagnosis.score.judgements import KV, control, fault
 from tests.metrics.foreign import Life, VllmPage, foreign_run, steady
 
 

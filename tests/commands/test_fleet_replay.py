@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sojourn.commands.program import app
-from tests.engine.replay.simulated_run import random_asks, write_run
+from tests.replay.simulated_run import random_asks, write_run
 
 TRACE = ["--trace", "mooncake_conversation_trace.jsonl", "--block-tokens", "8", "--output-scale", "0.02"]
 

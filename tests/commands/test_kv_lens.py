@@ -5,8 +5,8 @@ import json
 import sojourn
 from sojourn.scripting.documents import json_schema
 from tests.commands.program import run_program
-from tests.metrics.kv_lens.publisher import Publisher, batch, removed, stored
-from tests.metrics.kv_lens.recorded_runs import run_of
+from tests.live.kv_lens.publisher import Publisher, batch, removed, stored
+from tests.live.kv_lens.recorded_runs import run_of
 from tests.metrics.memory.simulated_cache import chains
 
 

@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 from sojourn.commands.program import app
 from sojourn.engine.options import assignments
 from sojourn.metrics.errors import InputError
-from sojourn.metrics.replay.prediction import Change, settings_text
+from sojourn.metrics.prediction import Change, settings_text
 from sojourn.scripting.changes import grid, label
-from tests.engine.replay.simulated_run import random_asks, write_run
+from tests.replay.simulated_run import random_asks, write_run
 
 
 def test_commas_make_a_grid_over_all_keys():

@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 from sojourn.commands.demo import _claim, _print_claim
 from sojourn.commands.program import app
-from sojourn.metrics.replay.ledger import read
-from tests.metrics.replay.test_verify import prediction
+from sojourn.replay.verdict.ledger import read
 from tests.metrics.synthetic import PLANTS, synthetic_run
+from tests.replay.verdict.test_verify import prediction
 
 CAP = {"max_num_seqs": 18}
 

@@ -14,12 +14,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sojourn.dashboards.neutral import FAMILIES, FOREIGN, neutral
 from sojourn.dashboards.rules import rules
+from sojourn.interop.sources.registry import SOURCES
+from sojourn.interop.sources.sglang import SGLANG
+from sojourn.interop.sources.source import Source
+from sojourn.interop.sources.translate import Growth, key, over_time
+from sojourn.interop.sources.vllm import VLLM
 from sojourn.metrics.catalog.catalog import METRIC_BY_NAME
-from sojourn.metrics.sources.registry import SOURCES
-from sojourn.metrics.sources.sglang import SGLANG
-from sojourn.metrics.sources.source import Source
-from sojourn.metrics.sources.translate import Growth, key, over_time
-from sojourn.metrics.sources.vllm import VLLM
 from tests.metrics.foreign import SglangPage, VllmPage, steady
 
 pytestmark = [
@@ -63,7 +63,7 @@ def samples(page: bytes) -> list[tuple[str, dict[str, str], float]]:
 
 
 def in_python(source: Source, found: list[tuple[str, dict[str, str], float]]) -> dict[str, float]:
-    """Neutral series → value, by `metrics.sources.translate`."""
+    """Neutral series → value, by `interop.sources.translate`."""
     rows = pd.DataFrame(found, columns=["name", "labels", "growth"]).assign(resets=0, ns=1)
     growth = Growth(source, rows)
     expected = dict(growth.totals())

@@ -17,13 +17,13 @@ import pytest
 from sojourn.dashboards.build import contents
 from sojourn.dashboards.neutral import BOUND
 from sojourn.dashboards.rules import rules
+from sojourn.interop.exported.prometheus import Exporter
+from sojourn.interop.exported.prometheus_series import CONTENT_TYPE, Histogram
+from sojourn.interop.exported.vllm_names import EngineFacts
 from sojourn.metrics.catalog.metric import LAG_BOUNDS
 from sojourn.metrics.compute.kernels import CLASSES
 from sojourn.metrics.compute.startup import StartupClock
 from sojourn.metrics.compute.weight_error import WeightError
-from sojourn.metrics.export.prometheus import Exporter
-from sojourn.metrics.export.prometheus_series import CONTENT_TYPE, Histogram
-from sojourn.metrics.export.vllm_names import EngineFacts
 from sojourn.metrics.memory.plan import MemoryPlan
 from sojourn.metrics.steps import Steps
 from tests.dashboards.lint import expressions

@@ -13,7 +13,7 @@ from sojourn.dashboards.alerts import AlertOptions
 from sojourn.dashboards.build import GENERATED, contents
 from sojourn.dashboards.document import render_markdown
 from sojourn.dashboards.rules import rules
-from sojourn.metrics.diagnosis.symptom_tree.complaints import BY_SYMPTOM
+from sojourn.diagnosis.symptom_tree.complaints import BY_SYMPTOM
 from tests.dashboards.lint import expressions
 from tests.dashboards.prometheus_server import as_grafana_asks
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sojourn.engine.adapter import AdapterReference
-from sojourn.engine.token.lora.checkpoint import describe
+from sojourn.engine.techniques.lora.checkpoint.checkpoint import describe
 
 LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from sojourn.engine import messages
 from sojourn.engine.config import EngineConfig
 from sojourn.engine.core import build
-from sojourn.engine.engine import Engine
+from sojourn.engine.loop.engine import Engine
 from sojourn.engine.sampling import SamplingParams
 from sojourn.engine.server.core.sequence import DecodeSpans, SequenceStream
 from sojourn.engine.token.text.assembler import TextAssembler

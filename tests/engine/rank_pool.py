@@ -14,7 +14,7 @@ from sojourn.engine.compute.communication.layout import ParallelLayout
 MOST_RANKS = 4
 TIMEOUT_SECONDS = 60.0
 MODULES = ["torch", "tests.engine.rank_pool", "sojourn.engine.token.models.registry",
-           "sojourn.engine.compute.backends", "sojourn.engine.compute.communication.torch_distributed",
+           "sojourn.engine.compute.backends", "sojourn.engine.techniques.group.torch_distributed",
            "tests.engine.token.models.rank_logits"]  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def _serve(pipe: Connection) -> None:
     """One rank, until the pool closes its pipe."""
     import torch
 
-    from sojourn.engine.compute.communication.torch_distributed import connect
+    from sojourn.engine.techniques.group.torch_distributed import connect
 
     torch.set_num_threads(1)
     while True:

@@ -8,29 +8,29 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from sojourn.engine.config import EngineConfig
-from sojourn.engine.engine import Engine
 from sojourn.engine.kv_event_wire import WireFormat
 from sojourn.engine.kv_source import KVAddress
+from sojourn.engine.loop.engine import Engine
+from sojourn.engine.loop.scheduling import make_block_observer, make_draft_lengths
 from sojourn.engine.memory.block_pool import BlockPool
 from sojourn.engine.memory.eviction import make_eviction_policy
 from sojourn.engine.memory.kv_events import make_kv_event_log
 from sojourn.engine.memory.shadow.observer import ShadowObserver
-from sojourn.engine.memory.tiers.index import TierIndex
-from sojourn.engine.memory.tiers.slow_tier import PeerTier, SlowTier
-from sojourn.engine.memory.tiers.store import Answer, Moved
-from sojourn.engine.memory.tiers.tiers import KVTiers
-from sojourn.engine.memory.tiers.transfers import Transfers
-from sojourn.engine.memory.transfer.announcements import Announcements
-from sojourn.engine.memory.transfer.handoffs import Handoffs
-from sojourn.engine.memory.transfer.headers import HEADER_BYTES, SlotHeaders
-from sojourn.engine.memory.transfer.lease import LeaseTable
 from sojourn.engine.memory.window import FreedWindow
 from sojourn.engine.messages import Observed, Submit, Tokens
 from sojourn.engine.request.plan import LaunchedStep, ScheduledTokens, StepOutcome, StepPlan
 from sojourn.engine.request.policies import make_policy
 from sojourn.engine.request.request import Request, State
 from sojourn.engine.request.scheduler import Scheduler
-from sojourn.engine.scheduling import make_block_observer, make_draft_lengths
+from sojourn.engine.techniques.handover.announcements import Announcements
+from sojourn.engine.techniques.handover.handoffs import Handoffs
+from sojourn.engine.techniques.handover.headers import HEADER_BYTES, SlotHeaders
+from sojourn.engine.techniques.handover.lease import LeaseTable
+from sojourn.engine.techniques.tiers.index import TierIndex
+from sojourn.engine.techniques.tiers.slow_tier import PeerTier, SlowTier
+from sojourn.engine.techniques.tiers.store import Answer, Moved
+from sojourn.engine.techniques.tiers.tiers import KVTiers
+from sojourn.engine.techniques.tiers.transfers import Transfers
 from sojourn.engine.telemetry.observer import make_observer
 from sojourn.metrics.compute.cost_model import ModelShape
 from sojourn.metrics.records import StepRecord

@@ -12,8 +12,8 @@ import torch
 from sojourn.engine.compute.profiler import TorchProfiler, on_monotonic
 from sojourn.engine.messages import Profile
 from sojourn.engine.profile_burst import ProfileBurst
+from sojourn.interop.exported.perfetto import TraceRows, write_trace
 from sojourn.metrics.compute.kernels import CLASSES, Burst, by_class, by_name
-from sojourn.metrics.export.perfetto import TraceRows, write_trace
 from sojourn.metrics.records.tables import row
 from tests.engine.harness import hand_over, make_engine, submit
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from sojourn.engine.adapter import AdapterReference
 from sojourn.engine.compute.cpp.extension import library
-from sojourn.engine.engine import Engine
+from sojourn.engine.loop.engine import Engine
 from sojourn.engine.memory.eviction import EVICTION_POLICIES
 from sojourn.engine.messages import Abort, Submit
 from sojourn.engine.request.policies import POLICIES

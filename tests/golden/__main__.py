@@ -14,12 +14,15 @@ from tests.golden.canonical import canonical, digest
 ROOT = Path(__file__).parents[2]
 DIGESTS = Path(__file__).with_name("digests.json")
 # Whose diagnoses, verdicts and predictions are noted.
-NOTED = ("tests/metrics", "tests/engine/replay", "tests/commands", "tests/scripting")
+NOTED = (
+    "tests/metrics", "tests/interop", "tests/replay", "tests/diagnosis", "tests/live", "tests/loadgen/search",
+    "tests/commands", "tests/scripting",
+)  # fmt: skip
 GENERATORS = {  # what a command prints
     "metrics.md": "sojourn.metrics.catalog.catalog",
     "json.md": "sojourn.scripting.document",
     "alerts.md": "sojourn.dashboards.document",
-    "foreign-servers.md": "sojourn.metrics.sources.document",
+    "foreign-servers.md": "sojourn.interop.sources.document",
 }
 
 LEFT_OUT = ("slow", "gpu", "peer", "thorough", "server", "browser", "prometheus")  # what times or other programs decide

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-import sojourn.metrics.diagnosis.diagnose as diagnosis
-import sojourn.metrics.live.verdict as live
-from sojourn.engine.replay.predictor import ReplayPredictor
+import sojourn.diagnosis.diagnose as diagnosis
+import sojourn.live.watch.verdict as live
+from sojourn.replay.predictor import ReplayPredictor
 from tests.golden.canonical import canonical, digest
 
 _said: dict[str, list[str]] = defaultdict(list)

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from sojourn.engine.replay.predictor import predictor_of
-from sojourn.metrics.diagnosis.diagnose import diagnose
-from sojourn.metrics.replay.prediction import Change
-from tests.engine.replay.simulated_run import random_asks, write_run
+from sojourn.diagnosis.diagnose import diagnose
+from sojourn.metrics.prediction import Change
+from sojourn.replay.predictor import predictor_of
+from tests.replay.simulated_run import random_asks, write_run
 
 COUNT = 20
 OBJECTIVES = [{"klass": "all", "ttft_ms": 15.0, "tpot_ms": 4.0, "source": "drawn"}]

@@ -5,8 +5,8 @@ import threading
 from collections.abc import Callable
 from contextlib import contextmanager
 
-from sojourn.metrics.live.observer import Observer
-from sojourn.metrics.sources.page import rows_of
+from sojourn.interop.sources.page import rows_of
+from sojourn.live.watch.observer import Observer
 from tests.metrics.foreign import START_NS, Life, S, VllmPage, finish, steady
 
 Gauges = Callable[[float], tuple[int, int, float]]  # second → running, waiting, KV use

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sojourn.interop.exported.prometheus import Exporter
 from sojourn.metrics.compute.cost_model import ExpertShape, ModelShape, step_cost, step_work
 from sojourn.metrics.compute.step_costs import StepCosts, batch_work
 from sojourn.metrics.compute.step_time import StepTimeModel, features
-from sojourn.metrics.export.prometheus import Exporter
 from sojourn.metrics.records import COMPOSITIONS, KINDS, StepRecord, composition
 from sojourn.metrics.records.tables import columns
 from sojourn.metrics.steps import UNKNOWN, Steps, rows_of

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from sojourn.metrics.kv_lens.session import LensSession
-from sojourn.metrics.kv_lens.sockets import KvEndpoint
+from sojourn.live.kv_lens.session import LensSession
+from sojourn.live.kv_lens.sockets import KvEndpoint
 from tests.probe.test_blocks import prompts
 
 PYTHON = os.environ.get("SOJOURN_SGLANG_PYTHON")

@@ -17,10 +17,10 @@ from collections import Counter
 import pytest
 
 from bench.probe.vllm_with_probe import vllm_with_probe
-from sojourn.metrics.kv_lens.of_run import lens_of_run, recorded_events
-from sojourn.metrics.kv_lens.session import LensSession
-from sojourn.metrics.kv_lens.sockets import KvEndpoint
-from sojourn.metrics.probe.folder import import_probe
+from sojourn.interop.probe.folder import import_probe
+from sojourn.live.kv_lens.of_run import lens_of_run, recorded_events
+from sojourn.live.kv_lens.session import LensSession
+from sojourn.live.kv_lens.sockets import KvEndpoint
 from sojourn.metrics.run.directory import RunDirectory
 
 PYTHON = os.environ.get("SOJOURN_VLLM_PYTHON")

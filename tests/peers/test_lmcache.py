@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.engine.runner.test_remote_tier import check_two_engines_share
+from tests.engine.techniques.tiers.test_remote_tier import check_two_engines_share
 
 PYTHON = os.environ.get("SOJOURN_LMCACHE_PYTHON")
 

@@ -15,7 +15,7 @@ pytestmark = [
 SPLIT = """
 import sys
 sys.path.append(sys.argv[2])
-from tests.engine.runner.test_disaggregation import Split, alone, requests
+from tests.engine.techniques.handover.test_disaggregation import Split, alone, requests
 nixl = {"kv_transport": "nixl"}
 pair = Split(sys.argv[1], prefill=nixl, decode=nixl)
 assert pair.serve(requests()) == alone(sys.argv[1])

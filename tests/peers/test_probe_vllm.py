@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from bench.probe.vllm_with_probe import TINY_MODEL, vllm_with_probe
-from sojourn.metrics.diagnosis.facts import closure, read_facts
-from sojourn.metrics.probe.stream import read_streams
+from sojourn.diagnosis.facts import closure, read_facts
+from sojourn.interop.probe.stream import read_streams
 from sojourn.metrics.records import STAGES
 from sojourn.metrics.request.blame import matrix, waited_ns
 from sojourn.metrics.request.offenders import book_of

@@ -14,7 +14,7 @@ import pytest
 
 from bench.load_generators.accuracy import VLLM_BENCH
 from sojourn.loadgen.target.processes import free_port
-from tests.metrics.export.test_vllm_result import OURS, VLLM_KEYS
+from tests.interop.exported.test_vllm_result import OURS, VLLM_KEYS
 
 ROOT = Path(__file__).parents[2]
 PYTHON = os.environ.get("SOJOURN_VLLM_PYTHON")

@@ -12,8 +12,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from sojourn.metrics.kv_lens.of_run import lens_of_run
-from sojourn.metrics.probe.folder import import_probe
+from sojourn.interop.probe.folder import import_probe
+from sojourn.live.kv_lens.of_run import lens_of_run
 from tests.probe.test_blocks import by_our_engine, conversations, prompts
 
 PYTHON = os.environ.get("SOJOURN_VLLM_PYTHON")

@@ -16,10 +16,10 @@ import pytest
 import yaml
 
 from bench.engines.servers import vllm_server
+from sojourn.interop.sources.pressure import KV_USE, RUNNING
+from sojourn.interop.sources.view import observe, timeline
 from sojourn.metrics.ledger import ACCOUNTS
 from sojourn.metrics.run.directory import RunDirectory
-from sojourn.metrics.sources.pressure import KV_USE, RUNNING
-from sojourn.metrics.sources.view import observe, timeline
 
 ROOT = Path(__file__).parents[2]
 TINY_MODEL = ROOT / "scenarios" / "tiny-model"

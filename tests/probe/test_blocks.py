@@ -10,14 +10,14 @@ import pytest
 
 from sojourn.engine.messages import Submit
 from sojourn.engine.sampling import SamplingParams
-from sojourn.metrics.kv_lens.of_run import lens_of_run
+from sojourn.interop.probe.folder import import_probe, run_of
+from sojourn.interop.probe.records import LENGTH, MAGIC
+from sojourn.interop.probe.stream import read_streams
+from sojourn.interop.probe.tail import ProbeTail
+from sojourn.live.kv_lens.of_run import lens_of_run
 from sojourn.metrics.memory.branches import branches_of
 from sojourn.metrics.memory.miss_ratio import miss_ratio_curve
 from sojourn.metrics.memory.prefix_outcomes import RATIOS
-from sojourn.metrics.probe.folder import import_probe, run_of
-from sojourn.metrics.probe.records import LENGTH, MAGIC
-from sojourn.metrics.probe.stream import read_streams
-from sojourn.metrics.probe.tail import ProbeTail
 from tests.engine.simulated import SimulatedRunner, Simulation
 from tests.further import further
 from tests.probe import foreign_vllm_blocks as foreign
@@ -222,7 +222,7 @@ def test_a_tail_knows_what_was_stored_before_its_window(folder):
 
 
 def test_known_blocks_are_bounded(folder, monkeypatch):
-    monkeypatch.setattr("sojourn.metrics.probe.prefixes.REMEMBERED", 60)
+    monkeypatch.setattr("sojourn.interop.probe.prefixes.REMEMBERED", 60)
     one_by_one(made(blocks=40), requests_of(prompts(3, count=80)))
     (stream,) = read_streams(folder)
     found = stream.prefixes

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from sojourn.interop.probe import stream as theirs
+from sojourn.interop.probe.folder import call_name
+from sojourn.interop.probe.stream import read_stream, read_streams
 from sojourn.metrics.errors import RunDataError
-from sojourn.metrics.probe import stream as theirs
-from sojourn.metrics.probe.folder import call_name
-from sojourn.metrics.probe.stream import read_stream, read_streams
 
 PROMPT, ANSWER = "the secret of the prompt", "the secret of the answer"
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sojourn_probe import process_times, writer
 
+from sojourn.interop.probe import stream as theirs
+from sojourn.interop.probe.machine import system_records
+from sojourn.interop.probe.stream import read_streams
 from sojourn.metrics.machine.process_use import process_use
-from sojourn.metrics.probe import stream as theirs
-from sojourn.metrics.probe.machine import system_records
-from sojourn.metrics.probe.stream import read_streams
 
 COUNTS = ("cpu_ns", "queued_ns", "loop_cpu_ns", "loop_queued_ns", "loop_involuntary_switches")
 WORKER = """

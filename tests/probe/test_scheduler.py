@@ -9,10 +9,10 @@ import pytest
 from sojourn_probe.records import Handled
 from sojourn_probe.writer import begin
 
-from sojourn.metrics.diagnosis.diagnose import diagnose
+from sojourn.diagnosis.diagnose import diagnose
+from sojourn.interop.probe.folder import import_probe
+from sojourn.interop.probe.stream import read_streams
 from sojourn.metrics.ledger import SERVER_ACCOUNTS, TEXT_ACCOUNTS
-from sojourn.metrics.probe.folder import import_probe
-from sojourn.metrics.probe.stream import read_streams
 from sojourn.metrics.records import STAGES
 from sojourn.metrics.request.blame import matrix, waited_ns
 from sojourn.metrics.request.offenders import book_of

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from sojourn.interop.probe.folder import call_name, import_probe
 from sojourn.metrics.ledger import SERVER_ACCOUNTS
-from sojourn.metrics.probe.folder import call_name, import_probe
 from tests.probe import foreign_sglang
 from tests.probe.foreign_sglang import SOURCES, Req, install
 

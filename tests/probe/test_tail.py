@@ -4,10 +4,10 @@ import random
 
 import pytest
 
+from sojourn.interop.probe import tail as tails
+from sojourn.interop.probe.folder import import_probe, run_of
+from sojourn.interop.probe.tail import ProbeTail
 from sojourn.metrics.ledger import SERVER_ACCOUNTS
-from sojourn.metrics.probe import tail as tails
-from sojourn.metrics.probe.folder import import_probe, run_of
-from sojourn.metrics.probe.tail import ProbeTail
 from tests.probe.test_scheduler import folder, made, served, some_requests
 
 __all__ = ["folder"]
@@ -51,7 +51,7 @@ def test_a_request_that_takes_too_long_is_left_out_and_not_told_wrong(folder, mo
 
 
 def test_a_stream_in_small_pieces_is_the_stream(folder):
-    from sojourn.metrics.probe.stream import StreamFile, read_stream
+    from sojourn.interop.probe.stream import StreamFile, read_stream
 
     served(made(), some_requests(10))
     (path,) = folder.glob("*.probe")

@@ -9,8 +9,8 @@ import yaml
 from sojourn.dashboards.views import metrics_of
 from sojourn.engine.config import EngineConfig
 from sojourn.engine.server.app import build_app
+from sojourn.interop.exported.vllm_names import EngineFacts, vllm_metrics
 from sojourn.metrics.catalog.catalog import METRIC_BY_NAME
-from sojourn.metrics.export.vllm_names import EngineFacts, vllm_metrics
 from tests.scale.manifests import FOLDERS, containers, every_object, objects, pods, servers
 
 SERVERS = [(folder, *server) for folder in FOLDERS for server in servers(folder)]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.metrics.kv_lens.recorded_runs import run_of
+from tests.live.kv_lens.recorded_runs import run_of
 from tests.metrics.memory.simulated_cache import chains
 from tests.metrics.synthetic import synthetic_run
 

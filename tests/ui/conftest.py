@@ -8,12 +8,12 @@ import msgspec
 import pytest
 from streamlit.components.v2 import manifest_scanner
 
-from sojourn.metrics.diagnosis.diagnose import diagnose
+from sojourn.diagnosis.diagnose import diagnose
 from sojourn.metrics.run.directory import REQUIRED, RunDirectory
 from sojourn.metrics.run.server_alone import SERVER_ALONE
 from sojourn.ui.run_data import RunData, load
+from tests.loadgen.search.search_documents import sweep_of
 from tests.metrics.foreign import Life, VllmPage, foreign_run
-from tests.metrics.search.search_documents import sweep_of
 from tests.metrics.synthetic import PLANTS, synthetic_run
 
 HOSTILE_ID = '"><img src=x onerror=alert(1)><script>alert(2)</script>![x](http://127.0.0.1:9/x.png)'

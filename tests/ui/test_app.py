@@ -9,8 +9,8 @@ from datetime import timedelta
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from sojourn.interop.sources.vllm import VLLM
 from sojourn.metrics.ledger import ACCOUNTS
-from sojourn.metrics.sources.vllm import VLLM
 from sojourn.metrics.usage.record import Begin, End, UsageRecord
 from sojourn.ui.run_data import fingerprint, load, run_names
 from sojourn.ui.tables.usage import OTHERS, tokens_over_time

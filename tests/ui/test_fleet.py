@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from sojourn.metrics.diagnosis.diagnose import diagnose
+from sojourn.diagnosis.diagnose import diagnose
 from sojourn.metrics.memory.pooled_cache import pooled_cache
 from sojourn.ui.figures import fleet as figures
 from sojourn.ui.launch import app_command

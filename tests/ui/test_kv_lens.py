@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from sojourn.metrics.kv_lens.of_run import lens_of_run
+from sojourn.live.kv_lens.of_run import lens_of_run
 from sojourn.metrics.run.directory import RunDirectory
 from sojourn.ui.figures import memory
 from sojourn.ui.run_data import load
 from sojourn.ui.tables import kv_lens
 from sojourn.ui.tables.memory import miss_ratios
-from tests.metrics.kv_lens.recorded_runs import run_of
+from tests.live.kv_lens.recorded_runs import run_of
 from tests.metrics.memory.simulated_cache import chains
 from tests.ui.test_app import html, messages, opened
 

@@ -7,8 +7,8 @@ import time
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from sojourn.metrics.live.document import Part
-from sojourn.metrics.live.watcher import Watcher
+from sojourn.live.watch.document import Part
+from sojourn.live.watch.watcher import Watcher
 from sojourn.ui.figures import live as figures
 from sojourn.ui.markup import live as markup
 from tests.metrics.foreign import steady

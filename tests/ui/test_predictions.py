@@ -5,9 +5,9 @@ import math
 import msgspec
 import pytest
 
-from sojourn.metrics.diagnosis.diagnose import diagnose
-from sojourn.metrics.replay.ledger import FILE_NAME, Checked, LedgerEntry, append
-from sojourn.metrics.replay.prediction import Change, Interval, Prediction
+from sojourn.diagnosis.diagnose import diagnose
+from sojourn.metrics.prediction import Change, Interval, Prediction
+from sojourn.replay.verdict.ledger import FILE_NAME, Checked, LedgerEntry, append
 from sojourn.ui.figures.ledger_of_predictions import before_and_after, predicted_against_measured
 from sojourn.ui.figures.predictions import now_fix_rival
 from sojourn.ui.markup.confidence import in_words, sentence

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sojourn.metrics.search.points import by_rate
+from sojourn.loadgen.search.points import by_rate
 from sojourn.ui.figures.sweep import attainment_against_rate, goodput_against_rate, latency_against_rate
-from tests.metrics.search.search_documents import point
+from tests.loadgen.search.search_documents import point
 
 RATES = by_rate([point(2, 1.0), point(4, 0.96), point(16, 0.1, valid=False)])
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from sojourn.metrics.diagnosis.diagnose import diagnose
+from sojourn.diagnosis.diagnose import diagnose
 from tests.further import further
 from tests.metrics.synthetic import PLANTS, synthetic_run
 from tests.ui.test_app import APP, html, messages, opened

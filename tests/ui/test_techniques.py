@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from sojourn.metrics.compute.cost_model import PARTS
-from sojourn.metrics.diagnosis.group_facts import group_facts
+from sojourn.metrics.compute.group_facts import group_facts
 from sojourn.ui.figures.compute import PART_COLOURS
 from sojourn.ui.figures.group import experts, ranks
 from sojourn.ui.figures.speculation import acceptance_by_position

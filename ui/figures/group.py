@@ -5,7 +5,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from sojourn.metrics.cells import sums_by_place
-from sojourn.metrics.diagnosis.group_facts import GroupFacts
+from sojourn.metrics.compute.group_facts import GroupFacts
 from sojourn.ui import theme
 from sojourn.ui.text import percent
 

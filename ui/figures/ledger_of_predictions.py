@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from sojourn.metrics.replay.ledger import LedgerEntry
+from sojourn.replay.verdict.ledger import LedgerEntry
 from sojourn.ui import theme
 from sojourn.ui.tables.predictions import figure_name, is_share, pair_name
 from sojourn.ui.text import label, percent

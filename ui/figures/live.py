@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from sojourn.metrics.live.document import Part
-from sojourn.metrics.live.observer import Moment
+from sojourn.live.watch.document import Part
+from sojourn.live.watch.observer import Moment
 from sojourn.ui import theme
 from sojourn.ui.text import number
 

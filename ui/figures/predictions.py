@@ -2,9 +2,9 @@
 
 import plotly.graph_objects as go
 
-from sojourn.metrics.diagnosis.verdict import Diagnosis, Finding
+from sojourn.diagnosis.verdict import Diagnosis, Finding
 from sojourn.metrics.ledger import COLOURS
-from sojourn.metrics.replay.prediction import Change, Interval, Prediction, shown_setting
+from sojourn.metrics.prediction import Change, Interval, Prediction, shown_setting
 from sojourn.ui import theme
 from sojourn.ui.text import label, percent
 

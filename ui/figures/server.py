@@ -3,11 +3,11 @@
 import pandas as pd
 import plotly.graph_objects as go
 
-from sojourn.metrics.diagnosis.foreign_server import ACCOUNT_SEPARATOR
-from sojourn.metrics.diagnosis.verdict import Diagnosis
+from sojourn.diagnosis.foreign_server import ACCOUNT_SEPARATOR
+from sojourn.diagnosis.verdict import Diagnosis
+from sojourn.interop.sources.pressure import KV_USE, RUNNING, WAITING
+from sojourn.interop.sources.view import PREEMPTIONS
 from sojourn.metrics.ledger import UNACCOUNTED
-from sojourn.metrics.sources.pressure import KV_USE, RUNNING, WAITING
-from sojourn.metrics.sources.view import PREEMPTIONS
 from sojourn.ui import theme
 from sojourn.ui.text import number
 

@@ -3,7 +3,7 @@
 import pandas as pd
 import plotly.graph_objects as go
 
-from sojourn.metrics.imported.otlp import PARTS, WORDS
+from sojourn.interop.imported.otlp import PARTS, WORDS
 from sojourn.metrics.ledger import COLOURS
 from sojourn.ui.theme import TEMPLATE, UNACCOUNTED_COLOUR, shade
 
@@ -19,7 +19,7 @@ PART_COLOURS = {
 
 
 def parts_of_requests(rows: pd.DataFrame) -> go.Figure:
-    """`rows` as `metrics.imported.otlp.read_joined` has them, from top to bottom, without parts that no span tells."""
+    """`rows` as `interop.imported.otlp.read_joined` has them, from top to bottom, without parts that no span tells."""
     figure = go.Figure()
     for part in PARTS:
         milliseconds = rows[part].astype("float64") / 1e6

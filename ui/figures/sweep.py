@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
+from sojourn.loadgen.search.points import Frontier, Rate
 from sojourn.metrics.request.objectives import OBJECTIVE_NAMES
-from sojourn.metrics.search.points import Frontier, Rate
 from sojourn.ui import theme
 from sojourn.ui.text import number
 

@@ -1,6 +1,6 @@
 """How sure a verdict is, in a word and a number, and what its replay says in a sentence."""
 
-from sojourn.metrics.diagnosis.verdict import Diagnosis, Finding, explained
+from sojourn.diagnosis.verdict import Diagnosis, Finding, explained
 from sojourn.ui.markup.fragments import wrap
 from sojourn.ui.text import percent, prose, safe
 

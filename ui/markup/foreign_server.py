@@ -1,9 +1,9 @@
 """What the app and the report show of a server's own metrics, where it recorded nothing for us."""
 
-from sojourn.metrics.diagnosis.foreign_server import counts_differ
-from sojourn.metrics.diagnosis.terminal.time_spent import LATENCIES, sight
-from sojourn.metrics.sources.pressure import KV_USE, RUNNING, WAITING
-from sojourn.metrics.sources.view import ServerView
+from sojourn.diagnosis.foreign_server import counts_differ
+from sojourn.diagnosis.terminal.time_spent import LATENCIES, sight
+from sojourn.interop.sources.pressure import KV_USE, RUNNING, WAITING
+from sojourn.interop.sources.view import ServerView
 from sojourn.ui.markup.fragments import STATUS_COLOURS, Tile, chip, dot, html_table, wrap
 from sojourn.ui.text import number, percent, safe
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pandas as pd
 
+from sojourn.diagnosis.expectation import is_expectation
+from sojourn.diagnosis.verdict import Diagnosis, Finding, SymptomCheck, rivals_fix
 from sojourn.metrics.compute.weight_error import weight_error_of
-from sojourn.metrics.diagnosis.expectation import is_expectation
-from sojourn.metrics.diagnosis.verdict import Diagnosis, Finding, SymptomCheck, rivals_fix
 from sojourn.metrics.ledger import CLOSURE_NS, CLOSURE_SHARE, COLOURS
 from sojourn.metrics.machine.client_error import client_error_sentence
 from sojourn.metrics.memory.prefix_share import prefix_share

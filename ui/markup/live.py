@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from sojourn.metrics.live.document import Watch, WatchedServer
-from sojourn.metrics.live.steady import Change, clock
+from sojourn.live.watch.document import Watch, WatchedServer
+from sojourn.live.watch.steady import Change, clock
 from sojourn.ui.markup import fragments
 from sojourn.ui.text import number, percent, prose, safe
 from sojourn.ui.theme import STATE_COLOURS

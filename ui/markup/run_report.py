@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from sojourn.metrics.diagnosis.verdict import Diagnosis, without_finding
+from sojourn.diagnosis.verdict import Diagnosis, without_finding
 from sojourn.metrics.results.energy import energy_line
 from sojourn.metrics.results.replicas import FleetView
 from sojourn.metrics.run.directory import RunDirectory

@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sojourn.metrics.request.objectives import OBJECTIVE_NAMES
-from sojourn.metrics.search.frontier import REQUIRED_SHARE
-from sojourn.metrics.search.points import (
+from sojourn.loadgen.search.frontier import REQUIRED_SHARE
+from sojourn.loadgen.search.points import (
     Frontier,
     Rate,
     Search,
@@ -16,6 +15,7 @@ from sojourn.metrics.search.points import (
     rate_sentence,
     read_search,
 )
+from sojourn.metrics.request.objectives import OBJECTIVE_NAMES
 from sojourn.metrics.whole_file import write_whole
 from sojourn.ui.drawings import Drawing
 from sojourn.ui.figures import sweep as figures

@@ -1,6 +1,6 @@
 """Pieces of HTML of the page Symptoms: lifecycles as bars with reasons, objects with figures, what is ruled out."""
 
-from sojourn.metrics.diagnosis.symptom_tree.tree import (
+from sojourn.diagnosis.symptom_tree.tree import (
     STATUS_WORDS,
     Figure,
     LifecycleBranch,

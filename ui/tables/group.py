@@ -5,7 +5,7 @@ from statistics import median
 import pandas as pd
 
 from sojourn.metrics.cells import as_objects, lengths
-from sojourn.metrics.diagnosis.group_facts import GroupFacts
+from sojourn.metrics.compute.group_facts import GroupFacts
 from sojourn.ui.text import duration, number, percent
 
 EVEN_TOKENS = 4  # of the mean expert of a layer, from which on a step could be even

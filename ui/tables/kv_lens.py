@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from sojourn.live.kv_lens.document import KvLens
+from sojourn.live.kv_lens.of_run import RunLens
 from sojourn.metrics.errors import RunDataError
-from sojourn.metrics.kv_lens.document import KvLens
-from sojourn.metrics.kv_lens.of_run import RunLens
 from sojourn.metrics.run.directory import RunDirectory
 from sojourn.ui.run_data import RunData
 from sojourn.ui.text import number

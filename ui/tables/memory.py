@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from sojourn.live.kv_lens.document import KvLens
 from sojourn.metrics import cells
-from sojourn.metrics.kv_lens.document import KvLens
 from sojourn.metrics.memory.kv_load import TIERS
 from sojourn.metrics.memory.miss_ratio import miss_ratio_curve, prefix_outcomes
 from sojourn.metrics.memory.prefix_outcomes import hit_tokens

@@ -2,8 +2,8 @@
 
 import pandas as pd
 
-from sojourn.metrics.replay.ledger import Checked, LedgerEntry, Score
-from sojourn.metrics.replay.prediction import change_text
+from sojourn.metrics.prediction import change_text
+from sojourn.replay.verdict.ledger import Checked, LedgerEntry, Score
 from sojourn.ui.text import number, percent
 
 SHARES = ("attainment",)  # figures that are shares

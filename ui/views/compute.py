@@ -2,9 +2,9 @@
 
 import streamlit as st
 
+from sojourn.metrics.compute.group_facts import group_facts
 from sojourn.metrics.compute.startup import startups_of
 from sojourn.metrics.compute.utilisation import token_numbers
-from sojourn.metrics.diagnosis.group_facts import group_facts
 from sojourn.ui.figures import compute, startup
 from sojourn.ui.figures.group import experts, ranks
 from sojourn.ui.figures.speculation import acceptance_by_position

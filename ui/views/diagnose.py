@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from sojourn.metrics.diagnosis.verdict import without_finding
+from sojourn.diagnosis.verdict import without_finding
 from sojourn.ui.markup import fragments
 from sojourn.ui.page import open_page, show_finding
 from sojourn.ui.text import markdown

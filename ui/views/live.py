@@ -6,12 +6,12 @@ from urllib.parse import urlsplit
 
 import streamlit as st
 
+from sojourn.live.watch import profile
+from sojourn.live.watch.document import WatchedServer
+from sojourn.live.watch.fetch import base_of
+from sojourn.live.watch.recorded import record
+from sojourn.live.watch.watcher import Watcher
 from sojourn.metrics.errors import InputError, RunDataError, ServerError
-from sojourn.metrics.live import profile
-from sojourn.metrics.live.document import WatchedServer
-from sojourn.metrics.live.fetch import base_of
-from sojourn.metrics.live.recorded import record
-from sojourn.metrics.live.watcher import Watcher
 from sojourn.metrics.request.objectives import parse_bounds
 from sojourn.ui.figures import live as figures
 from sojourn.ui.markup import fragments

@@ -3,7 +3,7 @@
 import streamlit as st
 
 from sojourn.metrics.errors import RunDataError
-from sojourn.metrics.replay.ledger import FILE_NAME, read, score
+from sojourn.replay.verdict.ledger import FILE_NAME, read, score
 from sojourn.ui.figures import ledger_of_predictions as figures
 from sojourn.ui.markup import fragments
 from sojourn.ui.page import draw, stop_with, style

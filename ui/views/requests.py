@@ -2,8 +2,8 @@
 
 import streamlit as st
 
+from sojourn.interop.imported.otlp import read_joined
 from sojourn.metrics.errors import RunDataError
-from sojourn.metrics.imported.otlp import read_joined
 from sojourn.metrics.request.blame import blame_of, gini, offenders, waited_ns
 from sojourn.metrics.request.token_gaps import explain_gap, slowest_gaps, why
 from sojourn.metrics.run.directory import RunDirectory

@@ -2,8 +2,8 @@
 
 import streamlit as st
 
+from sojourn.loadgen.search.points import sweeps
 from sojourn.metrics.errors import RunDataError
-from sojourn.metrics.search.points import sweeps
 from sojourn.ui.markup import sweep_report
 from sojourn.ui.page import draw, stop_with, style
 from sojourn.ui.text import markdown

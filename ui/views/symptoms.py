@@ -3,8 +3,8 @@
 import streamlit as st
 from streamlit.components import v1 as components
 
-from sojourn.metrics.diagnosis.symptom_tree.complaints import BY_SYMPTOM, COMPLAINTS
-from sojourn.metrics.diagnosis.symptom_tree.tree import LifecycleBranch, ObjectBranch
+from sojourn.diagnosis.symptom_tree.complaints import BY_SYMPTOM, COMPLAINTS
+from sojourn.diagnosis.symptom_tree.tree import LifecycleBranch, ObjectBranch
 from sojourn.ui.markup import fragments, symptoms
 from sojourn.ui.page import open_page, show_finding
 from sojourn.ui.symptom_trees import trees_of

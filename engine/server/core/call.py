@@ -45,7 +45,7 @@ class Caller:
     priority: int = 0  # lower goes first, where the policy asks
     weight: int = 1  # of its tenant, under policy fair-share
     session: str | None = None  # the header x-session-id: routers hold the calls of one session together
-    admission: Any = None  # engine.server.access.admission.Admission: what it owes to its tenant's limits
+    admission: Any = None  # engine.server.gateway.access.admission.Admission: what it owes to its tenant's limits
 
     def front_times(self, encoded_ns: int) -> FrontTimes:
         """What is neither quota nor cold start nor moderation is encoding."""

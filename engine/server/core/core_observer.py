@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from sojourn.engine import messages
-from sojourn.metrics.export.prometheus import Exporter
+from sojourn.interop.exported.prometheus import Exporter
 
 
 class CoreObserver(Protocol):

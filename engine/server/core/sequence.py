@@ -129,7 +129,7 @@ class Write(NamedTuple):
 
 
 class ModeratedPieces(Protocol):
-    """The pieces of a sequence behind checks of its text (engine/server/moderation/output.py)."""
+    """The pieces of a sequence behind checks of its text (engine/server/gateway/moderation/output.py)."""
 
     needs_no_more: bool  # the core may drop the sequence
 

@@ -7,7 +7,7 @@ from fastapi import FastAPI
 from sojourn.engine.messages import Ready
 from sojourn.engine.server.errors import Rejection
 from sojourn.engine.server.service import Service
-from sojourn.engine.settings.kv_transfer import gives
+from sojourn.engine.techniques.handover.settings import gives
 from sojourn.metrics.machine.host import own_version
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 
 from sojourn.engine.sampling import Grammar
-from sojourn.engine.token.grammar.grammar import GrammarCompiler, GrammarError
+from sojourn.engine.techniques.grammar.grammar import GrammarCompiler, GrammarError
 
 CPU_SECONDS = 0.1  # of one grammar: more kill the fork. A common schema takes 1 to 10 ms
 MEMORY_BYTES = 1 << 30  # beyond the memory of an idle worker: more kill the fork

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sojourn.engine.kv_source import KVSource
 from sojourn.engine.server.errors import invalid
-from sojourn.engine.settings.kv_transfer import gives, takes
+from sojourn.engine.techniques.handover.settings import gives, takes
 
 NAME = "kv_transfer_params"
 HANDED_OVER = ("remote_engine_id", "remote_request_id", "remote_block_ids", "remote_host", "remote_port")

@@ -11,7 +11,7 @@ from sojourn.engine.server.errors import invalid
 from sojourn.engine.server.openai.protocol import GRAMMAR_FIELDS, MAX_CHOICE_OPTIONS, GenerationRequest, shorten
 from sojourn.engine.server.openai.reasoning import TurnPlan, behind_reasoning
 from sojourn.engine.server.openai.tools import is_deeper
-from sojourn.engine.token.grammar.grammar import choice
+from sojourn.engine.techniques.grammar.grammar import choice
 
 MAX_GRAMMAR_BYTES = 65_536
 MAX_SCHEMA_DEPTH = 100  # objects and lists inside each other

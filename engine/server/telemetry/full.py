@@ -12,18 +12,18 @@ import msgspec
 
 from sojourn.engine import messages
 from sojourn.engine.config import EngineConfig, model_folder, objectives
+from sojourn.engine.server.gateway.usage.usage_log import UsageLog
 from sojourn.engine.server.telemetry.loop_lag import LoopLag
 from sojourn.engine.server.telemetry.loop_watch import LoopWatch
 from sojourn.engine.server.telemetry.recent import Recent
 from sojourn.engine.server.telemetry.recording import Recording
-from sojourn.engine.server.usage.usage_log import UsageLog
+from sojourn.interop.exported.opentelemetry import Tracer
+from sojourn.interop.exported.prometheus import Exporter
+from sojourn.interop.exported.prometheus_pool import Pool
+from sojourn.interop.exported.vllm_names import EngineFacts
 from sojourn.metrics.compute.roofline import Ceilings, device_name, load_ceilings, product_precision
 from sojourn.metrics.compute.step_costs import StepCosts
 from sojourn.metrics.errors import CalibrationError
-from sojourn.metrics.export.opentelemetry import Tracer
-from sojourn.metrics.export.prometheus import Exporter
-from sojourn.metrics.export.prometheus_pool import Pool
-from sojourn.metrics.export.vllm_names import EngineFacts
 from sojourn.metrics.machine.host import SAMPLE_SECONDS
 from sojourn.metrics.machine.sampler import SystemSampler
 from sojourn.metrics.memory.residence import ModelResidence

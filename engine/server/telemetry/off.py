@@ -6,10 +6,10 @@ from typing import Any
 
 from sojourn.engine import messages
 from sojourn.engine.config import EngineConfig, model_folder
+from sojourn.engine.server.gateway.usage.usage_log import UsageLog
 from sojourn.engine.server.telemetry.recent import Recent
-from sojourn.engine.server.usage.usage_log import UsageLog
-from sojourn.metrics.export.prometheus import Exporter
-from sojourn.metrics.export.prometheus_pool import Pool
+from sojourn.interop.exported.prometheus import Exporter
+from sojourn.interop.exported.prometheus_pool import Pool
 from sojourn.metrics.memory.residence import ModelResidence
 from sojourn.metrics.records import RequestRecord
 

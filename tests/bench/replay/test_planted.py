@@ -6,7 +6,7 @@ import pytest
 
 from bench.replay.compare import Figure, Outcome
 from bench.replay.planted import planted_pairs
-from sojourn.metrics.diagnosis.score.truth import FaultRecord, write_fault
+from sojourn.diagnosis.score.truth import FaultRecord, write_fault
 from sojourn.metrics.run.directory import RunDirectory
 
 SERVED = {"max_num_seqs": 32, "max_num_batched_tokens": 512, "block_size": 16, "num_kv_blocks": 8192}

@@ -3,7 +3,7 @@
 import torch
 
 from sojourn.engine.compute import device_ceilings
-from sojourn.engine.compute.link_ceilings import Plan, links
+from sojourn.engine.techniques.group.link_ceilings import Plan, links
 from sojourn.metrics.compute.link import LINK_COLLECTIVES, POINT_TO_POINT
 
 

@@ -129,7 +129,7 @@ def test_a_fault_of_ranks_or_experts_without_them_is_refused(settings, sentence)
 def test_a_rank_that_is_none_of_the_group_is_refused_and_no_process_stays():
     with pytest.raises(ModelError, match="names rank 2 of a parallel group, and there are 2 ranks"):
         make_engine(MIXTURE, **RANKS, faults="slow_rank:rank=2,ms=5")
-    assert not [each for each in psutil.Process().children() if "sojourn.engine.group.rank" in " ".join(each.cmdline())]
+    assert not [each for each in psutil.Process().children() if "techniques.group.rank" in " ".join(each.cmdline())]
 
 
 def test_slow_link_without_ranks_is_refused():

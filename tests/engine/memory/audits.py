@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from sojourn.engine.memory.block_pool import BlockPool
 from sojourn.engine.memory.shadow.index import REAL, ShadowIndex
 from sojourn.engine.memory.shadow.observer import ShadowObserver
-from sojourn.engine.memory.tiers.tiers import KVTiers
 from sojourn.engine.memory.window import HOLE
+from sojourn.engine.techniques.tiers.tiers import KVTiers
 
 
 def audit_pool(pool: BlockPool, owners: Sequence[Sequence[int]], written: Sequence[int] | None = None) -> None:

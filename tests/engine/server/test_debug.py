@@ -24,7 +24,7 @@ from sojourn.metrics.ledger import SERVER_ACCOUNTS
 from sojourn.metrics.records import STAGES, RequestRecord, StepRecord
 from sojourn.metrics.run.directory import RunDirectory
 from tests.engine.server_process import ended_request, post, serving, wait_for
-from tests.metrics.export.test_perfetto import checked, named
+from tests.interop.exported.test_perfetto import checked, named
 from tests.metrics.random_records import random_request, random_step
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.server.access.test_keys import write_keys
+from tests.engine.server.gateway.access.test_keys import write_keys
 from tests.engine.server_process import serving
 
 MODULES = os.environ.get("SOJOURN_NODE_MODULES")

@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from sojourn.engine.config import model_folder
 from sojourn.engine.sampling import Grammar
+from sojourn.engine.techniques.grammar.grammar import GrammarCompiler
 from sojourn.engine.token.checkpoint import read_config
-from sojourn.engine.token.grammar.grammar import GrammarCompiler
 from sojourn.engine.token.models.registry import decoder_config, load_model
 from sojourn.engine.token.text.tokenizer import Tokenizer
 from sojourn.metrics.errors import ModelError

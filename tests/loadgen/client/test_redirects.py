@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 import pytest
 
+from sojourn.live.watch.fetch import MOST_REDIRECTS, fetch, within_one_server
 from sojourn.loadgen.client.event_log import REDIRECTED, SENT, event_files
 from sojourn.loadgen.record.parse import events_by_request
 from sojourn.loadgen.target.endpoint import EndpointError, get, parse_base_url, served_models
-from sojourn.metrics.live.fetch import MOST_REDIRECTS, fetch, within_one_server
 from tests.loadgen.scenarios import replay, scenario
 
 pytestmark = pytest.mark.server

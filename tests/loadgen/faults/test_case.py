@@ -1,13 +1,13 @@
 import pytest
 
+from sojourn.diagnosis.score.truth import Remedy
 from sojourn.engine.options import engine_config
 from sojourn.engine.server.app import build_app
 from sojourn.loadgen.errors import ScenarioError
 from sojourn.loadgen.faults.case import CASE_FOLDER, WORKLOAD_FOLDER, case_names, load_case, merged
 from sojourn.loadgen.faults.planted import Network
-from sojourn.metrics.diagnosis.score.truth import Remedy
 
-# The causes that the score knows: one function of metrics/diagnosis/rules each.
+# The causes that the score knows: one function of diagnosis/rules each.
 VOCABULARY = {
     "slow_network", "slow_reader", "starved_load_generator",
     "slow_tokeniser", "slow_detokeniser", "slow_sampler", "long_outputs",

@@ -4,9 +4,9 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from sojourn.diagnosis.score.truth import read_fault
 from sojourn.loadgen.faults.case import load_case
 from sojourn.loadgen.faults.run_cases import Campaign, plan_runs
-from sojourn.metrics.diagnosis.score.truth import read_fault
 from sojourn.metrics.run.directory import RunDirectory
 
 

@@ -3,9 +3,9 @@ import os
 
 import pytest
 
+from sojourn.diagnosis.score.truth import read_fault
 from sojourn.loadgen.faults.case import load_case
 from sojourn.loadgen.faults.run_cases import Campaign, FailedRun, plan_runs, surroundings_of
-from sojourn.metrics.diagnosis.score.truth import read_fault
 from sojourn.metrics.errors import ExperimentError, ServerError
 from sojourn.metrics.records import ClientRecord
 from sojourn.metrics.records.tables import row

@@ -6,13 +6,13 @@ import time
 import pyarrow.parquet as pq
 import pytest
 
+from sojourn.diagnosis.diagnose import diagnose
 from sojourn.loadgen.client.event_log import RAW_TABLE
 from sojourn.loadgen.record.live_table import LiveReader, LiveTable
 from sojourn.loadgen.run.experiment import load_url
 from sojourn.loadgen.run.live_view import check_stop_when_resolved
 from sojourn.loadgen.run.server_glance import ServerWatch
 from sojourn.loadgen.target.scrape import rows_of
-from sojourn.metrics.diagnosis.diagnose import diagnose
 from sojourn.metrics.errors import InputError
 from sojourn.metrics.request.goodput import judged, measured
 from sojourn.metrics.results.load import declared_window_s

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sojourn.diagnosis.diagnose import diagnose
 from sojourn.loadgen.client.outgoing import STOPPED, Ended
 from sojourn.loadgen.client.pacing import Pacer
 from sojourn.loadgen.errors import ScenarioError
@@ -25,7 +26,6 @@ from sojourn.loadgen.schedule.closed_loop import QUICK_PROMPT_TOKENS, QUICK_REQU
 from sojourn.loadgen.schedule.ideal_prefix_hits import ideal_hit_rate
 from sojourn.loadgen.schedule.request import chains_of
 from sojourn.loadgen.schedule.shards import loop_of, part_of
-from sojourn.metrics.diagnosis.diagnose import diagnose
 from sojourn.metrics.results.load import latency_origin, load_notes
 from tests.loadgen.scenarios import CHAT, replay, replayed, scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer

@@ -8,6 +8,8 @@ import pytest
 from sojourn.loadgen.errors import ScenarioError
 from sojourn.loadgen.scenario.scenario import Scenario
 from sojourn.loadgen.schedule.build import build_schedule
+from sojourn.loadgen.search.bisection import Goal, judge
+from sojourn.loadgen.search.points import read_search
 from sojourn.loadgen.sweeps.capacity import CapacityPlan, find_capacity
 from sojourn.loadgen.sweeps.folder import SearchFolder
 from sojourn.loadgen.sweeps.run_point import Target, at_rate
@@ -16,11 +18,9 @@ from sojourn.metrics.errors import ExperimentError, RunDataError
 from sojourn.metrics.request.goodput import after_warmup
 from sojourn.metrics.request.objectives import parse_bounds
 from sojourn.metrics.run.directory import RunDirectory
-from sojourn.metrics.search.bisection import Goal, judge
-from sojourn.metrics.search.points import read_search
 from tests.loadgen.scenarios import scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer
-from tests.metrics.search.search_documents import point
+from tests.loadgen.search.search_documents import point
 
 SHORT = {"process": "poisson", "rate_rps": 1, "count": 12}
 

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from sojourn.interop.sources.scrapes import DURATION, UP, scrape_summary
 from sojourn.loadgen.target import scrape
 from sojourn.loadgen.target.endpoint import parse_base_url
 from sojourn.loadgen.target.processes import free_port
 from sojourn.loadgen.target.scrape import Scraper, rows_of
 from sojourn.metrics.run.directory import RunDirectory
-from sojourn.metrics.sources.scrapes import DURATION, UP, scrape_summary
 
 PAGE = b"# TYPE served counter\nserved_total 3\n"
 

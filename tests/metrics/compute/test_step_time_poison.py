@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sojourn.diagnosis.step_facts import fit
 from sojourn.metrics.compute.cost_model import StepWork
 from sojourn.metrics.compute.step_time import FAR_BEYOND, StepTimeModel, features
-from sojourn.metrics.diagnosis.step_facts import fit
 from sojourn.metrics.statistics.relative_fit import fitted
 
 SIZES = np.array([1, 2, 4, 8, 16, 32, 64])

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from sojourn.metrics.diagnosis.diagnose import diagnose
-from sojourn.metrics.diagnosis.facts import read_facts
-from sojourn.metrics.diagnosis.terminal.report import render
+from sojourn.diagnosis.diagnose import diagnose
+from sojourn.diagnosis.facts import read_facts
+from sojourn.diagnosis.terminal.report import render
 from sojourn.metrics.machine.host import STEAL_WARNS_PERCENT, company
 from sojourn.metrics.machine.steal import Steal, steal_within
 from sojourn.metrics.records import SystemRecord

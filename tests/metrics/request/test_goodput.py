@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sojourn.metrics.export.prometheus import Exporter
+from sojourn.interop.exported.prometheus import Exporter
 from sojourn.metrics.request.goodput import class_goodput, goodput_by_tpot, judged, measured
 from sojourn.metrics.request.latencies import QUANTILE_MIN_SAMPLES, quantiles
 from sojourn.metrics.request.objectives import objectives_of

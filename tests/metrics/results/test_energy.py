@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from sojourn.metrics.diagnosis.diagnose import diagnose
-from sojourn.metrics.diagnosis.terminal.report import render
+from sojourn.diagnosis.diagnose import diagnose
+from sojourn.diagnosis.terminal.report import render
 from sojourn.metrics.machine.power import joules_between
 from sojourn.metrics.records import SystemRecord
 from sojourn.metrics.records.tables import SCHEMAS, row

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sojourn.interop.exported.prometheus import Exporter
 from sojourn.metrics.errors import RunDataError
-from sojourn.metrics.export.prometheus import Exporter
 from sojourn.metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS, Account, closes, new_ledger
 from sojourn.metrics.records import ClientRecord, RequestRecord, StepRecord
 from sojourn.metrics.records.tables import SCHEMAS, columns, row

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sojourn.metrics.diagnosis.diagnose import diagnose
+from sojourn.diagnosis.diagnose import diagnose
 from sojourn.metrics.errors import RunDataError
 from sojourn.metrics.ledger import closes
 from sojourn.metrics.run.fleet import gather_servers, refuse_fleet, server_run_of, servers_of, siblings_of

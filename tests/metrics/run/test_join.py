@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sojourn.metrics.diagnosis.diagnose import diagnose
-from sojourn.metrics.diagnosis.terminal.report import render
+from sojourn.diagnosis.diagnose import diagnose
+from sojourn.diagnosis.terminal.report import render
 from sojourn.metrics.errors import RunDataError
 from sojourn.metrics.ledger import ACCOUNTS
 from sojourn.metrics.records import RequestRecord

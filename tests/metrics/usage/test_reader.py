@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sojourn.engine.server.usage.writer import UsageWriter
+from sojourn.engine.server.gateway.usage.writer import UsageWriter
 from sojourn.metrics.errors import RunDataError
 from sojourn.metrics.usage.files import usage_files, usage_folder
 from sojourn.metrics.usage.reader import read_usage

@@ -1,6 +1,6 @@
 """A diagnosis as Markdown, for tickets and language models."""
 
-from sojourn.metrics.diagnosis.verdict import Diagnosis, Finding
+from sojourn.diagnosis.verdict import Diagnosis, Finding
 from sojourn.ui.text import number, percent
 
 

@@ -10,9 +10,9 @@ import pytest
 from sojourn.engine.config import model_folder
 from sojourn.engine.sampling import Grammar
 from sojourn.engine.server.grammar.checks import GrammarChecks
-from sojourn.engine.token.grammar.grammar import choice
+from sojourn.engine.techniques.grammar.grammar import choice
 from tests.engine.server_process import post, serving
-from tests.engine.token.grammar.test_grammar import PERSON, is_person
+from tests.engine.techniques.grammar.test_grammar import PERSON, is_person
 
 pytestmark = pytest.mark.server
 

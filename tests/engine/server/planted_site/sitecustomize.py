@@ -26,7 +26,7 @@ NUMBERS = struct.Struct("dd")
 VARIABLE = "SOJOURN_PLANTS"
 # `N:SHARE`: every N-th step takes longer by this share of itself, by work and not by sleep, as on a slower device.
 STRETCH = "SOJOURN_STRETCH"
-STEP_END = ("sojourn.engine.engine", "Engine", "_collect_next")
+STEP_END = ("sojourn.engine.loop.engine", "Engine", "_collect_next")
 
 
 class Delay:

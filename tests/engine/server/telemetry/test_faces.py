@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from sojourn.engine.config import EngineConfig, complaint
 from tests.engine.server_process import post, serving, wait_for
-from tests.metrics.export.collector import Collector, attributes
+from tests.interop.exported.collector import Collector, attributes
 from tests.metrics.vllm_families import DASHBOARDS, OTHERS
 
 pytestmark = pytest.mark.server

@@ -10,10 +10,10 @@ from sojourn.engine.compute.backends import make_attention, make_lora, make_oper
 from sojourn.engine.compute.communication.communicator import Communicators
 from sojourn.engine.compute.communication.layout import ONE_PROCESS
 from sojourn.engine.compute.kv_cache import allocate
-from sojourn.engine.compute.lora.backend import LinearAdapters, LoraBackend, tiles_of
 from sojourn.engine.compute.operations.backend import Operations
-from sojourn.engine.token.lora.checkpoint import describe
-from sojourn.engine.token.lora.fit import AdaptedModel
+from sojourn.engine.techniques.lora.checkpoint.checkpoint import describe
+from sojourn.engine.techniques.lora.checkpoint.fit import AdaptedModel
+from sojourn.engine.techniques.lora.kernels.backend import LinearAdapters, LoraBackend, tiles_of
 from sojourn.engine.token.models.registry import load_model
 from tests.engine.compute.attention_inputs import attention_inputs
 

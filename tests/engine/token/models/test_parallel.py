@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from sojourn.engine.compute.communication.layout import ONE_PROCESS, ParallelLayout
-from sojourn.engine.token.lora.checkpoint import AdapterError, describe
-from sojourn.engine.token.lora.fit import AdaptedModel
+from sojourn.engine.techniques.lora.checkpoint.checkpoint import AdapterError, describe
+from sojourn.engine.techniques.lora.checkpoint.fit import AdaptedModel
 from sojourn.engine.token.models.registry import load_model, outlined_model
 from sojourn.engine.token.quantise.checkpoint import quantise_checkpoint
 from sojourn.metrics.compute.startup import StartupClock

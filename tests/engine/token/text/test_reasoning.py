@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sojourn.engine.config import EngineConfig, model_folder
 from sojourn.engine.sampling import Grammar
-from sojourn.engine.token.grammar.grammar import GrammarCompiler
+from sojourn.engine.techniques.grammar.grammar import GrammarCompiler
 from sojourn.engine.token.text.reasoning import FORMATS, Reasoning, ReasoningParser, format_of
 from sojourn.engine.token.text.template import ChatTemplate
 from sojourn.engine.token.text.tokenizer import Tokenizer

@@ -1,0 +1,104 @@
+"""What a diagnosis says of a server that recorded nothing for us, from what its own metrics show."""
+
+from sojourn.diagnosis.excess import Excess
+from sojourn.diagnosis.facts import Facts, shares
+from sojourn.interop.sources.sojourn import SOJOURN
+from sojourn.interop.sources.view import Agreement, ServerView, SpanView
+from sojourn.metrics.ledger import UNACCOUNTED
+from sojourn.metrics.request.objectives import OBJECTIVE_NAMES
+
+RECORDS_OF_OURS = (
+    "for the records of each request start the server with --run-dir DIR, then add --server-run DIR to `sojourn load` "
+    "(same host), or use `sojourn join` (another host)"
+)
+ACCOUNT_SEPARATOR = " + "  # between accounts that a server measures together
+FAILED_WARNS = 0.02  # of the scrapes: beyond it counters are fine, and gauges have holes
+GAP_WARNS_S = 3.0  # without an answer: what waited in between is not seen
+DIFFERENT_COUNT = 0.005  # both sides count whole requests and tokens: beyond half a per cent others were served, too
+
+
+def shares_seen(facts: Facts, prefix: str = "ledger") -> dict[str, float]:
+    """Account → share of the time of all served requests, with what is unaccounted; sums to 1. Empty if none served.
+
+    Without the server's records, of what its metrics show: accounts that it measures together stand under one key,
+    joined by " + ", and those that it does not show are left out.
+    """
+    known = shares(facts.rows, prefix)
+    if facts.server is None or not known:
+        return known
+    result = {"client.lag": known["client.lag"]}
+    for span in facts.server.spans:
+        share = span.share if prefix == "ledger" else span.ttft_share
+        if share is not None:
+            result[ACCOUNT_SEPARATOR.join(span.accounts)] = share
+    return result | {UNACCOUNTED: 1.0 - sum(result.values())}
+
+
+def counts_differ(pair: Agreement) -> bool:
+    """Whether client and server cannot have counted the same requests."""
+    return abs(pair.server - pair.client) > DIFFERENT_COUNT * max(pair.client, 1.0)
+
+
+def span_share(span: SpanView | None, excess: Excess) -> float:
+    """The part of the quantity that an objective bounds, on average over all requests; 0 where no metric shows it."""
+    if span is None:
+        return 0.0
+    return (span.ttft_share if excess.objective == "ttft_ms" else span.share) or 0.0
+
+
+def what_is_seen(facts: Facts, excess: Excess) -> str:
+    """Where the time went as far as the server's metrics show, and the measurement that would show more."""
+    view, quantity = facts.server, OBJECTIVE_NAMES[excess.objective]
+    prefix = {"ttft_ms": "ttft", "e2e_ms": "ledger"}.get(excess.objective)  # no metric divides the time per token
+    parts = shares_seen(facts, prefix) if prefix else {}
+    spans = {ACCOUNT_SEPARATOR.join(span.accounts): span.name for span in view.spans}
+    ranked = sorted((share, name) for name, share in parts.items() if name in spans or name == UNACCOUNTED)[::-1]
+    if not ranked:
+        return f"{view.title}'s metrics do not divide the {quantity}: {_next(view, 'decode')}"
+    places = {name: f"is {view.title}'s {span} time" for name, span in spans.items()}
+    places[UNACCOUNTED] = f"is in no metric of {view.title}"
+    largest = " and ".join(f"{share:.0%} {places[name]}" for share, name in ranked[:2] if share >= 0.05)
+    first = spans.get(ranked[0][1], UNACCOUNTED)
+    return f"of the mean {quantity} {largest}, and {view.title}'s metrics do not show why: {_next(view, first)}"
+
+
+def _next(view: ServerView, part: str) -> str:
+    """The cheapest measurement that shows more of a part of the time."""
+    cap = view.settings.get("batch cap", "a larger batch")
+    return {
+        "queue": f"measure once with a larger {cap} and once at half the rate; the first helps against a limit on the "
+        "batch, the second against overload",
+        "prefill": "measure one of these prompts alone; what it takes longer in this run is others' work",
+        "decode": "measure at half the rate; if the time per token falls with it, the batch is what slows it",
+        UNACCOUNTED: "measure from the server's own host; what then goes away was the network",
+    }.get(part.removeprefix("request."), "measure at half the rate")
+
+
+def warnings_of(view: ServerView, served: int) -> list[str]:
+    """What limits the server's side of a diagnosis."""
+    hidden = ", ".join(account.account for account in view.accounts if account.visibility == "unseen")
+    stand_in = f"no server records: only averages over all requests are known, from {view.title}'s /metrics"
+    found = [f"{stand_in}; {RECORDS_OF_OURS}" if view.source == SOJOURN.key else stand_in]
+    if hidden:
+        found.append(f"not visible in {view.title}'s metrics: {hidden}")
+    if view.failed_scrapes > FAILED_WARNS * (view.scrapes + view.failed_scrapes):
+        found.append(f"{view.failed_scrapes} of {view.scrapes + view.failed_scrapes} scrapes of /metrics failed")
+    if (gap_s := view.longest_gap_s) > GAP_WARNS_S:
+        found.append(f"/metrics was not answered for {gap_s:.1f} s: what waited and ran in between is not known")
+    if view.alternates:
+        found.append(
+            "several processes answered /metrics in turn (a load balancer): nothing of them was summed; name the "
+            "address of one server"
+        )
+    found += view.no_shares
+    if times := view.restarts:
+        found.append(f"the server began anew {times} times: what it counted between the last scrape and that is lost")
+    if served and not view.finished and not view.alternates:
+        found.append(f"{view.title}'s metrics show no finished request in this run: are they of this server?")
+    found += [
+        f"{view.title} counted {pair.server:,.0f} {pair.what} and the client {pair.client:,.0f}: its means are over "
+        "requests of others, too, or over some that the client gave up"
+        for pair in view.agreement
+        if counts_differ(pair)
+    ]
+    return found

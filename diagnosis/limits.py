@@ -1,0 +1,91 @@
+"""What limits a diagnosis: a sentence each, shown under it."""
+
+from typing import Any
+
+from sojourn.diagnosis.expectation import is_expectation
+from sojourn.diagnosis.facts import Facts, tightest
+from sojourn.diagnosis.foreign_server import warnings_of
+from sojourn.diagnosis.state import FEWEST_REQUESTS
+from sojourn.diagnosis.verdict import Closure
+from sojourn.interop.sources.registry import SOURCES
+from sojourn.metrics.ledger import LIFECYCLES, TEXT_ACCOUNTS
+from sojourn.metrics.machine.steal import steal_sentence
+from sojourn.metrics.records import NO_END
+from sojourn.metrics.results.load import load_notes
+from sojourn.metrics.run.directory import section
+from sojourn.metrics.run.join import uncertainty_sentence
+from sojourn.metrics.run.server_alone import MARK
+
+CLIENT_LAG_WARNS = 0.02  # of the tightest objective
+NO_OBJECTIVE = (
+    "no objective is named: a request counts as late where it takes more than twice the own work of its class, which "
+    "makes the bounds shown; `--slo 'ttft:500 tpot:50'` names others"
+)
+CLOSURE_WARNS = 0.95  # share of the joined requests that must close before the accounts are to be trusted
+
+
+def warnings(facts: Facts, closed: Closure) -> list[str]:
+    found = [MARK] if facts.measured_by == "server" else []
+    found += [NO_OBJECTIVE] if is_expectation(facts.objectives) else []
+    found += load_notes(facts.meta)
+    imported = section(facts.meta, "imported")
+    found += list(imported.get("notes") or ())
+    found += [f"not in the imported file: {each}" for each in imported.get("unseen") or ()]
+    bound = tightest(facts, "ttft_ms") or tightest(facts, "e2e_ms")
+    if 0 < facts.sent < FEWEST_REQUESTS:
+        found.append(f"only {facts.sent} requests were measured; shares of fewer than {FEWEST_REQUESTS} mean little")
+    if unsent := facts.errors.get(NO_END, 0):
+        sentence = f"{unsent} of {facts.sent} requests were not sent, or nobody recorded their end"
+        found.append(f"{sentence}: they count as not good, and say nothing of the server")
+    if facts.served + unsent < facts.sent:
+        errors = [f"{count} × {error}" for error, count in facts.errors.items() if error != NO_END]
+        unserved = f"{facts.sent - facts.served - unsent} of {facts.sent} requests were not served"
+        found.append(f"{unserved}: {', '.join(errors[:3])}")
+    if unseen := int(facts.rows.ttft_unmeasured.sum()):
+        found.append(
+            f"{unseen} of {facts.served} served requests have no first token (their answers were not streamed, came in "
+            "one piece, or held no text): their time to it is unknown, and they are judged without it"
+        )
+    if unmeasured := int(facts.rows.tpot_unmeasured.sum()):
+        found.append(
+            f"the time per output token of {unmeasured} of {facts.served} served requests could not be measured (their "
+            "text came in one read, or there was none): they are judged without it"
+        )
+    if bound and facts.lag_p90_ms is not None and facts.lag_p90_ms > CLIENT_LAG_WARNS * bound:
+        found.append(
+            f"the load generator sent late by {facts.lag_p90_ms:.1f} ms (p90): {facts.lag_p90_ms / bound:.0%} of the "
+            f"objective of {bound:g} ms is its own delay"
+        )
+    if facts.server is not None:
+        found += warnings_of(facts.server, facts.served)
+    elif facts.served and not facts.joined:
+        found.append(f"no server records: the accounts of {', '.join(LIFECYCLES)} cannot be seen, only client.lag")
+        if facts.scraped:
+            known = ", ".join(source.title for source in SOURCES)
+            found.append(f"its /metrics is of none of the servers that are known here: {known}")
+    elif facts.joined < facts.served:
+        found.append(f"{facts.served - facts.joined} of {facts.served} served requests have no server record")
+    if facts.joined and facts.steps is None and not facts.servers:
+        found.append("no step records: causes that show only in steps cannot be found")
+    elif facts.steps is not None and facts.steps.model is None:
+        found.append(f"only {facts.steps.count} steps: too few for a step model, so capacity is not estimated")
+    if changes := section(facts.meta, "core").get("changes_outputs"):
+        found.append(f"the outputs are not the model's own ({', '.join(changes)}): times are judged, and not the texts")
+    found += _of_probe(section(facts.meta, "probe"))
+    found += filter(None, (steal_sentence(facts.steal), uncertainty_sentence(facts.meta)))
+    if closed.closed < CLOSURE_WARNS * closed.joined:
+        ledgers = f"only {closed.closed} of {closed.joined} ledgers close"
+        found.append(f"{ledgers} within 1 % and 1 ms; shares are that uncertain")
+    return found
+
+
+def _of_probe(probe: dict[str, Any]) -> list[str]:
+    """What a probe in a foreign server did not see; [] for a server of ours."""
+    if not probe:
+        return []
+    accounts = ", ".join(each for each in probe.get("unseen_accounts") or () if each not in TEXT_ACCOUNTS)
+    found = [f"recorded by sojourn-probe, which does not see {accounts}: their time lies in the work of the steps"]
+    found += [str(sentence) for sentence in probe.get("unseen") or ()]
+    if dropped := probe.get("dropped_records"):
+        found.append(f"the probe dropped {dropped:,} records: steps and requests are missing")
+    return found

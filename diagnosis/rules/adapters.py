@@ -1,0 +1,43 @@
+"""LoRA adapters: more of them are asked for than have a slot at a time, so that requests wait and adapters move."""
+
+from sojourn.diagnosis.excess import Excess
+from sojourn.diagnosis.facts import Facts
+from sojourn.diagnosis.rules.cause import Proposal, cause
+from sojourn.diagnosis.rules.shared_evidence import excess_evidence, missing_share
+from sojourn.diagnosis.verdict import evidence
+from sojourn.metrics.prediction import Change
+
+QUEUE, LOAD = "request.queue", "memory.adapter_load"
+WORTH_SLOTS = 0.05  # of the waiting for a place: less is the end of a step
+
+
+@cause(lifecycles=("memory", "request"), object="adapter slots (max_loras)", kind="policy",
+       rival="a batch that is too small for the load", rival_key="batch_cap")  # fmt: skip
+def adapter_slots(facts: Facts, excess: Excess) -> Proposal | None:
+    """Requests wait until a slot is free for their LoRA adapter, because more adapters are in use than have one."""
+    slots, waited = facts.engine.get("max_loras") or 0, facts.waits.get("adapter", 0.0)
+    if "adapter" not in facts.rows or waited < WORTH_SLOTS:
+        return None
+    named = facts.rows.adapter.dropna()
+    used = int(named.nunique())
+    if used <= slots or excess.share(QUEUE) * waited + excess.share(LOAD) < WORTH_SLOTS:
+        return None
+    loads = float(facts.rows.adapter_loads.fillna(0).sum()) / len(named)
+    settings = {"max_loras": used}
+    return Proposal(
+        cause=f"{used} adapters are requested, and {slots} at a time {'has' if slots == 1 else 'have'} a slot: "
+        f"{waited:.0%} of the waiting is for one",
+        evidence=[
+            evidence(f"{waited:.0%} of the waiting was for an adapter's slot", waited, "share",
+                     "requests: waits; steps: refusals", weight=4),
+            evidence(f"an adapter was put into a slot for {loads:.0%} of the requests that named one", loads, "share",
+                     "requests: adapter, adapter_loads", supports=loads >= 0.1),
+            *excess_evidence(excess, (QUEUE, LOAD)),
+        ],
+        measurement="the same scenario with a slot for each adapter",
+        settings=settings,
+        if_cause="no request waits for an adapter",
+        if_rival=f"{missing_share(excess)} stays, with the waiting booked to another reason",
+        claims={QUEUE: waited, LOAD: 1.0},
+        fixes=(Change(settings=settings),),
+    )  # fmt: skip

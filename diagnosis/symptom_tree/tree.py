@@ -1,0 +1,264 @@
+"""The tree of one symptom for one run: complaint → lifecycles → objects → measurement, with the run's figures.
+
+A branch says whether it leads to the finding, is ruled out in numbers, or cannot be known, and from which evidence.
+A finding always leads: the tree never contradicts the verdict.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from sojourn.diagnosis.excess import Excess, accounts_of
+from sojourn.diagnosis.facts import Facts
+from sojourn.diagnosis.foreign_server import shares_seen
+from sojourn.diagnosis.symptom_tree.complaints import BY_SYMPTOM, Complaint
+from sojourn.diagnosis.symptom_tree.objects import OBJECTS, TreeObject
+from sojourn.diagnosis.symptom_tree.reading import NEGLIGIBLE
+from sojourn.diagnosis.symptoms import BY_KEY, late
+from sojourn.diagnosis.verdict import Diagnosis, Finding, Status
+
+BranchStatus = Literal["leads_here", "possible", "unknown", "ruled_out"]
+STATUS_WORDS: dict[BranchStatus, str] = {
+    "leads_here": "leads here", "possible": "not ruled out", "unknown": "cannot be known", "ruled_out": "ruled out",
+}  # fmt: skip
+_ORDER = list(STATUS_WORDS)
+LATENCY = ("high_ttft", "high_itl")
+QUANTITIES = {"high_ttft": "time to first token", "high_itl": "time per output token"}
+LIFECYCLE_QUESTIONS = {
+    "request": "Does the request wait for its turn, or for other requests?",
+    "memory": "Does it wait for KV blocks, or compute again what was there before?",
+    "compute": "Does the device, or its host, take long for the work itself?",
+    "token": "Does text ↔ ids, or the draw of a token, take long?",
+    "client": "Does the time pass outside of the server?",
+}
+NEEDS_RECORDS = "the server's records of its requests and steps"
+
+
+class Figure(msgspec.Struct, frozen=True, kw_only=True):
+    """One measured fact. `share` (0 to 1) where it can be a bar."""
+
+    statement: str
+    source: str
+    share: float | None = None
+
+
+class ObjectBranch(msgspec.Struct, frozen=True, kw_only=True):
+    key: str  # of the cause
+    name: str
+    asks: str
+    status: BranchStatus
+    reason: str  # in numbers, or the evidence that is missing
+    figures: list[Figure]
+    measurement: str
+    command: str
+    finding: int | None  # place in `Diagnosis.findings`
+
+
+class LifecycleBranch(msgspec.Struct, frozen=True, kw_only=True):
+    lifecycle: str
+    asks: str
+    status: BranchStatus
+    reason: str
+    share: float | None  # of the quantity that the symptom is about, in the lifecycle's own accounts
+    accounts: dict[str, float]  # account → share of that quantity, above a hundredth
+    objects: list[ObjectBranch]  # most telling first
+
+
+class SymptomTree(msgspec.Struct, frozen=True, kw_only=True):
+    symptom: str
+    words: str
+    title: str
+    status: Status  # of the symptom in this run
+    reason: str
+    basis: str  # what the shares are of
+    branches: list[LifecycleBranch]
+    finding: int | None  # place of the first finding of this symptom
+    next_measurement: str
+    next_command: str
+
+
+class _Spent(msgspec.Struct, frozen=True):
+    """Where the time that a symptom is about went: account → share of it; empty where nobody recorded it."""
+
+    basis: str
+    shares: dict[str, float]
+
+    def of(self, accounts: tuple[str, ...]) -> float:
+        return sum(max(self.shares.get(name, 0.0), 0.0) for name in accounts)
+
+
+def symptom_tree(facts: Facts, diagnosis: Diagnosis, symptom: str) -> SymptomTree:
+    """The tree of one of the six symptoms. `diagnosis` is of the same run as `facts`."""
+    complaint = BY_SYMPTOM[symptom]
+    check = next(each for each in diagnosis.checks if each.symptom == symptom)
+    spent = _spent(facts, symptom)
+    own = [(place, each) for place, each in enumerate(diagnosis.findings) if _is_of(each, symptom)]
+    branches = [_lifecycle(facts, complaint, spent, name, own, diagnosis) for name in LIFECYCLE_QUESTIONS]
+    branches.sort(key=lambda branch: (_ORDER.index(branch.status), -(branch.share or 0.0)))
+    first = own[0][0] if own else None
+    measurement, command = _next(facts, diagnosis, symptom, first, branches)
+    return SymptomTree(
+        symptom=symptom, words=complaint.words, title=complaint.title, status=check.status, reason=check.reason,
+        basis=spent.basis, branches=branches, finding=first, next_measurement=measurement, next_command=command,
+    )  # fmt: skip
+
+
+def _is_of(finding: Finding, symptom: str) -> bool:
+    """A finding that explains several symptoms names all of their titles."""
+    return finding.symptom == symptom or BY_KEY[symptom].title in finding.title.split(" · ")
+
+
+def _spent(facts: Facts, symptom: str) -> _Spent:
+    above = late(facts, symptom) if symptom in LATENCY else []
+    if above and facts.joined:
+        return _of_excess(above, symptom)
+    served = facts.rows[facts.rows.status == "ok"]
+    if symptom == "high_itl" and facts.joined:
+        mean = accounts_of(served, "tpot_ms").mean().fillna(0.0)
+        total = float(mean.clip(lower=0).sum())
+        return _Spent(f"the {QUANTITIES[symptom]} of all {len(served)} served requests",
+                      {name: float(ms) / total for name, ms in mean.items()} if total else {})  # fmt: skip
+    shares = shares_seen(facts, "ttft" if symptom == "high_ttft" else "ledger")
+    split: dict[str, float] = {}
+    for names, share in shares.items():  # a foreign server measures some accounts together: the first stands for them
+        split[names.split(" + ")[0]] = share
+    quantity = QUANTITIES.get(symptom, "time") if symptom == "high_ttft" else "time"
+    return _Spent(f"the {quantity} of all {facts.served} served requests", split)
+
+
+def _of_excess(above: list[Excess], symptom: str) -> _Spent:
+    total: dict[str, float] = {}
+    for excess in above:
+        for name, ms in excess.accounts.items():
+            total[name] = total.get(name, 0.0) + max(ms, 0.0) * excess.missed
+    whole = sum(total.values())
+    count = len(set().union(*(set(excess.missing) for excess in above)))
+    return _Spent(f"what {count} late requests spent above the others or the objective, in {QUANTITIES[symptom]}",
+                  {name: ms / whole for name, ms in total.items()} if whole else {})  # fmt: skip
+
+
+def _lifecycle(
+    facts: Facts, complaint: Complaint, spent: _Spent, name: str, own: list[tuple[int, Finding]], diagnosis: Diagnosis
+) -> LifecycleBranch:
+    named = [(place, each) for place, each in own if (each.lifecycles or ["client"])[0] == name]
+    leaves = [OBJECTS[key] for key in complaint.objects if OBJECTS[key].lifecycle == name]
+    taken = {_key(each) for _, each in own}
+    objects = [_object(facts, complaint.symptom, spent, leaf) for leaf in leaves if leaf.key not in taken]
+    objects.sort(key=lambda each: _ORDER.index(each.status))
+    objects = [_of_finding(place, each) for place, each in named] + objects
+    accounts = {account: share for account, share in spent.shares.items()
+                if account.split(".")[0] == name and share >= 0.01}  # fmt: skip
+    share = float(sum(accounts.values())) if spent.shares else None
+    status, reason = _status(facts, diagnosis, name, named, objects, share, complaint.symptom)
+    if status == "leads_here" and (share or 0.0) < NEGLIGIBLE and (shows := _largest(spent)):
+        reason = f"{named[0][1].cause if named else reason}; the time that it costs is booked to {shows}"
+    return LifecycleBranch(
+        lifecycle=name, asks=LIFECYCLE_QUESTIONS[name], status=status, reason=reason, share=share,
+        accounts=dict(sorted(accounts.items(), key=lambda item: -item[1])), objects=objects,
+    )  # fmt: skip
+
+
+def _largest(spent: _Spent) -> str:
+    """The two accounts with most of the time, in words."""
+    ranked = sorted(((share, name) for name, share in spent.shares.items() if share >= NEGLIGIBLE), reverse=True)
+    return " and ".join(f"{name} ({share:.0%})" for share, name in ranked[:2])
+
+
+def _key(finding: Finding) -> str:
+    return finding.key or finding.object
+
+
+def _of_finding(place: int, found: Finding) -> ObjectBranch:
+    leaf = OBJECTS.get(_key(found))
+    return ObjectBranch(
+        key=_key(found), name=found.object, asks=leaf.asks if leaf else "", reason=found.cause,
+        status="leads_here" if found.role == "cause" else "possible",
+        figures=[Figure(statement=fact.statement, source=fact.source,
+                        share=min(1.0, max(0.0, fact.value)) if fact.unit == "share" else None)
+                 for fact in found.evidence if fact.supports],
+        measurement=found.probe.measurement, command=found.probe.command, finding=place,
+    )  # fmt: skip
+
+
+def _object(facts: Facts, symptom: str, spent: _Spent, leaf: TreeObject) -> ObjectBranch:
+    found = [each for read in leaf.reads if (each := read(facts)) is not None]
+    status, reason = _judge(facts, symptom, spent, leaf, found)
+    return ObjectBranch(
+        key=leaf.key, name=leaf.name, asks=leaf.asks, status=status, reason=reason,
+        figures=[Figure(statement=each.statement, source=each.source,
+                        share=None if each.share is None else float(each.share)) for each in found],
+        measurement=leaf.measurement, command="", finding=None,
+    )  # fmt: skip
+
+
+def _judge(facts: Facts, symptom: str, spent: _Spent, leaf: TreeObject, found: list) -> tuple[BranchStatus, str]:
+    if symptom in LATENCY and leaf.accounts and facts.joined and spent.shares:
+        share = spent.of(leaf.accounts)
+        if share < NEGLIGIBLE:
+            return "ruled_out", (
+                f"{_listed(leaf.accounts)} {'hold' if len(leaf.accounts) > 1 else 'holds'} {share:.0%} of "
+                f"{_short(spent.basis)}"
+            )
+    against = [each for each in found if each.rules_out]
+    if against and not leaf.lacks:
+        return "ruled_out", against[0].statement
+    if leaf.lacks:
+        return "unknown", f"missing: {leaf.lacks}"
+    if not found:
+        return "unknown", f"missing: {leaf.evidence if facts.joined else NEEDS_RECORDS}"
+    return "possible", found[0].statement
+
+
+def _status(
+    facts: Facts, diagnosis: Diagnosis, name: str, named: list[tuple[int, Finding]], objects: list[ObjectBranch],
+    share: float | None, symptom: str,
+) -> tuple[BranchStatus, str]:  # fmt: skip
+    holds = f"{name}.* accounts hold {share:.0%}" if share is not None else ""
+    check = next(each for each in diagnosis.checks if each.symptom == symptom)
+    own = [each for each in diagnosis.findings if _is_of(each, symptom)]
+    if named:
+        leads = [each for _, each in named if each.role == "cause"]
+        status = "leads_here" if leads else "possible"
+        return status, "; ".join(filter(None, ((leads or [named[0][1]])[0].cause, holds)))
+    if check.status == "absent" and not own:
+        return "ruled_out", "; ".join(filter(None, ("nothing is to be explained", holds)))
+    if check.status == "present" and diagnosis.bottleneck == name and not own:
+        return "leads_here", f"{holds}, and no known cause explains it" if holds else "no known cause explains it"
+    if not facts.joined and name != "client":
+        return "unknown", f"missing: {NEEDS_RECORDS}"
+    unseen = [each for each in objects if each.status == "unknown"]
+    if symptom in LATENCY and share is not None and share >= NEGLIGIBLE:
+        beside = f"beside the finding in {own[0].lifecycles[0]}, or through it" if own else "no finding is there"
+        return "possible", f"{holds}; {beside}"
+    if (left := next((each for each in objects if each.status == "possible"), None)) is not None:
+        return "possible", "; ".join(filter(None, (left.reason, holds)))
+    if unseen and share is None:
+        return "unknown", unseen[0].reason
+    measured = next((each.reason for each in objects if each.status == "ruled_out" and each.reason in
+                     [figure.statement for figure in each.figures]), "")  # fmt: skip
+    also = f"not measured: {', '.join(each.name for each in unseen)}" if unseen else ""
+    return "ruled_out", "; ".join(filter(None, (holds, measured, also))) or "no object of it fits"
+
+
+def _next(
+    facts: Facts, diagnosis: Diagnosis, symptom: str, first: int | None, branches: list[LifecycleBranch]
+) -> tuple[str, str]:
+    if first is not None:
+        probe = diagnosis.findings[first].probe
+        return probe.measurement, probe.command
+    if symptom in ("product_latency_poor", "devices_do_not_help") and diagnosis.against is None:
+        return "a second run to compare with", f"sojourn diagnose {facts.path} --against RUN2"
+    if not facts.joined:
+        return f"the same load with {NEEDS_RECORDS}", "sojourn load … --server-run DIR"
+    open_ = next((each for branch in branches for each in branch.objects if each.status == "possible"), None)
+    if open_ is not None and next(c.status for c in diagnosis.checks if c.symptom == symptom) == "present":
+        return open_.measurement, open_.command
+    return "", ""
+
+
+def _listed(accounts: tuple[str, ...]) -> str:
+    return " + ".join(accounts[:3]) + (f" and {len(accounts) - 3} more" if len(accounts) > 3 else "")
+
+
+def _short(basis: str) -> str:
+    return "that excess" if basis.startswith("what") else basis

@@ -1,0 +1,72 @@
+"""What moves between the tiers, what a request waits for of that, and the counts. Data only."""
+
+from dataclasses import dataclass, field
+
+from sojourn.engine.techniques.tiers.store import Moved
+
+
+@dataclass(slots=True)
+class Transfers:
+    """What a step copies between the device and slots of host memory, before it computes."""
+
+    stores: list[tuple[int, int]] = field(default_factory=list)  # device block → slot
+    loads: list[tuple[int, int]] = field(default_factory=list)  # slot → device block, behind the copies of the step
+    stored_keys: list[bytes] = field(default_factory=list)
+    loaded_keys: list[bytes] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Prefetch:
+    """Reads into host memory that a request waits for. A Preparation, as the loop knows it."""
+
+    waits_for: int = 0
+    is_cancelled: bool = False
+    patience_ns: int = 0  # its request waits so long ...
+    until_ns: int = 0  # ... and no longer than that
+    is_late: bool = False  # ... and did not get all
+    reads: bool = False  # that was cheaper than to compute
+    held: list[bytes] = field(default_factory=list)  # pinned in host memory for its request
+    ready_ns: int = 0  # when the last read ended
+    is_from_peer: bool = False  # what another server computed for the request
+    is_strict: bool = False  # a read that fails is an error of the request; else its tokens are computed
+    error: str | None = None  # a sentence
+    transfer_id: str = ""  # of what another server still computes
+    computed_ns: int = 0  # until when it computed what was read
+    peer_bytes: int = 0  # that were read from there
+    peer_ns: int = 0  # ... in that time
+
+    @property
+    def is_done(self) -> bool:
+        return self.waits_for == 0 or self.is_late
+
+    def note(self, read: Moved) -> None:
+        """A read that it waited for ended."""
+        self.ready_ns = max(self.ready_ns, read.ended_ns)
+        if not self.is_from_peer:
+            return
+        self.computed_ns = max(self.computed_ns, read.announced_ns)
+        if read.ok:
+            self.peer_bytes += read.nbytes
+            self.peer_ns += read.ended_ns - read.began_ns
+        elif not read.is_absent and (self.is_strict or read.is_refusal):
+            self.error = self.error or read.error
+
+    def give_up(self, now_ns: int) -> None:
+        """It has waited for too long."""
+        self.is_late, self.ready_ns, self.computed_ns = True, now_ns, now_ns
+        if self.is_strict:
+            self.error = self.error or "the KV blocks of the prefill server did not come in time"
+
+
+@dataclass(slots=True)
+class TierCounts:
+    """Of one tier, since the last `take_counts`; `blocks` is the state."""
+
+    loaded_bytes: int = 0
+    stored_bytes: int = 0
+    load_ns: int = 0
+    store_ns: int = 0
+    failures: int = 0  # reads and writes that failed, and damaged blocks
+    refused: int = 0  # stores for which there was no room
+    blocks: int = 0
+    leases_ended: dict[str, int] = field(default_factory=dict)  # of what other servers read: how → how many

@@ -1,0 +1,94 @@
+"""Signs of pressure in gauges and histograms: what showed while requests waited, and gaps between tokens that stall."""
+
+import math
+from itertools import pairwise
+
+import msgspec
+import pandas as pd
+
+from sojourn.interop.sources.translate import Distribution, Growth
+
+KV_FREE = 0.2  # of the pool: with so much room, KV blocks are not what requests wait for
+KV_FULL = 0.95  # in use: a request of more than a few blocks may not fit any more; less where the pool is small
+AS_EVER = 0.95  # of the largest batch that was seen: as good as the largest, since requests end between samples
+STALLED = 4.0  # times the bound that half of the gaps keep: no batch of decodes varies so much
+RUNNING, WAITING, KV_USE = "sojourn_request_running", "sojourn_request_waiting", "sojourn_memory_kv_usage_ratio"
+GENERATED = "sojourn_token_generated_tokens_total"
+PROMPTS, GAPS = "sojourn_request_prompt_length_tokens", "sojourn_request_itl_seconds"
+
+
+class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+    """What the gauges showed while requests waited, as shares of samples. None where the server lacks a gauge."""
+
+    samples: int  # with requests waiting
+    share: float  # of all samples
+    largest: float  # requests waiting
+    with_kv_free: float | None
+    with_kv_full: float | None
+    kv_full_at: float  # KV use from which a mean prompt finds no room, at most KV_FULL
+    at_largest_batch: float | None  # with as many requests running as ever
+    largest_batch: float | None
+    growth: float | None = None  # of the number that waits: last fifth less first fifth of the samples, over the mean
+
+
+class Stalls(msgspec.Struct, frozen=True, kw_only=True):
+    """Gaps between tokens that are many times as long as the usual ones."""
+
+    usual_s: float  # half of the gaps lie within it
+    above_s: float  # these lie above it
+    share: float  # of the time between tokens, at least: each gap counts with the lower bound of its bucket
+
+
+def stalls_of(grown: Growth) -> Stalls | None:
+    below, gaps = grown.below(GAPS), grown.distribution_of(GAPS)
+    if not below or gaps is None:
+        return None
+    usual_s = next(bound for bound, count in below.items() if count >= 0.5 * gaps.count)
+    edges = [edge for edge in below if STALLED * usual_s <= edge < math.inf]
+    late_s = sum(edge * (below[after] - below[edge]) for edge, after in pairwise([*edges, math.inf]))
+    if not edges or late_s <= 0:
+        return None
+    return Stalls(usual_s=usual_s, above_s=edges[0], share=min(1.0, late_s / (gaps.count * gaps.mean)))
+
+
+def prompt_share(prompts: Distribution | None, settings: dict[str, str]) -> float:
+    """The share of the KV pool that a mean prompt takes; 0 where the server tells no size."""
+    blocks, size = (settings.get(name, "") for name in ("num_kv_blocks", "block_size"))
+    if prompts is None or not blocks.isdigit() or not size.isdigit() or not int(blocks) * int(size):
+        return 0.0
+    return prompts.mean / (int(blocks) * int(size))
+
+
+def waiting_of(gauges: dict[str, pd.Series], prompt_share: float) -> Waiting | None:
+    waiting, running, used = (gauges.get(name) for name in (WAITING, RUNNING, KV_USE))
+    if waiting is None or not len(waiting):
+        return None
+    queued = waiting[waiting > 0].index
+    largest_batch = float(running.max()) if running is not None and len(running) else None
+    ever = largest_batch or 0.0
+    full_at, free_at = min(KV_FULL, 1 - prompt_share), min(1 - KV_FREE, 1 - 2 * prompt_share)
+    return Waiting(
+        samples=len(queued),
+        share=len(queued) / len(waiting),
+        largest=float(waiting.max()),
+        with_kv_free=_share(used, queued, lambda use: use <= free_at),
+        with_kv_full=_share(used, queued, lambda use: use >= full_at),
+        kv_full_at=full_at,
+        at_largest_batch=_share(running, queued, lambda batch: (batch >= AS_EVER * ever) | (ever == 1)),
+        largest_batch=largest_batch,
+        growth=_growth(waiting),
+    )
+
+
+def _growth(waiting: pd.Series) -> float | None:
+    """About 2 for a queue that grows all the time, 0 for one that stands; None of too few samples."""
+    fifth = len(waiting) // 5
+    if fifth < 2 or waiting.mean() <= 0:
+        return None
+    return float((waiting.iloc[-fifth:].mean() - waiting.iloc[:fifth].mean()) / waiting.mean())
+
+
+def _share(series: pd.Series | None, at: pd.Index, condition) -> float | None:
+    """Of the samples at these moments, the share of which a condition holds."""
+    beside = series.reindex(at).dropna() if series is not None else pd.Series(dtype="float64")
+    return float(condition(beside).mean()) if len(beside) else None

@@ -1,0 +1,28 @@
+"""The servers whose /metrics is understood."""
+
+from collections.abc import Set as AbstractSet
+
+from sojourn.interop.sources.sglang import SGLANG
+from sojourn.interop.sources.sojourn import SOJOURN
+from sojourn.interop.sources.source import Source
+from sojourn.interop.sources.translate import names_of, names_that_grow
+from sojourn.interop.sources.vllm import VLLM
+
+# Ours first: a page of ours may have vLLM's names beside its own, which say more.
+SOURCES: tuple[Source, ...] = (SOJOURN, VLLM, SGLANG)
+
+KNOWN = frozenset(
+    name
+    for source in SOURCES
+    for name in (
+        *names_that_grow(source),
+        *names_of(source, "gauge"),
+        *source.steps,
+        *(each.gauge for each in source.setting_gauges.values()),
+    )
+)
+
+
+def recognise(names: AbstractSet[str]) -> Source | None:
+    """The source of a page with samples of these names; None for a server that is not known here."""
+    return next((source for source in SOURCES if any(name.startswith(source.prefix) for name in names)), None)

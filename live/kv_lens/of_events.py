@@ -1,0 +1,191 @@
+"""The KV lens of events alone: what was stored again after it had been evicted, and what more memory would have kept.
+
+Hits are not in events; a server that counts its lookups makes rates of the blocks."""
+
+import copy
+from collections.abc import Mapping
+
+import msgspec
+
+from sojourn.live.kv_lens.document import SIZES, CachePool, CurvePoint, KvLens, Taker, Times
+from sojourn.live.kv_lens.words import headline_of
+from sojourn.metrics.memory.kv_event_wire import GPU
+from sojourn.metrics.memory.pool_history import CHAIN, NAMELESS, BlockHistory, PoolHistory
+from sojourn.metrics.statistics.log_histogram import LogHistogram
+
+MOST_TAKERS = 12
+FEWEST_REMOVED = 20  # blocks: fewer evictions tell nothing of more memory
+NO_HITS = "hits are not in KV events: give the server's address with --metrics, or the records of its requests"
+NO_SMALLER = "what less memory would hit follows from the order of hits, which KV events do not show"
+OUTPUT_COUNTS = "a block counts as computed again also where an answer repeated an evicted one word for word"
+
+
+class Lookups(msgspec.Struct, frozen=True):
+    """What a server counted of its lookups while its events were read."""
+
+    queried_tokens: float
+    hit_tokens: float
+
+
+class Baseline(msgspec.Struct, frozen=True):
+    """What a pool had seen when somebody began to count lookups."""
+
+    stored_again: int
+    places: LogHistogram
+
+
+def baseline_of(history: BlockHistory) -> dict[tuple[str, str], Baseline]:
+    return {key: Baseline(pool.stored_again, copy.deepcopy(pool.places)) for key, pool in history.pools.items()}
+
+
+def lens_of_events(
+    history: BlockHistory, name: str, *, lookups: Lookups | None, pool_blocks: int | None,
+    baseline: Mapping[tuple[str, str], Baseline] | None = None, warnings: list[str] | None = None,
+) -> KvLens:  # fmt: skip
+    """`pool_blocks`: what the server says; else the most blocks that it held at once stand for it.
+
+    `baseline`: where lookups were counted from a later moment on than the events.
+    """
+    device = [pool for (_, medium), pool in history.pools.items() if medium == GPU]
+    before = [
+        (baseline or {}).get(key) if lookups is not None else None
+        for key in history.pools
+        if key[1] == GPU
+    ]  # fmt: skip
+    savings = [_Savings(pool, base) for pool, base in zip(device, before, strict=True)]
+    peak = sum(pool.peak for pool in device)
+    size = next((pool.block_size for pool in device if pool.block_size), None)
+    blocks, queried = pool_blocks or peak or None, lookups.queried_tokens if lookups is not None else 0.0
+    hits = lookups.hit_tokens if lookups is not None else 0.0
+    again = sum(each.by(None) for each in savings)
+    lens = KvLens(
+        name=name,
+        source="events" if lookups is None else "events and metrics",
+        headline="",
+        seconds=max((pool.seconds for pool in history.pools.values()), default=0.0),
+        block_size=size,
+        pool_blocks=blocks,
+        pool_is_peak=pool_blocks is None,
+        lookups=None,
+        queried_tokens=int(queried) if queried else None,
+        hit_rate=hits / queried if queried else None,
+        infinite_hit_rate=min(1.0, (hits + again * (size or 0)) / queried) if queried else None,
+        curve=_curve(savings, blocks, size or 0, hits, queried),
+        curve_error=None,
+        enough=[],
+        outcomes={},
+        times={
+            name: found
+            for name, histograms in (
+                ("age_when_evicted", [pool.lives for pool in device]),
+                ("evicted_before_needed", [pool.gaps for pool in device]),
+            )
+            if (found := _times(histograms)) is not None
+        },
+        reuse=None,
+        takers=_takers(device, size or 0),
+        pools=pools_of(history),
+        worth=None,
+        unknown=_unknown(history, lookups),
+        warnings=[*(warnings or []), *_warnings(history)],
+    )
+    return headline_of(lens)
+
+
+def pools_of(history: BlockHistory) -> list[CachePool]:
+    return [
+        CachePool(
+            server=server, medium=medium, block_size=pool.block_size, seconds=pool.seconds, held=pool.held,
+            peak=pool.peak, stored=pool.stored, stored_again=pool.stored_again, removed=pool.removed,
+            removed_unknown=pool.removed_unknown, cleared=pool.cleared, lost_messages=pool.lost,
+            forgotten=pool.forgotten,
+        )
+        for (server, medium), pool in sorted(history.pools.items())
+    ]  # fmt: skip
+
+
+class _Savings:
+    """What more memory would have saved one pool, since the baseline."""
+
+    def __init__(self, pool: PoolHistory, before: Baseline | None):
+        self._pool, self._before = pool, before
+
+    def by(self, more_blocks: float | None) -> int:
+        """Blocks; None is a cache without eviction."""
+        pool, before = self._pool, self._before
+        if more_blocks is None:
+            return pool.stored_again - (before.stored_again if before is not None else 0)
+        return pool.saved_by(more_blocks) - (before.places.below(more_blocks) if before is not None else 0)
+
+
+def _curve(
+    savings: list[_Savings], blocks: int | None, size: int, hits: float, queried: float
+) -> list[CurvePoint]:  # fmt: skip
+    """This pool and larger ones. Of several servers each has its share of the memory."""
+    if blocks is None or not size:
+        return []
+    found = []
+    for ratio in (*(ratio for ratio in SIZES if ratio >= 1), None):
+        more = None if ratio is None else (ratio - 1) * blocks / len(savings)
+        saved = sum(each.by(more) for each in savings)
+        found.append(
+            CurvePoint(
+                ratio=ratio, blocks=None if ratio is None else round(ratio * blocks), saved_tokens=saved * size,
+                hit_rate=min(1.0, (hits + saved * size) / queried) if queried else None,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _times(histograms: list[LogHistogram]) -> Times | None:
+    counted = [each for each in histograms if each.count]
+    if not counted:
+        return None
+    largest = max(counted, key=lambda each: each.count)  # of several servers the one with the most evictions
+    p10, p50, p90 = ((largest.quantile(share) or 0.0) / 1e9 for share in (0.1, 0.5, 0.9))
+    return Times(blocks=largest.count, p10_s=p10, p50_s=p50, p90_s=p90)
+
+
+def _takers(device: list[PoolHistory], size: int) -> list[Taker]:
+    taken: dict[str, int] = {}
+    missed: dict[str, dict[str, int]] = {}
+    for pool in device:
+        for name, blocks in pool.taken_by.items():
+            taken[name] = taken.get(name, 0) + blocks
+        for (name, victim), blocks in pool.missed_by.items():
+            of_taker = missed.setdefault(name, {})
+            of_taker[victim] = of_taker.get(victim, 0) + blocks
+    order = sorted(taken, key=lambda name: (-sum(missed.get(name, {}).values()), -taken[name]))
+    return [
+        Taker(
+            name=name or NAMELESS, kind=_kind(name), evicted_blocks=taken[name],
+            missed_tokens=size * sum(missed.get(name, {}).values()),
+            victims=sorted(missed.get(name, {}), key=lambda victim: -missed[name][victim])[:3],
+        )
+        for name in order[:MOST_TAKERS]
+    ]  # fmt: skip
+
+
+def _kind(name: str):
+    if name in ("", NAMELESS):
+        return "others"
+    return "chain" if name.startswith(CHAIN) else "session"
+
+
+def _unknown(history: BlockHistory, lookups: Lookups | None) -> list[str]:
+    return [*([NO_HITS] if lookups is None else []), NO_SMALLER, OUTPUT_COUNTS] if history.pools else []
+
+
+def _warnings(history: BlockHistory) -> list[str]:
+    found = []
+    pools = history.pools.values()
+    if lost := max((pool.lost for pool in pools), default=0):
+        found.append(
+            f"{lost:,} message{'s were' if lost > 1 else ' was'} lost: what was held then counts as unknown, so the "
+            "figures are lower bounds"
+        )
+    if forgotten := sum(pool.forgotten for pool in pools):
+        found.append(f"{forgotten:,} evicted blocks are no longer remembered; if they come back, they look new")
+    if unknown := sum(pool.removed_unknown for pool in pools):
+        found.append(f"{unknown:,} evicted blocks were stored before the record began; their ages are not known")
+    return found

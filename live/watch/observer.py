@@ -1,0 +1,367 @@
+"""One server as it is watched: takes its scrapes, and says at any moment what the window shows."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from sojourn.interop.sources.gain import FEWEST_MOMENTS, HALF_BATCH, SMALLEST_BATCH, WHOLE_BATCH, gap_gain
+from sojourn.interop.sources.pressure import GAPS, GENERATED, KV_USE, RUNNING, WAITING
+from sojourn.interop.sources.source import Source
+from sojourn.interop.sources.translate import Growth, key, no_shares, of_family, over_time
+from sojourn.interop.sources.view import FINISHED, Means, ServerView, own_latency_ms, settings_in, view_of
+from sojourn.live.watch.document import Now, Part, WatchedServer
+from sojourn.live.watch.expectation import HISTOGRAMS, losses_of
+from sojourn.live.watch.progress import ADVICE, Progress
+from sojourn.live.watch.steady import clock
+from sojourn.live.watch.verdict import Verdict, verdict
+from sojourn.live.watch.window import Window
+
+WINDOW_S = 60.0
+RATE_S = 10.0  # that the rates of `now` are over
+HISTORY_S = 600.0
+GAUGES = (RUNNING, WAITING, KV_USE)  # that a verdict reads
+TOKENS_STEP_BY_STEP = "sojourn_token_scheduled_tokens_total"  # by kind; only ours
+PROMPT_TOKENS = "sojourn_token_prompt_tokens_total"
+PHASES = {
+    "request.queue": "queue", "request.admission": "queue", "memory.blocked": "queue", "request.quota": "queue",
+    "compute.prefill": "prefill", "compute.decode": "decode", "request.interference": "others' prompts",
+    "memory.preempted": "memory", "memory.recompute": "memory", "request.stream": "writing", "compute.host": "host",
+    "token.encode": "text", "token.sample": "text", "token.decode": "text",
+}  # fmt: skip
+REST = "rest"
+BALANCED = (
+    "Several processes answer at this address in turn (a load balancer, or workers without a shared registry): their "
+    "counters cannot be told apart; watch each server at its own address, or all by a Prometheus"
+)
+ROUTED = "This is the page of a router, not of an engine: it shows no queue and no latency; watch the engines behind it"
+UNREACHABLE_AFTER = 3  # failed scrapes in a row: one may be a hiccup
+LATE = 0.5  # of an interval, that a scrape may come late before it counts as failed
+# Times of steps by their tokens: seconds that were seen, the largest steps over the smallest, and how well a line fits.
+FEWEST_STEPS, SPREAD, CORRELATED = 8, 1.5, 0.7
+STEP_SECONDS = "sojourn_compute_step_seconds"
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One scrape in the history. None where the server does not show it."""
+
+    ns: int
+    running: float | None
+    waiting: float | None
+    kv_use: float | None
+    output_tokens_per_s: float | None
+    prompt_tokens_per_s: float | None
+    requests_per_s: float | None
+    tokens_per_step: float | None = None
+    seconds_per_step: float | None = None
+    gap_s: float | None = None  # between two tokens of a request, the mean of those that came since the scrape before
+    decoding: float | None = None  # requests between two of their tokens, on average over the same time
+
+
+class Observer:
+    """Owns the window and the history of one server. Every time is ns of the monotonic clock of this host."""
+
+    def __init__(self, url: str, name: str, objectives: Mapping[str, float], window_s: float = WINDOW_S):
+        self.url, self.name = url, name
+        self.window = Window(window_s + 5.0)
+        self.progress = Progress()
+        self.history: deque[Moment] = deque()
+        self._events: list[str] = []
+        self.objectives, self.window_s = dict(objectives), window_s
+        self._stand_in: dict[str, float] = {}
+        self._failures, self._problem = 0, "no scrape was made yet"
+        self._seen = False
+
+    def add(self, ns: int, rows: Sequence[dict[str, Any]]) -> None:
+        """An answered scrape. A page of an unknown server counts as a failure."""
+        restarts = self.window.restarts
+        try:
+            self.window.add(ns, rows)
+        except ValueError as error:
+            self.add_failure(ns, str(error))
+            return
+        if self._failures >= UNREACHABLE_AFTER and self._seen:
+            self._events.append("the server answers again")
+        self.progress.add(ns, self.window.source, self.window.answered[-1].values)
+        if self.window.restarts > restarts and not self.window.alternates:
+            self._events.append("the server began anew: its counters fell")
+        self._failures, self._problem, self._seen = 0, "", True
+        self._remember()
+
+    def add_failure(self, ns: int, why: str) -> None:
+        self.window.add_failure(ns)
+        self._failures += 1
+        self._problem = why
+        if self._failures == UNREACHABLE_AFTER:
+            self._events.append(why)
+
+    def count_missed(self, now_ns: int, every_s: float, why: str) -> bool:
+        """Counts scrapes that others made, are due since the last one, and have not come, as failed; whether there are
+        new ones. `every_s`: between two of them, until the window shows it."""
+        last_ns = self.window.last_ns
+        if last_ns is None:
+            return False
+        missed = int((now_ns - last_ns) / 1e9 / (self.window.interval_s or every_s) - LATE)
+        new = range(self._failures, missed)
+        for _ in new:
+            self.add_failure(now_ns, why)
+        return bool(new)
+
+    def take_events(self) -> list[str]:
+        """Sentences of what happened to the server itself since the last call, oldest first."""
+        events, self._events = self._events, []
+        return events
+
+    def bounds(self) -> dict[str, float]:
+        """The objectives; without some, those that stand in for them where time is lost, in ms."""
+        return self.objectives or self._stand_in
+
+    @property
+    def problem(self) -> str:
+        """Why the last scrape failed; "" where it did not."""
+        return self._problem
+
+    def _remember(self) -> None:
+        """Adds the last scrape to the history, with what counters gained since the one before."""
+        scrapes, source = self.window.answered, self.window.source
+        last, mixed = scrapes[-1], self.window.alternates
+        if mixed:
+            self.history.clear()
+        gauges = {} if mixed else self._gauges(last.ns)
+        rates: dict[str, float | None] = {}
+        if len(scrapes) > 1 and not mixed:
+            before = scrapes[-2].ns
+            grown = Growth(source, self.window.growth(before, _counters(source)))
+            seconds = (last.ns - before) / 1e9
+            rates = (
+                _rates(grown.totals(), seconds) | _steps(grown) | (_gaps(grown, seconds) if source.live_gaps else {})
+            )
+        self.history.append(
+            Moment(
+                ns=last.ns, running=gauges.get(RUNNING), waiting=gauges.get(WAITING), kv_use=gauges.get(KV_USE),
+                output_tokens_per_s=rates.get("output"), prompt_tokens_per_s=rates.get("prompt"),
+                requests_per_s=rates.get("requests"), tokens_per_step=rates.get("tokens_per_step"),
+                seconds_per_step=rates.get("seconds_per_step"), gap_s=rates.get("gap_s"),
+                decoding=rates.get("decoding"),
+            )
+        )  # fmt: skip
+        while self.history[0].ns < last.ns - HISTORY_S * 1e9:
+            self.history.popleft()
+
+    def _gauges(self, begin_ns: int) -> dict[str, float]:
+        source = self.window.source
+        shown = over_time(source, "gauge", self.window.readings(begin_ns, _names(source, GAUGES)),
+                          "value")  # fmt: skip
+        return {name: float(series.iloc[-1]) for name, series in shown.items() if len(series)}
+
+    def batch_gain(self) -> float | None:
+        """What twice the batch gives, as a ratio of tokens/s: by the gaps between tokens at several batches; else the
+        tokens/s at the largest batch over those at about half of it; else what twice the tokens a step give, as the
+        times of steps say. None where none of them varied."""
+        gaps = [(moment.gap_s, moment.decoding) for moment in self.history]
+        return gap_gain(gaps) or seen_gain(self.history) or modelled_gain(self.history)
+
+    def view(self) -> tuple[ServerView, Growth] | None:
+        """What the window shows; None before the second scrape."""
+        begin_ns = self.window.begin_of(self.window_s)
+        source, scrapes = self.window.source, self.window.answered
+        if begin_ns is None or source is None or len(scrapes) < 2:
+            return None
+        grown = Growth(source, self.window.growth(begin_ns))
+        own_ms = own_latency_ms(source, grown)
+        ttft = grown.distribution_of(HISTOGRAMS["ttft_ms"])
+        settings = {each.gauge for each in source.setting_gauges.values()}
+        view = view_of(
+            source,
+            self.window.summary(begin_ns),
+            grown,
+            over_time(source, "gauge", self.window.readings(begin_ns, _names(source, GAUGES)), "value"),
+            seconds=(scrapes[-1].ns - begin_ns) / 1e9,
+            clients=Means(latency_ms=own_ms, ttft_ms=1e3 * ttft.mean if ttft is not None else None),
+            agreement=[],
+            reported_settings=settings_in(source, self.window.readings(scrapes[-1].ns, settings)),
+            wrong=no_shares(source, self.window.readings(begin_ns, _names(source, GAUGES))),
+        )
+        return view, grown
+
+    def watched(self) -> WatchedServer:
+        """The server as of the last scrape."""
+        found = self.view() if self._failures < UNREACHABLE_AFTER else None
+        if found is None:
+            return self._unseen()
+        view, grown = found
+        if self.window.alternates or self.window.is_router:
+            return self._no_engine(view, BALANCED if self.window.alternates else ROUTED)
+        judged = verdict(view, grown, self.objectives, self.batch_gain())
+        self._stand_in = judged.stand_in
+        return self._document(view, self._with_progress(judged))
+
+    def _with_progress(self, judged: Verdict) -> Verdict:
+        """A hung engine is what there is to say, whatever else the window shows."""
+        still = self.progress.still()
+        stuck = [each for each in still if each.is_stuck]
+        if stuck:
+            said = "; ".join(each.sentence(clock(each.since_ns)) for each in stuck)
+            return replace(judged, state="stuck", headline=f"Stuck: {said}: {ADVICE}")
+        if not still:
+            return judged
+        said = [f"{each.sentence(clock(each.since_ns))}: a long prefill, or a hang; it counts as stuck from "
+                f"{each.limit_s:.0f} s on" for each in still]  # fmt: skip
+        if judged.state not in ("healthy", "idle"):
+            return replace(judged, unknown=[*said, *judged.unknown])
+        return replace(judged, state="cannot tell", headline=said[0], unknown=[*said[1:], *judged.unknown])
+
+    def _no_engine(self, view: ServerView, why: str) -> WatchedServer:
+        """A page that is not of one process: no figure of it means anything."""
+        return WatchedServer(
+            url=self.url, name=self.name, source=view.source, title=view.title, state="cannot tell",
+            headline=why, reads="metrics", window_s=view.seconds, scrapes=view.scrapes,
+            failed_scrapes=view.failed_scrapes, restarts=0, now=Now.unknown(), met=[], parts=[], findings=[],
+            unknown=[f"{name.removesuffix('_ms')} is unknown" for name in self.objectives], warnings=[],
+        )  # fmt: skip
+
+    def _document(self, view: ServerView, judged: Verdict) -> WatchedServer:
+        means = {name: view.latencies.get(family) for name, family in HISTOGRAMS.items()}
+        return WatchedServer(
+            url=self.url, name=self.name, source=view.source, title=view.title, state=judged.state,
+            headline=judged.headline, reads="metrics", window_s=view.seconds, scrapes=view.scrapes,
+            failed_scrapes=view.failed_scrapes, restarts=self.window.restarts, now=self._now(), met=judged.met,
+            parts=parts_of(view), findings=judged.findings, unknown=judged.unknown, warnings=self._warnings(view),
+            hit_rate=view.hit_rate, view=view,
+            **{name: 1e3 * shown.mean if shown is not None else None for name, shown in means.items()},
+        )  # fmt: skip
+
+    def _unseen(self) -> WatchedServer:
+        waits = self._failures < UNREACHABLE_AFTER
+        looks = f"Looking: {self._problem}" if self._problem else "Looking: rates need a second scrape"
+        headline = looks if waits else f"Cannot be read: {self._problem}"
+        source = self.window.source
+        return WatchedServer(
+            url=self.url, name=self.name, source=source.key if source else None,
+            title=source.title if source else "unknown server", state="cannot tell" if waits else "unreachable",
+            headline=headline, reads="metrics", window_s=0.0, scrapes=len(self.window.answered),
+            failed_scrapes=self._failures, restarts=self.window.restarts, now=None, met=[], parts=[], findings=[],
+            unknown=[], warnings=[],
+        )  # fmt: skip
+
+    def _now(self) -> Now:
+        last = self.history[-1]
+        recent = [moment for moment in self.history if moment.ns >= last.ns - RATE_S * 1e9]
+        recent = recent if len(recent) > 1 else list(self.history)[-2:]  # a Prometheus may scrape less often
+
+        def rate(name: str) -> float | None:
+            amounts = [
+                (getattr(moment, name), (moment.ns - before.ns) / 1e9)
+                for before, moment in pairwise(recent)
+                if getattr(moment, name) is not None
+            ]
+            seconds = sum(each for _, each in amounts)
+            return sum(per_s * each for per_s, each in amounts) / seconds if seconds else None
+
+        rates = ("requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s")
+        return Now(
+            running=last.running, waiting=last.waiting, kv_use=last.kv_use, **{name: rate(name) for name in rates}
+        )
+
+    def _warnings(self, view: ServerView) -> list[str]:
+        found = []
+        if view.failed_scrapes:
+            found.append(f"{view.failed_scrapes} scrapes of the window failed")
+        if view.restarts:
+            found.append("the server began anew within the window: what it counted just before is lost")
+        found += [f"{lost.missed:,} of {lost.sent:,} requests were lost: {lost.error}" for lost in losses_of(view)]
+        if self.window.first_ns is not None and view.seconds < 0.9 * self.window_s:
+            found.append(f"the window has {view.seconds:.0f} of {self.window_s:.0f} s yet")
+        return found
+
+
+def seen_gain(history: Sequence[Moment]) -> float | None:
+    """The ratio of output tokens/s, largest batch over about half of it; None where the batch did not vary."""
+    seen = [(moment.running, moment.output_tokens_per_s) for moment in history
+            if moment.running and moment.output_tokens_per_s]  # fmt: skip
+    largest = max((running for running, _ in seen), default=0.0)
+    half = [rate for running, rate in seen if HALF_BATCH[0] * largest <= running <= HALF_BATCH[1] * largest]
+    whole = [rate for running, rate in seen if running >= WHOLE_BATCH * largest]
+    if largest < SMALLEST_BATCH or min(len(half), len(whole)) < FEWEST_MOMENTS:
+        return None
+    return float(np.median(whole) / np.median(half))
+
+
+def modelled_gain(history: Sequence[Moment]) -> float | None:
+    """What twice the tokens a step would give, as a ratio of tokens/s: 2 where a step takes the same, 1 where it takes
+    twice as long. From a line through the mean times of steps of each second, time = a + b · tokens, a and b not
+    negative. None where steps of different sizes were not seen, or the line explains little.
+    """
+    seen = [(moment.tokens_per_step, moment.seconds_per_step) for moment in history
+            if moment.tokens_per_step and moment.seconds_per_step and moment.running]  # fmt: skip
+    if len(seen) < FEWEST_STEPS:
+        return None
+    tokens, seconds = np.array(seen).T
+    if np.quantile(tokens, 0.9) < SPREAD * np.quantile(tokens, 0.1):
+        return None
+    slope, base = np.polyfit(tokens, seconds, 1)
+    explained = float(np.corrcoef(tokens, seconds)[0, 1])
+    if slope <= 0 or explained < CORRELATED:
+        return None
+    size, base = float(np.quantile(tokens, 0.9)), max(0.0, float(base))
+    return 2 * (base + slope * size) / (base + 2 * slope * size)
+
+
+def parts_of(view: ServerView) -> list[Part]:
+    """Where the mean request's time in the server went, largest first."""
+    whole_ms = view.server_ms
+    if not whole_ms:
+        return []
+    spent: dict[str, float] = {}
+    for span in view.spans:
+        name = PHASES.get(span.accounts[0], REST)
+        spent[name] = spent.get(name, 0.0) + span.mean_ms
+    spent[REST] = spent.get(REST, 0.0) + max(0.0, whole_ms - sum(spent.values()))
+    ranked = sorted(spent.items(), key=lambda item: -item[1])
+    return [Part(name=name, mean_ms=ms, share=ms / whole_ms) for name, ms in ranked if ms > 0]
+
+
+def _counters(source: Source) -> set[str]:
+    steps = {f"{name}{suffix}" for name in _names(source, (STEP_SECONDS, GAPS)) for suffix in ("_sum", "_count")}
+    return _names(source, (TOKENS_STEP_BY_STEP, PROMPT_TOKENS, GENERATED, FINISHED)) | steps
+
+
+def _names(source: Source, ours: Sequence[str]) -> set[str]:
+    return {term.name for item in source.translations if item.ours in ours for terms in item.theirs for term in terms}
+
+
+def _rates(totals: Mapping[str, float], seconds: float) -> dict[str, float | None]:
+    """Per second, as of the steps where the server counts them live, else as of the ended requests."""
+    by_step = {kind: totals.get(key(TOKENS_STEP_BY_STEP, (("kind", kind),)))
+               for kind in ("prefill", "recompute", "decode", "verify")}  # fmt: skip
+    live = {
+        "prompt": _sum(by_step["prefill"], by_step["recompute"]),
+        "output": _sum(by_step["decode"], by_step["verify"]),
+    }
+    ended = {"prompt": of_family(totals, PROMPT_TOKENS), "output": of_family(totals, GENERATED)}
+    counted = {name: ended[name] if each is None else each for name, each in live.items()}
+    counted["requests"] = of_family(totals, FINISHED)
+    return {name: each / seconds if each is not None and seconds > 0 else None for name, each in counted.items()}
+
+
+def _steps(grown: Growth) -> dict[str, float | None]:
+    """Tokens and seconds of the mean step between two scrapes; {} of a server that does not show them."""
+    steps, tokens = grown.distribution_of(STEP_SECONDS), of_family(grown.totals(), TOKENS_STEP_BY_STEP)
+    if steps is None or not tokens:
+        return {}
+    return {"tokens_per_step": tokens / steps.count, "seconds_per_step": steps.mean}
+
+
+def _gaps(grown: Growth, seconds: float) -> dict[str, float | None]:
+    """The mean gap between tokens, and how many requests were in one: by Little's law the gaps of a second."""
+    gaps = grown.distribution_of(GAPS)
+    return {} if gaps is None else {"gap_s": gaps.mean, "decoding": gaps.count * gaps.mean / seconds}
+
+
+def _sum(*parts: float | None) -> float | None:
+    known = [part for part in parts if part is not None]
+    return sum(known) if known else None

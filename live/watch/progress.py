@@ -1,0 +1,187 @@
+"""Whether each engine of a page still moves: requests run or wait, and no token, no step and no end comes.
+
+An engine of several is judged by the series that are its own. Where some are, what the engines have together, such as
+the tokens of one front, says nothing of it. What this cannot tell: what a single request does, before a first prompt
+was ever computed a long prefill from a hang, and engines of a page that has no series by engine but their load.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from sojourn.interop.sources.counters import EVENTS, Identity, Series, identity
+from sojourn.interop.sources.pressure import GAPS, KV_USE, RUNNING, WAITING
+from sojourn.interop.sources.source import Source, Sum
+
+USUAL, LEAST_S = 10.0, 10.0  # times the usual gap between tokens or the usual prefill, and at least so long
+FIRST_S = 60.0  # before anything was ever computed: a first long prompt, or a compilation, may take so long
+LEAST_SCRAPES = 2  # without a change: one may be a page that was rendered late
+STALE = 1.5  # times as long as the gauges may stand still, where the last thing seen was an end
+PROGRESS = (
+    "sojourn_token_scheduled_tokens_total", "sojourn_token_prompt_tokens_total",
+    "sojourn_token_generated_tokens_total", "sojourn_request_finished_total",
+)  # fmt: skip
+TTFT = "sojourn_request_ttft_seconds"
+STEPS = ("sojourn_compute_step_seconds", GAPS)
+GAVE_UP = ("abort", "aborted", "cancelled", "canceled", "error", "disconnected")  # ends that take no engine
+ADVICE = "take a stack dump (`py-spy dump --pid PID` of the engine's process, also of its workers), then restart it"
+
+
+@dataclass(frozen=True, slots=True)
+class Still:
+    """An engine that has requests and does not move."""
+
+    engine: str  # "" of one that is alone
+    since_ns: int
+    seconds: float
+    limit_s: float  # from which on it counts as stuck
+    running: float
+    waiting: float
+    is_first: bool  # nothing was ever computed
+    whole: bool  # since the first scrape: it may have been so before
+
+    @property
+    def is_stuck(self) -> bool:
+        return self.seconds >= self.limit_s
+
+    def sentence(self, when: str) -> str:
+        who = f"engine {self.engine} has" if self.engine else "the engine has"
+        held = f"{self.running:,.0f} running and {self.waiting:,.0f} waiting requests"
+        since = f"{'at least ' if self.whole else ''}{self.seconds:.0f} s (since {when}{' or before' * self.whole})"
+        return f"{who} {held}, and no token, no step and no end came for {since}"
+
+
+@dataclass(slots=True)
+class _Engine:
+    values: dict[Series, float]
+    since_ns: int
+    scrapes: int = 0
+    running: float = 0.0
+    waiting: float = 0.0
+    ended: bool = False
+    has_moved: bool = False
+    by_gauges: bool = False  # nothing of its own is counted: gauges may stand still for a time
+
+
+class Progress:
+    """Owns when each engine of a server last moved."""
+
+    def __init__(self) -> None:
+        self._source: Source | None = None
+        self._engines: dict[Identity, _Engine] = {}
+        self._values: Mapping[Series, float] = {}
+        self._last_ns = 0
+
+    def add(self, ns: int, source: Source, values: Mapping[Series, float]) -> None:
+        if self._source is not source:
+            self._source, self._engines = source, {}
+        self._values, self._last_ns = values, ns
+        load = {name: dict(self._by_engine(_names(source, (name,)))) for name in (RUNNING, WAITING)}
+        moving = {series: value for series, value in values.items() if self._tells(series)}
+        owners = {series: _owner(source, series[1]) for series in moving}
+        seen: dict[Identity, _Engine] = {}
+        engines = load[RUNNING].keys() | load[WAITING].keys()
+        for engine in engines:
+            own = _own(engine, engines, moving, owners)
+            if not own:
+                continue
+            running, waiting = load[RUNNING].get(engine, 0.0), load[WAITING].get(engine, 0.0)
+            before = self._engines.get(engine)
+            changed = set() if before is None else {
+                series for series, value in own.items() if before.values.get(series, value) != value
+            }  # fmt: skip
+            busy = running + waiting > 0
+            if before is None or changed or not busy or before.running + before.waiting <= 0:
+                ends = _names(source, ("sojourn_request_finished_total",))
+                ended = any(name in ends for name, _ in changed)
+                by_gauges = not any(name.endswith(("_total", "_count")) for name, _ in own)
+                seen[engine] = _Engine(own, ns, 0, running, waiting, ended, before is not None, by_gauges)
+            else:
+                before.values |= own
+                before.scrapes, before.running, before.waiting = before.scrapes + 1, running, waiting
+                seen[engine] = before
+        self._engines = seen
+
+    def still(self) -> list[Still]:
+        """The engines that have requests and did not move for a time that is worth a word, longest first."""
+        found = []
+        for engine, each in self._engines.items():
+            seconds = (self._last_ns - each.since_ns) / 1e9
+            if each.scrapes < LEAST_SCRAPES or seconds < LEAST_S or each.running + each.waiting <= 0:
+                continue
+            usual = self._usual_s(engine)
+            limit = FIRST_S if usual is None else max(LEAST_S, USUAL * usual)
+            if each.ended or each.by_gauges:
+                limit = max(limit, STALE * self._source.stands_s)
+            name = ", ".join(value for _, value in sorted(engine - self._shared())) if len(self._engines) > 1 else ""
+            found.append(Still(name, each.since_ns, seconds, limit, each.running, each.waiting, usual is None,
+                               not each.has_moved))  # fmt: skip
+        return sorted(found, key=lambda each: -each.seconds)
+
+    def _shared(self) -> Identity:
+        return frozenset.intersection(*self._engines)
+
+    def _tells(self, series: Series) -> bool:
+        name, labels = series
+        source = self._source
+        if name in _names(source, PROGRESS):
+            return not any(value in GAVE_UP for _, value in labels)
+        counts = {f"{each}_count" for each in _names(source, STEPS)}
+        return name in counts or name in source.steps or name in _names(source, (KV_USE,))
+
+    def _by_engine(self, names: set[str]) -> Iterator[tuple[Identity, float]]:
+        chosen = [(labels, value) for (name, labels), value in self._values.items() if name in names]
+        speaks = self._source.counted([dict(labels) for labels, _ in chosen])
+        found: dict[Identity, float] = {}
+        for (labels, value), counts in zip(chosen, speaks, strict=True):
+            if counts:
+                engine = _owner(self._source, labels)
+                found[engine] = found.get(engine, 0.0) + value
+        yield from found.items()
+
+    def _usual_s(self, engine: Identity) -> float | None:
+        """The mean gap between tokens or the mean prefill since the engine began, whichever is longer."""
+        prefill = next((span for span in self._source.spans if "compute.prefill" in span.accounts), None)
+        sums = [((f"{name}_sum", f"{name}_count")) for name in _names(self._source, (GAPS,))]
+        means = [self._mean([(total, ())], [(count, ())], engine) for total, count in sums]
+        if prefill is not None:
+            means.append(self._mean(_terms(prefill.seconds), _terms(prefill.requests), engine))
+        known = [mean for mean in means if mean is not None]
+        if not known:  # a time to first token holds the wait in the line, too
+            firsts = [self._mean([(f"{name}_sum", ())], [(f"{name}_count", ())], engine)
+                      for name in _names(self._source, (TTFT,))]  # fmt: skip
+            known = [mean for mean in firsts if mean is not None]
+        return max(known, default=None)
+
+    def _mean(self, seconds: list, requests: list, engine: Identity) -> float | None:
+        total, count = self._total(seconds, engine), self._total(requests, engine)
+        return total / count if count else None
+
+    def _total(self, terms: list, engine: Identity) -> float:
+        return sum(
+            value for (name, labels), value in self._values.items()
+            for wanted, where in terms
+            if name == wanted and set(where) <= set(labels) and _owner(self._source, labels) <= engine
+        )  # fmt: skip
+
+
+def _own(
+    engine: Identity, engines: Collection[Identity], moving: Mapping[Series, float], owners: Mapping[Series, Identity]
+) -> dict[Series, float]:
+    """What tells whether an engine moves: its own series, else those that it shares with others."""
+    shared = {series: value for series, value in moving.items() if owners[series] <= engine}
+    others = [other for other in engines if other != engine]
+    own = {series: value for series, value in shared.items() if not any(owners[series] <= other for other in others)}
+    return own or shared
+
+
+def _owner(source: Source, labels: Iterable[tuple[str, str]]) -> Identity:
+    return identity(pair for pair in labels if pair[0] not in source.rank_labels and pair[0] not in EVENTS)
+
+
+def _names(source: Source, ours: Iterable[str]) -> set[str]:
+    wanted = set(ours)
+    return {term.name for item in source.translations if item.ours in wanted for terms in item.theirs for term in terms}
+
+
+def _terms(terms: Sum) -> list[tuple[str, tuple[tuple[str, str], ...]]]:
+    return [(term.name, term.where) for term in terms if term.sign > 0]

@@ -1,0 +1,100 @@
+"""The window of a watch as a run directory, and its diagnosis: what was seen can be opened again."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from sojourn.diagnosis.diagnose import diagnose
+from sojourn.diagnosis.verdict import Diagnosis, State
+from sojourn.interop.sources.scrapes import UP
+from sojourn.live.watch.document import State as WatchState
+from sojourn.live.watch.document import WatchedServer
+from sojourn.live.watch.observer import Observer
+from sojourn.live.watch.steady import WALL_NS
+from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.machine.host import hardware
+from sojourn.metrics.prediction import Predictor
+from sojourn.metrics.run.directory import RunDirectory, wall_anchor
+from sojourn.metrics.run.segments import write_segment
+
+BY_A_WATCH = "recorded by a watch: scrapes of a live server, and no request"
+STATES: dict[WatchState, State] = {
+    "healthy": "healthy", "idle": "healthy", "degraded": "degraded", "overloaded": "overloaded", "stuck": "stuck",
+    "cannot tell": "inconclusive", "unreachable": "inconclusive",
+}  # fmt: skip
+KEPT_S = 3600.0
+
+
+def record(observer: Observer, folder: Path) -> Path:
+    """Writes the window below a folder of runs, and returns its run directory. Raises RunDataError."""
+    answered = observer.window.answered
+    if len(answered) < 2:
+        raise RunDataError("two scrapes must have been answered before there is something to record")
+    path = folder / f"live-{time.strftime('%Y%m%d-%H%M%S')}"
+    meta: dict[str, Any] = {
+        "scenario": {"name": "watch", "description": "whatever clients sent"},
+        "seed": None,
+        "engine": {"base_url": observer.url},
+        "hardware": hardware(),
+        "versions": {},
+        "wall_anchor": wall_anchor() if answered[-1].ns < WALL_NS else _same_clock(),
+        "objectives": [{"klass": "all", "source": "--slo", **observer.objectives}] if observer.objectives else [],
+        "client_error": None,
+        "valid": False,
+        "invalid_reasons": [BY_A_WATCH],
+    }
+    try:
+        run = RunDirectory.create(path, meta)
+        rows = observer.window.rows(answered[0].ns)
+        write_segment(run.path, "scrapes", rows, f"{time.time_ns():020d}-{os.getpid()}")
+        run.compact()
+        run.write_json("diagnosis.json", msgspec.to_builtins(diagnose_recorded(run)))
+    except (OSError, pa.ArrowException) as error:
+        raise RunDataError(f"{path} cannot be written: {error}") from None
+    return run.path
+
+
+def _same_clock() -> dict[str, int]:
+    """The anchor of scrapes of a Prometheus: their moments are ns since 1970."""
+    now_ns = time.time_ns()
+    return {"monotonic_ns": now_ns, "unix_ns": now_ns}
+
+
+def diagnose_recorded(
+    run: RunDirectory, against: RunDirectory | None = None, predictor: Predictor | None = None
+) -> Diagnosis:
+    """The diagnosis of any run; of one that a watch recorded, the verdict of the watch. Raises RunDataError."""
+    found = diagnose(run, against, predictor=predictor)
+    if BY_A_WATCH not in (run.meta().get("invalid_reasons") or ()):
+        return found
+    watched = _watched(run)
+    return msgspec.structs.replace(
+        found, state=STATES[watched.state], headline=watched.headline, findings=watched.findings, server=watched.view,
+        warnings=[BY_A_WATCH, *watched.warnings, *watched.unknown], level="metrics",
+        bottleneck=watched.findings[0].lifecycles[0] if watched.findings else None,
+    )  # fmt: skip
+
+
+def _watched(run: RunDirectory) -> WatchedServer:
+    meta = run.meta()
+    bounds = {
+        name: float(value)
+        for entry in meta["objectives"] or ()
+        for name, value in entry.items()
+        if name.endswith("_ms") and value is not None
+    }
+    observer = Observer(str((meta.get("engine") or {}).get("base_url", "")), run.name, bounds, window_s=KEPT_S)
+    for ns, group in run.table("scrapes").groupby("ns"):
+        rows = [
+            {"ns": int(ns), "name": name, "labels": list(labels.items()), "value": value}
+            for name, labels, value in zip(group["name"], group["labels"], group["value"], strict=True)
+        ]
+        if any(row["name"] != UP for row in rows):
+            observer.add(int(ns), rows)
+        else:
+            observer.add_failure(int(ns), "a scrape failed")
+    return observer.watched()

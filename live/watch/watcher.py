@@ -1,0 +1,312 @@
+"""Watches live servers: one thread a server that reads its /metrics once a second, or one that asks a Prometheus.
+
+It stands here and not beside the load generator's scraper, because the terminal, the app and the tools all need it, and
+the app may import nothing but `metrics`.
+"""
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from sojourn.diagnosis.verdict import Diagnosis
+from sojourn.interop.sources.page import rows_of
+from sojourn.live.watch.document import WORST_FIRST, State, Watch, WatchedServer
+from sojourn.live.watch.fetch import base_of, fetch
+from sojourn.live.watch.observer import UNREACHABLE_AFTER, WINDOW_S, Moment, Observer
+from sojourn.live.watch.prometheus import HISTORY_S, clock_ns, held_scrapes, interval_s, is_prometheus
+from sojourn.live.watch.records import Records
+from sojourn.live.watch.steady import LOOKS_FIRST_S, Change, Steady, clock
+from sojourn.metrics.errors import InputError, RunDataError, ServerError
+
+INTERVAL_S = 1.0
+TIMEOUT_S = 5.0
+RECORDS_EVERY_S = 10.0  # at most: a diagnosis of records takes a second or two
+RECORDS_SHARE = 0.05  # of a core for those of a server, on whose host a watch with records runs
+SCRAPES_OF_A_WINDOW = 5  # at least, of a Prometheus that scrapes seldom
+MOST_CHANGES = 200
+STATE_OF: Mapping[str, State] = {"healthy": "healthy", "degraded": "degraded", "overloaded": "overloaded"}
+NO_METRICS = (
+    "{} answers, and has no /metrics (HTTP {}); SGLang needs --enable-metrics, and behind a gateway the address of the "
+    "server itself is needed"
+)
+NO_SCRAPE = "the Prometheus at {} has no scrape of it since {}"
+NO_ENGINES = "the Prometheus at {} holds no metric of Sojourn, vLLM or SGLang of the last {:.0f} s"
+
+
+class Watched:
+    """One server with what was last said of it."""
+
+    def __init__(self, observer: Observer, records: Path | None = None):
+        self.observer = observer
+        self.records = None if records is None else Records(records, observer.window_s)
+        self.steady = Steady(min(LOOKS_FIRST_S, observer.window_s))
+        self.raw: WatchedServer = observer.watched()
+        self.shown: WatchedServer = self.raw
+        self.no_records = ""  # why the records cannot be read
+        self._diagnosis: Diagnosis | None = None
+        self._due_s = -math.inf  # of the next one
+        self._diagnosing: threading.Thread | None = None
+
+    def judge(self, ns: int) -> list[Change]:
+        """Judges the window anew; the change, if there is one."""
+        self.raw = self._with_records(self.observer.watched())
+        self.shown, changes = self.steady.take(ns, self.raw)
+        return changes
+
+    def _with_records(self, server: WatchedServer) -> WatchedServer:
+        if self.records is None or server.state in ("unreachable", "stuck"):
+            return server
+        self._diagnose_beside()
+        found, warnings = self._diagnosis, [*server.warnings, *filter(None, [self.no_records])]
+        if found is None or found.state not in STATE_OF:
+            return msgspec.structs.replace(server, warnings=warnings)
+        return msgspec.structs.replace(
+            server, state=STATE_OF[found.state], headline=found.headline, findings=found.findings, reads="records",
+            unknown=[], warnings=warnings, diagnosis=found,
+        )  # fmt: skip
+
+    def _diagnose_beside(self) -> None:
+        """Diagnoses the records in a thread of its own: it takes seconds, in which no scrape may be missed."""
+        if self._diagnosing is not None and self._diagnosing.is_alive():
+            return
+        if time.monotonic() >= self._due_s:
+            self._diagnosing = threading.Thread(target=self._diagnose, name="watch records", daemon=True)
+            self._diagnosing.start()
+
+    def _diagnose(self) -> None:
+        begin_s, began = time.monotonic(), time.thread_time()
+        try:
+            self._diagnosis = self.records.diagnose(self.observer.bounds())
+            self.no_records = ""
+        except RunDataError as error:
+            self._diagnosis, self.no_records = None, f"the records cannot be read: {error}"
+        finally:
+            spent_s = time.thread_time() - began
+            self._due_s = begin_s + max(RECORDS_EVERY_S, spent_s / RECORDS_SHARE)
+
+
+class Watcher:
+    """Owns the threads. `watch()` is what there is to say now; `changes` what was said until now."""
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        objectives: Mapping[str, float] | None = None,
+        *,
+        window_s: float = WINDOW_S,
+        interval_s: float = INTERVAL_S,
+        records: Sequence[Path] = (),
+        prometheus: Sequence[str] = (),
+        select: str = "",
+        unasked_s: float | None = None,
+    ):
+        """Raises InputError for an address that is none. `records`: folders on this host, one a server.
+
+        With `unasked_s` the threads end by themselves once `watch()` was not called for so long.
+        """
+        if not urls and not prometheus:
+            raise InputError("no server is named; give an address such as http://127.0.0.1:8000")
+        if len(records) > len(urls):
+            raise InputError(f"{len(records)} folders of records are given for {len(urls)} servers; give one a server")
+        bases = list(dict.fromkeys(base_of(url) for url in urls))
+        held = list(dict.fromkeys(base_of(url) for url in prometheus))
+        found = [base for base in bases if _speaks_prometheus(base)]
+        if records and (found or held):
+            raise InputError(
+                f"{(found or held)[0]} is a Prometheus, and records belong to a server that is read directly; give the "
+                "address of that server alone, or leave --server-run out"
+            )
+        if select and not (found or held):
+            raise InputError(
+                "--select narrows what is read of a Prometheus, and no Prometheus answers at these addresses; name one "
+                "with --prometheus, or leave --select out"
+            )
+        self._changes: deque[Change] = deque(maxlen=MOST_CHANGES)
+        self._num_changes = 0
+        self._objectives, self._window_s, self._interval_s = dict(objectives or {}), window_s, interval_s
+        self._select, self._lock, self._stopping = select, threading.Lock(), threading.Event()
+        self._servers: dict[str, Watched] = {}
+        self._unasked_s, self._asked_s = unasked_s, time.monotonic()
+        self._problems = dict.fromkeys((*found, *held), "")  # of each Prometheus
+        for place, base in enumerate(base for base in bases if base not in found):
+            self._servers[base] = Watched(self._observer(base, base), records[place] if place < len(records) else None)
+        self.bases = [*self._servers, *found, *held]
+        loops: list[tuple[Callable[[str], None], str]] = [(self._scrape, base) for base in self._servers]
+        loops += [(self._ask, base) for base in (*found, *held)]
+        self._threads = [
+            threading.Thread(target=loop, args=(base,), name=f"watch {base}", daemon=True) for loop, base in loops
+        ]
+
+    def start(self) -> "Watcher":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def stop(self) -> None:
+        self._stopping.set()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(TIMEOUT_S)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it watches no more. It stays over: a later reader needs a new one."""
+        if self._unasked_s is not None and time.monotonic() - self._asked_s > self._unasked_s:
+            self._stopping.set()
+        return self._stopping.is_set()
+
+    def watch(self, *, steady: bool = True) -> Watch:
+        """What the windows show. `steady` False: the verdict of this moment, without waiting whether it stands."""
+        self._asked_s = time.monotonic()
+        with self._lock:
+            servers = [each.shown if steady else each.raw for each in self._servers.values()]
+            servers += [_unreachable(base, why) for base, why in self._problems.items() if why]
+        worst = min(servers, key=lambda each: WORST_FIRST.index(each.state), default=None)
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        if worst is None:
+            return Watch(at=at, state="cannot tell", headline="No answer has come yet", servers=[])
+        alone = len(servers) == 1
+        return Watch(at=at, state=worst.state, servers=servers,
+                     headline=worst.headline if alone else f"{worst.name}: {worst.headline}")  # fmt: skip
+
+    def wait_for(self, seconds: float) -> None:
+        """Returns when each window has so many seconds: at once of a Prometheus with a history, and soon where nothing
+        answers."""
+        until = time.monotonic() + seconds + 2 * self._interval_s
+        while time.monotonic() < until:
+            servers = self.watch(steady=False).servers
+            if servers and all(_is_silent(each) or each.window_s >= 0.98 * seconds for each in servers):
+                return
+            time.sleep(0.2)
+
+    def changes(self) -> list[Change]:
+        """The last of what was said, oldest first."""
+        return list(self._changes)
+
+    def changes_after(self, number: int) -> tuple[list[Change], int]:
+        """What was said after so many changes, and how many there are now."""
+        new = self._num_changes - number
+        return (list(self._changes)[-new:] if new else []), self._num_changes
+
+    def histories(self) -> dict[str, list[Moment]]:
+        """Name of a server → its moments, oldest first."""
+        with self._lock:
+            return {name: list(each.observer.history) for name, each in self._servers.items()}
+
+    def observer(self, name: str) -> Observer:
+        return self._servers[name].observer
+
+    def _observer(self, base: str, name: str, window_s: float | None = None) -> Observer:
+        return Observer(base, name, self._objectives, window_s or self._window_s)
+
+    def _scrape(self, base: str) -> None:
+        """The loop of a server that is read directly."""
+        server, due = self._servers[base], time.monotonic()
+        while not self.is_over:
+            began_ns = time.monotonic_ns()
+            rows, problem = _page(base, began_ns)
+            now_ns = time.monotonic_ns()
+            with self._lock:
+                if rows is None:
+                    server.observer.add_failure(now_ns, problem)
+                else:
+                    server.observer.add(now_ns, rows)
+                self._note(server, now_ns)
+            self._say(server.judge(now_ns))
+            due = max(due + self._interval_s, time.monotonic())
+            self._stopping.wait(due - time.monotonic())
+
+    def _note(self, server: Watched, ns: int) -> None:
+        """What happened to the server itself is said at once."""
+        self._say([Change(ns, server.observer.name, "event", each) for each in server.observer.take_events()])
+
+    def _say(self, changes: Sequence[Change]) -> None:
+        self._changes.extend(changes)
+        self._num_changes += len(changes)
+
+    def _ask(self, base: str) -> None:
+        """The loop of a Prometheus: its history first, then what is new."""
+        last: dict[str, int] = {}
+        window_s, wait_s, ask_s, every_s = self._window_s, self._interval_s, float(HISTORY_S), 0.0
+        ahead_ns = 0  # by which its clock is ahead of ours
+        while not self.is_over:
+            try:
+                ahead_ns = clock_ns(base) - time.time_ns()
+                held = held_scrapes(base, ask_s, self._select)
+                self._problems[base] = "" if held or last else NO_ENGINES.format(base, ask_s)
+            except ServerError as error:
+                held, self._problems[base] = [], str(error)
+            if held and not last:
+                every_s = interval_s(held)
+                window_s = max(window_s, SCRAPES_OF_A_WINDOW * every_s)
+                wait_s, ask_s = max(self._interval_s, every_s / 2), 3 * every_s + 5
+            fresh = set()
+            for scrape in held:
+                job, instance = scrape.target
+                name = f"{instance} ({job})" if job else instance
+                with self._lock:
+                    server = self._servers.setdefault(name, Watched(self._observer(base, name, window_s)))
+                    if scrape.ns > last.get(name, 0):
+                        server.observer.add(scrape.ns, scrape.rows)
+                        last[name] = scrape.ns
+                        fresh.add(name)
+            now_ns = time.time_ns() + ahead_ns
+            for name in sorted(last):
+                server = self._servers[name]
+                why = self._problems[base] or NO_SCRAPE.format(base, clock(last[name]))
+                with self._lock:
+                    is_late = server.observer.count_missed(now_ns, every_s, why)
+                    ns = now_ns if is_late else last[name]
+                    self._note(server, ns)
+                if is_late or name in fresh:
+                    self._say(server.judge(ns))
+            self._stopping.wait(wait_s)
+
+
+def _page(base: str, began_ns: int) -> tuple[list | None, str]:
+    """The rows of a page, or None and why there are none, in a sentence."""
+    try:
+        status, body = fetch(f"{base}/metrics", TIMEOUT_S)
+        if status != 200:
+            return None, NO_METRICS.format(base, status) if status == 404 else f"{base}/metrics answers HTTP {status}"
+        now_ns = time.monotonic_ns()
+        return rows_of(body, now_ns, (now_ns - began_ns) / 1e9), ""
+    except ServerError as error:
+        return None, str(error)
+    except ValueError as error:
+        return None, f"{base}/metrics is no Prometheus text ({error})"
+
+
+def _speaks_prometheus(base: str) -> bool:
+    try:
+        return is_prometheus(base)
+    except ServerError:
+        return False
+
+
+def _is_silent(server: WatchedServer) -> bool:
+    return server.state == "unreachable" and server.failed_scrapes >= UNREACHABLE_AFTER
+
+
+def _unreachable(base: str, why: str) -> WatchedServer:
+    return WatchedServer(
+        url=base, name=base, source=None, title="Prometheus", state="unreachable", headline=f"Cannot be read: {why}",
+        reads="metrics", window_s=0.0, scrapes=0, failed_scrapes=UNREACHABLE_AFTER, restarts=0, now=None, met=[],
+        parts=[], findings=[], unknown=[], warnings=[],
+    )  # fmt: skip
+
+
+def watch_once(urls: Sequence[str], seconds: float = WINDOW_S, objectives: Mapping[str, float] | None = None) -> Watch:
+    """The verdict on live servers after so many seconds of scrapes, or at once from a Prometheus. Raises InputError."""
+    watcher = Watcher(urls, objectives, window_s=seconds).start()
+    try:
+        watcher.wait_for(seconds)
+        return watcher.watch(steady=False)
+    finally:
+        watcher.stop()

@@ -1,0 +1,296 @@
+"""The clients of a replay on its virtual clock: when they send, when they leave, and what they see."""
+
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from sojourn.engine.adapter import AdapterReference
+from sojourn.engine.memory.prefix import chain_hash
+from sojourn.engine.request.request import Request
+from sojourn.engine.request.scheduler import Emitted
+from sojourn.engine.sampling import SamplingParams
+from sojourn.replay.loop import Replica
+from sojourn.replay.next_turn import NextTurn
+from sojourn.replay.recorded import RecordedLoad, RecordedRequest
+from sojourn.replay.routing import RoutingPolicy
+
+SEND, ARRIVE, LEAVE = range(3)
+REPEATED_IDS = 1 << 40  # between the token ids of a chain and those of its repetition
+MOST_REPEATED = 20  # times as many requests as were recorded
+
+
+@dataclass(slots=True)
+class Sent:
+    """One request in a replay. Moments are float ns of the virtual clock; None: it did not happen."""
+
+    recorded: RecordedRequest
+    due_ns: float
+    hashes: list[bytes]
+    status: str = "missing"
+    first_ns: float | None = None  # read by the client
+    last_text_ns: float | None = None
+    last_ns: float | None = None
+    preemptions: int = 0
+    cached_tokens: int = 0
+    replica: int | None = None  # its place among the replicas
+    output_tokens: int = 0
+    open_choices: int = 1  # sequences that have not ended
+    next_in_chain: list[RecordedRequest] = field(default_factory=list)
+    slot: bool = False  # its end frees a slot of a closed loop
+    copy: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadChange:
+    """What is different about the load and the way of its requests."""
+
+    rate: float = 1.0
+    even: bool = False
+    removed: dict[str, float] = field(default_factory=dict)  # account → share of its time
+
+
+class BlockHashes:
+    """The chain hashes of recorded token ids, made once for a block size: a replay has the same tokens each time."""
+
+    def __init__(self, block_size: int) -> None:
+        self._size = block_size
+        self._known: dict[tuple[str, int], list[bytes]] = {}
+
+    def of(self, request: RecordedRequest, copy: int, first_own: int) -> list[bytes]:
+        key = (request.id, copy)
+        if key not in self._known:
+            ids = request.token_ids
+            if copy:
+                ids = [*ids[:first_own], *(each + copy * REPEATED_IDS for each in ids[first_own:])]
+            hashes, parent, size = [], b"", self._size
+            for begin in range(0, len(ids) - size + 1, size):
+                parent = chain_hash(parent, ids[begin : begin + size])
+                hashes.append(parent)
+            self._known[key] = hashes
+        return self._known[key]
+
+
+class ReplayedLoad:
+    """Owns the events of one replay, and sends to replicas. `run` returns all that was sent, in order."""
+
+    def __init__(
+        self, load: RecordedLoad, change: LoadChange, hashes: BlockHashes, *, max_waiting: int, pool_tokens: int
+    ) -> None:
+        self._load, self._change, self._hashes = load, change, hashes
+        self._max_waiting, self._pool_tokens = max_waiting, pool_tokens
+        self._events: list[tuple[float, int, int, int]] = []
+        self._order = count()
+        self.sent: list[Sent] = []
+        self._by_id: dict[str, int] = {}
+        self._kept = {name: 1 - share for name, share in change.removed.items()}
+        self._chains = iter(self._all_chains())
+        self.refused = 0
+        self.repeated = 0
+
+    def run(
+        self, replicas: Sequence[Replica], routing: RoutingPolicy, placed: Mapping[str, int] | None = None
+    ) -> list[Sent]:
+        """`placed`: request → its replica; `routing` chooses for all others."""
+        self._replicas, self._routing, self._placed = replicas, routing, placed or {}
+        self._turns = NextTurn(replicas)
+        self._begin()
+        events = self._events
+        while True:
+            cutoff_ns, first = self._turns.first()
+            if events and events[0][0] <= cutoff_ns:
+                now_ns, _, kind, place = heapq.heappop(events)
+                if kind == ARRIVE:
+                    self._arrive(place, now_ns)
+                else:
+                    self._leave(place, now_ns)
+            elif cutoff_ns < float("inf"):
+                replicas[first].turn()
+                self._turns.changed(first)
+            else:
+                return self.sent
+
+    def on_emitted(self, emitted: list[Emitted], committed_ns: float) -> None:
+        for request, _, reason, _ in emitted:
+            if reason is None and len(request.token_ids) - request.prompt_tokens != 1:
+                continue
+            sent = self.sent[self._by_id[request.id]]
+            if sent.first_ns is None:
+                sent.first_ns = committed_ns + self._way(sent.recorded.first_out)
+            if reason is not None:
+                self._end(sent, request, committed_ns)
+
+    def _end(self, sent: Sent, request: Request, committed_ns: float) -> None:
+        recorded = sent.recorded
+        sent.preemptions += request.preemptions
+        sent.cached_tokens += request.cached_tokens
+        sent.output_tokens += request.output_tokens
+        sent.open_choices -= 1
+        if sent.open_choices:
+            return
+        way_ns, recorded_way_ns = self._way(recorded.last_out), sum(recorded.last_out.values())
+        last_ns = committed_ns + way_ns
+        if sent.status != "missing":  # its client has left
+            return
+        self._routing.ended(sent.replica)
+        if last_ns > (leaves_ns := self._times_out_ns(sent)):
+            sent.status, last_ns = "timeout", leaves_ns
+            sent.last_ns = last_ns
+        else:
+            sent.status, sent.last_ns = "ok", last_ns
+            sent.last_text_ns = committed_ns + recorded.last_text_ns - (recorded_way_ns - way_ns)
+        self._follow(sent, last_ns)
+
+    def _begin(self) -> None:
+        load, change = self._load, self._change
+        if load.slots is not None:
+            for request in load.requests:
+                if request.is_prelude:
+                    self._send([request], float(request.due_ns))
+            firsts = [next(self._chains, None) for _ in range(load.slots)]
+            for chain, copy in (first for first in firsts if first is not None):
+                self._send(chain, float(chain[0].due_ns), slot=True, copy=copy)
+            return
+        chains = [chain for chain, _ in self._all_chains()]
+        due: list[float] = [chain[0].due_ns for chain in chains]
+        if change.even and len(due) > 1:
+            gap = (max(due) - min(due)) / (len(due) - 1)
+            due = [min(due) + gap * place for place in range(len(due))]
+        for request in load.requests:
+            if request.is_prelude:
+                self._send([request], float(request.due_ns))
+        for chain, moment in zip(chains, due, strict=True):
+            self._send(chain, moment / change.rate)
+
+    def _all_chains(self) -> Iterator[tuple[list[RecordedRequest], int]]:
+        """Sessions, or single requests, in the order of the schedule; again and again in a closed loop that was not
+        given a count. The number tells which repetition it is."""
+        chains: dict[int, list[RecordedRequest]] = {}
+        heads: dict[int, int] = {}
+        for place, request in enumerate(self._load.requests):
+            if request.is_prelude:
+                continue
+            heads[place] = place if request.follows is None else heads[request.follows]
+            chains.setdefault(heads[place], []).append(request)
+        recorded = sorted(chains.values(), key=lambda chain: chain[0].position)
+        yield from ((chain, 0) for chain in recorded)
+        if self._load.may_repeat:
+            for copy in range(1, MOST_REPEATED):
+                yield from ((chain, copy) for chain in recorded)
+
+    def _send(self, chain: list[RecordedRequest], due_ns: float, *, slot: bool = False, copy: int = 0) -> None:
+        recorded = chain[0]
+        hashes = self._hashes.of(recorded, copy, recorded.shared_tokens)
+        sent = Sent(recorded, due_ns, hashes, next_in_chain=chain[1:], slot=slot, copy=copy)
+        self.repeated += copy > 0
+        place = len(self.sent)
+        self.sent.append(sent)
+        self._push(due_ns + self._way(recorded.way_in), ARRIVE, place)
+        if recorded.patience_ns is not None:
+            self._push(due_ns + recorded.patience_ns, LEAVE, place)
+        elif self._load.timeout_ns is not None:
+            self._push(self._times_out_ns(sent), LEAVE, place)
+
+    def _follow(self, sent: Sent, free_ns: float) -> None:
+        """What is due after an end: the next turn, or the next request of its slot."""
+        until = self._load.until_ns if self._load.until_ns is not None else float("inf")
+        if sent.next_in_chain and sent.status == "ok":
+            due_ns = free_ns + sent.next_in_chain[0].pause_ns
+            if due_ns < until:
+                self._send(sent.next_in_chain, due_ns, slot=sent.slot, copy=sent.copy)
+            return
+        if sent.slot and (following := next(self._chains, None)) is not None:
+            chain, copy = following
+            if free_ns + chain[0].pause_ns < until:
+                self._send(chain, free_ns + chain[0].pause_ns, slot=True, copy=copy)
+
+    def _arrive(self, place: int, now_ns: float) -> None:
+        sent = self.sent[place]
+        recorded = sent.recorded
+        if sent.status != "missing":
+            return
+        if recorded.prompt_tokens + recorded.output_tokens > self._pool_tokens:
+            self._refuse(sent, now_ns)
+            return
+        chosen = self._placed.get(recorded.id)
+        if chosen is None:
+            chosen = self._routing.choose(b"%s#%d" % (recorded.session.encode(), sent.copy), sent.hashes)
+        replica = self._replicas[chosen]
+        scheduler = replica.scheduler
+        free = 0 if replica.waiting else scheduler.max_num_seqs - len(scheduler.running)
+        if replica.waiting + recorded.choices > self._max_waiting + free:
+            self._routing.ended(chosen)
+            self._refuse(sent, now_ns)
+            return
+        sent.replica, sent.open_choices = chosen, recorded.choices
+        output_tokens = max(1, round(recorded.output_tokens / recorded.choices))
+        for choice in range(recorded.choices):
+            request_id = _sequence_id(place, choice)
+            self._by_id[request_id] = place
+            request = Request(
+                arrival_index=0,
+                id=request_id,
+                prompt_tokens=recorded.prompt_tokens,
+                token_ids=[0] * recorded.prompt_tokens,
+                sampling=SamplingParams(max_tokens=output_tokens, ignore_eos=True),
+                tenant=recorded.tenant,
+                weight=recorded.weight,
+                priority=recorded.priority,
+                adapter=_adapter(recorded.adapter),
+                fork_of=_sequence_id(place, 0) if choice else None,
+            )
+            if recorded.choices == 1:
+                request._hashes = sent.hashes  # of all the tokens that it will ever have
+            else:  # the outputs of the choices differ
+                request.token_ids = recorded.token_ids[: recorded.prompt_tokens]
+            replica.submit(request, now_ns)
+        self._turns.changed(chosen)
+
+    def recorded_id(self, sequence: str) -> str:
+        """Of the recorded request that a sequence of this replay repeats."""
+        return self.sent[self._by_id[sequence]].recorded.id
+
+    def _refuse(self, sent: Sent, now_ns: float) -> None:
+        sent.status, sent.last_ns = "error", now_ns
+        self.refused += 1
+        self._follow(sent, now_ns)
+
+    def _leave(self, place: int, now_ns: float) -> None:
+        """The client's patience, or its time limit, is over."""
+        sent = self.sent[place]
+        if sent.status != "missing":
+            return
+        recorded = sent.recorded
+        is_patience = recorded.patience_ns is not None
+        waits_for_first = is_patience and recorded.patience_for == "first_token"
+        if waits_for_first and sent.first_ns is not None and sent.first_ns <= now_ns:
+            return
+        sent.status, sent.last_ns = "cancelled" if is_patience else "timeout", now_ns
+        if sent.replica is not None:
+            self._routing.ended(sent.replica)
+            for choice in range(recorded.choices):
+                self._replicas[sent.replica].abort(_sequence_id(place, choice), now_ns)
+            self._turns.changed(sent.replica)
+        self._follow(sent, now_ns)
+
+    def _times_out_ns(self, sent: Sent) -> float:
+        """The client's time limit begins when it sends."""
+        timeout = self._load.timeout_ns
+        return float("inf") if timeout is None else sent.due_ns + sent.recorded.way_in["client.lag"] + timeout
+
+    def _way(self, accounts: dict[str, float]) -> float:
+        if not self._kept:
+            return sum(accounts.values())
+        return sum(ns * self._kept.get(account, 1.0) for account, ns in accounts.items())
+
+    def _push(self, moment_ns: float, kind: int, place: int) -> None:
+        heapq.heappush(self._events, (moment_ns, next(self._order), kind, place))
+
+
+def _sequence_id(place: int, choice: int) -> str:
+    return f"{place}.{choice}"
+
+
+def _adapter(name: str | None) -> AdapterReference | None:
+    """Its slot counts; its work and its first reading are in the recorded times."""
+    return None if name is None else AdapterReference(name, "", "", 0, 0, 0)

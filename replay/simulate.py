@@ -1,0 +1,194 @@
+"""One replay: the load of a run, its settings with a change, and the model of its turns; what its clients saw."""
+
+import gc
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from sojourn.engine.config import EngineConfig, keeps_all_blocks, largest_chunk_tokens, largest_step_tokens
+from sojourn.engine.loop.scheduling import make_scheduler
+from sojourn.engine.memory.window import FreedWindow, freed_window
+from sojourn.engine.request.token_budget import TokenBudget
+from sojourn.metrics.compute.cost_model import ModelShape, tier_bytes
+from sojourn.metrics.prediction import Change
+from sojourn.replay.drafts import DraftModel, ReplayedDrafts
+from sojourn.replay.known_sizes import KnownSizes
+from sojourn.replay.load import BlockHashes, LoadChange, ReplayedLoad
+from sojourn.replay.loop import Replica
+from sojourn.replay.noise import Noise
+from sojourn.replay.outcome import Answers, replayed_answers
+from sojourn.replay.recorded import WAY_ACCOUNTS, RecordedLoad
+from sojourn.replay.routing import make_routing
+from sojourn.replay.settings import changed_config
+from sojourn.replay.step_fit import StepTimes
+from sojourn.replay.tiers import TierSpeed, replayed_tiers
+from sojourn.replay.token_budget import token_budget
+from sojourn.replay.turn_model import FittedTurns
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPart:
+    """One server of a fleet: what of it is not that of the others."""
+
+    config: EngineConfig  # as it was recorded
+    meta: Mapping[str, Any]  # its run.json
+    times: StepTimes
+    noise: Noise
+    first_step_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """Everything of a run that its replays share. Processes get a copy. Of a fleet the load is of all servers, and all
+    else of the best one; `servers` has what differs."""
+
+    load: RecordedLoad
+    times: StepTimes
+    noise: Noise | None
+    step_begins_ns: np.ndarray  # from the first step
+    first_step_ns: int  # on the clock of the run
+    overlap: bool
+    device_type: str = "cpu"  # or cuda
+    known: KnownSizes | None = None  # sizes that other runs of this model had
+    shape: ModelShape | None = None  # None: another server than ours
+    objective_tpot_ms: float | None = None  # of the server: what max_num_batched_tokens=auto keeps
+    drafts: DraftModel | None = None  # of the run's speculation, or of prompt lookup where it had none
+    tier_speeds: Mapping[str, TierSpeed] = field(default_factory=dict)  # by KV tier that the run had
+    warm_blocks: int = 0  # that the disk tier held at the beginning
+    servers: tuple[ServerPart, ...] = ()  # of a fleet
+    placed: Mapping[str, int] = field(default_factory=dict)  # request → place of its server, as the router chose
+
+
+@dataclass(frozen=True, slots=True)
+class Accident:
+    """How one replay differs from another of the same change."""
+
+    slowness: float = 1.0  # of the machine: device and host
+    slowness_beyond: float = 1.0  # ... of steps larger or smaller than those of the run
+    shift_ns: float = 0.0  # of what disturbed the turns
+
+
+UNDISTURBED = Accident()
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What is kept of one replay. It is small: processes send it back."""
+
+    answers: Answers
+    cached_tokens: int
+    preemptions: int
+    steps: int
+    refused: int
+    repeated: int
+    extrapolated: float  # share of the device time in steps larger or smaller than those of the run
+    guessed: float  # ... in steps of which no other run tells either
+
+
+class Replayer:
+    """Owns the hashes of the prompts, which all replays with one block size share."""
+
+    def __init__(self, material: Material) -> None:
+        self._material = material
+        self._hashes: dict[int, BlockHashes] = {}
+
+    def replay(self, change: Change, config: EngineConfig, accident: Accident = UNDISTURBED) -> Replayed:
+        """Without the garbage collector: what a replay makes has no cycles, and a run's lists take long to walk."""
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return self._replay(change, config, accident)
+        finally:
+            if collects:
+                gc.enable()
+
+    def _replay(self, change: Change, config: EngineConfig, accident: Accident = UNDISTURBED) -> Replayed:
+        material = self._material
+        assert config.num_kv_blocks is not None, "the size of the pool is part of the change"
+        parts = self._parts(change, config, accident)
+        hashes = self._hashes.setdefault(config.block_size, BlockHashes(config.block_size))
+        load = ReplayedLoad(
+            material.load,
+            LoadChange(
+                rate=change.arrival_rate,
+                even=change.arrivals == "even",
+                removed={name: share for name, share in change.removed.items() if name in WAY_ACCOUNTS},
+            ),
+            hashes,
+            max_waiting=config.max_waiting,
+            pool_tokens=_pool_tokens(config, self._window(config)),
+        )
+        turns = [
+            FittedTurns(
+                times, noise, device_speed=change.device_speed, slowness=accident.slowness,
+                slowness_beyond=accident.slowness_beyond, removed=change.removed,
+            )
+            for _, times, noise in parts
+        ]  # fmt: skip
+        replicas = [
+            self._replica(own, self._budget(own, change, times, accident), each, load)
+            for (own, times, _), each in zip(parts, turns, strict=True)
+        ]
+        routing = make_routing(
+            change.routing, len(replicas), max_num_seqs=config.max_num_seqs, num_blocks=config.num_kv_blocks
+        )
+        is_recorded = change.routing == Change().routing
+        sent = load.run(replicas, routing, material.placed if is_recorded else None)
+        device_ns = sum(each.device_ns for each in turns)
+        return Replayed(
+            answers=replayed_answers(sent),
+            cached_tokens=sum(each.cached_tokens for each in sent),
+            preemptions=sum(replica.preemptions for replica in replicas),
+            steps=sum(replica.steps for replica in replicas),
+            refused=load.refused,
+            repeated=load.repeated,
+            extrapolated=sum(each.extrapolated_ns for each in turns) / device_ns if device_ns else 0.0,
+            guessed=sum(each.guessed_ns for each in turns) / device_ns if device_ns else 0.0,
+        )
+
+    def _parts(
+        self, change: Change, config: EngineConfig, accident: Accident
+    ) -> list[tuple[EngineConfig, StepTimes, Noise | None]]:
+        """Of each replica its settings and the times of its steps; their noise begins anew."""
+        material = self._material
+        if not material.servers or change.servers == "equal":
+            if material.noise is not None:
+                material.noise.restart(material.load.origin_ns - material.first_step_ns, accident.shift_ns)
+            count = len(material.servers) or change.replicas
+            return [(config, material.times, material.noise)] * count
+        for part in material.servers:
+            part.noise.restart(material.load.origin_ns - part.first_step_ns, accident.shift_ns)
+        return [(changed_config(part.config, change, part.meta), part.times, part.noise) for part in material.servers]
+
+    def _window(self, config: EngineConfig) -> FreedWindow | None:
+        if self._material.shape is None:
+            return None
+        most_tokens = largest_step_tokens(config, self._material.device_type)
+        most_new = largest_chunk_tokens(config, most_tokens)
+        return freed_window(self._material.shape, most_new, keeps_all=keeps_all_blocks(config))
+
+    def _budget(self, config: EngineConfig, change: Change, times: StepTimes, accident: Accident) -> TokenBudget:
+        material = self._material
+        return token_budget(config, change, times, accident.slowness, material.device_type, material.objective_tpot_ms)
+
+    def _replica(self, config: EngineConfig, budget: TokenBudget, turns: FittedTurns, load: ReplayedLoad) -> Replica:
+        material, drafts = self._material, None
+        overlap = material.overlap if config.overlap == "auto" else config.overlap == "on"
+        block_bytes = None if material.shape is None else tier_bytes(material.shape, config.block_size)
+        tiers = replayed_tiers(config, block_bytes, material.tier_speeds)
+        if config.speculation != "none":
+            assert material.drafts is not None, "a change to speculation that nothing tells of is refused"
+            drafts = ReplayedDrafts(material.drafts, load.recorded_id)
+        books = None if tiers is None else tiers.books
+        scheduler = make_scheduler(config, config.num_kv_blocks, budget, books, self._window(config))
+        return Replica(scheduler, turns, load.on_emitted, overlap=overlap, drafts=drafts, tiers=tiers)
+
+
+def _pool_tokens(config: EngineConfig, window: FreedWindow | None) -> int:
+    """Of one request, at most."""
+    if window is not None and window.most_blocks(config.block_size) <= config.num_kv_blocks:
+        return sys.maxsize
+    return config.num_kv_blocks * config.block_size

@@ -1,0 +1,161 @@
+"""A diagnosis of a foreign server uses what its metrics show, and says which measurement is missing for the rest."""
+
+import io
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from sojourn.diagnosis.diagnose import diagnose
+from sojourn.diagnosis.terminal.report import render
+from sojourn.diagnosis.verdict import without_finding
+from tests.metrics.foreign import Life, SglangPage, VllmPage, foreign_run, steady
+
+# 40 requests in 4 s, of which two run at a time: the queue grows to 6 s.
+CROWD = [Life(due_s=0.1 * n, queue_s=0.15 * n, prefill_s=0.05, decode_s=0.45) for n in range(40)]
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory):
+    """The diagnosis of 20 requests to a healthy vLLM."""
+    return diagnose(foreign_run(tmp_path_factory.mktemp("few") / "run", steady(20), VllmPage()))
+
+
+def status(diagnosis, symptom: str) -> str:
+    return next(check.status for check in diagnosis.checks if check.symptom == symptom)
+
+
+def printed(diagnosis, width: int = 100) -> str:
+    out = io.StringIO()
+    Console(file=out, width=width, force_terminal=False).print(render(diagnosis))
+    return out.getvalue()
+
+
+def test_shares_sum_to_one_with_what_is_unaccounted_and_unseen_accounts_have_none(tmp_path):
+    diagnosis = diagnose(foreign_run(tmp_path / "run", steady(60, queue_s=0.3), VllmPage()))
+    assert sum(diagnosis.ledger_share.values()) == pytest.approx(1)
+    assert sum(diagnosis.ttft_share.values()) == pytest.approx(1)
+    assert diagnosis.ledger_share["request.queue + memory.blocked"] == pytest.approx(0.3 / 0.761, rel=1e-3)
+    assert "request.stream" not in diagnosis.ledger_share and "token.encode" not in diagnosis.ledger_share
+    assert diagnosis.ledger_share["unaccounted"] == pytest.approx(0.010 / 0.761, rel=1e-3)
+
+
+def test_batch_that_is_capped_while_the_kv_cache_has_room_is_named(tmp_path):
+    diagnosis = diagnose(foreign_run(tmp_path / "run", CROWD, VllmPage(), kv_use=0.3))
+    first = diagnosis.findings[0]
+    assert first.object == "batch cap" and first.kind == "policy" and first.lifecycles[0] == "request"
+    assert "--max-num-seqs above 2" in first.fix.change and diagnosis.state == "degraded"
+    assert diagnosis.bottleneck == "request" and first.probe.rival.startswith("overload")
+    assert status(diagnosis, "vram_fills_quickly") == "absent"
+
+
+def test_full_kv_cache_beside_waiting_requests_is_named(tmp_path):
+    lives = [Life(due_s=life.due_s, queue_s=life.queue_s, prefill_s=0.05, decode_s=0.45, preemptions=n % 2)
+             for n, life in enumerate(CROWD)]  # fmt: skip
+    diagnosis = diagnose(foreign_run(tmp_path / "run", lives, SglangPage(), kv_use=0.98))
+    first = diagnosis.findings[0]
+    assert first.object == "KV block pool" and first.lifecycles[0] == "memory"
+    assert "20 preemptions" in first.cause and "--mem-fraction-static" in first.fix.change
+    assert status(diagnosis, "vram_fills_quickly") == "present" and status(diagnosis, "high_ttft") == "present"
+
+
+def test_cap_and_pool_are_not_blamed_where_the_gauges_speak_against_them(tmp_path):
+    """The batch was larger while nobody waited; and preemptions beside half a pool are not for want of blocks."""
+    ran = [Life(due_s=0.01 * n, prefill_s=0.05, decode_s=1.5, preemptions=1) for n in range(12)]
+    lives = [*ran, *(Life(due_s=life.due_s + 2, queue_s=life.queue_s, decode_s=0.45) for life in CROWD)]
+    diagnosis = diagnose(foreign_run(tmp_path / "run", lives, VllmPage(), kv_use=0.5))
+    assert diagnosis.server.preemptions == 12 and diagnosis.server.waiting.largest_batch == 12
+    assert not diagnosis.findings and diagnosis.state == "inconclusive"
+    assert "is vLLM's queue time" in diagnosis.headline and "--max-num-seqs and once at half" in diagnosis.headline
+
+
+def test_prompts_that_begin_alike_and_miss_the_cache_are_named(tmp_path):
+    classes = [{"klass": "chat", "prompt_tokens": 1000, "output_tokens": 21, "shared_prefix_tokens": 800}]
+    lives = steady(20, every_s=0.7, prefill_s=0.6, prompt_tokens=1000, cached_tokens=100)
+    run = foreign_run(tmp_path / "run", lives, VllmPage(), scenario={"name": "x", "workload": {"classes": classes}})
+    first = diagnose(run).findings[0]
+    assert first.object == "prefix cache" and "80% of the prompt tokens are alike" in first.cause
+    assert "gave only 10%" in first.cause
+
+
+@pytest.mark.parametrize(("page", "cause", "change"), [
+    (VllmPage(block_size=1024), "their common beginning of 800 tokens is less than a block of 1024", "--block-size"),
+    (VllmPage(prefix_caching=False), "the prefix cache is off", "--enable-prefix-caching"),
+])  # fmt: skip
+def test_prefix_cache_that_cannot_hit_says_why(tmp_path, page, cause, change):
+    classes = [{"klass": "chat", "prompt_tokens": 1000, "output_tokens": 21, "shared_prefix_tokens": 800}]
+    lives = steady(20, every_s=0.7, prefill_s=0.6, prompt_tokens=1000)
+    run = foreign_run(tmp_path / "run", lives, page, scenario={"name": "x", "workload": {"classes": classes}})
+    first = diagnose(run).findings[0]
+    assert cause in first.cause and change in first.fix.change
+
+
+def test_what_the_metrics_cannot_tell_is_inconclusive_and_names_the_next_measurement(tmp_path):
+    diagnosis = diagnose(foreign_run(tmp_path / "run", steady(20, every_s=0.7, prefill_s=0.6), VllmPage()))
+    assert diagnosis.state == "inconclusive" and not diagnosis.findings
+    assert "98% is vLLM's prefill time" in diagnosis.headline
+    assert "measure one of these prompts alone" in diagnosis.headline
+    assert without_finding(diagnosis).startswith("vLLM's metrics name no cause")
+
+
+def test_slow_way_to_the_server_is_not_blamed_on_it(tmp_path):
+    diagnosis = diagnose(foreign_run(tmp_path / "run", steady(20, every_s=0.7, way_in_s=0.5), VllmPage()))
+    assert "is in no metric of vLLM" in diagnosis.headline and "from the server's own host" in diagnosis.headline
+
+
+def test_healthy_server_is_healthy_and_the_report_marks_what_is_unseen(tmp_path):
+    diagnosis = diagnose(foreign_run(tmp_path / "run", steady(60), VllmPage()))
+    assert diagnosis.state == "healthy" and status(diagnosis, "low_device_utilisation") == "unknown"
+    text = printed(diagnosis)
+    for account in diagnosis.server.accounts:
+        marks = {"seen": "seen", "partly": "seen in part", "unseen": "not visible in vLLM's metrics"}
+        mark = marks[account.visibility]
+        assert any(line.split()[:1] == [account.account] and mark in line for line in text.splitlines())
+    assert "Client and server agree: 60 finished requests, 6,000 prompt tokens, 1,260 output tokens" in text
+    assert "unaccounted: 4.0 ms inside vLLM's own end-to-end latency, 6.0 ms outside" in " ".join(text.split())
+
+
+def test_report_of_a_server_that_finished_nothing_has_no_table_of_nothing(tmp_path):
+    text = printed(diagnose(foreign_run(tmp_path / "run", [], VllmPage())))
+    assert "no request finished, so no means" in text
+    assert "part of the time" not in text and "agree" not in text
+
+
+@pytest.mark.parametrize(("of_ms", "says"), [(-0.04, " 0.0 ms inside"), (-0.06, " -0.1 ms inside")])
+def test_no_time_has_no_sign(few, of_ms, says):
+    view = msgspec.structs.replace(few, server=msgspec.structs.replace(few.server, inside_ms=of_ms))
+    assert says in printed(view)
+
+
+def test_device_of_sglang_is_told_by_its_forward_passes(tmp_path):
+    diagnosis = diagnose(foreign_run(tmp_path / "run", steady(60), SglangPage()))
+    reason = next(check.reason for check in diagnosis.checks if check.symptom == "low_device_utilisation")
+    assert "by SGLang's metrics" in reason
+
+
+def test_limits_of_the_scrapes_are_warnings(tmp_path):
+    diagnosis = diagnose(foreign_run(tmp_path / "run", steady(60), VllmPage(), silent=(3.0, 9.0), restart_at_s=11.0,
+                                     fresh=VllmPage()))  # fmt: skip
+    said = " ".join(diagnosis.warnings)
+    assert "6 of " in said and "scrapes of /metrics failed" in said and "not answered for 7.0 s" in said
+    assert "began anew 1 times" in said and "not visible in vLLM's metrics: client.network, token.encode" in said
+
+
+def test_page_of_an_unknown_server_is_said_to_be_one(tmp_path):
+    class Unknown(VllmPage):
+        def render(self) -> bytes:
+            return super().render().replace(b"vllm:", b"llamacpp:")
+
+    diagnosis = diagnose(foreign_run(tmp_path / "run", steady(20), Unknown()))
+    assert diagnosis.server is None and diagnosis.state == "healthy"
+    assert any("none of the servers that are known here: Sojourn, vLLM, SGLang" in said for said in diagnosis.warnings)
+
+
+def test_report_of_a_foreign_server_is_whole_at_any_width(tmp_path):
+    diagnosis = diagnose(foreign_run(tmp_path / "run", CROWD, VllmPage()))
+    for width in (80, 120):
+        text = printed(diagnosis, width)
+        assert "…" not in text and max(map(len, text.splitlines())) <= width
+        flat = set(text.replace("│", " ").split())
+        for account in diagnosis.server.accounts:
+            assert set(account.why.split()) <= flat

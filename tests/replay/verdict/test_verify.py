@@ -1,0 +1,153 @@
+"""A pair of runs tests a prediction: which one, whether it held, and when a pair tests none."""
+
+import json
+import math
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from sojourn.metrics.errors import InputError, ReplayError
+from sojourn.metrics.prediction import Change, Interval, Prediction
+from sojourn.replay.verdict.measured import measured_figures
+from sojourn.replay.verdict.verify import (
+    changed_settings,
+    check_comparable,
+    checked_figures,
+    chosen_claim,
+    claims,
+    verified,
+)  # fmt: skip
+from tests.metrics.synthetic import PLANTS, synthetic_run
+
+CAP = {"max_num_seqs": 18}
+
+
+def prediction(settings: dict, attainment=(0.8, 0.9, 1.0), **latencies) -> Prediction:
+    def quantiles(name: str) -> dict[str, Interval]:
+        return {"p50": Interval(*latencies[name])} if name in latencies else {}
+
+    return Prediction(
+        change=Change(settings=settings), attainment=Interval(*attainment), goodput_rps=Interval(1, 5, 9),
+        ttft_ms=quantiles("ttft_ms"), tpot_ms=quantiles("tpot_ms"), e2e_ms=quantiles("e2e_ms"), attainment_by_class={},
+        output_tokens_per_s=1.0, preemptions=0, is_trusted=True, doubts=[],
+    )  # fmt: skip
+
+
+class Predicts:
+    """Predicts the same of every change, and counts."""
+
+    def __init__(self) -> None:
+        self.asked: list[Change] = []
+
+    def check(self, change): ...
+
+    def predict(self, changes, *, quick=False):
+        self.asked += changes
+        return [prediction(dict(change.settings)) for change in changes]
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """The same load on the same server, twice, the second time with a larger batch."""
+    few = replace(PLANTS["healthy"], settings=replace(PLANTS["healthy"].settings, max_num_seqs=2))
+    runs = [synthetic_run(tmp_path / name, plant=plant, requests=40)
+            for name, plant in (("a", few), ("b", replace(few, settings=replace(few.settings, **CAP))))]  # fmt: skip
+    return runs
+
+
+def diagnosed(*stated: Prediction, rival: Prediction | None = None) -> dict:
+    findings = [{"key": "batch_cap", "prediction": msgspec.to_builtins(each), "rival_key": "overload",
+                 "rival_prediction": msgspec.to_builtins(rival)} for each in stated]  # fmt: skip
+    return {"findings": findings}
+
+
+def test_a_hit_and_a_miss_are_told_from_the_figures_of_the_second_run(pair):
+    measured = measured_figures(pair[1])
+    for low, high, is_hit in ((0.9, 1.0, True), (0.2, 0.4, False)):
+        (claim,) = claims(diagnosed(prediction(CAP, (low, low, high))))
+        entry = verified(*pair, claim).entry
+        assert entry.hit is is_hit and entry.figures[0].name == "attainment"
+        assert entry.error == pytest.approx(measured["attainment"] - low)
+        assert (entry.run, entry.run2, entry.predicted_by, entry.cause) == ("a", "b", "diagnosis", "batch_cap")
+        assert entry.figures[0].before < entry.figures[0].measured
+
+
+def test_the_diagnosis_is_tested_if_its_fix_is_what_differs(pair):
+    changed = changed_settings(*(run.meta() for run in pair))
+    assert changed == {"max_num_seqs": (2, 18)}
+    predictor = Predicts()
+    stated = claims(diagnosed(prediction({"max_num_seqs": 4}), prediction(CAP)))
+    claim, notes = chosen_claim(changed, stated, lambda: predictor)
+    assert claim.predicted_by == "diagnosis" and not notes and not predictor.asked
+    claim, notes = chosen_claim(changed, stated[:1], lambda: predictor)
+    assert claim.predicted_by == "replay" and predictor.asked == [Change(settings=CAP)]
+    assert "max_num_seqs=4, which is not what differs" in notes[0]
+    claim, _ = chosen_claim(changed, claims(diagnosed(prediction({}), rival=prediction(CAP))), lambda: predictor)
+    assert (claim.predicted_by, claim.cause) == ("rival", "overload")
+
+
+def test_a_fault_or_a_limit_of_a_tenant_that_differs_is_a_change():
+    before = {"engine": {"port": 1, "faults": "slow_host:ms=9", "access": "a.yaml"}}
+    assert changed_settings(before, {"engine": {"port": 2, "access": "a.yaml"}}) == {"faults": ("slow_host:ms=9", None)}
+    assert "access" in changed_settings(before, {"engine": {"access": "b.yaml"}})
+
+
+def test_without_a_prediction_and_without_a_replay_it_says_so(pair):
+    with pytest.raises(ReplayError, match="nobody predicted max_num_seqs=18"):
+        chosen_claim({"max_num_seqs": (2, 18)}, [], lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [({"seed": 7}, "--seed 0"), ({"objectives": []}, "objectives differ"), ({"arrivals": "x"}, "arrivals differ")],
+)
+def test_runs_of_another_load_are_not_comparable(pair, change, says):
+    meta = pair[1].meta()
+    if "arrivals" in change:
+        meta["scenario"] |= change
+    else:
+        meta |= change
+    (pair[1].path / "run.json").write_text(json.dumps(meta))
+    with pytest.raises(InputError, match=says):
+        check_comparable(*pair)
+
+
+def test_a_field_that_an_older_version_did_not_write_is_no_other_load(pair):
+    meta = pair[1].meta()
+    meta["objectives"][0]["note"] = "new"
+    (pair[1].path / "run.json").write_text(json.dumps(meta))
+    assert check_comparable(*pair) == []
+
+
+def test_an_invalid_run_is_compared_with_a_note_and_a_run_never_with_itself(pair):
+    pair[1].update_meta(valid=False, invalid_reasons=["sent 44 ms late"])
+    assert any("b is not valid" in note and "sent 44 ms late" in note for note in check_comparable(*pair))
+    with pytest.raises(InputError, match="both sides"):
+        check_comparable(pair[0], pair[0])
+
+
+def test_a_share_of_few_requests_may_miss_the_bounds_by_half_a_request():
+    stated = prediction(CAP, (0.90, 0.92, 0.94))
+    hit = checked_figures(stated, {}, {"attainment": 0.95}, requests=20)[0]
+    assert hit.hit and not checked_figures(stated, {}, {"attainment": 0.95}, requests=200)[0].hit
+
+
+def test_without_objectives_the_median_latency_is_judged():
+    stated = prediction(CAP, (math.nan,) * 3, e2e_ms=(90, 100, 110), ttft_ms=(4, 5, 6))
+    judged, other = checked_figures(stated, {"e2e_ms:p50": 300.0}, {"e2e_ms:p50": 120.0, "ttft_ms:p50": 5.0}, 9)
+    assert (judged.name, judged.hit, judged.error, judged.before) == ("e2e_ms:p50", False, pytest.approx(0.2), 300.0)
+    assert other.hit
+
+
+def test_a_figure_without_a_bound_is_not_judged_and_stays_out_of_the_ledger():
+    stated = prediction(CAP, (math.nan, 0.9, 1.0), e2e_ms=(90, 100, 110), ttft_ms=(4, 5, math.inf))
+    measured = {"attainment": 0.9, "e2e_ms:p50": 100.0, "ttft_ms:p50": 5.0}
+    assert [figure.name for figure in checked_figures(stated, {}, measured, requests=9)] == ["e2e_ms:p50"]
+
+
+def test_a_diagnosis_on_disk_has_null_for_what_is_not_known():
+    stated = json.loads(json.dumps(diagnosed(prediction(CAP, (math.nan,) * 3))).replace("NaN", "null"))
+    (claim,) = claims(stated)
+    assert math.isnan(claim.prediction.attainment.median)
+    assert claims(None) == [] and claims({"findings": [{"prediction": {"change": 3}}]}) == []
