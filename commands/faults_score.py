@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sojourn.diagnosis.verdict import Diagnosis
     from sojourn.metrics.run.directory import RunDirectory
 
-PAGE = Path("docs/diagnosis_accuracy.md")
+PAGE = Path("docs/results/diagnosis_accuracy.md")
 # Criterion → its column on a terminal, which has less room than the page.
 COLUMNS = {"lifecycle": "lifecycle", "first": "first", "among_three": "in 3", "kind": "kind", "remedy": "remedy",
            "both": "both", "false_alarm": "alarms"}  # fmt: skip

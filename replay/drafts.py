@@ -21,7 +21,7 @@ from sojourn.metrics.statistics.relative_fit import fitted
 MOST_DRAFTS = 16  # in one step
 RUN_WEIGHT = 4.0  # trials that the run's own mean counts as, for a request
 LOOKUP_DRAFTS = 4  # tokens that `lookup_steps` verifies in a step
-LOOKUP_ACCEPTANCE = 0.8  # of each draft of prompt lookup, where something was found: docs/speculation.md has 176 of 210
+LOOKUP_ACCEPTANCE = 0.8  # of each draft that prompt lookup found: docs/results/speculation.md has 176 of 210
 LOOKUP_NS = 20_000.0  # of a request that prompt lookup is asked for; on the host
 FOUND, ACCEPTED = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03  # salts of the two draws
 

@@ -23,7 +23,7 @@ from sojourn.replay.simulate import Material
 from sojourn.replay.verdict.verify import changed_settings
 
 BLOCK_NS = 1e9  # of the run, for the bootstrap of its own unsteadiness
-USUAL_SPEED_SPREAD = 0.03  # of a run on a machine that nobody else uses: docs/replay_accuracy.md measures it
+USUAL_SPEED_SPREAD = 0.03  # of a run on a machine that nobody else uses: docs/results/replay_accuracy.md measures it
 OF_TWO_RUNS = math.sqrt(2)
 NORMAL_80 = 1.2816  # standard deviations between the median and the bounds of 80 %
 LEAST_ERROR_BEYOND = 0.05  # of the time of sizes that only other runs had

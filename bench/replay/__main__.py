@@ -1,7 +1,7 @@
 """How well a replay predicts: each changed setting is predicted from a run without it, then run, and compared.
 
-python -m bench.replay DIR [--repeats 2] [--workload NAME] [--markdown docs/replay_accuracy.md]
-python -m bench.replay DIR --planted [--markdown docs/replay_accuracy.md]
+python -m bench.replay DIR [--repeats 2] [--workload NAME] [--markdown docs/results/replay_accuracy.md]
+python -m bench.replay DIR --planted [--markdown docs/results/replay_accuracy.md]
 
 Resumable: a run that DIR holds already is not made again. A run takes its scenario's 9 to 12 seconds and about 5 to
 start and to end; all of them, twice, take about 18 minutes. Runs alternate between base and changes, so that a drift

@@ -1,6 +1,6 @@
 """Puts the reports of several benchmarks into one JSON file and one Markdown file, and into a document with --document.
 
-python -m bench.report.gather FOLDER NAME REPORT... [--document docs/performance.md]
+python -m bench.report.gather FOLDER NAME REPORT... [--document docs/results/performance.md]
 
 reads FOLDER/REPORT.json for each REPORT that is there, and FOLDER/stages.txt likewise; writes FOLDER/NAME.json and
 NAME.md. With --document each report also replaces what stands there between `<!-- begin NAME-REPORT -->` and its `end`.

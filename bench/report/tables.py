@@ -1,4 +1,4 @@
-"""Reports as tables: for a terminal, and as Markdown for docs/performance.md."""
+"""Reports as tables: for a terminal, and as Markdown for docs/results/performance.md."""
 
 import re
 import statistics
@@ -124,7 +124,7 @@ def _legend(report: Report) -> str:
     if len({point.engine for point in report.points}) > 1:
         caption += "; × = output tok/s over that of the line's engine, repeat by repeat"
         caption += "; a range that holds 1.00 is no difference" if repeats > 1 else ""
-    return f"{caption}. docs/performance.md explains the columns"
+    return f"{caption}. docs/results/performance.md explains the columns"
 
 
 def _fitting(heads: list[str], lines: list[list[str]], keys: int, width: int) -> list[Table]:

@@ -1,4 +1,4 @@
-"""Runs the torture scripts one after the other, and writes docs/reliability.md from what they found."""
+"""Runs the torture scripts one after the other, and writes docs/results/reliability.md from what they found."""
 
 import argparse
 import subprocess
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--skip", nargs="+", choices=SCRIPTS, default=[], metavar="SCRIPT")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all outcomes to this file")
     parser.add_argument(
-        "--write", action="store_true", help="write docs/reliability.md; scripts that did not run keep their rows"
+        "--write", action="store_true", help="write docs/results/reliability.md; other scripts keep their rows"
     )
     parser.add_argument(
         "--allow-missed", action="store_true", help="exit code 0 also with MISSED figures: for machines that others use"

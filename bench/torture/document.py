@@ -1,4 +1,4 @@
-"""docs/reliability.md: the rows that the scripts measured. Rows of a script that did not run now stay."""
+"""docs/results/reliability.md: the rows that the scripts measured. Rows of a script that did not run now stay."""
 
 import re
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from bench.torture.server import ROOT
 from sojourn.metrics.machine.host import hardware
 from sojourn.metrics.whole_file import write_whole
 
-PAGE = ROOT / "docs" / "reliability.md"
+PAGE = ROOT / "docs" / "results" / "reliability.md"
 
 
 def section(outcome: Outcome, machine: str) -> str:
@@ -42,7 +42,7 @@ def with_sections(page: str, outcomes: Sequence[Outcome], machine: str) -> str:
         new = section(outcome, machine)
         page, found = marked.subn(lambda _, new=new: new, page)
         if found != 1:
-            raise ValueError(f"docs/reliability.md has no place for {outcome.script}: add <!-- {outcome.script} -->")
+            raise ValueError(f"{PAGE.name} has no place for {outcome.script}: add <!-- {outcome.script} -->")
     return page
 
 

@@ -53,7 +53,7 @@ def weight_format(name: str, stored: torch.dtype) -> WeightFormat:
 
     `auto` keeps what is stored and multiplies in float32: exact, and since a step of few rows is bound by reading the
     weights, 16-bit checkpoints run about twice as fast as in float32 and never slower (bench/kernels/linear.py,
-    docs/performance.md). Without our kernels it is float32, but for checkpoints in float16 where torch has FBGEMM.
+    docs/results/performance.md). Without our kernels it is float32, but for float16 checkpoints where torch has FBGEMM.
     float16 rounds what is not stored so; int8 rounds weights by channel and activations by token, int4 both by groups
     of inputs. Raises ModelError.
     """

@@ -41,7 +41,7 @@ def _int8_bytes(matrix: QuantisedMatrix) -> int:
 
 def _groups(kernels: Library) -> list[Kernel]:
     """Codes of up to 4 and up to 8 bits with scales of groups. Activations are rounded by token and group, also where
-    the checkpoint would keep them: a product of integers is several times faster (docs/performance.md)."""
+    the checkpoint would keep them: a product of integers is several times faster (docs/results/performance.md)."""
     if (multiply := groups_kernel(kernels)) is None:
         return []
     make = partial(cpu_groups.pack, multiply)

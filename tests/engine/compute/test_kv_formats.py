@@ -167,7 +167,7 @@ def prompt_logprobs(folder, prompts: list[list[int]], **settings) -> torch.Tenso
 )
 def test_the_error_of_attention_is_within_its_bound(dtype, half, context, sharpness, seed):
     """A key that is off by e_k moves its score by scale * |q| e_k at most, s; each weight then changes by a factor
-    within e^(2s). So the output is off by (e^(2s) - 1) max|v| + max e_v at most (docs/kv_cache.md)."""
+    within e^(2s). So the output is off by (e^(2s) - 1) max|v| + max e_v at most (docs/results/kv_cache.md)."""
     dim = 2 * half
     query, scale = randn(dim, seed=seed).double() * sharpness, 1 / math.sqrt(dim)
     exact = randn(2, context, dim, seed=seed + 1)
@@ -181,7 +181,7 @@ def test_the_error_of_attention_is_within_its_bound(dtype, half, context, sharpn
     assert ((output - expected).abs() <= bound * (1 + 1e-5)).all()
 
 
-# Nats per token that a format may cost the bundled model: docs/kv_cache.md states them.
+# Nats per token that a format may cost the bundled model: docs/results/kv_cache.md states them.
 NATS = {"fp8": 0.01, "int8": 0.001, "int4": 0.02}
 
 

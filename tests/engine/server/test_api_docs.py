@@ -53,9 +53,3 @@ def test_every_field_of_a_model_says_what_it_means():
 )
 def test_the_bounds_in_its_prose_are_those_of_the_code(said):
     assert said in " ".join(TEXT.split())
-
-
-def test_its_links_lead_somewhere():
-    headings = re.findall(r"^#+ (.*)$", TEXT, re.MULTILINE)
-    anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-    assert set(re.findall(r"\]\(#([\w-]+)\)", TEXT)) <= anchors

@@ -350,7 +350,7 @@ def test_a_draft_model_may_differ_in_padding_alone(checkpoints, tmp_path):
     [("draft-model", "tiny-draft", 0.6), ("medusa", "tiny-medusa", 0.25), ("eagle3", "tiny-eagle3", 0.5)],
 )
 def test_the_bundled_drafters_know_the_bundled_model(speculation, folder, least):
-    """Of the first drafts of greedy continuations; docs/speculation.md has the figures of held-out text."""
+    """Of the first drafts of greedy continuations; docs/results/speculation.md has the figures of held-out text."""
     tokenizer = Tokenizer.from_file(str(model_folder("tiny-model") / "tokenizer.json"))
     lines = (model_folder("tiny-model") / "prompts.txt").read_text(encoding="utf-8").splitlines()
     settings = {"speculation": speculation, "speculation_model": folder, "speculation_adaptive": "off"}
