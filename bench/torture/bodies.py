@@ -11,8 +11,8 @@ from typing import Any
 from bench.torture.promises import Outcome, main
 from sojourn.engine.config import EngineConfig
 from sojourn.engine.process import freeze_startup_objects, share_interpreter
+from sojourn.engine.server.body.reader import BodyReader
 from sojourn.engine.server.errors import ApiError
-from sojourn.engine.server.http.bodies import BodyReader
 from sojourn.engine.server.openai.chat_request import ChatRequest, DetokenizeRequest
 from sojourn.engine.server.openai.protocol import CompletionRequest
 from sojourn.engine.server.openai.responses_request import ResponsesRequest

@@ -16,9 +16,10 @@ from pydantic import BaseModel
 from sojourn.engine.server.anthropic.content_blocks import TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
 from sojourn.engine.server.anthropic.messages_request import CountTokensRequest
 from sojourn.engine.server.app import ENDPOINTS
+from sojourn.engine.server.body.strict import UnsupportedField
 from sojourn.engine.server.debug import ProfileRequest
 from sojourn.engine.server.openai.messages import TemplateFields
-from sojourn.engine.server.openai.protocol import GenerationRequest, UnsupportedField
+from sojourn.engine.server.openai.protocol import GenerationRequest
 from sojourn.engine.server.openai.responses_request import ResponsesRequest
 from sojourn.engine.techniques.lora.served import LoadLoraAdapter, UnloadLoraAdapter
 

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from sojourn.engine.server.core.call import SERVER_FAULT, Call
 from sojourn.engine.server.core.sequence import TextPiece
 from sojourn.engine.server.errors import ApiError
+from sojourn.engine.server.http.connections import disconnected
 from sojourn.engine.server.openai.serializer import Serializer
 from sojourn.metrics.records import RequestRecord
 
@@ -110,12 +111,6 @@ class CallResponse(Response):
         """Calls `written` unless the client is gone: uvicorn silently drops what is sent to a lost client."""
         if not self._disconnect.done():
             written()
-
-
-async def disconnected(receive: Receive) -> None:
-    """Returns when the client is gone."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _never() -> dict[str, Any]:

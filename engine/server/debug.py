@@ -12,10 +12,10 @@ from pydantic import Field
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from sojourn.engine.messages import Profile
+from sojourn.engine.server.body.reader import BodyReader
+from sojourn.engine.server.body.strict import Strict
 from sojourn.engine.server.core.client import CoreClient
 from sojourn.engine.server.errors import ApiError, core_lost
-from sojourn.engine.server.http.bodies import BodyReader
-from sojourn.engine.server.openai.protocol import Strict
 from sojourn.engine.server.telemetry import recent
 from sojourn.engine.server.telemetry.full import Telemetry
 from sojourn.engine.server.telemetry.off import NoTelemetry

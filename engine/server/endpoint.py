@@ -8,11 +8,12 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
+from sojourn.engine.server.body.strict import Strict
 from sojourn.engine.server.call_response import CallResponse
 from sojourn.engine.server.core.call import CANCELLED, SERVER_FAULT, Caller
 from sojourn.engine.server.errors import ApiError, Rejection
 from sojourn.engine.server.gateway.access.admission import Admission
-from sojourn.engine.server.openai.protocol import GenerationRequest, Strict
+from sojourn.engine.server.openai.protocol import GenerationRequest
 from sojourn.engine.server.service import Service
 
 

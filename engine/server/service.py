@@ -16,6 +16,7 @@ from starlette.responses import Response
 from sojourn.engine.adapter import AdapterReference
 from sojourn.engine.config import EngineConfig, model_folder
 from sojourn.engine.sampling import Grammar
+from sojourn.engine.server.body.reader import BodyReader
 from sojourn.engine.server.call_response import CallResponse
 from sojourn.engine.server.core.call import Call, Caller
 from sojourn.engine.server.core.client import CoreClient
@@ -26,7 +27,6 @@ from sojourn.engine.server.gateway.moderation.moderation import Moderation, chec
 from sojourn.engine.server.gateway.moderation.profile import Profile
 from sojourn.engine.server.gateway.usage.usage_log import UsageLog
 from sojourn.engine.server.grammar.checks import GrammarChecks
-from sojourn.engine.server.http.bodies import BodyReader
 from sojourn.engine.server.http.connections import Connections
 from sojourn.engine.server.openai.chat_request import ChatRequest
 from sojourn.engine.server.openai.chat_serializer import ChatSerializer

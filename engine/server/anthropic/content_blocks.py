@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
+from sojourn.engine.server.body.strict import Strict
 from sojourn.engine.server.errors import ApiError, invalid
 from sojourn.engine.server.openai.messages import MAX_PARTS
-from sojourn.engine.server.openai.protocol import Strict
 from sojourn.engine.server.openai.tools import Name
 
 CallId = Annotated[str, Field(max_length=200)]

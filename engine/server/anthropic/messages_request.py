@@ -6,10 +6,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, ValidationError
 
 from sojourn.engine.server.anthropic.content_blocks import CacheControl, MessageParam, chat_messages
+from sojourn.engine.server.body.strict import Strict, UnsupportedField, refusal_of
 from sojourn.engine.server.errors import invalid
 from sojourn.engine.server.openai.chat_request import ChatRequest
 from sojourn.engine.server.openai.messages import MAX_MESSAGES, MAX_PARTS
-from sojourn.engine.server.openai.protocol import StopString, Strict, UnsupportedField, refusal_of
+from sojourn.engine.server.openai.protocol import StopString
 from sojourn.engine.server.openai.tools import MAX_TOOLS, AsSent, Name
 
 

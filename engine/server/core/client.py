@@ -13,7 +13,7 @@ import zmq.asyncio
 from sojourn.engine import messages
 from sojourn.engine.adapter import AdapterReference
 from sojourn.engine.config import EngineConfig
-from sojourn.engine.server.core.core_observer import CoreObserver
+from sojourn.engine.server.core.core_observer import BlockEvents, CoreObserver
 from sojourn.engine.server.core.core_process import CoreProcess
 from sojourn.engine.server.core.heartbeat import TICK_SECONDS, Heartbeat
 from sojourn.engine.server.core.queue_speed import QueueSpeed
@@ -22,7 +22,6 @@ from sojourn.engine.server.core.sleep import Sleep
 from sojourn.engine.server.core.sockets_folder import SocketsFolder
 from sojourn.engine.server.core.spare import Spare
 from sojourn.engine.server.errors import Rejection, core_lost
-from sojourn.engine.server.fleet.kv_event_publisher import KVEventPublisher
 from sojourn.metrics.compute.kernels import Burst
 
 DEATH_WINDOW_SECONDS = 60  # max_core_deaths within it: then the core is given up
@@ -38,7 +37,7 @@ class CoreClient:
         self,
         config: EngineConfig,
         telemetry: CoreObserver,
-        kv_events: KVEventPublisher | None = None,
+        kv_events: BlockEvents | None = None,
         spare: Spare | None = None,
     ):
         """`spare` is that of another client, which ends it."""

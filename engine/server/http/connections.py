@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from starlette.types import Receive
+
 from sojourn.engine.config import EngineConfig
 from sojourn.metrics.catalog.request import CLOSED_CONNECTIONS
 
@@ -73,3 +75,9 @@ class Connections:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             self.close_overdue()
+
+
+async def disconnected(receive: Receive) -> None:
+    """Returns when the client is gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

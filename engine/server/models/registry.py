@@ -13,10 +13,10 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from sojourn.engine.config import EngineConfig
-from sojourn.engine.server.call_response import disconnected
 from sojourn.engine.server.core.call import Caller
 from sojourn.engine.server.core.client import CoreClient
 from sojourn.engine.server.errors import ApiError, Rejection
+from sojourn.engine.server.http.connections import disconnected
 from sojourn.engine.server.models.served_model import ServedModel
 from sojourn.engine.server.service import Service
 from sojourn.metrics.errors import InputError, ModelError, ServerError, SojournError

@@ -4,9 +4,10 @@ from typing import Annotated
 
 from pydantic import Field
 
+from sojourn.engine.server.body.strict import Strict
 from sojourn.engine.server.errors import ApiError, invalid
 from sojourn.engine.server.openai.messages import MAX_MESSAGES, Message, TemplateFields
-from sojourn.engine.server.openai.protocol import MAX_LOGPROBS, GenerationRequest, Strict, TokenId
+from sojourn.engine.server.openai.protocol import MAX_LOGPROBS, GenerationRequest, TokenId
 from sojourn.engine.server.openai.reasoning import Effort
 from sojourn.engine.server.openai.tools import ToolChoice
 

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from sojourn.engine.server.body.strict import Strict
 from sojourn.engine.server.errors import invalid
-from sojourn.engine.server.openai.protocol import Strict
 from sojourn.engine.server.openai.tools import MAX_TOOLS, ChatTool
 
 MAX_MESSAGES = 10_000

@@ -4,10 +4,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
+from sojourn.engine.server.body.shape import MAX_FIELDS
+from sojourn.engine.server.body.strict import Strict
 from sojourn.engine.server.errors import invalid
 from sojourn.engine.server.openai.messages import MAX_PARTS, CalledFunction
-from sojourn.engine.server.openai.protocol import Strict
-from sojourn.engine.server.openai.shape import MAX_FIELDS
 
 Parts = Annotated[list[dict[str, Any]], Field(max_length=MAX_PARTS, fail_fast=True)]
 _Status = Literal["in_progress", "completed", "incomplete"]

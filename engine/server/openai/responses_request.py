@@ -5,10 +5,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError
 
+from sojourn.engine.server.body.strict import Strict, UnsupportedField, refusal_of
 from sojourn.engine.server.errors import invalid
 from sojourn.engine.server.openai.chat_request import ChatRequest
 from sojourn.engine.server.openai.messages import MAX_MESSAGES, TemplateValue
-from sojourn.engine.server.openai.protocol import MAX_LOGPROBS, GenerationRequest, Strict, UnsupportedField, refusal_of
+from sojourn.engine.server.openai.protocol import MAX_LOGPROBS, GenerationRequest
 from sojourn.engine.server.openai.reasoning import Effort
 from sojourn.engine.server.openai.responses_items import messages_of
 from sojourn.engine.server.openai.tools import MAX_TOOLS, AsSent, FunctionTool, Name

@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 
 from sojourn.engine.sampling import Grammar
+from sojourn.engine.server.body.strict import shorten
 from sojourn.engine.server.errors import invalid
-from sojourn.engine.server.openai.protocol import GRAMMAR_FIELDS, MAX_CHOICE_OPTIONS, GenerationRequest, shorten
+from sojourn.engine.server.openai.protocol import GRAMMAR_FIELDS, MAX_CHOICE_OPTIONS, GenerationRequest
 from sojourn.engine.server.openai.reasoning import TurnPlan, behind_reasoning
 from sojourn.engine.server.openai.tools import is_deeper
 from sojourn.engine.techniques.grammar.grammar import choice

@@ -9,8 +9,8 @@ import msgspec
 from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 
 from sojourn.engine.sampling import Grammar
+from sojourn.engine.server.body.strict import Strict
 from sojourn.engine.server.errors import invalid
-from sojourn.engine.server.openai.protocol import Strict
 from sojourn.engine.token.text.template import ChatTemplate
 from sojourn.engine.token.tools.calls import FORMATS, ToolFormat
 from sojourn.engine.token.tools.grammar import Tool, call_grammar

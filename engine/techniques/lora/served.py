@@ -12,10 +12,10 @@ from starlette.responses import PlainTextResponse, Response
 
 from sojourn.engine.adapter import AdapterReference
 from sojourn.engine.config import EngineConfig
+from sojourn.engine.server.body.reader import BodyReader
+from sojourn.engine.server.body.strict import Strict
 from sojourn.engine.server.core.client import CoreClient
 from sojourn.engine.server.errors import ApiError, Rejection, invalid
-from sojourn.engine.server.http.bodies import BodyReader
-from sojourn.engine.server.openai.protocol import Strict
 from sojourn.engine.settings.named_paths import NAME as ADAPTER_NAME
 from sojourn.engine.techniques.lora.checkpoint.checkpoint import CONFIG, WEIGHTS, AdapterError, describe
 from sojourn.metrics.errors import InputError

@@ -13,9 +13,9 @@ import pytest
 from fastapi import FastAPI, Request
 
 from sojourn.engine.config import EngineConfig
+from sojourn.engine.server.body.reader import BodyReader
 from sojourn.engine.server.core.client import CoreClient
 from sojourn.engine.server.debug import SHOWN_AT_ONCE, add_debug_routes
-from sojourn.engine.server.http.bodies import BodyReader
 from sojourn.engine.server.telemetry import recent
 from sojourn.engine.server.telemetry.full import Telemetry
 from sojourn.engine.server.telemetry.recent import RECENT_REQUESTS, RECENT_STEPS, Recent, request

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from sojourn.engine.config import model_folder
 from sojourn.engine.server.api_reference import BODIES
+from sojourn.engine.server.body.strict import UnsupportedField, parse
 from sojourn.engine.server.errors import ApiError
 from sojourn.engine.server.openai.prompts import ModelLimits, PromptEncoder, listed_prompts
-from sojourn.engine.server.openai.protocol import CompletionRequest, GenerationRequest, UnsupportedField, parse
+from sojourn.engine.server.openai.protocol import CompletionRequest, GenerationRequest
 from sojourn.engine.server.openai.submission import sampling_params
 from sojourn.engine.token.text.template import ChatTemplate
 from sojourn.engine.token.text.tokenizer import Tokenizer

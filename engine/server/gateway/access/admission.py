@@ -5,14 +5,14 @@ import time
 
 from starlette.requests import ClientDisconnect, Request
 
-from sojourn.engine.server.call_response import disconnected
+from sojourn.engine.server.body.strict import Strict
 from sojourn.engine.server.core.call import Caller
 from sojourn.engine.server.errors import ApiError, Rejection, invalid
 from sojourn.engine.server.gateway.access.access import Access
 from sojourn.engine.server.gateway.access.headers import rate_limit_headers
 from sojourn.engine.server.gateway.access.rate_limits import Limited, Reservation, Tokens
 from sojourn.engine.server.gateway.access.rules import Tenant
-from sojourn.engine.server.openai.protocol import Strict
+from sojourn.engine.server.http.connections import disconnected
 from sojourn.metrics.records import RequestRecord
 
 QUOTA_CODE = "rate_limit_exceeded"

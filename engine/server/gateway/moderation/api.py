@@ -7,11 +7,11 @@ from fastapi import Request
 from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
+from sojourn.engine.server.body.strict import Strict, shorten
 from sojourn.engine.server.errors import ApiError, invalid
 from sojourn.engine.server.gateway.moderation.profile import Profile
 from sojourn.engine.server.gateway.moderation.refusal import unavailable
 from sojourn.engine.server.gateway.moderation.verdict import ModerationFailed, Verdict, merged
-from sojourn.engine.server.openai.protocol import Strict, shorten
 from sojourn.engine.server.service import Service
 
 MAX_INPUTS = 128

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from fastapi import FastAPI
 
-from sojourn.engine.server.http import json_values
+from sojourn.engine.server.body import json_values
 from tests.engine.server.http.socket_server import serving as serving_on_socket
 from tests.engine.server.scripted_core import MODEL, serving
 

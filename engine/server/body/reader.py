@@ -8,8 +8,8 @@ from functools import partial
 from starlette.requests import Request
 
 from sojourn.engine.config import EngineConfig
+from sojourn.engine.server.body.strict import Body, parse
 from sojourn.engine.server.errors import ApiError, Rejection
-from sojourn.engine.server.openai.protocol import Body, parse
 
 OFF_LOOP_BYTES = 65_536  # larger bodies are checked in a thread: 64 kB take 5 ms at worst
 
