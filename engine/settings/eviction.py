@@ -1,4 +1,4 @@
-"""The settings of the eviction of cached prefixes (docs/kv_cache_eviction.md)."""
+"""The settings of the eviction of cached prefixes (docs/kv_cache.md)."""
 
 from typing import Literal
 

@@ -136,7 +136,7 @@ def show_result() -> None:
         st.success(f"Recorded as {markdown(result)}. `sojourn diagnose` opens it.", icon=":material/check:")
     elif what == "profiled":
         st.html(markup.profile(result))
-        st.caption("What the device did in these steps; `docs/profiling.md` explains the classes.")
+        st.caption("What the device did in these steps; `docs/observability.md` explains the classes.")
     elif what == "failed":
         st.error(markdown(result), icon=":material/error:")
 

@@ -1,4 +1,4 @@
-"""The settings of KV tiers below the device (docs/kv_tiers.md)."""
+"""The settings of KV tiers below the device (docs/kv_cache.md)."""
 
 import re
 from collections.abc import Mapping
