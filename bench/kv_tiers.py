@@ -52,7 +52,7 @@ class Caller:
 
     def settle(self) -> None:
         """Until all stores are written."""
-        tiers = self.engine.scheduler.tiers
+        tiers = self.engine.scheduler.technique("tiers").tiers
         assert tiers is not None
         self.engine.flush()
         while any(tier.num_writing or tier.backlog for tier in tiers.slow):
@@ -111,7 +111,7 @@ def main(
             assert reader.ended.kv_load.loaded_tokens.get("disk", 0) > 0.9 * tokens, reader.ended.kv_load
             reader.ttft_s(f"other {index}", prompts[-1])  # which takes the device's blocks
             times["host"].append(reader.ttft_s(f"host {index}", prompts[index]))
-        block_bytes = reader.engine.scheduler.tiers.block_bytes
+        block_bytes = reader.engine.scheduler.technique("tiers").tiers.block_bytes
         reader.engine.close()
     nbytes = block_bytes * (tokens // 16)
     table = Table(title=f"{model}: {tokens:,} prompt tokens, {nbytes / 1e6:.0f} MB of KV; time to the first token")

@@ -33,13 +33,14 @@ from sojourn.engine.process import (
     num_cores,
 )
 from sojourn.engine.request.token_budget import FixedBudget, LearningBudget, StepTarget, TokenBudget
+from sojourn.engine.techniques.planning import planning
 from sojourn.engine.telemetry.observer import make_observer
 from sojourn.metrics.compute.startup import StartupClock
 from sojourn.metrics.errors import SojournError
 
 if TYPE_CHECKING:
-    from sojourn.engine.runner import ModelRunner
     from sojourn.engine.runner.bed import Bed
+    from sojourn.engine.runner.runner import ModelRunner
     from sojourn.engine.techniques.group.group import Group
 
 BEAT_NS = 900_000_000  # the loop wakes each second, and may do so a little early
@@ -97,7 +98,7 @@ def _import_torch() -> ModuleType:
     import torch
 
     import sojourn.engine.profile_burst
-    import sojourn.engine.runner  # noqa: F401
+    import sojourn.engine.runner.runner  # noqa: F401
 
     return torch
 
@@ -160,8 +161,8 @@ def build(
     """
     startup = startup or StartupClock()
     torch = _import_torch()
-    from sojourn.engine.runner import ModelRunner
     from sojourn.engine.runner.memory_plan import planned
+    from sojourn.engine.runner.runner import ModelRunner
     from sojourn.engine.techniques.tiers.build import make_tiers, share_host_slots
 
     if config.num_ranks > 1:
@@ -183,7 +184,9 @@ def build(
     checkpoint = model_folder(config.model)
     tiers, handoffs = make_tiers(config, runner, checkpoint)  # behind the steps that the budget measured
     window = runner.window
-    scheduler = make_scheduler(config, runner.num_blocks, budget, tiers, window)
+    techniques = planning(config, runner, tiers=tiers, handoffs=handoffs)
+    indexes = () if tiers is None else tiers.own_indexes
+    scheduler = make_scheduler(config, runner.num_blocks, budget, techniques, window, indexes)
     observer = make_observer(config, runner.shape, scheduler)
     dtype = str(runner.dtype).removeprefix("torch.")
     ready = messages.Ready(
@@ -206,8 +209,10 @@ def build(
         expert_exchange=None if config.expert_parallel == 1 else config.expert_exchange,
         kv_address=None if handoffs is None else handoffs.address,
     )
-    engine = Engine(scheduler, runner, observer, publish, handoffs=handoffs, first_step=first_step,
-                    overlap=runner.overlap, pipeline_stages=config.pipeline_parallel)  # fmt: skip
+    engine = Engine(
+        scheduler, runner, observer, publish, first_step=first_step, overlap=runner.overlap,
+        pipeline_stages=config.pipeline_parallel,
+    )  # fmt: skip
     if config.faults is not None:
         from sojourn.engine.faults.core import plant_in_core
         from sojourn.engine.faults.plan import planned

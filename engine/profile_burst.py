@@ -14,7 +14,7 @@ from sojourn.engine.compute.profiler import CpuSpans, TorchProfiler, on_monotoni
 from sojourn.engine.loop.engine import Engine
 from sojourn.engine.messages import Profile
 from sojourn.engine.request.plan import LaunchedStep, StepOutcome, StepPlan
-from sojourn.engine.runner import ModelRunner
+from sojourn.engine.runner.runner import ModelRunner
 from sojourn.metrics.compute.kernels import Burst, Kernel, Packing, StepWindow, classed, kernel_records, within
 from sojourn.metrics.records import KernelRecord
 

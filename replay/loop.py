@@ -128,8 +128,8 @@ class Replica:
         times = self.turns.times(plan, self._begin_ns)
         load_ns = store_ns = 0.0
         if self._tiers is not None:
-            plan.transfers = self._tiers.books.take_transfers()
-            load_ns, store_ns = self._tiers.transfer_ns(plan.transfers)
+            transfers = plan.parts["tiers"] = self._tiers.books.take_transfers()
+            load_ns, store_ns = self._tiers.transfer_ns(transfers)
         device_begin_ns = max(now_ns + times.before, self._device_free_ns)
         self._device_free_ns = device_begin_ns + times.device + load_ns + store_ns
         self._under_way.append(Launched(plan, device_begin_ns, self._device_free_ns, times, load_ns, store_ns))

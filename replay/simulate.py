@@ -12,6 +12,7 @@ from sojourn.engine.config import EngineConfig, keeps_all_blocks, largest_chunk_
 from sojourn.engine.loop.scheduling import make_scheduler
 from sojourn.engine.memory.window import FreedWindow, freed_window
 from sojourn.engine.request.token_budget import TokenBudget
+from sojourn.engine.techniques.planning import planning
 from sojourn.metrics.compute.cost_model import ModelShape, tier_bytes
 from sojourn.metrics.prediction import Change
 from sojourn.replay.drafts import DraftModel, ReplayedDrafts
@@ -182,8 +183,8 @@ class Replayer:
         if config.speculation != "none":
             assert material.drafts is not None, "a change to speculation that nothing tells of is refused"
             drafts = ReplayedDrafts(material.drafts, load.recorded_id)
-        books = None if tiers is None else tiers.books
-        scheduler = make_scheduler(config, config.num_kv_blocks, budget, books, self._window(config))
+        techniques = planning(config, tiers=None if tiers is None else tiers.books, max_loras=config.max_loras)
+        scheduler = make_scheduler(config, config.num_kv_blocks, budget, techniques, self._window(config))
         return Replica(scheduler, turns, load.on_emitted, overlap=overlap, drafts=drafts, tiers=tiers)
 
 

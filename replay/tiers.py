@@ -169,7 +169,7 @@ class ReplayedTiers:
         ready = [request for request, prefetch in self._waiting if prefetch.is_done]
         self._waiting = [each for each in self._waiting if not each[1].is_done]
         for request in arrived:
-            prefetch = scheduler.prefetch(request)
+            prefetch = scheduler.technique("tiers").arrived(request)
             if prefetch is None or prefetch.is_done:
                 ready.append(request)
             else:
@@ -201,8 +201,8 @@ class ReplayedTiers:
 
     def collected(self, plan: StepPlan, outcome: StepOutcome) -> None:
         """As `Engine` books them."""
-        if plan.transfers is not None:
-            self.books.transferred(plan.transfers, outcome.load_ns, outcome.store_ns)
+        if (transfers := plan.parts.get("tiers")) is not None:
+            self.books.transferred(transfers, outcome.load_ns, outcome.store_ns)
         if plan.has_prompts:
             prompt_tokens = sum(item.new_tokens for item in plan.scheduled if item.is_prompt)
             compute_ns = outcome.device_ns - outcome.sampling_ns - outcome.load_ns - outcome.store_ns

@@ -87,23 +87,6 @@ YET = {
     "engine.compute.layers_cpp engine.techniques.lora.kernels.backend",
     "engine.compute.layers_cpp engine.techniques.lora.kernels.cpp_backend",
     "engine.compute.linear engine.techniques.lora.kernels.backend",
-    "engine.loop.engine engine.techniques.handover.handoffs",
-    "engine.loop.scheduling engine.techniques.speculation.draft_lengths",
-    "engine.loop.scheduling engine.techniques.speculation.settings",
-    "engine.loop.scheduling engine.techniques.tiers.tiers",
-    "engine.memory.kv_events engine.techniques.tiers.index",
-    "engine.memory.kv_events engine.techniques.tiers.tiers",
-    "engine.request.kv_block_manager engine.techniques.tiers.tiers",
-    "engine.request.kv_block_manager engine.techniques.tiers.transfers",
-    "engine.request.plan engine.techniques.tiers.transfers",
-    "engine.request.preparing engine.techniques.tiers.transfers",
-    "engine.request.scheduler engine.techniques.group.micro_batches",
-    "engine.request.scheduler engine.techniques.lora.line",
-    "engine.request.scheduler engine.techniques.lora.slots",
-    "engine.request.scheduler engine.techniques.speculation.draft_lengths",
-    "engine.request.scheduler engine.techniques.tiers.tiers",
-    "engine.request.scheduler engine.techniques.tiers.transfers",
-    "engine.request.waiting engine.techniques.lora.line",
     "engine.runner.batch engine.techniques.grammar.guides",
     "engine.runner.batch engine.techniques.grammar.masks",
     "engine.runner.batch engine.techniques.lora.kernels.backend",
@@ -133,10 +116,6 @@ YET = {
     "engine.server.openai.kv_transfer engine.techniques.handover.settings",
     "engine.server.openai.structured_output engine.techniques.grammar.grammar",
     "engine.server.service engine.techniques.lora.served",
-    "engine.telemetry.lookup_sample engine.techniques.speculation.proposers.ngram_index",
-    "engine.telemetry.step_records engine.techniques.lora.slots",
-    "engine.telemetry.step_records engine.techniques.tiers.tiers",
-    "engine.telemetry.step_records engine.techniques.tiers.transfers",
 }
 BETWEEN_YET = {
     "engine.techniques.group.follower engine.techniques.tiers.transfers",
@@ -214,7 +193,8 @@ def of_heart(module: str) -> bool:
 
 def technique(module: str) -> str:
     """ "lora" of "engine.techniques.lora.slots"; "" of a module of no technique."""
-    return module.split(".")[2] if module.startswith("engine.techniques.") else ""
+    name = (module.split(".") + [""] * 2)[2]
+    return name if module.startswith("engine.techniques.") and name in TECHNIQUES else ""
 
 
 EDGES = [(module, target) for module, path in modules().items() for target in sorted(imports(path) - {module})]

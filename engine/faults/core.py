@@ -125,7 +125,8 @@ def block_leak(engine: Engine, fault: BlockLeak) -> None:
 def slow_kv_disk(engine: Engine, fault: SlowKvDisk) -> None:
     """Raises ModelError where there is no disk tier."""
     window = Window(fault)
-    stores = [] if engine.scheduler.tiers is None else [tier.store for tier in engine.scheduler.tiers.slow]
+    planning = engine.scheduler.technique("tiers")
+    stores = [] if planning is None else [tier.store for tier in planning.tiers.slow]
     disks = [store for store in stores if store.name == "disk"]
     if not disks:
         raise ModelError("the fault slow_kv_disk needs a disk tier; set kv_disk_path, or leave it out")

@@ -7,16 +7,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from sojourn.engine.messages import Abort, AdapterLoaded, KVEvents, LoadAdapter, Observed, Output, Submit, Tokens
-from sojourn.engine.request.plan import LaunchedStep, Preemption, Preparation, Runner, StepOutcome, StepPlan
+from sojourn.engine.messages import Abort, FromCore, KVEvents, Observed, Output, Submit, ToCore, Tokens
+from sojourn.engine.request.plan import LaunchedStep, Preemption, Runner, StepOutcome, StepPlan
 from sojourn.engine.request.preparing import Preparing
 from sojourn.engine.request.request import Request, State
 from sojourn.engine.request.scheduler import Emitted, Scheduler
-from sojourn.engine.techniques.handover.handoffs import Handoffs
 from sojourn.engine.telemetry.accounting import Turn
 from sojourn.engine.telemetry.ended import ended_message
 from sojourn.engine.telemetry.observer import EngineObserver
-from sojourn.metrics.records import PROMPT_KINDS, StepRecord
+from sojourn.metrics.records import StepRecord
 
 ENDS_WITH_TOKEN = ("stop", "length")  # finish reasons that a last token carries; of an error the front needs its text
 
@@ -27,7 +26,7 @@ class Engine:
 
     With `overlap` a step is planned and launched before the one before it is read: the host works while the device
     does. Without, each step is read before the next one is planned. With `pipeline_stages` as many steps are under way,
-    of different requests.
+    of different requests. What stands around the loop are the scheduler's techniques.
     """
 
     def __init__(
@@ -35,9 +34,8 @@ class Engine:
         scheduler: Scheduler,
         runner: Runner,
         observer: EngineObserver,
-        publish: Callable[[Tokens | Observed | AdapterLoaded | KVEvents], None],
+        publish: Callable[[FromCore], None],
         *,
-        handoffs: Handoffs | None = None,
         first_step: int = 0,
         overlap: bool = False,
         pipeline_stages: int = 1,
@@ -47,7 +45,7 @@ class Engine:
         self.runner = runner
         self.observer = observer
         self.publish = publish
-        self.handoffs = handoffs  # of a prefill server
+        self.techniques = scheduler.techniques
         self.clock = clock
         self.step_number = first_step
         # Steps under way while the next one is planned: of a pipeline one for each stage, or the one that overlaps.
@@ -58,7 +56,6 @@ class Engine:
         self._last_turn: Turn | None = None
         self._admitted: list[Request] = []  # since the last message
         self._preempted: list[Preemption] = []  # in plans that nothing was launched for
-        self._loading: list[tuple[str, Preparation | None]] = []  # keys of adapters that the front wants to know of
         self._preparing: list[Preparing] = []  # not scheduled yet
         self._ended: list[tuple[Request, int]] = []  # since the last message, with the end of their ledgers
 
@@ -68,10 +65,8 @@ class Engine:
 
     @property
     def is_preparing(self) -> bool:
-        """Some requests may not be scheduled yet, an adapter is read, or blocks are stored for a decode server;
-        `receive` sees whether that is over."""
-        is_storing = self.handoffs is not None and self.handoffs.is_waiting
-        return bool(self._preparing or self._loading) or is_storing
+        """Some requests may not be scheduled yet, or a technique waits; `receive` sees whether that is over."""
+        return bool(self._preparing) or any(technique.is_waiting for technique in self.techniques)
 
     def step(self) -> int:
         """One turn, after `receive`: plan and launch a step, then read one, publish its tokens, and observe it.
@@ -94,36 +89,28 @@ class Engine:
         self._last_turn = turn
         return turn.end_ns
 
-    def receive(self, messages: Sequence[Submit | Abort | LoadAdapter], begin_ns: int) -> None:
+    def receive(self, messages: Sequence[ToCore], begin_ns: int) -> None:
         """Takes in what the front sent. The turn began at `begin_ns`: without a pause, the end of the one before."""
         self.scheduler.block_observer.now_ns = begin_ns
-        if self.scheduler.tiers is not None:
-            self.scheduler.tiers.poll()
-        self._hand_over()
+        for technique in self.techniques:
+            technique.poll()
+        self._take_ended()
         released, ended = self._release()
         arrived: list[tuple[Request, int, Preparing | None]] = []
         for message in messages:
             if isinstance(message, Submit):
                 request = self._request(message)
-                if request.hands_over:
-                    self.handoffs.begin(request)
-                preparing = Preparing(request, self.runner.begin(request), self.scheduler.prefetch(request))
-                is_preparing = not preparing.is_done or preparing.error is not None  # the next turn ends it
-                if is_preparing:
-                    self._preparing.append(preparing)
-                else:
-                    self.scheduler.add(request)
-                arrived.append((request, message.encoded_ns, preparing if is_preparing else None))
-            elif isinstance(message, LoadAdapter):
-                key = message.adapter.key
-                self._loading.append((key, self.runner.read_adapter(f"load {key}", message.adapter)))
-            else:
+                preparing = self._prepare(request)
+                arrived.append((request, message.encoded_ns, preparing))
+            elif isinstance(message, Abort):
                 ended += self._abort(message.request_id)
+            else:
+                for technique in self.techniques:
+                    technique.take(message)
         turn = self._turn = Turn(begin_ns, self.clock())
-        for request, encoded_ns, preparation in arrived:
-            self.observer.received(request, encoded_ns, turn, self._last_turn, preparation)
-        if self._loading:
-            self._report_loaded()
+        for request, encoded_ns, preparing in arrived:
+            self.observer.received(request, encoded_ns, turn, self._last_turn, preparing)
+        self._answer()
         for request in released:
             self.observer.released(request, turn.received_ns)
         for request, waited in ended:
@@ -133,20 +120,18 @@ class Engine:
     def flush(self) -> None:
         """Reports the requests that ended between two steps. Call it where no step follows."""
         self.scheduler.block_observer.flush()
-        self._hand_over()  # also while no message comes: leases expire
+        self._take_ended()  # also while no message comes: leases expire
         if self._ended:
             self.publish(self._tokens(self.clock(), []))
         self._report(None)
-        if self.scheduler.tiers is not None and not self._under_way:
-            self.scheduler.tiers.poll()
-            self._transfer()  # nobody waits for the device now
+        if not self._under_way:
+            for technique in self.techniques:
+                technique.rest()
 
     def close(self) -> None:
-        """The loop ends: KV tiers finish the writes under way, and the other ranks of a group end."""
-        if self.handoffs is not None:
-            self.handoffs.close()
-        if self.scheduler.tiers is not None:
-            self.scheduler.tiers.close()
+        """The loop ends: techniques finish what is under way, and the other ranks of a group end."""
+        for technique in self.techniques:
+            technique.close()
         self.runner.close()
 
     def _observe_pause(self, turn: Turn) -> None:
@@ -174,8 +159,8 @@ class Engine:
 
     def _launch(self, plan: StepPlan, turn: Turn) -> None:
         plan.follows = self._last_turn is not None and self._last_turn.end_ns >= turn.begin_ns
-        if self.scheduler.tiers is not None:
-            plan.transfers = self.scheduler.tiers.take_transfers()
+        for technique in self.techniques:
+            technique.launching(plan)
         handle = self.runner.launch(plan)
         self._under_way.append(handle)
         turn.prepared_ns, turn.launched_ns = handle.prepared_ns, handle.launched_ns
@@ -190,18 +175,9 @@ class Engine:
         launched = self._under_way.popleft()
         outcome = self.runner.collect(launched)
         turn.waited_ns, turn.sampled_ns = outcome.waited_ns, outcome.sampled_ns
-        if self.scheduler.tiers is not None:
-            self._book_transfers(launched.plan, outcome)
+        for technique in self.techniques:
+            technique.collected(launched.plan, outcome)
         return launched.plan, outcome
-
-    def _book_transfers(self, plan: StepPlan, outcome: StepOutcome) -> None:
-        tiers = self.scheduler.tiers
-        if plan.transfers is not None:
-            tiers.transferred(plan.transfers, outcome.load_ns, outcome.store_ns)
-        if plan.has_prompts:
-            prompt_tokens = sum(item.new_tokens for item in plan.scheduled if item.kind in PROMPT_KINDS)
-            transfer_ns = outcome.load_ns + outcome.store_ns
-            tiers.computed(prompt_tokens, outcome.device_ns - outcome.sampling_ns - transfer_ns)
 
     def _commit(self, plan: StepPlan, outcome: StepOutcome, turn: Turn) -> list[Emitted]:
         self.observer.collected(plan, self.scheduler.micro_batches.present(self.scheduler.running, plan))
@@ -224,9 +200,9 @@ class Engine:
         for item in emitted:
             if item.finish_reason is not None:
                 self.runner.forget(item.request.id)
-                if not item.request.hands_over or not self.handoffs.finish(item.request, turn.committed_ns):
+                if not any(technique.keeps(item.request, turn.committed_ns) for technique in self.techniques):
                     self._ended.append((item.request, turn.committed_ns))
-        self._hand_over()
+        self._take_ended()
         self._report(record)
 
     def _report(self, record: StepRecord | None) -> None:
@@ -283,36 +259,28 @@ class Engine:
             kv_source=message.kv_source,
         )
 
-    def _hand_over(self) -> None:
-        """Ends the requests whose prompt a decode server can read from now on, and leases that are over.
+    def _prepare(self, request: Request) -> Preparing | None:
+        """Begins what the runner and the techniques do for a request before it may be scheduled. None: it may be."""
+        work = self.runner.begin(request)
+        waits = [wait for technique in self.techniques if (wait := technique.arrived(request)) is not None]
+        preparing = Preparing(request, work, waits)
+        if preparing.is_done and preparing.error is None:
+            self.scheduler.add(request)
+            return None
+        self._preparing.append(preparing)  # the next turn ends it
+        return preparing
 
-        A decode server waits for blocks. Where the runner can store them at once, they wait for no step.
-        """
-        if self.handoffs is None:
-            return
-        at_once = self.runner.stores_beside_steps and not self.scheduler.tiers.has_loads
-        if self.handoffs.wants_blocks_now and (at_once or not self._under_way):
-            self._transfer()
-        self.handoffs.announce()
-        now_ns = self.clock()
-        self.handoffs.end_leases(now_ns)
-        for request, since_ns in self.handoffs.take_ready(now_ns):
-            self.observer.handed_over(request, since_ns, now_ns)
-            self._ended.append((request, now_ns))
+    def _take_ended(self) -> None:
+        """The requests whose end a technique kept back until now."""
+        for technique in self.techniques:
+            for request, since_ns, now_ns in technique.ended(not self._under_way):
+                self.observer.handed_over(request, since_ns, now_ns)
+                self._ended.append((request, now_ns))
 
-    def _transfer(self) -> None:
-        """Copies of KV tiers that no step makes."""
-        if (transfers := self.scheduler.tiers.take_transfers()) is not None:
-            self.scheduler.tiers.transferred(transfers, *self.runner.transfer(transfers))
-
-    def _report_loaded(self) -> None:
-        loading, self._loading = self._loading, []
-        for key, preparation in loading:
-            if preparation is not None and not preparation.is_done:
-                self._loading.append((key, preparation))
-                continue
-            self.runner.forget(f"load {key}")
-            self.publish(AdapterLoaded(key, None if preparation is None else preparation.error))
+    def _answer(self) -> None:
+        for technique in self.techniques:
+            for message in technique.answers():
+                self.publish(message)
 
     def _release(self) -> tuple[list[Request], list[tuple[Request, bool]]]:
         """Requests that may be scheduled now, and those that the runner cannot serve, as `_abort` tells them."""
@@ -326,7 +294,7 @@ class Engine:
                 waiting.add(request.id)
                 self._preparing.append(each)
             elif each.error is None:
-                each.note_load()
+                each.note()
                 self.scheduler.add(request)
                 released.append(request)
             else:
@@ -340,9 +308,7 @@ class Engine:
         if known is not None:
             waited = known.state is not State.RUNNING
             self.scheduler.abort(known)
-            if known.hands_over:
-                self.handoffs.cancel(known)
-            self.runner.forget(request_id)
+            self._cancel(known)
             return [(known, waited)]
         for item in self._preparing:
             if item.request.id == request_id:
@@ -352,9 +318,10 @@ class Engine:
 
     def _end_preparing(self, request: Request, reason: str, error: str | None = None) -> Request:
         request.state, request.finish_reason, request.error = State.FINISHED, reason, error
-        self.runner.forget(request.id)
-        if self.scheduler.tiers is not None:
-            self.scheduler.tiers.release(request)
-        if request.hands_over:
-            self.handoffs.cancel(request)
+        self._cancel(request)
         return request
+
+    def _cancel(self, request: Request) -> None:
+        self.runner.forget(request.id)
+        for technique in self.techniques:
+            technique.cancelled(request)

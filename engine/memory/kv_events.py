@@ -6,13 +6,12 @@ of blocks that can be found now.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from sojourn.engine.kv_event_wire import BlockRemoved, BlockStored, KVEvent, WireFormat, encode_batch
-from sojourn.engine.techniques.tiers.index import TierIndex
-from sojourn.engine.techniques.tiers.tiers import KVTiers
+from sojourn.engine.memory.lower_tiers import BlockIndex
 
 DEVICE = "GPU"  # vLLM's name for the device's memory, also where the device is a CPU
 MEDIA = {"host": "CPU", "disk": "STORAGE"}  # by tier; what a shared remote tier holds is no property of one server
@@ -66,7 +65,7 @@ class KVEventLog:
         self._events: list[KVEvent] = []
         self._known: dict[bytes, _Known] | None = {} if remembers else None
         self._leaving: list[bytes] = []  # no medium holds them; a write to a tier may be under way
-        self._tiers: list[TierIndex] = []
+        self._tiers: list[BlockIndex] = []
 
     def stored(self, writer: BlockWriter, index: int, key: bytes, parent: bytes | None) -> None:
         """Block number `index` of a sequence can be found; `parent` is the key before it, None for the first."""
@@ -104,7 +103,7 @@ class KVEventLog:
             known.media.add(medium)
             self._append_stored(block_hash(key), known, medium)
 
-    def follow(self, index: TierIndex) -> None:
+    def follow(self, index: BlockIndex) -> None:
         """Reports what a tier holds now and from now on."""
         medium = MEDIA[index.name]
 
@@ -163,9 +162,11 @@ class KVEventLog:
         )
 
 
-def make_kv_event_log(block_size: int, wire_format: WireFormat | None, tiers: KVTiers | None) -> KVEventLog:
+def make_kv_event_log(
+    block_size: int, wire_format: WireFormat | None, indexes: Sequence[BlockIndex] = ()
+) -> KVEventLog:
     """The log of a pool, and of the tiers that only this server reads and writes."""
-    events = KVEventLog(block_size, wire_format or "map", remembers=tiers is not None)
-    for index in () if tiers is None else tiers.own_indexes:
+    events = KVEventLog(block_size, wire_format or "map", remembers=bool(indexes))
+    for index in indexes:
         events.follow(index)
     return events

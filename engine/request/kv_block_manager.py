@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 
 from sojourn.engine.memory.block_pool import BlockPool
+from sojourn.engine.memory.lower_tiers import LowerTiers
 from sojourn.engine.memory.observer import BlockObserver
 from sojourn.engine.memory.window import HOLE
 from sojourn.engine.request.plan import StepPlan
 from sojourn.engine.request.request import Request
-from sojourn.engine.techniques.tiers.tiers import KVTiers
-from sojourn.engine.techniques.tiers.transfers import Prefetch
 
 
 class KVBlockManager:
@@ -18,13 +17,13 @@ class KVBlockManager:
     first to lose it, and computes the prompt itself.
     """
 
-    def __init__(self, pool: BlockPool, observer: BlockObserver, tiers: KVTiers | None = None):
+    def __init__(self, pool: BlockPool, observer: BlockObserver, tiers: LowerTiers):
         self.pool = pool
         self.observer = observer
         self._waiting_forks: dict[int, Request] = {}  # arrival index → a waiting request that has blocks
         self._evicted: list[bytes] = []  # keys, for the observer
         self._tiers = tiers
-        if observer.wants_evictions or tiers is not None:
+        if observer.wants_evictions or tiers.wants_evictions:
             pool.on_evict = self._on_evict
 
     def allocate(self, request: Request, reserve: int, plan: StepPlan) -> bool:
@@ -34,8 +33,7 @@ class KVBlockManager:
         loaded: list[bytes] = []
         if not has_blocks:
             self._reuse(request)
-            if self._tiers is not None:
-                loaded = self._tiers.found(request, len(request.blocks))
+            loaded = self._tiers.found(request, len(request.blocks))
         if not self._extend(request, self._admitted_tokens(request), plan, reserve):
             if not has_blocks:
                 self.observer.on_lookup_failed(request)
@@ -46,7 +44,7 @@ class KVBlockManager:
             return False
         self._waiting_forks.pop(request.arrival_index, None)
         self.pool.used(request.blocks[: request.published_blocks])
-        if self._tiers is not None and not has_blocks:
+        if not has_blocks:
             self._load(request, loaded)
         found = request.num_computed_tokens
         if found > request.computed_high_water:  # also after a preemption: others may have computed more of its prompt
@@ -56,12 +54,6 @@ class KVBlockManager:
         if loaded:
             self.observer.on_fill(request, request.published_blocks)
         return True
-
-    def prefetch(self, request: Request) -> Prefetch | None:
-        """Begins to read what slow tiers have of the prefix of a request that arrives."""
-        if self._tiers is None:
-            return None
-        return self._tiers.prefetch(request, len(self.pool.match(request.reusable_hashes(self.pool.block_size))))
 
     def would_fit(self, request: Request, reserve: int, victims: Sequence[Request]) -> bool:
         """Whether `allocate` would work without the running requests `victims`."""
@@ -173,8 +165,7 @@ class KVBlockManager:
         for index in range(request.published_blocks, full):
             parent = hashes[index - 1] if index else None
             block = self.pool.publish(request.blocks[index], hashes[index], parent)
-            if self._tiers is not None:
-                self._tiers.filled(hashes[index], block)
+            self._tiers.filled(hashes[index], block)
             if block != request.blocks[index]:
                 request.blocks[index] = block
                 request.first_changed_block = min(request.first_changed_block, index)
@@ -197,7 +188,6 @@ class KVBlockManager:
     def _load(self, request: Request, keys: Sequence[bytes]) -> None:
         """The next step copies these blocks from the tiers, behind those that the device had. They count as cached, and
         can be found: whoever reads them does so in that step or in a later one."""
-        assert self._tiers is not None
         pool, first = self.pool, request.published_blocks
         hashes = request.block_hashes(pool.block_size, first + len(keys))
         self._tiers.reused(hashes[:first], request.blocks[:first])
@@ -219,13 +209,11 @@ class KVBlockManager:
 
     def _on_evict(self, block: int, key: bytes) -> None:
         self._evicted.append(key)
-        if self._tiers is not None:
-            self._tiers.evicted(block, key)
+        self._tiers.evicted(block, key)
 
     def free(self, request: Request) -> None:
         self._waiting_forks.pop(request.arrival_index, None)
-        if self._tiers is not None:
-            self._tiers.release(request)
+        self._tiers.release(request)
         self.observer.on_release(request, request.num_committed_tokens)
         self._clear(request)
 

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple, Protocol
 from sojourn.engine.adapter import AdapterReference
 from sojourn.engine.request.request import Request
 from sojourn.engine.sampling import TokenLogprobs
-from sojourn.engine.techniques.tiers.transfers import Transfers
 
 
 class ScheduledTokens(NamedTuple):
@@ -56,7 +55,6 @@ class StepPlan:
     admitted: list[Request] = field(default_factory=list)
     preempted: list[Preemption] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)  # KV blocks, from and to, before the step computes
-    adapter_loads: list[tuple[int, AdapterReference]] = field(default_factory=list)  # slots to fill before it computes
     refusals: dict[str, int] = field(default_factory=dict)  # reason → waiting requests, the head's first
     head_blocked_by: str | None = None  # the reason that refused the head of the queue
     num_waiting: int = 0
@@ -67,7 +65,7 @@ class StepPlan:
     num_drafts: int = 0
     follows: bool = False  # since the step before there was work all the time
     planned_ns: int = 0  # when it was decided, with telemetry on
-    transfers: Transfers | None = None  # KV blocks to host memory before the copies, and from there behind them
+    parts: dict[str, Any] = field(default_factory=dict)  # technique → what its part of the runner does for the step
     has_prompts: bool = False  # it may hold other work than decoding and verifying drafts
 
     def add(self, item: ScheduledTokens) -> None:
@@ -174,7 +172,7 @@ class Runner(Protocol):
     def read_adapter(self, request_id: str, adapter: AdapterReference) -> Preparation | None:
         """Reads an adapter into host memory, and keeps it there until `forget`. None: it is there."""
 
-    def transfer(self, transfers: Transfers) -> tuple[int, int]:
+    def transfer(self, transfers: Any) -> tuple[int, int]:
         """Copies KV blocks outside of steps; while one is under way it only stores, if it may at all. Returns the
         nanoseconds of loads and stores."""
 

@@ -1,22 +1,19 @@
 """Plans how many tokens each request computes in the next step. Deterministic, without torch and clock."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sojourn.engine.memory.block_pool import BlockPool
+from sojourn.engine.memory.lower_tiers import NoTiers
 from sojourn.engine.memory.observer import BlockObserver
 from sojourn.engine.request.kv_block_manager import KVBlockManager
+from sojourn.engine.request.micro_batches import MicroBatches
 from sojourn.engine.request.plan import Preemption, ScheduledTokens, StepOutcome, StepPlan, next_tokens
 from sojourn.engine.request.policy import Phase, Phases, Policy
 from sojourn.engine.request.request import Request, State
+from sojourn.engine.request.technique import Technique
 from sojourn.engine.request.token_budget import FixedBudget, TokenBudget
 from sojourn.engine.request.waiting import WaitingQueue
-from sojourn.engine.techniques.group.micro_batches import MicroBatches
-from sojourn.engine.techniques.lora.line import AdapterLine
-from sojourn.engine.techniques.lora.slots import AdapterSlots
-from sojourn.engine.techniques.speculation.draft_lengths import DraftLengths
-from sojourn.engine.techniques.tiers.tiers import KVTiers
-from sojourn.engine.techniques.tiers.transfers import Prefetch
 
 _NOTHING: tuple[int, ...] = ()
 
@@ -39,8 +36,8 @@ class Scheduler:
     Positions count as computed when they are planned, for the device works in order; tokens, prefixes and forks wait
     for the commit. A planned step of a request that has ended meanwhile is computed in vain.
 
-    Drafts of a running request are computed behind its last token, where free blocks and the budget have room. Of their
-    positions only those of accepted drafts count as computed; what the cache holds behind them is overwritten.
+    Drafts of a running request are computed behind its last token. Of their positions only those of accepted drafts
+    count as computed; what the cache holds behind them is overwritten.
     """
 
     def __init__(
@@ -54,9 +51,7 @@ class Scheduler:
         max_prefill_chunk_tokens: int | None = None,
         max_long_prefills: int | None = None,
         long_prefill_tokens: int | None = None,
-        draft_lengths: DraftLengths | None = None,
-        max_loras: int = 1,
-        tiers: KVTiers | None = None,
+        techniques: Sequence[Technique] = (),
         micro_batches: int = 1,
     ):
         self.pool = pool
@@ -65,15 +60,22 @@ class Scheduler:
         is_number = isinstance(max_num_batched_tokens, int)
         self.budget = FixedBudget(max_num_batched_tokens) if is_number else max_num_batched_tokens
         self.chunk = min(max_prefill_chunk_tokens or self.budget.most, self.budget.most)
-        self.draft_lengths = draft_lengths  # None: no request has drafts
+        self.techniques = tuple(techniques)
+        self.drafting = next((each.drafting for each in techniques if each.drafting is not None), None)
         self.requests: dict[str, Request] = {}
         self.running: list[Request] = []  # in order of admission
-        self.adapters = AdapterLine(AdapterSlots(max_loras), policy.rank, patience=max_num_seqs)
-        self.waiting = WaitingQueue(policy, self.adapters, max_long_prefills, long_prefill_tokens)
         self.block_observer = block_observer
-        self.tiers = tiers
         self.micro_batches = MicroBatches(micro_batches)
-        self.block_manager = KVBlockManager(pool, block_observer, tiers)
+        for technique in self.techniques:
+            technique.join(self)
+        sides = [each.side_queue for each in techniques if each.side_queue is not None]
+        self.waiting = WaitingQueue(policy, sides, max_long_prefills, long_prefill_tokens)
+        lower_tiers = next((each.lower_tiers for each in techniques if each.lower_tiers is not None), NoTiers())
+        self.block_manager = KVBlockManager(pool, block_observer, lower_tiers)
+
+    def technique(self, name: str) -> Any:
+        """The one of that name, the first where it has several parts; None: the engine does without."""
+        return next((each for each in self.techniques if each.name == name), None)
 
     @property
     def num_waiting(self) -> int:
@@ -88,10 +90,6 @@ class Scheduler:
         leader = self.requests.get(request.fork_of) if request.fork_of is not None else None
         self.requests[request.id] = request
         self._wait(request, leader)
-
-    def prefetch(self, request: Request) -> Prefetch | None:
-        """Begins to read what KV tiers have of the prefix of a request that arrived. None: `add` may come at once."""
-        return None if self.tiers is None else self.block_manager.prefetch(request)
 
     def abort(self, request: Request) -> None:
         """Forgets a request, wherever it is."""
@@ -120,10 +118,8 @@ class Scheduler:
         plan.num_waiting = self.waiting.count
         plan.refusals = self.waiting.refusals(plan.head_blocked_by)
         plan.side_queue_moves, self.waiting.moves = self.waiting.moves, []
-        if self.draft_lengths is not None:
-            self._want_drafts(plan, self.draft_lengths)
-        if plan.scheduled and self.adapters.has_loads:
-            plan.adapter_loads = self.adapters.take_loads()
+        for technique in self.techniques:
+            technique.planned(plan)
         self._advance(plan)
         return plan
 
@@ -140,8 +136,7 @@ class Scheduler:
             tokens = sampled.get(request.id, _NOTHING) if item.samples else _NOTHING
             computed = item.new_tokens
             if item.drafts:
-                tokens = request.until_end(tokens)
-                computed = self._accept(item, len(tokens))
+                tokens, computed = self.drafting.accept(item, tokens)
             if item.kind == "recompute":
                 request.recomputed_tokens += computed
             else:
@@ -169,11 +164,8 @@ class Scheduler:
                 if tokens or ended is not None:
                     self._emit(request, tokens, ended, emitted)
         self.pool.wrote(written)
-        if self.draft_lengths is not None:
-            self.draft_lengths.observe(plan, outcome)
-            for request_id, drafts in outcome.drafts.items():
-                if (known := self.requests.get(request_id)) is not None and known.state is State.RUNNING:
-                    known.drafts = drafts
+        for technique in self.techniques:
+            technique.committed(plan, outcome)
         return emitted
 
     def _budget(self, decodes: list[Request], prompts: list[Request], groups: Phases) -> int:
@@ -208,60 +200,12 @@ class Scheduler:
             if request.state is not State.RUNNING or plan.budget_left == 0 or request.is_at_max_tokens:
                 continue
             done = request.num_computed_tokens
-            if request.drafts and (drafts := self._fitting_drafts(request, room_for_drafts, plan)):
-                room_for_drafts -= len(drafts)
-                plan.add(ScheduledTokens(request, 1 + len(drafts), done, "verify", True, drafts))
+            if request.drafts and (count := self.drafting.verify(request, room_for_drafts, plan)):
+                room_for_drafts -= count
                 continue
             fits = done < len(request.blocks) * size and not request.forked
             if fits or extend(request, done + 1, plan) or self._make_room(request, done + 1, plan):
                 plan.add(ScheduledTokens(request, 1, done, "decode", True))
-
-    def _fitting_drafts(self, request: Request, room: int, plan: StepPlan) -> tuple[int, ...]:
-        """Those drafts of a request that the step verifies, with blocks for them. They take no block of another."""
-        drafts, request.drafts = request.drafts, ()
-        left = min(room, request.sampling.max_tokens - request.output_tokens - 1)
-        drafts = drafts[: max(0, left)]
-        past = request.num_computed_tokens
-        if drafts and not self._has_blocks(request, past + 1 + len(drafts), plan):
-            in_blocks = len(request.blocks) * self.pool.block_size - past - 1
-            drafts = () if request.forked else drafts[: max(0, in_blocks)]
-        return drafts
-
-    def _has_blocks(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
-        """Blocks for drafts, or for what drafts them. Each running request can still take the next one."""
-        return self.block_manager.extend_for_drafts(request, num_tokens, len(self.running), plan)
-
-    def _want_drafts(self, plan: StepPlan, lengths: DraftLengths) -> None:
-        """Says for which requests drafts are wanted behind this step, with blocks for what the proposer writes."""
-        plan.needs_commit |= lengths.follows_steps
-        sampling = [item for item in plan.scheduled if item.samples]
-        wanted = lengths.wanted([item.request for item in sampling], plan)
-        for item in sampling:
-            request = item.request
-            count = wanted.get(request.id, 0)
-            if not count:
-                continue
-            known = item.past_tokens + item.new_tokens
-            left = request.sampling.max_tokens - (known + 1 - request.prompt_tokens) - 1  # if all drafts are accepted
-            count = min(count, left)
-            if lengths.writes_ahead and count > 0 and not self._has_blocks(request, known + count, plan):
-                count = min(count, len(request.blocks) * self.pool.block_size - known)
-            if count > 0:
-                plan.wanted[request.id] = count
-                plan.needs_commit = True
-            else:
-                reason = "last_token" if left <= 0 else "memory"
-                plan.undrafted[reason] = plan.undrafted.get(reason, 0) + 1
-
-    def _accept(self, item: ScheduledTokens, num_tokens: int) -> int:
-        """A step gave a request with drafts so many tokens: its positions that count as computed."""
-        request, computed = item.request, max(1, num_tokens)
-        request.drafted_tokens += len(item.drafts)
-        request.accepted_tokens += max(0, num_tokens - 1)
-        self.policy.accepted(request, max(0, num_tokens - 1))
-        request.num_computed_tokens = item.past_tokens + computed
-        request.computed_high_water = max(request.computed_high_water, request.num_computed_tokens)
-        return computed
 
     def _continue_prompts(self, requests: list[Request], plan: StepPlan) -> None:
         extend = self.block_manager.extend
@@ -279,14 +223,14 @@ class Scheduler:
             plan.head_blocked_by = "kv_blocks"
             return
         free_long = self.waiting.free_long()
-        self.waiting.recall_adapters()
+        self.waiting.recall()
         while (request := self.waiting.next(free_long)) is not None:
             plan.head_blocked_by = self._obstacle(request, plan)
             if plan.head_blocked_by is not None:
                 return
             free_long -= self.waiting.admit(request)
-            if request.adapter is not None:
-                self.adapters.enter(request)
+            for technique in self.techniques:
+                technique.entered(request)
             request.state = State.RUNNING
             self.running.append(request)
             plan.admitted.append(request)
@@ -332,8 +276,8 @@ class Scheduler:
         plan.preempted.append(Preemption(victim, needy.id, victim.num_computed_tokens))
         self.running.remove(victim)
         victim.drafts = ()
-        if victim.adapter is not None:
-            self.adapters.give_back(victim)
+        for technique in self.techniques:
+            technique.left(victim)
         self.block_manager.free(victim)
         victim.preemptions += 1
         self.waiting.join(victim, State.PREEMPTED)
@@ -375,8 +319,8 @@ class Scheduler:
     def _finish(self, request: Request, reason: str) -> None:
         if request.state is State.RUNNING:
             self.running.remove(request)
-            if request.adapter is not None:
-                self.adapters.give_back(request)
+            for technique in self.techniques:
+                technique.left(request)
         else:
             self.waiting.leave(request)
         self.block_manager.free(request)

@@ -1,27 +1,29 @@
-"""The waiting requests: in the policy's queue, behind other long prompts, behind the prompt that they share, or until
-their adapter gets a slot."""
+"""The waiting requests: in the policy's queue, behind other long prompts, behind the prompt that they share, or in the
+side queue of a technique."""
+
+from collections.abc import Sequence
 
 from sojourn.engine.request.policy import Policy, RankedQueue
 from sojourn.engine.request.request import Request, State
-from sojourn.engine.techniques.lora.line import AdapterLine
+from sojourn.engine.request.technique import SideQueue
 
 
 class WaitingQueue:
-    """Waiting requests are in the policy's queue, or in one of three side queues, where they block no other
-    request. Those are forks until their leader's prompt is computed, prompts of more than `long_prefill_tokens` that
-    came up while `max_long_prefills` of them were being computed, and requests whose LoRA adapter has no slot."""
+    """Waiting requests are in the policy's queue, or in a side queue, where they block no other request. Those are
+    forks until their leader's prompt is computed, prompts of more than `long_prefill_tokens` that came up while
+    `max_long_prefills` of them were being computed, and what techniques hold back."""
 
     def __init__(
         self,
         policy: Policy,
-        adapters: AdapterLine,
+        sides: Sequence[SideQueue] = (),
         max_long_prefills: int | None = None,
         long_prefill_tokens: int | None = None,
     ):
         self.count = 0  # in all queues
         self.moves: list[tuple[Request, str | None]] = []  # since the last plan: to which side queue; None: back
         self._queue = policy.queue
-        self._adapters = adapters  # a side queue
+        self._sides = {side.name: side for side in sides}
         self._max_long = max_long_prefills
         self._long_tokens = long_prefill_tokens
         self._long = RankedQueue(policy.rank)  # a side queue
@@ -31,7 +33,7 @@ class WaitingQueue:
 
     @property
     def num_in_queue(self) -> int:
-        return self.count - len(self._long) - self._num_forks - self._adapters.count
+        return self.count - len(self._long) - self._num_forks - sum(side.count for side in self._sides.values())
 
     @property
     def has_forks(self) -> bool:
@@ -64,26 +66,30 @@ class WaitingQueue:
 
     def next(self, free_long: float) -> Request | None:
         """The head of the queue. Long prompts that come up while `free_long` is 0 move to their side queue, and so do
-        requests whose adapter cannot have a slot."""
+        requests that may not enter for a technique's reason."""
         while (request := self._queue.head()) is not None:
             if free_long <= 0 and self._is_long(request):
                 self._queue.remove(request)
                 self._long.push(request)
                 self._move(request, "policy")
-            elif request.adapter is not None and not self._adapters.may_enter(request):
+            elif (side := self._obstacle(request)) is not None:
                 self._queue.remove(request)
-                self._adapters.wait(request)
-                self._move(request, "adapter")
+                side.wait(request)
+                self._move(request, side.name)
             else:
                 break
         return request
 
-    def recall_adapters(self) -> None:
-        """Requests whose adapter can have a slot now come back from their side queue."""
-        for request in self._adapters.returning():
-            self._adapters.leave(request)
-            self._move(request, None)
-            self._queue.push(request)
+    def recall(self) -> None:
+        """Requests that techniques held back, and may try again now, come back from their side queue."""
+        for side in self._sides.values():
+            for request in side.returning():
+                side.leave(request)
+                self._move(request, None)
+                self._queue.push(request)
+
+    def _obstacle(self, request: Request) -> SideQueue | None:
+        return next((side for side in self._sides.values() if not side.may_enter(request)), None)
 
     def admit(self, request: Request) -> bool:
         """The head has its blocks and leaves the queue. Returns whether it is a long prompt."""
@@ -99,8 +105,8 @@ class WaitingQueue:
             self._queue.remove(request)
         elif request.side_queue == "policy":
             self._long.remove(request)
-        elif request.side_queue == "adapter":
-            self._adapters.leave(request)
+        elif request.side_queue in self._sides:
+            self._sides[request.side_queue].leave(request)
         else:
             self._num_forks -= 1
             self._forks[request.fork_of].remove(request)
@@ -124,8 +130,8 @@ class WaitingQueue:
             return {}
         size = self.num_in_queue
         counts = {reason: 1, "behind_head": size - 1} if reason and size else {}
-        sides = ("policy", len(self._long)), ("leader", self._num_forks), ("adapter", self._adapters.count)
-        for side_queue, number in sides:
+        own = ("policy", len(self._long)), ("leader", self._num_forks)
+        for side_queue, number in (*own, *((side.name, side.count) for side in self._sides.values())):
             counts[side_queue] = counts.get(side_queue, 0) + number
         return {why: number for why, number in counts.items() if number}
 

@@ -146,7 +146,7 @@ class ModelRunner:
                 self.drafting.proposer.forget(preemption.request.id)
         batch = self._prepare(plan)
         if self.ranks is not None:
-            self.ranks.send(rank_step(batch, plan.adapter_loads, follows=plan.follows))
+            self.ranks.send(rank_step(batch, plan.parts.get("lora", ()), follows=plan.follows))
         prepared_ns = time.monotonic_ns()
         if self.stages is not None:
             self.stages.launched(batch)
@@ -234,7 +234,7 @@ class ModelRunner:
             items,
             has_drafts,
             prompts=prompt_rows(items),
-            transfers=plan.transfers,
+            transfers=plan.parts.get("tiers"),
         )
         if sampling and self.entropy_probe is not None:
             batch.entropy_sample = self.entropy_probe.sample_row(sampling, self.sampler.edits, drafts)
@@ -248,7 +248,9 @@ class ModelRunner:
                 batch.scored_tops.append(top)
         if self.adapters is not None:
             batch.tiles = self.adapters.tiles(items)
-            batch.adapter_loads = [(slot, self.adapters.packed(adapter)) for slot, adapter in plan.adapter_loads]
+            batch.adapter_loads = [
+                (slot, self.adapters.packed(adapter)) for slot, adapter in plan.parts.get("lora", ())
+            ]
         batch.graph_size = None if self.graphs is None else self.graphs.size_for(batch)
         return batch
 

@@ -12,8 +12,8 @@ from sojourn.engine.request.plan import StepOutcome, StepPlan
 from sojourn.engine.request.preparing import Preparing
 from sojourn.engine.request.request import Request
 from sojourn.engine.request.scheduler import Emitted, Scheduler
+from sojourn.engine.request.technique import Technique
 from sojourn.engine.telemetry.accounting import Accountant, DecodeClock, Participants, Turn, participants
-from sojourn.engine.telemetry.lookup_sample import LookupSample
 from sojourn.engine.telemetry.step_records import StepRecords
 from sojourn.metrics.compute.cost_model import ModelShape
 from sojourn.metrics.ledger import Account
@@ -75,10 +75,10 @@ class EngineObserver(Protocol):
 class FullObserver:
     """Ledgers, waits by reason, and step records."""
 
-    def __init__(self, accountant: Accountant, records: StepRecords):
+    def __init__(self, accountant: Accountant, records: StepRecords, techniques: Sequence[Technique]):
         self.accountant = accountant
         self.records = records
-        self.lookups = LookupSample()
+        self.techniques = techniques
         self.clock = accountant.clock
         self.received = accountant.received
         self.released = accountant.released
@@ -115,7 +115,8 @@ class FullObserver:
             num_tokens += item.token_id is not None
             if item.finish_reason is not None:
                 self.clock.remove(item.request)
-                self.lookups.measure(item.request, turn.committed_ns)
+                for technique in self.techniques:
+                    technique.measure(item.request, turn.committed_ns)
         return self.records.record(step, plan, outcome, self._participants, num_tokens, turn)
 
 
@@ -142,5 +143,5 @@ def make_observer(config: EngineConfig, shape: ModelShape, scheduler: Scheduler)
     """The observer that the setting `telemetry` asks for."""
     if config.telemetry == "off":
         return NoObserver()
-    records = StepRecords(scheduler.pool, scheduler.block_observer, scheduler.adapters.slots, scheduler.tiers)
-    return FullObserver(Accountant(shape), records)
+    records = StepRecords(scheduler.pool, scheduler.block_observer, scheduler.techniques)
+    return FullObserver(Accountant(shape), records, scheduler.techniques)

@@ -14,6 +14,7 @@ from sojourn.engine.memory.window import freed_window
 from sojourn.engine.request.request import Request
 from sojourn.engine.request.scheduler import Emitted
 from sojourn.engine.sampling import SamplingParams
+from sojourn.engine.techniques.planning import planning
 from sojourn.metrics.prediction import Change
 from sojourn.replay.fleet.replica import FleetReplica
 from sojourn.replay.fleet.traffic import FleetTraffic
@@ -94,9 +95,10 @@ class FleetReplay:
             window = freed_window(material.shape, most_new, keeps_all=keeps_all_blocks(config))
         noise = UsualNoise(material.times)
         for number in kept:
+            techniques = planning(config, max_loras=config.max_loras)
             turns = FittedTurns(material.times, noise, device_speed=change.device_speed, removed=change.removed)
             budget = token_budget(config, change, material.times, 1.0, material.device_type, material.objective_tpot_ms)
-            scheduler = make_scheduler(config, config.num_kv_blocks, budget, None, window)
+            scheduler = make_scheduler(config, config.num_kv_blocks, budget, techniques, window)
             self._place_of[number] = len(self.replicas)
             self.replicas.append(FleetReplica(scheduler, turns, self._on_emitted))
         self._turns = NextTurn(self.replicas)

@@ -10,6 +10,7 @@ from sojourn.engine.core import build
 from sojourn.engine.loop.engine import Engine
 from sojourn.engine.sampling import SamplingParams
 from sojourn.engine.server.core.sequence import DecodeSpans, SequenceStream
+from sojourn.engine.techniques.handover.handoffs import Handoffs
 from sojourn.engine.token.text.assembler import TextAssembler
 from sojourn.engine.token.text.tokenizer import NoText
 from tests.engine.memory.audits import audit_pool
@@ -31,6 +32,11 @@ def submit(request_id: str, prompt: list[int], max_tokens: int = 12, **sampling)
 def stream_of(request: messages.Submit) -> SequenceStream:
     """The front's side of a request, without a text."""
     return SequenceStream(request, TextAssembler(NoText()), asyncio.Event(), DecodeSpans())
+
+
+def handoffs_of(engine: Engine) -> Handoffs:
+    """Of a prefill server."""
+    return engine.scheduler.technique("handover").handoffs
 
 
 def hand_over(engine: Engine, messages: list[messages.Submit | messages.Abort]) -> None:

@@ -11,7 +11,7 @@ from sojourn.engine.config import EngineConfig
 from sojourn.engine.kv_event_wire import WireFormat
 from sojourn.engine.kv_source import KVAddress
 from sojourn.engine.loop.engine import Engine
-from sojourn.engine.loop.scheduling import make_block_observer, make_draft_lengths
+from sojourn.engine.loop.scheduling import make_block_observer
 from sojourn.engine.memory.block_pool import BlockPool
 from sojourn.engine.memory.eviction import make_eviction_policy
 from sojourn.engine.memory.kv_events import make_kv_event_log
@@ -26,6 +26,9 @@ from sojourn.engine.techniques.handover.announcements import Announcements
 from sojourn.engine.techniques.handover.handoffs import Handoffs
 from sojourn.engine.techniques.handover.headers import HEADER_BYTES, SlotHeaders
 from sojourn.engine.techniques.handover.lease import LeaseTable
+from sojourn.engine.techniques.planning import planning
+from sojourn.engine.techniques.speculation.draft_lengths import DraftLengths
+from sojourn.engine.techniques.speculation.planning import DraftPlanning
 from sojourn.engine.techniques.tiers.index import TierIndex
 from sojourn.engine.techniques.tiers.slow_tier import PeerTier, SlowTier
 from sojourn.engine.techniques.tiers.store import Answer, Moved
@@ -124,14 +127,15 @@ class SimulatedRunner:
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         assert plan.scheduled, "a step computes nothing: whoever waits now waits for ever"
-        store_ns = self._store(plan.transfers) if plan.transfers is not None else 0
+        transfers = plan.parts.get("tiers")
+        store_ns = self._store(transfers) if transfers is not None else 0
         size, targets = self.block_size, [target for _, target in plan.copies]
         assert len(set(targets)) == len(targets), "two blocks are copied to one"
         copied = {
             target * size + i: self.slots.get(source * size + i) for source, target in plan.copies for i in range(size)
         }
         self.slots |= copied  # all are read before any is written
-        load_ns = self._load(plan.transfers) if plan.transfers is not None else 0
+        load_ns = self._load(transfers) if transfers is not None else 0
         sampled = {item.request.id: tokens for item in plan.scheduled if (tokens := self._compute(item))}
         prepared_ns, launched_ns = self.clock(), self.clock()
         begin_ns = max(launched_ns, self.free_ns)
@@ -318,7 +322,7 @@ class Simulation:
         host_blocks: int = 0, disk_blocks: int = 0, files: dict[bytes, list] | None = None, stores: str = "fill",
         window: FreedWindow | None = None, kv_events: WireFormat | None = None,
         clock: VirtualClock | None = None, peer: Callable[[dict], PeerTier] | None = None, lease_ns: int | None = None,
-        by_chunk: bool = True, **limits,
+        by_chunk: bool = True, draft_lengths: DraftLengths | None = None, max_loras: int = 1, **limits,
     ):  # fmt: skip
         """`peer`: from this runner's host memory, where it reads prompts of a prefill server. With `lease_ns` it is
         one."""
@@ -329,10 +333,7 @@ class Simulation:
         eviction = make_eviction_policy(config.eviction_policy, num_blocks, config.eviction_ttl_seconds)
         pool = BlockPool(num_blocks, block_size, prefix_caching, eviction, window)
         self.block_observer = make_block_observer(config, pool)
-        settings.setdefault("draft_lengths", make_draft_lengths(config))
         self.runner = device(self.clock, pool)
-        if settings["draft_lengths"] is not None:
-            self.runner.writes_ahead = settings["draft_lengths"].writes_ahead
         self.disk: SimulatedStore | None = None
         self.tiers: KVTiers | None = None
         if host_blocks:
@@ -355,13 +356,18 @@ class Simulation:
                 lease_ns=lease_ns, by_chunk=by_chunk,
             )  # fmt: skip
         if kv_events is not None:
-            pool.events = make_kv_event_log(block_size, kv_events, self.tiers)
+            pool.events = make_kv_event_log(block_size, kv_events, () if self.tiers is None else self.tiers.own_indexes)
         policy_of = make_policy(dict(config), pool)
-        self.scheduler = Scheduler(pool, policy_of, self.block_observer, tiers=self.tiers, **settings)
-        observer = make_observer(config, SHAPE, self.scheduler)
-        self.engine = Engine(
-            self.scheduler, self.runner, observer, self._take, handoffs=handoffs, overlap=overlap, clock=self.clock
+        techniques = planning(
+            config, self.runner, tiers=self.tiers, handoffs=handoffs, max_loras=max_loras, clock=self.clock
         )  # fmt: skip
+        if draft_lengths is not None:
+            techniques.append(DraftPlanning(draft_lengths))
+        if drafts := next((each for each in techniques if isinstance(each, DraftPlanning)), None):
+            self.runner.writes_ahead = drafts.lengths.writes_ahead
+        self.scheduler = Scheduler(pool, policy_of, self.block_observer, techniques=techniques, **settings)
+        observer = make_observer(config, SHAPE, self.scheduler)
+        self.engine = Engine(self.scheduler, self.runner, observer, self._take, overlap=overlap, clock=self.clock)
         self._begin_ns = 0
         self.submitted_ns: dict[str, int] = {}
         self._fresh = False  # the front was listened to since the last step

@@ -17,7 +17,7 @@ from sojourn.engine.compute.kv_cache import KVCache
 from sojourn.engine.config import model_folder
 from sojourn.engine.llm import LLMError
 from sojourn.engine.messages import Submit
-from sojourn.engine.runner import ModelRunner
+from sojourn.engine.runner.runner import ModelRunner
 from sojourn.engine.token.text.tokenizer import Tokenizer
 from sojourn.metrics.records import StepRecord
 from tests.engine.harness import generate

@@ -30,7 +30,8 @@ def copied_and_loaded(size: int) -> list[list[Submit]]:
 
 def given_up_for_loads(plan: StepPlan) -> set[int]:
     """KV blocks that a step copies to others, and loads other contents into."""
-    loaded = () if plan.transfers is None else (block for _, block in plan.transfers.loads)
+    transfers = plan.parts.get("tiers")
+    loaded = () if transfers is None else (block for _, block in transfers.loads)
     return {source for source, _ in plan.copies}.intersection(loaded)
 
 

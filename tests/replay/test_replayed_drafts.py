@@ -6,6 +6,7 @@ import pytest
 
 from sojourn.engine.config import EngineConfig
 from sojourn.engine.loop.scheduling import make_scheduler
+from sojourn.engine.techniques.planning import planning
 from sojourn.metrics.errors import ReplayError
 from sojourn.replay.drafts import DraftModel, Odds, ReplayedDrafts, lookup_drafts, recorded_drafts
 from sojourn.replay.load import BlockHashes, LoadChange, ReplayedLoad
@@ -29,7 +30,13 @@ def replay(odds: Odds | None, drafts: int = 4):
         recorded(random_asks(3, 40)), LoadChange(), BlockHashes(4), max_waiting=10**6, pool_tokens=10**6
     )
     model = None if odds is None else ReplayedDrafts(DraftModel("ngram", odds), load.recorded_id)
-    replica = Replica(make_scheduler(config, 512), SimulatedTurns(), load.on_emitted, overlap=False, drafts=model)
+    replica = Replica(
+        make_scheduler(config, 512, None, planning(config)),
+        SimulatedTurns(),
+        load.on_emitted,
+        overlap=False,
+        drafts=model,
+    )
     return load.run([replica], RoundRobin(1)), replica
 
 
@@ -49,7 +56,13 @@ def test_drafts_that_are_all_accepted_give_five_tokens_a_step():
     config = EngineConfig(model="", telemetry="off", speculation="ngram", speculation_adaptive="off", block_size=4)
     load = ReplayedLoad(recorded(alone), LoadChange(), BlockHashes(4), max_waiting=9, pool_tokens=10**6)
     drafts = ReplayedDrafts(DraftModel("ngram", ALWAYS), load.recorded_id)
-    replica = Replica(make_scheduler(config, 64), SimulatedTurns(), load.on_emitted, overlap=False, drafts=drafts)
+    replica = Replica(
+        make_scheduler(config, 64, None, planning(config)),
+        SimulatedTurns(),
+        load.on_emitted,
+        overlap=False,
+        drafts=drafts,
+    )
     load.run([replica], RoundRobin(1))
     assert replica.steps == 5
 

@@ -5,6 +5,7 @@ import pytest
 
 from sojourn.engine.config import EngineConfig
 from sojourn.engine.loop.scheduling import make_scheduler
+from sojourn.engine.techniques.planning import planning
 from sojourn.metrics.errors import ReplayError
 from sojourn.metrics.memory.plan import GIB
 from sojourn.replay.load import BlockHashes, LoadChange, ReplayedLoad
@@ -28,7 +29,7 @@ def replay(speeds=FAST, **settings):
         request.token_ids = [*ask.prompt, *range(-100 * request.due_ns - 4, -100 * request.due_ns)]
     load = ReplayedLoad(loads, LoadChange(), BlockHashes(4), max_waiting=99, pool_tokens=10**6)
     tiers = replayed_tiers(config, 4 * TOKEN_BYTES, speeds)
-    scheduler = make_scheduler(config, 28, None, None if tiers is None else tiers.books)
+    scheduler = make_scheduler(config, 28, None, planning(config, tiers=None if tiers is None else tiers.books))
     replica = Replica(scheduler, SimulatedTurns(), load.on_emitted, overlap=False, tiers=tiers)
     sent = load.run([replica], RoundRobin(1))
     assert all(each.status == "ok" for each in sent)

@@ -7,8 +7,8 @@ from typing import Protocol
 import torch
 
 from sojourn.engine.config import EngineConfig
-from sojourn.engine.runner import ModelRunner
 from sojourn.engine.runner.build import chosen_device
+from sojourn.engine.runner.runner import ModelRunner
 from sojourn.engine.techniques.group import messages
 from sojourn.engine.techniques.group.follower import Follower
 from sojourn.engine.techniques.group.identity import identity

@@ -15,6 +15,8 @@ class AdapterLine:
     fewest running requests is closed: no request behind the first in rank gets its slot, until it is empty.
     """
 
+    name = "adapter"
+
     def __init__(self, slots: AdapterSlots, rank: Callable[[Request], tuple], patience: int):
         self.slots = slots
         self._rank, self._patience = rank, patience

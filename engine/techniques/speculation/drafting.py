@@ -38,7 +38,8 @@ class Drafting:
             return {}
         self.begin_ns = time.monotonic_ns()
         results = batch.results
-        loaded = [] if plan.transfers is None else [block for _, block in plan.transfers.loads]
+        transfers = plan.parts.get("tiers")
+        loaded = [] if transfers is None else [block for _, block in transfers.loads]
         step = ComputedStep(sequences, results.hidden, results.layer_outputs, plan.copies, loaded)
         proposal = self.proposer.propose(step)
         found = {}

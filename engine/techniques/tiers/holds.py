@@ -20,7 +20,7 @@ class Holds:
 
     def wait(self, prefetch: Prefetch, key: bytes) -> None:
         self.waiting.setdefault(key, []).append(prefetch)
-        prefetch.waits_for += 1
+        prefetch.reads_left += 1
 
     def hold_or_wait(self, prefetch: Prefetch, keys: Sequence[bytes]) -> None:
         for key in keys:
@@ -32,9 +32,9 @@ class Holds:
     def wake(self, key: bytes, *, ok: bool, read: Moved | None = None) -> None:
         """The block can be read from now on; or it did not come."""
         for prefetch in self.waiting.pop(key, ()):
-            prefetch.waits_for -= 1
+            prefetch.reads_left -= 1
             if read is not None:
-                prefetch.note(read)
+                prefetch.has_read(read)
             if ok and not prefetch.is_cancelled:
                 self.hold(prefetch, key)
 
@@ -44,7 +44,7 @@ class Holds:
             if key not in self.waiting or unless(key):
                 continue
             others = [other for other in self.waiting[key] if other is not prefetch]
-            prefetch.waits_for -= len(self.waiting[key]) - len(others)
+            prefetch.reads_left -= len(self.waiting[key]) - len(others)
             if others:
                 self.waiting[key] = others
             else:

@@ -10,6 +10,7 @@ class TierReader(Protocol):
     """It has a prefix, and a report that the tiers write."""
 
     arrival_index: int
+    queued_ns: int | None  # the loop took it in
     kv_load: KVLoad | None
     kv_source: KVSource | None  # another server computed its prompt
 

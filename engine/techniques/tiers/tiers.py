@@ -36,6 +36,8 @@ WRITE_SHARE = 0.5  # of the slots that may wait for a slow tier's writes: reads 
 class KVTiers:
     """Owns the books of all tiers. The loop calls it between steps; only stores work beside it."""
 
+    wants_evictions = True
+
     def __init__(
         self,
         host: TierIndex,
@@ -92,7 +94,7 @@ class KVTiers:
         shared = next((tier for tier in self.slow if tier.questions is not None and not tier.is_late), None)
         if shared is None or shared.questions is None or len(chain) == len(hashes):
             return self._begin(request, chain, Prefetch())
-        prefetch = Prefetch(waits_for=1)
+        prefetch = Prefetch(reads_left=1)
         self._questions[request.arrival_index] = request, prefetch, chain, hashes[len(chain) :]
         self.waits.begin(request.arrival_index, prefetch, LEAST_PATIENCE_NS)
         shared.num_asked += 1
@@ -330,7 +332,7 @@ class KVTiers:
                     tier.index.complete_store(key, ok=True)
                 chain.append((key, None if key in self.host else tier))
             self._begin(request, chain, prefetch)
-        prefetch.waits_for -= 1
+        prefetch.reads_left -= 1
         prefetch.ready_ns = max(prefetch.ready_ns, answer.ended_ns)
 
     def _read(self, chain: Sequence[tuple[bytes, SlowTier | None]], prefetch: Prefetch) -> None:

@@ -2,7 +2,12 @@
 
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
+from sojourn.engine.techniques.tiers.request import TierReader
 from sojourn.engine.techniques.tiers.store import Moved
+from sojourn.metrics.ledger import Account
+from sojourn.metrics.memory.kv_load import NOTHING_LOADED
 
 
 @dataclass(slots=True)
@@ -17,9 +22,9 @@ class Transfers:
 
 @dataclass(slots=True)
 class Prefetch:
-    """Reads into host memory that a request waits for. A Preparation, as the loop knows it."""
+    """Reads into host memory that a request waits for: a `Wait` of the loop."""
 
-    waits_for: int = 0
+    reads_left: int = 0
     is_cancelled: bool = False
     patience_ns: int = 0  # its request waits so long ...
     until_ns: int = 0  # ... and no longer than that
@@ -37,9 +42,34 @@ class Prefetch:
 
     @property
     def is_done(self) -> bool:
-        return self.waits_for == 0 or self.is_late
+        return self.reads_left == 0 or self.is_late
 
-    def note(self, read: Moved) -> None:
+    @property
+    def waits_for(self) -> str:
+        return "kv_transfer" if self.is_from_peer else "kv_load"
+
+    @property
+    def is_peer_error(self) -> bool:
+        return self.error is not None
+
+    def accounts(self, now_ns: int) -> list[tuple[Account, int]]:
+        ends = []
+        if self.transfer_id:
+            ends.append((Account.REQUEST_REMOTE_PREFILL, self.computed_ns if self.is_done else now_ns))
+        account = Account.MEMORY_TRANSFER if self.is_from_peer else Account.MEMORY_LOAD
+        return [*ends, (account, self.ready_ns if self.is_done else now_ns)]
+
+    def note(self, request: TierReader) -> None:
+        """How long the reads took that it waited for."""
+        if request.queued_ns is None:
+            return
+        found = request.kv_load or NOTHING_LOADED
+        if self.is_from_peer:
+            request.kv_load = replace(found, transfer_bytes=self.peer_bytes, transfer_ns=self.peer_ns)
+        else:
+            request.kv_load = replace(found, load_ns=max(0, self.ready_ns - request.queued_ns))
+
+    def has_read(self, read: Moved) -> None:
         """A read that it waited for ended."""
         self.ready_ns = max(self.ready_ns, read.ended_ns)
         if not self.is_from_peer:

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 import torch
 
-from sojourn.engine.runner import OVERFLOW
+from sojourn.engine.runner.batch import OVERFLOW
 from tests.engine.families import random_model
 from tests.engine.harness import drain, hand_over, make_engine, submit
 

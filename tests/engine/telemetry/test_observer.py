@@ -48,8 +48,8 @@ def play(events: list[tuple[str, object]], held: int, limits: dict, **bounds) ->
     simulation = Simulation(**(bounds | limits))
     both = BothAccountants(Accountant(SHAPE), OneByOne(SHAPE))
     scheduler = simulation.scheduler
-    records = StepRecords(scheduler.pool, simulation.block_observer, scheduler.adapters.slots)
-    simulation.engine.observer = FullObserver(both, records)
+    records = StepRecords(scheduler.pool, simulation.block_observer, scheduler.techniques)
+    simulation.engine.observer = FullObserver(both, records, scheduler.techniques)
     for index, (kind, what) in enumerate(events):
         simulation.clock.tick_ns = 300 + 701 * index % 3000  # no two steps take the host alike
         if kind == "submit":

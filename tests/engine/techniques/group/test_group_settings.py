@@ -7,10 +7,10 @@ from msgspec.structs import replace
 from pydantic import ValidationError
 
 from sojourn.engine.config import EngineConfig, complaint
+from sojourn.engine.request.micro_batches import MicroBatches
 from sojourn.engine.request.plan import ScheduledTokens, StepPlan
 from sojourn.engine.techniques.group.identity import difference, identity
 from sojourn.engine.techniques.group.messages import Identity
-from sojourn.engine.techniques.group.micro_batches import MicroBatches
 
 REFUSED = {
     "one of the two has to be a multiple": {"tensor_parallel": 2, "expert_parallel": 3},

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from sojourn.engine.messages import Submit
 from sojourn.metrics.ledger import Account
-from tests.engine.harness import drain, hand_over, make_engine, submit
+from tests.engine.harness import drain, hand_over, handoffs_of, make_engine, submit
 from tests.engine.memory.audits import audit_tiers
 
 LENGTHS = (90, 33, 34, 5)
@@ -41,8 +41,8 @@ class Split:
             time.sleep(0.001)
             hand_over(self.decode, [])
         drain(self.decode, check=True)
-        audit_tiers(self.prefill.scheduler.tiers)
-        audit_tiers(self.decode.scheduler.tiers)
+        audit_tiers(self.prefill.scheduler.technique("tiers").tiers)
+        audit_tiers(self.decode.scheduler.technique("tiers").tiers)
         return [self.second.tokens.get(each.request_id, []) for each in requests]
 
     def serve(self, requests: list[Submit]) -> list[list[int]]:
@@ -83,10 +83,10 @@ def test_tokens_are_those_of_one_server_and_the_prompt_is_not_computed_twice(spl
     assert pair.serve(requests()) == expected
     ended = pair.second.ended["r0"]
     assert ended.prefix.prefix_outcomes == {"hit_peer": 80, "miss_cold": 10} and ended.computed_tokens == 10 + 7
-    assert ended.kv_load.transfer_bytes == 5 * pair.decode.scheduler.tiers.block_bytes
+    assert ended.kv_load.transfer_bytes == 5 * pair.decode.scheduler.technique("tiers").tiers.block_bytes
     assert ended.kv_load.transfer_ns > 0 and ended.ledger[Account.MEMORY_TRANSFER] > 0
     assert len(pair.first.ended["r0"].kv_source.slots) == 5
-    assert len(pair.prefill.handoffs.leases) == 0, "what was read was given back"
+    assert len(handoffs_of(pair.prefill).leases) == 0, "what was read was given back"
     # A longer prompt with the same beginning: both sides have that, and only the rest is read.
     longer = [submit("longer", [*PROMPTS[0], *range(40)], 8)]
     (tokens,) = pair.serve(longer)
@@ -141,9 +141,9 @@ def test_blocks_of_another_model_are_refused_with_a_sentence(split, checkpoints,
 def test_a_lease_that_is_over_costs_an_error_or_a_local_prefill(split, expected, strict):
     pair = split(prefill={"kv_lease_seconds": 0.5}, decode={"kv_transfer_failure": "error" if strict else "recompute"})
     proxied = pair.compute(requests())
-    assert len(pair.prefill.handoffs.leases) == 3
-    pair.prefill.handoffs.end_leases(2**62)
-    assert not len(pair.prefill.handoffs.leases)
+    assert len(handoffs_of(pair.prefill).leases) == 3
+    handoffs_of(pair.prefill).end_leases(2**62)
+    assert not len(handoffs_of(pair.prefill).leases)
     tokens, ended = pair.generate(proxied), pair.second.ended["r0"]
     if strict:
         assert ended.reason == "error" and "does not hold them any more" in ended.error
@@ -179,7 +179,7 @@ def test_strangers_at_the_side_channel_change_nothing(split, expected):
     proxied = pair.compute(requests())
     context = zmq.Context()
     stranger = context.socket(zmq.DEALER)
-    stranger.connect(f"tcp://127.0.0.1:{pair.prefill.handoffs.address.port}")
+    stranger.connect(f"tcp://127.0.0.1:{handoffs_of(pair.prefill).address.port}")
     for message in (b"", b"\xc1", b"\x82", b"x" * 10_000):
         stranger.send(message)
     stranger.send_multipart([b"a", b"b", b"c"])

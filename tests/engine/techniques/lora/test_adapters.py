@@ -55,7 +55,7 @@ def mixed(base: Path, root: Path, **settings) -> dict[str, list[int]]:
     ]
     hand_over(engine, requests)
     drain(engine, check=True)
-    assert engine.scheduler.adapters.slots.in_use == 0
+    assert engine.scheduler.technique("lora").slots.in_use == 0
     return dict(published.tokens)
 
 

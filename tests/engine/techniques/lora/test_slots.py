@@ -74,7 +74,7 @@ TRAFFIC = st.lists(
 @given(TRAFFIC, st.integers(1, 3), st.sampled_from([14, 64]), st.booleans())
 def test_every_request_is_served_whatever_the_number_of_slots(traffic, max_loras, num_blocks, overlap):
     simulation = Simulation(num_blocks=num_blocks, max_loras=max_loras, overlap=overlap, max_num_seqs=3)
-    slots = simulation.scheduler.adapters.slots
+    slots = simulation.scheduler.technique("lora").slots
     for index, (adapter, prompt, max_tokens, steps) in enumerate(traffic):
         simulation.receive(ask(f"r{index}", adapter, prompt, max_tokens))
         for _ in range(steps):
@@ -86,7 +86,7 @@ def test_every_request_is_served_whatever_the_number_of_slots(traffic, max_loras
     simulation.drain()
     for index, (_, prompt, max_tokens, _) in enumerate(traffic):
         assert simulation.published.tokens[f"r{index}"] == sequential(prompt, max_tokens)
-    assert slots.in_use == simulation.scheduler.adapters.count == 0
+    assert slots.in_use == simulation.scheduler.technique("lora").line.count == 0
 
 
 def test_a_request_without_a_slot_blocks_nobody_and_is_overtaken_a_bounded_number_of_times():
@@ -100,7 +100,10 @@ def test_a_request_without_a_slot_blocks_nobody_and_is_overtaken_a_bounded_numbe
     assert order.index("other") < order.index("a7"), "two may overtake it, then the slot empties"
     assert simulation.published.ended["other"].waits["adapter"] > 0
     assert simulation.published.ended["other"].adapter_loads == 1
-    assert simulation.scheduler.adapters.slots.loads == 3 and simulation.scheduler.adapters.slots.evictions == 2
+    assert (
+        simulation.scheduler.technique("lora").slots.loads == 3
+        and simulation.scheduler.technique("lora").slots.evictions == 2
+    )
 
 
 def test_adapters_do_not_share_prefixes():

@@ -192,7 +192,7 @@ def test_a_copied_block_counts_as_computed_though_its_source_was_loaded_into_in_
 def test_a_drafter_catches_up_after_steps_that_nobody_wanted_drafts_of(name, drafter, checkpoints):
     settings = drafter(name)
     engine, _ = make_engine(settings.pop("model"), **settings, speculation_adaptive="off")
-    lengths, quiet, proposals, passes = engine.scheduler.draft_lengths, [], [], []
+    lengths, quiet, proposals, passes = engine.scheduler.technique("speculation").lengths, [], [], []
     wanted, proposer = lengths.wanted, engine.runner.drafting.proposer
     lengths.wanted = lambda sampling, plan: {} if quiet else wanted(sampling, plan)
     propose, computed = proposer.propose, proposer._computed

@@ -34,8 +34,8 @@ def serve(folder, prompts=PROMPTS, at_once: int = 3, **settings):
         some = prompts[begin : begin + at_once]
         hand_over(engine, [submit(f"r{begin + index}", prompt, 8) for index, prompt in enumerate(some)])
         drain(engine)
-    if engine.scheduler.tiers is not None:
-        audit_tiers(engine.scheduler.tiers)
+    if engine.scheduler.technique("tiers") is not None:
+        audit_tiers(engine.scheduler.technique("tiers").tiers)
     return [published.tokens[f"r{index}"] for index in range(len(prompts))], published, engine
 
 
@@ -159,7 +159,7 @@ def test_the_index_of_a_restart_skips_what_is_not_whole(checkpoints, tmp_path):
     part = files[2].with_suffix(".part")
     part.write_bytes(b"half")
     engine, _ = make_engine(checkpoints["llama"], **settings)
-    assert len(engine.scheduler.tiers.slow[0].index) == len(files) - 2
+    assert len(engine.scheduler.technique("tiers").tiers.slow[0].index) == len(files) - 2
     assert not part.exists()
     engine.close()
 
@@ -176,7 +176,7 @@ def test_the_size_of_the_disk_tier_is_kept(checkpoints, expected, tmp_path):
     with pytest.raises(ModelError, match="kv_disk_gib holds no block"):
         make_engine(checkpoints["llama"], kv_disk_path=tmp_path / "none", kv_disk_gib=block_bytes / 2**31)
     engine, _ = make_engine(checkpoints["llama"], kv_disk_path=tmp_path / "7", kv_disk_gib=2.5 * block_bytes / 2**30)
-    assert len(engine.scheduler.tiers.slow[0].index) == 2, "a smaller tier gives up the oldest"
+    assert len(engine.scheduler.technique("tiers").tiers.slow[0].index) == 2, "a smaller tier gives up the oldest"
     engine.close()
 
 

@@ -16,7 +16,7 @@ from sojourn.engine.messages import Abort, Submit
 from sojourn.engine.techniques.handover import wire
 from sojourn.engine.techniques.handover.peer import Peer
 from sojourn.metrics.ledger import Account
-from tests.engine.harness import drain, hand_over, make_engine, submit
+from tests.engine.harness import drain, hand_over, handoffs_of, make_engine, submit
 from tests.engine.memory.audits import audit_tiers
 from tests.engine.techniques.handover.test_disaggregation import LENGTHS, PROMPTS, Split, alone, requests
 
@@ -56,12 +56,12 @@ class Overlapped(Split):
 
     @property
     def query(self) -> bytes:
-        address = self.prefill.handoffs.address
+        address = handoffs_of(self.prefill).address
         worker = {"0": {"0": f"tcp://{address.host}:{address.port}"}}
         return json.dumps({"0": {"engine_id": address.model_id, "worker_addr": worker}}).encode()
 
     def source(self, request: Submit) -> KVSource:
-        name = self.prefill.handoffs.address.model_id
+        name = handoffs_of(self.prefill).address.model_id
         return KVSource(name, "127.0.0.1", self.port, transfer_id=f"xfer-{request.request_id}")
 
     def decode_call(self, request: Submit) -> None:
@@ -82,12 +82,12 @@ class Overlapped(Split):
 
     @property
     def num_read(self) -> int:
-        return len(self.decode.scheduler.tiers.host.readable())
+        return len(self.decode.scheduler.technique("tiers").tiers.host.readable())
 
     def finish(self) -> None:
         drain(self.decode, check=True)
         for engine in (self.prefill, self.decode):
-            audit_tiers(engine.scheduler.tiers)
+            audit_tiers(engine.scheduler.technique("tiers").tiers)
 
 
 @pytest.fixture
@@ -125,10 +125,10 @@ def test_blocks_are_read_while_the_prompt_is_computed(overlapped, expected, deco
         assert not pair.first.ended, "the prompt is not computed yet"
     drain(pair.prefill, check=True)
     pair.finish()
-    assert pair.second.tokens["r0"] == expected[0] and not len(pair.prefill.handoffs.leases)
+    assert pair.second.tokens["r0"] == expected[0] and not len(handoffs_of(pair.prefill).leases)
     ended = pair.second.ended["r0"]
     assert ended.kv_load.loaded_tokens == {"peer": 80} and ended.computed_tokens == 10 + 7
-    assert ended.kv_load.transfer_bytes == 5 * pair.decode.scheduler.tiers.block_bytes
+    assert ended.kv_load.transfer_bytes == 5 * pair.decode.scheduler.technique("tiers").tiers.block_bytes
     assert ended.ledger[Account.REQUEST_REMOTE_PREFILL] > 0 and ended.ledger[Account.MEMORY_TRANSFER] > 0
 
 
@@ -158,7 +158,7 @@ def test_a_prompt_that_the_decode_server_has_is_followed_and_its_lease_given_bac
         pair.finish()
         assert pair.second.tokens[request.request_id] == expected[0]
     deadline = time.monotonic() + 10
-    while len(pair.prefill.handoffs.leases) or len(pair.prefill.handoffs.announcements):
+    while len(handoffs_of(pair.prefill).leases) or len(handoffs_of(pair.prefill).announcements):
         pair.prefill.flush()
         assert time.monotonic() < deadline, "a lease is held"
     assert pair.second.ended["again"].kv_load is None, "nothing was read"
@@ -184,7 +184,7 @@ def test_a_prefill_that_ends_in_the_middle_costs_an_error_or_a_local_prefill(
         pair.prefill.receive([Abort("r0")], time.monotonic_ns())
         pair.prefill.flush()
     elif end == "silence":
-        pair.prefill.handoffs.close()  # as where its process has died
+        handoffs_of(pair.prefill).close()  # as where its process has died
     pair.finish()
     ended = pair.second.ended["r0"]
     words = {"abort": "it gave the prompt up: abort", "silence": "it has said nothing", "no-call": "no call with this"}
@@ -276,14 +276,14 @@ def test_garbage_and_lost_messages_on_the_side_channel_end_no_transfer(overlappe
     (request, *_) = requests()
     context = zmq.Context()
     stranger = context.socket(zmq.DEALER)
-    stranger.connect(f"tcp://127.0.0.1:{pair.prefill.handoffs.address.port}")
+    stranger.connect(f"tcp://127.0.0.1:{handoffs_of(pair.prefill).address.port}")
     for message in (b"", b"\xc1", wire.encode(wire.Follow("xfer-r0")), wire.encode(wire.Release("r0-guess"))):
         stranger.send(message)
     pair.prefill_call(request)
     pair.prefill.receive([], pair.prefill.step())
     pair.decode_call(request)
     pair.read_blocks(1)
-    (peer,) = pair.decode.scheduler.tiers._peer.store._peers.values()
+    (peer,) = pair.decode.scheduler.technique("tiers").tiers._peer.store._peers.values()
     peer._transfers["xfer-r0"].slots.clear()  # the next message does not continue what it knows
     drain(pair.prefill, check=True)
     pair.finish()

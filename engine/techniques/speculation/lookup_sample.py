@@ -1,6 +1,7 @@
 """What speculation by prompt lookup would have spared: measured on a sample of requests, whether it is on or not."""
 
 from sojourn.engine.request.request import Request
+from sojourn.engine.request.technique import Technique
 from sojourn.engine.techniques.speculation.proposers.ngram_index import lookup_steps
 
 # A token costs up to 4 µs of host time, behind the tokens that users wait for. So many a second are 0.5 % of the time.
@@ -8,8 +9,10 @@ TOKENS_PER_SECOND = 1250
 MOST_TOKENS = 2048  # of one request, and saved up while nothing ends
 
 
-class LookupSample:
+class LookupSample(Technique):
     """Measures as many of the requests that end as its share of the time allows."""
+
+    name = "speculation"
 
     def __init__(self) -> None:
         self._tokens = float(MOST_TOKENS)

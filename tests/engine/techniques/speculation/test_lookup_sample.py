@@ -2,7 +2,7 @@
 
 from sojourn.engine.request.request import Request
 from sojourn.engine.sampling import SamplingParams
-from sojourn.engine.telemetry.lookup_sample import MOST_TOKENS, TOKENS_PER_SECOND, LookupSample
+from sojourn.engine.techniques.speculation.lookup_sample import MOST_TOKENS, TOKENS_PER_SECOND, LookupSample
 
 S = 1_000_000_000
 

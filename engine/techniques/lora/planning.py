@@ -1,0 +1,82 @@
+"""LoRA around the loop: requests wait for a slot of their adapter, and steps fill slots."""
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from sojourn.engine.adapter import AdapterReference
+from sojourn.engine.messages import AdapterLoaded, LoadAdapter
+from sojourn.engine.request.plan import Preparation, StepOutcome, StepPlan
+from sojourn.engine.request.request import Request
+from sojourn.engine.request.technique import Technique
+from sojourn.engine.techniques.lora.line import AdapterLine
+from sojourn.engine.techniques.lora.slots import AdapterSlots
+from sojourn.metrics.records import StepRecord
+
+
+class AdapterReader(Protocol):
+    """Has the adapters in host memory."""
+
+    def read_adapter(self, request_id: str, adapter: AdapterReference) -> Preparation | None: ...
+
+    def forget(self, request_id: str) -> None: ...
+
+
+class LoraPlanning(Technique):
+    """The part of a plan is [(slot, adapter)]: what the step fills before it computes."""
+
+    name = "lora"
+
+    def __init__(self, max_loras: int, reader: AdapterReader | None = None):
+        self.slots = AdapterSlots(max_loras)
+        self._reader = reader
+        self._loading: list[tuple[str, Preparation | None]] = []  # keys of adapters that the front wants to know of
+        self._evictions = 0  # up to the last record
+
+    def join(self, scheduler: Any) -> None:
+        super().join(scheduler)
+        self.side_queue = self.line = AdapterLine(self.slots, scheduler.policy.rank, patience=scheduler.max_num_seqs)
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._loading)
+
+    def take(self, message: Any) -> None:
+        if isinstance(message, LoadAdapter):
+            assert self._reader is not None, "a server has a runner"
+            key = message.adapter.key
+            self._loading.append((key, self._reader.read_adapter(f"load {key}", message.adapter)))
+
+    def answers(self) -> Iterable[AdapterLoaded]:
+        loading, self._loading = self._loading, []
+        for key, preparation in loading:
+            if preparation is not None and not preparation.is_done:
+                self._loading.append((key, preparation))
+                continue
+            self._reader.forget(f"load {key}")
+            yield AdapterLoaded(key, None if preparation is None else preparation.error)
+
+    def entered(self, request: Request) -> None:
+        if request.adapter is not None:
+            self.line.enter(request)
+
+    def left(self, request: Request) -> None:
+        if request.adapter is not None:
+            self.line.give_back(request)
+
+    def planned(self, plan: StepPlan) -> None:
+        if plan.scheduled and self.line.has_loads:
+            plan.parts[self.name] = self.line.take_loads()
+
+    def record(self, record: StepRecord, plan: StepPlan, outcome: StepOutcome) -> None:
+        """Two products of a step's tokens with the matrices of their adapters; each matrix is read once."""
+        if not self.slots.loads:
+            return
+        used, flops = {}, 0
+        for item in plan.scheduled:
+            if (adapter := item.request.adapter) is not None:
+                used[adapter.key] = adapter
+                flops += 2 * item.new_tokens * adapter.parameters
+        record.flops_adapters, record.adapter_bytes = flops, sum(adapter.nbytes for adapter in used.values())
+        record.adapter_slots, record.adapter_loads = len(used), len(plan.parts.get(self.name, ()))
+        record.adapter_evictions = self.slots.evictions - self._evictions
+        self._evictions = self.slots.evictions
