@@ -122,8 +122,8 @@ class ReplayedLoad:
 
     def _end(self, sent: Sent, request: Request, committed_ns: float) -> None:
         recorded = sent.recorded
-        sent.preemptions += request.preemptions
-        sent.cached_tokens += request.cached_tokens
+        sent.preemptions += request.counts.preemptions
+        sent.cached_tokens += request.counts.cached_tokens
         sent.output_tokens += request.output_tokens
         sent.open_choices -= 1
         if sent.open_choices:

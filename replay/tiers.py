@@ -169,7 +169,7 @@ class ReplayedTiers:
         ready = [request for request, prefetch in self._waiting if prefetch.is_done]
         self._waiting = [each for each in self._waiting if not each[1].is_done]
         for request in arrived:
-            prefetch = scheduler.technique("tiers").arrived(request)
+            prefetch = scheduler.technique("tiers").arrived(request, None)
             if prefetch is None or prefetch.is_done:
                 ready.append(request)
             else:

@@ -90,6 +90,7 @@ YET = {
     "engine.runner.batch engine.techniques.grammar.guides",
     "engine.runner.batch engine.techniques.grammar.masks",
     "engine.runner.batch engine.techniques.lora.kernels.backend",
+    "engine.runner.batch engine.techniques.lora.slots",
     "engine.runner.batch engine.techniques.tiers.transfers",
     "engine.runner.build engine.techniques.speculation.proposers.drafters",
     "engine.runner.memory_plan engine.techniques.group.layout",

@@ -100,7 +100,7 @@ class Engine:
         for message in messages:
             if isinstance(message, Submit):
                 request = self._request(message)
-                preparing = self._prepare(request)
+                preparing = self._prepare(request, message)
                 arrived.append((request, message.encoded_ns, preparing))
             elif isinstance(message, Abort):
                 ended += self._abort(message.request_id)
@@ -208,9 +208,8 @@ class Engine:
     def _report(self, record: StepRecord | None) -> None:
         if record is not None or self._ended:
             size = self.scheduler.pool.block_size
-            self.publish(
-                Observed(record, [ended_message(request, booked_ns, size) for request, booked_ns in self._ended])
-            )
+            ends = [ended_message(request, booked_ns, size, self.techniques) for request, booked_ns in self._ended]
+            self.publish(Observed(record, ends))
             self._ended = []
         if (batch := self.scheduler.pool.take_events()) is not None:
             self.publish(KVEvents(batch))
@@ -220,7 +219,7 @@ class Engine:
         return Tokens(
             committed_ns=committed_ns,
             clock_ns=self.observer.clock.clock_ns,
-            admitted=[(request.id, request.cached_tokens) for request in admitted],
+            admitted=[(request.id, request.counts.cached_tokens) for request in admitted],
             outputs=outputs,
             next_step=self.step_number,
             blocks=self.scheduler.pool.counts(),
@@ -254,15 +253,12 @@ class Engine:
             priority=message.priority,
             fork_of=message.fork_of,
             adapter=message.adapter,
-            hands_over=message.hands_over,
-            transfer_id=message.transfer_id,
-            kv_source=message.kv_source,
         )
 
-    def _prepare(self, request: Request) -> Preparing | None:
+    def _prepare(self, request: Request, message: Submit) -> Preparing | None:
         """Begins what the runner and the techniques do for a request before it may be scheduled. None: it may be."""
         work = self.runner.begin(request)
-        waits = [wait for technique in self.techniques if (wait := technique.arrived(request)) is not None]
+        waits = [wait for technique in self.techniques if (wait := technique.arrived(request, message)) is not None]
         preparing = Preparing(request, work, waits)
         if preparing.is_done and preparing.error is None:
             self.scheduler.add(request)

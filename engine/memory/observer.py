@@ -2,9 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
-
-from sojourn.metrics.memory.prefix_outcomes import PrefixReport
+from typing import Any, Protocol
 
 
 class BlockOwner(Protocol):
@@ -16,7 +14,7 @@ class BlockOwner(Protocol):
     token_ids: list[int]
     root_hash: bytes  # parent of its first block's hash
     fork_of: str | None
-    prefix_report: PrefixReport | None  # the observer writes it
+    parts: dict[str, Any]  # the observer writes "prefix", a PrefixReport
 
     @property
     def reads_cache(self) -> bool: ...
@@ -36,7 +34,7 @@ class BlockTimes:
 
 
 class BlockObserver:
-    """Ignores all events. A subclass that books them must not change blocks or requests, but for `prefix_report`."""
+    """Ignores all events. A subclass that books them must not change blocks or requests, but for its part."""
 
     has_times = False  # `take_times` has something to return
     wants_evictions = False  # `on_evict` does something

@@ -48,9 +48,9 @@ class KVBlockManager:
             self._load(request, loaded)
         found = request.num_computed_tokens
         if found > request.computed_high_water:  # also after a preemption: others may have computed more of its prompt
-            request.cached_tokens += found - request.computed_high_water
+            request.counts.cached_tokens += found - request.computed_high_water
             request.computed_high_water = found
-        self.observer.on_admit(request, request.num_tokens, request.preemptions == 0)
+        self.observer.on_admit(request, request.num_tokens, request.counts.preemptions == 0)
         if loaded:
             self.observer.on_fill(request, request.published_blocks)
         return True

@@ -2,14 +2,12 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from sojourn.engine.adapter import AdapterReference
-from sojourn.engine.kv_source import KVSource
 from sojourn.engine.memory.prefix import chain_hash, root_hash
+from sojourn.engine.request.booking import Booking, Counts
 from sojourn.engine.sampling import SamplingParams, TokenLogprobs, reads_output
-from sojourn.metrics.ledger import new_ledger
-from sojourn.metrics.memory.kv_load import KVLoad
-from sojourn.metrics.memory.prefix_outcomes import PrefixReport
 
 
 class State(Enum):
@@ -39,10 +37,6 @@ class Request:
     priority: int = 0
     fork_of: str | None = None  # an earlier request with the same prompt, whose blocks it shares
     adapter: AdapterReference | None = None
-    hands_over: bool = False  # a decode server will read the KV of its prompt
-    transfer_id: str = ""  # ... which may follow it by this name while it is computed
-    kv_source: KVSource | None = None  # what a prefill server has for it; or, at its end, what it left for another
-    adapter_slot: int = -1  # of the device, while it runs with an adapter
     state: State = State.WAITING
     blocks: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
@@ -59,31 +53,9 @@ class Request:
     error: str | None = None  # a sentence, where the finish reason is error
     is_peer_error: bool = False  # ... which a prefill server caused
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # so far, where they are wanted
-    # For the record.
-    cached_tokens: int = 0
-    computed_tokens: int = 0
-    recomputed_tokens: int = 0
-    preemptions: int = 0
-    lookup_steps: int | None = None  # of a sample: see LookupSample
-    drafted_tokens: int = 0  # that steps verified
-    accepted_tokens: int = 0
-    rejected_ns: int = 0  # of its compute.decode: what rejected drafts took, its own and those beside it
-    rejected_mark_ns: int = 0  # the decode clock's value of that when it joined
-    adapter_loads: int = 0  # into a slot, for this request
-    prefix_report: PrefixReport | None = None  # once it was admitted, and the block observer flushed
-    kv_load: KVLoad | None = None  # what the KV tiers decided, and gave
-    first_step: int | None = None
-    last_step: int | None = None
-    queued_ns: int | None = None  # the loop took it in
-    scheduled_ns: int | None = None  # it got its first place in the batch
-    ledger: list[int] = field(default_factory=new_ledger)
-    waits: dict[str, int] = field(default_factory=dict)  # reason → nanoseconds
-    wait_mark: tuple[int, ...] = ()  # the wait clocks when it began to wait
-    waits_aside: str | None = None  # the reason of its own for which it waits, if not for what holds up the line
-    booked_ns: int = 0  # while it runs: until when its time on the device is booked
-    lag_ns: int = 0  # ... and what of the host's time after that is booked, too
-    clocked: bool = False  # the decode clock runs for it, and the ledger lacks it
-    ledger_changed: bool = False  # since the front saw it, beside what the decode clock adds
+    parts: dict[str, Any] = field(default_factory=dict)  # technique → what it knows of the request
+    counts: Counts = field(default_factory=Counts)
+    booking: Booking = field(default_factory=Booking)
     needs_output: bool = field(init=False)  # the host must know every token before the next one is sampled
     _hashes: list[bytes] = field(default_factory=list)
 

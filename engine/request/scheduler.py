@@ -138,12 +138,12 @@ class Scheduler:
             if item.drafts:
                 tokens, computed = self.drafting.accept(item, tokens)
             if item.kind == "recompute":
-                request.recomputed_tokens += computed
+                request.counts.recomputed_tokens += computed
             else:
-                request.computed_tokens += computed
-            if request.first_step is None:
-                request.first_step = step
-            request.last_step = step
+                request.counts.computed_tokens += computed
+            if request.counts.first_step is None:
+                request.counts.first_step = step
+            request.counts.last_step = step
             if scores:
                 request.prompt_logprobs += scores.get(request.id, ())
             request.token_ids += tokens  # a block that accepted drafts fill is published with their ids
@@ -279,7 +279,7 @@ class Scheduler:
         for technique in self.techniques:
             technique.left(victim)
         self.block_manager.free(victim)
-        victim.preemptions += 1
+        victim.counts.preemptions += 1
         self.waiting.join(victim, State.PREEMPTED)
 
     def _share(self, request: Request, plan: StepPlan) -> int:

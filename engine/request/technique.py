@@ -86,8 +86,8 @@ class Technique:
     def take(self, message: Any) -> None:
         """A message of the front that is neither a request nor the end of one. It may be for another technique."""
 
-    def arrived(self, request: Request) -> Wait | None:
-        """A request came. None: it may be scheduled at once."""
+    def arrived(self, request: Request, message: Any) -> Wait | None:
+        """A request came with this message (Submit). None: it may be scheduled at once."""
         return None
 
     def entered(self, request: Request) -> None:
@@ -135,6 +135,10 @@ class Technique:
         return ()
 
     # Telemetry.
+
+    def report(self, request: Request) -> dict[str, Any]:
+        """Fields of the message (Ended) that tells of the end of a request."""
+        return {}
 
     def measure(self, request: Request, now_ns: int) -> None:
         """A request ended in a step, and its tokens are out."""

@@ -14,6 +14,7 @@ from sojourn.engine.sampling import TokenLogprobs
 from sojourn.engine.techniques.grammar.guides import Guides
 from sojourn.engine.techniques.grammar.masks import MaskFill
 from sojourn.engine.techniques.lora.kernels.backend import LoraTile
+from sojourn.engine.techniques.lora.slots import slot_of
 from sojourn.engine.techniques.tiers.transfers import Transfers
 from sojourn.engine.token.sampling.entropy import EntropySample
 from sojourn.engine.token.sampling.logprobs import Scores
@@ -190,4 +191,4 @@ def finishes(
 def batch_order(item: ScheduledTokens) -> tuple:
     """Single tokens first; neighbours with the same adapter, which is read once for all; and of like context: they
     share a padded gather."""
-    return item.new_tokens > 1, item.request.adapter_slot, item.past_tokens
+    return item.new_tokens > 1, slot_of(item.request), item.past_tokens

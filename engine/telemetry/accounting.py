@@ -106,31 +106,31 @@ class DecodeClock:
 
     def join(self, request: Request) -> None:
         """A request is booked as far as the members. The caller adds it to `members`."""
-        ledger = request.ledger
+        ledger = request.booking.ledger
         for account, ns in zip(CLOCKED, self.clock_ns, strict=True):
             ledger[account] -= ns
-        request.rejected_mark_ns = self.rejected_ns
-        request.clocked = request.ledger_changed = True
+        request.booking.rejected_mark_ns = self.rejected_ns
+        request.booking.clocked = request.booking.ledger_changed = True
 
     def leave(self, request: Request) -> None:
         """Makes its ledger whole. The caller takes it out of `members`."""
-        ledger = request.ledger
+        ledger = request.booking.ledger
         for account, ns in zip(CLOCKED, self.clock_ns, strict=True):
             ledger[account] += ns
-        request.rejected_ns += self.rejected_ns - request.rejected_mark_ns
-        request.clocked = False
-        request.booked_ns, request.lag_ns = self.booked_ns, self.lag_ns
+        request.booking.rejected_ns += self.rejected_ns - request.booking.rejected_mark_ns
+        request.booking.clocked = False
+        request.booking.booked_ns, request.booking.lag_ns = self.booked_ns, self.lag_ns
 
     def remove(self, request: Request) -> None:
         """A request ends, or is preempted: `leave`, and out of `members`, if it is in them."""
-        if request.clocked:
+        if request.booking.clocked:
             self.leave(request)
             self.members = [member for member in self.members if member is not request]
 
     def base(self, request: Request) -> list[int]:
         """The ledger of any request without the clock. A reader adds the clock of its own moment."""
-        ledger = list(request.ledger)
-        if not request.clocked:
+        ledger = list(request.booking.ledger)
+        if not request.booking.clocked:
             for account, ns in zip(CLOCKED, self.clock_ns, strict=True):
                 ledger[account] -= ns
         return ledger
@@ -166,8 +166,10 @@ class Accountant:
         step_began_ns = min(max(begin_ns, encoded_ns), received_ns)
         step_ended_ns = min(max(end_ns, step_began_ns), received_ns)
         _book_wait(request, Account.REQUEST_QUEUE, "step", step_ended_ns - step_began_ns)
-        request.ledger[Account.REQUEST_ADMISSION] += (step_began_ns - encoded_ns) + (received_ns - step_ended_ns)
-        request.queued_ns = received_ns
+        request.booking.ledger[Account.REQUEST_ADMISSION] += (step_began_ns - encoded_ns) + (
+            received_ns - step_ended_ns
+        )
+        request.booking.queued_ns = received_ns
         if preparation is not None:
             self._preparing[request.arrival_index] = received_ns, preparation
         else:
@@ -190,9 +192,9 @@ class Accountant:
             self._begin_waits(plan, turn.begin_ns, now_ns)
         for request in plan.admitted:
             self._end_wait(request)
-            request.booked_ns, request.lag_ns = now_ns, 0
-            if request.scheduled_ns is None:
-                request.scheduled_ns = now_ns
+            request.booking.booked_ns, request.booking.lag_ns = now_ns, 0
+            if request.booking.scheduled_ns is None:
+                request.booking.scheduled_ns = now_ns
         self._decided_ns = now_ns if plan.num_waiting else None
         self._head_blocked_by = plan.head_blocked_by or HEAD_REASONS[-1]  # None: the queue is empty
 
@@ -213,7 +215,7 @@ class Accountant:
                 self._advance(committed_ns)
                 for request in participants.preempted:
                     self._end_wait(request)
-                    request.wait_mark, request.ledger_changed = tuple(self._waited.values()), True
+                    request.booking.wait_mark, request.booking.ledger_changed = tuple(self._waited.values()), True
         clock.booked_ns, clock.lag_ns, clock.committed_ns = outcome.device_end_ns, lag_ns, committed_ns
         self._pauses.clear()
 
@@ -233,7 +235,7 @@ class Accountant:
         """What a request waited for that has an account of its own; what a grammar took longer is waiting."""
         since_ns, preparation = self._preparing.pop(request.arrival_index)
         for account, until_ns in preparation.accounts(since_ns, now_ns):
-            request.ledger[account] += until_ns - since_ns
+            request.booking.ledger[account] += until_ns - since_ns
             since_ns = until_ns
         _book_wait(request, Account.REQUEST_QUEUE, "grammar", now_ns - since_ns)
 
@@ -241,16 +243,16 @@ class Accountant:
         mark = tuple(self._waited.values())
         for request, since_ns in self._arrived.values():
             _book_wait(request, Account.REQUEST_QUEUE, "step", begin_ns - since_ns)  # in a turn without a decision
-            request.ledger[Account.COMPUTE_HOST] += now_ns - max(begin_ns, since_ns)
-            request.wait_mark = mark
+            request.booking.ledger[Account.COMPUTE_HOST] += now_ns - max(begin_ns, since_ns)
+            request.booking.wait_mark = mark
         self._arrived.clear()
         for preemption in plan.preempted:
             self._end_running(preemption.request, now_ns)
-            preemption.request.wait_mark = mark
+            preemption.request.booking.wait_mark = mark
         for request, aside in plan.side_queue_moves:
             if request.state is not State.FINISHED:
                 self._end_wait(request)
-                request.wait_mark, request.waits_aside = mark, aside
+                request.booking.wait_mark, request.booking.waits_aside = mark, aside
 
     def _rejected_ns(self, plan: StepPlan, outcome: StepOutcome, device_ns: int) -> int:
         """The part of a step's time that its rejected drafts took, by their FLOPs."""
@@ -275,7 +277,7 @@ class Accountant:
         if participants.running is not participants.planned:
             running = {request.arrival_index for request in participants.running}
             items = [item for item in items if item.request.arrival_index in running]
-        others = [item for item in items if not item.request.clocked or item.kind in PROMPT_KINDS]
+        others = [item for item in items if not item.request.booking.clocked or item.kind in PROMPT_KINDS]
         if len(items) - len(others) < len(clock.members):
             staying = {item.request.arrival_index for item in items} - {item.request.arrival_index for item in others}
             for request in clock.members:
@@ -287,19 +289,19 @@ class Accountant:
         for item in others:
             request, own = item.request, prompts.get(item.request.arrival_index, 0)
             offence_ns = device_ns * (of_prompts - own) // total
-            ledger = request.ledger
+            ledger = request.booking.ledger
             ledger[Account.REQUEST_INTERFERENCE] += offence_ns
             ledger[_OWN_WORK[item.kind]] += device_ns - offence_ns
             for account, part_ns in zip(STEP_PARTS, parts_ns, strict=True):
                 ledger[account] += part_ns
             if item.kind not in PROMPT_KINDS:
-                request.rejected_ns += rejected_ns
-            gap_ns = self._gap_ns(request.booked_ns, outcome.device_begin_ns)
-            ledger[Account.COMPUTE_HOST] += gap_ns + lag_ns - outcome.draft_ns - request.lag_ns
-            request.booked_ns, request.lag_ns = outcome.device_end_ns, lag_ns
+                request.booking.rejected_ns += rejected_ns
+            gap_ns = self._gap_ns(request.booking.booked_ns, outcome.device_begin_ns)
+            ledger[Account.COMPUTE_HOST] += gap_ns + lag_ns - outcome.draft_ns - request.booking.lag_ns
+            request.booking.booked_ns, request.booking.lag_ns = outcome.device_end_ns, lag_ns
             if item.samples:
                 clock.join(request)
-        clock.members = [item.request for item in items if item.request.clocked]
+        clock.members = [item.request for item in items if item.request.booking.clocked]
 
     def _tick(self, interference_ns: int, decode_ns: int, outcome: StepOutcome, lag_ns: int) -> None:
         clock = self.clock
@@ -313,7 +315,7 @@ class Accountant:
         for request in participants.running:
             if request.arrival_index in took_part:
                 continue
-            ledger, mark = request.ledger, request.booked_ns
+            ledger, mark = request.booking.ledger, request.booking.booked_ns
             host_ns = self._host_ns(max(mark, end_ns), committed_ns)
             draft_ns = outcome.draft_ns if mark <= end_ns else 0
             ledger[Account.COMPUTE_DRAFT] += draft_ns
@@ -322,13 +324,15 @@ class Accountant:
                 ledger[Account.COMPUTE_HOST] += self._host_ns(mark, begin_ns)
             elif mark < end_ns:
                 _book_wait(request, Account.REQUEST_QUEUE, "step", end_ns - mark)
-            ledger[Account.COMPUTE_HOST] += host_ns - draft_ns - request.lag_ns
-            request.booked_ns, request.lag_ns = max(mark, end_ns), host_ns
+            ledger[Account.COMPUTE_HOST] += host_ns - draft_ns - request.booking.lag_ns
+            request.booking.booked_ns, request.booking.lag_ns = max(mark, end_ns), host_ns
 
     def _end_running(self, request: Request, now_ns: int) -> None:
         """Books the host's time since the last commit, or since the request got its place."""
         self.clock.remove(request)
-        request.ledger[Account.COMPUTE_HOST] += self._host_ns(max(request.booked_ns, self.clock.committed_ns), now_ns)
+        request.booking.ledger[Account.COMPUTE_HOST] += self._host_ns(
+            max(request.booking.booked_ns, self.clock.committed_ns), now_ns
+        )
 
     def _gap_ns(self, booked_ns: int, begin_ns: int) -> int:
         """The host's time between two steps; none if the device went from one to the other by itself."""
@@ -348,21 +352,21 @@ class Accountant:
             self._decided_ns = now_ns
 
     def _end_wait(self, request: Request) -> None:
-        for (reason, waited_ns), since_ns in zip(self._waited.items(), request.wait_mark, strict=True):
-            if request.preemptions:
+        for (reason, waited_ns), since_ns in zip(self._waited.items(), request.booking.wait_mark, strict=True):
+            if request.counts.preemptions:
                 account = Account.MEMORY_PREEMPTED
-            elif request.waits_aside is None and reason in MEMORY_REASONS:
+            elif request.booking.waits_aside is None and reason in MEMORY_REASONS:
                 account = Account.MEMORY_BLOCKED
             else:
                 account = Account.REQUEST_QUEUE
-            _book_wait(request, account, request.waits_aside or reason, waited_ns - since_ns)
+            _book_wait(request, account, request.booking.waits_aside or reason, waited_ns - since_ns)
 
 
 def _book_wait(request: Request, account: Account, reason: str, waited_ns: int) -> None:
     """Time that a request waited, by account and by reason. A wait that has not begun is none."""
     if waited_ns > 0:
-        request.ledger[account] += waited_ns
-        request.waits[reason] = request.waits.get(reason, 0) + waited_ns
+        request.booking.ledger[account] += waited_ns
+        request.booking.waits[reason] = request.booking.waits.get(reason, 0) + waited_ns
 
 
 def _weights(shape: ModelShape, items: Sequence[ScheduledTokens]) -> tuple[dict[int, int], int]:

@@ -93,7 +93,7 @@ class FullObserver:
         self.records.idle(end_ns)
 
     def handed_over(self, request: Request, since_ns: int, now_ns: int) -> None:
-        request.ledger[Account.MEMORY_TRANSFER] += now_ns - since_ns
+        request.booking.ledger[Account.MEMORY_TRANSFER] += now_ns - since_ns
 
     def collected(self, plan: StepPlan, running: Sequence[Request]) -> None:
         self._participants = participants(plan, running)
@@ -102,10 +102,10 @@ class FullObserver:
         self.accountant.executed(plan, self._participants, outcome, turn.committed_ns)
 
     def ledger_base(self, request: Request) -> LedgerBase | None:
-        if not request.ledger_changed:
+        if not request.booking.ledger_changed:
             return None
-        request.ledger_changed = False
-        return LedgerBase(self.clock.base(request), dict(request.waits))
+        request.booking.ledger_changed = False
+        return LedgerBase(self.clock.base(request), dict(request.booking.waits))
 
     def observed(
         self, step: int, plan: StepPlan, outcome: StepOutcome, emitted: Sequence[Emitted], turn: Turn

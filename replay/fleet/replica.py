@@ -133,8 +133,8 @@ def decode_again(scheduler: Scheduler, plan: StepPlan, count: int, step: int, *,
         request.num_computed_tokens = request.num_committed_tokens = done
         if done > request.computed_high_water:
             request.computed_high_water = done
-        request.computed_tokens += count
-        request.last_step = step
+        request.counts.computed_tokens += count
+        request.counts.last_step = step
         if done // size != request.published_blocks:
             manager.publish(request)
         assert request.state is State.RUNNING

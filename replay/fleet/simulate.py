@@ -171,7 +171,7 @@ class FleetReplay:
                 self._first_ns[number] = committed_ns + self._way.first_out
             if reason is not None:
                 self._last_ns[number] = committed_ns + self._way.last_out
-                self._cached[number] = request.cached_tokens
+                self._cached[number] = request.counts.cached_tokens
                 self._routing.ended(int(self._replica[number]))
 
 

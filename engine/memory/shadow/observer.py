@@ -263,7 +263,7 @@ class ShadowObserver(BlockObserver):
         if owner.fork_of is None:
             path.prompt = salted(path.root.key, packed_tokens(owner.token_ids[: owner.prompt_tokens]))
             if is_first:
-                owner.prefix_report = self._report(now_ns, owner, path, hashes, known, hits)
+                owner.parts["prefix"] = self._report(now_ns, owner, path, hashes, known, hits)
             self._live.add(path.prompt, owner.id)
         self._expect(path, hashes, len(known))
 

@@ -37,7 +37,7 @@ class FairShare(Policy):
 
     def admitted(self, request: Request) -> None:
         self.queue.claims.pop(request.arrival_index, None)
-        if request.preemptions == 0:
+        if request.counts.preemptions == 0:
             computed = request.prompt_tokens - request.num_computed_tokens
             self.queue.charge(request.tenant, computed / request.weight)
 

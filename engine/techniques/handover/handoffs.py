@@ -20,7 +20,7 @@ from sojourn.engine.techniques.handover.headers import SlotHeaders
 from sojourn.engine.techniques.handover.lease import Lease, LeaseTable
 from sojourn.engine.techniques.tiers.tiers import KVTiers
 from sojourn.engine.techniques.tiers.transfers import Prefetch
-from sojourn.metrics.memory.kv_load import NOTHING_LOADED, KVLoad
+from sojourn.metrics.memory.kv_load import NOTHING_LOADED
 
 ENDS_WITH_TOKEN = ("stop", "length")  # finish reasons of a prompt that was computed
 
@@ -33,9 +33,7 @@ class HandedOver(Protocol):
     prompt_tokens: int
     finish_reason: str | None
     error: str | None
-    transfer_id: str  # under which a decode server may follow it; empty: none does
-    kv_source: KVSource | None  # written here: what the decode server is told
-    kv_load: KVLoad | None  # likewise: bytes that are held
+    parts: dict[str, Any]  # "handover": what the decode server is told; "tiers": bytes that are held
 
     def block_hashes(self, block_size: int, count: int) -> list[bytes]: ...
 
@@ -45,6 +43,7 @@ class _Open:
     """A prompt that is being computed, or whose last blocks are being stored."""
 
     request: HandedOver
+    transfer_id: str  # under which a decode server may follow it; empty: none does
     keys: list[bytes]
     wanted: Prefetch
     finished_ns: int | None = None
@@ -79,14 +78,14 @@ class Handoffs:
         """A decode server waits for blocks that were computed."""
         return any(each.finished_ns is not None or self._is_by_chunk(each) for each in self._open.values())
 
-    def begin(self, request: HandedOver) -> None:
+    def begin(self, request: HandedOver, transfer_id: str = "") -> None:
         """A request arrived whose prompt will be handed over."""
         keys = list(request.block_hashes(self._size, request.prompt_tokens // self._size))
         wanted = Prefetch()
         self._tiers.holds.hold_or_wait(wanted, keys)
-        handoff = self._open[request.arrival_index] = _Open(request, keys, wanted)
-        if request.transfer_id:
-            self.announcements.begin(request.transfer_id, request.arrival_index)
+        handoff = self._open[request.arrival_index] = _Open(request, transfer_id, keys, wanted)
+        if transfer_id:
+            self.announcements.begin(transfer_id, request.arrival_index)
             self._announce(handoff)
 
     def finish(self, request: HandedOver, now_ns: int) -> bool:
@@ -107,9 +106,9 @@ class Handoffs:
             for slot in handoff.sealed:
                 self._headers.unseal(slot)
             self._tiers.holds.let_go(handoff.wanted)
-            if request.transfer_id:
+            if handoff.transfer_id:
                 reason = f"it gave the prompt up: {request.error or request.finish_reason}"
-                self.announcements.end(request.transfer_id, request.arrival_index, error=reason)
+                self.announcements.end(handoff.transfer_id, request.arrival_index, error=reason)
 
     def announce(self) -> None:
         """Decode servers may read what was stored since the last call, of prompts that are being computed."""
@@ -122,9 +121,10 @@ class Handoffs:
         for index, each in list(self._open.items()):
             if each.finished_ns is not None and each.wanted.is_done:
                 del self._open[index]
-                source = each.request.kv_source = self._grant(each, now_ns)
+                parts = each.request.parts
+                source = parts["handover"] = self._grant(each, now_ns)
                 moved_bytes = len(source.slots) * self._tiers.block_bytes
-                each.request.kv_load = replace(each.request.kv_load or NOTHING_LOADED, transfer_bytes=moved_bytes)
+                parts["tiers"] = replace(parts.get("tiers") or NOTHING_LOADED, transfer_bytes=moved_bytes)
                 ready.append((each.request, each.finished_ns))
         return ready
 
@@ -150,10 +150,10 @@ class Handoffs:
         if self._is_by_chunk(handoff) and handoff.num_seen < len(handoff.wanted.held):
             handoff.num_seen = len(handoff.wanted.held)
             if fresh := self._seal(handoff):
-                self.announcements.add(handoff.request.transfer_id, handoff.request.arrival_index, fresh)
+                self.announcements.add(handoff.transfer_id, handoff.request.arrival_index, fresh)
 
     def _is_by_chunk(self, handoff: _Open) -> bool:
-        return self._by_chunk and bool(handoff.request.transfer_id)
+        return self._by_chunk and bool(handoff.transfer_id)
 
     def _seal(self, handoff: _Open) -> list[int]:
         """Slots of blocks that continue the sealed prefix, and are held: they have a header from now on."""
@@ -176,10 +176,10 @@ class Handoffs:
         self._tiers.holds.let_go(handoff.wanted)
         lease_id = f"{request.id}-{secrets.token_hex(8)}"
         if keys:
-            self.leases.grant(Lease(lease_id, tuple(keys), now_ns + self._lease_ns, request.transfer_id))
+            self.leases.grant(Lease(lease_id, tuple(keys), now_ns + self._lease_ns, handoff.transfer_id))
             self._tiers.lent(len(keys), self._headers.num_sealed)
-        if request.transfer_id:
+        if handoff.transfer_id:
             held_by = lease_id if keys else ""
-            self.announcements.end(request.transfer_id, request.arrival_index, fresh, lease_id=held_by)
+            self.announcements.end(handoff.transfer_id, request.arrival_index, fresh, lease_id=held_by)
         where = self.address
         return KVSource(where.engine_id, where.host, where.port, lease_id, handoff.sealed, request.prompt_tokens)

@@ -1,6 +1,7 @@
 """A prefill server around the loop: what it computed is held until a decode server has read it."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from sojourn.engine.request.request import Request
 from sojourn.engine.request.technique import Technique
@@ -21,16 +22,20 @@ class HandoverPlanning(Technique):
     def is_waiting(self) -> bool:
         return self.handoffs.is_waiting
 
-    def arrived(self, request: Request) -> None:
-        if request.hands_over:
-            self.handoffs.begin(request)
+    def arrived(self, request: Request, message: Any) -> None:
+        if message.hands_over:
+            request.parts[self.name] = None  # until its blocks are there
+            self.handoffs.begin(request, message.transfer_id)
 
     def cancelled(self, request: Request) -> None:
-        if request.hands_over:
+        if self.name in request.parts:
             self.handoffs.cancel(request)
 
     def keeps(self, request: Request, now_ns: int) -> bool:
-        return request.hands_over and self.handoffs.finish(request, now_ns)
+        return self.name in request.parts and self.handoffs.finish(request, now_ns)
+
+    def report(self, request: Request) -> dict[str, Any]:
+        return {"kv_source": request.parts.get(self.name)}
 
     def ended(self, is_idle: bool) -> Iterator[tuple[Request, int, int]]:
         """The requests whose prompt a decode server can read from now on. Leases that are over end, too.

@@ -19,7 +19,7 @@ from sojourn.engine.request.plan import Preparation, ScheduledTokens
 from sojourn.engine.techniques.lora.checkpoint.checkpoint import AdapterDescription, AdapterError, describe
 from sojourn.engine.techniques.lora.checkpoint.fit import AdaptedModel
 from sojourn.engine.techniques.lora.kernels.backend import LinearAdapters, LoraBackend, LoraTile, tiles_of
-from sojourn.engine.techniques.lora.slots import HostAdapters
+from sojourn.engine.techniques.lora.slots import HostAdapters, slot_of
 from sojourn.engine.token.models.decoder import Decoder
 from sojourn.metrics.errors import ModelError
 from sojourn.metrics.memory.plan import GIB, shown_bytes
@@ -111,7 +111,7 @@ class Adapters:
         return self.backend.pack(self._model.read(description))
 
     def tiles(self, items: Sequence[ScheduledTokens]) -> list[LoraTile]:
-        slots = [item.request.adapter_slot for item in items]
+        slots = [slot_of(item.request) for item in items]
         return tiles_of(slots, [item.new_tokens for item in items], self.backend.tile_tokens)
 
     def take_read_ns(self) -> list[int]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from sojourn.engine.adapter import AdapterReference
 from sojourn.engine.request.policy import RankedQueue
 from sojourn.engine.request.request import Request
-from sojourn.engine.techniques.lora.slots import AdapterSlots
+from sojourn.engine.techniques.lora.slots import Adapted, AdapterSlots
 
 
 class AdapterLine:
@@ -39,21 +39,22 @@ class AdapterLine:
         """The request runs: it gets a slot, which the next launched step fills where its adapter is new there."""
         if self.count and self._is_behind(request):
             self._overtaken += 1
-        request.adapter_slot, is_new = self.slots.take(request.adapter.key)
+        part = request.parts.setdefault("lora", Adapted())
+        part.slot, is_new = self.slots.take(request.adapter.key)
         if is_new:
             self._overtaken, self._closed = 0, None
             self._loads[request.adapter.key] = request
-            request.adapter_loads += 1
+            part.loads += 1
         self._close_when_due()
 
     def give_back(self, request: Request) -> None:
         """A running request ended, or was preempted. Where no step was launched that fills its slot, none will be:
         its adapter may be gone from host memory by then."""
         key = request.adapter.key
-        request.adapter_slot = -1
+        request.parts["lora"].slot = -1
         self.slots.give_back(key)
         if key in self._loads and not self.slots.users(key):
-            self._loads.pop(key).adapter_loads -= 1
+            self._loads.pop(key).parts["lora"].loads -= 1
             self.slots.vacate(key)
 
     @property

@@ -55,6 +55,9 @@ class LoraPlanning(Technique):
             self._reader.forget(f"load {key}")
             yield AdapterLoaded(key, None if preparation is None else preparation.error)
 
+    def report(self, request: Request) -> dict[str, Any]:
+        return {"adapter_loads": request.parts[self.name].loads} if self.name in request.parts else {}
+
     def entered(self, request: Request) -> None:
         if request.adapter is not None:
             self.line.enter(request)

@@ -2,6 +2,22 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(slots=True)
+class Adapted:
+    """What is kept of a request with an adapter."""
+
+    slot: int = -1  # of the device, while it runs
+    loads: int = 0  # into a slot, for this request
+
+
+def slot_of(request: Any) -> int:
+    """-1 of a request that does not run with an adapter."""
+    part = request.parts.get("lora")
+    return -1 if part is None else part.slot
 
 
 class AdapterSlots:

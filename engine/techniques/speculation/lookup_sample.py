@@ -1,5 +1,7 @@
 """What speculation by prompt lookup would have spared: measured on a sample of requests, whether it is on or not."""
 
+from typing import Any
+
 from sojourn.engine.request.request import Request
 from sojourn.engine.request.technique import Technique
 from sojourn.engine.techniques.speculation.proposers.ngram_index import lookup_steps
@@ -19,10 +21,13 @@ class LookupSample(Technique):
         self._now_ns = 0
 
     def measure(self, request: Request, now_ns: int) -> None:
-        """Sets `lookup_steps` of a request that has ended, if there is time for it."""
+        """Sets the part `lookup` of a request that has ended, if there is time for it."""
         earned = TOKENS_PER_SECOND * (now_ns - self._now_ns) / 1e9 if self._now_ns else 0.0
         self._tokens, self._now_ns = min(MOST_TOKENS, self._tokens + earned), now_ns
         length = len(request.token_ids)
         if request.output_tokens and length <= self._tokens:
             self._tokens -= length
-            request.lookup_steps = lookup_steps(request.token_ids, request.prompt_tokens)
+            request.parts["lookup"] = lookup_steps(request.token_ids, request.prompt_tokens)
+
+    def report(self, request: Request) -> dict[str, Any]:
+        return {"lookup_steps": request.parts.get("lookup")}

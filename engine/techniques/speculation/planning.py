@@ -1,6 +1,8 @@
 """Speculation around the loop: which drafts a step verifies, how many are wanted behind it, and what came of them."""
 
+from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from sojourn.engine.config import EngineConfig
 from sojourn.engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
@@ -37,8 +39,9 @@ class DraftPlanning(Technique):
     def accept(self, item: ScheduledTokens, tokens: Sequence[int]) -> tuple[Sequence[int], int]:
         request, tokens = item.request, item.request.until_end(tokens)
         computed, accepted = max(1, len(tokens)), max(0, len(tokens) - 1)
-        request.drafted_tokens += len(item.drafts)
-        request.accepted_tokens += accepted
+        counts = request.parts.setdefault(self.name, Counter())
+        counts["drafted_tokens"] += len(item.drafts)
+        counts["accepted_tokens"] += accepted
         self.scheduler.policy.accepted(request, accepted)
         request.num_computed_tokens = item.past_tokens + computed
         request.computed_high_water = max(request.computed_high_water, request.num_computed_tokens)
@@ -73,6 +76,9 @@ class DraftPlanning(Technique):
             known = self.scheduler.requests.get(request_id)
             if known is not None and known.state is State.RUNNING:
                 known.drafts = drafts
+
+    def report(self, request: Request) -> dict[str, Any]:
+        return request.parts.get(self.name, {})
 
     def record(self, record: StepRecord, plan: StepPlan, outcome: StepOutcome) -> None:
         if not (plan.wanted or plan.num_drafts or plan.undrafted):

@@ -1,6 +1,6 @@
 """KV tiers around the loop: reads that requests wait for, and copies that steps make."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from sojourn.engine.request.plan import StepOutcome, StepPlan
 from sojourn.engine.request.request import Request
@@ -29,10 +29,14 @@ class TierPlanning(Technique):
         self.tiers = self.lower_tiers = tiers
         self.mover = mover
 
-    def arrived(self, request: Request) -> Prefetch | None:
-        """Begins to read what slow tiers have of the prefix of a request."""
+    def arrived(self, request: Request, message: Any) -> Prefetch | None:
+        """Begins to read what slow tiers have of the prefix of a request, or a prefill server."""
         pool = self.scheduler.pool
-        return self.tiers.prefetch(request, len(pool.match(request.reusable_hashes(pool.block_size))))
+        num_cached = len(pool.match(request.reusable_hashes(pool.block_size)))
+        return self.tiers.prefetch(request, num_cached, None if message is None else message.kv_source)
+
+    def report(self, request: Request) -> dict[str, Any]:
+        return {"kv_load": request.parts.get(self.name)}
 
     def cancelled(self, request: Request) -> None:
         self.tiers.release(request)

@@ -75,13 +75,14 @@ class KVTiers:
 
     # What a request's prefix finds.
 
-    def prefetch(self, request: TierReader, num_cached: int) -> Prefetch | None:
-        """Begins to read what a slow tier has of a prefix, behind `num_cached` blocks that the device has.
+    def prefetch(self, request: TierReader, num_cached: int, source: KVSource | None = None) -> Prefetch | None:
+        """Begins to read what a slow tier has of a prefix, behind `num_cached` blocks that the device has;
+        or what another server computed for it, at its `source`.
 
         None where nothing has to be waited for: the request may be scheduled at once.
         """
-        if request.kv_source is not None and self._peer is not None:
-            return self._fetch(request, request.kv_source, self._peer, num_cached)
+        if source is not None and self._peer is not None:
+            return self._fetch(request, source, self._peer, num_cached)
         chain: list[tuple[bytes, SlowTier | None]] = []
         hashes = request.reusable_hashes(self._size)[num_cached:]
         hangs = any(tier.is_late for tier in self.slow)  # then a block that is being read may never come
@@ -125,7 +126,7 @@ class KVTiers:
         if not any(tier is not None or not self.host.lookup(key) for key, tier in chain):
             return None
         choice = self._choice(chain)
-        request.kv_load = choice.report()
+        request.parts["tiers"] = choice.report()
         if not choice.loads:
             return None
         self.waits.begin(request.arrival_index, prefetch, max(LEAST_PATIENCE_NS, choice.recompute_ns or 0))
@@ -143,9 +144,9 @@ class KVTiers:
         if not keys or (prefetch is not None and prefetch.reads):  # the choice was made before the reads
             return keys
         choice = self._choice([(key, None) for key in keys])
-        report = request.kv_load
+        report = request.parts.get("tiers")
         if report is None or (choice.loads and report.load_decision == "recompute"):  # that was of more blocks
-            request.kv_load = choice.report(report or NOTHING_LOADED)
+            request.parts["tiers"] = choice.report(report or NOTHING_LOADED)
         return keys if choice.loads else []
 
     def load(self, request: TierReader, keys: Sequence[bytes], blocks: Sequence[int]) -> list[str]:
@@ -157,10 +158,11 @@ class KVTiers:
             tiers.append(entry.came_from or "host")
             entry.came_from = ""
         if tiers:
-            tokens = dict(request.kv_load.loaded_tokens) if request.kv_load is not None else {}
+            report = request.parts.get("tiers")
+            tokens = dict(report.loaded_tokens) if report is not None else {}
             for tier in tiers:
                 tokens[tier] = tokens.get(tier, 0) + self._size
-            request.kv_load = replace(request.kv_load or NOTHING_LOADED, loaded_tokens=tokens)
+            request.parts["tiers"] = replace(report or NOTHING_LOADED, loaded_tokens=tokens)
         return tiers
 
     def release(self, request: TierReader) -> None:

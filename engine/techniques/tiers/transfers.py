@@ -61,13 +61,14 @@ class Prefetch:
 
     def note(self, request: TierReader) -> None:
         """How long the reads took that it waited for."""
-        if request.queued_ns is None:
+        queued_ns = request.booking.queued_ns
+        if queued_ns is None:
             return
-        found = request.kv_load or NOTHING_LOADED
+        found = request.parts.get("tiers") or NOTHING_LOADED
         if self.is_from_peer:
-            request.kv_load = replace(found, transfer_bytes=self.peer_bytes, transfer_ns=self.peer_ns)
+            request.parts["tiers"] = replace(found, transfer_bytes=self.peer_bytes, transfer_ns=self.peer_ns)
         else:
-            request.kv_load = replace(found, load_ns=max(0, self.ready_ns - request.queued_ns))
+            request.parts["tiers"] = replace(found, load_ns=max(0, self.ready_ns - queued_ns))
 
     def has_read(self, read: Moved) -> None:
         """A read that it waited for ended."""

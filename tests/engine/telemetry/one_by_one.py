@@ -164,7 +164,7 @@ class OneByOne:
         page = self.pages[request.arrival_index]
         queue_ns, blocked_ns = self._queue_ns - page.mark[0], self._blocked_ns - page.mark[1]
         page.mark = (self._queue_ns, self._blocked_ns)
-        if request.preemptions:
+        if request.counts.preemptions:
             page.ledger[Account.MEMORY_PREEMPTED] += queue_ns + blocked_ns
         elif page.aside:
             page.ledger[Account.REQUEST_QUEUE] += queue_ns + blocked_ns
@@ -203,14 +203,14 @@ class BothAccountants:
     def ended_between_steps(self, request: Request, waited: bool, now_ns: int) -> None:
         for books in (self.oracle, self.accountant):
             books.ended_between_steps(request, waited, now_ns)
-        assert not request.clocked
+        assert not request.booking.clocked
         self.compare([request])
 
     def compare(self, requests: Sequence[Request]) -> None:
         clock = self.accountant.clock
         for request in requests:
-            ledger = list(request.ledger)
-            if request.clocked:
+            ledger = list(request.booking.ledger)
+            if request.booking.clocked:
                 assert any(member is request for member in clock.members)
                 ledger = ledger_at(ledger, clock.clock_ns)
             assert ledger == self.oracle.pages[request.arrival_index].ledger, request.id

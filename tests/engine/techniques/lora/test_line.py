@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from sojourn.engine.techniques.lora.line import AdapterLine
-from sojourn.engine.techniques.lora.slots import AdapterSlots
+from sojourn.engine.techniques.lora.slots import Adapted, AdapterSlots, slot_of
 
 
 def test_a_slot_whose_request_left_before_a_step_was_launched_is_filled_for_the_next_one():
@@ -13,11 +13,11 @@ def test_a_slot_whose_request_left_before_a_step_was_launched_is_filled_for_the_
     line.enter(first)
     line.enter(second)
     line.give_back(first)
-    assert [(slot, adapter.key) for slot, adapter in line.take_loads()] == [(second.adapter_slot, "b")]
-    assert (first.adapter_slot, first.adapter_loads, line.slots.loads) == (-1, 0, 1)
+    assert [(slot, adapter.key) for slot, adapter in line.take_loads()] == [(slot_of(second), "b")]
+    assert (first.parts["lora"], line.slots.loads) == (Adapted(slot=-1, loads=0), 1)
     line.enter(third)
-    assert third.adapter_slot != second.adapter_slot
-    assert [(slot, adapter.key) for slot, adapter in line.take_loads()] == [(third.adapter_slot, "a")]
+    assert slot_of(third) != slot_of(second)
+    assert [(slot, adapter.key) for slot, adapter in line.take_loads()] == [(slot_of(third), "a")]
 
 
 def test_a_slot_is_filled_once_for_all_who_use_it():
@@ -33,4 +33,4 @@ def test_a_slot_is_filled_once_for_all_who_use_it():
 
 
 def request(number: int, key: str) -> SimpleNamespace:
-    return SimpleNamespace(number=number, adapter=SimpleNamespace(key=key), adapter_slot=-1, adapter_loads=0)
+    return SimpleNamespace(number=number, adapter=SimpleNamespace(key=key), parts={})

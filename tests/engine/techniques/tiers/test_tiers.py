@@ -2,14 +2,13 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from sojourn.engine.kv_source import KVSource
 from sojourn.engine.messages import Abort
 from sojourn.engine.techniques.tiers.cost import Speed, choose
 from sojourn.engine.techniques.tiers.index import TierIndex
@@ -121,8 +120,7 @@ class Waiting:
 
     keys: list[bytes]
     arrival_index: int = 1
-    kv_load: KVLoad | None = None
-    kv_source: KVSource | None = None
+    parts: dict[str, KVLoad] = field(default_factory=dict)
 
     def reusable_hashes(self, block_size: int) -> list[bytes]:
         return self.keys
@@ -308,10 +306,11 @@ def test_the_record_says_of_a_prefix_in_two_tiers_what_was_done(asks, copies_pay
         tiers.transferred(Transfers(loads=[(0, 0)]), 10**9, 0)
     tiers.prefetch(request, 0)
     books.run()
-    assert request.kv_load.load_decision == "recompute"
+    assert request.parts["tiers"].load_decision == "recompute"
     assert tiers.found(request, 0) == KEYS[:copies_pay]
-    assert request.kv_load.load_decision == ("load" if copies_pay else "recompute")
-    assert copies_pay == (request.kv_load.load_predicted_ns <= request.kv_load.recompute_predicted_ns)
+    report = request.parts["tiers"]
+    assert report.load_decision == ("load" if copies_pay else "recompute")
+    assert copies_pay == (report.load_predicted_ns <= report.recompute_predicted_ns)
     tiers.release(request)
     audit_tiers(tiers)
 
