@@ -25,7 +25,7 @@ def test_a_prompt_that_ends_in_the_queue_still_tells_what_it_would_have_shared()
 
 def test_a_prompt_that_was_scheduled_tells_what_its_lookup_worked_out():
     scheduled = request(11)
-    scheduled.first_step = 3
+    scheduled.counts.first_step = 3
     assert ended_message(scheduled, 0, SIZE).prompt_block_hashes == []
     scheduled.block_hashes(SIZE, 1)
     assert len(ended_message(scheduled, 0, SIZE).prompt_block_hashes) == 1
