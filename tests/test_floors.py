@@ -113,7 +113,7 @@ YET = {
     "engine.server.api_reference engine.techniques.lora.served",
     "engine.server.app engine.techniques.lora.served",
     "engine.server.fleet.routes engine.techniques.handover.settings",
-    "engine.server.grammar.worker engine.techniques.grammar.grammar",
+    "engine.techniques.grammar.worker engine.techniques.grammar.grammar",
     "engine.server.openai.kv_transfer engine.techniques.handover.settings",
     "engine.server.openai.structured_output engine.techniques.grammar.grammar",
     "engine.server.service engine.techniques.lora.served",

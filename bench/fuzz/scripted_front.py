@@ -67,13 +67,13 @@ class ScriptedFront:
     def __init__(self, **settings: Any):
         self.loop = asyncio.new_event_loop()
         self.app = build_app(EngineConfig(model="tiny-model", telemetry="off", **settings))
-        service = self.app.state.service
-        self.core = ScriptedCore(service.core)
+        first = self.app.state.front.first
+        self.core = ScriptedCore(first.core)
 
         async def passes(*_: Any) -> None:
             """Grammars are compiled in a process of their own, which this fuzzer does not start."""
 
-        service.grammar_checks.check = passes
+        first.grammars.check = passes
 
     def call(self, method: str, path: str, headers: list[tuple[bytes, bytes]], content: bytes) -> tuple[int, bytes]:
         """Status and body. Raises TimeoutError where no answer comes."""

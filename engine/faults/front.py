@@ -18,20 +18,20 @@ from sojourn.engine.faults.plan import (
     SlowTokeniser,
     SlowWrites,
 )
+from sojourn.engine.server.front import Front
 from sojourn.engine.server.gateway.moderation.verdict import Moderator, Verdict
-from sojourn.engine.server.service import Service
 from sojourn.metrics.errors import InputError
 
 
 def plant_in_front(app: FastAPI, faults: list[Fault]) -> None:
-    """Wraps the service's parts, before the application starts. Raises InputError for a fault without its object."""
+    """Wraps parts of the front, before the application starts. Raises InputError for a fault without its object."""
     for fault in faults:
         if isinstance(fault, FrontFault):
-            PLANTS[type(fault)](app, app.state.service, fault)
+            PLANTS[type(fault)](app, app.state.front, fault)
 
 
-def slow_tokeniser(app: FastAPI, service: Service, fault: SlowTokeniser) -> None:
-    tokenizer, window = service.tokenizer, Window(fault)
+def slow_tokeniser(app: FastAPI, front: Front, fault: SlowTokeniser) -> None:
+    tokenizer, window = front.first.tokenizer, Window(fault)
 
     def cost(ids: list[int]) -> None:
         if window.is_open():
@@ -40,8 +40,8 @@ def slow_tokeniser(app: FastAPI, service: Service, fault: SlowTokeniser) -> None
     tokenizer.encode = after(tokenizer.encode, cost)
 
 
-def slow_detokeniser(app: FastAPI, service: Service, fault: SlowDetokeniser) -> None:
-    tokenizer, window = service.tokenizer, Window(fault)
+def slow_detokeniser(app: FastAPI, front: Front, fault: SlowDetokeniser) -> None:
+    tokenizer, window = front.first.tokenizer, Window(fault)
 
     def cost(_: str) -> None:
         if window.is_open():
@@ -53,7 +53,7 @@ def slow_detokeniser(app: FastAPI, service: Service, fault: SlowDetokeniser) -> 
     tokenizer.stream = after(tokenizer.stream, slowed)
 
 
-def event_loop_block(app: FastAPI, service: Service, fault: EventLoopBlock) -> None:
+def event_loop_block(app: FastAPI, front: Front, fault: EventLoopBlock) -> None:
     """Beats for as long as the server runs; its window begins with the first request."""
     window, beating = Window(fault), set[asyncio.Task]()
 
@@ -63,18 +63,18 @@ def event_loop_block(app: FastAPI, service: Service, fault: EventLoopBlock) -> N
             if window.is_open():
                 spend(fault.ms / 1e3, fault.by)
 
-    submit = service.core.submit
+    submit = front.first.core.submit
 
     def submitting(sequence: Any) -> None:
         if not beating:
             beating.add(asyncio.get_running_loop().create_task(beat()))
         submit(sequence)
 
-    service.core.submit = submitting
+    front.first.core.submit = submitting
 
 
-def slow_moderation(app: FastAPI, service: Service, fault: SlowModeration) -> None:
-    if service.moderation is None:
+def slow_moderation(app: FastAPI, front: Front, fault: SlowModeration) -> None:
+    if front.moderation is None:
         raise InputError("the fault slow_moderation needs checks to slow down; set moderation, or leave it out")
     window = Window(fault)
 
@@ -88,14 +88,14 @@ def slow_moderation(app: FastAPI, service: Service, fault: SlowModeration) -> No
 
     moderators: dict[int, Moderator] = {
         id(rule.moderator): rule.moderator
-        for profile in service.moderation.profiles.values()
+        for profile in front.moderation.profiles.values()
         for rule in profile.input_rules
     }
     for moderator in moderators.values():
         moderator.check = slowed(moderator.check)
 
 
-def slow_writes(app: FastAPI, service: Service, fault: SlowWrites) -> None:
+def slow_writes(app: FastAPI, front: Front, fault: SlowWrites) -> None:
     app.add_middleware(WriteFaults, fault=fault)
 
 
@@ -138,7 +138,7 @@ async def _pause(fault: SlowWrites | SlowModeration) -> None:
         spend(fault.ms / 1e3, fault.by)
 
 
-PLANTS: dict[type[FrontFault], Callable[[FastAPI, Service, Any], None]] = {
+PLANTS: dict[type[FrontFault], Callable[[FastAPI, Front, Any], None]] = {
     SlowTokeniser: slow_tokeniser,
     SlowDetokeniser: slow_detokeniser,
     EventLoopBlock: event_loop_block,

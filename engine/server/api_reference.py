@@ -17,11 +17,11 @@ from sojourn.engine.server.anthropic.content_blocks import TextBlock, ThinkingBl
 from sojourn.engine.server.anthropic.messages_request import CountTokensRequest
 from sojourn.engine.server.app import ENDPOINTS
 from sojourn.engine.server.body.strict import UnsupportedField
-from sojourn.engine.server.debug import ProfileRequest
+from sojourn.engine.server.endpoints.debug import ProfileRequest
 from sojourn.engine.server.openai.messages import TemplateFields
 from sojourn.engine.server.openai.protocol import GenerationRequest
 from sojourn.engine.server.openai.responses_request import ResponsesRequest
-from sojourn.engine.techniques.lora.served import LoadLoraAdapter, UnloadLoraAdapter
+from sojourn.engine.techniques import load
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "api.md"
 # Their fields have one table, for all bodies that take them.
@@ -29,7 +29,7 @@ SHARED = (GenerationRequest, TemplateFields, CountTokensRequest)
 BLOCKS = (TextBlock, ThinkingBlock, ToolUseBlock, ToolResultBlock)  # in the lists of a message
 BODIES = {f"POST {path}": endpoint.body for path, endpoint in ENDPOINTS.items()}
 BODIES["POST /debug/profile"] = ProfileRequest
-BODIES["POST /v1/load_lora_adapter"], BODIES["POST /v1/unload_lora_adapter"] = LoadLoraAdapter, UnloadLoraAdapter
+BODIES |= load("lora", "served").BODIES
 _TABLE = re.compile(r"(<!-- (fields|unsupported): (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 _SIGNS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 

@@ -3,6 +3,7 @@
 Paths of Anthropic's API show them in its own shape: {"type": "error", "error": {type, message}}.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -67,6 +68,13 @@ class Rejection(ApiError):
 def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
     """The refusal of one field of a body."""
     return ApiError(400, message, param=param, code=code)
+
+
+def unknown_model(name: str, names: Sequence[str], shown: int | None = None) -> ApiError:
+    """The refusal of a model that nobody serves. `shown` bounds how many of the served names it lists."""
+    served = ", ".join(f"`{each}`" for each in names[:shown])
+    message = f"the model `{name[:100]}` does not exist; this server has {served}"
+    return ApiError(404, message, param="model", code="model_not_found")
 
 
 _ANTHROPIC_TYPES = {

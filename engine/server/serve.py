@@ -14,9 +14,9 @@ from sojourn.engine.process import freeze_startup_objects, share_interpreter
 from sojourn.engine.server.app import build_app
 from sojourn.engine.server.core.client import CoreClient
 from sojourn.engine.server.fleet.kv_event_publisher import exposed
+from sojourn.engine.server.front import Front
 from sojourn.engine.server.http.listener import exposure, listen, raise_descriptor_limit, url_of, uvicorn_settings
 from sojourn.engine.server.models.registry import Models
-from sojourn.engine.server.service import Service
 from sojourn.metrics.errors import RunDataError, ServerError, SojournError
 
 # After the second signal: for the error events to reach their clients, and for all to end, the run directory included.
@@ -39,21 +39,21 @@ def serve(config: EngineConfig) -> None:
     except SojournError:
         listener.close()
         raise
-    core, connections = app.state.service.core, app.state.service.connections
-    settings = uvicorn_settings(app, connections)
-    raise_descriptor_limit(connections)
+    front: Front = app.state.front
+    settings = uvicorn_settings(app, front.connections)
+    raise_descriptor_limit(front.connections)
     share_interpreter()
-    events = app.state.service.kv_events
-    for warning in (exposure(config), None if events is None else exposed(events)):
+    for warning in (exposure(config), None if front.kv_events is None else exposed(front.kv_events)):
         if warning is not None:
             print(warning, flush=True)
     url = url_of(config, listener)
-    with asyncio.Runner(loop_factory=app.state.service.telemetry.new_event_loop) as runner:
-        server = _Server(settings, app.state.service.models)
-        runner.run(_run(server, app.state.service, listener, url))
-    if core.state == "failed" and app.state.service.models.is_single:
+    with asyncio.Runner(loop_factory=front.first.telemetry.new_event_loop) as runner:
+        server = _Server(settings, front.models)
+        runner.run(_run(server, front, listener, url))
+    core = front.first.core
+    if core.state == "failed" and front.models.is_single:
         raise ServerError(core.failure)
-    if (lost := app.state.service.failure) is not None:
+    if (lost := front.failure) is not None:
         raise RunDataError(lost)
     if server.exit_code:
         raise SystemExit(server.exit_code)
@@ -104,14 +104,14 @@ def _end_unfinished(exit_code: int) -> None:
     os._exit(exit_code)
 
 
-async def _run(server: _Server, service: Service, listener: socket.socket, url: str) -> None:
+async def _run(server: _Server, front: Front, listener: socket.socket, url: str) -> None:
     """Serves until SIGTERM or SIGINT, or until the core is given up."""
-    print(f"Sojourn listens on {url} and loads {service.config.model}", flush=True)
-    if (defaults := service.defaults.sentence()) is not None:
+    print(f"Sojourn listens on {url} and loads {front.config.model}", flush=True)
+    if (defaults := front.first.defaults.sentence()) is not None:
         print(defaults, flush=True)
-    watching = asyncio.create_task(_watch(server, service.core, url, ends_with_it=service.models.is_single))
-    if service.access.has_files:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, service.access.reload_soon)
+    watching = asyncio.create_task(_watch(server, front.first.core, url, ends_with_it=front.models.is_single))
+    if front.access.has_files:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, front.access.reload_soon)
     await server.serve(sockets=[listener])
     watching.cancel()
 

@@ -45,7 +45,6 @@ class Caller:
     priority: int = 0  # lower goes first, where the policy asks
     weight: int = 1  # of its tenant, under policy fair-share
     session: str | None = None  # the header x-session-id: routers hold the calls of one session together
-    admission: Any = None  # engine.server.gateway.access.admission.Admission: what it owes to its tenant's limits
 
     def front_times(self, encoded_ns: int) -> FrontTimes:
         """What is neither quota nor cold start nor moderation is encoding."""
@@ -163,7 +162,7 @@ class Call:
 
     @property
     def outcome(self) -> tuple[int, str | None]:
-        """Status and code of its end, for `Service.ended`: of a failure behind the first byte, too."""
+        """Status and code of its end, for `Front.end`: of a failure behind the first byte, too."""
         if self.failure is not None:
             return self.failure.status, self.failure.code
         if self._error is not None:

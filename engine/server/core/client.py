@@ -34,13 +34,9 @@ class CoreClient:
     """Owns the core process and its sockets."""
 
     def __init__(
-        self,
-        config: EngineConfig,
-        telemetry: CoreObserver,
-        kv_events: BlockEvents | None = None,
-        spare: Spare | None = None,
+        self, config: EngineConfig, telemetry: CoreObserver, spare: Spare, kv_events: BlockEvents | None = None
     ):
-        """`spare` is that of another client, which ends it."""
+        """`spare` is for all clients of a front, which ends it."""
         self.config = config
         self.kv_events = kv_events
         self.ready: messages.Ready | None = None
@@ -52,8 +48,7 @@ class CoreClient:
         self._telemetry = telemetry
         self._process: CoreProcess | None = None
         self._heartbeat: Heartbeat | None = None  # of the core that is up; None while it loads
-        self.spare = spare or Spare()
-        self._owns_spare = spare is None
+        self._spare = spare
         self._sockets: SocketsFolder | None = None
         self._changed = asyncio.Event()
         self._supervisor: asyncio.Task | None = None
@@ -92,6 +87,12 @@ class CoreClient:
                 retry_after_seconds=self.queue_speed.seconds_to_clear(waiting),
             )
 
+    def require_ready(self) -> messages.Ready:
+        """What the core said of its model. Raises Rejection 503 until the model is loaded."""
+        if self.ready is None:
+            raise Rejection(503, "the engine is loading", code="engine_loading", retry_after_seconds=2)
+        return self.ready
+
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
 
@@ -127,8 +128,6 @@ class CoreClient:
         if self.state != "failed":
             self._set_state("draining")  # so that the supervisor starts no other
         await self._end_process()
-        if self._owns_spare:
-            await self.spare.stop()
         self.fail_open_streams()
         self._context.destroy(linger=0)
         if self._sockets is not None:
@@ -256,7 +255,7 @@ class CoreClient:
     async def _run_once(self) -> None:
         """One life of the core process, from its start to its death."""
         wanted_ns = time.monotonic_ns()
-        core = self._process = self.spare.take() or await CoreProcess.start()
+        core = self._process = self._spare.take() or await CoreProcess.start()
         if self.state in ENDING:  # since then
             self._kill()
         try:
@@ -350,7 +349,7 @@ class CoreClient:
         self._telemetry.ready(message)
         self._set_state("ready")
         if self.config.spare_core:
-            self.spare.prepare()
+            self._spare.prepare()
 
     def _take(self, message: messages.Tokens) -> None:
         self.next_step = message.next_step

@@ -1,1 +1,1 @@
-"""What a router in front of several servers asks of this one (docs/fleet.md)."""
+"""What this server sends to a router in front of several (docs/fleet.md)."""

@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from urllib.parse import quote
@@ -12,25 +13,28 @@ from urllib.parse import quote
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
+from sojourn.engine.adapter import AdapterReference
 from sojourn.engine.config import EngineConfig
 from sojourn.engine.server.core.call import Caller
 from sojourn.engine.server.core.client import CoreClient
-from sojourn.engine.server.errors import ApiError, Rejection
+from sojourn.engine.server.errors import ApiError, Rejection, unknown_model
 from sojourn.engine.server.http.connections import disconnected
+from sojourn.engine.server.model import Model
 from sojourn.engine.server.models.served_model import ServedModel
-from sojourn.engine.server.service import Service
 from sojourn.metrics.errors import InputError, ModelError, ServerError, SojournError
 from sojourn.metrics.memory.plan import GIB, shown_bytes
 
 log = logging.getLogger(__name__)
 WATCH_SECONDS = 0.5  # between two looks for idle models
+SHOWN_MODELS = 20  # names in the sentence about one that does not exist
 SUBFOLDER = "models"  # of a run directory: the records of the further models
 
 
 class Models:
     """The first model is that of the command line. Raises InputError where two have one name."""
 
-    def __init__(self, config: EngineConfig, first: Service):
+    def __init__(self, config: EngineConfig, first: Model, make: Callable[[EngineConfig], Model]):
+        """`make` builds a further model, whose core is cold. It raises SojournError."""
         self._config = config
         self.first = ServedModel(first.name, config, lambda: first, first)
         self._named = {first.name: self.first}
@@ -40,8 +44,7 @@ class Models:
             if name in self._named:
                 raise InputError(f"models: {name!r} is the name of two models; rename one")
             own = _settings_of(config, name, folder)
-            self._named[name] = ServedModel(name, own, lambda own=own: Service(own, first))
-        first.models = self
+            self._named[name] = ServedModel(name, own, partial(make, own))
 
     @property
     def all(self) -> list[ServedModel]:
@@ -56,34 +59,56 @@ class Models:
         return any(core.streams for core in self.cores)
 
     @property
-    def services(self) -> list[Service]:
-        return [model.service for model in self.all if model.service is not None]
+    def built(self) -> list[Model]:
+        return [model.built for model in self.all if model.built is not None]
+
+    @property
+    def only_hot(self) -> Model | None:
+        """The only model of a front that has one, if its core is up: a call need not name it."""
+        return self.first.built if self.is_single and self.first.is_hot else None
 
     @property
     def cores(self) -> list[CoreClient]:
-        return [service.core for service in self.services]
+        return [model.core for model in self.built]
 
     def find(self, name: str | None) -> ServedModel | None:
         """The model of that name; the first one where a call names none; None where there is none."""
         return self.first if name is None else self._named.get(name)
 
-    @asynccontextmanager
-    async def using(
-        self, model: ServedModel, request: Request, caller: Caller, *, computes: bool
-    ) -> AsyncIterator[Service]:
-        """The service of a model whose core is up, if the call `computes`. The wait for it is booked as `cold_start`.
+    def find_adapter(self, name: str | None) -> AdapterReference | None:
+        """The adapter of that name; None for the first model itself. Raises ApiError 404."""
+        adapters = self.first.built.adapters
+        if name is None or name == self.first.name:
+            return None
+        if (adapter := adapters.find(name)) is None:
+            raise unknown_model(name, [*self._named, *adapters.names], SHOWN_MODELS)
+        return adapter
 
-        Raises Rejection 429 where too many calls wait, ApiError 503 where the model cannot be loaded or takes too long.
+    async def use(self, model: ServedModel, request: Request, caller: Caller, *, computes: bool) -> Model:
+        """The model, with its core up if the call `computes`. The wait for it is booked as `cold_start`.
+
+        The caller owes a `leave`. Raises Rejection 429 where too many calls wait, ApiError 503 where the model cannot
+        be loaded or takes too long; then it owes none.
         """
-        with self._used(model):
+        model.num_using += 1
+        try:
             if computes and not model.is_hot:
                 await self._wait(model, request, caller)
-            elif model.service is None:
+            elif model.built is None:
                 try:
                     await model.build()
                 except SojournError as error:
                     raise self._refusal(model, error) from None
-            yield model.service
+        except BaseException:
+            self.leave(model)
+            raise
+        return model.built
+
+    def leave(self, model: ServedModel) -> None:
+        """A call does not use it any more, or uses its core alone."""
+        model.num_using -= 1
+        model.used_at = time.monotonic()
+        self._freed.set()
 
     async def fall_asleep(self, model: ServedModel, level: int) -> None:
         """Level 1: without its KV pool; level 2: without its weights, too. Raises ApiError 409 where it cannot."""
@@ -91,7 +116,7 @@ class Models:
             if not model.is_idle:
                 raise ApiError(409, f"the model `{model.name}` has open calls; try again", code="model_busy")
             if not model.may_sleep and model.state not in ("sleeping", "cold"):
-                state = model.state if model.service is None else model.service.core.state
+                state = model.state if model.built is None else model.built.core.state
                 message = f"the model `{model.name}` is {state}, and only one that is ready can sleep; try again"
                 raise ApiError(409, message, code="model_not_ready")
             if level == 1 and model.may_sleep:
@@ -120,15 +145,13 @@ class Models:
                             await self._try_to_put_to_sleep(model)
 
     async def stop(self) -> None:
-        """Ends all cores, and writes what their services still hold."""
+        """Ends all cores."""
         self._tell()
         for model in self.all:
             if model.is_changing:
                 model.change.cancel()
         await asyncio.gather(*(model.change for model in self.all if model.change is not None), return_exceptions=True)
         await asyncio.gather(*(core.stop() for core in self.cores))
-        for service in self.services[1:]:
-            await service.stop()
 
     def _note(self) -> None:
         if any([model.note() for model in self.all]):
@@ -138,7 +161,7 @@ class Models:
         """Writes to the run directory what the models were. A single one that was never put to sleep needs no word."""
         found = [model.history.residence(model.needed_bytes) for model in self.all]
         if not self.is_single or any(residence.count("sleeping") for residence in found):
-            self.first.service.telemetry.residences(found)
+            self.first.built.telemetry.residences(found)
 
     async def drain(self, seconds: float) -> None:
         await asyncio.gather(*(core.drain(seconds) for core in self.cores))
@@ -146,16 +169,6 @@ class Models:
     def give_up(self) -> None:
         for core in self.cores:
             core.give_up()
-
-    @contextmanager
-    def _used(self, model: ServedModel) -> Iterator[None]:
-        model.num_using += 1
-        try:
-            yield
-        finally:
-            model.num_using -= 1
-            model.used_at = time.monotonic()
-            self._freed.set()
 
     async def _wait(self, model: ServedModel, request: Request, caller: Caller) -> None:
         limit, seconds = self._config.model_queue, self._config.model_wait_seconds
@@ -198,10 +211,10 @@ class Models:
             raise error
         async with self._memory:
             try:
-                service = await model.build()
+                core = (await model.build()).core
                 await self._make_room(model)
-                if service.core.state in ("falling_asleep", "sleeping"):
-                    await service.core.sleep.end()
+                if core.state in ("falling_asleep", "sleeping"):
+                    await core.sleep.end()
                 else:
                     await self._load(model)
             except SojournError as error:
@@ -211,10 +224,10 @@ class Models:
         model.failure = None
 
     async def _load(self, model: ServedModel) -> None:
-        core, began = model.service.core, time.monotonic()
+        core, began = model.built.core, time.monotonic()
         if core.state in ("cold", "failed"):
             await core.start()
-        model.service.watch()
+        model.built.watch()
         while core.state not in ("ready", "failed", "draining"):
             await core.wait_for_change()
         if core.state != "ready":
@@ -225,7 +238,7 @@ class Models:
             await self._make_room_after(model)
 
     async def _put_to_sleep(self, model: ServedModel) -> None:
-        await model.service.core.sleep.begin()
+        await model.built.core.sleep.begin()
         self._note()
 
     async def _try_to_put_to_sleep(self, model: ServedModel) -> None:
@@ -237,7 +250,7 @@ class Models:
 
     async def _unload(self, model: ServedModel) -> None:
         assert model.plan is not None, "remembered: the core's goes with it"
-        await model.service.core.unload()
+        await model.built.core.unload()
         self._note()
 
     @property

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from sojourn.engine.config import EngineConfig, model_folder
+from sojourn.engine.server.model import Model
 from sojourn.engine.server.models.history import History
-from sojourn.engine.server.service import Service
 from sojourn.metrics.errors import SojournError
 from sojourn.metrics.memory.plan import MemoryPlan
 
@@ -24,12 +24,12 @@ PROCESS_BYTES = 400 << 20  # of a core, where none was measured: interpreter and
 
 
 class ServedModel:
-    """`make` builds its service, and raises SojournError; the first model's is there from the start."""
+    """`make` builds the model, and raises SojournError; the first one is there from the start."""
 
-    def __init__(self, name: str, config: EngineConfig, make: Callable[[], Service], service: Service | None = None):
+    def __init__(self, name: str, config: EngineConfig, make: Callable[[], Model], built: Model | None = None):
         self.name = name
         self.config = config
-        self.service = service
+        self.built = built
         self._make = make
         self._making = asyncio.Lock()
         self.num_waiting = 0  # calls that wait for it
@@ -47,18 +47,18 @@ class ServedModel:
     def state(self) -> str:
         """hot, sleeping, cold, loading, waking or failed."""
         if self.is_changing:
-            return "loading" if self.service is None or self.service.core.state in ("cold", "loading") else "waking"
-        if self.service is None:
+            return "loading" if self.built is None or self.built.core.state in ("cold", "loading") else "waking"
+        if self.built is None:
             return "cold" if self.failure is None else "failed"
-        return STATES[self.service.core.state]
+        return STATES[self.built.core.state]
 
     @property
     def is_hot(self) -> bool:
         """Its core takes calls, or says itself why not."""
-        if self.service is None or self.is_changing:
+        if self.built is None or self.is_changing:
             return False
         # The core of a front that has just begun is nobody's change: it loads, and its calls get 503 as ever.
-        return self.service.core.state not in ("cold", "falling_asleep", "sleeping", "waking", "failed")
+        return self.built.core.state not in ("cold", "falling_asleep", "sleeping", "waking", "failed")
 
     @property
     def is_changing(self) -> bool:
@@ -67,25 +67,25 @@ class ServedModel:
     @property
     def is_idle(self) -> bool:
         return not (self.num_using or self.num_waiting or self.is_changing) and not (
-            self.service is not None and self.service.core.streams
+            self.built is not None and self.built.core.streams
         )
 
     @property
     def may_sleep(self) -> bool:
         """A core that is silent, or that another one replaces, would not answer."""
-        return self.is_idle and self.service is not None and self.service.core.state == "ready"
+        return self.is_idle and self.built is not None and self.built.core.state == "ready"
 
     @property
     def expected_seconds(self) -> int:
         """Until it is hot, for `Retry-After`."""
         asleep = self.state in ("sleeping", "waking")
-        seconds = self.service.core.sleep.wake_seconds if asleep else self.load_seconds
+        seconds = self.built.core.sleep.wake_seconds if asleep else self.load_seconds
         return max(1, math.ceil(seconds or USUAL_LOAD_SECONDS))
 
     @property
     def plan(self) -> MemoryPlan | None:
         """Of its last core."""
-        if self.service is not None and (ready := self.service.core.ready) is not None:
+        if self.built is not None and (ready := self.built.core.ready) is not None:
             self._plan = ready.memory
         return self._plan
 
@@ -101,7 +101,7 @@ class ServedModel:
     def held_bytes(self) -> int:
         """Now: a sleeping model has no KV pool."""
         state = self.state
-        if state in ("cold", "failed") or self.service is None:
+        if state in ("cold", "failed") or self.built is None:
             return 0
         if state == "sleeping" and self.plan is not None:
             return self.plan.total_bytes - self.plan.kv_bytes
@@ -110,7 +110,7 @@ class ServedModel:
     def card(self) -> dict[str, Any]:
         """As GET /v1/models shows it, with its state."""
         unknown = {"id": self.name, "object": "model", "created": self._created, "owned_by": "sojourn"}
-        card = unknown if self.service is None else self.service.card()
+        card = unknown if self.built is None else self.built.card()
         detail = {} if self.failure is None else {"detail": self.sentence(self.failure)}
         return card | {"state": self.state} | detail
 
@@ -118,12 +118,12 @@ class ServedModel:
         """For a client, which need not know where the operator's files lie."""
         return str(error).replace(str(model_folder(self.config.model)), f"`{self.name}`")
 
-    async def build(self) -> Service:
-        """Its service, with tokenizer and template; one for all who ask at once. Raises SojournError."""
+    async def build(self) -> Model:
+        """The model with its tokenizer and template; one for all who ask at once. Raises SojournError."""
         async with self._making:
-            if self.service is None:
-                self.service = await asyncio.to_thread(self._make)
-            return self.service
+            if self.built is None:
+                self.built = await asyncio.to_thread(self._make)
+            return self.built
 
     def note(self) -> bool:
         """Remembers its state and memory of now; whether the state is another one."""

@@ -1,6 +1,6 @@
 """The bodies of /v1/chat/completions, /tokenize and /detokenize."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -14,6 +14,8 @@ from sojourn.engine.server.openai.tools import ToolChoice
 
 class ChatRequest(TemplateFields, GenerationRequest):
     """POST /v1/chat/completions."""
+
+    prompt_field: ClassVar[str] = "messages"
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] = Field(
         description="rendered by the model's own chat template"
@@ -39,6 +41,10 @@ class ChatRequest(TemplateFields, GenerationRequest):
     @property
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def output_limit(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
 
     @property
     def reasoning_budget(self) -> int | None:

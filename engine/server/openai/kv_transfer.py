@@ -6,20 +6,14 @@ it is. With MooncakeConnector both calls have one `transfer_id`, and may be sent
 address at which the prefill server answers /query.
 """
 
-import re
-from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from sojourn.engine.kv_source import KVSource
-from sojourn.engine.server.errors import invalid
-from sojourn.engine.techniques.handover.settings import gives, takes
+from sojourn.engine.server.errors import ApiError, invalid
 
 NAME = "kv_transfer_params"
-HANDED_OVER = ("remote_engine_id", "remote_request_id", "remote_block_ids", "remote_host", "remote_port")
-FOLLOWED = ("remote_engine_id", "transfer_id", "remote_bootstrap_addr")
-_ADDRESS = re.compile(r"http://(\[[0-9A-Fa-f:]{2,45}\]|[A-Za-z0-9._-]{1,253}):([0-9]{1,5})/?")
 MOST_BLOCKS = 1 << 18
 BlockId = Annotated[int, Field(ge=0, lt=2**31)]
 BlockIds = Annotated[list[BlockId], Field(max_length=MOST_BLOCKS, fail_fast=True)]
@@ -63,48 +57,23 @@ class Transfer(NamedTuple):
     source: KVSource | None = None  # a prefill server has it
 
 
-class Tokens(Protocol):
-    """A prompt, as far as it matters here."""
-
-    @property
-    def token_ids(self) -> list[int]: ...
+NO_TRANSFER = Transfer()
 
 
-class Transferable(Protocol):
-    """A body, as far as it matters here."""
-
-    kv_transfer_params: KVTransferParams | None
-    stream: bool
-
-    @property
-    def choices(self) -> int: ...
-
-
-def checked_transfer(
-    body: Transferable, role: str | None, prompts: Sequence[Tokens], output_tokens: Sequence[int]
-) -> Transfer:
-    """What a call wants of other servers; `output_tokens` are the bounds of its prompts.
-
-    Raises ApiError 400 with a sentence for what a server with this `role` cannot do.
-    """
-    params = body.kv_transfer_params
+def sort_transfer(params: KVTransferParams | None) -> Literal["prefill", "decode"] | None:
+    """The kind of server that a call needs; None where it asks for no transfer. Raises ApiError 400 for both."""
     if params is None or not (params.do_remote_decode or params.do_remote_prefill):
-        return Transfer()
+        return None
     if params.do_remote_decode and params.do_remote_prefill:
         raise invalid(NAME, f"`{NAME}` asks for a remote prefill and for a remote decode; leave one of them out")
-    allowed, wanted = (gives, "prefill") if params.do_remote_decode else (takes, "decode")
-    if not allowed(role):
-        this = "has no part in KV transfers" if role is None else f"has kv_role={role}"
-        message = f"`{NAME}` is for a {wanted} server, and this one {this}; start it with kv_role={wanted} or both"
-        raise invalid(NAME, message, "unsupported_parameter")
-    if len(prompts) > 1 or body.choices > 1:
-        raise invalid(NAME, f"`{NAME}` is for one prompt with one choice; send each in a call of its own")
-    if params.do_remote_prefill:
-        return Transfer(source=_source(params, len(prompts[0].token_ids)))
-    if body.stream or list(output_tokens) != [1]:
-        message = "computes the prompt only; send `max_tokens` 1, and no `stream`"
-        raise invalid(NAME, f"`{NAME}.do_remote_decode` {message}")
-    return Transfer(hands_over=True, transfer_id=params.transfer_id or "")
+    return "prefill" if params.do_remote_decode else "decode"
+
+
+def refuse_role(wanted: str, role: str | None) -> ApiError:
+    """The refusal of a call that is for another kind of server."""
+    this = "has no part in KV transfers" if role is None else f"has kv_role={role}"
+    message = f"`{NAME}` is for a {wanted} server, and this one {this}; start it with kv_role={wanted} or both"
+    return invalid(NAME, message, "unsupported_parameter")
 
 
 def handoff_of(source: KVSource | None) -> dict[str, Any]:
@@ -117,34 +86,3 @@ def handoff_of(source: KVSource | None) -> dict[str, Any]:
         remote_num_tokens=source.num_tokens,
     )  # fmt: skip
     return {NAME: params.model_dump()}
-
-
-def _source(params: KVTransferParams, prompt_tokens: int) -> KVSource:
-    is_followed = params.remote_bootstrap_addr is not None
-    missing = [name for name in (FOLLOWED if is_followed else HANDED_OVER) if getattr(params, name) is None]
-    if missing:
-        message = (
-            f"`{NAME}.{missing[0]}` is required with `do_remote_prefill`; pass on what the prefill server answered, or "
-            "send both calls with one `transfer_id`, and this one with `remote_bootstrap_addr` and `remote_engine_id`"
-        )
-        raise invalid(NAME, message, "missing_required_parameter")
-    if params.tp_size not in (None, 1):
-        raise invalid(NAME, f"`{NAME}.tp_size`={params.tp_size} is not valid: this server reads KV of one process only")
-    if params.remote_num_tokens not in (None, prompt_tokens):
-        message = f"the prefill server computed {params.remote_num_tokens} tokens, and this prompt has {prompt_tokens}"
-        raise invalid(NAME, f"`{NAME}` is of another prompt: {message}; send both servers the same body")
-    if is_followed:
-        host, port = _address(params.remote_bootstrap_addr)
-        return KVSource(params.remote_engine_id, host, port, num_tokens=prompt_tokens, transfer_id=params.transfer_id)
-    return KVSource(
-        params.remote_engine_id, params.remote_host, params.remote_port, params.remote_request_id, params.block_ids,
-        prompt_tokens,
-    )  # fmt: skip
-
-
-def _address(url: str) -> tuple[str, int]:
-    found = _ADDRESS.fullmatch(url)
-    if found is None or not 0 < int(found[2]) < 65536:
-        message = f"`{NAME}.remote_bootstrap_addr`={url[:80]!r} is not valid; give the address as http://HOST:PORT"
-        raise invalid(NAME, message)
-    return found[1].strip("[]"), int(found[2])

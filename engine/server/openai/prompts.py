@@ -52,7 +52,7 @@ class ModelLimits:
         return Rejection(400, message, param=param, code="context_length_exceeded")
 
 
-def listed_prompts(prompt: Any, limits: ModelLimits) -> list[str | list[int]]:
+def list_prompts(prompt: Any, limits: ModelLimits) -> list[str | list[int]]:
     """The prompts of a completion: one text, one list of ids, or a list of either. Raises ApiError 400."""
     if isinstance(prompt, str):
         return [prompt]
@@ -75,7 +75,7 @@ def listed_prompts(prompt: Any, limits: ModelLimits) -> list[str | list[int]]:
     raise invalid("prompt", message)
 
 
-def checked_ids(ids: list[int], vocab_size: int, param: str) -> list[int]:
+def check_ids(ids: list[int], vocab_size: int, param: str) -> list[int]:
     """Raises ApiError 400 unless the model has all these ids."""
     if ids and (min(ids) < 0 or max(ids) >= vocab_size):
         bad = next(token for token in ids if not 0 <= token < vocab_size)
@@ -169,7 +169,7 @@ class PromptEncoder:
             begin_ns = time.monotonic_ns()
             ids = self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
             return Prompt(ids, prompt, time.monotonic_ns() - begin_ns)
-        return Prompt(checked_ids(prompt, self.tokenizer.vocab_size, "prompt"))
+        return Prompt(check_ids(prompt, self.tokenizer.vocab_size, "prompt"))
 
 
 def _is_ids(item: Any) -> bool:

@@ -1,6 +1,6 @@
 """What clients may send to generate: the fields of completions, and those that they share with chats."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -39,6 +39,8 @@ GRAMMAR_FIELDS = (
 
 class GenerationRequest(Strict):
     """What completions and chat completions share."""
+
+    prompt_field: ClassVar[str]  # that holds the prompts
 
     model: str = Field(description="name of the served model")
     n: int = Field(1, ge=1, le=MAX_CHOICES, description="choices for each prompt; they share the prompt's KV blocks")
@@ -127,6 +129,11 @@ class GenerationRequest(Strict):
         """Alternatives to each output token; None where log-probabilities are not wanted."""
         raise NotImplementedError
 
+    @property
+    def output_limit(self) -> int | None:
+        """Output tokens of each sequence at most; None is what fits."""
+        raise NotImplementedError
+
     def take_defaults(self, defaults: SamplingDefaults) -> None:
         """Fields that were not sent, or as null, get the checkpoint's value; a limit of the output is no field here."""
         for name in defaults.values.keys() - self.model_fields_set:
@@ -146,6 +153,8 @@ class GenerationRequest(Strict):
 
 class CompletionRequest(GenerationRequest):
     """POST /v1/completions."""
+
+    prompt_field: ClassVar[str] = "prompt"
 
     prompt: Any = Field(description="a text, a list of token ids, or a list of up to 128 of either")
     max_tokens: int = Field(16, ge=0, description="output tokens at most; 0 only with echo")
@@ -169,6 +178,10 @@ class CompletionRequest(GenerationRequest):
     def num_logprobs(self) -> int | None:
         return self.logprobs
 
+    @property
+    def output_limit(self) -> int:
+        return self.max_tokens
+
     def refuse_contradictions(self) -> None:
         super().refuse_contradictions()
         if self.max_tokens == 0 and not self.echo:
@@ -182,11 +195,11 @@ class CompletionRequest(GenerationRequest):
             raise invalid("best_of", message)
 
 
-def trace_attributes(body: GenerationRequest, max_tokens: int | None) -> dict[str, Any]:
+def trace_attributes(body: GenerationRequest) -> dict[str, Any]:
     """Attributes of a request's trace, by OpenTelemetry's GenAI conventions. No text of the prompt is among them."""
     attributes = {
         "gen_ai.operation.name": "text_completion" if isinstance(body, CompletionRequest) else "chat",
-        "gen_ai.request.max_tokens": max_tokens,
+        "gen_ai.request.max_tokens": body.output_limit,
         "gen_ai.request.temperature": body.temperature,
         "gen_ai.request.top_p": body.top_p,
         "gen_ai.request.top_k": body.top_k,

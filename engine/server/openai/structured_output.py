@@ -1,5 +1,6 @@
 """`response_format` and vLLM's fields for structured output → the grammar that the output must follow."""
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +13,6 @@ from sojourn.engine.server.errors import invalid
 from sojourn.engine.server.openai.protocol import GRAMMAR_FIELDS, MAX_CHOICE_OPTIONS, GenerationRequest
 from sojourn.engine.server.openai.reasoning import TurnPlan, behind_reasoning
 from sojourn.engine.server.openai.tools import is_deeper
-from sojourn.engine.techniques.grammar.grammar import choice
 
 MAX_GRAMMAR_BYTES = 65_536
 MAX_SCHEMA_DEPTH = 100  # objects and lists inside each other
@@ -128,6 +128,11 @@ def _grammar(kind: str, value: Any, param: str) -> Grammar:
     if not isinstance(value, str):
         raise invalid(param, f"the {kind} in `{param}` must be a text, not {type(value).__name__}")
     return Grammar("lark" if kind == "grammar" else kind, _bounded(value, param))
+
+
+def choice(options: list[str]) -> Grammar:
+    """The grammar of one of some texts."""
+    return Grammar("lark", "start: " + " | ".join(json.dumps(option) for option in options))
 
 
 def _schema(value: Any, param: str) -> dict[str, Any]:

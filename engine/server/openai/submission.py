@@ -10,8 +10,8 @@ from sojourn.engine.sampling import LEAST_TOP_P, Grammar, SamplingParams, choice
 from sojourn.engine.server.core.call import Caller
 from sojourn.engine.server.core.sequence import DecodeSpans, SequenceStream
 from sojourn.engine.server.errors import invalid
-from sojourn.engine.server.openai.kv_transfer import Transfer
-from sojourn.engine.server.openai.prompts import Prompt, checked_ids
+from sojourn.engine.server.openai.kv_transfer import NO_TRANSFER, Transfer
+from sojourn.engine.server.openai.prompts import Prompt, check_ids
 from sojourn.engine.server.openai.protocol import CompletionRequest, GenerationRequest
 from sojourn.engine.token.text.assembler import assembler_of
 from sojourn.engine.token.text.tokenizer import Tokenizer
@@ -44,10 +44,10 @@ def sampling_params(
         top_p=body.top_p or LEAST_TOP_P,
         logit_bias=_logit_bias(body.logit_bias, vocab_size),
         bad_words=_bad_words(body.bad_words, tokenizer),
-        allowed_token_ids=checked_ids(sorted(set(body.allowed_token_ids)), vocab_size, "allowed_token_ids"),
+        allowed_token_ids=check_ids(sorted(set(body.allowed_token_ids)), vocab_size, "allowed_token_ids"),
         seed=seed % 2**63,
         ignore_eos=body.ignore_eos,
-        stop_token_ids=checked_ids(body.stop_token_ids, vocab_size, "stop_token_ids"),
+        stop_token_ids=check_ids(body.stop_token_ids, vocab_size, "stop_token_ids"),
         logprobs=num_logprobs,
         prompt_logprobs=prompt_logprobs,
         grammar=grammar,
@@ -63,7 +63,7 @@ def sequences_of(
     params: SamplingParams,
     tokenizer: Tokenizer,
     shown_token_ids: frozenset[int] = frozenset(),
-    transfer: Transfer = Transfer(),
+    transfer: Transfer = NO_TRANSFER,
 ) -> list[SequenceStream]:
     """`body.choices` sequences of each prompt, in that order. The further choices of a prompt are forks of its first.
 
@@ -127,7 +127,7 @@ def _logit_bias(biases: dict[str, float], vocab_size: int) -> dict[int, float]:
     for name in biases:
         if not (name.isascii() and name.isdigit() and len(name) < 10):
             raise invalid("logit_bias", f"`logit_bias` has the key {name[:80]!r}, which is not a token id")
-    ids = checked_ids([int(name) for name in biases], vocab_size, "logit_bias")
+    ids = check_ids([int(name) for name in biases], vocab_size, "logit_bias")
     return dict(zip(ids, biases.values(), strict=True))
 
 
@@ -137,7 +137,7 @@ def _bad_words(words: list[str], tokenizer: Tokenizer) -> list[list[int]]:
     for word in words:
         for spelling in (word, " " + word.lstrip(" ")):
             ids = tokenizer.encode(spelling, add_special_tokens=False)
-            checked_ids(ids, tokenizer.vocab_size, "bad_words")
+            check_ids(ids, tokenizer.vocab_size, "bad_words")
             if ids and ids not in sequences:
                 sequences.append(ids)
     return sequences

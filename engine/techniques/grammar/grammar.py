@@ -186,8 +186,3 @@ def _first_line(error: str) -> str:
     """What the library says, without its traces, and short enough to be shown."""
     line = error.strip().partition("\n")[0]
     return line if len(line) <= 300 else f"{line[:300]}..."
-
-
-def choice(options: list[str]) -> Grammar:
-    """The grammar of one of some texts."""
-    return Grammar("lark", "start: " + " | ".join(json.dumps(option) for option in options))

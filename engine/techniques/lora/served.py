@@ -41,6 +41,9 @@ class UnloadLoraAdapter(Strict):
     lora_name: str = Field(min_length=1, max_length=128, description="the adapter; its open requests go on")
 
 
+BODIES = {"POST /v1/load_lora_adapter": LoadLoraAdapter, "POST /v1/unload_lora_adapter": UnloadLoraAdapter}
+
+
 @dataclass(frozen=True, slots=True)
 class ServedAdapter:
     reference: AdapterReference
@@ -128,7 +131,7 @@ class ServedAdapters:
         return sentence.replace(f"{self._root.resolve()}/", "")
 
 
-def add_adapter_routes(app: FastAPI, adapters: ServedAdapters, core: CoreClient, bodies: BodyReader, body_of) -> None:
+def add_routes(app: FastAPI, adapters: ServedAdapters, core: CoreClient, bodies: BodyReader, body_of) -> None:
     """For lora_runtime_loading."""
 
     @app.post("/v1/load_lora_adapter", openapi_extra=body_of(LoadLoraAdapter))

@@ -1,4 +1,4 @@
-"""Faults of the front: on the real service of the bundled model, without its core."""
+"""Faults of the front: on the real front of the bundled model, without its core."""
 
 import asyncio
 import time
@@ -14,10 +14,10 @@ from sojourn.engine.server.app import build_app
 from sojourn.metrics.errors import InputError
 
 
-def service_with(faults: str, **settings):
+def front_with(faults: str, **settings):
     app = build_app(EngineConfig(model="scenarios/tiny-model", faults=faults, **settings))
     plant_in_front(app, planned(faults))
-    return app.state.service
+    return app.state.front
 
 
 def took_ms(work) -> float:
@@ -27,14 +27,14 @@ def took_ms(work) -> float:
 
 
 def test_a_slow_tokeniser_costs_by_the_prompt_and_by_its_tokens():
-    service = service_with("slow_tokeniser:ms=5,us_per_token=1000")
-    ids = service.tokenizer.encode("the keeper of the light")
-    assert took_ms(lambda: service.tokenizer.encode("the keeper of the light")) >= 5 + len(ids)
+    front = front_with("slow_tokeniser:ms=5,us_per_token=1000")
+    ids = front.first.tokenizer.encode("the keeper of the light")
+    assert took_ms(lambda: front.first.tokenizer.encode("the keeper of the light")) >= 5 + len(ids)
 
 
 def test_a_slow_detokeniser_costs_by_the_token_and_changes_no_text():
-    service = service_with("slow_detokeniser:ms=2")
-    tokenizer = service.tokenizer
+    front = front_with("slow_detokeniser:ms=2")
+    tokenizer = front.first.tokenizer
     ids, stream = tokenizer.encode("the keeper of the light"), tokenizer.stream()
     text = []
     assert took_ms(lambda: text.extend(map(stream.push, ids))) >= 2 * len(ids)
@@ -42,7 +42,7 @@ def test_a_slow_detokeniser_costs_by_the_token_and_changes_no_text():
 
 
 def test_an_event_loop_is_held_once_requests_come():
-    service = service_with("event_loop_block:ms=30,every_ms=1")
+    front = front_with("event_loop_block:ms=30,every_ms=1")
     lags = []
 
     async def beside() -> None:
@@ -55,7 +55,7 @@ def test_an_event_loop_is_held_once_requests_come():
         await beside()
         quiet = max(lags)
         with pytest.raises(AttributeError):  # no core is there to take it; the beats begin before
-            service.core.submit(SimpleNamespace())
+            front.first.core.submit(SimpleNamespace())
         lags.clear()
         await beside()
         assert max(lags) >= 0.025 > quiet
@@ -65,10 +65,10 @@ def test_an_event_loop_is_held_once_requests_come():
 
 def test_slow_moderation_needs_moderation_and_delays_its_check():
     with pytest.raises(InputError, match="needs checks to slow down; set moderation"):
-        service_with("slow_moderation:ms=20")
+        front_with("slow_moderation:ms=20")
     settings = Path("scenarios/faults/settings/moderation.yaml")
-    service = service_with("slow_moderation:ms=20", moderation=settings)
-    profile = service.moderation.profile()
+    front = front_with("slow_moderation:ms=20", moderation=settings)
+    profile = front.moderation.profile()
     assert took_ms(lambda: asyncio.run(profile.judge("a text", "input", profile.input_rules))) >= 20
 
 

@@ -29,6 +29,9 @@ class AnsweringCore:
         self._encode, self._script, self._burst = encode, script, burst
         self._tasks: set[asyncio.Task] = set()
 
+    def require_ready(self) -> messages.Ready:
+        return self.ready
+
     def admit(self, num_sequences: int) -> None:
         """There is always room."""
 
@@ -74,12 +77,10 @@ def scripted_app(folder: Path | str, script: Script | str, *, burst: int = 1, **
     """(ASGI application, its scripted core)."""
     config = EngineConfig(model=str(folder), telemetry="off", served_model_name="tiny-model", **settings)
     app = build_app(config)
-    service = app.state.service
+    model = app.state.front.first
     say = script if callable(script) else lambda request: script
-    service.core = AnsweringCore(
-        config, lambda text: service.tokenizer.encode(text, add_special_tokens=False), say, burst
-    )
-    return app, service.core
+    model.core = AnsweringCore(config, lambda text: model.tokenizer.encode(text, add_special_tokens=False), say, burst)
+    return app, model.core
 
 
 def post(app, path: str, body: dict, headers: dict[str, str] | None = None) -> httpx.Response:
@@ -89,7 +90,7 @@ def post(app, path: str, body: dict, headers: dict[str, str] | None = None) -> h
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=20) as client:
             answer = await client.post(path, json={"model": "tiny-model"} | body, headers=headers)
-        await app.state.service.grammar_checks.stop()
+        await app.state.front.first.grammars.stop()
         return answer
 
     return asyncio.run(ask())

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from sojourn.engine import messages
 from sojourn.engine.config import EngineConfig
 from sojourn.engine.server.app import build_app
-from sojourn.engine.server.service import Service
+from sojourn.engine.server.core.client import CoreClient
 from sojourn.metrics.ledger import CLOCKED, Account, new_ledger
 from sojourn.metrics.memory.plan import MemoryPlan
 from tests.engine.simulated import SHAPE
@@ -32,8 +32,8 @@ class ScriptedCore:
 
     is_alive = True  # as of a process
 
-    def __init__(self, service: Service, token_seconds: float = 0.001):
-        self._client = service.core
+    def __init__(self, client: CoreClient, token_seconds: float = 0.001):
+        self._client = client
         self._token_seconds = token_seconds
         self._left: dict[str, int] = {}  # request → tokens that it still gets
         self._begun: dict[str, int] = {}  # request → when it was submitted
@@ -107,7 +107,7 @@ class ScriptedCore:
 async def serving(model: str = MODEL, **settings) -> AsyncIterator[tuple[FastAPI, ScriptedCore, httpx.AsyncClient]]:
     """The application, its core, and a client of it."""
     app = build_app(EngineConfig(model=model, **settings))
-    core = ScriptedCore(app.state.service)
+    core = ScriptedCore(app.state.front.first.core)
     turns = asyncio.create_task(core.run())
     await asyncio.sleep(0)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
@@ -117,4 +117,4 @@ async def serving(model: str = MODEL, **settings) -> AsyncIterator[tuple[FastAPI
             yield app, core, client
     finally:
         turns.cancel()
-        app.state.service.close()
+        app.state.front.close()

@@ -6,9 +6,9 @@ import httpx
 import pytest
 
 from sojourn.engine.server.api_reference import BODIES, DOCUMENT, renewed, tables, unsupported_tables
-from sojourn.engine.server.grammar.worker import CPU_SECONDS
 from sojourn.engine.server.openai import protocol, tools
 from sojourn.engine.server.openai import structured_output as structured
+from sojourn.engine.techniques.grammar.worker import CPU_SECONDS
 
 TEXT = DOCUMENT.read_text(encoding="utf-8")
 

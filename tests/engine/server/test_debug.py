@@ -15,7 +15,8 @@ from fastapi import FastAPI, Request
 from sojourn.engine.config import EngineConfig
 from sojourn.engine.server.body.reader import BodyReader
 from sojourn.engine.server.core.client import CoreClient
-from sojourn.engine.server.debug import SHOWN_AT_ONCE, add_debug_routes
+from sojourn.engine.server.core.spare import Spare
+from sojourn.engine.server.endpoints.debug import SHOWN_AT_ONCE, add_debug_routes
 from sojourn.engine.server.telemetry import recent
 from sojourn.engine.server.telemetry.full import Telemetry
 from sojourn.engine.server.telemetry.recent import RECENT_REQUESTS, RECENT_STEPS, Recent, request
@@ -102,7 +103,7 @@ def test_records_of_many_steps_are_made_a_few_at_a_time(monkeypatch):
     for number in range(3 * SHOWN_AT_ONCE):
         telemetry.recent.add_step(random_step(Random(number), number))
     monkeypatch.setattr(recent, "step", lambda packed: made.append(packed) or decode(packed))
-    app, core = FastAPI(), CoreClient(EngineConfig(model="tiny-model"), telemetry)  # which is not started
+    app, core = FastAPI(), CoreClient(EngineConfig(model="tiny-model"), telemetry, Spare())  # which is not started
     add_debug_routes(app, core, telemetry, BodyReader(core.config), lambda _: {})
     (show,) = (route.endpoint for route in app.routes if route.path == "/debug/steps")
 

@@ -17,7 +17,7 @@ BODY = {"model": MODEL, "prompt": "The function", "max_tokens": 3}
 
 
 class Ends:
-    """What reached `Service.ended`, by the call's name."""
+    """What reached `Front.end`, by the call's name."""
 
     def __init__(self) -> None:
         self.of: dict[str, list[tuple[int, str | None, RequestRecord | None]]] = {}
@@ -33,9 +33,9 @@ def run(check: Callable, **settings) -> Ends:
 
     async def with_server() -> None:
         async with serving(**settings) as (app, core, client):
-            app.state.service.on_end.append(ends)
+            app.state.front.on_end.append(ends)
             await check(app, core, client)
-            assert not app.state.service._open
+            assert not app.state.front._open
 
     asyncio.run(with_server())
     return ends
@@ -77,7 +77,7 @@ def test_a_refused_call_ends_once_without_a_record():
         assert full.status_code == 429
         core.holds = False
         await asyncio.gather(*waiting)
-        app.state.service.core._set_state("restarting")
+        app.state.front.first.core._set_state("restarting")
         assert (await client.post(COMPLETIONS, headers=named("down"), json=BODY)).status_code == 503
 
     ends = run(check, max_body_bytes=1024, max_num_seqs=1, max_waiting=1)
@@ -120,7 +120,7 @@ def test_a_call_that_fails_ends_once_with_the_failure(monkeypatch, stream):
         await asyncio.sleep(0.02)
         core.die()
         assert "engine_core_died" in (await lost).text
-        app.state.service.core._set_state("ready")
+        app.state.front.first.core._set_state("ready")
         monkeypatch.setattr(CompletionSerializer, "closing" if stream else "body", lambda *_: 1 / 0)
         await client.post(COMPLETIONS, headers=named("fault"), json=body | {"max_tokens": 2})
 
@@ -133,7 +133,7 @@ def test_a_call_that_fails_ends_once_with_the_failure(monkeypatch, stream):
 
 def test_a_fault_before_the_core_ends_once(monkeypatch):
     async def check(app, core, client) -> None:
-        monkeypatch.setattr(app.state.service, "limits", lambda: 1 / 0)
+        monkeypatch.setattr(app.state.front.first, "limits", lambda: 1 / 0)
         assert (await client.post(COMPLETIONS, headers=named("early"), json=BODY)).status_code == 500
 
     assert only(run(check), "early") == (500, "server_fault", None)
@@ -175,8 +175,8 @@ def test_time_of_quota_and_moderation_is_booked_apart_from_encoding(monkeypatch)
     ms = 1_000_000
 
     async def check(app, core, client) -> None:
-        service = app.state.service
-        encode, caller_of = service.encoder.encode, service.caller
+        front = app.state.front
+        encode, caller_of = front.first.encoder.encode, front.caller
 
         async def slow_encode(*args, **kwargs):
             await asyncio.sleep(0.05)
@@ -187,8 +187,8 @@ def test_time_of_quota_and_moderation_is_booked_apart_from_encoding(monkeypatch)
             caller.quota_ns, caller.moderation_ns = 30 * ms, 15 * ms
             return caller
 
-        monkeypatch.setattr(service.encoder, "encode", slow_encode)
-        monkeypatch.setattr(service, "caller", delayed)
+        monkeypatch.setattr(front.first.encoder, "encode", slow_encode)
+        monkeypatch.setattr(front, "caller", delayed)
         assert (await client.post(COMPLETIONS, headers=named("slow"), json=BODY)).status_code == 200
 
     _, _, record = only(run(check), "slow")

@@ -15,7 +15,7 @@ from sojourn.engine.config import model_folder
 from sojourn.engine.server.api_reference import BODIES
 from sojourn.engine.server.body.strict import UnsupportedField, parse
 from sojourn.engine.server.errors import ApiError
-from sojourn.engine.server.openai.prompts import ModelLimits, PromptEncoder, listed_prompts
+from sojourn.engine.server.openai.prompts import ModelLimits, PromptEncoder, list_prompts
 from sojourn.engine.server.openai.protocol import CompletionRequest, GenerationRequest
 from sojourn.engine.server.openai.submission import sampling_params
 from sojourn.engine.token.text.template import ChatTemplate
@@ -81,7 +81,7 @@ def understand(path: str, content: bytes, encoder: PromptEncoder) -> None:
     body = parse(PATHS[path], content)
     if isinstance(body, CompletionRequest):
         limits = ModelLimits(512, "max_model_len is 512")
-        prompts = listed_prompts(body.prompt, limits)
+        prompts = list_prompts(body.prompt, limits)
         asyncio.run(encoder.encode(prompts, limits, add_special_tokens=True, param="prompt"))
     if isinstance(body, GenerationRequest):
         sampling_params(body, encoder.tokenizer, 0)

@@ -41,9 +41,9 @@ async def front(monkeypatch, *names: str, **settings) -> AsyncIterator[tuple[Mod
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             client.headers["content-type"] = "application/json"
-            while app.state.service.core.state != "ready":
+            while app.state.front.first.core.state != "ready":
                 await asyncio.sleep(0.01)
-            yield app.state.service.models, client
+            yield app.state.front.models, client
 
 
 async def ask(client: httpx.AsyncClient, model: str, max_tokens: int = 3, **fields) -> httpx.Response:
@@ -148,14 +148,14 @@ def test_sleep_and_wake_up_as_vllm_has_them_and_a_call_wakes_the_model_itself(mo
             await client.post("/sleep")
             assert (await ask(client, "tiny-model")).status_code == 200
             assert (await client.post("/wake_up?model=b")).status_code == 200
-            core = models.find("b").service.core.pid()
+            core = models.find("b").built.core.pid()
             assert (await client.post("/sleep?model=b&level=2")).status_code == 200
             assert (await states(client))["b"] == "cold" and not Path(f"/proc/{core}").exists()
             assert (await ask(client, "b")).status_code == 200
             for path, status in (("/sleep?level=3", 400), ("/sleep?tags=x", 400), ("/sleep?model=c", 404)):
                 assert (await client.post(path)).status_code == status
             streaming = asyncio.create_task(ask(client, "b", max_tokens=80))
-            while not models.find("b").service.core.streams:
+            while not models.find("b").built.core.streams:
                 await asyncio.sleep(0.01)
             busy = await client.post("/sleep?model=b")
             assert busy.status_code == 409 and busy.json()["error"]["code"] == "model_busy"
@@ -222,9 +222,9 @@ def test_a_core_that_is_killed_leaves_the_other_models_alone(monkeypatch):
             await asyncio.sleep(0.2)
             [load] = (await client.get("/get_load")).json()
             assert load["num_reqs"] == 2, "of all models"
-            os.kill(models.find("b").service.core.pid(), signal.SIGKILL)
+            os.kill(models.find("b").built.core.pid(), signal.SIGKILL)
             assert (await lost).status_code == 503 and (await kept).status_code == 200
-            while models.find("b").service.core.state != "ready":
+            while models.find("b").built.core.state != "ready":
                 await asyncio.sleep(0.01)
             assert (await ask(client, "b")).status_code == 200
 
@@ -236,7 +236,7 @@ def test_a_sleeping_core_that_dies_leaves_its_model_cold_until_a_call_comes(monk
 
     async def scenario() -> None:
         async with front(monkeypatch) as (models, client):
-            core = models.first.service.core
+            core = models.first.built.core
             assert (await client.post("/sleep")).status_code == 200
             os.kill(core.pid(), signal.SIGKILL)
             while core.state == "sleeping":
@@ -253,7 +253,7 @@ def test_a_model_that_is_not_ready_is_not_put_to_sleep(monkeypatch):
 
     async def scenario() -> None:
         async with front(monkeypatch, "damaged-b") as (models, client):
-            core = models.first.service.core
+            core = models.first.built.core
             assert (await ask(client, "damaged-b")).status_code == 503
             os.kill(core.pid(), signal.SIGKILL)
             while core.state != "restarting":
@@ -290,7 +290,7 @@ def test_calls_that_come_at_once_share_one_service_of_a_cold_model(monkeypatch):
 def test_a_core_that_dies_as_it_falls_asleep_leaves_the_watch_for_idle_models_running(monkeypatch):
     async def scenario() -> None:
         async with front(monkeypatch, "b", model_idle_seconds=0.6) as (models, client):
-            core = models.first.service.core
+            core = models.first.built.core
 
             async def die() -> None:
                 os.kill(core.pid(), signal.SIGKILL)
@@ -312,7 +312,7 @@ def test_a_core_that_dies_as_it_falls_asleep_leaves_the_watch_for_idle_models_ru
 
 def test_names_that_differ_in_a_slash_have_folders_of_their_own(tmp_path):
     app = build_app(EngineConfig(model="tiny-model", models={"a/b": FOLDER, "a_b": FOLDER}, run_dir=tmp_path / "run"))
-    models = app.state.service.models
+    models = app.state.front.models
     folders = {model.config.run_dir for model in models.all}
     assert len(folders) == 3 and all(folder.parent.name in ("models", tmp_path.name) for folder in folders)
 

@@ -176,10 +176,10 @@ def test_client_that_leaves_behind_a_full_socket_was_not_served(tmp_path):
             "http_version": "1.1", "scheme": "http", "server": ("x", 80), "client": ("x", 1), "root_path": "",
         }  # fmt: skip
         async with app.router.lifespan_context(app):
-            while app.state.service.core.state != "ready":
+            while app.state.front.first.core.state != "ready":
                 await asyncio.sleep(0.05)
             await app(scope, receive, send)
-            assert not app.state.service.core.streams
+            assert not app.state.front.first.core.streams
 
     asyncio.run(lose_the_client())
     row = RunDirectory(tmp_path / "run").table("requests").iloc[0]

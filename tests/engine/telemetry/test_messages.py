@@ -9,6 +9,7 @@ from sojourn.engine.config import EngineConfig
 from sojourn.engine.messages import Abort, Observed, Submit, Tokens
 from sojourn.engine.server.core.client import CoreClient
 from sojourn.engine.server.core.sequence import CoreLost
+from sojourn.engine.server.core.spare import Spare
 from sojourn.engine.server.telemetry import full
 from sojourn.engine.server.telemetry.full import Telemetry
 from sojourn.engine.server.telemetry.off import NoTelemetry
@@ -129,7 +130,7 @@ def test_times_of_blocks_that_a_step_evicted_are_in_its_record():
 
 def test_a_core_that_dies_between_a_last_token_and_its_end_costs_no_answer():
     async def check() -> None:
-        core = CoreClient(EngineConfig(model="tiny-model"), NoTelemetry(EngineConfig(model="tiny-model")))
+        core = CoreClient(EngineConfig(model="tiny-model"), NoTelemetry(EngineConfig(model="tiny-model")), Spare())
         try:
             simulation = Simulation()
             messages = watched(simulation)

@@ -61,7 +61,7 @@ class Admission:
             raise invalid("priority", f"`priority`={sent} goes before the tier's; send {tier.priority} or more")
         caller.priority = next((value for value in (sent, tier.priority) if value is not None), 0)
 
-    def bounded(self, output_tokens: list[int], max_tokens: int | None) -> list[int]:
+    def bound_outputs(self, output_tokens: list[int], max_tokens: int | None) -> list[int]:
         """The output of each prompt under the tier's bound. Raises ApiError 400 where the client asks for more."""
         most = self.tenant.tier.max_tokens
         if most is None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from sojourn.engine.server.core.call import Caller
 from sojourn.engine.server.core.sequence import SequenceStream
+from sojourn.engine.server.errors import Rejection
+from sojourn.engine.server.gateway.access.rules import Tenant
 from sojourn.engine.server.gateway.moderation.file import files_of, load
 from sojourn.engine.server.gateway.moderation.output import ModeratedOutput
 from sojourn.engine.server.gateway.moderation.profile import Events, Profile
@@ -86,6 +88,16 @@ async def _close_later(moderators: Sequence[Moderator]) -> None:
 async def _close(moderators: Sequence[Moderator]) -> None:
     for moderator in moderators:
         await moderator.close()
+
+
+def profile_of(moderation: Moderation | None, tenant: Tenant) -> Profile | None:
+    """The profile of a tenant's calls; None where their content is not checked. Raises Rejection 503 without the one
+    that its tier needs."""
+    name = tenant.tier.moderation
+    if name is not None and (moderation is None or name not in moderation.profiles):
+        message = f"this server has no moderation profile {name!r}, which the tenant's tier needs; tell its operator"
+        raise Rejection(503, message, code="moderation_unavailable", retry_after_seconds=60)
+    return None if moderation is None else moderation.profile(name)
 
 
 async def check_input(

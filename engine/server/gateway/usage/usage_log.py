@@ -67,14 +67,14 @@ class UsageLog:
         self._shares.count(opened.sequence_ids)
         self.writer.write(Begin(record))
 
-    def answered(self, call: Call, status: int, code: str | None) -> None:
-        """Before the last byte of its answer, or of its error. The device's time is known a moment later: `ended`."""
+    def answer(self, call: Call, status: int, code: str | None) -> None:
+        """Before the last byte of its answer, or of its error. The device's time is known a moment later: `end`."""
         opened = self._open[call.caller.request_id]
         changes = {"finish_reason": call.finish_reason if status == 200 else None} | _tokens(call)
         self._end(opened.record, call.caller, status, code, changes)
 
-    def ended(self, caller: Caller, status: int, code: str | None, record: RequestRecord | None) -> None:
-        """The end of every call, as `Service.ended` reports it. A refusal is not sent before this returns."""
+    def end(self, caller: Caller, status: int, code: str | None, record: RequestRecord | None) -> None:
+        """The end of every call, as `Front.end` reports it. A refusal is not sent before this returns."""
         opened = self._open.pop(caller.request_id, None)
         if opened is None:
             self._end(self._called(caller), caller, status, code, {})

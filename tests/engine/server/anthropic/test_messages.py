@@ -222,7 +222,7 @@ def test_thinking_sets_what_the_template_reads(folder):
     app, core = scripted_app(folder, "Yes.")
     for thinking in (None, {"type": "adaptive"}, {"type": "disabled"}):
         post(app, MESSAGES, ASKED | {"thinking": thinking})
-    ends = [app.state.service.tokenizer.decode(r.prompt_token_ids)[-10:] for r in core.submitted]
+    ends = [app.state.front.first.tokenizer.decode(r.prompt_token_ids)[-10:] for r in core.submitted]
     assert ends[0] == ends[1] and "</think>" in ends[2] and "</think>" not in ends[0]
 
 
@@ -272,7 +272,7 @@ def test_a_last_message_of_the_assistant_is_continued(folder):
     app, core = scripted_app(folder, " of lists.")
     turns = [USER, {"role": "assistant", "content": "A list"}]
     assert post(app, MESSAGES, ASKED | {"messages": turns}).json()["content"][0]["text"] == " of lists."
-    assert app.state.service.tokenizer.decode(core.submitted[0].prompt_token_ids).endswith("A list")
+    assert app.state.front.first.tokenizer.decode(core.submitted[0].prompt_token_ids).endswith("A list")
 
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}

@@ -24,8 +24,8 @@ from sojourn.engine.server.core.call import Call
 from sojourn.engine.server.core.queue_speed import QueueSpeed
 from sojourn.engine.server.core.sequence import SequenceStream
 from sojourn.engine.server.errors import ApiError
-from sojourn.engine.server.grammar.checks import GrammarChecks
 from sojourn.engine.server.openai.completion_serializer import CompletionSerializer
+from sojourn.engine.techniques.grammar.checks import GrammarChecks
 from sojourn.metrics.ledger import SERVER_ACCOUNTS, closes
 from sojourn.metrics.run.directory import RunDirectory
 
@@ -44,7 +44,7 @@ async def running(folder: Path, **settings) -> AsyncIterator[tuple[FastAPI, http
         app.router.lifespan_context(app),
         httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
     ):
-        await until(lambda: app.state.service.core.state == "ready")
+        await until(lambda: app.state.front.first.core.state == "ready")
         yield app, client
 
 
@@ -89,7 +89,7 @@ def rows(folder: Path) -> list:
 def test_a_call_left_after_one_of_its_choices_ended_has_a_closed_ledger(tmp_path):
     async def check() -> None:
         async with running(tmp_path) as (app, client):
-            core = app.state.service.core
+            core = app.state.front.first.core
             prompts = ["The function returns", "Return a list"]
             asked = {"prompt": prompts, "temperature": 0, "ignore_eos": True, "model": MODEL}
             answer = await client.post("/v1/completions", json=asked | {"max_tokens": 60})
@@ -128,7 +128,7 @@ def test_a_fault_of_ours_is_told_recorded_as_an_error_and_leaves_nothing(tmp_pat
                 with monkeypatch.context() as patch:
                     patch.setattr(CompletionSerializer, part, fail)
                     await ask(client, stream)
-                assert not app.state.service.core.streams
+                assert not app.state.front.first.core.streams
 
     asyncio.run(check())
     recorded = rows(tmp_path)
@@ -141,7 +141,7 @@ def test_calls_that_come_at_once_do_not_all_find_the_last_free_place(tmp_path):
 
     async def check() -> None:
         async with running(tmp_path, max_num_seqs=1, max_waiting=2) as (app, client):
-            core_pid = app.state.service.core.pid()
+            core_pid = app.state.front.first.core.pid()
             body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
             os.kill(core_pid, signal.SIGSTOP)
             try:
@@ -158,7 +158,7 @@ def test_calls_that_come_at_once_do_not_all_find_the_last_free_place(tmp_path):
 def test_a_core_that_died_with_a_queue_leaves_none_to_the_next(tmp_path):
     async def check() -> None:
         async with running(tmp_path, max_num_seqs=1, max_waiting=2) as (app, client):
-            core = app.state.service.core
+            core = app.state.front.first.core
             asked = {"model": MODEL, "prompt": "x", "ignore_eos": True}
             calls = [
                 asyncio.create_task(client.post("/v1/completions", json=asked | {"max_tokens": 4000})) for _ in range(3)
@@ -176,7 +176,7 @@ def test_a_core_that_died_with_a_queue_leaves_none_to_the_next(tmp_path):
 def test_a_response_that_fails_in_the_middle_keeps_the_text_that_was_streamed(tmp_path):
     async def check() -> None:
         async with running(tmp_path) as (app, client):
-            core = app.state.service.core
+            core = app.state.front.first.core
             body = {"model": MODEL, "input": "x", "stream": True, "ignore_eos": True, "min_tokens": 400}
             call = asyncio.create_task(client.post("/v1/responses", json=body))
             await until(lambda: any(len(stream.token_ns) > 20 for stream in core.streams.values()))
@@ -202,13 +202,13 @@ def test_abandoned_calls_leave_one_record_each_and_no_object(tmp_path):
 
     async def check() -> None:
         async with running(tmp_path, max_num_seqs=8, max_waiting=400) as (app, client):
-            service = app.state.service
+            front = app.state.front
 
             async def at_once(written: list) -> None:
                 await asyncio.sleep(0)
 
             async def queued(written: list) -> None:
-                await until(lambda: len(service.core.streams) > 0)
+                await until(lambda: len(front.first.core.streams) > 0)
 
             async def answering(written: list) -> None:
                 await until(lambda: len(written) > 1)
@@ -219,12 +219,12 @@ def test_abandoned_calls_leave_one_record_each_and_no_object(tmp_path):
                 await abandoned(app, body, leave, f"gone-{index}")
 
             await asyncio.gather(*map(leave_one, range(together)))
-            await until(lambda: not service.core.streams)
+            await until(lambda: not front.first.core.streams)
             before = len(asyncio.all_tasks()), living()
             for begin in range(together, count, together):
                 await asyncio.gather(*map(leave_one, range(begin, begin + together)))
             await until(lambda: len(asyncio.all_tasks()) <= before[0] and living() <= before[1] + 1)
-            assert not service.core.streams
+            assert not front.first.core.streams
             assert (await client.post("/v1/completions", json={"model": MODEL, "prompt": "x"})).status_code == 200
 
     asyncio.run(check())
@@ -275,7 +275,7 @@ def test_a_checker_that_is_lost_is_no_verdict_on_a_grammar():
             good = Grammar("regex", "[a-c]+")
             await checks.check(Grammar("regex", "x"), "guided_regex")
             for child in psutil.Process().children():
-                if "sojourn.engine.server.grammar.worker" in child.cmdline():
+                if "sojourn.engine.techniques.grammar.worker" in child.cmdline():
                     child.kill()
             with pytest.raises(ApiError) as lost:
                 while True:  # until it is the turn of a worker that was killed

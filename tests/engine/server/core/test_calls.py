@@ -9,6 +9,7 @@ import pytest
 
 from sojourn.engine.config import EngineConfig
 from sojourn.engine.server.core.client import CoreClient
+from sojourn.engine.server.core.spare import Spare
 from sojourn.engine.server.errors import ApiError
 from sojourn.engine.server.telemetry.off import NoTelemetry
 from sojourn.metrics.ledger import SERVER_ACCOUNTS, closes
@@ -319,7 +320,7 @@ def test_controls_that_leave_no_token_are_the_clients_fault_whole_and_streamed(a
 
 def core_client(**settings) -> CoreClient:
     config = EngineConfig(model="tiny-model", **settings)
-    return CoreClient(config, NoTelemetry(config))
+    return CoreClient(config, NoTelemetry(config), Spare())
 
 
 def test_a_call_is_admitted_with_all_its_sequences_or_not_at_all():

@@ -52,12 +52,14 @@ async def core_that(behaviour: str, monkeypatch, **settings) -> AsyncIterator[Co
     monkeypatch.setenv("FAKE_CORE", behaviour)
     config = EngineConfig(model="tiny-model", spare_core=settings.pop("spare_core", False))
     config = config.model_copy(update={"core_silence_seconds": SILENCE, "core_hung_seconds": HUNG} | settings)
-    core = CoreClient(config, NoTelemetry(config))
+    one = spare.Spare()
+    core = CoreClient(config, NoTelemetry(config), one)
     await core.start()
     try:
         yield core
     finally:
         await core.stop()
+        await one.stop()
         assert not living_cores(), "no process is left"
 
 

@@ -31,7 +31,7 @@ def test_a_choice_without_a_token_left_ends_alone(tmp_path):
             answer = await client.post("/v1/completions", json=ASKED | DEAD_END | {"prompt": "The", "best_of": 8})
             (choice,) = answer.json()["choices"]
             assert choice["text"] == "a" and choice["finish_reason"] == "stop", "a failed output was chosen as the best"
-            assert not app.state.service.core.streams
+            assert not app.state.front.first.core.streams
 
     asyncio.run(check())
 
@@ -77,6 +77,6 @@ def test_a_fault_in_the_text_of_one_prompt_ends_no_other(tmp_path, monkeypatch):
             assert len(texts) == len(errors) == 1 and texts[0] in whole and "its log says why" in errors[0]["message"]
             after = await client.post("/v1/completions", json=body)
             assert [choice["text"] for choice in after.json()["choices"]] == whole
-            assert not app.state.service.core.streams
+            assert not app.state.front.first.core.streams
 
     asyncio.run(check())

@@ -70,7 +70,7 @@ def test_a_body_has_a_time_for_each_part_and_for_all():
         status, answer = await sent(app, (0, whole), (0.3, end))
         assert status == 408 and answer["error"]["code"] == "body_timeout"
         assert (await sent(app, (0, whole), *[(0.1, b" ")] * 6, (0, end)))[0] == 408
-        assert app.state.service.bodies._open_bytes == 0
+        assert app.state.front.bodies._open_bytes == 0
 
     run(check, body_idle_seconds=0.2, body_seconds=0.5)
 
@@ -86,7 +86,7 @@ def test_all_bodies_together_have_a_budget_that_small_ones_pass():
         assert (await sent(app, (0, CONTENT)))[0] == 200
         assert (await first)[0] == (await second)[0] == 200
         assert (await sent(app, (0, part)))[0] == 200
-        assert app.state.service.bodies._open_bytes == 0
+        assert app.state.front.bodies._open_bytes == 0
 
     run(check, max_open_body_bytes=200_000)
 
@@ -94,7 +94,7 @@ def test_all_bodies_together_have_a_budget_that_small_ones_pass():
 def test_a_client_that_leaves_during_its_upload_leaves_no_traceback(caplog):
     async def check(app, core, client) -> None:
         ends = []
-        app.state.service.on_end.append(lambda caller, status, code, record: ends.append((status, code)))
+        app.state.front.on_end.append(lambda caller, status, code, record: ends.append((status, code)))
         with caplog.at_level(logging.WARNING):
             assert await sent(app, (0, CONTENT[:9]), (0, None)) == (None, {})
             async with serving_on_socket(app) as server:
@@ -106,7 +106,7 @@ def test_a_client_that_leaves_during_its_upload_leaves_no_traceback(caplog):
                     await asyncio.sleep(0.005)
                 await asyncio.sleep(0.02)
         assert ends == [(499, "cancelled")] * 2
-        assert not caplog.records and app.state.service.bodies._open_bytes == 0
+        assert not caplog.records and app.state.front.bodies._open_bytes == 0
 
     run(check)
 

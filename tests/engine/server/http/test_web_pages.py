@@ -86,7 +86,7 @@ def test_clients_on_this_machine_are_served():
             ({"content-encoding": "gzip"}, "unsupported_content_encoding"),
         ):
             await refused(client, 415, code, headers=headers)
-        page = app.state.service.telemetry.scrape().decode()
+        page = app.state.front.first.telemetry.scrape().decode()
         assert 'sojourn_request_rejected_total{model_name="tiny-model",reason="unsupported_content_encoding"} 1' in page
 
     run(check)

@@ -63,7 +63,7 @@ def test_reasoning_is_apart_from_the_answer_whole_and_streamed(folder, burst):
     chunks = events_of(post(app, CHAT, ASKED | options))
     told = {"reasoning": "Why </i> not?", "reasoning_content": "Why </i> not?", "content": "Because."}
     assert joined(chunks) == told
-    tokenizer = app.state.service.tokenizer
+    tokenizer = app.state.front.first.tokenizer
     spent = len(tokenizer.encode("<think>\nWhy </i> not?\n</think>"))
     details = [answer["usage"]["completion_tokens_details"], chunks[-1]["usage"]["completion_tokens_details"]]
     assert details[0] == details[1] and abs(details[0]["reasoning_tokens"] - spent) <= 1  # a token may span the end
@@ -140,7 +140,7 @@ def test_earlier_reasoning_goes_back_to_the_template(folder):
     items = [{"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Why not?"}], "summary": []}, turn]
     user = {"role": "user", "content": "Why?"}
     assert post(app, RESPONSES, {"input": [user, *items, user], "max_output_tokens": 9}).status_code == 200
-    prompts = [app.state.service.tokenizer.decode(request.prompt_token_ids) for request in core.submitted]
+    prompts = [app.state.front.first.tokenizer.decode(request.prompt_token_ids) for request in core.submitted]
     assert len(set(prompts)) == 1 and "<think>Why not?</think>Because." in prompts[0]
 
 

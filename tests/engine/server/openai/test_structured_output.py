@@ -9,8 +9,8 @@ import pytest
 
 from sojourn.engine.config import model_folder
 from sojourn.engine.sampling import Grammar
-from sojourn.engine.server.grammar.checks import GrammarChecks
-from sojourn.engine.techniques.grammar.grammar import choice
+from sojourn.engine.server.openai.structured_output import choice
+from sojourn.engine.techniques.grammar.checks import GrammarChecks
 from tests.engine.server_process import post, serving
 from tests.engine.techniques.grammar.test_grammar import PERSON, is_person
 

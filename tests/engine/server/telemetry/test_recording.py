@@ -57,7 +57,7 @@ def test_a_removed_run_directory_is_described_again_and_its_loss_is_reported(tmp
 def test_a_server_that_lost_records_fails_at_its_end(tmp_path, monkeypatch):
     async def serve_nobody(server, core, listener, url):
         listener.close()
-        server.config.app.state.service.telemetry.failure = "12 records could not be written"
+        server.config.app.state.front.first.telemetry.failure = "12 records could not be written"
 
     monkeypatch.setattr(serve, "_run", serve_nobody)
     with pytest.raises(RunDataError, match="12 records could not be written"):

@@ -185,7 +185,7 @@ def test_the_tenants_for_whom_an_admin_acts_leave_nothing_behind(tmp_path, keys)
             headers = bearer(keys["root"]) | {"x-sojourn-tenant": f"user-{number}"}
             assert (await client.post("/v1/completions", json=BODY, headers=headers)).status_code == 200
         gc.collect()
-        assert len(app.state.service.access._gates) <= 1  # the last call may still be held
+        assert len(app.state.front.access._gates) <= 1  # the last call may still be held
 
     run(check, tmp_path)
 

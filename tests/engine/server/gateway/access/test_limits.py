@@ -28,7 +28,7 @@ def run(check, folder: Path, tiers: dict, tenants: dict | None = None, **setting
         async with serving(access=file, **settings) as (app, core, client):
             gates = held_gates(app)
             await check(app, core, client)
-            assert not app.state.service._open
+            assert not app.state.front._open
             await asyncio.sleep(0.01)
             assert not any(gate.open or gate.requests.waiting or gate.tokens.waiting for gate in gates)
 
@@ -37,7 +37,7 @@ def run(check, folder: Path, tiers: dict, tenants: dict | None = None, **setting
 
 def held_gates(app) -> list[Gate]:
     """The gates of all calls from now on; the server forgets one with its last call."""
-    access, held = app.state.service.access, []
+    access, held = app.state.front.access, []
     find = access.gate
 
     def gate(tenant: Tenant) -> Gate:
@@ -167,7 +167,7 @@ def test_queued_calls_go_in_order_and_their_wait_is_booked(tmp_path):
     ends = []
 
     async def check(app, core, client) -> None:
-        app.state.service.on_end.append(lambda *end: ends.append(end))
+        app.state.front.on_end.append(lambda *end: ends.append(end))
         core.holds = True
         calls = []
         for index in range(3):
@@ -220,7 +220,7 @@ def test_a_client_that_leaves_the_queue_frees_its_place(tmp_path):
     ends = []
 
     async def check(app, core, client) -> None:
-        app.state.service.on_end.append(lambda caller, *end: ends.append(end))
+        app.state.front.on_end.append(lambda caller, *end: ends.append(end))
         core.holds = True
         open_call = asyncio.create_task(ask(client))
         await until(lambda: core.submitted)
@@ -244,7 +244,7 @@ def test_a_client_that_leaves_the_queue_frees_its_place(tmp_path):
             await app(scope, receive, send)
         assert ends == [(499, "cancelled", None)]
         await asyncio.sleep(0.01)
-        assert [gate.requests.waiting for gate in app.state.service.access._gates.values()] == [0]
+        assert [gate.requests.waiting for gate in app.state.front.access._gates.values()] == [0]
         core.holds = False
         assert (await open_call).status_code == 200
         assert (await ask(client)).status_code == 200

@@ -89,7 +89,7 @@ def test_a_storage_that_cannot_be_used_leaves_the_old_rules(tmp_path):
             access.write_text(GOOD + "storage: redis://user:secret@host:no-port\n")
             bad = await client.post("/debug/reload", json={})
             assert bad.status_code == 409 and "storage is not valid" in bad.json()["error"]["message"]
-            assert "secret" not in bad.text and app.state.service.access.rules.file.storage == "memory"
+            assert "secret" not in bad.text and app.state.front.access.rules.file.storage == "memory"
 
     asyncio.run(check())
 

@@ -44,18 +44,18 @@ def run(check, file, **settings) -> Ends:
 
     async def with_server() -> None:
         async with serving(moderation=file, **settings) as (app, core, client):
-            app.state.service.on_end.append(ends)
-            await check(app.state.service, core, client)
-            assert not app.state.service._open
-            await app.state.service.moderation.close()
+            app.state.front.on_end.append(ends)
+            await check(app.state.front, core, client)
+            assert not app.state.front._open
+            await app.state.front.moderation.close()
 
     asyncio.run(with_server())
     return ends
 
 
-def writes(service, core, text: str) -> int:
+def writes(front, core, text: str) -> int:
     """Lets the core write a text; its number of tokens."""
-    core.output_ids = service.tokenizer.encode(text, add_special_tokens=False)
+    core.output_ids = front.first.tokenizer.encode(text, add_special_tokens=False)
     return len(core.output_ids)
 
 
@@ -85,8 +85,8 @@ BLOCKED = {
 
 
 def test_a_blocked_input_is_refused_before_the_core_hears_of_it(file):
-    async def check(service, core, client) -> None:
-        ids = service.tokenizer.encode("say zorro", add_special_tokens=False)
+    async def check(front, core, client) -> None:
+        ids = front.first.tokenizer.encode("say zorro", add_special_tokens=False)
         sent = BLOCKED | {"ids": ("/v1/completions", {"prompt": ids})}
         for name, (path, body) in sent.items():
             answer = await client.post(path, headers={"x-request-id": name}, json={"model": MODEL} | body)
@@ -114,7 +114,7 @@ def test_a_blocked_input_is_refused_before_the_core_hears_of_it(file):
 def test_roles_limit_whose_messages_are_checked(file):
     file.write_text(FILE.replace("default: standard", "default: users"))
 
-    async def check(service, core, client) -> None:
+    async def check(front, core, client) -> None:
         for role, status in (("system", 200), ("user", 400)):
             messages = [{"role": role, "content": "zorro"}, {"role": "user", "content": "x"}]
             answer = await client.post("/v1/chat/completions", json=CHAT | {"messages": messages, "max_tokens": 2})
@@ -124,10 +124,10 @@ def test_roles_limit_whose_messages_are_checked(file):
 
 
 def test_a_flagged_input_goes_on_and_is_counted(file):
-    async def check(service, core, client) -> None:
+    async def check(front, core, client) -> None:
         body = {"model": MODEL, "prompt": "call 555-1234", "max_tokens": 2}
         assert (await client.post("/v1/completions", json=body)).status_code == 200
-        assert service.moderation.events.flagged == {("input", "pii", "flag"): 1}
+        assert front.moderation.events.flagged == {("input", "pii", "flag"): 1}
 
     run(check, file)
 
@@ -152,8 +152,8 @@ def ended_with(path: str, answer: dict) -> tuple[str, str]:
     ],
 )
 def test_a_blocked_word_ends_an_answer_before_it(file, path, body):
-    async def check(service, core, client) -> None:
-        writes(service, core, TEXT)
+    async def check(front, core, client) -> None:
+        writes(front, core, TEXT)
         asked = {"model": MODEL} | body
         whole = await client.post(path, headers={"x-request-id": "whole"}, json=asked)
         reason = "refusal" if path == "/v1/messages" else "content_filter"
@@ -177,8 +177,8 @@ def test_a_blocked_word_ends_an_answer_before_it(file, path, body):
 
 
 def test_choices_are_moderated_apart_and_logprobs_wait_with_their_text(file):
-    async def check(service, core, client) -> None:
-        num_tokens = writes(service, core, "Call 555-1234 or not. ")
+    async def check(front, core, client) -> None:
+        num_tokens = writes(front, core, "Call 555-1234 or not. ")
         body = {"model": MODEL, "prompt": "x", "max_tokens": num_tokens, "n": 2, "return_token_ids": True}
         answer = (await client.post("/v1/completions", json=body)).json()
         assert [choice["text"] for choice in answer["choices"]] == ["Call # or not. "] * 2
@@ -189,16 +189,18 @@ def test_choices_are_moderated_apart_and_logprobs_wait_with_their_text(file):
             ids[choice["index"]] += choice["token_ids"] or []
         assert texts == ["Call # or not. "] * 2
         for shown in (*ids, *(choice["token_ids"] for choice in answer["choices"])):
-            assert "555" not in service.tokenizer.decode(shown) and "1234" not in service.tokenizer.decode(shown)
+            assert "555" not in front.first.tokenizer.decode(shown) and "1234" not in front.first.tokenizer.decode(
+                shown
+            )
 
     run(check, file)
 
 
 def test_without_a_match_an_answer_is_what_it_is_without_moderation(file):
-    async def check(service, core, client) -> None:
+    async def check(front, core, client) -> None:
         body = CHAT | {"max_tokens": 30, "stream": True, "n": 2}
         checked = await client.post("/v1/chat/completions", json=body)
-        service.moderation.profiles.clear()
+        front.moderation.profiles.clear()
         free = await client.post("/v1/chat/completions", json=body)
 
         def texts(answer: httpx.Response) -> list[str]:
@@ -232,16 +234,16 @@ class SlowJudge:
         """Nothing is open."""
 
 
-def judged_by(service, judge: SlowJudge, *, holds: bool = True) -> None:
+def judged_by(front, judge: SlowJudge, *, holds: bool = True) -> None:
     from dataclasses import replace
 
     from sojourn.engine.server.gateway.moderation.profile import Rule
 
-    standard = service.moderation.profiles["standard"]
+    standard = front.moderation.profiles["standard"]
     changed = replace(
         standard, input_rules=(), output_rules=(Rule(judge, "block"),), holds=holds, window_characters=40
     )  # fmt: skip
-    service.moderation.profiles["standard"] = changed
+    front.moderation.profiles["standard"] = changed
 
 
 SENTENCES = "One sentence here is fine. Another one is fine, too. Here comes zorro in it. And so on it goes. "
@@ -249,9 +251,9 @@ SENTENCES = "One sentence here is fine. Another one is fine, too. Here comes zor
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_windows_are_shown_after_their_verdict_and_their_time_is_moderation(file, stream):
-    async def check(service, core, client) -> None:
-        writes(service, core, SENTENCES)
-        judged_by(service, SlowJudge(0.05))
+    async def check(front, core, client) -> None:
+        writes(front, core, SENTENCES)
+        judged_by(front, SlowJudge(0.05))
         body = {"model": MODEL, "prompt": "x", "max_tokens": 100, "stream": stream}
         answer = await client.post("/v1/completions", headers={"x-request-id": "held"}, json=body)
         shown = events(answer) if stream else [answer.json()]
@@ -269,9 +271,9 @@ def test_windows_are_shown_after_their_verdict_and_their_time_is_moderation(file
 
 
 def test_released_text_is_cut_when_a_verdict_flags_it(file):
-    async def check(service, core, client) -> None:
-        writes(service, core, SENTENCES)
-        judged_by(service, SlowJudge(0.02), holds=False)
+    async def check(front, core, client) -> None:
+        writes(front, core, SENTENCES)
+        judged_by(front, SlowJudge(0.02), holds=False)
         body = {"model": MODEL, "prompt": "x", "max_tokens": 2000, "stream": True}
         answer = await client.post("/v1/completions", headers={"x-request-id": "cut"}, json=body)
         text = "".join(event["choices"][0]["text"] for event in events(answer))
@@ -283,18 +285,18 @@ def test_released_text_is_cut_when_a_verdict_flags_it(file):
 
 @pytest.mark.parametrize("allows", [False, True])
 def test_a_check_without_a_verdict_refuses_or_allows_as_it_says(file, allows):
-    async def check(service, core, client) -> None:
-        num_tokens = writes(service, core, SENTENCES)
+    async def check(front, core, client) -> None:
+        num_tokens = writes(front, core, SENTENCES)
         judge = SlowJudge(0.0, fails=True)
         judge.allows_on_failure = allows
-        judged_by(service, judge)
+        judged_by(front, judge)
         body = {"model": MODEL, "prompt": "x", "max_tokens": num_tokens}
         answer = await client.post("/v1/completions", headers={"x-request-id": "failed"}, json=body)
         if allows:
             assert answer.json()["choices"][0]["text"] == SENTENCES
         else:
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "moderation_unavailable")
-        assert service.moderation.events.failed["slow"] >= 1
+        assert front.moderation.events.failed["slow"] >= 1
         page = (await client.get("/metrics")).text
         assert re.search('moderation_failed_total{[^}]*check="slow"} [1-9]', page)
 
@@ -303,10 +305,10 @@ def test_a_check_without_a_verdict_refuses_or_allows_as_it_says(file, allows):
 
 
 def test_a_client_that_leaves_ends_the_checks_under_way(file):
-    async def check(service, core, client) -> None:
-        writes(service, core, SENTENCES)
+    async def check(front, core, client) -> None:
+        writes(front, core, SENTENCES)
         judge = SlowJudge(30)
-        judged_by(service, judge)
+        judged_by(front, judge)
         body = {"model": MODEL, "prompt": "x", "max_tokens": 200, "stream": True}
         asked = asyncio.create_task(client.post("/v1/completions", json=body))
         while not judge.texts:
@@ -314,7 +316,7 @@ def test_a_client_that_leaves_ends_the_checks_under_way(file):
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
         begin = time.monotonic()
-        while service._open and time.monotonic() < begin + 5:
+        while front._open and time.monotonic() < begin + 5:
             await asyncio.sleep(0.001)
         assert not [task for task in asyncio.all_tasks() if task.get_name() == "moderation of a window"]
 
@@ -322,7 +324,7 @@ def test_a_client_that_leaves_ends_the_checks_under_way(file):
 
 
 def test_the_moderations_endpoint_speaks_for_the_input_checks(file):
-    async def check(service, core, client) -> None:
+    async def check(front, core, client) -> None:
         asked = openai.AsyncOpenAI(base_url="http://127.0.0.1/v1", api_key="x", http_client=client, max_retries=0)
         one = await asked.moderations.create(input="a bad word")
         assert one.model == "standard" and one.results[0].flagged and one.results[0].categories.hate
@@ -358,8 +360,8 @@ def test_without_a_moderation_file_nothing_is_checked():
 
 
 def test_a_file_is_reloaded_as_a_whole_or_not_at_all(file):
-    async def check(service, core, client) -> None:
-        moderation, before = service.moderation, service.moderation.profiles
+    async def check(front, core, client) -> None:
+        moderation, before = front.moderation, front.moderation.profiles
         file.write_text(FILE.replace("zorro", "fine"))
         await moderation.reload()
         assert moderation.profiles is not before
@@ -377,16 +379,16 @@ def test_a_file_is_reloaded_as_a_whole_or_not_at_all(file):
 def test_a_changed_file_is_noticed_and_a_broken_one_changes_nothing(file, monkeypatch):
     monkeypatch.setattr("sojourn.engine.server.gateway.moderation.moderation.WATCH_SECONDS", 0.01)
 
-    async def check(service, core, client) -> None:
-        watching, seen = asyncio.create_task(service.moderation.watch()), service.moderation.profiles
+    async def check(front, core, client) -> None:
+        watching, seen = asyncio.create_task(front.moderation.watch()), front.moderation.profiles
         for content, changes in ((FILE.replace("zorro", "fine"), True), ("checks: {", False), (FILE, True)):
             file.write_text(content)
             for _ in range(200 if changes else 10):
                 await asyncio.sleep(0.01)
-                if service.moderation.profiles is not seen:
+                if front.moderation.profiles is not seen:
                     break
-            assert (service.moderation.profiles is not seen) == changes
-            seen = service.moderation.profiles
+            assert (front.moderation.profiles is not seen) == changes
+            seen = front.moderation.profiles
         watching.cancel()
 
     run(check, file)

@@ -108,7 +108,7 @@ def test_a_call_that_a_kill_interrupts_has_the_tokens_of_its_last_progress(tmp_p
         async with serving(usage_dir=tmp_path) as (app, _core, client):
             body = BODY | {"max_tokens": 1000, "stream": True}
             task = asyncio.create_task(client.post(COMPLETIONS, headers=named("cut"), json=body))
-            usage = app.state.service.usage
+            usage = app.state.front.usage
             while not (usage._open and usage._open["cut"].call.generated_tokens >= 5):
                 await asyncio.sleep(0.001)
             usage.tick()
@@ -143,11 +143,11 @@ def test_tokens_of_mixed_calls_sum_to_those_of_the_metrics(tmp_path, seed):
             open_calls = [asyncio.create_task(one(client, number)) for number in range(sent)]
             await asyncio.sleep(0.06)
             core.die()
-            app.state.service.core._set_state("ready")
+            app.state.front.first.core._set_state("ready")
             await asyncio.gather(*open_calls)
-            while app.state.service._open:
+            while app.state.front._open:
                 await asyncio.sleep(0.001)
-            return app.state.service.telemetry.scrape().decode()
+            return app.state.front.first.telemetry.scrape().decode()
 
     page = asyncio.run(calls())
     records = read_usage(tmp_path).records
@@ -167,7 +167,7 @@ def test_tokens_of_mixed_calls_sum_to_those_of_the_metrics(tmp_path, seed):
 def test_calls_that_never_reached_the_core_are_recorded_too(tmp_path, status, code, expected):
     async def calls() -> None:
         async with serving(usage_dir=tmp_path) as (app, _core, _client):
-            app.state.service.usage.ended(Caller("early", 1, key_id="k1"), status, code, None)
+            app.state.front.usage.end(Caller("early", 1, key_id="k1"), status, code, None)
 
     asyncio.run(calls())
     (record,) = read_usage(tmp_path).records

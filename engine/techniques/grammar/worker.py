@@ -1,6 +1,6 @@
 """Compiles grammars of clients, each in a fork of this process that may die of it. `GrammarChecks` starts it.
 
-python -m sojourn.engine.server.grammar.worker FOLDER: Grammar on stdin, an error or null on stdout, in msgpack.
+python -m sojourn.engine.techniques.grammar.worker FOLDER: Grammar on stdin, an error or null on stdout, in msgpack.
 """
 
 import os

@@ -5,20 +5,20 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from fastapi import Request
 from starlette.responses import JSONResponse, Response
 
 from sojourn.engine.server.errors import invalid
-from sojourn.engine.server.openai.chat_request import DetokenizeRequest, TokenizeRequest
-from sojourn.engine.server.openai.prompts import OFF_LOOP_CHARACTERS, checked_ids
-from sojourn.engine.server.service import Service
+from sojourn.engine.server.front import Front
+from sojourn.engine.server.intake.arrival import Arrival
+from sojourn.engine.server.openai.prompts import OFF_LOOP_CHARACTERS, check_ids
 
 
-async def tokenize(service: Service, request: Request, body: TokenizeRequest) -> Response:
+async def tokenize(front: Front, arrival: Arrival) -> Response:
     """Ids of a text, or of messages as the chat template renders them. Raises ApiError 400."""
-    encoder, limits = service.encoder, service.limits()
+    model, body = arrival.model, arrival.body
+    encoder, limits = model.encoder, model.limits()
     if body.messages is not None:
-        plan = service.plan_tools(body.tools, "auto", parallel=True)
+        plan = model.plan_tools(body.tools, "auto", parallel=True)
         tools, special = plan and plan.template_value, bool(body.add_special_tokens)
         prompt = await encoder.encode_chat(body.messages, body, limits, tools=tools, add_special_tokens=special)
     else:
@@ -29,28 +29,23 @@ async def tokenize(service: Service, request: Request, body: TokenizeRequest) ->
     ids = prompt.token_ids
     strings = None
     if body.return_token_strs:
-        strings = await _off_loop(service.tokenizer.token_strings, ids)
-    answer = {
-        "tokens": ids,
-        "token_strs": strings,
-        "count": len(ids),
-        "max_model_len": service.core.ready.max_model_len,
-    }
+        strings = await _off_loop(model.tokenizer.token_strings, ids)
+    max_model_len = model.core.require_ready().max_model_len
+    answer = {"tokens": ids, "token_strs": strings, "count": len(ids), "max_model_len": max_model_len}
     return Response(msgspec.json.encode(answer), media_type="application/json")  # ids by the 100,000
 
 
-async def detokenize(service: Service, request: Request, body: DetokenizeRequest) -> Response:
+async def detokenize(front: Front, arrival: Arrival) -> Response:
     """The text of ids, special tokens included.
 
     Raises ApiError 400 for ids that the model does not have, and for more than max_model_len.
     """
-    ready = service.core.ready
-    if ready is not None and len(body.tokens) > ready.max_model_len:
-        message = f"`tokens` has {len(body.tokens):,} ids, but max_model_len is {ready.max_model_len:,}; send fewer"
+    tokens, ready, tokenizer = arrival.body.tokens, arrival.model.core.ready, arrival.model.tokenizer
+    if ready is not None and len(tokens) > ready.max_model_len:
+        message = f"`tokens` has {len(tokens):,} ids, but max_model_len is {ready.max_model_len:,}; send fewer"
         raise invalid("tokens", message)
-    ids = checked_ids(body.tokens, service.tokenizer.vocab_size, "tokens")
-    text = await _off_loop(service.tokenizer.decode, ids, skip_special_tokens=False)
-    return JSONResponse({"prompt": text})
+    ids = check_ids(tokens, tokenizer.vocab_size, "tokens")
+    return JSONResponse({"prompt": await _off_loop(tokenizer.decode, ids, skip_special_tokens=False)})
 
 
 async def _off_loop(compute: Callable, ids: list[int], **options: Any) -> Any:

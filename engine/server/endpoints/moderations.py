@@ -3,16 +3,17 @@
 import uuid
 from typing import Any, Literal
 
-from fastapi import Request
 from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
 from sojourn.engine.server.body.strict import Strict, shorten
 from sojourn.engine.server.errors import ApiError, invalid
+from sojourn.engine.server.front import Front
+from sojourn.engine.server.gateway.moderation.moderation import Moderation, profile_of
 from sojourn.engine.server.gateway.moderation.profile import Profile
 from sojourn.engine.server.gateway.moderation.refusal import unavailable
 from sojourn.engine.server.gateway.moderation.verdict import ModerationFailed, Verdict, merged
-from sojourn.engine.server.service import Service
+from sojourn.engine.server.intake.arrival import Arrival
 
 MAX_INPUTS = 128
 MAX_CHARACTERS = 1_000_000  # of all texts of a call: no context bounds them, and lists search 2 to 30 million a second
@@ -64,10 +65,10 @@ def _part(index: int, part: dict[str, Any]) -> str:
     return part["text"]
 
 
-async def moderate(service: Service, request: Request, body: ModerationRequest) -> Response:
+async def moderate(front: Front, arrival: Arrival) -> Response:
     """Answers the call. Raises ApiError: 404 for a profile that does not exist, 503 where a check gives no verdict."""
-    texts = body.texts()
-    profile = _profile(service, request, body.model)
+    texts = arrival.body.texts()
+    profile = _profile(front.moderation, arrival)
     try:
         judged = [await profile.judge(text, "input", profile.input_rules) for text in texts]
     except ModerationFailed as failure:
@@ -76,11 +77,11 @@ async def moderate(service: Service, request: Request, body: ModerationRequest) 
     return JSONResponse({"id": f"modr-{uuid.uuid4().hex}", "model": profile.name, "results": results})
 
 
-def _profile(service: Service, request: Request, name: str | None) -> Profile:
-    moderation = service.moderation
+def _profile(moderation: Moderation | None, arrival: Arrival) -> Profile:
+    name = arrival.body.model
     if moderation is None:
         raise ApiError(404, "this server checks no content; start it with `moderation`", code="moderation_off")
-    profile = service.profile_of(request.state.caller) if name is None else moderation.profiles.get(name)
+    profile = profile_of(moderation, arrival.admission.tenant) if name is None else moderation.profiles.get(name)
     if profile is None:
         known = ", ".join(sorted(moderation.profiles))
         wanted = "no profile is the default one" if name is None else f"the profile `{name[:100]}` does not exist"

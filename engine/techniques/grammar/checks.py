@@ -16,7 +16,7 @@ import msgspec
 
 from sojourn.engine.sampling import Grammar
 from sojourn.engine.server.errors import ApiError
-from sojourn.engine.server.grammar.worker import LENGTH_BYTES, frame
+from sojourn.engine.techniques.grammar.worker import LENGTH_BYTES, frame
 
 WORKERS = 2
 REPLY_SECONDS = 5  # wall time: a busy machine may leave a worker without CPU time
@@ -99,7 +99,7 @@ class GrammarChecks:
 
     async def _run(self) -> None:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "sojourn.engine.server.grammar.worker", str(self._folder),
+            sys.executable, "-m", "sojourn.engine.techniques.grammar.worker", str(self._folder),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
         self._processes.add(process)

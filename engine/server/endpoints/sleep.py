@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from sojourn.engine.server.errors import ApiError, invalid
+from sojourn.engine.server.errors import ApiError, invalid, unknown_model
 from sojourn.engine.server.models.registry import Models
 from sojourn.engine.server.models.served_model import ServedModel
 
@@ -38,9 +38,7 @@ def _model(models: Models, request: Request) -> ServedModel:
     name = request.query_params.get("model")
     found = models.find(name)
     if found is None:
-        served = ", ".join(f"`{model.name}`" for model in models.all)
-        message = f"the model `{name[:100]}` does not exist; this server has {served}"
-        raise ApiError(404, message, param="model", code="model_not_found")
+        raise unknown_model(name, [model.name for model in models.all])
     return found
 
 

@@ -1,0 +1,1 @@
+"""What the server answers on each path, once the intake has let a call through."""

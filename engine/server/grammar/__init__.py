@@ -1,1 +1,0 @@
-"""Grammars that clients send, checked in a process of their own."""
