@@ -6,7 +6,7 @@ import pytest
 
 from sojourn.engine import LLM, SamplingParams
 from sojourn.engine.llm import LLMError
-from sojourn.engine.techniques.grammar.grammar import choice
+from sojourn.engine.server.openai.structured_output import choice
 from sojourn.engine.token.text.stream import TextStream
 from tests.engine.token.text.kinds import byte_fallback_model
 

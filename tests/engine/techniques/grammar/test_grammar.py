@@ -13,7 +13,8 @@ from sojourn.engine.config import EngineConfig
 from sojourn.engine.core import build
 from sojourn.engine.messages import Abort
 from sojourn.engine.sampling import Grammar
-from sojourn.engine.techniques.grammar.grammar import _SOURCES, REMEMBERED, GrammarCompiler, GrammarError, Guide, choice
+from sojourn.engine.server.openai.structured_output import choice
+from sojourn.engine.techniques.grammar.grammar import _SOURCES, REMEMBERED, GrammarCompiler, GrammarError, Guide
 from sojourn.engine.token.text.tokenizer import Tokenizer
 from sojourn.metrics.ledger import closes
 from tests.engine.harness import drain, hand_over, make_engine, submit

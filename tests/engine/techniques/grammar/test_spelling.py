@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from sojourn.engine.config import model_folder
-from sojourn.engine.techniques.grammar.grammar import GrammarCompiler, choice
+from sojourn.engine.server.openai.structured_output import choice
+from sojourn.engine.techniques.grammar.grammar import GrammarCompiler
 from sojourn.engine.token.text.tokenizer import Tokenizer
 from tests.engine.token.text.kinds import tokenizer
 
