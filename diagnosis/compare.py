@@ -5,7 +5,7 @@ from typing import Any
 
 from sojourn.diagnosis.excess import accounts_of, attainment
 from sojourn.diagnosis.facts import Facts, ledger_columns
-from sojourn.diagnosis.rules.cause import Gain, Proposal, rerun
+from sojourn.diagnosis.proposal import Gain, Proposal, rerun
 from sojourn.diagnosis.symptoms import BY_KEY, FULL_POOL, TOLERATED_MISSES, checked
 from sojourn.diagnosis.verdict import RECORD_THE_SERVER, Evidence, Finding, Kind, SymptomCheck, evidence
 from sojourn.metrics.ledger import ACCOUNT_BY_NAME

@@ -10,7 +10,8 @@ from sojourn.diagnosis.adjudicate import Judged, Judgement
 from sojourn.diagnosis.confidence import confidence, features
 from sojourn.diagnosis.excess import SERVED, Excess, attainment
 from sojourn.diagnosis.facts import Facts
-from sojourn.diagnosis.rules.cause import Proposal, gain, proposals_of_symptom, rerun
+from sojourn.diagnosis.proposal import Proposal, gain, rerun
+from sojourn.diagnosis.proposals import proposals_of_symptom
 from sojourn.diagnosis.suspects import support_of
 from sojourn.diagnosis.symptoms import BY_KEY, Symptom, cohort, symptom_of
 from sojourn.diagnosis.verdict import Finding, Fix, Probe, predicted

@@ -8,8 +8,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from sojourn.diagnosis.excess import Excess, excesses, losses
-from sojourn.diagnosis.facts import Facts, ledger_columns
-from sojourn.diagnosis.rules.cause import Proposal, proposals
+from sojourn.diagnosis.facts import Facts
+from sojourn.diagnosis.proposal import Proposal
+from sojourn.diagnosis.proposals import proposals
+from sojourn.diagnosis.statements.fleet import of_server
 
 STRAGGLER = "straggler"
 MOST_SERVERS = 4  # those with the most late requests: reading one takes a second
@@ -52,12 +54,3 @@ def _of_fleet(facts: Facts, excess: Excess, by_server: Mapping[str, Proposal]) -
         explained=None if first.explained is None else sum(explained),
         steps=None,  # of one server: its own run shows them
     )
-
-
-def of_server(facts: Facts, excess: Excess, name: str, claims: Mapping[str, float]) -> dict[str, float]:
-    """Claims of a server's late requests as claims of all late requests: by what its requests have of each account."""
-    late = facts.rows.loc[excess.missing]
-    spent = ledger_columns(late, "ttft" if excess.objective == "ttft_ms" else "ledger").fillna(0.0)
-    own, whole = spent[late.server == name].sum(), spent.sum()
-    return {account: part * float(own[account] / whole[account]) for account, part in claims.items()
-            if whole[account] > 0}  # fmt: skip

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 from sojourn.diagnosis.excess import Excess
 from sojourn.diagnosis.facts import Facts
-from sojourn.diagnosis.rules.cause import Proposal, proposals
+from sojourn.diagnosis.proposal import Proposal
+from sojourn.diagnosis.proposals import proposals
 from sojourn.diagnosis.server_proposals import server_proposals
 from sojourn.diagnosis.verdict import Evidence
 

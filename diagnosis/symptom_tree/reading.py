@@ -4,13 +4,20 @@ A reading is None where its evidence is missing.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from sojourn.diagnosis.facts import Facts
+from sojourn.diagnosis.facts import Facts, tightest
+from sojourn.diagnosis.proposal import CONTENTION
 from sojourn.metrics.ledger import ACCOUNT_BY_NAME
 
 # Below a tenth, an account or a reason is not what a user feels: nine tenths of the delay would remain without it.
 NEGLIGIBLE = 0.10
+DIED = ("core", "died", "connection")  # words of an error of a server that stopped
+# Accounts that hold the time of several objects.
+PREFILL_TIME = ("compute.prefill", "request.interference")
+DEVICE_TIME = ("compute.prefill", "compute.decode", "memory.recompute", *CONTENTION)
+FRONT_TIME = ("token.encode", "token.decode", "request.stream", "request.admission", "client.network")
+KNOWN_OUTCOMES = "what became of each prompt token in the prefix cache (requests: prefix_outcomes)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +75,81 @@ def prefix_outcome(*outcomes: str, what: str) -> Read:
         )
 
     return read
+
+
+def show_decode_step(facts: Facts) -> Reading | None:
+    bound = tightest(facts, "tpot_ms")
+    if facts.steps is None or facts.steps.decode_step_p50_ns is None or bound is None:
+        return None
+    ms = facts.steps.decode_step_p50_ns / 1e6
+    return Reading(
+        f"a step with decodes only takes {ms:,.1f} ms, and the objective allows {bound:,.0f} ms",
+        ms < bound,
+        "steps: begin_ns, end_ns, kinds",
+        min(1.0, ms / bound),
+    )
+
+
+def show_batch(facts: Facts) -> Reading | None:
+    cap = facts.engine.get("max_num_seqs")
+    if facts.steps is None or not cap:
+        return None
+    share = facts.steps.mean_batch / cap
+    return Reading(
+        f"{facts.steps.mean_batch:.1f} requests run together on average, of {cap} that may",
+        False,
+        "steps: request_ids; run.json: max_num_seqs",
+        min(1.0, share),
+    )
+
+
+def show_exchanges(facts: Facts) -> Reading | None:
+    """One process exchanges nothing."""
+    group = facts.group()
+    share = 0.0 if group is None else group.communication_share
+    if group is None and facts.steps is None:
+        return None
+    return Reading(
+        f"exchanges between ranks take {share:.0%} of the steps' time" if group else "one process computes the model",
+        share < NEGLIGIBLE,
+        "steps: communication_ns",
+        share,
+    )
+
+
+def in_the_front(noun: str, what: str) -> Read:
+    """Text work that holds the front's event loop. Its cost stands in other accounts, too: whoever waits for the loop
+    books `request.stream` or `request.admission`. Without the loop's records it can therefore not be excluded."""
+
+    def read(facts: Facts) -> Reading | None:
+        booked = account(f"token.{noun}")(facts)
+        if booked is None:
+            return None
+        if facts.machine is None or facts.machine.front is None:
+            return replace(booked, rules_out=False)
+        loop = facts.machine.front
+        part = {"encode": loop.encoding, "decode": loop.decoding}[noun]
+        return Reading(
+            f"{what} takes {part:.0%} of the busy time of the front's event loop, which is busy {loop.busy:.0%} of the "
+            "time",
+            part * loop.busy < NEGLIGIBLE and booked.rules_out,
+            "system: front turns; requests: encoding_ns, decoding_ns",
+            min(1.0, part * loop.busy),
+        )
+
+    return read
+
+
+def show_crashes(facts: Facts) -> Reading | None:
+    if not facts.sent:
+        return None
+    count = sum(n for error, n in facts.errors.items() if any(word in error.lower() for word in DIED))
+    return Reading(
+        f"{count} of {facts.sent} requests ended with the server",
+        count == 0,
+        "client: status, error",
+        count / facts.sent,
+    )
+
+
+EVICTED = prefix_outcome("miss_evicted", what="were in the cache once and had been evicted")

@@ -8,11 +8,12 @@ from typing import Literal
 
 import msgspec
 
+from sojourn.diagnosis.cause import Cause
+from sojourn.diagnosis.causes import CAUSES
 from sojourn.diagnosis.excess import Excess, accounts_of
 from sojourn.diagnosis.facts import Facts
 from sojourn.diagnosis.foreign_server import shares_seen
 from sojourn.diagnosis.symptom_tree.complaints import BY_SYMPTOM, Complaint
-from sojourn.diagnosis.symptom_tree.objects import OBJECTS, TreeObject
 from sojourn.diagnosis.symptom_tree.reading import NEGLIGIBLE
 from sojourn.diagnosis.symptoms import BY_KEY, late
 from sojourn.diagnosis.verdict import Diagnosis, Finding, Status
@@ -141,9 +142,10 @@ def _lifecycle(
     facts: Facts, complaint: Complaint, spent: _Spent, name: str, own: list[tuple[int, Finding]], diagnosis: Diagnosis
 ) -> LifecycleBranch:
     named = [(place, each) for place, each in own if (each.lifecycles or ["client"])[0] == name]
-    leaves = [OBJECTS[key] for key in complaint.objects if OBJECTS[key].lifecycle == name]
     taken = {_key(each) for _, each in own}
-    objects = [_object(facts, complaint.symptom, spent, leaf) for leaf in leaves if leaf.key not in taken]
+    objects = [
+        _object(facts, complaint.symptom, spent, leaf) for leaf in complaint.causes(name) if leaf.key not in taken
+    ]
     objects.sort(key=lambda each: _ORDER.index(each.status))
     objects = [_of_finding(place, each) for place, each in named] + objects
     accounts = {account: share for account, share in spent.shares.items()
@@ -169,7 +171,7 @@ def _key(finding: Finding) -> str:
 
 
 def _of_finding(place: int, found: Finding) -> ObjectBranch:
-    leaf = OBJECTS.get(_key(found))
+    leaf = CAUSES.get(_key(found))
     return ObjectBranch(
         key=_key(found), name=found.object, asks=leaf.asks if leaf else "", reason=found.cause,
         status="leads_here" if found.role == "cause" else "possible",
@@ -180,23 +182,23 @@ def _of_finding(place: int, found: Finding) -> ObjectBranch:
     )  # fmt: skip
 
 
-def _object(facts: Facts, symptom: str, spent: _Spent, leaf: TreeObject) -> ObjectBranch:
-    found = [each for read in leaf.reads if (each := read(facts)) is not None]
+def _object(facts: Facts, symptom: str, spent: _Spent, leaf: Cause) -> ObjectBranch:
+    found = [each for read in leaf.figures if (each := read(facts)) is not None]
     status, reason = _judge(facts, symptom, spent, leaf, found)
     return ObjectBranch(
-        key=leaf.key, name=leaf.name, asks=leaf.asks, status=status, reason=reason,
+        key=leaf.key, name=leaf.name or leaf.object, asks=leaf.asks, status=status, reason=reason,
         figures=[Figure(statement=each.statement, source=each.source,
                         share=None if each.share is None else float(each.share)) for each in found],
         measurement=leaf.measurement, command="", finding=None,
     )  # fmt: skip
 
 
-def _judge(facts: Facts, symptom: str, spent: _Spent, leaf: TreeObject, found: list) -> tuple[BranchStatus, str]:
-    if symptom in LATENCY and leaf.accounts and facts.joined and spent.shares:
-        share = spent.of(leaf.accounts)
+def _judge(facts: Facts, symptom: str, spent: _Spent, leaf: Cause, found: list) -> tuple[BranchStatus, str]:
+    if symptom in LATENCY and leaf.booked and facts.joined and spent.shares:
+        share = spent.of(leaf.booked)
         if share < NEGLIGIBLE:
             return "ruled_out", (
-                f"{_listed(leaf.accounts)} {'hold' if len(leaf.accounts) > 1 else 'holds'} {share:.0%} of "
+                f"{_listed(leaf.booked)} {'hold' if len(leaf.booked) > 1 else 'holds'} {share:.0%} of "
                 f"{_short(spent.basis)}"
             )
     against = [each for each in found if each.rules_out]
@@ -205,7 +207,7 @@ def _judge(facts: Facts, symptom: str, spent: _Spent, leaf: TreeObject, found: l
     if leaf.lacks:
         return "unknown", f"missing: {leaf.lacks}"
     if not found:
-        return "unknown", f"missing: {leaf.evidence if facts.joined else NEEDS_RECORDS}"
+        return "unknown", f"missing: {leaf.missing if facts.joined else NEEDS_RECORDS}"
     return "possible", found[0].statement
 
 
@@ -213,31 +215,39 @@ def _status(
     facts: Facts, diagnosis: Diagnosis, name: str, named: list[tuple[int, Finding]], objects: list[ObjectBranch],
     share: float | None, symptom: str,
 ) -> tuple[BranchStatus, str]:  # fmt: skip
+    """Of a lifecycle: what its findings say; else what the symptom says of it; else what is measured in it."""
     holds = f"{name}.* accounts hold {share:.0%}" if share is not None else ""
-    check = next(each for each in diagnosis.checks if each.symptom == symptom)
-    own = [each for each in diagnosis.findings if _is_of(each, symptom)]
     if named:
         leads = [each for _, each in named if each.role == "cause"]
-        status = "leads_here" if leads else "possible"
-        return status, "; ".join(filter(None, ((leads or [named[0][1]])[0].cause, holds)))
+        return "leads_here" if leads else "possible", _join((leads or [named[0][1]])[0].cause, holds)
+    check = next(each for each in diagnosis.checks if each.symptom == symptom)
+    own = [each for each in diagnosis.findings if _is_of(each, symptom)]
     if check.status == "absent" and not own:
-        return "ruled_out", "; ".join(filter(None, ("nothing is to be explained", holds)))
+        return "ruled_out", _join("nothing is to be explained", holds)
     if check.status == "present" and diagnosis.bottleneck == name and not own:
         return "leads_here", f"{holds}, and no known cause explains it" if holds else "no known cause explains it"
     if not facts.joined and name != "client":
         return "unknown", f"missing: {NEEDS_RECORDS}"
-    unseen = [each for each in objects if each.status == "unknown"]
     if symptom in LATENCY and share is not None and share >= NEGLIGIBLE:
         beside = f"beside the finding in {own[0].lifecycles[0]}, or through it" if own else "no finding is there"
         return "possible", f"{holds}; {beside}"
+    return _status_of_objects(objects, holds)
+
+
+def _status_of_objects(objects: list[ObjectBranch], holds: str) -> tuple[BranchStatus, str]:
+    unseen = [each for each in objects if each.status == "unknown"]
     if (left := next((each for each in objects if each.status == "possible"), None)) is not None:
-        return "possible", "; ".join(filter(None, (left.reason, holds)))
-    if unseen and share is None:
+        return "possible", _join(left.reason, holds)
+    if unseen and not holds:
         return "unknown", unseen[0].reason
     measured = next((each.reason for each in objects if each.status == "ruled_out" and each.reason in
                      [figure.statement for figure in each.figures]), "")  # fmt: skip
     also = f"not measured: {', '.join(each.name for each in unseen)}" if unseen else ""
-    return "ruled_out", "; ".join(filter(None, (holds, measured, also))) or "no object of it fits"
+    return "ruled_out", _join(holds, measured, also) or "no object of it fits"
+
+
+def _join(*reasons: str) -> str:
+    return "; ".join(filter(None, reasons))
 
 
 def _next(

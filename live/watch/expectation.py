@@ -13,8 +13,8 @@ import pandas as pd
 from sojourn.diagnosis.excess import SERVED, Excess
 from sojourn.diagnosis.expectation import NOTICEABLE_MS, STRETCH, is_own_work
 from sojourn.diagnosis.facts import Facts
-from sojourn.diagnosis.rules.without_steps import PREDICTION
 from sojourn.diagnosis.server_means import mean_excess, quantity_means, shows_ledger
+from sojourn.diagnosis.statements.accounts import PREDICTION
 from sojourn.diagnosis.symptoms import TOLERATED_MISSES
 from sojourn.interop.sources.pressure import WAITING
 from sojourn.interop.sources.translate import Growth, key, of_family

@@ -13,9 +13,9 @@ from sojourn.diagnosis.excess import SERVED, Excess
 from sojourn.diagnosis.expectation import STRETCH
 from sojourn.diagnosis.facts import Facts
 from sojourn.diagnosis.findings import finding_of_symptom, findings
-from sojourn.diagnosis.rules.without_steps import ROOM_SOURCES
 from sojourn.diagnosis.server_means import with_means
 from sojourn.diagnosis.state import BALANCED, CLEAR_MARGIN
+from sojourn.diagnosis.statements.accounts import ROOM_SOURCES
 from sojourn.diagnosis.suspects import suspects_of
 from sojourn.diagnosis.symptoms import BY_KEY, check
 from sojourn.diagnosis.verdict import Finding, Fix

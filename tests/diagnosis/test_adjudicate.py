@@ -11,7 +11,7 @@ from sojourn.diagnosis.confidence import FEATURES, coefficients, confidence
 from sojourn.diagnosis.excess import SERVED, Excess
 from sojourn.diagnosis.facts import read_facts
 from sojourn.diagnosis.findings import findings
-from sojourn.diagnosis.rules.cause import Gain, Proposal
+from sojourn.diagnosis.proposal import Gain, Proposal
 from sojourn.diagnosis.suspects import Suspect, added, divide, support_of
 from sojourn.diagnosis.trials import combined
 from sojourn.diagnosis.verdict import evidence

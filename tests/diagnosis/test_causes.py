@@ -1,4 +1,4 @@
-"""A cause is registered where it is defined, and nowhere else."""
+"""A cause is declared in its own file, and nowhere else."""
 
 import re
 from pathlib import Path
@@ -6,35 +6,30 @@ from pathlib import Path
 import pytest
 
 import sojourn.diagnosis as diagnosis
+from sojourn.diagnosis.cause import Cause, Rule
+from sojourn.diagnosis.causes import CAUSES
 from sojourn.diagnosis.facts import read_facts
-from sojourn.diagnosis.rules.cause import CAUSES, Gain, Proposal, cause, gain, proposals_of_symptom
+from sojourn.diagnosis.proposal import Gain, Proposal, gain
+from sojourn.diagnosis.proposals import proposals_of_symptom
 from sojourn.diagnosis.symptoms import BY_KEY
 from sojourn.metrics.catalog.catalog import CATALOG
 from sojourn.metrics.ledger import ACCOUNT_BY_NAME, LIFECYCLES
 from tests.metrics.synthetic import synthetic_run
 
-ABOUT = {"lifecycles": ("compute",), "object": "moon", "kind": "fault", "rival": "the sun"}
-
-
-@pytest.fixture
-def unregistered():
-    """Forgets the causes that a test registers."""
-    before = list(CAUSES)
-    yield
-    CAUSES[:] = before
-
 
 def full_moon(facts, excess) -> Proposal:
-    """A cause that always applies."""
     return Proposal(cause="the moon is full", evidence=[], measurement="tomorrow", settings={"moon": "new"},
                     if_cause="it wanes", if_rival="it shines", gain=Gain("light", basis="none"))  # fmt: skip
 
 
-def test_one_definition_registers_a_cause(tmp_path, unregistered):
-    made = cause(needs=(), symptom="low_device_utilisation", **ABOUT)(full_moon)
+def test_a_proposal_gets_from_its_cause_what_it_does_not_say(tmp_path, monkeypatch):
+    rule = Rule(full_moon, needs=(), symptom="low_device_utilisation")
+    made = Cause(key="full_moon", lifecycles=("compute",), object="moon", kind="fault", rival="the sun",
+                 reads={"records": rule})  # fmt: skip
+    monkeypatch.setitem(CAUSES, made.key, made)
     facts = read_facts(synthetic_run(tmp_path / "run", requests=20))
     found = next(each for each in proposals_of_symptom(facts, "low_device_utilisation") if each.key == "full_moon")
-    assert found.key == made.key == "full_moon" and found.rival == "the sun" and found.object == "moon"
+    assert found.rival == "the sun" and found.object == "moon"
     assert found.change == "moon=new" and found.command.endswith("--set moon=new")
 
 
@@ -51,21 +46,19 @@ def test_metrics_in_the_words_of_a_diagnosis_exist():
     assert named and named <= {metric.name for metric in CATALOG}
 
 
-def test_two_causes_of_one_name_are_refused(unregistered):
-    def slow_host(facts, excess): ...
-
-    with pytest.raises(ValueError, match="two causes have the name slow_host"):
-        cause(**ABOUT)(slow_host)
-
-
-@pytest.mark.parametrize("each", CAUSES, ids=lambda each: f"{each.reads}-{each.key}")
-def test_every_cause_names_known_lifecycles_accounts_and_symptoms(each):
-    assert set(each.lifecycles) <= {*LIFECYCLES, "client"} and set(each.accounts) <= set(ACCOUNT_BY_NAME)
-    assert not each.symptom or each.symptom in BY_KEY
-    assert each.explain.__doc__
+@pytest.mark.parametrize(("name", "each"), CAUSES.items(), ids=CAUSES)
+def test_every_cause_has_the_key_of_its_file_and_names_what_is_known(name, each):
+    rules = [*each.reads.values(), *([each.lost] if each.lost else [])]
+    lifecycles = {*each.lifecycles, *(name for rule in rules for name in rule.lifecycles)}
+    accounts = {*each.booked, *(name for rule in rules for name in rule.accounts)}
+    assert each.key == name
+    assert lifecycles <= {*LIFECYCLES, "client"} and accounts <= set(ACCOUNT_BY_NAME)
+    assert {each.rival_key, *(rule.rival_key for rule in rules)} <= {*CAUSES, "", None}
+    assert {*each.complaints, *filter(None, (rule.symptom for rule in rules))} <= set(BY_KEY)
+    assert bool(each.complaints) == bool(each.asks and each.measurement)  # a leaf of the symptom tree
 
 
 def test_every_cause_stands_in_the_page_on_the_diagnosis():
     page = (Path(__file__).parents[2] / "docs" / "diagnosis.md").read_text(encoding="utf-8")
-    missing = [each.key for each in CAUSES if each.reads == "records" and f"| `{each.key}` |" not in page]
+    missing = [each.key for each in CAUSES.values() if "records" in each.reads and f"| `{each.key}` |" not in page]
     assert not missing

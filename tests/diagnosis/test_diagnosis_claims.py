@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from sojourn.diagnosis.causes import overload
 from sojourn.diagnosis.diagnose import diagnose
 from sojourn.diagnosis.facts import read_facts, shares
-from sojourn.diagnosis.rules.arrivals import overload
-from sojourn.diagnosis.rules.cause import rerun
+from sojourn.diagnosis.proposal import rerun
 from sojourn.diagnosis.terminal.report import render
 from sojourn.metrics.records import NO_END
 from sojourn.metrics.run.directory import RunDirectory
@@ -173,7 +173,8 @@ def test_device_that_is_slow_is_no_evidence_that_it_is_not_at_fault(tmp_path):
     busy = PLANTS["overload_behind_cap"]
     plant = replace(busy, device=replace(busy.device, slowdown=2.0, slow_from=0.5))
     facts = read_facts(synthetic_run(tmp_path / "run", plant=plant))
-    residual = next(fact for fact in overload(facts, None).evidence if "composition explains" in fact.statement)
+    said = overload.read_records(facts, None).evidence
+    residual = next(fact for fact in said if "composition explains" in fact.statement)
     assert facts.steps.slowdown > 1.3
     assert not residual.supports and "may be at fault" in residual.statement
 

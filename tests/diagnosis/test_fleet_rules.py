@@ -6,12 +6,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sojourn.diagnosis.causes.cache_blind_routing import CACHE_AWARE
 from sojourn.diagnosis.diagnose import diagnose
 from sojourn.diagnosis.excess import excesses
 from sojourn.diagnosis.facts import read_facts
-from sojourn.diagnosis.rules.cause import proposals
-from sojourn.diagnosis.rules.fleet import CACHE_AWARE, LOAD_AWARE
+from sojourn.diagnosis.proposals import proposals
 from sojourn.diagnosis.server_proposals import server_proposals
+from sojourn.diagnosis.statements.fleet import LOAD_AWARE
 from sojourn.loadgen.fleet.routers import ROUTERS
 from sojourn.metrics.run.directory import RunDirectory
 from sojourn.metrics.run.fleet import gather_servers, servers_of

@@ -6,7 +6,7 @@ import pytest
 from sojourn.diagnosis.diagnose import diagnose
 from sojourn.diagnosis.excess import excesses
 from sojourn.diagnosis.facts import read_facts
-from sojourn.diagnosis.rules.cause import proposals
+from sojourn.diagnosis.proposals import proposals
 from sojourn.metrics.compute.group_facts import group_facts
 from sojourn.metrics.compute.link import LinkTime, fitted_link
 from sojourn.metrics.compute.speed_run import entry_of_run

@@ -11,7 +11,8 @@ from sojourn.diagnosis.diagnose import diagnose
 from sojourn.diagnosis.evidence_level import LEVELS, seen
 from sojourn.diagnosis.excess import SERVED, excesses, losses
 from sojourn.diagnosis.facts import read_facts
-from sojourn.diagnosis.rules.cause import CONTRADICTION, proposals
+from sojourn.diagnosis.proposal import CONTRADICTION
+from sojourn.diagnosis.proposals import proposals
 from sojourn.diagnosis.suspects import support_of
 from sojourn.diagnosis.validity import lateness
 from tests.metrics.simulated_server import Settings

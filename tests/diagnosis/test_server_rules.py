@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from sojourn.diagnosis.causes.slow_sampler import dear_parameters
 from sojourn.diagnosis.excess import SERVED, excesses, losses
 from sojourn.diagnosis.facts import read_facts
 from sojourn.diagnosis.launch_facts import Launches
-from sojourn.diagnosis.rules.cause import ADMISSION, proposals
-from sojourn.diagnosis.rules.device import dear_parameters
+from sojourn.diagnosis.proposal import ADMISSION
+from sojourn.diagnosis.proposals import proposals
 from sojourn.loadgen.scenario.workload import RequestClass, Variant
 from tests.metrics.sampled_machine import turns, with_requests, with_system
 from tests.metrics.simulated_server import Device

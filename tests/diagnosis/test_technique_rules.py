@@ -6,7 +6,7 @@ import pytest
 from sojourn.diagnosis.diagnose import diagnose
 from sojourn.diagnosis.excess import excesses
 from sojourn.diagnosis.facts import read_facts
-from sojourn.diagnosis.rules.cause import proposals
+from sojourn.diagnosis.proposals import proposals
 from sojourn.metrics.compute.speed_run import entry_of_run
 from tests.metrics.sampled_machine import known, with_requests
 from tests.metrics.synthetic import synthetic_run

@@ -5,12 +5,11 @@ from functools import cache
 
 import pytest
 
+from sojourn.diagnosis.causes.launch_bound import show_launches
 from sojourn.diagnosis.diagnose import diagnose
 from sojourn.diagnosis.facts import read_facts
 from sojourn.diagnosis.launch_facts import Launches
 from sojourn.diagnosis.symptom_tree.complaints import COMPLAINTS
-from sojourn.diagnosis.symptom_tree.compute_readings import launches
-from sojourn.diagnosis.symptom_tree.objects import OBJECTS
 from sojourn.diagnosis.symptom_tree.tree import LIFECYCLE_QUESTIONS, SymptomTree, symptom_tree
 from sojourn.diagnosis.symptoms import SYMPTOMS
 from sojourn.diagnosis.verdict import Diagnosis
@@ -89,7 +88,7 @@ def test_reader_is_ruled_out_only_where_neither_of_its_accounts_holds_time(known
 ])  # fmt: skip
 def test_launches_are_ruled_out_by_the_device_or_by_graphs(tmp_path, device, found, is_out):
     facts = read_facts(synthetic_run(tmp_path / "run", requests=30))
-    reading = launches(replace(facts, launches=found, meta=facts.meta | {"core": {"device": device}}))
+    reading = show_launches(replace(facts, launches=found, meta=facts.meta | {"core": {"device": device}}))
     assert reading.rules_out is is_out
 
 
@@ -112,7 +111,5 @@ def test_without_server_records_the_lifecycles_cannot_be_known(tmp_path):
     assert "with the server's records" in tree.next_measurement
 
 
-def test_objects_of_the_complaints_are_known():
-    named = {key for complaint in COMPLAINTS for key in complaint.objects}
-    assert named == set(OBJECTS)
+def test_complaints_are_the_symptoms():
     assert [complaint.symptom for complaint in COMPLAINTS] == [symptom.key for symptom in SYMPTOMS]

@@ -7,7 +7,7 @@ from sojourn.loadgen.errors import ScenarioError
 from sojourn.loadgen.faults.case import CASE_FOLDER, WORKLOAD_FOLDER, case_names, load_case, merged
 from sojourn.loadgen.faults.planted import Network
 
-# The causes that the score knows: one function of diagnosis/rules each.
+# The causes that the score knows: one file of diagnosis/causes each.
 VOCABULARY = {
     "slow_network", "slow_reader", "starved_load_generator",
     "slow_tokeniser", "slow_detokeniser", "slow_sampler", "long_outputs",

@@ -1,0 +1,110 @@
+"""Requests or chunks are in transit between client and server, whoever sends them."""
+
+import pandas as pd
+
+from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.client_signs import signs_of
+from sojourn.diagnosis.statements.accounts import hold_time
+from sojourn.diagnosis.statements.client_only import GOES_WITH, TTFT, hint
+from sojourn.diagnosis.statements.excess import excess_evidence
+from sojourn.diagnosis.statements.transit import (
+    FEW,
+    NEAR_NOTHING,
+    NEARLY_ALL,
+    STILL,
+    WAYS,
+    client_evidence,
+    hit_share,
+    idle_server,
+    stalled_share,
+    ways_ms,
+)
+from sojourn.diagnosis.symptom_tree.reading import account
+
+NETWORK = "client.network"
+EVERYBODY = 0.5  # of the bound, paid by every request: no queue does that
+
+
+def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+    fleet = facts.fleet()
+    if fleet is not None and fleet.router_is_here:  # the way is the router's: there is no other
+        return None
+    way_in, way_out = ways_ms(facts)
+    hit = hit_share(facts, way_in + way_out, excess)
+    both = float(way_in.median()) >= NEAR_NOTHING * float((way_in + way_out).median())
+    steady, path = _variation(way_in), 1.0 - stalled_share(facts, excess)
+    return Proposal(
+        cause=f"a request is in transit for {way_in.median():,.0f} ms before it arrives, and its end for "
+        f"{way_out.median():,.0f} ms (medians)",
+        evidence=[
+            evidence(f"{hit:.0%} of the requests have a transit like that of the late ones", hit, "share", WAYS,
+                     supports=hit >= FEW, weight=3),
+            evidence("the way in is slow, too: the first byte of a request is as late as the last of its answer" if both
+                     else "the way in is fast: the first byte of a request is not delayed", float(way_in.median()),
+                     "ms", WAYS, supports=both, weight=2 if both or hit < NEARLY_ALL else 0.5),
+            evidence(f"the way in varies by {steady:.0%} of its mean: "
+                     + ("a delay" if steady < 0.5 else "jitter, or a queue"), steady, "ratio", WAYS, weight=0),
+            *idle_server(facts),
+            *client_evidence(facts, supports=False),
+            *([evidence(f"{1 - path:.0%} of the time of answers in transit passed while the load generator stood still",
+                        1 - path, "share", STILL, supports=False, weight=3)] if path <= 0.5 else []),
+            *excess_evidence(excess, (NETWORK,)),
+        ],
+        measurement="the same load from the server's own host",
+        settings=None,
+        if_cause="client.network falls to below a millisecond",
+        if_rival="client.network stays on few requests",
+        change="shorten or widen the network path between client and server",
+        claims={NETWORK: path},
+        fixes=(Change(removed={NETWORK: path}),),
+    )  # fmt: skip
+
+
+def read_client(facts: Facts, excess: Excess) -> Proposal | None:
+    """Every request pays much before its first token, whatever its prompt and however many others there are."""
+    signs = signs_of(facts)
+    goes_with = max(signs.with_crowd or 0.0, signs.with_prompt or 0.0, signs.growth or 0.0)
+    if excess.objective != "ttft_ms" or signs.floor_ms is None or goes_with >= GOES_WITH:
+        return None
+    if signs.floor_ms < EVERYBODY * excess.bound_ms:
+        return None
+    floor = evidence(f"19 of 20 requests wait at least {signs.floor_ms:,.0f} ms for their first token, whatever else "
+                     "happens", signs.floor_ms, "ms", TTFT)  # fmt: skip
+    return hint(excess, "every request pays the same before its first token", [floor], 0.4, "a shorter path")
+
+
+def _variation(way: pd.Series) -> float:
+    return float(way.std() / way.mean()) if len(way) > 1 and way.mean() > 0 else 0.0
+
+
+CAUSE = Cause(
+    key="slow_network",
+    lifecycles=("client",),
+    object="network path between client and server",
+    kind="client",
+    rival="slow readers: few requests, and only their way out",
+    rival_key="slow_reader",
+    name="network path",
+    asks="Does the way between client and server take long?",
+    measurement="the same load from the server's own host",
+    figures=(account("client.network"),),
+    booked=("client.network",),
+    complaints={
+        "high_ttft": 1,
+        "high_itl": 1,
+        "low_device_utilisation": 1,
+        "product_latency_poor": 1,
+        "devices_do_not_help": 1,
+    },
+    reads={
+        "records": Rule(read_records, accounts=(NETWORK,)),
+        "accounts": hold_time(
+            accounts=("client.network",),
+            words="the time is lost between client and server",
+            change="a shorter network path",
+            rival="a front that reads late",
+            rival_key="",
+        ),
+        "client": Rule(read_client, rival="a slow front", rival_key="blocked_front"),
+    },
+)

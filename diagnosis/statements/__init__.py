@@ -1,0 +1,1 @@
+"""What several causes say in the same words, by what it is about."""

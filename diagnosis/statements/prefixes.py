@@ -1,0 +1,64 @@
+"""What prompts share, and what a prefix cache did with it."""
+
+import math
+
+from sojourn.diagnosis.facts import Facts
+from sojourn.diagnosis.kv_facts import KvFacts
+from sojourn.diagnosis.memory_facts import ENOUGH
+from sojourn.diagnosis.verdict import Evidence, evidence
+
+# Work on prompts, and the waits that it makes longer.
+PROMPT_ACCOUNTS = ("compute.prefill", "request.interference", "request.queue", "memory.blocked")
+WORTH_SHARING = 0.15  # of the prompt tokens: a hit of less changes a time to first token by less than its noise
+ONE_SHOT = 0.5  # of what was evicted and missed: taken by prompts that nobody asks for again
+ROUND_BLOCKS = 16  # a suggestion is rounded up to a number that one would type
+LRU = "lru"  # the policy by default
+OUTCOMES = "requests: prefix_outcomes, infinite_hit_tokens"
+
+
+def saved_share(kv: KvFacts, share: float) -> float:
+    """Of the prompt tokens that are computed now, the part that a hit of `share` more of all would spare."""
+    return min(1.0, share / max(1.0 - kv.use.hit_share, 1e-9))
+
+
+def claims_of_hits(kv: KvFacts, share: float) -> dict[str, float]:
+    """What a hit of `share` more of all prompt tokens spares: that part of each account of prompts."""
+    return dict.fromkeys(PROMPT_ACCOUNTS, saved_share(kv, share))
+
+
+def missed_tokens(kv: KvFacts, outcome: str, what: str) -> list[Evidence]:
+    share = kv.use.outcomes.get(outcome, 0.0)
+    return [
+        evidence(f"{share:.0%} of the prompt tokens {what} (recorded as `{outcome}`)", share, "share", OUTCOMES,
+                 weight=3),
+        evidence(f"a cache without eviction would have hit {kv.use.infinite_share:.0%} of the prompt tokens; this one "
+                 f"hit {kv.use.hit_share:.0%}", kv.use.hit_share, "share", OUTCOMES, weight=0),
+    ]  # fmt: skip
+
+
+def pool_for_reuse(kv: KvFacts) -> int:
+    """Blocks that hold nearly all of what is asked for again, and beside it what requests that run hold."""
+    running = 0.0 if kv.fragmentation is None else kv.fragmentation.pool_use * kv.pool_blocks
+    if kv.curve is None:
+        return 2 * kv.pool_blocks
+    blocks = kv.curve.blocks_for()
+    if blocks is None:
+        # Twice the middle distance: half of what is asked for again lies beyond the middle, little beyond twice of it
+        distance = kv.eviction.reuse_distance_p50_blocks if kv.eviction is not None else None
+        blocks = max(int(kv.curve.blocks[-1]), int(2 * (distance or 0.0)))
+    return math.ceil((max(blocks, kv.pool_blocks) + running) / ROUND_BLOCKS) * ROUND_BLOCKS
+
+
+def hit_with(kv: KvFacts, blocks: int) -> float:
+    """The share of the prompt tokens that a pool of so many blocks hits; beyond the curve nearly all that is shared."""
+    if kv.curve is None or blocks > kv.curve.blocks[-1]:
+        return ENOUGH * kv.use.infinite_share
+    return kv.curve.hit_share(blocks)
+
+
+def block_size(facts: Facts, kv: KvFacts, size: int) -> dict[str, int]:
+    """Another block size with the same room: a number of blocks that was chosen counts in blocks of the old size."""
+    settings = {"block_size": size}
+    if "num_kv_blocks" in facts.chosen:
+        settings["num_kv_blocks"] = max(1, kv.pool_blocks * kv.block_size // size)
+    return settings
