@@ -1,4 +1,4 @@
-"""The tables of causes in `docs/diagnosis.md` and `docs/symptoms.md`, made from the declarations of the causes.
+"""The tables of causes in `docs/diagnosis.md`, made from the declarations of the causes.
 
 The prose around them is written by hand. A table stands between `<!-- NAME -->` and `<!-- end -->`.
 """
@@ -13,7 +13,7 @@ from sojourn.diagnosis.causes import CAUSES
 from sojourn.diagnosis.symptom_tree.complaints import COMPLAINTS
 from sojourn.metrics.ledger import LIFECYCLES
 
-DOCUMENTS = tuple(Path(__file__).parents[1] / "docs" / name for name in ("diagnosis.md", "symptoms.md"))
+DOCUMENT = Path(__file__).parents[1] / "docs" / "diagnosis.md"
 _TABLE = re.compile(r"(<!-- ([a-z ]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
@@ -65,5 +65,4 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 if __name__ == "__main__":
-    for path in DOCUMENTS:
-        path.write_text(renewed(path.read_text(encoding="utf-8")), encoding="utf-8")
+    DOCUMENT.write_text(renewed(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")

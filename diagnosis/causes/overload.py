@@ -1,4 +1,4 @@
-"""More arrives than the device can serve, whatever the policy. Also without an excess, where requests fail."""
+"""More arrives than the device can serve, whatever the policy."""
 
 from dataclasses import replace
 
