@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sojourn.metrics.records import COMPOSITIONS, KINDS, PROMPT_KINDS, STAGES, StepRecord
+from sojourn.metrics.records.step import Costs, values_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,7 +32,7 @@ _IS_PROMPT = np.array([kind in PROMPT_KINDS for kind in KINDS], np.int64)
 
 
 class Steps:
-    """Columns of int64 [steps] by the names of StepRecord's fields, made of the records when they are first read."""
+    """Columns of int64 [steps] by the names of StepRecord's columns, made of the records when they are first read."""
 
     def __init__(self, records: Sequence[StepRecord]):
         self.records = records
@@ -43,15 +44,18 @@ class Steps:
     def __getitem__(self, name: str) -> np.ndarray:
         """A field that holds a number; UNKNOWN stands for None."""
         if name not in self._columns:
-            values = map(attrgetter(name), self.records)
+            values = self._values(name)
             self._columns[name] = np.array([UNKNOWN if value is None else value for value in values], np.int64)
         return self._columns[name]
 
-    def fill(self, name: str, column: np.ndarray) -> None:
-        """Sets a field that holds a number in every record."""
-        column = self._columns[name] = np.asarray(column).astype(np.int64)
-        for record, value in zip(self.records, column.tolist(), strict=True):
-            setattr(record, name, None if value == UNKNOWN else value)
+    def fill_costs(self, **columns: np.ndarray) -> None:
+        """Sets these costs in every record; UNKNOWN stands for None."""
+        self._columns |= {name: np.asarray(column).astype(np.int64) for name, column in columns.items()}
+        values = [
+            [None if value == UNKNOWN else value for value in self._columns[name].tolist()] for name in columns
+        ]  # fmt: skip
+        for record, row in zip(self.records, zip(*values, strict=True), strict=True):
+            record.costs = Costs(**dict(zip(columns, row, strict=True)))
 
     @cached_property
     def stages(self) -> np.ndarray:
@@ -102,12 +106,17 @@ class Steps:
 
     def samples(self, field: str) -> list[Any]:
         """All entries of a field that holds a list."""
-        return list(chain.from_iterable(map(attrgetter(field), self.records)))
+        return list(chain.from_iterable(self._values(field)))
 
     def preemptions(self) -> list[tuple[str, str, int]]:
         """The preempted request, the request that needed its blocks, and the computed positions in them."""
         fields = ("preempted_ids", "preempted_for", "preempted_tokens")
         return list(zip(*map(self.samples, fields), strict=True))
+
+    def _values(self, column: str) -> Iterable[Any]:
+        if self.records and isinstance(self.records[0], StepRecord):
+            return values_of(self.records, column)
+        return map(attrgetter(column), self.records)  # rows of a table
 
     def _joined(self, values: Iterable[Iterable[int]]) -> np.ndarray:
         return np.fromiter(chain.from_iterable(values), np.int64)

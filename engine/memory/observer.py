@@ -1,8 +1,9 @@
 """The observer of a block pool: it learns what requests do to blocks, and changes nothing."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from sojourn.metrics.records.step import Reuse
 
 
 class BlockOwner(Protocol):
@@ -20,17 +21,6 @@ class BlockOwner(Protocol):
     def reads_cache(self) -> bool: ...
 
     def block_hashes(self, block_size: int, count: int) -> list[bytes]: ...
-
-
-@dataclass(slots=True)
-class BlockTimes:
-    """Times of sampled blocks since the last `take_times`, in the fields of StepRecord."""
-
-    reuse_gap_ns: list[int] = field(default_factory=list)
-    reuse_distance_blocks: list[int] = field(default_factory=list)
-    evicted_age_ns: list[int] = field(default_factory=list)
-    evicted_idle_ns: list[int] = field(default_factory=list)
-    shadow_evicted_blocks: int = 0
 
 
 class BlockObserver:
@@ -79,6 +69,6 @@ class BlockObserver:
         """Books the events since the last call, after the tokens of a step were published. Each admitted owner that is
         no fork then has the report of its first lookup."""
 
-    def take_times(self) -> BlockTimes:
+    def take_times(self) -> Reuse:
         """The times that were sampled since the last call."""
-        return BlockTimes()
+        return Reuse()

@@ -8,6 +8,7 @@ from sojourn.engine.request.plan import StepOutcome, StepPlan
 from sojourn.engine.request.technique import Technique
 from sojourn.engine.telemetry.accounting import Participants, Turn
 from sojourn.metrics.records import StepRecord
+from sojourn.metrics.records.step import Distribution, Experts, Preemptions
 
 
 class StepRecords:
@@ -64,9 +65,11 @@ class StepRecords:
             device_end_ns=outcome.device_end_ns,
             sampling_ns=outcome.sampling_ns,
             logit_rows=outcome.logit_rows,
-            entropy_millinats=outcome.entropy_millinats,
-            nucleus_mass_ppm=outcome.nucleus_mass_ppm,
         )
+        if outcome.entropy_millinats:
+            record.distribution = Distribution(
+                entropy_millinats=outcome.entropy_millinats, nucleus_mass_ppm=outcome.nucleus_mass_ppm
+            )
         for technique in self._techniques:
             technique.record(record, plan, outcome)
         self._idle_since_ns = outcome.device_end_ns + outcome.draft_ns
@@ -76,16 +79,16 @@ class StepRecords:
             stages = (record.stages, *(earlier.stages() for earlier in self._earlier))
             record.stages = list(map(sum, zip(*stages, strict=True)))
             self._earlier.clear()
-        for preemption in plan.preempted:
-            record.preempted_ids.append(preemption.request.id)
-            record.preempted_for.append(preemption.wanted_by)
-            record.preempted_tokens.append(preemption.computed_tokens)
+        if plan.preempted:
+            record.preemptions = Preemptions(
+                preempted_ids=[each.request.id for each in plan.preempted],
+                preempted_for=[each.wanted_by for each in plan.preempted],
+                preempted_tokens=[each.computed_tokens for each in plan.preempted],
+            )
         if outcome.expert_tokens:
-            record.expert_tokens = outcome.expert_tokens
-            record.expert_imbalance_percent = outcome.expert_imbalance_percent
+            record.experts = Experts(
+                expert_tokens=outcome.expert_tokens, expert_imbalance_percent=outcome.expert_imbalance_percent
+            )
         if self._block_observer.has_times:
-            times = self._block_observer.take_times()
-            record.reuse_gap_ns, record.reuse_distance_blocks = times.reuse_gap_ns, times.reuse_distance_blocks
-            record.evicted_age_ns, record.evicted_idle_ns = times.evicted_age_ns, times.evicted_idle_ns
-            record.shadow_evicted_blocks = times.shadow_evicted_blocks
+            record.reuse = self._block_observer.take_times()
         return record

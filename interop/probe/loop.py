@@ -16,6 +16,7 @@ from sojourn.interop.probe.stream import Stream
 from sojourn.metrics.compute.cost_model import ModelShape
 from sojourn.metrics.compute.step_costs import StepCosts
 from sojourn.metrics.records import StepRecord
+from sojourn.metrics.records.step import Costs
 from sojourn.metrics.steps import Steps
 
 BATCH = 4096  # steps whose costs are worked out at once
@@ -98,7 +99,7 @@ def step_records(
         device_begin = max(step.planned_ns, ends[at - 1] if at else 0)
         idle = device_begin - ends[at - 1] if at and begins[at] == steps[at - 1].end_ns else 0
         records.append(
-            StepRecord(
+            StepRecord.of(
                 step=first + at,
                 begin_ns=begins[at],
                 end_ns=step.end_ns,
@@ -142,7 +143,7 @@ def _with_costs(records: list[StepRecord], shape: ModelShape | None) -> None:
     """FLOPs, bytes and the expected time. Without a shape a step's FLOPs stand for its tokens."""
     if shape is None:
         for record in records:
-            record.flops = sum(record.new_tokens)
+            record.costs = Costs(flops=sum(record.new_tokens))
         return
     costs = StepCosts(shape)
     for begin in range(0, len(records), BATCH):

@@ -21,12 +21,14 @@ class StepCosts:
         copies_ns = transfer_ns(steps)
         predicted = self.step_time.observe_all(step_features(work, steps), steps["device_ns"] - copies_ns)
         predicted += copies_ns  # none of them is unexpected: they are measured by themselves
-        steps.fill("flops", cost.flops + steps["flops_adapters"])  # the core knows each token's adapter
-        steps.fill("flops_attention", cost.attention)
-        steps.fill("flops_mlp", cost.mlp)
-        steps.fill("flops_head", cost.head)
-        steps.fill("bytes", cost.moved_bytes + steps["adapter_bytes"])
-        steps.fill("predicted_ns", np.nan_to_num(predicted, nan=UNKNOWN).astype(np.int64))
+        steps.fill_costs(
+            flops=cost.flops + steps["flops_adapters"],  # the core knows each token's adapter
+            flops_attention=cost.attention,
+            flops_mlp=cost.mlp,
+            flops_head=cost.head,
+            bytes=cost.moved_bytes + steps["adapter_bytes"],
+            predicted_ns=np.nan_to_num(predicted, nan=UNKNOWN).astype(np.int64),
+        )
         return steps
 
 

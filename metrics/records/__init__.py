@@ -9,6 +9,13 @@ from collections.abc import Sequence
 import msgspec
 
 from sojourn.metrics.ledger import new_ledger
+from sojourn.metrics.records.step import StepRecord
+
+__all__ = [
+    "ACTIVITIES", "CLIENT_STATUSES", "COLLECTIVES", "COMPOSITIONS", "KINDS", "LEASE_ENDS", "MOST_DRAFTS", "NO_END",
+    "PROMPT_KINDS", "REFUSALS", "STAGES", "UNDRAFTED", "WAITS", "ClientRecord", "KernelRecord", "KvEventRecord",
+    "RequestRecord", "StepRecord", "SystemRecord", "composition",
+]  # fmt: skip
 
 # publish: tokens are sent, and the index of blocks learns of the step. Its record is made and sent after that, with the
 # ends of its requests: the next turn has begun by then, and `receive` has that time.
@@ -41,111 +48,6 @@ def composition(kinds: Sequence[str]) -> str:
     if not prompts:
         return "decode"
     return "prefill" if prompts == len(kinds) else "mixed"
-
-
-class StepRecord(msgspec.Struct, kw_only=True, array_like=True, gc=False):
-    """One engine step. `stages` are exclusive host times in the order of STAGES and sum to `end_ns - begin_ns`.
-
-    Where steps overlap, the stages are those of the turns in which this step was read: `schedule` to `launch` are of
-    the step after it. The device's time is its own; with the gaps before it, it sums over steps to the wall time.
-    """
-
-    step: int
-    begin_ns: int
-    end_ns: int
-    stages: list[int]
-    device_ns: int
-    request_ids: list[str]
-    new_tokens: list[int]
-    past_tokens: list[int]
-    kinds: list[str]
-    padding_tokens: int
-    graph: str  # "eager", or the bucket that was replayed
-    budget: int  # tokens that the step could have held
-    waiting: int  # requests not admitted when the step was planned
-    refusals: dict[str, int]  # reason → waiting requests that it held back
-    preempted_ids: list[str] = []
-    evicted_blocks: int
-    blocks_free: int
-    blocks_active: int
-    blocks_reusable: int
-    blocks_pinned: int
-    # The core leaves its costs out: FLOPs, bytes and the prediction are set where the record arrives
-    # (metrics/compute/step_costs.py).
-    flops: int = 0
-    bytes: int = 0
-    predicted_ns: int | None = None  # device time that the step model expects; None until it has seen enough steps
-    gap_ns: int = 0  # before it the device had nothing to do, since its last step or since the loop awoke
-    overrun_tokens: int = 0  # computed for requests that had ended: their next token was under way already
-    emitted_tokens: int = 0  # that it gave to requests
-    slots_written: int = 0  # token positions written in active blocks, shared ones once: of blocks_active * block size
-    # Since the step before, of a sample of the cached prefix blocks: last reader gone → read again; other blocks in use
-    # or given back meanwhile, when one was asked for again; filled → evicted; last reader gone → evicted.
-    reuse_gap_ns: list[int] = msgspec.field(default_factory=list)
-    reuse_distance_blocks: list[int] = msgspec.field(default_factory=list)
-    evicted_age_ns: list[int] = msgspec.field(default_factory=list)
-    evicted_idle_ns: list[int] = msgspec.field(default_factory=list)
-    shadow_evicted_blocks: int = 0  # known prefixes that the shadow index had no room for any more
-    # Of each of `preempted_ids`: the request that needed the blocks (itself, if nobody else could give way), and the
-    # computed positions that were in them.
-    preempted_for: list[str] = []
-    preempted_tokens: list[int] = []
-    planned_ns: int | None = None  # when it was decided what it holds
-    device_end_ns: int | None = None  # when the device was done with it
-    sampling_ns: int | None = None  # the last part of the device's time: logits → ids; a graph draws within itself
-    flops_attention: int = 0  # its projections, scores and mixing; the three parts sum to `flops`
-    flops_mlp: int = 0  # routers and the chosen experts too
-    flops_head: int = 0
-    logit_rows: int = 0  # rows of logits that were computed: of draws, and of prompt tokens that are scored
-    entropy_millinats: list[int] = []  # sampled: see engine/token/sampling/entropy.py
-    nucleus_mass_ppm: list[int] = []  # ... and what truncation left of the distribution
-    # Speculation: the drafts that the step verified, at the first, second … position behind a known token; what came
-    # of them; and what the step asked the proposer for. `draft_ns` lies behind the device's time and before the gap.
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-    drafted_by_position: list[int] = []
-    accepted_by_position: list[int] = []
-    drafts_wanted: int = 0  # for the next step, at most
-    draft_ns: int = 0  # of the proposer
-    draft_flops: int = 0  # ... not in `flops`
-    draft_bytes: int = 0  # ... that it moved at least, not in `bytes`
-    # Of UNDRAFTED → requests that sampled and were given no drafts.
-    undrafted: dict[str, int] = msgspec.field(default_factory=dict)
-    # LoRA adapters of its tokens: how many, those that it put into a slot, and those that left one for them; their
-    # part of `flops` and of `bytes`.
-    adapter_slots: int = 0
-    adapter_loads: int = 0
-    adapter_evictions: int = 0
-    flops_adapters: int = 0
-    adapter_bytes: int = 0
-    # KV tiers: parts of the device's time, for blocks from and to host memory; and by tier, since the step before:
-    # bytes and nanoseconds of its reads and writes, those that failed, and the blocks that it holds now.
-    load_ns: int = 0
-    store_ns: int = 0
-    tier_loaded_bytes: dict[str, int] = msgspec.field(default_factory=dict)
-    tier_stored_bytes: dict[str, int] = msgspec.field(default_factory=dict)
-    tier_load_ns: dict[str, int] = msgspec.field(default_factory=dict)
-    tier_store_ns: dict[str, int] = msgspec.field(default_factory=dict)
-    tier_failures: dict[str, int] = msgspec.field(default_factory=dict)
-    tier_refused: dict[str, int] = msgspec.field(default_factory=dict)  # blocks for which a tier had no room
-    tier_blocks: dict[str, int] = msgspec.field(default_factory=dict)
-    leases_ended: dict[str, int] = msgspec.field(default_factory=dict)  # of LEASE_ENDS → leases, since the step before
-    # A parallel group: parts of the device's time of rank 0 for exchanges with other ranks, and for waiting until the
-    # stages behind the first are done; by COLLECTIVES the bytes and nanoseconds of its exchanges, and the nanoseconds
-    # in which they were under way and neither rank stood for them: of those that both reported since the step before.
-    # And by rank what it reported since then: nanoseconds in which it computed, exchanged, and waited for a stage.
-    communication_ns: int = 0
-    bubble_ns: int = 0
-    exchanged_bytes: dict[str, int] = msgspec.field(default_factory=dict)
-    exchange_ns: dict[str, int] = msgspec.field(default_factory=dict)
-    exchange_hidden_ns: dict[str, int] = msgspec.field(default_factory=dict)
-    rank_busy_ns: list[int] = []
-    rank_communication_ns: list[int] = []
-    rank_bubble_ns: list[int] = []
-    # Of a sample of the steps: tokens that each routed expert got, all layers together; and by layer the most that an
-    # expert got over the mean.
-    expert_tokens: list[int] = []
-    expert_imbalance_percent: list[int] = []
 
 
 class RequestRecord(msgspec.Struct, frozen=True):

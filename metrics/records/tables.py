@@ -17,6 +17,7 @@ from sojourn.metrics.records import (
     RequestRecord,
     StepRecord,
     SystemRecord,
+    step,
 )
 
 _ARROW_TYPES: dict[Any, pa.DataType] = {
@@ -39,16 +40,21 @@ def arrow_type(annotation: Any) -> pa.DataType:
     return _ARROW_TYPES[members[0]]
 
 
+def _types(record: type[msgspec.Struct]) -> dict[str, Any]:
+    """The columns of a record, those of its parts among them, and their types."""
+    return step.TYPES if record is StepRecord else {each.name: each.type for each in msgspec.structs.fields(record)}
+
+
 def _fields(record: type[msgspec.Struct]) -> list[pa.Field]:
     """One Arrow column a field, but for the lists that `row` spreads over named columns."""
     columns: list[pa.Field] = []
-    for field in msgspec.structs.fields(record):
-        if field.name == "stages":
+    for name, kind in _types(record).items():
+        if name == "stages":
             columns += [pa.field(f"stage_{stage}_ns", pa.int64()) for stage in STAGES]
-        elif field.name in ("ledger", "ttft"):
-            columns += [pa.field(f"{field.name}_{info.column}", pa.int64()) for info in ACCOUNTS]
+        elif name in ("ledger", "ttft"):
+            columns += [pa.field(f"{name}_{info.column}", pa.int64()) for info in ACCOUNTS]
         else:
-            columns.append(pa.field(field.name, arrow_type(field.type)))
+            columns.append(pa.field(name, arrow_type(kind)))
     return columns
 
 
@@ -65,7 +71,7 @@ SCHEMAS: dict[str, pa.Schema] = {
 
 def row(record: msgspec.Struct) -> dict[str, Any]:
     """The record as one row of its table in SCHEMAS. The client's accounts are null: no server can see them."""
-    values = msgspec.structs.asdict(record)
+    values = record.columns() if isinstance(record, StepRecord) else msgspec.structs.asdict(record)
     if "stages" in values:
         for stage, duration in zip(STAGES, values.pop("stages"), strict=True):
             values[f"stage_{stage}_ns"] = duration
@@ -84,8 +90,9 @@ def columns(table: str, records: Sequence[msgspec.Struct]) -> pa.Table:
     """Records, at least one, as their table in SCHEMAS: what `row` says of each, made by columns: it is cheaper."""
     schema = SCHEMAS[table]
     arrays: list[pa.Array] = []
-    for name in type(records[0]).__struct_fields__:
-        values = list(map(attrgetter(name), records))
+    of_steps = isinstance(records[0], StepRecord)
+    for name in _types(type(records[0])):
+        values = list(step.values_of(records, name) if of_steps else map(attrgetter(name), records))
         if name == "stages":
             arrays += map(pa.array, zip(*values, strict=True))
         elif name in ("ledger", "ttft"):

@@ -101,7 +101,7 @@ def test_waits_by_reason_are_those_of_the_records_where_they_tell(tmp_path):
 def test_residual_is_separate_for_steps_bound_by_arithmetic_and_by_memory(tmp_path):
     def decodes_slow(records) -> None:
         records.steps[:] = [
-            msgspec.structs.replace(step, predicted_ns=None if step.predicted_ns is None else step.device_ns // 3)
+            step.with_columns(predicted_ns=None if step.predicted_ns is None else step.device_ns // 3)
             if "prefill" not in step.kinds
             else step
             for step in records.steps

@@ -40,7 +40,7 @@ def random_step(rng: Random, step: int = 0) -> StepRecord:
     device_ns = rng.randint(1, 20 * MS)
     flops = [rng.randint(0, 10**15) for _ in range(3)]
     preempted = [f"p{index}" for index in range(rng.randint(0, 2))]
-    return StepRecord(
+    return StepRecord.of(
         step=step, begin_ns=begin_ns, end_ns=begin_ns + sum(stages), stages=stages, device_ns=device_ns,
         request_ids=[item[0] for item in batch], new_tokens=[item[1] for item in batch],
         past_tokens=[item[2] for item in batch], kinds=[item[3] for item in batch],

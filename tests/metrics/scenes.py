@@ -28,7 +28,7 @@ class Scene:
         at, gone = len(self.steps), taken or {}
         begin = BEGIN_NS + at * STEP_NS
         self.steps.append(
-            StepRecord(
+            StepRecord.of(
                 step=at, begin_ns=begin, end_ns=begin + STEP_NS, stages=[0, 0, 0, 0, STEP_NS, 0, 0, 0],
                 device_ns=STEP_NS, request_ids=[m[0] for m in members], new_tokens=[m[2] for m in members],
                 past_tokens=[m[3] for m in members], kinds=[m[1] for m in members], padding_tokens=0, graph="eager",

@@ -344,7 +344,7 @@ class SimulatedServer:
         tokens = sum(n for _, n in jobs)
         context = sum(job.computed + n for job, n in jobs)
         self.records.steps.append(
-            StepRecord(
+            StepRecord.of(
                 step=self.step, begin_ns=begin, end_ns=end, stages=parts, device_ns=busy,
                 request_ids=[job.arrival.request_id for job, _ in jobs], new_tokens=[n for _, n in jobs],
                 past_tokens=[job.computed for job, _ in jobs], kinds=kinds, padding_tokens=0, graph="eager",

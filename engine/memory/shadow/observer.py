@@ -47,12 +47,13 @@ from typing import Any
 import numpy as np
 
 from sojourn.engine.memory.block_pool import BlockPool
-from sojourn.engine.memory.observer import BlockObserver, BlockOwner, BlockTimes
+from sojourn.engine.memory.observer import BlockObserver, BlockOwner
 from sojourn.engine.memory.shadow.index import REAL, ShadowIndex, ShadowNode
 from sojourn.metrics.memory.branches import follow_branches
 from sojourn.metrics.memory.known_prompts import SALT_BYTES, TOKEN_BYTES, KnownPrompts, packed_tokens, salted
 from sojourn.metrics.memory.prefix_outcomes import PrefixReport
 from sojourn.metrics.memory.prompt_repeats import Allowance, PromptRepeats
+from sojourn.metrics.records.step import Reuse
 
 PrefixSource = tuple[int, str | None]  # shared tokens, and the request that has them
 
@@ -105,7 +106,7 @@ class ShadowObserver(BlockObserver):
         self._occupied_before = 0  # ... and blocks of other requests then
         self._refreshed = (0, 0, 0)  # the last failed lookup: request, blocks, and the list's state after it
         self._events: list[tuple] = []  # the function that books it, and its arguments
-        self._times = BlockTimes()
+        self._times = Reuse()
         self.has_times = False
         self._num_dropped = 0
         # Another policy evicts other blocks than the index, which has the order of their last use.
@@ -234,8 +235,8 @@ class ShadowObserver(BlockObserver):
             shadow.leave(node, now_ns)
         shadow.leave_root(path.root)
 
-    def take_times(self) -> BlockTimes:
-        times, self._times, self.has_times = self._times, BlockTimes(), False
+    def take_times(self) -> Reuse:
+        times, self._times, self.has_times = self._times, Reuse(), False
         num_dropped = self.shadow.num_dropped
         times.shadow_evicted_blocks, self._num_dropped = num_dropped - self._num_dropped, num_dropped
         return times

@@ -90,7 +90,7 @@ def add_debug_routes(
 
 
 def shown_step(record: StepRecord) -> dict[str, Any]:
-    return msgspec.structs.asdict(record) | {"stages": dict(zip(STAGES, record.stages, strict=True))}
+    return record.columns() | {"stages": dict(zip(STAGES, record.stages, strict=True))}
 
 
 def shown_request(record: RequestRecord) -> dict[str, Any]:

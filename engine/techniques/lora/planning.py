@@ -11,6 +11,7 @@ from sojourn.engine.request.technique import Technique
 from sojourn.engine.techniques.lora.line import AdapterLine
 from sojourn.engine.techniques.lora.slots import AdapterSlots
 from sojourn.metrics.records import StepRecord
+from sojourn.metrics.records.step import Adapters
 
 
 class AdapterReader(Protocol):
@@ -79,7 +80,11 @@ class LoraPlanning(Technique):
             if (adapter := item.request.adapter) is not None:
                 used[adapter.key] = adapter
                 flops += 2 * item.new_tokens * adapter.parameters
-        record.flops_adapters, record.adapter_bytes = flops, sum(adapter.nbytes for adapter in used.values())
-        record.adapter_slots, record.adapter_loads = len(used), len(plan.parts.get(self.name, ()))
-        record.adapter_evictions = self.slots.evictions - self._evictions
+        record.adapters = Adapters(
+            adapter_slots=len(used),
+            adapter_loads=len(plan.parts.get(self.name, ())),
+            adapter_evictions=self.slots.evictions - self._evictions,
+            flops_adapters=flops,
+            adapter_bytes=sum(adapter.nbytes for adapter in used.values()),
+        )
         self._evictions = self.slots.evictions

@@ -11,6 +11,7 @@ from sojourn.engine.request.technique import Technique
 from sojourn.engine.techniques.speculation.draft_lengths import AdaptiveLengths, DraftLengths, FixedLengths
 from sojourn.engine.techniques.speculation.settings import PROPOSING
 from sojourn.metrics.records import StepRecord
+from sojourn.metrics.records.step import Drafts
 
 
 class DraftPlanning(Technique):
@@ -83,10 +84,6 @@ class DraftPlanning(Technique):
     def record(self, record: StepRecord, plan: StepPlan, outcome: StepOutcome) -> None:
         if not (plan.wanted or plan.num_drafts or plan.undrafted):
             return
-        record.drafts_wanted = sum(plan.wanted.values())
-        record.draft_ns = outcome.draft_ns
-        record.draft_flops, record.draft_bytes = outcome.draft_flops, outcome.draft_bytes
-        record.undrafted = plan.undrafted
         longest = max((len(item.drafts) for item in plan.scheduled), default=0)
         drafted, accepted = [0] * longest, [0] * longest
         for item in plan.scheduled:
@@ -94,8 +91,17 @@ class DraftPlanning(Technique):
             for position in range(len(item.drafts)):
                 drafted[position] += 1
                 accepted[position] += position < count
-        record.drafted_by_position, record.accepted_by_position = drafted, accepted
-        record.drafted_tokens, record.accepted_tokens = sum(drafted), sum(accepted)
+        record.drafts = Drafts(
+            drafted_tokens=sum(drafted),
+            accepted_tokens=sum(accepted),
+            drafted_by_position=drafted,
+            accepted_by_position=accepted,
+            drafts_wanted=sum(plan.wanted.values()),
+            draft_ns=outcome.draft_ns,
+            draft_flops=outcome.draft_flops,
+            draft_bytes=outcome.draft_bytes,
+            undrafted=plan.undrafted,
+        )
 
     def _has_blocks(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
         """Blocks for drafts, or for what drafts them. Each running request can still take the next one."""

@@ -8,6 +8,7 @@ from sojourn.engine.request.technique import Technique
 from sojourn.engine.techniques.tiers.tiers import KVTiers
 from sojourn.engine.techniques.tiers.transfers import Prefetch, Transfers
 from sojourn.metrics.records import PROMPT_KINDS, StepRecord
+from sojourn.metrics.records.step import Tiers
 
 
 class Mover(Protocol):
@@ -66,21 +67,23 @@ class TierPlanning(Technique):
             self.tiers.transferred(transfers, *self.mover.transfer(transfers))
 
     def record(self, record: StepRecord, plan: StepPlan, outcome: StepOutcome) -> None:
-        record.load_ns, record.store_ns = outcome.load_ns, outcome.store_ns
         counts = self.tiers.take_counts()
-        record.tier_blocks = {name: tier.blocks for name, tier in counts.items()}
-        for name, tier in counts.items():
-            for column, amount in (
-                (record.tier_loaded_bytes, tier.loaded_bytes),
-                (record.tier_stored_bytes, tier.stored_bytes),
-                (record.tier_load_ns, tier.load_ns),
-                (record.tier_store_ns, tier.store_ns),
-                (record.tier_failures, tier.failures),
-                (record.tier_refused, tier.refused),
-            ):
-                if amount:
-                    column[name] = amount
-            record.leases_ended.update(tier.leases_ended)
+
+        def by_tier(field: str) -> dict[str, int]:
+            return {name: amount for name, tier in counts.items() if (amount := getattr(tier, field))}
+
+        record.tiers = Tiers(
+            load_ns=outcome.load_ns,
+            store_ns=outcome.store_ns,
+            tier_loaded_bytes=by_tier("loaded_bytes"),
+            tier_stored_bytes=by_tier("stored_bytes"),
+            tier_load_ns=by_tier("load_ns"),
+            tier_store_ns=by_tier("store_ns"),
+            tier_failures=by_tier("failures"),
+            tier_refused=by_tier("refused"),
+            tier_blocks={name: tier.blocks for name, tier in counts.items()},
+            leases_ended={end: number for tier in counts.values() for end, number in tier.leases_ended.items()},
+        )
 
     def close(self) -> None:
         self.tiers.close()

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
 import httpx
-import msgspec
 import pytest
 from fastapi import FastAPI, Request
 
@@ -22,7 +21,8 @@ from sojourn.engine.server.telemetry.full import Telemetry
 from sojourn.engine.server.telemetry.recent import RECENT_REQUESTS, RECENT_STEPS, Recent, request
 from sojourn.metrics.compute.kernels import CLASSES
 from sojourn.metrics.ledger import SERVER_ACCOUNTS
-from sojourn.metrics.records import STAGES, RequestRecord, StepRecord
+from sojourn.metrics.records import STAGES, RequestRecord
+from sojourn.metrics.records.step import COLUMNS
 from sojourn.metrics.run.directory import RunDirectory
 from tests.engine.server_process import ended_request, post, serving, wait_for
 from tests.interop.exported.test_perfetto import checked, named
@@ -71,7 +71,7 @@ def test_steps_and_requests_are_shown_by_the_names_of_the_records(api_server):
     assert one in get(api_server, "/debug/requests", last=1000).json()["requests"]
     steps = get(api_server, "/debug/steps", last=4000).json()["steps"]
     assert [shown["step"] for shown in steps] == list(range(steps[0]["step"], steps[0]["step"] + len(steps)))
-    assert set(steps[-1]) == set(StepRecord.__struct_fields__) and list(steps[-1]["stages"]) == list(STAGES)
+    assert set(steps[-1]) == set(COLUMNS) and list(steps[-1]["stages"]) == list(STAGES)
     assert min(shown["step"] for shown in steps if "shown-1" in shown["request_ids"]) == one["first_step"]
     assert get(api_server, "/debug/steps", last=1).json()["steps"] == [steps[-1]]
 
@@ -121,7 +121,7 @@ def test_records_of_many_steps_are_made_a_few_at_a_time(monkeypatch):
 def test_the_rings_keep_the_newest_whole():
     rng, kept = Random(2), Recent()
     some = [random_step(rng) for _ in range(50)]
-    steps = [msgspec.structs.replace(some[number % 50], step=number) for number in range(RECENT_STEPS + 3)]
+    steps = [some[number % 50].with_columns(step=number) for number in range(RECENT_STEPS + 3)]
     requests = [random_request(rng, number) for number in range(RECENT_REQUESTS + 2)]
     for record in steps:
         kept.add_step(record)

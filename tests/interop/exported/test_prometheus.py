@@ -273,7 +273,7 @@ def test_objective_that_cannot_be_meant_is_refused_with_a_sentence(objectives, s
 def test_step_is_told_apart_by_what_it_was_made_of():
     def step(*kinds: str) -> StepRecord:
         changes = dict(kinds=list(kinds), new_tokens=[1] * len(kinds), request_ids=list("abc")[: len(kinds)])
-        return msgspec.structs.replace(random_step(Random(1)), **changes)
+        return random_step(Random(1)).with_columns(**changes)
 
     samples = fed(
         [step("prefill", "recompute"), step("decode", "verify"), step("decode"), step("decode", "prefill")], []
@@ -366,7 +366,7 @@ def test_promtool_finds_no_fault_in_the_page():
 
 def test_step_as_long_as_predicted_lies_on_the_bound_at_one():
     assert 1.0 in RATIO_BOUNDS
-    step = msgspec.structs.replace(random_step(Random(1)), device_ns=MS, predicted_ns=MS)
+    step = random_step(Random(1)).with_columns(device_ns=MS, predicted_ns=MS)
     samples = fed([step], [])
     assert value(samples, "compute_prediction_ratio_bucket", le="1.0") == 1
     assert value(samples, "compute_residual_seconds_total", direction="slower") == 0

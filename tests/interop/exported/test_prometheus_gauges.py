@@ -47,8 +47,8 @@ def test_measured_limits_are_there_once_somebody_measured_them():
     exporter = Exporter("tiny")
     assert not [name for name, _ in scraped(exporter) if "ceiling" in name or "roofline" in name]
     base = msgspec.structs.replace(random_step(Random(1)), kinds=["decode"], new_tokens=[1], request_ids=["a"])
-    bound_by_bytes = msgspec.structs.replace(base, flops=10**6, bytes=3 * 10**7)
-    bound_by_flops = msgspec.structs.replace(base, flops=10**9, bytes=3)
+    bound_by_bytes = base.with_columns(flops=10**6, bytes=3 * 10**7)
+    bound_by_flops = base.with_columns(flops=10**9, bytes=3)
     exporter.observe_steps(Steps([bound_by_bytes]))  # before anything was known
     exporter.observe_ceilings({"float32": 2e11, "int8": 5e11}, 3e10, "float32")
     exporter.observe_steps(Steps([bound_by_bytes]))

@@ -28,7 +28,7 @@ def step(index: int, **changes) -> StepRecord:
         budget=64, waiting=1, refusals={"kv_blocks": 1}, preempted_ids=[], evicted_blocks=0, blocks_free=3,
         blocks_active=1, blocks_reusable=0, blocks_pinned=0, flops=10, bytes=20, predicted_ns=None,
     )  # fmt: skip
-    return StepRecord(**(values | changes))
+    return StepRecord.of(**(values | changes))
 
 
 def closed_pair() -> tuple[ClientRecord, RequestRecord]:
