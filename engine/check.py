@@ -5,12 +5,12 @@ import shutil
 from pathlib import Path
 
 from sojourn.engine.config import EngineConfig, model_folder
-from sojourn.engine.runner.memory_plan import planned
 from sojourn.engine.server.gateway.access.rules import load_rules
 from sojourn.engine.server.gateway.moderation.file import load
 from sojourn.engine.server.gateway.moderation.profile import Events
 from sojourn.engine.server.http.listener import listen
 from sojourn.engine.server.telemetry.recording import refuse_recorded
+from sojourn.engine.techniques.computing import planned_memory
 from sojourn.engine.techniques.tiers.build import DISK_GIB
 from sojourn.engine.techniques.tiers.disk import SUFFIX
 from sojourn.engine.techniques.tiers.remote import check_reachable
@@ -30,7 +30,7 @@ def check(config: EngineConfig) -> MemoryPlan:
     prices, run directory, usage directory, KV tiers or port.
     """
     folder = model_folder(config.model)
-    plan = planned(config, folder)
+    plan = planned_memory(config, folder)
     Tokenizer(folder)
     sampling_defaults(folder, config.generation_config)
     ChatTemplate(folder)

@@ -33,6 +33,7 @@ from sojourn.engine.process import (
     num_cores,
 )
 from sojourn.engine.request.token_budget import FixedBudget, LearningBudget, StepTarget, TokenBudget
+from sojourn.engine.techniques import load
 from sojourn.engine.techniques.planning import planning
 from sojourn.engine.telemetry.observer import make_observer
 from sojourn.metrics.compute.startup import StartupClock
@@ -41,7 +42,7 @@ from sojourn.metrics.errors import SojournError
 if TYPE_CHECKING:
     from sojourn.engine.runner.bed import Bed
     from sojourn.engine.runner.runner import ModelRunner
-    from sojourn.engine.techniques.group.group import Group
+    from sojourn.engine.techniques.group.runner import GroupRunner
 
 BEAT_NS = 900_000_000  # the loop wakes each second, and may do so a little early
 
@@ -161,88 +162,86 @@ def build(
     """
     startup = startup or StartupClock()
     torch = _import_torch()
-    from sojourn.engine.runner.memory_plan import planned
-    from sojourn.engine.runner.runner import ModelRunner
-    from sojourn.engine.techniques.tiers.build import make_tiers, share_host_slots
+    from sojourn.engine.runner.memory_plan import window_of
+    from sojourn.engine.techniques.tiers.build import make_tiers
 
+    checkpoint = model_folder(config.model)
     if config.num_ranks > 1:
-        from sojourn.engine.techniques.group.expert_exchange import with_exchange
-
-        config = with_exchange(config, model_folder(config.model))
-
+        config = load("group", "expert_exchange").with_exchange(config, checkpoint)
     threads = config.threads or max(1, num_cores() // config.num_ranks)
     torch.set_num_threads(threads)
-    if config.num_ranks > 1:
-        startup.enter("memory_plan")
-        planned(config, model_folder(config.model))  # sizes that do not divide are refused before a process starts
-    startup.enter("setup")
-    with _group(config, startup, folder, ends_process=streams) as group:
-        runner = ModelRunner(config, model_folder(config.model), startup, group)
-        share_host_slots(config, runner)
+    outer = _runner(config, checkpoint, startup, folder, ends_process=streams)
+    runner, placed = outer.inner, outer.inner.placed
     with startup.phase("warm_up"):
-        budget = _token_budget(config, runner, streams=streams)
-    checkpoint = model_folder(config.model)
+        budget = _token_budget(config, outer, streams=streams)
     tiers, handoffs = make_tiers(config, runner, checkpoint)  # behind the steps that the budget measured
-    window = runner.window
-    techniques = planning(config, runner, tiers=tiers, handoffs=handoffs)
+    window, num_blocks = window_of(config, runner.shape, placed.max_tokens), runner.memory.num_kv_blocks
+    techniques = planning(config, outer, tiers=tiers, handoffs=handoffs)
     indexes = () if tiers is None else tiers.own_indexes
-    scheduler = make_scheduler(config, runner.num_blocks, budget, techniques, window, indexes)
+    scheduler = make_scheduler(config, num_blocks, budget, techniques, window, indexes)
     observer = make_observer(config, runner.shape, scheduler)
-    dtype = str(runner.dtype).removeprefix("torch.")
+    dtype = str(placed.dtype).removeprefix("torch.")
     ready = messages.Ready(
         model_name=config.served_model_name or model_folder(config.model).name,
-        device=torch.cuda.get_device_name() if runner.device.type == "cuda" else "cpu",
+        device=torch.cuda.get_device_name() if placed.device.type == "cuda" else "cpu",
         dtype=dtype,
         threads=threads,
-        max_model_len=runner.max_model_len,
-        num_kv_blocks=runner.num_blocks,
+        max_model_len=placed.max_model_len,
+        num_kv_blocks=num_blocks,
         block_size=config.block_size,
-        weights=runner.model.held_as or dtype,
-        weight_bytes=runner.model.weight_bytes,
-        num_parameters=runner.model.num_parameters,
+        weights=placed.model.held_as or dtype,
+        weight_bytes=placed.model.weight_bytes,
+        num_parameters=placed.model.num_parameters,
         shape=runner.shape,
         memory=runner.memory,
-        frees_window=window is not None and window.most_blocks(config.block_size) <= runner.num_blocks,
-        checkpoint_format=runner.model.checkpoint_format,
+        frees_window=window is not None and window.most_blocks(config.block_size) <= num_blocks,
+        checkpoint_format=placed.model.checkpoint_format,
         weight_error=runner.weight_error,
         changes_outputs=config.changes_outputs,
         expert_exchange=None if config.expert_parallel == 1 else config.expert_exchange,
         kv_address=None if handoffs is None else handoffs.address,
     )
     engine = Engine(
-        scheduler, runner, observer, publish, first_step=first_step, overlap=runner.overlap,
+        scheduler, outer, observer, publish, first_step=first_step, overlap=runner.overlap,
         pipeline_stages=config.pipeline_parallel,
     )  # fmt: skip
     if config.faults is not None:
         from sojourn.engine.faults.core import plant_in_core
         from sojourn.engine.faults.plan import planned
 
-        plant_in_core(engine, planned(config.faults), on_gpu=runner.device.type == "cuda")
+        plant_in_core(engine, planned(config.faults), on_gpu=placed.device.type == "cuda")
     return engine, ready
 
 
-def _group(
-    config: EngineConfig, startup: StartupClock, folder: Path | None, *, ends_process: bool
-) -> contextlib.AbstractContextManager["Group | None"]:
-    """The other ranks, while this one loads its model; None where the settings ask for none."""
+def _runner(
+    config: EngineConfig, checkpoint: Path, startup: StartupClock, folder: Path | None, *, ends_process: bool
+) -> "ModelRunner | GroupRunner":
+    """With the techniques that the settings ask for."""
+    from sojourn.engine.runner.runner import make_runner  # torch is loaded by now
+    from sojourn.engine.techniques.computing import computing, planned_memory
+
     if config.num_ranks == 1:
-        return contextlib.nullcontext()
-    from sojourn.engine.techniques.group.group import forming  # torch is loaded by now
+        startup.enter("setup")
+        return make_runner(config, checkpoint, startup, computing(config))
+    startup.enter("memory_plan")
+    planned_memory(config, checkpoint)  # sizes that do not divide are refused before a process starts
+    startup.enter("setup")
+    group = load("group", "runner")
+    with load("group", "group").forming(config, startup, folder, ends_process=ends_process) as ranks:
+        return group.GroupRunner(*group.rank_runner(config, checkpoint, startup, computing(config), ranks), ranks)
 
-    return forming(config, startup, folder, ends_process=ends_process)
 
-
-def _token_budget(config: EngineConfig, runner: "ModelRunner", *, streams: bool) -> TokenBudget:
+def _token_budget(config: EngineConfig, runner: "ModelRunner | GroupRunner", *, streams: bool) -> TokenBudget:
+    placed, shape = runner.inner.placed, runner.inner.shape
     if not streams or config.max_num_batched_tokens != "auto":
-        return FixedBudget(runner.most_tokens)
+        return FixedBudget(placed.max_tokens)
     from sojourn.engine.runner.measured_steps import measured_steps  # torch is loaded by now
 
     measured = measured_steps(
-        runner, runner.shape, most_tokens=runner.most_tokens, max_num_seqs=config.max_num_seqs,
-        max_model_len=runner.max_model_len, num_slots=runner.num_blocks * config.block_size,
-        block_size=config.block_size,
+        runner, shape, most_tokens=placed.max_tokens, max_num_seqs=config.max_num_seqs,
+        max_model_len=placed.max_model_len, num_slots=runner.inner.memory.kv_tokens, block_size=config.block_size,
     )  # fmt: skip
-    return LearningBudget(runner.most_tokens, runner.shape, StepTarget(config.objective_tpot_ms), measured)
+    return LearningBudget(placed.max_tokens, shape, StepTarget(config.objective_tpot_ms), measured)
 
 
 def loop(engine: Engine, mailbox: Mailbox, front_pid: int) -> None:
@@ -252,7 +251,7 @@ def loop(engine: Engine, mailbox: Mailbox, front_pid: int) -> None:
 
     begin_ns = time.monotonic_ns()
     burst: ProfileBurst | None = None
-    bed = Bed(engine.runner)
+    bed = Bed(engine.runner.inner)
     while os.getppid() == front_pid:  # else the front is gone
         mailbox.beat(begin_ns)
         if not engine.has_work:

@@ -14,7 +14,6 @@ from sojourn.engine.compute.profiler import CpuSpans, TorchProfiler, on_monotoni
 from sojourn.engine.loop.engine import Engine
 from sojourn.engine.messages import Profile
 from sojourn.engine.request.plan import LaunchedStep, StepOutcome, StepPlan
-from sojourn.engine.runner.runner import ModelRunner
 from sojourn.metrics.compute.kernels import Burst, Kernel, Packing, StepWindow, classed, kernel_records, within
 from sojourn.metrics.records import KernelRecord
 
@@ -37,10 +36,11 @@ class ProfileBurst:
 
     def __init__(self, wish: Profile, engine: Engine, clock_ns: Callable[[], int] = time.monotonic_ns):
         self._engine, self._clock_ns = engine, clock_ns
-        self._runner: ModelRunner = engine.runner
+        self._runner = engine.runner
+        self._device_type = engine.runner.inner.placed.device.type
         self._steps = wish.steps
         self._deadline_ns = clock_ns() + wish.timeout_ms * 1_000_000
-        self._profiler = TorchProfiler(self._runner.device)
+        self._profiler = TorchProfiler(engine.runner.inner.placed.device)
         self._spans = CpuSpans()
         self._packing = Packing()
         self._launched: list[LaunchedStep] = []  # steps to profile that were not read yet
@@ -81,16 +81,16 @@ class ProfileBurst:
 
     def _start(self) -> None:
         self._has_started = True
-        runner = self._runner
-        if runner.device.type == "cpu":
-            joined = runner.model.joined(runner.operations, runner.attention, runner.kv_cache)
-            self._spans.install(runner.model, runner.operations, runner.attention, joined)
-        runner.launch, runner.collect = self._launch, self._collect
+        eager = self._runner.inner.eager
+        if self._device_type == "cpu":
+            joined = eager.model.joined(eager.operations, eager.attention, eager.kv_cache)
+            self._spans.install(eager.model, eager.operations, eager.attention, joined)
+        self._runner.launch, self._runner.collect = self._launch, self._collect
         self._is_watching = True
-        runner.stream.call(self._profiler.start)
+        self._runner.inner.stream.call(self._profiler.start)
 
     def _stop(self) -> None:
-        self._runner.stream.call(self._profiler.stop)
+        self._runner.inner.stream.call(self._profiler.stop)
         self._leave()
         self._reading = self._read()
 
@@ -102,14 +102,14 @@ class ProfileBurst:
             self._spans.remove()
 
     def _launch(self, plan: StepPlan) -> LaunchedStep:
-        step = ModelRunner.launch(self._runner, plan)
+        step = type(self._runner).launch(self._runner, plan)
         if self._left:
             self._left -= 1
             self._launched.append(step)
         return step
 
     def _collect(self, step: LaunchedStep) -> StepOutcome:
-        outcome = ModelRunner.collect(self._runner, step)
+        outcome = type(self._runner).collect(self._runner, step)
         if self._launched and self._launched[0] is step:
             self._launched.pop(0)
             self._windows.append(
@@ -146,7 +146,7 @@ class ProfileBurst:
 
     def _computed(self, kernels: list[Kernel], spans: list[Kernel], windows: Sequence[StepWindow]) -> list[Kernel]:
         """The device's part of the kernels: on a CPU the profiler also sees the host's preparation."""
-        if self._runner.device.type == "cpu":
+        if self._device_type == "cpu":
             sampling = [Kernel("draw", "sampling", window.forward_ns, window.end_ns) for window in windows]
             kernels = with_spans(spans, within(kernels, windows)) + sampling
         return sorted(kernels, key=lambda run: (run.begin_ns, -run.end_ns))
@@ -160,8 +160,8 @@ class ProfileBurst:
             dropped=self._packing.dropped,
             clock_error_ns=error_ns,
             blocked_ns=self._blocked_ns,
-            device=self._runner.device.type,
-            differs=DIFFERENCES[self._runner.device.type],
+            device=self._device_type,
+            differs=DIFFERENCES[self._device_type],
         )
 
 

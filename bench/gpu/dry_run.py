@@ -42,7 +42,8 @@ class Steps:
         from sojourn.engine.sampling import SamplingParams
 
         self.count += 1
-        blocks = [block % self.runner.num_blocks for block in range(-(-(length + 64) // self.runner.block_size))]
+        size, num_blocks = self.runner.config.block_size, self.runner.memory.num_kv_blocks
+        blocks = [block % num_blocks for block in range(-(-(length + 64) // size))]
         params = SamplingParams(**({"max_tokens": 64, "temperature": 0.6, "seed": self.count} | controls))
         return Request(self.count, f"dry {self.count}", length, [7] * length, params, blocks=blocks)
 
@@ -74,7 +75,8 @@ def dry_run(folder: Path | str, settings: dict[str, Any], serves: bool = True) -
     """Changes torch for this process. `settings` are those of EngineConfig; max_num_seqs is LEAST_SEQUENCES or more.
     Without `serves` the runner only starts."""
     from sojourn.engine.config import EngineConfig, model_folder
-    from sojourn.engine.runner.runner import ModelRunner
+    from sojourn.engine.runner.runner import make_runner
+    from sojourn.engine.techniques.computing import computing
 
     # Modules make real tensors when they are imported: before the mode is on.
     import sojourn.engine.compute.attention.triton_backend  # isort: skip
@@ -87,11 +89,11 @@ def dry_run(folder: Path | str, settings: dict[str, Any], serves: bool = True) -
     watch_triton(record)
     config = EngineConfig(**({"model": str(folder), "device": "cuda", "load_format": "dummy"} | settings))
     with mode, OperationWatch(record):
-        runner = ModelRunner(config, model_folder(config.model))
+        runner = make_runner(config, model_folder(config.model), None, computing(config))
         record.phase = "between"
-        if config.graphs != "off" and runner.graphs is None:
+        if config.graphs != "off" and getattr(runner.forward, "graphs", None) is None:
             record.fault("graphs were not captured")
-        sizes = [*reversed(runner.graph_sizes)]
+        sizes = [*reversed(runner.forward.sizes)]
         for size, launches in zip(sizes, record.graphs[-len(sizes) :] if sizes else [], strict=True):
             record.steps[f"graph of {size}"] = launches
         if serves:
@@ -101,7 +103,7 @@ def dry_run(folder: Path | str, settings: dict[str, Any], serves: bool = True) -
 
 def take_steps(runner: Any, record: Record, count: int) -> None:
     """Steps of all kinds, with `count` requests at most beside a prompt that is cut."""
-    steps, length = Steps(runner, record), min(100, runner.max_model_len - 64)
+    steps, length = Steps(runner, record), min(100, runner.placed.max_model_len - 64)
     plain = [steps.request(length + i) for i in range(count)]
     steps.prompts_then_decodes("", plain)
     steps.take("decodes whose last token is not read yet", [(r, 1, r.prompt_tokens + 1, True) for r in plain])

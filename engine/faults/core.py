@@ -41,7 +41,7 @@ def plant_in_core(engine: Engine, faults: list[Fault], *, on_gpu: bool = False) 
                 "use --device cpu, or leave it out"
             )
         if isinstance(fault, RankFault):
-            plant_in_rank(engine.runner, [fault])
+            plant_in_rank(engine.runner.inner, [fault])
         else:
             PLANTS[type(fault)](engine, fault)
 
@@ -55,14 +55,14 @@ def slow_host(engine: Engine, fault: SlowHost) -> None:
 
     owner, name = {
         "schedule": (engine.scheduler, "schedule"),
-        "prepare": (engine.runner, "_prepare"),
+        "prepare": (engine.runner.inner, "prepare"),
         "commit": (engine.scheduler, "commit"),
     }[fault.stage]
     setattr(owner, name, before(getattr(owner, name), cost))
 
 
 def slow_sampler(engine: Engine, fault: SlowSampler) -> None:
-    sampler, window = engine.runner.sampler, Window(fault)
+    sampler, window = engine.runner.inner.sampler, Window(fault)
 
     def cost(logits: Any, *_: Any, **__: Any) -> None:
         if window.is_open():
@@ -73,7 +73,8 @@ def slow_sampler(engine: Engine, fault: SlowSampler) -> None:
 
 def slow_device(engine: Engine, fault: SlowDevice, clock: Callable[[], float] = time.monotonic) -> None:
     """Stretches the forward pass by its own duration, so that a large step loses more than a small one."""
-    runner, window, forward = engine.runner, Window(fault), engine.runner._forward
+    eager, window = engine.runner.inner.eager, Window(fault)
+    forward = eager.forward
 
     def slowed(batch: Any, step: Any) -> Any:
         is_hit = window.is_open()
@@ -86,13 +87,14 @@ def slow_device(engine: Engine, fault: SlowDevice, clock: Callable[[], float] = 
             spend((fault.factor - 1) * (clock() - begin), fault.by)
         return result
 
-    runner._forward = slowed
+    eager.forward = slowed
 
 
 def slow_attention(engine: Engine, fault: SlowAttention) -> None:
     """Layers that one call computes as a whole have no attention to repeat: they are computed part by part."""
-    attention, window, attend = engine.runner.attention, Window(fault), engine.runner.attention.attend
-    engine.runner.model.joined = lambda *_: None
+    eager, window = engine.runner.inner.eager, Window(fault)
+    attention, attend = eager.attention, eager.attention.attend
+    eager.model.joined = lambda *_: None
 
     def repeated(*arguments: Any) -> Any:
         if window.is_open():
@@ -141,8 +143,8 @@ def slow_kv_disk(engine: Engine, fault: SlowKvDisk) -> None:
 
 def slow_link(engine: Engine, fault: SlowLink) -> None:
     """The other ranks wait in the same exchange. Raises ModelError without a parallel group."""
-    ranks = engine.runner.ranks
-    if ranks is None:
+    communicators = engine.runner.inner.eager.model.communicators
+    if all(communicator.size == 1 for communicator in communicators):
         raise ModelError("the fault slow_link needs a parallel group; set tensor_parallel, or leave it out")
     window = Window(fault)
 
@@ -157,7 +159,7 @@ def slow_link(engine: Engine, fault: SlowLink) -> None:
 
         return wait
 
-    for communicator in ranks.communicators:
+    for communicator in communicators:
         if communicator.size > 1:
             communicator._done = slowed(communicator._done)
 
@@ -165,11 +167,12 @@ def slow_link(engine: Engine, fault: SlowLink) -> None:
 def bad_drafts(engine: Engine, fault: BadDrafts) -> None:
     """A draft is replaced by the id behind it, so that the step verifies as many tokens as before, in vain. Raises
     ModelError without speculation."""
-    drafting = engine.runner.drafting
-    if drafting is None:
+    runner = engine.runner.inner
+    proposers = [each.proposer for each in runner.techniques if each.name == "speculation"]
+    if not proposers:
         raise ModelError("the fault bad_drafts needs drafts; set speculation, or leave it out")
-    window, dice, propose = Window(fault), random.Random(0), drafting.proposer.propose
-    vocab_size = engine.runner.shape.vocab_size
+    window, dice, propose = Window(fault), random.Random(0), proposers[0].propose
+    vocab_size = runner.shape.vocab_size
 
     def spoilt(step: Any) -> Any:
         proposal = propose(step)
@@ -178,7 +181,7 @@ def bad_drafts(engine: Engine, fault: BadDrafts) -> None:
                 drafts[:] = [(id + 1) % vocab_size if dice.random() < fault.share else id for id in drafts]
         return proposal
 
-    drafting.proposer.propose = spoilt
+    proposers[0].propose = spoilt
 
 
 def core_death(engine: Engine, fault: CoreDeath, end: Callable[[int], None] = os._exit) -> None:

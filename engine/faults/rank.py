@@ -19,13 +19,14 @@ def plant_in_rank(runner: Any, faults: list[Fault]) -> None:
 
 def slow_rank(runner: Any, fault: SlowRank) -> None:
     """The other ranks wait for it in their next exchange."""
-    size = 1 if runner.ranks is None else runner.ranks.layout.size
+    layout = runner.placed.model.layout
+    size = layout.size
     if size == 1 or fault.rank >= size:
         raise ModelError(
             f"the fault slow_rank names rank {fault.rank} of a parallel group, and there are {size} ranks, numbered "
             "from 0; name one of several, or leave it out"
         )
-    if runner.ranks.layout.rank != fault.rank:
+    if layout.rank != fault.rank:
         return
     window = Window(fault)
 
@@ -33,11 +34,11 @@ def slow_rank(runner: Any, fault: SlowRank) -> None:
         if window.is_open():
             spend(fault.ms / 1e3, fault.by)
 
-    runner.inputs = before(runner.inputs, cost)
+    runner.eager.inputs = before(runner.eager.inputs, cost)
 
 
 def skewed_router(runner: Any, fault: SkewedRouter) -> None:
-    mixtures = [layer.mlp for layer in runner.model.layers if hasattr(layer.mlp, "route")]
+    mixtures = [layer.mlp for layer in runner.placed.model.layers if hasattr(layer.mlp, "route")]
     if not mixtures:
         raise ModelError("the fault skewed_router needs a model with routed experts; serve one, or leave it out")
     window = Window(fault)

@@ -1,8 +1,8 @@
 """A step between the plan and the device: its inputs, and what its results mean for the requests."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -11,11 +11,6 @@ from sojourn.engine.request.plan import ScheduledTokens
 from sojourn.engine.request.request import Request
 from sojourn.engine.runner.rows import PackedStep
 from sojourn.engine.sampling import TokenLogprobs
-from sojourn.engine.techniques.grammar.guides import Guides
-from sojourn.engine.techniques.grammar.masks import MaskFill
-from sojourn.engine.techniques.lora.kernels.backend import LoraTile
-from sojourn.engine.techniques.lora.slots import slot_of
-from sojourn.engine.techniques.tiers.transfers import Transfers
 from sojourn.engine.token.sampling.entropy import EntropySample
 from sojourn.engine.token.sampling.logprobs import Scores
 from sojourn.engine.token.sampling.sampler import SamplingInputs
@@ -47,7 +42,7 @@ class Results:
     ids: torch.Tensor | None = None  # [num_sampling] int64; negative ones are no tokens
     scores: Scores | None = None
     rows: torch.Tensor | None = None  # [num_sampling]: of the tables, on the device
-    hidden: torch.Tensor | None = None  # [num_tokens, hidden_size], on the device, for a proposer that reads it
+    hidden: torch.Tensor | None = None  # [num_tokens, hidden_size], on the device, where a technique wants it
     layer_outputs: list[torch.Tensor] = field(default_factory=list)  # likewise
     entropy: torch.Tensor | None = None  # [2] float64: entropy in nats, and the mass that truncation left
     prompt_scores: list[Scores] = field(default_factory=list)
@@ -68,13 +63,11 @@ class Batch:
     scored: list[int] = field(default_factory=list)  # sampling rows that want log-probabilities
     scored_tops: list[int] = field(default_factory=list)  # ... and of how many other tokens
     prompts: PromptRows | None = None
-    constrained: list[Request] = field(default_factory=list)  # that sample by a grammar
-    masks: MaskFill | None = None  # theirs, under way
+    masks: Callable[[], torch.Tensor] | None = None  # [rows, words] int32 of rows with edits, once they are filled
     entropy_sample: EntropySample | None = None
-    tiles: list[LoraTile] = field(default_factory=list)  # tokens that use adapters
-    adapter_loads: list[tuple[int, Any]] = field(default_factory=list)  # slots to fill first, and with what
     graph_size: int | None = None  # of the CUDA graph that replays the step
-    transfers: Transfers | None = None  # KV blocks to and from host memory
+    loaded_blocks: list[int] = field(default_factory=list)  # KV blocks that another memory fills before the step
+    parts: dict[str, Any] = field(default_factory=dict)  # by the name of a technique: what it keeps for its hooks
     results: Results = field(default_factory=Results)
 
     @property
@@ -106,18 +99,28 @@ def prompt_rows(items: list[ScheduledTokens]) -> PromptRows | None:
     return PromptRows(rows, token_ids, tops, spans) if rows else None
 
 
-def rows_with_drafts(
-    sampling: Sequence[Request], positions: Sequence[int], drafts: Sequence[tuple[int, ...]]
-) -> tuple[list[Request], list[int], list[tuple[int, ...]]]:
-    """Requests that sample behind their last position, and their drafts → a row for each token that is sampled: its
-    request, where the token will stand, and the drafts before it."""
-    requests, places, before = [], [], []
-    for request, behind_all, ahead in zip(sampling, positions, drafts, strict=True):
-        for count in range(len(ahead) + 1):
-            requests.append(request)
-            places.append(behind_all - len(ahead) + count)
-            before.append(ahead[:count])
-    return requests, places, before
+class SampledRows(NamedTuple):
+    """The rows of a step behind which tokens are sampled."""
+
+    requests: list[Request]
+    positions: list[int]  # where the tokens will stand
+    drafts: list[tuple[int, ...]] | None  # that each sees behind the known tokens; None: no row sees any
+
+
+def sampled_rows(items: Sequence[ScheduledTokens], *, has_drafts: bool) -> SampledRows:
+    """A row behind the last token of each item that samples, and behind each of its drafts."""
+    sampling = [item for item in items if item.samples]
+    if not has_drafts:
+        ends = [item.past_tokens + item.new_tokens for item in sampling]
+        return SampledRows([item.request for item in sampling], ends, None)
+    rows = SampledRows([], [], [])
+    for item in sampling:
+        first = item.past_tokens + item.new_tokens - len(item.drafts)
+        for count in range(len(item.drafts) + 1):
+            rows.requests.append(item.request)
+            rows.positions.append(first + count)
+            rows.drafts.append(item.drafts[:count])
+    return rows
 
 
 def sampled_tokens(batch: Batch, ids: list[int]) -> dict[str, list[int]]:
@@ -162,33 +165,15 @@ def prompt_logprobs(prompts: PromptRows, chunks: list[Scores]) -> dict[str, list
     return owned
 
 
-def finishes(
-    sampled: dict[str, list[int]], constrained: Sequence[Request], guides: Guides
-) -> dict[str, tuple[str, str | None]]:
-    """Request id → finish reason, and a sentence for error. Removes from `sampled` the ids that are no tokens."""
-    found, left = {}, []
+def failures(sampled: dict[str, list[int]]) -> dict[str, tuple[str, str | None]]:
+    """Request id → finish reason and sentence, where a row gave no token. Removes the ids that are none."""
+    found = {}
     for request_id, tokens in sampled.items():
         if tokens[-1] < 0:
-            if tokens.pop() == OVERFLOWED:
-                found[request_id] = ("error", OVERFLOW)
-            else:
-                left.append(request_id)
-    for request in constrained:
-        if not guides.knows(request.id):
-            continue
-        tokens = sampled[request.id]
-        end, consumed = guides.advance(request, tokens)
-        if end is not None and found.get(request.id) is None:
-            found[request.id] = end
-            del tokens[consumed:]
-    for request_id in left:
-        # Only the end is left, and the request has no stop token, or may not sample it.
-        if request_id not in found:
-            found[request_id] = ("stop", None) if guides.may_end(request_id) else ("error", NOTHING_LEFT)
+            found[request_id] = ("error", OVERFLOW if tokens.pop() == OVERFLOWED else NOTHING_LEFT)
     return found
 
 
 def batch_order(item: ScheduledTokens) -> tuple:
-    """Single tokens first; neighbours with the same adapter, which is read once for all; and of like context: they
-    share a padded gather."""
-    return item.new_tokens > 1, slot_of(item.request), item.past_tokens
+    """Single tokens first; neighbours of like context share a padded gather."""
+    return item.new_tokens > 1, item.past_tokens

@@ -26,18 +26,20 @@ class Bed:
         self._runner = runner
         self._emptied: list[tuple[torch.UntypedStorage, int]] = []
         self._moved: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []
-        self._had_graphs = False
+        self._dropped_graphs = False
 
     def lie_down(self) -> tuple[int, int]:
         """Bytes of the KV pool that were given back, and of weights that went to the host. No step is under way, and no
         block holds anything that is needed."""
         runner = self._runner
         runner.stream.drain()
-        pool = [part.untyped_storage() for part in parts(runner.kv_cache)]
-        if runner.device.type == "cpu":
+        pool = [part.untyped_storage() for part in parts(runner.eager.kv_cache)]
+        if runner.placed.device.type == "cpu":
             return sum(map(drop_pages, pool)), 0
-        self._had_graphs, runner.graphs = runner.graphs is not None, None
-        return self.put_away(pool, list(storages(runner.model, runner.drafting).values()))
+        runner.forward.drop_graphs()  # they know the addresses
+        self._dropped_graphs = True
+        own = [technique.weights() for technique in runner.techniques]
+        return self.put_away(pool, list(storages(runner.placed.model, own).values()))
 
     def put_away(self, pool: list[torch.UntypedStorage], weights: list[torch.UntypedStorage]) -> tuple[int, int]:
         """Takes the memory of both, and copies the contents of the latter to the host first. The bytes of each."""
@@ -60,8 +62,9 @@ class Bed:
             storage.resize_(size)
             torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).zero_()
         self._emptied, self._moved = [], []
-        if self._had_graphs:  # they knew the addresses of before
-            self._runner.graphs = self._runner.capture(self._runner.config, self._runner.graph_sizes)
+        if self._dropped_graphs:
+            self._runner.forward.capture()
+            self._dropped_graphs = False
 
 
 def storages(*roots: Any) -> dict[int, torch.UntypedStorage]:

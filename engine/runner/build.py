@@ -11,8 +11,8 @@ from sojourn.engine.compute.kv_formats import KV_INT4, QUANTISED
 from sojourn.engine.config import EngineConfig
 from sojourn.engine.request.plan import ScheduledTokens, StepPlan
 from sojourn.engine.request.request import Request
+from sojourn.engine.runner.placed_model import PlacedModel
 from sojourn.engine.sampling import SamplingParams
-from sojourn.engine.techniques.speculation.proposers.drafters import Target
 from sojourn.metrics.errors import ModelError
 
 _COSTLY = SamplingParams(max_tokens=1, top_p=0.5, frequency_penalty=1.0, logit_bias={0: 1.0})
@@ -33,12 +33,11 @@ def chosen_dtypes(config: EngineConfig, device: torch.device) -> tuple[torch.dty
     return dtype, QUANTISED.get(config.kv_cache_dtype, dtype)
 
 
-def allocated(
-    layout: KVLayout, num_layers: int, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
-) -> KVCache:
+def allocated(placed: PlacedModel, num_blocks: int, block_size: int) -> KVCache:
     """A pool of KV blocks. Raises ModelError if the memory does not hold it."""
+    layout, num_layers = placed.model.kv_layout, len(placed.model.layers)
     try:
-        return allocate(layout, num_layers, num_blocks, block_size, dtype, device)
+        return allocate(layout, num_layers, num_blocks, block_size, placed.kv_dtype, placed.device)
     except RuntimeError as error:
         raise ModelError(
             f"a KV cache of {num_blocks} blocks does not fit; lower num_kv_blocks or max_model_len ({error})"
@@ -55,9 +54,9 @@ def check_kv_format(layout: KVLayout, kv_dtype: torch.dtype, device: torch.devic
         raise ModelError("kv_cache_dtype=int4 has no kernel for latent attention on CUDA; use int8 or fp8")
 
 
-def trial_plans(config: EngineConfig, target: Target) -> list[StepPlan]:
+def trial_plans(config: EngineConfig, placed: PlacedModel) -> list[StepPlan]:
     """The steps that a GPU computes before its memory is shared out: the costliest, and a prompt of each size."""
-    sizes, expansion = (config, target.max_tokens, target.max_model_len), target.model.expansion
+    sizes, expansion = (config, placed.max_tokens, placed.max_model_len), placed.model.expansion
     plans = costliest_plans(*sizes, None if expansion is None else expansion.most_context)
     return plans + warm_up_plans(*sizes, expands=expansion is not None)
 

@@ -28,8 +28,8 @@ class Decoded:
     logits: torch.Tensor  # [size, vocab_size]
     overflowed: torch.Tensor | None  # [size] bool: of hidden states that are no numbers; None where the ids tell
     ids: torch.Tensor  # [size] int64: sampled; the tables have them too
-    hidden: torch.Tensor | None = None  # [size, hidden_size]: for a proposer that reads it
-    streams: list[torch.Tensor] = field(default_factory=list)  # ... and the residual streams that it reads
+    hidden: torch.Tensor | None = None  # [size, hidden_size], where a technique wants it
+    layer_outputs: list[torch.Tensor] = field(default_factory=list)  # likewise
 
 
 Decode = Callable[[StepTensors, torch.Tensor], Decoded]  # a step, and its rows in the sampler's table
@@ -74,8 +74,8 @@ class DecodeGraphs:
         decoded, count = results[-1], len(batch.query_lens)
         overflowed = None if decoded.overflowed is None else decoded.overflowed[:count]
         hidden = None if decoded.hidden is None else decoded.hidden[:count]
-        streams = [stream[:count] for stream in decoded.streams]
-        return Decoded(decoded.logits[:count], overflowed, decoded.ids[:count], hidden, streams)
+        layer_outputs = [output[:count] for output in decoded.layer_outputs]
+        return Decoded(decoded.logits[:count], overflowed, decoded.ids[:count], hidden, layer_outputs)
 
     @staticmethod
     def _captured(inputs: StaticInputs, decode: Decode, capture: Capture) -> tuple[StaticInputs, Replay, list[Decoded]]:

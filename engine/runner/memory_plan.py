@@ -1,5 +1,6 @@
 """The plan of a core's memory: what a model will take, before it is loaded, and how many KV blocks it gets."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -7,17 +8,14 @@ import psutil
 import torch
 from msgspec.structs import replace
 
-from sojourn.engine.compute.communication.layout import ParallelLayout
+from sojourn.engine.compute.communication.layout import ONE_PROCESS, ParallelLayout
 from sojourn.engine.compute.kv_cache import bytes_per_token
 from sojourn.engine.config import EngineConfig, keeps_all_blocks, largest_chunk_tokens, largest_step_tokens
 from sojourn.engine.memory.window import FreedWindow, freed_window
 from sojourn.engine.process import free_memory_bytes
 from sojourn.engine.runner.build import check_kv_format, chosen_device, chosen_dtypes
-from sojourn.engine.techniques.group.layout import layout_of
-from sojourn.engine.techniques.lora.checkpoint.fit import AdaptedModel
-from sojourn.engine.techniques.lora.host import checked_rank
-from sojourn.engine.techniques.speculation.proposers.drafters import Target, outlined_drafter
-from sojourn.engine.techniques.tiers.settings import STAGING_GIB, has_tiers
+from sojourn.engine.runner.placed_model import PlacedModel
+from sojourn.engine.runner.technique import ComputingTechnique, Reserved
 from sojourn.engine.token.models.decoder import Decoder
 from sojourn.engine.token.models.expansion import ROOM_BYTES
 from sojourn.engine.token.models.registry import outlined_model
@@ -29,12 +27,16 @@ CUDA_SHARE = 0.85  # of the free memory of a GPU that KV takes by default: nobod
 LARGEST_HOST_SHARE = 0.85  # of a host's memory, where a single request of max_model_len needs more than HOST_SHARE
 TABLE_BYTES = 4 + 1 + 4  # of one token in a request's rows: counts, whether it is in the prompt, bias
 LOGIT_COPIES = 4  # float32 rows of logits that live together: raw, edited, sorted, probabilities
-FLOAT_BYTES = 4  # of activations on a CPU
 
 
-def planned(config: EngineConfig, folder: Path, layout: ParallelLayout | None = None) -> MemoryPlan:
+def planned(
+    config: EngineConfig,
+    folder: Path,
+    techniques: Sequence[ComputingTechnique] = (),
+    layout: ParallelLayout = ONE_PROCESS,
+) -> MemoryPlan:
     """The plan of a model that is not loaded, from its config.json and the headers of its weights. Takes no memory.
-    `layout` names the rank of a parallel group, by default rank 0 of the one that the settings ask for.
+    `techniques` are those of the settings, and `layout` names a rank of their parallel group.
 
     Raises ModelError where the model is damaged, or where the device has too little memory. On CUDA the work space is
     an estimate here, and CUDA graphs are left out; a start measures both.
@@ -43,29 +45,27 @@ def planned(config: EngineConfig, folder: Path, layout: ParallelLayout | None = 
     dtype, kv_dtype = chosen_dtypes(config, device)
     outline = outlined_model(
         folder, dtype, device, config.max_model_len, dummy=config.load_format == "dummy", weights=config.weights,
-        window=config.window_and_sinks, **({} if config.num_ranks == 1 else {"layout": layout or layout_of(config, 0)}),
+        window=config.window_and_sinks, layout=layout,
     )  # fmt: skip
     model, max_model_len = outline.model, outline.max_model_len
     check_kv_format(model.kv_layout, kv_dtype, device)
-    free = free_bytes(device)
-    if device.type == "cpu":
-        free //= config.num_ranks  # which share the host's memory
-    on_cpu = device.type == "cpu"
-    tokens, number_bytes = largest_step_tokens(config, device.type), FLOAT_BYTES if on_cpu else dtype.itemsize
-    target = Target(model, folder, device, dtype, kv_dtype, max_model_len, tokens)
-    extra = drafter_bytes(config, target) if layout is None or layout.rank == 0 else DrafterBytes()
-    adapters = adapter_bytes(config, model, number_bytes) if config.has_loras else 0
+    on_cpu, free = device.type == "cpu", free_bytes(device)
+    if on_cpu:
+        free //= layout.size  # ranks share the host's memory
+    tokens = largest_step_tokens(config, device.type)
+    placed = PlacedModel(model, folder, device, dtype, kv_dtype, max_model_len, tokens)
+    extra = reserved(techniques, placed)
     needed = MemoryPlan(
         free_bytes=free,
         process_bytes=psutil.Process().memory_info().rss if on_cpu else 0,
         weight_bytes=outline.weight_bytes + extra.weight_bytes,
-        work_bytes=work_bytes(config, model, tokens, number_bytes) + model.rope_bytes(max_model_len) + extra.work_bytes,
+        work_bytes=work_bytes(config, placed) + model.rope_bytes(max_model_len) + extra.work_bytes,
         table_bytes=table_bytes(config.max_num_seqs * config.most_rows, model.config.vocab_size),
-        adapter_bytes=adapters,
+        adapter_bytes=extra.adapter_bytes,
         kv_bytes=0,
         num_kv_blocks=0,
         kv_tokens=0,
-        tier_bytes=host_tier_bytes(config) if on_cpu and has_tiers(dict(config)) else 0,
+        tier_bytes=extra.tier_bytes,
     )
     check_fits(needed)
     kv_bytes_per_token = bytes_per_token(model.kv_layout, len(model.layers), kv_dtype) + extra.kv_bytes_per_token
@@ -75,9 +75,10 @@ def planned(config: EngineConfig, folder: Path, layout: ParallelLayout | None = 
     return with_pool(needed, num_blocks, config.block_size, kv_bytes_per_token)
 
 
-def host_tier_bytes(config: EngineConfig) -> int:
-    """Of one rank: the ranks of a group share what the setting gives."""
-    return int((config.kv_host_gib or STAGING_GIB) * GIB) // config.num_ranks
+def reserved(techniques: Sequence[ComputingTechnique], placed: PlacedModel) -> Reserved:
+    """What all techniques take together. Raises ModelError where one of them does not fit the model."""
+    each = [Reserved(), *(technique.reserve(placed) for technique in techniques)]
+    return Reserved(*map(sum, zip(*each, strict=True)))
 
 
 class MeasuredBytes(NamedTuple):
@@ -88,55 +89,35 @@ class MeasuredBytes(NamedTuple):
     free_bytes: int  # without any KV cache, work space and graphs
 
 
-def measured_plan(config: EngineConfig, plan: MemoryPlan, target: Target, measured: MeasuredBytes) -> MemoryPlan:
+def measured_plan(
+    config: EngineConfig,
+    plan: MemoryPlan,
+    placed: PlacedModel,
+    measured: MeasuredBytes,
+    techniques: Sequence[ComputingTechnique],
+) -> MemoryPlan:
     """The plan of a loaded model, whose pool takes what was measured as free. Drafters are loaded behind the pool.
 
     Raises ModelError where the pool does not fit.
     """
-    extra, shape = drafter_bytes(config, target), target.model.shape(target.kv_dtype)
+    extra, shape = reserved(techniques, placed), placed.model.shape(placed.kv_dtype)
     taken = replace(
         plan,
-        weight_bytes=target.model.weight_bytes + extra.weight_bytes,
+        weight_bytes=placed.model.weight_bytes + extra.weight_bytes,
         work_bytes=measured.work_bytes + extra.work_bytes,
         table_bytes=0,
         graph_bytes=measured.graph_bytes,
         kv_bytes=0,
     )
     left = measured.free_bytes - taken.work_bytes - measured.graph_bytes - extra.weight_bytes
-    per_token, window = shape.kv_bytes_per_token + extra.kv_bytes_per_token, window_of(config, shape, target.max_tokens)
-    num_blocks = pool_blocks(config, target.max_model_len, per_token, left, target.device, window)
+    per_token, window = shape.kv_bytes_per_token + extra.kv_bytes_per_token, window_of(config, shape, placed.max_tokens)
+    num_blocks = pool_blocks(config, placed.max_model_len, per_token, left, placed.device, window)
     return with_pool(taken, num_blocks, config.block_size, per_token)
 
 
 def window_of(config: EngineConfig, shape: ModelShape, most_tokens: int) -> FreedWindow | None:
     """The window behind which requests give their blocks back, with steps of `most_tokens`."""
     return freed_window(shape, largest_chunk_tokens(config, most_tokens), keeps_all=keeps_all_blocks(config))
-
-
-class DrafterBytes(NamedTuple):
-    """What a drafter with weights adds to the plan; zeros where there is none."""
-
-    weight_bytes: int = 0
-    work_bytes: int = 0
-    kv_bytes_per_token: int = 0
-
-
-def drafter_bytes(config: EngineConfig, target: Target) -> DrafterBytes:
-    """Raises ModelError where the drafter of the settings does not fit the target."""
-    drafter = outlined_drafter(config, target)
-    if drafter is None:
-        return DrafterBytes()
-    number_bytes = FLOAT_BYTES if target.device.type == "cpu" else target.dtype.itemsize
-    work = target.max_tokens * drafter.widest_activation * number_bytes
-    return DrafterBytes(drafter.weight_bytes, work, drafter.kv_bytes_per_token)
-
-
-def adapter_bytes(config: EngineConfig, model: Decoder, bytes_per_number: int) -> int:
-    """Of all slots. On a CPU those are full only where adapters of the largest rank change every layer. Raises
-    ModelError for an adapter of the settings that does not fit the model."""
-    adapted = AdaptedModel(model)
-    rank = checked_rank(config, adapted)
-    return config.max_loras * sum(layer.slot_parameters(rank) for layer in adapted.layers) * bytes_per_number
 
 
 def with_pool(plan: MemoryPlan, num_blocks: int, block_size: int, kv_bytes_per_token: int) -> MemoryPlan:
@@ -209,11 +190,11 @@ def table_bytes(max_num_seqs: int, vocab_size: int) -> int:
     return rows * 3 // 2 * vocab_size * TABLE_BYTES
 
 
-def work_bytes(config: EngineConfig, model: Decoder, tokens: int, bytes_per_number: int) -> int:
-    """Activations and logits of a step of so many tokens, estimated: what lies between two layers, and the widest
-    layer."""
+def work_bytes(config: EngineConfig, placed: PlacedModel) -> int:
+    """Activations and logits of the largest step, estimated: what lies between two layers, and the widest layer."""
+    model, tokens = placed.model, placed.max_tokens
     rows = min(config.max_num_seqs * config.most_rows, tokens)
-    activations = tokens * (4 * model.config.hidden_size + 2 * model.widest_activation) * bytes_per_number
+    activations = tokens * (4 * model.config.hidden_size + 2 * model.widest_activation) * placed.activation_bytes
     positions = (config.max_model_len or model.config.max_model_len) + tokens
     return activations + expanded_bytes(model, positions) + LOGIT_COPIES * rows * model.config.vocab_size * 4
 

@@ -1,16 +1,22 @@
 """What a step on the device gave, as the loop reads it."""
 
+import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from sojourn.engine.compute.buffers import to_device, to_host
 from sojourn.engine.request.plan import StepOutcome
-from sojourn.engine.runner.batch import Batch, PromptRows, prompt_logprobs
+from sojourn.engine.runner.batch import (
+    Batch,
+    PromptRows,
+    failures,
+    prompt_logprobs,
+    sampled_logprobs,
+    sampled_tokens,
+)
 from sojourn.engine.runner.expert_tokens import summed
 from sojourn.engine.runner.stream import Task
-from sojourn.engine.techniques.group.traffic import bubble_ns, communication_ns
 from sojourn.engine.token.sampling.entropy import entropy_and_mass, recorded_entropy
 from sojourn.engine.token.sampling.logprobs import Scores, chunks, score
 
@@ -37,17 +43,17 @@ def prompt_scores(
     ]
 
 
-def outcome(
-    batch: Batch, task: Task, sampled: dict[str, list[int]], wait_began_ns: int, sampled_ns: int, **found: Any
-) -> StepOutcome:
-    """`found` has fields of StepOutcome."""
-    size, results, exchanges = batch.graph_size, batch.results, task.exchanges or {}
+def outcome_of(batch: Batch, task: Task, wait_began_ns: int) -> StepOutcome:
+    """Of a step whose task is done, before the techniques add to it."""
+    size, results = batch.graph_size, batch.results
+    ids = results.ids.tolist()
+    sampled = sampled_tokens(batch, ids)
     entropy, mass = recorded_entropy(results.entropy)
     tokens_of_experts, expert_imbalance = summed(results.expert_tokens)
     return StepOutcome(
         sampled,
-        waited_ns=min(max(wait_began_ns, task.forward_ns), sampled_ns),
-        sampled_ns=sampled_ns,
+        waited_ns=max(wait_began_ns, task.forward_ns),
+        sampled_ns=0,  # see `finish`
         device_begin_ns=task.begin_ns,
         device_end_ns=task.end_ns,
         sampling_ns=task.end_ns - task.forward_ns,
@@ -55,17 +61,23 @@ def outcome(
         graph="eager" if size is None else f"decode-{size}",
         load_ns=task.load_ns,
         store_ns=task.store_ns,
-        communication_ns=communication_ns(exchanges),
-        bubble_ns=bubble_ns(exchanges),
-        exchanges=exchanges,
         expert_tokens=tokens_of_experts,
         expert_imbalance_percent=expert_imbalance,
         logit_rows=batch.logit_rows,
         entropy_millinats=entropy,
         nucleus_mass_ppm=mass,
+        finishes=failures(sampled) if min(ids, default=0) < 0 else {},
         prompt_logprobs=prompt_logprobs(batch.prompts, results.prompt_scores) if batch.prompts else {},
-        **found,
     )
+
+
+def finish(outcome: StepOutcome, batch: Batch) -> StepOutcome:
+    """The tokens are settled."""
+    if batch.scored:
+        outcome.logprobs = sampled_logprobs(batch, batch.results.scores, outcome.sampled)
+    outcome.sampled_ns = time.monotonic_ns()
+    outcome.waited_ns = min(outcome.waited_ns, outcome.sampled_ns)
+    return outcome
 
 
 def sent(values: list[int], device: torch.device) -> torch.Tensor:

@@ -55,7 +55,7 @@ def test_classes_sum_to_the_wall_time_and_name_what_a_model_does(family, overlap
         assert classes[klass] > 0, klass
     assert {record.klass for record in burst.records} <= set(CLASSES)
     # Each layer has one call of attention in every step, also where the prompt's latents are expanded.
-    layers = len(engine.runner.model.layers)
+    layers = len(engine.runner.eager.model.layers)
     attend = next(kernel for kernel in by_name(burst.records) if kernel.klass == "attention")
     assert attend.count == 8 * layers
     assert burst.clock_error_ns < 1_000_000
@@ -76,7 +76,7 @@ def test_a_device_names_the_kernels_of_its_steps(graphs, checkpoints):
 def methods_of(engine) -> list[set[str]]:
     """What stands in place of a class's own methods."""
     runner = engine.runner
-    owners = (runner, runner.operations, runner.attention, *runner.model.modules())
+    owners = (runner, runner.eager.operations, runner.eager.attention, *runner.eager.model.modules())
     return [{name for name, value in vars(owner).items() if inspect.isroutine(value)} for owner in owners]
 
 
@@ -87,7 +87,7 @@ def test_a_burst_changes_no_token_and_leaves_nothing_behind(family, checkpoints)
     assert burst.windows and published.tokens == plain(checkpoints[family])
     assert methods_of(engine) == before
     runner = engine.runner
-    joined = runner.model.joined(runner.operations, runner.attention, runner.kv_cache)
+    joined = runner.eager.model.joined(runner.eager.operations, runner.eager.attention, runner.eager.kv_cache)
     assert (joined is not None) == (family == "qwen3") and (joined is None or joined.watch is None)
 
 
@@ -137,16 +137,16 @@ def test_a_planted_delay_is_booked_to_its_class(checkpoints):
     """5 ms in each call of attention, of which a small model needs none."""
 
     def slow_attention(engine):
-        attend = engine.runner.attention.attend
+        attend = engine.runner.eager.attention.attend
 
         def late(*arguments):
             time.sleep(0.005)
             return attend(*arguments)
 
-        engine.runner.attention.attend = late
+        engine.runner.eager.attention.attend = late
 
     engine, _, burst = profiled(checkpoints["mixtral"], change=slow_attention)
-    classes, calls = by_class(burst.records), 8 * len(engine.runner.model.layers)
+    classes, calls = by_class(burst.records), 8 * len(engine.runner.eager.model.layers)
     assert classes["attention"] >= calls * 5_000_000
     assert max(classes, key=classes.get) == "attention"
 

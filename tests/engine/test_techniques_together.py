@@ -239,7 +239,7 @@ def assert_nothing_is_left(engine: Engine) -> None:
     scheduler, runner = engine.scheduler, engine.runner
     audit_pool(scheduler.pool, [])
     assert not scheduler.requests and not scheduler.num_waiting and scheduler.pool.counts().active == 0
-    assert scheduler.technique("lora").slots.in_use == 0 and not runner.adapters._keys
+    assert scheduler.technique("lora").slots.in_use == 0 and not runner.part("lora").host._keys
     assert len(runner.rows) == 0 and not runner.sampler._states
     if scheduler.technique("tiers") is not None:
         audit_tiers(scheduler.technique("tiers").tiers)

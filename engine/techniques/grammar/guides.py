@@ -3,9 +3,10 @@
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -42,13 +43,6 @@ class GrammarPreparation:
         self._done.set()
 
 
-def refused(sentence: str) -> GrammarPreparation:
-    """The preparation of a request that cannot be served."""
-    preparation = GrammarPreparation(error=sentence)
-    preparation.finish()
-    return preparation
-
-
 class Guides:
     """Owns the guide of each live request that has a grammar, and the threads that work on them."""
 
@@ -76,22 +70,13 @@ class Guides:
 
     def fill(
         self, requests: Sequence[SamplingRequest], drafts: Sequence[tuple[int, ...]]
-    ) -> tuple[list[SamplingRequest], MaskFill] | None:
-        """Starts to fill the masks of those `requests` that have a grammar, each with its drafts; None where none
-        has. A request has a row for its next token, and one behind each draft."""
-        constrained = [place for place, request in enumerate(requests) if request.sampling.grammar is not None]
-        if not constrained:
-            return None
-        chosen = [requests[place] for place in constrained]
-        guides = [self._live[request.id].guide for request in chosen]
-        stops = [request.sampling.stop_token_ids for request in chosen]
-        fill = MaskFill(guides, stops, [drafts[place] for place in constrained])
+    ) -> Callable[[], torch.Tensor]:
+        """Starts to fill the masks of requests with grammars, each with its drafts; what waits for them gives
+        [rows, words] int32. A request has a row for its next token, and one behind each draft."""
+        guides = [self._live[request.id].guide for request in requests]
+        fill = MaskFill(guides, [request.sampling.stop_token_ids for request in requests], drafts)
         self._start(fill)
-        return chosen, fill
-
-    def masks(self, fill: MaskFill) -> torch.Tensor:
-        """[rows, words] int32, as soon as they are filled."""
-        return fill.wait(lambda: self._replace_threads(fill))
+        return partial(fill.wait, partial(self._replace_threads, fill))
 
     def knows(self, request_id: str) -> bool:
         """It is live, and has a grammar."""

@@ -24,7 +24,7 @@ from sojourn.engine.runner.build import chosen_device
 from sojourn.engine.techniques.group import messages
 from sojourn.engine.techniques.group.identity import difference, identity
 from sojourn.engine.techniques.group.layout import layout_of, timeout_seconds
-from sojourn.engine.techniques.group.rank_step import Conclude, Move, RankReport, RankStep
+from sojourn.engine.techniques.group.rank_step import BetweenSteps, Conclude, RankReport, RankStep
 from sojourn.engine.techniques.group.torch_distributed import connect
 from sojourn.engine.techniques.group.watch import Watch, ending
 from sojourn.metrics.compute.startup import StartupClock
@@ -92,7 +92,7 @@ class Group:
         self._each(messages.Joined)
         self._watch = Watch(self._beats, self._processes, self._hung_seconds, self._on_loss)
 
-    def send(self, work: RankStep | Move) -> None:
+    def send(self, work: RankStep | BetweenSteps) -> None:
         """Hands work to all other ranks. Raises GroupError where one of them is lost."""
         if self._watch is not None and self._watch.loss is not None:
             raise GroupError(self._watch.loss)

@@ -8,14 +8,15 @@ import torch
 
 from sojourn.engine.config import EngineConfig
 from sojourn.engine.runner.build import chosen_device
-from sojourn.engine.runner.runner import ModelRunner
+from sojourn.engine.runner.technique import ComputingTechnique
 from sojourn.engine.techniques.group import messages
 from sojourn.engine.techniques.group.follower import Follower
 from sojourn.engine.techniques.group.identity import identity
 from sojourn.engine.techniques.group.layout import layout_of, threads_of, timeout_seconds
-from sojourn.engine.techniques.group.rank_step import Conclude, Move, RankReport, RankStep
+from sojourn.engine.techniques.group.rank_step import BetweenSteps, Conclude, RankReport, RankStep
+from sojourn.engine.techniques.group.runner import rank_runner
 from sojourn.engine.techniques.group.torch_distributed import connect
-from sojourn.engine.techniques.tiers.build import share_host_slots
+from sojourn.metrics.compute.startup import StartupClock
 
 
 class Mailbox(Protocol):
@@ -26,7 +27,10 @@ class Mailbox(Protocol):
 class Member:
     """Owns the rank's device. Implements engine.techniques.group.rank_step.Ranks for its own runner."""
 
-    def __init__(self, config: EngineConfig, folder: Path, rank: int, mailbox: Mailbox, sockets: Path):
+    def __init__(
+        self, config: EngineConfig, folder: Path, rank: int, mailbox: Mailbox, sockets: Path,
+        techniques: Sequence[ComputingTechnique],
+    ):  # fmt: skip
         """Waits for rank 0 until all ranks are there, then loads the model. Raises ModelError with a sentence."""
         self.layout = layout_of(config, rank)
         self._mailbox = mailbox
@@ -37,9 +41,8 @@ class Member:
         mailbox.say(messages.Hello(rank, identity(config, folder)))
         mailbox.expect(messages.Welcome)
         self.communicators = connect(self.layout, device, sockets, timeout_seconds(config))
-        self.runner = ModelRunner(config, folder, ranks=self)
-        share_host_slots(config, self.runner)
-        self._follower = Follower(self.runner)
+        self.runner, stages = rank_runner(config, folder, StartupClock(), techniques, self)
+        self._follower = Follower(self.runner, stages)
 
     def agree(self, num_blocks: int) -> int:
         self._mailbox.say(messages.Planned(self.layout.rank, num_blocks))
@@ -49,10 +52,10 @@ class Member:
         """Called by the thread that hears of steps, before `follow`."""
         self._follower.expect(step)
 
-    def follow(self, work: RankStep | Conclude | Move) -> RankReport | None:
+    def follow(self, work: RankStep | Conclude | BetweenSteps) -> RankReport | None:
         return self._follower.follow(work)
 
-    def send(self, work: RankStep | Move) -> None:
+    def send(self, work: RankStep | BetweenSteps) -> None:
         raise AssertionError("rank 0 alone plans")
 
     def conclude(self) -> None:

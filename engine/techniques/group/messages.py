@@ -2,7 +2,7 @@
 
 import msgspec
 
-from sojourn.engine.techniques.group.rank_step import Conclude, Move, RankReport, RankStep
+from sojourn.engine.techniques.group.rank_step import BetweenSteps, Conclude, RankReport, RankStep
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -57,7 +57,7 @@ class Agreed(msgspec.Struct, frozen=True, tag=True):
 
 
 FromRank = Hello | Planned | Joined | Broken | Beat | RankReport
-ToRank = Welcome | Agreed | RankStep | Conclude | Move
+ToRank = Welcome | Agreed | RankStep | Conclude | BetweenSteps
 
 encode = msgspec.msgpack.Encoder().encode
 decode_from_rank = msgspec.msgpack.Decoder(FromRank).decode

@@ -10,9 +10,10 @@ import zmq
 
 from sojourn.engine.config import EngineConfig, model_folder
 from sojourn.engine.process import freeze_startup_objects
+from sojourn.engine.techniques.computing import computing
 from sojourn.engine.techniques.group import messages
 from sojourn.engine.techniques.group.member import Member
-from sojourn.engine.techniques.group.rank_step import Conclude, Move, RankStep
+from sojourn.engine.techniques.group.rank_step import BetweenSteps, Conclude, RankStep
 from sojourn.metrics.errors import SojournError
 
 BEAT_SECONDS = 1.0
@@ -24,7 +25,8 @@ def run(core_pid: int, sockets: Path, rank: int, config: EngineConfig) -> int:
     """Computes until rank 0 ends this process. The exit code: 1 where it cannot take part."""
     mailbox = Mailbox(sockets, rank)
     try:
-        member = Member(config, model_folder(config.model), rank, mailbox, sockets)
+        techniques = computing(config, rank)
+        member = Member(config, model_folder(config.model), rank, mailbox, sockets, techniques)
         if config.faults is not None:
             _plant(config.faults, member)
         mailbox.say(messages.Joined(rank))
@@ -67,7 +69,7 @@ class Mailbox:
         self._outbox = self.context.socket(zmq.PUSH)
         self._outbox.set_hwm(0)
         self._outbox.connect(f"ipc://{folder}/from-ranks")
-        self._work: SimpleQueue[RankStep | Conclude | Move | Exception] | None = None  # read by a thread of its own
+        self._work: SimpleQueue[RankStep | Conclude | BetweenSteps | Exception] | None = None  # read by a thread
 
     def say(self, message: messages.FromRank) -> None:
         self._outbox.send(messages.encode(message))
@@ -83,11 +85,11 @@ class Mailbox:
         self._work = SimpleQueue()
         threading.Thread(target=self._listen, args=(on_step, self._work), name="inbox", daemon=True).start()
 
-    def next_work(self) -> RankStep | Conclude | Move | None:
+    def next_work(self) -> RankStep | Conclude | BetweenSteps | None:
         """None where none came within a second. Raises what `on_step` raised."""
         if self._work is None:
             message = self._read() if self._inbox.poll(POLL_SECONDS * 1e3) else None
-            return message if isinstance(message, RankStep | Conclude | Move) else None
+            return message if isinstance(message, RankStep | Conclude | BetweenSteps) else None
         try:
             found = self._work.get(timeout=POLL_SECONDS)
         except Empty:
@@ -106,7 +108,7 @@ class Mailbox:
                 message = self._read()
                 if isinstance(message, RankStep):
                     on_step(message)
-                if isinstance(message, RankStep | Move):
+                if isinstance(message, RankStep | BetweenSteps):
                     work.put(message)
         except Exception as error:
             work.put(error)

@@ -5,18 +5,17 @@ rank keeps. So no rank but the first knows a request.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 
-from sojourn.engine.adapter import AdapterReference
 from sojourn.engine.compute.communication.communicator import Communicators
 from sojourn.engine.compute.communication.layout import ParallelLayout
+from sojourn.engine.request.plan import StepPlan
 from sojourn.engine.runner.batch import Batch, PromptRows
 from sojourn.engine.runner.rows import UNKNOWN, PackedStep, split
-from sojourn.engine.techniques.lora.kernels.backend import LoraTile
-from sojourn.engine.techniques.tiers.transfers import Transfers
+from sojourn.engine.runner.technique import ComputingTechnique
 
 
 class RankStep(msgspec.Struct, frozen=True, tag=True):
@@ -26,30 +25,29 @@ class RankStep(msgspec.Struct, frozen=True, tag=True):
     lengths: list[int]  # of the parts
     num_tokens: int
     scored_rows: list[int]  # the step's tokens whose successors in the prompt are scored
-    tiles: list[LoraTile]  # tokens that use adapters
-    adapter_loads: list[tuple[int, AdapterReference]]  # slots that every rank fills first, with its part
     follows: bool  # see StepPlan
-    stores: list[tuple[int, int]]  # KV blocks that go to slots of host memory first: every rank moves its part
-    loads: list[tuple[int, int]]  # ... and those that come from there
     graph_size: int | None  # of the CUDA graph that every rank replays
+    parts: dict[str, Any]  # by the name of a technique: what its half on every rank needs
 
-    def batch(self) -> Batch:
+    def batch(self, techniques: Sequence[ComputingTechnique]) -> Batch:
         """The work as this rank's runner computes it."""
         packed = split(np.frombuffer(bytearray(self.packed), dtype=np.int32), self.lengths)
         new = np.diff(packed.query_start)
         rows = self.scored_rows
         prompts = PromptRows(rows, [0] * len(rows), [0] * len(rows), []) if rows else None
-        transfers = Transfers(self.stores, self.loads) if self.stores or self.loads else None
         lens = new.tolist(), (packed.past + new).tolist()
-        return Batch(packed, *lens, None, [], [], prompts=prompts, transfers=transfers, tiles=self.tiles,
-                     graph_size=self.graph_size)  # fmt: skip
+        batch = Batch(packed, *lens, None, [], [], prompts=prompts, graph_size=self.graph_size)
+        for technique in techniques:
+            if technique.name in self.parts:
+                technique.follow(batch, self.parts[technique.name])
+        return batch
 
 
-class Move(msgspec.Struct, frozen=True, tag=True):
-    """Rank 0 → rank: KV blocks to and from slots of host memory, while no step is under way."""
+class BetweenSteps(msgspec.Struct, frozen=True, tag=True):
+    """Rank 0 → rank: work of a technique, while no step is under way."""
 
-    stores: list[tuple[int, int]]
-    loads: list[tuple[int, int]]
+    name: str
+    shared: Any
 
 
 class Conclude(msgspec.Struct, frozen=True, tag=True):
@@ -80,7 +78,7 @@ class Ranks(Protocol):
     def agree(self, num_blocks: int) -> int:
         """The blocks that every rank has room for: the least of all. Waits for all of them, and books the wait."""
 
-    def send(self, work: RankStep | Move) -> None:
+    def send(self, work: RankStep | BetweenSteps) -> None:
         """Hands work to all other ranks. Raises GroupError where one of them is lost."""
 
     def conclude(self) -> None:
@@ -96,12 +94,13 @@ class Ranks(Protocol):
         """Ends the other ranks."""
 
 
-def rank_step(batch: Batch, adapter_loads: Sequence[tuple[int, AdapterReference]], *, follows: bool) -> RankStep:
+def rank_step(plan: StepPlan, batch: Batch, techniques: Sequence[ComputingTechnique]) -> RankStep:
     step, prompts = batch.step, batch.prompts
     scored = [] if prompts is None else prompts.rows
-    num_tokens, moves = len(step.known_ids), batch.transfers or Transfers()
-    return RankStep(step.whole.tobytes(), step.lengths, num_tokens, scored, batch.tiles, list(adapter_loads), follows,
-                    moves.stores, moves.loads, batch.graph_size)  # fmt: skip
+    shared = {technique.name: technique.share(plan, batch) for technique in techniques}
+    parts = {name: part for name, part in shared.items() if part is not None}
+    num_tokens = len(step.known_ids)
+    return RankStep(step.whole.tobytes(), step.lengths, num_tokens, scored, plan.follows, batch.graph_size, parts)
 
 
 def has_unknown_tokens(step: PackedStep) -> bool:

@@ -16,18 +16,18 @@ from sojourn.engine.compute.communication.communicator import Receipt, TransferT
 from sojourn.engine.compute.kv_cache import KVCache
 from sojourn.engine.compute.operations.backend import Operations
 from sojourn.engine.runner.batch import Batch
+from sojourn.engine.runner.placed_model import PlacedModel
 from sojourn.engine.runner.rows import PackedStep
 from sojourn.engine.runner.stream import Task
 from sojourn.engine.runner.tables import StepTensors, Tables
 from sojourn.engine.techniques.group.rank_step import Ranks, has_unknown_tokens
 from sojourn.engine.techniques.group.traffic import HiddenTimes, Traffic, merged, report
-from sojourn.engine.token.models.decoder import Decoder
 
 
 class Stages:
     """What a rank receives and hands on. Steps pass through in the order of their launch."""
 
-    def __init__(self, ranks: Ranks, model: Decoder, dtype: torch.dtype, device: torch.device, *, records: bool):
+    def __init__(self, ranks: Ranks, placed: PlacedModel, *, records: bool):
         """`records`: what the ranks report is wanted."""
         self.layout = ranks.layout
         self._ranks = ranks
@@ -38,7 +38,7 @@ class Stages:
         self.traffic = Traffic(ranks.communicators)
         self._hidden = HiddenTimes(ranks.layout)
         self._records = records
-        self._model, self._dtype, self._device = model, dtype, device
+        self._model, self._dtype, self._device = placed.model, placed.dtype, placed.device
 
     def concluded(self, begun: Task, end: Task) -> Task:
         """Two parts of a step as one: between them other stages compute it, and this one may compute other steps."""

@@ -77,10 +77,10 @@ def model_facts(config: EngineConfig, runner: ModelRunner) -> dict[str, str]:
     return {
         "model": config.served_model_name or config.model.rstrip("/").rsplit("/", 1)[-1],
         "block_size": str(config.block_size),
-        "kv_cache_dtype": str(runner.kv_dtype).removeprefix("torch."),
-        "dtype": str(runner.dtype).removeprefix("torch."),
+        "kv_cache_dtype": str(runner.placed.kv_dtype).removeprefix("torch."),
+        "dtype": str(runner.placed.dtype).removeprefix("torch."),
         "weights": config.weights,
-        "max_model_len": str(runner.max_model_len),
-        "device": runner.device.type,
-        "attention": type(runner.attention).__name__,
+        "max_model_len": str(runner.placed.max_model_len),
+        "device": runner.placed.device.type,
+        "attention": type(runner.eager.attention).__name__,
     }

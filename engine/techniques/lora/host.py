@@ -15,7 +15,7 @@ import torch
 from sojourn.engine.adapter import AdapterReference
 from sojourn.engine.compute.backends import make_lora
 from sojourn.engine.config import EngineConfig, model_folder
-from sojourn.engine.request.plan import Preparation, ScheduledTokens
+from sojourn.engine.request.plan import ScheduledTokens
 from sojourn.engine.techniques.lora.checkpoint.checkpoint import AdapterDescription, AdapterError, describe
 from sojourn.engine.techniques.lora.checkpoint.fit import AdaptedModel
 from sojourn.engine.techniques.lora.kernels.backend import LinearAdapters, LoraBackend, LoraTile, tiles_of
@@ -34,7 +34,6 @@ class AdapterPreparation:
     """An adapter on its way into host memory. `ready_ns`, `error` and `packed` count once it is done."""
 
     waits_for: ClassVar[str] = "adapter"
-    began_ns: int = 0  # to read
     ready_ns: int = 0
     error: str | None = None
     packed: Any = None
@@ -68,7 +67,6 @@ class Adapters:
         self._queued: deque[tuple[AdapterReference, AdapterPreparation]] = deque()  # without memory yet
         self._keys: dict[str, str] = {}  # live request → its adapter's key
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="adapters")
-        self._read_ns: list[int] = []  # durations since the last `take_read_ns`
         for index, linear in enumerate(model.linears):
             linear.adapters = LinearAdapters(backend, index)
 
@@ -114,11 +112,6 @@ class Adapters:
         slots = [slot_of(item.request) for item in items]
         return tiles_of(slots, [item.new_tokens for item in items], self.backend.tile_tokens)
 
-    def take_read_ns(self) -> list[int]:
-        """How long each adapter took to read, since the last call."""
-        taken, self._read_ns = self._read_ns, []
-        return taken
-
     def _queue(self, adapter: AdapterReference, preparation: AdapterPreparation) -> None:
         needed, most = self._bytes(adapter), self._host.capacity_bytes
         if needed > most:
@@ -151,11 +144,9 @@ class Adapters:
 
     def _prepare(self, adapter: AdapterReference, preparation: AdapterPreparation) -> None:
         """In the reader's thread."""
-        preparation.began_ns = time.monotonic_ns()
         try:
             preparation.packed = self.read(adapter)
             preparation.finish()
-            self._read_ns.append(preparation.ready_ns - preparation.began_ns)
         except AdapterError as error:
             preparation.finish(str(error))
         except Exception as error:  # it concerns the requests of this adapter alone
@@ -176,39 +167,6 @@ def check_fits(model: AdaptedModel, description: AdapterDescription, max_rank: i
     rank = max(module.rank for module in description.modules)
     if rank > max_rank:
         raise AdapterError(f"adapter {description.folder} has rank {rank}, and max_lora_rank is {max_rank}; raise it")
-
-
-@dataclass(frozen=True, slots=True)
-class BothPreparations:
-    """A request that waits for its adapter, and for its grammar."""
-
-    adapter: AdapterPreparation
-    grammar: Preparation
-
-    @property
-    def is_done(self) -> bool:
-        return self.adapter.is_done and self.grammar.is_done
-
-    @property
-    def ready_ns(self) -> int:
-        return max(self.adapter.ready_ns, self.grammar.ready_ns)
-
-    @property
-    def error(self) -> str | None:
-        return self.adapter.error or self.grammar.error
-
-    @property
-    def waits_for(self) -> str:
-        return "grammar" if self.adapter.is_done else "adapter"
-
-    @property
-    def adapter_ready_ns(self) -> int:
-        return self.adapter.ready_ns
-
-
-def both(adapter: Preparation | None, grammar: Preparation | None) -> Preparation | None:
-    """The preparation that is done when both are."""
-    return adapter or grammar if adapter is None or grammar is None else BothPreparations(adapter, grammar)
 
 
 def make_adapters(config: EngineConfig, model: Decoder, dtype: torch.dtype, device: torch.device) -> Adapters:

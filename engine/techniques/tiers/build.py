@@ -9,12 +9,12 @@ from sojourn.engine.compute.kv_cache import parts
 from sojourn.engine.config import EngineConfig
 from sojourn.engine.process import free_memory_bytes
 from sojourn.engine.runner.checkpoint_files import files_digest
-from sojourn.engine.runner.memory_plan import host_tier_bytes
 from sojourn.engine.runner.runner import ModelRunner
 from sojourn.engine.techniques.handover.build import KVExchange
 from sojourn.engine.techniques.handover.handoffs import Handoffs
 from sojourn.engine.techniques.handover.settings import gives, takes
 from sojourn.engine.techniques.tiers.block_format import BlockFormat
+from sojourn.engine.techniques.tiers.computing import host_tier_bytes, num_blocks
 from sojourn.engine.techniques.tiers.disk import Disk
 from sojourn.engine.techniques.tiers.host_slots import HostSlots, slot_sizes
 from sojourn.engine.techniques.tiers.index import TierIndex
@@ -38,24 +38,24 @@ def make_tiers(config: EngineConfig, runner: ModelRunner, folder: Path) -> tuple
     settings = dict(config)
     if not has_tiers(settings):
         return None, None
-    block_bytes = sum(slot_sizes(parts(runner.kv_cache)))
+    block_bytes = sum(slot_sizes(parts(runner.eager.kv_cache)))
     host_bytes = host_tier_bytes(config)
-    if runner.device.type == "cuda" and host_bytes > free_memory_bytes():
+    if runner.placed.device.type == "cuda" and host_bytes > free_memory_bytes():
         raise ModelError(
             f"kv_host_gib needs {shown_bytes(host_bytes)} of host memory, and {shown_bytes(free_memory_bytes())} are "
             "free; lower it"
         )
-    shared = runner.host_slots
-    num_slots = _blocks("kv_host_gib", host_bytes, block_bytes) if shared is None else shared.num_slots
+    host = runner.part("tiers")
+    num_slots = num_blocks("kv_host_gib", host_bytes, block_bytes) if host.slots is None else host.slots.num_slots
     fingerprint = model_fingerprint(config, runner, folder)
     exchange = None if config.kv_role is None else KVExchange(config, runner, num_slots, block_bytes, fingerprint)
     memory = None if exchange is None else exchange.segment.slots
-    slots = runner.host_slots = shared or HostSlots(runner.kv_cache, num_slots, memory)
+    slots = host.slots = host.slots or HostSlots(runner.eager.kv_cache, num_slots, memory)
     slow = []
     form = BlockFormat(fingerprint, block_bytes)
     if config.kv_disk_path is not None:
         disk = Disk(config.kv_disk_path.expanduser(), form, slots.slot_bytes)
-        capacity = _blocks("kv_disk_gib", int((config.kv_disk_gib or DISK_GIB) * GIB), disk.block_bytes)
+        capacity = num_blocks("kv_disk_gib", int((config.kv_disk_gib or DISK_GIB) * GIB), disk.block_bytes)
         slow.append(SlowTier(MediumStore(disk), capacity))
     if config.kv_remote_url is not None:
         remote = Remote(config.kv_remote_url, form, slots.slot_bytes)
@@ -69,26 +69,13 @@ def make_tiers(config: EngineConfig, runner: ModelRunner, folder: Path) -> tuple
     return tiers, exchange.handoffs(tiers, slots) if exchange is not None and gives(config.kv_role) else None
 
 
-def share_host_slots(config: EngineConfig, runner: ModelRunner) -> None:
-    """Of a parallel group: each rank has slots for its part of a block, and all have as many. Raises ModelError."""
-    if runner.ranks is None or not has_tiers(dict(config)):
-        return
-    room = _blocks("kv_host_gib", host_tier_bytes(config), sum(slot_sizes(parts(runner.kv_cache))))
-    runner.host_slots = HostSlots(runner.kv_cache, runner.ranks.agree(room))
-
-
-def _blocks(setting: str, nbytes: int, block_bytes: int) -> int:
-    if nbytes < block_bytes:
-        raise ModelError(f"{setting} holds no block of {shown_bytes(block_bytes)}; raise it")
-    return nbytes // block_bytes
-
-
 def model_fingerprint(config: EngineConfig, runner: ModelRunner, folder: Path) -> bytes:
     """16 bytes that differ wherever the same tokens could have other keys and values, or another layout."""
-    cache = [(list(part.shape[:2]), list(part.shape[3:]), str(part.dtype)) for part in parts(runner.kv_cache)]
+    cache = [(list(part.shape[:2]), list(part.shape[3:]), str(part.dtype)) for part in parts(runner.eager.kv_cache)]
+    placed, eager = runner.placed, runner.eager
     said = [
-        torch.__version__, runner.device.type, str(runner.dtype), str(runner.kv_dtype), config.weights,
-        config.load_format, runner.max_model_len, config.block_size, type(runner.attention).__name__,
-        type(runner.operations).__name__, cache,
+        torch.__version__, placed.device.type, str(placed.dtype), str(placed.kv_dtype), config.weights,
+        config.load_format, placed.max_model_len, config.block_size, type(eager.attention).__name__,
+        type(eager.operations).__name__, cache,
     ]  # fmt: skip
     return files_digest(folder, is_dummy=config.load_format == "dummy", said=json.dumps(said).encode())

@@ -10,7 +10,7 @@ from itertools import accumulate
 
 import torch
 
-from sojourn.engine.compute.kv_cache import KVCache, copy_blocks, parts, zeros
+from sojourn.engine.compute.kv_cache import KVCache, parts, zeros
 from sojourn.engine.techniques.tiers.transfers import Transfers
 from sojourn.metrics.errors import ModelError
 
@@ -110,25 +110,6 @@ class HostSlots:
         for part, rows, shape in zip(self._parts, fresh, self._shapes, strict=True):
             rows.record_stream(current)
             part.index_copy_(2, blocks, rows.unflatten(1, shape).movedim(0, 2))
-
-
-def move_blocks(
-    cache: KVCache, slots: HostSlots | None, transfers: Transfers | None, copies: torch.Tensor
-) -> tuple[int, int]:
-    """What a step moves before it computes: stores, `copies` [2, num_copies] from block to block, and then loads.
-
-    A plan may give up a block that it copies, and load another one into it. The plan never copies what it loads.
-    Returns the nanoseconds of the loads and of the stores.
-    """
-    load_ns = store_ns = 0
-    if transfers is not None:
-        assert slots is not None, "only KV tiers have transfers"
-        store_ns = slots.store(transfers.stores)
-    if copies.numel():
-        copy_blocks(cache, *copies.long())
-    if transfers is not None:
-        load_ns = slots.load(transfers.loads)
-    return load_ns, store_ns
 
 
 def slot_sizes(cache_parts: Sequence[torch.Tensor]) -> list[int]:

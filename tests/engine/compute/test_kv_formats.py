@@ -235,8 +235,8 @@ def test_chunks_reuse_and_preemption_leave_the_tokens_as_they_are(name, checkpoi
 def test_a_quantised_cache_is_counted_as_such(name, dtype, checkpoints):
     engine, _ = make_engine(checkpoints["qwen3"], kv_cache_dtype=name, num_kv_blocks=20, block_size=16)
     runner = engine.runner
-    assert runner.kv_cache.values.dtype == dtype
-    assert runner.kv_cache.nbytes == 20 * 16 * runner.shape.kv_bytes_per_token == runner.memory.kv_bytes
+    assert runner.eager.kv_cache.values.dtype == dtype
+    assert runner.eager.kv_cache.nbytes == 20 * 16 * runner.shape.kv_bytes_per_token == runner.memory.kv_bytes
 
 
 def test_a_backend_that_cannot_read_it_is_refused(checkpoints):

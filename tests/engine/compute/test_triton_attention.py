@@ -296,7 +296,7 @@ def test_an_engine_with_these_kernels_gives_the_tokens_of_the_reference(family, 
     reference_only = {"device": DEVICE.type, "graphs": "off", "attention_backend": "torch", "fused_operations": "off"}
     expected, _ = generate(checkpoints[family], prompts, 3, **reference_only)
     engine, published = make_engine(checkpoints[family], **reference_only)
-    engine.runner.attention = TritonAttention(DEVICE, num_multiprocessors=4, short=SMALL, long=SMALL)
+    engine.runner.eager.attention = TritonAttention(DEVICE, num_multiprocessors=4, short=SMALL, long=SMALL)
     hand_over(engine, [submit(f"r{i}", prompt, 3) for i, prompt in enumerate(prompts)])
     drain(engine)
     assert [published.tokens[f"r{i}"] for i in range(len(prompts))] == expected
@@ -312,10 +312,11 @@ def test_a_quantised_cache_is_written_and_read_as_by_the_reference(family, name,
     prompts, told = random_prompts((20, 9)), []
     for narrow, fused in (({}, False), ({"kv_cache_dtype": name}, False), ({"kv_cache_dtype": name}, True)):
         engine, published = make_engine(checkpoints[family], **settings, **narrow)
-        engine.runner.model = load_model(checkpoints[family], torch.float32, DEVICE, None)  # as on a GPU: not packed
+        eager = engine.runner.eager
+        eager.model = load_model(checkpoints[family], torch.float32, DEVICE, None)  # as on a GPU: not packed
         if fused:
-            engine.runner.attention = TritonAttention(DEVICE, num_multiprocessors=4, short=SMALL, long=SMALL)
-            engine.runner.operations = TritonOperations()
+            eager.attention = TritonAttention(DEVICE, num_multiprocessors=4, short=SMALL, long=SMALL)
+            eager.operations = TritonOperations()
         hand_over(engine, [submit(f"r{i}", prompt, 1, prompt_logprobs=0) for i, prompt in enumerate(prompts)])
         drain(engine)
         told.append(torch.tensor([one.logprob for i in range(2) for one in published.prompt_logprobs[f"r{i}"]]))

@@ -42,7 +42,7 @@ def test_a_core_that_slept_gives_the_same_tokens(checkpoints, family, settings):
         pool = engine.scheduler.pool
         audit_pool(pool, [], [])
         assert pool.counts().free == pool.num_blocks, "nothing can be found that is not there"
-        assert all(not part.any() for part in parts(engine.runner.kv_cache))
+        assert all(not part.any() for part in parts(engine.runner.eager.kv_cache))
         _wake(bed)
         assert answers(engine, published, turn) == before
 
@@ -75,7 +75,7 @@ def resident_bytes() -> int:
 
 def test_a_pool_that_was_written_gives_its_memory_back(checkpoints):
     engine, _ = make_engine(checkpoints["llama"], num_kv_blocks=2048)
-    cache = engine.runner.kv_cache
+    cache = engine.runner.eager.kv_cache
     for part in parts(cache):
         part.fill_(1)
     before = resident_bytes()

@@ -8,7 +8,7 @@ from tests.engine.harness import drain, hand_over, make_engine, submit
 
 def test_counted_steps_have_every_choice_and_others_none(checkpoints):
     engine, published = make_engine(checkpoints["mixtral"])
-    mixtures = [layer.mlp for layer in engine.runner.model.layers]
+    mixtures = [layer.mlp for layer in engine.runner.eager.model.layers]
     hand_over(engine, [submit("r0", list(range(3, 40)), EVERY + 4), submit("r1", [5] * 9, EVERY + 4)])
     drain(engine)
     counted = [place for place, record in enumerate(published.records) if record.expert_tokens]

@@ -3,7 +3,6 @@
 A CPU has no graphs: it runs the captured work again, which leaves all but the capture as it is on a GPU.
 """
 
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -14,7 +13,7 @@ from sojourn.engine.config import EngineConfig
 from sojourn.engine.core import build
 from sojourn.engine.request.plan import ScheduledTokens
 from sojourn.engine.request.request import Request
-from sojourn.engine.runner.decode import decode
+from sojourn.engine.runner.forward import GraphForward
 from sojourn.engine.runner.graphs import DecodeGraphs, graph_sizes
 from sojourn.engine.runner.rows import PADDING_ROW, UNKNOWN, PackedStep, StableRows, pack
 from sojourn.engine.runner.tables import HostTables, padded
@@ -32,11 +31,16 @@ def run_again(work):
     return work
 
 
+def replaying(runner, sizes) -> None:
+    forward = runner.forward = GraphForward(runner.eager, runner.config, draws=True)
+    with torch.inference_mode():
+        forward.graphs = DecodeGraphs(sizes, runner.eager.tables.static, forward.decode, run_again)
+
+
 def replaying_engine(folder, sizes, **settings):
     engine, published = make_engine(folder, **settings)
     runner = engine.runner
-    with torch.inference_mode():
-        runner.graphs = DecodeGraphs(sizes, runner.tables.static, partial(decode, runner), run_again)
+    replaying(runner, sizes)
     return engine, published
 
 
@@ -62,7 +66,7 @@ def test_a_replayed_step_gives_what_an_eager_one_gives_and_padding_writes_nothin
         engine, published = make(checkpoints["qwen3"], overlap=overlap, max_num_seqs=8)
         hand_over(engine, messages)
         drain(engine, check=True)
-        told.append((published, engine.runner.kv_cache.values))
+        told.append((published, engine.runner.eager.kv_cache.values))
     (eager, eager_cache), (replayed, replayed_cache) = told
     assert replayed.tokens == eager.tokens and replayed.logprobs == eager.logprobs
     assert torch.equal(replayed_cache, eager_cache)

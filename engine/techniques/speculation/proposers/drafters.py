@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from sojourn.engine.compute.backends import make_attention, make_operations
@@ -18,6 +17,7 @@ from sojourn.engine.compute.kv_cache import KVLayout, allocate, bytes_per_token
 from sojourn.engine.compute.linear import Linear
 from sojourn.engine.compute.weight_formats import WeightFormat
 from sojourn.engine.config import EngineConfig, model_folder
+from sojourn.engine.runner.placed_model import PlacedModel
 from sojourn.engine.techniques.speculation.proposers import eagle3, medusa, mtp
 from sojourn.engine.techniques.speculation.proposers.draft_model import DraftModelProposer
 from sojourn.engine.techniques.speculation.proposers.head_files import (
@@ -41,19 +41,6 @@ from sojourn.metrics.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """The model that is drafted for, and the engine around it."""
-
-    model: Decoder  # may be an outline, before it is loaded
-    folder: Path
-    device: torch.device
-    dtype: torch.dtype
-    kv_dtype: torch.dtype
-    max_model_len: int
-    max_tokens: int  # of one step
-
-
-@dataclass(frozen=True, slots=True)
 class Drafter:
     """One that fits its target, not loaded yet."""
 
@@ -62,17 +49,17 @@ class Drafter:
     num_layers: int
     kv_bytes_per_token: int
     widest_activation: int  # numbers of one token that live together in its widest layer
-    load: Callable[[Target, int, int], Proposer]  # the loaded target, KV blocks and their size → its proposer
+    load: Callable[[PlacedModel, int, int], Proposer]  # the loaded target, KV blocks and their size → its proposer
 
 
-def outlined_drafter(config: EngineConfig, target: Target) -> Drafter | None:
+def outlined_drafter(config: EngineConfig, target: PlacedModel) -> Drafter | None:
     """The drafter of the setting `speculation`; None for one without weights. Raises ModelError where it does not fit
     the target."""
     outline = {"draft-model": _draft_model, "medusa": _medusa, "eagle3": _eagle3, "mtp": _mtp}.get(config.speculation)
     return None if outline is None else outline(config, target)
 
 
-def _draft_model(config: EngineConfig, target: Target) -> Drafter:
+def _draft_model(config: EngineConfig, target: PlacedModel) -> Drafter:
     folder = model_folder(config.speculation_model)
     try:
         read_config(folder)
@@ -83,7 +70,7 @@ def _draft_model(config: EngineConfig, target: Target) -> Drafter:
     model, known = outline.model, target.model.config.vocab_size
     _check_vocabulary(folder, target.folder, model.config.vocab_size, known)
 
-    def load(target: Target, num_blocks: int, block_size: int) -> Proposer:
+    def load(target: PlacedModel, num_blocks: int, block_size: int) -> Proposer:
         model = load_model(folder, target.dtype, target.device, **options)
         cache = allocate(model.kv_layout, len(model.layers), num_blocks, block_size, target.kv_dtype, target.device)
         return DraftModelProposer(model, cache, block_size, *_kernels(config, target), target.max_tokens)
@@ -98,7 +85,7 @@ def _draft_model(config: EngineConfig, target: Target) -> Drafter:
     )
 
 
-def _medusa(config: EngineConfig, target: Target) -> Drafter:
+def _medusa(config: EngineConfig, target: PlacedModel) -> Drafter:
     files = HeadFiles(model_folder(config.speculation_model))
     packed = head_format(files.folder, config.weights, target.dtype, target.device)
 
@@ -106,21 +93,21 @@ def _medusa(config: EngineConfig, target: Target) -> Drafter:
         heads = medusa.outlined_heads(files, model)
         return heads, partial(medusa.translate_heads, heads)
 
-    def load(target: Target, num_blocks: int, block_size: int) -> Proposer:
+    def load(target: PlacedModel, num_blocks: int, block_size: int) -> Proposer:
         return medusa.MedusaProposer(_loaded(outline, target, files.folder, packed))
 
     heads = _checked(outline, target, files)
     return Drafter(head_bytes(heads, packed), None, 0, 0, target.model.config.hidden_size, load)
 
 
-def _eagle3(config: EngineConfig, target: Target) -> Drafter:
+def _eagle3(config: EngineConfig, target: PlacedModel) -> Drafter:
     files = HeadFiles(model_folder(config.speculation_model))
     packed = head_format(files.folder, config.weights, target.dtype, target.device)
 
     def outline(model: Decoder) -> tuple[eagle3.Eagle3Layer, Translate]:
         return eagle3.outlined_layer(files, model), eagle3.translate_layer
 
-    def load(target: Target, num_blocks: int, block_size: int) -> Proposer:
+    def load(target: PlacedModel, num_blocks: int, block_size: int) -> Proposer:
         layer = _loaded(outline, target, files.folder, packed)
         layer.refuse_strange_ids()
         layer.make_rope(target.max_model_len)
@@ -129,7 +116,7 @@ def _eagle3(config: EngineConfig, target: Target) -> Drafter:
     return _layer_drafter(_checked(outline, target, files), packed, target, load)
 
 
-def _mtp(config: EngineConfig, target: Target) -> Drafter:
+def _mtp(config: EngineConfig, target: PlacedModel) -> Drafter:
     folder, num_layers = target.folder, len(target.model.layers)
     stored = dict(outlined_weights(folder))
     mtp.refuse_without_layer(read_config(folder), set(stored), num_layers)
@@ -139,7 +126,7 @@ def _mtp(config: EngineConfig, target: Target) -> Drafter:
     def outline(model: Decoder) -> tuple[mtp.MtpLayer, Translate]:
         return mtp.MtpLayer(model), translate
 
-    def load(target: Target, num_blocks: int, block_size: int) -> Proposer:
+    def load(target: PlacedModel, num_blocks: int, block_size: int) -> Proposer:
         return _chain(config, _loaded(outline, target, folder, packed), target, num_blocks, block_size)
 
     with outlining(target.dtype):
@@ -151,7 +138,7 @@ def _mtp(config: EngineConfig, target: Target) -> Drafter:
 Outlining = Callable[[Decoder], tuple[Any, Translate]]
 
 
-def _checked(outline: Outlining, target: Target, files: HeadFiles) -> Any:
+def _checked(outline: Outlining, target: PlacedModel, files: HeadFiles) -> Any:
     """The outline of a head, whose files have what it needs."""
     with outlining(target.dtype):
         head, translate = outline(target.model)
@@ -159,18 +146,18 @@ def _checked(outline: Outlining, target: Target, files: HeadFiles) -> Any:
     return head
 
 
-def _loaded(outline: Outlining, target: Target, folder: Path, packed: WeightFormat | None) -> Any:
+def _loaded(outline: Outlining, target: PlacedModel, folder: Path, packed: WeightFormat | None) -> Any:
     with outlining(target.dtype):
         head, translate = outline(target.model)
     return loaded(head, iterate_weights(folder), translate, folder, packed, target.device)
 
 
-def _chain(config: EngineConfig, layer: Any, target: Target, num_blocks: int, block_size: int) -> Proposer:
+def _chain(config: EngineConfig, layer: Any, target: PlacedModel, num_blocks: int, block_size: int) -> Proposer:
     cache = allocate(layer.kv_layout, 1, num_blocks, block_size, target.kv_dtype, target.device)
     return LayerChainProposer(layer, cache, block_size, *_kernels(config, target))
 
 
-def _layer_drafter(layer: nn.Module, packed: WeightFormat | None, target: Target, load: Callable) -> Drafter:
+def _layer_drafter(layer: nn.Module, packed: WeightFormat | None, target: PlacedModel, load: Callable) -> Drafter:
     layout, size = layer.kv_layout, target.model.config.hidden_size
     linear = [module.out_features for module in layer.modules() if isinstance(module, Linear)]
     experts = [m.num_chosen * m.gate_up.shape[1] for m in layer.modules() if isinstance(m, MixtureOfExperts)]
@@ -178,7 +165,7 @@ def _layer_drafter(layer: nn.Module, packed: WeightFormat | None, target: Target
     return Drafter(head_bytes(layer, packed), layout, 1, per_token, max(linear + experts) + 4 * size, load)
 
 
-def _kernels(config: EngineConfig, target: Target) -> tuple:
+def _kernels(config: EngineConfig, target: PlacedModel) -> tuple:
     """Attention and operations of a drafter's own: those of the target hold results of its step."""
     dtypes = target.device, target.dtype, target.kv_dtype
     attention = make_attention(config.attention_backend, *dtypes)

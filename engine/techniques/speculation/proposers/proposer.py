@@ -89,3 +89,16 @@ class Proposer(Protocol):
     def forget(self, request_id: str) -> None:
         """The request ended, or lost its blocks: it may come back. Unknown ids are ignored."""
         ...
+
+
+class NoProposer:
+    """Proposes nothing: for an engine that has no proposer yet."""
+
+    reads_hidden = False
+    reads_layers: tuple[int, ...] = ()
+
+    def propose(self, step: ComputedStep) -> Proposal:
+        return Proposal({})
+
+    def forget(self, request_id: str) -> None:
+        """It knows none."""

@@ -4,7 +4,8 @@ from sojourn.engine.compute.attention.backend import AttentionBackend
 from sojourn.engine.compute.kv_cache import KVCache
 from sojourn.engine.compute.operations.backend import Operations
 from sojourn.engine.config import EngineConfig
-from sojourn.engine.techniques.speculation.proposers.drafters import Target, outlined_drafter
+from sojourn.engine.runner.placed_model import PlacedModel
+from sojourn.engine.techniques.speculation.proposers.drafters import outlined_drafter
 from sojourn.engine.techniques.speculation.proposers.early_exit import EarlyExitProposer
 from sojourn.engine.techniques.speculation.proposers.ngram import NgramProposer
 from sojourn.engine.techniques.speculation.proposers.proposer import Proposer
@@ -13,7 +14,7 @@ LONGEST_MATCH = 4
 
 
 def make_proposer(
-    config: EngineConfig, target: Target, kv_cache: KVCache, attention: AttentionBackend, operations: Operations
+    config: EngineConfig, target: PlacedModel, kv_cache: KVCache, attention: AttentionBackend, operations: Operations
 ) -> Proposer:
     """For a loaded target with its KV cache and its kernels. Raises ModelError where the model cannot have it."""
     if config.speculation == "ngram":

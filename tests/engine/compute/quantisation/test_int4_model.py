@@ -44,14 +44,14 @@ def test_greedy_tokens_are_those_of_the_dequantised_model_but_for_near_ties():
     text = (model_folder("tiny-model") / "prompts.txt").read_text(encoding="utf-8")
     prompt = Tokenizer(model_folder("tiny-model")).encode(text[:2000])[:40]
     engine, published = make_engine("tiny-model", weights="int4")
-    assert engine.runner.model.held_as == "int4"
+    assert engine.runner.eager.model.held_as == "int4"
     hand_over(engine, [submit("r", prompt, LENGTH)])
     drain(engine)
     tokens = published.tokens["r"]
 
     engine, published = make_engine("tiny-model", weights="float32")
     plain = load_model(model_folder("tiny-model"), torch.float32, torch.device("cpu"), None)
-    for ours, source in zip(_linears(engine.runner.model), _linears(plain), strict=True):
+    for ours, source in zip(_linears(engine.runner.eager.model), _linears(plain), strict=True):
         assert source.bias is None
         ours.method = Dequantised(source.weight.detach())
     hand_over(engine, [submit("oracle", prompt + tokens, 1, prompt_logprobs=1)])

@@ -85,7 +85,9 @@ def run(engine, *requests):
     made, published = engine
     hand_over(made, list(requests))
     drain(made, check=True)
-    assert made.runner.sampler.history.used == 0 and not made.runner.guides._live and not made.is_preparing
+    assert (
+        made.runner.sampler.history.used == 0 and not made.runner.part("grammar").guides._live and not made.is_preparing
+    )
     return published
 
 
@@ -115,7 +117,9 @@ def test_a_model_that_says_random_things_is_held_to_the_grammar(engine, text_of,
     made, _ = engine
     generator = torch.Generator().manual_seed(1)
     monkeypatch.setattr(
-        made.runner.model, "logits", lambda hidden, dtype=None: torch.randn(len(hidden), 2560, generator=generator) * 5
+        made.runner.eager.model,
+        "logits",
+        lambda hidden, dtype=None: torch.randn(len(hidden), 2560, generator=generator) * 5,
     )
     for kind, (grammar, judge) in GRAMMARS.items():
         names = [f"random-{kind}-{seed}" for seed in range(5)]
@@ -239,7 +243,7 @@ def test_a_mask_that_takes_too_long_ends_its_request_and_no_other(engine, monkey
         fill(guide, mask, stop_token_ids)
 
     made, _ = engine
-    slow, begin = set(), made.runner.guides._prepare
+    slow, begin = set(), made.runner.part("grammar").guides._prepare
 
     def prepare(request, preparation):
         begin(request, preparation)
@@ -247,7 +251,7 @@ def test_a_mask_that_takes_too_long_ends_its_request_and_no_other(engine, monkey
             slow.add(preparation.guide)
 
     monkeypatch.setattr(Guide, "fill", slow_fill)
-    monkeypatch.setattr(made.runner.guides, "_prepare", prepare)
+    monkeypatch.setattr(made.runner.part("grammar").guides, "_prepare", prepare)
     published = run(
         engine, ask("costly", grammar=choice([costly])), ask("cheap", grammar=choice(["fine"])), ask("free", 5)
     )
@@ -330,12 +334,12 @@ def test_choices_of_a_call_compile_their_grammar_once_and_follow_it_separately(m
 def test_a_grammar_costs_nothing_to_a_batch_without_one(engine):
     made, _ = engine
     seen = []
-    prepare = made.runner._prepare
-    made.runner._prepare = lambda items: seen.append(batch := prepare(items)) or batch
+    prepare = made.runner.prepare
+    made.runner.prepare = lambda items: seen.append(batch := prepare(items)) or batch
     try:
         run(engine, ask("plain", 4))
     finally:
-        made.runner._prepare = prepare
+        made.runner.prepare = prepare
     assert all(batch.sampling.edits is None and batch.masks is None for batch in seen)
 
 

@@ -21,7 +21,7 @@ from sojourn.engine.techniques.group import messages
 from sojourn.engine.techniques.group.group import Group, GroupError, forming
 from sojourn.engine.techniques.group.identity import identity
 from sojourn.engine.techniques.group.rank_loop import Mailbox
-from sojourn.engine.techniques.group.rank_step import Move
+from sojourn.engine.techniques.group.rank_step import BetweenSteps
 from sojourn.metrics.compute.communication import group_shape
 from sojourn.metrics.compute.startup import StartupClock
 from sojourn.metrics.errors import ModelError
@@ -187,7 +187,7 @@ def test_rank_that_dies_after_its_plan_is_lost_before_anything_waits_for_it(scri
             group.agree(9)
 
 
-@pytest.mark.parametrize("say", [Group.conclude, lambda group: group.send(Move([], []))])
+@pytest.mark.parametrize("say", [Group.conclude, lambda group: group.send(BetweenSteps("tiers", [[], []]))])
 def test_message_to_a_rank_that_died_between_two_steps_is_an_error(scripted, say):
     with formed() as group:
         scripted[0].say(messages.Joined(1))

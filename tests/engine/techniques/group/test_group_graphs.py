@@ -1,7 +1,6 @@
 """Ranks of a group replay the graphs that rank 0 names. A CPU runs the captured work again, exchanges too."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,15 @@ from sojourn.engine.config import EngineConfig
 from sojourn.engine.loop.engine import Engine
 from sojourn.engine.loop.scheduling import make_scheduler
 from sojourn.engine.messages import Submit
-from sojourn.engine.runner.decode import decode
+from sojourn.engine.runner.forward import GraphForward
 from sojourn.engine.runner.graphs import DecodeGraphs
-from sojourn.engine.runner.runner import ModelRunner
+from sojourn.engine.techniques.computing import computing
 from sojourn.engine.techniques.group import messages
 from sojourn.engine.techniques.group.follower import Follower
-from sojourn.engine.techniques.group.rank_step import Move, RankStep
+from sojourn.engine.techniques.group.rank_step import BetweenSteps, RankStep
+from sojourn.engine.techniques.group.runner import GroupRunner, rank_runner
 from sojourn.engine.telemetry.observer import make_observer
+from sojourn.metrics.compute.startup import StartupClock
 from tests.engine.harness import drain, hand_over, make_engine, submit
 from tests.engine.published import Published
 
@@ -38,7 +39,7 @@ class Told:
     def agree(self, num_blocks: int) -> int:
         return num_blocks
 
-    def send(self, work: RankStep | Move) -> None:
+    def send(self, work: RankStep | BetweenSteps) -> None:
         self.graph_sizes.append(work.graph_size)
         self._socket.send(messages.encode(work))
 
@@ -76,18 +77,20 @@ def replayed(layout: ParallelLayout, communicators: Communicators, folder: Path,
     told = Told(layout, communicators, socket)
     config = EngineConfig(model=str(folder), tensor_parallel=2, threads=1, dtype="float32", num_kv_blocks=256,
                           max_model_len=512, overlap=overlap)  # fmt: skip
-    runner = ModelRunner(config, folder, ranks=told)
+    runner, stages = rank_runner(config, folder, StartupClock(), computing(config, layout.rank), told)
+    forward = runner.forward = GraphForward(runner.eager, config, draws=layout.rank == 0)
     with torch.inference_mode():
-        runner.graphs = DecodeGraphs([1, 4, 8], runner.tables.static, partial(decode, runner), run_again)
+        forward.graphs = DecodeGraphs([1, 4, 8], runner.eager.tables.static, forward.decode, run_again)
     try:
         if layout.rank:
-            follower = Follower(runner)
+            follower = Follower(runner, stages)
             while encoded := socket.recv():
                 follower.follow(messages.decode_to_rank(encoded))
             return None
-        scheduler, published = make_scheduler(config, runner.num_blocks), Published()
+        scheduler, published = make_scheduler(config, runner.memory.num_kv_blocks), Published()
         observer = make_observer(config, runner.shape, scheduler)
-        engine = Engine(scheduler, runner, observer, published.take, overlap=runner.overlap)
+        group = GroupRunner(runner, stages, told)
+        engine = Engine(scheduler, group, observer, published.take, overlap=runner.overlap)
         hand_over(engine, requests())
         drain(engine)
         engine.close()

@@ -17,9 +17,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sojourn.engine.compute.kv_cache import KVLayout, allocate
 from sojourn.engine.config import EngineConfig, model_folder
-from sojourn.engine.runner.memory_plan import planned
+from sojourn.engine.runner.placed_model import PlacedModel
+from sojourn.engine.techniques.computing import planned_memory
 from sojourn.engine.techniques.speculation.proposers.draft_model import ComputedBlocks, DraftModelProposer
-from sojourn.engine.techniques.speculation.proposers.drafters import Target, outlined_drafter
+from sojourn.engine.techniques.speculation.proposers.drafters import outlined_drafter
 from sojourn.engine.techniques.speculation.proposers.proposer import ComputedStep, Proposal, SequenceStep
 from sojourn.engine.token.models.registry import load_model
 from sojourn.metrics.errors import ModelError
@@ -44,7 +45,7 @@ def drafted(settings: dict, max_tokens: int = 14) -> tuple[dict, dict[str, list[
     fork of the one before it."""
     settings = {"speculation_adaptive": "off", "speculation_tokens": 4} | settings
     engine, published = make_engine(settings.pop("model"), **settings)
-    proposals, proposer = {}, engine.runner.drafting.proposer
+    proposals, proposer = {}, engine.runner.part("speculation").proposer
     propose = proposer.propose
 
     def watched(step: ComputedStep) -> Proposal:
@@ -124,8 +125,12 @@ def test_forks_draft_from_copies_of_the_blocks_that_they_share(checkpoints):
     engine, published = make_engine(checkpoints["llama"], speculation_adaptive="off", **settings)
     hand_over(engine, [submit(f"old{i}", prompts()[2], 30) for i in range(3)])  # leaves its traces in the blocks
     drain(engine)
-    passes, propose = [], engine.runner.drafting.proposer._computed
-    engine.runner.drafting.proposer._computed = lambda ids, *at: (passes.append(len(ids)), propose(ids, *at))[1]
+    proposer, passes = engine.runner.part("speculation").proposer, []
+    propose = proposer._computed
+    proposer._computed = lambda ids, *at: (
+        passes.append(len(ids)),
+        propose(ids, *at),
+    )[1]
     siblings = [replace(submit(f"fork{i}", prompts()[0] * 9, 12), fork_of="leader") for i in range(3)]
     hand_over(engine, [submit("leader", prompts()[0] * 9, 12), *siblings])
     drain(engine, check=True)
@@ -153,7 +158,7 @@ def test_a_draft_model_computes_what_a_tier_gave_the_model_alone(checkpoints):
 def test_a_prefix_that_was_drafted_behind_is_not_computed_again(checkpoints):
     settings = {"speculation": "draft-model", "speculation_model": str(checkpoints["llama"])}
     engine, _ = make_engine(checkpoints["llama"], speculation_adaptive="off", **settings)
-    passes, proposer = [], engine.runner.drafting.proposer
+    passes, proposer = [], engine.runner.part("speculation").proposer
     computed = proposer._computed
     proposer._computed = lambda ids, *at: (passes.append(len(ids)), computed(ids, *at))[1]
     for index, most in enumerate((62, 14)):
@@ -193,7 +198,7 @@ def test_a_drafter_catches_up_after_steps_that_nobody_wanted_drafts_of(name, dra
     settings = drafter(name)
     engine, _ = make_engine(settings.pop("model"), **settings, speculation_adaptive="off")
     lengths, quiet, proposals, passes = engine.scheduler.technique("speculation").lengths, [], [], []
-    wanted, proposer = lengths.wanted, engine.runner.drafting.proposer
+    wanted, proposer = lengths.wanted, engine.runner.part("speculation").proposer
     lengths.wanted = lambda sampling, plan: {} if quiet else wanted(sampling, plan)
     propose, computed = proposer.propose, proposer._computed
 
@@ -237,7 +242,7 @@ def test_flops_are_exactly_those_that_torch_counts(name, drafter):
         **settings, weights=None, attention_backend="torch", fused_operations="off", max_num_seqs=4
     )
     model = load_model(Path(settings["model"]), torch.float32, CPU, None)
-    target = Target(model, Path(settings["model"]), CPU, torch.float32, torch.float32, 256, 128)
+    target = PlacedModel(model, Path(settings["model"]), CPU, torch.float32, torch.float32, 256, 128)
     found = outlined_drafter(config, target)
     proposer = found.load(target, 32, 16)
     proposer._attention = DefinedAttention()
@@ -263,10 +268,10 @@ def test_the_memory_plan_knows_what_a_drafter_takes(name, drafter):
     settings = drafter(name)
     config = EngineConfig(**settings, threads=1, num_kv_blocks=32, max_model_len=256, weights="float32")
     folder = Path(settings["model"])
-    extra = planned(config, folder)
-    plain = planned(config.model_copy(update={"speculation": "none"}), folder)
+    extra = planned_memory(config, folder)
+    plain = planned_memory(config.model_copy(update={"speculation": "none"}), folder)
     model = load_model(folder, torch.float32, CPU, 256, weights="float32")
-    target = Target(model, folder, CPU, torch.float32, torch.float32, 256, 512)
+    target = PlacedModel(model, folder, CPU, torch.float32, torch.float32, 256, 512)
     proposer = outlined_drafter(config, target).load(target, 32, config.block_size)
     cache = getattr(proposer, "_kv_cache", None)
     assert extra.kv_bytes - plain.kv_bytes == (0 if cache is None else cache.nbytes)
@@ -312,7 +317,7 @@ def test_a_folder_that_does_not_fit_is_refused(name, config, tensors, sentence, 
     settings = drafter(name)
     copy = changed(Path(settings["speculation_model"]), tmp_path / "changed", config, tensors)
     with pytest.raises(ModelError) as refusal:
-        planned(EngineConfig(**settings | {"speculation_model": str(copy)}), Path(settings["model"]))
+        planned_memory(EngineConfig(**settings | {"speculation_model": str(copy)}), Path(settings["model"]))
     assert sentence in str(refusal.value)
 
 
@@ -329,7 +334,7 @@ def test_a_target_without_the_drafter_is_refused(checkpoints, drafter, tmp_path)
         ({"model": llama, "speculation": "draft-model", "speculation_model": "tiny-model"}, "another vocabulary"),
     ):
         with pytest.raises(ModelError) as refusal:
-            planned(EngineConfig(**settings), Path(settings["model"]))
+            planned_memory(EngineConfig(**settings), Path(settings["model"]))
         assert sentence in str(refusal.value)
 
 
@@ -339,10 +344,10 @@ def test_a_draft_model_may_differ_in_padding_alone(checkpoints, tmp_path):
     for copy in (folder, draft := shutil.copytree(checkpoints["qwen3"], tmp_path / "draft")):
         (copy / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": []}))
     settings = EngineConfig(model=str(folder), speculation="draft-model", speculation_model=str(draft))
-    planned(settings, folder)
+    planned_memory(settings, folder)
     (draft / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"b": 0, "a": 1}}, "added_tokens": []}))
     with pytest.raises(ModelError, match="another vocabulary"):
-        planned(settings, folder)
+        planned_memory(settings, folder)
 
 
 @pytest.mark.parametrize(

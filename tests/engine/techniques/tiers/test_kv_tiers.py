@@ -81,7 +81,7 @@ def test_a_fork_reads_what_its_leader_wrote_where_a_load_takes_that_block_at_onc
     engine, published = make_engine(checkpoints["llama"], kv_host_gib=1e-3, **tight)
     plans, launch = [], engine.runner.launch
     engine.runner.launch = lambda plan: plans.append(plan) or launch(plan)
-    for messages in copied_and_loaded(engine.runner.block_size):
+    for messages in copied_and_loaded(engine.runner.config.block_size):
         for each in (roomy, engine):
             hand_over(each, messages)
             drain(each, check=True)
@@ -166,7 +166,7 @@ def test_the_index_of_a_restart_skips_what_is_not_whole(checkpoints, tmp_path):
 
 def test_the_size_of_the_disk_tier_is_kept(checkpoints, expected, tmp_path):
     engine, _ = make_engine(checkpoints["llama"])
-    block_bytes = sum(slot_sizes([engine.runner.kv_cache.values])) + HEADER.size
+    block_bytes = sum(slot_sizes([engine.runner.eager.kv_cache.values])) + HEADER.size
     for blocks in (1, 7):
         settings = {"kv_disk_path": tmp_path / str(blocks), "kv_disk_gib": (blocks + 0.5) * block_bytes / 2**30}
         tokens, _, engine = serve(checkpoints["llama"], **settings)
@@ -271,7 +271,7 @@ def test_copies_beside_a_gpu_change_no_token(checkpoints, stores):
     plain = serve(checkpoints["llama"], **settings)[0]
     tokens, published, engine = serve(checkpoints["llama"], kv_host_gib=1e-3, kv_store_policy=stores, **settings)
     assert tokens == plain and loaded(published)["host"] > 0
-    cache, slots = engine.runner.kv_cache, engine.runner.host_slots
+    cache, slots = engine.runner.eager.kv_cache, engine.runner.part("tiers").slots
     before = cache.values[:, :, :3].clone()
     slots.store([(0, 5), (1, 6), (2, 7)])
     slots.finish_stores()

@@ -238,7 +238,7 @@ def test_kv_is_counted_at_the_width_it_is_stored_in(family, dtype, checkpoints):
 def test_records_tell_the_rows_of_logits_that_the_head_computed(settings, checkpoints):
     engine, published = make_engine(checkpoints["llama"], **settings)
     computed = []
-    head = engine.runner.model.head
+    head = engine.runner.eager.model.head
     forward = head.forward
     head.forward = lambda x: computed.append(len(x)) or forward(x)
     hand_over(engine, [submit("a", [5] * 30, 6), submit("b", [7] * 11, 3, prompt_logprobs=1), submit("c", [9], 5)])

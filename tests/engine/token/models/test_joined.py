@@ -35,23 +35,23 @@ def outputs(folder, **settings):
 @pytest.mark.parametrize("family", JOINED)
 def test_one_call_gives_the_bits_of_many(family, weights, checkpoints, monkeypatch):
     engine, tokens, logprobs = outputs(checkpoints[family], weights=weights)
-    assert engine.runner.model._joined[1] is not None
+    assert engine.runner.eager.model._joined[1] is not None
     monkeypatch.setattr(decoder.Decoder, "_join", lambda *parts: None)
     engine, *apart = outputs(checkpoints[family], weights=weights)
-    assert engine.runner.model._joined[1] is None
+    assert engine.runner.eager.model._joined[1] is None
     assert [tokens, logprobs] == apart
 
 
 @pytest.mark.parametrize("family", APART)
 def test_what_has_a_part_without_a_kernel_is_computed_part_by_part(family, checkpoints):
     engine, *_ = outputs(checkpoints[family])
-    assert engine.runner.model._joined[1] is None
+    assert engine.runner.eager.model._joined[1] is None
 
 
 @pytest.mark.parametrize("setting", [{"attention_backend": "torch"}, {"fused_operations": "off"}])
 def test_a_setting_that_leaves_the_kernels_leaves_the_one_call(setting, checkpoints):
     engine, *_ = outputs(checkpoints["qwen3"], **setting)
-    assert engine.runner.model._joined[1] is None
+    assert engine.runner.eager.model._joined[1] is None
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma", "mixtral"])

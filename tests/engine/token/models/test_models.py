@@ -62,8 +62,8 @@ def test_kv_pool_fills_the_free_memory_with_what_the_model_stores(family, checkp
     engine, _ = make_engine(
         checkpoints[family], num_kv_blocks=None, max_num_seqs=4096, max_num_batched_tokens=512, memory_fraction=0.5
     )
-    cache = engine.runner.kv_cache
-    block_bytes = cache.nbytes // engine.runner.num_blocks
+    cache = engine.runner.eager.kv_cache
+    block_bytes = cache.nbytes // engine.runner.memory.num_kv_blocks
     plan = engine.runner.memory
     # The tables of 4096 requests with penalties: counts, prompt and bias of 320 tokens, and their growth.
     assert plan.table_bytes == 4096 * 320 * (4 + 1 + 4) * 3 // 2

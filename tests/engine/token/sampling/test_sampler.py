@@ -235,8 +235,8 @@ def test_each_position_of_a_sequence_is_drawn_with_its_own_number(checkpoints):
     engine, _ = make_engine(checkpoints["qwen3"])
     hand_over(engine, [submit("a", [5, 6, 7], 3, temperature=1.0, seed=1)])
     seen = []
-    prepare = engine.runner._prepare
-    engine.runner._prepare = lambda items: seen.append(batch := prepare(items)) or batch
+    prepare = engine.runner.prepare
+    engine.runner.prepare = lambda items: seen.append(batch := prepare(items)) or batch
     drain(engine)
     assert [batch.sampling.direct.uniform.item() for batch in seen] == [uniform(1, position) for position in (3, 4, 5)]
 

@@ -1,0 +1,50 @@
+"""Which techniques compute beside a model: those that the settings ask for."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from sojourn.engine.compute.communication.layout import ONE_PROCESS
+from sojourn.engine.config import EngineConfig
+from sojourn.engine.runner.memory_plan import planned
+from sojourn.engine.runner.technique import Absent, ComputingTechnique
+from sojourn.engine.techniques import NAMES, load
+from sojourn.engine.techniques.tiers.settings import has_tiers
+from sojourn.metrics.errors import ModelError
+from sojourn.metrics.memory.plan import MemoryPlan
+
+WANTED: dict[str, Callable[[EngineConfig], bool]] = {
+    "lora": lambda config: config.has_loras,
+    "tiers": lambda config: has_tiers(dict(config)),
+    "speculation": lambda config: config.speculation != "none",
+}
+OF_EVERY_RANK = ("lora", "tiers")  # the others are of the rank that plans and samples
+NO_ADAPTERS = Absent(
+    "lora", lambda request: request.adapter is not None, "this engine serves no adapters; set lora_adapters"
+)
+
+
+def computing(config: EngineConfig, rank: int = 0) -> tuple[ComputingTechnique, ...]:
+    """In the order of their hooks. Raises ModelError where this installation lacks one that the settings ask for."""
+    found: list[ComputingTechnique] = []
+    for name in NAMES:
+        if name in WANTED and WANTED[name](config) and (rank == 0 or name in OF_EVERY_RANK):
+            found.append(load(name, "computing").make(config))
+        elif rank == 0 and name == "lora":
+            found.append(NO_ADAPTERS)
+        elif rank == 0 and name == "grammar":
+            found.append(_grammars(config))
+    return tuple(found)
+
+
+def planned_memory(config: EngineConfig, folder: Path) -> MemoryPlan:
+    """Of the server, or of rank 0, that the settings ask for. Raises ModelError as `planned`."""
+    layout = ONE_PROCESS if config.num_ranks == 1 else load("group", "layout").layout_of(config, 0)
+    return planned(config, folder, computing(config), layout)
+
+
+def _grammars(config: EngineConfig) -> ComputingTechnique:
+    """No setting asks for grammars: requests do."""
+    try:
+        return load("grammar", "computing").make(config)
+    except ModelError as error:
+        return Absent("grammar", lambda request: request.sampling.grammar is not None, str(error))
