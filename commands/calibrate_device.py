@@ -34,11 +34,12 @@ def calibrate_device(
 
     let_threads_sleep(os.environ, sys.modules)  # before torch: spinning threads distort the figures on a busy machine
     from sojourn.engine.compute.device_ceilings import calibrate
+    from sojourn.engine.techniques import load
     from sojourn.metrics.compute.roofline import ceilings_table, links_table, store_ceilings
     from sojourn.metrics.machine.host import company
 
     busy = company()
-    ceilings = calibrate(device, threads)
+    ceilings = calibrate(device, threads, load("group", "link_ceilings").links)
     out.print(ceilings_table(ceilings))
     if ceilings.links:
         out.print(links_table(ceilings.links))

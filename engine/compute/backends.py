@@ -1,6 +1,5 @@
-"""Which attention backend, fused operations and deltas of adapters a device gets: the registry of the swap points."""
+"""Which attention backend and fused operations a device gets: the registry of the swap points."""
 
-from collections.abc import Sequence
 from importlib.util import find_spec
 
 import torch
@@ -12,9 +11,6 @@ from sojourn.engine.compute.cpp import extension
 from sojourn.engine.compute.kv_formats import is_quantised
 from sojourn.engine.compute.operations.backend import Operations
 from sojourn.engine.compute.operations.cpp_backend import CppOperations
-from sojourn.engine.techniques.lora.kernels.backend import AdaptedLinear, LoraBackend
-from sojourn.engine.techniques.lora.kernels.cpp_backend import CppLora
-from sojourn.engine.techniques.lora.kernels.torch_backend import TorchLora
 from sojourn.metrics.errors import ModelError
 
 
@@ -23,14 +19,14 @@ def make_attention(name: str, device: torch.device, dtype: torch.dtype, kv_dtype
 
     Raises ModelError.
     """
-    if name in ("auto", "triton") and _has_triton(device):
+    if name in ("auto", "triton") and has_triton(device):
         from sojourn.engine.compute.attention.triton_backend import TritonAttention  # Triton takes its time to import
 
         return TritonAttention(device)
     if name == "triton":
         reason = "it needs a CUDA device" if device.type != "cuda" else "the package triton is not installed"
         raise ModelError(f"attention_backend=triton cannot be had: {reason}; or leave the choice to `auto`")
-    library = _cpu_kernels(device, dtype, kv_dtype) if name in ("auto", "cpp") else None
+    library = cpu_kernels(device, dtype, kv_dtype) if name in ("auto", "cpp") else None
     if library is not None:
         return CppAttention(library)
     if name == "cpp":
@@ -43,35 +39,21 @@ def make_attention(name: str, device: torch.device, dtype: torch.dtype, kv_dtype
 
 def make_operations(name: str, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype) -> Operations:
     """The operations of EngineConfig.fused_operations: `auto` takes fused ones where this device has them."""
-    if name == "auto" and _has_triton(device):
+    if name == "auto" and has_triton(device):
         from sojourn.engine.compute.operations.triton_backend import TritonOperations  # Triton takes its time to import
 
         return TritonOperations()
-    library = _cpu_kernels(device, dtype, kv_dtype) if name == "auto" else None
+    library = cpu_kernels(device, dtype, kv_dtype) if name == "auto" else None
     return CppOperations(library) if library is not None else Operations()
 
 
-def _has_triton(device: torch.device) -> bool:
+def has_triton(device: torch.device) -> bool:
     return device.type == "cuda" and find_spec("triton") is not None
 
 
-def _cpu_kernels(device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype) -> extension.Library | None:
+def cpu_kernels(device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype) -> extension.Library | None:
     return extension.library() if _fits_cpu_kernels(device, dtype, kv_dtype) else None
 
 
 def _fits_cpu_kernels(device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype) -> bool:
     return device.type == "cpu" and dtype == torch.float32 and (kv_dtype == dtype or is_quantised(kv_dtype))
-
-
-def make_lora(
-    name: str, device: torch.device, dtype: torch.dtype, max_loras: int, max_rank: int, linears: Sequence[AdaptedLinear]
-) -> LoraBackend:
-    """What adds the deltas of adapters, of as many slots, to linear layers; `name` as in `make_operations`."""
-    if name == "auto" and _has_triton(device):
-        from sojourn.engine.techniques.lora.kernels.triton_backend import TritonLora  # Triton takes its time to import
-
-        return TritonLora(max_loras, max_rank, linears, dtype, device)
-    library = _cpu_kernels(device, dtype, dtype) if name == "auto" else None
-    if library is not None:
-        return CppLora(library, max_loras, [(linear.in_features, linear.out_features) for linear in linears])
-    return TorchLora(max_loras, dtype, device)

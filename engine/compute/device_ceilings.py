@@ -15,7 +15,7 @@ import torch
 from sojourn.engine.compute.cpp.extension import library
 from sojourn.engine.compute.weight_formats import cpp_formats, has_bfloat16, torch_formats
 from sojourn.engine.process import num_cores
-from sojourn.engine.techniques.group.link_ceilings import RANKS, links
+from sojourn.metrics.compute.link import Link
 from sojourn.metrics.compute.roofline import Ceilings, Gemm, device_name
 from sojourn.metrics.errors import CalibrationError
 from sojourn.metrics.machine.host import versions
@@ -28,10 +28,12 @@ STREAM_BYTES = 512 << 20  # of one array that is read or copied
 CELL_SECONDS = 0.25  # spent on one precision and number of rows, once warm
 
 Product = Callable[[torch.Tensor], None]  # x [rows, inner] times the next weights
+Links = Callable[[torch.device, int], list[Link]]  # of ranks that share so many threads
 
 
-def calibrate(kind: str, threads: int | None = None) -> Ceilings:
+def calibrate(kind: str, threads: int | None = None, links: Links | None = None) -> Ceilings:
     """Measures a `cpu` (with `threads`, by default all of its cores) or `cuda` (`auto`: where there is one): some 30 s.
+    `links` measures the exchanges between ranks.
 
     Raises CalibrationError where torch finds no CUDA device.
     """
@@ -61,7 +63,7 @@ def calibrate(kind: str, threads: int | None = None) -> Ceilings:
                 inner=inner,
                 gemm=gemm,
                 launch_ns=_launch_ns(device) if cuda else None,
-                links=links(device, max(1, torch.get_num_threads() // RANKS)),
+                links=[] if links is None else links(device, torch.get_num_threads()),
             )
     finally:
         torch.set_num_threads(before)

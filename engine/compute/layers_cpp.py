@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from sojourn.engine.compute.addition import Addition
 from sojourn.engine.compute.attention.backend import AttentionInputs, AttentionSpec
 from sojourn.engine.compute.attention.cpp_backend import AttentionArguments
 from sojourn.engine.compute.cpp.extension import Library
@@ -13,8 +14,6 @@ from sojourn.engine.compute.cpp.matrices import CppWeight
 from sojourn.engine.compute.kv_cache import KVCache, LayerCache
 from sojourn.engine.compute.operations.backend import Gate, HeadSpec, Norm
 from sojourn.engine.compute.operations.cpp_backend import GATES, SHIFTS, HeadArguments
-from sojourn.engine.techniques.lora.kernels.backend import LinearAdapters
-from sojourn.engine.techniques.lora.kernels.cpp_backend import CppLora
 
 POINTER, INT = ctypes.c_void_p, ctypes.c_int64
 MOST_PARTS = 6  # of a packed matrix
@@ -40,7 +39,7 @@ class LayerParts:
     heads: HeadSpec
     spec: AttentionSpec
     rope: RopeTable | None
-    adapters: Sequence[LinearAdapters | None]  # of the four matrices in their order: of all layers, or of none
+    additions: Sequence[Addition | None]  # to the four products in their order: of all layers, or of none
     attention_norm: torch.Tensor | None = None  # of what attention gives
     mlp_norm: torch.Tensor | None = None
 
@@ -111,7 +110,7 @@ class CppLayers:
         )  # fmt: skip
         self._arguments.heads.place_cache(caches[0])
         self._arguments.attention.place_cache(caches[0])
-        self._lora: CppLora | None = None if first.adapters[0] is None else first.adapters[0].backend
+        self._addition = first.additions[0]
         self._address = ctypes.addressof(self._arguments)
         self.watch: Callable[[Sequence[int]], None] | None = None  # gets the marks of each call
 
@@ -135,8 +134,8 @@ class CppLayers:
         heads = arguments.heads
         heads.num_tokens, heads.slots, heads.positions = num_tokens, inputs.slots.data_ptr(), positions.data_ptr()
         arguments.attention.place(inputs)
-        if self._lora is not None:
-            arguments.adapters = self._lora.step_address
+        if self._addition is not None:
+            arguments.adapters = self._addition.step_address
         if self.watch is None:
             self._run(self._address)
         else:
@@ -157,7 +156,7 @@ def _layer(parts: LayerParts, cache: LayerCache) -> _Layer:
         q_norm=_address(heads.q_norm), k_norm=_address(heads.k_norm), attention_norm=_address(parts.attention_norm),
         mlp_norm=_address(parts.mlp_norm), cos=_address(cos), sin=_address(sin), keys=keys, values=values,
         key_scales=key_scales, value_scales=value_scales, window=parts.spec.window or 0,
-        adapters=(POINTER * 4)(*(a and a.backend.address(a.index) for a in parts.adapters)),
+        adapters=(POINTER * 4)(*(each and each.address for each in parts.additions)),
     )  # fmt: skip
 
 

@@ -6,13 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from sojourn.engine.compute.addition import Addition
 from sojourn.engine.compute.cuts import Cut
 from sojourn.engine.compute.quantisation.kernels import Kernels
 from sojourn.engine.compute.quantisation.matrix import QuantisedMatrix
 from sojourn.engine.compute.quantisation.method import LinearMethod
 from sojourn.engine.compute.quantisation.parts import SourceParts
 from sojourn.engine.compute.weight_formats import WeightFormat
-from sojourn.engine.techniques.lora.kernels.backend import LinearAdapters
 
 
 class LinearPart(NamedTuple):
@@ -36,7 +36,7 @@ class Linear(nn.Module):
         self.weight: nn.Parameter | torch.Tensor | None = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
         self.method: LinearMethod | None = None
-        self.adapters: LinearAdapters | None = None
+        self.addition: Addition | None = None
         self._sources = SourceParts(out_features)
         self._num_parameters = self.num_weights + (out_features if bias else 0)
 
@@ -109,4 +109,4 @@ class Linear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = F.linear(x, self.weight, self.bias) if self.method is None else self.method.apply(x)
-        return y if self.adapters is None else self.adapters.add(x, y)
+        return y if self.addition is None else self.addition.add(x, y)

@@ -35,7 +35,7 @@ WAITS = ("batch_cap", "token_budget", "kv_blocks", "policy", "leader", "grammar"
 # free blocks; its next token is the last.
 UNDRAFTED = ("acceptance", "step_time", "memory", "last_token")
 LEASE_ENDS = ("released", "expired")  # of the KV that a prefill server holds: given back by its reader, or not in time
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send", "recv")
+COLLECTIVES = ("all_reduce", "all_gather", "all_to_all", "broadcast", "send", "recv")
 ACTIVITIES = ("busy", "communication", "bubble")  # of a rank in a step
 MOST_DRAFTS = 16  # of a request in one step
 CLIENT_STATUSES = ("ok", "error", "timeout", "cancelled", "missing")

@@ -12,7 +12,6 @@ EVEN_TOKENS = 4  # of the mean expert of a layer, from which on a step could be 
 MEANING = {
     "all_reduce": "sums of what the ranks of a stage computed",
     "all_gather": "parts of the logits",
-    "reduce_scatter": "sums, of which each rank keeps a part",
     "all_to_all": "tokens to the ranks that have their experts",
     "broadcast": "sampled tokens, to the ranks of the first stage",
     "send": "to the next pipeline stage",

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     import torch
 
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send", "recv")
-
 
 class CollectiveCount(NamedTuple):
     """What one kind of exchange has cost since the start."""
@@ -82,10 +80,6 @@ class Communicator(Protocol):
         """x [...] of the same shape on all ranks → [size, ...]."""
         ...
 
-    def reduce_scatter(self, x: "torch.Tensor") -> "torch.Tensor":
-        """x [size * n, ...] → this rank's part [n, ...] of the sum."""
-        ...
-
     def all_to_all(self, x: "torch.Tensor", sent: list[int], received: list[int]) -> "torch.Tensor":
         """Rows x [sum(sent), ...], sent[r] of them to rank r → rows [sum(received), ...] in the order of ranks."""
         ...
@@ -103,7 +97,7 @@ class Communicator(Protocol):
         ...
 
     def counts(self) -> dict[str, CollectiveCount]:
-        """By the names of COLLECTIVES, since the start."""
+        """By the names of metrics.records.COLLECTIVES, since the start."""
         ...
 
     def take_times(self) -> TransferTimes:
@@ -123,9 +117,6 @@ class SingleProcess:
 
     def all_gather(self, x: "torch.Tensor") -> "torch.Tensor":
         return x[None]
-
-    def reduce_scatter(self, x: "torch.Tensor") -> "torch.Tensor":
-        return x
 
     def all_to_all(self, x: "torch.Tensor", sent: list[int], received: list[int]) -> "torch.Tensor":
         return x

@@ -40,7 +40,7 @@ class TritonOperations(Operations):
         return gate_kernels.gate(gate_up, _GATES[kind]) if kind in _GATES else kind(gate_up)
 
     def gated_product(self, kind: Gate, x: torch.Tensor, gate_up: Linear) -> torch.Tensor:
-        plain = gate_up.adapters is None and gate_up.method is None and gate_up.bias is None and kind in _GATES
+        plain = gate_up.addition is None and gate_up.method is None and gate_up.bias is None and kind in _GATES
         if plain and product_kernels.fits(x, gate_up.weight):
             return product_kernels.gated_product(x, gate_up.weight, _GATES[kind])
         return super().gated_product(kind, x, gate_up)

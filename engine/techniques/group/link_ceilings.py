@@ -47,10 +47,10 @@ class Measured(NamedTuple):
 
 
 def links(device: torch.device, threads: int, plan: Plan | None = None) -> list[Link]:
-    """Of two ranks: some 10 s. [] where CUDA has one device only. Raises CalibrationError."""
+    """Of two ranks that share `threads`: some 10 s. [] where CUDA has one device only. Raises CalibrationError."""
     if device.type == "cuda" and torch.cuda.device_count() < RANKS:
         return []
-    plan = plan or (CUDA_PLAN if device.type == "cuda" else CPU_PLAN)
+    plan, threads = plan or (CUDA_PLAN if device.type == "cuda" else CPU_PLAN), max(1, threads // RANKS)
     context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
     answers = context.Queue()
     with tempfile.TemporaryDirectory(prefix="sojourn-links-") as folder:

@@ -152,12 +152,6 @@ class TorchDistributed:
         self._done("all_gather", out.nbytes, lambda: self._group._allgather_base(out.flatten(0, 1), x))
         return out
 
-    def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
-        out = x.new_empty((len(x) // self.size, *x.shape[1:]))
-        options = dist.ReduceScatterOptions()
-        self._done("reduce_scatter", x.nbytes, lambda: self._group._reduce_scatter_base(out, x, options))
-        return out
-
     def all_to_all(self, x: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
         out = x.new_empty((sum(received), *x.shape[1:]))
         self._done("all_to_all", x.nbytes, lambda: self._group.alltoall_base(out, x, received, sent))

@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 import torch
 
 from sojourn.engine.adapter import AdapterReference
-from sojourn.engine.compute.backends import make_lora
 from sojourn.engine.config import EngineConfig, model_folder
 from sojourn.engine.request.plan import ScheduledTokens
 from sojourn.engine.techniques.lora.checkpoint.checkpoint import AdapterDescription, AdapterError, describe
 from sojourn.engine.techniques.lora.checkpoint.fit import AdaptedModel
 from sojourn.engine.techniques.lora.kernels.backend import LinearAdapters, LoraBackend, LoraTile, tiles_of
+from sojourn.engine.techniques.lora.kernels.backends import make_lora
 from sojourn.engine.techniques.lora.slots import HostAdapters, slot_of
 from sojourn.engine.token.models.decoder import Decoder
 from sojourn.metrics.errors import ModelError
@@ -68,7 +68,7 @@ class Adapters:
         self._keys: dict[str, str] = {}  # live request → its adapter's key
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="adapters")
         for index, linear in enumerate(model.linears):
-            linear.adapters = LinearAdapters(backend, index)
+            linear.addition = LinearAdapters(backend, index)
 
     def begin(self, request_id: str, adapter: AdapterReference) -> AdapterPreparation | None:
         """A request needs the adapter until `forget`. None where it is in host memory."""

@@ -111,7 +111,7 @@ class Layer(nn.Module):
         if not isinstance(attention, GroupedAttention) or not isinstance(mlp, GatedMLP) or mlp.gate not in GATES:
             return None
         config, linears = attention.config, (attention.qkv, attention.o, mlp.gate_up, mlp.down)
-        matrices, adapters = [linear.method for linear in linears], [linear.adapters for linear in linears]
+        matrices, additions = [linear.method for linear in linears], [linear.addition for linear in linears]
         if attention.is_partial or mlp.is_partial:  # sums over ranks stand between the kernels
             return None
         plain = config.clip is None and config.alibi_slopes is None and not config.sinks
@@ -119,4 +119,4 @@ class Layer(nn.Module):
             return None
         output_norms = self.attention_norm, self.mlp_norm
         heads, spec = attention.heads, attention.spec
-        return LayerParts(*matrices, self.post_norm, next_norm, heads, spec, rope, adapters, *output_norms)
+        return LayerParts(*matrices, self.post_norm, next_norm, heads, spec, rope, additions, *output_norms)

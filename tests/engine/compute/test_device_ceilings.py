@@ -11,7 +11,6 @@ def test_calibration_measures_every_precision_and_row_count(monkeypatch):
     small = {"CELL_SECONDS": 0.002, "CPU_INNER": 64, "ROTATED_BYTES": 1 << 16, "STREAM_BYTES": 1 << 20}
     for name, value in small.items():
         monkeypatch.setattr(device_ceilings, name, value)
-    monkeypatch.setattr(device_ceilings, "links", lambda device, threads: [])  # other processes: see below
     threads = torch.get_num_threads()
     ceilings = device_ceilings.calibrate("cpu", threads=1)
     assert torch.get_num_threads() == threads and ceilings.threads == 1

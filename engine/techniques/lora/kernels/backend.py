@@ -77,13 +77,21 @@ class LoraBackend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinearAdapters:
-    """The adapters of one linear layer."""
+    """The adapters of one linear layer. Implements engine.compute.addition.Addition."""
 
     backend: LoraBackend
     index: int
 
     def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return self.backend.add(self.index, x, y)
+
+    @property
+    def address(self) -> int:
+        return self.backend.address(self.index)
+
+    @property
+    def step_address(self) -> int | None:
+        return self.backend.step_address
 
 
 def decode_slots(tiles: Sequence[LoraTile], size: int) -> list[int]:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from sojourn.engine.compute.attention.torch_backend import TorchAttention
-from sojourn.engine.compute.backends import make_attention, make_lora, make_operations
+from sojourn.engine.compute.backends import make_attention, make_operations
 from sojourn.engine.compute.communication.communicator import Communicators
 from sojourn.engine.compute.communication.layout import ONE_PROCESS
 from sojourn.engine.compute.kv_cache import allocate
@@ -14,6 +14,7 @@ from sojourn.engine.compute.operations.backend import Operations
 from sojourn.engine.techniques.lora.checkpoint.checkpoint import describe
 from sojourn.engine.techniques.lora.checkpoint.fit import AdaptedModel
 from sojourn.engine.techniques.lora.kernels.backend import LinearAdapters, LoraBackend, tiles_of
+from sojourn.engine.techniques.lora.kernels.backends import make_lora
 from sojourn.engine.token.models.registry import load_model
 from tests.engine.compute.attention_inputs import attention_inputs
 
@@ -85,7 +86,7 @@ def with_adapters(
         adapted = AdaptedModel(model)
         lora = make_lora("auto" if kernels else "off", CPU, torch.float32, 2, 8, adapted.layers)
         for index, linear in enumerate(adapted.linears):
-            linear.adapters = LinearAdapters(lora, index)
+            linear.addition = LinearAdapters(lora, index)
         for slot, adapter in enumerate(adapters):
             lora.install(slot, lora.pack(adapted.read(describe(adapter))))
         logits = logits_of(model, layout, communicators, kernels=kernels, lora=lora)
