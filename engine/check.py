@@ -11,9 +11,9 @@ from sojourn.engine.server.gateway.moderation.profile import Events
 from sojourn.engine.server.http.listener import listen
 from sojourn.engine.server.telemetry.recording import refuse_recorded
 from sojourn.engine.techniques.computing import planned_memory
-from sojourn.engine.techniques.tiers.build import DISK_GIB
 from sojourn.engine.techniques.tiers.disk import SUFFIX
 from sojourn.engine.techniques.tiers.remote import check_reachable
+from sojourn.engine.techniques.tiers.settings import DISK_GIB
 from sojourn.engine.token.generation_config import sampling_defaults
 from sojourn.engine.token.text.template import ChatTemplate
 from sojourn.engine.token.text.tokenizer import Tokenizer

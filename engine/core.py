@@ -33,8 +33,7 @@ from sojourn.engine.process import (
     num_cores,
 )
 from sojourn.engine.request.token_budget import FixedBudget, LearningBudget, StepTarget, TokenBudget
-from sojourn.engine.techniques import load
-from sojourn.engine.techniques.planning import planning
+from sojourn.engine.techniques.planning import around
 from sojourn.engine.telemetry.observer import make_observer
 from sojourn.metrics.compute.startup import StartupClock
 from sojourn.metrics.errors import SojournError
@@ -163,23 +162,19 @@ def build(
     startup = startup or StartupClock()
     torch = _import_torch()
     from sojourn.engine.runner.memory_plan import window_of
-    from sojourn.engine.techniques.tiers.build import make_tiers
+    from sojourn.engine.techniques.computing import make_runner, settled
 
-    checkpoint = model_folder(config.model)
-    if config.num_ranks > 1:
-        config = load("group", "expert_exchange").with_exchange(config, checkpoint)
+    config = settled(config)
     threads = config.threads or max(1, num_cores() // config.num_ranks)
     torch.set_num_threads(threads)
-    outer = _runner(config, checkpoint, startup, folder, ends_process=streams)
-    runner, placed = outer.inner, outer.inner.placed
+    runner = make_runner(config, startup, folder, ends_process=streams)
+    inner, placed = runner.inner, runner.inner.placed
     with startup.phase("warm_up"):
-        budget = _token_budget(config, outer, streams=streams)
-    tiers, handoffs = make_tiers(config, runner, checkpoint)  # behind the steps that the budget measured
-    window, num_blocks = window_of(config, runner.shape, placed.max_tokens), runner.memory.num_kv_blocks
-    techniques = planning(config, outer, tiers=tiers, handoffs=handoffs)
-    indexes = () if tiers is None else tiers.own_indexes
-    scheduler = make_scheduler(config, num_blocks, budget, techniques, window, indexes)
-    observer = make_observer(config, runner.shape, scheduler)
+        budget = _token_budget(config, runner, streams=streams)
+    guests = around(config, runner)  # behind the steps that the budget measured
+    window, num_blocks = window_of(config, inner.shape, placed.max_tokens), inner.memory.num_kv_blocks
+    scheduler = make_scheduler(config, num_blocks, budget, guests.techniques, window, guests.tier_indexes)
+    observer = make_observer(config, inner.shape, scheduler)
     dtype = str(placed.dtype).removeprefix("torch.")
     ready = messages.Ready(
         model_name=config.served_model_name or model_folder(config.model).name,
@@ -192,17 +187,17 @@ def build(
         weights=placed.model.held_as or dtype,
         weight_bytes=placed.model.weight_bytes,
         num_parameters=placed.model.num_parameters,
-        shape=runner.shape,
-        memory=runner.memory,
+        shape=inner.shape,
+        memory=inner.memory,
         frees_window=window is not None and window.most_blocks(config.block_size) <= num_blocks,
         checkpoint_format=placed.model.checkpoint_format,
-        weight_error=runner.weight_error,
+        weight_error=inner.weight_error,
         changes_outputs=config.changes_outputs,
         expert_exchange=None if config.expert_parallel == 1 else config.expert_exchange,
-        kv_address=None if handoffs is None else handoffs.address,
+        kv_address=guests.kv_address,
     )
     engine = Engine(
-        scheduler, outer, observer, publish, first_step=first_step, overlap=runner.overlap,
+        scheduler, runner, observer, publish, first_step=first_step, overlap=inner.overlap,
         pipeline_stages=config.pipeline_parallel,
     )  # fmt: skip
     if config.faults is not None:
@@ -211,24 +206,6 @@ def build(
 
         plant_in_core(engine, planned(config.faults), on_gpu=placed.device.type == "cuda")
     return engine, ready
-
-
-def _runner(
-    config: EngineConfig, checkpoint: Path, startup: StartupClock, folder: Path | None, *, ends_process: bool
-) -> "ModelRunner | GroupRunner":
-    """With the techniques that the settings ask for."""
-    from sojourn.engine.runner.runner import make_runner  # torch is loaded by now
-    from sojourn.engine.techniques.computing import computing, planned_memory
-
-    if config.num_ranks == 1:
-        startup.enter("setup")
-        return make_runner(config, checkpoint, startup, computing(config))
-    startup.enter("memory_plan")
-    planned_memory(config, checkpoint)  # sizes that do not divide are refused before a process starts
-    startup.enter("setup")
-    group = load("group", "runner")
-    with load("group", "group").forming(config, startup, folder, ends_process=ends_process) as ranks:
-        return group.GroupRunner(*group.rank_runner(config, checkpoint, startup, computing(config), ranks), ranks)
 
 
 def _token_budget(config: EngineConfig, runner: "ModelRunner | GroupRunner", *, streams: bool) -> TokenBudget:

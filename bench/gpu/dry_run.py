@@ -75,7 +75,7 @@ def dry_run(folder: Path | str, settings: dict[str, Any], serves: bool = True) -
     """Changes torch for this process. `settings` are those of EngineConfig; max_num_seqs is LEAST_SEQUENCES or more.
     Without `serves` the runner only starts."""
     from sojourn.engine.config import EngineConfig, model_folder
-    from sojourn.engine.runner.runner import make_runner
+    from sojourn.engine.runner.runner import make_single_runner
     from sojourn.engine.techniques.computing import computing
 
     # Modules make real tensors when they are imported: before the mode is on.
@@ -89,7 +89,7 @@ def dry_run(folder: Path | str, settings: dict[str, Any], serves: bool = True) -
     watch_triton(record)
     config = EngineConfig(**({"model": str(folder), "device": "cuda", "load_format": "dummy"} | settings))
     with mode, OperationWatch(record):
-        runner = make_runner(config, model_folder(config.model), None, computing(config))
+        runner = make_single_runner(config, model_folder(config.model), None, computing(config))
         record.phase = "between"
         if config.graphs != "off" and getattr(runner.forward, "graphs", None) is None:
             record.fault("graphs were not captured")

@@ -133,7 +133,7 @@ def burst(device: str) -> dict[str, Any]:
 def step_times(parts: Parts, model: str, load_format: str, device: str, steps: int) -> dict[str, Any]:
     """Medians, in milliseconds, of the device's and of the host's part of a decode step."""
     from sojourn.engine.config import EngineConfig
-    from sojourn.engine.runner.runner import make_runner
+    from sojourn.engine.runner.runner import make_single_runner
 
     size, result = 16, parts.found.setdefault("step times so far", {})
     batches = [batch for batch in BATCHES if device == "cuda" or batch <= 8]
@@ -142,7 +142,7 @@ def step_times(parts: Parts, model: str, load_format: str, device: str, steps: i
         model=model, load_format=load_format, device=device, max_num_seqs=max(batches), block_size=size,
         max_num_batched_tokens=max(2048, max(batches)), max_model_len=2048, num_kv_blocks=blocks * max(batches),
     )  # fmt: skip
-    runner = make_runner(config, Path(model))
+    runner = make_single_runner(config, Path(model))
     for batch in batches:
         result[batch] = _times_of(runner, batch, blocks, steps, profiled=device == "cuda" and batch == max(batches))
         parts.save()

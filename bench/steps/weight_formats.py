@@ -17,7 +17,7 @@ from bench.shapes import model_to_bench
 from sojourn.engine.config import EngineConfig
 from sojourn.engine.request.plan import ScheduledTokens, StepPlan
 from sojourn.engine.request.request import Request
-from sojourn.engine.runner.runner import ModelRunner, make_runner
+from sojourn.engine.runner.runner import ModelRunner, make_single_runner
 from sojourn.engine.sampling import SamplingParams
 
 CONTEXT, BLOCK_SIZE = 80, 16  # tokens
@@ -39,7 +39,7 @@ def times(
                 block_size=BLOCK_SIZE, max_num_seqs=max(batches), max_num_batched_tokens=512, max_model_len=1024,
                 num_kv_blocks=blocks * max(batches),
             )  # fmt: skip
-            runners[weights] = make_runner(config, Path(model))
+            runners[weights] = make_single_runner(config, Path(model))
         for batch in batches:
             for weights, milliseconds in _interleaved(runners, batch, blocks, steps, clock).items():
                 found[weights, batch] = statistics.median(milliseconds[1:])

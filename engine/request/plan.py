@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from sojourn.engine.adapter import AdapterReference
 from sojourn.engine.request.request import Request
 from sojourn.engine.sampling import TokenLogprobs
 
@@ -160,7 +159,7 @@ class Runner(Protocol):
     first one's tokens on the device.
     """
 
-    stores_beside_steps: bool  # `transfer` may store full blocks while a step computes, and does not wait for it
+    stores_beside_steps: bool  # full blocks may be stored while a step computes, without a wait for it
 
     def begin(self, request: Request) -> Preparation | None:
         """A request arrived. None: it may be scheduled at once. Else it waits for the preparation."""
@@ -169,12 +168,8 @@ class Runner(Protocol):
 
     def collect(self, step: LaunchedStep) -> StepOutcome: ...
 
-    def read_adapter(self, request_id: str, adapter: AdapterReference) -> Preparation | None:
-        """Reads an adapter into host memory, and keeps it there until `forget`. None: it is there."""
-
-    def transfer(self, transfers: Any) -> tuple[int, int]:
-        """Copies KV blocks outside of steps; while one is under way it only stores, if it may at all. Returns the
-        nanoseconds of loads and stores."""
+    def between_steps(self, name: str, work: Any) -> Any:
+        """Has the computing half of a technique do something that no step does."""
 
     def forget(self, request_id: str) -> None:
         """A request ended: its state goes. Unknown ids are ignored."""

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from sojourn.engine.adapter import AdapterReference
 from sojourn.engine.compute.backends import make_attention, make_operations
 from sojourn.engine.compute.buffers import to_device
 from sojourn.engine.compute.communication.communicator import Communicators
@@ -146,12 +145,6 @@ class ModelRunner:
     def stores_beside_steps(self) -> bool:
         return self.placed.device.type == "cpu"  # a GPU would gather the blocks behind the step that is under way
 
-    def transfer(self, transfers: Any) -> tuple[int, int]:
-        return self.between_steps("tiers", transfers)
-
-    def read_adapter(self, request_id: str, adapter: AdapterReference) -> Preparation | None:
-        return self.between_steps("lora", (request_id, adapter))
-
     def between_steps(self, name: str, work: Any) -> Any:
         return self.part(name).between_steps(work)
 
@@ -237,7 +230,7 @@ class ModelRunner:
         self.sampler = self.eager.sampler = Sampler(vocab_size, device, max_rows=self.config.max_num_seqs)
 
 
-def make_runner(
+def make_single_runner(
     config: EngineConfig,
     folder: Path,
     startup: StartupClock | None = None,

@@ -2,15 +2,21 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sojourn.engine.compute.communication.layout import ONE_PROCESS
-from sojourn.engine.config import EngineConfig
+from sojourn.engine.config import EngineConfig, model_folder
 from sojourn.engine.runner.memory_plan import planned
+from sojourn.engine.runner.runner import ModelRunner, make_single_runner
 from sojourn.engine.runner.technique import Absent, ComputingTechnique
 from sojourn.engine.techniques import NAMES, load
 from sojourn.engine.techniques.tiers.settings import has_tiers
+from sojourn.metrics.compute.startup import StartupClock
 from sojourn.metrics.errors import ModelError
 from sojourn.metrics.memory.plan import MemoryPlan
+
+if TYPE_CHECKING:
+    from sojourn.engine.techniques.group.runner import GroupRunner
 
 WANTED: dict[str, Callable[[EngineConfig], bool]] = {
     "lora": lambda config: config.has_loras,
@@ -34,6 +40,30 @@ def computing(config: EngineConfig, rank: int = 0) -> tuple[ComputingTechnique, 
         elif rank == 0 and name == "grammar":
             found.append(_grammars(config))
     return tuple(found)
+
+
+def settled(config: EngineConfig) -> EngineConfig:
+    """The settings with the choices that all ranks of a group must share. Raises ModelError."""
+    if config.num_ranks == 1:
+        return config
+    return load("group", "expert_exchange").with_exchange(config, model_folder(config.model))
+
+
+def make_runner(
+    config: EngineConfig, startup: StartupClock, sockets: Path | None, *, ends_process: bool
+) -> "ModelRunner | GroupRunner":
+    """With the techniques that the settings ask for. `sockets`: the folder for those of a group; `ends_process`: a rank
+    that is lost ends this one. Raises ModelError."""
+    folder = model_folder(config.model)
+    if config.num_ranks == 1:
+        startup.enter("setup")
+        return make_single_runner(config, folder, startup, computing(config))
+    startup.enter("memory_plan")
+    planned_memory(config, folder)  # sizes that do not divide are refused before a process starts
+    startup.enter("setup")
+    group = load("group", "runner")
+    with load("group", "group").forming(config, startup, sockets, ends_process=ends_process) as ranks:
+        return group.GroupRunner(*group.rank_runner(config, folder, startup, computing(config), ranks), ranks)
 
 
 def planned_memory(config: EngineConfig, folder: Path) -> MemoryPlan:

@@ -1,12 +1,14 @@
 """The planning halves of the techniques that an engine has, in the order of their hooks."""
 
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from sojourn.engine.config import EngineConfig
+from sojourn.engine.kv_source import KVAddress
 from sojourn.engine.request.technique import Technique
 from sojourn.engine.techniques import load
+from sojourn.engine.techniques.tiers.settings import has_tiers
 from sojourn.metrics.errors import ModelError
 
 
@@ -41,6 +43,27 @@ def planning(
     if config.num_ranks > 1:
         found.append(load("group", "planning").GroupPlanning())
     return found
+
+
+class Around(NamedTuple):
+    """What stands around the loop of a core."""
+
+    techniques: list[Technique]
+    tier_indexes: Sequence[Any]  # of its own tiers, for events of blocks
+    kv_address: KVAddress | None  # at which decode servers ask
+
+
+def around(config: EngineConfig, runner: Any) -> Around:
+    """With the memory, files and ports that it needs, around a runner. Raises ModelError."""
+    if not has_tiers(dict(config)):
+        return Around(planning(config, runner), (), None)
+    handoffs = None
+    if config.kv_role is None:
+        tiers = load("tiers", "build").make_tiers(config, runner.inner)
+    else:
+        tiers, handoffs = load("handover", "build").make_handover(config, runner.inner)
+    techniques = planning(config, runner, tiers=tiers, handoffs=handoffs)
+    return Around(techniques, tiers.own_indexes, None if handoffs is None else handoffs.address)
 
 
 def _optional(name: str, module: str) -> Any:

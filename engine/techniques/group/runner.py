@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from sojourn.engine.adapter import AdapterReference
 from sojourn.engine.config import EngineConfig
 from sojourn.engine.request.plan import LaunchedStep, Preparation, StepOutcome, StepPlan
 from sojourn.engine.request.request import Request
@@ -69,12 +68,6 @@ class GroupRunner:
     @property
     def stores_beside_steps(self) -> bool:
         return self.inner.stores_beside_steps
-
-    def transfer(self, transfers: Any) -> tuple[int, int]:
-        return self.between_steps("tiers", transfers)
-
-    def read_adapter(self, request_id: str, adapter: AdapterReference) -> Preparation | None:
-        return self.between_steps("lora", (request_id, adapter))
 
     def between_steps(self, name: str, work: Any) -> Any:
         shared = self.inner.part(name).share_between_steps(work)

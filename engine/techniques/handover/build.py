@@ -13,10 +13,11 @@ from sojourn.engine.techniques.handover.handoffs import Handoffs
 from sojourn.engine.techniques.handover.headers import SlotHeaders
 from sojourn.engine.techniques.handover.lease import LeaseTable
 from sojourn.engine.techniques.handover.peers import PeerStore
-from sojourn.engine.techniques.handover.settings import LEASE_SECONDS, LOOPBACK, may_read_from
+from sojourn.engine.techniques.handover.settings import LEASE_SECONDS, LOOPBACK, gives, may_read_from, takes
 from sojourn.engine.techniques.handover.shared_memory import SharedMemoryTransport, SharedSegment
 from sojourn.engine.techniques.handover.side_channel import SideChannel
 from sojourn.engine.techniques.handover.transport import KVTransport
+from sojourn.engine.techniques.tiers.build import host_room, make_tiers
 from sojourn.engine.techniques.tiers.host_slots import HostSlots
 from sojourn.engine.techniques.tiers.slow_tier import PeerTier
 from sojourn.engine.techniques.tiers.tiers import KVTiers
@@ -25,14 +26,18 @@ from sojourn.engine.techniques.tiers.tiers import KVTiers
 class KVExchange:
     """The memory that peers read, and what says whose blocks are ours. Raises ModelError where it cannot be had."""
 
-    def __init__(self, config: EngineConfig, runner: ModelRunner, num_slots: int, block_bytes: int, fingerprint: bytes):
+    def __init__(self, config: EngineConfig, runner: ModelRunner):
         self._config = config
-        self.segment = SharedSegment(num_slots, block_bytes)
-        self._model = Model(fingerprint, model_facts(config, runner), block_bytes)
+        room = host_room(config, runner)
+        self._segment = SharedSegment(room.num_slots, room.block_bytes)
+        self.memory, self.hands_over = self._segment.slots, gives(config.kv_role)
+        self._model = Model(room.fingerprint, model_facts(config, runner), room.block_bytes)
         self._transport: KVTransport | None = None
 
-    def peers(self, slots: HostSlots) -> PeerTier:
+    def peer(self, slots: HostSlots) -> PeerTier | None:
         """The prefill servers that this one reads from."""
+        if not takes(self._config.kv_role):
+            return None
         store = PeerStore(self._model, self._connected(slots), partial(may_read_from, self._config.kv_peers))
         return PeerTier(store, is_strict=self._config.kv_transfer_failure == "error")
 
@@ -51,7 +56,7 @@ class KVExchange:
             transport.close()  # until then what peers read stays registered
 
         return Handoffs(
-            tiers, leases, announcements, SlotHeaders(self.segment.headers, self._model.fingerprint),
+            tiers, leases, announcements, SlotHeaders(self._segment.headers, self._model.fingerprint),
             KVAddress(engine_id, host, channel.port, self._model.fingerprint.hex()), block_size=config.block_size,
             lease_ns=round((config.kv_lease_seconds or LEASE_SECONDS) * 1e9),
             by_chunk=config.kv_transfer_granularity != "whole", close=close,
@@ -60,8 +65,15 @@ class KVExchange:
     def _connected(self, slots: HostSlots) -> KVTransport:
         """One transport for both directions."""
         if self._transport is None:
-            self._transport = _transport(self._config.kv_transport or "shm", self.segment, slots)
+            self._transport = _transport(self._config.kv_transport or "shm", self._segment, slots)
         return self._transport
+
+
+def make_handover(config: EngineConfig, runner: ModelRunner) -> tuple[KVTiers, Handoffs | None]:
+    """The tiers of a prefill or a decode server, and what it hands over. Raises ModelError."""
+    exchange = KVExchange(config, runner)
+    tiers = make_tiers(config, runner, exchange)
+    return tiers, exchange.handoffs(tiers, runner.part("tiers").slots) if exchange.hands_over else None
 
 
 def _transport(name: str, segment: SharedSegment, slots: HostSlots) -> KVTransport:

@@ -15,9 +15,11 @@ from sojourn.metrics.records.step import Adapters
 
 
 class AdapterReader(Protocol):
-    """Has the adapters in host memory."""
+    """A runner, whose half of LoRA has the adapters in host memory."""
 
-    def read_adapter(self, request_id: str, adapter: AdapterReference) -> Preparation | None: ...
+    def between_steps(self, name: str, work: tuple[str, AdapterReference]) -> Preparation | None:
+        """Reads an adapter for a request id, and keeps it until `forget`. None: it is there."""
+        ...
 
     def forget(self, request_id: str) -> None: ...
 
@@ -45,7 +47,7 @@ class LoraPlanning(Technique):
         if isinstance(message, LoadAdapter):
             assert self._reader is not None, "a server has a runner"
             key = message.adapter.key
-            self._loading.append((key, self._reader.read_adapter(f"load {key}", message.adapter)))
+            self._loading.append((key, self._reader.between_steps(self.name, (f"load {key}", message.adapter))))
 
     def answers(self) -> Iterable[AdapterLoaded]:
         loading, self._loading = self._loading, []

@@ -1,7 +1,7 @@
 """Builds the KV tiers that the settings ask for, around a runner."""
 
 import json
-from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -10,9 +10,6 @@ from sojourn.engine.config import EngineConfig
 from sojourn.engine.process import free_memory_bytes
 from sojourn.engine.runner.checkpoint_files import files_digest
 from sojourn.engine.runner.runner import ModelRunner
-from sojourn.engine.techniques.handover.build import KVExchange
-from sojourn.engine.techniques.handover.handoffs import Handoffs
-from sojourn.engine.techniques.handover.settings import gives, takes
 from sojourn.engine.techniques.tiers.block_format import BlockFormat
 from sojourn.engine.techniques.tiers.computing import host_tier_bytes, num_blocks
 from sojourn.engine.techniques.tiers.disk import Disk
@@ -20,8 +17,8 @@ from sojourn.engine.techniques.tiers.host_slots import HostSlots, slot_sizes
 from sojourn.engine.techniques.tiers.index import TierIndex
 from sojourn.engine.techniques.tiers.medium_store import MediumQuestions, MediumStore
 from sojourn.engine.techniques.tiers.remote import Remote
-from sojourn.engine.techniques.tiers.settings import DISK_GIB, has_tiers, stores_on
-from sojourn.engine.techniques.tiers.slow_tier import SlowTier
+from sojourn.engine.techniques.tiers.settings import DISK_GIB, stores_on
+from sojourn.engine.techniques.tiers.slow_tier import PeerTier, SlowTier
 from sojourn.engine.techniques.tiers.tiers import KVTiers
 from sojourn.metrics.errors import ModelError
 from sojourn.metrics.memory.plan import GIB, shown_bytes
@@ -29,15 +26,36 @@ from sojourn.metrics.memory.plan import GIB, shown_bytes
 REMEMBERED_KEYS = 1 << 18  # of a remote tier, which is asked for others
 
 
-def make_tiers(config: EngineConfig, runner: ModelRunner, folder: Path) -> tuple[KVTiers | None, Handoffs | None]:
-    """The tiers, the runner's slots of host memory, and what is handed over to decode servers; None where the settings
-    ask for none.
+class HostRoom(NamedTuple):
+    """Slots of host memory, and what is in them."""
 
-    Raises ModelError with a sentence where memory, the disk or a port does not allow it.
-    """
-    settings = dict(config)
-    if not has_tiers(settings):
-        return None, None
+    num_slots: int
+    block_bytes: int
+    fingerprint: bytes
+
+
+class Exchange(Protocol):
+    """How other servers take part: they read the slots, or blocks come from theirs."""
+
+    memory: memoryview | None  # of the slots, where other processes read it
+    hands_over: bool
+
+    def peer(self, slots: HostSlots) -> PeerTier | None:
+        """The servers that blocks come from."""
+        ...
+
+
+class NoExchange:
+    """One server alone."""
+
+    memory, hands_over = None, False
+
+    def peer(self, slots: HostSlots) -> None:
+        return None
+
+
+def host_room(config: EngineConfig, runner: ModelRunner) -> HostRoom:
+    """Raises ModelError where memory does not allow it."""
     block_bytes = sum(slot_sizes(parts(runner.eager.kv_cache)))
     host_bytes = host_tier_bytes(config)
     if runner.placed.device.type == "cuda" and host_bytes > free_memory_bytes():
@@ -45,14 +63,20 @@ def make_tiers(config: EngineConfig, runner: ModelRunner, folder: Path) -> tuple
             f"kv_host_gib needs {shown_bytes(host_bytes)} of host memory, and {shown_bytes(free_memory_bytes())} are "
             "free; lower it"
         )
-    host = runner.part("tiers")
-    num_slots = num_blocks("kv_host_gib", host_bytes, block_bytes) if host.slots is None else host.slots.num_slots
-    fingerprint = model_fingerprint(config, runner, folder)
-    exchange = None if config.kv_role is None else KVExchange(config, runner, num_slots, block_bytes, fingerprint)
-    memory = None if exchange is None else exchange.segment.slots
-    slots = host.slots = host.slots or HostSlots(runner.eager.kv_cache, num_slots, memory)
+    slots = runner.part("tiers").slots  # that the ranks of a group have agreed on
+    num_slots = num_blocks("kv_host_gib", host_bytes, block_bytes) if slots is None else slots.num_slots
+    return HostRoom(num_slots, block_bytes, model_fingerprint(config, runner))
+
+
+def make_tiers(config: EngineConfig, runner: ModelRunner, exchange: Exchange | None = None) -> KVTiers:
+    """The tiers, and the runner's slots of host memory.
+
+    Raises ModelError with a sentence where memory, the disk or a port does not allow it.
+    """
+    exchange, room, host = exchange or NoExchange(), host_room(config, runner), runner.part("tiers")
+    slots = host.slots = host.slots or HostSlots(runner.eager.kv_cache, room.num_slots, exchange.memory)
     slow = []
-    form = BlockFormat(fingerprint, block_bytes)
+    form = BlockFormat(room.fingerprint, room.block_bytes)
     if config.kv_disk_path is not None:
         disk = Disk(config.kv_disk_path.expanduser(), form, slots.slot_bytes)
         capacity = num_blocks("kv_disk_gib", int((config.kv_disk_gib or DISK_GIB) * GIB), disk.block_bytes)
@@ -61,15 +85,13 @@ def make_tiers(config: EngineConfig, runner: ModelRunner, folder: Path) -> tuple
         remote = Remote(config.kv_remote_url, form, slots.slot_bytes)
         store = MediumStore(remote)
         slow.append(SlowTier(store, REMEMBERED_KEYS, MediumQuestions(store, remote.count_known)))
-    tiers = KVTiers(
-        TierIndex("host", num_slots), slow, block_size=config.block_size, block_bytes=block_bytes,
-        store_policy=stores_on(settings), hands_over=gives(config.kv_role),
-        peer=exchange.peers(slots) if exchange is not None and takes(config.kv_role) else None,
+    return KVTiers(
+        TierIndex("host", room.num_slots), slow, block_size=config.block_size, block_bytes=room.block_bytes,
+        store_policy=stores_on(dict(config)), hands_over=exchange.hands_over, peer=exchange.peer(slots),
     )  # fmt: skip
-    return tiers, exchange.handoffs(tiers, slots) if exchange is not None and gives(config.kv_role) else None
 
 
-def model_fingerprint(config: EngineConfig, runner: ModelRunner, folder: Path) -> bytes:
+def model_fingerprint(config: EngineConfig, runner: ModelRunner) -> bytes:
     """16 bytes that differ wherever the same tokens could have other keys and values, or another layout."""
     cache = [(list(part.shape[:2]), list(part.shape[3:]), str(part.dtype)) for part in parts(runner.eager.kv_cache)]
     placed, eager = runner.placed, runner.eager
@@ -78,4 +100,4 @@ def model_fingerprint(config: EngineConfig, runner: ModelRunner, folder: Path) -
         config.load_format, placed.max_model_len, config.block_size, type(eager.attention).__name__,
         type(eager.operations).__name__, cache,
     ]  # fmt: skip
-    return files_digest(folder, is_dummy=config.load_format == "dummy", said=json.dumps(said).encode())
+    return files_digest(placed.folder, is_dummy=config.load_format == "dummy", said=json.dumps(said).encode())

@@ -16,7 +16,7 @@ class Mover(Protocol):
 
     stores_beside_steps: bool
 
-    def transfer(self, transfers: Transfers) -> tuple[int, int]:
+    def between_steps(self, name: str, work: Transfers) -> tuple[int, int]:
         """Nanoseconds of the loads and of the stores."""
         ...
 
@@ -64,7 +64,7 @@ class TierPlanning(Technique):
     def transfer(self) -> None:
         """Copies that no step makes."""
         if (transfers := self.tiers.take_transfers()) is not None:
-            self.tiers.transferred(transfers, *self.mover.transfer(transfers))
+            self.tiers.transferred(transfers, *self.mover.between_steps(self.name, transfers))
 
     def record(self, record: StepRecord, plan: StepPlan, outcome: StepOutcome) -> None:
         counts = self.tiers.take_counts()
