@@ -13,10 +13,10 @@ NAMES = ("lora", "grammar", "tiers", "handover", "speculation", "group")  # in t
 
 
 def load(name: str, module: str) -> ModuleType:
-    """A module of a technique. Raises ModelError where this installation lacks the technique."""
+    """A module of a technique that settings or a request ask for. Raises ModelError where it cannot be had."""
     try:
         return import_module(f"{__name__}.{name}.{module}")
     except ImportError as error:
         raise ModelError(
-            f"the settings ask for {name}, and this installation cannot load it ({error}); install it, or leave it out"
+            f"{name} is asked for, and this installation cannot load it ({error}); install it, or leave it out"
         ) from None
