@@ -7,12 +7,11 @@ from itertools import count
 
 from sojourn.engine.adapter import AdapterReference
 from sojourn.engine.memory.prefix import chain_hash
-from sojourn.engine.request.request import Request
-from sojourn.engine.request.scheduler import Emitted
+from sojourn.engine.messages import Ended, Submit
 from sojourn.engine.sampling import SamplingParams
-from sojourn.replay.loop import Replica
 from sojourn.replay.next_turn import NextTurn
 from sojourn.replay.recorded import RecordedLoad, RecordedRequest
+from sojourn.replay.replica import Replica
 from sojourn.replay.routing import RoutingPolicy
 
 SEND, ARRIVE, LEAVE = range(3)
@@ -82,7 +81,6 @@ class ReplayedLoad:
         self._events: list[tuple[float, int, int, int]] = []
         self._order = count()
         self.sent: list[Sent] = []
-        self._by_id: dict[str, int] = {}
         self._kept = {name: 1 - share for name, share in change.removed.items()}
         self._chains = iter(self._all_chains())
         self.refused = 0
@@ -110,26 +108,22 @@ class ReplayedLoad:
             else:
                 return self.sent
 
-    def on_emitted(self, emitted: list[Emitted], committed_ns: float) -> None:
-        for request, _, reason, _ in emitted:
-            if reason is None and len(request.token_ids) - request.prompt_tokens != 1:
-                continue
-            sent = self.sent[self._by_id[request.id]]
-            if sent.first_ns is None:
-                sent.first_ns = committed_ns + self._way(sent.recorded.first_out)
-            if reason is not None:
-                self._end(sent, request, committed_ns)
+    def first_token(self, request_id: str, now_ns: float) -> None:
+        sent = self._of(request_id)
+        if sent.first_ns is None:
+            sent.first_ns = now_ns + self._way(sent.recorded.first_out)
 
-    def _end(self, sent: Sent, request: Request, committed_ns: float) -> None:
+    def ended(self, ended: Ended, now_ns: float) -> None:
+        sent = self._of(ended.request_id)
         recorded = sent.recorded
-        sent.preemptions += request.counts.preemptions
-        sent.cached_tokens += request.counts.cached_tokens
-        sent.output_tokens += request.output_tokens
+        sent.preemptions += ended.preemptions
+        sent.cached_tokens += ended.cached_tokens
+        sent.output_tokens += recorded.tokens_of_choice
         sent.open_choices -= 1
         if sent.open_choices:
             return
         way_ns, recorded_way_ns = self._way(recorded.last_out), sum(recorded.last_out.values())
-        last_ns = committed_ns + way_ns
+        last_ns = now_ns + way_ns
         if sent.status != "missing":  # its client has left
             return
         self._routing.ended(sent.replica)
@@ -138,7 +132,7 @@ class ReplayedLoad:
             sent.last_ns = last_ns
         else:
             sent.status, sent.last_ns = "ok", last_ns
-            sent.last_text_ns = committed_ns + recorded.last_text_ns - (recorded_way_ns - way_ns)
+            sent.last_text_ns = now_ns + recorded.last_text_ns - (recorded_way_ns - way_ns)
         self._follow(sent, last_ns)
 
     def _begin(self) -> None:
@@ -223,32 +217,34 @@ class ReplayedLoad:
             self._refuse(sent, now_ns)
             return
         sent.replica, sent.open_choices = chosen, recorded.choices
-        output_tokens = max(1, round(recorded.output_tokens / recorded.choices))
+        ids = [0] * recorded.prompt_tokens if recorded.choices == 1 else recorded.token_ids[: recorded.prompt_tokens]
+        sampling = SamplingParams(max_tokens=recorded.tokens_of_choice, ignore_eos=True)
         for choice in range(recorded.choices):
-            request_id = _sequence_id(place, choice)
-            self._by_id[request_id] = place
-            request = Request(
-                arrival_index=0,
-                id=request_id,
-                prompt_tokens=recorded.prompt_tokens,
-                token_ids=[0] * recorded.prompt_tokens,
-                sampling=SamplingParams(max_tokens=output_tokens, ignore_eos=True),
+            message = Submit(
+                request_id=_sequence_id(place, choice),
+                prompt_token_ids=ids,
+                sampling=sampling,
+                encoded_ns=round(now_ns),
                 tenant=recorded.tenant,
                 weight=recorded.weight,
                 priority=recorded.priority,
                 adapter=_adapter(recorded.adapter),
                 fork_of=_sequence_id(place, 0) if choice else None,
             )
-            if recorded.choices == 1:
-                request._hashes = sent.hashes  # of all the tokens that it will ever have
-            else:  # the outputs of the choices differ
-                request.token_ids = recorded.token_ids[: recorded.prompt_tokens]
-            replica.submit(request, now_ns)
+            replica.submit(message, now_ns)
         self._turns.changed(chosen)
 
     def recorded_id(self, sequence: str) -> str:
         """Of the recorded request that a sequence of this replay repeats."""
-        return self.sent[self._by_id[sequence]].recorded.id
+        return self._of(sequence).recorded.id
+
+    def hashes_of(self, sequence: str) -> list[bytes] | None:
+        """Of all the blocks that it will ever fill; None of one of several choices, whose outputs differ."""
+        sent = self._of(sequence)
+        return sent.hashes if sent.recorded.choices == 1 else None
+
+    def _of(self, sequence: str) -> Sent:
+        return self.sent[int(sequence.partition(".")[0])]
 
     def _refuse(self, sent: Sent, now_ns: float) -> None:
         sent.status, sent.last_ns = "error", now_ns

@@ -10,15 +10,15 @@ from sojourn.engine.config import EngineConfig
 from sojourn.metrics.compute.cost_model import shape_from
 from sojourn.metrics.errors import ReplayError
 from sojourn.metrics.run.directory import RunDirectory, engine_settings, section
-from sojourn.replay.drafts import DraftModel, lookup_drafts, recorded_drafts
+from sojourn.replay.draft_odds import DraftModel, lookup_drafts, recorded_drafts
 from sojourn.replay.known_sizes import known_sizes
 from sojourn.replay.noise import Noise
 from sojourn.replay.recorded import recorded_load
 from sojourn.replay.settings import recorded_config
 from sojourn.replay.simulate import Material, ServerPart
+from sojourn.replay.simulated_tiers import tier_speeds, warm_blocks
 from sojourn.replay.step_fit import StepColumns, StepTimes
 from sojourn.replay.steps_table import step_columns
-from sojourn.replay.tiers import tier_speeds, warm_blocks
 from sojourn.replay.token_tree import with_sources_by_hash
 
 FEWEST_STEPS = 20  # fewer tell nothing of how long steps take

@@ -3,7 +3,7 @@
 import heapq
 from collections.abc import Sequence
 
-from sojourn.replay.loop import Replica
+from sojourn.replay.replica import Replica
 
 NEVER = float("inf")
 

@@ -25,9 +25,9 @@ from sojourn.replay.parallel import told
 from sojourn.replay.processes import ReplayProcesses
 from sojourn.replay.settings import OBJECTIVE_SETTINGS, changed_config, check, check_drafts, recorded_config
 from sojourn.replay.simulate import Accident, Material, Replayed, Replayer
+from sojourn.replay.simulated_tiers import check_tiers
 from sojourn.replay.spread import NORMAL_80, Spread, spread_of
 from sojourn.replay.steps_table import step_columns
-from sojourn.replay.tiers import check_tiers
 from sojourn.replay.verdict.measured import QUANTILES
 
 # Of the standard deviation of the speed of the machine, and of the shift of its accidents in seconds. The first is the

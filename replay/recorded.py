@@ -54,6 +54,11 @@ class RecordedRequest:
     token_ids: list[int] = field(default_factory=list)  # prompt and output
     shared_tokens: int = 0  # at their beginning, with an earlier request
 
+    @property
+    def tokens_of_choice(self) -> int:
+        """Output tokens of each sequence."""
+        return max(1, round(self.output_tokens / self.choices))
+
 
 @dataclass(slots=True)
 class RecordedLoad:

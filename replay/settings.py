@@ -13,7 +13,7 @@ from sojourn.metrics.errors import ReplayError
 from sojourn.metrics.memory.plan import GIB, HOST_SHARE
 from sojourn.metrics.prediction import Change
 from sojourn.metrics.run.directory import engine_settings, section
-from sojourn.replay.drafts import DraftModel
+from sojourn.replay.draft_odds import DraftModel
 
 # The scheduler, the memory and the policies read these; the replay runs all three.
 REPLAYED = (

@@ -15,17 +15,19 @@ from sojourn.engine.request.token_budget import TokenBudget
 from sojourn.engine.techniques.planning import planning
 from sojourn.metrics.compute.cost_model import ModelShape, tier_bytes
 from sojourn.metrics.prediction import Change
-from sojourn.replay.drafts import DraftModel, ReplayedDrafts
+from sojourn.replay.draft_odds import DraftModel
 from sojourn.replay.known_sizes import KnownSizes
 from sojourn.replay.load import BlockHashes, LoadChange, ReplayedLoad
-from sojourn.replay.loop import Replica
 from sojourn.replay.noise import Noise
 from sojourn.replay.outcome import Answers, replayed_answers
 from sojourn.replay.recorded import WAY_ACCOUNTS, RecordedLoad
+from sojourn.replay.replayed_model import ReplayedDrafts, ReplayedModel
+from sojourn.replay.replica import Replica
 from sojourn.replay.routing import make_routing
 from sojourn.replay.settings import changed_config
+from sojourn.replay.simulated_runner import SimulatedRunner, VirtualClock
+from sojourn.replay.simulated_tiers import TierSpeed, simulated_tiers
 from sojourn.replay.step_fit import StepTimes
-from sojourn.replay.tiers import TierSpeed, replayed_tiers
 from sojourn.replay.token_budget import token_budget
 from sojourn.replay.turn_model import FittedTurns
 
@@ -142,8 +144,8 @@ class Replayer:
         return Replayed(
             answers=replayed_answers(sent),
             cached_tokens=sum(each.cached_tokens for each in sent),
-            preemptions=sum(replica.preemptions for replica in replicas),
-            steps=sum(replica.steps for replica in replicas),
+            preemptions=sum(replica.observer.preemptions for replica in replicas),
+            steps=sum(replica.num_steps for replica in replicas),
             refused=load.refused,
             repeated=load.repeated,
             extrapolated=sum(each.extrapolated_ns for each in turns) / device_ns if device_ns else 0.0,
@@ -179,13 +181,17 @@ class Replayer:
         material, drafts = self._material, None
         overlap = material.overlap if config.overlap == "auto" else config.overlap == "on"
         block_bytes = None if material.shape is None else tier_bytes(material.shape, config.block_size)
-        tiers = replayed_tiers(config, block_bytes, material.tier_speeds)
+        clock = VirtualClock()
+        tiers = simulated_tiers(config, block_bytes, material.tier_speeds, clock)
         if config.speculation != "none":
             assert material.drafts is not None, "a change to speculation that nothing tells of is refused"
             drafts = ReplayedDrafts(material.drafts, load.recorded_id)
-        techniques = planning(config, tiers=None if tiers is None else tiers.books, max_loras=config.max_loras)
+        model = ReplayedModel(load.hashes_of, drafts, tiers)
+        runner = SimulatedRunner(clock, turns, model)
+        books = None if tiers is None else tiers.books
+        techniques = planning(config, runner, tiers=books, max_loras=config.max_loras)
         scheduler = make_scheduler(config, config.num_kv_blocks, budget, techniques, self._window(config))
-        return Replica(scheduler, turns, load.on_emitted, overlap=overlap, drafts=drafts, tiers=tiers)
+        return Replica(scheduler, runner, load, overlap=overlap, tiers=tiers)
 
 
 def _pool_tokens(config: EngineConfig, window: FreedWindow | None) -> int:

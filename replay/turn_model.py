@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from sojourn.engine.request.plan import StepPlan
-from sojourn.replay.loop import TurnTimes
+from sojourn.replay.decode_runs import DecodeRun
 from sojourn.replay.noise import Noise
+from sojourn.replay.simulated_runner import TurnTimes
 from sojourn.replay.step_fit import StepTimes
 
 
@@ -96,3 +97,6 @@ class FittedTurns:
         last = self._times_of(decodes, decodes, pairs + decodes * (count - 1), 0, 0, decodes, 0, decodes, 0.0)
         self.device_ns, self.extrapolated_ns, self.guessed_ns = counted
         return first, (last.device - first.device) / max(1, count - 1)
+
+    def took(self, run: DecodeRun, turns: int) -> None:
+        self.device_ns += turns * run.first.device + run.growth_ns * (turns * (turns - 1) // 2)

@@ -64,6 +64,11 @@ class Engine:
         return bool(self._under_way) or self.scheduler.has_work
 
     @property
+    def num_preparing(self) -> int:
+        """Requests that may not be scheduled yet."""
+        return len(self._preparing)
+
+    @property
     def is_preparing(self) -> bool:
         """Some requests may not be scheduled yet, or a technique waits; `receive` sees whether that is over."""
         return bool(self._preparing) or any(technique.is_waiting for technique in self.techniques)

@@ -11,17 +11,18 @@ import numpy as np
 from sojourn.engine.config import EngineConfig, keeps_all_blocks, largest_chunk_tokens, largest_step_tokens
 from sojourn.engine.loop.scheduling import make_scheduler
 from sojourn.engine.memory.window import freed_window
-from sojourn.engine.request.request import Request
-from sojourn.engine.request.scheduler import Emitted
+from sojourn.engine.messages import Ended, Submit
 from sojourn.engine.sampling import SamplingParams
 from sojourn.engine.techniques.planning import planning
 from sojourn.metrics.prediction import Change
-from sojourn.replay.fleet.replica import FleetReplica
 from sojourn.replay.fleet.traffic import FleetTraffic
 from sojourn.replay.next_turn import NextTurn
 from sojourn.replay.noise import LARGEST_RATIO
+from sojourn.replay.replayed_model import ReplayedModel
+from sojourn.replay.replica import Replica
 from sojourn.replay.routing import RoutingPolicy
 from sojourn.replay.simulate import Material
+from sojourn.replay.simulated_runner import SimulatedRunner, VirtualClock
 from sojourn.replay.step_fit import StepTimes
 from sojourn.replay.token_budget import token_budget
 from sojourn.replay.turn_model import FittedTurns
@@ -86,27 +87,32 @@ class FleetReplay:
         self._max_waiting = config.max_waiting
         self._pool_tokens = config.num_kv_blocks * config.block_size
         self._max_num_seqs = config.max_num_seqs
-        self.replicas: list[FleetReplica] = []
+        self.replicas: list[Replica] = []
+        self._steps: list[FittedTurns] = []
         self._place_of: dict[int, int] = {}
         most_tokens = largest_step_tokens(config, material.device_type)
         window = None
         if material.shape is not None:
             most_new = largest_chunk_tokens(config, most_tokens)
             window = freed_window(material.shape, most_new, keeps_all=keeps_all_blocks(config))
-        noise = UsualNoise(material.times)
+        noise, model = UsualNoise(material.times), ReplayedModel(self._hashes_of)
         for number in kept:
-            techniques = planning(config, max_loras=config.max_loras)
             turns = FittedTurns(material.times, noise, device_speed=change.device_speed, removed=change.removed)
             budget = token_budget(config, change, material.times, 1.0, material.device_type, material.objective_tpot_ms)
+            runner = SimulatedRunner(VirtualClock(), turns, model)
+            techniques = planning(config, runner, max_loras=config.max_loras)
             scheduler = make_scheduler(config, config.num_kv_blocks, budget, techniques, window)
             self._place_of[number] = len(self.replicas)
-            self.replicas.append(FleetReplica(scheduler, turns, self._on_emitted))
+            self._steps.append(turns)
+            steady = turns if config.pipeline_parallel == 1 else None
+            self.replicas.append(Replica(scheduler, runner, self, overlap=False, steady=steady))
         self._turns = NextTurn(self.replicas)
         count = len(traffic)
         self._first_ns, self._last_ns = np.full(count, NO_MOMENT), np.full(count, NO_MOMENT)
         self._replica = np.full(count, -1, dtype=np.int32)
         self._is_refused = np.zeros(count, dtype=bool)
         self._cached = np.zeros(count, dtype=np.int64)
+        self._hashes: dict[int, list[bytes]] = {}  # of requests that no engine has received
 
     def run(self) -> FleetAnswers:
         """Without the garbage collector: what a replay makes has no cycles."""
@@ -124,10 +130,10 @@ class FleetReplay:
                 gc.enable()
         return FleetAnswers(
             self._first_ns, self._last_ns, self._replica, self._is_refused, self._cached,
-            preemptions=sum(each.preemptions for each in self.replicas),
-            steps=sum(each.steps for each in self.replicas),
-            device_ns=sum(each.turns.device_ns for each in self.replicas),
-            extrapolated_ns=sum(each.turns.extrapolated_ns for each in self.replicas),
+            preemptions=sum(each.observer.preemptions for each in self.replicas),
+            steps=sum(each.num_steps for each in self.replicas),
+            device_ns=sum(each.device_ns for each in self._steps),
+            extrapolated_ns=sum(each.extrapolated_ns for each in self._steps),
         )  # fmt: skip
 
     def _turn_until(self, now_ns: float) -> None:
@@ -153,26 +159,22 @@ class FleetReplay:
             self._is_refused[number] = True
             self._routing.ended(chosen)
             return
-        request = Request(
-            arrival_index=0,
-            id=str(number),
-            prompt_tokens=prompt_tokens,
-            token_ids=[0] * prompt_tokens,
-            sampling=_sampling(output_tokens),
-        )
-        request._hashes = hashes  # of all the tokens that it will ever have
-        replica.submit(request, now_ns)
+        message = Submit(str(number), [0] * prompt_tokens, _sampling(output_tokens), encoded_ns=round(now_ns))
+        self._hashes[number] = hashes
+        replica.submit(message, now_ns)
         self._turns.changed(place)
 
-    def _on_emitted(self, emitted: list[Emitted], committed_ns: float) -> None:
-        for request, _, reason, _ in emitted:
-            number = int(request.id)
-            if request.output_tokens == 1:
-                self._first_ns[number] = committed_ns + self._way.first_out
-            if reason is not None:
-                self._last_ns[number] = committed_ns + self._way.last_out
-                self._cached[number] = request.counts.cached_tokens
-                self._routing.ended(int(self._replica[number]))
+    def _hashes_of(self, sequence: str) -> list[bytes]:
+        return self._hashes.pop(int(sequence))
+
+    def first_token(self, request_id: str, now_ns: float) -> None:
+        self._first_ns[int(request_id)] = now_ns + self._way.first_out
+
+    def ended(self, ended: Ended, now_ns: float) -> None:
+        number = int(ended.request_id)
+        self._last_ns[number] = now_ns + self._way.last_out
+        self._cached[number] = ended.cached_tokens
+        self._routing.ended(int(self._replica[number]))
 
 
 @cache

@@ -8,6 +8,7 @@ import numpy as np
 from sojourn.metrics.errors import ReplayError
 
 OWN = 1 << 62  # from here on: numbers of blocks that no other request has
+OF_A_TRACE = bytes(8)  # behind the number of a block: an engine's hashes have 16 bytes
 COPY_SHIFT = 36  # a copy's blocks are other ones than those of the trace
 
 
@@ -63,7 +64,7 @@ class FleetTraffic:
         return b"%d#%d" % (self._sessions[self._rows[request]], copy)
 
     def hashes(self, request: int) -> list[bytes]:
-        """Of all blocks that it fills, those of its output included, 8 bytes each. What the trace does not name is its
+        """Of all blocks that it fills, those of its output included, 16 bytes each. What the trace does not name is its
         own."""
         size = self._block_size
         named = self._blocks[self._rows[request]]
@@ -71,7 +72,7 @@ class FleetTraffic:
         full = int(self.prompt_tokens[request] + self.output_tokens[request]) // size
         if (lacking := full - len(named)) > 0:
             raw += np.arange(OWN + (request << 20), OWN + (request << 20) + lacking).tobytes()
-        return [raw[begin : begin + 8] for begin in range(0, 8 * full, 8)]
+        return [raw[begin : begin + 8] + OF_A_TRACE for begin in range(0, 8 * full, 8)]
 
     def pooled_hit_tokens(self) -> int:
         """Prompt tokens that one cache of all replicas without eviction would hit."""

@@ -1,11 +1,10 @@
-"""A simulated device: a runner on a virtual clock whose KV cache remembers which token each slot was written for."""
+"""An engine on a virtual clock over a device whose cache remembers which token each slot was written for."""
 
 import hashlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import NamedTuple
 
 from sojourn.engine.config import EngineConfig
 from sojourn.engine.kv_event_wire import WireFormat
@@ -18,7 +17,7 @@ from sojourn.engine.memory.kv_events import make_kv_event_log
 from sojourn.engine.memory.shadow.observer import ShadowObserver
 from sojourn.engine.memory.window import FreedWindow
 from sojourn.engine.messages import Observed, Submit, Tokens
-from sojourn.engine.request.plan import LaunchedStep, ScheduledTokens, StepOutcome, StepPlan
+from sojourn.engine.request.plan import ScheduledTokens, StepPlan
 from sojourn.engine.request.policies import make_policy
 from sojourn.engine.request.request import Request, State
 from sojourn.engine.request.scheduler import Scheduler
@@ -37,6 +36,7 @@ from sojourn.engine.techniques.tiers.transfers import Transfers
 from sojourn.engine.telemetry.observer import make_observer
 from sojourn.metrics.compute.cost_model import ModelShape
 from sojourn.metrics.records import StepRecord
+from sojourn.replay.simulated_runner import Computed, SimulatedRunner, TurnTimes, VirtualClock
 from tests.engine.memory.audits import audit_observer, audit_pool, audit_tiers
 from tests.engine.published import Published
 
@@ -46,16 +46,7 @@ SHAPE = ModelShape(
 )  # fmt: skip
 
 
-class VirtualClock:
-    """Every reading is later than the one before by `tick_ns`, so that forgotten time would show."""
-
-    def __init__(self, tick_ns: int = 1000):
-        self.now_ns = 0
-        self.tick_ns = tick_ns
-
-    def __call__(self) -> int:
-        self.now_ns += self.tick_ns
-        return self.now_ns
+TICK_NS = 1000  # so that forgotten time would show
 
 
 def next_token(token_ids: list[int]) -> int:
@@ -69,16 +60,6 @@ def sequential(prompt: list[int], max_tokens: int) -> list[int]:
     for _ in range(max_tokens):
         ids.append(next_token(ids))
     return ids[len(prompt) :]
-
-
-class SimulatedWork(NamedTuple):
-    """What the device will have made of a step, and when."""
-
-    device_begin_ns: int
-    device_end_ns: int
-    sampled: dict[str, list[int]]
-    load_ns: int = 0
-    store_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -100,20 +81,26 @@ class SimulatedPreparation:
 
 
 @dataclass
-class SimulatedRunner:
-    """Asserts that whatever a request reads from the cache is what was written for it.
+class KnownSteps:
+    """The times of steps: the device's alone. What the host takes are readings of the clock."""
 
-    The device works in the order of the launches, and knows what it drew before the host does.
-    """
-
-    clock: VirtualClock
-    pool: BlockPool
     step_ns: int = 1_000_000
     token_ns: int = 50_000
+    idle_receive_ns: int = 0
+
+    def times(self, plan: StepPlan, begin_ns: float) -> TurnTimes:
+        return TurnTimes(0, self.step_ns + self.token_ns * sum(item.new_tokens for item in plan.scheduled), 0, 0, 0)
+
+
+@dataclass
+class CheckedModel:
+    """Its KV cache remembers which token each slot was written for: whatever a request reads is what was written for
+    it."""
+
+    pool: BlockPool
     draft_ns: int = 70_000
     writes_ahead: bool = False
     draft_quality: float = 0.7  # share of the drafts that are right
-    stores_beside_steps: bool = True
     dice: random.Random = field(default_factory=lambda: random.Random(0))
 
     def __post_init__(self) -> None:
@@ -121,12 +108,13 @@ class SimulatedRunner:
         self.slots: dict[int, tuple[int, ...]] = {}  # slot → the tokens up to and with the one it holds
         self.host: dict[int, list[tuple[int, ...] | None]] = {}  # slot of host memory → what a block held
         self.drawn: dict[int, int] = {}  # order of a request → what the device drew for it last
-        self.free_ns = 0  # when the device is done with what it was given
-        self.under_way: list[LaunchedStep] = []
+        self.num_unread = 0  # steps
         self.preparations: dict[str, SimulatedPreparation] = {}  # of requests that may not be scheduled at once
 
-    def launch(self, plan: StepPlan) -> LaunchedStep:
-        assert plan.scheduled, "a step computes nothing: whoever waits now waits for ever"
+    def begin(self, request: Request) -> SimulatedPreparation | None:
+        return self.preparations.get(request.id)
+
+    def compute(self, plan: StepPlan) -> Computed:
         transfers = plan.parts.get("tiers")
         store_ns = self._store(transfers) if transfers is not None else 0
         size, targets = self.block_size, [target for _, target in plan.copies]
@@ -136,16 +124,9 @@ class SimulatedRunner:
         }
         self.slots |= copied  # all are read before any is written
         load_ns = self._load(transfers) if transfers is not None else 0
-        sampled = {item.request.id: tokens for item in plan.scheduled if (tokens := self._compute(item))}
-        prepared_ns, launched_ns = self.clock(), self.clock()
-        begin_ns = max(launched_ns, self.free_ns)
-        duration_ns = self.step_ns + self.token_ns * sum(item.new_tokens for item in plan.scheduled)
-        duration_ns += load_ns + store_ns
-        self.free_ns = begin_ns + duration_ns
-        work = SimulatedWork(begin_ns, self.free_ns, sampled, load_ns, store_ns)
-        step = LaunchedStep(plan, prepared_ns, launched_ns, work)
-        self.under_way.append(step)
-        return step
+        sampled = {item.request.id: tokens for item in plan.scheduled if (tokens := self.tokens(item))}
+        self.num_unread += 1
+        return Computed(sampled, load_ns, store_ns)
 
     def between_steps(self, name: str, work: Transfers) -> tuple[int, int]:
         assert name == "tiers"
@@ -164,11 +145,11 @@ class SimulatedRunner:
                 self.slots[block * self.block_size + i] = history
         return len(transfers.loads) * 20_000
 
-    def _compute(self, item: ScheduledTokens) -> list[int]:
+    def tokens(self, item: ScheduledTokens) -> list[int]:
         """Computes a request's share of a step; what it draws."""
         request, size = item.request, self.block_size
         unknown = item.past_tokens + item.new_tokens - len(item.drafts) - len(request.token_ids)
-        assert unknown <= 0 or unknown == len(self.under_way) == 1, f"{request.id} computes what nobody drew"
+        assert unknown <= 0 or unknown == self.num_unread == 1, f"{request.id} computes what nobody drew"
         assert not (unknown and item.drafts), f"{request.id} has drafts behind a token that nobody read"
         token_ids = request.token_ids + [self.drawn.get(request.arrival_index)] * unknown + list(item.drafts)
         written = request.blocks[item.past_tokens // size :]
@@ -195,25 +176,11 @@ class SimulatedRunner:
         self.drawn[request.arrival_index] = tokens[-1]
         return tokens
 
-    def collect(self, step: LaunchedStep) -> StepOutcome:
-        assert self.under_way.pop(0) is step, "steps are read in the order of their launch"
-        work: SimulatedWork = step.state
-        self.clock.now_ns = max(self.clock.now_ns, work.device_end_ns)
-        waited_ns = sampled_ns = self.clock()
-        if step.plan.wanted:
-            self.clock.now_ns += self.draft_ns
-            sampled_ns = self.clock()
-        return StepOutcome(
-            work.sampled, waited_ns, sampled_ns, work.device_begin_ns, work.device_end_ns, 0,
-            load_ns=work.load_ns, store_ns=work.store_ns,
-            logit_rows=sum(1 + len(item.drafts) for item in step.plan.scheduled if item.samples),
-            **self._drafts(step.plan, work.sampled),
-        )  # fmt: skip
-
-    def _drafts(self, plan: StepPlan, sampled: dict[str, list[int]]) -> dict:
-        """As `StepOutcome` has them: for each draft the virtual dice say whether it is the model's next token."""
+    def drafts(self, plan: StepPlan, sampled: dict[str, list[int]]) -> tuple[dict[str, tuple[int, ...]], int]:
+        """For each draft the virtual dice say whether it is the model's next token."""
+        self.num_unread -= 1
         if not plan.wanted:
-            return {}
+            return {}, 0
         drafts = {}
         for item in plan.scheduled:
             if (wanted := plan.wanted.get(item.request.id)) is not None and item.request.state is State.RUNNING:
@@ -225,10 +192,7 @@ class SimulatedRunner:
                     is_right = self.dice.random() < self.draft_quality
                     found.append(next_token(token_ids) if is_right else self.dice.randrange(SHAPE.vocab_size))
                     token_ids = [*token_ids, found[-1]]
-        return {
-            "drafts": {request_id: tuple(found) for request_id, found in drafts.items() if found},
-            "draft_ns": self.draft_ns,
-        }
+        return {request_id: tuple(found) for request_id, found in drafts.items() if found}, self.draft_ns
 
     def _write_ahead(self, request: Request, begin: int, count: int) -> None:
         """What a proposer leaves in the cache behind the known tokens. A fork that came since the step was planned may
@@ -236,15 +200,6 @@ class SimulatedRunner:
         for position in range(begin, begin + count):
             block = request.blocks[position // self.block_size]
             self.slots[block * self.block_size + position % self.block_size] = ()
-
-    def begin(self, request: Request) -> SimulatedPreparation | None:
-        return self.preparations.get(request.id)
-
-    def forget(self, request_id: str) -> None:
-        """Nothing is kept for a request."""
-
-    def close(self) -> None:
-        """No process computes."""
 
 
 @dataclass
@@ -319,7 +274,7 @@ class Simulation:
 
     def __init__(
         self, num_blocks: int = 64, block_size: int = 4, prefix_caching: bool = True, policy: str = "fcfs",
-        knobs: dict | None = None, overlap: bool = False, device: type[SimulatedRunner] = SimulatedRunner,
+        knobs: dict | None = None, overlap: bool = False, device: type[CheckedModel] = CheckedModel,
         host_blocks: int = 0, disk_blocks: int = 0, files: dict[bytes, list] | None = None, stores: str = "fill",
         window: FreedWindow | None = None, kv_events: WireFormat | None = None,
         clock: VirtualClock | None = None, peer: Callable[[dict], PeerTier] | None = None, lease_ns: int | None = None,
@@ -327,24 +282,25 @@ class Simulation:
     ):  # fmt: skip
         """`peer`: from this runner's host memory, where it reads prompts of a prefill server. With `lease_ns` it is
         one."""
-        self.clock = clock or VirtualClock()
+        self.clock = clock or VirtualClock(TICK_NS)
         self.published = Published()
         settings = {"max_num_seqs": 8, "max_num_batched_tokens": 32} | limits
         config = EngineConfig(model="", policy=policy, max_num_seqs=settings["max_num_seqs"], **(knobs or {}))
         eviction = make_eviction_policy(config.eviction_policy, num_blocks, config.eviction_ttl_seconds)
         pool = BlockPool(num_blocks, block_size, prefix_caching, eviction, window)
         self.block_observer = make_block_observer(config, pool)
-        self.runner = device(self.clock, pool)
+        self.steps, self.model = KnownSteps(), device(pool)
+        self.runner = SimulatedRunner(self.clock, self.steps, self.model)
         self.disk: SimulatedStore | None = None
         self.tiers: KVTiers | None = None
         if host_blocks:
             slow = []
             if disk_blocks:
-                self.disk = SimulatedStore(self.runner.host, {} if files is None else files)
+                self.disk = SimulatedStore(self.model.host, {} if files is None else files)
                 slow.append(SlowTier(self.disk, disk_blocks))
             self.tiers = KVTiers(
                 TierIndex("host", host_blocks), slow, block_size=block_size, block_bytes=100, store_policy=stores,
-                peer=None if peer is None else peer(self.runner.host), hands_over=lease_ns is not None,
+                peer=None if peer is None else peer(self.model.host), hands_over=lease_ns is not None,
                 clock=self.clock,
             )  # fmt: skip
         self.headers = SlotHeaders(memoryview(bytearray(HEADER_BYTES * max(1, host_blocks))), b"model")
@@ -365,7 +321,7 @@ class Simulation:
         if draft_lengths is not None:
             techniques.append(DraftPlanning(draft_lengths))
         if drafts := next((each for each in techniques if isinstance(each, DraftPlanning)), None):
-            self.runner.writes_ahead = drafts.lengths.writes_ahead
+            self.model.writes_ahead = drafts.lengths.writes_ahead
         self.scheduler = Scheduler(pool, policy_of, self.block_observer, techniques=techniques, **settings)
         observer = make_observer(config, SHAPE, self.scheduler)
         self.engine = Engine(self.scheduler, self.runner, observer, self._take, overlap=overlap, clock=self.clock)

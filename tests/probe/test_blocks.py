@@ -18,7 +18,7 @@ from sojourn.live.kv_lens.of_run import lens_of_run
 from sojourn.metrics.memory.branches import branches_of
 from sojourn.metrics.memory.miss_ratio import miss_ratio_curve
 from sojourn.metrics.memory.prefix_outcomes import RATIOS
-from tests.engine.simulated import SimulatedRunner, Simulation
+from tests.engine.simulated import CheckedModel, Simulation
 from tests.further import further
 from tests.probe import foreign_vllm_blocks as foreign
 from tests.probe.foreign_vllm import config, install
@@ -127,10 +127,10 @@ def test_each_cause_of_a_miss(folder):
     assert len(rows.prompt_block_hashes[names[4]]) == 3 and len(set(rows.prompt_block_hashes[names[4]])) == 3
 
 
-class SameTokens(SimulatedRunner):
+class SameTokens(CheckedModel):
     """Our engine with the outputs of the foreign one."""
 
-    def _compute(self, item):
+    def tokens(self, item):
         length = item.past_tokens + item.new_tokens
         return [1000 + length * 7919 % 50_000] if item.samples else []
 

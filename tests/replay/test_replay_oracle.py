@@ -11,10 +11,12 @@ from sojourn.engine.loop.scheduling import make_scheduler
 from sojourn.engine.request.plan import StepPlan
 from sojourn.metrics.prediction import Change
 from sojourn.replay.load import BlockHashes, LoadChange, ReplayedLoad, Sent
-from sojourn.replay.loop import Replica, TurnTimes
 from sojourn.replay.predictor import predictor_of
 from sojourn.replay.recorded import RecordedLoad, RecordedRequest
+from sojourn.replay.replayed_model import ReplayedModel
+from sojourn.replay.replica import Replica
 from sojourn.replay.routing import RoundRobin
+from sojourn.replay.simulated_runner import SimulatedRunner, TurnTimes, VirtualClock
 from tests.replay.simulated_run import DEFAULTS, TICK, Ask, drive, random_asks, write_run
 
 NOWHERE = dict.fromkeys(("client.lag", "client.network"), 0.0)  # a way that takes no time
@@ -58,7 +60,8 @@ def replayed(asks: list[Ask], *, overlap: bool = False, policy: str = "fcfs", **
         recorded(asks), LoadChange(), BlockHashes(config.block_size), max_waiting=10**6, pool_tokens=10**6
     )
     scheduler = make_scheduler(config, limits["num_blocks"])
-    replica = Replica(scheduler, SimulatedTurns(), load.on_emitted, overlap=overlap)
+    runner = SimulatedRunner(VirtualClock(), SimulatedTurns(), ReplayedModel(load.hashes_of))
+    replica = Replica(scheduler, runner, load, overlap=overlap)
     return load.run([replica], RoundRobin(1)), replica
 
 
@@ -74,8 +77,8 @@ def check_same(asks: list[Ask], within_ns: float = 0.0, **settings) -> int:
         if each.status == "ok":
             assert each.last_ns == pytest.approx(stamps[-1], abs=within_ns), ask
     preemptions = sum(len(record.preempted_ids) for record in simulation.published.records)
-    assert replica.preemptions == preemptions
-    assert replica.steps == len(simulation.published.records)
+    assert replica.observer.preemptions == preemptions
+    assert replica.num_steps == len(simulation.published.records)
     return preemptions
 
 

@@ -8,11 +8,13 @@ from sojourn.engine.config import EngineConfig
 from sojourn.engine.loop.scheduling import make_scheduler
 from sojourn.engine.techniques.planning import planning
 from sojourn.metrics.errors import ReplayError
-from sojourn.replay.drafts import DraftModel, Odds, ReplayedDrafts, lookup_drafts, recorded_drafts
+from sojourn.replay.draft_odds import DraftModel, Odds, lookup_drafts, recorded_drafts
 from sojourn.replay.load import BlockHashes, LoadChange, ReplayedLoad
-from sojourn.replay.loop import Replica
+from sojourn.replay.replayed_model import ReplayedDrafts, ReplayedModel
+from sojourn.replay.replica import Replica
 from sojourn.replay.routing import RoundRobin
 from sojourn.replay.settings import check_drafts
+from sojourn.replay.simulated_runner import SimulatedRunner, VirtualClock
 from tests.replay.simulated_run import random_asks
 from tests.replay.test_replay_oracle import SimulatedTurns, recorded
 
@@ -30,13 +32,10 @@ def replay(odds: Odds | None, drafts: int = 4):
         recorded(random_asks(3, 40)), LoadChange(), BlockHashes(4), max_waiting=10**6, pool_tokens=10**6
     )
     model = None if odds is None else ReplayedDrafts(DraftModel("ngram", odds), load.recorded_id)
-    replica = Replica(
-        make_scheduler(config, 512, None, planning(config)),
-        SimulatedTurns(),
-        load.on_emitted,
-        overlap=False,
-        drafts=model,
-    )
+    scheduler = make_scheduler(config, 512, None, planning(config))
+    device = ReplayedModel(load.hashes_of, model)
+    runner = SimulatedRunner(VirtualClock(), SimulatedTurns(), device)
+    replica = Replica(scheduler, runner, load, overlap=False)
     return load.run([replica], RoundRobin(1)), replica
 
 
@@ -46,7 +45,7 @@ def test_every_request_gets_its_tokens_whatever_is_accepted():
         sent, replica = replay(odds)
         assert [each.output_tokens for each in sent] == [each.output_tokens for each in plain]
         assert all(each.status == "ok" for each in sent)
-        assert (replica.steps < none.steps) == (odds is not NEVER)
+        assert (replica.num_steps < none.num_steps) == (odds is not NEVER)
 
 
 def test_drafts_that_are_all_accepted_give_five_tokens_a_step():
@@ -55,16 +54,12 @@ def test_drafts_that_are_all_accepted_give_five_tokens_a_step():
     alone[0].max_tokens = 21
     config = EngineConfig(model="", telemetry="off", speculation="ngram", speculation_adaptive="off", block_size=4)
     load = ReplayedLoad(recorded(alone), LoadChange(), BlockHashes(4), max_waiting=9, pool_tokens=10**6)
-    drafts = ReplayedDrafts(DraftModel("ngram", ALWAYS), load.recorded_id)
-    replica = Replica(
-        make_scheduler(config, 64, None, planning(config)),
-        SimulatedTurns(),
-        load.on_emitted,
-        overlap=False,
-        drafts=drafts,
-    )
+    scheduler = make_scheduler(config, 64, None, planning(config))
+    device = ReplayedModel(load.hashes_of, ReplayedDrafts(DraftModel("ngram", ALWAYS), load.recorded_id))
+    runner = SimulatedRunner(VirtualClock(), SimulatedTurns(), device)
+    replica = Replica(scheduler, runner, load, overlap=False)
     load.run([replica], RoundRobin(1))
-    assert replica.steps == 5
+    assert replica.num_steps == 5
 
 
 def steps_of(rates: list[float], count: int = 2000) -> pd.DataFrame:

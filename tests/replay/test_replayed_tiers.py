@@ -9,9 +9,11 @@ from sojourn.engine.techniques.planning import planning
 from sojourn.metrics.errors import ReplayError
 from sojourn.metrics.memory.plan import GIB
 from sojourn.replay.load import BlockHashes, LoadChange, ReplayedLoad
-from sojourn.replay.loop import Replica
+from sojourn.replay.replayed_model import ReplayedModel
+from sojourn.replay.replica import Replica
 from sojourn.replay.routing import RoundRobin
-from sojourn.replay.tiers import TierSpeed, TimedStore, check_tiers, replayed_tiers, tier_speeds
+from sojourn.replay.simulated_runner import SimulatedRunner, VirtualClock
+from sojourn.replay.simulated_tiers import TierSpeed, TimedStore, check_tiers, simulated_tiers, tier_speeds
 from tests.replay.simulated_run import Ask
 from tests.replay.test_replay_oracle import SimulatedTurns, recorded
 
@@ -28,9 +30,11 @@ def replay(speeds=FAST, **settings):
     for request, ask in zip(loads.requests, asks, strict=True):
         request.token_ids = [*ask.prompt, *range(-100 * request.due_ns - 4, -100 * request.due_ns)]
     load = ReplayedLoad(loads, LoadChange(), BlockHashes(4), max_waiting=99, pool_tokens=10**6)
-    tiers = replayed_tiers(config, 4 * TOKEN_BYTES, speeds)
-    scheduler = make_scheduler(config, 28, None, planning(config, tiers=None if tiers is None else tiers.books))
-    replica = Replica(scheduler, SimulatedTurns(), load.on_emitted, overlap=False, tiers=tiers)
+    clock = VirtualClock()
+    tiers = simulated_tiers(config, 4 * TOKEN_BYTES, speeds, clock)
+    runner = SimulatedRunner(clock, SimulatedTurns(), ReplayedModel(load.hashes_of, None, tiers))
+    techniques = planning(config, runner, tiers=None if tiers is None else tiers.books)
+    replica = Replica(make_scheduler(config, 28, None, techniques), runner, load, overlap=False, tiers=tiers)
     sent = load.run([replica], RoundRobin(1))
     assert all(each.status == "ok" for each in sent)
     return sent
@@ -54,13 +58,14 @@ def test_a_read_of_the_disk_is_waited_for_while_the_loop_sleeps():
 
 
 def test_reads_and_writes_of_a_store_pass_one_after_the_other():
-    store = TimedStore(100, TierSpeed(load=10.0, store=1.0))
+    clock = VirtualClock()
+    store = TimedStore(100, TierSpeed(load=10.0, store=1.0), clock)
     for key in (b"a", b"b"):
         store.read(key, 0)
         store.write(key, 1)
-    store.now_ns = 100.0
+    clock.now_ns = 100.0
     assert [(moved.key, moved.is_read) for moved in store.finished()] == [(b"a", True), (b"b", True), (b"a", False)]
-    store.now_ns = 200.0
+    clock.now_ns = 200.0
     assert [moved.ended_ns - moved.began_ns for moved in store.finished()] == [100]
 
 

@@ -9,17 +9,17 @@ from sojourn.engine.messages import Submit
 from sojourn.engine.request.plan import ScheduledTokens
 from sojourn.engine.sampling import SamplingParams
 from sojourn.metrics.memory.prefix_outcomes import RATIOS
-from tests.engine.simulated import SimulatedRunner, Simulation
+from tests.engine.simulated import CheckedModel, Simulation
 
 BLOCK = 16
 MS = 1_000_000
 Trace = list[tuple[int, list[int], int]]  # due_ns, prompt, output tokens
 
 
-class QuickDevice(SimulatedRunner):
+class QuickDevice(CheckedModel):
     """Takes the same time, and looks into no slot: its tokens depend on who asks and where he is."""
 
-    def _compute(self, item: ScheduledTokens) -> list[int]:
+    def tokens(self, item: ScheduledTokens) -> list[int]:
         return [sampled_token(item.request.arrival_index, item.past_tokens + item.new_tokens)] if item.samples else []
 
 

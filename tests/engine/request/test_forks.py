@@ -66,8 +66,8 @@ def test_waiting_for_the_leader_is_queueing_even_while_the_line_waits_for_memory
     simulation.receive(*family(24, 1), fork("big", [8] * 32))
     simulation.drain()
     ledgers = {name: ended.ledger for name, ended in simulation.published.ended.items()}
-    assert ledgers["big"][Account.MEMORY_BLOCKED] > 5 * simulation.runner.step_ns
-    assert ledgers["f0"][Account.REQUEST_QUEUE] > 5 * simulation.runner.step_ns
+    assert ledgers["big"][Account.MEMORY_BLOCKED] > 5 * simulation.steps.step_ns
+    assert ledgers["f0"][Account.REQUEST_QUEUE] > 5 * simulation.steps.step_ns
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])

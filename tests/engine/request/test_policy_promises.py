@@ -145,7 +145,7 @@ def test_static_batching_admits_nobody_until_the_batch_is_done():
     assert ended["b"].last_step < ended["a"].last_step < ended["c"].first_step == ended["d"].first_step
     alone = [step for step in records if step.request_ids == ["a"]]
     assert len(alone) > 3 and all(step.refusals == {"policy": 1, "behind_head": 1} for step in alone)
-    assert ended["c"].ledger[Account.REQUEST_QUEUE] > 6 * simulation.runner.step_ns
+    assert ended["c"].ledger[Account.REQUEST_QUEUE] > 6 * simulation.steps.step_ns
 
 
 def test_static_batching_fills_its_batch_over_several_steps_before_it_decodes():
@@ -175,7 +175,7 @@ def test_prefill_first_never_mixes_and_stalls_decodes_for_prompts():
     kinds = [step.kinds for step in simulation.published.records]
     assert all(len(set(kind)) == 1 for kind in kinds)
     assert [kind[0] for kind in kinds[:7]] == ["prefill", "decode", *["prefill"] * 5]  # its last token alone, too
-    assert simulation.published.ended["chat"].ledger[Account.REQUEST_INTERFERENCE] >= 5 * simulation.runner.step_ns
+    assert simulation.published.ended["chat"].ledger[Account.REQUEST_INTERFERENCE] >= 5 * simulation.steps.step_ns
 
 
 def test_prefill_first_gives_decodes_a_step_after_the_promised_number_of_others():
@@ -303,8 +303,8 @@ def test_waiting_behind_long_prompts_is_queueing_by_the_policy():
     simulation.drain()
     simulation.check_idle()
     ledger = simulation.published.ended["long1"].ledger
-    assert ledger[Account.REQUEST_QUEUE] > 5 * simulation.runner.step_ns
-    assert simulation.published.ended["memory"].ledger[Account.REQUEST_QUEUE] < simulation.runner.step_ns
+    assert ledger[Account.REQUEST_QUEUE] > 5 * simulation.steps.step_ns
+    assert simulation.published.ended["memory"].ledger[Account.REQUEST_QUEUE] < simulation.steps.step_ns
 
 
 def test_a_long_prompt_is_served_under_a_stream_of_short_ones():

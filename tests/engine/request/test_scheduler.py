@@ -59,7 +59,7 @@ def test_waiting_is_booked_to_the_reason_of_the_refusal(bounds, account):
     simulation.drain()
     ledger = simulation.published.ended["second"].ledger
     waited = {Account.REQUEST_QUEUE, Account.MEMORY_BLOCKED}
-    assert ledger[account] > 7 * simulation.runner.step_ns
+    assert ledger[account] > 7 * simulation.steps.step_ns
     assert all(ledger[other] == 0 for other in waited - {account})
 
 
@@ -87,12 +87,12 @@ def test_delay_by_a_neighbours_prompt_is_booked_as_interference_and_not_without_
         simulation.drain()
     assert quiet.published.ended["chat"].ledger[Account.REQUEST_INTERFERENCE] == 0
     delayed = busy.published.ended["chat"].ledger[Account.REQUEST_INTERFERENCE]
-    assert delayed > 50 * busy.runner.token_ns  # most of the hundred tokens' time
+    assert delayed > 50 * busy.steps.token_ns  # most of the hundred tokens' time
 
 
 def test_a_delay_planted_in_the_device_is_booked_to_the_work_that_it_held_up():
     plain, slow = Simulation(), Simulation()
-    slow.runner.step_ns += 5_000_000
+    slow.steps.step_ns += 5_000_000
     for simulation in (plain, slow):
         simulation.receive(message("a", [1] * 8, 10))
         simulation.drain()

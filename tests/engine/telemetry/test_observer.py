@@ -58,7 +58,7 @@ def play(events: list[tuple[str, object]], held: int, limits: dict, **bounds) ->
                 reason = "adapter" if index % 2 else "grammar"
                 ready_ns = simulation.clock.now_ns + 2_500_000
                 preparation = SimulatedPreparation(simulation.clock, ready_ns, error, reason)
-                simulation.runner.preparations[what.request_id] = preparation
+                simulation.model.preparations[what.request_id] = preparation
             again = msgspec.structs.replace(what, encoded_ns=simulation.clock(), adapter=ADAPTERS[index % 4])
             simulation.receive(again)
         elif kind == "abort":
@@ -163,7 +163,7 @@ def test_a_wait_is_booked_to_its_reason(reason, bounds):
     if reason == "leader":
         second = ask("second", [1] * 12, 2, fork_of="first")
     if reason == "grammar":
-        simulation.runner.preparations["second"] = SimulatedPreparation(simulation.clock, 7_000_000)
+        simulation.model.preparations["second"] = SimulatedPreparation(simulation.clock, 7_000_000)
     comes_later = reason == "step" or bounds.get("policy") == "static"
     simulation.receive(ask("first", [1] * 12, 8), *([] if comes_later else [second]))
     simulation.step()
@@ -173,12 +173,12 @@ def test_a_wait_is_booked_to_its_reason(reason, bounds):
         simulation.receive(ask("second", [2] * 12, 2, began_ns if reason == "step" else simulation.clock()))
     simulation.drain()
     waits = simulation.published.ended["second"].waits
-    assert max(waits, key=waits.get) == reason and waits[reason] >= simulation.runner.step_ns
+    assert max(waits, key=waits.get) == reason and waits[reason] >= simulation.steps.step_ns
 
 
 def test_a_step_tells_how_many_are_held_until_the_runner_is_ready_for_them():
     simulation = Simulation()
-    simulation.runner.preparations["held"] = SimulatedPreparation(simulation.clock, 4_000_000)
+    simulation.model.preparations["held"] = SimulatedPreparation(simulation.clock, 4_000_000)
     simulation.receive(ask("runs", [1] * 8, 9), ask("held", [2] * 8, 2))
     simulation.drain()
     told = [record.refusals.get("grammar", 0) for record in simulation.published.records]

@@ -12,10 +12,10 @@ from sojourn.engine.config import EngineConfig
 from sojourn.metrics.errors import ReplayError
 from sojourn.metrics.prediction import ROUTINGS, Change
 from sojourn.replay.fleet.answer import FleetQuestion, fleet_answers
-from sojourn.replay.fleet.replica import FleetReplica
 from sojourn.replay.fleet.simulate import FleetAnswers, FleetReplay
 from sojourn.replay.fleet.traffic import FleetTraffic, TracedRequest
 from sojourn.replay.predictor import predictor_of
+from sojourn.replay.replica import Replica
 from sojourn.replay.routing import ConsistentHash, LeastRequests, PrefixAware, RoundRobin, make_routing
 from tests.replay.simulated_run import random_asks, write_run
 
@@ -47,13 +47,13 @@ def config(**changed) -> EngineConfig:
     return EngineConfig(**settings)
 
 
-def replayed(material, rows, limits, routing, replicas, *, kept=None) -> tuple[FleetAnswers, list[FleetReplica]]:
+def replayed(material, rows, limits, routing, replicas, *, kept=None) -> tuple[FleetAnswers, list[Replica]]:
     traffic = FleetTraffic(rows, len(rows), None, BLOCK)
     fleet = FleetReplay(material, limits, Change(), traffic, routing, range(replicas) if kept is None else kept)
     return fleet.run(), fleet.replicas
 
 
-@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     seed=st.integers(0, 10**6), num_blocks=st.integers(30, 120), max_num_seqs=st.integers(1, 8),
     policy=st.sampled_from(["fcfs", "fair-share", "priority", "static", "prefill-first"]),
@@ -66,7 +66,7 @@ def test_steps_of_one_batch_at_once_are_the_same_as_single_steps(
     limits = config(num_kv_blocks=num_blocks, max_num_seqs=max_num_seqs, policy=policy)
     fast, runs = replayed(material, rows, limits, LeastRequests(2), 2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FleetReplica, "_begin_run", lambda replica, plan: None)
+        patch.setattr(Replica, "_begin_run", lambda replica: None)
         slow, steps = replayed(material, rows, limits, LeastRequests(2), 2)
     assert np.allclose(fast.first_ns, slow.first_ns, rtol=0, atol=1.0, equal_nan=True)
     assert np.allclose(fast.last_ns, slow.last_ns, rtol=0, atol=1.0, equal_nan=True)
@@ -82,8 +82,8 @@ def test_steps_of_one_batch_at_once_are_the_same_as_single_steps(
 
 def test_the_property_meets_runs_evictions_and_preemptions(material, monkeypatch):
     taken: list[int] = []
-    advance = FleetReplica._advance
-    monkeypatch.setattr(FleetReplica, "_advance", lambda each, turns: (taken.append(turns), advance(each, turns)))
+    advance = Replica._advance
+    monkeypatch.setattr(Replica, "_advance", lambda each, turns: (taken.append(turns), advance(each, turns)))
     found, replicas = replayed(material, trace(3, 60, gap_s=0.002), config(num_kv_blocks=40), RoundRobin(1), 1)
     assert sum(taken) > found.steps / 3 and len(taken) > 30 and found.preemptions > 3
     assert replicas[0].scheduler.pool.evicted_blocks > 50

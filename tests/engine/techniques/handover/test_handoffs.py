@@ -12,9 +12,10 @@ from sojourn.engine.messages import Abort, Submit
 from sojourn.engine.techniques.handover.headers import HEADER, HEADER_BYTES, SlotHeaders, is_of
 from sojourn.engine.techniques.tiers.slow_tier import PeerTier
 from sojourn.engine.techniques.tiers.store import Moved
+from sojourn.replay.simulated_runner import VirtualClock
 from tests.engine.harness import submit
 from tests.engine.memory.audits import audit_tiers
-from tests.engine.simulated import Simulation, VirtualClock, sequential
+from tests.engine.simulated import TICK_NS, Simulation, sequential
 
 LEASE_NS = 40_000_000
 MODEL = b"model".ljust(16, b"\0")  # as the simulation's headers have it
@@ -95,7 +96,7 @@ class SimulatedPeers:
             elif part == "before":
                 self._read[key] = self._header(theirs), None
             elif part == "block":
-                self._read[key] = self._read[key][0], list(self.prefill.runner.host.get(theirs, ["nothing"]))
+                self._read[key] = self._read[key][0], list(self.prefill.model.host.get(theirs, ["nothing"]))
             else:
                 before, block = self._read.pop(key)
                 ok = not self.is_dead and before == self._header(theirs) and is_of(before, MODEL, key)
@@ -111,7 +112,7 @@ class Pair:
 
     def __init__(self, seed: int, *, is_strict: bool = False, by_chunk: bool = True, chunk: int = 32, **decode):
         self.dice = random.Random(seed)
-        clock = VirtualClock()
+        clock = VirtualClock(TICK_NS)
         common = {"clock": clock, "stores": None}
         self.prefill = Simulation(
             num_blocks=16,

@@ -93,7 +93,7 @@ def pad(counts: list[int]) -> list[int]:
 def test_right_drafts_end_a_request_in_a_few_steps_and_wrong_ones_cost_no_token():
     for quality, most in ((1.0, 12), (0.0, 40)):
         simulation = Simulation(knobs={"speculation": "ngram", "speculation_adaptive": "off"})
-        simulation.runner.draft_quality = quality
+        simulation.model.draft_quality = quality
         simulation.receive(ask("a", [3] * 6, 40))
         simulation.drain()
         assert simulation.published.tokens["a"] == sequential([3] * 6, 40)
@@ -107,7 +107,7 @@ def test_a_stop_in_the_middle_of_accepted_drafts_drops_the_rest():
         stop = tokens[length - 1]
         expected = tokens[: tokens.index(stop) + 1]
         simulation = Simulation(knobs={"speculation": "ngram", "speculation_adaptive": "off"})
-        simulation.runner.draft_quality = 1.0
+        simulation.model.draft_quality = 1.0
         simulation.receive(ask("a", prompt, 20, stop_token_ids=[stop]))
         simulation.drain()
         simulation.check_idle()
@@ -128,7 +128,7 @@ def test_drafts_preempt_nobody():
 
 def test_speculation_that_fails_falls_to_no_drafts_and_says_why():
     simulation = Simulation(num_blocks=128, knobs={"speculation": "ngram"})
-    simulation.runner.draft_quality, simulation.runner.token_ns = 0.0, 500_000
+    simulation.model.draft_quality, simulation.steps.token_ns = 0.0, 500_000
     simulation.receive(ask("a", [3] * 6, 300))
     simulation.drain()
     records = simulation.published.records[50:]
@@ -138,7 +138,7 @@ def test_speculation_that_fails_falls_to_no_drafts_and_says_why():
 
 def test_a_batch_that_makes_drafts_a_loss_gets_none_though_they_are_right():
     simulation = Simulation(num_blocks=256, knobs={"speculation": "ngram"})
-    simulation.runner.draft_quality, simulation.runner.token_ns = 0.8, 3_000_000  # three times the rest of a step
+    simulation.model.draft_quality, simulation.steps.token_ns = 0.8, 3_000_000  # three times the rest of a step
     simulation.receive(*[ask(f"r{index}", [index] * 6, 100) for index in range(8)])
     simulation.drain()
     records = simulation.published.records[40:90]
@@ -148,7 +148,7 @@ def test_a_batch_that_makes_drafts_a_loss_gets_none_though_they_are_right():
 
 def test_speculation_that_works_is_used_in_full():
     simulation = Simulation(num_blocks=128, knobs={"speculation": "ngram"})
-    simulation.runner.draft_quality, simulation.runner.token_ns = 1.0, 1_000
+    simulation.model.draft_quality, simulation.steps.token_ns = 1.0, 1_000
     simulation.receive(ask("a", [3] * 6, 300))
     simulation.drain()
     assert sum(record.drafts_wanted == 4 for record in simulation.published.records) > 60

@@ -17,9 +17,10 @@ from sojourn.engine.techniques.tiers.tiers import LEAST_PATIENCE_NS, KVTiers
 from sojourn.engine.techniques.tiers.transfers import Transfers
 from sojourn.metrics.ledger import Account
 from sojourn.metrics.memory.kv_load import KVLoad
+from sojourn.replay.simulated_runner import VirtualClock
 from tests.engine.harness import submit
 from tests.engine.memory.audits import audit_tiers
-from tests.engine.simulated import SimulatedQuestions, SimulatedStore, Simulation, VirtualClock, sequential
+from tests.engine.simulated import TICK_NS, SimulatedQuestions, SimulatedStore, Simulation, sequential
 from tests.engine.traffic import copied_and_loaded, given_up_for_loads
 
 KEYS = [bytes([number]) for number in range(8)]
@@ -220,7 +221,7 @@ def test_a_block_that_is_evicted_before_its_load_was_launched_is_not_loaded():
 
 def make_books(*in_host: bytes, slots: int, stored: Sequence[bytes], asks: bool = False) -> Books:
     """Tiers without a device. The slow store has the blocks `stored`, and is asked for them if `asks`."""
-    clock = VirtualClock()
+    clock = VirtualClock(TICK_NS)
     store = SimulatedStore({}, {key: [key] for key in stored})
     questions = SimulatedQuestions(store) if asks else None
     host, slow = TierIndex("host", slots), SlowTier(store, 8, questions)

@@ -1,21 +1,16 @@
-"""What drafts gave in a run, and what they give in a replay, which has no text.
+"""What drafts gave in a run.
 
 A proposer that is asked for drafts finds some with a probability, and then as many as were asked for. Each position has
 a probability that a draft is accepted, given that those before it were. A request has its own probabilities. Few drafts
 of a request draw them towards those of the run.
-
-Every place of a request has its own seeded draw, which is the same in all replays of a run: another batch has the same
-text.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from hashlib import blake2b
 
 import numpy as np
 import pandas as pd
 
-from sojourn.engine.request.plan import ScheduledTokens, StepPlan
 from sojourn.metrics.statistics.relative_fit import fitted
 
 MOST_DRAFTS = 16  # in one step
@@ -23,7 +18,6 @@ RUN_WEIGHT = 4.0  # trials that the run's own mean counts as, for a request
 LOOKUP_DRAFTS = 4  # tokens that `lookup_steps` verifies in a step
 LOOKUP_ACCEPTANCE = 0.8  # of each draft that prompt lookup found: docs/results/speculation.md has 176 of 210
 LOOKUP_NS = 20_000.0  # of a request that prompt lookup is asked for; on the host
-FOUND, ACCEPTED = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03  # salts of the two draws
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,43 +40,6 @@ class DraftModel:
     request_ns: float = 0.0  # ... and of each request
     known_positions: int = MOST_DRAFTS  # beyond them each draft is accepted as often as the last known one
     sampled: int | None = None  # requests whose outputs were searched; None: the drafts were verified
-
-
-class ReplayedDrafts:
-    """Proposes drafts and accepts them in one replay. `id_of` turns the id of a sequence into that of its call."""
-
-    def __init__(self, model: DraftModel, id_of: Callable[[str], str]) -> None:
-        self._model, self._id_of = model, id_of
-        self._known: dict[str, tuple[int, Odds]] = {}  # sequence → the seed of its draws, and its odds
-
-    def num_accepted(self, item: ScheduledTokens) -> int:
-        """Of the drafts of one sequence in a step."""
-        seed, odds = self._of(item.request.id)
-        drawn, most = _draw(seed ^ ACCEPTED, item.past_tokens), len(item.drafts)
-        return sum([drawn < likely for likely in odds.accepted[:most]])
-
-    def proposed(self, plan: StepPlan) -> tuple[dict[str, tuple[int, ...]], float]:
-        """Drafts by sequence for the next step, and the proposer's nanoseconds."""
-        drafts = {}
-        for item in plan.scheduled:
-            count = plan.wanted.get(item.request.id, 0)
-            if count:
-                seed, odds = self._of(item.request.id)
-                if _draw(seed ^ FOUND, item.past_tokens) < odds.found:
-                    drafts[item.request.id] = (0,) * count
-        model = self._model
-        asked = sum(plan.wanted.values())
-        took_ns = model.step_ns + model.token_ns * asked + model.request_ns * len(plan.wanted) if asked else 0.0
-        return drafts, took_ns
-
-    def _of(self, sequence: str) -> tuple[int, Odds]:
-        known = self._known.get(sequence)
-        if known is None:
-            name = self._id_of(sequence)
-            choice = sequence.rpartition(".")[2]
-            seed = int.from_bytes(blake2b(f"{name}/{choice}".encode(), digest_size=8).digest())
-            known = self._known[sequence] = (seed, self._model.requests.get(name, self._model.mean))
-        return known
 
 
 def recorded_drafts(steps: pd.DataFrame, proposer: str) -> DraftModel | None:
@@ -187,14 +144,3 @@ def _proposer_ns(steps: pd.DataFrame) -> tuple[float, float]:
     wanted = asking.drafts_wanted.to_numpy(dtype=float)
     step_ns, token_ns = fitted(np.stack([np.ones(len(wanted)), wanted], axis=1), asking.draft_ns.to_numpy(dtype=float))
     return float(step_ns), float(token_ns)
-
-
-def _draw(seed: int, place: int) -> float:
-    """A number from 0 to 1 for each place: SplitMix64 (Steele et al., 2014)."""
-    mixed = (seed + place * 0x9E3779B97F4A7C15) & _MASK
-    mixed = ((mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9) & _MASK
-    mixed = ((mixed ^ mixed >> 27) * 0x94D049BB133111EB) & _MASK
-    return (mixed ^ mixed >> 31) / 2**64
-
-
-_MASK = 2**64 - 1

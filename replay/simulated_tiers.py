@@ -5,24 +5,22 @@ The speeds are the bytes per second that the run measured. A tier that the run l
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pandas as pd
 
 from sojourn.engine.config import EngineConfig
-from sojourn.engine.request.plan import StepOutcome, StepPlan
-from sojourn.engine.request.request import Request, State
-from sojourn.engine.request.scheduler import Scheduler
 from sojourn.engine.techniques.tiers.block_format import HEADER
 from sojourn.engine.techniques.tiers.index import TierIndex
 from sojourn.engine.techniques.tiers.settings import DISK_GIB, STAGING_GIB, has_tiers
 from sojourn.engine.techniques.tiers.slow_tier import SlowTier
 from sojourn.engine.techniques.tiers.store import Moved
 from sojourn.engine.techniques.tiers.tiers import KVTiers
-from sojourn.engine.techniques.tiers.transfers import Prefetch, Transfers
+from sojourn.engine.techniques.tiers.transfers import Transfers
 from sojourn.metrics.errors import ReplayError
 from sojourn.metrics.memory.plan import GIB
+from sojourn.replay.simulated_runner import VirtualClock
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +83,16 @@ class TimedStore:
 
     name = "disk"
 
-    def __init__(self, block_bytes: int, speed: TierSpeed) -> None:
+    def __init__(self, block_bytes: int, speed: TierSpeed, clock: VirtualClock) -> None:
         self.block_bytes = block_bytes
-        self.now_ns = 0.0
+        self._clock = clock
         self._ns = {True: block_bytes / speed.load, False: block_bytes / speed.store}
         self._free_ns = {True: 0.0, False: 0.0}
         self._moving: dict[bool, deque[Moved]] = {True: deque(), False: deque()}  # reads, writes
 
     @property
-    def next_end_ns(self) -> float:
-        """Of the read that ends first."""
+    def next_read_ns(self) -> float:
+        """When the first read ends."""
         reads = self._moving[True]
         return reads[0].ended_ns if reads else math.inf
 
@@ -113,7 +111,7 @@ class TimedStore:
     def finished(self) -> list[Moved]:
         ended = []
         for moving in self._moving.values():
-            while moving and moving[0].ended_ns <= self.now_ns:
+            while moving and moving[0].ended_ns <= self._clock.now_ns:
                 ended.append(moving.popleft())
         return ended
 
@@ -125,100 +123,51 @@ class TimedStore:
             moving.clear()
 
     def _move(self, key: bytes, is_read: bool) -> None:
-        began_ns = max(self.now_ns, self._free_ns[is_read])
+        began_ns = max(self._clock.now_ns, self._free_ns[is_read])
         ended_ns = self._free_ns[is_read] = began_ns + self._ns[is_read]
         self._moving[is_read].append(Moved(key, is_read, True, self.block_bytes, round(began_ns), math.ceil(ended_ns)))
 
 
-class ReplayedTiers:
-    """The tiers of one replica, as the loop uses them: requests that wait for reads, and copies of a step."""
+@dataclass(frozen=True, slots=True)
+class SimulatedTiers:
+    """The engine's books of the tiers over stores that only take time."""
 
-    def __init__(self, config: EngineConfig, block_bytes: int, speeds: Mapping[str, TierSpeed]) -> None:
-        slots = _blocks(config.kv_host_gib or STAGING_GIB, block_bytes, "kv_host_gib")
-        slow, self._stores = [], []
-        if config.kv_disk_path is not None:
-            store = TimedStore(block_bytes + HEADER.size, speeds["disk"])
-            capacity = _blocks(config.kv_disk_gib or DISK_GIB, store.block_bytes, "kv_disk_gib")
-            self._stores.append(store)
-            slow.append(SlowTier(store, capacity))
-        self.books = KVTiers(
-            TierIndex("host", slots), slow, block_size=config.block_size, block_bytes=block_bytes,
-            store_policy=config.kv_store_policy or "fill", clock=lambda: math.ceil(self._now_ns),
-        )  # fmt: skip
-        self._now_ns = 0.0
-        self._block_bytes, self._host = block_bytes, speeds.get("host") or speeds["disk"]
-        self._waiting: list[tuple[Request, Prefetch]] = []
+    books: KVTiers
+    stores: list[TimedStore]
+    block_bytes: int
+    host: TierSpeed
 
     @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
+    def next_read_ns(self) -> float:
+        """When the next block that a request may wait for is read, or a request stops to wait."""
+        return min([self.books.waits.next_end_ns, *(store.next_read_ns for store in self.stores)])
 
-    @property
-    def next_end_ns(self) -> float:
-        """When the next block that somebody may wait for is read, or somebody stops to wait."""
-        if not self._waiting:
-            return math.inf
-        return min(self.books.waits.next_end_ns, *(store.next_end_ns for store in self._stores))
-
-    def receive(self, scheduler: Scheduler, arrived: Sequence[Request], now_ns: float) -> list[Request]:
-        """Those that may be scheduled: of the arrived ones, and of those that waited for reads."""
-        self._now_ns = now_ns
-        for store in self._stores:
-            store.now_ns = now_ns
-        self.books.poll()
-        ready = [request for request, prefetch in self._waiting if prefetch.is_done]
-        self._waiting = [each for each in self._waiting if not each[1].is_done]
-        for request in arrived:
-            prefetch = scheduler.technique("tiers").arrived(request, None)
-            if prefetch is None or prefetch.is_done:
-                ready.append(request)
-            else:
-                self._waiting.append((request, prefetch))
-        return ready
-
-    def abort(self, request_id: str) -> Request | None:
-        """A request that waited for reads; None: it did not."""
-        for place, (request, _) in enumerate(self._waiting):
-            if request.id == request_id:
-                del self._waiting[place]
-                request.state = State.FINISHED
-                self.books.release(request)
-                return request
-        return None
-
-    def transfer_ns(self, transfers: Transfers | None) -> tuple[float, float]:
+    def copy_ns(self, transfers: Transfers) -> tuple[float, float]:
         """Of the copies to the device, and of those from it."""
-        if transfers is None:
-            return 0.0, 0.0
-        size, speed = self._block_bytes, self._host
-        return size * len(transfers.loads) / speed.load, size * len(transfers.stores) / speed.store
-
-    def flush(self) -> None:
-        """Copies that wait for no step, where no step follows."""
-        self.books.poll()
-        if (transfers := self.books.take_transfers()) is not None:
-            self.books.transferred(transfers, *map(round, self.transfer_ns(transfers)))
-
-    def collected(self, plan: StepPlan, outcome: StepOutcome) -> None:
-        """As `Engine` books them."""
-        if (transfers := plan.parts.get("tiers")) is not None:
-            self.books.transferred(transfers, outcome.load_ns, outcome.store_ns)
-        if plan.has_prompts:
-            prompt_tokens = sum(item.new_tokens for item in plan.scheduled if item.is_prompt)
-            compute_ns = outcome.device_ns - outcome.sampling_ns - outcome.load_ns - outcome.store_ns
-            self.books.computed(prompt_tokens, compute_ns)
+        size, host = self.block_bytes, self.host
+        return size * len(transfers.loads) / host.load, size * len(transfers.stores) / host.store
 
 
-def replayed_tiers(
-    config: EngineConfig, block_bytes: int | None, speeds: Mapping[str, TierSpeed]
-) -> ReplayedTiers | None:
+def simulated_tiers(
+    config: EngineConfig, block_bytes: int | None, speeds: Mapping[str, TierSpeed], clock: VirtualClock
+) -> SimulatedTiers | None:
     """None where the settings name no tier. `block_bytes` are of a block on the device. Raises ReplayError."""
     if not has_tiers(dict(config)):
         return None
     if not block_bytes:
         raise ReplayError("run.json has no model_shape, so the blocks of a KV tier have no size here")
     check_tiers(config, speeds)
-    return ReplayedTiers(config, block_bytes, speeds)
+    slots = _blocks(config.kv_host_gib or STAGING_GIB, block_bytes, "kv_host_gib")
+    slow, stores = [], []
+    if config.kv_disk_path is not None:
+        store = TimedStore(block_bytes + HEADER.size, speeds["disk"], clock)
+        stores.append(store)
+        slow.append(SlowTier(store, _blocks(config.kv_disk_gib or DISK_GIB, store.block_bytes, "kv_disk_gib")))
+    books = KVTiers(
+        TierIndex("host", slots), slow, block_size=config.block_size, block_bytes=block_bytes,
+        store_policy=config.kv_store_policy or "fill", clock=clock,
+    )  # fmt: skip
+    return SimulatedTiers(books, stores, block_bytes, speeds.get("host") or speeds["disk"])
 
 
 def _blocks(gib: float, block_bytes: int, setting: str) -> int:
