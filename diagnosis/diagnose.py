@@ -17,7 +17,7 @@ from sojourn.diagnosis.server_means import mean_excess, with_means
 from sojourn.diagnosis.state import state_of
 from sojourn.diagnosis.suspects import suspects_of
 from sojourn.diagnosis.symptoms import SYMPTOMS, check, significant
-from sojourn.diagnosis.validity import Lateness, lateness, marked
+from sojourn.diagnosis.validity import Lateness, lateness, mark
 from sojourn.diagnosis.verdict import Diagnosis, Finding, State, SymptomCheck
 from sojourn.metrics.ledger import LIFECYCLES
 from sojourn.metrics.prediction import Predictor
@@ -55,7 +55,7 @@ def diagnose(
             checks[result.symptom] = result
             found += [compared] if compared else []
     late = lateness(facts, lost)
-    found = [marked(each, late) for each in found]
+    found = [mark(each, late) for each in found]
     measured_energy = run_energy(seen(run, level), facts.rows)
     measured = results(facts.rows, facts.meta, measured_energy)
     state, headline = state_of(facts, found, measured.steady, late)

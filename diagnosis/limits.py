@@ -25,12 +25,27 @@ CLOSURE_WARNS = 0.95  # share of the joined requests that must close before the 
 
 
 def warnings(facts: Facts, closed: Closure) -> list[str]:
+    found = [*_of_load(facts), *_of_requests(facts), *_of_records(facts), *_of_probe(section(facts.meta, "probe"))]
+    found += filter(None, (steal_sentence(facts.steal), uncertainty_sentence(facts.meta)))
+    if closed.closed < CLOSURE_WARNS * closed.joined:
+        ledgers = f"only {closed.closed} of {closed.joined} ledgers close"
+        found.append(f"{ledgers} within 1 % and 1 ms; shares are that uncertain")
+    return found
+
+
+def _of_load(facts: Facts) -> list[str]:
     found = [MARK] if facts.measured_by == "server" else []
     found += [NO_OBJECTIVE] if is_expectation(facts.objectives) else []
     found += load_notes(facts.meta)
     imported = section(facts.meta, "imported")
     found += list(imported.get("notes") or ())
     found += [f"not in the imported file: {each}" for each in imported.get("unseen") or ()]
+    return found
+
+
+def _of_requests(facts: Facts) -> list[str]:
+    """Too few, or not sent, not served, not measured, sent late."""
+    found = []
     bound = tightest(facts, "ttft_ms") or tightest(facts, "e2e_ms")
     if 0 < facts.sent < FEWEST_REQUESTS:
         found.append(f"only {facts.sent} requests were measured; shares of fewer than {FEWEST_REQUESTS} mean little")
@@ -56,6 +71,12 @@ def warnings(facts: Facts, closed: Closure) -> list[str]:
             f"the load generator sent late by {facts.lag_p90_ms:.1f} ms (p90): {facts.lag_p90_ms / bound:.0%} of the "
             f"objective of {bound:g} ms is its own delay"
         )
+    return found
+
+
+def _of_records(facts: Facts) -> list[str]:
+    """What the server did not record."""
+    found = []
     if facts.server is not None:
         found += warnings_of(facts.server, facts.served)
     elif facts.served and not facts.joined:
@@ -71,11 +92,6 @@ def warnings(facts: Facts, closed: Closure) -> list[str]:
         found.append(f"only {facts.steps.count} steps: too few for a step model, so capacity is not estimated")
     if changes := section(facts.meta, "core").get("changes_outputs"):
         found.append(f"the outputs are not the model's own ({', '.join(changes)}): times are judged, and not the texts")
-    found += _of_probe(section(facts.meta, "probe"))
-    found += filter(None, (steal_sentence(facts.steal), uncertainty_sentence(facts.meta)))
-    if closed.closed < CLOSURE_WARNS * closed.joined:
-        ledgers = f"only {closed.closed} of {closed.joined} ledgers close"
-        found.append(f"{ledgers} within 1 % and 1 ms; shares are that uncertain")
     return found
 
 

@@ -61,6 +61,13 @@ def _measured(facts: Facts, findings: Sequence[Finding], steady: Steadiness) -> 
             f"{facts.served} of {facts.sent} requests were served; the run names no objective, so nobody can say "
             f"whether that is good. {_ADD_OBJECTIVES[facts.measured_by]}"
         )
+    return _by_objectives(facts, findings, costly, steady)
+
+
+def _by_objectives(
+    facts: Facts, findings: Sequence[Finding], costly: Sequence[Finding], steady: Steadiness
+) -> tuple[State, str]:
+    attained = attainment(facts)
     misses = [excess for excess in excesses(facts) if significant(facts, excess)]
     if not misses and not costly:
         if unknown := _unmeasured(facts):

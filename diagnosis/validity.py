@@ -46,6 +46,15 @@ def lateness(facts: Facts, lost: Sequence[Excess]) -> Lateness:
     lag_ms = (
         ((facts.rows.sent_ns.astype("float64") - facts.rows.due_ns.astype("float64")) / 1e6).clip(lower=0).fillna(0)
     )
+    unsent = facts.errors.get(NO_END, 0) / facts.sent
+    no_verdict = ""
+    if invalid and unsent > TOLERATED_MISSES:
+        no_verdict = f"{unsent:.0%} of the requests were never sent, or have no recorded end"
+    ended_early = invalid and bool(facts.meta.get("load_reasons", reasons))
+    return Lateness(_doubts(facts, lost, lag_ms), reasons if invalid else [], no_verdict, ended_early)
+
+
+def _doubts(facts: Facts, lost: Sequence[Excess], lag_ms: pd.Series) -> dict[tuple[str, str], str]:
     here = {(each.klass, each.objective) for each in lost if each.objective != SERVED}
     in_doubt: dict[tuple[str, str], str] = {}
     for sign, words in ((-1, "had all requests been sent on time"), (1, "had they been sent later still")):
@@ -57,15 +66,10 @@ def lateness(facts: Facts, lost: Sequence[Excess]) -> Lateness:
                 f"unsafe: {words}, {_missing(other, klass, objective):.0%}{whom} would miss their {short(objective)} "
                 f"objective, and {_missing(facts, klass, objective):.0%} do"
             )
-    unsent = facts.errors.get(NO_END, 0) / facts.sent
-    no_verdict = ""
-    if invalid and unsent > TOLERATED_MISSES:
-        no_verdict = f"{unsent:.0%} of the requests were never sent, or have no recorded end"
-    ended_early = invalid and bool(facts.meta.get("load_reasons", reasons))
-    return Lateness(in_doubt, reasons if invalid else [], no_verdict, ended_early)
+    return in_doubt
 
 
-def marked(found: Finding, late: Lateness) -> Finding:
+def mark(found: Finding, late: Lateness) -> Finding:
     """The finding with the reason for which it is not safe."""
     hit = [sentence for name, sentence in late.in_doubt.items() if _is_of(found, name)]
     return msgspec.structs.replace(found, unsafe=hit[0]) if hit else found

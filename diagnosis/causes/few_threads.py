@@ -1,26 +1,25 @@
 """The core computes with fewer threads than there are cores, and cores are idle."""
 
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Cause, Change, Evidence, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.machine_facts import MachineFacts
 from sojourn.diagnosis.proposal import all_of
 from sojourn.diagnosis.statements.device import DEVICE_ACCOUNTS, FASTER_SETTINGS, PER_STEP, SAMPLED, WAITS
 from sojourn.diagnosis.statements.excess import SLOW_DEVICE, excess_evidence
 from sojourn.diagnosis.symptom_tree.reading import DEVICE_TIME, Reading
+from sojourn.metrics.compute.speed_facts import SpeedFacts
 from sojourn.metrics.run.directory import server_hardware
 
 IDLE_CORES = 0.5  # on average: threads that another process would take from are no gain
 
 
 def read_records(facts: Facts, excess: Excess) -> Proposal | None:
-    core, machine = facts.meta.get("core") or {}, facts.machine
+    core = facts.meta.get("core") or {}
     threads, cores = core.get("threads") or 0, server_hardware(facts.meta).get("cores") or 0
     if core.get("device") != "cpu" or not 0 < threads < cores or "threads" not in facts.chosen:
         return None  # the default leaves a core for the front
     speed = facts.speed()
-    at_normal_speed = speed is not None and speed.source == "reference" and speed.device.slowdown < SLOW_DEVICE
     known = [each for each in (speed.others if speed else []) if (each.settings.get("threads") or 0) > threads]
-    rest = 0.0 if machine is None else sum(
-        each or 0.0 for each in (machine.front_cores, machine.load_cores, machine.others_cores))  # fmt: skip
-    idle = 0.0 if machine is None or machine.core_cores is None else cores - machine.core_cores - rest
+    rest, idle = _used_beside(facts.machine, cores)
     # Without a calibration: a third of the ideal, as memory bounds decode steps
     factor = known[0].speedup if known else 1 + (cores / threads - 1) / 3
     # A step ends with its last thread, and the added ones share their cores with all that runs beside the core process
@@ -37,9 +36,7 @@ def read_records(facts: Facts, excess: Excess) -> Proposal | None:
                      "run.json: speed_reference, core, hardware", weight=2 if known else 1),
             evidence(f"{max(idle, 0):.1f} cores are idle on average", idle, "cores", SAMPLED,
                      supports=idle >= IDLE_CORES),
-            *([evidence(f"steps take {speed.device.slowdown:.2f} times what is normal with that number of threads",
-                        speed.device.slowdown, "ratio", PER_STEP, supports=False, weight=2)]
-              if at_normal_speed else []),
+            *_pace_evidence(speed),
             *excess_evidence(excess, (*DEVICE_ACCOUNTS, *WAITS)),
         ],
         measurement="the same scenario with one thread for each core",
@@ -49,6 +46,23 @@ def read_records(facts: Facts, excess: Excess) -> Proposal | None:
         claims=all_of((*DEVICE_ACCOUNTS, *WAITS), 1 - 1 / factor),
         fixes=(Change(settings={"threads": cores}, device_speed=factor),),
     )  # fmt: skip
+
+
+def _pace_evidence(speed: SpeedFacts | None) -> list[Evidence]:
+    """Against the cause: steps at normal speed."""
+    if speed is None or speed.source != "reference" or speed.device.slowdown >= SLOW_DEVICE:
+        return []
+    pace = speed.device.slowdown
+    return [evidence(f"steps take {pace:.2f} times what is normal with that number of threads", pace, "ratio", PER_STEP,
+                     supports=False, weight=2)]  # fmt: skip
+
+
+def _used_beside(machine: MachineFacts | None, cores: int) -> tuple[float, float]:
+    """Cores that run something beside the core process, and cores that are idle, on average."""
+    if machine is None:
+        return 0.0, 0.0
+    rest = sum(each or 0.0 for each in (machine.front_cores, machine.load_cores, machine.others_cores))
+    return rest, 0.0 if machine.core_cores is None else cores - machine.core_cores - rest
 
 
 def show_threads(facts: Facts) -> Reading | None:

@@ -3,7 +3,7 @@
 import math
 
 from sojourn.diagnosis.capacity import FULL, batch_within_tpot, comfortable_batch, kv_batch, kv_blocks, load
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Cause, Change, Evidence, Excess, Facts, Proposal, Rule, evidence
 from sojourn.diagnosis.foreign_server import span_share
 from sojourn.diagnosis.proposal import EXPLAINS_ENOUGH, all_of
 from sojourn.diagnosis.statements.accounts import propose, scale_setting, waited_for
@@ -21,6 +21,7 @@ from sojourn.diagnosis.statements.kv_memory import (
 )
 from sojourn.diagnosis.statements.means import COUNTERS, GAUGES, MOSTLY, PREEMPTED_OFTEN, queue_evidence, time_gained
 from sojourn.diagnosis.statements.prefixes import ROUND_BLOCKS
+from sojourn.diagnosis.step_facts import StepFacts
 from sojourn.diagnosis.symptom_tree.reading import NEGLIGIBLE, Reading
 from sojourn.interop.sources.pressure import KV_FULL
 from sojourn.metrics.compute.cost_model import shape_from
@@ -35,33 +36,26 @@ WORTH_A_WINDOW = 1.25  # times the requests in the same blocks: for less nobody 
 def read_records(facts: Facts, excess: Excess | None) -> Proposal | None:
     steps, by_blocks = facts.steps, facts.waits.get("kv_blocks", 0.0)
     accounts = (*KV_ACCOUNTS, "request.queue") if by_blocks >= 0.5 else KV_ACCOUNTS
-    if excess is not None and excess.share(*accounts) < EXPLAINS_ENOUGH:
-        return None
-    if excess is None and not (by_blocks >= 0.5 or steps.preemptions):
+    matters = by_blocks >= 0.5 or steps.preemptions if excess is None else excess.share(*accounts) >= EXPLAINS_ENOUGH
+    if not matters:
         return None
     cap = facts.engine.get("max_num_seqs") or math.inf
     now, relieved = load(facts), load(facts, batch=min(cap, batch_within_tpot(facts)))
     blocks = suggested_blocks(facts)
     chosen = "num_kv_blocks" in facts.chosen
-    recomputed = steps.recomputed_tokens / steps.tokens if steps.tokens else 0.0
-    room, needed = kv_batch(facts), comfortable_batch(facts)
     smaller = [found for found in (smaller_kv(facts), window(facts)) if found is not None]
     in_bytes, own = is_sized_in_bytes(facts), tuple(each.fix for each in smaller[:1])
     more = tuple(Change(settings={"num_kv_blocks": size}) for size in (blocks, 2 * blocks))
     preempted = f"preemptions fall from {steps.preemptions} to 0, " if steps.preemptions else ""
     return Proposal(
-        cause=f"the pool of {steps.pool_blocks} blocks holds {room:.0f} requests of this length at a time, and "
-        + (f"the load needs {needed}" if needed > round(room) else "the peaks of the load need more"),
+        cause=_room_and_need(facts),
         kind="policy" if chosen else "capacity",
         evidence=[
             *excess_evidence(excess, accounts),
             *blamed_group(facts, excess),
             evidence(f"{by_blocks:.0%} of the waiting was for KV blocks, or behind a request that waited for them",
                      by_blocks, "share", "requests: waits; steps: refusals", supports=by_blocks >= 0.5),
-            evidence(f"KV use was {steps.kv_use_p50:.0%} at the median and {steps.kv_use_max:.0%} at its peak",
-                     steps.kv_use_max, "share", "steps: blocks_active, blocks_pinned", supports=steps.kv_use_max > 0.9),
-            evidence(f"{steps.preemptions} preemptions, {recomputed:.1%} of all tokens were computed again",
-                     steps.preemptions, "preemptions", "steps: preempted_ids, kinds", supports=steps.preemptions > 0),
+            *_use_evidence(steps),
             load_evidence(f"load / capacity is {now:.2f} with this pool and {relieved:.2f} with enough blocks", now,
                           supports=relieved < FULL, weight=2 if relieved >= FULL else 0.5),
             *_lost_room(facts),
@@ -70,9 +64,7 @@ def read_records(facts: Facts, excess: Excess | None) -> Proposal | None:
         settings=dict(own[0].settings) if in_bytes and own else {"num_kv_blocks": blocks},
         if_cause=f"{preempted}load / capacity falls from {now:.2f} to {relieved:.2f}",
         if_rival=f"{missing_share(excess)} stays, with the waiting booked to request.queue",
-        change="" if chosen else
-        f"room for {blocks} blocks: {', '.join(each.words for each in smaller)}{', ' if smaller else ''}"
-        "more device memory, shorter contexts",
+        change="" if chosen else _more_room(blocks, smaller),
         claims=all_of(accounts),
         fixes=own or more if in_bytes else (*more, *own),
     )  # fmt: skip
@@ -119,6 +111,29 @@ def read_means(facts: Facts, excess: Excess | None) -> Proposal | None:
         change=f"more room for KV: {settings}; or shorter contexts, or fewer requests at a time",
         gain=time_gained(view, f"mean queue time, {queued}"),
     )  # fmt: skip
+
+
+def _room_and_need(facts: Facts) -> str:
+    room, needed = kv_batch(facts), comfortable_batch(facts)
+    need = f"the load needs {needed}" if needed > round(room) else "the peaks of the load need more"
+    return (
+        f"the pool of {facts.steps.pool_blocks} blocks holds {room:.0f} requests of this length at a time, and {need}"
+    )
+
+
+def _use_evidence(steps: StepFacts) -> list[Evidence]:
+    recomputed = steps.recomputed_tokens / steps.tokens if steps.tokens else 0.0
+    return [
+        evidence(f"KV use was {steps.kv_use_p50:.0%} at the median and {steps.kv_use_max:.0%} at its peak",
+                 steps.kv_use_max, "share", "steps: blocks_active, blocks_pinned", supports=steps.kv_use_max > 0.9),
+        evidence(f"{steps.preemptions} preemptions, {recomputed:.1%} of all tokens were computed again",
+                 steps.preemptions, "preemptions", "steps: preempted_ids, kinds", supports=steps.preemptions > 0),
+    ]  # fmt: skip
+
+
+def _more_room(blocks: int, smaller: list[SameMemory]) -> str:
+    room = ", ".join([*(each.words for each in smaller), "more device memory", "shorter contexts"])
+    return f"room for {blocks} blocks: {room}"
 
 
 def suggested_blocks(facts: Facts) -> int:

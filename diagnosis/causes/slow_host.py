@@ -9,6 +9,7 @@ from sojourn.diagnosis.statements.excess import excess_evidence
 from sojourn.diagnosis.step_facts import DEVICE_STAGES
 from sojourn.diagnosis.symptom_tree.reading import NEGLIGIBLE, Reading
 from sojourn.diagnosis.symptoms import LOW_DEVICE_BUSY
+from sojourn.metrics.compute.speed_facts import Pace
 
 HOST = "compute.host"
 SMALL_BATCH = 4  # below it the fixed cost of a step weighs on each of its requests
@@ -20,23 +21,14 @@ USUAL_STEP_MS, USUAL_SEQUENCE_MS = 2.0, 0.1
 def read_records(facts: Facts, excess: Excess | None) -> Proposal | None:
     steps, host_share = facts.steps, facts.steps.host_share
     host = {name: part for name, part in steps.stage_share.items() if name not in DEVICE_STAGES}
-    speed = facts.speed()
-    paces = speed.host if speed is not None else {}
-    queued = 0.0 if facts.machine is None else min(0.9, facts.machine.core_queued or 0.0)
-    slow = {name: pace for name, pace in paces.items() if pace.slowdown * (1 - queued) >= SLOW_STAGE}
+    paces, slow = _stage_paces(facts)
     wasted = sum(pace.took_ms - pace.normal_ms for pace in slow.values()) / (steps.wall_ns / 1e6)
     host_ms = host_share * steps.wall_ns / steps.count / 1e6
     usual_ms = USUAL_STEP_MS + USUAL_SEQUENCE_MS * steps.mean_batch
     lost = min(1.0, wasted / max(host_share, 1e-9)) if paces else max(0.0, 1 - usual_ms / max(host_ms, 1e-9))
-    if excess is not None and (excess.objective == "served" or host_share * lost < WORTH_MENDING):
-        return None
-    fills = load(facts) >= FULL > best_load(facts) if facts.work is not None else False
-    idle = facts.device_busy is not None and facts.device_busy < LOW_DEVICE_BUSY and host_share > 1 - LOW_DEVICE_BUSY
-    if excess is None and not idle:
+    if not _is_worth_mending(facts, excess, host_share, lost):
         return None
     claims = {HOST: lost} | dict.fromkeys(CONTENTION, host_share * lost)
-    if excess is not None and excess.share(HOST) * lost < 0.1 and not fills and host_share < EXPLAINS_ENOUGH:
-        return None
     stage = max(slow, key=lambda name: slow[name].took_ms) if slow else max(host, key=lambda name: host[name])
     busy, small = facts.device_busy or 0.0, steps.mean_batch < SMALL_BATCH
     fixed_cost = ": small batches share the fixed cost among few" if small else ", so the fixed cost is already shared"
@@ -64,6 +56,25 @@ def read_records(facts: Facts, excess: Excess | None) -> Proposal | None:
         claims=claims,
         fixes=(Change(removed={HOST: lost}),),
     )  # fmt: skip
+
+
+def _stage_paces(facts: Facts) -> tuple[dict[str, Pace], dict[str, Pace]]:
+    """The host's stages whose normal speed is known, and those of them that are slow on cores of their own."""
+    speed = facts.speed()
+    paces = speed.host if speed is not None else {}
+    queued = 0.0 if facts.machine is None else min(0.9, facts.machine.core_queued or 0.0)
+    return paces, {name: pace for name, pace in paces.items() if pace.slowdown * (1 - queued) >= SLOW_STAGE}
+
+
+def _is_worth_mending(facts: Facts, excess: Excess | None, host_share: float, lost: float) -> bool:
+    """`lost`: of the host's time, what a sound host would not take."""
+    if excess is None:  # no request is late: whether the device idles
+        busy = facts.device_busy
+        return busy is not None and busy < LOW_DEVICE_BUSY and host_share > 1 - LOW_DEVICE_BUSY
+    if excess.objective == "served" or host_share * lost < WORTH_MENDING:
+        return False
+    fills = load(facts) >= FULL > best_load(facts) if facts.work is not None else False
+    return fills or excess.share(HOST) * lost >= 0.1 or host_share >= EXPLAINS_ENOUGH
 
 
 def _neighbour(facts: Facts) -> list[Evidence]:

@@ -218,17 +218,17 @@ def _status(
     """Of a lifecycle: what its findings say; else what the symptom says of it; else what is measured in it."""
     holds = f"{name}.* accounts hold {share:.0%}" if share is not None else ""
     if named:
-        leads = [each for _, each in named if each.role == "cause"]
-        return "leads_here" if leads else "possible", _join((leads or [named[0][1]])[0].cause, holds)
-    check = next(each for each in diagnosis.checks if each.symptom == symptom)
+        leads = next((each for _, each in named if each.role == "cause"), None)
+        return "leads_here" if leads else "possible", _join((leads or named[0][1]).cause, holds)
+    shown = next(each.status for each in diagnosis.checks if each.symptom == symptom)
     own = [each for each in diagnosis.findings if _is_of(each, symptom)]
-    if check.status == "absent" and not own:
+    if shown == "absent" and not own:
         return "ruled_out", _join("nothing is to be explained", holds)
-    if check.status == "present" and diagnosis.bottleneck == name and not own:
+    if shown == "present" and diagnosis.bottleneck == name and not own:
         return "leads_here", f"{holds}, and no known cause explains it" if holds else "no known cause explains it"
     if not facts.joined and name != "client":
         return "unknown", f"missing: {NEEDS_RECORDS}"
-    if symptom in LATENCY and share is not None and share >= NEGLIGIBLE:
+    if symptom in LATENCY and (share or 0.0) >= NEGLIGIBLE:
         beside = f"beside the finding in {own[0].lifecycles[0]}, or through it" if own else "no finding is there"
         return "possible", f"{holds}; {beside}"
     return _status_of_objects(objects, holds)
