@@ -151,7 +151,11 @@ def _lifecycle(
     accounts = {account: share for account, share in spent.shares.items()
                 if account.split(".")[0] == name and share >= 0.01}  # fmt: skip
     share = float(sum(accounts.values())) if spent.shares else None
-    status, reason = _status(facts, diagnosis, name, named, objects, share, complaint.symptom)
+    found = [each for _, each in own]
+    status, reason = (
+        _status_of_findings([each for _, each in named], _holds(name, share)) if named
+        else _status(facts, diagnosis, name, found, objects, share, complaint.symptom)
+    )  # fmt: skip
     if status == "leads_here" and (share or 0.0) < NEGLIGIBLE and (shows := _largest(spent)):
         reason = f"{named[0][1].cause if named else reason}; the time that it costs is booked to {shows}"
     return LifecycleBranch(
@@ -211,17 +215,23 @@ def _judge(facts: Facts, symptom: str, spent: _Spent, leaf: Cause, found: list) 
     return "possible", found[0].statement
 
 
+def _holds(name: str, share: float | None) -> str:
+    return f"{name}.* accounts hold {share:.0%}" if share is not None else ""
+
+
+def _status_of_findings(named: list[Finding], holds: str) -> tuple[BranchStatus, str]:
+    leads = next((each for each in named if each.role == "cause"), None)
+    return "leads_here" if leads else "possible", _join((leads or named[0]).cause, holds)
+
+
 def _status(
-    facts: Facts, diagnosis: Diagnosis, name: str, named: list[tuple[int, Finding]], objects: list[ObjectBranch],
+    facts: Facts, diagnosis: Diagnosis, name: str, own: list[Finding], objects: list[ObjectBranch],
     share: float | None, symptom: str,
 ) -> tuple[BranchStatus, str]:  # fmt: skip
-    """Of a lifecycle: what its findings say; else what the symptom says of it; else what is measured in it."""
-    holds = f"{name}.* accounts hold {share:.0%}" if share is not None else ""
-    if named:
-        leads = next((each for _, each in named if each.role == "cause"), None)
-        return "leads_here" if leads else "possible", _join((leads or named[0][1]).cause, holds)
+    """Of a lifecycle without a finding: what the symptom says of it, else what is measured in it. `own`: the findings
+    of the symptom, in other lifecycles."""
+    holds = _holds(name, share)
     shown = next(each.status for each in diagnosis.checks if each.symptom == symptom)
-    own = [each for each in diagnosis.findings if _is_of(each, symptom)]
     if shown == "absent" and not own:
         return "ruled_out", _join("nothing is to be explained", holds)
     if shown == "present" and diagnosis.bottleneck == name and not own:
