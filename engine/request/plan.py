@@ -111,13 +111,8 @@ class StepOutcome:
     store_ns: int = 0  # ... and those that went there
     communication_ns: int = 0  # of the device's time before the sampling: exchanges between ranks
     bubble_ns: int = 0  # ... and waiting for the pipeline stages behind the first
-    exchanges: dict[str, tuple[int, int]] = field(default_factory=dict)  # by collective: bytes and nanoseconds
-    hidden: dict[str, int] = field(default_factory=dict)  # ... since the step before: nanoseconds that were hidden
     expert_tokens: list[int] = field(default_factory=list)  # by routed expert, of a sample of the steps
     expert_imbalance_percent: list[int] = field(default_factory=list)  # ... by layer: the most over the mean
-    # Rank, and nanoseconds in which it computed, exchanged, and waited for another stage: of this step on rank 0, and
-    # of the parts of steps that other ranks reported since the step before.
-    ranks: list[tuple[int, int, int, int]] = field(default_factory=list)
     logit_rows: int = 0  # that were computed: of sampled tokens, and of scored prompt tokens
     entropy_millinats: list[int] = field(default_factory=list)  # of the entropy sample
     nucleus_mass_ppm: list[int] = field(default_factory=list)  # ... and what truncation left of its distribution
@@ -125,6 +120,7 @@ class StepOutcome:
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)  # of this step's prompt tokens
     # Requests that the runner finishes, after their sampled token if any: finish reason, and a sentence for error.
     finishes: dict[str, tuple[str, str | None]] = field(default_factory=dict)
+    parts: dict[str, Any] = field(default_factory=dict)  # technique → what its part of the runner found
     drafts: dict[str, tuple[int, ...]] = field(default_factory=dict)  # for the next step
     draft_ns: int = 0  # of the proposer: behind device_end_ns, before sampled_ns
     draft_flops: int = 0

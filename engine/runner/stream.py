@@ -31,8 +31,6 @@ class Task:
     events: tuple[torch.cuda.Event, ...] = ()
     load_ns: int = 0  # KV blocks from host memory, before the forward pass
     store_ns: int = 0  # ... and to it
-    exchanges: dict[str, tuple[int, int]] | None = None  # with other ranks, by collective: bytes and nanoseconds
-    elsewhere_ns: int = 0  # between its parts, where other stages compute the step
 
     def forward_done(self) -> None:
         """Called by the work, between the logits and the sampling."""

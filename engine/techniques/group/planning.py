@@ -10,20 +10,21 @@ class GroupPlanning(Technique):
     name = "group"
 
     def record(self, record: StepRecord, plan: StepPlan, outcome: StepOutcome) -> None:
-        if not outcome.ranks:
+        report = outcome.parts.get(self.name)
+        if report is None:
             return
-        num_ranks = 1 + max(rank for rank, *_ in outcome.ranks)
+        num_ranks = 1 + max(rank for rank, *_ in report.ranks)
         sums = [[0] * num_ranks for _ in ACTIVITIES]
-        for rank, *times in outcome.ranks:
+        for rank, *times in report.ranks:
             for ranks, ns in zip(sums, times, strict=True):
                 ranks[rank] += ns
         busy, communication, bubble = sums
         record.group = Group(
             communication_ns=outcome.communication_ns,
             bubble_ns=outcome.bubble_ns,
-            exchanged_bytes={name: num_bytes for name, (num_bytes, _) in outcome.exchanges.items()},
-            exchange_ns={name: ns for name, (_, ns) in outcome.exchanges.items()},
-            exchange_hidden_ns=outcome.hidden,
+            exchanged_bytes={name: num_bytes for name, (num_bytes, _) in report.exchanges.items()},
+            exchange_ns={name: ns for name, (_, ns) in report.exchanges.items()},
+            exchange_hidden_ns=report.hidden_ns,
             rank_busy_ns=busy,
             rank_communication_ns=communication,
             rank_bubble_ns=bubble,

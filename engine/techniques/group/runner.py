@@ -17,7 +17,7 @@ from sojourn.engine.runner.runner import ModelRunner
 from sojourn.engine.runner.stream import Task
 from sojourn.engine.runner.technique import ComputingTechnique
 from sojourn.engine.techniques.group.rank_step import BetweenSteps, Ranks, rank_step
-from sojourn.engine.techniques.group.stages import Stages
+from sojourn.engine.techniques.group.stages import GROUP, Stages
 from sojourn.engine.techniques.group.traffic import bubble_ns, communication_ns
 from sojourn.metrics.compute.startup import StartupClock
 
@@ -46,9 +46,10 @@ class GroupRunner:
         if not self._stages.layout.is_last_stage:
             task = self._concluded(task, batch)
         outcome = self.inner.read(step.plan, batch, task, wait_began_ns)
-        outcome.ranks, outcome.hidden = self._stages.reports(task)
-        outcome.exchanges = exchanges = task.exchanges
+        exchanges = batch.parts[GROUP].exchanges
         outcome.communication_ns, outcome.bubble_ns = communication_ns(exchanges), bubble_ns(exchanges)
+        if (report := self._stages.report(task, batch)) is not None:
+            outcome.parts[GROUP] = report
         for request_id in self._stages.collected():
             self.inner.sampler.forget(request_id)
         return outcome
@@ -80,7 +81,7 @@ class GroupRunner:
         self._ranks.conclude()
         task = self.inner.stream.submit(self._stages.counted(self._conclude, batch))
         self.inner.stream.wait(task)
-        return self._stages.concluded(begun, task)
+        return self._stages.concluded(batch, begun, task)
 
     def _conclude(self, task: Task, batch: Batch) -> None:
         computed = self.inner.eager.logits(batch, *self._stages.returned_rows(batch))

@@ -21,7 +21,9 @@ from sojourn.engine.runner.rows import PackedStep
 from sojourn.engine.runner.stream import Task
 from sojourn.engine.runner.tables import StepTensors, Tables
 from sojourn.engine.techniques.group.rank_step import Ranks, has_unknown_tokens
-from sojourn.engine.techniques.group.traffic import HiddenTimes, Traffic, merged, report
+from sojourn.engine.techniques.group.traffic import GroupReport, HiddenTimes, StepExchanges, Traffic, merged, report
+
+GROUP = "group"  # the name of its parts
 
 
 class Stages:
@@ -40,25 +42,24 @@ class Stages:
         self._records = records
         self._model, self._dtype, self._device = placed.model, placed.dtype, placed.device
 
-    def concluded(self, begun: Task, end: Task) -> Task:
+    def concluded(self, batch: Batch, begun: Task, end: Task) -> Task:
         """Two parts of a step as one: between them other stages compute it, and this one may compute other steps."""
-        end.elsewhere_ns = max(0, end.begin_ns - begun.end_ns)
+        batch.parts[GROUP].elsewhere_ns = max(0, end.begin_ns - begun.end_ns)
         end.begin_ns = begun.begin_ns
         end.load_ns, end.store_ns = begun.load_ns, begun.store_ns
-        end.exchanges = merged(begun.exchanges, end.exchanges)
         return end
 
-    def reports(self, task: Task) -> tuple[list[tuple[int, int, int, int]], dict[str, int]]:
-        """Of this step on rank 0, and what the other ranks reported since the last call: their times, as RankReport has
-        them; and by collective what computation hid of rank 0's exchanges."""
+    def report(self, task: Task, batch: Batch) -> GroupReport | None:
+        """Of this step on rank 0, and what the other ranks reported since the last call."""
         if not self._records:
-            return [], {}
+            return None
+        step = batch.parts[GROUP]
         others = self._ranks.take_reports()
         for each in others:
             self._hidden.add(each.rank, TransferTimes(each.sent_ns, each.met_ns))
-        own = report(0, task.end_ns - task.begin_ns - task.elsewhere_ns, task.exchanges)
+        own = report(0, task.end_ns - task.begin_ns - step.elsewhere_ns, step.exchanges)
         times = [(each.rank, each.busy_ns, each.communication_ns, each.bubble_ns) for each in (own, *others)]
-        return times, self._hidden.take()
+        return GroupReport(times, step.exchanges, self._hidden.take())
 
     def launched(self, batch: Batch) -> None:
         """A step is under way. Its rows are sampled much later, and belong to its requests until then."""
@@ -87,7 +88,8 @@ class Stages:
                 if (loss := self._ranks.loss()) is None:
                     raise
                 raise loss from error
-            task.exchanges, times = self.traffic.take(), self._pipeline.take_times()
+            step, times = batch.parts.setdefault(GROUP, StepExchanges()), self._pipeline.take_times()
+            step.exchanges = merged(step.exchanges, self.traffic.take())
             if self._records:
                 self._hidden.add(0, times)
 

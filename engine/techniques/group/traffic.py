@@ -1,6 +1,8 @@
 """What the exchanges of one rank took, part by part of its steps, and what computation hid of them."""
 
 from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from sojourn.engine.compute.communication.communicator import CollectiveCount, Communicators, TransferTimes
 from sojourn.engine.compute.communication.layout import ParallelLayout
@@ -8,6 +10,24 @@ from sojourn.engine.techniques.group.rank_step import RankReport
 
 Exchanges = dict[str, tuple[int, int]]  # by collective: bytes and nanoseconds
 WAITS = ("recv",)  # for another stage; all others are communication
+
+
+@dataclass(slots=True)
+class StepExchanges:
+    """The part of a batch."""
+
+    exchanges: Exchanges = field(default_factory=dict)
+    elsewhere_ns: int = 0  # between its parts, where other stages compute the step
+
+
+class GroupReport(NamedTuple):
+    """The part of an outcome."""
+
+    # Rank, and nanoseconds in which it computed, exchanged, and waited for another stage: of this step on rank 0, and
+    # of the parts of steps that other ranks reported since the step before.
+    ranks: list[tuple[int, int, int, int]]
+    exchanges: Exchanges  # of rank 0
+    hidden_ns: dict[str, int]  # by collective, since the step before: what computation hid of rank 0's exchanges
 
 
 class Traffic:
