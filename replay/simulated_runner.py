@@ -7,7 +7,6 @@ import math
 from collections import deque
 from typing import Any, NamedTuple, Protocol
 
-from sojourn.engine.adapter import AdapterReference
 from sojourn.engine.request.plan import LaunchedStep, Preparation, StepOutcome, StepPlan
 from sojourn.engine.request.request import Request
 
@@ -129,11 +128,11 @@ class SimulatedRunner:
             logit_rows=sum([1 + len(item.drafts) for item in plan.scheduled if item.samples]),
         )  # fmt: skip
 
-    def read_adapter(self, request_id: str, adapter: AdapterReference) -> Preparation | None:
+    def between_steps(self, name: str, work: Any) -> tuple[int, int] | None:
         """Adapters are in host memory: their reading is in the recorded times."""
-
-    def transfer(self, transfers: Any) -> tuple[int, int]:
-        load_ns, store_ns = self.model.transfer(transfers)
+        if name != "tiers":
+            return None
+        load_ns, store_ns = self.model.transfer(work)
         return round(load_ns), round(store_ns)
 
     def forget(self, request_id: str) -> None:

@@ -128,10 +128,9 @@ class CheckedModel:
         self.num_unread += 1
         return Computed(sampled, load_ns, store_ns)
 
-    def between_steps(self, name: str, work: Transfers) -> tuple[int, int]:
-        assert name == "tiers"
-        store_ns = self._store(work)
-        return self._load(work), store_ns
+    def transfer(self, transfers: Transfers) -> tuple[int, int]:
+        store_ns = self._store(transfers)
+        return self._load(transfers), store_ns
 
     def _store(self, transfers: Transfers) -> int:
         size = self.block_size
