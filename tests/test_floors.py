@@ -61,6 +61,8 @@ INSIDE = {
         ("telemetry",),
         ("model",),
         ("models",),
+        ("arrival",),
+        ("submission",),
         ("intake",),
         ("front",),
         ("endpoints",),

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from sojourn.engine.config import EngineConfig
 from sojourn.engine.server.anthropic.messages_request import MESSAGES_FIELDS, CountTokensRequest, MessagesRequest
+from sojourn.engine.server.arrival import Endpoint
 from sojourn.engine.server.endpoints import generation, messages, moderations, render, tokens
 from sojourn.engine.server.endpoints.debug import add_debug_routes
 from sojourn.engine.server.endpoints.fleet import add_fleet_routes
@@ -20,7 +21,6 @@ from sojourn.engine.server.front import Front
 from sojourn.engine.server.gateway.access.middleware import AccessMiddleware, add_reload_route
 from sojourn.engine.server.guests import Guests
 from sojourn.engine.server.http.web_pages import WebPageGuard, with_cors
-from sojourn.engine.server.intake.arrival import Endpoint
 from sojourn.engine.server.middleware import RequestMiddleware, show_api_error, show_http_error
 from sojourn.engine.server.openai.chat_request import ChatRequest, DetokenizeRequest, TokenizeRequest
 from sojourn.engine.server.openai.protocol import CompletionRequest

@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from sojourn.engine.config import EngineConfig
+from sojourn.engine.server.arrival import Arrival, Endpoint
 from sojourn.engine.server.body.reader import BodyReader
 from sojourn.engine.server.call_response import CallResponse
 from sojourn.engine.server.core.call import CANCELLED, SERVER_FAULT, Caller
@@ -23,8 +24,7 @@ from sojourn.engine.server.gateway.moderation.moderation import Moderation
 from sojourn.engine.server.gateway.usage.usage_log import UsageLog
 from sojourn.engine.server.guests import Guests
 from sojourn.engine.server.http.connections import Connections
-from sojourn.engine.server.intake.arrival import Arrival, Endpoint
-from sojourn.engine.server.intake.intake import Intake
+from sojourn.engine.server.intake import Intake
 from sojourn.engine.server.model import Model
 from sojourn.engine.server.models.registry import Models
 from sojourn.engine.server.openai.serializer import Serializer

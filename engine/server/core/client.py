@@ -16,17 +16,19 @@ from sojourn.engine.config import EngineConfig
 from sojourn.engine.server.core.core_observer import BlockEvents, CoreObserver
 from sojourn.engine.server.core.core_process import CoreProcess
 from sojourn.engine.server.core.heartbeat import TICK_SECONDS, Heartbeat
+from sojourn.engine.server.core.questions import Questions
 from sojourn.engine.server.core.queue_speed import QueueSpeed
 from sojourn.engine.server.core.sequence import SequenceStream
-from sojourn.engine.server.core.sleep import Sleep
+from sojourn.engine.server.core.sleep import ANSWER, Sleep
 from sojourn.engine.server.core.sockets_folder import SocketsFolder
 from sojourn.engine.server.core.spare import Spare
-from sojourn.engine.server.errors import Rejection, core_lost
+from sojourn.engine.server.errors import Rejection
 from sojourn.metrics.compute.kernels import Burst
 
 DEATH_WINDOW_SECONDS = 60  # max_core_deaths within it: then the core is given up
 FAREWELL_SECONDS = 1  # for the core to report aborted requests
 STOP_SECONDS = 3  # for the core to end when it is asked to
+BURST = "burst"  # the name of a profile under way; adapters are asked for by their keys
 ENDING = ("draining", "cold")  # states in which no core is started
 
 
@@ -54,9 +56,8 @@ class CoreClient:
         self._supervisor: asyncio.Task | None = None
         self._context = zmq.asyncio.Context()
         self._core_has_queue = False  # the core reported a queue of its own after its last step
-        self._adapters: dict[str, list[asyncio.Future[str | None]]] = {}  # key → who waits for the core to read it
-        self._burst: asyncio.Future[Burst | None] | None = None  # of a burst under way
-        self.sleep = Sleep(self._send, self._set_state)
+        self._questions = Questions(self._send)
+        self.sleep = Sleep(self._questions, self._set_state)
 
     @property
     def num_waiting(self) -> int:
@@ -176,16 +177,11 @@ class CoreClient:
 
     @property
     def is_profiling(self) -> bool:
-        return self._burst is not None
+        return self._questions.is_open(BURST)
 
-    async def profile(self, request: messages.Profile) -> Burst | None:
-        """A profile of the core's next steps; None if the core died. One burst at a time."""
-        self._burst = asyncio.get_running_loop().create_future()
-        try:
-            self._send(messages.encode(request))
-            return await self._burst
-        finally:
-            self._burst = None
+    async def profile(self, request: messages.Profile) -> Burst:
+        """A profile of the core's next steps. One burst at a time. Raises ApiError if the core dies."""
+        return await self._questions.ask(BURST, request)
 
     def adapters_by_state(self) -> tuple[set[str], set[str]]:
         """Names of adapters whose requests have a place in the batch, and of those whose requests wait for one."""
@@ -197,10 +193,7 @@ class CoreClient:
 
     async def load_adapter(self, adapter: AdapterReference) -> str | None:
         """Lets the core read an adapter; why it cannot be used, as a sentence. Raises ApiError if the core dies."""
-        waiting = asyncio.get_running_loop().create_future()
-        self._adapters.setdefault(adapter.key, []).append(waiting)
-        self._send(messages.encode(messages.LoadAdapter(adapter)))
-        return await waiting
+        return await self._questions.ask(adapter.key, messages.LoadAdapter(adapter))
 
     def abort(self, stream: SequenceStream) -> None:
         """Makes the core drop a sequence, unless it has ended; `done` is set then."""
@@ -327,13 +320,11 @@ class CoreClient:
                 if self.kv_events is not None:
                     self.kv_events.publish(message.batch)
             elif isinstance(message, messages.Profiled):
-                self._end_burst(message.burst)
+                self._questions.answer(BURST, message.burst)
             elif isinstance(message, messages.AdapterLoaded):
-                for waiting in self._adapters.pop(message.key, ()):
-                    if not waiting.done():
-                        waiting.set_result(message.error)
+                self._questions.answer(message.key, message.error)
             elif isinstance(message, messages.Slept | messages.Woken):
-                self.sleep.answered(message)
+                self._questions.answer(ANSWER, message)
             elif isinstance(message, messages.Beat):
                 self._telemetry.exporter.core.observe_unreadable("core", message.unreadable)
             elif isinstance(message, messages.Ready):
@@ -376,16 +367,8 @@ class CoreClient:
             stream.end_as_lost(now_ns)
         self.streams.clear()
         self._core_has_queue = False
-        self._end_burst(None)
-        for waiting in [each for futures in self._adapters.values() for each in futures if not each.done()]:
-            waiting.set_exception(core_lost(self.state))
-        self._adapters.clear()
-        self.sleep.lost(self.state)
+        self._questions.lose(self.state)
         self.queue_speed = QueueSpeed()
-
-    def _end_burst(self, burst: Burst | None) -> None:
-        if self._burst is not None and not self._burst.done():
-            self._burst.set_result(burst)
 
     def _set_state(self, state: str) -> None:
         if self.state != "draining":  # which is final

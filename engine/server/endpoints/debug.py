@@ -15,7 +15,7 @@ from sojourn.engine.messages import Profile
 from sojourn.engine.server.body.reader import BodyReader
 from sojourn.engine.server.body.strict import Strict
 from sojourn.engine.server.core.client import CoreClient
-from sojourn.engine.server.errors import ApiError, core_lost
+from sojourn.engine.server.errors import ApiError
 from sojourn.engine.server.telemetry import recent
 from sojourn.engine.server.telemetry.full import Telemetry
 from sojourn.engine.server.telemetry.off import NoTelemetry
@@ -139,8 +139,6 @@ async def _burst(core: CoreClient, body: ProfileRequest) -> Burst:
     if core.is_profiling:
         raise ApiError(409, "a profile burst is under way; wait for its answer", code="profile_running")
     burst = await core.profile(Profile(body.steps, round(body.timeout_s * 1000)))
-    if burst is None:
-        raise core_lost(core.state)
     if burst.failure is not None:
         raise ApiError(500, f"the profiler failed: {burst.failure}", code="profile_failed")
     if not burst.windows:

@@ -4,8 +4,8 @@ import asyncio
 
 from starlette.responses import Response
 
+from sojourn.engine.server.arrival import Arrival
 from sojourn.engine.server.front import Front
-from sojourn.engine.server.intake.arrival import Arrival
 from sojourn.engine.server.openai.chat_request import ChatRequest
 from sojourn.engine.server.openai.chat_serializer import ChatSerializer
 from sojourn.engine.server.openai.completion_serializer import CompletionSerializer

@@ -4,9 +4,9 @@ from fastapi import Request
 from starlette.responses import JSONResponse, Response
 
 from sojourn.engine.server.anthropic.messages_serializer import MessagesSerializer
+from sojourn.engine.server.arrival import Arrival
 from sojourn.engine.server.errors import invalid
 from sojourn.engine.server.front import Front
-from sojourn.engine.server.intake.arrival import Arrival
 from sojourn.engine.server.openai.chat_request import ChatRequest
 from sojourn.engine.server.openai.reasoning import switch_variables
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
+from sojourn.engine.server.arrival import Arrival
 from sojourn.engine.server.body.strict import Strict, shorten
 from sojourn.engine.server.errors import ApiError, invalid
 from sojourn.engine.server.front import Front
@@ -13,7 +14,6 @@ from sojourn.engine.server.gateway.moderation.moderation import Moderation, prof
 from sojourn.engine.server.gateway.moderation.profile import Profile
 from sojourn.engine.server.gateway.moderation.refusal import unavailable
 from sojourn.engine.server.gateway.moderation.verdict import ModerationFailed, Verdict, merged
-from sojourn.engine.server.intake.arrival import Arrival
 
 MAX_INPUTS = 128
 MAX_CHARACTERS = 1_000_000  # of all texts of a call: no context bounds them, and lists search 2 to 30 million a second

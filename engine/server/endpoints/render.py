@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
+from sojourn.engine.server.arrival import Arrival
 from sojourn.engine.server.front import Front
-from sojourn.engine.server.intake.arrival import Arrival
 
 
 async def render_completion(front: Front, arrival: Arrival) -> Response:

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 from starlette.responses import JSONResponse, Response
 
+from sojourn.engine.server.arrival import Arrival
 from sojourn.engine.server.errors import invalid
 from sojourn.engine.server.front import Front
-from sojourn.engine.server.intake.arrival import Arrival
 from sojourn.engine.server.openai.prompts import OFF_LOOP_CHARACTERS, check_ids
 
 

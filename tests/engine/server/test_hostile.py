@@ -17,7 +17,7 @@ from sojourn.engine.server.body.strict import UnsupportedField, parse
 from sojourn.engine.server.errors import ApiError
 from sojourn.engine.server.openai.prompts import ModelLimits, PromptEncoder, list_prompts
 from sojourn.engine.server.openai.protocol import CompletionRequest, GenerationRequest
-from sojourn.engine.server.openai.submission import sampling_params
+from sojourn.engine.server.submission import sampling_params
 from sojourn.engine.token.text.template import ChatTemplate
 from sojourn.engine.token.text.tokenizer import Tokenizer
 from tests.engine.server_process import post

@@ -7,11 +7,10 @@ import msgspec
 
 from sojourn.engine.messages import Submit
 from sojourn.engine.sampling import LEAST_TOP_P, Grammar, SamplingParams, choice_seed, ended_by
-from sojourn.engine.server.core.call import Caller
+from sojourn.engine.server.arrival import Arrival
 from sojourn.engine.server.core.sequence import DecodeSpans, SequenceStream
 from sojourn.engine.server.errors import invalid
-from sojourn.engine.server.openai.kv_transfer import NO_TRANSFER, Transfer
-from sojourn.engine.server.openai.prompts import Prompt, check_ids
+from sojourn.engine.server.openai.prompts import check_ids
 from sojourn.engine.server.openai.protocol import CompletionRequest, GenerationRequest
 from sojourn.engine.token.text.assembler import assembler_of
 from sojourn.engine.token.text.tokenizer import Tokenizer
@@ -55,25 +54,18 @@ def sampling_params(
     return ended_by(sampling, tokenizer.stop_token_ids)
 
 
-def sequences_of(
-    body: GenerationRequest,
-    caller: Caller,
-    prompts: list[Prompt],
-    output_tokens: list[int],
-    params: SamplingParams,
-    tokenizer: Tokenizer,
-    shown_token_ids: frozenset[int] = frozenset(),
-    transfer: Transfer = NO_TRANSFER,
-) -> list[SequenceStream]:
-    """`body.choices` sequences of each prompt, in that order. The further choices of a prompt are forks of its first.
+def sequences_of(arrival: Arrival) -> list[SequenceStream]:
+    """`choices` sequences of each prompt, in that order. The further choices of a prompt are forks of its first.
 
-    `output_tokens` is the bound of each prompt: 0 discards the output. `shown_token_ids` have text even where special
-    tokens have none.
+    The bound of a prompt's output may be 0, which discards the output.
     """
+    body, caller, params = arrival.generation, arrival.caller, arrival.params
+    transfer, tokenizer = arrival.transfer, arrival.model.tokenizer
+    shown_token_ids = arrival.plan.shown_token_ids(tokenizer.added_tokens)  # where other special tokens have no text
     encoded_ns, updated, decode_spans = time.monotonic_ns(), asyncio.Event(), DecodeSpans()
     sequences: list[SequenceStream] = []
-    for prompt_index, prompt in enumerate(prompts):
-        max_tokens = output_tokens[prompt_index]
+    for prompt_index, prompt in enumerate(arrival.prompts):
+        max_tokens = arrival.output_tokens[prompt_index]
         for choice in range(body.choices):
             own_params = msgspec.structs.replace(
                 params,
