@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -163,7 +164,7 @@ def outlined_model(
     layout that the model's sizes do not allow."""
     config = read_config(folder)
     for sentence in unread_keys(folder):
-        log.warning("%s", sentence)
+        warn_once(sentence)
     parts, source = decoder_config(config), weight_source(folder, config)
     if not dummy and parts.tie_embeddings and has_own_head(source, parts.translate):
         parts = replace(parts, tie_embeddings=False)
@@ -249,11 +250,17 @@ def decoder_config(config: dict[str, Any]) -> DecoderConfig:
     noted = NotedKeys(config)
     parts = FAMILIES[architecture](noted)
     if unknown := noted.unknown(architecture):
-        log.warning(
-            "config.json has %s, which nothing here reads: if it changes what a model computes, outputs are wrong",
-            ", ".join(f"{key}={shown(value)}" for key, value in unknown.items()),
+        keys = ", ".join(f"{key}={shown(value)}" for key, value in unknown.items())
+        warn_once(
+            f"config.json has {keys}, which nothing here reads: if it changes what a model computes, outputs are wrong"
         )
     return parts
+
+
+@cache
+def warn_once(sentence: str) -> None:
+    """A model is outlined for the plan of its memory, and again when it is loaded."""
+    log.warning("%s", sentence)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Chat messages → prompt, by the checkpoint's own template: the text that transformers makes, within bounds."""
 
 import json
+import logging
 import re
 import secrets
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from sojourn.engine.token.text.template_sources import SPECIAL, special_tokens, 
 from sojourn.engine.token.tools.calls import ToolFormat, format_of
 from sojourn.metrics.errors import InputError, ModelError
 
+log = logging.getLogger(__name__)
 CPU_SECONDS = 2.0  # that one rendering may take: a chat of 1,000 messages takes some 0.01
 LOADING_SECONDS = 1.0  # likewise, to compile a template and to render a word with it
 LOADING_CHARACTERS = 1_000_000  # what a word may be rendered to at most
@@ -189,13 +191,16 @@ class ChatTemplate:
         return set(answer["reads"])
 
     def _try_out(self, name: str) -> None:
-        """Raises ModelError for a template that writes or works without end for a word, or is broken in every chat."""
-        faults = [self._fault(name, {"messages": messages, "tools": tools}) for messages, tools in _SMALL_CHATS]
-        if all(faults):
-            raise ModelError(f"the checkpoint's chat template fails on every chat: {faults[0]}; correct it")
+        """Raises ModelError for a template that writes or works without end for a word, or is broken in every chat.
+        One that refuses each small chat may take others: that is said."""
+        errors = [self._error(name, {"messages": messages, "tools": tools}) for messages, tools in _SMALL_CHATS]
+        if all(isinstance(error, TemplateFault) for error in errors):
+            raise ModelError(f"the checkpoint's chat template fails on every chat: {errors[0]}; correct it")
+        if all(errors):
+            log.warning("the checkpoint's chat template refuses all small chats: %s; chats may get 400", errors[0])
 
-    def _fault(self, name: str, values: dict[str, Any]) -> TemplateFault | None:
-        """None where it renders, or may render other messages."""
+    def _error(self, name: str, values: dict[str, Any]) -> TemplateError | None:
+        """What the template says against a chat; None where it renders it."""
         values = {"documents": None, "add_generation_prompt": True, **self._special, **values}
         try:
             self._rendered(name, values, max_characters=LOADING_CHARACTERS, cpu_seconds=LOADING_SECONDS)
@@ -206,10 +211,8 @@ class ChatTemplate:
             raise ModelError(f"the checkpoint's chat template does not end: {error}; correct it") from None
         except TemplatesBusy as error:
             raise ModelError(f"the checkpoint's chat template was not tried: {error}") from None
-        except TemplateFault as error:
+        except TemplateError as error:
             return error
-        except TemplateError:
-            return None
         return None
 
     def _forms(self, role: str) -> tuple[bool, bool]:

@@ -12,7 +12,7 @@ from sojourn.engine.config import model_folder
 from sojourn.engine.sampling import Grammar
 from sojourn.engine.techniques.grammar.grammar import GrammarCompiler
 from sojourn.engine.token.checkpoint import read_config
-from sojourn.engine.token.models.registry import decoder_config, load_model
+from sojourn.engine.token.models.registry import decoder_config, load_model, warn_once
 from sojourn.engine.token.text.tokenizer import Tokenizer
 from sojourn.metrics.errors import ModelError
 from tests.engine.harness import generate
@@ -105,6 +105,7 @@ def test_tokenizer_with_more_ids_than_the_model_follows_grammars(tmp_path):
 
 def said_of(config, caplog):
     caplog.clear()
+    warn_once.cache_clear()
     decoder_config(config)
     return "".join(caplog.messages)
 
@@ -116,6 +117,8 @@ def test_key_that_nothing_reads_is_named_at_load_and_no_other_is(family, checkpo
     said = said_of(config | {"zeta_multiplier": 0.22, "new_scale": [1, 2], "use_cache": False, "gone": None}, caplog)
     assert "new_scale=[1, 2], zeta_multiplier=0.22, which nothing here reads" in said
     assert "use_cache" not in said and "gone" not in said
+    decoder_config(config | {"zeta_multiplier": 0.22, "new_scale": [1, 2]})
+    assert len(caplog.messages) == 1, "the plan of the memory and the load read the same file"
 
 
 def test_kinds_of_layers_that_a_family_does_not_ask_for_are_named_unless_all_are_full(checkpoints, caplog):

@@ -285,6 +285,14 @@ def test_what_the_template_refuses_is_said_in_its_words(template_of):
         template_of(MISTRAL).render([{"role": "assistant", "content": "x"}])
 
 
+def test_a_template_that_refuses_every_small_chat_is_named_at_load(template_of, caplog):
+    template_of("{{ raise_exception('not today') }}")
+    assert "refuses all small chats: not today" in caplog.text
+    caplog.clear()
+    template_of("{% if messages|length < 2 %}{{ raise_exception('more') }}{% endif %}{{ messages[0].content }}")
+    assert not caplog.text
+
+
 def test_a_model_without_a_template_says_so(tmp_path):
     shutil.copy(TINY / "tokenizer.json", tmp_path)
     with pytest.raises(TemplateError, match="no chat template"):
