@@ -33,6 +33,7 @@ from sojourn.engine.request.request import Request
 from sojourn.engine.sampling import SamplingParams
 from sojourn.engine.server.telemetry.full import FOLD_SECONDS, Telemetry
 from sojourn.engine.server.telemetry.off import NoTelemetry
+from sojourn.engine.techniques.planning import planning
 from sojourn.engine.telemetry.observer import make_observer
 from sojourn.metrics.compute.cost_model import ModelShape
 from sojourn.metrics.compute.step_costs import StepCosts
@@ -102,7 +103,7 @@ class Side:
         )  # fmt: skip
         self.front = Telemetry(config) if telemetry == "full" else NoTelemetry(config)
         self.front.costs = StepCosts(SHAPE)
-        scheduler = make_scheduler(config, BLOCKS)
+        scheduler = make_scheduler(config, BLOCKS, None, planning(config))
         self._engine = Engine(scheduler, InstantRunner(sweep), make_observer(config, SHAPE, scheduler), self._send)
         self._waiting = self._requests([output_tokens * (index + 1) // streams for index in range(streams)])
         self._end_ns = time.monotonic_ns()

@@ -36,6 +36,7 @@ from sojourn.engine.loop.scheduling import make_scheduler
 from sojourn.engine.process import freeze_startup_objects
 from sojourn.engine.request.plan import LaunchedStep, StepOutcome, StepPlan
 from sojourn.engine.sampling import SamplingParams
+from sojourn.engine.techniques.planning import planning
 from sojourn.engine.telemetry.observer import make_observer
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 64, 128
@@ -53,7 +54,7 @@ class TimedLoop:
         self._runner = copy.copy(first.runner)  # the same weights and the same KV cache
         self._runner.entropy_probe = copy.copy(first.runner.entropy_probe) if config.telemetry == "full" else None
         self._outbox = outbox
-        scheduler = make_scheduler(config, ready.num_kv_blocks)
+        scheduler = make_scheduler(config, ready.num_kv_blocks, None, planning(config, first.runner))
         self.engine = Engine(scheduler, self, make_observer(config, ready.shape, scheduler), self._publish)
         self.begin, self.forget = self._runner.begin, self._runner.forget
         self._num_requests = 0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sojourn.metrics.records import COMPOSITIONS, KINDS, PROMPT_KINDS, STAGES, StepRecord
-from sojourn.metrics.records.step import Costs, values_of
+from sojourn.metrics.records.step import Costs, default_of, values_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,18 +44,22 @@ class Steps:
     def __getitem__(self, name: str) -> np.ndarray:
         """A field that holds a number; UNKNOWN stands for None."""
         if name not in self._columns:
-            values = self._values(name)
-            self._columns[name] = np.array([UNKNOWN if value is None else value for value in values], np.int64)
+            values = self.values(name)
+            numbers = [UNKNOWN if value is None else value for value in values] or self._default(name)
+            self._columns[name] = np.array(numbers, np.int64)
         return self._columns[name]
 
     def fill_costs(self, **columns: np.ndarray) -> None:
-        """Sets these costs in every record; UNKNOWN stands for None."""
+        """Sets these costs in every record; an UNKNOWN expectation stands for None."""
         self._columns |= {name: np.asarray(column).astype(np.int64) for name, column in columns.items()}
-        values = [
-            [None if value == UNKNOWN else value for value in self._columns[name].tolist()] for name in columns
-        ]  # fmt: skip
-        for record, row in zip(self.records, zip(*values, strict=True), strict=True):
-            record.costs = Costs(**dict(zip(columns, row, strict=True)))
+        costs = [Costs() for _ in self.records]
+        for name in columns:
+            for each, value in zip(costs, self._columns[name].tolist(), strict=True):
+                setattr(each, name, value)
+        for record, each in zip(self.records, costs, strict=True):
+            if each.predicted_ns == UNKNOWN:
+                each.predicted_ns = None
+            record.costs = each
 
     @cached_property
     def stages(self) -> np.ndarray:
@@ -106,17 +110,22 @@ class Steps:
 
     def samples(self, field: str) -> list[Any]:
         """All entries of a field that holds a list."""
-        return list(chain.from_iterable(self._values(field)))
+        return list(chain.from_iterable(self.values(field)))
 
     def preemptions(self) -> list[tuple[str, str, int]]:
         """The preempted request, the request that needed its blocks, and the computed positions in them."""
         fields = ("preempted_ids", "preempted_for", "preempted_tokens")
         return list(zip(*map(self.samples, fields), strict=True))
 
-    def _values(self, column: str) -> Iterable[Any]:
+    def values(self, column: str) -> Iterable[Any]:
+        """Of every record; none where all of them lack the part that has the column."""
         if self.records and isinstance(self.records[0], StepRecord):
-            return values_of(self.records, column)
+            return values_of(self.records, column) or ()
         return map(attrgetter(column), self.records)  # rows of a table
+
+    def _default(self, column: str) -> list[int]:
+        value = default_of(column) if self.records else 0
+        return [UNKNOWN if value is None else value] * len(self.records)
 
     def _joined(self, values: Iterable[Iterable[int]]) -> np.ndarray:
         return np.fromiter(chain.from_iterable(values), np.int64)

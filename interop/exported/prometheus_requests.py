@@ -84,7 +84,7 @@ class RequestFold:
             self._numbers[name][()] += sum(filter(None, columns[field]))
         for name, field in SPECTRA.items():
             self._histograms[name][()].observe_all([value for value in columns[field] if value is not None])
-        self._tallies.add_all(requests)
+        self._tallies.add_all(lambda field: map(attrgetter(field), requests))
         self._observe_prefixes(requests)
         self._observe_ledgers(requests)
         gaps = gaps_ns([request.token_ns for request in requests])

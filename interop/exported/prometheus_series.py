@@ -6,11 +6,10 @@ nanoseconds, so that sums are exact, and become seconds in the text (format 0.0.
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
-from operator import add, attrgetter
-from typing import Any
+from operator import add
 
 import numpy as np
 
@@ -126,11 +125,12 @@ class Tallies:
     """Counters with one label, each the sum of a field that is a map of label value → number. Most maps are empty."""
 
     def __init__(self, series: Series, fields: Mapping[str, str]):
-        self._counters = [(series.numbers[name], attrgetter(field)) for name, field in fields.items()]
+        self._counters = [(series.numbers[name], field) for name, field in fields.items()]
 
-    def add_all(self, records: Sequence[Any]) -> None:
-        for samples, read in self._counters:
-            for numbers in map(read, records):
+    def add_all(self, values: Callable[[str], Iterable[Mapping[str, int]]]) -> None:
+        """`values` of a field: its map in each record."""
+        for samples, field in self._counters:
+            for numbers in values(field):
                 for label, number in numbers.items():
                     samples[(label,)] += number
 

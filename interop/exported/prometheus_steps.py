@@ -68,8 +68,7 @@ PHASES = {
 def draft_positions(steps: Steps, result: str) -> list[int]:
     """Drafts at each position of all steps; `result` is drafted or accepted."""
     found: list[int] = []
-    for record in steps.records:
-        counts = getattr(record, f"{result}_by_position")
+    for counts in steps.values(f"{result}_by_position"):
         found += [0] * (len(counts) - len(found))
         for position, count in enumerate(counts):
             found[position] += count
@@ -110,7 +109,7 @@ class StepFold:
     def observe(self, steps: Steps) -> None:
         numbers = self._numbers
         self._sums.add(steps)
-        self._tallies.add_all(steps.records)
+        self._tallies.add_all(steps.values)
         self._histograms["sojourn_token_step_tokens"][()].observe_all(steps.tokens)
         for stage, ns in zip(STAGES, steps.stages.sum(axis=1).tolist(), strict=True):
             numbers["sojourn_compute_stage_seconds_total"][(stage,)] += ns
@@ -138,11 +137,12 @@ class StepFold:
         seconds = self._numbers["sojourn_compute_rank_seconds_total"]
         tokens = self._numbers["sojourn_compute_expert_tokens_total"]
         for record in steps.records:
-            for expert, count in enumerate(record.expert_tokens):
-                tokens[(str(expert),)] += count
-            if record.rank_busy_ns:
+            if record.experts is not None:
+                for expert, count in enumerate(record.experts.expert_tokens):
+                    tokens[(str(expert),)] += count
+            if record.group is not None:
                 for activity in ACTIVITIES:
-                    for rank, ns in enumerate(getattr(record, f"rank_{activity}_ns")):
+                    for rank, ns in enumerate(getattr(record.group, f"rank_{activity}_ns")):
                         seconds[(str(rank), activity)] += ns
 
     def _observe_compositions(self, steps: Steps) -> None:

@@ -216,10 +216,15 @@ def default_of(column: str) -> Any:
     return type(value)() if isinstance(value, list | dict) else value
 
 
-def values_of(records: Sequence[StepRecord], column: str) -> Iterable[Any]:
-    """One column of many records."""
+def values_of(records: Sequence[StepRecord], column: str) -> Iterable[Any] | None:
+    """One column of many records. None: it belongs to a part that all of them lack."""
     if column not in PART_OF:
         return map(attrgetter(column), records)
-    absent = _ABSENT[PART_OF[column]]
-    read = attrgetter(column)
-    return (read(part or absent) for part in map(attrgetter(PART_OF[column]), records))
+    parts = list(map(attrgetter(PART_OF[column]), records))
+    missing = parts.count(None)
+    if missing == len(parts):
+        return None
+    if missing:
+        absent = _ABSENT[PART_OF[column]]
+        parts = [part or absent for part in parts]
+    return map(attrgetter(column), parts)

@@ -92,7 +92,11 @@ def columns(table: str, records: Sequence[msgspec.Struct]) -> pa.Table:
     arrays: list[pa.Array] = []
     of_steps = isinstance(records[0], StepRecord)
     for name in _types(type(records[0])):
-        values = list(step.values_of(records, name) if of_steps else map(attrgetter(name), records))
+        found = step.values_of(records, name) if of_steps else map(attrgetter(name), records)
+        if found is None:
+            arrays.append(_repeated(step.default_of(name), schema.field(name).type, len(records)))
+            continue
+        values = list(found)
         if name == "stages":
             arrays += map(pa.array, zip(*values, strict=True))
         elif name in ("ledger", "ttft"):
@@ -105,3 +109,8 @@ def columns(table: str, records: Sequence[msgspec.Struct]) -> pa.Table:
                 pa.array([list(value.items()) for value in values] if pa.types.is_map(kind) else values, kind)
             )
     return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _repeated(value: Any, kind: pa.DataType, count: int) -> pa.Array:
+    """A container that is repeated is empty."""
+    return pa.array([[]] * count, kind) if isinstance(value, list | dict) else pa.repeat(pa.scalar(value, kind), count)

@@ -67,8 +67,8 @@ def test_rows_of_a_table_are_read_as_its_records_are():
 
 def test_costs_are_set_in_the_records():
     records = some_steps(5, 3)
-    Steps(records).fill_costs(flops=np.array([7, 8, UNKNOWN]))
-    assert [record.flops for record in records] == [7, 8, None]
+    Steps(records).fill_costs(predicted_ns=np.array([7, 8, UNKNOWN]))
+    assert [record.predicted_ns for record in records] == [7, 8, None]
 
 
 @settings(max_examples=30, deadline=None)
