@@ -110,6 +110,3 @@ class Absent(ComputingTechnique):
 
     def begin(self, request: Request) -> Preparation | None:
         return refused(self._sentence) if self._needs(request) else None
-
-    def between_steps(self, work: Any) -> Preparation:
-        return refused(self._sentence)
