@@ -11,10 +11,12 @@ from typing import Any, Protocol
 from sojourn.engine.adapter import AdapterReference
 from sojourn.engine.config import EngineConfig
 from sojourn.engine.sampling import Grammar
+from sojourn.engine.server.core.client import CoreClient
 from sojourn.engine.server.errors import invalid
 from sojourn.engine.server.openai.kv_transfer import NO_TRANSFER, Transfer, refuse_role, sort_transfer
 from sojourn.engine.server.openai.prompts import Prompt
 from sojourn.engine.server.openai.protocol import GenerationRequest
+from sojourn.interop.exported.prometheus import Exporter
 
 
 class Adapters(Protocol):
@@ -28,6 +30,9 @@ class Adapters(Protocol):
     def card(self, name: str) -> dict[str, Any]:
         """An adapter as GET /v1/models shows it."""
         ...
+
+    def observe(self, exporter: Exporter, core: CoreClient) -> None:
+        """Counts for GET /metrics which of them are used."""
 
 
 class Grammars(Protocol):
@@ -59,6 +64,9 @@ class NoAdapters:
 
     def card(self, name: str) -> dict[str, Any]:
         raise KeyError(name)
+
+    def observe(self, exporter: Exporter, core: CoreClient) -> None:
+        """There is nothing to count."""
 
 
 class NoGrammars:

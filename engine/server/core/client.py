@@ -11,24 +11,21 @@ import msgspec
 import zmq.asyncio
 
 from sojourn.engine import messages
-from sojourn.engine.adapter import AdapterReference
 from sojourn.engine.config import EngineConfig
 from sojourn.engine.server.core.core_observer import BlockEvents, CoreObserver
 from sojourn.engine.server.core.core_process import CoreProcess
 from sojourn.engine.server.core.heartbeat import TICK_SECONDS, Heartbeat
-from sojourn.engine.server.core.questions import Questions
+from sojourn.engine.server.core.questions import BURST, SLEEP, Questions
 from sojourn.engine.server.core.queue_speed import QueueSpeed
 from sojourn.engine.server.core.sequence import SequenceStream
-from sojourn.engine.server.core.sleep import ANSWER, Sleep
+from sojourn.engine.server.core.sleep import Sleep
 from sojourn.engine.server.core.sockets_folder import SocketsFolder
 from sojourn.engine.server.core.spare import Spare
 from sojourn.engine.server.errors import Rejection
-from sojourn.metrics.compute.kernels import Burst
 
 DEATH_WINDOW_SECONDS = 60  # max_core_deaths within it: then the core is given up
 FAREWELL_SECONDS = 1  # for the core to report aborted requests
 STOP_SECONDS = 3  # for the core to end when it is asked to
-BURST = "burst"  # the name of a profile under way; adapters are asked for by their keys
 ENDING = ("draining", "cold")  # states in which no core is started
 
 
@@ -56,8 +53,8 @@ class CoreClient:
         self._supervisor: asyncio.Task | None = None
         self._context = zmq.asyncio.Context()
         self._core_has_queue = False  # the core reported a queue of its own after its last step
-        self._questions = Questions(self._send)
-        self.sleep = Sleep(self._questions, self._set_state)
+        self.questions = Questions(self._send)
+        self.sleep = Sleep(self.questions, self._set_state)
 
     @property
     def num_waiting(self) -> int:
@@ -175,26 +172,6 @@ class CoreClient:
         """A core that is up and silent for longer is killed."""
         return self.config.core_hung_seconds if self._heartbeat is None else self._heartbeat.hung_after_seconds
 
-    @property
-    def is_profiling(self) -> bool:
-        return self._questions.is_open(BURST)
-
-    async def profile(self, request: messages.Profile) -> Burst:
-        """A profile of the core's next steps. One burst at a time. Raises ApiError if the core dies."""
-        return await self._questions.ask(BURST, request)
-
-    def adapters_by_state(self) -> tuple[set[str], set[str]]:
-        """Names of adapters whose requests have a place in the batch, and of those whose requests wait for one."""
-        names: tuple[set[str], set[str]] = set(), set()
-        for stream in self.streams.values():
-            if stream.request.adapter is not None:
-                names[not stream.is_admitted].add(stream.request.adapter.name)
-        return names
-
-    async def load_adapter(self, adapter: AdapterReference) -> str | None:
-        """Lets the core read an adapter; why it cannot be used, as a sentence. Raises ApiError if the core dies."""
-        return await self._questions.ask(adapter.key, messages.LoadAdapter(adapter))
-
     def abort(self, stream: SequenceStream) -> None:
         """Makes the core drop a sequence, unless it has ended; `done` is set then."""
         if not stream.has_last_token and not stream.done.is_set():
@@ -277,7 +254,7 @@ class CoreClient:
             elapsed, looked = time.monotonic() - looked, time.monotonic()
             if (heartbeat := self._heartbeat) is None:
                 continue
-            heartbeat.passed(elapsed, is_profiling=self.is_profiling)
+            heartbeat.passed(elapsed, is_profiling=self.questions.is_open(BURST))
             self._telemetry.exporter.core.observe_silence(heartbeat.silence_seconds)
             if heartbeat.is_hung and core.is_alive:
                 _log(f"the engine core gave no sign of life for {heartbeat.silence_seconds:.0f} s; killing it")
@@ -320,11 +297,11 @@ class CoreClient:
                 if self.kv_events is not None:
                     self.kv_events.publish(message.batch)
             elif isinstance(message, messages.Profiled):
-                self._questions.answer(BURST, message.burst)
+                self.questions.answer(BURST, message.burst)
             elif isinstance(message, messages.AdapterLoaded):
-                self._questions.answer(message.key, message.error)
+                self.questions.answer(message.key, message.error)
             elif isinstance(message, messages.Slept | messages.Woken):
-                self._questions.answer(ANSWER, message)
+                self.questions.answer(SLEEP, message)
             elif isinstance(message, messages.Beat):
                 self._telemetry.exporter.core.observe_unreadable("core", message.unreadable)
             elif isinstance(message, messages.Ready):
@@ -367,7 +344,7 @@ class CoreClient:
             stream.end_as_lost(now_ns)
         self.streams.clear()
         self._core_has_queue = False
-        self._questions.lose(self.state)
+        self.questions.lose(self.state)
         self.queue_speed = QueueSpeed()
 
     def _set_state(self, state: str) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 from sojourn.engine import messages
 from sojourn.engine.server.errors import core_lost
 
+BURST, SLEEP = "burst", "sleep"  # an adapter is asked for by its key
+
 
 class Questions:
     """The answer to a name goes to all who asked by it. A core that dies answers none of them."""

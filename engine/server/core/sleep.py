@@ -4,9 +4,7 @@ import time
 from collections.abc import Callable
 
 from sojourn.engine import messages
-from sojourn.engine.server.core.questions import Questions
-
-ANSWER = "sleep"  # to either question
+from sojourn.engine.server.core.questions import SLEEP, Questions
 
 
 class Sleep:
@@ -19,13 +17,13 @@ class Sleep:
     async def begin(self) -> None:
         """Lets the core give its memory back. Raises ApiError if it dies."""
         self._set_state("falling_asleep")
-        await self._questions.ask(ANSWER, messages.Sleep())
+        await self._questions.ask(SLEEP, messages.Sleep())
         self._set_state("sleeping")
 
     async def end(self) -> None:
         """Lets the core take it again. Raises ApiError if it dies."""
         began = time.monotonic()
         self._set_state("waking")
-        await self._questions.ask(ANSWER, messages.Wake())
+        await self._questions.ask(SLEEP, messages.Wake())
         self.wake_seconds = time.monotonic() - began
         self._set_state("ready")

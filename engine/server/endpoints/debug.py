@@ -15,6 +15,7 @@ from sojourn.engine.messages import Profile
 from sojourn.engine.server.body.reader import BodyReader
 from sojourn.engine.server.body.strict import Strict
 from sojourn.engine.server.core.client import CoreClient
+from sojourn.engine.server.core.questions import BURST
 from sojourn.engine.server.errors import ApiError
 from sojourn.engine.server.telemetry import recent
 from sojourn.engine.server.telemetry.full import Telemetry
@@ -136,9 +137,9 @@ async def _burst(core: CoreClient, body: ProfileRequest) -> Burst:
     """Raises ApiError: 503 without a core, 409 beside another burst or without a step, 500 if the profiler failed."""
     if core.state not in ("ready", "draining"):
         raise ApiError(503, f"the engine is {core.state}", code=f"engine_{core.state}", retry_after_seconds=2)
-    if core.is_profiling:
+    if core.questions.is_open(BURST):
         raise ApiError(409, "a profile burst is under way; wait for its answer", code="profile_running")
-    burst = await core.profile(Profile(body.steps, round(body.timeout_s * 1000)))
+    burst = await core.questions.ask(BURST, Profile(body.steps, round(body.timeout_s * 1000)))
     if burst.failure is not None:
         raise ApiError(500, f"the profiler failed: {burst.failure}", code="profile_failed")
     if not burst.windows:

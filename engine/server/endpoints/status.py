@@ -57,8 +57,7 @@ def add_status_routes(app: FastAPI, front: Front) -> None:
         exporter = first.telemetry.exporter
         if front.moderation is not None:
             exporter.observe_moderation(front.moderation.events.flagged, front.moderation.events.failed)
-        if front.config.has_loras:
-            exporter.observe_adapters(front.config.max_loras, *first.core.adapters_by_state())
+        first.adapters.observe(exporter, first.core)
         exporter.observe_connections(len(front.connections.open), front.connections.closed)
         page = merged([model.telemetry.scrape() for model in front.models.built])
         return PlainTextResponse(page, media_type=exporter.content_type)

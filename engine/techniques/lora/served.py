@@ -12,12 +12,14 @@ from starlette.responses import PlainTextResponse, Response
 
 from sojourn.engine.adapter import AdapterReference
 from sojourn.engine.config import EngineConfig
+from sojourn.engine.messages import LoadAdapter
 from sojourn.engine.server.body.reader import BodyReader
 from sojourn.engine.server.body.strict import Strict
 from sojourn.engine.server.core.client import CoreClient
 from sojourn.engine.server.errors import ApiError, Rejection, invalid
 from sojourn.engine.settings.named_paths import NAME as ADAPTER_NAME
 from sojourn.engine.techniques.lora.checkpoint.checkpoint import CONFIG, WEIGHTS, AdapterError, describe
+from sojourn.interop.exported.prometheus import Exporter
 from sojourn.metrics.errors import InputError
 
 LOAD_SECONDS = 300  # for the core to read an adapter
@@ -54,7 +56,7 @@ class ServedAdapters:
     """Name → adapter. Raises InputError for an adapter of the settings that cannot be read, or has the model's name."""
 
     def __init__(self, config: EngineConfig, model_name: str):
-        self.max_loras = config.max_loras
+        self._max_loras = config.max_loras
         self._model_name = model_name
         self._root = None if config.lora_folder is None else config.lora_folder.expanduser()
         self._loading: set[str] = set()  # names
@@ -92,7 +94,7 @@ class ServedAdapters:
         try:
             folder = self._folder(body.lora_path)
             reference = (await asyncio.to_thread(describe, folder)).named(name)
-            error = await asyncio.wait_for(core.load_adapter(reference), LOAD_SECONDS)
+            error = await asyncio.wait_for(core.questions.ask(reference.key, LoadAdapter(reference)), LOAD_SECONDS)
         except AdapterError as refusal:
             raise invalid("lora_path", self._without_root(str(refusal))) from None
         except TimeoutError:
@@ -108,6 +110,15 @@ class ServedAdapters:
         if self._named.pop(name, None) is None:
             message = f"the adapter `{name[:128]}` is not loaded"
             raise ApiError(404, message, param="lora_name", code="adapter_not_found")
+
+    def observe(self, exporter: Exporter, core: CoreClient) -> None:
+        """Counts adapters whose requests have a place in the batch, and those whose requests wait for one."""
+        running: set[str] = set()
+        waiting: set[str] = set()
+        for stream in core.streams.values():
+            if stream.request.adapter is not None:
+                (running if stream.is_admitted else waiting).add(stream.request.adapter.name)
+        exporter.observe_adapters(self._max_loras, running, waiting)
 
     def _add(self, name: str, reference: AdapterReference) -> None:
         self._named[name] = ServedAdapter(reference, int(time.time()))
