@@ -15,7 +15,11 @@ from sojourn.replay.simulated_tiers import SimulatedTiers
 
 
 class Clients(Protocol):
-    """Who reads the answers."""
+    """Who sends requests, and reads the answers."""
+
+    def hashes_of(self, request_id: str) -> list[bytes] | None:
+        """Of all the blocks that a request will ever fill; None: they follow from its tokens."""
+        ...
 
     def first_token(self, request_id: str, now_ns: float) -> None: ...
 

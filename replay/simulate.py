@@ -11,7 +11,6 @@ import numpy as np
 from sojourn.engine.config import EngineConfig, keeps_all_blocks, largest_chunk_tokens, largest_step_tokens
 from sojourn.engine.loop.scheduling import make_scheduler
 from sojourn.engine.memory.window import FreedWindow, freed_window
-from sojourn.engine.request.token_budget import TokenBudget
 from sojourn.engine.techniques.planning import planning
 from sojourn.metrics.compute.cost_model import ModelShape, tier_bytes
 from sojourn.metrics.prediction import Change
@@ -22,7 +21,7 @@ from sojourn.replay.noise import Noise
 from sojourn.replay.outcome import Answers, replayed_answers
 from sojourn.replay.recorded import WAY_ACCOUNTS, RecordedLoad
 from sojourn.replay.replayed_model import ReplayedDrafts, ReplayedModel
-from sojourn.replay.replica import Replica
+from sojourn.replay.replica import Clients, Replica
 from sojourn.replay.routing import make_routing
 from sojourn.replay.settings import changed_config
 from sojourn.replay.simulated_runner import SimulatedRunner, VirtualClock
@@ -122,7 +121,7 @@ class Replayer:
             ),
             hashes,
             max_waiting=config.max_waiting,
-            pool_tokens=_pool_tokens(config, self._window(config)),
+            pool_tokens=_pool_tokens(config, window_of(material, config)),
         )
         turns = [
             FittedTurns(
@@ -132,7 +131,9 @@ class Replayer:
             for _, times, noise in parts
         ]  # fmt: skip
         replicas = [
-            self._replica(own, self._budget(own, change, times, accident), each, load)
+            make_replica(
+                material, own, change, times, each, load, slowness=accident.slowness, drafts=self._drafts(own, load)
+            )
             for (own, times, _), each in zip(parts, turns, strict=True)
         ]
         routing = make_routing(
@@ -166,32 +167,36 @@ class Replayer:
             part.noise.restart(material.load.origin_ns - part.first_step_ns, accident.shift_ns)
         return [(changed_config(part.config, change, part.meta), part.times, part.noise) for part in material.servers]
 
-    def _window(self, config: EngineConfig) -> FreedWindow | None:
-        if self._material.shape is None:
+    def _drafts(self, config: EngineConfig, load: ReplayedLoad) -> ReplayedDrafts | None:
+        if config.speculation == "none":
             return None
-        most_tokens = largest_step_tokens(config, self._material.device_type)
-        most_new = largest_chunk_tokens(config, most_tokens)
-        return freed_window(self._material.shape, most_new, keeps_all=keeps_all_blocks(config))
+        assert self._material.drafts is not None, "a change to speculation that nothing tells of is refused"
+        return ReplayedDrafts(self._material.drafts, load.recorded_id)
 
-    def _budget(self, config: EngineConfig, change: Change, times: StepTimes, accident: Accident) -> TokenBudget:
-        material = self._material
-        return token_budget(config, change, times, accident.slowness, material.device_type, material.objective_tpot_ms)
 
-    def _replica(self, config: EngineConfig, budget: TokenBudget, turns: FittedTurns, load: ReplayedLoad) -> Replica:
-        material, drafts = self._material, None
-        overlap = material.overlap if config.overlap == "auto" else config.overlap == "on"
-        block_bytes = None if material.shape is None else tier_bytes(material.shape, config.block_size)
-        clock = VirtualClock()
-        tiers = simulated_tiers(config, block_bytes, material.tier_speeds, clock)
-        if config.speculation != "none":
-            assert material.drafts is not None, "a change to speculation that nothing tells of is refused"
-            drafts = ReplayedDrafts(material.drafts, load.recorded_id)
-        model = ReplayedModel(load.hashes_of, drafts, tiers)
-        runner = SimulatedRunner(clock, turns, model)
-        books = None if tiers is None else tiers.books
-        techniques = planning(config, runner, tiers=books, max_loras=config.max_loras)
-        scheduler = make_scheduler(config, config.num_kv_blocks, budget, techniques, self._window(config))
-        return Replica(scheduler, runner, load, overlap=overlap, tiers=tiers)
+def window_of(material: Material, config: EngineConfig) -> FreedWindow | None:
+    """The blocks that a request gives back behind its window; None: it keeps all."""
+    if material.shape is None:
+        return None
+    most_new = largest_chunk_tokens(config, largest_step_tokens(config, material.device_type))
+    return freed_window(material.shape, most_new, keeps_all=keeps_all_blocks(config))
+
+
+def make_replica(
+    material: Material, config: EngineConfig, change: Change, times: StepTimes, turns: FittedTurns,
+    clients: Clients, *, drafts: ReplayedDrafts | None = None, slowness: float = 1.0, steady: bool = False,
+) -> Replica:  # fmt: skip
+    """An engine with these settings whose turns take `turns`. `steady`: they take the same at all moments."""
+    overlap = material.overlap if config.overlap == "auto" else config.overlap == "on"
+    block_bytes = None if material.shape is None else tier_bytes(material.shape, config.block_size)
+    clock = VirtualClock()
+    tiers = simulated_tiers(config, block_bytes, material.tier_speeds, clock)
+    runner = SimulatedRunner(clock, turns, ReplayedModel(clients.hashes_of, drafts, tiers))
+    budget = token_budget(config, change, times, slowness, material.device_type, material.objective_tpot_ms)
+    books = None if tiers is None else tiers.books
+    techniques = planning(config, runner, tiers=books, max_loras=config.max_loras)
+    scheduler = make_scheduler(config, config.num_kv_blocks, budget, techniques, window_of(material, config))
+    return Replica(scheduler, runner, clients, overlap=overlap, tiers=tiers, steady=turns if steady else None)
 
 
 def _pool_tokens(config: EngineConfig, window: FreedWindow | None) -> int:

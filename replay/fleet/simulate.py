@@ -8,23 +8,17 @@ from functools import cache
 
 import numpy as np
 
-from sojourn.engine.config import EngineConfig, keeps_all_blocks, largest_chunk_tokens, largest_step_tokens
-from sojourn.engine.loop.scheduling import make_scheduler
-from sojourn.engine.memory.window import freed_window
+from sojourn.engine.config import EngineConfig
 from sojourn.engine.messages import Ended, Submit
 from sojourn.engine.sampling import SamplingParams
-from sojourn.engine.techniques.planning import planning
 from sojourn.metrics.prediction import Change
 from sojourn.replay.fleet.traffic import FleetTraffic
 from sojourn.replay.next_turn import NextTurn
 from sojourn.replay.noise import LARGEST_RATIO
-from sojourn.replay.replayed_model import ReplayedModel
 from sojourn.replay.replica import Replica
 from sojourn.replay.routing import RoutingPolicy
-from sojourn.replay.simulate import Material
-from sojourn.replay.simulated_runner import SimulatedRunner, VirtualClock
+from sojourn.replay.simulate import Material, make_replica
 from sojourn.replay.step_fit import StepTimes
-from sojourn.replay.token_budget import token_budget
 from sojourn.replay.turn_model import FittedTurns
 
 NO_MOMENT = math.nan
@@ -90,22 +84,12 @@ class FleetReplay:
         self.replicas: list[Replica] = []
         self._steps: list[FittedTurns] = []
         self._place_of: dict[int, int] = {}
-        most_tokens = largest_step_tokens(config, material.device_type)
-        window = None
-        if material.shape is not None:
-            most_new = largest_chunk_tokens(config, most_tokens)
-            window = freed_window(material.shape, most_new, keeps_all=keeps_all_blocks(config))
-        noise, model = UsualNoise(material.times), ReplayedModel(self._hashes_of)
+        noise, steady = UsualNoise(material.times), config.pipeline_parallel == 1
         for number in kept:
             turns = FittedTurns(material.times, noise, device_speed=change.device_speed, removed=change.removed)
-            budget = token_budget(config, change, material.times, 1.0, material.device_type, material.objective_tpot_ms)
-            runner = SimulatedRunner(VirtualClock(), turns, model)
-            techniques = planning(config, runner, max_loras=config.max_loras)
-            scheduler = make_scheduler(config, config.num_kv_blocks, budget, techniques, window)
             self._place_of[number] = len(self.replicas)
             self._steps.append(turns)
-            steady = turns if config.pipeline_parallel == 1 else None
-            self.replicas.append(Replica(scheduler, runner, self, overlap=False, steady=steady))
+            self.replicas.append(make_replica(material, config, change, material.times, turns, self, steady=steady))
         self._turns = NextTurn(self.replicas)
         count = len(traffic)
         self._first_ns, self._last_ns = np.full(count, NO_MOMENT), np.full(count, NO_MOMENT)
@@ -164,7 +148,7 @@ class FleetReplay:
         replica.submit(message, now_ns)
         self._turns.changed(place)
 
-    def _hashes_of(self, sequence: str) -> list[bytes]:
+    def hashes_of(self, sequence: str) -> list[bytes]:
         return self._hashes.pop(int(sequence))
 
     def first_token(self, request_id: str, now_ns: float) -> None:
