@@ -16,6 +16,8 @@ from sojourn.replay.verdict.measured import SHARE, measured_figures, num_measure
 
 # Of these none changes what a request meets.
 WITHOUT_EFFECT = ("host", "port", "run_dir", "served_model_name", "base_url", "served", "usage_dir", "api_keys")
+# What a server says beside its settings: it follows from the model and from the settings.
+FOLLOWS = ("num_kv_blocks", "weight_bytes", "num_parameters", "frees_window", "weight_error", "kv_address")
 SHOWN = (SHARE, "goodput_rps", "ttft_ms:p50", "ttft_ms:p90", "tpot_ms:p50", "tpot_ms:p90", "e2e_ms:p50", "e2e_ms:p90")
 SETTINGS_ONLY = Change()
 
@@ -39,10 +41,16 @@ class Verified(NamedTuple):
 def changed_settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Engine settings that were given and differ between two `run.json`, with the values in force.
 
-    What a server derives from them, such as the blocks of its pool, differs in consequence and is left out.
+    What a server derives from them, such as the blocks of its pool, differs in consequence and is left out. Of servers
+    that were started by others (`sojourn load`) the settings count that they state of themselves.
     """
-    given = (engine_of(dict(before)).keys() | engine_of(dict(after)).keys()) - set(WITHOUT_EFFECT)
     first, second = engine_settings(dict(before)), engine_settings(dict(after))
+    if all("base_url" in section(dict(meta), "engine") for meta in (before, after)):
+        given = {name for name in first.keys() & second.keys() if not isinstance(first[name], dict | list)}
+        given -= {*FOLLOWS, "model"}
+    else:
+        given = engine_of(dict(before)).keys() | engine_of(dict(after)).keys()
+    given -= set(WITHOUT_EFFECT)
     return {name: (first.get(name), second.get(name)) for name in sorted(given) if first.get(name) != second.get(name)}
 
 

@@ -93,6 +93,16 @@ def test_a_fault_or_a_limit_of_a_tenant_that_differs_is_a_change():
     assert "access" in changed_settings(before, {"engine": {"access": "b.yaml"}})
 
 
+def test_settings_that_a_running_server_states_of_itself_are_compared():
+    def loaded(**settings):
+        return {"engine": {"base_url": "http://x", "model": "m", "served": {"engine": settings}}}
+
+    before = loaded(max_num_seqs=2, num_kv_blocks=64, memory_bytes={"weights": 1}, policy="fcfs")
+    after = loaded(max_num_seqs=8, num_kv_blocks=256, memory_bytes={"weights": 2}, policy="fcfs")
+    assert changed_settings(before, after) == {"max_num_seqs": (2, 8)}
+    assert changed_settings(before, loaded()) == {}
+
+
 def test_without_a_prediction_and_without_a_replay_it_says_so(pair):
     with pytest.raises(ReplayError, match="nobody predicted max_num_seqs=18"):
         chosen_claim({"max_num_seqs": (2, 18)}, [], lambda: None)
