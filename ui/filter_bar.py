@@ -82,7 +82,7 @@ def _choices(whole: RunData, chosen: RunFilter) -> None:
         low = min(max(chosen.from_s or 0.0, 0.0), end)
         st.session_state["filter-time"] = (low, min(max(end if chosen.to_s is None else chosen.to_s, low), end))
         st.slider(
-            "Time since the begin of the run (s)", 0.0, end, step=_step(end), key="filter-time",
+            "Time since the start of the run (s)", 0.0, end, step=_step(end), key="filter-time",
             on_change=_from_slider, args=(chosen, end),
         )  # fmt: skip
     st.caption(

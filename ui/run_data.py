@@ -276,7 +276,7 @@ def _book(run: RunDirectory, steps: pa.Table | None) -> tuple[Book | None, str]:
     except TooLarge as error:
         return None, str(error)
     if book is None:
-        return None, "The server recorded no steps or no requests, so no wait can be laid at anybody's door."
+        return None, "The server recorded no steps or no requests, so waits cannot be attributed to other requests."
     return book, ""
 
 

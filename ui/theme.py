@@ -46,7 +46,7 @@ STATE_COLOURS = {
 COHORT_COLOURS = ("#334155", "#D55E00", "#56B4E9", "#7C5CBF", "#8A6D3B", "#0F766E", "#BE185D", "#94A3B8")
 # plotly offers to send charts to a cloud service; the bar that holds this button stays away.
 CONFIG = {"displayModeBar": False, "responsive": True}
-RUN_CLOCK = "time since the begin of the run (s)"
+RUN_CLOCK = "time since the start of the run (s)"
 NOTE_CHARACTERS = 40  # of a line: what fits into the narrowest column
 MOST_POINTS = 4000  # of a scatter
 LABELLED_SHARE = 0.06  # of a bar: room for its label

@@ -305,7 +305,7 @@ def _counters(rows: TraceRows) -> Iterator[Event]:
 _SENSORS = {
     "gpu_power_watts": "GPU power, W", "gpu_sm_clock_mhz": "SM clock, MHz", "cpu_power_watts": "CPU power, W",
     "front_cpu_percent": "front CPU, %", "core_cpu_percent": "core CPU, %",
-    "host_steal_percent": "CPU given to other machines, %",
+    "host_steal_percent": "CPU steal, %",
 }  # fmt: skip
 
 

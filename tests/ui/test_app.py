@@ -85,8 +85,8 @@ def test_every_number_of_a_page_leaves_out_the_warm_up_and_the_page_says_so(tmp_
     assert data.steps.begin_ns.min() >= data.requests.due_ns.min()
     shown = html(opened(tmp_path, "overview", "warm", monkeypatch))
     assert "3 warm-up requests left out" in shown
-    assert "n = 37" in shown and "37 ok" in shown
-    assert not re.search(r"\b40\b (ok|sent)|n = 40", shown)
+    assert "n = 37" in shown and "37 succeeded" in shown
+    assert not re.search(r"\b40\b (succeeded|sent)|n = 40", shown)
 
 
 def test_folder_without_runs_says_how_to_record_one(tmp_path, monkeypatch):

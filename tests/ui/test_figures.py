@@ -126,7 +126,7 @@ def test_what_is_written_never_fills_more_blocks_than_are_active(chat):
     steps.loc[::2, ["slots_written", "blocks_active"]] = 0
     traces = {trace.name: trace for trace in memory.blocks_over_time(steps, chat.begin_ns, 16, bins=20).data}
     assert max(traces["active"].y) > 0
-    assert (traces["full of what is written"].y <= traces["active"].y).all()
+    assert (traces["slots written"].y <= traces["active"].y).all()
 
 
 def test_waterfall_rows_are_as_long_as_the_latencies_and_in_their_order(chat):
@@ -291,10 +291,10 @@ def test_further_choice_that_lost_its_blocks_shows_what_its_call_paid():
 
 def test_what_is_known_of_tokens_is_said_and_nothing_else():
     assert token_sentences(TokenNumbers(None, None, 0, None, None)) == ""
-    assert token_sentences(TokenNumbers(None, None, 0, None, 3.456)) == "3.46 characters a token in outputs."
+    assert token_sentences(TokenNumbers(None, None, 0, None, 3.456)) == "3.46 characters per token in outputs."
     said = token_sentences(TokenNumbers(1.25, 0.875, 1200, 4.0, 3.5))
-    assert "4.00 characters a token in prompts, 3.50" in said and "At 1,200 draws" in said
-    assert "1.25 nats" in said and "87.5% of it" in said
+    assert "4.00 characters per token in prompts, 3.50" in said and "over 1,200 sampled tokens" in said
+    assert "1.25 nats" in said and "87.5% of the probability mass" in said
 
 
 def test_a_run_too_large_for_the_blame_matrix_is_shown_without_it_and_says_why(runs, monkeypatch):

@@ -35,7 +35,7 @@ def html(app: AppTest) -> str:
 
 def test_page_without_a_server_asks_for_one(live):
     app = live()
-    assert not app.exception and "Name a server" in app.info[0].value
+    assert not app.exception and "Enter a server address" in app.info[0].value
 
 
 def test_page_watches_the_server_of_the_address(live):

@@ -115,7 +115,7 @@ def one_request(request: pd.Series, steps: pd.DataFrame) -> go.Figure:
     fig.update_layout(template=theme.TEMPLATE, height=height + 240, barmode="overlay", bargap=0.25)
     _accounts_rows(fig, parts)
     _clock_rows(fig, request, steps)
-    fig.update_xaxes(title_text="accounts end to end (ms)", showticklabels=True, row=1, col=1)
+    fig.update_xaxes(title_text="ledger, cumulative (ms)", showticklabels=True, row=1, col=1)
     fig.update_xaxes(title_text="time since the intended send (ms)", rangemode="tozero", row=2, col=1)
     return fig.update_layout(hovermode="closest")
 

@@ -116,7 +116,7 @@ def blocks_over_time(steps: pd.DataFrame, begin_ns: float, block_size: int | Non
     add_blocks(fig, rows)
     if (series.blocks_written > 0).any():  # an older server's steps say 0 throughout; a 0 among others is an idle pool
         fig.add_scatter(
-            name="full of what is written", x=rows.at_s, y=rows.blocks_written, mode="lines",
+            name="slots written", x=rows.at_s, y=rows.blocks_written, mode="lines",
             line=dict(color=theme.INK, width=1.2, dash="dot", shape="hv"),
             hovertemplate="what is written would fill %{y:.1f} blocks<extra></extra>",
         )  # fmt: skip

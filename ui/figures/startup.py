@@ -26,7 +26,7 @@ def startups(starts: Sequence[Startup]) -> go.Figure:
     if not starts:
         return theme.note("This run has no phases of its server's start: an older or another server recorded it.")
     rows = [theme.row_label(_name(place), _detail(start)) for place, start in enumerate(starts)]
-    fig = theme.stacked_bars(rows, "time from the front's wish to Ready (s)", "start", rangemode="tozero")
+    fig = theme.stacked_bars(rows, "start-up time, until ready (s)", "start", rangemode="tozero")
     for phase, meaning in PHASES.items():
         lengths = [start.phases_ns.get(phase, 0) / 1e9 for start in starts]
         if not any(lengths):

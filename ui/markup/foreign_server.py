@@ -61,7 +61,7 @@ def spans(view: ServerView) -> str:
             f'<p class="sj-small">Unaccounted: {number(view.inside_ms)} ms inside {safe(view.title)}’s own end-to-end '
             f"latency, {number(view.outside_ms)} ms outside of it ({safe(', '.join(view.outside))}).</p>"
         )
-    columns = ["stretch", "mean (ms)", "to first token (ms)", "accounts in it", "meaning"]
+    columns = ["interval", "mean (ms)", "to first token (ms)", "ledger accounts", "meaning"]
     return html_table(columns, rows, right=(1, 2)) + left
 
 

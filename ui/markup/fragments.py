@@ -93,14 +93,14 @@ def scenario_name(meta: dict[str, Any]) -> str:
 def key_numbers(run: RunData) -> list[Tile]:
     """What a reader asks first, each with its unit and the number of requests it rests on."""
     sent, served = len(run.requests), int((run.requests.status == "ok").sum())
-    outcome = f"{served:,} ok, {sent - served:,} not"
+    outcome = f"{served:,} succeeded, {sent - served:,} failed"
     detail = f"of a sample of {sent:,}: {outcome}" if run.is_sample else outcome
     tiles: list[Tile] = [("requests", f"{run.num_requests:,}", "sent", detail)]
     goodput = run.diagnosis.goodput if run.diagnosis is not None else []
     whole = goodput[0] if goodput else None
     if whole is not None:
         due_rps = whole.window.due_rps if whole.window is not None else None
-        due = "" if due_rps is None else f", {number(due_rps)}/s were due"
+        due = "" if due_rps is None else f", offered {number(due_rps)}/s"
         bounds = run.meta.get("objectives") or []
         if bounds:
             good = f"{whole.good:,} of {whole.sent:,} were good{due}"

@@ -60,13 +60,14 @@ def deadlines(rows: list[Deadlines]) -> str:
     if not rows:
         return wrap('<p class="sj-small sj-muted">No class has both a ttft and a tpot objective, so no token has a '
                     "deadline.</p>")  # fmt: skip
-    columns = ["class", "first token due (ms)", "each later (ms)", "fluidity", f"met {percent(FLUID_SHARE)} of theirs",
+    columns = ["class", "first token due (ms)", "each later (ms)", "fluidity",
+               f"requests with ≥ {percent(FLUID_SHARE)} of deadlines met",
                "smooth goodput (tokens/s)", "output (tokens/s)"]  # fmt: skip
     cells = []
     for row in rows:
         first = number(row.first_token_ms)
         if row.first_token_ms_per_prompt_token:
-            first += f" + {row.first_token_ms_per_prompt_token:g} a prompt token"
+            first += f" + {row.first_token_ms_per_prompt_token:g} per prompt token"
         spread = f" ({_shares(row.fluidity_interval)})" if row.fluidity_interval is not None else ""
         cells.append([
             row.klass or NOTHING, first, number(row.token_ms), f"{percent(row.fluidity)}{spread}",
@@ -87,8 +88,8 @@ def load_and_cost(results: Results) -> str:
     load, delay = results.load, results.load.schedule_delay_ms
     parts = [
         f"offered {number(load.requested_rps, 'req/s')}, sent {number(load.achieved_rps, 'req/s')} within "
-        f"{number(load.send_duration_s, 's')}; sent after its time: mean {number(delay['mean'], 'ms')}, "
-        f"p99 {number(delay['p99'], 'ms')}, most {number(delay['max'], 'ms')}"
+        f"{number(load.send_duration_s, 's')}; send delay: mean {number(delay['mean'], 'ms')}, "
+        f"p99 {number(delay['p99'], 'ms')}, max {number(delay['max'], 'ms')}"
     ]
     parts += [f"cost: {cost_line(results.cost)}"] if results.cost is not None else []
     return wrap("".join(f'<p class="sj-small">{safe(part)}</p>' for part in parts))

@@ -75,12 +75,12 @@ def token_sentences(numbers: TokenNumbers) -> str:
     """Characters a token and how certain the draws were, as sentences; "" where a run tells neither."""
     sentences = []
     texts = (("prompts", numbers.prompt_characters_per_token), ("outputs", numbers.output_characters_per_token))
-    if known := [f"{value:.2f} characters a token in {name}" for name, value in texts if value is not None]:
+    if known := [f"{value:.2f} characters per token in {name}" for name, value in texts if value is not None]:
         sentences.append(f"{', '.join(known)}.")
     if numbers.entropy_nats is not None:
         sentences.append(
-            f"At {numbers.looks:,} draws that were looked at, the model's distribution had "
-            f"{numbers.entropy_nats:.2f} nats of entropy in the mean; truncation left {numbers.nucleus_mass:.1%} of it."
+            f"Sampling entropy: mean {numbers.entropy_nats:.2f} nats over {numbers.looks:,} sampled tokens; truncation "
+            f"kept {numbers.nucleus_mass:.1%} of the probability mass."
         )
     return " ".join(sentences)
 
@@ -131,7 +131,7 @@ SENSORS = (
     ("core_cpu_percent", "core process", "%", 1.0, "of one core (%)"),
     ("front_cpu_percent", "front process", "%", 1.0, "of one core (%)"),
     ("gpu_utilisation_percent", "GPU has a kernel", "%", 1.0, "of one core (%)"),
-    ("host_steal_percent", "given to other machines", "%", 1.0, "of all cores (%)"),
+    ("host_steal_percent", "CPU steal", "%", 1.0, "of all cores (%)"),
 )
 
 

@@ -88,7 +88,7 @@ with st.form("servers", border=False):
         st.session_state.watched = (urls, slo)
         st.query_params.update({name: value for name, value in (("url", urls), ("slo", slo)) if value})
 if not urls.split():
-    stop_with("Name a server: its address, such as `http://127.0.0.1:8000`.", "monitor_heart")
+    stop_with("Enter a server address, for example `http://127.0.0.1:8000`.", "monitor_heart")
 try:
     if st.session_state.get("watched") != (urls, slo) and not is_here(urls):
         stop_with("The address in this link is not of this host. Press **Watch** to read its metrics.", "link")

@@ -29,8 +29,8 @@ run = open_page(
     "cache that never evicts; the gap between the lines is the price of this pool. **Pool size**: the share of prompt "
     "tokens that pools of other sizes would have missed for the same requests in the same order. **Blocks** sum to the "
     "pool; the dotted line is how many blocks the written positions would fill, so the distance to *active* is what "
-    "half-empty blocks waste. **Lives of blocks**: if blocks are evicted after less idle time than it takes until they "
-    "are used again, or reuse distances lie beyond the pool, the cache thrashes.",
+    "half-empty blocks waste. **KV block lifetimes**: if blocks are evicted after less idle time than it takes until "
+    "they are used again, or reuse distances lie beyond the pool, the cache thrashes.",
     may_be_empty=True,
 )
 shown = once(run, "memory.lens", lambda: kv_lens.lens_of(run))
@@ -43,7 +43,7 @@ is_whole = len(run.requests) == run.sent  # a cache has no part that some of the
 def show_sizes() -> None:
     lens = shown.lens if is_whole else None
     draw(
-        "What another pool would miss",
+        "Miss rate by cache size",
         once(run, "memory.miss_ratio_curve", lambda: memory.miss_ratio_curve(*miss_ratios(run.requests, lens))),
         "`requests.parquet` `resized_hit_tokens`, from the distances between uses of the same blocks"
         + (
@@ -57,7 +57,7 @@ def show_sizes() -> None:
 def show_lens() -> None:
     """What more memory would hit, in figures, and who needed the room of what was evicted."""
     lens = shown.lens
-    st.subheader("What more memory would hit", anchor=False)
+    st.subheader("Hit rate by cache size", anchor=False)
     if lens is None:
         st.caption(shown.why)
         return
@@ -65,7 +65,7 @@ def show_lens() -> None:
     st.html(fragments.data_table(kv_lens.sizes(lens)))
     st.caption(
         "Of the whole run, for the same lookups in the same order. What twice the memory is worth in goodput: "
-        f"`sojourn kv-lens {run.name}`. It cannot tell: {'; '.join(lens.unknown)}."
+        f"`sojourn kv-lens {run.name}`. Unknown: {'; '.join(lens.unknown)}."
     )
     if lens.takers:
         st.subheader("Who needed the room of evicted blocks", anchor=False)
@@ -110,7 +110,7 @@ if has_requests:
     )
 pool = run.steps[[name for name in run.steps.columns if name.startswith("blocks_")]].sum(axis=1)
 draw(
-    "Lives of blocks",
+    "KV block lifetimes",
     once(
         run,
         "memory.block_lives",

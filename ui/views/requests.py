@@ -126,7 +126,7 @@ if run.book is not None and (run.book.waits.request_ids == name).any():
     left, right = st.columns(2, gap="large")
     with left:
         draw(
-            "Through whom it waited",
+            "Requests that delayed it",
             blame_figures.offenders(blame_of(run.book, name), float(waited_ns(run.book).loc[name].sum())),
             "`steps.parquet`: who had what this request waited for.",
         )
