@@ -1,5 +1,5 @@
 # `make demo` runs the main job, `make test` runs the tests, `make thorough` repeats their claims on more inputs, `make
-# check` is what one needs while working, `make torture` maltreats a server. The first one sets up .venv.
+# check` is what one needs while working, `make torture` injects faults into a server. The first one sets up .venv.
 # Needs python3 >= 3.11 with its venv module, and make. Another interpreter: make PYTHON=python3.12 demo
 
 PYTHON ?= python3
@@ -28,7 +28,7 @@ help:
 	@echo "make programs  the tests that need a browser, Prometheus or a C++ compiler"
 	@echo "make thorough  what make test holds once, for further seeds, shapes, families and pages"
 	@echo "make check  style, types, and the tests that start no server: fewer seeds, shapes and examples than make test"
-	@echo "make torture  what the server promises while it is maltreated, in the short form"
+	@echo "make torture  the server's guarantees under fault injection, in the short form"
 	@echo "make lint   check style and formatting"
 	@echo "make types  check the types of the public interfaces"
 	@echo "make clean  remove .venv"

@@ -27,8 +27,8 @@ def tables() -> dict[str, str]:
         ),
         "causes by means": _table(
             ("cause", "what vLLM's or SGLang's metrics show"),
-            [(f"`{key}`", _in_a_cell(each.reads["means"].explain.__doc__)) for key, each in CAUSES.items()
-             if "means" in each.reads],
+            [(f"`{key}`", _in_a_cell(each.reads["means"].explain.__doc__) or _what_is_found(key))
+             for key, each in CAUSES.items() if "means" in each.reads],
         ),
         "complaints": _table(
             ("complaint", "name", "causes in each lifecycle"),
