@@ -6,13 +6,12 @@ from pathlib import Path
 
 from sojourn.engine.config import EngineConfig, model_folder
 from sojourn.engine.server.gateway.access.rules import load_rules
-from sojourn.engine.server.gateway.moderation.file import load
+from sojourn.engine.server.gateway.moderation.file import load as load_moderation
 from sojourn.engine.server.gateway.moderation.profile import Events
 from sojourn.engine.server.http.listener import listen
 from sojourn.engine.server.telemetry.recording import refuse_recorded
+from sojourn.engine.techniques import load
 from sojourn.engine.techniques.computing import planned_memory
-from sojourn.engine.techniques.tiers.disk import SUFFIX
-from sojourn.engine.techniques.tiers.remote import check_reachable
 from sojourn.engine.techniques.tiers.settings import DISK_GIB
 from sojourn.engine.token.generation_config import sampling_defaults
 from sojourn.engine.token.text.template import ChatTemplate
@@ -36,7 +35,7 @@ def check(config: EngineConfig) -> MemoryPlan:
     ChatTemplate(folder)
     load_rules(config.access, config.api_keys)
     if config.moderation is not None:
-        load(config.moderation, Events())
+        load_moderation(config.moderation, Events())
     if config.usage_prices is not None:
         load_price_list(config.usage_prices)
     if config.run_dir is not None:
@@ -47,7 +46,7 @@ def check(config: EngineConfig) -> MemoryPlan:
     if config.kv_disk_path is not None:
         _check_disk(config.kv_disk_path.expanduser(), config.kv_disk_gib or DISK_GIB)
     if config.kv_remote_url is not None:
-        check_reachable(config.kv_remote_url)
+        load("tiers", "remote").check_reachable(config.kv_remote_url)
     listen(config).close()
     return plan
 
@@ -56,7 +55,7 @@ def _check_disk(folder: Path, gib: float) -> None:
     """What the tier has there already is its own room."""
     _check_writable(folder, "--kv-disk-path")
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    held = sum(file.stat().st_size for file in folder.glob(f"*/*{SUFFIX}"))
+    held = sum(file.stat().st_size for file in folder.glob(f"*/*{load('tiers', 'disk').SUFFIX}"))
     room = shutil.disk_usage(existing).free + held
     if room < gib * GIB:
         raise ModelError(f"kv_disk_path: {folder} has room for {shown_bytes(room)}, and kv_disk_gib={gib:g}; lower it")

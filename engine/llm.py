@@ -28,7 +28,7 @@ from sojourn.engine.core import build
 from sojourn.engine.llm_output import Completion, OutputSequence, Piece
 from sojourn.engine.loop.engine import Engine
 from sojourn.engine.sampling import LEAST_TOP_P, SamplingParams, choice_seed, contradiction, ended_by, unfit
-from sojourn.engine.techniques.lora.checkpoint.checkpoint import describe
+from sojourn.engine.techniques import load
 from sojourn.engine.token.checkpoint import has_tokenizer
 from sojourn.engine.token.generation_config import sampling_defaults
 from sojourn.engine.token.text.template import ChatTemplate
@@ -88,7 +88,10 @@ class LLM:
         self._tokenizer = Tokenizer(folder) if spelt else NoTokenizer(folder)
         self._template = ChatTemplate(folder)
         self._defaults = sampling_defaults(folder, config.generation_config)
-        self._adapters = {name: describe(path).named(name) for name, path in config.lora_adapters.items()}
+        self._adapters = {
+            name: load("lora", "checkpoint.checkpoint").describe(path).named(name)
+            for name, path in config.lora_adapters.items()
+        }
         self._inbox: queue.SimpleQueue[messages.Submit | messages.Abort | None] = queue.SimpleQueue()
         self._sequences: dict[str, OutputSequence] = {}
         self._ids = map(str, itertools.count())

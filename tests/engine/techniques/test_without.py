@@ -27,6 +27,7 @@ class Without(MetaPathFinder):
             raise ImportError(f"there is no {{name}}")
 
 sys.meta_path.insert(0, Without())
+import sojourn.engine.check, sojourn.engine.llm, sojourn.engine.server.serve
 from sojourn.engine.config import EngineConfig
 from sojourn.engine.core import build
 from sojourn.engine.messages import Submit, Tokens
