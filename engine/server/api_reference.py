@@ -52,7 +52,7 @@ def unsupported_tables() -> dict[str, Mapping[str, UnsupportedField]]:
     return {model.__name__: model.unsupported for model in (GenerationRequest, ResponsesRequest, CountTokensRequest)}
 
 
-def renewed(document: str) -> str:
+def renew_tables(document: str) -> str:
     """The document with current tables. Raises KeyError for a table of no model."""
     fields, unsupported = tables(), unsupported_tables()
 
@@ -135,4 +135,4 @@ def _number(value: float) -> str:
 
 
 if __name__ == "__main__":
-    DOCUMENT.write_text(renewed(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")
+    DOCUMENT.write_text(renew_tables(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")

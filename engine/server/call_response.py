@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from sojourn.engine.server.core.call import SERVER_FAULT, Call
 from sojourn.engine.server.core.sequence import TextPiece
 from sojourn.engine.server.errors import ApiError
-from sojourn.engine.server.http.connections import disconnected
+from sojourn.engine.server.http.connections import wait_for_disconnect
 from sojourn.engine.server.openai.serializer import Serializer
 from sojourn.metrics.records import RequestRecord
 
@@ -40,7 +40,7 @@ class CallResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._path = scope["path"]
-        disconnect = self._disconnect = asyncio.create_task(disconnected(receive))
+        disconnect = self._disconnect = asyncio.create_task(wait_for_disconnect(receive))
         work = asyncio.create_task(self._stream(send) if self._streams else self._whole(send))
         try:
             await asyncio.wait((work, disconnect), return_when=asyncio.FIRST_COMPLETED)
@@ -83,7 +83,7 @@ class CallResponse(Response):
             shown = error if isinstance(error, ApiError) else ApiError(500, "the server failed on this request")
             self._before_last(shown.status, shown.code)
             await send({"type": "http.response.body", "body": serializer.failure(shown), "more_body": False})
-            self._confirm(call.failure_written)
+            self._confirm(call.note_failure_write)
             if shown is not error:
                 raise
 
@@ -93,7 +93,7 @@ class CallResponse(Response):
         except ApiError as error:
             self._before_last(error.status, error.code)
             await error.response(self._path)({"type": "http"}, _never, send)
-            self._confirm(self._call.failure_written)
+            self._confirm(self._call.note_failure_write)
             return
         body = self._serializer.body(pieces)
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
@@ -105,7 +105,7 @@ class CallResponse(Response):
         begin_ns = time.monotonic_ns()
         await send({"type": "http.response.body"} | body)
         self._call.writing_ns += time.monotonic_ns() - begin_ns
-        self._confirm(partial(self._call.written, piece, ends=not body.get("more_body")))
+        self._confirm(partial(self._call.note_write, piece, ends=not body.get("more_body")))
 
     def _confirm(self, written: Callable[[], None]) -> None:
         """Calls `written` unless the client is gone: uvicorn silently drops what is sent to a lost client."""

@@ -18,7 +18,7 @@ from sojourn.engine.server.guests import Guests, NoAdapters, NoGrammars, NoTrans
 from sojourn.engine.server.openai.chat_request import ChatRequest
 from sojourn.engine.server.openai.prompts import ModelLimits, Prompt, PromptEncoder
 from sojourn.engine.server.openai.protocol import MAX_SEQUENCES
-from sojourn.engine.server.openai.reasoning import TurnPlan, asked_variables, effort_variables
+from sojourn.engine.server.openai.reasoning import TurnPlan, effort_variables, variables_to_set
 from sojourn.engine.server.openai.tools import ChatTool, ToolChoice, ToolPlan, plan_tools
 from sojourn.engine.server.telemetry.full import Telemetry
 from sojourn.engine.server.telemetry.off import NoTelemetry
@@ -74,7 +74,7 @@ class Model:
         template, reasoning = self.encoder.template, self.reasoning_format
         tools = self.plan_tools(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
         variables = effort_variables(body.reasoning_effort, template, reasons=reasoning is not None)
-        asked = asked_variables(body.chat_template_kwargs, template, reasons=reasoning is not None)
+        asked = variables_to_set(body.chat_template_kwargs, template, reasons=reasoning is not None)
         body.chat_template_kwargs = variables | asked
         prompt = await self.encoder.encode_chat(
             body.messages,

@@ -13,7 +13,7 @@ from sojourn.engine.config import EngineConfig
 from sojourn.engine.process import freeze_startup_objects, share_interpreter
 from sojourn.engine.server.app import build_app
 from sojourn.engine.server.core.client import CoreClient
-from sojourn.engine.server.fleet.kv_event_publisher import exposed
+from sojourn.engine.server.fleet.kv_event_publisher import warn_of_exposure
 from sojourn.engine.server.front import Front
 from sojourn.engine.server.http.listener import exposure, listen, raise_descriptor_limit, url_of, uvicorn_settings
 from sojourn.engine.server.models.registry import Models
@@ -43,7 +43,7 @@ def serve(config: EngineConfig) -> None:
     settings = uvicorn_settings(app, front.connections)
     raise_descriptor_limit(front.connections)
     share_interpreter()
-    for warning in (exposure(config), None if front.kv_events is None else exposed(front.kv_events)):
+    for warning in (exposure(config), None if front.kv_events is None else warn_of_exposure(front.kv_events)):
         if warning is not None:
             print(warning, flush=True)
     url = url_of(config, listener)

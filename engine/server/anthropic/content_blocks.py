@@ -82,11 +82,11 @@ def chat_messages(system: str | list[dict[str, Any]] | None, messages: list[Mess
         else:
             where = f"messages.{index}.content"
             blocks = [_block(value, f"{where}.{n}", _OF_ROLE[message.role]) for n, value in enumerate(message.content)]
-            chat += _assistant(blocks) if message.role == "assistant" else _given(message.role, blocks, where)
+            chat += _assistant(blocks) if message.role == "assistant" else _user_messages(message.role, blocks, where)
     return chat
 
 
-def _given(role: str, blocks: list[_Block], where: str) -> list[dict[str, Any]]:
+def _user_messages(role: str, blocks: list[_Block], where: str) -> list[dict[str, Any]]:
     """The results of tools, each a message of its own, and then the text."""
     chat = []
     for index, block in enumerate(blocks):
@@ -122,14 +122,14 @@ def _block(value: dict[str, Any], where: str, allowed: tuple[str, ...]) -> Any:
     """A checked block. Raises ApiError 400 for one that is not allowed there, as an image always is."""
     kind = value.get("type")
     if kind not in allowed:
-        raise _refused(where, f"has the type {str(kind)[:80]!r}, but this server reads {', '.join(allowed)} there")
+        raise _refusal(where, f"has the type {str(kind)[:80]!r}, but this server reads {', '.join(allowed)} there")
     try:
         return _BLOCKS[kind].model_validate(value)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"])
-        raise _refused(where, f"is not valid: {field}: {first['msg'].lower()}") from None
+        raise _refusal(where, f"is not valid: {field}: {first['msg'].lower()}") from None
 
 
-def _refused(where: str, sentence: str) -> ApiError:
+def _refusal(where: str, sentence: str) -> ApiError:
     return invalid(where.partition(".")[0], f"`{where}` {sentence}")

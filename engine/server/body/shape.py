@@ -79,7 +79,7 @@ def _shape(annotation: Any, metadata: Collection[Any]) -> Shape:
     if origin is typing.Annotated:
         return _shape(arguments[0], [*metadata, *_constraints(annotation.__metadata__)])
     if origin in (typing.Union, types.UnionType):
-        return _merged([_shape(member, metadata) for member in arguments])
+        return _merge([_shape(member, metadata) for member in arguments])
     if origin is list:
         item = _shape(arguments[0], ())
         return Shape() if item == Shape() else Shape(item=item)
@@ -95,12 +95,12 @@ def _constraints(metadata: Collection[Any]) -> list[Any]:
     return [inner for outer in metadata for inner in (outer, *getattr(outer, "metadata", ()))]
 
 
-def _merged(shapes: list[Shape]) -> Shape:
+def _merge(shapes: list[Shape]) -> Shape:
     """Of a union: what any member knows."""
     fields: dict[str, Shape] = {}
     for shape in shapes:
         for name, inner in shape.fields.items():
-            fields[name] = _merged([fields[name], inner]) if name in fields else inner
+            fields[name] = _merge([fields[name], inner]) if name in fields else inner
     return Shape(
         frozenset().union(*(shape.known for shape in shapes)),
         fields,

@@ -53,7 +53,7 @@ class Caller:
 
 
 class Call:
-    """Follows all sequences of a call to its record. `pieces` is consumed once, and `written` after each.
+    """Follows all sequences of a call to its record. `pieces` is consumed once, and `note_write` after each.
 
     Its ledger is that of the critical path: of the sequence whose piece was written last. The ledger of the first text
     is that of the sequence whose text was written first.
@@ -129,16 +129,16 @@ class Call:
                 except CoreLost:
                     self._fail(core_lost(self._core.state))
                 except ApiError as error:
-                    piece = self._failed(sequence, error)
+                    piece = self._fail_one(sequence, error)
                 except Exception:
                     if len(self.sequences) == 1:
                         raise
                     logging.getLogger(__name__).exception("output %s failed", sequence.request.request_id)
                     sentence = "the server failed on this output; its log says why"
-                    piece = self._failed(sequence, ApiError(500, sentence, code="output_failed"))
+                    piece = self._fail_one(sequence, ApiError(500, sentence, code="output_failed"))
                 if piece is not None:
                     if piece.finish_reason is not None and sequence.request.hands_over:
-                        await self._stored(sequence)
+                        await self._wait_for_blocks(sequence)
                     if piece.finish_reason is not None:
                         self._core.abort(sequence)  # which a stop string ends before the core does
                         self._open = [other for other in self._open if other is not sequence]
@@ -148,14 +148,14 @@ class Call:
                     self._output_characters += len(piece.text)
                     yield piece
 
-    def written(self, piece: TextPiece, *, ends: bool) -> None:
+    def note_write(self, piece: TextPiece, *, ends: bool) -> None:
         """The piece, or the summary of the call behind it, was handed to the socket. `ends`: nothing follows."""
         self._close_ledger(piece.sequence)
         if self._first is None and self._has_text:
             self._first = self._last
         self._delivered = ends
 
-    def failure_written(self) -> None:
+    def note_failure_write(self) -> None:
         """The error of the call was handed to the socket."""
         if self._latest is not None:
             self._close_ledger(self._latest)
@@ -251,14 +251,14 @@ class Call:
             self._core.abort(sequence)  # at once, while its last text may still wait for a verdict
         return piece
 
-    async def _stored(self, sequence: SequenceStream) -> None:
+    async def _wait_for_blocks(self, sequence: SequenceStream) -> None:
         """The blocks of its prompt are there for a decode server. Raises ApiError if the core dies before that."""
         await sequence.done.wait()
-        sequence.waited_for_end()
+        sequence.note_wait_for_end()
         if sequence.ended.kv_source is None:
             self._fail(core_lost(self._core.state))
 
-    def _failed(self, sequence: SequenceStream, error: ApiError) -> TextPiece:
+    def _fail_one(self, sequence: SequenceStream, error: ApiError) -> TextPiece:
         """The last piece of an output that failed alone. Raises the error where no output is left."""
         sequence.failure = error
         if all(other.failure is not None for other in self.sequences):

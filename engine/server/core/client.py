@@ -254,7 +254,7 @@ class CoreClient:
             elapsed, looked = time.monotonic() - looked, time.monotonic()
             if (heartbeat := self._heartbeat) is None:
                 continue
-            heartbeat.passed(elapsed, is_profiling=self.questions.is_open(BURST))
+            heartbeat.let_pass(elapsed, is_profiling=self.questions.is_open(BURST))
             self._telemetry.exporter.core.observe_silence(heartbeat.silence_seconds)
             if heartbeat.is_hung and core.is_alive:
                 _log(f"the engine core gave no sign of life for {heartbeat.silence_seconds:.0f} s; killing it")

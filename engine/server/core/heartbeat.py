@@ -24,7 +24,7 @@ class Heartbeat:
     def sign_of_life(self) -> None:
         self.silence_seconds = 0.0
 
-    def passed(self, seconds: float, *, is_profiling: bool) -> None:
+    def let_pass(self, seconds: float, *, is_profiling: bool) -> None:
         """Some time went by without a message. Time in which the front itself stood still proves nothing: the core's
         messages lie unread in the socket."""
         self.silence_seconds += min(seconds, 2 * TICK_SECONDS)

@@ -278,7 +278,7 @@ class SequenceStream:
             return None
         return TextPiece(self, text, self._take_entries(), self.finish_reason)
 
-    def waited_for_end(self) -> None:
+    def note_wait_for_end(self) -> None:
         """Its text was given out behind its end, whose account covers the time since its last token."""
         self._last_text_token = None
 

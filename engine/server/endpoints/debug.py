@@ -60,13 +60,13 @@ def add_debug_routes(
         _refuse_without_records(core, "steps")
         await telemetry.refresh()
         packed = latest.packed_steps(_last(request, RECENT_STEPS))
-        return _shown("steps", packed, lambda record: shown_step(recent.step(record)))
+        return _stream_records("steps", packed, lambda record: step_fields(recent.step(record)))
 
     @app.get("/debug/requests")
     async def requests(request: Request) -> Response:
         _refuse_without_records(core, "requests")
         packed = latest.packed_requests(_last(request, RECENT_REQUESTS))
-        return _shown("requests", packed, lambda record: shown_request(recent.request(record)))
+        return _stream_records("requests", packed, lambda record: request_fields(recent.request(record)))
 
     @app.get("/debug/requests/{request_id}")
     async def one_request(request_id: str) -> Response:
@@ -75,7 +75,7 @@ def add_debug_routes(
         if packed is None:
             message = f"no request {request_id[:128]!r} is among the last {RECENT_REQUESTS:,} that ended"
             raise ApiError(404, message, param="request_id", code="request_not_found")
-        return JSONResponse(shown_request(recent.request(packed)))
+        return JSONResponse(request_fields(recent.request(packed)))
 
     @app.post("/debug/profile", openapi_extra=body_of(ProfileRequest))
     async def profile(request: Request) -> Response:
@@ -90,11 +90,11 @@ def add_debug_routes(
         return JSONResponse(shown)
 
 
-def shown_step(record: StepRecord) -> dict[str, Any]:
+def step_fields(record: StepRecord) -> dict[str, Any]:
     return record.columns() | {"stages": dict(zip(STAGES, record.stages, strict=True))}
 
 
-def shown_request(record: RequestRecord) -> dict[str, Any]:
+def request_fields(record: RequestRecord) -> dict[str, Any]:
     """A request as a dictionary, its ledgers by the accounts that a server can see."""
     ledgers = {"ledger": record.ledger, "ttft": record.ttft}
     return msgspec.structs.asdict(record) | {
@@ -168,7 +168,7 @@ async def _files(burst: Burst, steps: Sequence[StepRecord], latest: Recent, reco
     return {"run_dir": str(Path(recorder.directory).resolve()), "table": "kernels", "trace": name}
 
 
-def _shown(name: str, stored: Sequence[Any], shown: Callable[[Any], dict[str, Any]]) -> Response:
+def _stream_records(name: str, stored: Sequence[Any], shown: Callable[[Any], dict[str, Any]]) -> Response:
     """{name: [records]}, encoded a few at a time: streams must not wait for megabytes of JSON."""
     encode = msgspec.json.encode
 

@@ -13,7 +13,7 @@ from sojourn.engine.server.front import Front
 from sojourn.engine.server.gateway.moderation.moderation import Moderation, profile_of
 from sojourn.engine.server.gateway.moderation.profile import Profile
 from sojourn.engine.server.gateway.moderation.refusal import unavailable
-from sojourn.engine.server.gateway.moderation.verdict import ModerationFailed, Verdict, merged
+from sojourn.engine.server.gateway.moderation.verdict import ModerationFailed, Verdict, merge
 
 MAX_INPUTS = 128
 MAX_CHARACTERS = 1_000_000  # of all texts of a call: no context bounds them, and lists search 2 to 30 million a second
@@ -73,7 +73,7 @@ async def moderate(front: Front, arrival: Arrival) -> Response:
         judged = [await profile.judge(text, "input", profile.input_rules) for text in texts]
     except ModerationFailed as failure:
         raise unavailable(failure) from None
-    results = [_result(profile, merged(list(judgement.verdicts))) for judgement in judged]
+    results = [_result(profile, merge(list(judgement.verdicts))) for judgement in judged]
     return JSONResponse({"id": f"modr-{uuid.uuid4().hex}", "model": profile.name, "results": results})
 
 

@@ -113,7 +113,7 @@ class KVEventPublisher:
         self._context.term()
 
 
-def exposed(publisher: KVEventPublisher) -> str | None:
+def warn_of_exposure(publisher: KVEventPublisher) -> str | None:
     """A warning where others can reach the events, which hold prompts as token ids; None where they cannot."""
     for endpoint in (publisher.endpoint, publisher.replay_endpoint):
         if endpoint is not None and endpoint.startswith("tcp://"):

@@ -77,7 +77,7 @@ class Connections:
             self.close_overdue()
 
 
-async def disconnected(receive: Receive) -> None:
+async def wait_for_disconnect(receive: Receive) -> None:
     """Returns when the client is gone."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -51,7 +51,7 @@ class WebPageGuard:
         for name, value in scope["headers"]:
             if name in found:
                 found[name].append(value.decode("latin-1"))
-        host = _checked_host(found[b"host"], scope["http_version"])
+        host = _check_host(found[b"host"], scope["http_version"])
         if host is not None and not _is_allowed(host, self._hosts):
             message = f"this server does not answer as the Host {host[:SHOWN]!r}; start it with --allowed-hosts"
             raise ApiError(400, f"{message} if that is its name", code="foreign_host")
@@ -101,7 +101,7 @@ def _is_allowed(host: str, names: frozenset[str] | None) -> bool:
     return names is None or is_loopback(host) or host.rstrip(".").lower() in names
 
 
-def _checked_host(values: list[str], http_version: str) -> str | None:
+def _check_host(values: list[str], http_version: str) -> str | None:
     """The name without its port; None where HTTP/1.0 left it out. Raises ApiError 400."""
     if not values and http_version == "1.0":
         return None

@@ -21,20 +21,20 @@ class History:
             self._held_bytes = held_bytes
             return False
         now_ns = self._clock_ns()
-        self._states[self._state] = self._passed(now_ns)
+        self._states[self._state] = self._sum_of_now(now_ns)
         self._state, self._held_bytes, self._since_ns = state, held_bytes, now_ns
         return True
 
-    def waited(self, ns: int) -> None:
+    def add_wait(self, ns: int) -> None:
         self.num_waited += 1
         self.waited_ns += ns
 
     def residence(self, hot_bytes: int) -> ModelResidence:
         """All until now."""
-        states = self._states | {self._state: self._passed(self._clock_ns())}
+        states = self._states | {self._state: self._sum_of_now(self._clock_ns())}
         return ModelResidence(self._name, list(states.values()), hot_bytes, self.num_waited, self.waited_ns)
 
-    def _passed(self, now_ns: int) -> StateTime:
+    def _sum_of_now(self, now_ns: int) -> StateTime:
         """All times in the state of now."""
         before = self._states.get(self._state, StateTime(self._state, 0, 0.0, 0.0))
         seconds = (now_ns - self._since_ns) / 1e9

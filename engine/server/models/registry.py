@@ -18,7 +18,7 @@ from sojourn.engine.config import EngineConfig
 from sojourn.engine.server.core.call import Caller
 from sojourn.engine.server.core.client import CoreClient
 from sojourn.engine.server.errors import ApiError, Rejection, unknown_model
-from sojourn.engine.server.http.connections import disconnected
+from sojourn.engine.server.http.connections import wait_for_disconnect
 from sojourn.engine.server.model import Model
 from sojourn.engine.server.models.served_model import ServedModel
 from sojourn.metrics.errors import InputError, ModelError, ServerError, SojournError
@@ -177,7 +177,7 @@ class Models:
             raise Rejection(429, message, code="model_queue_full", retry_after_seconds=model.expected_seconds)
         began_ns = time.monotonic_ns()
         model.num_waiting += 1
-        gone = asyncio.create_task(disconnected(request.receive))
+        gone = asyncio.create_task(wait_for_disconnect(request.receive))
         try:
             change = self._change(model)
             await asyncio.wait((change, gone), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -195,13 +195,13 @@ class Models:
             model.num_waiting -= 1
             waited_ns = time.monotonic_ns() - began_ns
             caller.cold_start_ns += waited_ns
-            model.history.waited(waited_ns)
+            model.history.add_wait(waited_ns)
 
     def _change(self, model: ServedModel) -> asyncio.Task[None]:
         """The one task that makes it hot; all who wait for the model share it."""
         if not model.is_changing:
             model.change = asyncio.create_task(self._make_hot(model), name=f"load {model.name}")
-            model.change.add_done_callback(_seen)  # all who waited for it may have left
+            model.change.add_done_callback(_take_error)  # all who waited for it may have left
             model.change.add_done_callback(lambda _: self._note())
             self._note()
         return model.change
@@ -309,7 +309,7 @@ class Models:
         return Rejection(503, message, code="model_failed", retry_after_seconds=model.expected_seconds)
 
 
-def _seen(change: asyncio.Task[None]) -> None:
+def _take_error(change: asyncio.Task[None]) -> None:
     if not change.cancelled():
         change.exception()
 

@@ -63,7 +63,7 @@ class ChatSerializer(Serializer):
             if turn.calls or turn.reasoning:
                 message["content"] = turn.content or None
             if turn.calls:
-                message["tool_calls"] = [_shown_call(call) for call in turn.calls]
+                message["tool_calls"] = [_call_fields(call) for call in turn.calls]
             choices.append(self._choice(output, "message", message))
         whole = self._base | NULL_FIELDS | {"prompt_logprobs": None, "prompt_token_ids": None}
         usage = usage_of(self._call, self._reasoning_tokens())
@@ -102,7 +102,7 @@ class ChatSerializer(Serializer):
         text = "".join(part.text for part in deltas if isinstance(part, ContentDelta))
         if text:
             delta["content"] = text
-        if calls := [_shown_delta(part, turn) for part in _merged(deltas)]:
+        if calls := [_delta_fields(part, turn) for part in _merge(deltas)]:
             delta["tool_calls"] = calls
         return delta
 
@@ -130,7 +130,7 @@ def _reasoning(text: str | None) -> dict[str, Any]:
     return {"reasoning": text, "reasoning_content": text}
 
 
-def _merged(deltas: list[TurnDelta]) -> list[CallDelta]:
+def _merge(deltas: list[TurnDelta]) -> list[CallDelta]:
     """The deltas of calls, those of one call in one."""
     merged: list[CallDelta] = []
     for delta in (delta for delta in deltas if isinstance(delta, CallDelta)):
@@ -141,7 +141,7 @@ def _merged(deltas: list[TurnDelta]) -> list[CallDelta]:
     return merged
 
 
-def _shown_delta(delta: CallDelta, turn: AssistantTurn) -> dict[str, Any]:
+def _delta_fields(delta: CallDelta, turn: AssistantTurn) -> dict[str, Any]:
     function = {"arguments": delta.arguments}
     if delta.name is None:
         return {"index": delta.index, "function": function}
@@ -149,5 +149,5 @@ def _shown_delta(delta: CallDelta, turn: AssistantTurn) -> dict[str, Any]:
     return {"index": delta.index, "id": call_id, "type": "function", "function": {"name": delta.name} | function}
 
 
-def _shown_call(call: ToolCall) -> dict[str, Any]:
+def _call_fields(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

@@ -71,7 +71,7 @@ class CompletionSerializer(Serializer):
 
     def _choice(self, index: int, piece: TextPiece, *, first: bool) -> dict[str, Any]:
         body, sequence, logprobs = self._body, piece.sequence, None
-        echoed = self._echoed(sequence) if body.echo and (first or body.logprobs is not None) else ""
+        echoed = self._echo(sequence) if body.echo and (first or body.logprobs is not None) else ""
         if body.logprobs is not None:
             lists = CompletionLogprobs(body.logprobs, self._tokenizer.vocabulary)
             if first and body.echo:
@@ -92,7 +92,7 @@ class CompletionSerializer(Serializer):
             choice |= vllm_fields(piece, body)
         return choice
 
-    def _echoed(self, sequence: SequenceStream) -> str:
+    def _echo(self, sequence: SequenceStream) -> str:
         index = sequence.prompt_index
         if index not in self._echoes:
             text, ids = sequence.prompt_text, sequence.request.prompt_token_ids

@@ -56,7 +56,7 @@ def effort_variables(effort: Effort | None, template: ChatTemplate, *, reasons: 
     return {}
 
 
-def asked_variables(asked: dict[str, Any], template: ChatTemplate, *, reasons: bool) -> dict[str, Any]:
+def variables_to_set(asked: dict[str, Any], template: ChatTemplate, *, reasons: bool) -> dict[str, Any]:
     """What a request sets, without a switch that turns off what the model does not do: clients send it to all."""
     if reasons:
         return asked

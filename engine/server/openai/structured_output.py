@@ -116,18 +116,18 @@ def _grammar(kind: str, value: Any, param: str) -> Grammar:
         ):
             raise invalid(param, f"the choice in `{param}` must be a list of 1 to {MAX_CHOICE_OPTIONS:,} texts")
         grammar = choice(value)
-        _bounded(grammar.source, param)
+        _bound(grammar.source, param)
         return grammar
     if kind == "json":
         schema = _schema(value, param)
-        source = _bounded(msgspec.json.encode(schema).decode(), param)
+        source = _bound(msgspec.json.encode(schema).decode(), param)
         if is_deeper(schema, MAX_SCHEMA_DEPTH):
             message = f"the schema in `{param}` is more than {MAX_SCHEMA_DEPTH} objects and lists deep; make it simpler"
             raise invalid(param, message)
         return Grammar("json_schema", source)
     if not isinstance(value, str):
         raise invalid(param, f"the {kind} in `{param}` must be a text, not {type(value).__name__}")
-    return Grammar("lark" if kind == "grammar" else kind, _bounded(value, param))
+    return Grammar("lark" if kind == "grammar" else kind, _bound(value, param))
 
 
 def choice(options: list[str]) -> Grammar:
@@ -139,7 +139,7 @@ def _schema(value: Any, param: str) -> dict[str, Any]:
     """Of an object, or of its JSON."""
     if isinstance(value, str):
         try:
-            value = msgspec.json.decode(_bounded(value, param))
+            value = msgspec.json.decode(_bound(value, param))
         except (msgspec.DecodeError, RecursionError):
             raise invalid(param, f"the schema in `{param}` is a text that is not valid JSON") from None
     if not isinstance(value, dict):
@@ -147,7 +147,7 @@ def _schema(value: Any, param: str) -> dict[str, Any]:
     return value
 
 
-def _bounded(source: str, param: str) -> str:
+def _bound(source: str, param: str) -> str:
     size = len(source.encode())
     if size > MAX_GRAMMAR_BYTES:
         message = f"`{param}` is {size:,} bytes of grammar, but {MAX_GRAMMAR_BYTES:,} are the limit; make it simpler"

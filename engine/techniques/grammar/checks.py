@@ -56,14 +56,14 @@ class GrammarChecks:
         else:
             if key not in self._pending:
                 self._pending[key] = asyncio.create_task(self._verdict(grammar))
-                self._pending[key].add_done_callback(partial(self._found, key))
+                self._pending[key].add_done_callback(partial(self._remember, key))
             # All requests with this grammar wait for one verdict. A client that leaves does not cancel it: to replace a
             # worker takes half a second.
             error = await asyncio.shield(self._pending[key])
         if error is not None:
             raise ApiError(400, f"`{param}` cannot be followed: {error}", param=param, code="invalid_value")
 
-    def _found(self, key: bytes, verdict: asyncio.Task[str | None]) -> None:
+    def _remember(self, key: bytes, verdict: asyncio.Task[str | None]) -> None:
         del self._pending[key]
         if not verdict.cancelled() and verdict.exception() is None:
             self._verdicts[key] = verdict.result()

@@ -5,7 +5,7 @@ import re
 import httpx
 import pytest
 
-from sojourn.engine.server.api_reference import BODIES, DOCUMENT, renewed, tables, unsupported_tables
+from sojourn.engine.server.api_reference import BODIES, DOCUMENT, renew_tables, tables, unsupported_tables
 from sojourn.engine.server.openai import protocol, tools
 from sojourn.engine.server.openai import structured_output as structured
 from sojourn.engine.techniques.grammar.worker import CPU_SECONDS
@@ -14,7 +14,7 @@ TEXT = DOCUMENT.read_text(encoding="utf-8")
 
 
 def test_its_tables_are_those_of_the_models():
-    assert renewed(TEXT) == TEXT, "run `python -m sojourn.engine.server.api_reference`"
+    assert renew_tables(TEXT) == TEXT, "run `python -m sojourn.engine.server.api_reference`"
 
 
 def test_it_has_a_table_for_every_model_and_every_list_of_fields_that_only_pass():

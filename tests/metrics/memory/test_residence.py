@@ -11,8 +11,8 @@ def test_both_costs_are_those_of_the_states():
     clock = iter([0, 10e9, 12e9, 112e9, 212e9, 213e9, 313e9])
     history = History("b", "cold", lambda: int(next(clock)))
     assert history.note("loading", 0) and history.note("hot", 3 * GIB) and not history.note("hot", 3 * GIB)
-    history.waited(2_000_000_000)
-    history.waited(1_000_000_000)
+    history.add_wait(2_000_000_000)
+    history.add_wait(1_000_000_000)
     assert history.note("sleeping", GIB) and history.note("waking", GIB) and history.note("hot", 3 * GIB)
     residence = history.residence(3 * GIB)
     assert [(each.state, each.count) for each in residence.states] == [

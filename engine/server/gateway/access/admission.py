@@ -12,7 +12,7 @@ from sojourn.engine.server.gateway.access.access import Access
 from sojourn.engine.server.gateway.access.headers import rate_limit_headers
 from sojourn.engine.server.gateway.access.rate_limits import Limited, Reservation, Tokens
 from sojourn.engine.server.gateway.access.rules import Tenant
-from sojourn.engine.server.http.connections import disconnected
+from sojourn.engine.server.http.connections import wait_for_disconnect
 from sojourn.metrics.records import RequestRecord
 
 QUOTA_CODE = "rate_limit_exceeded"
@@ -142,7 +142,7 @@ class Admission:
         return Rejection(429, message, code=QUOTA_CODE, retry_after_seconds=seconds)
 
     async def _while_connected(self, waiting: asyncio.Task) -> None:
-        gone = asyncio.create_task(disconnected(self._request.receive))
+        gone = asyncio.create_task(wait_for_disconnect(self._request.receive))
         try:
             await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
             if not waiting.done():

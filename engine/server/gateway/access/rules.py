@@ -107,15 +107,15 @@ class AccessRules:
 
 def load_rules(access: Path | None, keys: Path | None) -> AccessRules:
     """Raises AccessError with a sentence: the file, the place in it and the way out."""
-    file = None if access is None else _checked(access, TypeAdapter(AccessFile))
-    entries = [] if keys is None else _checked(keys, TypeAdapter(list[KeyEntry]))
+    file = None if access is None else _check(access, TypeAdapter(AccessFile))
+    entries = [] if keys is None else _check(keys, TypeAdapter(list[KeyEntry]))
     by_id = {entry.id: entry for entry in entries}
     if len(by_id) != len(entries):
         raise AccessError(f"{keys} has two keys of one id; remove one of the lines")
     return AccessRules(file, by_id, needs_key=keys is not None)
 
 
-def _checked(path: Path, form: TypeAdapter) -> Any:
+def _check(path: Path, form: TypeAdapter) -> Any:
     try:
         content = read_yaml(path)
     except InputError as error:

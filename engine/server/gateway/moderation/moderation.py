@@ -13,7 +13,7 @@ from sojourn.engine.server.gateway.access.rules import Tenant
 from sojourn.engine.server.gateway.moderation.file import files_of, load
 from sojourn.engine.server.gateway.moderation.output import ModeratedOutput
 from sojourn.engine.server.gateway.moderation.profile import Events, Profile
-from sojourn.engine.server.gateway.moderation.refusal import CONTENT_FILTER, refused, unavailable
+from sojourn.engine.server.gateway.moderation.refusal import CONTENT_FILTER, refusal_of, unavailable
 from sojourn.engine.server.gateway.moderation.verdict import ModerationFailed, Moderator
 from sojourn.engine.server.openai.messages import Message
 from sojourn.engine.server.openai.prompts import OFF_LOOP_CHARACTERS, Prompt
@@ -124,7 +124,7 @@ async def check_input(
     finally:
         caller.moderation_ns += time.monotonic_ns() - begin_ns
     if blocked:
-        refusal = refused(profile.message, blocked, param)
+        refusal = refusal_of(profile.message, blocked, param)
         refusal.record = _record(caller, prompts)
         raise refusal
 

@@ -84,17 +84,17 @@ class ModeratedOutput:
     def _piece(self, released: list[Segment], *, is_over: bool) -> TextPiece:
         ends = is_over and self._finish_reason != CONTENT_FILTER
         end = self._size if ends else released[-1].end if released else 0
-        self._sequence.hold = self._waited_for(end, is_over=is_over)._replace(released_ns=time.monotonic_ns())
+        self._sequence.hold = self._hold_until(end, is_over=is_over)._replace(released_ns=time.monotonic_ns())
         self._replaced += [segment for segment in released if segment.is_replaced]
         text = "".join(segment.shown for segment in released)
-        entries = self._released_entries(end, ends=ends)
+        entries = self._take_entries(end, ends=ends)
         if is_over:
             self._sequence.finish_reason = self._finish_reason
             if self._finish_reason == CONTENT_FILTER:
                 self._sequence.stop_reason = None
         return TextPiece(self._sequence, text, entries, self._finish_reason if is_over else None)
 
-    def _waited_for(self, end: int, *, is_over: bool) -> Hold:
+    def _hold_until(self, end: int, *, is_over: bool) -> Hold:
         """The piece that the client waited for: the one with the last text that is released or was judged."""
         if self._judge is not None and self._judge.is_blocked:
             end = self._judge.judged_to
@@ -104,7 +104,7 @@ class ModeratedOutput:
             self._taken.popleft()
         return self._taken[0].hold
 
-    def _released_entries(self, end: int, *, ends: bool) -> list[Entry]:
+    def _take_entries(self, end: int, *, ends: bool) -> list[Entry]:
         """Tokens whose text is before `end`, less those of replaced text.
 
         A token without text may be a part of the next character, and waits for it.

@@ -11,7 +11,7 @@ CONTENT_FILTER = "content_filter"
 RETRY_SECONDS = 2
 
 
-def refused(message: str, categories: tuple[str, ...], param: str) -> ApiError:
+def refusal_of(message: str, categories: tuple[str, ...], param: str) -> ApiError:
     """400 for an input that a profile blocks. `param` names the field that has it."""
     return ApiError(400, f"{message} ({', '.join(categories)})", param=param, code=CONTENT_FILTER)
 

@@ -47,7 +47,7 @@ class Moderator(Protocol):
         ...
 
 
-def merged(verdicts: list[Verdict]) -> Verdict:
+def merge(verdicts: list[Verdict]) -> Verdict:
     """The verdict of several checks of one text: the highest score of each category."""
     scores: dict[str, float] = {}
     for verdict in verdicts:

@@ -62,7 +62,7 @@ class UsageLog:
 
     def begin(self, call: Call) -> None:
         """Before the core gets a call."""
-        record = msgspec.structs.replace(self._called(call.caller), prompt_tokens=call.prompt_tokens)
+        record = msgspec.structs.replace(self._begin_record(call.caller), prompt_tokens=call.prompt_tokens)
         opened = self._open[call.caller.request_id] = _OpenCall(call, record, self._power.reading)
         self._shares.count(opened.sequence_ids)
         self.writer.write(Begin(record))
@@ -77,10 +77,10 @@ class UsageLog:
         """The end of every call, as `Front.end` reports it. A refusal is not sent before this returns."""
         opened = self._open.pop(caller.request_id, None)
         if opened is None:
-            self._end(self._called(caller), caller, status, code, {})
+            self._end(self._begin_record(caller), caller, status, code, {})
             return
         device_ns = self._shares.take(opened.sequence_ids)
-        changes = _tokens(opened.call) if record is None else _measured(record)
+        changes = _tokens(opened.call) if record is None else _measures(record)
         if self._is_measured and record is not None:
             watts = self._power.watts_since(opened.power)
             changes["device_ms"] = round(device_ns) / NS_PER_MS
@@ -128,7 +128,7 @@ class UsageLog:
     def close(self) -> None:
         self.failure = self.writer.close()
 
-    def _called(self, caller: Caller) -> UsageRecord:
+    def _begin_record(self, caller: Caller) -> UsageRecord:
         self._number += 1
         since_arrival = timedelta(microseconds=(time.monotonic_ns() - caller.arrived_ns) // 1000)
         return UsageRecord(
@@ -160,7 +160,7 @@ def _tokens(call: Call) -> dict[str, int]:
     return {"cached_tokens": call.cached_tokens, "output_tokens": call.generated_tokens}
 
 
-def _measured(record: RequestRecord) -> dict:
+def _measures(record: RequestRecord) -> dict:
     """What the record of a call says: the same numbers as in the server's metrics."""
     return {
         "finish_reason": record.finish_reason,

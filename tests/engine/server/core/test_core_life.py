@@ -268,7 +268,7 @@ def heartbeat(**settings) -> Heartbeat:
 
 def let_pass(beats: Heartbeat, seconds: float, *, is_profiling: bool = False) -> None:
     for _ in range(round(seconds / TICK_SECONDS)):
-        beats.passed(TICK_SECONDS, is_profiling=is_profiling)
+        beats.let_pass(TICK_SECONDS, is_profiling=is_profiling)
 
 
 def test_silence_counts_from_the_last_message_up_to_the_bounds_of_the_settings():
@@ -287,7 +287,7 @@ def test_silence_counts_from_the_last_message_up_to_the_bounds_of_the_settings()
 
 def test_a_front_that_stood_still_itself_accuses_nobody():
     beats = heartbeat()
-    beats.passed(3600, is_profiling=False)
+    beats.let_pass(3600, is_profiling=False)
     assert not beats.is_silent
 
 
@@ -296,7 +296,7 @@ def test_a_profile_burst_may_hold_the_loop_up():
     let_pass(beats, PROFILING_SECONDS, is_profiling=True)
     assert not beats.is_silent
     assert beats.hung_after_seconds > PROFILING_SECONDS, "a call whose client left waits as long for its record"
-    beats.passed(0, is_profiling=False)
+    beats.let_pass(0, is_profiling=False)
     assert beats.is_hung
 
 

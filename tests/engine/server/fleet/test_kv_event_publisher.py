@@ -9,7 +9,7 @@ import zmq
 import zmq.asyncio
 
 from sojourn.engine.config import EngineConfig
-from sojourn.engine.server.fleet.kv_event_publisher import KVEventPublisher, exposed
+from sojourn.engine.server.fleet.kv_event_publisher import KVEventPublisher, warn_of_exposure
 from sojourn.metrics.errors import ServerError
 
 
@@ -107,7 +107,7 @@ def test_strangers_cost_nothing(tmp_path):
 
 def test_an_address_that_is_taken_or_holds_a_file_is_refused(tmp_path):
     first = KVEventPublisher(config(tmp_path, kv_events="tcp://127.0.0.1:0", kv_events_replay=None))
-    assert not first.endpoint.endswith(":0") and exposed(first) is None
+    assert not first.endpoint.endswith(":0") and warn_of_exposure(first) is None
     with pytest.raises(ServerError, match=r"cannot listen on .*--kv-events"):
         KVEventPublisher(config(tmp_path, kv_events=first.endpoint, kv_events_replay=None))
     first.close()
@@ -119,5 +119,5 @@ def test_an_address_that_is_taken_or_holds_a_file_is_refused(tmp_path):
 
 def test_an_address_that_others_reach_is_warned_of(tmp_path):
     publisher = KVEventPublisher(config(tmp_path, kv_events="tcp://*:0", kv_events_replay=None))
-    assert "without a key" in exposed(publisher)
+    assert "without a key" in warn_of_exposure(publisher)
     publisher.close()
