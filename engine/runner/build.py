@@ -78,8 +78,9 @@ def costliest_plans(
     for sequences, new, context in sizes:
         plan = StepPlan(0, 0)
         for index in range(sequences):
-            request = Request(index, f"probe {index}", max_model_len, [0] * max_model_len, _COSTLY, blocks=list(blocks))
             drafts = (0,) * (rows - 1) if sequences > 1 else ()
+            known = max_model_len - len(drafts)
+            request = Request(index, f"probe {index}", known, [0] * known, _COSTLY, blocks=list(blocks))
             plan.add(ScheduledTokens(request, new, context - new, "prefill", True, drafts))
         plans.append(plan)
     return plans

@@ -36,7 +36,7 @@ class Drafting(ComputingTechnique):
 
     def __init__(self, config: EngineConfig):
         self._config = config
-        self._follows_steps = PROPOSING[config.speculation].follows_steps
+        self._follows_steps = False
         self.proposer: Proposer = NoProposer()
         self._taps: Taps | None = None  # of a step's forward pass
 
@@ -52,6 +52,7 @@ class Drafting(ComputingTechnique):
         eager = runner.eager
         self._allow, self._call, self._vocab_size = runner.allow, runner.stream.call, runner.shape.vocab_size
         self.proposer = make_proposer(self._config, runner.placed, eager.kv_cache, eager.attention, eager.operations)
+        self._follows_steps = PROPOSING[self._config.speculation].follows_steps
         if self.proposer.reads_layers:
             self._taps = eager.taps = Taps(layers=self.proposer.reads_layers)
 

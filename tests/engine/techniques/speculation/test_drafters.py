@@ -17,12 +17,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sojourn.engine.compute.kv_cache import KVLayout, allocate
 from sojourn.engine.config import EngineConfig, model_folder
+from sojourn.engine.runner.build import allocated, trial_plans
 from sojourn.engine.runner.placed_model import PlacedModel
-from sojourn.engine.techniques.computing import planned_memory
+from sojourn.engine.runner.runner import ModelRunner
+from sojourn.engine.techniques.computing import computing, planned_memory
 from sojourn.engine.techniques.speculation.proposers.draft_model import ComputedBlocks, DraftModelProposer
 from sojourn.engine.techniques.speculation.proposers.drafters import outlined_drafter
 from sojourn.engine.techniques.speculation.proposers.proposer import ComputedStep, Proposal, SequenceStep
 from sojourn.engine.token.models.registry import load_model
+from sojourn.metrics.compute.startup import StartupClock
 from sojourn.metrics.errors import ModelError
 from tests.engine.harness import drain, hand_over, make_engine, submit
 from tests.engine.techniques.speculation import drafter_folders as folders
@@ -281,6 +284,20 @@ def test_the_memory_plan_knows_what_a_drafter_takes(name, drafter):
     promised = extra.weight_bytes - plain.weight_bytes
     assert promised == pytest.approx(matrices + packed, rel=0.35)  # kernels pad small matrices to 64 rows
     assert extra.work_bytes > plain.work_bytes
+
+
+def test_a_drafter_takes_no_part_while_the_memory_is_measured(drafter):
+    """Its own memory is not there yet. On a GPU the largest steps are computed before the KV pool is shared out."""
+    settings = drafter("draft model")
+    config = EngineConfig(**settings, threads=1, num_kv_blocks=32, max_model_len=64, max_num_seqs=4)
+    runner = ModelRunner(config, Path(settings["model"]), StartupClock(), computing(config))
+    runner.eager.kv_cache = allocated(runner.placed, 8, config.block_size)
+    with torch.inference_mode():
+        for plan in trial_plans(config, runner.placed):
+            outcome = runner.collect(runner.launch(plan))
+            assert outcome.sampled and not outcome.drafts and outcome.draft_ns == 0
+            for item in plan.scheduled:
+                runner.forget(item.request.id)
 
 
 def changed(folder: Path, copy: Path, config: dict, tensors=lambda tensors: tensors) -> Path:
