@@ -216,7 +216,7 @@ def asked(requests: pd.DataFrame) -> pd.DataFrame:
 
 def pool_blocks(steps: pd.DataFrame) -> int:
     """Blocks of the pool; 0 without steps."""
-    parts = ("blocks_free", "blocks_active", "blocks_reusable", "blocks_pinned")
+    parts = ("blocks_free", "blocks_active", "blocks_reusable")
     return int(sum(steps[part].astype("float64") for part in parts).max()) if len(steps) else 0
 
 

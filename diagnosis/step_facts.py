@@ -70,8 +70,8 @@ def step_facts(steps: pd.DataFrame) -> StepFacts | None:
     device = steps.device_ns.to_numpy(dtype="float64")
     predicted = np.nan_to_num(steps.predicted_ns.astype("float64").to_numpy())
     batch = composition(steps)
-    pool = (steps.blocks_free + steps.blocks_active + steps.blocks_reusable + steps.blocks_pinned).to_numpy()
-    used = ((steps.blocks_active + steps.blocks_pinned) / np.maximum(pool, 1)).to_numpy(dtype="float64")
+    pool = (steps.blocks_free + steps.blocks_active + steps.blocks_reusable).to_numpy()
+    used = (steps.blocks_active / np.maximum(pool, 1)).to_numpy(dtype="float64")
     has_kv = ((steps.blocks_free + steps.blocks_reusable).to_numpy() / np.maximum(pool, 1)) >= KV_FREE
     waits, waiting_ns, with_kv_free = _waits(steps, wall, has_kv)
     prompt_tokens = batch.prompt_tokens.to_numpy()

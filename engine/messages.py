@@ -163,7 +163,7 @@ class Tokens(msgspec.Struct, frozen=True, tag=True):
     admitted: list[tuple[str, int]]  # requests that were given a place in the batch, and their cached prompt tokens
     outputs: list[Output]
     next_step: int  # the number of the next step
-    blocks: tuple[int, int, int, int]  # free, active, reusable, pinned
+    blocks: tuple[int, int, int]  # free, active, reusable
     waiting: int
     running: int
 

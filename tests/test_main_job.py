@@ -95,7 +95,7 @@ def test_steps_close_and_hold_exactly_the_tokens_of_the_requests(demo):
     stages = steps[[f"stage_{stage}_ns" for stage in STAGES]].sum(axis=1)
     assert (stages == steps.end_ns - steps.begin_ns).all()
     assert (steps.step.sort_values().diff().dropna() == 1).all()
-    blocks = steps[["blocks_free", "blocks_active", "blocks_reusable", "blocks_pinned"]].sum(axis=1)
+    blocks = steps[["blocks_free", "blocks_active", "blocks_reusable"]].sum(axis=1)
     assert blocks.nunique() == 1
     computed = (requests.computed_tokens + requests.recomputed_tokens).sum()
     assert steps.new_tokens.map(sum).sum() == computed

@@ -92,7 +92,6 @@ STAGE_COLOURS = {
 }
 BLOCK_COLOURS = {
     "active": ACCOUNT_COLOURS["memory.blocked"],
-    "pinned": shade(COLOURS["memory"], -0.5),
     "reusable": ACCOUNT_COLOURS["memory.recompute"],
     "free": "#E8ECF1",
 }

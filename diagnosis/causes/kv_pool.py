@@ -125,7 +125,7 @@ def _use_evidence(steps: StepFacts) -> list[Evidence]:
     recomputed = steps.recomputed_tokens / steps.tokens if steps.tokens else 0.0
     return [
         evidence(f"KV use was {steps.kv_use_p50:.0%} at the median and {steps.kv_use_max:.0%} at its peak",
-                 steps.kv_use_max, "share", "steps: blocks_active, blocks_pinned", supports=steps.kv_use_max > 0.9),
+                 steps.kv_use_max, "share", "steps: blocks_active", supports=steps.kv_use_max > 0.9),
         evidence(f"{steps.preemptions} preemptions, {recomputed:.1%} of all tokens were computed again",
                  steps.preemptions, "preemptions", "steps: preempted_ids, kinds", supports=steps.preemptions > 0),
     ]  # fmt: skip

@@ -11,12 +11,11 @@ from sojourn.engine.memory.window import HOLE, FreedWindow
 
 
 class BlockCounts(NamedTuple):
-    """Blocks by state; the four sum to the pool."""
+    """Blocks by state; the three sum to the pool."""
 
     free: int  # holds nothing
     active: int  # read or written by a live request
     reusable: int  # a cached prefix without readers
-    pinned: int  # always 0: nothing pins blocks yet
 
 
 class BlockPool:
@@ -56,7 +55,7 @@ class BlockPool:
 
     def counts(self) -> BlockCounts:
         free = len(self._free)
-        return BlockCounts(free, self.num_active, self.num_blocks - free - self.num_active, 0)
+        return BlockCounts(free, self.num_active, self.num_blocks - free - self.num_active)
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

@@ -35,7 +35,7 @@ class StepRecords:
     ) -> StepRecord:
         """The record of a step that gave `emitted` tokens. Its costs are set where it arrives."""
         items, pool = plan.scheduled, self._pool
-        free, active, reusable, pinned = pool.counts()
+        free, active, reusable = pool.counts()
         device_begin_ns = max(outcome.device_begin_ns, self._idle_since_ns)  # steps of a pipeline overlap
         record = StepRecord(
             step=step,
@@ -56,7 +56,6 @@ class StepRecords:
             blocks_free=free,
             blocks_active=active,
             blocks_reusable=reusable,
-            blocks_pinned=pinned,
             gap_ns=device_begin_ns - self._idle_since_ns,
             overrun_tokens=participants.num_overrun,
             emitted_tokens=emitted,

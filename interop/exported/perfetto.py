@@ -293,7 +293,7 @@ def _stages(steps: Iterable[Row]) -> Iterator[Event]:
 def _counters(rows: TraceRows) -> Iterator[Event]:
     for row in rows.steps:
         ts = int(row["end_ns"])
-        blocks = {state: _whole(row, f"blocks_{state}") for state in ("active", "pinned", "reusable", "free")}
+        blocks = {state: _whole(row, f"blocks_{state}") for state in ("active", "reusable", "free")}
         for name, values in (
             ("KV blocks", blocks),
             ("waiting", {"requests": _whole(row, "waiting")}),

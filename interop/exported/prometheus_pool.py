@@ -15,13 +15,12 @@ class Pool:
     free: int
     active: int = 0
     reusable: int = 0
-    pinned: int = 0
 
     @property
     def usage(self) -> float:
         """Share that live requests hold; what is reusable can be evicted."""
-        size = self.free + self.active + self.reusable + self.pinned
-        return (self.active + self.pinned) / size if size else 0.0
+        size = self.free + self.active + self.reusable
+        return self.active / size if size else 0.0
 
 
 class PoolGauges:
@@ -39,8 +38,8 @@ class PoolGauges:
     def observe_steps(self, steps: Steps) -> None:
         """The last of them left this state."""
         self.running, self.waiting = int(steps.sequences[-1]), int(steps["waiting"][-1])
-        self.pool = Pool(*(int(steps[f"blocks_{state}"][-1]) for state in ("free", "active", "reusable", "pinned")))
-        self._used = (int(steps["slots_written"][-1]), self.pool.active + self.pool.pinned)
+        self.pool = Pool(*(int(steps[f"blocks_{state}"][-1]) for state in ("free", "active", "reusable")))
+        self._used = (int(steps["slots_written"][-1]), self.pool.active)
         self._adapter_slots = int(steps["adapter_slots"][-1])
 
     def observe_state(self, pool: Pool | None, waiting: int = 0, running: int = 0) -> None:
@@ -73,7 +72,7 @@ class PoolGauges:
         for samples in (blocks, usage, slots):
             samples.clear()
         if self.pool is not None:
-            for state in ("active", "pinned", "reusable", "free"):
+            for state in ("active", "reusable", "free"):
                 blocks[(state,)] = getattr(self.pool, state)
             usage[()] = self.pool.usage
             if self.block_size is not None:

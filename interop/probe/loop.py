@@ -212,5 +212,5 @@ def _blocks(step: Step) -> dict[str, int]:
     active = step.blocks - step.free
     reusable = min(max(step.cached - active, 0), step.free)
     return {
-        "blocks_free": step.free - reusable, "blocks_active": active, "blocks_reusable": reusable, "blocks_pinned": 0,
+        "blocks_free": step.free - reusable, "blocks_active": active, "blocks_reusable": reusable,
     }  # fmt: skip

@@ -6,7 +6,7 @@ from sojourn.metrics.memory.plan import PURPOSES
 from sojourn.metrics.memory.prefix_outcomes import PREFIX_OUTCOMES, RATIOS
 from sojourn.metrics.records import LEASE_ENDS
 
-BLOCK_STATES = ("active", "pinned", "reusable", "free")  # in stacking order: blocks in use lie below
+BLOCK_STATES = ("active", "reusable", "free")  # in stacking order: blocks in use lie below
 POOL_RATIOS = tuple(f"{ratio:g}" for ratio in RATIOS)
 AGE_BOUNDS = log_buckets(0.001, 3600, per_decade=5)
 DISTANCE_BOUNDS = tuple(float(1 << power) for power in range(24))
@@ -14,7 +14,7 @@ DISTANCE_BOUNDS = tuple(float(1 << power) for power in range(24))
 MEMORY = (
     gauge("memory", "kv_blocks", "blocks", "KV blocks by state; the states sum to the pool.",
           "State after the last step. A full block with one reader counts like one with many.", state=BLOCK_STATES),
-    gauge("memory", "kv_usage_ratio", "ratio", "Share of KV blocks that live requests hold: active or pinned.",
+    gauge("memory", "kv_usage_ratio", "ratio", "Share of KV blocks that live requests hold.",
           "Counts reusable blocks as free, because they can be evicted. Does not show empty slots inside blocks."),
     gauge("memory", "slots", "slots",
           "Token positions in the blocks of live requests: allocated, and written. The difference is fragmentation.",

@@ -149,7 +149,6 @@ class StepRecord(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     blocks_free: int
     blocks_active: int
     blocks_reusable: int
-    blocks_pinned: int
     gap_ns: int = 0  # before it the device had nothing to do, since its last step or since the loop awoke
     overrun_tokens: int = 0  # computed for requests that had ended: their next token was under way already
     emitted_tokens: int = 0  # that it gave to requests

@@ -110,7 +110,7 @@ def timeline(steps: pd.DataFrame, begin_ns: float, end_ns: float) -> pd.DataFram
     begins, ends = (ordered[name].to_numpy(dtype="float64") for name in ("begin_ns", "end_ns"))
     begins = np.maximum(begins, np.append(begins[:1], ends[:-1]))  # two steps are under way where the loop overlaps
     ends = np.maximum(ends, begins)
-    blocks = ordered[["blocks_active", "blocks_pinned"]].astype("float64").sum(axis=1)
+    blocks = ordered.blocks_active.astype("float64")
     pool = ordered[[name for name in ordered if name.startswith("blocks_")]].astype("float64").sum(axis=1)
     lasting = np.maximum(ends - begins, 1.0)
     states = {

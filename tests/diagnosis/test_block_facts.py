@@ -21,7 +21,7 @@ def steps(
     """A step every 10 ns."""
     return pd.DataFrame([
         {"step": at, "begin_ns": 10 * at, "end_ns": 10 * at + 10, "blocks_active": blocks, "blocks_free": pool - blocks,
-         "blocks_reusable": 0, "blocks_pinned": 0, "request_ids": names(at), "new_tokens": [1] * len(names(at)),
+         "blocks_reusable": 0, "request_ids": names(at), "new_tokens": [1] * len(names(at)),
          "past_tokens": [15] * len(names(at)), "slots_written": (written or active)[at]}
         for at, blocks in enumerate(active)
     ])  # fmt: skip

@@ -39,7 +39,7 @@ def asked(name: str, outcomes: dict[str, int], **more) -> RequestRecord:
 
 
 def steps(pool: int = 100, **more) -> pd.DataFrame:
-    parts = {"blocks_free": [pool - 10], "blocks_active": [10], "blocks_reusable": [0], "blocks_pinned": [0]}
+    parts = {"blocks_free": [pool - 10], "blocks_active": [10], "blocks_reusable": [0]}
     return pd.DataFrame({**parts, **{name: [cell] for name, cell in more.items()}})
 
 

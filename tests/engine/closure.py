@@ -47,7 +47,7 @@ def open_steps(steps: list[dict]) -> list[str]:
         left_ns = step["end_ns"] - step["begin_ns"] - sum(step[f"stage_{stage}_ns"] for stage in STAGES)
         if left_ns:
             found.append(f"step {step['step']}: {left_ns} ns are in no stage")
-    pools = {sum(step[f"blocks_{state}"] for state in ("free", "active", "reusable", "pinned")) for step in steps}
+    pools = {sum(step[f"blocks_{state}"] for state in ("free", "active", "reusable")) for step in steps}
     if len(pools) > 1:
         found.append(f"the pool has {sorted(pools)} blocks")
     return found

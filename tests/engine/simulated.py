@@ -373,7 +373,7 @@ class Simulation:
         if isinstance(self.block_observer, ShadowObserver) and self._checks % 3 == 0:
             audit_observer(self.block_observer)
         counts = self.scheduler.pool.counts()
-        assert counts.free + counts.active + counts.reusable + counts.pinned == self.scheduler.pool.num_blocks
+        assert counts.free + counts.active + counts.reusable == self.scheduler.pool.num_blocks
         assert self.scheduler.num_waiting == len(live) - len(self.scheduler.running)
         assert len(self.scheduler.running) <= self.scheduler.max_num_seqs
 

@@ -50,7 +50,7 @@ def random_step(rng: Random, step: int = 0) -> StepRecord:
         preempted_for=[rng.choice(["r0", victim]) for victim in preempted],
         preempted_tokens=[rng.randint(0, 500) for _ in preempted], evicted_blocks=rng.randint(0, 5),
         blocks_free=rng.randint(1, 100), blocks_active=rng.randint(0, 100), blocks_reusable=rng.randint(0, 100),
-        blocks_pinned=rng.randint(0, 10), flops=sum(flops),
+        flops=sum(flops),
         flops_attention=flops[0], flops_mlp=flops[1], flops_head=flops[2],
         bytes=rng.randint(1, 10**12),
         predicted_ns=rng.choice([None, device_ns, rng.randint(1, 20 * MS)]),

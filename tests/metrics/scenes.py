@@ -34,7 +34,7 @@ class Scene:
                 past_tokens=[m[3] for m in members], kinds=[m[1] for m in members], padding_tokens=0, graph="eager",
                 budget=64, waiting=1 if reason else 0, refusals={reason: 1} if reason else {},
                 preempted_ids=list(gone), evicted_blocks=0, blocks_free=0, blocks_active=1, blocks_reusable=0,
-                blocks_pinned=0, flops=sum(m[2] for m in members), bytes=1, predicted_ns=None, planned_ns=begin,
+                flops=sum(m[2] for m in members), bytes=1, predicted_ns=None, planned_ns=begin,
                 device_end_ns=begin + STEP_NS, sampling_ns=0, preempted_for=list(gone.values()),
                 preempted_tokens=[1] * len(gone),
             )

@@ -352,7 +352,7 @@ class SimulatedServer:
                 preempted_ids=[job.arrival.request_id for job in preempted],
                 preempted_for=[jobs[0][0].arrival.request_id for _ in preempted],
                 preempted_tokens=[job.arrival.prompt_tokens for job in preempted], evicted_blocks=0,
-                blocks_free=self.free, blocks_active=active, blocks_reusable=reusable, blocks_pinned=0,
+                blocks_free=self.free, blocks_active=active, blocks_reusable=reusable,
                 flops=6_000_000 * tokens,
                 bytes=12_000_000 + 4_096 * context,
                 predicted_ns=expected if self.step >= STEPS_BEFORE_A_PREDICTION else None, planned_ns=begin,

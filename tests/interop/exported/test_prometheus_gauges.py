@@ -23,9 +23,9 @@ def test_gauges_follow_the_last_step_and_do_not_lie_when_the_engine_idles_or_die
     busy = scraped(exporter)
     assert value(busy, "request_running") == len(step.request_ids)
     assert value(busy, "request_waiting") == step.waiting
-    pool = step.blocks_free + step.blocks_active + step.blocks_reusable + step.blocks_pinned
+    pool = step.blocks_free + step.blocks_active + step.blocks_reusable
     assert sum(number for (name, _), number in busy.items() if name == "sojourn_memory_kv_blocks") == pool
-    in_use = (step.blocks_active + step.blocks_pinned) / pool
+    in_use = step.blocks_active / pool
     assert value(busy, "memory_kv_usage_ratio") == pytest.approx(in_use)
     exporter.gauges.observe_state(Pool(free=30, reusable=10))
     idle = scraped(exporter)
@@ -71,7 +71,7 @@ def test_error_of_weights_is_told_where_it_was_measured():
 
 def test_slots_are_those_of_blocks_in_use_once_the_size_of_a_block_is_known():
     exporter = Exporter("tiny")
-    step = msgspec.structs.replace(random_step(Random(1)), blocks_active=6, blocks_pinned=1, slots_written=90)
+    step = msgspec.structs.replace(random_step(Random(1)), blocks_active=7, slots_written=90)
     exporter.observe_steps(Steps([step]))
     assert not [name for name, _ in scraped(exporter) if name == "sojourn_memory_slots"]
     exporter.observe_ready(EngineFacts(100, 16, 512, 64, "float32", prefix_caching=True))

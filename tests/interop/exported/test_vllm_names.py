@@ -63,7 +63,7 @@ def test_families_are_vllm_s_with_their_types_and_none_without_being_asked_for()
 def test_what_an_endpoint_picker_reads_of_a_pool():
     source = exporter()
     step = msgspec.structs.replace(
-        random_step(Random(1)), blocks_free=20, blocks_reusable=30, blocks_active=45, blocks_pinned=5, waiting=7
+        random_step(Random(1)), blocks_free=20, blocks_reusable=30, blocks_active=50, waiting=7
     )
     source.observe_steps(Steps([step]))
     assert value(source, "num_requests_running") == len(step.request_ids)

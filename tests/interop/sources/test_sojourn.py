@@ -97,8 +97,8 @@ def test_kv_use_over_time_is_that_of_the_steps_at_the_scrapes(runs):
     steps, series = near.table("steps").sort_values("end_ns"), timeline(remote)
     for ns, used in series[KV_USE].dropna().items():
         before = steps[steps.end_ns <= ns].iloc[-1]
-        pool = before.blocks_free + before.blocks_active + before.blocks_reusable + before.blocks_pinned
-        assert used == pytest.approx((before.blocks_active + before.blocks_pinned) / pool)
+        pool = before.blocks_free + before.blocks_active + before.blocks_reusable
+        assert used == pytest.approx(before.blocks_active / pool)
 
 
 def test_sums_stand_for_the_records_of_a_diagnosis(runs):

@@ -46,7 +46,7 @@ def steps_of(spans: list[tuple[int, int]], running: list[int]) -> pd.DataFrame:
         "begin_ns": [begin for begin, _ in spans], "end_ns": [end for _, end in spans],
         "request_ids": [["r"] * each for each in running], "waiting": [3] * count, "new_tokens": [[2, 3]] * count,
         "device_ns": [(end - begin) / 2 for begin, end in spans], "blocks_free": [60] * count,
-        "blocks_active": [30] * count, "blocks_reusable": [0] * count, "blocks_pinned": [10] * count,
+        "blocks_active": [40] * count, "blocks_reusable": [0] * count,
     })  # fmt: skip
 
 

@@ -26,7 +26,7 @@ def step(index: int, **changes) -> StepRecord:
         step=index, begin_ns=index * MS, end_ns=(index + 1) * MS, stages=[0, 0, 0, 0, MS, 0, 0, 0], device_ns=MS,
         request_ids=["a"], new_tokens=[1], past_tokens=[index], kinds=["decode"], padding_tokens=0, graph="eager",
         budget=64, waiting=1, refusals={"kv_blocks": 1}, preempted_ids=[], evicted_blocks=0, blocks_free=3,
-        blocks_active=1, blocks_reusable=0, blocks_pinned=0, flops=10, bytes=20, predicted_ns=None,
+        blocks_active=1, blocks_reusable=0, flops=10, bytes=20, predicted_ns=None,
     )  # fmt: skip
     return StepRecord.of(**(values | changes))
 
