@@ -52,8 +52,8 @@ def diagnose(
 
 
 def _start_from(symptom: str, run: "RunDirectory", against: "RunDirectory | None", as_json: bool) -> None:
+    from sojourn.diagnosis.evidence import read_evidence
     from sojourn.diagnosis.expectation import with_expectation
-    from sojourn.diagnosis.facts import read_facts
     from sojourn.diagnosis.symptom_tree.complaints import find_complaint
     from sojourn.diagnosis.symptom_tree.tree import symptom_tree
     from sojourn.diagnosis.terminal.symptom_tree import render_tree
@@ -61,7 +61,7 @@ def _start_from(symptom: str, run: "RunDirectory", against: "RunDirectory | None
     complaint = find_complaint(symptom)  # before the run is read: a wrong name is told at once
     with working(f"diagnosing {run.name}"):
         diagnosis = diagnose_run(run, against)
-        tree = symptom_tree(read_facts(with_expectation(run)), diagnosis, complaint.symptom)
+        tree = symptom_tree(read_evidence(with_expectation(run)), diagnosis, complaint.symptom)
     if as_json:
         print_json(tree)
     else:

@@ -16,8 +16,8 @@ named if it still regains something, or explains what is left.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from sojourn.diagnosis.evidence import Client
 from sojourn.diagnosis.excess import SERVED, Excess
-from sojourn.diagnosis.facts import Facts
 from sojourn.diagnosis.suspects import Claims, Name, Suspect, added, divide, own_share
 from sojourn.diagnosis.symptoms import TOLERATED_MISSES
 from sojourn.diagnosis.trials import Trials, combined
@@ -75,7 +75,7 @@ class Judgement:
 
 
 def adjudicate(
-    facts: Facts, lost: Sequence[Excess], suspects: Sequence[Suspect], predictor: Predictor | None
+    facts: Client, lost: Sequence[Excess], suspects: Sequence[Suspect], predictor: Predictor | None
 ) -> Judgement:
     """Orders the suspects and says which of them are causes."""
     trials = Trials(facts, predictor, suspects)

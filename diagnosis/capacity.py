@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from sojourn.diagnosis.facts import Facts, Work, tightest
+from sojourn.diagnosis.evidence import Accounts, Client, Records, Work, steps_of, tightest
 from sojourn.diagnosis.kv_facts import USUAL_BLOCK_SIZE
 from sojourn.diagnosis.step_facts import StepModel
 
@@ -22,18 +22,18 @@ def request_ns(model: StepModel, work: Work, batch: float) -> float:
     return model.token_ns * tokens + model.context_ns * context + shared
 
 
-def kv_blocks(facts: Facts) -> int:
+def kv_blocks(facts: Accounts) -> int:
     """KV blocks of one request at its mean length."""
     size = facts.engine.get("block_size") or USUAL_BLOCK_SIZE
     return math.ceil((facts.work.prompt_tokens + facts.work.output_tokens) / size)
 
 
-def kv_batch(facts: Facts) -> float:
+def kv_batch(facts: Records) -> float:
     """Requests whose KV fits into the pool at the same time."""
     return max(1.0, facts.steps.pool_blocks / kv_blocks(facts))
 
 
-def batch_within_tpot(facts: Facts, model: StepModel | None = None) -> float:
+def batch_within_tpot(facts: Records, model: StepModel | None = None) -> float:
     """Largest batch whose mixed steps meet the tightest time per output token; at most LARGEST_BATCH."""
     model, work = model or facts.steps.model, facts.work
     bound = tightest(facts, "tpot_ms")
@@ -45,7 +45,7 @@ def batch_within_tpot(facts: Facts, model: StepModel | None = None) -> float:
 
 
 def load(
-    facts: Facts, *, batch: float | None = None, work: Work | None = None, model: StepModel | None = None
+    facts: Client, *, batch: float | None = None, work: Work | None = None, model: StepModel | None = None
 ) -> float:
     """Offered load / capacity (ρ) with the batch given, else with the batch that the batch cap, the KV pool and the
     token budget allow.
@@ -64,7 +64,7 @@ def load(
     return facts.offered_rps * needed_ns / 1e9
 
 
-def budget_ns(facts: Facts, model: StepModel, work: Work) -> float:
+def budget_ns(facts: Client, model: StepModel, work: Work) -> float:
     """Server time that one request costs when every step is full: with a tiny budget the fixed cost is most of it."""
     budget = facts.token_budget
     if not budget:
@@ -73,7 +73,7 @@ def budget_ns(facts: Facts, model: StepModel, work: Work) -> float:
     return (work.computed_tokens + work.output_tokens) / budget * model.predict(budget, context)
 
 
-def best_load(facts: Facts, work: Work | None = None) -> float:
+def best_load(facts: Client, work: Work | None = None) -> float:
     """ρ of the device alone, with the largest batch that meets the time per output token, whatever cap and pool."""
     if not _has_model(facts):
         return math.nan
@@ -83,11 +83,12 @@ def best_load(facts: Facts, work: Work | None = None) -> float:
     return load(facts, batch=batch_within_tpot(facts, model), work=work, model=model)
 
 
-def comfortable_batch(facts: Facts) -> int:
+def comfortable_batch(facts: Records) -> int:
     """Smallest batch that brings ρ to COMFORTABLE; at most what the time per output token allows."""
     largest = int(batch_within_tpot(facts))
     return next((batch for batch in range(1, largest + 1) if load(facts, batch=batch) <= COMFORTABLE), largest)
 
 
-def _has_model(facts: Facts) -> bool:
-    return facts.steps is not None and facts.steps.model is not None and facts.work is not None
+def _has_model(facts: Client) -> bool:
+    steps = steps_of(facts)
+    return steps is not None and steps.model is not None and facts.work is not None

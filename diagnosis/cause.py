@@ -16,18 +16,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from sojourn.diagnosis.evidence import Accounts, Client, Means, Records
 from sojourn.diagnosis.excess import Excess
-from sojourn.diagnosis.facts import Facts
 from sojourn.diagnosis.proposal import Proposal
 from sojourn.diagnosis.symptom_tree.reading import Read
 from sojourn.diagnosis.verdict import Evidence, Kind, evidence
 from sojourn.metrics.prediction import Change
 
-__all__ = ("Cause", "Change", "Evidence", "Excess", "Facts", "Proposal", "Rule", "evidence")
+__all__ = (
+    "Accounts", "Cause", "Change", "Client", "Evidence", "Excess", "Means", "Proposal", "Records", "Rule", "evidence",
+)  # fmt: skip
 
 Need = Literal["excess", "loss", "steps", "step model", "work", "load"]
-# records: of each request and step; accounts: of time, with no step; means: a foreign server's metrics; client: no more
-EvidenceKind = Literal["records", "accounts", "means", "client"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Rule:
     """How one kind of evidence shows a cause. The last fields replace those of the cause, where the evidence names
     another thing."""
 
-    explain: Callable[[Facts, Any], Proposal | None]
+    explain: Callable[[Any, Any], Proposal | None]  # of the evidence and an excess
     accounts: tuple[str, ...] = ()  # if these do not explain enough of the excess, it does not apply
     reason: str = ""  # of the waiting, only the part that has this reason counts
     needs: tuple[Need, ...] = ("excess",)  # without these it does not apply
@@ -59,7 +59,7 @@ class Cause:
     rival_key: str = ""  # its key; "" where it is none of ours
     in_front: bool = False  # only such a cause can explain what a request waited for the front's event loop
     of_fleet: bool = False  # asked about a fleet as a whole; most causes are asked about each of its servers
-    reads: Mapping[EvidenceKind, Rule]
+    reads: Mapping[type[Client], Rule]  # kind of evidence → what shows the cause in it
     lost: Rule | None = None  # what the client's record of lost requests shows of it
     # Its leaf of the symptom tree. Complaint → its place among the causes of that complaint, the most frequent first.
     complaints: Mapping[str, int] = field(default_factory=dict)

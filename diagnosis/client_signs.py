@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from sojourn.diagnosis.facts import Facts
+from sojourn.diagnosis.evidence import Client
 
 FEWEST = 20  # requests; a correlation of fewer is chance
 STALL = 4.0  # times the median gap of the run: an ordinary step does not vary so much
@@ -27,7 +27,7 @@ class Signs:
     clumped: float  # share of the tokens after a stall that came in one read with others
 
 
-def signs_of(facts: Facts) -> Signs:
+def signs_of(facts: Client) -> Signs:
     rows = facts.rows[facts.rows.status == "ok"].sort_values("due_ns")
     crowd = pd.Series(_under_way(rows), index=rows.index)
     gap_ms, stalled, clumped = _gaps(rows)

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
+from sojourn.diagnosis.evidence import Client, is_joined, steps_of
 from sojourn.diagnosis.excess import accounts_of, attainment
-from sojourn.diagnosis.facts import Facts, ledger_columns
 from sojourn.diagnosis.proposal import Gain, Proposal, rerun
+from sojourn.diagnosis.shares import ledger_columns
 from sojourn.diagnosis.symptoms import BY_KEY, FULL_POOL, TOLERATED_MISSES, checked
 from sojourn.diagnosis.verdict import RECORD_THE_SERVER, Evidence, Finding, Kind, SymptomCheck, evidence
 from sojourn.metrics.ledger import ACCOUNT_BY_NAME
@@ -28,7 +29,7 @@ MOST_NAMED = 6  # settings that a sentence names
 Compared = tuple[SymptomCheck, Finding | None]
 
 
-def product_latency(first: Facts, second: Facts) -> Compared:
+def product_latency(first: Client, second: Client) -> Compared:
     """One run meets its objectives, and the other, on the same server, does not: what differs?"""
     symptom = BY_KEY["product_latency_poor"]
     for what, has in (("served requests", lambda facts: facts.served), ("objectives", lambda facts: facts.objectives)):
@@ -44,7 +45,7 @@ def product_latency(first: Facts, second: Facts) -> Compared:
     return checked(symptom, "present", reason), _finding(symptom.key, lost, _other_workload(good, bad))
 
 
-def devices(first: Facts, second: Facts) -> Compared:
+def devices(first: Client, second: Client) -> Compared:
     """One run had more hardware, and is hardly faster: which account did not shrink?
 
     Only for runs that differ in one resource and in nothing else: no other difference can then explain the times.
@@ -57,7 +58,7 @@ def devices(first: Facts, second: Facts) -> Compared:
         return checked(symptom, "unknown", unlike), None
     name = changed[0]
     small, large = sorted((first, second), key=lambda facts: facts.engine[name])
-    was_full = small.steps is not None and (small.steps.kv_use_max >= FULL_POOL or small.steps.preemptions > 0)
+    was_full = (steps := steps_of(small)) is not None and (steps.kv_use_max >= FULL_POOL or steps.preemptions > 0)
     if name in POOL and not was_full:
         reason = f"the smaller pool was never full, so no request lacked what a larger {name} would hold"
         return checked(symptom, "unknown", reason), None
@@ -78,10 +79,10 @@ def _finding(symptom: str, lost: float, found: Proposal) -> Finding:
     )  # fmt: skip
 
 
-def _unlike(first: Facts, second: Facts, changed: list[str]) -> str:
+def _unlike(first: Client, second: Client, changed: list[str]) -> str:
     """Why two runs cannot show what more of a resource does; "" if they can."""
-    if not (first.joined and second.joined):
-        return f"no server records in {_lacking(first, second, lambda facts: facts.joined)}: {RECORD_THE_SERVER}"
+    if not (is_joined(first) and is_joined(second)):
+        return f"no server records in {_lacking(first, second, is_joined)}: {RECORD_THE_SERVER}"
     if _load_of(first) != _load_of(second):
         return "the runs replay different scenarios; repeat one scenario with more threads or KV blocks"
     if first.meta.get("seed") != second.meta.get("seed"):
@@ -102,19 +103,19 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:MOST_NAMED]) + (f" and {more} more settings" if more > 0 else "")
 
 
-def _lacking(first: Facts, second: Facts, has: Callable[[Facts], object]) -> str:
+def _lacking(first: Client, second: Client, has: Callable[[Client], object]) -> str:
     """The run of the two that has not what a comparison takes, or both, or ""."""
     return " and ".join(facts.name for facts in (first, second) if not has(facts))
 
 
-def _load_of(facts: Facts) -> Any:
+def _load_of(facts: Client) -> Any:
     scenario = facts.meta.get("scenario")
     if not isinstance(scenario, dict):
         return scenario
     return {name: block for name, block in scenario.items() if name not in NAMED_ONLY}
 
 
-def _other_workload(good: Facts, bad: Facts) -> Proposal:
+def _other_workload(good: Client, bad: Client) -> Proposal:
     objective = _worst_objective(bad)
     there = accounts_of(good.rows, objective).mean().fillna(0)
     here = accounts_of(bad.rows, objective).mean().fillna(0)
@@ -152,7 +153,7 @@ def _other_workload(good: Facts, bad: Facts) -> Proposal:
     )  # fmt: skip
 
 
-def _rigid_account(small: Facts, large: Facts, name: str, reason: str) -> Proposal:
+def _rigid_account(small: Client, large: Client, name: str, reason: str) -> Proposal:
     before = ledger_columns(small.rows).mean().fillna(0)
     after = ledger_columns(large.rows).mean().fillna(0)
     rigid = after[(after > 0) & (after >= DID_NOT_SHRINK * before)].sort_values(ascending=False)
@@ -186,19 +187,19 @@ def _rigid_account(small: Facts, large: Facts, name: str, reason: str) -> Propos
     )  # fmt: skip
 
 
-def _changed(first: Facts, second: Facts) -> list[str]:
+def _changed(first: Client, second: Client) -> list[str]:
     names = sorted(set(first.engine) | set(second.engine))
     names = [name for name in names if name not in PLACE and not name.startswith("objective_")]
     return [name for name in names if first.engine.get(name) != second.engine.get(name)]
 
 
-def _worst_objective(facts: Facts) -> str:
+def _worst_objective(facts: Client) -> str:
     answers = {name: facts.rows[f"{short(name)}_met"].dropna() for name in OBJECTIVES}
     attained = {name: float(met.mean()) for name, met in answers.items() if len(met)}
     return min(attained, key=lambda name: attained[name], default="e2e_ms")
 
 
-def _workload_differences(good: Facts, bad: Facts) -> list[tuple[str, float, float, float]]:
+def _workload_differences(good: Client, bad: Client) -> list[tuple[str, float, float, float]]:
     """Figures of the product's workload that are half as large again: (name, bad run, good run, ratio)."""
     # Constant arrivals have a coefficient of 0, and anything is many times of it: bursts are more than Poisson's 1.
     figures = [
@@ -216,17 +217,18 @@ def _workload_differences(good: Facts, bad: Facts) -> list[tuple[str, float, flo
     return sorted(found, key=lambda row: -row[3])
 
 
-def _step_times(good: Facts, bad: Facts) -> list[Evidence]:
+def _step_times(good: Client, bad: Client) -> list[Evidence]:
     """Whether the server itself was as fast in both runs."""
-    if not (good.steps and bad.steps and good.steps.model and bad.steps.model):
+    before, after = steps_of(good), steps_of(bad)
+    if not (before and after and before.model and after.model):
         return []
     tokens, context = 16, 16 * (good.work.context_tokens if good.work else 0)
-    ratio = bad.steps.model.predict(tokens, context) / good.steps.model.predict(tokens, context)
+    ratio = after.model.predict(tokens, context) / before.model.predict(tokens, context)
     return [
         evidence(f"a step of 16 tokens takes {ratio:.2f} times as long in {bad.name} as in {good.name}", ratio, "ratio",
                  "steps: fit of wall time", supports=ratio < DIFFERENT)
     ]  # fmt: skip
 
 
-def _varied(facts: Facts, bursty: bool) -> float:
+def _varied(facts: Client, bursty: bool) -> float:
     return facts.arrivals.cv if facts.arrivals is not None and facts.arrivals.bursty is bursty else 0.0

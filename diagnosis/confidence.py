@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from sojourn.diagnosis.adjudicate import Judged, Judgement
-from sojourn.diagnosis.facts import Facts
+from sojourn.diagnosis.evidence import Client, steps_of
 
 COEFFICIENTS = Path(__file__).with_name("confidence.json")
 # What each level shows, of what a diagnosis can use: a server's means cannot tell one late request from another.
@@ -26,7 +26,7 @@ def coefficients() -> dict[str, float]:
     return json.loads(COEFFICIENTS.read_text(encoding="utf-8"))["coefficients"]
 
 
-def features(facts: Facts, each: Judged, judgement: Judgement) -> dict[str, float]:
+def features(facts: Client, each: Judged, judgement: Judgement) -> dict[str, float]:
     """What the confidence in a verdict is made of, 0 to 1 each."""
     shows = LEVEL_SHOWS[facts.level]
     found = {
@@ -34,7 +34,7 @@ def features(facts: Facts, each: Judged, judgement: Judgement) -> dict[str, floa
         "regained": each.regained,
         "margin": _margin(each, judgement),
         "support": each.suspect.support,
-        "level": shows if facts.steps is not None else min(shows, LEVEL_SHOWS["requests"]),
+        "level": shows if steps_of(facts) is not None else min(shows, LEVEL_SHOWS["requests"]),
         "replayed": 0.0 if each.is_estimate else 1.0 if judgement.unchanged.is_trusted else 0.5,
     }
     return {name: float(value) for name, value in found.items()}

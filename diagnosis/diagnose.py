@@ -7,13 +7,14 @@ import msgspec
 
 from sojourn.diagnosis.adjudicate import Judgement, adjudicate
 from sojourn.diagnosis.compare import devices, product_latency
+from sojourn.diagnosis.evidence import Client, read_evidence, view_of
 from sojourn.diagnosis.evidence_level import Level, seen
 from sojourn.diagnosis.excess import Excess, excesses, losses
-from sojourn.diagnosis.facts import Facts, by_lifecycle, closure, read_facts
 from sojourn.diagnosis.findings import finding_of_symptom, findings
 from sojourn.diagnosis.foreign_server import shares_seen
 from sojourn.diagnosis.limits import warnings
 from sojourn.diagnosis.server_means import mean_excess, with_means
+from sojourn.diagnosis.shares import by_lifecycle, closure
 from sojourn.diagnosis.state import state_of
 from sojourn.diagnosis.suspects import suspects_of
 from sojourn.diagnosis.symptoms import SYMPTOMS, check, significant
@@ -43,8 +44,8 @@ def diagnose(
     With a predictor of this run, the fixes of all proposed causes are replayed, and what they regain decides between
     them; without one the gains are estimates. `level` says how much of the run is read. Raises RunDataError.
     """
-    facts = with_means(read_facts(run, level))
-    other = read_facts(against, level) if against is not None else None
+    facts = with_means(read_evidence(run, level))
+    other = read_evidence(against, level) if against is not None else None
     checks = {symptom.key: check(facts, symptom) for symptom in SYMPTOMS}
     late_ones = [mean_excess(facts, each) for each in excesses(facts)]
     lost = [each for each in (*late_ones, *losses(facts)) if significant(facts, each)]
@@ -76,7 +77,7 @@ def diagnose(
         warnings=[*warnings(facts, closed), *_of_replay(judgement, late)],
         results=measured,
         energy=measured_energy,
-        server=facts.server,
+        server=view_of(facts),
         clock_uncertainty_ms=None if clocks is None or clocks.offset is None else clocks.uncertainty_ns / 1e6,
         level=level,
         predicted=judgement.unchanged,
@@ -87,7 +88,7 @@ def diagnose(
 
 
 def _with_symptoms(
-    facts: Facts, found: list[Finding], lost: Sequence[Excess], checks: dict[str, SymptomCheck]
+    facts: Client, found: list[Finding], lost: Sequence[Excess], checks: dict[str, SymptomCheck]
 ) -> list[Finding]:
     """With the causes of symptoms that cost no request; a cause that is named already gets their title, too."""
     shown = [symptom for symptom in SYMPTOMS if checks[symptom.key].status == "present"]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from sojourn.diagnosis import causes
 from sojourn.diagnosis.causes import CAUSES
+from sojourn.diagnosis.evidence import Means, Records
 from sojourn.diagnosis.symptom_tree.complaints import COMPLAINTS
 from sojourn.metrics.ledger import LIFECYCLES
 
@@ -23,12 +24,12 @@ def tables() -> dict[str, str]:
             ("key", "lifecycle", "object", "kind", "what is found", "rival"),
             [(f"`{each.key}`", each.lifecycles[0], each.object, each.kind, _what_is_found(each.key), each.rival)
              for lifecycle in ("client", *LIFECYCLES) for each in CAUSES.values()
-             if "records" in each.reads and each.lifecycles[0] == lifecycle],
+             if Records in each.reads and each.lifecycles[0] == lifecycle],
         ),
         "causes by means": _table(
             ("cause", "what vLLM's or SGLang's metrics show"),
-            [(f"`{key}`", _in_a_cell(each.reads["means"].explain.__doc__) or _what_is_found(key))
-             for key, each in CAUSES.items() if "means" in each.reads],
+            [(f"`{key}`", _in_a_cell(each.reads[Means].explain.__doc__) or _what_is_found(key))
+             for key, each in CAUSES.items() if Means in each.reads],
         ),
         "complaints": _table(
             ("complaint", "name", "causes in each lifecycle"),

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from sojourn.diagnosis.facts import Facts, ledger_columns
+from sojourn.diagnosis.evidence import Client
+from sojourn.diagnosis.shares import ledger_columns
 from sojourn.metrics.ledger import ACCOUNTS
 from sojourn.metrics.records import NO_END
 from sojourn.metrics.request.goodput import judged
@@ -37,7 +38,7 @@ class Excess:
     mean_ms: float  # of the late requests
     baseline: str  # a noun: what the mean is compared with; each account in proportion if it is the objective
     accounts: dict[str, float]  # account → ms of the late requests above the baseline; may be negative
-    missing: pd.Index  # rows of the late requests in Facts.rows
+    missing: pd.Index  # rows of the late requests in Client.rows
     error: str = ""  # what lost requests ended with
 
     @property
@@ -70,7 +71,7 @@ def accounts_of(rows: pd.DataFrame, objective: str) -> pd.DataFrame:
     return (whole - ledger_columns(rows, "ttft")).div(gaps, axis=0)
 
 
-def excesses(facts: Facts) -> list[Excess]:
+def excesses(facts: Client) -> list[Excess]:
     """One for each class and objective that some served request misses; most misses first."""
     found = [
         _excess(facts.rows[facts.rows.klass == klass], klass, objective, bound)
@@ -120,13 +121,13 @@ def _given_up(rows: pd.DataFrame) -> pd.DataFrame:
     return left
 
 
-def _late_given_up(facts: Facts) -> pd.Index:
+def _late_given_up(facts: Client) -> pd.Index:
     left = _given_up(facts.rows)
     bounds = left.klass.map(lambda klass: objectives_of(klass, facts.objectives).get("ttft_ms"))
     return left.index[left.ttft_ms > bounds.astype("float64")]
 
 
-def losses(facts: Facts) -> list[Excess]:
+def losses(facts: Client) -> list[Excess]:
     """The lost requests, one for each class and error; most requests first. Those never sent are not the server's, and
     those that were given up late are in `excesses`."""
     late = _late_given_up(facts)
@@ -142,12 +143,12 @@ def losses(facts: Facts) -> list[Excess]:
     return sorted(found, key=lambda loss: -loss.missed)
 
 
-def attainment(facts: Facts) -> float:
+def attainment(facts: Client) -> float:
     """Share of the sent requests that met every objective of their class."""
     return float(facts.rows.good.mean()) if facts.sent else 0.0
 
 
-def attainment_without(facts: Facts, claims: Mapping[str, float]) -> float:
+def attainment_without(facts: Client, claims: Mapping[str, float]) -> float:
     """Attainment if every request had spent these shares (0 to 1) of its accounts less. An estimate, and no bound: time
     that one account loses may come back in another, and requests that are faster leave room for those behind them.
     """

@@ -8,8 +8,8 @@ import pandas as pd
 
 from sojourn.diagnosis.adjudicate import Judged, Judgement
 from sojourn.diagnosis.confidence import confidence, features
+from sojourn.diagnosis.evidence import Client
 from sojourn.diagnosis.excess import SERVED, Excess, attainment
-from sojourn.diagnosis.facts import Facts
 from sojourn.diagnosis.proposal import Proposal, gain, rerun
 from sojourn.diagnosis.proposals import proposals_of_symptom
 from sojourn.diagnosis.suspects import support_of
@@ -23,13 +23,13 @@ LOST_TITLE = "Lost requests"
 DEFAULT = Change()
 
 
-def findings(facts: Facts, judgement: Judgement) -> list[Finding]:
+def findings(facts: Client, judgement: Judgement) -> list[Finding]:
     """The causes, most important first, then the alternatives."""
     by_key = {each.suspect.key: each for each in (*judgement.causes, *judgement.alternatives)}
     return [_finding(facts, each, judgement, by_key) for each in (*judgement.causes, *judgement.alternatives)]
 
 
-def finding_of_symptom(facts: Facts, symptom: Symptom) -> Finding | None:
+def finding_of_symptom(facts: Client, symptom: Symptom) -> Finding | None:
     """The cause of a symptom that costs no request; None where none is known."""
     found = proposals_of_symptom(facts, symptom.key)
     best = max(found, key=lambda each: support_of(each.evidence), default=None)
@@ -40,7 +40,7 @@ def finding_of_symptom(facts: Facts, symptom: Symptom) -> Finding | None:
                    **best.verdict())  # fmt: skip
 
 
-def _finding(facts: Facts, each: Judged, judgement: Judgement, by_key: dict[str, Judged]) -> Finding:
+def _finding(facts: Client, each: Judged, judgement: Judgement, by_key: dict[str, Judged]) -> Finding:
     excess, proposal = each.suspect.main
     late = [case[0] for case in sorted(each.suspect.cases, key=lambda case: -case[0].missed)]
     lost = sorted(set().union(*(case.missing for case in late)))  # a request counts once
@@ -70,7 +70,7 @@ def _finding(facts: Facts, each: Judged, judgement: Judgement, by_key: dict[str,
     )
 
 
-def _title(facts: Facts, excess: Excess) -> str:
+def _title(facts: Client, excess: Excess) -> str:
     return LOST_TITLE if excess.objective == SERVED else BY_KEY[symptom_of(facts, excess)].title
 
 
@@ -86,7 +86,7 @@ def _worst(rows: pd.DataFrame, excess: Excess) -> list[str]:
     return [str(name) for name in rows.request_id.head(MOST_REQUESTS)]
 
 
-def _probe(facts: Facts, probe: Probe, each: Judged) -> Probe:
+def _probe(facts: Client, probe: Probe, each: Judged) -> Probe:
     """The measurement of the fix that the replays chose, where it is another than the first one."""
     settings = _other_settings(each)
     if settings is None or not probe.command:
@@ -106,7 +106,7 @@ def _other_settings(each: Judged) -> Mapping[str, Any] | None:
     return each.change.settings if is_other and each.change.settings else None
 
 
-def _fix(facts: Facts, proposal: Proposal, each: Judged, judgement: Judgement) -> Fix:
+def _fix(facts: Client, proposal: Proposal, each: Judged, judgement: Judgement) -> Fix:
     """The change in words and what it gains: by replay where there was one."""
     settings = _other_settings(each)
     change = proposal.change if settings is None else settings_text(settings)

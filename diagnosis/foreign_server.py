@@ -1,7 +1,8 @@
 """What a diagnosis says of a server that recorded nothing for us, from what its own metrics show."""
 
+from sojourn.diagnosis.evidence import Accounts, Client, Means, view_of
 from sojourn.diagnosis.excess import Excess
-from sojourn.diagnosis.facts import Facts, shares
+from sojourn.diagnosis.shares import shares
 from sojourn.interop.sources.sojourn import SOJOURN
 from sojourn.interop.sources.view import Agreement, ServerView, SpanView
 from sojourn.metrics.ledger import UNACCOUNTED
@@ -17,17 +18,17 @@ GAP_WARNS_S = 3.0  # without an answer: what waited in between is not seen
 DIFFERENT_COUNT = 0.005  # both sides count whole requests and tokens: beyond half a per cent others were served, too
 
 
-def shares_seen(facts: Facts, prefix: str = "ledger") -> dict[str, float]:
+def shares_seen(facts: Client, prefix: str = "ledger") -> dict[str, float]:
     """Account → share of the time of all served requests, with what is unaccounted; sums to 1. Empty if none served.
 
     Without the server's records, of what its metrics show: accounts that it measures together stand under one key,
     joined by " + ", and those that it does not show are left out.
     """
-    known = shares(facts.rows, prefix)
-    if facts.server is None or not known:
+    known, view = shares(facts.rows, prefix), view_of(facts)
+    if view is None or not known:
         return known
     result = {"client.lag": known["client.lag"]}
-    for span in facts.server.spans:
+    for span in view.spans:
         share = span.share if prefix == "ledger" else span.ttft_share
         if share is not None:
             result[ACCOUNT_SEPARATOR.join(span.accounts)] = share
@@ -46,7 +47,7 @@ def span_share(span: SpanView | None, excess: Excess) -> float:
     return (span.ttft_share if excess.objective == "ttft_ms" else span.share) or 0.0
 
 
-def what_is_seen(facts: Facts, excess: Excess) -> str:
+def what_is_seen(facts: Means | Accounts, excess: Excess) -> str:
     """Where the time went as far as the server's metrics show, and the measurement that would show more."""
     view, quantity = facts.server, OBJECTIVE_NAMES[excess.objective]
     prefix = {"ttft_ms": "ttft", "e2e_ms": "ledger"}.get(excess.objective)  # no metric divides the time per token

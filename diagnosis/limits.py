@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from sojourn.diagnosis.evidence import Client, Records, steps_of, tightest, view_of
 from sojourn.diagnosis.expectation import is_expectation
-from sojourn.diagnosis.facts import Facts, tightest
 from sojourn.diagnosis.foreign_server import warnings_of
 from sojourn.diagnosis.state import FEWEST_REQUESTS
 from sojourn.diagnosis.verdict import Closure
@@ -24,7 +24,7 @@ NO_OBJECTIVE = (
 CLOSURE_WARNS = 0.95  # share of the joined requests that must close before the accounts are to be trusted
 
 
-def warnings(facts: Facts, closed: Closure) -> list[str]:
+def warnings(facts: Client, closed: Closure) -> list[str]:
     found = [*_of_load(facts), *_of_requests(facts), *_of_records(facts), *_of_probe(section(facts.meta, "probe"))]
     found += filter(None, (steal_sentence(facts.steal), uncertainty_sentence(facts.meta)))
     if closed.closed < CLOSURE_WARNS * closed.joined:
@@ -33,7 +33,7 @@ def warnings(facts: Facts, closed: Closure) -> list[str]:
     return found
 
 
-def _of_load(facts: Facts) -> list[str]:
+def _of_load(facts: Client) -> list[str]:
     found = [MARK] if facts.measured_by == "server" else []
     found += [NO_OBJECTIVE] if is_expectation(facts.objectives) else []
     found += load_notes(facts.meta)
@@ -43,7 +43,7 @@ def _of_load(facts: Facts) -> list[str]:
     return found
 
 
-def _of_requests(facts: Facts) -> list[str]:
+def _of_requests(facts: Client) -> list[str]:
     """Too few, or not sent, not served, not measured, sent late."""
     found = []
     bound = tightest(facts, "ttft_ms") or tightest(facts, "e2e_ms")
@@ -74,22 +74,22 @@ def _of_requests(facts: Facts) -> list[str]:
     return found
 
 
-def _of_records(facts: Facts) -> list[str]:
+def _of_records(facts: Client) -> list[str]:
     """What the server did not record."""
-    found = []
-    if facts.server is not None:
-        found += warnings_of(facts.server, facts.served)
-    elif facts.served and not facts.joined:
+    found, joined, steps = [], facts.joined if isinstance(facts, Records) else 0, steps_of(facts)
+    if (view := view_of(facts)) is not None:
+        found += warnings_of(view, facts.served)
+    elif facts.served and not joined:
         found.append(f"no server records: the accounts of {', '.join(LIFECYCLES)} cannot be seen, only client.lag")
         if facts.scraped:
             known = ", ".join(source.title for source in SOURCES)
             found.append(f"its /metrics is of none of the servers that are known here: {known}")
-    elif facts.joined < facts.served:
-        found.append(f"{facts.served - facts.joined} of {facts.served} served requests have no server record")
-    if facts.joined and facts.steps is None and not facts.servers:
+    elif joined < facts.served:
+        found.append(f"{facts.served - joined} of {facts.served} served requests have no server record")
+    if joined and steps is None and not facts.servers:
         found.append("no step records: causes that show only in steps cannot be found")
-    elif facts.steps is not None and facts.steps.model is None:
-        found.append(f"only {facts.steps.count} steps: too few for a step model, so capacity is not estimated")
+    elif steps is not None and steps.model is None:
+        found.append(f"only {steps.count} steps: too few for a step model, so capacity is not estimated")
     if changes := section(facts.meta, "core").get("changes_outputs"):
         found.append(f"the outputs are not the model's own ({', '.join(changes)}): times are judged, and not the texts")
     return found

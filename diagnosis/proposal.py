@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sojourn.diagnosis.evidence import Client
 from sojourn.diagnosis.excess import attainment, attainment_without
-from sojourn.diagnosis.facts import Facts
 from sojourn.diagnosis.verdict import Evidence, Fix, Kind, Probe
 from sojourn.metrics.prediction import Change, shown_setting
 
@@ -68,7 +68,7 @@ class Proposal:
                 "rival_key": self.rival_key, "steps": self.steps}  # fmt: skip
 
 
-def gain(facts: Facts, claims: Mapping[str, float]) -> Gain:
+def gain(facts: Client, claims: Mapping[str, float]) -> Gain:
     """An estimate of what is gained with these shares of the accounts gone; unknown where no account holds the time."""
     parts = [name if part >= 1 else f"{part:.0%} of {name}" for name, part in claims.items() if part > 0]
     if not parts:
@@ -86,7 +86,7 @@ def all_of(accounts: Iterable[str], part: float = 1.0) -> dict[str, float]:
     return dict.fromkeys(accounts, part)
 
 
-def rerun(facts: Facts, **settings: object) -> str:
+def rerun(facts: Client, **settings: object) -> str:
     """The line that repeats this run with other engine settings; "" where they are not ours to set.
 
     It is the command in `run.json`, so that every other setting and the seed stay what they were.

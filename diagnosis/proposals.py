@@ -5,17 +5,17 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from sojourn.diagnosis.capacity import load
-from sojourn.diagnosis.cause import Cause, EvidenceKind, Need, Rule
+from sojourn.diagnosis.cause import Cause, Need, Rule
 from sojourn.diagnosis.causes import CAUSES
+from sojourn.diagnosis.evidence import Accounts, Client, Means, as_kind, is_joined, steps_of, view_of
 from sojourn.diagnosis.excess import SERVED, Excess
-from sojourn.diagnosis.facts import Facts
 from sojourn.diagnosis.proposal import ADMISSION, CONTRADICTION, WORTH_A_LOOK, Proposal, gain, rerun
 from sojourn.diagnosis.server_means import shows_ledger
 from sojourn.diagnosis.verdict import evidence
 from sojourn.metrics.prediction import settings_text
 
 ALMOST = 0.9  # of what was served: an estimate of capacity is good to about a tenth
-IS_KNOWN: dict[Need, Callable[[Facts, Excess | None], bool]] = {
+IS_KNOWN: dict[Need, Callable[[Client, Excess | None], bool]] = {
     "excess": lambda facts, excess: excess is not None and excess.objective != SERVED,
     "loss": lambda facts, excess: excess is not None and excess.objective == SERVED,
     "steps": lambda facts, excess: facts.steps is not None,
@@ -25,38 +25,41 @@ IS_KNOWN: dict[Need, Callable[[Facts, Excess | None], bool]] = {
 }
 
 
-def proposals(facts: Facts, excess: Excess) -> list[Proposal]:
+def proposals(facts: Client, excess: Excess) -> list[Proposal]:
     """What every cause that applies says of one excess. Of two rules of one cause that which knows more speaks."""
     found: dict[str, Proposal] = {}
-    for cause, rule in rules_for(facts):
-        if cause.key not in found and (proposal := explain(cause, rule, facts, excess)) is not None:
+    for cause, rule, part in rules_for(facts):
+        if cause.key not in found and (proposal := explain(cause, rule, part, excess)) is not None:
             found[cause.key] = proposal
     return list(found.values())
 
 
-def proposals_of_symptom(facts: Facts, symptom: str) -> list[Proposal]:
+def proposals_of_symptom(facts: Client, symptom: str) -> list[Proposal]:
     """What could be the cause of a symptom that shows without an objective being missed."""
     tried = [each for each in rules_for(facts) if each[1].symptom == symptom]
-    return [found for each in tried if (found := explain(*each, facts, None)) is not None]
+    return [found for each in tried if (found := explain(*each, None)) is not None]
 
 
-def rules_for(facts: Facts) -> list[tuple[Cause, Rule]]:
-    """The rules that the evidence of this run can answer."""
-    of_servers = facts.joined > 0 and any(read().steps is not None for read in facts.servers.values())
-    kinds = evidence_kinds(facts, of_servers)
-    known = [(cause, cause.reads[kind]) for kind in kinds for cause in CAUSES.values() if kind in cause.reads]
-    if kinds != ("means",):  # a lost request has no record of the server's: its error is all there is
-        known += [(cause, cause.lost) for cause in CAUSES.values() if cause.lost is not None]
-    return [each for each in known if not of_servers or _is_of_whole(*each)]
+def rules_for(facts: Client) -> list[tuple[Cause, Rule, Client]]:
+    """The rules that the evidence of this run can answer, and the part of it that each reads."""
+    of_servers = is_joined(facts) and any(steps_of(read()) is not None for read in facts.servers.values())
+    parts = parts_of(facts, of_servers)
+    known = [(cause, cause.reads[type(part)], part) for part in parts
+             for cause in CAUSES.values() if type(part) in cause.reads]  # fmt: skip
+    if type(parts[0]) is not Means:  # a lost request has no record of the server's: its error is all there is
+        known += [(cause, cause.lost, facts) for cause in CAUSES.values() if cause.lost is not None]
+    return [each for each in known if not of_servers or _is_of_whole(*each[:2])]
 
 
-def evidence_kinds(facts: Facts, of_servers: bool = False) -> tuple[EvidenceKind, ...]:
-    """What is known of a run, those that know most first. `of_servers`: its servers know the steps that it does not."""
-    if facts.joined:
-        return ("records",) if facts.steps is not None or of_servers else ("records", "accounts")
-    if facts.server is not None:
-        return ("accounts", "means") if shows_ledger(facts) else ("means",)
-    return ("client",)
+def parts_of(facts: Client, of_servers: bool = False) -> list[Client]:
+    """The kinds of evidence in a run, those that know most first. `of_servers`: its servers know the steps that it
+    does not."""
+    if is_joined(facts):
+        return [facts] if steps_of(facts) is not None or of_servers else [facts, as_kind(Accounts, facts)]
+    if view_of(facts) is None:
+        return [as_kind(Client, facts)]
+    means = as_kind(Means, facts)
+    return [as_kind(Accounts, facts), means] if shows_ledger(facts) else [means]
 
 
 def _is_of_whole(cause: Cause, rule: Rule) -> bool:
@@ -64,7 +67,7 @@ def _is_of_whole(cause: Cause, rule: Rule) -> bool:
     return cause.of_fleet or (rule.lifecycles or cause.lifecycles)[0] == "client" or "loss" in rule.needs
 
 
-def explain(cause: Cause, rule: Rule, facts: Facts, excess: Excess | None) -> Proposal | None:
+def explain(cause: Cause, rule: Rule, facts: Client, excess: Excess | None) -> Proposal | None:
     """What a rule says of an excess, with what its cause says of every one; None where it does not apply."""
     if not _applies(rule, facts, excess) or (found := rule.explain(facts, excess)) is None:
         return None
@@ -87,7 +90,7 @@ def explain(cause: Cause, rule: Rule, facts: Facts, excess: Excess | None) -> Pr
     )
 
 
-def _applies(rule: Rule, facts: Facts, excess: Excess | None) -> bool:
+def _applies(rule: Rule, facts: Client, excess: Excess | None) -> bool:
     if not all(IS_KNOWN[need](facts, excess) for need in rule.needs):
         return False
     if excess is None or not rule.accounts or IS_KNOWN["loss"](facts, excess):
@@ -95,12 +98,12 @@ def _applies(rule: Rule, facts: Facts, excess: Excess | None) -> bool:
     return sum(excess.share(name) * part for name, part in _claims(rule, facts).items()) >= WORTH_A_LOOK
 
 
-def _claims(rule: Rule, facts: Facts) -> dict[str, float]:
+def _claims(rule: Rule, facts: Client) -> dict[str, float]:
     """By default all of the accounts of the rule, and with a reason the part of the waiting that has it."""
     return dict.fromkeys(rule.accounts, facts.waits.get(rule.reason, 0.0) if rule.reason else 1.0)
 
 
-def _front_share(facts: Facts, excess: Excess) -> float:
+def _front_share(facts: Client, excess: Excess) -> float:
     """Of what late requests waited before the core took them in, 0 to 1: for turns of the front's event loop."""
     if "front_turns_ns" not in facts.rows:
         return 0.0
@@ -109,7 +112,7 @@ def _front_share(facts: Facts, excess: Excess) -> float:
     return min(1.0, float(late.front_turns_ns.sum()) / waited) if waited > 0 else 0.0
 
 
-def _hold_against_the_served(facts: Facts, found: Proposal) -> Proposal:
+def _hold_against_the_served(facts: Client, found: Proposal) -> Proposal:
     """A verdict of capacity is doubted where more than that was served."""
     served = facts.served_rps
     if found.capacity_rps is None or served is None or found.capacity_rps >= ALMOST * served:

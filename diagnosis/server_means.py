@@ -4,10 +4,10 @@ Only a server with a metric of every account can be read so. What no metric hold
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 
+from sojourn.diagnosis.evidence import Accounts, Client, Means, Work, view_of
 from sojourn.diagnosis.excess import Excess
-from sojourn.diagnosis.facts import Facts, Work
 from sojourn.diagnosis.memory_facts import PrefixUse
 from sojourn.interop.sources.translate import key
 from sojourn.interop.sources.view import ServerView
@@ -20,22 +20,25 @@ COMPUTED, AGAIN = "sojourn_token_computed_tokens_total", "sojourn_memory_recompu
 MEANS = "the objective, by means over all requests"
 
 
-def shows_ledger(facts: Facts) -> bool:
+def shows_ledger(facts: Client) -> bool:
     """Whether the accounts of this run are known as means, and only so."""
-    view = facts.server
+    view = view_of(facts)
     known = {name for span in view.spans if len(span.accounts) == 1 for name in span.accounts} if view else set()
-    return not facts.joined and known >= {info.name for info in SERVER_ACCOUNTS}
+    return known >= {info.name for info in SERVER_ACCOUNTS}
 
 
-def with_means(facts: Facts) -> Facts:
+def with_means(facts: Client) -> Client:
     """The facts with what the records would tell, as far as the metrics do; unchanged where they do not."""
-    view = facts.server
+    view = view_of(facts)
     if view is None or not shows_ledger(facts):
         return facts
-    return replace(facts, waits=_waits(view), prefix=_prefix(view), work=_work(facts, view), cached_share=view.hit_rate)
+    shown = {"waits": _waits(view), "prefix": _prefix(view), "work": _work(facts, view), "cached_share": view.hit_rate}
+    if isinstance(facts, Means):
+        return Accounts(**{each.name: getattr(facts, each.name) for each in fields(facts)}, **shown)
+    return replace(facts, **shown)
 
 
-def mean_excess(facts: Facts, excess: Excess) -> Excess:
+def mean_excess(facts: Client, excess: Excess) -> Excess:
     """The excess divided as the mean request's time is; unchanged where the metrics do not show it."""
     means = quantity_means(facts, excess.objective) if shows_ledger(facts) else {}
     whole = sum(means.values())
@@ -45,7 +48,7 @@ def mean_excess(facts: Facts, excess: Excess) -> Excess:
     return replace(excess, baseline=MEANS, accounts={name: above * ms / whole for name, ms in means.items()})
 
 
-def quantity_means(facts: Facts, objective: str) -> dict[str, float]:
+def quantity_means(facts: Means | Accounts, objective: str) -> dict[str, float]:
     """Account → milliseconds of the mean request in an objective's quantity; of `tpot_ms` in its whole decode.
 
     What a client measured beyond the server's accounts is client.network; without a client there is none.
@@ -86,7 +89,7 @@ def _prefix(view: ServerView) -> PrefixUse | None:
     )
 
 
-def _work(facts: Facts, view: ServerView) -> Work | None:
+def _work(facts: Client, view: ServerView) -> Work | None:
     served = facts.rows[(facts.rows.status == "ok") & (facts.rows.output_tokens.astype("float64") > 0)]
     computed = view.totals.get(COMPUTED)
     if not len(served) or not view.finished or computed is None:

@@ -7,8 +7,8 @@ for the fleet what it claims of these requests, so that a cause of one server ex
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from sojourn.diagnosis.evidence import Client, Records
 from sojourn.diagnosis.excess import Excess, excesses, losses
-from sojourn.diagnosis.facts import Facts
 from sojourn.diagnosis.proposal import Proposal
 from sojourn.diagnosis.proposals import proposals
 from sojourn.diagnosis.statements.fleet import of_server
@@ -17,10 +17,10 @@ STRAGGLER = "straggler"
 MOST_SERVERS = 4  # those with the most late requests: reading one takes a second
 
 
-def server_proposals(facts: Facts, excess: Excess, known: Collection[str] = ()) -> list[Proposal]:
+def server_proposals(facts: Client, excess: Excess, known: Collection[str] = ()) -> list[Proposal]:
     """One proposal for each cause that some server proposes; [] for a run of one server. `known` are the keys that the
     fleet has proposed already."""
-    if not facts.servers:
+    if not isinstance(facts, Records) or not facts.servers:
         return []
     fleet = facts.fleet()
     slow = fleet.slowest if fleet is not None and STRAGGLER in known else None  # what slows it is in its own diagnosis
@@ -37,7 +37,7 @@ def server_proposals(facts: Facts, excess: Excess, known: Collection[str] = ()) 
     return [_of_fleet(facts, excess, by_server) for by_server in found.values()]
 
 
-def _of_fleet(facts: Facts, excess: Excess, by_server: Mapping[str, Proposal]) -> Proposal:
+def _of_fleet(facts: Records, excess: Excess, by_server: Mapping[str, Proposal]) -> Proposal:
     """Of several servers that with most late requests speaks."""
     claims: dict[str, float] = {}
     for name, proposal in by_server.items():

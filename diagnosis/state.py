@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 
 from sojourn.diagnosis.capacity import load
+from sojourn.diagnosis.evidence import Client, is_joined, view_of
 from sojourn.diagnosis.excess import Excess, attainment, excesses
 from sojourn.diagnosis.expectation import is_expectation
-from sojourn.diagnosis.facts import Facts
 from sojourn.diagnosis.foreign_server import what_is_seen
 from sojourn.diagnosis.symptoms import TOLERATED_MISSES, significant
 from sojourn.diagnosis.validity import Lateness
@@ -26,7 +26,7 @@ CLEAR_MARGIN = 0.15  # of the first cause's score, by which the next one must be
 FEWEST_REQUESTS = 20  # below it one request is more than 5 %, and no share means much
 
 
-def state_of(facts: Facts, findings: Sequence[Finding], steady: Steadiness, late: Lateness) -> tuple[State, str]:
+def state_of(facts: Client, findings: Sequence[Finding], steady: Steadiness, late: Lateness) -> tuple[State, str]:
     """The state and its sentence. A run that is not valid has them, too, if its lateness could not change them."""
     state, sentence = _measured(facts, findings, steady)
     if facts.measured_by == "server" and facts.sent:
@@ -39,7 +39,7 @@ def state_of(facts: Facts, findings: Sequence[Finding], steady: Steadiness, late
     return state, f"{sentence}. The run is not valid, and that could not change this verdict: {why}"
 
 
-def _measured(facts: Facts, findings: Sequence[Finding], steady: Steadiness) -> tuple[State, str]:
+def _measured(facts: Client, findings: Sequence[Finding], steady: Steadiness) -> tuple[State, str]:
     """The state and its sentence, the first that applies."""
     attained = attainment(facts)
     if not facts.sent:
@@ -65,7 +65,7 @@ def _measured(facts: Facts, findings: Sequence[Finding], steady: Steadiness) -> 
 
 
 def _by_objectives(
-    facts: Facts, findings: Sequence[Finding], costly: Sequence[Finding], steady: Steadiness
+    facts: Client, findings: Sequence[Finding], costly: Sequence[Finding], steady: Steadiness
 ) -> tuple[State, str]:
     attained = attainment(facts)
     misses = [excess for excess in excesses(facts) if significant(facts, excess)]
@@ -85,7 +85,7 @@ def _by_objectives(
     return "inconclusive", _inconclusive(facts, misses[0])
 
 
-def _unmeasured(facts: Facts) -> str:
+def _unmeasured(facts: Client) -> str:
     """The sentence where an objective could be measured of no served request; "" where each was of some."""
     served = facts.rows[facts.rows.status == "ok"]
     unknown = [short(name) for name, column in UNMEASURED.items()
@@ -98,15 +98,15 @@ def _unmeasured(facts: Facts) -> str:
     )
 
 
-def _meet(facts: Facts) -> str:
+def _meet(facts: Client) -> str:
     return "take less than twice their own work" if is_expectation(facts.objectives) else "meet their objectives"
 
 
-def _miss(facts: Facts) -> str:
+def _miss(facts: Client) -> str:
     return "take more than twice their own work" if is_expectation(facts.objectives) else "miss their objective"
 
 
-def _undecided(facts: Facts, costly: Sequence[Finding]) -> str:
+def _undecided(facts: Client, costly: Sequence[Finding]) -> str:
     """The sentence where two causes explain the same about as well, or the evidence speaks against the first one; ""
     where it stands."""
     first, rivals = costly[0], [each for each in costly[1:] if each.role == "alternative"]
@@ -120,7 +120,7 @@ def _undecided(facts: Facts, costly: Sequence[Finding]) -> str:
     return f"{open_}Either {first.cause}; or {rivals[0].cause}. Measure first: {first.probe.measurement}"
 
 
-def _lost_in_all(facts: Facts, klass: str) -> str:
+def _lost_in_all(facts: Client, klass: str) -> str:
     """The sentence for a class that loses too many requests in all, though no objective alone loses many."""
     rows = facts.rows[facts.rows.klass == klass]
     failed, lost = rows[rows.status != "ok"], int((~rows.good).sum())
@@ -129,7 +129,7 @@ def _lost_in_all(facts: Facts, klass: str) -> str:
     return sentence + (f", {len(failed)} failed, most of them with “{errors.index[0]}”" if len(errors) else "")
 
 
-def _healthy(facts: Facts, attained: float, findings: Sequence[Finding], steady: Steadiness) -> tuple[State, str]:
+def _healthy(facts: Client, attained: float, findings: Sequence[Finding], steady: Steadiness) -> tuple[State, str]:
     good = f"{attained:.0%} of {facts.sent} requests {_meet(facts)}"
     if facts.sent < FEWEST_REQUESTS:
         return "inconclusive", f"{good}, too few for a verdict: measure {FEWEST_REQUESTS} or more"
@@ -142,10 +142,10 @@ def _healthy(facts: Facts, attained: float, findings: Sequence[Finding], steady:
     return "healthy", f"Healthy: {good}{capacity}{though}{grows}"
 
 
-def _inconclusive(facts: Facts, excess: Excess) -> str:
+def _inconclusive(facts: Client, excess: Excess) -> str:
     miss = f"{excess.missed} of {excess.sent} requests miss {short(excess.objective)} ≤ {excess.bound_ms:g} ms"
-    if not facts.joined:
-        return f"{miss}; {what_is_seen(facts, excess) if facts.server is not None else NEEDS_SERVER_RECORDS}"
+    if not is_joined(facts):
+        return f"{miss}; {what_is_seen(facts, excess) if view_of(facts) is not None else NEEDS_SERVER_RECORDS}"
     ranked = excess.ranked()
     if not ranked:
         return f"{miss}, and no account is above {excess.baseline}: measure more requests first"

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from sojourn.diagnosis.evidence import Client
 from sojourn.diagnosis.excess import Excess
-from sojourn.diagnosis.facts import Facts
 from sojourn.diagnosis.proposal import Proposal
 from sojourn.diagnosis.proposals import proposals
 from sojourn.diagnosis.server_proposals import server_proposals
@@ -56,7 +56,7 @@ def own_share(excess: Excess, proposal: Proposal) -> float:
     return sum(excess.share(name) * part for name, part in (proposal.claims or {}).items())
 
 
-def suspects_of(facts: Facts, lost: Sequence[Excess]) -> list[Suspect]:
+def suspects_of(facts: Client, lost: Sequence[Excess]) -> list[Suspect]:
     """The causes proposed for any of these excesses, with the time divided among them."""
     found: dict[str, Suspect] = {}
     for excess in lost:

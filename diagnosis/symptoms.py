@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sojourn.diagnosis.evidence import Client, Records, view_of
 from sojourn.diagnosis.excess import SERVED, Excess, excesses
-from sojourn.diagnosis.facts import Facts
 from sojourn.diagnosis.verdict import RECORD_THE_SERVER, Status, SymptomCheck
 from sojourn.metrics.request.goodput import UNMEASURED
 from sojourn.metrics.request.objectives import EVERY_CLASS, OBJECTIVES, objectives_of
@@ -25,10 +25,10 @@ class Symptom:
     key: str
     title: str
     lifecycles: tuple[str, ...]  # where its causes may lie, most often first
-    check: Callable[[Facts], tuple[Status, str]] | None  # None: it takes a second run
+    check: Callable[[Client], tuple[Status, str]] | None  # None: it takes a second run
 
 
-def late(facts: Facts, symptom: str) -> list[Excess]:
+def late(facts: Client, symptom: str) -> list[Excess]:
     """What requests spent above the objectives that belong to a symptom.
 
     An end-to-end objective belongs to high_ttft where the first token took most of the late requests' time, else to
@@ -37,7 +37,7 @@ def late(facts: Facts, symptom: str) -> list[Excess]:
     return [excess for excess in excesses(facts) if symptom_of(facts, excess) == symptom]
 
 
-def significant(facts: Facts, excess: Excess) -> bool:
+def significant(facts: Client, excess: Excess) -> bool:
     """Whether more of a class miss an objective than is tolerated, alone or together with all else that it loses."""
     lost = int((~facts.rows.good[facts.rows.klass == excess.klass]).sum())
     alone = excess.missed > TOLERATED_MISSES * excess.sent
@@ -45,7 +45,7 @@ def significant(facts: Facts, excess: Excess) -> bool:
     return alone or (together and excess.missed > TOLERATED_MISSES / len(OBJECTIVES) * excess.sent)
 
 
-def symptom_of(facts: Facts, excess: Excess) -> str:
+def symptom_of(facts: Client, excess: Excess) -> str:
     """The key of the symptom that an excess belongs to. A lost request never had a first token."""
     if excess.objective == SERVED:
         return "high_ttft"
@@ -55,8 +55,8 @@ def symptom_of(facts: Facts, excess: Excess) -> str:
     return {"ttft_ms": "high_ttft", "tpot_ms": "high_itl"}[excess.objective]
 
 
-def _latency(symptom: str, objective: str) -> Callable[[Facts], tuple[Status, str]]:
-    def check(facts: Facts) -> tuple[Status, str]:
+def _latency(symptom: str, objective: str) -> Callable[[Client], tuple[Status, str]]:
+    def check(facts: Client) -> tuple[Status, str]:
         if not facts.served:
             return "unknown", "no request was served" if facts.sent else "no client measured a request"
         named = [k for k in facts.rows.klass.unique() if objectives_of(k, facts.objectives).get(objective)]
@@ -73,7 +73,7 @@ def _latency(symptom: str, objective: str) -> Callable[[Facts], tuple[Status, st
     return check
 
 
-def _met(facts: Facts, objective: str) -> tuple[Status, str]:
+def _met(facts: Client, objective: str) -> tuple[Status, str]:
     unmeasured = int(facts.rows[UNMEASURED[objective]].sum()) if objective in UNMEASURED else 0
     if not unmeasured:
         return "absent", f"every served request meets its {objective}"
@@ -83,14 +83,14 @@ def _met(facts: Facts, objective: str) -> tuple[Status, str]:
     return "absent", f"each of the {measured} of which it could be measured meets its {objective}"
 
 
-def _low_device_utilisation(facts: Facts) -> tuple[Status, str]:
-    if (view := facts.server) is not None:
+def _low_device_utilisation(facts: Client) -> tuple[Status, str]:
+    if (view := view_of(facts)) is not None:
         if view.device_busy is None:
             unseen = f"no metric of {view.title} shows how busy the device was"
             return "unknown", f"{unseen}; measure it on its host (DCGM, perf)"
         busy = f"the device works about {view.device_busy:.0%} of the time in which requests run"
         return _present(view.device_busy < LOW_DEVICE_BUSY), f"{busy} (by {view.title}'s metrics)"
-    if facts.steps is None:
+    if not isinstance(facts, Records) or facts.steps is None:
         return "unknown", _no_steps(facts)
     if facts.device_busy is None:
         return "unknown", f"no request with records of both client and server: {RECORD_THE_SERVER}"
@@ -98,8 +98,8 @@ def _low_device_utilisation(facts: Facts) -> tuple[Status, str]:
     return _present(facts.device_busy < LOW_DEVICE_BUSY), busy
 
 
-def _no_steps(facts: Facts) -> str:
-    if facts.servers:
+def _no_steps(facts: Client) -> str:
+    if isinstance(facts, Records) and facts.servers:
         return f"each server of a fleet has steps of its own: sojourn diagnose RUN/{next(iter(facts.servers))}"
     return NO_STEPS
 
@@ -108,8 +108,8 @@ def _present(shows: bool) -> Status:
     return "present" if shows else "absent"
 
 
-def _vram_fills_quickly(facts: Facts) -> tuple[Status, str]:
-    if (view := facts.server) is not None:
+def _vram_fills_quickly(facts: Client) -> tuple[Status, str]:
+    if (view := view_of(facts)) is not None:
         if view.kv_largest is None:
             return "unknown", f"no metric of {view.title} shows the use of its KV cache"
         preemptions = "" if view.preemptions is None else f", {view.preemptions:,.0f} preemptions"
@@ -117,9 +117,9 @@ def _vram_fills_quickly(facts: Facts) -> tuple[Status, str]:
         hurts = bool(view.preemptions) or full > BLOCKED
         peak = f"KV use peaks at {view.kv_largest:.0%} in {view.title}'s gauge, sampled once a second"
         return _present(view.kv_largest >= FULL_POOL and hurts), f"{peak}{preemptions}"
-    steps = facts.steps
-    if steps is None:
+    if not isinstance(facts, Records) or facts.steps is None:
         return "unknown", _no_steps(facts)
+    steps = facts.steps
     waits = facts.waits.get("kv_blocks", 0.0)
     peak = f"KV use peaks at {steps.kv_use_max:.0%} of {steps.pool_blocks} blocks"
     hurts = steps.preemptions > 0 or waits > BLOCKED
@@ -141,7 +141,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
 BY_KEY = {symptom.key: symptom for symptom in SYMPTOMS}
 
 
-def check(facts: Facts, symptom: Symptom) -> SymptomCheck:
+def check(facts: Client, symptom: Symptom) -> SymptomCheck:
     """One symptom on one run. Those that take two runs are unknown, with the command that measures them."""
     if symptom.check is None:
         status, reason = "unknown", f"takes a second run: sojourn diagnose {facts.path} --against RUN2"
@@ -155,7 +155,7 @@ def checked(symptom: Symptom, status: Status, reason: str) -> SymptomCheck:
                         lifecycles=list(symptom.lifecycles))  # fmt: skip
 
 
-def cohort(facts: Facts, excess: Excess) -> str:
+def cohort(facts: Client, excess: Excess) -> str:
     """The requests that miss an objective: class, number, and whether their prompts are longer than the others'."""
     rows = facts.rows[facts.rows.klass == excess.klass]
     hit = rows.loc[excess.missing].prompt_tokens.astype("float64").median()

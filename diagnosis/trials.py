@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from sojourn.diagnosis.evidence import Client, tightest
 from sojourn.diagnosis.excess import attainment
-from sojourn.diagnosis.facts import Facts, tightest
 from sojourn.diagnosis.suspects import Suspect
 from sojourn.diagnosis.symptoms import TOLERATED_MISSES
 from sojourn.metrics.errors import ReplayError
@@ -31,7 +31,7 @@ class Trials:
     cause that no replay has: blocks that leak, a core that dies. Such a cause regains it, and no setting does.
     """
 
-    def __init__(self, facts: Facts, predictor: Predictor | None, suspects: Sequence[Suspect]):
+    def __init__(self, facts: Client, predictor: Predictor | None, suspects: Sequence[Suspect]):
         self.unchanged: Prediction | None = None
         self.refused = _refusal(facts, predictor)
         self.usable = not self.refused
@@ -153,7 +153,7 @@ def combined(first: Change, second: Change) -> Change:
     )
 
 
-def _refusal(facts: Facts, predictor: Predictor | None) -> str:
+def _refusal(facts: Client, predictor: Predictor | None) -> str:
     if facts.level not in STEPS_ARE_READ:
         return f"a diagnosis at the level `{facts.level}` reads no steps, and a replay takes them"
     return (

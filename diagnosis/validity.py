@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import msgspec
 import pandas as pd
 
+from sojourn.diagnosis.evidence import Client
 from sojourn.diagnosis.excess import SERVED, Excess, excesses
-from sojourn.diagnosis.facts import Facts
 from sojourn.diagnosis.symptoms import TOLERATED_MISSES, significant
 from sojourn.diagnosis.verdict import Finding
 from sojourn.metrics.records import NO_END
@@ -35,7 +35,7 @@ class Lateness:
         return list(self.in_doubt.values())
 
 
-def lateness(facts: Facts, lost: Sequence[Excess]) -> Lateness:
+def lateness(facts: Client, lost: Sequence[Excess]) -> Lateness:
     """Judges again with the generator's lateness taken off, and added once more."""
     reasons = [str(reason) for reason in facts.meta.get("invalid_reasons") or ()]
     invalid = facts.meta.get("valid") is False and bool(facts.sent or reasons)
@@ -54,7 +54,7 @@ def lateness(facts: Facts, lost: Sequence[Excess]) -> Lateness:
     return Lateness(_doubts(facts, lost, lag_ms), reasons if invalid else [], no_verdict, ended_early)
 
 
-def _doubts(facts: Facts, lost: Sequence[Excess], lag_ms: pd.Series) -> dict[tuple[str, str], str]:
+def _doubts(facts: Client, lost: Sequence[Excess], lag_ms: pd.Series) -> dict[tuple[str, str], str]:
     here = {(each.klass, each.objective) for each in lost if each.objective != SERVED}
     in_doubt: dict[tuple[str, str], str] = {}
     for sign, words in ((-1, "had all requests been sent on time"), (1, "had they been sent later still")):
@@ -80,14 +80,14 @@ def _is_of(found: Finding, name: tuple[str, str]) -> bool:
     return found.objective.startswith(short(objective)) and found.objective.endswith(f"for {klass}" if klass else "ms")
 
 
-def _sent_otherwise(facts: Facts, added_ms: pd.Series) -> Facts:
+def _sent_otherwise(facts: Client, added_ms: pd.Series) -> Client:
     rows = facts.rows.copy()
     for objective in FROM_SEND:
         rows[objective] = rows[objective].astype("float64") + added_ms
     return replace(facts, rows=judged(rows, facts.objectives))
 
 
-def _missing(facts: Facts, klass: str, objective: str) -> float:
+def _missing(facts: Client, klass: str, objective: str) -> float:
     """Of the requests of a class that an objective judges, those that miss it."""
     met = facts.rows[facts.rows.klass == klass][f"{short(objective)}_met"].dropna()
     return 1.0 - float(met.mean()) if len(met) else 0.0

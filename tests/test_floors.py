@@ -74,7 +74,7 @@ INSIDE = {
          "memory_facts", "step_facts", "verdict"),
         ("block_facts", "fleet_facts"),
         ("kv_facts",),
-        ("facts", "run_lint"),
+        ("evidence", "run_lint", "shares"),
         ("capacity", "client_signs", "excess"),
         ("expectation", "foreign_server", "server_means", "symptoms"),
         ("validity",),

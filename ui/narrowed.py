@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import msgspec
 
-from sojourn.diagnosis.facts import by_lifecycle
+from sojourn.diagnosis.shares import by_lifecycle
 from sojourn.metrics.request.goodput import class_goodput, judged
 from sojourn.metrics.results.replicas import fleet_view
 from sojourn.metrics.results.summary import Results, results

@@ -24,12 +24,13 @@ from bench.engines.servers import HOST, Server
 from bench.json_process import ROOT
 from bench.probe.vllm_with_probe import TINY_MODEL, vllm_with_probe
 from sojourn.diagnosis.diagnose import diagnose
-from sojourn.diagnosis.facts import closure, read_facts
+from sojourn.diagnosis.evidence import read_evidence
 from sojourn.diagnosis.score.judgement import judge
 from sojourn.diagnosis.score.said import Said, said_of
 from sojourn.diagnosis.score.scoring import attainment
 from sojourn.diagnosis.score.threshold_rules import threshold_verdict
 from sojourn.diagnosis.score.truth import FaultRecord, Truth, write_fault
+from sojourn.diagnosis.shares import closure
 from sojourn.loadgen.faults.planted import Network
 from sojourn.loadgen.faults.surroundings import PlantedSurroundings
 from sojourn.loadgen.target.endpoint import parse_base_url
@@ -165,7 +166,7 @@ def table(folder: Path, cases: Sequence[Case]) -> str:
             "thresholds": threshold_verdict(run),
         }
         cells = [_cell(case, level, verdict, good) for level, verdict in said.items()]
-        closed = closure(read_facts(run).rows)
+        closed = closure(read_evidence(run).rows)
         lines.append(f"| {case.name} | {good:.0%} | {' | '.join(cells)} | {closed.closed} of {closed.joined} |")
     return "\n".join(lines)
 

@@ -1,6 +1,6 @@
 """Requests wait until a slot is free for their LoRA adapter, because more adapters are in use than have one."""
 
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Cause, Change, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.proposal import WAITS
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
 
@@ -8,7 +8,7 @@ QUEUE, LOAD = "request.queue", "memory.adapter_load"
 WORTH_SLOTS = 0.05  # of the waiting for a place: less is the end of a step
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     slots, waited = facts.engine.get("max_loras") or 0, facts.waits.get("adapter", 0.0)
     if "adapter" not in facts.rows or waited < WORTH_SLOTS:
         return None
@@ -50,5 +50,5 @@ CAUSE = Cause(
     booked=WAITS,
     missing="waits for the reason adapter (requests: waits)",
     complaints={"high_ttft": 1},
-    reads={"records": Rule(read_records)},
+    reads={Records: Rule(read_records)},
 )

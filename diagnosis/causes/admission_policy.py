@@ -1,7 +1,7 @@
 """Requests wait because the policy says so, not because a place, tokens or blocks are short."""
 
 from sojourn.diagnosis.capacity import FULL, best_load, load
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Accounts, Cause, Change, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.proposal import QUEUE, WAITS
 from sojourn.diagnosis.statements.accounts import propose, waited_for
 from sojourn.diagnosis.statements.excess import excess_evidence, load_evidence, missing_share
@@ -13,7 +13,7 @@ from sojourn.metrics.prediction import settings_text
 HOLDS_BACK = {"static": "static batching admits nobody before the last request of its batch has ended"}
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     waited, batch = facts.waits.get("policy", 0.0), facts.steps.mean_batch if facts.steps is not None else None
     name, limit = str(facts.engine.get("policy") or "fcfs"), facts.engine.get("max_long_prefills")
     by_limit = name not in HOLDS_BACK
@@ -45,13 +45,13 @@ def read_records(facts: Facts, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-def read_accounts(facts: Facts, excess: Excess) -> Proposal | None:
+def read_accounts(facts: Accounts, excess: Excess) -> Proposal | None:
     """The policy lets requests wait."""
     found = [*excess_evidence(excess, QUEUE), *waited_for(facts, "policy")]
     return propose(excess, "the admission policy lets requests wait", found, "policy=fcfs")
 
 
-def show_long_prefill_limit(facts: Facts) -> Reading | None:
+def show_long_prefill_limit(facts: Records) -> Reading | None:
     found = waiting_for("policy", "the policy to admit them")(facts)
     policy = facts.engine.get("policy")
     return (
@@ -74,7 +74,7 @@ CAUSE = Cause(
     booked=WAITS,
     complaints={"high_ttft": 7, "low_device_utilisation": 2, "devices_do_not_help": 2},
     reads={
-        "records": Rule(read_records, accounts=QUEUE, reason="policy"),
-        "accounts": Rule(read_accounts, accounts=QUEUE, reason="policy", rival="overload"),
+        Records: Rule(read_records, accounts=QUEUE, reason="policy"),
+        Accounts: Rule(read_accounts, accounts=QUEUE, reason="policy", rival="overload"),
     },
 )

@@ -1,7 +1,19 @@
 """Requests wait for a place in the batch while the device could take more of them in a step."""
 
 from sojourn.diagnosis.capacity import FULL, batch_within_tpot, comfortable_batch, kv_batch, load
-from sojourn.diagnosis.cause import Cause, Change, Evidence, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import (
+    Accounts,
+    Cause,
+    Change,
+    Client,
+    Evidence,
+    Excess,
+    Means,
+    Proposal,
+    Records,
+    Rule,
+    evidence,
+)
 from sojourn.diagnosis.client_signs import signs_of
 from sojourn.diagnosis.foreign_server import span_share
 from sojourn.diagnosis.proposal import CONTRADICTION, EXPLAINS_ENOUGH, QUEUE, WAITS
@@ -25,7 +37,7 @@ POOL = frozenset(("num_kv_blocks", "kv_cache_gib", "memory_fraction"))  # settin
 AT_ONE_SIZE = 0.8  # ... with as many running as ever: a batch that grows and shrinks has no limit that shows
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     steps, capped = facts.steps, facts.waits.get("batch_cap", 0.0)
     cap = facts.engine.get("max_num_seqs")
     if not cap:
@@ -61,14 +73,14 @@ def read_records(facts: Facts, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-def read_accounts(facts: Facts, excess: Excess) -> Proposal | None:
+def read_accounts(facts: Accounts, excess: Excess) -> Proposal | None:
     """Requests wait for a place while the others' tokens come fast: the device could take more."""
     found = [*excess_evidence(excess, QUEUE), *waited_for(facts, "batch_cap"), *room_evidence(facts, wanted=True)]
     words = "requests wait for a place in the batch, though tokens come fast enough for a larger one"
     return propose(excess, words, found, "a larger max_num_seqs", None, scale_setting(facts, "max_num_seqs", 2))
 
 
-def read_means(facts: Facts, excess: Excess) -> Proposal | None:
+def read_means(facts: Means, excess: Excess) -> Proposal | None:
     """Requests wait while the KV cache has room and the batch stays at one size: something caps it."""
     view, waiting, queue = facts.server, facts.server.waiting, facts.server.span("request.queue")
     if waiting is None or waiting.samples < FEWEST_SAMPLES or span_share(queue, excess) < EXPLAINS_ENOUGH:
@@ -99,7 +111,7 @@ def read_means(facts: Facts, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-def read_client(facts: Facts, excess: Excess) -> Proposal | None:
+def read_client(facts: Client, excess: Excess) -> Proposal | None:
     """Requests wait in a crowd, though tokens come fast."""
     signs = signs_of(facts)
     waits = max(signs.growth or 0.0, signs.with_crowd or 0.0)
@@ -109,7 +121,7 @@ def read_client(facts: Facts, excess: Excess) -> Proposal | None:
                 queue_signs(signs), 0.5, "a larger batch")  # fmt: skip
 
 
-def _room(facts: Facts) -> list[Evidence]:
+def _room(facts: Records) -> list[Evidence]:
     """Whether the KV pool had room while requests waited."""
     if facts.steps is None:
         return []
@@ -131,9 +143,9 @@ CAUSE = Cause(
     booked=WAITS,
     complaints={"high_ttft": 3, "low_device_utilisation": 1, "devices_do_not_help": 1},
     reads={
-        "records": Rule(read_records, accounts=QUEUE, reason="batch_cap"),
-        "accounts": Rule(read_accounts, accounts=QUEUE, reason="batch_cap", rival="overload: the device is full"),
-        "means": Rule(read_means, object="batch cap", rival_key=""),
-        "client": Rule(read_client, rival="overload"),
+        Records: Rule(read_records, accounts=QUEUE, reason="batch_cap"),
+        Accounts: Rule(read_accounts, accounts=QUEUE, reason="batch_cap", rival="overload: the device is full"),
+        Means: Rule(read_means, object="batch cap", rival_key=""),
+        Client: Rule(read_client, rival="overload"),
     },
 )

@@ -1,8 +1,8 @@
 """So many requests decode together that each step is longer than the time per output token allows."""
 
 from sojourn.diagnosis.capacity import FULL, batch_within_tpot, load
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
-from sojourn.diagnosis.facts import tightest
+from sojourn.diagnosis.cause import Cause, Change, Excess, Proposal, Records, Rule, evidence
+from sojourn.diagnosis.evidence import tightest
 from sojourn.diagnosis.proposal import all_of
 from sojourn.diagnosis.statements.excess import excess_evidence, load_evidence, residual_evidence
 from sojourn.diagnosis.symptom_tree.reading import Reading, show_batch, show_decode_step
@@ -12,7 +12,7 @@ NARROWER = (1.0, 0.75, 0.5, 0.25)  # of the batch that fits the time per token
 LARGER_STEP = 1.25  # a batch that makes steps a quarter longer than the objective is a measured effect, not noise
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     bound = tightest(facts, "tpot_ms")
     if bound is None or excess.objective == "ttft_ms":
         return None
@@ -43,7 +43,7 @@ def read_records(facts: Facts, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-def show_large_batch(facts: Facts) -> Reading | None:
+def show_large_batch(facts: Records) -> Reading | None:
     found, step = show_batch(facts), show_decode_step(facts)
     if found is None or step is None:
         return found
@@ -63,5 +63,5 @@ CAUSE = Cause(
     figures=(show_large_batch,),
     booked=("compute.decode",),
     complaints={"high_ttft": 6, "high_itl": 8},
-    reads={"records": Rule(read_records, accounts=DECODE, needs=("excess", "step model", "work"))},
+    reads={Records: Rule(read_records, accounts=DECODE, needs=("excess", "step model", "work"))},
 )

@@ -1,12 +1,12 @@
 """Blocks stay taken after their requests have ended, more and more of them."""
 
-from sojourn.diagnosis.cause import Cause, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Cause, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.statements.excess import excess_evidence
 from sojourn.diagnosis.statements.kv_memory import BLOCKS, KV_ACCOUNTS, LEAKED, pool_claims
 from sojourn.diagnosis.symptom_tree.reading import NEGLIGIBLE, Reading
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     kv = facts.kv()
     found = None if kv is None else kv.leak
     if found is None or not found.stays or found.share_of_pool < LEAKED:
@@ -35,7 +35,7 @@ def read_records(facts: Facts, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-def show_leaked_blocks(facts: Facts) -> Reading | None:
+def show_leaked_blocks(facts: Records) -> Reading | None:
     """Blocks that are active beyond what the requests inside the server can hold."""
     kv = facts.kv()
     if kv is None or kv.leak is None:
@@ -62,5 +62,5 @@ CAUSE = Cause(
     figures=(show_leaked_blocks,),
     missing="the active blocks of steps, and when requests held some",
     complaints={"high_ttft": 11, "high_itl": 3, "low_device_utilisation": 3, "vram_fills_quickly": 3},
-    reads={"records": Rule(read_records, needs=("excess", "steps"))},
+    reads={Records: Rule(read_records, needs=("excess", "steps"))},
 )

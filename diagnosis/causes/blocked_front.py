@@ -1,6 +1,6 @@
 """Something that is neither tokeniser nor detokeniser holds the front's event loop again and again."""
 
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Accounts, Cause, Change, Client, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.client_signs import signs_of
 from sojourn.diagnosis.excess import SERVED
 from sojourn.diagnosis.statements.accounts import DEFINING, LOOP_LAG, STALLED_LOOP_S, mean_of, propose
@@ -22,7 +22,7 @@ from sojourn.diagnosis.symptom_tree.reading import FRONT_TIME, NEGLIGIBLE, Readi
 STUTTERS, A_PAUSE_MS = 0.2, 200.0  # such turns, with one that anybody notices: it counts though objectives are kept
 
 
-def read_records(facts: Facts, excess: Excess | None) -> Proposal | None:
+def read_records(facts: Records, excess: Excess | None) -> Proposal | None:
     loop = front_loop(facts)
     known = sum(held_by(facts, name) for name in UNITS)
     if loop is None or known >= HOLDS or (excess is not None and excess.objective == SERVED):
@@ -53,7 +53,7 @@ def read_records(facts: Facts, excess: Excess | None) -> Proposal | None:
     )  # fmt: skip
 
 
-def read_accounts(facts: Facts, excess: Excess) -> Proposal | None:
+def read_accounts(facts: Accounts, excess: Excess) -> Proposal | None:
     """The timer of the front's event loop comes late."""
     lag_s = mean_of(facts, LOOP_LAG)
     if lag_s is None or lag_s < STALLED_LOOP_S:
@@ -65,7 +65,7 @@ def read_accounts(facts: Facts, excess: Excess) -> Proposal | None:
     return propose(excess, "something holds the event loop of the front", found, "find what holds the loop")
 
 
-def read_client(facts: Facts, excess: Excess) -> Proposal | None:
+def read_client(facts: Client, excess: Excess) -> Proposal | None:
     """Text stops, and then comes in one read: it was made meanwhile, and something between held it."""
     signs = signs_of(facts)
     if excess.objective == "ttft_ms" or signs.stalled < STALLS or signs.clumped < IN_ONE_READ:
@@ -76,7 +76,7 @@ def read_client(facts: Facts, excess: Excess) -> Proposal | None:
                 "find what holds the event loop of the front")  # fmt: skip
 
 
-def show_front_blocked(facts: Facts) -> Reading | None:
+def show_front_blocked(facts: Client) -> Reading | None:
     """Of the event loop; without its records, what text waits to be written."""
     if facts.machine is None or facts.machine.front is None:
         return account("request.stream")(facts)
@@ -104,12 +104,12 @@ CAUSE = Cause(
     booked=FRONT_TIME,
     complaints={"high_ttft": 14, "high_itl": 5, "low_device_utilisation": 7, "devices_do_not_help": 3},
     reads={
-        "records": Rule(read_records, accounts=FRONT, needs=(), symptom="low_device_utilisation"),
-        "accounts": Rule(
+        Records: Rule(read_records, accounts=FRONT, needs=(), symptom="low_device_utilisation"),
+        Accounts: Rule(
             read_accounts,
             accounts=("request.stream", "token.decode", "token.encode", "client.network"),
             rival="a slow network",
         ),
-        "client": Rule(read_client, rival="a slow network"),
+        Client: Rule(read_client, rival="a slow network"),
     },
 )

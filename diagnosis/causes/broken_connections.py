@@ -1,11 +1,11 @@
 """Connections end before the answer does, and the server says nothing of an error."""
 
-from sojourn.diagnosis.cause import Cause, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Cause, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.statements.transit import is_broken
 from sojourn.diagnosis.symptom_tree.reading import show_crashes
 
 
-def read_records(facts: Facts, loss: Excess) -> Proposal | None:
+def read_records(facts: Records, loss: Excess) -> Proposal | None:
     if not is_broken(loss.error):
         return None
     lost = facts.rows.loc[loss.missing]
@@ -43,6 +43,6 @@ CAUSE = Cause(
     measurement="a capture of the packets at the server's port",
     figures=(show_crashes,),
     complaints={"high_ttft": 19, "high_itl": 10, "devices_do_not_help": 8},
-    reads={"records": Rule(read_records, needs=("loss",))},
+    reads={Records: Rule(read_records, needs=("loss",))},
     lost=Rule(read_records, needs=("loss",), lifecycles=("request",), rival="a core that died", rival_key=""),
 )

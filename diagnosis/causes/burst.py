@@ -3,8 +3,9 @@
 import numpy as np
 
 from sojourn.diagnosis.capacity import FULL, best_load, load
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
-from sojourn.diagnosis.facts import VARIED, tightest
+from sojourn.diagnosis.cause import Accounts, Cause, Change, Client, Excess, Proposal, Records, Rule, evidence
+from sojourn.diagnosis.evidence import tightest
+from sojourn.diagnosis.evidence.client import VARIED
 from sojourn.diagnosis.proposal import CONTENTION
 from sojourn.diagnosis.statements.accounts import DEFINING, propose
 from sojourn.diagnosis.statements.client_only import hint
@@ -12,7 +13,7 @@ from sojourn.diagnosis.statements.excess import excess_evidence, load_evidence, 
 from sojourn.diagnosis.symptom_tree.reading import Reading
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     now, best, arrivals = load(facts), best_load(facts), facts.arrivals
     if arrivals is None or not arrivals.varied or now >= FULL or best <= 0:
         return None
@@ -48,7 +49,7 @@ def read_records(facts: Facts, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-def read_accounts(facts: Facts, excess: Excess) -> Proposal | None:
+def read_accounts(facts: Accounts, excess: Excess) -> Proposal | None:
     """Requests wait, and arrivals come in bursts."""
     arrivals = facts.arrivals
     if arrivals is None or not arrivals.bursty:
@@ -60,7 +61,7 @@ def read_accounts(facts: Facts, excess: Excess) -> Proposal | None:
     return propose(excess, words, found, "smoother arrivals, or room for the peaks")
 
 
-def read_client(facts: Facts, excess: Excess) -> Proposal | None:
+def read_client(facts: Client, excess: Excess) -> Proposal | None:
     """Requests come in bursts, and wait for each other."""
     if excess.objective == "tpot_ms" or facts.arrivals is None or not facts.arrivals.bursty:
         return None
@@ -69,7 +70,7 @@ def read_client(facts: Facts, excess: Excess) -> Proposal | None:
     return hint(excess, "arrivals come in bursts, and wait for each other", [varied], 0.6, "smoother arrivals")
 
 
-def _in_backlog(facts: Facts, excess: Excess, capacity_rps: float) -> tuple[float, float]:
+def _in_backlog(facts: Client, excess: Excess, capacity_rps: float) -> tuple[float, float]:
     """Share of the late requests that met a backlog of half their objective, and the largest backlog in seconds.
 
     The backlog is that of a fluid queue with one server of `capacity_rps`, fed with the recorded arrivals. A request
@@ -87,7 +88,7 @@ def _in_backlog(facts: Facts, excess: Excess, capacity_rps: float) -> tuple[floa
     return (met / len(late) if late else 0.0), max(backlog_s, default=0.0)
 
 
-def show_arrivals(facts: Facts) -> Reading | None:
+def show_arrivals(facts: Client) -> Reading | None:
     if facts.arrivals is None:
         return None
     cv = facts.arrivals.cv
@@ -111,8 +112,8 @@ CAUSE = Cause(
     booked=CONTENTION,
     complaints={"high_ttft": 2, "vram_fills_quickly": 2, "product_latency_poor": 1},
     reads={
-        "records": Rule(read_records, accounts=CONTENTION, needs=("excess", "load")),
-        "accounts": Rule(read_accounts, accounts=CONTENTION, rival_key=""),
-        "client": Rule(read_client, rival="lost capacity"),
+        Records: Rule(read_records, accounts=CONTENTION, needs=("excess", "load")),
+        Accounts: Rule(read_accounts, accounts=CONTENTION, rival_key=""),
+        Client: Rule(read_client, rival="lost capacity"),
     },
 )

@@ -1,6 +1,6 @@
 """Prompts go to a server that does not hold their beginning, while another server does."""
 
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Cause, Change, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.proposal import WAITS
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
 from sojourn.diagnosis.statements.fleet import flags, in_words, other_servers
@@ -11,7 +11,7 @@ CACHE_AWARE = {"vllm-router": ("kv_aware", "cache_aware", "consistent_hash"), "r
 HASHES = "requests: server, prompt_block_hashes, output_block_hashes, prefix_outcomes"
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     fleet = facts.fleet()
     pooled = None if fleet is None else fleet.pooled
     if fleet is None or pooled is None or pooled.fleet.lost_share < WORTH_SHARING:
@@ -46,7 +46,7 @@ def read_records(facts: Facts, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-def show_lost_by_routing(facts: Facts) -> Reading | None:
+def show_lost_by_routing(facts: Records) -> Reading | None:
     """One server holds all that was ever computed."""
     fleet = facts.fleet()
     if fleet is None or fleet.pooled is None:
@@ -74,5 +74,5 @@ CAUSE = Cause(
     booked=(*PREFILL_TIME, *WAITS),
     missing="hashes of KV blocks of several servers (requests: prompt_block_hashes)",
     complaints={"high_ttft": 13, "devices_do_not_help": 3},
-    reads={"records": Rule(read_records, accounts=PROMPT_ACCOUNTS)},
+    reads={Records: Rule(read_records, accounts=PROMPT_ACCOUNTS)},
 )

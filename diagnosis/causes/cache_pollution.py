@@ -1,6 +1,6 @@
 """Prompts that nobody asks for again take the room of those that are shared."""
 
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Cause, Change, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.proposal import WAITS
 from sojourn.diagnosis.statements.excess import excess_evidence
 from sojourn.diagnosis.statements.kv_memory import is_sized_in_bytes
@@ -17,7 +17,7 @@ from sojourn.diagnosis.symptom_tree.reading import EVICTED, KNOWN_OUTCOMES, PREF
 KEEP_WHAT_WAS_FOUND = ("segmented-lru", "worth")  # policies of eviction
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     kv = facts.kv()
     if kv is None or kv.use is None or kv.eviction is None or kv.eviction.missed_share < WORTH_SHARING / 3:
         return None
@@ -62,5 +62,5 @@ CAUSE = Cause(
     booked=(*PREFILL_TIME, *WAITS),
     missing=KNOWN_OUTCOMES,
     complaints={"high_ttft": 6, "vram_fills_quickly": 5, "product_latency_poor": 5},
-    reads={"records": Rule(read_records, accounts=PROMPT_ACCOUNTS)},
+    reads={Records: Rule(read_records, accounts=PROMPT_ACCOUNTS)},
 )

@@ -1,6 +1,6 @@
 """What prompts share is evicted before it is asked for again: the reuse does not fit into the pool."""
 
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Accounts, Cause, Change, Client, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.kv_facts import KvFacts
 from sojourn.diagnosis.proposal import WAITS
 from sojourn.diagnosis.statements.accounts import lose_prompts, scale_setting
@@ -22,7 +22,7 @@ from sojourn.metrics.run.directory import section
 MOSTLY = 0.5  # of the waiting
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     kv = facts.kv()
     if kv is None or kv.use is None or kv.eviction is None or kv.eviction.missed_share < WORTH_SHARING:
         return None
@@ -76,7 +76,7 @@ def _more_room(kv: KvFacts, target: int, host: SameMemory | None, *, host_first:
     return ", or ".join([*ways, "a cache that more servers share by prefix"])
 
 
-def host_tier(facts: Facts, target_blocks: int, pool_blocks: int) -> SameMemory | None:
+def host_tier(facts: Client, target_blocks: int, pool_blocks: int) -> SameMemory | None:
     """Host memory that keeps what the pool evicts. None where there is a tier, or where a block's size is unknown."""
     of_token = section(facts.meta, "model_shape").get("kv_bytes_per_token")
     has_tier = any(facts.engine.get(name) is not None for name in ("kv_host_gib", "kv_disk_path", "kv_remote_url"))
@@ -103,8 +103,8 @@ CAUSE = Cause(
     missing=KNOWN_OUTCOMES,
     complaints={"high_ttft": 4, "vram_fills_quickly": 4, "product_latency_poor": 3},
     reads={
-        "records": Rule(read_records, accounts=PROMPT_ACCOUNTS),
-        "accounts": lose_prompts(
+        Records: Rule(read_records, accounts=PROMPT_ACCOUNTS),
+        Accounts: lose_prompts(
             outcome="miss_evicted",
             words="prefixes were evicted before their next use",
             change="a larger num_kv_blocks",

@@ -1,6 +1,6 @@
 """Requests wait until their model is loaded or woken."""
 
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Accounts, Cause, Change, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.statements.accounts import hold_time
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
 from sojourn.diagnosis.symptom_tree.reading import account
@@ -9,7 +9,7 @@ from sojourn.metrics.memory.residence import residences_of
 COLD = "request.cold_start"
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     found = excess_evidence(excess, (COLD,))
     waited = [each for each in residences_of(facts.meta) if each.num_waited]
     for each in waited:
@@ -40,8 +40,8 @@ CAUSE = Cause(
     booked=("request.cold_start",),
     complaints={"high_ttft": 12, "low_device_utilisation": 6, "product_latency_poor": 6},
     reads={
-        "records": Rule(read_records, accounts=(COLD,)),
-        "accounts": hold_time(
+        Records: Rule(read_records, accounts=(COLD,)),
+        Accounts: hold_time(
             accounts=("request.cold_start",),
             words="requests wait until their model is loaded or woken",
             change="keep the model loaded: more models_gib, a longer model_idle_seconds",

@@ -1,6 +1,6 @@
 """Ranks stand in exchanges for much of each step: the link is slow, or it carries too much for what it spares."""
 
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Cause, Change, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.proposal import all_of
 from sojourn.diagnosis.statements.device import DEVICE_ACCOUNTS, WAITS
 from sojourn.diagnosis.statements.excess import excess_evidence
@@ -10,7 +10,7 @@ from sojourn.diagnosis.symptom_tree.reading import DEVICE_TIME, show_exchanges
 COMMUNICATION = "compute.communication"
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     group = facts.group()
     if group is None or group.shape.ranks_per_stage < 2 or (share := group.communication_share) < MUCH:
         return None
@@ -53,7 +53,5 @@ CAUSE = Cause(
     booked=(*DEVICE_TIME, "compute.communication"),
     missing="the time of each rank (steps: rank_*_ns)",
     complaints={"high_ttft": 11, "high_itl": 13, "devices_do_not_help": 6},
-    reads={
-        "records": Rule(read_records, accounts=(COMMUNICATION, *DEVICE_ACCOUNTS, *WAITS), needs=("excess", "steps"))
-    },
+    reads={Records: Rule(read_records, accounts=(COMMUNICATION, *DEVICE_ACCOUNTS, *WAITS), needs=("excess", "steps"))},
 )

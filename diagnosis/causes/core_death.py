@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from sojourn.diagnosis.cause import Cause, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Accounts, Cause, Client, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.excess import SERVED
 from sojourn.diagnosis.statements.accounts import hold_time
 from sojourn.diagnosis.statements.client_only import hint
@@ -14,7 +14,7 @@ LOST = "request.lost"
 CORE_DIED = ("the engine core", "core died", "engine_restarting", "engine is restarting")
 
 
-def read_records(facts: Facts, excess: Excess | None) -> Proposal | None:
+def read_records(facts: Records, excess: Excess | None) -> Proposal | None:
     if excess is None:
         return None
     is_loss = excess.objective == SERVED
@@ -45,7 +45,7 @@ def read_records(facts: Facts, excess: Excess | None) -> Proposal | None:
     )  # fmt: skip
 
 
-def read_loss(facts: Facts, loss: Excess) -> Proposal | None:
+def read_loss(facts: Client, loss: Excess) -> Proposal | None:
     """Requests end with another error than a refusal."""
     if loss.error.startswith("HTTP 4") or is_timeout(loss.error) or is_broken(loss.error):
         return None
@@ -60,7 +60,7 @@ def read_loss(facts: Facts, loss: Excess) -> Proposal | None:
     )
 
 
-def _longest_gap_s(facts: Facts) -> float | None:
+def _longest_gap_s(facts: Client) -> float | None:
     finished = facts.rows.token_ns.dropna() if "token_ns" in facts.rows else []
     stamps = np.sort(np.concatenate([np.zeros(0), *(np.asarray(each, dtype="float64") for each in finished)]))
     return float(np.diff(stamps).max() / 1e9) if len(stamps) > 2 else None
@@ -78,8 +78,8 @@ CAUSE = Cause(
     figures=(show_crashes, account("request.lost")),
     complaints={"high_ttft": 18, "high_itl": 9, "devices_do_not_help": 7},
     reads={
-        "records": Rule(read_records, needs=()),
-        "accounts": hold_time(
+        Records: Rule(read_records, needs=()),
+        Accounts: hold_time(
             accounts=("request.lost",),
             words="requests were in a core that died",
             change="find why the core died",

@@ -1,6 +1,6 @@
 """The chosen policy of eviction gives away what LRU would have kept in a pool of the same size."""
 
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Cause, Change, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.proposal import WAITS
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
 from sojourn.diagnosis.statements.prefixes import LRU, OUTCOMES, PROMPT_ACCOUNTS, WORTH_SHARING, claims_of_hits
@@ -9,7 +9,7 @@ from sojourn.diagnosis.symptom_tree.reading import EVICTED, KNOWN_OUTCOMES, PREF
 RESIZED = f"{OUTCOMES}, resized_hit_tokens"
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     kv, chosen = facts.kv(), facts.engine.get("eviction_policy") or LRU
     if chosen == LRU or kv is None or kv.use is None or kv.curve is None:
         return None
@@ -50,5 +50,5 @@ CAUSE = Cause(
     booked=(*PREFILL_TIME, *WAITS),
     missing=KNOWN_OUTCOMES,
     complaints={"high_ttft": 5, "product_latency_poor": 4},
-    reads={"records": Rule(read_records, accounts=PROMPT_ACCOUNTS)},
+    reads={Records: Rule(read_records, accounts=PROMPT_ACCOUNTS)},
 )

@@ -1,6 +1,6 @@
 """Tokens choose the experts of one rank more often than those of others, which wait for it in each mixture."""
 
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Cause, Change, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.statements.device import DEVICE_ACCOUNTS, WAITS
 from sojourn.diagnosis.statements.excess import excess_evidence
 from sojourn.diagnosis.statements.ranks import RANKS, TOKENS, tokens_explain, waits_for
@@ -12,7 +12,7 @@ COMMUNICATION = "compute.communication"
 UNEVEN = 1.3  # tokens for the experts of the busiest rank over the mean of the ranks
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     group = facts.group()
     if group is None or (uneven := group.expert_imbalance) is None or uneven < UNEVEN:
         return None
@@ -47,7 +47,7 @@ def read_records(facts: Facts, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-def show_expert_ranks(facts: Facts) -> Reading | None:
+def show_expert_ranks(facts: Records) -> Reading | None:
     """Where each rank holds all experts, or a part of each, none has more tokens than another."""
     group = facts.group()
     if group is None and facts.steps is None:
@@ -76,7 +76,5 @@ CAUSE = Cause(
     booked=(*DEVICE_TIME, "compute.communication"),
     missing="the tokens of each expert (steps: expert_tokens)",
     complaints={"high_ttft": 14, "high_itl": 16, "devices_do_not_help": 9},
-    reads={
-        "records": Rule(read_records, accounts=(COMMUNICATION, *DEVICE_ACCOUNTS, *WAITS), needs=("excess", "steps"))
-    },
+    reads={Records: Rule(read_records, accounts=(COMMUNICATION, *DEVICE_ACCOUNTS, *WAITS), needs=("excess", "steps"))},
 )

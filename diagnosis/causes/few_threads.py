@@ -1,6 +1,6 @@
 """The core computes with fewer threads than there are cores, and cores are idle."""
 
-from sojourn.diagnosis.cause import Cause, Change, Evidence, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Cause, Change, Client, Evidence, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.machine_facts import MachineFacts
 from sojourn.diagnosis.proposal import all_of
 from sojourn.diagnosis.statements.device import DEVICE_ACCOUNTS, FASTER_SETTINGS, PER_STEP, SAMPLED, WAITS
@@ -12,7 +12,7 @@ from sojourn.metrics.run.directory import server_hardware
 IDLE_CORES = 0.5  # on average: threads that another process would take from are no gain
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     core = facts.meta.get("core") or {}
     threads, cores = core.get("threads") or 0, server_hardware(facts.meta).get("cores") or 0
     if core.get("device") != "cpu" or not 0 < threads < cores or "threads" not in facts.chosen:
@@ -65,7 +65,7 @@ def _used_beside(machine: MachineFacts | None, cores: int) -> tuple[float, float
     return rest, 0.0 if machine.core_cores is None else cores - machine.core_cores - rest
 
 
-def show_threads(facts: Facts) -> Reading | None:
+def show_threads(facts: Client) -> Reading | None:
     used, cores = facts.engine.get("threads"), server_hardware(facts.meta).get("cores")
     if not isinstance(used, int) or not isinstance(cores, int):
         return None
@@ -85,5 +85,5 @@ CAUSE = Cause(
     booked=DEVICE_TIME,
     missing="the threads and the cores, in run.json",
     complaints={"high_ttft": 9, "high_itl": 11, "low_device_utilisation": 3, "devices_do_not_help": 4},
-    reads={"records": Rule(read_records, needs=("excess", "steps"))},
+    reads={Records: Rule(read_records, needs=("excess", "steps"))},
 )

@@ -1,13 +1,13 @@
 """Blocks are so long that requests leave much of their last one empty, and the pool runs out of them."""
 
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Accounts, Cause, Change, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
 from sojourn.diagnosis.statements.kv_memory import BLOCKS, KV_ACCOUNTS, USUAL_SIZES, WASTED, pool_claims
 from sojourn.diagnosis.statements.prefixes import block_size
 from sojourn.diagnosis.symptom_tree.reading import NEGLIGIBLE, Reading
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     kv = facts.kv()
     found = None if kv is None else kv.fragmentation
     if found is None or found.tail_share < WASTED or kv.block_size <= USUAL_SIZES[-1]:
@@ -36,9 +36,9 @@ def read_records(facts: Facts, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-def show_half_blocks(facts: Facts) -> Reading | None:
+def show_half_blocks(facts: Accounts) -> Reading | None:
     """The empty slots of the last blocks: measured, else half a block of a request."""
-    kv = facts.kv()
+    kv = facts.kv() if isinstance(facts, Records) else None
     if kv is not None and kv.fragmentation is not None:
         share = kv.fragmentation.tail_share
         return Reading(
@@ -73,5 +73,5 @@ CAUSE = Cause(
     measurement="the same scenario with half the block_size",
     figures=(show_half_blocks,),
     complaints={"high_ttft": 10, "high_itl": 2, "low_device_utilisation": 2, "vram_fills_quickly": 2},
-    reads={"records": Rule(read_records, needs=("excess", "steps"))},
+    reads={Records: Rule(read_records, needs=("excess", "steps"))},
 )

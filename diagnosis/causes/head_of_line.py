@@ -1,7 +1,7 @@
 """A few requests with huge prompts, or one class, stand before the others and take the steps."""
 
-from sojourn.diagnosis.cause import Cause, Change, Evidence, Excess, Facts, Proposal, Rule, evidence
-from sojourn.diagnosis.facts import tightest
+from sojourn.diagnosis.cause import Cause, Change, Client, Evidence, Excess, Proposal, Records, Rule, evidence
+from sojourn.diagnosis.evidence import tightest
 from sojourn.diagnosis.proposal import CONTENTION
 from sojourn.diagnosis.statements.blame import Blamed, blamed_on
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
@@ -14,7 +14,7 @@ USUAL_BUDGET = 512  # tokens of a step, where nobody recorded any
 LONG_PROMPT = 4.0  # times the median prompt: it fills steps that the others would share
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     blamed = _huge_ahead(facts, excess)
     if blamed is None:
         return None
@@ -55,7 +55,7 @@ def read_records(facts: Facts, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-def _huge_ahead(facts: Facts, excess: Excess) -> Blamed | None:
+def _huge_ahead(facts: Records, excess: Excess) -> Blamed | None:
     """The class, or else the band of lengths, that caused most of the waiting of late requests of other groups, if its
     prompts are far longer than theirs."""
     typical = float(facts.rows.loc[excess.missing].server_prompt_tokens.astype("float64").median())
@@ -66,7 +66,7 @@ def _huge_ahead(facts: Facts, excess: Excess) -> Blamed | None:
     return None
 
 
-def _put_first(facts: Facts, excess: Excess, name: str) -> list[Evidence]:
+def _put_first(facts: Client, excess: Excess, name: str) -> list[Evidence]:
     """Against a queue whose head came first: a policy that lets later arrivals go ahead."""
     overtaken = overtaken_share(facts, excess) if name in ORDERS else 0.0
     if overtaken < OVERTAKEN:
@@ -76,7 +76,7 @@ def _put_first(facts: Facts, excess: Excess, name: str) -> list[Evidence]:
                      weight=2)]  # fmt: skip
 
 
-def tokens_within_tpot(facts: Facts) -> int:
+def tokens_within_tpot(facts: Records) -> int:
     """As `tokens_within` the tightest time per token; SMALLEST_BUDGET where nothing bounds them."""
     bound = tightest(facts, "tpot_ms")
     if bound is None or facts.steps is None or facts.steps.model is None:
@@ -84,7 +84,7 @@ def tokens_within_tpot(facts: Facts) -> int:
     return tokens_within(facts, bound)
 
 
-def show_longest_prompt(facts: Facts) -> Reading | None:
+def show_longest_prompt(facts: Client) -> Reading | None:
     tokens = facts.rows.server_prompt_tokens.astype("float64").fillna(facts.rows.prompt_tokens.astype("float64"))
     if not tokens.notna().any():
         return None
@@ -109,5 +109,5 @@ CAUSE = Cause(
     figures=(show_longest_prompt,),
     booked=CONTENTION,
     complaints={"high_ttft": 9, "high_itl": 3, "vram_fills_quickly": 3, "product_latency_poor": 3},
-    reads={"records": Rule(read_records, needs=("excess", "steps"))},
+    reads={Records: Rule(read_records, needs=("excess", "steps"))},
 )

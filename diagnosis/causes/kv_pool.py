@@ -3,7 +3,19 @@
 import math
 
 from sojourn.diagnosis.capacity import FULL, batch_within_tpot, comfortable_batch, kv_batch, kv_blocks, load
-from sojourn.diagnosis.cause import Cause, Change, Evidence, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import (
+    Accounts,
+    Cause,
+    Change,
+    Client,
+    Evidence,
+    Excess,
+    Means,
+    Proposal,
+    Records,
+    Rule,
+    evidence,
+)
 from sojourn.diagnosis.foreign_server import span_share
 from sojourn.diagnosis.proposal import EXPLAINS_ENOUGH, all_of
 from sojourn.diagnosis.statements.accounts import propose, scale_setting, waited_for
@@ -33,7 +45,7 @@ LEAST_WINDOW = 512  # tokens: what most answers refer to; a smaller one costs mo
 WORTH_A_WINDOW = 1.25  # times the requests in the same blocks: for less nobody should change the outputs
 
 
-def read_records(facts: Facts, excess: Excess | None) -> Proposal | None:
+def read_records(facts: Records, excess: Excess | None) -> Proposal | None:
     steps, by_blocks = facts.steps, facts.waits.get("kv_blocks", 0.0)
     accounts = (*KV_ACCOUNTS, "request.queue") if by_blocks >= 0.5 else KV_ACCOUNTS
     matters = by_blocks >= 0.5 or steps.preemptions if excess is None else excess.share(*accounts) >= EXPLAINS_ENOUGH
@@ -70,7 +82,7 @@ def read_records(facts: Facts, excess: Excess | None) -> Proposal | None:
     )  # fmt: skip
 
 
-def read_accounts(facts: Facts, excess: Excess) -> Proposal | None:
+def read_accounts(facts: Accounts, excess: Excess) -> Proposal | None:
     """Requests wait for blocks, or lose theirs and compute again."""
     claims = dict.fromkeys(("memory.blocked", "memory.preempted", "memory.recompute"), 1.0)
     claims["request.queue"] = facts.waits.get("kv_blocks", 0.0)
@@ -80,7 +92,7 @@ def read_accounts(facts: Facts, excess: Excess) -> Proposal | None:
                    scale_setting(facts, "num_kv_blocks", 2))  # fmt: skip
 
 
-def read_means(facts: Facts, excess: Excess | None) -> Proposal | None:
+def read_means(facts: Means, excess: Excess | None) -> Proposal | None:
     """The KV cache is full while requests wait, or running requests lose theirs."""
     view = facts.server
     full_at = view.waiting.kv_full_at if view.waiting is not None else KV_FULL
@@ -113,7 +125,7 @@ def read_means(facts: Facts, excess: Excess | None) -> Proposal | None:
     )  # fmt: skip
 
 
-def _room_and_need(facts: Facts) -> str:
+def _room_and_need(facts: Records) -> str:
     room, needed = kv_batch(facts), comfortable_batch(facts)
     need = f"the load needs {needed}" if needed > round(room) else "the peaks of the load need more"
     return (
@@ -136,14 +148,14 @@ def _more_room(blocks: int, smaller: list[SameMemory]) -> str:
     return f"room for {blocks} blocks: {room}"
 
 
-def suggested_blocks(facts: Facts) -> int:
+def suggested_blocks(facts: Records) -> int:
     """Blocks with which the pool no longer limits the batch: what the requests of a moderate load hold together, and
     at least half as much again as there is."""
     needed = KV_HEADROOM * kv_blocks(facts) * max(comfortable_batch(facts), _at_once(facts))
     return math.ceil(max(1.5 * facts.steps.pool_blocks, needed) / ROUND_BLOCKS) * ROUND_BLOCKS
 
 
-def _at_once(facts: Facts) -> float:
+def _at_once(facts: Client) -> float:
     """Requests in the server at once if none waited, by Little's law; 0 where no rate was offered."""
     served = facts.rows[facts.rows.status == "ok"]
     waits = served[[f"ledger_{name}_ns" for name in ("request_queue", "memory_blocked", "memory_preempted")]]
@@ -153,7 +165,7 @@ def _at_once(facts: Facts) -> float:
     return found if math.isfinite(found) else 0.0
 
 
-def _lost_room(facts: Facts) -> list:
+def _lost_room(facts: Records) -> list:
     """Against a pool that is too small: what of it nobody can use."""
     kv, found = facts.kv(), []
     if kv is None:
@@ -168,7 +180,7 @@ def _lost_room(facts: Facts) -> list:
     return found
 
 
-def smaller_kv(facts: Facts) -> SameMemory | None:
+def smaller_kv(facts: Client) -> SameMemory | None:
     """Keys and values in 8 bits, with a scale for each token and head. None where they have 8 bits or fewer."""
     times = IN_8_BITS.get(str(section(facts.meta, "core").get("dtype")))
     if times is None or (facts.engine.get("kv_cache_dtype") or "auto") != "auto":
@@ -177,7 +189,7 @@ def smaller_kv(facts: Facts) -> SameMemory | None:
     return SameMemory(words, Change(settings={"kv_cache_dtype": "int8"}, kv_scale=times))
 
 
-def window(facts: Facts) -> SameMemory | None:
+def window(facts: Client) -> SameMemory | None:
     """A sliding window with sinks, behind which long requests give their blocks back. None where it frees little, for a
     model with windows, and where all blocks are kept. Nothing in a run tells what the outputs are worth with it."""
     shape, engine, rows = shape_from(facts.meta), facts.engine, facts.rows
@@ -200,7 +212,7 @@ def window(facts: Facts) -> SameMemory | None:
     return SameMemory(words, Change(settings={"attention_window": size}, kv_scale=times))
 
 
-def show_kv_pool(facts: Facts) -> Reading | None:
+def show_kv_pool(facts: Records) -> Reading | None:
     if facts.steps is None:
         return None
     steps, waits = facts.steps, facts.waits.get("kv_blocks", 0.0)
@@ -231,14 +243,14 @@ CAUSE = Cause(
         "devices_do_not_help": 1,
     },
     reads={
-        "records": Rule(read_records, needs=("load",), symptom="vram_fills_quickly"),
-        "accounts": Rule(
+        Records: Rule(read_records, needs=("load",), symptom="vram_fills_quickly"),
+        Accounts: Rule(
             read_accounts,
             kind="policy",
             rival="overload: the device is full, and the cache fills because of it",
             rival_key="overload",
         ),
-        "means": Rule(
+        Means: Rule(
             read_means,
             needs=(),
             symptom="vram_fills_quickly",

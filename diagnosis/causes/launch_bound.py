@@ -1,6 +1,6 @@
 """The device waits for the host to launch each kernel of a decode step, because no graph is replayed."""
 
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Cause, Change, Client, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.launch_facts import FEWEST_STEPS
 from sojourn.diagnosis.proposal import CONTENTION
 from sojourn.diagnosis.statements.device import WORTH_MENDING
@@ -15,7 +15,7 @@ WAITS_FOR_LAUNCHES = 0.8  # launching / device time: a device that is the slower
 IN_A_GRAPH = 2.0  # a launch takes the host some 4 µs, and the next kernel of a graph starts after less than 2
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     found, speed = facts.launches, facts.speed()
     if found is None or found.eager_share < MOSTLY or found.launch_share < WAITS_FOR_LAUNCHES:
         return None
@@ -49,12 +49,12 @@ def read_records(facts: Facts, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-def show_launches(facts: Facts) -> Reading | None:
+def show_launches(facts: Client) -> Reading | None:
     """Of a GPU, whether decode steps were launched kernel by kernel."""
     device = str(section(facts.meta, "core").get("device") or "")
     if device.startswith("cpu"):
         return Reading("the device is a CPU: no kernel is launched from afar", True, "run.json: core")
-    if not device or facts.steps is None:
+    if not device or not isinstance(facts, Records) or facts.steps is None:
         return None
     found, source = facts.launches, "steps: graph, stage_launch_ns, device_ns"
     if found is None:
@@ -80,5 +80,5 @@ CAUSE = Cause(
     measurement="the same scenario with graphs",
     figures=(show_launches,),
     complaints={"high_ttft": 5, "high_itl": 7, "low_device_utilisation": 2, "devices_do_not_help": 2},
-    reads={"records": Rule(read_records, accounts=(DECODE,), needs=("excess", "steps"))},
+    reads={Records: Rule(read_records, accounts=(DECODE,), needs=("excess", "steps"))},
 )

@@ -1,8 +1,8 @@
 """Answers are so long that they cannot end in time, though each token comes as fast as those of the others."""
 
-from sojourn.diagnosis.cause import Cause, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Cause, Client, Excess, Proposal, Records, Rule, evidence
+from sojourn.diagnosis.evidence import tightest
 from sojourn.diagnosis.excess import accounts_of
-from sojourn.diagnosis.facts import tightest
 from sojourn.diagnosis.statements.client_only import hint
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share, residual_evidence
 from sojourn.diagnosis.symptom_tree.reading import Reading
@@ -12,7 +12,7 @@ LONGER_ANSWERS = 1.5  # times the answers of those in time: below it the speed o
 LONGER = 1.5  # times the output of the requests in time
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     if excess.objective != "e2e_ms":
         return None
     rows = facts.rows[(facts.rows.klass == excess.klass) & (facts.rows.status == "ok")]
@@ -55,7 +55,7 @@ def read_records(facts: Facts, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-def read_client(facts: Facts, excess: Excess) -> Proposal | None:
+def read_client(facts: Client, excess: Excess) -> Proposal | None:
     """Late answers are longer, and their tokens come as fast."""
     if excess.objective != "e2e_ms":
         return None
@@ -72,7 +72,7 @@ def read_client(facts: Facts, excess: Excess) -> Proposal | None:
     )
 
 
-def slowness_of_steps(facts: Facts) -> float:
+def slowness_of_steps(facts: Records) -> float:
     """What steps take of what they take at normal speed, device, draws and host together; 1 where nobody knows it."""
     speed = facts.speed()
     if speed is None or speed.source != "reference":
@@ -81,7 +81,7 @@ def slowness_of_steps(facts: Facts) -> float:
     return max(1.0, sum(each.took_ms for each in parts) / max(sum(each.normal_ms for each in parts), 1e-9))
 
 
-def show_output_lengths(facts: Facts) -> Reading | None:
+def show_output_lengths(facts: Client) -> Reading | None:
     if tightest(facts, "e2e_ms") is None:
         return Reading("no objective bounds the end-to-end latency, so no answer is too long", True, "run.json")
     tokens = facts.rows.output_tokens.astype("float64").dropna()
@@ -106,7 +106,7 @@ CAUSE = Cause(
     figures=(show_output_lengths,),
     complaints={"high_itl": 3, "vram_fills_quickly": 1, "product_latency_poor": 1},
     reads={
-        "records": Rule(read_records, needs=("excess", "work")),
-        "client": Rule(read_client, lifecycles=("request", "token"), object="output length", rival="slow tokens"),
+        Records: Rule(read_records, needs=("excess", "work")),
+        Client: Rule(read_client, lifecycles=("request", "token"), object="output length", rival="slow tokens"),
     },
 )

@@ -1,6 +1,6 @@
 """Ranks share a model that one device holds and computes faster: data parallel replicas would use them better."""
 
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Cause, Change, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.proposal import all_of
 from sojourn.diagnosis.statements.device import DEVICE_ACCOUNTS, WAITS
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
@@ -12,7 +12,7 @@ COMMUNICATION = "compute.communication"
 WORTH_A_CHANGE = 1.15  # times as fast: less may be the spread of two runs
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     group = facts.group()
     if group is None or group.shape.pipeline_parallel > 1 or group.fits_one_device is not True:
         return None
@@ -53,5 +53,5 @@ CAUSE = Cause(
     booked=(*DEVICE_TIME, "compute.communication"),
     missing="the time of each rank (steps: rank_*_ns)",
     complaints={"high_ttft": 10, "high_itl": 12, "devices_do_not_help": 5},
-    reads={"records": Rule(read_records, needs=("excess", "steps"))},
+    reads={Records: Rule(read_records, needs=("excess", "steps"))},
 )

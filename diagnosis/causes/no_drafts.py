@@ -1,6 +1,6 @@
 """The output repeats what stands before it, and each of its tokens costs a step of its own."""
 
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Cause, Change, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
 
 DECODE = "compute.decode"
@@ -9,7 +9,7 @@ LOOKUP_DRAFTS = 4  # tokens that `lookup_steps` verifies in a step
 FEWEST_SAMPLED = 4  # requests whose lookup was measured
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     if (facts.engine.get("speculation") or "none") != "none" or excess.objective == "ttft_ms":
         return None
     sampled = facts.rows[facts.rows.lookup_steps.notna()] if "lookup_steps" in facts.rows else facts.rows[:0]
@@ -55,5 +55,5 @@ CAUSE = Cause(
     booked=("compute.decode",),
     missing="the steps that prompt lookup would have taken (requests: lookup_steps)",
     complaints={"high_itl": 3},
-    reads={"records": Rule(read_records, accounts=(DECODE,), needs=("excess", "step model", "work"))},
+    reads={Records: Rule(read_records, accounts=(DECODE,), needs=("excess", "step model", "work"))},
 )

@@ -1,6 +1,6 @@
 """Threads of the server are ready and wait, because other processes have the cores."""
 
-from sojourn.diagnosis.cause import Cause, Change, Evidence, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Cause, Change, Client, Evidence, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.machine_facts import MachineFacts
 from sojourn.diagnosis.statements.device import (
     DEVICE_ACCOUNTS,
@@ -17,7 +17,7 @@ from sojourn.diagnosis.symptom_tree.reading import DEVICE_TIME, NEGLIGIBLE, Read
 SAMPLE = "token.sample"
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     machine = facts.machine
     if machine is None or machine.core_queued_by_others is None:
         return None
@@ -76,7 +76,7 @@ def _named_evidence(machine: MachineFacts) -> list[Evidence]:
                      weight=0)] if shown else []  # fmt: skip
 
 
-def _own_pace_evidence(facts: Facts) -> list[Evidence]:
+def _own_pace_evidence(facts: Records) -> list[Evidence]:
     """For a neighbour: whether steps are at normal speed as soon as they have their cores."""
     whole, worst = slowness(facts)
     if facts.speed() is None:
@@ -85,7 +85,7 @@ def _own_pace_evidence(facts: Facts) -> list[Evidence]:
     return [evidence(statement, whole, "ratio", PER_STEP, supports=max(whole, worst) < SLOW_DEVICE)]
 
 
-def show_neighbours(facts: Facts) -> Reading | None:
+def show_neighbours(facts: Client) -> Reading | None:
     """Whether the engine waited for cores that other processes had."""
     machine = facts.machine
     if machine is None or machine.core_queued is None:
@@ -100,7 +100,7 @@ def show_neighbours(facts: Facts) -> Reading | None:
     )
 
 
-def show_steal(facts: Facts) -> Reading | None:
+def show_steal(facts: Client) -> Reading | None:
     if facts.steal is None:
         return None
     share = facts.steal.mean / 100
@@ -123,5 +123,5 @@ CAUSE = Cause(
     booked=DEVICE_TIME,
     missing="the CPU use of other processes (system)",
     complaints={"high_ttft": 3, "high_itl": 5},
-    reads={"records": Rule(read_records)},
+    reads={Records: Rule(read_records)},
 )

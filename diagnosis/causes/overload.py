@@ -3,7 +3,19 @@
 from dataclasses import replace
 
 from sojourn.diagnosis.capacity import COMFORTABLE, FULL, LARGEST_BATCH, batch_within_tpot, best_load, load
-from sojourn.diagnosis.cause import Cause, Change, Evidence, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import (
+    Accounts,
+    Cause,
+    Change,
+    Client,
+    Evidence,
+    Excess,
+    Means,
+    Proposal,
+    Records,
+    Rule,
+    evidence,
+)
 from sojourn.diagnosis.client_signs import signs_of
 from sojourn.diagnosis.excess import SERVED
 from sojourn.diagnosis.foreign_server import span_share
@@ -24,7 +36,7 @@ ALWAYS, OFTEN = 0.8, 0.5  # of the samples, with requests waiting
 GROWS_CLEARLY = 1.0  # of the mean: a queue that stands is far below it
 
 
-def read_records(facts: Facts, excess: Excess | None) -> Proposal | None:
+def read_records(facts: Records, excess: Excess | None) -> Proposal | None:
     if excess is not None and excess.objective == SERVED and not excess.error.startswith(REFUSED):
         return None
     now, best = load(facts), best_load(facts)
@@ -62,7 +74,7 @@ def read_records(facts: Facts, excess: Excess | None) -> Proposal | None:
     )  # fmt: skip
 
 
-def read_accounts(facts: Facts, excess: Excess) -> Proposal | None:
+def read_accounts(facts: Accounts, excess: Excess) -> Proposal | None:
     """The queue grows over the run, and tokens come as slowly as the objective allows."""
     grows = _growth_without_steps(facts)
     stands = is_saturated(facts) and _wait_share(facts) >= ALWAYS
@@ -78,7 +90,7 @@ def read_accounts(facts: Facts, excess: Excess) -> Proposal | None:
                    "fewer requests, or more devices", claims)  # fmt: skip
 
 
-def read_means(facts: Facts, excess: Excess) -> Proposal | None:
+def read_means(facts: Means, excess: Excess) -> Proposal | None:
     """Requests wait, and more of them at a time gave hardly more tokens, or nobody has seen what they give."""
     view, waiting, queue = facts.server, facts.server.waiting, facts.server.span("request.queue")
     if waiting is None or waiting.samples < FEWEST_SAMPLES:
@@ -103,7 +115,7 @@ def read_means(facts: Facts, excess: Excess) -> Proposal | None:
     )
 
 
-def read_client(facts: Facts, excess: Excess) -> Proposal | None:
+def read_client(facts: Client, excess: Excess) -> Proposal | None:
     """First tokens come later and later, and the tokens themselves come slowly."""
     signs = signs_of(facts)
     if excess.objective == "tpot_ms" or (signs.growth or 0.0) < GROWS or has_room(facts):
@@ -112,7 +124,7 @@ def read_client(facts: Facts, excess: Excess) -> Proposal | None:
                  "fewer requests, or more devices")  # fmt: skip
 
 
-def _policy(facts: Facts) -> str:
+def _policy(facts: Accounts) -> str:
     """Whether a policy could help. Without records of prefixes nobody knows what a cache that is off would spare."""
     unknown = facts.prefix is None and facts.measured_by == "server"
     if facts.engine.get("prefix_caching") is False and unknown:
@@ -120,7 +132,7 @@ def _policy(facts: Facts) -> str:
     return "no policy will help"
 
 
-def _busy(facts: Facts) -> list[Evidence]:
+def _busy(facts: Records) -> list[Evidence]:
     """A device that idles while requests are in the server is not what is short."""
     if facts.device_busy is None:
         return []
@@ -131,7 +143,7 @@ def _busy(facts: Facts) -> list[Evidence]:
     ]  # fmt: skip
 
 
-def _growth(facts: Facts) -> list[Evidence]:
+def _growth(facts: Client) -> list[Evidence]:
     """Whether waits grow over the run, as they must under overload."""
     ttft = facts.rows.ttft_ms.astype("float64").dropna()
     third = len(ttft) // 3
@@ -145,7 +157,7 @@ def _growth(facts: Facts) -> list[Evidence]:
     ]  # fmt: skip
 
 
-def avoidable_prompts(facts: Facts) -> list[Evidence]:
+def avoidable_prompts(facts: Records) -> list[Evidence]:
     """Against a load that is called too high: prompt tokens that a larger cache, smaller blocks or another order would
     not compute."""
     kv = facts.kv()
@@ -168,7 +180,7 @@ def avoidable_prompts(facts: Facts) -> list[Evidence]:
                      "ratio", OUTCOMES, supports=then >= FULL, weight=4 if then < FULL else 0.5)]  # fmt: skip
 
 
-def avoidable_drafts(facts: Facts, load: float) -> list[Evidence]:
+def avoidable_drafts(facts: Records, load: float) -> list[Evidence]:
     """Against a load that is called too high: drafts that cost more than they save. `load` is load / capacity."""
     drafts = drafts_of(facts)
     if drafts is None or drafts.lost_share < COSTS or facts.work is None:
@@ -179,7 +191,7 @@ def avoidable_drafts(facts: Facts, load: float) -> list[Evidence]:
                      weight=4 if then < FULL else 0.5)]  # fmt: skip
 
 
-def _growth_without_steps(facts: Facts) -> Evidence | None:
+def _growth_without_steps(facts: Means | Accounts) -> Evidence | None:
     """That the queue grows: by the times to first token, or where no client measured them by the gauge."""
     growth = signs_of(facts).growth
     if growth is not None and growth >= GROWS_CLEARLY:
@@ -192,12 +204,12 @@ def _growth_without_steps(facts: Facts) -> Evidence | None:
                     "ratio", "scrapes: gauges")  # fmt: skip
 
 
-def _wait_share(facts: Facts) -> float:
+def _wait_share(facts: Means | Accounts) -> float:
     waiting = facts.server.waiting if facts.server is not None else None
     return waiting.share if waiting is not None else 0.0
 
 
-def show_offered_load(facts: Facts) -> Reading | None:
+def show_offered_load(facts: Records) -> Reading | None:
     load = best_load(facts)
     if load != load:
         return None
@@ -222,9 +234,9 @@ CAUSE = Cause(
     booked=CONTENTION,
     complaints={"high_ttft": 1, "high_itl": 4, "vram_fills_quickly": 1},
     reads={
-        "records": Rule(read_records, accounts=CONTENTION, needs=("load",)),
-        "accounts": Rule(read_accounts, accounts=CROWDED, rival="a limit on the batch", rival_key="batch_cap"),
-        "means": Rule(read_means, rival="a limit on the batch", rival_key="batch_cap"),
-        "client": Rule(read_client, rival="a limit on the batch", rival_key="batch_cap"),
+        Records: Rule(read_records, accounts=CONTENTION, needs=("load",)),
+        Accounts: Rule(read_accounts, accounts=CROWDED, rival="a limit on the batch", rival_key="batch_cap"),
+        Means: Rule(read_means, rival="a limit on the batch", rival_key="batch_cap"),
+        Client: Rule(read_client, rival="a limit on the batch", rival_key="batch_cap"),
     },
 )

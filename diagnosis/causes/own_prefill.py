@@ -1,6 +1,6 @@
 """The request's own prompt takes longer than the objective allows."""
 
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Accounts, Cause, Change, Client, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.client_signs import signs_of
 from sojourn.diagnosis.proposal import all_of
 from sojourn.diagnosis.statements.accounts import hold_time
@@ -13,7 +13,7 @@ PREFILL = ("compute.prefill",)
 LARGEST_STEP = 2048  # tokens: a longer step gains nothing on any device
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     late = facts.rows.loc[excess.missing]
     prompt = float(late.server_prompt_tokens.astype("float64").median())
     own_ms = float((late.ttft_compute_prefill_ns.astype("float64") / 1e6).mean())
@@ -41,7 +41,7 @@ def read_records(facts: Facts, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-def read_client(facts: Facts, excess: Excess) -> Proposal | None:
+def read_client(facts: Client, excess: Excess) -> Proposal | None:
     """First tokens come the later the longer the prompt is."""
     signs = signs_of(facts)
     if excess.objective == "tpot_ms" or not goes_with_prompt(signs):
@@ -65,14 +65,14 @@ CAUSE = Cause(
     booked=("compute.prefill",),
     complaints={"high_ttft": 1},
     reads={
-        "records": Rule(read_records, accounts=PREFILL, needs=("excess", "work")),
-        "accounts": hold_time(
+        Records: Rule(read_records, accounts=PREFILL, needs=("excess", "work")),
+        Accounts: hold_time(
             accounts=("compute.prefill",),
             words="the request's own prompt takes the time",
             change="shorter prompts, or a faster device",
             rival="other requests' prompts in the same steps",
             rival_key="",
         ),
-        "client": Rule(read_client, rival="a slow tokeniser", rival_key="slow_tokeniser"),
+        Client: Rule(read_client, rival="a slow tokeniser", rival_key="slow_tokeniser"),
     },
 )

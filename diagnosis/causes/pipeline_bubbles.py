@@ -1,6 +1,6 @@
 """Stages of a pipeline wait for each other: too few steps are under way, or the stages are unequal."""
 
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Cause, Change, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.proposal import all_of
 from sojourn.diagnosis.statements.device import DEVICE_ACCOUNTS, WAITS
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
@@ -11,7 +11,7 @@ from sojourn.metrics.prediction import settings_text
 BUBBLE = "compute.bubble"
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     group = facts.group()
     if group is None or group.shape.pipeline_parallel < 2 or facts.steps is None:
         return None
@@ -44,7 +44,7 @@ def read_records(facts: Facts, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-def show_stage_waits(facts: Facts) -> Reading | None:
+def show_stage_waits(facts: Records) -> Reading | None:
     """One stage waits for none."""
     group = facts.group()
     if group is None and facts.steps is None:
@@ -71,5 +71,5 @@ CAUSE = Cause(
     booked=(*DEVICE_TIME, "compute.bubble"),
     missing="the time of each rank (steps: rank_*_ns)",
     complaints={"high_ttft": 12, "high_itl": 14, "devices_do_not_help": 7},
-    reads={"records": Rule(read_records, needs=("excess", "steps"))},
+    reads={Records: Rule(read_records, needs=("excess", "steps"))},
 )

@@ -1,6 +1,6 @@
 """Each step takes so few tokens of a prompt that the prompt needs many steps, and every step has its fixed cost."""
 
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Cause, Change, Client, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.proposal import CONTENTION
 from sojourn.diagnosis.statements.excess import excess_evidence
 from sojourn.diagnosis.statements.token_budget import LARGEST_BUDGET, PROMPT_WORK, fixed_share, larger_budget
@@ -9,7 +9,7 @@ from sojourn.diagnosis.symptom_tree.reading import Reading
 INTERFERENCE = "request.interference"
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     chunks, limit = facts.chunks, facts.engine.get("max_prefill_chunk_tokens")
     budget = facts.token_budget
     if not limit or chunks is None or (budget and limit >= budget):
@@ -42,13 +42,14 @@ def read_records(facts: Facts, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-def show_chunk_limit(facts: Facts) -> Reading | None:
+def show_chunk_limit(facts: Client) -> Reading | None:
     chunk, budget = facts.engine.get("max_prefill_chunk_tokens"), facts.token_budget
     if budget is None:
         return None
     if not isinstance(chunk, int) or chunk >= budget:
         return Reading(f"no chunk limit is below the token budget of {budget}", True, "run.json: engine")
-    taken = "" if facts.chunks is None else f"; a prompt took {facts.chunks.per_prompt:.1f} steps"
+    chunks = facts.chunks if isinstance(facts, Records) else None
+    taken = "" if chunks is None else f"; a prompt took {chunks.per_prompt:.1f} steps"
     return Reading(
         f"a prompt advances by at most {chunk} tokens a step, of a budget of {budget}{taken}",
         False,
@@ -70,5 +71,5 @@ CAUSE = Cause(
     figures=(show_chunk_limit,),
     booked=(*CONTENTION, "compute.prefill"),
     complaints={"high_ttft": 6},
-    reads={"records": Rule(read_records, needs=("excess", "step model"))},
+    reads={Records: Rule(read_records, needs=("excess", "step model"))},
 )

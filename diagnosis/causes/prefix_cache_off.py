@@ -1,6 +1,6 @@
 """Prompts begin alike, and each pays for the beginning again, because the cache is off."""
 
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Accounts, Cause, Change, Client, Excess, Means, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.foreign_server import span_share
 from sojourn.diagnosis.proposal import EXPLAINS_ENOUGH, WAITS
 from sojourn.diagnosis.statements.accounts import DEFINING, lose_prompts
@@ -18,7 +18,7 @@ from sojourn.diagnosis.statements.prefixes import PROMPT_ACCOUNTS, WORTH_SHARING
 from sojourn.diagnosis.symptom_tree.reading import NEGLIGIBLE, PREFILL_TIME, Reading
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     if facts.engine.get("prefix_caching") is not False:
         return None
     kv = facts.kv()
@@ -44,7 +44,7 @@ def read_records(facts: Facts, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-def read_means(facts: Facts, excess: Excess) -> Proposal | None:
+def read_means(facts: Means, excess: Excess) -> Proposal | None:
     """Prompts take the time, and the server says that its prefix cache is off. Whether they repeat is in no metric."""
     view = facts.server
     if excess.objective != "ttft_ms" or view.reported_settings.get("prefix_caching", "").lower() != "false":
@@ -73,7 +73,7 @@ def read_means(facts: Facts, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-def show_prefixes_repeat(facts: Facts) -> Reading | None:
+def show_prefixes_repeat(facts: Accounts) -> Reading | None:
     """What a cache without limit would have hit, against what was hit."""
     if facts.cached_share is None:
         return None
@@ -88,11 +88,11 @@ def show_prefixes_repeat(facts: Facts) -> Reading | None:
     )
 
 
-def show_prefix_cache_is_on(facts: Facts) -> Reading | None:
+def show_prefix_cache_is_on(facts: Client) -> Reading | None:
     setting = facts.engine.get("prefix_caching")
     if setting is None:
         return None
-    found = show_prefixes_repeat(facts)
+    found = show_prefixes_repeat(facts) if isinstance(facts, Accounts) else None
     if setting:
         return Reading("prefix_caching is on", True, "run.json: engine")
     return found and Reading(f"prefix_caching is off; {found.statement}", found.rules_out, found.source, found.share)
@@ -112,8 +112,8 @@ CAUSE = Cause(
     booked=(*PREFILL_TIME, *WAITS),
     complaints={"high_ttft": 3, "vram_fills_quickly": 6, "product_latency_poor": 2},
     reads={
-        "records": Rule(read_records, accounts=PROMPT_ACCOUNTS),
-        "accounts": lose_prompts(
+        Records: Rule(read_records, accounts=PROMPT_ACCOUNTS),
+        Accounts: lose_prompts(
             outcome="miss_disabled",
             words="the prefix cache is off",
             change="prefix_caching=true",
@@ -121,6 +121,6 @@ CAUSE = Cause(
             rival="cold traffic",
             rival_key="",
         ),
-        "means": Rule(read_means, rival="prompts that share nothing", rival_key="overload"),
+        Means: Rule(read_means, rival="prompts that share nothing", rival_key="overload"),
     },
 )

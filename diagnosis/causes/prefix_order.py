@@ -1,6 +1,7 @@
 """Prompts have much in common, behind something that differs in each: a prefix cache finds nothing of it."""
 
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Accounts, Cause, Change, Excess, Proposal, Records, Rule, evidence
+from sojourn.diagnosis.evidence import is_joined
 from sojourn.diagnosis.memory_facts import prompt_order
 from sojourn.diagnosis.proposal import WAITS
 from sojourn.diagnosis.statements.accounts import lose_prompts
@@ -9,7 +10,7 @@ from sojourn.diagnosis.statements.prefixes import OUTCOMES, PROMPT_ACCOUNTS, WOR
 from sojourn.diagnosis.symptom_tree.reading import KNOWN_OUTCOMES, NEGLIGIBLE, PREFILL_TIME, Reading, prefix_outcome
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     kv = facts.kv()
     order = None if kv is None else kv.order
     if order is None or kv.use is None or order.movable_share < WORTH_SHARING:
@@ -39,9 +40,9 @@ def read_records(facts: Facts, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-def show_shared_part_comes_late(facts: Facts) -> Reading | None:
+def show_shared_part_comes_late(facts: Accounts) -> Reading | None:
     """What prompts have in common behind something that differs."""
-    found = prompt_order(facts.rows) if facts.joined else None
+    found = prompt_order(facts.rows) if is_joined(facts) else None
     if found is None:
         return prefix_outcome("miss_diverged", what="follow a part that differs")(facts)
     return Reading(
@@ -67,8 +68,8 @@ CAUSE = Cause(
     missing=KNOWN_OUTCOMES,
     complaints={"high_ttft": 7, "product_latency_poor": 6},
     reads={
-        "records": Rule(read_records, accounts=PROMPT_ACCOUNTS),
-        "accounts": lose_prompts(
+        Records: Rule(read_records, accounts=PROMPT_ACCOUNTS),
+        Accounts: lose_prompts(
             outcome="miss_diverged",
             words="prompts differ before the part that they share",
             change="the part that changes behind the part that is shared",

@@ -1,7 +1,7 @@
 """Prompts begin alike as the scenario declares it, and the prefix cache had less than half of that."""
 
-from sojourn.diagnosis.cause import Cause, Excess, Facts, Proposal, Rule, evidence
-from sojourn.diagnosis.facts import declared_classes
+from sojourn.diagnosis.cause import Cause, Client, Excess, Means, Proposal, Rule, evidence
+from sojourn.diagnosis.evidence import declared_classes
 from sojourn.diagnosis.foreign_server import span_share
 from sojourn.diagnosis.proposal import EXPLAINS_ENOUGH
 from sojourn.diagnosis.statements.excess import missing_share
@@ -13,7 +13,7 @@ WORTH_SHARING = 0.2
 CACHE_WORKS = 0.5
 
 
-def read_means(facts: Facts, excess: Excess) -> Proposal | None:
+def read_means(facts: Means, excess: Excess) -> Proposal | None:
     view, shared = facts.server, facts.declared_shared_share
     if view.hit_rate is None or shared < WORTH_SHARING or view.hit_rate >= CACHE_WORKS * shared:
         return None
@@ -38,7 +38,7 @@ def read_means(facts: Facts, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-def _why_no_hits(facts: Facts, view: ServerView) -> tuple[str, str]:
+def _why_no_hits(facts: Client, view: ServerView) -> tuple[str, str]:
     """What is known of the reason, and what to change."""
     on = view.settings.get("prefix cache", "the prefix cache on")
     if view.reported_settings.get("prefix_caching", "").lower() == "false":
@@ -58,5 +58,5 @@ CAUSE = Cause(
     object="prefix cache",
     kind="policy",
     rival="cold traffic: prompts that only look alike",
-    reads={"means": Rule(read_means)},
+    reads={Means: Rule(read_means)},
 )

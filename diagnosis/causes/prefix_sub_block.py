@@ -1,6 +1,6 @@
 """What prompts share is shorter than a block, or ends within one, and only whole blocks are found."""
 
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Accounts, Cause, Change, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.proposal import WAITS
 from sojourn.diagnosis.statements.accounts import lose_prompts, scale_setting
 from sojourn.diagnosis.statements.excess import excess_evidence
@@ -16,7 +16,7 @@ from sojourn.diagnosis.symptom_tree.reading import KNOWN_OUTCOMES, PREFILL_TIME,
 SIZES_DOWN = (16, 32, 64)  # block sizes that kernels like
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     kv = facts.kv()
     if kv is None or kv.use is None:
         return None
@@ -63,8 +63,8 @@ CAUSE = Cause(
     missing=KNOWN_OUTCOMES,
     complaints={"high_ttft": 8, "product_latency_poor": 7},
     reads={
-        "records": Rule(read_records, accounts=PROMPT_ACCOUNTS),
-        "accounts": lose_prompts(
+        Records: Rule(read_records, accounts=PROMPT_ACCOUNTS),
+        Accounts: lose_prompts(
             outcome="miss_sub_block",
             words="prefixes end within a block, which is not shared",
             change="a smaller block_size",

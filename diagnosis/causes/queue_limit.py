@@ -3,8 +3,8 @@
 import numpy as np
 
 from sojourn.diagnosis.capacity import FULL, best_load
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
-from sojourn.diagnosis.facts import tightest
+from sojourn.diagnosis.cause import Cause, Change, Client, Excess, Proposal, Records, Rule, evidence
+from sojourn.diagnosis.evidence import tightest
 from sojourn.diagnosis.statements.client_only import explain_refusal
 from sojourn.diagnosis.statements.excess import load_evidence
 from sojourn.diagnosis.statements.refusals import BY_LIMIT, REFUSED
@@ -15,7 +15,7 @@ LARGER_QUEUE = (2, 4, 16)  # times the bound: candidates of a replay
 REFUSES = ("429", "queue is full", "rate limit", "quota")  # words of an error that refuses a request
 
 
-def read_records(facts: Facts, loss: Excess) -> Proposal | None:
+def read_records(facts: Records, loss: Excess) -> Proposal | None:
     limit = facts.engine.get("max_waiting")
     if not loss.error.startswith(REFUSED) or BY_LIMIT in loss.error or not limit:
         return None
@@ -46,19 +46,19 @@ def read_records(facts: Facts, loss: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-def read_loss(facts: Facts, loss: Excess) -> Proposal | None:
+def read_loss(facts: Client, loss: Excess) -> Proposal | None:
     """Requests are refused because the queue is full."""
     return explain_refusal(facts, loss, by_limit=False)
 
 
-def _refused_together(facts: Facts, loss: Excess) -> int:
+def _refused_together(facts: Client, loss: Excess) -> int:
     """The most requests that were refused within the time that one may wait: as many places were missing."""
     due_ms = np.sort(facts.rows.loc[loss.missing].due_ns.to_numpy(dtype="float64")) / 1e6
     bound_ms = tightest(facts, "ttft_ms") or SOME_TIME_MS
     return int((np.searchsorted(due_ms, due_ms + bound_ms, side="right") - np.arange(len(due_ms))).max())
 
 
-def show_refusals(facts: Facts) -> Reading | None:
+def show_refusals(facts: Client) -> Reading | None:
     if not facts.sent:
         return None
     count = sum(n for error, n in facts.errors.items() if any(word in error.lower() for word in REFUSES))
@@ -78,6 +78,6 @@ CAUSE = Cause(
     measurement="the same scenario with twice the max_waiting",
     figures=(show_refusals,),
     complaints={"high_ttft": 13, "low_device_utilisation": 4},
-    reads={"records": Rule(read_records, needs=("loss",))},
+    reads={Records: Rule(read_records, needs=("loss",))},
     lost=Rule(read_loss, needs=("loss",), rival="overload", rival_key=""),
 )

@@ -1,6 +1,6 @@
 """The limit of a tenant refuses its requests, or holds them until there is room."""
 
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Accounts, Cause, Change, Client, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.excess import SERVED
 from sojourn.diagnosis.statements.accounts import hold_time
 from sojourn.diagnosis.statements.client_only import explain_refusal
@@ -11,7 +11,7 @@ from sojourn.diagnosis.symptom_tree.reading import account
 QUOTA = "request.quota"
 
 
-def read_records(facts: Facts, excess: Excess | None) -> Proposal | None:
+def read_records(facts: Records, excess: Excess | None) -> Proposal | None:
     if excess is None:
         return None
     refused = excess.objective == SERVED
@@ -44,7 +44,7 @@ def read_records(facts: Facts, excess: Excess | None) -> Proposal | None:
     )  # fmt: skip
 
 
-def read_loss(facts: Facts, loss: Excess) -> Proposal | None:
+def read_loss(facts: Client, loss: Excess) -> Proposal | None:
     """Requests are refused because a tenant has reached its limit."""
     return explain_refusal(facts, loss, by_limit=True)
 
@@ -63,8 +63,8 @@ CAUSE = Cause(
     booked=("request.quota",),
     complaints={"high_ttft": 11, "low_device_utilisation": 5, "product_latency_poor": 5},
     reads={
-        "records": Rule(read_records, needs=()),
-        "accounts": hold_time(
+        Records: Rule(read_records, needs=()),
+        Accounts: hold_time(
             accounts=("request.quota",),
             words="requests wait until the tenant's limits have room",
             change="higher limits for the tenant",

@@ -1,7 +1,7 @@
 """Drafts are not accepted often enough: proposing and verifying them costs more than they save."""
 
 from sojourn.diagnosis.capacity import FULL, best_load
-from sojourn.diagnosis.cause import Cause, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Cause, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
 from sojourn.diagnosis.statements.speculation import COSTS, RECORDS, drafts_of, load_without
 
@@ -10,7 +10,7 @@ DRAFT = "compute.draft"
 WAITS = ("request.queue", "memory.blocked")  # that longer steps make longer
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     drafts = drafts_of(facts)
     if drafts is None or drafts.lost_share < COSTS:
         return None
@@ -51,5 +51,5 @@ CAUSE = Cause(
     booked=("compute.decode", "compute.draft"),
     missing="drafted and accepted tokens of requests",
     complaints={"high_itl": 2},
-    reads={"records": Rule(read_records, accounts=(DECODE, DRAFT, *WAITS))},
+    reads={Records: Rule(read_records, accounts=(DECODE, DRAFT, *WAITS))},
 )

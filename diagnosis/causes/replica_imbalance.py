@@ -1,6 +1,6 @@
 """The router lets requests gather on one server while another one has few."""
 
-from sojourn.diagnosis.cause import Cause, Change, Evidence, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Cause, Change, Evidence, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.fleet_facts import FleetFacts
 from sojourn.diagnosis.proposal import CONTENTION, CONTRADICTION
 from sojourn.diagnosis.statements.device import DEVICE_ACCOUNTS
@@ -24,7 +24,7 @@ EVEN_WORK = 1.1  # tokens on the busiest server over the mean: such a router is 
 PRESENT = "requests: server, arrived_ns, finished_ns"
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     fleet = facts.fleet()
     if fleet is None or fleet.imbalance < UNEVEN or fleet.present_beside_idle < BESIDE_IDLE:
         return None
@@ -80,7 +80,7 @@ def _speed_evidence(fleet: FleetFacts) -> list[Evidence]:
                      "ratio", STEPS, supports=not is_slow, weight=CONTRADICTION if is_slow else 1)]  # fmt: skip
 
 
-def show_servers_unequal(facts: Facts) -> Reading | None:
+def show_servers_unequal(facts: Records) -> Reading | None:
     """One server chooses none."""
     fleet = facts.fleet()
     if fleet is None:
@@ -107,5 +107,5 @@ CAUSE = Cause(
     booked=CONTENTION,
     missing="several servers behind a router (requests: server)",
     complaints={"high_ttft": 21, "high_itl": 11, "devices_do_not_help": 10},
-    reads={"records": Rule(read_records, accounts=(*CONTENTION, *DEVICE_ACCOUNTS))},
+    reads={Records: Rule(read_records, accounts=(*CONTENTION, *DEVICE_ACCOUNTS))},
 )

@@ -1,6 +1,7 @@
 """The order in which requests are served makes some of them late that another order would serve in time."""
 
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Cause, Change, Client, Excess, Proposal, Records, Rule, evidence
+from sojourn.diagnosis.evidence import steps_of
 from sojourn.diagnosis.proposal import CONTENTION
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
 from sojourn.diagnosis.statements.scheduling import ORDERS, OVERTAKEN, overtaken_share, policy
@@ -9,7 +10,7 @@ from sojourn.diagnosis.symptom_tree.reading import NEGLIGIBLE, Reading
 INTERFERENCE = "request.interference"
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     name = str(facts.engine.get("policy") or "fcfs")
     if name not in ORDERS:
         return None
@@ -45,11 +46,12 @@ def _in_order_share(overtaken: float) -> float:
     return overtaken / (1.0 + overtaken)
 
 
-def show_order(facts: Facts) -> Reading | None:
+def show_order(facts: Client) -> Reading | None:
     policy = facts.engine.get("policy")
     if policy is None:
         return None
-    starved = 0.0 if facts.steps is None else facts.steps.starved_share
+    steps = steps_of(facts)
+    starved = 0.0 if steps is None else steps.starved_share
     return Reading(
         f"the order is {policy}; answers stood still for prompts in {starved:.0%} of the time of steps",
         policy == "fcfs" and starved < NEGLIGIBLE,
@@ -71,5 +73,5 @@ CAUSE = Cause(
     figures=(show_order,),
     booked=CONTENTION,
     complaints={"high_ttft": 8, "high_itl": 2},
-    reads={"records": Rule(read_records, needs=("excess", "steps"))},
+    reads={Records: Rule(read_records, needs=("excess", "steps"))},
 )

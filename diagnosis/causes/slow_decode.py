@@ -3,9 +3,9 @@
 from typing import Any, NamedTuple
 
 from sojourn.diagnosis.capacity import batch_within_tpot
-from sojourn.diagnosis.cause import Cause, Change, Evidence, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Accounts, Cause, Change, Client, Evidence, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.client_signs import signs_of
-from sojourn.diagnosis.facts import tightest
+from sojourn.diagnosis.evidence import tightest
 from sojourn.diagnosis.proposal import all_of
 from sojourn.diagnosis.statements.accounts import propose
 from sojourn.diagnosis.statements.client_only import CHUNKS, STALLS, hint
@@ -26,7 +26,7 @@ class Smaller(NamedTuple):
     fixes: tuple[Change, ...]
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     bound = tightest(facts, "tpot_ms")
     if excess.objective == "ttft_ms":
         return None
@@ -71,13 +71,13 @@ def read_records(facts: Facts, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-def read_accounts(facts: Facts, excess: Excess) -> Proposal | None:
+def read_accounts(facts: Accounts, excess: Excess) -> Proposal | None:
     """Decode steps take the time."""
     return propose(excess, "decode steps take longer than the objective allows",
                    excess_evidence(excess, ("compute.decode",)), "a smaller batch, or a faster device")  # fmt: skip
 
 
-def read_client(facts: Facts, excess: Excess) -> Proposal | None:
+def read_client(facts: Client, excess: Excess) -> Proposal | None:
     """Tokens come evenly, and each one late."""
     signs = signs_of(facts)
     if excess.objective != "tpot_ms" or signs.gap_ms is None or signs.stalled >= STALLS:
@@ -102,7 +102,7 @@ def _with_fewer_bits(smaller: Smaller, now_ms: float, bound_ms: float) -> dict[s
     }
 
 
-def smaller_weights(facts: Facts) -> Smaller:
+def smaller_weights(facts: Records) -> Smaller:
     """The fastest format with fewer bits than the run's, by what its steps take at normal speed."""
     own, found = own_format(facts, "weights"), faster_formats(facts, "weights")
     fewer = [each for each in found if PRECISION.get(each.settings["weights"], 99) < PRECISION.get(own, 0)]
@@ -128,8 +128,8 @@ CAUSE = Cause(
     booked=("compute.decode",),
     complaints={"high_itl": 1},
     reads={
-        "records": Rule(read_records, accounts=DECODE, needs=("excess", "step model", "work")),
-        "accounts": Rule(read_accounts, accounts=("compute.decode",)),
-        "client": Rule(read_client, rival="a slow device"),
+        Records: Rule(read_records, accounts=DECODE, needs=("excess", "step model", "work")),
+        Accounts: Rule(read_accounts, accounts=("compute.decode",)),
+        Client: Rule(read_client, rival="a slow device"),
     },
 )

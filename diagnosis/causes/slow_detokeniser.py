@@ -1,6 +1,6 @@
 """Ids take long to become text, and hold the event loop of all streams meanwhile."""
 
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Accounts, Cause, Change, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.statements.accounts import hold_time
 from sojourn.diagnosis.statements.excess import excess_evidence
 from sojourn.diagnosis.statements.front import (
@@ -20,7 +20,7 @@ from sojourn.diagnosis.statements.front import (
 from sojourn.diagnosis.symptom_tree.reading import FRONT_TIME, in_the_front
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     loop = front_loop(facts)
     each_ms = unit_ms(facts, "decoding_ns", "server_output_tokens")
     if loop is None:
@@ -65,8 +65,8 @@ CAUSE = Cause(
     booked=FRONT_TIME,
     complaints={"high_ttft": 2, "high_itl": 1, "low_device_utilisation": 2, "devices_do_not_help": 2},
     reads={
-        "records": Rule(read_records, accounts=FRONT),
-        "accounts": hold_time(
+        Records: Rule(read_records, accounts=FRONT),
+        Accounts: hold_time(
             accounts=("token.decode",),
             words="ids are ready and wait to become text",
             change="find what slows the decoding of ids to text",

@@ -1,6 +1,6 @@
 """The device takes longer than at its normal speed, all the time or for a while."""
 
-from sojourn.diagnosis.cause import Cause, Change, Evidence, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Accounts, Cause, Change, Evidence, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.statements.accounts import DEFINING, PREDICTION, mean_of, propose
 from sojourn.diagnosis.statements.device import (
     DEVICE_ACCOUNTS,
@@ -17,7 +17,7 @@ from sojourn.diagnosis.symptom_tree.reading import DEVICE_TIME, Reading
 from sojourn.metrics.compute.speed_facts import SpeedFacts, stored_entries
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     whole, worst = slowness(facts)
     speed = facts.speed()
     usual = 1.0 if speed is None else min(speed.quarters)
@@ -49,7 +49,7 @@ def read_records(facts: Facts, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-def read_accounts(facts: Facts, excess: Excess) -> Proposal | None:
+def read_accounts(facts: Accounts, excess: Excess) -> Proposal | None:
     """The server's own metric of device time over predicted time is above one."""
     ratio = mean_of(facts, PREDICTION)
     if ratio is None or ratio < SLOW_DEVICE:
@@ -61,7 +61,7 @@ def read_accounts(facts: Facts, excess: Excess) -> Proposal | None:
                    [slow, *excess_evidence(excess, accounts)], "find what slows the device")  # fmt: skip
 
 
-def _pace_evidence(facts: Facts, whole: float, worst: float) -> list[Evidence]:
+def _pace_evidence(facts: Records, whole: float, worst: float) -> list[Evidence]:
     speed, slow = facts.speed(), max(whole, worst)
     if speed is None:
         if facts.steps is None or facts.steps.slowdown is None:
@@ -80,7 +80,7 @@ def _pace_evidence(facts: Facts, whole: float, worst: float) -> list[Evidence]:
     ]  # fmt: skip
 
 
-def _phase_evidence(facts: Facts, speed: SpeedFacts | None) -> list[Evidence]:
+def _phase_evidence(facts: Records, speed: SpeedFacts | None) -> list[Evidence]:
     """Which phase is slow separates faults: arithmetic bounds steps with prompts, memory bounds the others."""
     prompts, decodes = facts.steps.slowdown_with_prompts, facts.steps.slowdown_without
     if speed is not None and speed.prompts is not None and speed.decodes is not None:
@@ -99,7 +99,7 @@ def _phase_evidence(facts: Facts, speed: SpeedFacts | None) -> list[Evidence]:
     ]  # fmt: skip
 
 
-def show_device_slowdown(facts: Facts) -> Reading | None:
+def show_device_slowdown(facts: Records) -> Reading | None:
     """Against normal speed where it is known; else only against the rest of the run, which rules no slow whole out."""
     speed = facts.speed() if stored_entries(facts.meta) else None  # without a reference it is costly, and not asked
     if speed is not None and speed.source == "reference":
@@ -134,8 +134,8 @@ CAUSE = Cause(
     booked=DEVICE_TIME,
     complaints={"high_ttft": 2, "high_itl": 4},
     reads={
-        "records": Rule(read_records, needs=("excess", "steps")),
-        "accounts": Rule(
+        Records: Rule(read_records, needs=("excess", "steps")),
+        Accounts: Rule(
             read_accounts,
             accounts=("compute.decode", "compute.prefill"),
             rival="large batches",

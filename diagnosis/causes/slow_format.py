@@ -1,6 +1,6 @@
 """A format of weights, KV or all numbers was chosen that is slower here than one that is as exact or more so."""
 
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Accounts, Cause, Change, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.proposal import all_of
 from sojourn.diagnosis.statements.device import DEVICE_ACCOUNTS, WAITS
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
@@ -13,7 +13,7 @@ STEPS = (*DEVICE_ACCOUNTS, *WAITS)
 MOSTLY = 0.5  # of the waiting
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     exact = [
         (name, other)
         for name in FORMATS if name in facts.chosen and not (name == "kv_cache_dtype" and _lacks_blocks(facts))
@@ -40,7 +40,7 @@ def read_records(facts: Facts, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-def _lacks_blocks(facts: Facts) -> bool:
+def _lacks_blocks(facts: Accounts) -> bool:
     """Whether requests mostly wait for KV blocks: keys and values of more bits leave even fewer of them."""
     return facts.waits.get("kv_blocks", 0.0) >= MOSTLY
 
@@ -57,5 +57,5 @@ CAUSE = Cause(
     booked=DEVICE_TIME,
     lacks="the speed of another format on this machine",
     complaints={"high_ttft": 8, "high_itl": 10},
-    reads={"records": Rule(read_records, needs=("excess", "steps"))},
+    reads={Records: Rule(read_records, needs=("excess", "steps"))},
 )

@@ -1,7 +1,7 @@
 """The front has more to do than one process can: its loop is always busy, with no single work to blame."""
 
 from sojourn.diagnosis.capacity import COMFORTABLE
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Cause, Change, Client, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.statements.excess import excess_evidence
 from sojourn.diagnosis.statements.front import (
     BLOCKED,
@@ -18,7 +18,7 @@ from sojourn.diagnosis.statements.front import (
 from sojourn.diagnosis.symptom_tree.reading import FRONT_TIME, Reading, account
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     loop = front_loop(facts)
     if loop is not None and (loop.busy < FULL_LOOP or max(held_by(facts, name) for name in UNITS) >= HOLDS):
         return None
@@ -45,7 +45,7 @@ def read_records(facts: Facts, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-def show_front_busy(facts: Facts) -> Reading | None:
+def show_front_busy(facts: Client) -> Reading | None:
     """Of the event loop; without its records, what text waits to be written."""
     if facts.machine is None or facts.machine.front is None:
         return account("request.stream")(facts)
@@ -71,5 +71,5 @@ CAUSE = Cause(
     figures=(show_front_busy,),
     booked=FRONT_TIME,
     complaints={"high_ttft": 15, "high_itl": 6, "low_device_utilisation": 8, "devices_do_not_help": 4},
-    reads={"records": Rule(read_records, accounts=FRONT)},
+    reads={Records: Rule(read_records, accounts=FRONT)},
 )

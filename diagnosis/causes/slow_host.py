@@ -1,7 +1,7 @@
 """The loop keeps the device waiting between its steps."""
 
 from sojourn.diagnosis.capacity import FULL, best_load, load
-from sojourn.diagnosis.cause import Cause, Change, Evidence, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Accounts, Cause, Change, Client, Evidence, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.proposal import CONTENTION, EXPLAINS_ENOUGH
 from sojourn.diagnosis.statements.accounts import hold_time
 from sojourn.diagnosis.statements.device import WORTH_MENDING
@@ -18,7 +18,7 @@ SLOW_STAGE = 3.0  # times its normal cost: a busy machine and short steps double
 USUAL_STEP_MS, USUAL_SEQUENCE_MS = 2.0, 0.1
 
 
-def read_records(facts: Facts, excess: Excess | None) -> Proposal | None:
+def read_records(facts: Records, excess: Excess | None) -> Proposal | None:
     steps, host_share = facts.steps, facts.steps.host_share
     host = {name: part for name, part in steps.stage_share.items() if name not in DEVICE_STAGES}
     paces, slow = _stage_paces(facts)
@@ -58,7 +58,7 @@ def read_records(facts: Facts, excess: Excess | None) -> Proposal | None:
     )  # fmt: skip
 
 
-def _stage_paces(facts: Facts) -> tuple[dict[str, Pace], dict[str, Pace]]:
+def _stage_paces(facts: Records) -> tuple[dict[str, Pace], dict[str, Pace]]:
     """The host's stages whose normal speed is known, and those of them that are slow on cores of their own."""
     speed = facts.speed()
     paces = speed.host if speed is not None else {}
@@ -66,7 +66,7 @@ def _stage_paces(facts: Facts) -> tuple[dict[str, Pace], dict[str, Pace]]:
     return paces, {name: pace for name, pace in paces.items() if pace.slowdown * (1 - queued) >= SLOW_STAGE}
 
 
-def _is_worth_mending(facts: Facts, excess: Excess | None, host_share: float, lost: float) -> bool:
+def _is_worth_mending(facts: Records, excess: Excess | None, host_share: float, lost: float) -> bool:
     """`lost`: of the host's time, what a sound host would not take."""
     if excess is None:  # no request is late: whether the device idles
         busy = facts.device_busy
@@ -77,7 +77,7 @@ def _is_worth_mending(facts: Facts, excess: Excess | None, host_share: float, lo
     return fills or excess.share(HOST) * lost >= 0.1 or host_share >= EXPLAINS_ENOUGH
 
 
-def _neighbour(facts: Facts) -> list[Evidence]:
+def _neighbour(facts: Client) -> list[Evidence]:
     machine = facts.machine
     if machine is None or machine.core_queued is None or machine.core_queued < 0.3:
         return []
@@ -86,7 +86,7 @@ def _neighbour(facts: Facts) -> list[Evidence]:
     return [evidence(statement, queued, "share", "system: core_queued_ns", supports=False)]
 
 
-def show_host_time(facts: Facts) -> Reading | None:
+def show_host_time(facts: Records) -> Reading | None:
     if facts.steps is None:
         return None
     share = facts.steps.host_share
@@ -109,8 +109,8 @@ CAUSE = Cause(
     figures=(show_host_time,),
     complaints={"high_ttft": 4, "high_itl": 6, "low_device_utilisation": 1, "devices_do_not_help": 1},
     reads={
-        "records": Rule(read_records, needs=("steps",), symptom="low_device_utilisation"),
-        "accounts": hold_time(
+        Records: Rule(read_records, needs=("steps",), symptom="low_device_utilisation"),
+        Accounts: hold_time(
             accounts=("compute.host",),
             words="the loop keeps the device waiting between its steps",
             change="find what the loop does between the steps",

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Cause, Change, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.proposal import all_of
 from sojourn.diagnosis.statements.device import (
     DEVICE_ACCOUNTS,
@@ -20,7 +20,7 @@ from sojourn.diagnosis.symptom_tree.reading import DEVICE_TIME
 from sojourn.metrics.compute.speed_facts import SpeedFacts
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     speed = facts.speed()
     chosen = {name: facts.engine[name] for name, usual in (("attention_backend", "auto"), ("fused_operations", "auto"))
               if facts.engine.get(name) not in (None, usual)}  # fmt: skip
@@ -89,5 +89,5 @@ CAUSE = Cause(
     booked=DEVICE_TIME,
     lacks="a profile burst of kernels",
     complaints={"high_ttft": 7, "high_itl": 9, "devices_do_not_help": 3},
-    reads={"records": Rule(read_records, needs=("excess", "steps"))},
+    reads={Records: Rule(read_records, needs=("excess", "steps"))},
 )

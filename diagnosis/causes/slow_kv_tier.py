@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Cause, Change, Client, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
 from sojourn.diagnosis.statements.kv_memory import host_gib
 from sojourn.diagnosis.statements.prefixes import pool_for_reuse
@@ -17,7 +17,7 @@ UNDISTURBED = 0.75  # quantile of the speeds: slower ones may have waited for th
 RECORDS = "requests: load_ns, recompute_predicted_ns, loaded_tokens"
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     if "load_decision" not in facts.rows:
         return None
     loaded = facts.rows[(facts.rows.load_decision == "load") & facts.rows.recompute_predicted_ns.notna()]
@@ -55,7 +55,7 @@ def read_records(facts: Facts, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-def _bytes_read(facts: Facts, loaded) -> tuple[float, float | None]:
+def _bytes_read(facts: Client, loaded) -> tuple[float, float | None]:
     """Bytes that came from a slow tier, and their speed in bytes/s while nobody else read; None where none is known."""
     of_token = section(facts.meta, "model_shape").get("kv_bytes_per_token")
     if not of_token or "loaded_tokens" not in loaded or not len(loaded):
@@ -70,11 +70,11 @@ def _bytes_read(facts: Facts, loaded) -> tuple[float, float | None]:
     return float(tokens.sum() * of_token), float(np.quantile(speeds, UNDISTURBED))
 
 
-def _without(facts: Facts) -> dict[str, object] | None:
+def _without(facts: Client) -> dict[str, object] | None:
     return {"kv_disk_path": None} if facts.engine.get("kv_disk_path") is not None else None
 
 
-def _host_memory(facts: Facts) -> dict[str, object] | None:
+def _host_memory(facts: Records) -> dict[str, object] | None:
     """Host memory for all that is asked for again, so that the disk is read after a restart only."""
     kv = facts.kv()
     size = host_gib(facts, pool_for_reuse(kv)) if kv is not None else 0.0
@@ -95,5 +95,5 @@ CAUSE = Cause(
     booked=("memory.load",),
     missing="load_ns and recompute_predicted_ns of requests",
     complaints={"high_ttft": 9, "product_latency_poor": 8},
-    reads={"records": Rule(read_records, accounts=(LOAD,))},
+    reads={Records: Rule(read_records, accounts=(LOAD,))},
 )

@@ -1,6 +1,6 @@
 """Requests wait for KV that another server has computed."""
 
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Accounts, Cause, Change, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.statements.accounts import hold_time
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
 from sojourn.diagnosis.statements.split import mean_ms
@@ -9,7 +9,7 @@ from sojourn.diagnosis.symptom_tree.reading import account
 TRANSFER = "memory.transfer"
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     waited_ms = mean_ms(facts, excess, "ledger_memory_transfer_ns")
     size, seconds = (
         float(facts.rows[name].fillna(0).astype("float64").sum()) if name in facts.rows else 0.0
@@ -46,8 +46,8 @@ CAUSE = Cause(
     missing="transfer_bytes and transfer_ns of requests",
     complaints={"high_ttft": 12, "devices_do_not_help": 2},
     reads={
-        "records": Rule(read_records, accounts=(TRANSFER,)),
-        "accounts": hold_time(
+        Records: Rule(read_records, accounts=(TRANSFER,)),
+        Accounts: hold_time(
             accounts=("memory.transfer",),
             words="requests wait for KV that another server has computed",
             change="a faster link, and kv_transfer_granularity=chunk with both calls at once",

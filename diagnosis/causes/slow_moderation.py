@@ -1,6 +1,6 @@
 """Requests wait for the checks of their input or output."""
 
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Accounts, Cause, Change, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.statements.accounts import hold_time
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
 from sojourn.diagnosis.symptom_tree.reading import account
@@ -8,7 +8,7 @@ from sojourn.diagnosis.symptom_tree.reading import account
 MODERATION = "request.moderation"
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     share = excess.share(MODERATION)
     waited_ms = share * excess.total_ms
     return Proposal(
@@ -41,8 +41,8 @@ CAUSE = Cause(
     booked=("request.moderation",),
     complaints={"high_ttft": 17, "high_itl": 8, "devices_do_not_help": 6},
     reads={
-        "records": Rule(read_records, accounts=(MODERATION,)),
-        "accounts": hold_time(
+        Records: Rule(read_records, accounts=(MODERATION,)),
+        Accounts: hold_time(
             accounts=("request.moderation",),
             words="requests wait for the check against policies",
             change="a faster check, or one beside the generation",

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Accounts, Cause, Change, Client, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.client_signs import signs_of
 from sojourn.diagnosis.statements.accounts import hold_time
 from sojourn.diagnosis.statements.client_only import GOES_WITH, TTFT, hint
@@ -25,7 +25,7 @@ NETWORK = "client.network"
 EVERYBODY = 0.5  # of the bound, paid by every request: no queue does that
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     fleet = facts.fleet()
     if fleet is not None and fleet.router_is_here:  # the way is the router's: there is no other
         return None
@@ -60,7 +60,7 @@ def read_records(facts: Facts, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-def read_client(facts: Facts, excess: Excess) -> Proposal | None:
+def read_client(facts: Client, excess: Excess) -> Proposal | None:
     """Every request pays much before its first token, whatever its prompt and however many others there are."""
     signs = signs_of(facts)
     goes_with = max(signs.with_crowd or 0.0, signs.with_prompt or 0.0, signs.growth or 0.0)
@@ -97,14 +97,14 @@ CAUSE = Cause(
         "devices_do_not_help": 1,
     },
     reads={
-        "records": Rule(read_records, accounts=(NETWORK,)),
-        "accounts": hold_time(
+        Records: Rule(read_records, accounts=(NETWORK,)),
+        Accounts: hold_time(
             accounts=("client.network",),
             words="the time is lost between client and server",
             change="a shorter network path",
             rival="a front that reads late",
             rival_key="",
         ),
-        "client": Rule(read_client, rival="a slow front", rival_key="blocked_front"),
+        Client: Rule(read_client, rival="a slow front", rival_key="blocked_front"),
     },
 )

@@ -1,6 +1,6 @@
 """Requests wait until a prefill server has computed their prompts."""
 
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule
+from sojourn.diagnosis.cause import Accounts, Cause, Change, Excess, Proposal, Records, Rule
 from sojourn.diagnosis.statements.accounts import hold_time
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
 from sojourn.diagnosis.statements.split import mean_ms
@@ -9,7 +9,7 @@ from sojourn.diagnosis.symptom_tree.reading import account
 REMOTE = "request.remote_prefill"
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     waited_ms = mean_ms(facts, excess, "ledger_request_remote_prefill_ns")
     return Proposal(
         cause=f"late requests waited {waited_ms:,.0f} ms each until a prefill server had computed their prompts",
@@ -36,8 +36,8 @@ CAUSE = Cause(
     booked=("request.remote_prefill",),
     complaints={"high_ttft": 20, "devices_do_not_help": 9},
     reads={
-        "records": Rule(read_records, accounts=(REMOTE,)),
-        "accounts": hold_time(
+        Records: Rule(read_records, accounts=(REMOTE,)),
+        Accounts: hold_time(
             accounts=("request.remote_prefill",),
             words="requests wait until a prefill server has computed their prompts",
             change="more or faster prefill servers, or prompts that the decode server computes itself",

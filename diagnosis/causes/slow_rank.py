@@ -1,6 +1,6 @@
 """One rank of a parallel group computes longer than the others for as much work, and all wait for it."""
 
-from sojourn.diagnosis.cause import Cause, Change, Evidence, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Cause, Change, Evidence, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.statements.device import DEVICE_ACCOUNTS, WAITS
 from sojourn.diagnosis.statements.excess import excess_evidence
 from sojourn.diagnosis.statements.ranks import RANKS, TOKENS, tokens_explain, waits_for
@@ -11,7 +11,7 @@ BUBBLE = "compute.bubble"
 COMMUNICATION = "compute.communication"
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     group = facts.group()
     if group is None or not (slow := group.slowest).is_slow or tokens_explain(group, slow):
         return None
@@ -45,7 +45,7 @@ def _token_evidence(group: GroupFacts) -> list[Evidence]:
     return [evidence(statement, uneven, "ratio", TOKENS, weight=2)]
 
 
-def show_slowest_rank(facts: Facts) -> Reading | None:
+def show_slowest_rank(facts: Records) -> Reading | None:
     """One process waits for none."""
     group = facts.group()
     if group is None and facts.steps is None:
@@ -73,7 +73,7 @@ CAUSE = Cause(
     missing="the time of each rank (steps: rank_*_ns)",
     complaints={"high_ttft": 13, "high_itl": 15, "devices_do_not_help": 8},
     reads={
-        "records": Rule(
+        Records: Rule(
             read_records, accounts=(COMMUNICATION, BUBBLE, *DEVICE_ACCOUNTS, *WAITS), needs=("excess", "steps")
         )
     },

@@ -1,6 +1,6 @@
 """A few clients read slowly: their chunks wait in the network, or in the server's buffers."""
 
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Accounts, Cause, Change, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.statements.accounts import DEFINING, LOOP_LAG, STALLED_LOOP_S, mean_of, propose
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
 from sojourn.diagnosis.statements.front import DRAINED, drained_share
@@ -19,7 +19,7 @@ from sojourn.diagnosis.symptom_tree.reading import account
 NETWORK = "client.network"
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     way_in, way_out = ways_ms(facts)
     writing, stream = facts.rows.get("writing_ns"), facts.rows.ledger_request_stream_ns.astype("float64")
     late = excess.missing
@@ -58,7 +58,7 @@ def read_records(facts: Facts, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-def read_accounts(facts: Facts, excess: Excess) -> Proposal | None:
+def read_accounts(facts: Accounts, excess: Excess) -> Proposal | None:
     """Text waits to be written while the front's event loop is on time: its readers take it late."""
     lag_s = mean_of(facts, LOOP_LAG)
     if lag_s is None or lag_s >= STALLED_LOOP_S:
@@ -84,8 +84,8 @@ CAUSE = Cause(
     booked=("client.network", "request.stream"),
     complaints={"high_ttft": 2, "high_itl": 2, "product_latency_poor": 2, "devices_do_not_help": 2},
     reads={
-        "records": Rule(read_records, accounts=(NETWORK, "request.stream")),
-        "accounts": Rule(
+        Records: Rule(read_records, accounts=(NETWORK, "request.stream")),
+        Accounts: Rule(
             read_accounts,
             accounts=("request.stream",),
             object="readers of the answers",

@@ -1,7 +1,7 @@
 """Requests spend their time on the way through the router: more servers behind it do not help."""
 
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
-from sojourn.diagnosis.facts import ledger_columns
+from sojourn.diagnosis.cause import Cause, Change, Client, Excess, Proposal, Records, Rule, evidence
+from sojourn.diagnosis.shares import ledger_columns
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
 from sojourn.diagnosis.statements.fleet import STEPS
 from sojourn.diagnosis.statements.transit import FEW, hit_share, stalled_share, ways_ms
@@ -12,7 +12,7 @@ ROUTING = "request.routing"
 FULL = 0.9  # of the time: a device that works so much is what limits the fleet
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     fleet = facts.fleet()
     if fleet is None:
         return None
@@ -36,7 +36,7 @@ def read_records(facts: Facts, excess: Excess) -> Proposal | None:
     )
 
 
-def _way_back(facts: Facts, excess: Excess) -> float:
+def _way_back(facts: Client, excess: Excess) -> float:
     """Of the time in client.network, 0 to 1, that of answers on their way back through a router on this host: no
     network is between its processes. 0 where few requests wait so: then it is their readers."""
     way_out = ways_ms(facts)[1]
@@ -55,5 +55,5 @@ CAUSE = Cause(
     figures=(account("request.routing"),),
     booked=("request.routing",),
     complaints={"high_ttft": 22, "devices_do_not_help": 11},
-    reads={"records": Rule(read_records, accounts=(ROUTING,))},
+    reads={Records: Rule(read_records, accounts=(ROUTING,))},
 )

@@ -1,7 +1,7 @@
 """The draw of the next tokens takes a large part of each step."""
 
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
-from sojourn.diagnosis.facts import declared_classes
+from sojourn.diagnosis.cause import Accounts, Cause, Change, Client, Excess, Proposal, Records, Rule, evidence
+from sojourn.diagnosis.evidence import declared_classes
 from sojourn.diagnosis.statements.accounts import hold_time
 from sojourn.diagnosis.statements.device import PER_STEP, WAITS
 from sojourn.diagnosis.statements.excess import excess_evidence
@@ -19,7 +19,7 @@ DEAR = ("logprobs", "top_logprobs", "prompt_logprobs", "repetition_penalty", "fr
 WITHOUT_EFFECT_AT_ONE = ("repetition_penalty", "top_p")  # the others are without effect where they are null, 0 or empty
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     speed, steps = facts.speed(), facts.steps
     share = steps.stage_share.get("sample", 0.0)
     pace = speed.sampling if speed is not None else None
@@ -51,7 +51,7 @@ def read_records(facts: Facts, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-def dear_parameters(facts: Facts) -> list[str]:
+def dear_parameters(facts: Client) -> list[str]:
     """Parameters of the scenario's requests that make draws dearer than a plain one."""
     classes = declared_classes(facts.meta)
     asked = [*classes, *(variant for klass in classes for variant in klass.get("variants") or [])]
@@ -73,8 +73,8 @@ CAUSE = Cause(
     booked=("token.sample",),
     complaints={"high_ttft": 3, "high_itl": 2, "low_device_utilisation": 3, "devices_do_not_help": 3},
     reads={
-        "records": Rule(read_records, needs=("excess", "steps")),
-        "accounts": hold_time(
+        Records: Rule(read_records, needs=("excess", "steps")),
+        Accounts: hold_time(
             accounts=("token.sample",),
             words="logits are ready and wait to become ids",
             change="cheaper sampling parameters, or a faster sampler",

@@ -1,6 +1,6 @@
 """Prompts take long to become ids, on the event loop or before it."""
 
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Accounts, Cause, Change, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.statements.accounts import hold_time
 from sojourn.diagnosis.statements.excess import excess_evidence
 from sojourn.diagnosis.statements.front import (
@@ -21,7 +21,7 @@ from sojourn.diagnosis.statements.front import (
 from sojourn.diagnosis.symptom_tree.reading import FRONT_TIME, in_the_front
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     loop, own = front_loop(facts), own_share(facts, "encoding_ns", ENCODE)
     held = held_by(facts, "encoding")
     waits = excess.share(ENCODE)
@@ -66,8 +66,8 @@ CAUSE = Cause(
     booked=FRONT_TIME,
     complaints={"high_ttft": 1, "low_device_utilisation": 1, "product_latency_poor": 2, "devices_do_not_help": 1},
     reads={
-        "records": Rule(read_records, accounts=FRONT),
-        "accounts": hold_time(
+        Records: Rule(read_records, accounts=FRONT),
+        Accounts: hold_time(
             accounts=("token.encode",),
             words="prompts wait to be parsed, templated and encoded",
             change="a faster tokeniser, or shorter templates",

@@ -1,6 +1,6 @@
 """Handing a chunk to its socket takes long, for most of the requests."""
 
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Accounts, Cause, Change, Client, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.statements.accounts import hold_time
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
 from sojourn.diagnosis.statements.front import (
@@ -23,7 +23,7 @@ from sojourn.diagnosis.symptom_tree.reading import account
 WRITES = 0.5  # of a request's stream account, in writes
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     own, hit = own_share(facts, "writing_ns", STREAM, excess), _hit_share(facts, "writing_ns")
     held, drained = held_by(facts, "writing"), drained_share(facts, excess)
     is_few = hit < FEW and (drained is None or drained > DRAINED)  # a slow reader's buffer is full, others' are not
@@ -60,7 +60,7 @@ def read_records(facts: Facts, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-def _hit_share(facts: Facts, column: str) -> float:
+def _hit_share(facts: Client, column: str) -> float:
     """Of the served requests, those whose cost of a token is at least a fifth of the dearest tenth's."""
     served = facts.rows[facts.rows.status == "ok"]
     each = (served[column].astype("float64") / served.server_output_tokens.astype("float64").clip(lower=1)).dropna()
@@ -82,8 +82,8 @@ CAUSE = Cause(
     booked=("request.stream",),
     complaints={"high_ttft": 16, "high_itl": 7, "devices_do_not_help": 5},
     reads={
-        "records": Rule(read_records, accounts=FRONT),
-        "accounts": hold_time(
+        Records: Rule(read_records, accounts=FRONT),
+        Accounts: hold_time(
             accounts=("request.stream",),
             words="text is ready and waits to be written",
             change="find what holds the writes: a slow reader, or the front's loop",

@@ -1,7 +1,7 @@
 """The load generator sends or reads late: it has too little of the CPU, or stands still."""
 
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
-from sojourn.diagnosis.facts import tightest
+from sojourn.diagnosis.cause import Accounts, Cause, Change, Client, Excess, Proposal, Records, Rule, evidence
+from sojourn.diagnosis.evidence import tightest
 from sojourn.diagnosis.statements.accounts import hold_time
 from sojourn.diagnosis.statements.client_only import hint
 from sojourn.diagnosis.statements.excess import excess_evidence
@@ -13,7 +13,7 @@ NETWORK = "client.network"
 OWN = 0.3  # of the lateness: what the load generator's own delay must be to be the cause
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     late = (facts.rows.sent_ns.astype("float64") - facts.rows.due_ns.astype("float64")) / 1e6
     p90, machine = float(late.quantile(0.9)), facts.machine
     share, stalls, part = excess.share(LAG), stalls_of(facts), stalled_share(facts, excess)
@@ -44,7 +44,7 @@ def read_records(facts: Facts, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-def read_client(facts: Facts, excess: Excess) -> Proposal | None:
+def read_client(facts: Client, excess: Excess) -> Proposal | None:
     """Requests are sent later than they were due."""
     lag_ms = excess.accounts.get("client.lag", 0.0)
     share = lag_ms / max(excess.mean_ms - excess.bound_ms, 1e-9)
@@ -56,7 +56,7 @@ def read_client(facts: Facts, excess: Excess) -> Proposal | None:
                 "a core of its own for the load generator")  # fmt: skip
 
 
-def show_client_lag(facts: Facts) -> Reading | None:
+def show_client_lag(facts: Client) -> Reading | None:
     if facts.lag_p90_ms is None:
         return None
     bound = tightest(facts, "ttft_ms") or tightest(facts, "e2e_ms")
@@ -88,14 +88,14 @@ CAUSE = Cause(
         "devices_do_not_help": 3,
     },
     reads={
-        "records": Rule(read_records, accounts=(LAG, NETWORK)),
-        "accounts": hold_time(
+        Records: Rule(read_records, accounts=(LAG, NETWORK)),
+        Accounts: hold_time(
             accounts=("client.lag",),
             words="requests are sent later than they were due",
             change="a core of its own for the load generator",
             rival="a slow network",
             rival_key="",
         ),
-        "client": Rule(read_client, accounts=("client.lag",), rival="a slow network", rival_key=""),
+        Client: Rule(read_client, accounts=("client.lag",), rival="a slow network", rival_key=""),
     },
 )

@@ -1,6 +1,6 @@
 """One server takes longer than the others for steps of the same size, and its requests are late."""
 
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Cause, Change, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.proposal import WAITS
 from sojourn.diagnosis.statements.device import DEVICE_ACCOUNTS
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
@@ -17,7 +17,7 @@ from sojourn.diagnosis.statements.fleet import (
 from sojourn.diagnosis.symptom_tree.reading import DEVICE_TIME, NEGLIGIBLE, Reading
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     fleet = facts.fleet()
     if fleet is None or (slow := fleet.slowest) is None or not is_straggler(slow):
         return None
@@ -47,7 +47,7 @@ def read_records(facts: Facts, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-def show_slowest_server(facts: Facts) -> Reading | None:
+def show_slowest_server(facts: Records) -> Reading | None:
     """Of a fleet, by steps of the same size."""
     fleet = facts.fleet()
     if fleet is None or (slow := fleet.slowest) is None:
@@ -75,5 +75,5 @@ CAUSE = Cause(
     booked=DEVICE_TIME,
     missing="the steps of several servers",
     complaints={"high_ttft": 15, "high_itl": 17, "devices_do_not_help": 10},
-    reads={"records": Rule(read_records, accounts=(*DEVICE_ACCOUNTS, *WAITS))},
+    reads={Records: Rule(read_records, accounts=(*DEVICE_ACCOUNTS, *WAITS))},
 )

@@ -1,6 +1,6 @@
 """One tenant sends so much that the requests of the others wait for it."""
 
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import Cause, Change, Client, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.proposal import CONTENTION
 from sojourn.diagnosis.statements.blame import blamed_on
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
@@ -8,7 +8,7 @@ from sojourn.diagnosis.statements.scheduling import MOSTLY, policy
 from sojourn.diagnosis.symptom_tree.reading import Reading
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     if facts.engine.get("policy") == "fair-share" or facts.rows.tenant.nunique() < 2:
         return None
     found = [each for each in blamed_on(facts, excess, "tenant") if each.share >= MOSTLY]
@@ -40,12 +40,12 @@ def read_records(facts: Facts, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-def _share_of_tokens(facts: Facts, tenant: str) -> float:
+def _share_of_tokens(facts: Client, tenant: str) -> float:
     tokens = facts.rows[["server_prompt_tokens", "output_tokens"]].astype("float64").fillna(0).sum(axis=1)
     return float(tokens[facts.rows.tenant == tenant].sum() / max(tokens.sum(), 1.0))
 
 
-def show_tenants(facts: Facts) -> Reading | None:
+def show_tenants(facts: Client) -> Reading | None:
     if "tenant" not in facts.rows or not len(facts.rows):
         return None
     counts = facts.rows.tenant.fillna("").value_counts()
@@ -69,5 +69,5 @@ CAUSE = Cause(
     figures=(show_tenants,),
     booked=CONTENTION,
     complaints={"high_ttft": 10, "product_latency_poor": 4},
-    reads={"records": Rule(read_records, needs=("excess", "steps"))},
+    reads={Records: Rule(read_records, needs=("excess", "steps"))},
 )

@@ -2,8 +2,8 @@
 
 import math
 
-from sojourn.diagnosis.cause import Cause, Change, Excess, Facts, Proposal, Rule, evidence
-from sojourn.diagnosis.facts import tightest
+from sojourn.diagnosis.cause import Accounts, Cause, Change, Excess, Proposal, Records, Rule, evidence
+from sojourn.diagnosis.evidence import tightest
 from sojourn.diagnosis.proposal import CONTENTION, QUEUE
 from sojourn.diagnosis.statements.accounts import propose, room_evidence, scale_setting, waited_for
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
@@ -19,7 +19,7 @@ from sojourn.diagnosis.symptom_tree.reading import waiting_for
 CHEAP = 0.2  # of a full step: below it a larger one is hardly faster, and everybody in it waits longer
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     short, chunks = facts.waits.get("token_budget", 0.0), facts.chunks
     budget = facts.token_budget
     if not budget or budget >= LARGEST_BUDGET:
@@ -57,7 +57,7 @@ def read_records(facts: Facts, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-def read_accounts(facts: Facts, excess: Excess) -> Proposal | None:
+def read_accounts(facts: Accounts, excess: Excess) -> Proposal | None:
     """Requests wait for room in the token budget of a step."""
     found = [*excess_evidence(excess, QUEUE), *waited_for(facts, "token_budget"), *room_evidence(facts, wanted=True)]
     return propose(excess, "requests wait for room in the token budget of a step", found,
@@ -65,7 +65,7 @@ def read_accounts(facts: Facts, excess: Excess) -> Proposal | None:
                    scale_setting(facts, "max_num_batched_tokens", 2))  # fmt: skip
 
 
-def _enough(facts: Facts, budget: int) -> list[int]:
+def _enough(facts: Records, budget: int) -> list[int]:
     """The budget at which the fixed cost is CHEAP of a full step, within the time per token; [] if it is unknown."""
     model, bound = facts.steps.model if facts.steps is not None else None, tightest(facts, "tpot_ms")
     if model is None or model.token_ns <= 0:
@@ -91,8 +91,8 @@ CAUSE = Cause(
     booked=(*CONTENTION, "compute.prefill"),
     complaints={"high_ttft": 4, "low_device_utilisation": 3},
     reads={
-        "records": Rule(read_records),
-        "accounts": Rule(
+        Records: Rule(read_records),
+        Accounts: Rule(
             read_accounts, accounts=QUEUE, reason="token_budget", object="token budget of a step", rival="overload"
         ),
     },

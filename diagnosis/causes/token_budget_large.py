@@ -2,9 +2,21 @@
 
 import pandas as pd
 
-from sojourn.diagnosis.cause import Cause, Change, Evidence, Excess, Facts, Proposal, Rule, evidence
+from sojourn.diagnosis.cause import (
+    Accounts,
+    Cause,
+    Change,
+    Client,
+    Evidence,
+    Excess,
+    Means,
+    Proposal,
+    Records,
+    Rule,
+    evidence,
+)
 from sojourn.diagnosis.client_signs import signs_of
-from sojourn.diagnosis.facts import tightest
+from sojourn.diagnosis.evidence import tightest
 from sojourn.diagnosis.proposal import CONTENTION
 from sojourn.diagnosis.statements.accounts import DEFINING, hold_time
 from sojourn.diagnosis.statements.blame import late_ids
@@ -29,7 +41,7 @@ LONG_PROMPT = 4.0  # times the median prompt of the late requests: it fills step
 LONGER_STEPS = 1.25  # a mixed step that is a quarter longer than one of decodes only is a measured effect
 
 
-def read_records(facts: Facts, excess: Excess) -> Proposal | None:
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
     steps, bound = facts.steps, tightest(facts, "tpot_ms")
     budget = facts.token_budget
     if steps.prefill_step_p95_ns is None or steps.prefill_tokens_p95 is None:
@@ -68,7 +80,7 @@ def read_records(facts: Facts, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-def read_means(facts: Facts, excess: Excess) -> Proposal | None:
+def read_means(facts: Means, excess: Excess) -> Proposal | None:
     """Most tokens come quickly and some very late, and prompts are most of what steps compute: steps with long prompts
     stall the tokens of the others."""
     view = facts.server
@@ -97,7 +109,7 @@ def read_means(facts: Facts, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-def read_client(facts: Facts, excess: Excess) -> Proposal | None:
+def read_client(facts: Client, excess: Excess) -> Proposal | None:
     """Text stops, and goes on at its usual pace: a long step came between."""
     signs = signs_of(facts)
     fast = signs.gap_ms is not None and signs.gap_ms <= ROOM * (tightest(facts, "tpot_ms") or 0.0)
@@ -107,7 +119,7 @@ def read_client(facts: Facts, excess: Excess) -> Proposal | None:
     return hint(excess, words, [stall_evidence(signs)], 0.4, "a smaller token budget")
 
 
-def long_prompt_share(facts: Facts, excess: Excess, longer_than: float) -> tuple[float, pd.DataFrame]:
+def long_prompt_share(facts: Records, excess: Excess, longer_than: float) -> tuple[float, pd.DataFrame]:
     """The share of the late requests' delay by others that prompts of at least so many tokens caused, and the requests
     with such prompts, as a table of `offenders`."""
     book = facts.book()
@@ -121,7 +133,7 @@ def long_prompt_share(facts: Facts, excess: Excess, longer_than: float) -> tuple
     return float(caused.get("long", 0.0)) / total if total > 0 else 0.0, table[table.prompt_tokens >= longer_than]
 
 
-def _long_prompts(facts: Facts, excess: Excess) -> tuple[str, list[Evidence]]:
+def _long_prompts(facts: Records, excess: Excess) -> tuple[str, list[Evidence]]:
     """Who they are if long prompts caused most of the delay by others, and that as evidence."""
     prompts = facts.rows.set_index("request_id").server_prompt_tokens.astype("float64")
     typical = float(prompts.loc[facts.rows.request_id[excess.missing]].median())
@@ -136,7 +148,7 @@ def _long_prompts(facts: Facts, excess: Excess) -> tuple[str, list[Evidence]]:
     return who, [evidence(f"{blamed}{typical:,.0f}", share, "share", source)]
 
 
-def show_mixed_step(facts: Facts) -> Reading | None:
+def show_mixed_step(facts: Records) -> Reading | None:
     if facts.steps is None:
         return None
     if facts.steps.prefill_step_p95_ns is None:
@@ -165,8 +177,8 @@ CAUSE = Cause(
     booked=CONTENTION,
     complaints={"high_ttft": 5, "high_itl": 1, "product_latency_poor": 2},
     reads={
-        "records": Rule(read_records, accounts=(INTERFERENCE,), needs=("excess", "step model")),
-        "accounts": hold_time(
+        Records: Rule(read_records, accounts=(INTERFERENCE,), needs=("excess", "step model")),
+        Accounts: hold_time(
             accounts=("request.interference",),
             words="prompts of other requests fill the steps",
             change="a smaller max_num_batched_tokens",
@@ -175,9 +187,9 @@ CAUSE = Cause(
             rival="a slow device",
             rival_key="",
         ),
-        "means": Rule(
+        Means: Rule(
             read_means, object="token budget of a step", rival="a batch that is too large", rival_key="slow_decode"
         ),
-        "client": Rule(read_client, object="token budget of a step", rival="a slow device"),
+        Client: Rule(read_client, object="token budget of a step", rival="a slow device"),
     },
 )

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from sojourn.diagnosis.cause import Rule
+from sojourn.diagnosis.evidence import Accounts, Client, Means, tightest
 from sojourn.diagnosis.excess import Excess
-from sojourn.diagnosis.facts import Facts, tightest
 from sojourn.diagnosis.proposal import CONTENTION, Proposal, all_of
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
 from sojourn.diagnosis.verdict import Evidence, evidence
@@ -48,13 +48,13 @@ def propose(
     )
 
 
-def scale_setting(facts: Facts, name: str, factor: float) -> dict[str, object]:
+def scale_setting(facts: Client, name: str, factor: float) -> dict[str, object]:
     """A setting times a factor; {} where its value is not known. Without steps nobody knows how much is enough."""
     value = facts.engine.get(name)
     return {name: max(1, round(value * factor))} if isinstance(value, int) else {}
 
 
-def waited_for(facts: Facts, reason: str) -> list[Evidence]:
+def waited_for(facts: Accounts, reason: str) -> list[Evidence]:
     share = facts.waits.get(reason, 0.0)
     if not facts.waits:
         return []
@@ -62,7 +62,7 @@ def waited_for(facts: Facts, reason: str) -> list[Evidence]:
                      supports=share >= 0.5, weight=DEFINING)]  # fmt: skip
 
 
-def room_evidence(facts: Facts, *, wanted: bool) -> list[Evidence]:
+def room_evidence(facts: Means | Accounts, *, wanted: bool) -> list[Evidence]:
     """Whether a larger batch would keep the time per output token: the tokens come in half of the time, or sooner; a
     larger batch gave more tokens before; or a step reads far more than it computes."""
     found = batch_gain_evidence(facts, wanted=wanted)
@@ -82,7 +82,7 @@ def room_evidence(facts: Facts, *, wanted: bool) -> list[Evidence]:
     return found
 
 
-def batch_gain_evidence(facts: Facts, *, wanted: bool) -> list[Evidence]:
+def batch_gain_evidence(facts: Means | Accounts, *, wanted: bool) -> list[Evidence]:
     """What more requests in a batch gave until now."""
     gain = facts.batch_gain
     if gain is None or SATURATED < gain < GAINS:
@@ -91,18 +91,18 @@ def batch_gain_evidence(facts: Facts, *, wanted: bool) -> list[Evidence]:
                      GAIN_SOURCE, supports=(gain >= GAINS) == wanted, weight=DEFINING)]  # fmt: skip
 
 
-def is_saturated(facts: Facts) -> bool:
+def is_saturated(facts: Means | Accounts) -> bool:
     """Whether twice the requests in a batch gave hardly more tokens: the device is full."""
     return facts.batch_gain is not None and facts.batch_gain <= SATURATED
 
 
-def _decode_intensity(facts: Facts) -> float | None:
+def _decode_intensity(facts: Means | Accounts) -> float | None:
     totals = facts.server.totals if facts.server is not None else {}
     flops, moved = (totals.get(key(name, (("composition", "decode"),)), 0.0) for name in (PHASE_FLOPS, PHASE_BYTES))
     return flops / moved if moved > 0 else None
 
 
-def mean_of(facts: Facts, family: str) -> float | None:
+def mean_of(facts: Means | Accounts, family: str) -> float | None:
     seen = facts.server.latencies.get(family) if facts.server is not None else None
     return seen.mean if seen is not None else None
 
@@ -115,7 +115,7 @@ def hold_time(
     its factor. `of_the_loop`: where the front's loop was watched its own work tells the cause, the account alone does
     not."""
 
-    def explain(facts: Facts, excess: Excess) -> Proposal | None:
+    def explain(facts: Accounts, excess: Excess) -> Proposal | None:
         if of_the_loop and facts.machine is not None and facts.machine.front is not None:
             return None
         settings = scale_setting(facts, *scaled) if scaled else None
@@ -125,11 +125,11 @@ def hold_time(
 
 
 def lose_prompts(
-    outcome: str, words: str, change: str, settings: Callable[[Facts], dict[str, object]] | None = None, **named: Any
+    outcome: str, words: str, change: str, settings: Callable[[Accounts], dict[str, object]] | None = None, **named: Any
 ) -> Rule:
     """The rule of a cause that shows in what a share of the prompt tokens became."""
 
-    def explain(facts: Facts, excess: Excess) -> Proposal | None:
+    def explain(facts: Accounts, excess: Excess) -> Proposal | None:
         lost = facts.prefix.outcomes.get(outcome, 0.0) if facts.prefix is not None else 0.0
         if lost < LOST_SHARE:
             return None

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from sojourn.diagnosis.evidence import Client, Records
 from sojourn.diagnosis.excess import Excess
-from sojourn.diagnosis.facts import Facts
 from sojourn.diagnosis.verdict import Evidence, evidence
 from sojourn.metrics.request.blame import largest_groups, matrix, offenders, waited_ns
 from sojourn.metrics.request.offenders import Book, described
@@ -28,7 +28,7 @@ class Blamed:
     request_ids: tuple[str, ...]  # those that delayed others most
 
 
-def blamed_on(facts: Facts, excess: Excess, trait: str) -> list[Blamed]:
+def blamed_on(facts: Records, excess: Excess, trait: str) -> list[Blamed]:
     """The groups by `tenant`, `klass` or `band` of the prompt that late requests waited for, most first.
 
     [] where all requests are of one group, or nobody knows who delayed whom.
@@ -60,7 +60,7 @@ def blamed_on(facts: Facts, excess: Excess, trait: str) -> list[Blamed]:
     return sorted(found, key=lambda each: -each.share)
 
 
-def blamed_group(facts: Facts, excess: Excess | None) -> list[Evidence]:
+def blamed_group(facts: Records, excess: Excess | None) -> list[Evidence]:
     """The group of requests (one tenant, one class, one band of prompt lengths) that late requests waited for most.
 
     [] where no group caused much of their waiting, or where all requests are of one group.
@@ -89,6 +89,6 @@ def blamed_group(facts: Facts, excess: Excess | None) -> list[Evidence]:
     return [evidence(statement, share, "share", "steps: request_ids, new_tokens, refusals; requests: ledger_*_ns")]
 
 
-def late_ids(facts: Facts, excess: Excess, book: Book) -> pd.Series:
+def late_ids(facts: Client, excess: Excess, book: Book) -> pd.Series:
     late = facts.rows.request_id[excess.missing]
     return late[late.isin(book.waits.request_ids)]

@@ -5,8 +5,8 @@ leaves them, with little weight, and abstain where no trace stands out.
 """
 
 from sojourn.diagnosis.client_signs import Signs
+from sojourn.diagnosis.evidence import Client, tightest
 from sojourn.diagnosis.excess import Excess
-from sojourn.diagnosis.facts import Facts, tightest
 from sojourn.diagnosis.proposal import Proposal
 from sojourn.diagnosis.statements.excess import missing_share
 from sojourn.diagnosis.statements.refusals import BY_LIMIT, REFUSED
@@ -20,7 +20,7 @@ IN_ONE_READ = 0.5  # of the tokens after a stall
 CHUNKS, TTFT = "client: chunk_ns", "client: due_ns, first_token_ns"
 
 
-def explain_refusal(facts: Facts, loss: Excess, *, by_limit: bool) -> Proposal | None:
+def explain_refusal(facts: Client, loss: Excess, *, by_limit: bool) -> Proposal | None:
     if not loss.error.startswith(REFUSED) or (BY_LIMIT in loss.error) != by_limit:
         return None
     found = [evidence(f"{loss.missed} requests ended with “{loss.error}”", loss.missed, "requests", "client: error",
@@ -48,7 +48,7 @@ def goes_with_prompt(signs: Signs) -> bool:
     return signs.with_prompt is not None and signs.with_prompt >= max(GOES_WITH, crowd)
 
 
-def has_room(facts: Facts) -> bool:
+def has_room(facts: Client) -> bool:
     """Whether tokens come at half of the time that the objective allows, or sooner."""
     bound, per_token = tightest(facts, "tpot_ms"), facts.rows.tpot_ms.astype("float64").median()
     return bound is not None and bool(per_token <= ROOM * bound)

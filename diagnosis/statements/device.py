@@ -1,6 +1,6 @@
 """How slow the steps of a run are, and who else had the cores."""
 
-from sojourn.diagnosis.facts import Facts
+from sojourn.diagnosis.evidence import Client, Records
 from sojourn.diagnosis.proposal import all_of
 from sojourn.diagnosis.verdict import Evidence, evidence
 from sojourn.metrics.compute.speed_facts import SpeedFacts
@@ -18,7 +18,7 @@ PER_STEP = "steps: device_ns, sampling_ns; run.json: speed_reference"
 SAMPLED = "system: core_queued_ns, host_cpu_percent, core_cpu_seconds, front_cpu_seconds"
 
 
-def slowness(facts: Facts) -> tuple[float, float]:
+def slowness(facts: Records) -> tuple[float, float]:
     """Device time / normal time, without waits for a core: over the whole run, and over its worst quarter."""
     speed, machine = facts.speed(), facts.machine
     waits = (0.0, 0.0)
@@ -33,7 +33,7 @@ def slowness(facts: Facts) -> tuple[float, float]:
     return whole * (1 - waits[0]), worst * (1 - waits[1])
 
 
-def slowed(facts: Facts, factor: float) -> dict[str, float]:
+def slowed(facts: Records, factor: float) -> dict[str, float]:
     """Claims of device time that is `factor` times the normal one: of each phase as far as it is slow, and of waits."""
     lost, speed = 1 - 1 / max(factor, 1.0), facts.speed()
     if speed is None:
@@ -45,7 +45,7 @@ def slowed(facts: Facts, factor: float) -> dict[str, float]:
     return phases | dict.fromkeys(WAITS, lost)
 
 
-def neighbour_evidence(facts: Facts, *, supports: bool) -> list[Evidence]:
+def neighbour_evidence(facts: Client, *, supports: bool) -> list[Evidence]:
     machine = facts.machine
     if machine is None or machine.core_queued is None:
         return []

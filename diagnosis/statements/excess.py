@@ -1,7 +1,7 @@
 """Evidence that most causes give: what of the excess their accounts explain, the load, and the residual."""
 
+from sojourn.diagnosis.evidence import Records
 from sojourn.diagnosis.excess import SERVED, Excess
-from sojourn.diagnosis.facts import Facts
 from sojourn.diagnosis.verdict import Evidence, evidence
 
 # Device time above what the composition of the steps explains. The step model is good to about 10 %, a shared machine
@@ -58,7 +58,7 @@ def load_evidence(statement: str, load: float, *, supports: bool = True, weight:
     return evidence(statement, load, "ratio", source, supports=supports, weight=weight)
 
 
-def residual_evidence(facts: Facts) -> list[Evidence]:
+def residual_evidence(facts: Records) -> list[Evidence]:
     """Whether the device takes longer than its steps explain: evidence for every cause that is not the device.
 
     Against the normal speed of this model and device where that is known; else against the rest of the run, which shows

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
+from sojourn.diagnosis.evidence import Client
 from sojourn.diagnosis.excess import Excess
-from sojourn.diagnosis.facts import Facts, ledger_columns
 from sojourn.diagnosis.fleet_facts import FleetFacts, ReplicaFacts
+from sojourn.diagnosis.shares import ledger_columns
 from sojourn.diagnosis.statements.excess import SLOW_DEVICE
 from sojourn.diagnosis.verdict import Evidence, evidence
 
@@ -30,7 +31,7 @@ def is_straggler(replica: ReplicaFacts) -> bool:
     return (replica.slowdown or 0.0) >= SLOW_DEVICE
 
 
-def late_share(facts: Facts, excess: Excess, replica: ReplicaFacts) -> float:
+def late_share(facts: Client, excess: Excess, replica: ReplicaFacts) -> float:
     return float((facts.rows.server[excess.missing] == replica.name).mean())
 
 
@@ -39,7 +40,7 @@ def late_evidence(replica: ReplicaFacts, late: float, fair: float) -> Evidence:
     return evidence(statement, late, "share", "requests: server", supports=late > fair, weight=2)
 
 
-def of_server(facts: Facts, excess: Excess, name: str, claims: Mapping[str, float]) -> dict[str, float]:
+def of_server(facts: Client, excess: Excess, name: str, claims: Mapping[str, float]) -> dict[str, float]:
     """Claims of a server's late requests as claims of all late requests: by what its requests have of each account."""
     late = facts.rows.loc[excess.missing]
     spent = ledger_columns(late, "ttft" if excess.objective == "ttft_ms" else "ledger").fillna(0.0)

@@ -1,6 +1,6 @@
 """Formats of weights and KV that compute the same steps faster on this machine."""
 
-from sojourn.diagnosis.facts import Facts
+from sojourn.diagnosis.evidence import Client, Records
 from sojourn.metrics.compute.speed_facts import OtherSettings
 
 # The more bits, the nearer to what the checkpoint stores. The error of fp8 is above that of int8
@@ -10,12 +10,12 @@ FASTER = 1.15  # below it two calibrations of one setting may differ as much
 MEASURED = "run.json: speed_reference"
 
 
-def own_format(facts: Facts, name: str) -> str:
+def own_format(facts: Client, name: str) -> str:
     held = facts.engine.get(name) if name == "kv_cache_dtype" else (facts.meta.get("core") or {}).get(name)
     return str(held or "")
 
 
-def faster_formats(facts: Facts, name: str) -> list[OtherSettings]:
+def faster_formats(facts: Records, name: str) -> list[OtherSettings]:
     """Other formats of `name` that are faster, the fastest first."""
     speed = facts.speed()
     return [] if speed is None else [each for each in speed.formats if name in each.settings and each.speedup >= FASTER]

@@ -2,8 +2,8 @@
 
 import math
 
+from sojourn.diagnosis.evidence import Client, Records
 from sojourn.diagnosis.excess import Excess
-from sojourn.diagnosis.facts import Facts
 from sojourn.diagnosis.machine_facts import FrontLoop
 from sojourn.diagnosis.verdict import Evidence, evidence
 
@@ -23,11 +23,11 @@ TURNS = "system: loop_busy_ns, loop_turn_ns, front_loop_cpu_ns"
 OWN_WORK = "requests: encoding_ns, decoding_ns, writing_ns; system: loop_busy_ns"
 
 
-def front_loop(facts: Facts) -> FrontLoop | None:
+def front_loop(facts: Client) -> FrontLoop | None:
     return None if facts.machine is None else facts.machine.front
 
 
-def held_by(facts: Facts, name: str) -> float:
+def held_by(facts: Records, name: str) -> float:
     """Of the loop's busy time, 0 to 1, what one kind of its own work took beyond its normal cost.
 
     Of work in threads of its own, and of writes that sleep, there may be more than the loop was busy: writes then did
@@ -40,7 +40,7 @@ def held_by(facts: Facts, name: str) -> float:
     return min(1.0, getattr(loop, name) * (1 - 1 / slowdown)) if slowdown >= SLOWER else 0.0
 
 
-def _slowdown(facts: Facts, name: str) -> float:
+def _slowdown(facts: Records, name: str) -> float:
     """What such work took, in its normal costs; beyond measure where nobody knows these."""
     speed = facts.speed()
     if speed is not None and (pace := getattr(speed, name)) is not None:
@@ -49,7 +49,7 @@ def _slowdown(facts: Facts, name: str) -> float:
     return each_ms * 1e6 / USUAL_NS[name] if each_ms else math.inf
 
 
-def drained_share(facts: Facts, excess: Excess) -> float | None:
+def drained_share(facts: Client, excess: Excess) -> float | None:
     """Of late requests: the time from the last write to the last read, of the time in writes; None where nobody knows.
 
     A write waits only for a reader whose buffers are full, and these hold more than was written meanwhile. So a slow
@@ -77,7 +77,7 @@ def loop_queue_evidence(loop: FrontLoop) -> list[Evidence]:
                      "share", "system: front_loop_queued_ns", supports=False, weight=0.5)]  # fmt: skip
 
 
-def slower_work(facts: Facts, name: str) -> list[Evidence]:
+def slower_work(facts: Records, name: str) -> list[Evidence]:
     """What a text costs against its reference. A calibration measures the bare call: only a multiple tells anything."""
     speed = facts.speed()
     pace = None if speed is None else getattr(speed, name)
@@ -89,7 +89,7 @@ def slower_work(facts: Facts, name: str) -> list[Evidence]:
                      weight=1 if slow else 3)]  # fmt: skip
 
 
-def own_share(facts: Facts, column: str, account: str, excess: Excess | None = None) -> float | None:
+def own_share(facts: Client, column: str, account: str, excess: Excess | None = None) -> float | None:
     """Of an account over all served requests, or the late ones, the front's own work for them."""
     booked = f"ledger_{account.replace('.', '_')}_ns"
     served = facts.rows[facts.rows.status == "ok"] if excess is None else facts.rows.loc[excess.missing]
@@ -99,7 +99,7 @@ def own_share(facts: Facts, column: str, account: str, excess: Excess | None = N
     return float(served[column].astype("float64").sum()) / whole if whole > 0 else 0.0
 
 
-def unit_ms(facts: Facts, column: str, units: str) -> float | None:
+def unit_ms(facts: Client, column: str, units: str) -> float | None:
     """Mean cost of a request, or of one of its `units`."""
     served = facts.rows[facts.rows.status == "ok"]
     if column not in served or served[column].isna().all() or not len(served):

@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
+from sojourn.diagnosis.evidence import Accounts, Client
 from sojourn.diagnosis.excess import Excess
-from sojourn.diagnosis.facts import Facts
 from sojourn.diagnosis.proposal import all_of
 from sojourn.metrics.memory.plan import GIB
 from sojourn.metrics.prediction import Change
@@ -17,7 +17,7 @@ BLOCKS = "steps: blocks_active, slots_written; requests: scheduled_ns, finished_
 BLOCK_SIZE = 16  # tokens, where a run does not say
 
 
-def pool_claims(facts: Facts, excess: Excess) -> dict[str, float] | None:
+def pool_claims(facts: Accounts, excess: Excess) -> dict[str, float] | None:
     """What lacking blocks cost; None where blocks were not short."""
     by_blocks = facts.waits.get("kv_blocks", 0.0)
     claims = all_of(KV_ACCOUNTS) | ({"request.queue": by_blocks} if by_blocks else {})
@@ -31,12 +31,12 @@ class SameMemory(NamedTuple):
     fix: Change
 
 
-def is_sized_in_bytes(facts: Facts) -> bool:
+def is_sized_in_bytes(facts: Client) -> bool:
     """Whether the bytes of the pool are what was chosen, or what the device has left."""
     return "num_kv_blocks" not in facts.chosen
 
 
-def host_gib(facts: Facts, blocks: int) -> float:
+def host_gib(facts: Client, blocks: int) -> float:
     """GiB that so many blocks take; 0 where nobody recorded what a token takes."""
     of_token = section(facts.meta, "model_shape").get("kv_bytes_per_token") or 0
     return blocks * (facts.engine.get("block_size") or BLOCK_SIZE) * of_token / GIB

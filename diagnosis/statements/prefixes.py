@@ -2,7 +2,7 @@
 
 import math
 
-from sojourn.diagnosis.facts import Facts
+from sojourn.diagnosis.evidence import Client
 from sojourn.diagnosis.kv_facts import KvFacts
 from sojourn.diagnosis.memory_facts import ENOUGH
 from sojourn.diagnosis.verdict import Evidence, evidence
@@ -56,7 +56,7 @@ def hit_with(kv: KvFacts, blocks: int) -> float:
     return kv.curve.hit_share(blocks)
 
 
-def block_size(facts: Facts, kv: KvFacts, size: int) -> dict[str, int]:
+def block_size(facts: Client, kv: KvFacts, size: int) -> dict[str, int]:
     """Another block size with the same room: a number of blocks that was chosen counts in blocks of the old size."""
     settings = {"block_size": size}
     if "num_kv_blocks" in facts.chosen:

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from sojourn.diagnosis.evidence import Client
 from sojourn.diagnosis.excess import Excess
-from sojourn.diagnosis.facts import Facts
 
 ORDERS = {
     "prefill-first": "prompts go before running decodes, and stop them for whole steps",
@@ -18,12 +18,12 @@ MOSTLY = 0.5
 OVERTAKEN = 1.0  # later arrivals that go ahead of a late request, on average: in order of arrival there are none
 
 
-def policy(name: str, facts: Facts) -> dict[str, Any]:
+def policy(name: str, facts: Client) -> dict[str, Any]:
     """The settings that choose a policy; those that belong to the one in force are taken back."""
     return {"policy": name} | {each: None for each in OF_POLICY if facts.engine.get(each) is not None}
 
 
-def overtaken_share(facts: Facts, excess: Excess) -> float:
+def overtaken_share(facts: Client, excess: Excess) -> float:
     """Requests that came after a late one and got a place before it, on average."""
     rows = facts.rows[facts.rows.scheduled_ns.notna() & facts.rows.arrived_ns.notna()].sort_values("arrived_ns")
     placed = rows.scheduled_ns.to_numpy(dtype="float64")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sojourn.diagnosis.facts import Facts
+from sojourn.diagnosis.evidence import Client, Records
 
 COSTS = 0.1  # of the time of decoding and drafting: what drafts must cost more than they save
 RECORDS = "requests: drafted_tokens, accepted_tokens, rejected_ns, ledger_compute_draft_ns"
@@ -19,7 +19,7 @@ class Drafts:
     lost_share: float  # ... that drafts took more than they saved; below 0 they saved more
 
 
-def drafts_of(facts: Facts) -> Drafts | None:
+def drafts_of(facts: Records) -> Drafts | None:
     """None of a run without any draft."""
     known = facts.rows[facts.rows.drafted_tokens.fillna(0) > 0] if "drafted_tokens" in facts.rows else facts.rows[:0]
     if not len(known):
@@ -41,7 +41,7 @@ def drafts_of(facts: Facts) -> Drafts | None:
     )  # fmt: skip
 
 
-def load_without(facts: Facts, drafts: Drafts, load: float) -> float:
+def load_without(facts: Client, drafts: Drafts, load: float) -> float:
     """Load / capacity had there been no drafts."""
     busy = facts.rows[[f"ledger_compute_{name}_ns" for name in ("prefill", "decode", "draft")]].fillna(0).sum()
     return load * (1 - drafts.lost_share * float(busy.iloc[1:].sum() / max(busy.sum(), 1.0)))

@@ -1,13 +1,13 @@
 """What a step may hold, and the fixed cost of each."""
 
-from sojourn.diagnosis.facts import Facts
+from sojourn.diagnosis.evidence import Records
 
 PROMPT_WORK = ("compute.prefill", "request.interference")
 SMALLEST_BUDGET = 32  # below it a step's fixed cost outweighs the tokens it carries on any device
 LARGEST_BUDGET = 2048  # a candidate: beyond it a step of a mixed batch holds whole prompts, and decodes wait for it
 
 
-def fixed_share(facts: Facts, tokens: float) -> float:
+def fixed_share(facts: Records, tokens: float) -> float:
     """The part of a step of so many tokens that it would cost without any; 0 where no step model is known."""
     model = facts.steps.model if facts.steps is not None else None
     if model is None:
@@ -15,7 +15,7 @@ def fixed_share(facts: Facts, tokens: float) -> float:
     return model.step_ns / max(model.predict(tokens, 0.0), 1.0)
 
 
-def tokens_within(facts: Facts, step_ms: float) -> int:
+def tokens_within(facts: Records, step_ms: float) -> int:
     """Prompt tokens beside the decodes of a step that takes so long, at least SMALLEST_BUDGET. Takes a step model."""
     steps = facts.steps
     context = steps.mean_batch * (facts.work.context_tokens if facts.work else 0)

@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 
 from sojourn.diagnosis.client_stalls import ClientStalls, client_stalls
+from sojourn.diagnosis.evidence import Client
 from sojourn.diagnosis.excess import SERVED, Excess
-from sojourn.diagnosis.facts import Facts
 from sojourn.diagnosis.verdict import Evidence, evidence
 from sojourn.metrics.run.server_alone import CLIENT_LEFT
 
@@ -31,14 +31,14 @@ def is_timeout(error: str) -> bool:
     return "timeout" in error or "target." in error or error == CLIENT_LEFT
 
 
-def stalls_of(facts: Facts) -> ClientStalls | None:
+def stalls_of(facts: Client) -> ClientStalls | None:
     if facts.measured_by == "server":
         return None
     loop = None if facts.machine is None else facts.machine.front
     return client_stalls(facts.rows, by_tokens=loop is not None and loop.long_share < HOLDS_TEXT)
 
 
-def stalled_share(facts: Facts, excess: Excess) -> float:
+def stalled_share(facts: Client, excess: Excess) -> float:
     """Of what late requests spent on the way to the client, 0 to 1: while the load generator stood still."""
     stalls = stalls_of(facts)
     if stalls is None or not len(stalls) or excess.objective == SERVED:
@@ -46,7 +46,7 @@ def stalled_share(facts: Facts, excess: Excess) -> float:
     return min(1.0, stalls.waited_share(facts.rows.loc[excess.missing], first=excess.objective == "ttft_ms"))
 
 
-def ways_ms(facts: Facts) -> tuple[pd.Series, pd.Series]:
+def ways_ms(facts: Client) -> tuple[pd.Series, pd.Series]:
     """Of each request that the server recorded, in ms: sent → arrived without the front's busy loop, and written →
     read."""
     rows = facts.rows
@@ -57,7 +57,7 @@ def ways_ms(facts: Facts) -> tuple[pd.Series, pd.Series]:
     return way_in.dropna(), ((read - written) / 1e6).clip(lower=0)[way_in.notna()].fillna(0)
 
 
-def hit_share(facts: Facts, transit: pd.Series, excess: Excess) -> float:
+def hit_share(facts: Client, transit: pd.Series, excess: Excess) -> float:
     """The share of the requests of the class whose transit is at least a quarter of the late requests' median."""
     klass = facts.rows.index[facts.rows.klass == excess.klass].intersection(transit.index)
     late = transit.reindex(excess.missing).median()
@@ -66,7 +66,7 @@ def hit_share(facts: Facts, transit: pd.Series, excess: Excess) -> float:
     return float((transit[klass] >= 0.25 * late).mean())
 
 
-def idle_server(facts: Facts) -> list[Evidence]:
+def idle_server(facts: Client) -> list[Evidence]:
     """An event loop with nothing to do accepts and writes at once."""
     loop = None if facts.machine is None else facts.machine.front
     if loop is None:
@@ -75,7 +75,7 @@ def idle_server(facts: Facts) -> list[Evidence]:
     return [evidence(statement, loop.busy, "share", "system: loop_busy_ns", supports=loop.busy < IDLE_LOOP, weight=1)]
 
 
-def client_evidence(facts: Facts, *, supports: bool) -> list[Evidence]:
+def client_evidence(facts: Client, *, supports: bool) -> list[Evidence]:
     machine = facts.machine
     if machine is None or machine.load_cores_worst is None:
         return []

@@ -3,10 +3,10 @@
 A reading is None where its evidence is missing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from sojourn.diagnosis.facts import Facts, tightest
+from sojourn.diagnosis.evidence import Accounts, Client, Records, tightest
 from sojourn.diagnosis.proposal import CONTENTION
 from sojourn.metrics.ledger import ACCOUNT_BY_NAME
 
@@ -30,13 +30,19 @@ class Reading:
     share: float | None = None
 
 
-Read = Callable[[Facts], Reading | None]
+Read = Callable[..., Reading | None]  # of one kind of evidence, which the type of its argument names
+
+
+def figures(reads: Iterable[Read], facts: Client) -> list[Reading]:
+    """Those of them that this evidence can give."""
+    asked = [read for read in reads if isinstance(facts, read.__annotations__["facts"])]
+    return [found for read in asked if (found := read(facts)) is not None]
 
 
 def account(*names: str) -> Read:
     """The share of all requests' time that these accounts hold together, and what they take of a request."""
 
-    def read(facts: Facts) -> Reading | None:
+    def read(facts: Client) -> Reading | None:
         columns = [f"ledger_{ACCOUNT_BY_NAME[name].column}" for name in names]
         served = facts.rows[facts.rows.status == "ok"]
         booked = served[columns].astype("float64")
@@ -56,7 +62,7 @@ def account(*names: str) -> Read:
 
 
 def waiting_for(reason: str, what: str) -> Read:
-    def read(facts: Facts) -> Reading | None:
+    def read(facts: Records) -> Reading | None:
         if not facts.joined:
             return None
         share = facts.waits.get(reason, 0.0)
@@ -66,7 +72,7 @@ def waiting_for(reason: str, what: str) -> Read:
 
 
 def prefix_outcome(*outcomes: str, what: str) -> Read:
-    def read(facts: Facts) -> Reading | None:
+    def read(facts: Accounts) -> Reading | None:
         if facts.prefix is None:
             return None
         share = sum(facts.prefix.outcomes.get(outcome, 0.0) for outcome in outcomes)
@@ -77,7 +83,7 @@ def prefix_outcome(*outcomes: str, what: str) -> Read:
     return read
 
 
-def show_decode_step(facts: Facts) -> Reading | None:
+def show_decode_step(facts: Records) -> Reading | None:
     bound = tightest(facts, "tpot_ms")
     if facts.steps is None or facts.steps.decode_step_p50_ns is None or bound is None:
         return None
@@ -90,7 +96,7 @@ def show_decode_step(facts: Facts) -> Reading | None:
     )
 
 
-def show_batch(facts: Facts) -> Reading | None:
+def show_batch(facts: Records) -> Reading | None:
     cap = facts.engine.get("max_num_seqs")
     if facts.steps is None or not cap:
         return None
@@ -103,7 +109,7 @@ def show_batch(facts: Facts) -> Reading | None:
     )
 
 
-def show_exchanges(facts: Facts) -> Reading | None:
+def show_exchanges(facts: Records) -> Reading | None:
     """One process exchanges nothing."""
     group = facts.group()
     share = 0.0 if group is None else group.communication_share
@@ -121,7 +127,7 @@ def in_the_front(noun: str, what: str) -> Read:
     """Text work that holds the front's event loop. Its cost stands in other accounts, too: whoever waits for the loop
     books `request.stream` or `request.admission`. Without the loop's records it can therefore not be excluded."""
 
-    def read(facts: Facts) -> Reading | None:
+    def read(facts: Client) -> Reading | None:
         booked = account(f"token.{noun}")(facts)
         if booked is None:
             return None
@@ -140,7 +146,7 @@ def in_the_front(noun: str, what: str) -> Read:
     return read
 
 
-def show_crashes(facts: Facts) -> Reading | None:
+def show_crashes(facts: Client) -> Reading | None:
     if not facts.sent:
         return None
     count = sum(n for error, n in facts.errors.items() if any(word in error.lower() for word in DIED))

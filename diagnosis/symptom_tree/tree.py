@@ -10,11 +10,11 @@ import msgspec
 
 from sojourn.diagnosis.cause import Cause
 from sojourn.diagnosis.causes import CAUSES
+from sojourn.diagnosis.evidence import Client, is_joined
 from sojourn.diagnosis.excess import Excess, accounts_of
-from sojourn.diagnosis.facts import Facts
 from sojourn.diagnosis.foreign_server import shares_seen
 from sojourn.diagnosis.symptom_tree.complaints import BY_SYMPTOM, Complaint
-from sojourn.diagnosis.symptom_tree.reading import NEGLIGIBLE
+from sojourn.diagnosis.symptom_tree.reading import NEGLIGIBLE, figures
 from sojourn.diagnosis.symptoms import BY_KEY, late
 from sojourn.diagnosis.verdict import Diagnosis, Finding, Status
 
@@ -87,8 +87,12 @@ class _Spent(msgspec.Struct, frozen=True):
     def of(self, accounts: tuple[str, ...]) -> float:
         return sum(max(self.shares.get(name, 0.0), 0.0) for name in accounts)
 
+    def in_lifecycle(self, name: str) -> dict[str, float]:
+        return {account: share for account, share in self.shares.items()
+                if account.split(".")[0] == name and share >= 0.01}  # fmt: skip
 
-def symptom_tree(facts: Facts, diagnosis: Diagnosis, symptom: str) -> SymptomTree:
+
+def symptom_tree(facts: Client, diagnosis: Diagnosis, symptom: str) -> SymptomTree:
     """The tree of one of the six symptoms. `diagnosis` is of the same run as `facts`."""
     complaint = BY_SYMPTOM[symptom]
     check = next(each for each in diagnosis.checks if each.symptom == symptom)
@@ -109,12 +113,12 @@ def _is_of(finding: Finding, symptom: str) -> bool:
     return finding.symptom == symptom or BY_KEY[symptom].title in finding.title.split(" · ")
 
 
-def _spent(facts: Facts, symptom: str) -> _Spent:
+def _spent(facts: Client, symptom: str) -> _Spent:
     above = late(facts, symptom) if symptom in LATENCY else []
-    if above and facts.joined:
+    if above and is_joined(facts):
         return _of_excess(above, symptom)
     served = facts.rows[facts.rows.status == "ok"]
-    if symptom == "high_itl" and facts.joined:
+    if symptom == "high_itl" and is_joined(facts):
         mean = accounts_of(served, "tpot_ms").mean().fillna(0.0)
         total = float(mean.clip(lower=0).sum())
         return _Spent(f"the {QUANTITIES[symptom]} of all {len(served)} served requests",
@@ -139,7 +143,7 @@ def _of_excess(above: list[Excess], symptom: str) -> _Spent:
 
 
 def _lifecycle(
-    facts: Facts, complaint: Complaint, spent: _Spent, name: str, own: list[tuple[int, Finding]], diagnosis: Diagnosis
+    facts: Client, complaint: Complaint, spent: _Spent, name: str, own: list[tuple[int, Finding]], diagnosis: Diagnosis
 ) -> LifecycleBranch:
     named = [(place, each) for place, each in own if (each.lifecycles or ["client"])[0] == name]
     taken = {_key(each) for _, each in own}
@@ -148,8 +152,7 @@ def _lifecycle(
     ]
     objects.sort(key=lambda each: _ORDER.index(each.status))
     objects = [_of_finding(place, each) for place, each in named] + objects
-    accounts = {account: share for account, share in spent.shares.items()
-                if account.split(".")[0] == name and share >= 0.01}  # fmt: skip
+    accounts = spent.in_lifecycle(name)
     share = float(sum(accounts.values())) if spent.shares else None
     found = [each for _, each in own]
     status, reason = (
@@ -186,8 +189,8 @@ def _of_finding(place: int, found: Finding) -> ObjectBranch:
     )  # fmt: skip
 
 
-def _object(facts: Facts, symptom: str, spent: _Spent, leaf: Cause) -> ObjectBranch:
-    found = [each for read in leaf.figures if (each := read(facts)) is not None]
+def _object(facts: Client, symptom: str, spent: _Spent, leaf: Cause) -> ObjectBranch:
+    found = figures(leaf.figures, facts)
     status, reason = _judge(facts, symptom, spent, leaf, found)
     return ObjectBranch(
         key=leaf.key, name=leaf.name or leaf.object, asks=leaf.asks, status=status, reason=reason,
@@ -197,8 +200,8 @@ def _object(facts: Facts, symptom: str, spent: _Spent, leaf: Cause) -> ObjectBra
     )  # fmt: skip
 
 
-def _judge(facts: Facts, symptom: str, spent: _Spent, leaf: Cause, found: list) -> tuple[BranchStatus, str]:
-    if symptom in LATENCY and leaf.booked and facts.joined and spent.shares:
+def _judge(facts: Client, symptom: str, spent: _Spent, leaf: Cause, found: list) -> tuple[BranchStatus, str]:
+    if symptom in LATENCY and leaf.booked and is_joined(facts) and spent.shares:
         share = spent.of(leaf.booked)
         if share < NEGLIGIBLE:
             return "ruled_out", (
@@ -211,7 +214,7 @@ def _judge(facts: Facts, symptom: str, spent: _Spent, leaf: Cause, found: list) 
     if leaf.lacks:
         return "unknown", f"missing: {leaf.lacks}"
     if not found:
-        return "unknown", f"missing: {leaf.missing if facts.joined else NEEDS_RECORDS}"
+        return "unknown", f"missing: {leaf.missing if is_joined(facts) else NEEDS_RECORDS}"
     return "possible", found[0].statement
 
 
@@ -225,7 +228,7 @@ def _status_of_findings(named: list[Finding], holds: str) -> tuple[BranchStatus,
 
 
 def _status(
-    facts: Facts, diagnosis: Diagnosis, name: str, own: list[Finding], objects: list[ObjectBranch],
+    facts: Client, diagnosis: Diagnosis, name: str, own: list[Finding], objects: list[ObjectBranch],
     share: float | None, symptom: str,
 ) -> tuple[BranchStatus, str]:  # fmt: skip
     """Of a lifecycle without a finding: what the symptom says of it, else what is measured in it. `own`: the findings
@@ -236,7 +239,7 @@ def _status(
         return "ruled_out", _join("nothing is to be explained", holds)
     if shown == "present" and diagnosis.bottleneck == name and not own:
         return "leads_here", f"{holds}, and no known cause explains it" if holds else "no known cause explains it"
-    if not facts.joined and name != "client":
+    if not is_joined(facts) and name != "client":
         return "unknown", f"missing: {NEEDS_RECORDS}"
     if symptom in LATENCY and (share or 0.0) >= NEGLIGIBLE:
         beside = f"beside the finding in {own[0].lifecycles[0]}, or through it" if own else "no finding is there"
@@ -261,14 +264,14 @@ def _join(*reasons: str) -> str:
 
 
 def _next(
-    facts: Facts, diagnosis: Diagnosis, symptom: str, first: int | None, branches: list[LifecycleBranch]
+    facts: Client, diagnosis: Diagnosis, symptom: str, first: int | None, branches: list[LifecycleBranch]
 ) -> tuple[str, str]:
     if first is not None:
         probe = diagnosis.findings[first].probe
         return probe.measurement, probe.command
     if symptom in ("product_latency_poor", "devices_do_not_help") and diagnosis.against is None:
         return "a second run to compare with", f"sojourn diagnose {facts.path} --against RUN2"
-    if not facts.joined:
+    if not is_joined(facts):
         return f"the same load with {NEEDS_RECORDS}", "sojourn load … --server-run DIR"
     open_ = next((each for branch in branches for each in branch.objects if each.status == "possible"), None)
     if open_ is not None and next(c.status for c in diagnosis.checks if c.symptom == symptom) == "present":

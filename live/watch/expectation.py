@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pandas as pd
 
+from sojourn.diagnosis.evidence import Accounts, Means
 from sojourn.diagnosis.excess import SERVED, Excess
 from sojourn.diagnosis.expectation import NOTICEABLE_MS, STRETCH, is_own_work
-from sojourn.diagnosis.facts import Facts
 from sojourn.diagnosis.server_means import mean_excess, quantity_means, shows_ledger
 from sojourn.diagnosis.statements.accounts import PREDICTION
 from sojourn.diagnosis.symptoms import TOLERATED_MISSES
@@ -76,7 +76,9 @@ def _own_count(view: ServerView) -> list[Met]:
     ]  # fmt: skip
 
 
-def lost_time(facts: Facts, grown: Growth, objectives: Mapping[str, float], shown: Iterable[Met]) -> list[Excess]:
+def lost_time(
+    facts: Means | Accounts, grown: Growth, objectives: Mapping[str, float], shown: Iterable[Met]
+) -> list[Excess]:
     """What the requests of the window lost, most first; [] of a window in which nothing did."""
     if (facts.server.finished or 0) < FEWEST:
         found = []
@@ -91,7 +93,7 @@ def lost_time(facts: Facts, grown: Growth, objectives: Mapping[str, float], show
     return sorted([*found, *losses], key=lambda excess: -excess.missed)
 
 
-def _above(facts: Facts, grown: Growth, name: str, bound_ms: float) -> Excess | None:
+def _above(facts: Means | Accounts, grown: Growth, name: str, bound_ms: float) -> Excess | None:
     """The requests that miss an objective for certain, where they are more than is tolerated."""
     below = grown.below(HISTOGRAMS[name])
     if not below:
@@ -116,7 +118,7 @@ def _mean_above(below: Mapping[float, float], bound_s: float) -> float:
     return 1e3 * total / number if number else 0.0
 
 
-def _beyond_own_work(facts: Facts, grown: Growth, stretch: float) -> list[Excess]:
+def _beyond_own_work(facts: Means | Accounts, grown: Growth, stretch: float) -> list[Excess]:
     found = []
     for name, noticeable_ms in NOTICEABLE_MS.items():
         mean_ms = _mean_ms(facts.server, name)
@@ -139,7 +141,7 @@ def _beyond_own_work(facts: Facts, grown: Growth, stretch: float) -> list[Excess
     return found + _stalled_writes(facts)
 
 
-def _in_line(facts: Facts, objectives: Mapping[str, float]) -> list[Excess]:
+def _in_line(facts: Means | Accounts, objectives: Mapping[str, float]) -> list[Excess]:
     """The requests that wait, where their wait is long: as many as wait, over those that end a second (Little's law).
 
     Clients that give up in the queue get no first token, so that no histogram ever shows their wait.
@@ -156,7 +158,7 @@ def _in_line(facts: Facts, objectives: Mapping[str, float]) -> list[Excess]:
     return [replace(mean_excess(facts, late), baseline=IN_LINE)]
 
 
-def _slowed(facts: Facts, means: Mapping[str, float]) -> dict[str, float]:
+def _slowed(facts: Means | Accounts, means: Mapping[str, float]) -> dict[str, float]:
     """The part of the own steps that is above what their composition explains, where that is clearly so."""
     shown = facts.server.latencies.get(PREDICTION)
     if shown is None or shown.mean < STRETCH:
@@ -166,9 +168,9 @@ def _slowed(facts: Facts, means: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def _wasted(facts: Facts, means: Mapping[str, float]) -> dict[str, float]:
+def _wasted(facts: Means | Accounts, means: Mapping[str, float]) -> dict[str, float]:
     """The part of the own prefill that a cache would have spared."""
-    outcomes = facts.prefix.outcomes if facts.prefix is not None else {}
+    outcomes = facts.prefix.outcomes if isinstance(facts, Accounts) and facts.prefix is not None else {}
     share = sum(outcomes.get(name, 0.0) for name in WASTED)
     return {"compute.prefill": share * means.get("compute.prefill", 0.0)} if share >= WASTE else {}
 
@@ -181,7 +183,7 @@ def _foreign(view: ServerView, name: str, mean_ms: float) -> dict[str, float]:
     return {"request.queue": min(queue.ttft_ms or queue.mean_ms, mean_ms)}
 
 
-def _stalled_writes(facts: Facts) -> list[Excess]:
+def _stalled_writes(facts: Means | Accounts) -> list[Excess]:
     span, whole_ms = facts.server.span(STREAM), facts.server.server_ms
     if span is None or len(span.accounts) > 1 or not whole_ms:
         return []

@@ -9,9 +9,9 @@ import msgspec
 import pandas as pd
 
 from sojourn.diagnosis.adjudicate import adjudicate
+from sojourn.diagnosis.evidence import Means
 from sojourn.diagnosis.excess import SERVED, Excess
 from sojourn.diagnosis.expectation import STRETCH
-from sojourn.diagnosis.facts import Facts
 from sojourn.diagnosis.findings import finding_of_symptom, findings
 from sojourn.diagnosis.server_means import with_means
 from sojourn.diagnosis.state import BALANCED, CLEAR_MARGIN
@@ -101,15 +101,14 @@ def _missing(view: ServerView) -> list[str]:
     return found
 
 
-def _facts(view: ServerView, objectives: Mapping[str, float], batch_gain: float | None) -> Facts:
-    """Facts of a server of which only means are known: no request is."""
-    return Facts(
-        name=view.title, path="", scenario="", meta={"scenario": None},
-        objectives=[{"klass": "all", **objectives}] if objectives else [], engine=_settings(view),
-        chosen=frozenset(), rows=_no_requests(), steps=None, sent=max(1, round(view.finished or 0)), served=0,
-        errors={}, joined=0, offered_rps=math.nan, arrivals=None, lag_p90_ms=None, device_busy=None,
-        declared_shared_share=0.0, cached_share=None, work=None, waits={}, prefix=None, book=lambda: None,
-        server=view, scraped=True, level="metrics", measured_by="server", batch_gain=batch_gain,
+def _facts(view: ServerView, objectives: Mapping[str, float], batch_gain: float | None) -> Means:
+    """Of a server of which only means are known: no request is."""
+    return Means(
+        name=view.title, path="", scenario="", meta={"scenario": None}, engine=_settings(view), chosen=frozenset(),
+        objectives=[{"klass": "all", **objectives}] if objectives else [], rows=_no_requests(), errors={},
+        sent=max(1, round(view.finished or 0)), served=0, offered_rps=math.nan, arrivals=None, lag_p90_ms=None,
+        served_rps=None, declared_shared_share=0.0, scraped=True, level="metrics", measured_by="server", steal=None,
+        machine=None, server=view, batch_gain=batch_gain,
     )  # fmt: skip
 
 

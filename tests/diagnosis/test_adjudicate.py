@@ -8,8 +8,8 @@ import pytest
 
 from sojourn.diagnosis.adjudicate import adjudicate
 from sojourn.diagnosis.confidence import FEATURES, coefficients, confidence
+from sojourn.diagnosis.evidence import read_evidence
 from sojourn.diagnosis.excess import SERVED, Excess
-from sojourn.diagnosis.facts import read_facts
 from sojourn.diagnosis.findings import findings
 from sojourn.diagnosis.proposal import Gain, Proposal
 from sojourn.diagnosis.suspects import Suspect, added, divide, support_of
@@ -25,7 +25,7 @@ QUEUE = {"request.queue": 1.0}
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory):
-    return read_facts(synthetic_run(tmp_path_factory.mktemp("run") / "run", requests=30))
+    return read_evidence(synthetic_run(tmp_path_factory.mktemp("run") / "run", requests=30))
 
 
 class Scripted:

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 import sojourn.diagnosis as diagnosis
-from sojourn.diagnosis.cause import Cause, Rule
+from sojourn.diagnosis.cause import Cause, Records, Rule
 from sojourn.diagnosis.causes import CAUSES
 from sojourn.diagnosis.document import DOCUMENT, renewed
-from sojourn.diagnosis.facts import read_facts
+from sojourn.diagnosis.evidence import read_evidence
 from sojourn.diagnosis.proposal import Gain, Proposal, gain
 from sojourn.diagnosis.proposals import proposals_of_symptom
 from sojourn.diagnosis.symptoms import BY_KEY
@@ -26,16 +26,16 @@ def full_moon(facts, excess) -> Proposal:
 def test_a_proposal_gets_from_its_cause_what_it_does_not_say(tmp_path, monkeypatch):
     rule = Rule(full_moon, needs=(), symptom="low_device_utilisation")
     made = Cause(key="full_moon", lifecycles=("compute",), object="moon", kind="fault", rival="the sun",
-                 reads={"records": rule})  # fmt: skip
+                 reads={Records: rule})  # fmt: skip
     monkeypatch.setitem(CAUSES, made.key, made)
-    facts = read_facts(synthetic_run(tmp_path / "run", requests=20))
+    facts = read_evidence(synthetic_run(tmp_path / "run", requests=20))
     found = next(each for each in proposals_of_symptom(facts, "low_device_utilisation") if each.key == "full_moon")
     assert found.rival == "the sun" and found.object == "moon"
     assert found.change == "moon=new" and found.command.endswith("--set moon=new")
 
 
 def test_gain_without_an_account_of_time_is_not_known(tmp_path):
-    found = gain(read_facts(synthetic_run(tmp_path / "run", requests=20)), {"client.lag": 0.0})
+    found = gain(read_evidence(synthetic_run(tmp_path / "run", requests=20)), {"client.lag": 0.0})
     assert found.statement == "the gain is not known" and found.share is None
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from sojourn.diagnosis.client_signs import signs_of
 from sojourn.diagnosis.diagnose import diagnose
-from sojourn.diagnosis.facts import read_facts
+from sojourn.diagnosis.evidence import read_evidence
 from sojourn.diagnosis.verdict import sureness
 from sojourn.metrics.records import ClientRecord
 from sojourn.metrics.records.tables import row
@@ -86,10 +86,11 @@ def test_without_a_trace_nothing_is_named(tmp_path):
 
 
 def test_signs_are_those_of_the_records(tmp_path):
-    growing = signs_of(read_facts(client_run(tmp_path / "run", [request(n, ramp(n), STALLED) for n in range(COUNT)])))
+    requests = [request(n, ramp(n), STALLED) for n in range(COUNT)]
+    growing = signs_of(read_evidence(client_run(tmp_path / "run", requests)))
     first, last = np.median([ramp(n) for n in range(12)]), np.median([ramp(n) for n in range(48, 60)])
     assert growing.growth == pytest.approx((last - first) / np.mean([ramp(n) for n in range(COUNT)]))
     assert growing.stalled == pytest.approx(1200 / (1200 + 27 * 8), abs=0.01) and growing.clumped == 0.0
     assert growing.gap_ms == pytest.approx(8.0) and abs(growing.with_prompt) < 0.4
-    few = signs_of(read_facts(client_run(tmp_path / "few", [request(n, ramp(n)) for n in range(8)])))
+    few = signs_of(read_evidence(client_run(tmp_path / "few", [request(n, ramp(n)) for n in range(8)])))
     assert few.growth is None and few.with_prompt is None

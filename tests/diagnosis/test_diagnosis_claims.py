@@ -11,8 +11,9 @@ from rich.console import Console
 
 from sojourn.diagnosis.causes import overload
 from sojourn.diagnosis.diagnose import diagnose
-from sojourn.diagnosis.facts import read_facts, shares
+from sojourn.diagnosis.evidence import read_evidence
 from sojourn.diagnosis.proposal import rerun
+from sojourn.diagnosis.shares import shares
 from sojourn.diagnosis.terminal.report import render
 from sojourn.metrics.records import NO_END
 from sojourn.metrics.run.directory import RunDirectory
@@ -133,17 +134,17 @@ def test_probe_repeats_the_command_of_the_run_with_one_setting_replaced(tmp_path
     run = synthetic_run(tmp_path / "run", requests=5)
     command = ["sojourn", "run", "my demo", "--set", "max_num_seqs=4", "--set", "threads=2", "--seed", "3"]
     run.update_meta(command=command)
-    facts = read_facts(run)
+    facts = read_evidence(run)
     assert rerun(facts) == "sojourn run 'my demo' --set max_num_seqs=4 --set threads=2 --seed 3"
     assert rerun(facts, max_num_seqs=8) == "sojourn run 'my demo' --set threads=2 --seed 3 --set max_num_seqs=8"
     run.update_meta(command=["sojourn", "load", "demo", "--base-url", "http://h"])
-    assert rerun(read_facts(run), max_num_seqs=8) == ""
+    assert rerun(read_evidence(run), max_num_seqs=8) == ""
     run.update_meta(command=None)
-    assert rerun(read_facts(run), threads=1) == "sojourn run synthetic --set threads=1"
+    assert rerun(read_evidence(run), threads=1) == "sojourn run synthetic --set threads=1"
 
 
 def test_only_settings_that_were_named_count_as_chosen(tmp_path):
-    facts = read_facts(synthetic_run(tmp_path / "run", plant="tiny_kv", requests=5))
+    facts = read_evidence(synthetic_run(tmp_path / "run", plant="tiny_kv", requests=5))
     assert facts.chosen == {"model", "threads", "num_kv_blocks"}
     assert facts.engine["block_size"] == 16 and facts.engine["num_kv_blocks"] == 64
 
@@ -172,7 +173,7 @@ def test_lateness_is_judged_once_by_the_tool_that_made_the_run(tmp_path):
 def test_device_that_is_slow_is_no_evidence_that_it_is_not_at_fault(tmp_path):
     busy = PLANTS["overload_behind_cap"]
     plant = replace(busy, device=replace(busy.device, slowdown=2.0, slow_from=0.5))
-    facts = read_facts(synthetic_run(tmp_path / "run", plant=plant))
+    facts = read_evidence(synthetic_run(tmp_path / "run", plant=plant))
     said = overload.read_records(facts, None).evidence
     residual = next(fact for fact in said if "composition explains" in fact.statement)
     assert facts.steps.slowdown > 1.3
@@ -180,7 +181,7 @@ def test_device_that_is_slow_is_no_evidence_that_it_is_not_at_fault(tmp_path):
 
 
 def test_unaccounted_time_is_that_of_the_records_and_not_what_makes_the_sum_one(tmp_path):
-    rows = read_facts(synthetic_run(tmp_path / "run", plant="tiny_kv", requests=60)).rows
+    rows = read_evidence(synthetic_run(tmp_path / "run", plant="tiny_kv", requests=60)).rows
     for prefix, left, end in (
         ("ledger", "unaccounted_ns", "last_byte_ns"),
         ("ttft", "ttft_unaccounted_ns", "first_token_ns"),
@@ -193,11 +194,11 @@ def test_unaccounted_time_is_that_of_the_records_and_not_what_makes_the_sum_one(
 
 def test_warm_up_touches_no_figure_of_the_steps(tmp_path):
     run = synthetic_run(tmp_path / "run", plant="small_batch_cap", requests=60)
-    whole = read_facts(run)
+    whole = read_evidence(run)
     meta = run.meta()
     meta["scenario"]["measure"] = {"warmup_requests": 20}
     run.update_meta(scenario=meta["scenario"])
-    measured = read_facts(run)
+    measured = read_evidence(run)
     first_due = run.requests().due_ns.iloc[20]
     assert measured.sent == 40 and measured.steps.count == int((run.table("steps").begin_ns >= first_due).sum())
     assert measured.steps.count < whole.steps.count

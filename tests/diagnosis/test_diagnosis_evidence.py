@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from sojourn.diagnosis.diagnose import diagnose
-from sojourn.diagnosis.facts import read_facts
+from sojourn.diagnosis.evidence import read_evidence
 from sojourn.diagnosis.verdict import Diagnosis
 from sojourn.metrics.run.directory import RunDirectory
 from tests.metrics.synthetic import PLANTS, Klass, synthetic_run
@@ -94,8 +94,8 @@ def test_waits_by_reason_are_those_of_the_records_where_they_tell(tmp_path):
         ]
 
     run = synthetic_run(tmp_path / "run", plant="small_batch_cap", requests=60, keep=policy)
-    assert read_facts(run).waits == {"policy": 0.9, "batch_cap": 0.1}
-    assert read_facts(synthetic_run(tmp_path / "old", plant="small_batch_cap", requests=60)).waits["batch_cap"] > 0.9
+    assert read_evidence(run).waits == {"policy": 0.9, "batch_cap": 0.1}
+    assert read_evidence(synthetic_run(tmp_path / "old", plant="small_batch_cap", requests=60)).waits["batch_cap"] > 0.9
 
 
 def test_residual_is_separate_for_steps_bound_by_arithmetic_and_by_memory(tmp_path):
@@ -107,7 +107,7 @@ def test_residual_is_separate_for_steps_bound_by_arithmetic_and_by_memory(tmp_pa
             for step in records.steps
         ]
 
-    facts = read_facts(synthetic_run(tmp_path / "run", requests=80, keep=decodes_slow))
+    facts = read_evidence(synthetic_run(tmp_path / "run", requests=80, keep=decodes_slow))
     assert facts.steps.slowdown_without == pytest.approx(3, rel=0.05)
     assert facts.steps.slowdown_with_prompts == pytest.approx(1, rel=0.1)
     slow = diagnose(synthetic_run(tmp_path / "slow", plant="slow_device"))

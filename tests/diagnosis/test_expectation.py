@@ -5,6 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sojourn.diagnosis.diagnose import diagnose
+from sojourn.diagnosis.evidence import read_evidence
 from sojourn.diagnosis.excess import excesses, losses
 from sojourn.diagnosis.expectation import (
     MUCH_WORK,
@@ -15,8 +16,8 @@ from sojourn.diagnosis.expectation import (
     is_own_work,
     with_expectation,
 )  # fmt: skip
-from sojourn.diagnosis.facts import ledger_columns, read_facts
 from sojourn.diagnosis.limits import NO_OBJECTIVE
+from sojourn.diagnosis.shares import ledger_columns
 from sojourn.metrics.run.directory import RunDirectory
 from sojourn.metrics.run.server_alone import CLIENT_LEFT, SERVER_ALONE
 from tests.metrics.synthetic import synthetic_run
@@ -90,7 +91,7 @@ def left_early(run: RunDirectory, leaves_after_ms: float) -> RunDirectory:
 
 def test_clients_that_leave_before_a_token_are_late_with_what_they_waited_for(tmp_path):
     run = left_early(synthetic_run(tmp_path / "run", plant="small_batch_cap"), leaves_after_ms=3000)
-    facts = read_facts(run)
+    facts = read_evidence(run)
     left = facts.rows[facts.rows.status == "cancelled"]
     assert len(left) > 10
     late = next(each for each in excesses(facts) if each.objective == "ttft_ms")
@@ -102,7 +103,7 @@ def test_clients_that_leave_before_a_token_are_late_with_what_they_waited_for(tm
 def test_clients_that_leave_before_the_bound_are_lost_and_not_late(tmp_path):
     run = left_early(synthetic_run(tmp_path / "run", plant="small_batch_cap"), leaves_after_ms=3000)
     run = RunDirectory(run.path, [{"klass": "all", "ttft_ms": 5000.0}])
-    facts = read_facts(run)
+    facts = read_evidence(run)
     left = facts.rows[facts.rows.status == "cancelled"]
     assert not any(set(left.index) & set(each.missing) for each in excesses(facts))
     assert sum(each.missed for each in losses(facts) if each.error == CLIENT_LEFT) == len(left)

@@ -8,8 +8,8 @@ import pytest
 
 from sojourn.diagnosis.causes.cache_blind_routing import CACHE_AWARE
 from sojourn.diagnosis.diagnose import diagnose
+from sojourn.diagnosis.evidence import read_evidence
 from sojourn.diagnosis.excess import excesses
-from sojourn.diagnosis.facts import read_facts
 from sojourn.diagnosis.proposals import proposals
 from sojourn.diagnosis.server_proposals import server_proposals
 from sojourn.diagnosis.statements.fleet import LOAD_AWARE
@@ -26,7 +26,7 @@ SLOW = replace(CHAT, device=Device(slowdown=4.0, slow_from=0.0))
 
 
 def named(run: RunDirectory) -> dict[str, object]:
-    facts = read_facts(run)
+    facts = read_evidence(run)
     found = {each.key: each for excess in excesses(facts) for each in proposals(facts, excess)}
     return {key: found[key] for key in CAUSES & found.keys()}
 
@@ -34,7 +34,7 @@ def named(run: RunDirectory) -> dict[str, object]:
 @pytest.mark.parametrize("slow", [0, 1, 2])
 def test_the_slow_server_is_named_whatever_its_number(tmp_path, slow):
     run = synthetic_fleet(tmp_path / "run", [SLOW if k == slow else CHAT for k in range(3)], requests=120)
-    fleet = read_facts(run).fleet()
+    fleet = read_evidence(run).fleet()
     assert fleet.slowest.name == f"server-{slow}" and fleet.slowest.slowdown == pytest.approx(4.0, rel=0.25)
     others = [each.slowdown for each in fleet.replicas if each.name != f"server-{slow}"]
     assert all(each < 1.1 for each in others)
@@ -49,7 +49,7 @@ def test_no_server_of_an_equal_fleet_is_named(tmp_path):
     steps = [each.reason for each in found.checks if each.symptom in ("low_device_utilisation", "vram_fills_quickly")]
     assert all("sojourn diagnose RUN/server-0" in reason for reason in steps) and len(steps) == 2
     assert not any("no step records" in warning for warning in found.warnings), "causes were asked of each server"
-    fleet = read_facts(run).fleet()
+    fleet = read_evidence(run).fleet()
     assert fleet.slowest.slowdown == pytest.approx(1.0, abs=0.1) and fleet.imbalance < 1.2
 
 
@@ -62,7 +62,7 @@ def test_requests_that_gather_on_one_server_are_the_routers_choice(tmp_path):
     crowded = replace(CHAT, rate_rps=45.0, settings=replace(CHAT.settings, max_num_seqs=8))
     quiet = replace(CHAT, rate_rps=4.0, settings=replace(CHAT.settings, max_num_seqs=8))
     run = synthetic_fleet(tmp_path / "run", [quiet, crowded], requests=[20, 200])
-    fleet = read_facts(run).fleet()
+    fleet = read_evidence(run).fleet()
     assert fleet.busiest.name == "server-1" and fleet.present_beside_idle > 0.9 and fleet.work_imbalance > 1.5
     found = named(run)
     assert found.keys() == {"replica_imbalance"} and "power_of_two" in found["replica_imbalance"].change
@@ -95,7 +95,7 @@ def test_time_in_the_router_is_the_routers(tmp_path):
 
 def test_one_server_is_no_fleet(tmp_path):
     run = synthetic_fleet(tmp_path / "run", [SLOW], requests=60)
-    assert read_facts(run).fleet() is None and not named(run)
+    assert read_evidence(run).fleet() is None and not named(run)
 
 
 def test_a_cause_that_all_servers_have_is_the_fleets(tmp_path):
@@ -107,7 +107,7 @@ def test_a_cause_that_all_servers_have_is_the_fleets(tmp_path):
 
 def test_a_cause_of_one_server_claims_only_the_time_of_its_requests(tmp_path):
     run = synthetic_fleet(tmp_path / "run", ["small_batch_cap", "slow_network"], requests=120)
-    facts = read_facts(run)
+    facts = read_evidence(run)
     for excess in excesses(facts):
         for proposal in server_proposals(facts, excess):
             assert all(0 <= part <= 1 for part in proposal.claims.values())
@@ -143,6 +143,6 @@ def hashed(run: RunDirectory, moves: bool) -> RunDirectory:
 def test_conversations_that_change_servers_lose_what_the_other_server_holds(tmp_path):
     prompts = replace(CHAT, rate_rps=0.6, klasses=(Klass(prompt_tokens=900),), device=Device(token_ns=MS // 2))
     moving = hashed(synthetic_fleet(tmp_path / "moving", [prompts, prompts], requests=40), moves=True)
-    assert read_facts(moving).fleet().pooled.fleet.lost_share > 0.3 and "cache_blind_routing" in named(moving)
+    assert read_evidence(moving).fleet().pooled.fleet.lost_share > 0.3 and "cache_blind_routing" in named(moving)
     staying = hashed(synthetic_fleet(tmp_path / "staying", [prompts, prompts], requests=40), moves=False)
-    assert read_facts(staying).fleet().pooled.fleet.lost_tokens == 0 and "cache_blind_routing" not in named(staying)
+    assert read_evidence(staying).fleet().pooled.fleet.lost_tokens == 0 and "cache_blind_routing" not in named(staying)

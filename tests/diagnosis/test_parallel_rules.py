@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from sojourn.diagnosis.diagnose import diagnose
+from sojourn.diagnosis.evidence import read_evidence
 from sojourn.diagnosis.excess import excesses
-from sojourn.diagnosis.facts import read_facts
 from sojourn.diagnosis.proposals import proposals
 from sojourn.metrics.compute.group_facts import group_facts
 from sojourn.metrics.compute.link import LinkTime, fitted_link
@@ -116,7 +116,7 @@ def test_uneven_experts_that_cost_no_time_are_no_cause(tmp_path):
 
 
 def named(run) -> dict[str, object]:
-    facts = read_facts(run)
+    facts = read_evidence(run)
     found = {each.key: each for excess in excesses(facts) for each in proposals(facts, excess)}
     return {key: found[key] for key in CAUSES & found.keys()}
 

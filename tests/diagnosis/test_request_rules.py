@@ -8,9 +8,9 @@ import pytest
 from sojourn.diagnosis.capacity import load
 from sojourn.diagnosis.chunk_facts import chunks_of
 from sojourn.diagnosis.diagnose import diagnose
+from sojourn.diagnosis.evidence import Records, is_joined, read_evidence
 from sojourn.diagnosis.evidence_level import LEVELS, seen
 from sojourn.diagnosis.excess import SERVED, excesses, losses
-from sojourn.diagnosis.facts import read_facts
 from sojourn.diagnosis.proposal import CONTRADICTION
 from sojourn.diagnosis.proposals import proposals
 from sojourn.diagnosis.suspects import support_of
@@ -43,7 +43,7 @@ def test_cuts_at_the_limit_of_a_chunk_are_told_from_those_by_the_budget():
 
 
 def test_capacity_that_was_exceeded_is_doubted(tmp_path):
-    facts = read_facts(synthetic_run(tmp_path / "run", plant="overload", requests=80))
+    facts = read_evidence(synthetic_run(tmp_path / "run", plant="overload", requests=80))
     excess = excesses(facts)[0]
     sound = next(each for each in proposals(facts, excess) if each.key == "overload")
     served = replace(facts, served_rps=10 * sound.capacity_rps)
@@ -54,7 +54,7 @@ def test_capacity_that_was_exceeded_is_doubted(tmp_path):
 
 
 def test_overload_beside_a_cache_that_is_off_claims_no_more_than_is_known(tmp_path):
-    facts = read_facts(synthetic_run(tmp_path / "run", plant="overload", requests=80))
+    facts = read_evidence(synthetic_run(tmp_path / "run", plant="overload", requests=80))
     off = replace(facts, engine=facts.engine | {"prefix_caching": False}, prefix=None, measured_by="server")
     said = {
         name: next(each.cause for each in proposals(of, excesses(of)[0]) if each.key == "overload")
@@ -68,7 +68,7 @@ def test_queue_that_refuses_what_could_be_served_is_named(tmp_path):
     plant = replace(PLANTS["burst"], settings=Settings(max_waiting=1, max_num_seqs=4))
     run = synthetic_run(tmp_path / "run", plant=plant)
     run.update_meta(engine=run.meta()["engine"] | {"max_waiting": 1})
-    facts = read_facts(run)
+    facts = read_evidence(run)
     assert losses(facts)[0].objective == SERVED and "429" in losses(facts)[0].error
     found = diagnose(run).findings
     assert "queue_limit" in [each.key for each in found if each.role == "cause"]
@@ -111,7 +111,7 @@ def test_errors_that_differ_in_a_number_are_one_loss(tmp_path):
     for row in range(12):
         table.at[row, "status"], table.at[row, "error"] = "error", f"HTTP 429: try again in {row} s"
     table.to_parquet(run.path / "client.parquet")
-    assert [each.missed for each in losses(read_facts(run))] == [12]
+    assert [each.missed for each in losses(read_evidence(run))] == [12]
 
 
 def test_limit_of_a_tenant_is_told_from_the_queue(tmp_path):
@@ -134,7 +134,7 @@ def test_long_answers_at_the_usual_speed_are_the_workload(tmp_path):
 
 
 def test_capacity_knows_the_token_budget(tmp_path):
-    facts = read_facts(synthetic_run(tmp_path / "run", plant="small_budget", requests=60))
+    facts = read_evidence(synthetic_run(tmp_path / "run", plant="small_budget", requests=60))
     roomy = replace(facts, engine=facts.engine | {"max_num_batched_tokens": 512})
     assert load(facts) > 1.2 * load(roomy)
 
@@ -152,11 +152,11 @@ def test_lateness_makes_a_verdict_unsafe_only_where_it_could_change_it(tmp_path,
 
 def test_requests_that_would_be_late_all_the_same_are_counted(tmp_path):
     run = synthetic_run(tmp_path / "run", requests=60)
-    on_time = read_facts(run).rows.ttft_ms.astype("float64")
+    on_time = read_evidence(run).rows.ttft_ms.astype("float64")
     bound = float(on_time.quantile(0.95))  # fewer than the tolerated tenth miss it
     run.update_meta(objectives=[{"klass": "all", "ttft_ms": bound, "source": "chosen for the test"}])
     late_ms(run, 300.0)
-    facts = read_facts(run)
+    facts = read_evidence(run)
     (sentence,) = lateness(facts, excesses(facts)).unsafe
     assert f"sent on time, {(on_time > bound).mean():.0%}" in sentence
 
@@ -167,7 +167,7 @@ def test_cause_of_an_invalid_run_is_named(tmp_path):
     run.update_meta(valid=False, invalid_reasons=["the load generator sent late: p99 5 ms"], load_reasons=[])
     diagnosis = diagnose(run)
     assert diagnosis.state == "degraded" and diagnosis.findings[0].key == "batch_cap"
-    assert "sent late" in diagnosis.headline and not lateness(read_facts(run), []).no_verdict
+    assert "sent late" in diagnosis.headline and not lateness(read_evidence(run), []).no_verdict
 
 
 @pytest.fixture(scope="module")
@@ -177,10 +177,11 @@ def capped(tmp_path_factory):
 
 @pytest.mark.parametrize("level", LEVELS[:-1])  # "all" reads what "kernels" does, of this run
 def test_level_reads_no_more_than_it_may(capped, level):
-    run, facts = capped, read_facts(capped, level)
+    run, facts = capped, read_evidence(capped, level)
     rank = LEVELS.index(level)
-    assert (facts.steps is not None) is (rank >= LEVELS.index("steps"))
-    assert bool(facts.joined) is (rank >= LEVELS.index("requests"))
+    has_steps = isinstance(facts, Records) and facts.steps is not None
+    assert has_steps is (rank >= LEVELS.index("steps"))
+    assert is_joined(facts) is (rank >= LEVELS.index("requests"))
     assert bool(facts.engine) is (rank >= LEVELS.index("requests"))
     diagnosis = diagnose(run, level=level)
     assert diagnosis.level == level
@@ -194,4 +195,4 @@ def test_record_of_a_planted_fault_is_read_at_no_level(tmp_path):
     scenario = {"name": "planted", "engine": {"faults": "slow_host:ms=9"}}
     run.update_meta(engine=engine, scenario=scenario, fault={"plant": "slow_host"})
     assert "slow_host" not in str(seen(run, "all").meta())
-    assert "faults" not in read_facts(run).engine
+    assert "faults" not in read_evidence(run).engine

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from sojourn.diagnosis.causes.slow_sampler import dear_parameters
+from sojourn.diagnosis.evidence import read_evidence
 from sojourn.diagnosis.excess import SERVED, excesses, losses
-from sojourn.diagnosis.facts import read_facts
 from sojourn.diagnosis.launch_facts import Launches
 from sojourn.diagnosis.proposal import ADMISSION
 from sojourn.diagnosis.proposals import proposals
@@ -34,14 +34,14 @@ def front_run(path, **work_ns: int):
     ("encoding_ns", "slow_tokeniser"), ("decoding_ns", "slow_detokeniser"), ("writing_ns", "slow_writer"),
 ])  # fmt: skip
 def test_the_work_that_holds_the_loop_beyond_its_normal_cost_is_named(tmp_path, work, key):
-    facts = read_facts(front_run(tmp_path / "run", **{work: 85_000_000}))  # 60 requests in some 10 s of 0.6 s each
+    facts = read_evidence(front_run(tmp_path / "run", **{work: 85_000_000}))  # 60 requests in some 10 s of 0.6 s each
     assert getattr(facts.machine.front, work.removesuffix("_ns")) > 0.5
     found = keys_of(facts) & {"slow_tokeniser", "slow_detokeniser", "slow_writer", "blocked_front"}
     assert found == {key}
 
 
 def test_a_loop_whose_own_work_is_normal_is_held_by_something_else(tmp_path):
-    found = keys_of(read_facts(front_run(tmp_path / "run")))
+    found = keys_of(read_evidence(front_run(tmp_path / "run")))
     assert "blocked_front" in found and not found & {"slow_tokeniser", "slow_detokeniser", "slow_writer"}
 
 
@@ -49,7 +49,7 @@ def test_writes_to_few_clients_are_slow_readers_only_where_their_buffers_are_ful
     few = {"writing_ns": lambda rows: [int(ns) if ns > rows.ledger_request_stream_ns.quantile(0.6) else 0
                                        for ns in rows.ledger_request_stream_ns]}  # fmt: skip
     run = with_system(synthetic_run(tmp_path / "run", plant="slow_stream", requests=60), **turns(1.0, 20.0))
-    facts = read_facts(with_requests(run, **few))
+    facts = read_evidence(with_requests(run, **few))
     assert "slow_writer" in keys_of(facts) and "slow_reader" not in keys_of(facts)
     rows = facts.rows.assign(last_byte_ns=facts.rows.last_byte_ns + facts.rows.writing_ns)
     drained = replace(facts, rows=rows)
@@ -57,7 +57,7 @@ def test_writes_to_few_clients_are_slow_readers_only_where_their_buffers_are_ful
 
 
 def test_parameters_that_make_draws_dearer_are_those_of_the_scenario(tmp_path):
-    facts = read_facts(synthetic_run(tmp_path / "run", requests=20))
+    facts = read_evidence(synthetic_run(tmp_path / "run", requests=20))
     plain = RequestClass(klass="a", prompt_tokens=9, output_tokens=9, top_p=1, repetition_penalty=1)
     asks = RequestClass(klass="b", prompt_tokens=9, output_tokens=9, min_p=0.1, extra_body={"logprobs": True},
                         variants=[Variant(presence_penalty=0.5)])  # fmt: skip
@@ -70,7 +70,7 @@ def test_parameters_that_make_draws_dearer_are_those_of_the_scenario(tmp_path):
 
 
 def test_what_waited_for_the_fronts_loop_is_no_queue(tmp_path):
-    facts = read_facts(synthetic_run(tmp_path / "run", plant="overload"))
+    facts = read_evidence(synthetic_run(tmp_path / "run", plant="overload"))
     excess = excesses(facts)[0]
     free = {each.key: each.claims for each in proposals(facts, excess)}
     rows = facts.rows.assign(front_turns_ns=facts.rows.ledger_request_admission_ns)
@@ -80,26 +80,26 @@ def test_what_waited_for_the_fronts_loop_is_no_queue(tmp_path):
 
 @pytest.mark.parametrize("launch_share", [1.0, 0.3])
 def test_launches_that_the_device_waits_for_are_named(tmp_path, launch_share):
-    facts = read_facts(synthetic_run(tmp_path / "run", plant="slow_model"))
+    facts = read_evidence(synthetic_run(tmp_path / "run", plant="slow_model"))
     found = replace(facts, launches=Launches(1.0, launch_share, 0.9, 60.0))
     assert ("launch_bound" in keys_of(found)) == (launch_share > 0.8)
 
 
 def test_connections_that_end_while_others_are_served_are_named(tmp_path):
-    facts = read_facts(synthetic_run(tmp_path / "run", plant=Plant(failing_share=0.3), requests=60))
+    facts = read_evidence(synthetic_run(tmp_path / "run", plant=Plant(failing_share=0.3), requests=60))
     loss = losses(facts)[0]
     assert loss.objective == SERVED
     assert [each.key for each in proposals(facts, loss)] == ["broken_connections"]
 
 
 def test_a_step_of_python_is_no_slow_host_where_no_reference_tells(tmp_path):
-    slow = read_facts(synthetic_run(tmp_path / "slow", plant="slow_host"))
+    slow = read_evidence(synthetic_run(tmp_path / "slow", plant="slow_host"))
     short = Device(step_ns=2_000_000, host_ns=1_500_000, token_ns=100_000)
-    usual = read_facts(synthetic_run(tmp_path / "usual", plant=Plant(rate_rps=40.0, device=short), requests=100))
+    usual = read_evidence(synthetic_run(tmp_path / "usual", plant=Plant(rate_rps=40.0, device=short), requests=100))
     assert "slow_host" in keys_of(slow) and usual.steps.host_share > 0.1 and "slow_host" not in keys_of(usual)
 
 
 def test_a_pool_whose_steps_are_not_read_has_the_size_that_the_core_told(tmp_path):
     run = synthetic_run(tmp_path / "run", plant=PLANTS["tiny_kv"], requests=40)
     run.update_meta(core={"num_kv_blocks": 64})
-    assert read_facts(run, "requests").kv().pool_blocks == read_facts(run).kv().pool_blocks == 64
+    assert read_evidence(run, "requests").kv().pool_blocks == read_evidence(run).kv().pool_blocks == 64

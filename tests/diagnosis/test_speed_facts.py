@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from sojourn.diagnosis.diagnose import diagnose
-from sojourn.diagnosis.facts import read_facts
+from sojourn.diagnosis.evidence import read_evidence
 from sojourn.diagnosis.machine_facts import machine_facts
 from sojourn.metrics.compute.cost_model import shape_from
 from sojourn.metrics.compute.speed_facts import _with_context
@@ -37,16 +37,16 @@ def normal(tmp_path_factory):
 
 @pytest.mark.parametrize("factor", [1.0, 3.0])
 def test_a_device_that_is_slow_all_the_time_is_slow_against_earlier_runs(tmp_path, normal, factor):
-    speed = read_facts(known(slow_run(tmp_path / "run", factor), [normal])).speed()
+    speed = read_evidence(known(slow_run(tmp_path / "run", factor), [normal])).speed()
     assert speed.source == "reference" and speed.covered > 0.7
     assert speed.device.slowdown == pytest.approx(factor, rel=0.15)
     assert max(speed.quarters) / min(speed.quarters) < 1.2
 
 
 def test_without_a_reference_a_slow_part_shows_and_a_slow_whole_does_not(tmp_path):
-    whole = read_facts(known(slow_run(tmp_path / "whole", 3.0))).speed()
+    whole = read_evidence(known(slow_run(tmp_path / "whole", 3.0))).speed()
     part = Plant(device=Device(slowdown=3.0, slow_from=0.99))  # of the clock, which begins at 1,000 s: half of 20 s
-    found = read_facts(known(synthetic_run(tmp_path / "part", plant=part, requests=120))).speed()
+    found = read_evidence(known(synthetic_run(tmp_path / "part", plant=part, requests=120))).speed()
     assert whole.source == found.source == "own quarter"
     assert max(whole.quarters) < 1.3 and max(found.quarters) > 2.0
 
@@ -54,7 +54,7 @@ def test_without_a_reference_a_slow_part_shows_and_a_slow_whole_does_not(tmp_pat
 def test_a_run_is_not_its_own_reference(tmp_path):
     run = known(slow_run(tmp_path / "run", 3.0))
     own = entry_of_run(run, run.meta())
-    assert read_facts(known(run, [own])).speed().source == "own quarter"
+    assert read_evidence(known(run, [own])).speed().source == "own quarter"
 
 
 def test_a_slow_device_is_named_where_its_own_steps_say_overload(tmp_path, normal):

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from sojourn.diagnosis.diagnose import diagnose
+from sojourn.diagnosis.evidence import read_evidence
 from sojourn.diagnosis.excess import excesses
-from sojourn.diagnosis.facts import read_facts
 from sojourn.diagnosis.proposals import proposals
 from sojourn.metrics.compute.speed_run import entry_of_run
 from tests.metrics.sampled_machine import known, with_requests
@@ -29,7 +29,7 @@ def held_as(entry, weights: str, speedup: float):
 
 
 def proposed(run) -> dict[str, object]:
-    facts = read_facts(run)
+    facts = read_evidence(run)
     return {found.key: found for excess in excesses(facts) for found in proposals(facts, excess)}
 
 

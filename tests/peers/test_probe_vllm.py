@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 from bench.probe.vllm_with_probe import TINY_MODEL, vllm_with_probe
-from sojourn.diagnosis.facts import closure, read_facts
+from sojourn.diagnosis.evidence import read_evidence
+from sojourn.diagnosis.shares import closure
 from sojourn.interop.probe.stream import read_streams
 from sojourn.metrics.records import STAGES
 from sojourn.metrics.request.blame import matrix, waited_ns
@@ -69,7 +70,7 @@ def recorded(tmp_path_factory) -> tuple[RunDirectory, Path]:
 
 def test_every_ledger_closes_and_every_identity_joins(recorded):
     run, _ = recorded
-    rows = read_facts(run).rows
+    rows = read_evidence(run).rows
     assert (rows.status == "ok").all() and len(rows) == REQUESTS
     closed = closure(rows)
     assert (closed.joined, closed.closed) == (REQUESTS, REQUESTS) and closed.worst_share <= 0.01

@@ -7,7 +7,7 @@ import pytest
 
 from sojourn.diagnosis.causes.launch_bound import show_launches
 from sojourn.diagnosis.diagnose import diagnose
-from sojourn.diagnosis.facts import read_facts
+from sojourn.diagnosis.evidence import read_evidence
 from sojourn.diagnosis.launch_facts import Launches
 from sojourn.diagnosis.symptom_tree.complaints import COMPLAINTS
 from sojourn.diagnosis.symptom_tree.tree import LIFECYCLE_QUESTIONS, SymptomTree, symptom_tree
@@ -27,7 +27,7 @@ def known(tmp_path_factory):
     @cache
     def read(plant: str) -> tuple[Diagnosis, dict[str, SymptomTree]]:
         run = synthetic_run(tmp_path_factory.mktemp("runs") / "run", plant=plant, requests=50)
-        facts, diagnosis = read_facts(run), diagnose(run)
+        facts, diagnosis = read_evidence(run), diagnose(run)
         return diagnosis, {symptom.key: symptom_tree(facts, diagnosis, symptom.key) for symptom in SYMPTOMS}
 
     return read
@@ -87,7 +87,7 @@ def test_reader_is_ruled_out_only_where_neither_of_its_accounts_holds_time(known
     ("cpu", None, True), ("cuda:0", None, True), ("cuda:0", Launches(0.9, 1.0, 0.8, 4.0), False),
 ])  # fmt: skip
 def test_launches_are_ruled_out_by_the_device_or_by_graphs(tmp_path, device, found, is_out):
-    facts = read_facts(synthetic_run(tmp_path / "run", requests=30))
+    facts = read_evidence(synthetic_run(tmp_path / "run", requests=30))
     reading = show_launches(replace(facts, launches=found, meta=facts.meta | {"core": {"device": device}}))
     assert reading.rules_out is is_out
 
@@ -103,7 +103,7 @@ def test_without_server_records_the_lifecycles_cannot_be_known(tmp_path):
         records.steps.clear()
 
     run = synthetic_run(tmp_path / "run", plant="overload", requests=40, keep=forget)
-    facts, diagnosis = read_facts(run), diagnose(run)
+    facts, diagnosis = read_evidence(run), diagnose(run)
     tree = symptom_tree(facts, diagnosis, "high_ttft")
     by_name = {branch.lifecycle: branch.status for branch in tree.branches}
     assert by_name["memory"] == by_name["compute"] == "unknown"

@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from sojourn.diagnosis.diagnose import diagnose
+from sojourn.diagnosis.evidence import read_evidence
 from sojourn.diagnosis.excess import excesses
-from sojourn.diagnosis.facts import read_facts
 from sojourn.diagnosis.server_means import mean_excess, shows_ledger, with_means
 from sojourn.diagnosis.terminal.time_spent import render_server
 from sojourn.interop.exported.prometheus import Exporter
@@ -102,7 +102,7 @@ def test_kv_use_over_time_is_that_of_the_steps_at_the_scrapes(runs):
 
 
 def test_sums_stand_for_the_records_of_a_diagnosis(runs):
-    recorded, scraped = read_facts(runs[0]), with_means(read_facts(runs[1]))
+    recorded, scraped = read_evidence(runs[0]), with_means(read_evidence(runs[1]))
     assert shows_ledger(scraped) and not shows_ledger(recorded)
     assert max(scraped.waits, key=scraped.waits.get) == max(recorded.waits, key=recorded.waits.get) == "kv_blocks"
     assert scraped.work.computed_tokens == pytest.approx(recorded.work.computed_tokens, rel=0.1)

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from sojourn.diagnosis.diagnose import diagnose
-from sojourn.diagnosis.facts import read_facts
+from sojourn.diagnosis.evidence import read_evidence
 from sojourn.diagnosis.terminal.report import render
 from sojourn.metrics.machine.host import STEAL_WARNS_PERCENT, company
 from sojourn.metrics.machine.steal import Steal, steal_within
@@ -50,7 +50,7 @@ def test_the_warning_tells_the_mean_and_the_worst_second_whole_on_a_terminal(run
     out = io.StringIO()
     Console(file=out, width=80).print(render(diagnosis))
     said = " ".join(out.getvalue().split())
-    mean = read_facts(run).steal.mean
+    mean = read_evidence(run).steal.mean
     assert f"the hypervisor gave {mean:.1f}% of the CPU time" in said and "(43% in the worst second)" in said
     assert 18 < mean < 24 and "sojourn compare --max-steal 1%" in said
 
@@ -64,7 +64,7 @@ def test_only_the_measured_window_counts(run):
     table = pd.concat([table.head(1)] * len(stamps), ignore_index=True).assign(ns=list(stamps))
     inside = (table.ns > begin) & (table.ns <= end + S)
     table.assign(host_steal_percent=(~inside) * 90.0).to_parquet(file)
-    assert read_facts(run).steal == Steal(0.0, 0.0)
+    assert read_evidence(run).steal == Steal(0.0, 0.0)
 
 
 def test_a_sample_counts_as_far_as_its_second_lies_in_the_window():
@@ -87,7 +87,7 @@ def test_a_run_without_the_column_reads_as_before(run):
     whole, file = diagnose(run), run.path / "system.parquet"
     pq.write_table(pq.read_table(file).drop_columns(["host_steal_percent"]), file)
     assert run.table("system").host_steal_percent.isna().all()
-    assert read_facts(run).steal is None and diagnose(run) == whole and not warnings_of_steal(run)
+    assert read_evidence(run).steal is None and diagnose(run) == whole and not warnings_of_steal(run)
 
 
 def test_segments_without_the_column_have_it_empty(tmp_path):

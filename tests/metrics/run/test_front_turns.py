@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sojourn.diagnosis.facts import closure
+from sojourn.diagnosis.shares import closure
 from sojourn.metrics.ledger import ACCOUNTS
 from sojourn.metrics.records.tables import SCHEMAS
 from sojourn.metrics.run.directory import RunDirectory
