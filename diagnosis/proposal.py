@@ -37,9 +37,9 @@ class Proposal:
     cause: str
     evidence: list[Evidence]
     measurement: str  # that separates the cause from its rival
-    settings: dict[str, object] | None  # that the measurement changes; None where no command makes it
     if_cause: str
     if_rival: str
+    settings: dict[str, object] | None = None  # that the measurement changes; None where no command makes it
     claims: Mapping[str, float] | None = None  # account → share (0 to 1) of its excess that the evidence books to it
     explained: float | None = None  # share of a loss, or of an excess that no account holds, that it explains
     fixes: tuple[Change, ...] = ()  # candidates, the likeliest first; () where no replay can show its fix

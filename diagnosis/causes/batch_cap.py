@@ -1,20 +1,9 @@
 """Requests wait for a place in the batch while the device could take more of them in a step."""
 
 from sojourn.diagnosis.capacity import FULL, batch_within_tpot, comfortable_batch, kv_batch, load
-from sojourn.diagnosis.cause import (
-    Accounts,
-    Cause,
-    Change,
-    Client,
-    Evidence,
-    Excess,
-    Means,
-    Proposal,
-    Records,
-    Rule,
-    evidence,
-)
+from sojourn.diagnosis.cause import Cause, Change, Evidence, Excess, Proposal, Rule, evidence
 from sojourn.diagnosis.client_signs import signs_of
+from sojourn.diagnosis.evidence import Accounts, Client, Means, Records
 from sojourn.diagnosis.foreign_server import span_share
 from sojourn.diagnosis.proposal import CONTRADICTION, EXPLAINS_ENOUGH, QUEUE, WAITS
 from sojourn.diagnosis.statements.accounts import (

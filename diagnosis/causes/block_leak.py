@@ -25,7 +25,6 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
             *excess_evidence(excess, (*KV_ACCOUNTS, "request.queue")),
         ],
         measurement="the used blocks of the idle server: `sojourn_memory_kv_blocks` without any request",
-        settings=None,
         if_cause="used blocks do not return to 0 on the idle server",
         if_rival="used blocks return to 0 when the last request ends",
         change="find the end of a request that does not release its blocks; until then restart the server regularly",

@@ -3,33 +3,25 @@
 from sojourn.diagnosis.cause import Accounts, Cause, Change, Client, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.client_signs import signs_of
 from sojourn.diagnosis.excess import SERVED
+from sojourn.diagnosis.statements import front
 from sojourn.diagnosis.statements.accounts import DEFINING, LOOP_LAG, STALLED_LOOP_S, mean_of, propose
 from sojourn.diagnosis.statements.client_only import CHUNKS, IN_ONE_READ, STALLS, hint, stall_evidence
 from sojourn.diagnosis.statements.excess import excess_evidence
-from sojourn.diagnosis.statements.front import (
-    BLOCKED,
-    FRONT,
-    HOLDS,
-    OWN_WORK,
-    TURNS,
-    UNITS,
-    front_loop,
-    held_by,
-    loop_queue_evidence,
-)
 from sojourn.diagnosis.symptom_tree.reading import FRONT_TIME, NEGLIGIBLE, Reading, account
 
 STUTTERS, A_PAUSE_MS = 0.2, 200.0  # such turns, with one that anybody notices: it counts though objectives are kept
 
 
 def read_records(facts: Records, excess: Excess | None) -> Proposal | None:
-    loop = front_loop(facts)
-    known = sum(held_by(facts, name) for name in UNITS)
-    if loop is None or known >= HOLDS or (excess is not None and excess.objective == SERVED):
+    loop = front.front_loop(facts)
+    known = sum(front.held_by(facts, name) for name in front.UNITS)
+    if loop is None or known >= front.HOLDS or (excess is not None and excess.objective == SERVED):
         return None
     # Without its waits for a core: another process had it, and nothing held the loop
     long_share = loop.long_share * (1 - (loop.queued_by_others or 0.0))
-    if long_share < (BLOCKED if excess is not None else STUTTERS) or (excess is None and loop.longest_ms < A_PAUSE_MS):
+    if long_share < (front.BLOCKED if excess is not None else STUTTERS):
+        return None
+    if excess is None and loop.longest_ms < A_PAUSE_MS:
         return None
     held = min(1.0, long_share / max(loop.busy, 1e-9))
     how = f"working ({loop.on_cpu:.0%} of its busy time on a core)" if (loop.on_cpu or 0.0) >= 0.5 else "asleep"
@@ -37,19 +29,18 @@ def read_records(facts: Records, excess: Excess | None) -> Proposal | None:
         cause=f"something holds the front's event loop for up to {loop.longest_ms:,.0f} ms, and every stream waits",
         evidence=[
             evidence(f"{loop.long_turns} turns of the loop of 10 ms and more take {loop.long_share:.0%} of the time, "
-                     f"the longest {loop.longest_ms:,.0f} ms, {how}", loop.long_share, "share", TURNS, weight=3),
+                     f"the longest {loop.longest_ms:,.0f} ms, {how}", loop.long_share, "share", front.TURNS, weight=3),
             evidence(f"tokeniser and detokeniser have {loop.encoding + loop.decoding:.0%} of the loop's busy time: it "
-                     "is neither", loop.encoding + loop.decoding, "share", OWN_WORK, weight=1),
-            *loop_queue_evidence(loop),
-            *excess_evidence(excess, FRONT),
+                     "is neither", loop.encoding + loop.decoding, "share", front.OWN_WORK, weight=1),
+            *front.loop_queue_evidence(loop),
+            *excess_evidence(excess, front.FRONT),
         ],
         measurement="`py-spy dump --pid` of the front process while it blocks: the stack names the code",
-        settings=None,
         if_cause="one stack returns again and again",
         if_rival="the stack is that of a loop that waits for events",
         change="take the synchronous work off the event loop: a thread, a process, or an asynchronous call",
-        claims=dict.fromkeys(FRONT, held),
-        fixes=(Change(removed=dict.fromkeys(FRONT, held)),),
+        claims=dict.fromkeys(front.FRONT, held),
+        fixes=(Change(removed=dict.fromkeys(front.FRONT, held)),),
     )  # fmt: skip
 
 
@@ -104,7 +95,7 @@ CAUSE = Cause(
     booked=FRONT_TIME,
     complaints={"high_ttft": 14, "high_itl": 5, "low_device_utilisation": 7, "devices_do_not_help": 3},
     reads={
-        Records: Rule(read_records, accounts=FRONT, needs=(), symptom="low_device_utilisation"),
+        Records: Rule(read_records, accounts=front.FRONT, needs=(), symptom="low_device_utilisation"),
         Accounts: Rule(
             read_accounts,
             accounts=("request.stream", "token.decode", "token.encode", "client.network"),

@@ -23,7 +23,6 @@ def read_records(facts: Records, loss: Excess) -> Proposal | None:
             evidence(f"{begun:.0%} of them had text before", begun, "share", "client: first_token_ns", weight=0),
         ],
         measurement="a capture of the packets at the server's port: which side sends the reset",
-        settings=None,
         if_cause="the reset comes from the server, or from what stands before it, in the middle of an answer",
         if_rival="the server's log names the end of its core",
         change="find what closes the connections: middleware, a proxy, a limit of open files, a client that gives up",

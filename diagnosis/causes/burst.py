@@ -40,7 +40,6 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
             load_evidence(f"the mean load is {now:.2f} of the capacity", now, weight=2),
         ],
         measurement=f"as many requests at a constant {facts.offered_rps:.1f} requests/s",
-        settings=None,
         if_cause=f"{missing_share(excess)} falls to none or few",
         if_rival=f"load / capacity exceeds {now:.2f}, and requests outside of {peaks} are late too",
         change=f"capacity for the peak instead of the mean{spread}",

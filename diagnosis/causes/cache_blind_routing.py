@@ -37,7 +37,6 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
             *excess_evidence(excess, PROMPT_ACCOUNTS),
         ],
         measurement=f"the same scenario with {flags(policies)}",
-        settings=None,
         if_cause=f"cached tokens rise from {use.hit_rate:.0%} towards {use.pooled_rate:.0%} of the prompts",
         if_rival=f"cached tokens stay at {use.hit_rate:.0%}, and {missing_share(excess)} with them",
         claims=dict.fromkeys(PROMPT_ACCOUNTS, part),

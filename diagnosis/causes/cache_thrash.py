@@ -3,19 +3,10 @@
 from sojourn.diagnosis.cause import Accounts, Cause, Change, Client, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.kv_facts import KvFacts
 from sojourn.diagnosis.proposal import WAITS
+from sojourn.diagnosis.statements import prefixes
 from sojourn.diagnosis.statements.accounts import lose_prompts, scale_setting
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
 from sojourn.diagnosis.statements.kv_memory import SameMemory, host_gib, is_sized_in_bytes
-from sojourn.diagnosis.statements.prefixes import (
-    LRU,
-    ONE_SHOT,
-    PROMPT_ACCOUNTS,
-    WORTH_SHARING,
-    claims_of_hits,
-    hit_with,
-    missed_tokens,
-    pool_for_reuse,
-)
 from sojourn.diagnosis.symptom_tree.reading import EVICTED, KNOWN_OUTCOMES, PREFILL_TIME
 from sojourn.metrics.run.directory import section
 
@@ -24,16 +15,17 @@ MOSTLY = 0.5  # of the waiting
 
 def read_records(facts: Records, excess: Excess) -> Proposal | None:
     kv = facts.kv()
-    if kv is None or kv.use is None or kv.eviction is None or kv.eviction.missed_share < WORTH_SHARING:
+    if kv is None or kv.use is None or kv.eviction is None or kv.eviction.missed_share < prefixes.WORTH_SHARING:
         return None
     curve, lost = kv.curve, kv.eviction
-    target = pool_for_reuse(kv)
-    hit = hit_with(kv, target)
+    target = prefixes.pool_for_reuse(kv)
+    hit = prefixes.hit_with(kv, target)
     chosen = {"num_kv_blocks", "kv_cache_gib", "memory_fraction"} & facts.chosen
-    polluted = lost.one_shot_share >= ONE_SHOT
-    # The curve is of LRU. What another policy gives away of it at this very size is no matter of size.
+    polluted = lost.one_shot_share >= prefixes.ONE_SHOT
+    # The curve is of prefixes.LRU. What another policy gives away of it at this very size is no matter of size.
     in_this_pool = max(kv.use.hit_share, kv.curve.hit_share(kv.pool_blocks) if curve is not None else 0.0)
-    by_policy = in_this_pool - kv.use.hit_share if facts.engine.get("eviction_policy", LRU) != LRU else 0.0
+    is_lru = facts.engine.get("eviction_policy", prefixes.LRU) == prefixes.LRU
+    by_policy = 0.0 if is_lru else in_this_pool - kv.use.hit_share
     host = host_tier(facts, target, kv.pool_blocks)
     more = tuple(Change(settings={"num_kv_blocks": size}) for size in (target, 2 * target) if size)
     # A tier keeps what nobody reads. Requests that run need blocks of the device.
@@ -43,7 +35,7 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
         cause=f"{lost.missed_share:.0%} of the prompt tokens were in the cache and had been evicted: a pool of "
         f"{kv.pool_blocks} blocks is smaller than the prefixes that are reused",
         evidence=[
-            *missed_tokens(kv, "miss_evicted", "had been in the cache and were evicted"),
+            *prefixes.missed_tokens(kv, "miss_evicted", "had been in the cache and were evicted"),
             *([evidence(f"a pool of {target} blocks would have hit {hit:.0%} for the same requests in the same order",
                         hit, "share", "requests: resized_hit_tokens", supports=hit > kv.use.hit_share + 0.05,
                         weight=2)] if curve is not None else []),
@@ -55,8 +47,8 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
                         weight=3)] if polluted else []),
             *([evidence(f"LRU would have hit {in_this_pool:.0%} in a pool of this very size", in_this_pool, "share",
                         "requests: resized_hit_tokens", supports=False, weight=3)]
-              if by_policy >= WORTH_SHARING else []),
-            *excess_evidence(excess, PROMPT_ACCOUNTS),
+              if by_policy >= prefixes.WORTH_SHARING else []),
+            *excess_evidence(excess, prefixes.PROMPT_ACCOUNTS),
         ],
         measurement=f"the same scenario with {'a tier in host memory' if keeps_size else 'a larger pool'}",
         # No target where nobody recorded how large the pool is
@@ -64,7 +56,7 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
         if_cause=f"cached tokens rise from {kv.use.hit_share:.0%} to about {hit:.0%} of the prompt",
         if_rival=f"cached tokens stay, and so does {missing_share(excess)}",
         change=_more_room(kv, target, host, host_first=keeps_size),
-        claims=claims_of_hits(kv, max(0.0, hit - kv.use.hit_share - by_policy)),
+        claims=prefixes.claims_of_hits(kv, max(0.0, hit - kv.use.hit_share - by_policy)),
         fixes=(host.fix,) if keeps_size else more,
     )  # fmt: skip
 
@@ -103,7 +95,7 @@ CAUSE = Cause(
     missing=KNOWN_OUTCOMES,
     complaints={"high_ttft": 4, "vram_fills_quickly": 4, "product_latency_poor": 3},
     reads={
-        Records: Rule(read_records, accounts=PROMPT_ACCOUNTS),
+        Records: Rule(read_records, accounts=prefixes.PROMPT_ACCOUNTS),
         Accounts: lose_prompts(
             outcome="miss_evicted",
             words="prefixes were evicted before their next use",

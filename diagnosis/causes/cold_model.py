@@ -20,7 +20,6 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
         cause=f"requests wait until {names} is loaded or woken",
         evidence=found,
         measurement="the same scenario with the model loaded before, and without models_gib and model_idle_seconds",
-        settings=None,
         if_cause="request.cold_start goes to 0",
         if_rival=f"{missing_share(excess)} stays, in other accounts",
         change="keep the model loaded: more models_gib, a longer model_idle_seconds",

@@ -30,7 +30,6 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
             *excess_evidence(excess, (COMMUNICATION, *DEVICE_ACCOUNTS, *WAITS)),
         ],
         measurement="sojourn calibrate-device beside the server: the exchanges of two ranks alone",
-        settings=None,
         if_cause="the exchanges take as long there as they do in the steps",
         if_rival="the link is as fast as it was measured",
         claims={COMMUNICATION: gained / share} | all_of((*DEVICE_ACCOUNTS, *WAITS), gained),

@@ -35,7 +35,6 @@ def read_records(facts: Records, excess: Excess | None) -> Proposal | None:
                         "requests: ledger_request_lost_ns", weight=3), *excess_evidence(excess, (LOST,))]),
         ],
         measurement="the server's log: it says when the core died, and with which exit code",
-        settings=None,
         if_cause="the log names a signal or an exit code at the time of the lost requests",
         if_rival="the core lived all the time",
         change="find why the core died: memory, a driver, a bug; `spare_core` shortens the outage",

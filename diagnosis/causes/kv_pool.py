@@ -3,19 +3,8 @@
 import math
 
 from sojourn.diagnosis.capacity import FULL, batch_within_tpot, comfortable_batch, kv_batch, kv_blocks, load
-from sojourn.diagnosis.cause import (
-    Accounts,
-    Cause,
-    Change,
-    Client,
-    Evidence,
-    Excess,
-    Means,
-    Proposal,
-    Records,
-    Rule,
-    evidence,
-)
+from sojourn.diagnosis.cause import Cause, Change, Evidence, Excess, Proposal, Rule, evidence
+from sojourn.diagnosis.evidence import Accounts, Client, Means, Records
 from sojourn.diagnosis.foreign_server import span_share
 from sojourn.diagnosis.proposal import EXPLAINS_ENOUGH, all_of
 from sojourn.diagnosis.statements.accounts import propose, scale_setting, waited_for

@@ -47,7 +47,6 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
             *residual_evidence(facts),
         ],
         measurement=f"the same scenario with at most {max(1.0, fits):,.0f} tokens of output",
-        settings=None,
         if_cause=f"{missing_share(excess)} falls to none, at the same time per token",
         if_rival=f"{missing_share(excess)} stays, since each token is slow",
         change=f"a limit of {max(1.0, fits):,.0f} output tokens, or an objective that grows with the answer",

@@ -2,15 +2,7 @@
 
 from sojourn.diagnosis.cause import Cause, Change, Client, Evidence, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.machine_facts import MachineFacts
-from sojourn.diagnosis.statements.device import (
-    DEVICE_ACCOUNTS,
-    HELD,
-    NEIGHBOUR_CORES,
-    PER_STEP,
-    SAMPLED,
-    WAITS,
-    slowness,
-)
+from sojourn.diagnosis.statements import device
 from sojourn.diagnosis.statements.excess import SLOW_DEVICE, excess_evidence
 from sojourn.diagnosis.symptom_tree.reading import DEVICE_TIME, NEGLIGIBLE, Reading
 
@@ -23,16 +15,16 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
         return None
     held, worst = machine.core_queued_by_others, machine.core_queued_by_others_worst or 0.0
     taken = machine.others_cores_worst or 0.0
-    if max(held, worst) < HELD or taken < NEIGHBOUR_CORES:
+    if max(held, worst) < device.HELD or taken < device.NEIGHBOUR_CORES:
         return None
     most = machine.delayed(max(held, worst))
     speed, loop = facts.speed(), machine.front
     if speed is not None and speed.source == "reference":  # what it costs cannot be more than what is lost
         most = min(most, 1 - 1 / max(speed.device.slowdown, *speed.quarters, 1.0))
-    claims = dict.fromkeys((*DEVICE_ACCOUNTS, *WAITS, "compute.host", SAMPLE), most)
+    claims = dict.fromkeys((*device.DEVICE_ACCOUNTS, *device.WAITS, "compute.host", SAMPLE), most)
     front = min(0.9, (loop.queued_by_others or 0.0)) if loop is not None else 0.0
     claims |= dict.fromkeys(("request.stream", "token.encode", "token.decode"), front)
-    if max(most, front) < HELD:
+    if max(most, front) < device.HELD:
         return None
     own = 0.0 if loop is None else loop.long_share * (1 - (loop.queued or 0.0))  # a neighbour holds no event loop
     foreign = max(0.0, taken - machine.siblings_cores)  # the fleet's other servers are of this run
@@ -45,10 +37,10 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
         evidence=[
             evidence(f"the engine's threads stand in the run queue in {machine.core_queued:.0%} of the steps' time; "
                      f"in {held:.0%} because of other processes, {worst:.0%} in the worst quarter of the run", worst,
-                     "share", SAMPLED, weight=2),
+                     "share", device.SAMPLED, weight=2),
             evidence(f"processes that are not of this run take "
                      f"{max(0.0, machine.others_cores - machine.siblings_cores):.2f} cores, {foreign:.2f} in the worst "
-                     "quarter", foreign, "cores", SAMPLED, supports=foreign >= NEIGHBOUR_CORES),
+                     "quarter", foreign, "cores", device.SAMPLED, supports=foreign >= device.NEIGHBOUR_CORES),
             *_named_evidence(machine),
             *_own_pace_evidence(facts),
             *([evidence(f"the front's event loop is held in turns of up to {loop.longest_ms:,.0f} ms, "
@@ -78,11 +70,11 @@ def _named_evidence(machine: MachineFacts) -> list[Evidence]:
 
 def _own_pace_evidence(facts: Records) -> list[Evidence]:
     """For a neighbour: whether steps are at normal speed as soon as they have their cores."""
-    whole, worst = slowness(facts)
+    whole, worst = device.slowness(facts)
     if facts.speed() is None:
         return []
     statement = f"without their waits for a core, steps take {whole:.2f} times the normal time"
-    return [evidence(statement, whole, "ratio", PER_STEP, supports=max(whole, worst) < SLOW_DEVICE)]
+    return [evidence(statement, whole, "ratio", device.PER_STEP, supports=max(whole, worst) < SLOW_DEVICE)]
 
 
 def show_neighbours(facts: Client) -> Reading | None:

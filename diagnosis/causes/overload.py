@@ -3,20 +3,9 @@
 from dataclasses import replace
 
 from sojourn.diagnosis.capacity import COMFORTABLE, FULL, LARGEST_BATCH, batch_within_tpot, best_load, load
-from sojourn.diagnosis.cause import (
-    Accounts,
-    Cause,
-    Change,
-    Client,
-    Evidence,
-    Excess,
-    Means,
-    Proposal,
-    Records,
-    Rule,
-    evidence,
-)
+from sojourn.diagnosis.cause import Cause, Change, Evidence, Excess, Proposal, Rule, evidence
 from sojourn.diagnosis.client_signs import signs_of
+from sojourn.diagnosis.evidence import Accounts, Client, Means, Records
 from sojourn.diagnosis.excess import SERVED
 from sojourn.diagnosis.foreign_server import span_share
 from sojourn.diagnosis.proposal import CONTENTION, EXPLAINS_ENOUGH, QUEUE, Gain, all_of
@@ -61,7 +50,6 @@ def read_records(facts: Records, excess: Excess | None) -> Proposal | None:
             *avoidable_drafts(facts, best),
         ],
         measurement=f"the same scenario at {admit:.1f} requests/s",
-        settings=None,
         if_cause=f"step times stay as they are, and {missing_share(excess)} falls to none or few",
         if_rival="steps of the same composition still take as long, and the time per output token stays high",
         change=f"{facts.offered_rps / admit:.1f} times the devices, or admit at most {admit:.1f} requests/s and answer "
@@ -107,7 +95,6 @@ def read_means(facts: Means, excess: Excess) -> Proposal | None:
         + ("the device may be full" if unseen else "a larger batch gives hardly more tokens: the device is full"),
         evidence=[*queue_evidence(view, excess), *batch_gain_evidence(facts, wanted=False)],
         measurement="the same load at half the rate",
-        settings=None,
         if_cause=f"nobody waits, and the mean queue time of {queue.mean_ms:,.0f} ms goes",
         if_rival=f"requests still wait for each other, and {missing_share(excess)} stays",
         change="fewer requests, or more devices",

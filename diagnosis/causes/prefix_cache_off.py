@@ -3,17 +3,9 @@
 from sojourn.diagnosis.cause import Accounts, Cause, Change, Client, Excess, Means, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.foreign_server import span_share
 from sojourn.diagnosis.proposal import EXPLAINS_ENOUGH, WAITS
+from sojourn.diagnosis.statements import means
 from sojourn.diagnosis.statements.accounts import DEFINING, lose_prompts
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
-from sojourn.diagnosis.statements.means import (
-    COUNTERS,
-    GAUGES,
-    HISTOGRAMS,
-    PROMPT_WORK,
-    prompt_work,
-    quantity,
-    time_gained,
-)
 from sojourn.diagnosis.statements.prefixes import PROMPT_ACCOUNTS, WORTH_SHARING, missed_tokens, saved_share
 from sojourn.diagnosis.symptom_tree.reading import NEGLIGIBLE, PREFILL_TIME, Reading
 
@@ -51,25 +43,26 @@ def read_means(facts: Means, excess: Excess) -> Proposal | None:
         return None
     spent, work = (
         sum(span_share(view.span(name), excess) for name in ("compute.prefill", "request.queue")),
-        prompt_work(view),
+        means.prompt_work(view),
     )
-    if facts.declared_shared_share or spent < EXPLAINS_ENOUGH or work is None or work < PROMPT_WORK:
+    if facts.declared_shared_share or spent < EXPLAINS_ENOUGH or work is None or work < means.PROMPT_WORK:
         return None
     on = view.settings.get("prefix cache", "the prefix cache on")
     return Proposal(
         cause=f"prompts are computed whole, as the prefix cache is off: they are {work:.0%} of the computed tokens",
         evidence=[
-            evidence("the server says that its prefix cache is off", 0.0, "setting", GAUGES, weight=DEFINING),
-            evidence(f"{spent:.0%} of {quantity(excess)} is queue and prefill, on average over all requests", spent,
-                     "share", HISTOGRAMS),
-            evidence("whether prompts repeat is in no metric of this server", 0.0, "unknown", COUNTERS, supports=False),
+            evidence("the server says that its prefix cache is off", 0.0, "setting", means.GAUGES, weight=DEFINING),
+            evidence(f"{spent:.0%} of {means.quantity(excess)} is queue and prefill, on average over all requests",
+                     spent, "share", means.HISTOGRAMS),
+            evidence("whether prompts repeat is in no metric of this server", 0.0, "unknown", means.COUNTERS,
+                     supports=False),
         ],
         measurement=f"one replica with {on}: its hits tell how much of the prompts repeats",
         settings={},
         if_cause=f"a part of the prompts hits, and {missing_share(excess)} falls",
         if_rival=f"nothing hits, and {missing_share(excess)} stays",
         change=on,
-        gain=time_gained(view, f"{spent:.0%} in queue and prefill"),
+        gain=means.time_gained(view, f"{spent:.0%} in queue and prefill"),
     )  # fmt: skip
 
 

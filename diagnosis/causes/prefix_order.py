@@ -31,7 +31,6 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
             *excess_evidence(excess, PROMPT_ACCOUNTS),
         ],
         measurement="`sojourn lint` of this run: it names the parts and what the other order would save",
-        settings=None,
         if_cause=f"with the shared part first, cached tokens rise by about {order.movable_share:.0%} of the prompt",
         if_rival="no order of the prompts is found in the cache",
         change="put what all prompts share (instructions, tools, documents) before what changes (time, user, question)",

@@ -33,7 +33,6 @@ def read_records(facts: Records, excess: Excess | None) -> Proposal | None:
             *excess_evidence(excess, (QUOTA,)),
         ],
         measurement="the same scenario with a larger limit for this tenant",
-        settings=None,
         if_cause="its requests are served at once",
         if_rival="its requests wait for a place instead",
         change=f"raise {whose} in the file of `access`, or send less",

@@ -50,7 +50,6 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
             *excess_evidence(excess, CONTENTION),
         ],
         measurement=f"the same scenario with {flags(policies)}",
-        settings=None,
         if_cause=f"the servers have about as many requests, and {missing_share(excess)} falls",
         if_rival=f"{missing_share(excess)} stays on {full.name}",
         claims=claims,

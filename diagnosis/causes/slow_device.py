@@ -1,49 +1,40 @@
 """The device takes longer than at its normal speed, all the time or for a while."""
 
 from sojourn.diagnosis.cause import Accounts, Cause, Change, Evidence, Excess, Proposal, Records, Rule, evidence
+from sojourn.diagnosis.statements import device
 from sojourn.diagnosis.statements.accounts import DEFINING, PREDICTION, mean_of, propose
-from sojourn.diagnosis.statements.device import (
-    DEVICE_ACCOUNTS,
-    PER_STEP,
-    WAITS,
-    WITH_CONTEXT,
-    growth_with_context,
-    neighbour_evidence,
-    slowed,
-    slowness,
-)
 from sojourn.diagnosis.statements.excess import SLOW_DEVICE, excess_evidence
 from sojourn.diagnosis.symptom_tree.reading import DEVICE_TIME, Reading
 from sojourn.metrics.compute.speed_facts import SpeedFacts, stored_entries
 
 
 def read_records(facts: Records, excess: Excess) -> Proposal | None:
-    whole, worst = slowness(facts)
+    whole, worst = device.slowness(facts)
     speed = facts.speed()
     usual = 1.0 if speed is None else min(speed.quarters)
     for_a_while = usual < SLOW_DEVICE and worst >= SLOW_DEVICE * max(1.0, usual)  # the rest of the run is not slow
     always = whole >= SLOW_DEVICE and not for_a_while
-    if not (always or for_a_while) or excess.share(*DEVICE_ACCOUNTS, *WAITS) <= 0:
+    if not (always or for_a_while) or excess.share(*device.DEVICE_ACCOUNTS, *device.WAITS) <= 0:
         return None
     times, part = (whole, "") if always else (worst, " for a while")
-    grows = growth_with_context(speed)
+    grows = device.growth_with_context(speed)
     return Proposal(
         cause=f"the device takes {times:.1f} times as long as normal for the same steps{part}",
         evidence=[
             *_pace_evidence(facts, whole, worst),
             *_phase_evidence(facts, speed),
-            *neighbour_evidence(facts, supports=False),
+            *device.neighbour_evidence(facts, supports=False),
             *([evidence(f"the slowdown grows with the context, {grows:.1f} times: a kernel of attention, not the whole "
-                        "device", grows, "ratio", PER_STEP, supports=False, weight=3)]
-              if grows >= WITH_CONTEXT else []),
-            *excess_evidence(excess, (*DEVICE_ACCOUNTS, *WAITS)),
+                        "device", grows, "ratio", device.PER_STEP, supports=False, weight=3)]
+              if grows >= device.WITH_CONTEXT else []),
+            *excess_evidence(excess, (*device.DEVICE_ACCOUNTS, *device.WAITS)),
         ],
         measurement="the same scenario on a quiet machine, with the device's clock and its other processes in view",
         settings={},
         if_cause=f"device time / normal time falls from {times:.1f} to about 1.0",
         if_rival=f"device time / normal time stays near {times:.1f}, and falls with smaller batches",
         change="find what slows the device: a lowered clock, a neighbour process, a slow kernel",
-        claims=slowed(facts, times),
+        claims=device.slowed(facts, times),
         fixes=(Change(device_speed=max(times, 1.01)),),  # the steps that are at normal speed now are in time anyway
         steps=speed.worst_steps if speed is not None and not always else None,
     )  # fmt: skip
@@ -73,10 +64,10 @@ def _pace_evidence(facts: Records, whole: float, worst: float) -> list[Evidence]
     against = "normal speed" if speed.source == "reference" else "its fastest quarter"
     return [
         evidence(f"without waits for a core, steps take {whole:.2f} times what they take at {against}, {worst:.2f} "
-                 "times over the worst quarter", slow, "ratio", PER_STEP, supports=slow >= SLOW_DEVICE,
+                 "times over the worst quarter", slow, "ratio", device.PER_STEP, supports=slow >= SLOW_DEVICE,
                  weight=2 if speed.source == "reference" else 1.5),
         evidence(f"the reference has {speed.entries} entries and knows {speed.covered:.0%} of the device time",
-                 speed.covered, "share", PER_STEP, weight=0),
+                 speed.covered, "share", device.PER_STEP, weight=0),
     ]  # fmt: skip
 
 
@@ -95,7 +86,7 @@ def _phase_evidence(facts: Records, speed: SpeedFacts | None) -> list[Evidence]:
         which = "memory more than arithmetic, or a fixed cost of each step"
     return [
         evidence(f"steps with prompts take {prompts:.2f} times the normal time, steps without {decodes:.2f} times: "
-                 f"{which}", prompts / max(decodes, 1e-9), "ratio", PER_STEP, weight=0.5)
+                 f"{which}", prompts / max(decodes, 1e-9), "ratio", device.PER_STEP, weight=0.5)
     ]  # fmt: skip
 
 

@@ -2,27 +2,17 @@
 
 from sojourn.diagnosis.capacity import COMFORTABLE
 from sojourn.diagnosis.cause import Cause, Change, Client, Excess, Proposal, Records, Rule, evidence
+from sojourn.diagnosis.statements import front
 from sojourn.diagnosis.statements.excess import excess_evidence
-from sojourn.diagnosis.statements.front import (
-    BLOCKED,
-    FRONT,
-    FULL_LOOP,
-    HOLDS,
-    STREAM,
-    TURNS,
-    UNITS,
-    front_loop,
-    held_by,
-    loop_evidence,
-)
 from sojourn.diagnosis.symptom_tree.reading import FRONT_TIME, Reading, account
 
 
 def read_records(facts: Records, excess: Excess) -> Proposal | None:
-    loop = front_loop(facts)
-    if loop is not None and (loop.busy < FULL_LOOP or max(held_by(facts, name) for name in UNITS) >= HOLDS):
+    loop = front.front_loop(facts)
+    held = max(front.held_by(facts, name) for name in front.UNITS)
+    if loop is not None and (loop.busy < front.FULL_LOOP or held >= front.HOLDS):
         return None
-    accounts = FRONT if loop is not None else (STREAM,)  # the texts have causes of their own
+    accounts = front.FRONT if loop is not None else (front.STREAM,)  # the texts have causes of their own
     if loop is None and excess.share(*accounts) < 0.3:
         return None
     return Proposal(
@@ -30,15 +20,14 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
         cause="the front process does not keep up: its event loop is always busy"
         if loop is not None else "the front process does not keep up: text waits to be decoded or written",
         evidence=[
-            *loop_evidence(loop),
-            *([evidence(f"{loop.long_share:.0%} of the time is in long turns", loop.long_share, "share", TURNS,
-                        supports=loop.long_share < BLOCKED)] if loop is not None else []),
+            *front.loop_evidence(loop),
+            *([evidence(f"{loop.long_share:.0%} of the time is in long turns", loop.long_share, "share", front.TURNS,
+                        supports=loop.long_share < front.BLOCKED)] if loop is not None else []),
             *excess_evidence(excess, accounts),
         ],
         measurement="the same load over two servers",
-        settings=None,
-        if_cause=f"{STREAM} falls with half the streams",
-        if_rival=f"{STREAM} stays",
+        if_cause=f"{front.STREAM} falls with half the streams",
+        if_rival=f"{front.STREAM} stays",
         change="another front process, or fewer and larger chunks",
         claims=dict.fromkeys(accounts, 1.0),
         fixes=(Change(removed=dict.fromkeys(accounts, 1.0)),),
@@ -71,5 +60,5 @@ CAUSE = Cause(
     figures=(show_front_busy,),
     booked=FRONT_TIME,
     complaints={"high_ttft": 15, "high_itl": 6, "low_device_utilisation": 8, "devices_do_not_help": 4},
-    reads={Records: Rule(read_records, accounts=FRONT)},
+    reads={Records: Rule(read_records, accounts=front.FRONT)},
 )

@@ -24,7 +24,6 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
         cause=f"late requests waited {waited_ms:,.0f} ms each for KV that a prefill server had computed",
         evidence=found,
         measurement="the same scenario with one server that computes prompts and outputs",
-        settings=None,
         if_cause=f"memory.transfer goes, {waited_ms:,.0f} ms a late request, and compute.prefill takes its place",
         if_rival=f"{missing_share(excess)} stays, in compute.prefill",
         change="a faster link or transport; both calls at once, so that chunks are read while the next are computed",

@@ -19,7 +19,6 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
             *excess_evidence(excess, (MODERATION,)),
         ],
         measurement="the same scenario with a tenant that no profile moderates",
-        settings=None,
         if_cause=f"{missing_share(excess)} falls, and {MODERATION} is 0",
         if_rival=f"{missing_share(excess)} stays",
         change="a faster classifier, fewer rules, or checks beside the prompt's computation",

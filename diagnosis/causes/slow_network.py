@@ -4,21 +4,10 @@ import pandas as pd
 
 from sojourn.diagnosis.cause import Accounts, Cause, Change, Client, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.client_signs import signs_of
+from sojourn.diagnosis.statements import transit
 from sojourn.diagnosis.statements.accounts import hold_time
 from sojourn.diagnosis.statements.client_only import GOES_WITH, TTFT, hint
 from sojourn.diagnosis.statements.excess import excess_evidence
-from sojourn.diagnosis.statements.transit import (
-    FEW,
-    NEAR_NOTHING,
-    NEARLY_ALL,
-    STILL,
-    WAYS,
-    client_evidence,
-    hit_share,
-    idle_server,
-    stalled_share,
-    ways_ms,
-)
 from sojourn.diagnosis.symptom_tree.reading import account
 
 NETWORK = "client.network"
@@ -29,29 +18,28 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
     fleet = facts.fleet()
     if fleet is not None and fleet.router_is_here:  # the way is the router's: there is no other
         return None
-    way_in, way_out = ways_ms(facts)
-    hit = hit_share(facts, way_in + way_out, excess)
-    both = float(way_in.median()) >= NEAR_NOTHING * float((way_in + way_out).median())
-    steady, path = _variation(way_in), 1.0 - stalled_share(facts, excess)
+    way_in, way_out = transit.ways_ms(facts)
+    hit = transit.hit_share(facts, way_in + way_out, excess)
+    both = float(way_in.median()) >= transit.NEAR_NOTHING * float((way_in + way_out).median())
+    steady, path = _variation(way_in), 1.0 - transit.stalled_share(facts, excess)
     return Proposal(
         cause=f"a request is in transit for {way_in.median():,.0f} ms before it arrives, and its end for "
         f"{way_out.median():,.0f} ms (medians)",
         evidence=[
-            evidence(f"{hit:.0%} of the requests have a transit like that of the late ones", hit, "share", WAYS,
-                     supports=hit >= FEW, weight=3),
+            evidence(f"{hit:.0%} of the requests have a transit like that of the late ones", hit, "share", transit.WAYS,
+                     supports=hit >= transit.FEW, weight=3),
             evidence("the way in is slow, too: the first byte of a request is as late as the last of its answer" if both
                      else "the way in is fast: the first byte of a request is not delayed", float(way_in.median()),
-                     "ms", WAYS, supports=both, weight=2 if both or hit < NEARLY_ALL else 0.5),
+                     "ms", transit.WAYS, supports=both, weight=2 if both or hit < transit.NEARLY_ALL else 0.5),
             evidence(f"the way in varies by {steady:.0%} of its mean: "
-                     + ("a delay" if steady < 0.5 else "jitter, or a queue"), steady, "ratio", WAYS, weight=0),
-            *idle_server(facts),
-            *client_evidence(facts, supports=False),
+                     + ("a delay" if steady < 0.5 else "jitter, or a queue"), steady, "ratio", transit.WAYS, weight=0),
+            *transit.idle_server(facts),
+            *transit.client_evidence(facts, supports=False),
             *([evidence(f"{1 - path:.0%} of the time of answers in transit passed while the load generator stood still",
-                        1 - path, "share", STILL, supports=False, weight=3)] if path <= 0.5 else []),
+                        1 - path, "share", transit.STILL, supports=False, weight=3)] if path <= 0.5 else []),
             *excess_evidence(excess, (NETWORK,)),
         ],
         measurement="the same load from the server's own host",
-        settings=None,
         if_cause="client.network falls to below a millisecond",
         if_rival="client.network stays on few requests",
         change="shorten or widen the network path between client and server",

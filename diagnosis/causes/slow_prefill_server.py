@@ -15,7 +15,6 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
         cause=f"late requests waited {waited_ms:,.0f} ms each until a prefill server had computed their prompts",
         evidence=excess_evidence(excess, (REMOTE,)),
         measurement="the same requests at half the rate; and the diagnosis of the prefill server's own run",
-        settings=None,
         if_cause=f"at half the rate the wait falls well below {waited_ms:,.0f} ms where the prefill server has a queue",
         if_rival=f"{missing_share(excess)} stays in memory.transfer",
         change="more or faster prefill servers, or short prompts computed by the decode server itself",

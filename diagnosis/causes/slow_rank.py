@@ -28,7 +28,6 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
         ],
         measurement=f"the same scenario with the devices, or the cores, of rank {slow.rank} and of another rank "
         "exchanged",
-        settings=None,
         if_cause="the slowness stays with the device",
         if_rival=f"it stays with rank {slow.rank}, and with its experts",
         claims=waits_for(group, slow.lost_share),

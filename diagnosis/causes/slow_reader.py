@@ -1,55 +1,45 @@
 """A few clients read slowly: their chunks wait in the network, or in the server's buffers."""
 
 from sojourn.diagnosis.cause import Accounts, Cause, Change, Excess, Proposal, Records, Rule, evidence
+from sojourn.diagnosis.statements import transit
 from sojourn.diagnosis.statements.accounts import DEFINING, LOOP_LAG, STALLED_LOOP_S, mean_of, propose
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
 from sojourn.diagnosis.statements.front import DRAINED, drained_share
-from sojourn.diagnosis.statements.transit import (
-    FEW,
-    NEAR_NOTHING,
-    NEARLY_ALL,
-    WAYS,
-    hit_share,
-    idle_server,
-    stalled_share,
-    ways_ms,
-)
 from sojourn.diagnosis.symptom_tree.reading import account
 
 NETWORK = "client.network"
 
 
 def read_records(facts: Records, excess: Excess) -> Proposal | None:
-    way_in, way_out = ways_ms(facts)
+    way_in, way_out = transit.ways_ms(facts)
     writing, stream = facts.rows.get("writing_ns"), facts.rows.ledger_request_stream_ns.astype("float64")
     late = excess.missing
     own = 0.0 if writing is None else float(writing.astype("float64")[late].sum() / max(stream[late].sum(), 1.0))
     drained = drained_share(facts, excess)
     if drained is not None and drained <= DRAINED:  # its buffers were empty: writes waited for something else
         own = 0.0
-    if excess.share(NETWORK) < 0.1 and own < FEW:  # the stream waits for something else than its reader
+    if excess.share(NETWORK) < 0.1 and own < transit.FEW:  # the stream waits for something else than its reader
         return None
     waiting = way_out if writing is None else way_out + writing.astype("float64").fillna(0) / 1e6
-    hit = hit_share(facts, waiting, excess)
-    fast_in = float(way_in.median()) <= NEAR_NOTHING * max(float(waiting.quantile(0.9)), 1e-9)
-    slowest, path = waiting.quantile(0.9), 1.0 - stalled_share(facts, excess)
-    if hit >= NEARLY_ALL:
+    hit = transit.hit_share(facts, waiting, excess)
+    fast_in = float(way_in.median()) <= transit.NEAR_NOTHING * max(float(waiting.quantile(0.9)), 1e-9)
+    slowest, path = waiting.quantile(0.9), 1.0 - transit.stalled_share(facts, excess)
+    if hit >= transit.NEARLY_ALL:
         return None
     return Proposal(
         cause=f"{hit:.0%} of the clients read slowly: the end of their answers takes up to {slowest:,.0f} ms to be "
         "read once it is written",
         evidence=[
             evidence(f"{hit:.0%} of the requests have a way out like that of the late ones: "
-                     + ("these clients, not the server" if hit < FEW else "most of them"), hit, "share", WAYS,
-                     supports=hit < FEW, weight=2.5),
+                     + ("these clients, not the server" if hit < transit.FEW else "most of them"), hit, "share",
+                     transit.WAYS, supports=hit < transit.FEW, weight=2.5),
             evidence(f"requests arrive {way_in.median():,.1f} ms after they were sent: the way in is "
-                     + ("fast" if fast_in else "slow as well"), float(way_in.median()), "ms", WAYS, supports=fast_in,
-                     weight=2),
-            *idle_server(facts),
+                     + ("fast" if fast_in else "slow as well"), float(way_in.median()), "ms", transit.WAYS,
+                     supports=fast_in, weight=2),
+            *transit.idle_server(facts),
             *excess_evidence(excess, (NETWORK, "request.stream")),
         ],
         measurement="the same load with a client on the server's host",
-        settings=None,
         if_cause="no request waits to be read",
         if_rival=f"{missing_share(excess)} stays",
         change="clients that read at once, fewer bytes a chunk, or a proxy that buffers",

@@ -27,7 +27,6 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
         cause=f"the way through the router takes {ms.median():,.1f} ms of a request, {ms.quantile(0.9):,.1f} ms at p90",
         evidence=[*excess_evidence(excess, tuple(claims)), *idle],
         measurement="the same load sent to one of the servers, past the router",
-        settings=None,
         if_cause=f"request.routing falls to the time of a loopback connection, and {missing_share(excess)} with it",
         if_rival=f"{missing_share(excess)} stays",
         claims=claims,

@@ -41,7 +41,6 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
             *excess_evidence(excess, (SAMPLE,)),
         ],
         measurement="the same scenario with greedy decoding: temperature 0, no penalties, no log-probabilities",
-        settings=None,
         if_cause=f"the stage `sample` falls from {each_ms:.1f} ms a step to a fraction",
         if_rival="the stage stays, as it waits for the logits",
         change=f"leave out {', '.join(dear)}, or sample with fused kernels" if dear else

@@ -1,57 +1,44 @@
 """Handing a chunk to its socket takes long, for most of the requests."""
 
 from sojourn.diagnosis.cause import Accounts, Cause, Change, Client, Excess, Proposal, Records, Rule, evidence
+from sojourn.diagnosis.statements import front
 from sojourn.diagnosis.statements.accounts import hold_time
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
-from sojourn.diagnosis.statements.front import (
-    DRAINED,
-    FEW,
-    FRONT,
-    FULL_LOOP,
-    HOLDS,
-    OWN_WORK,
-    STREAM,
-    TURNS,
-    drained_share,
-    front_loop,
-    held_by,
-    own_share,
-    unit_ms,
-)
 from sojourn.diagnosis.symptom_tree.reading import account
 
 WRITES = 0.5  # of a request's stream account, in writes
 
 
 def read_records(facts: Records, excess: Excess) -> Proposal | None:
-    own, hit = own_share(facts, "writing_ns", STREAM, excess), _hit_share(facts, "writing_ns")
-    held, drained = held_by(facts, "writing"), drained_share(facts, excess)
-    is_few = hit < FEW and (drained is None or drained > DRAINED)  # a slow reader's buffer is full, others' are not
-    if own is None or (held < HOLDS and (own < WRITES or is_few)):
+    own, hit = front.own_share(facts, "writing_ns", front.STREAM, excess), _hit_share(facts, "writing_ns")
+    held, drained = front.held_by(facts, "writing"), front.drained_share(facts, excess)
+    # A slow reader's buffer is full, others' are not
+    is_few = hit < front.FEW and (drained is None or drained > front.DRAINED)
+    if own is None or (held < front.HOLDS and (own < WRITES or is_few)):
         return None
-    each_ms = unit_ms(facts, "writing_ns", "server_output_tokens") or 0.0
-    loop, all_wait = front_loop(facts), held >= HOLDS
-    claims = dict.fromkeys(FRONT, held) if all_wait else {STREAM: min(1.0, own)}
+    each_ms = front.unit_ms(facts, "writing_ns", "server_output_tokens") or 0.0
+    loop, all_wait = front.front_loop(facts), held >= front.HOLDS
+    claims = dict.fromkeys(front.FRONT, held) if all_wait else {front.STREAM: min(1.0, own)}
     return Proposal(
         cause=f"writes to the sockets take {each_ms:.1f} ms a token, and "
         + ("every stream waits for them on the event loop" if all_wait else "the next tokens wait behind them"),
         evidence=[
             evidence(f"{loop.writing:.0%} of the busy time of the front's event loop is writes", loop.writing, "share",
-                     OWN_WORK, weight=3) if all_wait and loop is not None else
-            evidence(f"{min(own, 1.0):.0%} of {STREAM} is spent in writes", own, "share",
+                     front.OWN_WORK, weight=3) if all_wait and loop is not None else
+            evidence(f"{min(own, 1.0):.0%} of {front.STREAM} is spent in writes", own, "share",
                      "requests: writing_ns, ledger_request_stream_ns", weight=3),
-            evidence(f"{hit:.0%} of the requests have slow writes" + (": it is the server's" if hit >= FEW else ""),
-                     hit, "share", "requests: writing_ns", supports=hit >= FEW),
+            evidence(f"{hit:.0%} of the requests have slow writes"
+                     + (": it is the server's" if hit >= front.FEW else ""), hit, "share",
+                     "requests: writing_ns", supports=hit >= front.FEW),
             *([evidence(f"the last byte is read {drained:.0%} of the time in writes after it was written: buffers "
-                        + ("are empty, and readers are fast" if drained <= DRAINED else "are full"), drained, "share",
-                        "requests: writing_ns, written_ns; client: last_byte_ns", supports=drained <= DRAINED,
-                        weight=2)] if drained is not None and not all_wait else []),
-            *([evidence(f"the event loop is busy in {loop.busy:.0%} of the time", loop.busy, "share", TURNS,
-                        weight=0.5, supports=all_wait or loop.busy < FULL_LOOP)] if loop is not None else []),
-            *excess_evidence(excess, FRONT if all_wait else (STREAM,)),
+                        + ("are empty, and readers are fast" if drained <= front.DRAINED else "are full"), drained,
+                        "share", "requests: writing_ns, written_ns; client: last_byte_ns",
+                        supports=drained <= front.DRAINED, weight=2)] if drained is not None and not all_wait else []),
+            *([evidence(f"the event loop is busy in {loop.busy:.0%} of the time", loop.busy, "share", front.TURNS,
+                        weight=0.5, supports=all_wait or loop.busy < front.FULL_LOOP)] if loop is not None else []),
+            *excess_evidence(excess, front.FRONT if all_wait else (front.STREAM,)),
         ],
         measurement="the same scenario without middleware between the server and its sockets",
-        settings=None,
         if_cause=f"writes fall from {each_ms:.1f} ms to some microseconds",
         if_rival=f"{missing_share(excess)} stays",
         change="find what stands between the server and its sockets: middleware, a proxy in the process, a full buffer",
@@ -82,7 +69,7 @@ CAUSE = Cause(
     booked=("request.stream",),
     complaints={"high_ttft": 16, "high_itl": 7, "devices_do_not_help": 5},
     reads={
-        Records: Rule(read_records, accounts=FRONT),
+        Records: Rule(read_records, accounts=front.FRONT),
         Accounts: hold_time(
             accounts=("request.stream",),
             words="text is ready and waits to be written",

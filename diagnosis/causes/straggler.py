@@ -37,7 +37,6 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
             *excess_evidence(excess, (*DEVICE_ACCOUNTS, *WAITS)),
         ],
         measurement=f"sojourn diagnose {facts.path}/{slow.name}, which has its steps and its machine",
-        settings=None,
         if_cause=f"it names what slows {slow.name}, and without that server {missing_share(excess)} falls",
         if_rival=f"it has as much per step as the others, and {missing_share(excess)} stays",
         claims=claims,

@@ -5,15 +5,9 @@ import math
 from sojourn.diagnosis.cause import Accounts, Cause, Change, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.evidence import tightest
 from sojourn.diagnosis.proposal import CONTENTION, QUEUE
+from sojourn.diagnosis.statements import token_budget
 from sojourn.diagnosis.statements.accounts import propose, room_evidence, scale_setting, waited_for
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
-from sojourn.diagnosis.statements.token_budget import (
-    LARGEST_BUDGET,
-    PROMPT_WORK,
-    SMALLEST_BUDGET,
-    fixed_share,
-    larger_budget,
-)
 from sojourn.diagnosis.symptom_tree.reading import waiting_for
 
 CHEAP = 0.2  # of a full step: below it a larger one is hardly faster, and everybody in it waits longer
@@ -22,16 +16,17 @@ CHEAP = 0.2  # of a full step: below it a larger one is hardly faster, and every
 def read_records(facts: Records, excess: Excess) -> Proposal | None:
     short, chunks = facts.waits.get("token_budget", 0.0), facts.chunks
     budget = facts.token_budget
-    if not budget or budget >= LARGEST_BUDGET:
+    if not budget or budget >= token_budget.LARGEST_BUDGET:
         return None
-    fixed, cut = fixed_share(facts, budget), chunks.cut_by_budget if chunks else 0.0
+    fixed, cut = token_budget.fixed_share(facts, budget), chunks.cut_by_budget if chunks else 0.0
     # The wait for the budget, and of the prompt work the fixed cost of steps that a larger budget would spare
     spared = fixed * cut if chunks and chunks.per_prompt > 1 else 0.0
     # Where hardly anything of a full step is fixed, a larger one is as much slower: it only changes who waits
-    claims = dict.fromkeys(QUEUE, short * min(1.0, fixed / CHEAP)) | dict.fromkeys(PROMPT_WORK, spared)
+    claims = dict.fromkeys(QUEUE, short * min(1.0, fixed / CHEAP)) | dict.fromkeys(token_budget.PROMPT_WORK, spared)
     if sum(excess.share(name) * part for name, part in claims.items()) < 0.1:
         return None
-    values = list(dict.fromkeys([*_enough(facts, budget), *larger_budget(budget, LARGEST_BUDGET)]))
+    larger = token_budget.larger_budget(budget, token_budget.LARGEST_BUDGET)
+    values = list(dict.fromkeys([*_enough(facts, budget), *larger]))
     per_prompt = chunks.per_prompt if chunks else 1.0
     return Proposal(
         cause=f"a step may hold {budget} tokens: a prompt takes {per_prompt:.0f} steps, and {fixed:.0%} of a full step "
@@ -73,8 +68,8 @@ def _enough(facts: Records, budget: int) -> list[int]:
     tokens = model.step_ns * (1 - CHEAP) / CHEAP / model.token_ns
     if bound is not None:
         tokens = min(tokens, (bound * 1e6 - model.step_ns) / model.token_ns)
-    value = math.ceil(tokens / SMALLEST_BUDGET) * SMALLEST_BUDGET
-    return [min(value, LARGEST_BUDGET)] if value > budget else []
+    value = math.ceil(tokens / token_budget.SMALLEST_BUDGET) * token_budget.SMALLEST_BUDGET
+    return [min(value, token_budget.LARGEST_BUDGET)] if value > budget else []
 
 
 CAUSE = Cause(

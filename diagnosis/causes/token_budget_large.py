@@ -2,34 +2,15 @@
 
 import pandas as pd
 
-from sojourn.diagnosis.cause import (
-    Accounts,
-    Cause,
-    Change,
-    Client,
-    Evidence,
-    Excess,
-    Means,
-    Proposal,
-    Records,
-    Rule,
-    evidence,
-)
+from sojourn.diagnosis.cause import Cause, Change, Evidence, Excess, Proposal, Rule, evidence
 from sojourn.diagnosis.client_signs import signs_of
-from sojourn.diagnosis.evidence import tightest
+from sojourn.diagnosis.evidence import Accounts, Client, Means, Records, tightest
 from sojourn.diagnosis.proposal import CONTENTION
+from sojourn.diagnosis.statements import means
 from sojourn.diagnosis.statements.accounts import DEFINING, hold_time
 from sojourn.diagnosis.statements.blame import late_ids
 from sojourn.diagnosis.statements.client_only import IN_ONE_READ, ROOM, STALLS, hint, stall_evidence
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share, residual_evidence
-from sojourn.diagnosis.statements.means import (
-    COUNTERS,
-    HISTOGRAMS,
-    PREEMPTED_OFTEN,
-    PROMPT_WORK,
-    prompt_work,
-    time_gained,
-)
 from sojourn.diagnosis.statements.token_budget import LARGEST_BUDGET, SMALLEST_BUDGET, tokens_within
 from sojourn.diagnosis.symptom_tree.reading import Reading, account
 from sojourn.metrics.request.blame import matrix, offenders
@@ -84,10 +65,10 @@ def read_means(facts: Means, excess: Excess) -> Proposal | None:
     """Most tokens come quickly and some very late, and prompts are most of what steps compute: steps with long prompts
     stall the tokens of the others."""
     view = facts.server
-    stalls, work = view.stalls, prompt_work(view)
-    if excess.objective != "tpot_ms" or stalls is None or work is None or work < PROMPT_WORK:
+    stalls, work = view.stalls, means.prompt_work(view)
+    if excess.objective != "tpot_ms" or stalls is None or work is None or work < means.PROMPT_WORK:
         return None
-    if (view.preemptions or 0.0) >= PREEMPTED_OFTEN * (view.finished or 1.0):  # it delays tokens, too
+    if (view.preemptions or 0.0) >= means.PREEMPTED_OFTEN * (view.finished or 1.0):  # it delays tokens, too
         return None
     if stalls.share < STALLED_TIME:
         return None
@@ -97,15 +78,15 @@ def read_means(facts: Means, excess: Excess) -> Proposal | None:
         f"{1e3 * stalls.usual_s:,.0f} ms, and others take more than {1e3 * stalls.above_s:,.0f} ms",
         evidence=[
             evidence(f"at least {stalls.share:.0%} of the time between tokens is in gaps above "
-                     f"{1e3 * stalls.above_s:,.0f} ms", stalls.share, "share", HISTOGRAMS, weight=DEFINING),
-            evidence(f"{work:.0%} of the tokens that steps compute are of prompts", work, "share", COUNTERS),
+                     f"{1e3 * stalls.above_s:,.0f} ms", stalls.share, "share", means.HISTOGRAMS, weight=DEFINING),
+            evidence(f"{work:.0%} of the tokens that steps compute are of prompts", work, "share", means.COUNTERS),
         ],
         measurement=f"the same load with half of {budget}",
         settings={},
         if_cause=f"the longest gaps halve, and {missing_share(excess)} falls",
         if_rival=f"the gaps stay, and {missing_share(excess)} with them",
         change=f"a smaller token budget: {budget}",
-        gain=time_gained(view, f"{stalls.share:.0%} of the time between tokens"),
+        gain=means.time_gained(view, f"{stalls.share:.0%} of the time between tokens"),
     )  # fmt: skip
 
 

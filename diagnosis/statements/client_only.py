@@ -34,7 +34,6 @@ def hint(excess: Excess, words: str, found: list[Evidence], explained: float, ch
         cause=words,
         evidence=found,
         measurement="the same scenario with the server's records",
-        settings=None,
         if_cause=f"with {change} {missing_share(excess)} falls",
         if_rival=f"with {change} {missing_share(excess)} stays",
         change=change,
