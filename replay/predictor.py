@@ -291,7 +291,7 @@ def _bounds(prediction: Prediction, name: str) -> Interval | None:
 def predictor_of(run: RunDirectory, *, processes: int = 1, most_steps: int = MOST_STEPS) -> ReplayPredictor:
     """The predictor of a run, also of a fleet. Raises ReplayError, with a sentence, where it cannot be replayed at all.
 
-    A run of more than `most_steps` is refused: a step takes about 45 µs of each replay.
+    A run of more than `most_steps` is refused: a step takes about 50 µs of each replay.
     """
     try:
         return ReplayPredictor(run, processes=processes, most_steps=most_steps)

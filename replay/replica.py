@@ -1,17 +1,25 @@
 """One engine on a virtual clock, and the messages that wait for the end of its turn."""
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Protocol
 
+from sojourn.engine.config import EngineConfig
 from sojourn.engine.loop.engine import Engine
+from sojourn.engine.loop.scheduling import make_scheduler
+from sojourn.engine.memory.window import FreedWindow
 from sojourn.engine.messages import Abort, Ended, Observed, Submit, Tokens
 from sojourn.engine.request.plan import StepPlan
 from sojourn.engine.request.scheduler import Scheduler
+from sojourn.engine.request.token_budget import TokenBudget
+from sojourn.engine.techniques.planning import planning
 from sojourn.engine.telemetry.accounting import Turn
 from sojourn.engine.telemetry.observer import NoObserver
 from sojourn.replay.decode_runs import DecodeRun, SteadySteps, advance, next_run
-from sojourn.replay.simulated_runner import SimulatedRunner
-from sojourn.replay.simulated_tiers import SimulatedTiers
+from sojourn.replay.replayed_model import ReplayedDrafts, ReplayedModel
+from sojourn.replay.simulated_runner import SimulatedRunner, StepModel, VirtualClock
+from sojourn.replay.simulated_tiers import SimulatedTiers, TierSpeed, simulated_tiers
 
 
 class Clients(Protocol):
@@ -172,3 +180,19 @@ class Replica:
         self.engine.step_number += turns
         self._steady.took(run, turns)
         advance(self.scheduler, self.observer.plan, turns, self.engine.step_number - 1)
+
+
+def make_replica(
+    config: EngineConfig, turns: StepModel, clients: Clients, *, overlap: bool, budget: TokenBudget | None = None,
+    window: FreedWindow | None = None, drafts: ReplayedDrafts | None = None, block_bytes: int | None = None,
+    tier_speeds: Mapping[str, TierSpeed] = MappingProxyType({}), steady: SteadySteps | None = None,
+) -> Replica:  # fmt: skip
+    """With these settings. Raises ReplayError for a KV tier without a speed."""
+    assert config.num_kv_blocks is not None, "the size of the pool is known"
+    clock = VirtualClock()
+    tiers = simulated_tiers(config, block_bytes, tier_speeds, clock)
+    runner = SimulatedRunner(clock, turns, ReplayedModel(clients.hashes_of, drafts, tiers))
+    books = None if tiers is None else tiers.books
+    techniques = planning(config, runner, tiers=books, max_loras=config.max_loras)
+    scheduler = make_scheduler(config, config.num_kv_blocks, budget, techniques, window)
+    return Replica(scheduler, runner, clients, overlap=overlap, tiers=tiers, steady=steady)

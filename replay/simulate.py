@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 
 from sojourn.engine.config import EngineConfig, keeps_all_blocks, largest_chunk_tokens, largest_step_tokens
-from sojourn.engine.loop.scheduling import make_scheduler
 from sojourn.engine.memory.window import FreedWindow, freed_window
-from sojourn.engine.techniques.planning import planning
 from sojourn.metrics.compute.cost_model import ModelShape, tier_bytes
 from sojourn.metrics.prediction import Change
 from sojourn.replay.draft_odds import DraftModel
@@ -20,12 +18,11 @@ from sojourn.replay.load import BlockHashes, LoadChange, ReplayedLoad
 from sojourn.replay.noise import Noise
 from sojourn.replay.outcome import Answers, replayed_answers
 from sojourn.replay.recorded import WAY_ACCOUNTS, RecordedLoad
-from sojourn.replay.replayed_model import ReplayedDrafts, ReplayedModel
-from sojourn.replay.replica import Clients, Replica
+from sojourn.replay.replayed_model import ReplayedDrafts
+from sojourn.replay.replica import Clients, Replica, make_replica
 from sojourn.replay.routing import make_routing
 from sojourn.replay.settings import changed_config
-from sojourn.replay.simulated_runner import SimulatedRunner, VirtualClock
-from sojourn.replay.simulated_tiers import TierSpeed, simulated_tiers
+from sojourn.replay.simulated_tiers import TierSpeed
 from sojourn.replay.step_fit import StepTimes
 from sojourn.replay.token_budget import token_budget
 from sojourn.replay.turn_model import FittedTurns
@@ -131,7 +128,7 @@ class Replayer:
             for _, times, noise in parts
         ]  # fmt: skip
         replicas = [
-            make_replica(
+            replica_of(
                 material, own, change, times, each, load, slowness=accident.slowness, drafts=self._drafts(own, load)
             )
             for (own, times, _), each in zip(parts, turns, strict=True)
@@ -182,21 +179,18 @@ def window_of(material: Material, config: EngineConfig) -> FreedWindow | None:
     return freed_window(material.shape, most_new, keeps_all=keeps_all_blocks(config))
 
 
-def make_replica(
+def replica_of(
     material: Material, config: EngineConfig, change: Change, times: StepTimes, turns: FittedTurns,
     clients: Clients, *, drafts: ReplayedDrafts | None = None, slowness: float = 1.0, steady: bool = False,
 ) -> Replica:  # fmt: skip
     """An engine with these settings whose turns take `turns`. `steady`: they take the same at all moments."""
-    overlap = material.overlap if config.overlap == "auto" else config.overlap == "on"
-    block_bytes = None if material.shape is None else tier_bytes(material.shape, config.block_size)
-    clock = VirtualClock()
-    tiers = simulated_tiers(config, block_bytes, material.tier_speeds, clock)
-    runner = SimulatedRunner(clock, turns, ReplayedModel(clients.hashes_of, drafts, tiers))
-    budget = token_budget(config, change, times, slowness, material.device_type, material.objective_tpot_ms)
-    books = None if tiers is None else tiers.books
-    techniques = planning(config, runner, tiers=books, max_loras=config.max_loras)
-    scheduler = make_scheduler(config, config.num_kv_blocks, budget, techniques, window_of(material, config))
-    return Replica(scheduler, runner, clients, overlap=overlap, tiers=tiers, steady=turns if steady else None)
+    return make_replica(
+        config, turns, clients, drafts=drafts, window=window_of(material, config), steady=turns if steady else None,
+        overlap=material.overlap if config.overlap == "auto" else config.overlap == "on",
+        budget=token_budget(config, change, times, slowness, material.device_type, material.objective_tpot_ms),
+        block_bytes=None if material.shape is None else tier_bytes(material.shape, config.block_size),
+        tier_speeds=material.tier_speeds,
+    )  # fmt: skip
 
 
 def _pool_tokens(config: EngineConfig, window: FreedWindow | None) -> int:

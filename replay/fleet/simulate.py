@@ -17,7 +17,7 @@ from sojourn.replay.next_turn import NextTurn
 from sojourn.replay.noise import LARGEST_RATIO
 from sojourn.replay.replica import Replica
 from sojourn.replay.routing import RoutingPolicy
-from sojourn.replay.simulate import Material, make_replica
+from sojourn.replay.simulate import Material, replica_of
 from sojourn.replay.step_fit import StepTimes
 from sojourn.replay.turn_model import FittedTurns
 
@@ -89,7 +89,7 @@ class FleetReplay:
             turns = FittedTurns(material.times, noise, device_speed=change.device_speed, removed=change.removed)
             self._place_of[number] = len(self.replicas)
             self._steps.append(turns)
-            self.replicas.append(make_replica(material, config, change, material.times, turns, self, steady=steady))
+            self.replicas.append(replica_of(material, config, change, material.times, turns, self, steady=steady))
         self._turns = NextTurn(self.replicas)
         count = len(traffic)
         self._first_ns, self._last_ns = np.full(count, NO_MOMENT), np.full(count, NO_MOMENT)

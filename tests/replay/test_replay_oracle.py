@@ -7,16 +7,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sojourn.engine.config import EngineConfig
-from sojourn.engine.loop.scheduling import make_scheduler
 from sojourn.engine.request.plan import StepPlan
 from sojourn.metrics.prediction import Change
 from sojourn.replay.load import BlockHashes, LoadChange, ReplayedLoad, Sent
 from sojourn.replay.predictor import predictor_of
 from sojourn.replay.recorded import RecordedLoad, RecordedRequest
-from sojourn.replay.replayed_model import ReplayedModel
-from sojourn.replay.replica import Replica
+from sojourn.replay.replica import Replica, make_replica
 from sojourn.replay.routing import RoundRobin
-from sojourn.replay.simulated_runner import SimulatedRunner, TurnTimes, VirtualClock
+from sojourn.replay.simulated_runner import TurnTimes
 from tests.replay.simulated_run import DEFAULTS, TICK, Ask, drive, random_asks, write_run
 
 NOWHERE = dict.fromkeys(("client.lag", "client.network"), 0.0)  # a way that takes no time
@@ -54,14 +52,12 @@ def replayed(asks: list[Ask], *, overlap: bool = False, policy: str = "fcfs", **
     limits = DEFAULTS | limits
     config = EngineConfig(
         model="", telemetry="off", policy=policy, max_num_seqs=limits["max_num_seqs"], block_size=limits["block_size"],
-        max_num_batched_tokens=limits["max_num_batched_tokens"],
+        max_num_batched_tokens=limits["max_num_batched_tokens"], num_kv_blocks=limits["num_blocks"],
     )  # fmt: skip
     load = ReplayedLoad(
         recorded(asks), LoadChange(), BlockHashes(config.block_size), max_waiting=10**6, pool_tokens=10**6
     )
-    scheduler = make_scheduler(config, limits["num_blocks"])
-    runner = SimulatedRunner(VirtualClock(), SimulatedTurns(), ReplayedModel(load.hashes_of))
-    replica = Replica(scheduler, runner, load, overlap=overlap)
+    replica = make_replica(config, SimulatedTurns(), load, overlap=overlap)
     return load.run([replica], RoundRobin(1)), replica
 
 

@@ -5,44 +5,37 @@ import pandas as pd
 import pytest
 
 from sojourn.engine.config import EngineConfig
-from sojourn.engine.loop.scheduling import make_scheduler
-from sojourn.engine.techniques.planning import planning
 from sojourn.metrics.errors import ReplayError
 from sojourn.replay.draft_odds import DraftModel, Odds, lookup_drafts, recorded_drafts
 from sojourn.replay.load import BlockHashes, LoadChange, ReplayedLoad
-from sojourn.replay.replayed_model import ReplayedDrafts, ReplayedModel
-from sojourn.replay.replica import Replica
+from sojourn.replay.replayed_model import ReplayedDrafts
+from sojourn.replay.replica import make_replica
 from sojourn.replay.routing import RoundRobin
 from sojourn.replay.settings import check_drafts
-from sojourn.replay.simulated_runner import SimulatedRunner, VirtualClock
-from tests.replay.simulated_run import random_asks
+from tests.replay.simulated_run import Ask, random_asks
 from tests.replay.test_replay_oracle import SimulatedTurns, recorded
 
 ALWAYS, NEVER = Odds(1.0, (1.0,) * 16), Odds(1.0, (0.0,) * 16)
 
 
-def replay(odds: Odds | None, drafts: int = 4):
-    """All requests of a load, without drafts where there are no odds; every request asks for them after each step."""
+def replay(odds: Odds | None, asks: list[Ask]):
+    """Without drafts where there are no odds; every request asks for them after each step."""
     speculation = {} if odds is None else {"speculation": "ngram", "speculation_adaptive": "off"}
     config = EngineConfig(
-        model="", telemetry="off", max_num_seqs=8, block_size=4, max_num_batched_tokens=64, speculation_tokens=drafts,
+        model="", telemetry="off", max_num_seqs=8, block_size=4, max_num_batched_tokens=64, num_kv_blocks=512,
         **speculation,
     )  # fmt: skip
-    load = ReplayedLoad(
-        recorded(random_asks(3, 40)), LoadChange(), BlockHashes(4), max_waiting=10**6, pool_tokens=10**6
-    )
-    model = None if odds is None else ReplayedDrafts(DraftModel("ngram", odds), load.recorded_id)
-    scheduler = make_scheduler(config, 512, None, planning(config))
-    device = ReplayedModel(load.hashes_of, model)
-    runner = SimulatedRunner(VirtualClock(), SimulatedTurns(), device)
-    replica = Replica(scheduler, runner, load, overlap=False)
+    load = ReplayedLoad(recorded(asks), LoadChange(), BlockHashes(4), max_waiting=10**6, pool_tokens=10**6)
+    drafts = None if odds is None else ReplayedDrafts(DraftModel("ngram", odds), load.recorded_id)
+    replica = make_replica(config, SimulatedTurns(), load, overlap=False, drafts=drafts)
     return load.run([replica], RoundRobin(1)), replica
 
 
 def test_every_request_gets_its_tokens_whatever_is_accepted():
-    plain, none = replay(None)
+    asks = random_asks(3, 40)
+    plain, none = replay(None, asks)
     for odds in (ALWAYS, NEVER, Odds(0.5, tuple(0.8**j for j in range(1, 17)))):
-        sent, replica = replay(odds)
+        sent, replica = replay(odds, asks)
         assert [each.output_tokens for each in sent] == [each.output_tokens for each in plain]
         assert all(each.status == "ok" for each in sent)
         assert (replica.num_steps < none.num_steps) == (odds is not NEVER)
@@ -52,13 +45,7 @@ def test_drafts_that_are_all_accepted_give_five_tokens_a_step():
     """A step verifies four drafts: 20 tokens need one step of the prompt and four more."""
     alone = random_asks(1, 1)
     alone[0].max_tokens = 21
-    config = EngineConfig(model="", telemetry="off", speculation="ngram", speculation_adaptive="off", block_size=4)
-    load = ReplayedLoad(recorded(alone), LoadChange(), BlockHashes(4), max_waiting=9, pool_tokens=10**6)
-    scheduler = make_scheduler(config, 64, None, planning(config))
-    device = ReplayedModel(load.hashes_of, ReplayedDrafts(DraftModel("ngram", ALWAYS), load.recorded_id))
-    runner = SimulatedRunner(VirtualClock(), SimulatedTurns(), device)
-    replica = Replica(scheduler, runner, load, overlap=False)
-    load.run([replica], RoundRobin(1))
+    _, replica = replay(ALWAYS, alone)
     assert replica.num_steps == 5
 
 

@@ -4,16 +4,13 @@ import pandas as pd
 import pytest
 
 from sojourn.engine.config import EngineConfig
-from sojourn.engine.loop.scheduling import make_scheduler
-from sojourn.engine.techniques.planning import planning
 from sojourn.metrics.errors import ReplayError
 from sojourn.metrics.memory.plan import GIB
 from sojourn.replay.load import BlockHashes, LoadChange, ReplayedLoad
-from sojourn.replay.replayed_model import ReplayedModel
-from sojourn.replay.replica import Replica
+from sojourn.replay.replica import make_replica
 from sojourn.replay.routing import RoundRobin
-from sojourn.replay.simulated_runner import SimulatedRunner, VirtualClock
-from sojourn.replay.simulated_tiers import TierSpeed, TimedStore, check_tiers, simulated_tiers, tier_speeds
+from sojourn.replay.simulated_runner import VirtualClock
+from sojourn.replay.simulated_tiers import TierSpeed, TimedStore, check_tiers, tier_speeds
 from tests.replay.simulated_run import Ask
 from tests.replay.test_replay_oracle import SimulatedTurns, recorded
 
@@ -25,16 +22,14 @@ PREFIXES = [[1000 * stem + place for place in range(40)] for stem in range(1, 7)
 def replay(speeds=FAST, **settings):
     """Six prompts take turns, twice, in a pool that holds two of them; each has ended before the next one comes."""
     asks = [Ask(f"r{i}", i * 200_000_000, [*PREFIXES[i % 6], 9000 + i], 4) for i in range(12)]
-    config = EngineConfig(model="", telemetry="off", block_size=4, max_num_batched_tokens=64, **settings)
+    settings |= {"block_size": 4, "max_num_batched_tokens": 64, "num_kv_blocks": 28}
+    config = EngineConfig(model="", telemetry="off", **settings)
     loads = recorded(asks)
     for request, ask in zip(loads.requests, asks, strict=True):
         request.token_ids = [*ask.prompt, *range(-100 * request.due_ns - 4, -100 * request.due_ns)]
     load = ReplayedLoad(loads, LoadChange(), BlockHashes(4), max_waiting=99, pool_tokens=10**6)
-    clock = VirtualClock()
-    tiers = simulated_tiers(config, 4 * TOKEN_BYTES, speeds, clock)
-    runner = SimulatedRunner(clock, SimulatedTurns(), ReplayedModel(load.hashes_of, None, tiers))
-    techniques = planning(config, runner, tiers=None if tiers is None else tiers.books)
-    replica = Replica(make_scheduler(config, 28, None, techniques), runner, load, overlap=False, tiers=tiers)
+    sizes = {"block_bytes": 4 * TOKEN_BYTES, "tier_speeds": speeds}
+    replica = make_replica(config, SimulatedTurns(), load, overlap=False, **sizes)
     sent = load.run([replica], RoundRobin(1))
     assert all(each.status == "ok" for each in sent)
     return sent
