@@ -84,6 +84,11 @@ _ANTHROPIC_TYPES = {
 _TYPES = {404: "not_found_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
 
 
+def engine_not_ready(state: str) -> Rejection:
+    """For a request that needs a core which is up."""
+    return Rejection(503, f"the engine is {state}", code=f"engine_{state}", retry_after_seconds=2)
+
+
 def core_lost(state: str) -> ApiError:
     """For every request that is open when the core process dies, or when the time to drain is over."""
     if state == "draining":

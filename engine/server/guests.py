@@ -1,4 +1,4 @@
-"""What techniques add to the front, and what stands in the place of each where it is not asked for.
+"""What techniques add to the front, each with what it is without the technique.
 
 The application loads a technique by its name (engine/techniques). Nothing in the server imports one.
 """
@@ -20,76 +20,58 @@ from sojourn.interop.exported.prometheus import Exporter
 
 
 class Adapters(Protocol):
-    """Adapters that calls may name as their model."""
+    """Adapters that calls may name as their model: none, without the technique."""
 
     @property
-    def names(self) -> Sequence[str]: ...
+    def names(self) -> Sequence[str]:
+        return ()
 
-    def find(self, name: str) -> AdapterReference | None: ...
+    def find(self, name: str) -> AdapterReference | None:
+        return None
 
     def card(self, name: str) -> dict[str, Any]:
-        """An adapter as GET /v1/models shows it."""
-        ...
+        """An adapter of `names` as GET /v1/models shows it."""
+        raise KeyError(name)
 
     def observe(self, exporter: Exporter, core: CoreClient) -> None:
         """Counts for GET /metrics which of them are used."""
 
 
 class Grammars(Protocol):
-    """Finds out whether the grammar of a client can be compiled."""
+    """Finds out whether the core can follow the grammar of a client: none, without the technique."""
 
-    def start(self) -> None: ...
+    def start(self) -> None:
+        """Prepares for the first grammar."""
 
     async def check(self, grammar: Grammar, param: str) -> None:
         """Raises ApiError that names `param` unless the core can follow the grammar."""
-
-    async def stop(self) -> None: ...
-
-
-class Transfers(Protocol):
-    """Reads what a call wants of other servers."""
-
-    def of_call(self, body: GenerationRequest, prompts: Sequence[Prompt], output_tokens: Sequence[int]) -> Transfer:
-        """Raises ApiError 400 for what this server cannot do."""
-        ...
-
-
-class NoAdapters:
-    """The model alone."""
-
-    names: tuple[str, ...] = ()
-
-    def find(self, name: str) -> None:
-        return None
-
-    def card(self, name: str) -> dict[str, Any]:
-        raise KeyError(name)
-
-    def observe(self, exporter: Exporter, core: CoreClient) -> None:
-        """There is nothing to count."""
-
-
-class NoGrammars:
-    """Refuses every grammar: this installation lacks the technique."""
-
-    def start(self) -> None:
-        """There is no worker."""
-
-    async def check(self, grammar: Grammar, param: str) -> None:
         message = f"`{param}` needs the technique grammar, which this installation lacks; leave it out"
         raise invalid(param, message, "unsupported_parameter")
 
     async def stop(self) -> None:
-        """There is no worker."""
+        """Leaves no process."""
 
 
-class NoTransfers:
-    """Refuses every transfer: the server has no role in one."""
+class Transfers(Protocol):
+    """Reads what a call wants of other servers: nothing, without a role in KV transfers."""
 
     def of_call(self, body: GenerationRequest, prompts: Sequence[Prompt], output_tokens: Sequence[int]) -> Transfer:
+        """Raises ApiError 400 for what this server cannot do."""
         if (wanted := sort_transfer(body.kv_transfer_params)) is not None:
             raise refuse_role(wanted, None)
         return NO_TRANSFER
+
+
+class NoAdapters(Adapters):
+    pass
+
+
+class NoGrammars(Grammars):
+    pass
+
+
+class NoTransfers(Transfers):
+    pass
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from sojourn.engine.server.core.sequence import SequenceStream
 from sojourn.engine.server.core.sleep import Sleep
 from sojourn.engine.server.core.sockets_folder import SocketsFolder
 from sojourn.engine.server.core.spare import Spare
-from sojourn.engine.server.errors import Rejection
+from sojourn.engine.server.errors import Rejection, engine_not_ready
 
 DEATH_WINDOW_SECONDS = 60  # max_core_deaths within it: then the core is given up
 FAREWELL_SECONDS = 1  # for the core to report aborted requests
@@ -72,7 +72,7 @@ class CoreClient:
     def admit(self, num_sequences: int) -> None:
         """Raises Rejection unless the core is up and its queue has room: 503 while it is not, 429 when it is full."""
         if self.state != "ready":
-            raise Rejection(503, f"the engine is {self.state}", code=f"engine_{self.state}", retry_after_seconds=2)
+            raise engine_not_ready(self.state)
         waiting, limit = self.num_waiting, self.config.max_waiting
         if waiting + num_sequences > limit + self.free_places:
             wait = "wait already"
@@ -88,7 +88,7 @@ class CoreClient:
     def require_ready(self) -> messages.Ready:
         """What the core said of its model. Raises Rejection 503 until the model is loaded."""
         if self.ready is None:
-            raise Rejection(503, "the engine is loading", code="engine_loading", retry_after_seconds=2)
+            raise engine_not_ready("loading")
         return self.ready
 
     def pid(self) -> int | None:

@@ -16,7 +16,7 @@ from sojourn.engine.server.body.reader import BodyReader
 from sojourn.engine.server.body.strict import Strict
 from sojourn.engine.server.core.client import CoreClient
 from sojourn.engine.server.core.questions import BURST
-from sojourn.engine.server.errors import ApiError
+from sojourn.engine.server.errors import ApiError, engine_not_ready
 from sojourn.engine.server.telemetry import recent
 from sojourn.engine.server.telemetry.full import Telemetry
 from sojourn.engine.server.telemetry.off import NoTelemetry
@@ -136,7 +136,7 @@ def _refuse_without_records(core: CoreClient, what: str) -> None:
 async def _burst(core: CoreClient, body: ProfileRequest) -> Burst:
     """Raises ApiError: 503 without a core, 409 beside another burst or without a step, 500 if the profiler failed."""
     if core.state not in ("ready", "draining"):
-        raise ApiError(503, f"the engine is {core.state}", code=f"engine_{core.state}", retry_after_seconds=2)
+        raise engine_not_ready(core.state)
     if core.questions.is_open(BURST):
         raise ApiError(409, "a profile burst is under way; wait for its answer", code="profile_running")
     burst = await core.questions.ask(BURST, Profile(body.steps, round(body.timeout_s * 1000)))

@@ -16,7 +16,7 @@ from sojourn.engine.messages import LoadAdapter
 from sojourn.engine.server.body.reader import BodyReader
 from sojourn.engine.server.body.strict import Strict
 from sojourn.engine.server.core.client import CoreClient
-from sojourn.engine.server.errors import ApiError, Rejection, invalid
+from sojourn.engine.server.errors import ApiError, engine_not_ready, invalid
 from sojourn.engine.settings.named_paths import NAME as ADAPTER_NAME
 from sojourn.engine.techniques.lora.checkpoint.checkpoint import CONFIG, WEIGHTS, AdapterError, describe
 from sojourn.interop.exported.prometheus import Exporter
@@ -89,7 +89,7 @@ class ServedAdapters:
             message = f"the adapter `{name}` is loaded; unload it first, or set `load_inplace`"
             raise invalid("lora_name", message, code="adapter_loaded")
         if core.state != "ready":
-            raise Rejection(503, f"the engine is {core.state}", code=f"engine_{core.state}", retry_after_seconds=2)
+            raise engine_not_ready(core.state)
         self._loading.add(name)
         try:
             folder = self._folder(body.lora_path)
