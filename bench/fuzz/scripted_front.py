@@ -12,7 +12,7 @@ from sojourn.engine.server.app import build_app
 from sojourn.metrics.ledger import new_ledger
 from tests.engine.server.scripted_core import READY
 
-BLOCKS = (1000, 24, 0, 0)
+BLOCKS = (1000, 24, 0)
 LOGPROBS = TokenLogprobs(300, -0.5, 1, [(300, -0.5)])
 MAX_ANSWER_TOKENS = 4
 CALL_SECONDS = 20

@@ -80,7 +80,7 @@ class ScriptedCore:
             if left == 1:
                 del self._left[request_id]
                 ended.append(request_id)
-        clock_ns, blocks = (0,) * len(CLOCKED), (1024, 0, 0, 0)
+        clock_ns, blocks = (0,) * len(CLOCKED), (1024, 0, 0)
         tokens = messages.Tokens(now_ns, clock_ns, admitted, outputs, step + 1, blocks, 0, len(outputs))
         self._client._take(tokens)
         for request_id in ended:

@@ -92,7 +92,7 @@ def serve(mailbox: Mailbox, work: dict) -> None:
             )
         admitted = [(request_id, 0) for request_id in left]
         if left:
-            counts = (100, 0, 0, 0)
+            counts = (100, 0, 0)
             mailbox.publish(messages.Tokens(now_ns, (0,) * len(CLOCKED), admitted, outputs, step, counts, 0, len(left)))
             over = [request_id for request_id, number in left.items() if not number]
             ended = [messages.Ended(each, "length", now_ns, decoded(now_ns - begun[each]), {}, 0, 1) for each in over]
@@ -122,7 +122,7 @@ def turn(mailbox: Mailbox, noise: tuple[bytes, ...]) -> None:
         admitted = [(name, 0) for name in known]
         now_ns = time.monotonic_ns()
         mailbox.publish(
-            messages.Tokens(now_ns, (0,) * len(CLOCKED), admitted, outputs, step, (10, 0, 0, 0), 0, len(known))
+            messages.Tokens(now_ns, (0,) * len(CLOCKED), admitted, outputs, step, (10, 0, 0), 0, len(known))
         )
         mailbox.publish(messages.Observed(None, []))
         mailbox.beat(now_ns)
