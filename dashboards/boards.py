@@ -26,7 +26,7 @@ class Board:
 
 
 BOARDS = (
-    Board("saturation", "Is a user hurt, and which resource is full? Sojourn, vLLM and SGLang servers.", SATURATION,
+    Board("saturation", "Are users affected, and which resource is full? Sojourn, vLLM and SGLang servers.", SATURATION,
           present=PRESENT),
     Board("drilldown", "One server or several by lifecycle. Sojourn, vLLM and SGLang servers.", DRILL, present=PRESENT),
     *(Board(name, f"The {name} lifecycle of a Sojourn server.", rows, name) for name, rows in DASHBOARDS.items()),

@@ -34,7 +34,7 @@ def _part(part: str, whole: str) -> str:
 
 
 SATURATION = (
-    Row("Is a user hurt?", (
+    Row("Are users affected?", (
         _one("Attainment, by server", "percentunit",
              _part(rate(_JUDGED, by="instance", where=f'{_GOOD},outcome="met"'),
                    rate(_JUDGED, by="instance", where=_GOOD)),
@@ -46,7 +46,7 @@ SATURATION = (
         Panel("Failed and refused, by server", "reqps", (
             Query(_rates(_ENDED, 'outcome=~"error|abort"'), f"{_EACH} failed or aborted"),
             Query(_rates("llm:request_rejected_total"), f"{_EACH} refused"),
-        ), width=12, opens="sojourn-request", note="SGLang tells no outcome. An abort is the client's doing."),
+        ), width=12, opens="sojourn-request", note="SGLang exports no outcome. An abort is the client's doing."),
         _one("Age of the oldest request without a token", "s",
              gauge("sojourn_request_oldest_wait_seconds", by="instance", operator="max"), "{{instance}}", width=12,
              limits=(5, 30), opens="sojourn-request", note="Shows a hang, in which latencies stay flat."),

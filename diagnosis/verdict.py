@@ -78,7 +78,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     key: str = ""  # of the cause: the name of its rule
     role: Literal["cause", "alternative"] = "cause"  # alternative: its fix adds nothing to those of the causes
     confidence: float = 0.0  # 0 to 1: the share of such verdicts that are right, as calibrated on planted faults
-    confidence_features: dict[str, float] = {}  # what the confidence is made of (diagnosis.confidence)
+    confidence_features: dict[str, float] = {}  # what the confidence consists of (diagnosis.confidence)
     explains_ms: float = 0.0  # of one late request's excess over its objective; never more than its accounts hold
     explains_share: float = 0.0  # of that excess, 0 to 1
     change: Change | None = None  # its fix as a replay; None where no replay can show it

@@ -1,4 +1,4 @@
-"""Requests wait for a place in the batch while the device could take more of them in a step."""
+"""Requests wait for a batch slot while the device could take more of them in a step."""
 
 from sojourn.diagnosis.capacity import FULL, batch_within_tpot, comfortable_batch, kv_batch, load
 from sojourn.diagnosis.cause import Cause, Change, Evidence, Excess, Proposal, Rule, evidence

@@ -1,4 +1,4 @@
-"""Stages of a pipeline wait for each other: too few steps are under way, or the stages are unequal."""
+"""Stages of a pipeline wait for each other: too few steps are in flight, or the stages are unequal."""
 
 from sojourn.diagnosis.cause import Cause, Change, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.proposal import all_of

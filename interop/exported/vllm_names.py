@@ -81,7 +81,7 @@ def vllm_metrics(facts: EngineFacts) -> tuple[Metric, ...]:
     at_end = "Booked when the request ends."
     return (
         _metric("gauge", "num_requests_running", "requests", "Requests in the batch of the last step."),
-        _metric("gauge", "num_requests_waiting", "requests", "Requests that wait for a place in the batch."),
+        _metric("gauge", "num_requests_waiting", "requests", "Requests that wait for a batch slot."),
         _metric("gauge", "kv_cache_usage_perc", "ratio", "Share of KV blocks in use; 1 is all."),
         _metric("counter", "prompt_tokens_total", "tokens", "Prompt tokens, cached ones included.", (), at_end),
         _metric("counter", "prompt_tokens_by_source_total", "tokens", "Prompt tokens by where their KV came from.",

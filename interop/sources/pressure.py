@@ -26,7 +26,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     with_kv_free: float | None
     with_kv_full: float | None
     kv_full_at: float  # KV use from which a mean prompt finds no room, at most KV_FULL
-    at_largest_batch: float | None  # with as many requests running as ever
+    at_largest_batch: float | None  # with the most requests running
     largest_batch: float | None
     growth: float | None = None  # of the number that waits: last fifth less first fifth of the samples, over the mean
 

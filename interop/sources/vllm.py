@@ -150,7 +150,7 @@ VLLM = Source(
     ),
     latency=Latency(sum_of(E2E), count_of(E2E), ("client.network", "token.decode", "request.stream")),
     sights={
-        "client.network": unseen("vLLM tells no moment at which a request reached its socket or left it"),
+        "client.network": unseen("vLLM exports no moment at which a request reached its socket or left it"),
         "token.encode": unseen("no metric of it: it lies between vLLM's arrival and its queue"),
         "request.admission": unseen("no metric of it: the way to the core lies between vLLM's arrival and its queue"),
         "request.queue": partly("the mean over the run of request_queue_time, which also holds waits for KV blocks"),
@@ -159,11 +159,11 @@ VLLM = Source(
         "request.interference": unseen(IN_PHASES),
         "memory.preempted": partly("how often (num_preemptions), not how long: the wait lies in the decode time"),
         "memory.recompute": unseen("its time and its tokens lie inside vLLM's decode time"),
-        "memory.load": unseen("vLLM tells no request's wait for KV of a slower tier"),
+        "memory.load": unseen("vLLM exports no request's wait for KV of a slower tier"),
         "memory.store": unseen("vLLM times no store of KV to a slower tier by request"),
         "compute.communication": unseen(IN_PHASES),
         "compute.bubble": unseen(IN_PHASES),
-        "memory.transfer": unseen("vLLM times the KV transfers of a server, and tells no request's wait for its own"),
+        "memory.transfer": unseen("vLLM times the KV transfers of a server, not a request's wait for its own"),
         "compute.draft": unseen("vLLM proposes drafts within its steps, and times the whole step"),
         "compute.decode": partly("the mean over the run of request_decode_time, which also holds others' work"),
         "compute.host": unseen(IN_PHASES),
@@ -173,7 +173,7 @@ VLLM = Source(
         "request.lost": unseen("vLLM counts only what its core finished"),
         "request.quota": unseen("vLLM limits no tenants: a gateway before it does"),
         "request.routing": unseen("vLLM's latencies begin behind the router"),
-        "request.remote_prefill": unseen("vLLM tells no request's wait for a prefill server"),
+        "request.remote_prefill": unseen("vLLM exports no request's wait for a prefill server"),
         "request.cold_start": unseen("vLLM serves one model, which is loaded before it answers"),
         "memory.adapter_load": unseen(
             "vLLM reads an adapter in the call that loads it, and counts no time of requests"

@@ -69,7 +69,7 @@ class WatchedServer(msgspec.Struct, frozen=True, kw_only=True):
     met: list[Met]  # [] without an objective
     parts: list[Part]  # largest first; [] where no request ended
     findings: list[Finding]
-    unknown: list[str]  # what cannot be told, and which switch would tell it
+    unknown: list[str]  # what cannot be known, and which switch would show it
     warnings: list[str]
     hit_rate: float | None = None  # of the looked-up prompt tokens
     ttft_ms: float | None = None  # means of the window

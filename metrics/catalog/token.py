@@ -24,7 +24,7 @@ TOKEN = (
             "A position counts as accepted only where all before it were.",
             position=tuple(map(str, range(MOST_DRAFTS))), result=("drafted", "accepted")),
     counter("token", "undrafted_total", "requests",
-            "Requests that sampled and were given no drafts, by reason, once a step.",
+            "Requests that sampled and were given no drafts, by reason, once per step.",
             "A proposer that found nothing to propose is not in it.", reason=UNDRAFTED),
     counter("token", "scheduled_tokens_total", "tokens",
             "Tokens that steps computed, by kind: prefill, recompute, decode, verify. Live, step by step.",

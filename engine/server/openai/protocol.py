@@ -26,7 +26,7 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 class StreamOptions(Strict):
     include_usage: bool = Field(False, description="one more chunk at the end, with the usage of the whole call")
     continuous_usage_stats: bool = Field(
-        False, description="beside include_usage: the usage so far in every chunk, which tells the tokens of a chunk"
+        False, description="beside include_usage: the usage so far in every chunk, which gives the tokens of a chunk"
     )
     include_obfuscation: Literal[False] = Field(False, description="only false: no padding is sent")
 
