@@ -157,3 +157,13 @@ def test_the_scenario_of_the_tutorial_is_one(tmp_path):
     (tmp_path / "chat.yaml").write_text(re.search(r"```yaml\n(.*?)```", page, re.DOTALL)[1])
     scenario = load_scenario(tmp_path / "chat.yaml")
     assert len(build_schedule(scenario, scenario.measure.seed, "x")) > 300
+
+
+def test_every_name_in_the_tour_of_the_engine_is_in_its_sources():
+    page = (DOCS / "tutorials" / "read_the_engine.md").read_text(encoding="utf-8")
+    names = set(re.findall(r"`(?:\w+\.)?(\w+)`", page))
+    sources = "".join(
+        path.read_text(encoding="utf-8") for room in ("engine", "metrics") for path in (ROOT / room).rglob("*.py")
+    )
+    assert len(names) > 20
+    assert {name for name in names if not re.search(rf"\b{name}\b", sources)} <= {"py"}
