@@ -1,1 +1,1 @@
-"""What a server promises while it is maltreated, measured on real processes. `python -m bench.torture` runs all."""
+"""The guarantees of a server under fault injection, measured on real processes. `python -m bench.torture` runs all."""
