@@ -1,4 +1,7 @@
-"""The records of a probe's stream, in the order of their fields. `metrics/probe/stream.py` of Sojourn reads them.
+"""The records of a probe's stream, in the order of their fields. `interop/probe/stream.py` of Sojourn reads them.
+
+Sojourn has this file by a link, `interop/probe/records.py`: it imports nothing of the probe, and the probe nothing of
+Sojourn.
 
 Times are nanoseconds of the monotonic clock. A record has lengths, identities and times; none has a field for text of a
 prompt or an answer. A change of any field changes FORMAT.
@@ -10,6 +13,7 @@ import msgspec
 
 FORMAT = 3
 MAGIC = b"SOJOURN-PROBE-3\n"  # the beginning of every stream
+FAMILY = b"SOJOURN-PROBE-"  # ... of every version
 LENGTH = struct.Struct(">I")  # before each record: its bytes
 SUFFIX = ".probe"
 

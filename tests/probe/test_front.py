@@ -5,11 +5,10 @@ import socket
 import threading
 from types import SimpleNamespace
 
-import msgspec
 import pytest
 
-from sojourn.interop.probe import stream as theirs
 from sojourn.interop.probe.folder import call_name
+from sojourn.interop.probe.records import Ended as TheirEnded
 from sojourn.interop.probe.stream import read_stream, read_streams
 from sojourn.metrics.errors import RunDataError
 
@@ -87,30 +86,6 @@ def test_identity_that_the_client_left_out_reaches_the_server(folder):
 def test_identities_of_vllm_lead_to_the_callers(internal):
     assert call_name(internal, {"mine-1": None}) == "mine-1"
     assert call_name(internal, {}) == internal
-
-
-def test_both_lists_of_fields_agree():
-    from sojourn_probe import records as ours
-
-    for name in (
-        "Start",
-        "Arrived",
-        "Step",
-        "Ended",
-        "Handled",
-        "Call",
-        "KvAsked",
-        "KvAllocated",
-        "KvRemoved",
-        "Dropped",
-    ):
-        here, there = (
-            [(field.encode_name, field.type) for field in msgspec.structs.fields(getattr(each, name))]
-            for each in (ours, theirs)
-        )
-        assert here == there
-        assert getattr(ours, name).__struct_config__.tag == getattr(theirs, name).__struct_config__.tag
-    assert (ours.FORMAT, ours.MAGIC, ours.LENGTH.format) == (theirs.FORMAT, theirs.MAGIC, theirs.LENGTH.format)
 
 
 def test_full_queue_drops_and_says_so(folder):
@@ -217,7 +192,7 @@ def test_stream_over_a_socket_is_the_stream_of_a_file(tmp_path, monkeypatch):
         writer.put(Ended(7, 8, "stop"))
         writer.close()
         receiver.join(timeout=5)
-    assert read_stream(tmp_path / "one.probe").ended == [theirs.Ended(7, 8, "stop")]
+    assert read_stream(tmp_path / "one.probe").ended == [TheirEnded(7, 8, "stop")]
 
 
 def test_cut_and_foreign_files(folder):
