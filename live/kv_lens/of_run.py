@@ -20,6 +20,7 @@ from sojourn.metrics.memory.prefix_outcomes import RATIOS
 from sojourn.metrics.records import KvEventRecord
 from sojourn.metrics.request.goodput import measured
 from sojourn.metrics.run.directory import RunDirectory, engine_settings, section
+from sojourn.metrics.statistics.log_histogram import ExactHistogram
 
 ENOUGH = (0.5, 0.9, 0.99)  # shares of what a cache without eviction hits
 TENTH = 0.1
@@ -123,7 +124,7 @@ class RunLens:
             for name in ("evicted_age_ns", "evicted_idle_ns", "reuse_gap_ns", "reuse_distance_blocks")
         }
         if any(event.kind == "removed" for event in self.events):
-            found["evicted_age_ns"] = _ages(self.events)
+            found["evicted_age_ns"] = self._exact("lives")
             found["evicted_idle_ns"] = _idle_when_evicted(self.events, self.requests, self.block_size or 0)
         uses = self.uses
         if uses is not None and not len(found["reuse_gap_ns"]):
@@ -131,13 +132,17 @@ class RunLens:
             found["reuse_distance_blocks"] = uses.distance[uses.distance < UNKNOWN].astype(float)
         return found
 
+    def _exact(self, name: str) -> np.ndarray:
+        """Of the histogram of that name all numbers, of all pools, ns."""
+        return np.array([ns for pool in self.history.pools.values() for ns in getattr(pool, name).values], float)
+
     def _times(self) -> dict[str, Times]:
         lives = self.block_lives()
         found = {
             "age_when_evicted": lives["evicted_age_ns"],
             "idle_when_evicted": lives["evicted_idle_ns"],
             "idle_before_reuse": _idle_before_reuse(self.uses) if self.uses is not None else np.zeros(0),
-            "evicted_before_needed": _gaps(self.events) if self.events else _ago(self.requests, self.block_size or 1),
+            "evicted_before_needed": self._exact("gaps") if self.events else _ago(self.requests, self.block_size or 1),
         }
         return {name: times_of(values) for name, values in found.items() if len(values)}
 
@@ -175,7 +180,7 @@ def _history(
     events: Sequence[KvEventRecord], baseline_ns: int | None
 ) -> tuple[BlockHistory, dict[tuple[str, str], Baseline] | None]:
     """What the events add up to, and what they had when somebody began to count lookups."""
-    history = BlockHistory(most_owners=1 << 20)
+    history = BlockHistory(most_owners=1 << 20, histogram=ExactHistogram)
     if baseline_ns is None:
         history.apply(events)
         return history, None
@@ -254,35 +259,6 @@ def _idle_before_reuse(uses: BlockUses) -> np.ndarray:
     place = np.arange(len(uses.lookup)) - np.repeat(begins, np.diff(np.r_[begins, len(uses.lookup)]))
     was_hit = place < uses.hit_tokens[uses.lookup] / uses.block_size
     return uses.idle_ns[was_hit & (uses.idle_ns > 0)].astype(float)
-
-
-def _ages(events: Sequence[KvEventRecord]) -> np.ndarray:
-    """Between the store of a block and its removal, ns."""
-    stored: dict[tuple[str, int], int] = {}
-    ages = []
-    for event in events:
-        if event.kind == "stored":
-            for block in event.hashes:
-                stored.setdefault((event.medium, block), event.ns)
-        elif event.kind == "removed":
-            found = (stored.pop((event.medium, block), None) for block in event.hashes)
-            ages += [event.ns - since for since in found if since is not None]
-        else:
-            stored.clear()
-    return np.array(ages, float)
-
-
-def _gaps(events: Sequence[KvEventRecord]) -> np.ndarray:
-    """Between the removal of a block and its next store, ns."""
-    removed: dict[tuple[str, int], int] = {}
-    gaps = []
-    for event in events:
-        if event.kind == "removed":
-            removed.update(((event.medium, block), event.ns) for block in event.hashes)
-        elif event.kind == "stored":
-            found = (removed.pop((event.medium, block), None) for block in event.hashes)
-            gaps += [event.ns - since for since in found if since is not None]
-    return np.array(gaps, float)
 
 
 def _ago(requests: pd.DataFrame, block_size: int) -> np.ndarray:

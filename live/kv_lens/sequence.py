@@ -8,6 +8,8 @@ answer. No sockets here, and no clock but the caller's.
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 
+import msgspec
+
 from sojourn.metrics.memory.kv_event_wire import MalformedBatch, decode_batch
 from sojourn.metrics.records import KvEventRecord
 
@@ -100,10 +102,7 @@ class MessageSequence:
         self.unknown.update(batch.unknown)
         ns = now_ns if batch.seconds is None else self._to_ns(batch.seconds)
         for change in batch.changes:
-            yield KvEventRecord(
-                ns, change.kind, change.hashes, change.parent, change.block_size, change.medium,
-                session=change.session, server=self._server, batch=number,
-            )  # fmt: skip
+            yield msgspec.structs.replace(change, ns=ns, server=self._server, batch=number)
 
     def _lost(self, count: int, first: int, now_ns: int) -> KvEventRecord:
         self.lost += count

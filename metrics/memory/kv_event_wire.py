@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.records import KvEventRecord
 
 GPU = "GPU"  # the device, whatever it is; also the medium of events that name none
 # What servers call the same medium: SGLang's names, and those of forks.
@@ -80,23 +81,9 @@ class _Named(msgspec.Struct, gc=False):
     type: str
 
 
-class KvChange(msgspec.Struct, gc=False):
-    """One event: blocks of one chain stored, each the parent of the next; blocks removed; or everything cleared.
-
-    Hashes are 64 bits, signed; those of another KV cache group are other hashes.
-    """
-
-    kind: str  # stored, removed, cleared
-    hashes: list[int] = []
-    parent: int | None = None  # of the first
-    block_size: int = 0
-    medium: str = GPU
-    session: str | None = None
-
-
 class KvBatch(msgspec.Struct, gc=False):
     seconds: float | None  # since 1970; None where the sender's clock says nothing that can be
-    changes: list[KvChange]
+    changes: list[KvEventRecord]  # without a time: at 0. Those of another KV cache group have other hashes
     unknown: Counter[str]  # events of other types, by name
 
 
@@ -111,7 +98,7 @@ def decode_batch(payload: bytes) -> KvBatch:
     """Raises MalformedBatch. An event of an unknown type is counted, and the others are taken."""
     try:
         batch = _batch(payload)
-        changes: list[KvChange] = []
+        changes: list[KvEventRecord] = []
         unknown: Counter[str] = Counter()
         for raw in batch.events:
             _add(changes, unknown, raw)
@@ -121,7 +108,7 @@ def decode_batch(payload: bytes) -> KvBatch:
     return KvBatch(seconds, changes, unknown)
 
 
-def _add(changes: list[KvChange], unknown: Counter[str], raw: msgspec.Raw) -> None:
+def _add(changes: list[KvEventRecord], unknown: Counter[str], raw: msgspec.Raw) -> None:
     """Appends the event to the changes; blocks that leave one by one become one change."""
     content = bytes(raw)
     is_array = content[:1] in _ARRAYS
@@ -134,24 +121,23 @@ def _add(changes: list[KvChange], unknown: Counter[str], raw: msgspec.Raw) -> No
         unknown[name[:LONGEST_NAME]] += 1
         return
     if isinstance(event, Cleared | ClearedArray):
-        changes.append(KvChange("cleared"))
+        changes.append(KvEventRecord(0, "cleared"))
         return
     medium, group = medium_of(event.medium), event.group_idx or 0
     hashes = [short_hash(each, group) for each in event.block_hashes]
     if isinstance(event, Removed | RemovedArray):
         last = changes[-1] if changes else None
         if last is not None and last.kind == "removed" and last.medium == medium:
-            last.hashes += hashes
+            last.hashes.extend(hashes)
         else:
-            changes.append(KvChange("removed", hashes, medium=medium))
+            changes.append(KvEventRecord(0, "removed", hashes, medium=medium))
         return
     if not 0 < event.block_size <= LARGEST_BLOCK:
         raise msgspec.ValidationError(f"block_size is {event.block_size}")
     parent = None if event.parent_block_hash is None else short_hash(event.parent_block_hash, group)
     session = event.session_id if isinstance(event, Stored) else None
-    changes.append(
-        KvChange("stored", hashes, parent, event.block_size, medium, session and session[:LONGEST_NAME])
-    )  # fmt: skip
+    session = session and session[:LONGEST_NAME]
+    changes.append(KvEventRecord(0, "stored", hashes, parent, event.block_size, medium, session=session))
 
 
 def _name(content: bytes, is_array: bool) -> str:

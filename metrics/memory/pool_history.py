@@ -45,7 +45,9 @@ class Death(msgspec.Struct, gc=False):
 class PoolHistory:
     """One medium of one server. Owns what is held, and what was removed last; `apply` takes events in their order."""
 
-    def __init__(self, remembered: int = REMEMBERED, most_owners: int = MOST_OWNERS):
+    def __init__(
+        self, remembered: int = REMEMBERED, most_owners: int = MOST_OWNERS, histogram: type[LogHistogram] = LogHistogram
+    ):
         self.block_size = 0
         self.begin_ns: int | None = None
         self.end_ns = 0
@@ -59,8 +61,8 @@ class PoolHistory:
         self.lost = 0  # messages
         self.forgotten = 0  # removed blocks that are no longer remembered
         self.peak = 0  # the most blocks that were held at once, copies included
-        self.lives = LogHistogram()  # ns from store to removal, of blocks with both
-        self.gaps = LogHistogram()  # ns from removal to the next store
+        self.lives = histogram()  # ns from store to removal, of blocks with both
+        self.gaps = histogram()  # ns from removal to the next store
         self.places = LogHistogram()  # of blocks that were stored again: others that were removed later, and not back
         self.taken_by: Counter[str] = Counter()  # who needed the room → blocks
         self.missed_by: Counter[tuple[str, str]] = Counter()  # (who needed the room, who stored it again) → blocks
@@ -215,9 +217,9 @@ class PoolHistory:
 class BlockHistory:
     """The pools of one or several servers, by server and medium."""
 
-    def __init__(self, remembered: int = REMEMBERED, most_owners: int = MOST_OWNERS):
+    def __init__(self, most_owners: int = MOST_OWNERS, histogram: type[LogHistogram] = LogHistogram):
         self.pools: dict[tuple[str, str], PoolHistory] = {}
-        self._bounds = remembered, most_owners
+        self._most_owners, self._histogram = most_owners, histogram
 
     def apply(self, events: Iterable[KvEventRecord]) -> None:
         for event in events:
@@ -230,5 +232,5 @@ class BlockHistory:
             key = (server, event.medium)
             pool = self.pools.get(key)
             if pool is None:
-                pool = self.pools[key] = PoolHistory(*self._bounds)
+                pool = self.pools[key] = PoolHistory(REMEMBERED, self._most_owners, self._histogram)
             pool.apply(event)

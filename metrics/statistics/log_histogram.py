@@ -61,6 +61,18 @@ class LogHistogram:
         return np.array([_middle(at) for at in places]), np.array([self._bins[at] for at in places])
 
 
+class ExactHistogram(LogHistogram):
+    """Keeps the numbers, too: for records that end."""
+
+    def __init__(self) -> None:
+        self.values: list[int] = []
+        super().__init__()
+
+    def add(self, value: int, times: int = 1) -> None:
+        super().add(value, times)
+        self.values.extend([value] * times)
+
+
 def _bin(value: int) -> int:
     if value < BINS:
         return value

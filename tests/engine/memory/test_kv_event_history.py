@@ -1,5 +1,6 @@
 """What KV events tell of the cache, against the engine's own shadow index in the same run."""
 
+import msgspec
 import pandas as pd
 import pytest
 
@@ -7,7 +8,6 @@ from sojourn.metrics.memory.block_uses import UNKNOWN, block_uses
 from sojourn.metrics.memory.kv_event_wire import decode_batch
 from sojourn.metrics.memory.pool_history import PoolHistory
 from sojourn.metrics.memory.prefix_outcomes import RATIOS
-from sojourn.metrics.records import KvEventRecord
 from tests.engine.memory.test_miss_ratio import BLOCK, one_shot_long, play, sessions, shared_system_prompt, zipf
 from tests.further import further
 
@@ -22,7 +22,7 @@ def history(simulation) -> PoolHistory:
     for batch in simulation.published.kv_events:
         decoded = decode_batch(batch)
         for change in decoded.changes:
-            found.apply(KvEventRecord(int(decoded.seconds * 1e9), change.kind, change.hashes, change.parent, BLOCK))
+            found.apply(msgspec.structs.replace(change, ns=int(decoded.seconds * 1e9)))
     return found
 
 

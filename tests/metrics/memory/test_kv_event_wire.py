@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sojourn.metrics.memory.kv_event_wire import KvChange, MalformedBatch, decode_batch, short_hash
+from sojourn.metrics.memory.kv_event_wire import MalformedBatch, decode_batch, short_hash
 from sojourn.metrics.memory.pool_history import PoolHistory
 from sojourn.metrics.records import KvEventRecord
 from tests.engine.kv_event_index import KVEventIndex
@@ -52,7 +52,8 @@ def test_fields_of_three_servers():
     batch = decode_batch(encode([1.7e9, [vllm_stored(), sglang_stored()], 1]))
     assert batch.seconds == 1.7e9 and not batch.unknown
     assert batch.changes == [
-        KvChange("stored", [-1, 5], 3, 16, "GPU", "chat-7"), KvChange("stored", [-7], None, 1, "CPU")
+        KvEventRecord(0, "stored", [-1, 5], 3, 16, "GPU", session="chat-7"),
+        KvEventRecord(0, "stored", [-7], None, 1, "CPU"),
     ]  # fmt: skip
     oldest = decode_batch(encode([1.7e9, [["BlockStored", [1], None, [TOKEN] * 16, 16, None], ["BlockRemoved", [1]],
                                           ["AllBlocksCleared"]]]))  # fmt: skip
@@ -118,7 +119,7 @@ def test_damaged_messages_are_that_error_or_events(noise, seed):
             continue
         found = PoolHistory()
         for change in changes:
-            found.apply(KvEventRecord(0, change.kind, change.hashes, change.parent, change.block_size))
+            found.apply(change)
 
 
 @pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0, 1e300])
