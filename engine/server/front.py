@@ -43,8 +43,8 @@ class Front:
         self.config = config
         self._guests = guests
         self._spare = Spare()
-        self.kv_events = None if config.kv_events is None else KVEventPublisher(config)
-        self.first = Model(config, guests, self._spare, self.kv_events)
+        self.first = Model(config, guests, self._spare)
+        self.kv_events = self.first.core.kv_events = None if config.kv_events is None else KVEventPublisher(config)
         self.models = Models(config, self.first, self._make_further)
         self.access = Access(config, self.first.telemetry.exporter)
         self.bodies, self.connections = BodyReader(config), Connections(config)

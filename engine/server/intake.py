@@ -64,8 +64,8 @@ class EnterGate:
 
 
 class FindRoom:
-    """Refuses a call for which the core has no room. It stands before the body is read and before the prompt is
-    encoded, since a call without a chance should cost neither, and before the core, since others came meanwhile."""
+    """Refuses a call for which the core has no room. It stands at three places: a call without a chance should cost
+    neither its body nor its encoding, and before the core others may have come meanwhile."""
 
     def __init__(self, models: Models):
         self._models = models

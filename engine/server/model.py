@@ -11,7 +11,6 @@ import msgspec
 from sojourn.engine.config import EngineConfig, model_folder
 from sojourn.engine.server.core.call import Call, Caller
 from sojourn.engine.server.core.client import CoreClient
-from sojourn.engine.server.core.core_observer import BlockEvents
 from sojourn.engine.server.core.spare import Spare
 from sojourn.engine.server.errors import invalid
 from sojourn.engine.server.guests import Guests, NoAdapters, NoGrammars, NoTransfers
@@ -36,7 +35,7 @@ HIDDEN_SETTINGS = {"host", "port", "otlp_endpoint", "kv_events", "kv_events_repl
 class Model:
     """Owns what is of one model. Its core is started by the front, or when a call wants it."""
 
-    def __init__(self, config: EngineConfig, guests: Guests, spare: Spare, kv_events: BlockEvents | None = None):
+    def __init__(self, config: EngineConfig, guests: Guests, spare: Spare):
         """Raises ModelError without a tokenizer that can be read, RunDataError without a run directory for writing."""
         folder = model_folder(config.model)
         self.config = config
@@ -49,7 +48,7 @@ class Model:
         self.adapters = guests.adapters(config, self.name) if guests.adapters else NoAdapters()
         self.grammars = guests.grammars(folder) if guests.grammars else NoGrammars()
         self.transfers = guests.transfers(config) if guests.transfers else NoTransfers()
-        self.core = CoreClient(config, self.telemetry, spare, kv_events)
+        self.core = CoreClient(config, self.telemetry, spare)
         self._created = int(time.time())
         self._num_unseeded = 0
         self._watches: list[asyncio.Task] = []

@@ -32,12 +32,10 @@ ENDING = ("draining", "cold")  # states in which no core is started
 class CoreClient:
     """Owns the core process and its sockets."""
 
-    def __init__(
-        self, config: EngineConfig, telemetry: CoreObserver, spare: Spare, kv_events: BlockEvents | None = None
-    ):
+    def __init__(self, config: EngineConfig, telemetry: CoreObserver, spare: Spare):
         """`spare` is for all clients of a front, which ends it."""
         self.config = config
-        self.kv_events = kv_events
+        self.kv_events: BlockEvents | None = None  # set by the front that publishes them
         self.ready: messages.Ready | None = None
         self.state = "loading"  # ready, hung, restarting, falling_asleep, sleeping, waking, cold, draining, failed
         self.failure: str | None = None
