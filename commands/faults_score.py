@@ -65,10 +65,10 @@ def diagnose_at(run: "RunDirectory", level: Any) -> "Diagnosis":
     """The diagnosis of a run at a level, with replays where the level has steps and the engine is installed. At the top
     of the module, since other processes call it."""
     from sojourn.diagnosis.diagnose import diagnose
-    from sojourn.diagnosis.evidence_level import seen, tables_of
+    from sojourn.diagnosis.evidence_level import tables_of, view_at_level
     from sojourn.scripting.predictor import predictor
 
-    replays = predictor(seen(run, level)) if "steps" in tables_of(level) else None
+    replays = predictor(view_at_level(run, level)) if "steps" in tables_of(level) else None
     return diagnose(run, predictor=replays, level=level)
 
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 
 from sojourn.diagnosis.evidence import Client
 from sojourn.diagnosis.excess import SERVED, Excess
-from sojourn.diagnosis.suspects import Claims, Name, Suspect, added, divide, own_share
+from sojourn.diagnosis.suspects import Claims, Name, Suspect, add_claims, divide, own_share
 from sojourn.diagnosis.symptoms import TOLERATED_MISSES
-from sojourn.diagnosis.trials import Trials, combined
+from sojourn.diagnosis.trials import Trials, combine
 from sojourn.metrics.prediction import Change, Prediction, Predictor
 
 # A fault beats the setting that would compensate it, and every other explanation beats "too little hardware", which is
@@ -91,13 +91,13 @@ def adjudicate(
         divide(lost, [best.suspect], taken)  # nobody shares with it any more
         _keep(best)
         best.marginal = best.gain if best.marginal is None else best.marginal
-        taken = added(taken, best.suspect)
+        taken = add_claims(taken, best.suspect)
         open_ = [each for each in open_ if each is not best]
         if best.change is not None:
-            fix = combined(fix, best.change)
+            fix = combine(fix, best.change)
         open_ = _on_top(open_, lost, taken, fix, trials)
         if best.prediction is not None:
-            result.with_all = _replayed(trials, fix)
+            result.with_all = _replay(trials, fix)
     _order(result.causes)
     _bound(result, fix, trials)
     _replay_rivals(result, suspects, trials)
@@ -140,12 +140,12 @@ def _replay_rivals(result: Judgement, suspects: Sequence[Suspect], trials: Trial
     for each in result.causes:
         proposal = each.suspect.proposal
         if proposal.rival_fix is not None and proposal.rival_key not in known and trials.affordable():
-            prediction = _replayed(trials, proposal.rival_fix)
+            prediction = _replay(trials, proposal.rival_fix)
             if prediction is not None:
                 result.rivals[proposal.key] = prediction
 
 
-def _replayed(trials: Trials, change: Change) -> Prediction | None:
+def _replay(trials: Trials, change: Change) -> Prediction | None:
     """None where the change cannot be replayed: its figures would be those of the unchanged run."""
     (prediction,) = trials.predict([change])
     return None if prediction.is_refused else prediction
@@ -214,7 +214,7 @@ def _on_top(open_: list[Judged], lost: Sequence[Excess], taken: Claims, fix: Cha
     tried = [each for each in open_ if each.prediction is not None and each.suspect.proposal.in_replay]
     tried.sort(key=lambda each: -each.alone)
     tried = tried[: max(FEWEST_FURTHER, min(MOST_FURTHER, trials.affordable() - 1))]
-    before, *after = trials.predict([fix, *(combined(fix, each.change) for each in tried)]) if tried else (None,)
+    before, *after = trials.predict([fix, *(combine(fix, each.change) for each in tried)]) if tried else (None,)
     for each, prediction in zip(tried, after, strict=True):
         if not prediction.is_refused:  # two settings may exclude each other: that says nothing of either cause
             each.marginal = prediction.attainment.median - before.attainment.median

@@ -77,7 +77,7 @@ def leak(requests: pd.DataFrame, steps: pd.DataFrame, block_size: int) -> Leak |
         return None
     steps = steps.sort_values("step", ignore_index=True)
     begin_ns, end_ns = steps.begin_ns.to_numpy("int64"), steps.end_ns.to_numpy("int64")
-    held = _held(requests, begin_ns, end_ns, block_size) + _unrecorded(requests, steps, block_size)
+    held = _count_held(requests, begin_ns, end_ns, block_size) + _count_unrecorded(requests, steps, block_size)
     active = _numbers(steps, "blocks_active")
     beyond = np.maximum(active - held, 0.0)
     stretches = np.array_split(beyond, STRETCHES)
@@ -92,7 +92,7 @@ def leak(requests: pd.DataFrame, steps: pd.DataFrame, block_size: int) -> Leak |
     )  # fmt: skip
 
 
-def _held(requests: pd.DataFrame, begin_ns: np.ndarray, end_ns: np.ndarray, block_size: int) -> np.ndarray:
+def _count_held(requests: pd.DataFrame, begin_ns: np.ndarray, end_ns: np.ndarray, block_size: int) -> np.ndarray:
     """[num_steps] the most blocks that the recorded requests inside the server can hold during each step. The core
     releases them before the last byte is written."""
     rows = requests[requests.scheduled_ns.notna() & requests.finished_ns.notna()]
@@ -106,7 +106,7 @@ def _held(requests: pd.DataFrame, begin_ns: np.ndarray, end_ns: np.ndarray, bloc
     return np.cumsum(change)[:-1]
 
 
-def _unrecorded(requests: pd.DataFrame, steps: pd.DataFrame, block_size: int) -> np.ndarray:
+def _count_unrecorded(requests: pd.DataFrame, steps: pd.DataFrame, block_size: int) -> np.ndarray:
     """[num_steps] the same of requests that have no record, such as those that still run: from their first step on."""
     known = set(requests.request_id)
     change, first, longest = np.zeros(len(steps)), {}, {}

@@ -7,7 +7,7 @@ from sojourn.diagnosis.evidence import Client, is_joined, steps_of
 from sojourn.diagnosis.excess import accounts_of, attainment
 from sojourn.diagnosis.proposal import Gain, Proposal, rerun
 from sojourn.diagnosis.shares import ledger_columns
-from sojourn.diagnosis.symptoms import BY_KEY, FULL_POOL, TOLERATED_MISSES, checked
+from sojourn.diagnosis.symptoms import BY_KEY, FULL_POOL, TOLERATED_MISSES, make_check
 from sojourn.diagnosis.verdict import RECORD_THE_SERVER, Evidence, Finding, Kind, SymptomCheck, evidence
 from sojourn.metrics.ledger import ACCOUNT_BY_NAME
 from sojourn.metrics.request.objectives import OBJECTIVE_NAMES, OBJECTIVES, short
@@ -34,15 +34,16 @@ def product_latency(first: Client, second: Client) -> Compared:
     symptom = BY_KEY["product_latency_poor"]
     for what, has in (("served requests", lambda facts: facts.served), ("objectives", lambda facts: facts.objectives)):
         if lacking := _lacking(first, second, has):
-            return checked(symptom, "unknown", f"both runs need {what}; none in {lacking}"), None
-    if changed := _changed(first, second):
-        return checked(symptom, "unknown", f"the servers differ in {_listed(changed)}; compare like with like"), None
+            return make_check(symptom, "unknown", f"both runs need {what}; none in {lacking}"), None
+    if changed := _find_changes(first, second):
+        unlike = f"the servers differ in {_list_names(changed)}; compare like with like"
+        return make_check(symptom, "unknown", unlike), None
     good, bad = sorted((first, second), key=attainment, reverse=True)
     reason = f"attainment {attainment(good):.0%} in {good.name} and {attainment(bad):.0%} in {bad.name}"
     if attainment(good) < 1 - TOLERATED_MISSES or attainment(bad) >= 1 - TOLERATED_MISSES:
-        return checked(symptom, "absent", reason), None
+        return make_check(symptom, "absent", reason), None
     lost = max(0.0, attainment(good) - attainment(bad))
-    return checked(symptom, "present", reason), _finding(symptom.key, lost, _other_workload(good, bad))
+    return make_check(symptom, "present", reason), _finding(symptom.key, lost, _other_workload(good, bad))
 
 
 def devices(first: Client, second: Client) -> Compared:
@@ -51,25 +52,25 @@ def devices(first: Client, second: Client) -> Compared:
     Only for runs that differ in one resource and in nothing else: no other difference can then explain the times.
     """
     symptom = BY_KEY["devices_do_not_help"]
-    changed = _changed(first, second)
+    changed = _find_changes(first, second)
     if "num_kv_blocks" in changed and "num_kv_blocks" not in first.chosen | second.chosen:
         changed.remove("num_kv_blocks")  # the server derived it from what it had
     if unlike := _unlike(first, second, changed):
-        return checked(symptom, "unknown", unlike), None
+        return make_check(symptom, "unknown", unlike), None
     name = changed[0]
     small, large = sorted((first, second), key=lambda facts: facts.engine[name])
     was_full = (steps := steps_of(small)) is not None and (steps.kv_use_max >= FULL_POOL or steps.preemptions > 0)
     if name in POOL and not was_full:
         reason = f"the smaller pool was never full, so no request lacked what a larger {name} would hold"
-        return checked(symptom, "unknown", reason), None
+        return make_check(symptom, "unknown", reason), None
     ratio = large.engine[name] / small.engine[name]
     before, after = (facts.rows.e2e_ms.astype("float64").mean() for facts in (small, large))
     speedup = before / after
     reason = f"{ratio:g} times the {name} make requests {speedup:.2f} times as fast ({before:,.0f} → {after:,.0f} ms)"
     if speedup - 1 >= HELPS * (ratio - 1):
-        return checked(symptom, "absent", reason), None
+        return make_check(symptom, "absent", reason), None
     rigid = _rigid_account(small, large, name, reason)
-    return checked(symptom, "present", reason), _finding(symptom.key, 1 - attainment(large), rigid)
+    return make_check(symptom, "present", reason), _finding(symptom.key, 1 - attainment(large), rigid)
 
 
 def _finding(symptom: str, lost: float, found: Proposal) -> Finding:
@@ -90,14 +91,14 @@ def _unlike(first: Client, second: Client, changed: list[str]) -> str:
     if not changed:
         return "the runs have the same settings; repeat one with more threads or KV blocks"
     if len(changed) > 1 or changed[0] not in RESOURCES:
-        return f"the servers differ in {_listed(changed)}; change one of {', '.join(RESOURCES)} and nothing else"
+        return f"the servers differ in {_list_names(changed)}; change one of {', '.join(RESOURCES)} and nothing else"
     values = [facts.engine.get(changed[0]) for facts in (first, second)]
     if not all(type(value) in (int, float) and value > 0 for value in values):  # a bool is no number
         return f"one of the runs does not record its {changed[0]}"
     return ""
 
 
-def _listed(names: list[str]) -> str:
+def _list_names(names: list[str]) -> str:
     """The first few, and how many more there are."""
     more = len(names) - MOST_NAMED
     return ", ".join(names[:MOST_NAMED]) + (f" and {more} more settings" if more > 0 else "")
@@ -185,7 +186,7 @@ def _rigid_account(small: Client, large: Client, name: str, reason: str) -> Prop
     )  # fmt: skip
 
 
-def _changed(first: Client, second: Client) -> list[str]:
+def _find_changes(first: Client, second: Client) -> list[str]:
     names = sorted(set(first.engine) | set(second.engine))
     names = [name for name in names if name not in PLACE and not name.startswith("objective_")]
     return [name for name in names if first.engine.get(name) != second.engine.get(name)]
@@ -201,8 +202,8 @@ def _workload_differences(good: Client, bad: Client) -> list[tuple[str, float, f
     """Figures of the product's workload that are half as large again: (name, bad run, good run, ratio)."""
     # Constant arrivals have a coefficient of 0, and anything is many times of it: bursts are more than Poisson's 1.
     figures = [
-        ("its arrivals come in bursts (coefficient of variation)", lambda run: _varied(run, True), 1.0),
-        ("its rate of arrivals changes (coefficient of variation)", lambda run: _varied(run, False), 1.0),
+        ("its arrivals come in bursts (coefficient of variation)", lambda run: _variation(run, True), 1.0),
+        ("its rate of arrivals changes (coefficient of variation)", lambda run: _variation(run, False), 1.0),
         ("its prompts are longer (mean tokens)", lambda run: run.rows.prompt_tokens.astype("float64").mean(), 0.0),
         ("its outputs are longer (mean tokens)", lambda run: run.rows.output_tokens.astype("float64").mean(), 0.0),
         ("it offers more load (requests/s)", lambda run: run.offered_rps, 0.0),
@@ -228,5 +229,5 @@ def _step_times(good: Client, bad: Client) -> list[Evidence]:
     ]  # fmt: skip
 
 
-def _varied(facts: Client, bursty: bool) -> float:
+def _variation(facts: Client, bursty: bool) -> float:
     return facts.arrivals.cv if facts.arrivals is not None and facts.arrivals.bursty is bursty else 0.0

@@ -8,7 +8,7 @@ import msgspec
 from sojourn.diagnosis.adjudicate import Judgement, adjudicate
 from sojourn.diagnosis.compare import devices, product_latency
 from sojourn.diagnosis.evidence import Client, read_evidence, view_of
-from sojourn.diagnosis.evidence_level import Level, seen
+from sojourn.diagnosis.evidence_level import Level, view_at_level
 from sojourn.diagnosis.excess import Excess, excesses, losses
 from sojourn.diagnosis.findings import finding_of_symptom, findings
 from sojourn.diagnosis.foreign_server import shares_seen
@@ -57,7 +57,7 @@ def diagnose(
             found += [compared] if compared else []
     late = lateness(facts, lost)
     found = [mark(each, late) for each in found]
-    measured_energy = run_energy(seen(run, level), facts.rows)
+    measured_energy = run_energy(view_at_level(run, level), facts.rows)
     measured = results(facts.rows, facts.meta, measured_energy)
     state, headline = state_of(facts, found, measured.steady, late)
     account_shares, clocks, closed = shares_seen(facts), clock_of(facts.meta), closure(facts.rows)

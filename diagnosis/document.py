@@ -38,7 +38,7 @@ def tables() -> dict[str, str]:
     }  # fmt: skip
 
 
-def renewed(document: str) -> str:
+def renew(document: str) -> str:
     """The document with current tables. Raises KeyError for a table that is none of these."""
     found = tables()
     return _TABLE.sub(lambda place: place[1] + found[place[2]] + place[4], document)
@@ -66,4 +66,4 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 if __name__ == "__main__":
-    DOCUMENT.write_text(renewed(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")
+    DOCUMENT.write_text(renew(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")

@@ -52,7 +52,7 @@ class EvidenceView(RunDirectory):
         return super().arrow(table) if table in self._tables else SCHEMAS[table].empty_table()
 
 
-def seen(run: RunDirectory, level: Level) -> EvidenceView:
+def view_at_level(run: RunDirectory, level: Level) -> EvidenceView:
     """The run as this level sees it."""
     return EvidenceView(run, level)
 

@@ -61,10 +61,10 @@ def _bound_ms(served: pd.DataFrame, objective: str) -> float | None:
     if own_ms.empty:
         return None
     much_ms = float(own_ms.quantile(MUCH_WORK))
-    return _rounded(max(STRETCH * much_ms, much_ms + NOTICEABLE_MS[objective]))
+    return _round(max(STRETCH * much_ms, much_ms + NOTICEABLE_MS[objective]))
 
 
-def _rounded(bound_ms: float) -> float:
+def _round(bound_ms: float) -> float:
     """Up, to two digits."""
     unit = 10.0 ** (math.floor(math.log10(bound_ms)) - 1)
     return round(math.ceil(bound_ms / unit) * unit, 6)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sojourn.diagnosis.evidence_level import Level, seen
+from sojourn.diagnosis.evidence_level import Level, view_at_level
 from sojourn.diagnosis.step_facts import FEWEST_STEPS_FOR_A_FIT, composition, fit
 from sojourn.metrics.memory.pooled_cache import PooledCache, pooled_cache
 from sojourn.metrics.request.goodput import measured_steps
@@ -84,7 +84,7 @@ def fleet_facts(run: RunDirectory, rows: pd.DataFrame, level: Level) -> FleetFac
         return None
     served = rows[rows.arrived_ns.notna() & rows.finished_ns.notna()]
     of_server = {member.name: served[served.server == member.name] for member in members}
-    views = [seen(member, level) for member in members]
+    views = [view_at_level(member, level) for member in members]
     steps = [measured_steps(view.table("steps"), rows) for view in views]
     settings = _differing([section(view.meta(), "engine") for view in views])
     slowdowns = _slowdowns(steps)
@@ -113,14 +113,14 @@ def fleet_facts(run: RunDirectory, rows: pd.DataFrame, level: Level) -> FleetFac
         policy=str(router.get("policy") or ""),
         router_is_here=bool(router.get("same_host")),
         span_ns=end - begin,
-        pooled=_pooled(run, rows, level),
+        pooled=_pool(run, rows, level),
         present_beside_idle=_beside_idle(of_server[busiest], others),
     )
 
 
-def _pooled(run: RunDirectory, rows: pd.DataFrame, level: Level) -> PooledCache | None:
+def _pool(run: RunDirectory, rows: pd.DataFrame, level: Level) -> PooledCache | None:
     block_size = engine_settings(run.meta()).get("block_size")
-    known = seen(run, level).table("requests")
+    known = view_at_level(run, level).table("requests")
     return pooled_cache(known, int(block_size), set(rows.request_id)) if block_size and len(known) else None
 
 

@@ -60,7 +60,7 @@ class MachineFacts:
     core_queued_by_others_worst: float | None  # ... in the worst quarter
     front: FrontLoop | None
 
-    def delayed(self, queued: float | None) -> float:
+    def bound_delay(self, queued: float | None) -> float:
         """Of the steps' time, 0 to 1, at most so much was spent in waits for a core: a step waits for its last thread,
         and each may wait at another time."""
         return min(MOST_DELAYED, (queued or 0.0) * self.threads)

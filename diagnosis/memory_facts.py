@@ -107,7 +107,7 @@ class Eviction:
 
 
 def prefix_use(requests: pd.DataFrame) -> PrefixUse | None:
-    rows = asked(requests)
+    rows = select_lookups(requests)
     totals: Counter[str] = Counter()
     for cell in rows.prefix_outcomes if len(rows) else ():
         totals.update(reasons(cell))
@@ -119,7 +119,7 @@ def prefix_use(requests: pd.DataFrame) -> PrefixUse | None:
 
 
 def pool_curve(requests: pd.DataFrame, pool_blocks: int) -> PoolCurve | None:
-    curve = miss_ratio_curve(asked(requests)) if len(asked(requests)) else []
+    curve = miss_ratio_curve(select_lookups(requests)) if len(select_lookups(requests)) else []
     sizes = [point for point in curve if point.ratio != INFINITE]
     if not sizes or pool_blocks <= 0:
         return None
@@ -132,7 +132,7 @@ def pool_curve(requests: pd.DataFrame, pool_blocks: int) -> PoolCurve | None:
 
 
 def shared_lengths(requests: pd.DataFrame, block_size: int) -> SharedLengths | None:
-    rows = asked(requests)
+    rows = select_lookups(requests)
     shared = _numbers(rows, "prefix_shared_tokens")
     rows, shared = rows[shared.notna()], shared.dropna().to_numpy()
     prompt = _prompt_tokens(rows)
@@ -150,7 +150,7 @@ def shared_lengths(requests: pd.DataFrame, block_size: int) -> SharedLengths | N
 
 
 def prompt_order(requests: pd.DataFrame) -> PromptOrder | None:
-    rows = asked(requests)
+    rows = select_lookups(requests)
     movable = _numbers(rows, "movable_tokens")
     rows, movable = rows[movable.notna()], movable.dropna().to_numpy()
     prompt = _prompt_tokens(rows)
@@ -173,7 +173,7 @@ def eviction(requests: pd.DataFrame, steps: pd.DataFrame, block_size: int) -> Ev
     use = prefix_use(requests)
     if use is None:
         return None
-    rows = asked(requests)
+    rows = select_lookups(requests)
     taken: Counter[str] = Counter()
     for cell in rows.evicted_by if "evicted_by" in rows else ():
         for name, tokens in reasons(cell).items():
@@ -207,7 +207,7 @@ def one_shots(requests: pd.DataFrame, block_size: int) -> set[str]:
             if tokens < block_size and name not in sources}  # fmt: skip
 
 
-def asked(requests: pd.DataFrame) -> pd.DataFrame:
+def select_lookups(requests: pd.DataFrame) -> pd.DataFrame:
     """The rows whose prompt was looked up in the prefix cache, or in its shadow."""
     if "prefix_outcomes" not in requests:
         return requests.iloc[:0]

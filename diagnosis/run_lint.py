@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pandas as pd
 
 from sojourn.diagnosis.kv_facts import USUAL_BLOCK_SIZE
-from sojourn.diagnosis.memory_facts import asked, prefix_use, prompt_order, shared_lengths
+from sojourn.diagnosis.memory_facts import prefix_use, prompt_order, select_lookups, shared_lengths
 from sojourn.diagnosis.step_facts import step_facts
 from sojourn.metrics.errors import RunDataError
 from sojourn.metrics.memory.prompt_lint.finding import Finding
@@ -18,7 +18,7 @@ OLDER = "this run is older than the records of what prompts share to the token; 
 def lint_run(run: RunDirectory) -> LintReport:
     """Raises RunDataError for a run whose server recorded no prompts."""
     requests, steps = run.table("requests"), run.table("steps")
-    rows = asked(requests)
+    rows = select_lookups(requests)
     if not len(rows):
         raise RunDataError(
             f"{run.path}: no server recorded what its prompts share; record a run with our engine and full telemetry, "

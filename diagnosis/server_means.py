@@ -70,7 +70,7 @@ def quantity_means(facts: Means | Accounts, objective: str) -> dict[str, float]:
 def _waits(view: ServerView) -> dict[str, float]:
     """Reason → share of the waiting, by its seconds; of a server without them, by how often each reason was given."""
     for family in (WAITS, REFUSALS):
-        found = {name: amount for name, amount in _labelled(view.totals, family, "reason").items()
+        found = {name: amount for name, amount in _find_labelled(view.totals, family, "reason").items()
                  if name not in NO_REASON and amount > 0}  # fmt: skip
         if total := sum(found.values()):
             return {name: amount / total for name, amount in found.items()}
@@ -78,7 +78,7 @@ def _waits(view: ServerView) -> dict[str, float]:
 
 
 def _prefix(view: ServerView) -> PrefixUse | None:
-    tokens = _labelled(view.totals, OUTCOMES, "outcome")
+    tokens = _find_labelled(view.totals, OUTCOMES, "outcome")
     looked_up = sum(tokens.values())
     if not looked_up:
         return None
@@ -103,7 +103,7 @@ def _work(facts: Client, view: ServerView) -> Work | None:
     )
 
 
-def _labelled(totals: Mapping[str, float], family: str, label: str) -> dict[str, float]:
+def _find_labelled(totals: Mapping[str, float], family: str, label: str) -> dict[str, float]:
     """Value of the label → total, of the series of a family with one label."""
     begin, end = key(family, ((label, "\0"),)).split("\0")
     return {

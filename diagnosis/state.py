@@ -28,7 +28,7 @@ FEWEST_REQUESTS = 20  # below it one request is more than 5 %, and no share mean
 
 def state_of(facts: Client, findings: Sequence[Finding], steady: Steadiness, late: Lateness) -> tuple[State, str]:
     """The state and its sentence. A run that is not valid has them, too, if its lateness could not change them."""
-    state, sentence = _measured(facts, findings, steady)
+    state, sentence = _judge(facts, findings, steady)
     if facts.measured_by == "server" and facts.sent:
         sentence += " (as the server measured it: no client)"
     if not late.reasons:
@@ -39,7 +39,7 @@ def state_of(facts: Client, findings: Sequence[Finding], steady: Steadiness, lat
     return state, f"{sentence}. The run is not valid, and that could not change this verdict: {why}"
 
 
-def _measured(facts: Client, findings: Sequence[Finding], steady: Steadiness) -> tuple[State, str]:
+def _judge(facts: Client, findings: Sequence[Finding], steady: Steadiness) -> tuple[State, str]:
     """The state and its sentence, the first that applies."""
     attained = attainment(facts)
     if not facts.sent:
@@ -50,7 +50,7 @@ def _measured(facts: Client, findings: Sequence[Finding], steady: Steadiness) ->
         return "degraded", f"None of {facts.sent} requests was served: {ended}"
     failed = 1 - facts.served / facts.sent
     costly = [finding for finding in findings if finding.goodput_lost]
-    if facts.objectives and costly and (open_ := _undecided(facts, costly)):
+    if facts.objectives and costly and (open_ := _name_undecided(facts, costly)):
         return "inconclusive", open_
     if findings and findings[0].key == "overload":
         return "overloaded", f"Overloaded: {findings[0].cause}. {attained:.0%} of the requests {_meet(facts)}"
@@ -70,7 +70,7 @@ def _by_objectives(
     attained = attainment(facts)
     misses = [excess for excess in excesses(facts) if significant(facts, excess)]
     if not misses and not costly:
-        if unknown := _unmeasured(facts):
+        if unknown := _name_unmeasured(facts):
             return "inconclusive", unknown
         klass, least = min(facts.rows.groupby("klass").good.mean().items(), key=lambda item: item[1])
         if min(attained, least) >= 1 - TOLERATED_MISSES:
@@ -85,7 +85,7 @@ def _by_objectives(
     return "inconclusive", _inconclusive(facts, misses[0])
 
 
-def _unmeasured(facts: Client) -> str:
+def _name_unmeasured(facts: Client) -> str:
     """The sentence where an objective could be measured of no served request; "" where each was of some."""
     served = facts.rows[facts.rows.status == "ok"]
     unknown = [short(name) for name, column in UNMEASURED.items()
@@ -106,7 +106,7 @@ def _miss(facts: Client) -> str:
     return "take more than twice their own work" if is_expectation(facts.objectives) else "miss their objective"
 
 
-def _undecided(facts: Client, costly: Sequence[Finding]) -> str:
+def _name_undecided(facts: Client, costly: Sequence[Finding]) -> str:
     """The sentence where two causes explain the same about as well, or the evidence speaks against the first one; ""
     where it stands."""
     first, rivals = costly[0], [each for each in costly[1:] if each.role == "alternative"]

@@ -105,11 +105,11 @@ def step_facts(steps: pd.DataFrame) -> StepFacts | None:
         prefill_tokens_p95=float(np.quantile(prompt_tokens[both], 0.95)) if both.any() else None,
         model=fit(tokens, batch.context.to_numpy(), wall),
         budget_p50=float(steps.budget.median()),
-        starved_share=float(wall[_starved(steps, prompt_tokens > 0, batch.decoding.to_numpy())].sum() / whole),
+        starved_share=float(wall[_find_starving(steps, prompt_tokens > 0, batch.decoding.to_numpy())].sum() / whole),
     )
 
 
-def _starved(steps: pd.DataFrame, has_prompts: np.ndarray, decoding: np.ndarray) -> np.ndarray:
+def _find_starving(steps: pd.DataFrame, has_prompts: np.ndarray, decoding: np.ndarray) -> np.ndarray:
     """[steps] bool: steps of prompts alone, though requests decoded before and go on to decode after them."""
     last: dict[str, int] = {}
     first_gap = np.zeros(len(steps), dtype=bool)

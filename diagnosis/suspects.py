@@ -99,7 +99,7 @@ def divide(lost: Sequence[Excess], suspects: Sequence[Suspect], taken: Claims) -
             suspect.explained += ms / max(excess.total_ms, 1e-9) * excess.missed / lost_requests
 
 
-def added(taken: Claims, suspect: Suspect) -> dict[Name, dict[str, float]]:
+def add_claims(taken: Claims, suspect: Suspect) -> dict[Name, dict[str, float]]:
     """What is claimed once this suspect is certain, too."""
     result = {name: dict(accounts) for name, accounts in taken.items()}
     for name, accounts in suspect.claims().items():

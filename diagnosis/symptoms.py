@@ -65,7 +65,7 @@ def _latency(symptom: str, objective: str) -> Callable[[Client], tuple[Status, s
             return "unknown", f"the run names no objective; add {objective} to `objectives` in the scenario"
         worst = max(found, key=lambda excess: excess.missed / excess.sent, default=None)
         if worst is None:
-            return _met(facts, objective)
+            return _judge_objective(facts, objective)
         above = f"above {worst.bound_ms:,.0f} ms ({worst.objective}), {worst.mean_ms:,.0f} ms on average"
         which = f"{worst.missed} of {worst.sent} requests{f' of {worst.klass}' if worst.klass else ''}"
         return _present(significant(facts, worst)), f"{which} are {above}"
@@ -73,7 +73,7 @@ def _latency(symptom: str, objective: str) -> Callable[[Client], tuple[Status, s
     return check
 
 
-def _met(facts: Client, objective: str) -> tuple[Status, str]:
+def _judge_objective(facts: Client, objective: str) -> tuple[Status, str]:
     unmeasured = int(facts.rows[UNMEASURED[objective]].sum()) if objective in UNMEASURED else 0
     if not unmeasured:
         return "absent", f"every served request meets its {objective}"
@@ -147,10 +147,10 @@ def check(facts: Client, symptom: Symptom) -> SymptomCheck:
         status, reason = "unknown", f"takes a second run: sojourn diagnose {facts.path} --against RUN2"
     else:
         status, reason = symptom.check(facts)
-    return checked(symptom, status, reason)
+    return make_check(symptom, status, reason)
 
 
-def checked(symptom: Symptom, status: Status, reason: str) -> SymptomCheck:
+def make_check(symptom: Symptom, status: Status, reason: str) -> SymptomCheck:
     return SymptomCheck(symptom=symptom.key, title=symptom.title, status=status, reason=reason,
                         lifecycles=list(symptom.lifecycles))  # fmt: skip
 

@@ -133,7 +133,7 @@ class Trials:
         return missed * max((1.0 - after[name] / before[name] for name in before if before[name] > 0), default=0.0)
 
 
-def combined(first: Change, second: Change) -> Change:
+def combine(first: Change, second: Change) -> Change:
     """Both changes; where they disagree on a setting the first one stands."""
     removed = dict(second.removed)
     for account, share in first.removed.items():

@@ -139,7 +139,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     unsafe: list[str] = []  # verdicts that the lateness of the client could change
 
 
-def predicted(prediction: Prediction) -> str:
+def tell_prediction(prediction: Prediction) -> str:
     """An attainment with its bounds: "87 % (80–93 %)"."""
     found = prediction.attainment
     return f"{100 * found.median:.0f} % ({100 * found.low:.0f}–{100 * found.high:.0f} %)"
@@ -147,10 +147,10 @@ def predicted(prediction: Prediction) -> str:
 
 def sureness(found: Finding) -> str:
     """How sure a finding is, and how much it explains: "82 %; explains 120 ms (71 %) of a late request's excess"."""
-    return "; explains ".join(filter(None, (f"{found.confidence:.0%}", explained(found))))
+    return "; explains ".join(filter(None, (f"{found.confidence:.0%}", explain_finding(found))))
 
 
-def explained(found: Finding) -> str:
+def explain_finding(found: Finding) -> str:
     """What a finding explains, where that was measured, else "". Without accounts of time only failures count."""
     if found.explains_ms:
         shown = f"{found.explains_ms:,.0f}" if found.explains_ms >= 10 else f"{found.explains_ms:,.2f}"
@@ -162,7 +162,7 @@ def explained(found: Finding) -> str:
 def rivals_fix(found: Finding) -> str:
     """What the rival's fix would give, where it was replayed; else ""."""
     rival = found.rival_prediction
-    return f"the rival's fix replayed: attainment {predicted(rival)}" if rival is not None else ""
+    return f"the rival's fix replayed: attainment {tell_prediction(rival)}" if rival is not None else ""
 
 
 def without_finding(diagnosis: Diagnosis) -> str:

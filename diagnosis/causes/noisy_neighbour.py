@@ -17,7 +17,7 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
     taken = machine.others_cores_worst or 0.0
     if max(held, worst) < device.HELD or taken < device.NEIGHBOUR_CORES:
         return None
-    most = machine.delayed(max(held, worst))
+    most = machine.bound_delay(max(held, worst))
     speed, loop = facts.speed(), machine.front
     if speed is not None and speed.source == "reference":  # what it costs cannot be more than what is lost
         most = min(most, 1 - 1 / max(speed.device.slowdown, *speed.quarters, 1.0))

@@ -34,7 +34,7 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
         if_cause=f"device time / normal time falls from {times:.1f} to about 1.0",
         if_rival=f"device time / normal time stays near {times:.1f}, and falls with smaller batches",
         change="find what slows the device: a lowered clock, a neighbour process, a slow kernel",
-        claims=device.slowed(facts, times),
+        claims=device.claim_slowness(facts, times),
         fixes=(Change(device_speed=max(times, 1.01)),),  # the steps that are at normal speed now are in time anyway
         steps=speed.worst_steps if speed is not None and not always else None,
     )  # fmt: skip

@@ -35,7 +35,7 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
         if_cause="attention takes the time that is lost, and the other kernels are as fast as ever",
         if_rival="all kernels are slow alike",
         change="another attention backend, or the version of the kernels that the reference was measured with",
-        claims=device.slowed(facts, factor),
+        claims=device.claim_slowness(facts, factor),
         fixes=(Change(device_speed=max(factor, 1.01)),),
     )  # fmt: skip
 

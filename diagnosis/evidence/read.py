@@ -13,7 +13,7 @@ from sojourn.diagnosis.evidence.accounts import Work
 from sojourn.diagnosis.evidence.client import Arrivals, Client, declared_classes
 from sojourn.diagnosis.evidence.means import Means
 from sojourn.diagnosis.evidence.records import Records
-from sojourn.diagnosis.evidence_level import EvidenceView, Level, seen
+from sojourn.diagnosis.evidence_level import EvidenceView, Level, view_at_level
 from sojourn.diagnosis.fleet_facts import fleet_facts
 from sojourn.diagnosis.kv_facts import KvFacts, kv_facts
 from sojourn.diagnosis.launch_facts import launches_of
@@ -41,7 +41,7 @@ UNDER_WAY = "step"  # of a request's waits: it came while a step was computed, w
 def read_evidence(run: RunDirectory, level: Level = "all") -> Client:
     """As much as the tables hold that a level allows: `Records`, else `Means` of the server's metrics, else `Client`.
     Empty tables, missing tables and a run under way are all fine."""
-    run = seen(run, level)
+    run = view_at_level(run, level)
     meta = meta_of(run)
     requests = requests_of(run, run.meta())
     rows = judged(measured(requests, meta), meta.get("objectives") or [])

@@ -85,11 +85,11 @@ def misses(judgements: Sequence[Judgement]) -> list[Miss]:
     found: dict[tuple[str, int, str], list[Judgement]] = {}
     for each in judgements:
         if each.counts and (each.false_alarm or each.first is False):
-            found.setdefault((each.record.case, each.record.severity, _said(each)), []).append(each)
+            found.setdefault((each.record.case, each.record.severity, _tell(each)), []).append(each)
     return [_miss(said, same) for (_, _, said), same in sorted(found.items())]
 
 
-def _said(each: Judgement) -> str:
+def _tell(each: Judgement) -> str:
     return each.said.causes[0].key if each.said.causes else each.said.state
 
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from sojourn.diagnosis.causes import CAUSES
 from sojourn.diagnosis.score.said import Said, SaidCause
-from sojourn.diagnosis.verdict import Kind, evidence
+from sojourn.diagnosis.verdict import evidence
 from sojourn.interop.sources.pressure import WAITING
 from sojourn.interop.sources.view import ServerView, observe
 from sojourn.metrics.request.goodput import judged, measured
@@ -48,9 +49,7 @@ class Signals:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    key: str
-    lifecycle: str
-    kind: Kind
+    key: str  # of a cause
     words: str
     value: Callable[[Signals], float]
     bound: float
@@ -90,22 +89,16 @@ def _over(objective: str) -> Callable[[Signals], float]:
 
 
 RULES = (
-    Rule("starved_load_generator", "client", "client", "the load generator sends late (p95, ms)", _p95_lag_ms,
-         LATE_SENDS_MS),
-    Rule("core_death", "request", "fault", "requests end with errors of the server", _errors("5[0-9][0-9]|reset|core"),
-         ERROR_BUDGET),
-    Rule("queue_limit", "request", "policy", "requests are refused (429)", _errors("429"), ERROR_BUDGET),
-    Rule("kv_pool", "memory", "capacity", "requests are preempted", _preemptions, 0.0),
-    Rule("kv_pool", "memory", "capacity", "the KV cache is almost full", _kv_use, KV_ALMOST_FULL),
-    Rule("overload", "request", "capacity", "requests wait", lambda signals: signals.gauge(WAITING), MANY_WAITING),
-    Rule("prefix_cache_off", "memory", "policy", "the prefix cache misses, and first tokens are late",
-         _missed_prefixes, 1.0 - LOW_HIT_RATE),
-    Rule("own_prefill", "compute", "capacity", "the p95 of the time to first token is above its objective",
-         _over("ttft_ms"), 1.0),
-    Rule("batch_too_large", "compute", "policy", "the p95 of the time per output token is above its objective",
-         _over("tpot_ms"), 1.0),
-    Rule("long_outputs", "request", "workload", "the p95 of the end-to-end latency is above its objective",
-         _over("e2e_ms"), 1.0),
+    Rule("starved_load_generator", "the load generator sends late (p95, ms)", _p95_lag_ms, LATE_SENDS_MS),
+    Rule("core_death", "requests end with errors of the server", _errors("5[0-9][0-9]|reset|core"), ERROR_BUDGET),
+    Rule("queue_limit", "requests are refused (429)", _errors("429"), ERROR_BUDGET),
+    Rule("kv_pool", "requests are preempted", _preemptions, 0.0),
+    Rule("kv_pool", "the KV cache is almost full", _kv_use, KV_ALMOST_FULL),
+    Rule("overload", "requests wait", lambda signals: signals.gauge(WAITING), MANY_WAITING),
+    Rule("prefix_cache_off", "the prefix cache misses, and first tokens are late", _missed_prefixes, 1.0 - LOW_HIT_RATE),
+    Rule("own_prefill", "the p95 of the time to first token is above its objective", _over("ttft_ms"), 1.0),
+    Rule("batch_too_large", "the p95 of the time per output token is above its objective", _over("tpot_ms"), 1.0),
+    Rule("long_outputs", "the p95 of the end-to-end latency is above its objective", _over("e2e_ms"), 1.0),
 )  # fmt: skip
 
 
@@ -113,7 +106,7 @@ def threshold_verdict(run: RunDirectory) -> Said:
     """The verdict of the baseline. Raises RunDataError."""
     began = time.perf_counter()
     signals = read_signals(run)
-    causes = list(_fired(signals))
+    causes = list(_fire(signals))
     good = float(signals.rows.good.mean()) if len(signals.rows) else 0.0
     first = causes[0].statement if causes else "no threshold is crossed"
     state = "healthy" if not causes else "overloaded" if causes[0].key == "overload" else "degraded"
@@ -136,7 +129,7 @@ def read_signals(run: RunDirectory) -> Signals:
     return Signals(rows=rows, view=observe(run, requests, rows), worst=worst)
 
 
-def _fired(signals: Signals) -> Iterator[SaidCause]:
+def _fire(signals: Signals) -> Iterator[SaidCause]:
     seen: set[str] = set()
     for rule in RULES:
         value = rule.value(signals)
@@ -144,5 +137,6 @@ def _fired(signals: Signals) -> Iterator[SaidCause]:
             seen.add(rule.key)
             statement = f"{rule.words}: {value:.3g} against {rule.bound:g}"
             fact = evidence(statement, value, "", "client; scrapes")
-            yield SaidCause(key=rule.key, lifecycle=rule.lifecycle, kind=rule.kind, statement=statement,
+            named = CAUSES[rule.key]
+            yield SaidCause(key=rule.key, lifecycle=named.lifecycles[0], kind=named.kind, statement=statement,
                             evidence=[fact])  # fmt: skip

@@ -23,7 +23,7 @@ def slowness(facts: Records) -> tuple[float, float]:
     speed, machine = facts.speed(), facts.machine
     waits = (0.0, 0.0)
     if machine is not None:
-        waits = machine.delayed(machine.core_queued), machine.delayed(machine.core_queued_worst)
+        waits = machine.bound_delay(machine.core_queued), machine.bound_delay(machine.core_queued_worst)
     whole = worst = 1.0
     if speed is not None:
         whole, worst = speed.device.slowdown, max(speed.quarters)
@@ -33,7 +33,7 @@ def slowness(facts: Records) -> tuple[float, float]:
     return whole * (1 - waits[0]), worst * (1 - waits[1])
 
 
-def slowed(facts: Records, factor: float) -> dict[str, float]:
+def claim_slowness(facts: Records, factor: float) -> dict[str, float]:
     """Claims of device time that is `factor` times the normal one: of each phase as far as it is slow, and of waits."""
     lost, speed = 1 - 1 / max(factor, 1.0), facts.speed()
     if speed is None:

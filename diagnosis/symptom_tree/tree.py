@@ -205,7 +205,7 @@ def _judge(facts: Client, symptom: str, spent: _Spent, leaf: Cause, found: list)
         share = spent.of(leaf.booked)
         if share < NEGLIGIBLE:
             return "ruled_out", (
-                f"{_listed(leaf.booked)} {'hold' if len(leaf.booked) > 1 else 'holds'} {share:.0%} of "
+                f"{_list_accounts(leaf.booked)} {'hold' if len(leaf.booked) > 1 else 'holds'} {share:.0%} of "
                 f"{_short(spent.basis)}"
             )
     against = [each for each in found if each.rules_out]
@@ -279,7 +279,7 @@ def _next(
     return "", ""
 
 
-def _listed(accounts: tuple[str, ...]) -> str:
+def _list_accounts(accounts: tuple[str, ...]) -> str:
     return " + ".join(accounts[:3]) + (f" and {len(accounts) - 3} more" if len(accounts) > 3 else "")
 
 

@@ -89,7 +89,7 @@ def _goodput(rows: list[ClassGoodput]) -> RenderableType:
             bound = row.objectives.get(name)
             objective = f"≤ {bound:,.0f}" if bound is not None else "–"
             values = (_ms(quantiles[quantile]) for quantile in ("p50", "p90", "p99", "max"))
-            latency.add_row(Text(row.klass), short(name), objective, _met(row, name), *values)
+            latency.add_row(Text(row.klass), short(name), objective, _draw_met(row, name), *values)
     per_second = Text(rows[0].window.sentence() if rows and rows[0].window is not None else "", style="dim")
     if not latency.row_count:
         return Group(table, per_second)
@@ -108,7 +108,7 @@ def _share(value: float | None) -> Text:
     return Text(f"{value:.0%}", style="green" if value >= 0.9 else "yellow" if value >= 0.5 else "red")
 
 
-def _met(row: ClassGoodput, objective: str) -> Text:
+def _draw_met(row: ClassGoodput, objective: str) -> Text:
     """The share, and its number of requests where not every request could be measured."""
     share, counted = _share(row.attainment_by_objective.get(objective)), row.judged_by_objective.get(objective)
     return share.append(f" of {counted}", style="dim") if counted not in (None, row.sent) else share

@@ -12,8 +12,8 @@ from sojourn.diagnosis.evidence import read_evidence
 from sojourn.diagnosis.excess import SERVED, Excess
 from sojourn.diagnosis.findings import findings
 from sojourn.diagnosis.proposal import Gain, Proposal
-from sojourn.diagnosis.suspects import Suspect, added, divide, support_of
-from sojourn.diagnosis.trials import combined
+from sojourn.diagnosis.suspects import Suspect, add_claims, divide, support_of
+from sojourn.diagnosis.trials import combine
 from sojourn.diagnosis.verdict import evidence
 from sojourn.metrics.prediction import Change, Interval, NoPredictor, Prediction
 from tests.metrics.synthetic import synthetic_run
@@ -39,8 +39,8 @@ class Scripted:
         return [self._one(change) for change in changes]
 
     def _one(self, change: Change) -> Prediction:
-        gained = max((gain for each, gain in self.regains if combined(each, change) == change), default=0.0)
-        gained += sum(extra for each, extra in getattr(self, "extras", ()) if combined(each, change) == change)
+        gained = max((gain for each, gain in self.regains if combine(each, change) == change), default=0.0)
+        gained += sum(extra for each, extra in getattr(self, "extras", ()) if combine(each, change) == change)
         each = Interval(*[min(1.0, self.measured + gained)] * 3)
         same = {"p50": each, "p90": Interval(10.0, 10.0, 10.0), "p99": each}
         return Prediction(change=change, attainment=each, goodput_rps=each, ttft_ms=same, tpot_ms=same, e2e_ms=same,
@@ -112,7 +112,7 @@ def test_evidence_against_changes_the_order(facts):
 @pytest.mark.parametrize(("extra", "named"), [(0.2, True), (0.02, False)])
 def test_second_cause_is_named_if_its_fix_adds_something(facts, extra, named):
     pair = [suspect("a", "fault", QUEUE, FASTER), suspect("b", "policy", QUEUE, BATCH)]
-    result, _ = judged(facts, pair, [(FASTER, 0.2), (BATCH, 0.02)], extras=[(combined(FASTER, BATCH), extra)])
+    result, _ = judged(facts, pair, [(FASTER, 0.2), (BATCH, 0.02)], extras=[(combine(FASTER, BATCH), extra)])
     assert ("b" in keys(result.causes)) is named
 
 
@@ -141,7 +141,7 @@ def test_no_millisecond_is_explained_twice(facts):
     divide([over], three, {})
     assert sum(each.explains_ms[over.name] for each in three) <= 400.0 + 1e-9
     assert sum(each.explained for each in three) <= 1.0 + 1e-9
-    divide([over], three[1:], added({}, three[0]))
+    divide([over], three[1:], add_claims({}, three[0]))
     assert sum(each.explains_ms[over.name] for each in three[1:]) == pytest.approx(100.0)
 
 
@@ -225,7 +225,7 @@ def test_measurement_is_that_of_the_fix_which_the_replays_chose(facts):
 
 
 def test_both_changes_are_in_a_combined_one():
-    both = combined(Change(settings={"a": 1, "b": 2}, device_speed=2.0), Change(settings={"b": 3, "c": 4}, kv_scale=2))
+    both = combine(Change(settings={"a": 1, "b": 2}, device_speed=2.0), Change(settings={"b": 3, "c": 4}, kv_scale=2))
     assert both.settings == {"a": 1, "b": 2, "c": 4} and both.device_speed == 2.0 and both.kv_scale == 2
 
 
@@ -237,7 +237,7 @@ def test_confidence_has_a_coefficient_for_each_feature_and_grows_with_what_is_re
 
 def test_cause_that_gains_clearly_more_on_top_of_the_first_comes_first(facts):
     pair = [suspect("a", "fault", QUEUE, FASTER), suspect("b", "policy", QUEUE, BATCH)]
-    result, _ = judged(facts, pair, [(FASTER, 0.06), (BATCH, 0.05)], extras=[(combined(FASTER, BATCH), 0.3)])
+    result, _ = judged(facts, pair, [(FASTER, 0.06), (BATCH, 0.05)], extras=[(combine(FASTER, BATCH), 0.3)])
     assert keys(result.causes) == ["b", "a"]
 
 

@@ -8,7 +8,7 @@ import pytest
 import sojourn.diagnosis as diagnosis
 from sojourn.diagnosis.cause import Cause, Records, Rule
 from sojourn.diagnosis.causes import CAUSES
-from sojourn.diagnosis.document import DOCUMENT, renewed
+from sojourn.diagnosis.document import DOCUMENT, renew
 from sojourn.diagnosis.evidence import read_evidence
 from sojourn.diagnosis.proposal import Gain, Proposal, gain
 from sojourn.diagnosis.proposals import proposals_of_symptom
@@ -61,4 +61,4 @@ def test_every_cause_has_the_key_of_its_file_and_names_what_is_known(name, each)
 
 def test_the_page_on_the_diagnosis_has_the_tables_of_the_causes():
     page = DOCUMENT.read_text(encoding="utf-8")
-    assert renewed(page) == page, "run `python -m sojourn.diagnosis.document`"
+    assert renew(page) == page, "run `python -m sojourn.diagnosis.document`"

@@ -9,7 +9,7 @@ from sojourn.diagnosis.capacity import load
 from sojourn.diagnosis.chunk_facts import chunks_of
 from sojourn.diagnosis.diagnose import diagnose
 from sojourn.diagnosis.evidence import Records, is_joined, read_evidence
-from sojourn.diagnosis.evidence_level import LEVELS, seen
+from sojourn.diagnosis.evidence_level import LEVELS, view_at_level
 from sojourn.diagnosis.excess import SERVED, excesses, losses
 from sojourn.diagnosis.proposal import CONTRADICTION
 from sojourn.diagnosis.proposals import proposals
@@ -194,5 +194,5 @@ def test_record_of_a_planted_fault_is_read_at_no_level(tmp_path):
     engine = run.meta()["engine"] | {"faults": "slow_host:ms=9", "served": {"engine": {"faults": "slow_host:ms=9"}}}
     scenario = {"name": "planted", "engine": {"faults": "slow_host:ms=9"}}
     run.update_meta(engine=engine, scenario=scenario, fault={"plant": "slow_host"})
-    assert "slow_host" not in str(seen(run, "all").meta())
+    assert "slow_host" not in str(view_at_level(run, "all").meta())
     assert "faults" not in read_evidence(run).engine

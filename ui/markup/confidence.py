@@ -1,6 +1,6 @@
 """How sure a verdict is, in a word and a number, and what its replay says in a sentence."""
 
-from sojourn.diagnosis.verdict import Diagnosis, Finding, explained
+from sojourn.diagnosis.verdict import Diagnosis, Finding, explain_finding
 from sojourn.ui.markup.fragments import wrap
 from sojourn.ui.text import percent, prose, safe
 
@@ -19,7 +19,7 @@ def sentence(diagnosis: Diagnosis, found: Finding) -> str:
         word = safe(in_words(found.confidence).capitalize())
         role = "a cause" if found.role == "cause" else "an alternative: its fix adds nothing to that of the causes"
         parts.append(f"<b>{word}</b> ({percent(found.confidence)} confidence) as {role}.")
-    if words := explained(found):
+    if words := explain_finding(found):
         parts.append(f"It explains {prose(words)}.")
     parts += [prose(_predicted(diagnosis, found))]
     html = f"<p>{' '.join(filter(None, parts))}</p>"
