@@ -5,7 +5,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import zmq.asyncio
@@ -278,34 +278,47 @@ class CoreClient:
             self._set_state("ready")
 
     async def _listen(self, core: CoreProcess) -> None:
+        """Takes in what the core says. Where steps wait here, the front is behind the core: then streams write once for
+        all of them, and catch up."""
         while True:
+            arrived = list(self._readable(await core.receive()))
+            is_behind = sum(isinstance(message, messages.Tokens) for message in arrived) > 1
+            for message in arrived:
+                self._hear()
+                self._take(message)
+                if isinstance(message, messages.Tokens) and not is_behind:
+                    await asyncio.sleep(0)  # streams write their tokens before anything is observed
+            if is_behind:
+                await asyncio.sleep(0)
+
+    def _readable(self, encoded: Sequence[bytes]) -> Iterator[messages.FromCore]:
+        for each in encoded:
             try:
-                message = messages.decode_from_core(await core.receive())
+                yield messages.decode_from_core(each)
             except messages.UNREADABLE as error:
                 _log(f"a message that is not of the engine core was dropped ({error})")
                 self._telemetry.exporter.core.observe_unreadable("front", 1)
-                continue
-            self._hear()
-            if isinstance(message, messages.Tokens):
-                self._take(message)
-                await asyncio.sleep(0)  # streams write their tokens before anything is observed
-            elif isinstance(message, messages.Observed):
-                self._take_observed(message)
-            elif isinstance(message, messages.KVEvents):
-                if self.kv_events is not None:
-                    self.kv_events.publish(message.batch)
-            elif isinstance(message, messages.Profiled):
-                self.questions.answer(BURST, message.burst)
-            elif isinstance(message, messages.AdapterLoaded):
-                self.questions.answer(message.key, message.error)
-            elif isinstance(message, messages.Slept | messages.Woken):
-                self.questions.answer(SLEEP, message)
-            elif isinstance(message, messages.Beat):
-                self._telemetry.exporter.core.observe_unreadable("core", message.unreadable)
-            elif isinstance(message, messages.Ready):
-                self._take_ready(message)
-            else:
-                self.failure = message.message
+
+    def _take(self, message: messages.FromCore) -> None:
+        if isinstance(message, messages.Tokens):
+            self._take_tokens(message)
+        elif isinstance(message, messages.Observed):
+            self._take_observed(message)
+        elif isinstance(message, messages.KVEvents):
+            if self.kv_events is not None:
+                self.kv_events.publish(message.batch)
+        elif isinstance(message, messages.Profiled):
+            self.questions.answer(BURST, message.burst)
+        elif isinstance(message, messages.AdapterLoaded):
+            self.questions.answer(message.key, message.error)
+        elif isinstance(message, messages.Slept | messages.Woken):
+            self.questions.answer(SLEEP, message)
+        elif isinstance(message, messages.Beat):
+            self._telemetry.exporter.core.observe_unreadable("core", message.unreadable)
+        elif isinstance(message, messages.Ready):
+            self._take_ready(message)
+        else:
+            self.failure = message.message
 
     def _take_ready(self, message: messages.Ready) -> None:
         if message.startup is not None:
@@ -317,7 +330,7 @@ class CoreClient:
         if self.config.spare_core:
             self._spare.prepare()
 
-    def _take(self, message: messages.Tokens) -> None:
+    def _take_tokens(self, message: messages.Tokens) -> None:
         self.next_step = message.next_step
         for request_id, cached_tokens in message.admitted:
             if (stream := self.streams.get(request_id)) is not None:

@@ -16,6 +16,7 @@ from sojourn.engine.config import EngineConfig
 from sojourn.engine.process import keep_cupti, let_threads_sleep
 
 MODULE = "sojourn.engine.core"
+MOST_AT_ONCE = 64  # messages: of some 30 steps
 
 
 class CoreProcess:
@@ -71,8 +72,14 @@ class CoreProcess:
         if self._to_core is not None and not self._to_core.closed:  # else its streams fail in a moment
             self._to_core.send(encoded)
 
-    async def receive(self) -> bytes:
-        return await self._from_core.recv()
+    async def receive(self) -> list[bytes]:
+        """The messages that are there, in their order: at least one, and MOST_AT_ONCE at most."""
+        found = [await self._from_core.recv()]
+        at_once = zmq.Socket.shadow(self._from_core)  # a future for each would cost more than the message
+        with contextlib.suppress(zmq.Again):
+            while len(found) < MOST_AT_ONCE:
+                found.append(at_once.recv(zmq.NOBLOCK))
+        return found
 
     async def wait(self) -> int:
         return await self._process.wait()

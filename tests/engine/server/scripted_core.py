@@ -82,7 +82,7 @@ class ScriptedCore:
                 ended.append(request_id)
         clock_ns, blocks = (0,) * len(CLOCKED), (1024, 0, 0)
         tokens = messages.Tokens(now_ns, clock_ns, admitted, outputs, step + 1, blocks, 0, len(outputs))
-        self._client._take(tokens)
+        self._client._take_tokens(tokens)
         for request_id in ended:
             self._end(request_id, "length")
 

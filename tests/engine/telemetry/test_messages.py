@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 
 from sojourn.engine.config import EngineConfig
-from sojourn.engine.messages import Abort, Observed, Submit, Tokens
+from sojourn.engine.messages import Abort, Observed, Submit, Tokens, encode
 from sojourn.engine.server.core.client import CoreClient
 from sojourn.engine.server.core.sequence import CoreLost
 from sojourn.engine.server.core.spare import Spare
@@ -140,10 +140,7 @@ def test_a_core_that_dies_between_a_last_token_and_its_end_costs_no_answer():
             core.streams = dict(streams)
             last = next(place for place, message in enumerate(messages) if last_tokens(message))
             for message in messages[: last + 1]:
-                if isinstance(message, Tokens):
-                    core._take(message)
-                else:
-                    core._take_observed(message)
+                core._take(message)
             assert core.free_places == core.config.max_num_seqs - 1, "its place is free"
             core.fail_open_streams()
             assert not core.streams
@@ -157,6 +154,45 @@ def test_a_core_that_dies_between_a_last_token_and_its_end_costs_no_answer():
             assert ledger == ledger_at(simulation.published.bases["a"].base, messages[last].clock_ns)
         finally:
             await core.stop()
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 50])
+def test_a_stream_writes_each_step_or_once_for_all_that_wait_in_the_front(at_once):
+    """What a client gets is the same; a front that is behind catches up, and one that is not delays no token."""
+
+    async def check() -> None:
+        config = EngineConfig(model="tiny-model")
+        core, simulation, writes = CoreClient(config, NoTelemetry(config), Spare()), Simulation(), 0
+        sent = watched(simulation)
+        simulation.receive(ask("a", [1] * 8, 20))
+        simulation.drain()
+        stream = core.streams["a"] = stream_of(ask("a", [1] * 8, 20))
+        said = [encode(message) for message in sent]
+
+        class Process:
+            async def receive(self) -> list[bytes]:
+                if not said:
+                    await asyncio.Event().wait()
+                batch, said[: 2 * at_once] = said[: 2 * at_once], []  # of each step its tokens and its record
+                return batch
+
+        async def read() -> None:
+            nonlocal writes
+            while stream.finish_reason is None:
+                await stream.updated.wait()
+                stream.updated.clear()
+                stream.take()
+                writes += 1
+
+        listening = asyncio.create_task(core._listen(Process()))
+        try:
+            await asyncio.wait_for(read(), timeout=10)
+        finally:
+            listening.cancel()
+            await core.stop()
+        assert writes == -(-20 // at_once) and stream.output_tokens == 20
 
     asyncio.run(check())
 
