@@ -122,6 +122,13 @@ STEP_PARTS = (
 # The accounts of the core's decode clock, in its order: all requests that decode in a step pay the same.
 CLOCKED = (Account.REQUEST_INTERFERENCE, Account.COMPUTE_DECODE, Account.COMPUTE_HOST, *STEP_PARTS)
 
+# Of a request in a step, by the kind of its work.
+OWN_WORK = {
+    "prefill": Account.COMPUTE_PREFILL, "recompute": Account.MEMORY_RECOMPUTE, "decode": Account.COMPUTE_DECODE,
+    "verify": Account.COMPUTE_DECODE,
+}  # fmt: skip
+_WAITS = {"kv_blocks": Account.MEMORY_BLOCKED, "kv_transfer": Account.MEMORY_TRANSFER}
+
 UNACCOUNTED = "unaccounted"
 CLOSURE_SHARE = 0.01  # of a request's latency: what may stay unaccounted ...
 CLOSURE_NS = 1_000_000  # ... and never more than this
@@ -130,6 +137,11 @@ CLOSURE_NS = 1_000_000  # ... and never more than this
 def new_ledger() -> list[int]:
     """An empty ledger: nanoseconds by `Account`."""
     return [0] * len(ACCOUNTS)
+
+
+def wait_account(reason: str, preempted: bool = False) -> Account:
+    """Of a request without a place, by the reason for which the head of the queue waits."""
+    return Account.MEMORY_PREEMPTED if preempted else _WAITS.get(reason, Account.REQUEST_QUEUE)
 
 
 def ledger_at(base: Sequence[int], clock_ns: Sequence[int]) -> list[int]:

@@ -22,12 +22,12 @@ from typing import NamedTuple
 from sojourn.engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
 from sojourn.engine.request.preparing import Preparing
 from sojourn.engine.request.request import Request, State
-from sojourn.metrics.compute.cost_model import ModelShape, decode_flops, request_flops
-from sojourn.metrics.ledger import CLOCKED, STEP_PARTS, Account
+from sojourn.metrics.compute.cost_model import ModelShape, request_flops
+from sojourn.metrics.compute.step_shares import NO_PROMPTS, Work, step_shares
+from sojourn.metrics.ledger import CLOCKED, OWN_WORK, STEP_PARTS, Account, wait_account
 from sojourn.metrics.records import PROMPT_KINDS
 
 HEAD_REASONS = ("batch_cap", "token_budget", "kv_blocks", "policy")  # why the head of the queue is refused
-MEMORY_REASONS = ("kv_blocks",)
 
 
 @dataclass(slots=True)
@@ -273,7 +273,7 @@ class Accountant:
     ) -> None:  # fmt: skip
         """Books a step with prompts in it, or with another batch than the step before."""
         clock, items = self.clock, plan.scheduled
-        prompts, total = _weights(self._shape, items) if plan.has_prompts else ({}, 1)
+        shares = step_shares(self._shape, [_work(item) for item in items]) if plan.has_prompts else NO_PROMPTS
         if participants.running is not participants.planned:
             running = {request.arrival_index for request in participants.running}
             items = [item for item in items if item.request.arrival_index in running]
@@ -283,15 +283,14 @@ class Accountant:
             for request in clock.members:
                 if request.arrival_index not in staying:
                     clock.leave(request)
-        of_prompts, parts_ns = sum(prompts.values()), outcome.parts_ns
-        interference_ns = device_ns * of_prompts // total
+        parts_ns, interference_ns = outcome.parts_ns, shares.interference_ns(device_ns)
         self._tick(interference_ns, device_ns - interference_ns, outcome, lag_ns)
         for item in others:
-            request, own = item.request, prompts.get(item.request.arrival_index, 0)
-            offence_ns = device_ns * (of_prompts - own) // total
+            request = item.request
+            offence_ns = shares.interference_ns(device_ns, request.arrival_index)
             ledger = request.booking.ledger
             ledger[Account.REQUEST_INTERFERENCE] += offence_ns
-            ledger[_OWN_WORK[item.kind]] += device_ns - offence_ns
+            ledger[OWN_WORK[item.kind]] += device_ns - offence_ns
             for account, part_ns in zip(STEP_PARTS, parts_ns, strict=True):
                 ledger[account] += part_ns
             if item.kind not in PROMPT_KINDS:
@@ -353,13 +352,8 @@ class Accountant:
 
     def _end_wait(self, request: Request) -> None:
         for (reason, waited_ns), since_ns in zip(self._waited.items(), request.booking.wait_mark, strict=True):
-            if request.counts.preemptions:
-                account = Account.MEMORY_PREEMPTED
-            elif request.booking.waits_aside is None and reason in MEMORY_REASONS:
-                account = Account.MEMORY_BLOCKED
-            else:
-                account = Account.REQUEST_QUEUE
-            _book_wait(request, account, request.booking.waits_aside or reason, waited_ns - since_ns)
+            reason = request.booking.waits_aside or reason
+            _book_wait(request, wait_account(reason, request.counts.preemptions > 0), reason, waited_ns - since_ns)
 
 
 def _book_wait(request: Request, account: Account, reason: str, waited_ns: int) -> None:
@@ -369,25 +363,6 @@ def _book_wait(request: Request, account: Account, reason: str, waited_ns: int) 
         request.booking.waits[reason] = request.booking.waits.get(reason, 0) + waited_ns
 
 
-def _weights(shape: ModelShape, items: Sequence[ScheduledTokens]) -> tuple[dict[int, int], int]:
-    """FLOPs of each prompt in a step, by its request's order, and of the whole step; or, of one alone, its share."""
-    if len(items) == 1 and items[0].kind in PROMPT_KINDS:
-        return {items[0].request.arrival_index: 1}, 1
-    decodes = [item.past_tokens for item in items if item.kind == "decode" and item.new_tokens == 1 and item.samples]
-    prompts, total = {}, decode_flops(shape, decodes)
-    if len(decodes) < len(items):
-        for item in items:
-            if item.kind != "decode" or item.new_tokens != 1 or not item.samples:
-                flops = request_flops(shape, item.new_tokens, item.past_tokens, item.samples + len(item.drafts))
-                total += flops
-                if item.kind in PROMPT_KINDS:
-                    prompts[item.request.arrival_index] = flops
-    return prompts, total
-
-
-_OWN_WORK = {
-    "prefill": Account.COMPUTE_PREFILL,
-    "recompute": Account.MEMORY_RECOMPUTE,
-    "decode": Account.COMPUTE_DECODE,
-    "verify": Account.COMPUTE_DECODE,
-}
+def _work(item: ScheduledTokens) -> Work:
+    rows = item.samples + len(item.drafts)
+    return Work(item.request.arrival_index, item.kind, item.new_tokens, item.past_tokens, rows)

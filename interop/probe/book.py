@@ -13,15 +13,10 @@ from dataclasses import dataclass, field
 from sojourn.interop.probe.loop import Choice
 from sojourn.interop.probe.prefixes import Prefixes
 from sojourn.interop.probe.records import Call, Handled, Step
-from sojourn.metrics.compute.cost_model import ModelShape, decode_flops, request_flops
-from sojourn.metrics.ledger import Account, new_ledger
+from sojourn.metrics.compute.cost_model import ModelShape
+from sojourn.metrics.compute.step_shares import StepShares, Work, step_shares
+from sojourn.metrics.ledger import OWN_WORK, Account, new_ledger, wait_account
 from sojourn.metrics.records import PROMPT_KINDS, RequestRecord, StepRecord
-
-_OWN_WORK = {
-    "prefill": Account.COMPUTE_PREFILL, "recompute": Account.MEMORY_RECOMPUTE, "decode": Account.COMPUTE_DECODE,
-    "verify": Account.COMPUTE_DECODE,
-}  # fmt: skip
-_WAIT_ACCOUNTS = {"kv_blocks": Account.MEMORY_BLOCKED, "kv_transfer": Account.MEMORY_TRANSFER}
 
 
 @dataclass(slots=True)
@@ -51,7 +46,7 @@ class Books:
         self._ends = [record.end_ns for record in records]
         self._device_ends = [record.device_end_ns or record.end_ns for record in records]
         self._next_reason = _changes([step.refused for step in steps])
-        self._shares: dict[int, tuple[int, int, dict[int, int]]] = {}
+        self._shares: dict[int, StepShares] = {}
 
     def record(
         self,
@@ -122,9 +117,9 @@ class Books:
         self._book_admission(book, choice.queued_ns)
         entries = self._entries(choice, to_first)
         if not entries:
-            self._book_line(book, choice.ended_ns or book.now_ns, Account.REQUEST_QUEUE)
+            self._book_line(book, choice.ended_ns or book.now_ns)
         else:
-            self._book_line(book, self._planned[entries[0][0]], Account.REQUEST_QUEUE)
+            self._book_line(book, self._planned[entries[0][0]])
             self._book_steps(book, choice, entries)
         if choice.ended_ns is not None and not to_first:
             book.until(choice.ended_ns, Account.COMPUTE_HOST)
@@ -158,25 +153,22 @@ class Books:
             book.until(min(self._ends[last], queued_ns), Account.REQUEST_QUEUE, "step")
         book.until(queued_ns, Account.REQUEST_ADMISSION)
 
-    def _book_line(self, book: Booking, placed_ns: int, default: Account) -> None:
+    def _book_line(self, book: Booking, placed_ns: int) -> None:
         """In line until a plan gave it a place: by the reason of the head of the line at each plan before."""
         at = bisect.bisect_left(self._planned, book.now_ns)
         if at < len(self.steps):
             book.until(min(self.steps[at].begin_ns, placed_ns), Account.REQUEST_QUEUE, "step")
             book.until(min(self._planned[at], placed_ns), Account.COMPUTE_HOST)
-        while at < len(self.steps) and book.now_ns < placed_ns:
-            reason, at = self.steps[at].refused or "policy", self._next_reason[at]
-            until = self._planned[at] if at < len(self.steps) else placed_ns
-            book.until(min(until, placed_ns), _WAIT_ACCOUNTS.get(reason, default), reason)
-        book.until(placed_ns, default, "policy")
+        self._book_refused(book, at, placed_ns)
 
-    def _book_preempted(self, book: Booking, taken: int, back_ns: int) -> None:
-        at = taken
-        while at < len(self.steps) and book.now_ns < back_ns:
-            reason, at = self.steps[at].refused or "kv_blocks", self._next_reason[at]
-            until = self._planned[at] if at < len(self.steps) else back_ns
-            book.until(min(until, back_ns), Account.MEMORY_PREEMPTED, reason)
-        book.until(back_ns, Account.MEMORY_PREEMPTED, "kv_blocks")
+    def _book_refused(self, book: Booking, at: int, until_ns: int, *, preempted: bool = False) -> None:
+        """Without a place: from plan number `at` on by the reason that each gives for the head of the line."""
+        otherwise = "kv_blocks" if preempted else "policy"
+        while at < len(self.steps) and book.now_ns < until_ns:
+            reason, at = self.steps[at].refused or otherwise, self._next_reason[at]
+            planned_ns = self._planned[at] if at < len(self.steps) else until_ns
+            book.until(min(planned_ns, until_ns), wait_account(reason, preempted), reason)
+        book.until(until_ns, wait_account(otherwise, preempted), otherwise)
 
     def _book_steps(self, book: Booking, choice: Choice, entries: Sequence[tuple[int, int]]) -> None:
         taken = iter([*choice.taken, len(self.steps)])
@@ -185,14 +177,14 @@ class Books:
         for at, place in entries:
             if before is not None and before < lost <= at:
                 book.until(self._planned[lost], Account.COMPUTE_HOST)
-                self._book_preempted(book, lost, self._planned[at])
+                self._book_refused(book, lost, self._planned[at], preempted=True)
                 lost = next(taken)
             self._book_gap(book, at, is_first=before is None)
             self._book_share(book, at, place)
             before = at
         if before is not None and before < lost < len(self.steps) and choice.ended_ns is not None:
             book.until(self._planned[lost], Account.COMPUTE_HOST)
-            self._book_preempted(book, lost, choice.ended_ns)
+            self._book_refused(book, lost, choice.ended_ns, preempted=True)
             return
         book.until(self.steps[entries[-1][0]].end_ns, Account.COMPUTE_HOST)
 
@@ -212,37 +204,19 @@ class Books:
     def _book_share(self, book: Booking, at: int, place: int) -> None:
         """One step: others' prompts, and its own work."""
         device_ns = max(self._device_ends[at] - book.now_ns, 0)
-        of_prompts, total, own = self._weights(at)
-        offence = device_ns * (of_prompts - own.get(place, 0)) // max(total, 1)
-        book.until(book.now_ns + offence, Account.REQUEST_INTERFERENCE)
-        book.until(self._device_ends[at], _OWN_WORK[self.records[at].kinds[place]])
+        book.until(book.now_ns + self._shares_of(at).interference_ns(device_ns, place), Account.REQUEST_INTERFERENCE)
+        book.until(self._device_ends[at], OWN_WORK[self.records[at].kinds[place]])
 
-    def _weights(self, at: int) -> tuple[int, int, dict[int, int]]:
-        """Work of a step's prompts, of the whole step, and of each prompt by its place: FLOPs, or tokens."""
+    def _shares_of(self, at: int) -> StepShares:
         if at not in self._shares:
             step, kinds = self.steps[at], self.records[at].kinds
-            own = {
-                place: self._work(step.new[place], step.past[place], int(step.given[place] > 0))
-                for place, kind in enumerate(kinds)
-                if kind in PROMPT_KINDS
-            }
-            others = [place for place, kind in enumerate(kinds) if kind not in PROMPT_KINDS]
-            if self._shape is None:
-                rest = sum(step.new[place] for place in others)
-            else:
-                plain = [step.past[place] for place in others if step.new[place] == 1]
-                rest = decode_flops(self._shape, plain)
-                rest += sum(
-                    self._work(step.new[place], step.past[place], step.new[place])
-                    for place in others
-                    if step.new[place] > 1
-                )
-            whole = sum(own.values())
-            self._shares[at] = whole, whole + rest, own
+            parts = zip(kinds, step.new, step.past, step.given, strict=True)
+            work = [
+                Work(place, kind, new, past, int(given > 0) if kind in PROMPT_KINDS else new)
+                for place, (kind, new, past, given) in enumerate(parts)
+            ]
+            self._shares[at] = step_shares(self._shape, work)
         return self._shares[at]
-
-    def _work(self, new: int, past: int, sampled: int) -> int:
-        return new if self._shape is None else request_flops(self._shape, new, past, sampled)
 
 
 def _changes(reasons: Sequence[str]) -> list[int]:

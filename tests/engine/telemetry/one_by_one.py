@@ -7,12 +7,8 @@ from sojourn.engine.request.plan import StepOutcome, StepPlan
 from sojourn.engine.request.request import Request, State
 from sojourn.engine.telemetry.accounting import Accountant, Participants, Turn
 from sojourn.metrics.compute.cost_model import ModelShape, request_flops
-from sojourn.metrics.ledger import Account, ledger_at, new_ledger
+from sojourn.metrics.ledger import OWN_WORK, Account, ledger_at, new_ledger
 
-OWN_WORK = {
-    "prefill": Account.COMPUTE_PREFILL, "recompute": Account.MEMORY_RECOMPUTE, "decode": Account.COMPUTE_DECODE,
-    "verify": Account.COMPUTE_DECODE,
-}  # fmt: skip
 DECODES = ("decode", "verify")
 
 
