@@ -1,17 +1,9 @@
 """What the prefix cache of a foreign engine made of each prompt, from a probe's record of its blocks.
 
-The outcomes are those of our own engine (`engine/memory/shadow/observer.py`). A block is known if it was stored since
-the engine began, or since its cache was reset. Marks of tokens (`sojourn_probe.token_marks`) tell how far known
-sequences go along with a prompt within a block.
-
-1. `hit`: the engine's own count.
-2. `miss_disabled`: known blocks of a request that may not read the cache, or of an engine without one.
-3. `miss_evicted`: blocks behind the hits that were known and had been removed, and known ones behind those.
-   `evicted_by` names the request whose allocation took their room.
-4. `miss_sub_block`: tokens behind those that some known sequence had in the same place; and known blocks that were
-   there and yet no hit, such as speculation drops.
-5. `miss_diverged`: the rest, if at least one known block stands before it and some known sequence goes on otherwise at
-   its first token; `miss_cold`: the rest else.
+The outcomes are those of `metrics/memory/prefix_outcomes.py`. A block is known if it was stored since the engine began,
+or since its cache was reset. Marks of tokens (`sojourn_probe.token_marks`) tell how far known sequences go along with a
+prompt within a block. `hit` is the engine's own count. Known blocks that were there and yet no hit, such as speculation
+drops, are `miss_sub_block`.
 
 Without marks (the probe makes them for so many tokens a second) a prompt leaves a known one at the start of a block. A
 block that another request computes now counts as known, since the engine lets others read it at once; so there is no
@@ -27,13 +19,12 @@ import pandas as pd
 
 from sojourn.interop.probe.records import KvAllocated, KvAsked, KvMarks, KvRemoved
 from sojourn.metrics.memory.block_uses import block_uses
-from sojourn.metrics.memory.branches import Branches, follow_branches, with_branch, without_branch
+from sojourn.metrics.memory.branches import TAILS, Branches, follow_branches, with_branch, without_branch
 from sojourn.metrics.memory.known_prompts import TOKEN_BYTES
 from sojourn.metrics.memory.prefix_outcomes import RATIOS, PrefixReport
 from sojourn.metrics.records import KvEventRecord, RequestRecord
 
 REMEMBERED = 1_048_576  # known blocks, of some 600 bytes with their marks; of removed ones the oldest go first
-TAILS = 64  # ends of sequences, less than a block, that are remembered behind one block
 
 
 class KnownBlock(msgspec.Struct, gc=False, eq=False):

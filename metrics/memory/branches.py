@@ -7,6 +7,7 @@ from bisect import bisect_left
 
 from sojourn.metrics.memory.known_prompts import TOKEN_BYTES, shared_tokens
 
+TAILS = 64  # ends of sequences, less than a block, that are remembered behind one prefix
 Branches = bytes | list[bytes] | None
 
 

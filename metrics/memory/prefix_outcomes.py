@@ -1,10 +1,44 @@
-"""What the prefix cache made of a prompt: the words and the report that core, front and records share."""
+"""What the prefix cache made of a prompt: the words and the report that core, front, records and probe share.
+
+**Outcomes.** Each prompt token gets exactly one, in this order of precedence, and they sum to the prompt. A prompt of P
+tokens could at best reuse (P - 1) // block_size blocks, since the last token is always computed for its logits.
+
+1. `hit`: its block was cached, and the request may read the cache. `hit_host`, `hit_disk`, `hit_remote`: behind
+   those, blocks that came from a KV tier, also of an earlier process.
+2. `miss_disabled`: its block was computed before, as were all before it, but `prefix_caching` is off or the request
+   wants log-probabilities of its prompt.
+3. `miss_evicted`: the same, but the block was evicted, or one before it was (then also if another request is
+   computing it again at this moment). `evicted_by` names the request that needed its room.
+4. `miss_in_flight`: behind those, whole blocks that another running request computes now, for the first time.
+5. `miss_sub_block`: behind those, tokens that some earlier sequence had in the same place, but that fill no reusable
+   block: ends of sequences, beginnings of blocks that go on otherwise, and the last block of a prompt known whole.
+6. `miss_diverged`: the rest, if at least one known block stands before it and some known sequence goes on otherwise
+   at its first token; `miss_cold`: the rest else, never seen, or new text behind the end of what is known.
+
+`infinite_hit_tokens` = hit + miss_disabled + miss_evicted. `diverged_at` is the number of tokens shared with known
+sequences where one of them goes on otherwise, also within the first block; None if none is shared or none goes on.
+A sequence is known once its step was read; sequences with other cache salts are not. Of ends the last 64 behind one
+prefix are remembered.
+
+*Example*, blocks of 4: `abcdefghij` was served, so that `abcd` and `efgh` are blocks and `ij` an end. Then
+`abcdefghiXYZ` may reuse two blocks of the three: if `efgh` was evicted since, it is 4 hit, 4 miss_evicted, 1
+miss_sub_block (`i`) and 3 miss_diverged, with `diverged_at` 9. And `abcdefghijKL` would be 8 hit, 2 miss_sub_block
+and 2 miss_cold, for `KL` is what comes next in the same conversation.
+
+`prefix_source` is the request, of those that got a place before, whose sequence has the longest common prefix with the
+prompt, and `prefix_shared_tokens` is its length. It does not depend on blocks, on eviction or on `prefix_caching`, and
+a whole prompt may be shared. Of a live request the prompt counts, computed or not, and its full blocks; of one that
+ended, what was computed, which its last token is not. It is exact while nothing was forgotten: see TAILS and
+`remembered` of the index.
+
+`repeated_tokens` and `movable_tokens` do not depend on where a text stands: metrics/memory/prompt_repeats.py.
+"""
 
 from collections.abc import Iterable, Mapping
 
 import msgspec
 
-# In order of precedence; `engine/memory/shadow/observer.py` defines each of them.
+# In order of precedence.
 PREFIX_OUTCOMES = (
     "hit", "hit_host", "hit_disk", "hit_remote", "hit_peer",
     "miss_disabled", "miss_evicted", "miss_in_flight", "miss_sub_block", "miss_diverged", "miss_cold",

@@ -5,7 +5,8 @@ recent uses: blocks that live requests hold are on top whatever their age and ta
 block enters when it is full, and counts as used when its last reader leaves; within a chain the last block ages first.
 So what a pool of a given size holds of the idle blocks are always the most recent ones, and of a smaller pool fewer of
 them: one list and one boundary a size is all, and moving a boundary costs one step for each block that it passes. For
-the size of the pool itself this is what the pool does, block for block.
+the size of the pool itself this is what the pool does, block for block. Distances are those of the sampled blocks among
+each other (metrics/memory/lru_stack.py).
 
 Everything is exact; nothing is sampled but the distances. Memory is bounded: besides a pool's worth of blocks at most
 `remembered` are known, of some 420 bytes. The oldest go first, which are leaves, and are counted: from then on
@@ -13,19 +14,18 @@ Everything is exact; nothing is sampled but the distances. Memory is bounded: be
 """
 
 from array import array
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 import msgspec
 
 from sojourn.engine.memory.prefix import chain_hash
-from sojourn.metrics.memory.branches import Branches, branches_of, with_branch, without_branch
+from sojourn.metrics.memory.branches import TAILS, Branches, branches_of, with_branch, without_branch
 from sojourn.metrics.memory.known_prompts import packed_tokens
+from sojourn.metrics.memory.lru_stack import LruStack
 from sojourn.metrics.memory.prefix_outcomes import RATIOS
 
 REMEMBERED = 262_144
 REAL = RATIOS.index(1.0)
-TAILS = 64  # ends of sequences, less than a block, that are remembered behind one prefix
 
 
 class ShadowNode(msgspec.Struct, gc=False, eq=False):
@@ -45,7 +45,6 @@ class ShadowNode(msgspec.Struct, gc=False, eq=False):
     pending_recomputes: int = 0  # live requests that compute it again: larger sizes hold it for them
     newer: "ShadowNode | None" = None  # neighbours in the list of idle blocks
     older: "ShadowNode | None" = None
-    stamp: int = 0  # place in that list, if it is sampled
     filled_ns: int = 0
     idle_ns: int = 0  # when its last reader left
     evicted_ns: int = 0
@@ -77,8 +76,7 @@ class ShadowIndex:
         ring.newer = ring.older = ring
         self._idle = [0] * (len(self.sizes) + 1)  # listed blocks, by the smallest size that holds them
         self._oldest = [ring] * len(self.sizes)  # within each size
-        self._stamps: list[int] = []  # of the sampled blocks in the list, ascending
-        self._clock = 0
+        self.sampled = LruStack()  # keys of the sampled blocks in the list
         self.num_listings = 0  # changes with every block that enters the list
 
     def __len__(self) -> int:
@@ -104,7 +102,7 @@ class ShadowIndex:
 
     def distance(self, node: ShadowNode, occupied: int) -> int:
         """Other blocks that are in use, or that were given back after this one, which is sampled and in the list."""
-        return (len(self._stamps) - bisect_right(self._stamps, node.stamp)) * self.sampled_one_in + occupied
+        return self.sampled.above(node.key) * self.sampled_one_in + occupied
 
     def read(self, node: ShadowNode) -> None:
         """One more request holds the block."""
@@ -221,9 +219,7 @@ class ShadowIndex:
                 break
             oldest[size] = node
         if node.key[0] & self._mask == 0:
-            self._clock += 1
-            node.stamp = self._clock
-            self._stamps.append(node.stamp)
+            self.sampled.push(node.key)
 
     def _unlist(self, node: ShadowNode) -> None:
         newer, older, level = node.newer, node.older, node.too_small_below
@@ -237,9 +233,8 @@ class ShadowIndex:
             node.lost_below = level
         node.too_small_below = 0
         self._idle[node.lost_below] -= 1
-        if node.stamp:
-            del self._stamps[bisect_left(self._stamps, node.stamp)]
-            node.stamp = 0
+        if node.key[0] & self._mask == 0:
+            self.sampled.remove(node.key)
 
     def _forget_oldest(self) -> None:
         node = self._ring.newer

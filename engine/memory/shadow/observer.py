@@ -3,41 +3,9 @@
 **The curve** of hits over pool sizes is that of the eviction policy lru, whichever policy the pool has. Where blocks
 behind a window are given back it is an approximation.
 
-**Outcomes.** Each prompt token gets exactly one, in this order of precedence, and they sum to the prompt. A prompt of P
-tokens could at best reuse (P - 1) // block_size blocks, since the last token is always computed for its logits.
-
-1. `hit`: its block was cached, and the request may read the cache. `hit_host`, `hit_disk`, `hit_remote`: behind
-   those, blocks that came from a KV tier, also of an earlier process.
-2. `miss_disabled`: its block was computed before, as were all before it, but `prefix_caching` is off or the request
-   wants log-probabilities of its prompt.
-3. `miss_evicted`: the same, but the block was evicted, or one before it was (then also if another request is
-   computing it again at this moment). `evicted_by` names the request that needed its room.
-4. `miss_in_flight`: behind those, whole blocks that another running request computes now, for the first time.
-5. `miss_sub_block`: behind those, tokens that some earlier sequence had in the same place, but that fill no reusable
-   block: ends of sequences, beginnings of blocks that go on otherwise, and the last block of a prompt known whole.
-6. `miss_diverged`: the rest, if at least one known block stands before it and some known sequence goes on otherwise
-   at its first token; `miss_cold`: the rest else, never seen, or new text behind the end of what is known.
-
-`infinite_hit_tokens` = hit + miss_disabled + miss_evicted. `diverged_at` is the number of tokens shared with known
-sequences where one of them goes on otherwise, also within the first block; None if none is shared or none goes on.
-A sequence is known once its step was read; sequences with other cache salts are not. Of ends the last 64 behind one
-prefix are remembered.
-
-*Example*, blocks of 4: `abcdefghij` was served, so that `abcd` and `efgh` are blocks and `ij` an end. Then
-`abcdefghiXYZ` may reuse two blocks of the three: if `efgh` was evicted since, it is 4 hit, 4 miss_evicted, 1
-miss_sub_block (`i`) and 3 miss_diverged, with `diverged_at` 9. And `abcdefghijKL` would be 8 hit, 2 miss_sub_block
-and 2 miss_cold, for `KL` is what comes next in the same conversation.
-
-`prefix_source` is the request, of those that got a place before, whose sequence has the longest common prefix with the
-prompt, and `prefix_shared_tokens` is its length. It does not depend on blocks, on eviction or on `prefix_caching`, and
-a whole prompt may be shared. Of a live request the prompt counts, computed or not, and its full blocks; of one that
-ended, what was computed, which its last token is not. It is exact while nothing was forgotten: see TAILS and
-`remembered` of the index.
-
-`repeated_tokens` and `movable_tokens` do not depend on where a text stands: metrics/memory/prompt_repeats.py.
-
-Forks (n > 1) read their leader's prompt: it counts once, for the leader. The second lookup of a preempted request does
-not count: the tokens that it computes again are `recomputed_tokens`.
+**Outcomes** are those of metrics/memory/prefix_outcomes.py. Forks (n > 1) read their leader's prompt: it counts once,
+for the leader. The second lookup of a preempted request does not count: the tokens that it computes again are
+`recomputed_tokens`.
 """
 
 from collections.abc import Callable, Sequence
@@ -242,10 +210,8 @@ class ShadowObserver(BlockObserver):
         return times
 
     def _occupied(self, active: int) -> int:
-        """Blocks of live requests, of `active` ones. Without caching: as with it, where shared blocks count once.
-
-        Forks share blocks even so, which are then subtracted twice.
-        """
+        """Blocks of live requests, of `active` ones. Without caching: as with it, where shared blocks count once. Forks
+        share blocks even so, which are then subtracted twice."""
         if self._pool.prefix_caching:
             return active
         return max(0, active - self.shadow.num_extra_readers)
@@ -293,7 +259,7 @@ class ShadowObserver(BlockObserver):
         for index, node in enumerate(known):
             if index in unread:
                 continue
-            if node.stamp:
+            if node.key in shadow.sampled:
                 times.reuse_distance_blocks.append(shadow.distance(node, occupied))
                 if index < count and is_cache:
                     times.reuse_gap_ns.append(now_ns - node.idle_ns)

@@ -77,7 +77,7 @@ def audit_index(shadow: ShadowIndex, occupied: int, cached: dict[bytes, bool] | 
         inside = [node for node in inside if node.lost_below <= size]
         if size >= REAL and cached is not None:  # a smaller pool could not have run what this one runs
             assert occupied + len(inside) <= shadow.sizes[size], "a size holds more than it has"
-    assert shadow._stamps == [node.stamp for node in reversed(listed) if node.stamp]
+    assert list(shadow.sampled) == [node.key for node in reversed(listed) if shadow.is_sampled(node)]
     if cached is not None:
         nodes = shadow._nodes.items()
         held = {
