@@ -16,7 +16,7 @@ Waiting costs nothing per step: each reason has a clock, which a request reads w
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import add
+from operator import add, sub
 from typing import NamedTuple
 
 from sojourn.engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
@@ -46,16 +46,11 @@ class Turn:
 
     def stages(self) -> list[int]:
         """Nanoseconds of each stage of a turn that committed a step; they sum to the turn."""
-        return [
-            self.received_ns - self.begin_ns,
-            self.planned_ns - self.received_ns,
-            self.prepared_ns - self.planned_ns,
-            self.launched_ns - self.prepared_ns,
-            self.waited_ns - self.launched_ns,
-            self.sampled_ns - self.waited_ns,
-            self.committed_ns - self.sampled_ns,
-            self.end_ns - self.committed_ns,
-        ]
+        readings = (
+            self.begin_ns, self.received_ns, self.planned_ns, self.prepared_ns, self.launched_ns, self.waited_ns,
+            self.sampled_ns, self.committed_ns, self.end_ns,
+        )  # fmt: skip
+        return list(map(sub, readings[1:], readings))
 
     def end_without_step(self) -> None:
         """No step was read: the stages behind `launch` are empty."""
@@ -164,11 +159,9 @@ class Accountant:
         begin_ns, end_ns = (last.begin_ns, last.end_ns) if last is not None else (encoded_ns, encoded_ns)
         received_ns = turn.received_ns
         step_began_ns = min(max(begin_ns, encoded_ns), received_ns)
-        step_ended_ns = min(max(end_ns, step_began_ns), received_ns)
-        _book_wait(request, Account.REQUEST_QUEUE, "step", step_ended_ns - step_began_ns)
-        request.booking.ledger[Account.REQUEST_ADMISSION] += (step_began_ns - encoded_ns) + (
-            received_ns - step_ended_ns
-        )
+        step_ns = min(max(end_ns, step_began_ns), received_ns) - step_began_ns
+        _book_wait(request, Account.REQUEST_QUEUE, "step", step_ns)
+        request.booking.ledger[Account.REQUEST_ADMISSION] += received_ns - encoded_ns - step_ns
         request.booking.queued_ns = received_ns
         if preparation is not None:
             self._preparing[request.arrival_index] = received_ns, preparation
@@ -329,9 +322,8 @@ class Accountant:
     def _end_running(self, request: Request, now_ns: int) -> None:
         """Books the host's time since the last commit, or since the request got its place."""
         self.clock.remove(request)
-        request.booking.ledger[Account.COMPUTE_HOST] += self._host_ns(
-            max(request.booking.booked_ns, self.clock.committed_ns), now_ns
-        )
+        since_ns = max(request.booking.booked_ns, self.clock.committed_ns)
+        request.booking.ledger[Account.COMPUTE_HOST] += self._host_ns(since_ns, now_ns)
 
     def _gap_ns(self, booked_ns: int, begin_ns: int) -> int:
         """The host's time between two steps; none if the device went from one to the other by itself."""
