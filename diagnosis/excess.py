@@ -6,6 +6,7 @@ were lost count beside those that were late: an excess without accounts, one for
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import pandas as pd
 
@@ -71,14 +72,20 @@ def accounts_of(rows: pd.DataFrame, objective: str) -> pd.DataFrame:
     return (whole - ledger_columns(rows, "ttft")).div(gaps, axis=0)
 
 
-def excesses(facts: Client) -> list[Excess]:
+_computed: WeakKeyDictionary[Client, tuple[Excess, ...]] = WeakKeyDictionary()  # several parts of a diagnosis ask
+
+
+def excesses(facts: Client) -> tuple[Excess, ...]:
     """One for each class and objective that some served request misses; most misses first."""
-    found = [
-        _excess(facts.rows[facts.rows.klass == klass], klass, objective, bound)
-        for klass in sorted(facts.rows.klass.unique())
-        for objective, bound in objectives_of(klass, facts.objectives).items()
-    ]
-    return sorted((excess for excess in found if excess is not None), key=lambda excess: -excess.missed)
+    if facts not in _computed:
+        found = [
+            _excess(facts.rows[facts.rows.klass == klass], klass, objective, bound)
+            for klass in sorted(facts.rows.klass.unique())
+            for objective, bound in objectives_of(klass, facts.objectives).items()
+        ]
+        late = (excess for excess in found if excess is not None)
+        _computed[facts] = tuple(sorted(late, key=lambda excess: -excess.missed))
+    return _computed[facts]
 
 
 def _excess(rows: pd.DataFrame, klass: str, objective: str, bound: float) -> Excess | None:

@@ -169,11 +169,13 @@ def technique(module: str) -> str:
     return name if module.startswith("engine.techniques.") and name in TECHNIQUES else ""
 
 
-EDGES = [(module, target) for module, path in modules().items() for target in sorted(imports(path) - {module})]
+@cache
+def edges() -> list[tuple[str, str]]:
+    return [(module, target) for module, path in modules().items() for target in sorted(imports(path) - {module})]
 
 
 def test_a_room_imports_lower_rooms_only():
-    above = [f"{module} imports {target}" for module, target in EDGES if climbs(module, target, FLOORS)]
+    above = [f"{module} imports {target}" for module, target in edges() if climbs(module, target, FLOORS)]
     assert not above, "these imports reach up or across:\n" + "\n".join(above)
 
 
@@ -181,7 +183,7 @@ def test_a_room_imports_lower_rooms_only():
 def test_inside_a_room_imports_go_down_too(room):
     inside = [
         (module.removeprefix(f"{room}."), target.removeprefix(f"{room}."))
-        for module, target in EDGES if module.startswith(f"{room}.") and target.startswith(f"{room}.")
+        for module, target in edges() if module.startswith(f"{room}.") and target.startswith(f"{room}.")
         and not (of_heart(module) and technique(target))  # another rule says so
     ]  # fmt: skip
     above = [f"{module} imports {target}" for module, target in inside if climbs(module, target, INSIDE[room])]
@@ -189,13 +191,13 @@ def test_inside_a_room_imports_go_down_too(room):
 
 
 def test_the_heart_imports_no_technique():
-    known = [f"{module} imports {target}" for module, target in EDGES if of_heart(module) and technique(target)]
+    known = [f"{module} imports {target}" for module, target in edges() if of_heart(module) and technique(target)]
     assert not known, "\n".join(known)
 
 
 def test_a_technique_imports_no_other_technique():
     both = [
-        f"{module} imports {target}" for module, target in EDGES if technique(module) and technique(target)
+        f"{module} imports {target}" for module, target in edges() if technique(module) and technique(target)
         and technique(target) not in (technique(module), STANDS_ON.get(technique(module)))
     ]  # fmt: skip
     assert not both, "\n".join(both)

@@ -54,7 +54,7 @@ def nothing_but_lateness(run: RunDirectory) -> bool:
 def demo(tmp_path_factory):
     """(run directory, terminal output) of a short demo."""
     folder = tmp_path_factory.mktemp("demo")
-    process = sojourn("run", short_demo(folder, 10), "--run-dir", folder / "run")
+    process = sojourn("run", short_demo(folder, 6), "--run-dir", folder / "run")
     output, _ = process.communicate(timeout=110)
     assert process.returncode in (0, NOT_VALID), output
     return RunDirectory.open(folder / "run"), output

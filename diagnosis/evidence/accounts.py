@@ -7,7 +7,7 @@ from sojourn.diagnosis.memory_facts import PrefixUse
 from sojourn.interop.sources.view import ServerView
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Accounts(Client):
     waits: dict[str, float]  # reason → share of the waiting for a place; what a step under way cost is left out
     prefix: PrefixUse | None  # of the served requests; only where the server records it

@@ -13,7 +13,7 @@ from sojourn.metrics.request.objectives import objectives_of
 VARIED = 1.5  # coefficient of variation of the gaps; Poisson arrivals have 1, and 200 of them stay below 1.3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)  # it equals only itself
 class Client:
     """One run in the client's numbers; each other kind of evidence has them, too. `rows` is `goodput.judged` of the
     measured requests."""

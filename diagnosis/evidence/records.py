@@ -15,7 +15,7 @@ from sojourn.metrics.compute.speed_facts import SpeedFacts
 from sojourn.metrics.request.offenders import Book
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Records(Accounts):
     """The functions among the fields work at their first use."""
 

@@ -57,6 +57,7 @@ def test_disconnect_frees_a_running_and_a_queued_request_within_a_step_and_a_ful
             wait_for(lambda: server.gauge("sojourn_request_running") == 0)
         wait_for(lambda: 'outcome="abort"} 2.0' in httpx.get(f"{server.url}/metrics").text)
         check_that_a_full_queue_gets_429(server)
+        check_that_a_call_that_could_never_be_admitted_is_refused_for_good(server)
     requests = RunDirectory(tmp_path / "run").table("requests").sort_values("arrived_ns")[:2]
     assert requests.finish_reason.tolist() == ["abort", "abort"]
     assert (requests.output_tokens < 2000).all()
@@ -82,14 +83,6 @@ def check_that_a_full_queue_gets_429(server: Running) -> None:
             typed.completions.create(model=MODEL, prompt="x")
     wait_for(lambda: server.gauge("sojourn_request_running") == 0)
     assert post(server, max_tokens=1).status_code == 200
-
-
-def test_request_larger_than_the_pool_is_refused_and_the_largest_that_fits_is_served(tmp_path):
-    with serving(tmp_path, MODEL, "--num-kv-blocks", "4") as server:
-        refused = post(server, prompt=[7] * 60, max_tokens=5)
-        assert refused.status_code == 400
-        assert "KV pool holds 64 tokens" in refused.json()["error"]["message"]
-        assert post(server, prompt=[7] * 60, max_tokens=4, ignore_eos=True).json()["usage"]["completion_tokens"] == 4
 
 
 @pytest.mark.slow
@@ -245,6 +238,18 @@ def test_killed_core_ends_streams_with_an_error_event_and_is_restarted(tmp_path)
     assert steps.step.is_monotonic_increasing and steps.step.is_unique
 
 
+def check_that_a_call_that_could_never_be_admitted_is_refused_for_good(server: Running) -> None:
+    assert len(post(server, n=2, max_tokens=2).json()["choices"]) == 2
+    refused = post(server, n=3, max_tokens=2)
+    assert refused.status_code == 400 and "a call may have 2" in refused.json()["error"]["message"]
+
+
+def check_that_a_request_larger_than_the_pool_is_refused_and_the_largest_that_fits_is_served(server: Running) -> None:
+    refused = post(server, prompt=[7] * 636, max_tokens=5)
+    assert refused.status_code == 400 and "KV pool holds 640 tokens" in refused.json()["error"]["message"]
+    assert post(server, prompt=[7] * 636, max_tokens=4, ignore_eos=True).json()["usage"]["completion_tokens"] == 4
+
+
 def test_server_that_records_by_itself_leaves_a_run_that_reads_and_every_ledger_closes(tmp_path):
     with serving(tmp_path, MODEL, "--run-dir", str(tmp_path / "run"), "--num-kv-blocks", "40") as server:
         assert post(server, max_tokens=3).status_code == 200
@@ -255,9 +260,10 @@ def test_server_that_records_by_itself_leaves_a_run_that_reads_and_every_ledger_
         with ThreadPoolExecutor(8) as pool:
             answers = list(pool.map(lambda body: post(server, **body).status_code, asynchronous))
         assert answers == [200] * 8
+        check_that_a_request_larger_than_the_pool_is_refused_and_the_largest_that_fits_is_served(server)
     run = RunDirectory.open(tmp_path / "run")
     requests, steps = run.table("requests").sort_values("arrived_ns"), run.table("steps")
-    assert not run.meta()["valid"] and len(requests) == 9
+    assert not run.meta()["valid"] and len(requests) == 10
     [startup] = startups_of(run.meta())
     assert startup.unaccounted_ns == 0 and not startup.spared_ns
     assert startup.phases_ns["imports"] > startup.phases_ns["sockets"] > 0 < startup.phases_ns["process"]

@@ -6,19 +6,15 @@ import gc
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import product
-from pathlib import Path
 
 import httpx
 import pandas as pd
 import psutil
 import pytest
-from fastapi import FastAPI
 
-from sojourn.engine.config import EngineConfig, model_folder
+from sojourn.engine.config import model_folder
 from sojourn.engine.sampling import Grammar
-from sojourn.engine.server.app import build_app
 from sojourn.engine.server.call_response import CallResponse
 from sojourn.engine.server.core.call import Call
 from sojourn.engine.server.core.queue_speed import QueueSpeed
@@ -27,89 +23,34 @@ from sojourn.engine.server.errors import ApiError
 from sojourn.engine.server.openai.completion_serializer import CompletionSerializer
 from sojourn.engine.techniques.grammar.checks import GrammarChecks
 from sojourn.metrics.ledger import SERVER_ACCOUNTS, closes
-from sojourn.metrics.run.directory import RunDirectory
+from tests.engine.server.core.own_application import MODEL, abandoned, rows, running, until
 
 pytestmark = pytest.mark.server
 
-MODEL, COMPLETIONS = "tiny-model", "/v1/completions"
 
+def test_a_call_left_after_one_of_its_choices_ended_has_a_closed_ledger(application):
+    async def check(app, client) -> None:
+        core = app.state.front.first.core
+        prompts = ["The function returns", "Return a list"]
+        asked = {"prompt": prompts, "temperature": 0, "ignore_eos": True, "model": MODEL}
+        answer = await client.post("/v1/completions", json=asked | {"max_tokens": 60})
+        first, second = (choice["text"] for choice in answer.json()["choices"])
+        stop = next(first[i : i + 4] for i in range(len(first)) if first[i : i + 4] not in second)
 
-@contextlib.asynccontextmanager
-async def running(folder: Path, **settings) -> AsyncIterator[tuple[FastAPI, httpx.AsyncClient]]:
-    """The application in this process, with a core of its own, and a client of it. Records are read after it ended."""
-    config = EngineConfig(model=MODEL, threads=1, run_dir=folder / "run", spare_core=False, **settings)
-    app = build_app(config)
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with (
-        app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
-    ):
-        await until(lambda: app.state.front.first.core.state == "ready")
-        yield app, client
+        async def leave(written: list) -> None:
+            await until(lambda: len(core.streams) == 1)
+            await asyncio.sleep(0.3)  # time that only the other choice knows of
 
+        await abandoned(app, asked | {"max_tokens": 4000, "stop": stop}, leave, "left")
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
-async def abandoned(
-    app: FastAPI, body: dict, leave: Callable[[list[dict]], Awaitable[None]], name: str = "",
-    path: str = COMPLETIONS,
-) -> None:  # fmt: skip
-    """A call whose client leaves when `leave(what was written to it)` returns."""
-    content = json.dumps(
-        {"model": MODEL, "ignore_eos": True} | ({"prompt": "The"} if path == COMPLETIONS else {}) | body
-    ).encode()
-    messages, written = [{"type": "http.request", "body": content}], []
-
-    async def receive() -> dict:
-        if messages:
-            return messages.pop()
-        await leave(written)
-        return {"type": "http.disconnect"}
-
-    async def send(message: dict) -> None:
-        written.append(message)
-
-    scope = {
-        "type": "http", "method": "POST", "path": path, "query_string": b"", "http_version": "1.1",
-        "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")]
-        + ([(b"x-request-id", name.encode())] if name else []),
-        "scheme": "http", "server": ("x", 80), "client": ("x", 1), "root_path": "",
-    }  # fmt: skip
-    await app(scope, receive, send)
-
-
-def rows(folder: Path) -> list:
-    return list(RunDirectory(folder / "run").table("requests").itertuples())
-
-
-def test_a_call_left_after_one_of_its_choices_ended_has_a_closed_ledger(tmp_path):
-    async def check() -> None:
-        async with running(tmp_path) as (app, client):
-            core = app.state.front.first.core
-            prompts = ["The function returns", "Return a list"]
-            asked = {"prompt": prompts, "temperature": 0, "ignore_eos": True, "model": MODEL}
-            answer = await client.post("/v1/completions", json=asked | {"max_tokens": 60})
-            first, second = (choice["text"] for choice in answer.json()["choices"])
-            stop = next(first[i : i + 4] for i in range(len(first)) if first[i : i + 4] not in second)
-
-            async def leave(written: list) -> None:
-                await until(lambda: len(core.streams) == 1)
-                await asyncio.sleep(0.3)  # time that only the other choice knows of
-
-            await abandoned(app, asked | {"max_tokens": 4000, "stop": stop}, leave, "left")
-
-    asyncio.run(check())
-    row = next(row for row in rows(tmp_path) if row.request_id == "left")
+    application.run(check)
+    row = next(row for row in application.rows(2) if row.request_id == "left")
     latency = row.finished_ns - row.arrived_ns
     left = latency - sum(getattr(row, f"ledger_{info.column}") for info in SERVER_ACCOUNTS)
     assert row.finish_reason == "abort" and closes(left, latency), f"{left} ns of {latency} have no account"
 
 
-def test_a_fault_of_ours_is_told_recorded_as_an_error_and_leaves_nothing(tmp_path, monkeypatch):
+def test_a_fault_of_ours_is_told_recorded_as_an_error_and_leaves_nothing(application, monkeypatch):
     def fail(*_) -> bytes:
         raise ZeroDivisionError
 
@@ -122,16 +63,15 @@ def test_a_fault_of_ours_is_told_recorded_as_an_error_and_leaves_nothing(tmp_pat
         if not stream:
             assert answer.status_code == 500 and answer.headers["x-should-retry"] == "false"
 
-    async def check() -> None:
-        async with running(tmp_path) as (app, client):
-            for stream, part in ((False, "body"), (True, "closing")):
-                with monkeypatch.context() as patch:
-                    patch.setattr(CompletionSerializer, part, fail)
-                    await ask(client, stream)
-                assert not app.state.front.first.core.streams
+    async def check(app, client) -> None:
+        for stream, part in ((False, "body"), (True, "closing")):
+            with monkeypatch.context() as patch:
+                patch.setattr(CompletionSerializer, part, fail)
+                await ask(client, stream)
+            assert not app.state.front.first.core.streams
 
-    asyncio.run(check())
-    recorded = rows(tmp_path)
+    application.run(check)
+    recorded = application.rows(2)
     assert [row.error for row in recorded] == ["the server failed on this request"] * 2
     assert all(pd.isna(row.finish_reason) for row in recorded)
 
@@ -191,7 +131,7 @@ def test_a_response_that_fails_in_the_middle_keeps_the_text_that_was_streamed(tm
     asyncio.run(check())
 
 
-def test_abandoned_calls_leave_one_record_each_and_no_object(tmp_path):
+def test_abandoned_calls_leave_one_record_each_and_no_object(application):
     """In the queue, before and after the first token, whole and streamed, with one and with several sequences."""
     count, together = 240, 40
     kinds = (Call, SequenceStream)
@@ -200,53 +140,51 @@ def test_abandoned_calls_leave_one_record_each_and_no_object(tmp_path):
         gc.collect()
         return sum(type(thing) in kinds for thing in gc.get_objects())
 
-    async def check() -> None:
-        async with running(tmp_path, max_num_seqs=8, max_waiting=400) as (app, client):
-            front = app.state.front
+    async def check(app, client) -> None:
+        front = app.state.front
 
-            async def at_once(written: list) -> None:
-                await asyncio.sleep(0)
+        async def at_once(written: list) -> None:
+            await asyncio.sleep(0)
 
-            async def queued(written: list) -> None:
-                await until(lambda: len(front.first.core.streams) > 0)
+        async def queued(written: list) -> None:
+            await until(lambda: len(front.first.core.streams) > 0)
 
-            async def answering(written: list) -> None:
-                await until(lambda: len(written) > 1)
+        async def answering(written: list) -> None:
+            await until(lambda: len(written) > 1)
 
-            async def leave_one(index: int) -> None:
-                leave = (at_once, queued, answering)[index % 3]
-                body = {"n": 1 + index % 4, "max_tokens": 40, "stream": index % 2 == 0 or leave is answering}
-                await abandoned(app, body, leave, f"gone-{index}")
+        async def leave_one(index: int) -> None:
+            leave = (at_once, queued, answering)[index % 3]
+            body = {"n": 1 + index % 4, "max_tokens": 40, "stream": index % 2 == 0 or leave is answering}
+            await abandoned(app, body, leave, f"gone-{index}")
 
-            await asyncio.gather(*map(leave_one, range(together)))
-            await until(lambda: not front.first.core.streams)
-            before = len(asyncio.all_tasks()), living()
-            for begin in range(together, count, together):
-                await asyncio.gather(*map(leave_one, range(begin, begin + together)))
-            await until(lambda: len(asyncio.all_tasks()) <= before[0] and living() <= before[1] + 1)
-            assert not front.first.core.streams
-            assert (await client.post("/v1/completions", json={"model": MODEL, "prompt": "x"})).status_code == 200
+        await asyncio.gather(*map(leave_one, range(together)))
+        await until(lambda: not front.first.core.streams)
+        before = len(asyncio.all_tasks()), living()
+        for begin in range(together, count, together):
+            await asyncio.gather(*map(leave_one, range(begin, begin + together)))
+        await until(lambda: len(asyncio.all_tasks()) <= before[0] and living() <= before[1] + 1)
+        assert not front.first.core.streams
+        assert (await client.post("/v1/completions", json={"model": MODEL, "prompt": "x"})).status_code == 200
 
-    asyncio.run(check())
-    names = [row.request_id for row in rows(tmp_path) if row.request_id.startswith("gone-")]
+    application.run(check)
+    names = [row.request_id for row in application.rows(241) if row.request_id.startswith("gone-")]
     assert sorted(names) == sorted(f"gone-{index}" for index in range(count))
 
 
-def test_calls_with_the_same_name_are_both_answered_and_recorded(tmp_path):
-    async def check() -> None:
-        async with running(tmp_path) as (_, client):
-            body = {"model": MODEL, "prompt": "x", "n": 2, "max_tokens": 30}
-            headers = {"x-request-id": "twin"}
-            calls = [client.post("/v1/completions", json=body, headers=headers) for _ in range(3)]
-            answers = await asyncio.gather(*calls)
-            assert [len(answer.json()["choices"]) for answer in answers] == [2] * 3
-            names = {answer.headers["x-request-id"] for answer in answers}
-            assert len(names) == 3 and "twin" in names
-            assert {answer.json()["id"].removeprefix("cmpl-") for answer in answers} == names
-            return names
+def test_calls_with_the_same_name_are_both_answered_and_recorded(application):
+    async def check(app, client) -> None:
+        body = {"model": MODEL, "prompt": "x", "n": 2, "max_tokens": 30}
+        headers = {"x-request-id": "twin"}
+        calls = [client.post("/v1/completions", json=body, headers=headers) for _ in range(3)]
+        answers = await asyncio.gather(*calls)
+        assert [len(answer.json()["choices"]) for answer in answers] == [2] * 3
+        names = {answer.headers["x-request-id"] for answer in answers}
+        assert len(names) == 3 and "twin" in names
+        assert {answer.json()["id"].removeprefix("cmpl-") for answer in answers} == names
+        return names
 
-    names = asyncio.run(check())
-    assert {row.request_id for row in rows(tmp_path)} == names
+    names = application.run(check)
+    assert {row.request_id for row in application.rows(3)} == names
 
 
 def test_the_time_to_try_again_comes_from_the_queue_that_stands_now():
@@ -293,7 +231,7 @@ def test_a_checker_that_is_lost_is_no_verdict_on_a_grammar():
     asyncio.run(check())
 
 
-def test_nothing_of_a_call_waits_for_the_garbage_collector(tmp_path):
+def test_nothing_of_a_call_waits_for_the_garbage_collector(application):
     """Else it runs every few requests, and all streams wait for it."""
     kinds = (Call, CallResponse, SequenceStream)
     bodies = {
@@ -305,21 +243,20 @@ def test_nothing_of_a_call_waits_for_the_garbage_collector(tmp_path):
     async def last_chunk_written(written: list) -> None:
         await until(lambda: len(written) > 1 and not written[-1].get("more_body"))
 
-    async def check() -> None:
-        async with running(tmp_path) as (app, _):
-            for stream, (path, body) in product((False, True), bodies.items()):
-                gc.collect()
-                gc.disable()
-                try:
-                    await abandoned(app, body | {"stream": stream}, last_chunk_written, path=path)
-                    await asyncio.sleep(0.1)
-                    left = [type(thing) for thing in gc.get_objects() if type(thing) in kinds]
-                finally:
-                    gc.enable()
-                assert not left, (path, stream, left)
+    async def check(app, client) -> None:
+        for stream, (path, body) in product((False, True), bodies.items()):
+            gc.collect()
+            gc.disable()
+            try:
+                await abandoned(app, body | {"stream": stream}, last_chunk_written, path=path)
+                await asyncio.sleep(0.1)
+                left = [type(thing) for thing in gc.get_objects() if type(thing) in kinds]
+            finally:
+                gc.enable()
+            assert not left, (path, stream, left)
 
-    asyncio.run(check())
-    assert [row.finish_reason for row in rows(tmp_path)] == ["length"] * 2 * len(bodies)
+    application.run(check)
+    assert [row.finish_reason for row in application.rows(6)] == ["length"] * 2 * len(bodies)
 
 
 SUMMED_UP = {
@@ -332,7 +269,7 @@ SUMMED_UP = {
 
 
 @pytest.mark.parametrize("stays", [True, False])
-def test_what_sums_up_a_stream_is_written_after_its_last_text(tmp_path, monkeypatch, stays):
+def test_what_sums_up_a_stream_is_written_after_its_last_text(application, monkeypatch, stays):
     """A last token waits for no ledger, and the ledger that is told holds how long its text took to write. Who leaves
     between the two was not told all."""
     delivered: list[dict] = []
@@ -350,15 +287,14 @@ def test_what_sums_up_a_stream_is_written_after_its_last_text(tmp_path, monkeypa
     async def leave(written: list) -> None:
         await (asyncio.sleep(60) if stays else text_is_out.wait())
 
-    async def check() -> None:
+    async def check(app, client) -> None:
         monkeypatch.setattr(CallResponse, "_deliver", slow)
-        async with running(tmp_path) as (app, _):
-            for path, body in SUMMED_UP.items():
-                text_is_out.clear()
-                await abandoned(app, body | {"stream": True}, leave, path=path)
+        for path, body in SUMMED_UP.items():
+            text_is_out.clear()
+            await abandoned(app, body | {"stream": True}, leave, path=path)
 
-    asyncio.run(check())
-    records = rows(tmp_path)
+    application.run(check)
+    records = application.rows(3)
     assert [row.finish_reason for row in records] == ["length" if stays else "abort"] * len(SUMMED_UP)
     ends = [place for place, body in enumerate(delivered) if not body["more_body"]]
     assert len(ends) == (len(SUMMED_UP) if stays else 0)

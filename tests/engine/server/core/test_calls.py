@@ -15,7 +15,7 @@ from sojourn.engine.server.telemetry.off import NoTelemetry
 from sojourn.metrics.ledger import SERVER_ACCOUNTS, closes
 from sojourn.metrics.run.directory import RunDirectory
 from tests.engine.harness import stream_of, submit
-from tests.engine.server_process import post, serving, wait_for
+from tests.engine.server_process import post, wait_for
 
 CHAT = "/v1/chat/completions"
 PROMPTS = ["The function returns", "Return a list", "x"]
@@ -355,11 +355,3 @@ def test_a_server_whose_core_cannot_be_started_says_so_instead_of_seeming_to_loa
             await core.stop()
 
     asyncio.run(check())
-
-
-@pytest.mark.server
-def test_a_call_that_could_never_be_admitted_is_refused_for_good(tmp_path):
-    with serving(tmp_path, "tiny-model", "--max-num-seqs", "2", "--max-waiting", "3") as server:
-        assert len(post(server, n=5, max_tokens=2).json()["choices"]) == 5
-        refused = post(server, n=6, max_tokens=2)
-    assert refused.status_code == 400 and "a call may have 5" in refused.json()["error"]["message"]

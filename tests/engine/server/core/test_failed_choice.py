@@ -1,12 +1,11 @@
 """An output that fails ends alone: with its sentence, and beside it all others are whole."""
 
-import asyncio
 import json
 
 import pytest
 
 from sojourn.engine.token.text.stream import TextStream
-from tests.engine.server.core.test_call_ends import MODEL, running
+from tests.engine.server.core.own_application import MODEL
 
 pytestmark = pytest.mark.server
 
@@ -22,18 +21,17 @@ def both(choices, key):
     return [key(choice) for choice in choices if choice not in failed], [choice["error"] for choice in failed]
 
 
-def test_a_choice_without_a_token_left_ends_alone(tmp_path):
-    async def check() -> None:
-        async with running(tmp_path) as (app, client):
-            await _check(client, "/v1/completions", {"prompt": "The"}, lambda choice: choice["text"])
-            chat = {"messages": [{"role": "user", "content": "The"}]}
-            await _check(client, "/v1/chat/completions", chat, lambda choice: choice["message"]["content"])
-            answer = await client.post("/v1/completions", json=ASKED | DEAD_END | {"prompt": "The", "best_of": 8})
-            (choice,) = answer.json()["choices"]
-            assert choice["text"] == "a" and choice["finish_reason"] == "stop", "a failed output was chosen as the best"
-            assert not app.state.front.first.core.streams
+def test_a_choice_without_a_token_left_ends_alone(application):
+    async def check(app, client) -> None:
+        await _check(client, "/v1/completions", {"prompt": "The"}, lambda choice: choice["text"])
+        chat = {"messages": [{"role": "user", "content": "The"}]}
+        await _check(client, "/v1/chat/completions", chat, lambda choice: choice["message"]["content"])
+        answer = await client.post("/v1/completions", json=ASKED | DEAD_END | {"prompt": "The", "best_of": 8})
+        (choice,) = answer.json()["choices"]
+        assert choice["text"] == "a" and choice["finish_reason"] == "stop", "a failed output was chosen as the best"
+        assert not app.state.front.first.core.streams
 
-    asyncio.run(check())
+    application.run(check)
 
 
 async def _check(client, path, prompt, read) -> None:
@@ -54,29 +52,28 @@ async def _check(client, path, prompt, read) -> None:
         assert none.status_code == 400 and "no token to draw" in none.json()["error"]["message"]
 
 
-def test_a_fault_in_the_text_of_one_prompt_ends_no_other(tmp_path, monkeypatch):
+def test_a_fault_in_the_text_of_one_prompt_ends_no_other(application, monkeypatch):
     push, prompts = TextStream.push, ["The", "A list"]
 
-    async def check() -> None:
-        async with running(tmp_path) as (app, client):
-            body = ASKED | {"prompt": prompts, "temperature": 0, "ignore_eos": True}
-            whole = [choice["text"] for choice in (await client.post("/v1/completions", json=body)).json()["choices"]]
-            seen: list[TextStream] = []
+    async def check(app, client) -> None:
+        body = ASKED | {"prompt": prompts, "temperature": 0, "ignore_eos": True}
+        whole = [choice["text"] for choice in (await client.post("/v1/completions", json=body)).json()["choices"]]
+        seen: list[TextStream] = []
 
-            def fail(stream: TextStream, token_id: int) -> str:
-                if stream not in seen:
-                    seen.append(stream)
-                if stream is seen[0]:
-                    raise ZeroDivisionError
-                return push(stream, token_id)
+        def fail(stream: TextStream, token_id: int) -> str:
+            if stream not in seen:
+                seen.append(stream)
+            if stream is seen[0]:
+                raise ZeroDivisionError
+            return push(stream, token_id)
 
-            with monkeypatch.context() as patch:
-                patch.setattr(TextStream, "push", fail)
-                answer = await client.post("/v1/completions", json=body)
-            texts, errors = both(answer.json()["choices"], lambda choice: choice["text"])
-            assert len(texts) == len(errors) == 1 and texts[0] in whole and "its log says why" in errors[0]["message"]
-            after = await client.post("/v1/completions", json=body)
-            assert [choice["text"] for choice in after.json()["choices"]] == whole
-            assert not app.state.front.first.core.streams
+        with monkeypatch.context() as patch:
+            patch.setattr(TextStream, "push", fail)
+            answer = await client.post("/v1/completions", json=body)
+        texts, errors = both(answer.json()["choices"], lambda choice: choice["text"])
+        assert len(texts) == len(errors) == 1 and texts[0] in whole and "its log says why" in errors[0]["message"]
+        after = await client.post("/v1/completions", json=body)
+        assert [choice["text"] for choice in after.json()["choices"]] == whole
+        assert not app.state.front.first.core.streams
 
-    asyncio.run(check())
+    application.run(check)
