@@ -1,5 +1,6 @@
 """Every recipe of docs/extending.md works as it is written: applied to a copy of the tree, it does what it shows."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -60,20 +61,21 @@ def changed(text: str, diff: str) -> str:
     return text.replace(old, new)
 
 
-@pytest.fixture
-def tree(tmp_path):
-    """A copy of the source tree."""
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """A copy of the source tree. Each recipe leaves it as it was: modules are compiled once."""
+    folder = tmp_path_factory.mktemp("tree")
     for name in COPIED:
         source = ROOT / name
         if source.is_file():
-            shutil.copy(source, tmp_path)
+            shutil.copy(source, folder)
         else:
-            shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in LINKED:
-        (tmp_path / name).mkdir()
+        (folder / name).mkdir()
         for path in (ROOT / name).iterdir():
-            (tmp_path / name / path.name).symlink_to(path)
-    return tmp_path
+            (folder / name / path.name).symlink_to(path)
+    return folder
 
 
 def test_there_is_a_recipe_for_each_place_that_is_made_for_extensions():
@@ -86,14 +88,24 @@ def test_there_is_a_recipe_for_each_place_that_is_made_for_extensions():
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.title)
 def test_recipe_works_as_it_is_written(recipe, tree):
     assert recipe.outputs, "a recipe shows what its command prints"
-    for path, text in recipe.files:
-        assert not (tree / path).exists(), f"{path} is there already: change it by a diff"
-        (tree / path).write_text(text, encoding="utf-8")
-    for path, diff in recipe.diffs:
-        file = tree / path
-        text = changed(file.read_text(encoding="utf-8"), diff)
-        file.unlink()  # it may be a link to ours
-        file.write_text(text, encoding="utf-8")
+    with contextlib.ExitStack() as undo:
+        for path, text in recipe.files:
+            assert not (tree / path).exists(), f"{path} is there already: change it by a diff"
+            (tree / path).write_text(text, encoding="utf-8")
+            undo.callback((tree / path).unlink)
+        for path, diff in recipe.diffs:
+            file = tree / path
+            before = file.read_text(encoding="utf-8")
+            text = changed(before, diff)
+            file.unlink()  # it may be a link to ours
+            undo.callback(file.write_text, before, encoding="utf-8")
+            file.write_text(text, encoding="utf-8")
+        printed = output_of(recipe, tree)
+    for line in "".join(recipe.outputs).splitlines():
+        assert line.strip() in printed, f"not printed: {line}\n{printed}"
+
+
+def output_of(recipe: Recipe, tree: Path) -> str:
     printed = ""
     binaries = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     for command in recipe.commands:
@@ -103,5 +115,4 @@ def test_recipe_works_as_it_is_written(recipe, tree):
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         printed += done.stdout
-    for line in "".join(recipe.outputs).splitlines():
-        assert line.strip() in printed, f"not printed: {line}\n{printed}"
+    return printed

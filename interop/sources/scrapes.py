@@ -8,6 +8,7 @@ those that the sources know, whatever prefix the page has.
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -199,6 +200,14 @@ def _with_labels(rows: pd.DataFrame, columns: tuple[str, ...]) -> pd.DataFrame:
     return rows.assign(labels=rows.series.map(labels), name=rows.name.map(canonical))[[*columns, "name", "labels"]]
 
 
+@cache
+def _database():
+    """Of this process: it takes longer to make one than to answer a query."""
+    import duckdb
+
+    return duckdb.connect()
+
+
 def _query(run: RunDirectory, sql: str, **parameters: object) -> pd.DataFrame:
     files = [str(path) for path in run.sources("scrapes")]
     if not files:
@@ -206,7 +215,7 @@ def _query(run: RunDirectory, sql: str, **parameters: object) -> pd.DataFrame:
     import duckdb  # here: at the end of a process that has greenlets left, it prints what it could not free
 
     try:
-        with duckdb.connect() as connection:
+        with _database().cursor() as connection:
             return connection.sql(sql, params={"files": files, **parameters}).df()
     except duckdb.Error as error:
         raise RunDataError(f"{run.path}: table scrapes cannot be read: {error}") from None
