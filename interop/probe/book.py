@@ -9,6 +9,7 @@ import bisect
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from sojourn.interop.probe.loop import Choice
 from sojourn.interop.probe.prefixes import Prefixes
@@ -65,18 +66,11 @@ class Books:
         ttft = self._booked(first, call, handled.get(first.internal), to_first=True)
         given = [self.steps[at].given[place] for at, place in last.entries]
         tokens = {each.handle: sum(self.steps[at].given[place] for at, place in each.entries) for each in choices}
-        arrived = call.arrived_ns if call is not None else (front.encoded_ns if front is not None else last.queued_ns)
-        written = call.written_ns or call.finished_ns if call is not None else None
-        left = call is not None and call.left and last.reason not in ("stop", "length")
-        failed = (call is not None and call.status >= 400) or last.reason == "error"
+        of_call = _fields_of_call(call)
         return RequestRecord(
             request_id=name,
-            arrived_ns=arrived,
-            finished_ns=max(last.ended_ns or 0, written or 0, whole.now_ns),
-            finish_reason=None if failed else ("abort" if left else last.reason or None),
-            error=(f"HTTP {call.status}" if call is not None and call.status >= 400 else "the engine ended it")
-            if failed
-            else None,
+            arrived_ns=_arrival_ns(last, call, front),
+            finished_ns=max(last.ended_ns or 0, of_call.get("written_ns", 0), whole.now_ns),
             prompt_tokens=last.prompt_tokens,
             cached_tokens=last.cached_tokens,
             computed_tokens=max(min(last.computed_until, last.prompt_tokens + sum(given) - 1) - last.cached_tokens, 0),
@@ -84,25 +78,29 @@ class Books:
             output_tokens=sum(tokens.values()),
             longest_output_tokens=max(tokens.values()),
             preemptions=len(last.taken),
-            first_step=self.records[last.entries[0][0]].step if last.entries else None,
-            last_step=self.records[last.entries[-1][0]].step if last.entries else None,
             token_ns=[
                 self.steps[at].end_ns for (at, _), count in zip(last.entries, given, strict=True) for _ in range(count)
             ],
-            written_ns=written,
-            first_written_ns=(call.first_written_ns or None) if call is not None else None,
             encoded_ns=front.encoded_ns if front is not None else None,
             queued_ns=last.queued_ns,
-            scheduled_ns=self._planned[last.entries[0][0]] if last.entries else None,
-            traceparent=call.traceparent if call is not None else None,
-            session=call.session if call is not None else None,
             ledger=whole.ledger,
             ttft=ttft.ledger,
             waits=dict(whole.waits),
-            writing_ns=call.writing_ns if call is not None else None,
             adapter=last.adapter,
+            **_ending(last, call),
+            **of_call,
+            **self._fields_of_steps(last),
             **({} if prefixes is None else prefixes.fields(last.handle, last.cached_tokens, names or {})),
         )
+
+    def _fields_of_steps(self, choice: Choice) -> dict[str, Any]:
+        if not choice.entries:
+            return {}
+        first, last = choice.entries[0][0], choice.entries[-1][0]
+        return {
+            "first_step": self.records[first].step, "last_step": self.records[last].step,
+            "scheduled_ns": self._planned[first],
+        }  # fmt: skip
 
     def _first_token_ns(self, choice: Choice) -> int | None:
         at = next((at for at, place in choice.entries if self.steps[at].given[place]), None)
@@ -110,8 +108,7 @@ class Books:
 
     def _booked(self, choice: Choice, call: Call | None, front: Handled | None, *, to_first: bool) -> Booking:
         """The accounts of a choice up to the call's last byte, or to its first text."""
-        begin = call.arrived_ns if call is not None else (front.encoded_ns if front is not None else choice.queued_ns)
-        book = Booking(begin)
+        book = Booking(_arrival_ns(choice, call, front))
         if front is not None:
             book.until(front.encoded_ns, Account.TOKEN_ENCODE)
         self._book_admission(book, choice.queued_ns)
@@ -225,3 +222,28 @@ def _changes(reasons: Sequence[str]) -> list[int]:
     for at in range(len(reasons) - 2, -1, -1):
         found[at] = found[at + 1] if reasons[at] == reasons[at + 1] else at + 1
     return found
+
+
+def _arrival_ns(choice: Choice, call: Call | None, front: Handled | None) -> int:
+    if call is not None:
+        return call.arrived_ns
+    return front.encoded_ns if front is not None else choice.queued_ns
+
+
+def _fields_of_call(call: Call | None) -> dict[str, Any]:
+    if call is None:
+        return {}
+    return {
+        "written_ns": call.written_ns or call.finished_ns, "first_written_ns": call.first_written_ns or None,
+        "traceparent": call.traceparent, "session": call.session, "writing_ns": call.writing_ns,
+    }  # fmt: skip
+
+
+def _ending(choice: Choice, call: Call | None) -> dict[str, str | None]:
+    """Why the request ended, or the error."""
+    if call is not None and call.status >= 400:
+        return {"error": f"HTTP {call.status}"}
+    if choice.reason == "error":
+        return {"error": "the engine ended it"}
+    left = call is not None and call.left and choice.reason not in ("stop", "length")
+    return {"finish_reason": "abort" if left else choice.reason or None}
