@@ -147,9 +147,14 @@ def wait_account(reason: str, preempted: bool = False) -> Account:
 def ledger_at(base: Sequence[int], clock_ns: Sequence[int]) -> list[int]:
     """The ledger at a moment of the decode clock; `base` is the ledger without the clock."""
     ledger = list(base)
-    for account, ns in zip(CLOCKED, clock_ns, strict=True):
-        ledger[account] += ns
+    book(ledger, CLOCKED, clock_ns)
     return ledger
+
+
+def book(ledger: list[int], accounts: Sequence[Account], ns: Sequence[int]) -> None:
+    """Adds nanoseconds to each of the accounts."""
+    for account, part_ns in zip(accounts, ns, strict=True):
+        ledger[account] += part_ns
 
 
 def closes(unaccounted_ns: int, latency_ns: int) -> bool:

@@ -24,7 +24,7 @@ from sojourn.engine.request.preparing import Preparing
 from sojourn.engine.request.request import Request, State
 from sojourn.metrics.compute.cost_model import ModelShape, request_flops
 from sojourn.metrics.compute.step_shares import NO_PROMPTS, Work, step_shares
-from sojourn.metrics.ledger import CLOCKED, OWN_WORK, STEP_PARTS, Account, wait_account
+from sojourn.metrics.ledger import CLOCKED, OWN_WORK, STEP_PARTS, Account, book, wait_account
 from sojourn.metrics.records import PROMPT_KINDS
 
 HEAD_REASONS = ("batch_cap", "token_budget", "kv_blocks", "policy")  # why the head of the queue is refused
@@ -109,9 +109,7 @@ class DecodeClock:
 
     def leave(self, request: Request) -> None:
         """Makes its ledger whole. The caller takes it out of `members`."""
-        ledger = request.booking.ledger
-        for account, ns in zip(CLOCKED, self.clock_ns, strict=True):
-            ledger[account] += ns
+        book(request.booking.ledger, CLOCKED, self.clock_ns)
         request.booking.rejected_ns += self.rejected_ns - request.booking.rejected_mark_ns
         request.booking.clocked = False
         request.booking.booked_ns, request.booking.lag_ns = self.booked_ns, self.lag_ns
@@ -276,7 +274,7 @@ class Accountant:
             for request in clock.members:
                 if request.arrival_index not in staying:
                     clock.leave(request)
-        parts_ns, interference_ns = outcome.parts_ns, shares.interference_ns(device_ns)
+        interference_ns = shares.interference_ns(device_ns)
         self._tick(interference_ns, device_ns - interference_ns, outcome, lag_ns)
         for item in others:
             request = item.request
@@ -284,8 +282,7 @@ class Accountant:
             ledger = request.booking.ledger
             ledger[Account.REQUEST_INTERFERENCE] += offence_ns
             ledger[OWN_WORK[item.kind]] += device_ns - offence_ns
-            for account, part_ns in zip(STEP_PARTS, parts_ns, strict=True):
-                ledger[account] += part_ns
+            book(ledger, STEP_PARTS, outcome.parts_ns)
             if item.kind not in PROMPT_KINDS:
                 request.booking.rejected_ns += rejected_ns
             gap_ns = self._gap_ns(request.booking.booked_ns, outcome.device_begin_ns)

@@ -3,7 +3,7 @@
 Hits are not in events; a server that counts its lookups makes rates of the blocks."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -40,24 +40,18 @@ def baseline_of(history: BlockHistory) -> dict[tuple[str, str], Baseline]:
 
 def lens_of_events(
     history: BlockHistory, name: str, *, lookups: Lookups | None, pool_blocks: int | None,
-    baseline: Mapping[tuple[str, str], Baseline] | None = None, warnings: list[str] | None = None,
+    baseline: Mapping[tuple[str, str], Baseline] | None = None, warnings: Sequence[str] = (),
 ) -> KvLens:  # fmt: skip
     """`pool_blocks`: what the server says; else the most blocks that it held at once stand for it.
 
     `baseline`: where lookups were counted from a later moment on than the events.
     """
-    device = [pool for (_, medium), pool in history.pools.items() if medium == GPU]
-    before = [
-        (baseline or {}).get(key) if lookups is not None else None
-        for key in history.pools
-        if key[1] == GPU
-    ]  # fmt: skip
-    savings = [_Savings(pool, base) for pool, base in zip(device, before, strict=True)]
-    peak = sum(pool.peak for pool in device)
+    savings = _savings_of(history, baseline if baseline and lookups is not None else {})
+    device = [each.pool for each in savings]
     size = next((pool.block_size for pool in device if pool.block_size), None)
-    blocks, queried = pool_blocks or peak or None, lookups.queried_tokens if lookups is not None else 0.0
-    hits = lookups.hit_tokens if lookups is not None else 0.0
-    again = sum(each.by(None) for each in savings)
+    blocks = pool_blocks or sum(pool.peak for pool in device) or None
+    hits, queried = (lookups.hit_tokens, lookups.queried_tokens) if lookups is not None else (0.0, 0.0)
+    infinite_hits = hits + sum(each.by(None) for each in savings) * (size or 0)
     lens = KvLens(
         name=name,
         source="events" if lookups is None else "events and metrics",
@@ -67,27 +61,22 @@ def lens_of_events(
         pool_blocks=blocks,
         pool_is_peak=pool_blocks is None,
         lookups=None,
-        queried_tokens=int(queried) if queried else None,
+        queried_tokens=int(queried) or None,
         hit_rate=hits / queried if queried else None,
-        infinite_hit_rate=min(1.0, (hits + again * (size or 0)) / queried) if queried else None,
+        infinite_hit_rate=_rate(infinite_hits, queried),
         curve=_curve(savings, blocks, size or 0, hits, queried),
         curve_error=None,
         enough=[],
         outcomes={},
-        times={
-            name: found
-            for name, histograms in (
-                ("age_when_evicted", [pool.lives for pool in device]),
-                ("evicted_before_needed", [pool.gaps for pool in device]),
-            )
-            if (found := _times(histograms)) is not None
-        },
+        times=_times_of(
+            age_when_evicted=[pool.lives for pool in device], evicted_before_needed=[pool.gaps for pool in device]
+        ),
         reuse=None,
         takers=_takers(device, size or 0),
         pools=pools_of(history),
         worth=None,
         unknown=_unknown(history, lookups),
-        warnings=[*(warnings or []), *_warnings(history)],
+        warnings=[*warnings, *_warnings(history)],
     )
     return headline_of(lens)
 
@@ -108,11 +97,11 @@ class _Savings:
     """What more memory would have saved one pool, since the baseline."""
 
     def __init__(self, pool: PoolHistory, before: Baseline | None):
-        self._pool, self._before = pool, before
+        self.pool, self._before = pool, before
 
     def by(self, more_blocks: float | None) -> int:
         """Blocks; None is a cache without eviction."""
-        pool, before = self._pool, self._before
+        pool, before = self.pool, self._before
         if more_blocks is None:
             return pool.stored_again - (before.stored_again if before is not None else 0)
         return pool.saved_by(more_blocks) - (before.places.below(more_blocks) if before is not None else 0)
@@ -131,19 +120,29 @@ def _curve(
         found.append(
             CurvePoint(
                 ratio=ratio, blocks=None if ratio is None else round(ratio * blocks), saved_tokens=saved * size,
-                hit_rate=min(1.0, (hits + saved * size) / queried) if queried else None,
+                hit_rate=_rate(hits + saved * size, queried),
             )
         )  # fmt: skip
     return found
 
 
-def _times(histograms: list[LogHistogram]) -> Times | None:
-    counted = [each for each in histograms if each.count]
-    if not counted:
-        return None
-    largest = max(counted, key=lambda each: each.count)  # of several servers the one with the most evictions
-    p10, p50, p90 = ((largest.quantile(share) or 0.0) / 1e9 for share in (0.1, 0.5, 0.9))
-    return Times(blocks=largest.count, p10_s=p10, p50_s=p50, p90_s=p90)
+def _savings_of(history: BlockHistory, baseline: Mapping[tuple[str, str], Baseline]) -> list[_Savings]:
+    """Of each server's device."""
+    return [_Savings(pool, baseline.get(key)) for key, pool in history.pools.items() if key[1] == GPU]
+
+
+def _rate(hits: float, queried: float) -> float | None:
+    return min(1.0, hits / queried) if queried else None
+
+
+def _times_of(**histograms: list[LogHistogram]) -> dict[str, Times]:
+    found = {}
+    for name, of_pools in histograms.items():
+        largest = max(of_pools, key=lambda each: each.count, default=None)  # the server with the most evictions
+        if largest is not None and largest.count:
+            p10, p50, p90 = ((largest.quantile(share) or 0.0) / 1e9 for share in (0.1, 0.5, 0.9))
+            found[name] = Times(blocks=largest.count, p10_s=p10, p50_s=p50, p90_s=p90)
+    return found
 
 
 def _takers(device: list[PoolHistory], size: int) -> list[Taker]:

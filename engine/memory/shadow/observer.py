@@ -9,7 +9,6 @@ for the leader. The second lookup of a preempted request does not count: the tok
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy as np
 from sojourn.engine.memory.block_pool import BlockPool
 from sojourn.engine.memory.observer import BlockObserver, BlockOwner
 from sojourn.engine.memory.shadow.index import REAL, ShadowIndex, ShadowNode
+from sojourn.engine.memory.shadow.request_path import RequestPath
 from sojourn.metrics.memory.branches import follow_branches
 from sojourn.metrics.memory.known_prompts import SALT_BYTES, TOKEN_BYTES, KnownPrompts, packed_tokens, salted
 from sojourn.metrics.memory.prefix_outcomes import PrefixReport
@@ -24,25 +24,6 @@ from sojourn.metrics.memory.prompt_repeats import Allowance, PromptRepeats
 from sojourn.metrics.records.step import Reuse
 
 PrefixSource = tuple[int, str | None]  # shared tokens, and the request that has them
-
-
-@dataclass(slots=True)
-class RequestPath:
-    """The blocks of a live request in the shadow index."""
-
-    root: ShadowNode
-    read: list[ShadowNode | None]  # its first full blocks, which it reads; None behind its window
-    known: list[ShadowNode] = field(default_factory=list)  # ... and those that it computes again: the pool lost them
-    prompt_keys: list[bytes] = field(default_factory=list)  # of all its full blocks, while it computes them
-    prompt: bytes = b""  # its entry in the live prompts; empty of a fork, whose leader has it
-    partly_lost: bool = False  # a smaller pool would have lost some of `read`, until its next block is filled
-
-    @property
-    def last(self) -> ShadowNode:
-        """Of the blocks that it reads. A window leaves the last one in."""
-        last = self.read[-1] if self.read else self.root
-        assert last is not None, "the last full block is read"
-        return last
 
 
 def _booked_by_flush(book: Callable[..., None]) -> Callable[..., None]:
@@ -310,14 +291,7 @@ class ShadowObserver(BlockObserver):
             hit += 1
         known = max(hit, len(blocks))
         outcomes["miss_evicted" if cached else "miss_disabled"] = (known - hit) * size
-        evicted_by: dict[str, int] = {}
-        evicted_ago_ns = None
-        for node in blocks[hit:] if cached else ():
-            if not node.evicted_by:  # it expired
-                continue
-            if evicted_ago_ns is None:
-                evicted_ago_ns = now_ns - node.evicted_ns
-            evicted_by[node.evicted_by] = evicted_by.get(node.evicted_by, 0) + size
+        evicted_by, evicted_ns = _evictors(blocks[hit:] if cached else [], size)
         computed = known
         while computed < usable and hashes[computed] in self._in_flight:
             computed += 1
@@ -327,11 +301,7 @@ class ShadowObserver(BlockObserver):
         rest = packed_tokens(owner.token_ids[begin : min(begin + size, prompt_tokens)])
         followed, leaves, branch = follow_branches(parent.followed_by, rest)
         source = self._source(path, parent, branch, begin + followed)
-        repeated = movable = None
-        if self._repeats_allowed.takes(now_ns, prompt_tokens):
-            tokens = np.frombuffer(path.prompt, np.int32, offset=SALT_BYTES)
-            salt = int.from_bytes(path.root.key[:7], "little")
-            repeated, movable = self._repeats.add(tokens, salt, shared_tokens=source[0])
+        repeated, movable = self._repeated(now_ns, path, prompt_tokens, source[0])
         is_end_known = computed == known == len(blocks)  # else blocks of an earlier process came from a tier
         shared = followed if is_end_known else 0
         leaves, begin = leaves and is_end_known, computed * size
@@ -344,7 +314,7 @@ class ShadowObserver(BlockObserver):
             infinite_hit_tokens=known * size,
             diverged_at=until if leaves else None,
             evicted_by=evicted_by,
-            evicted_ago_ns=evicted_ago_ns,
+            evicted_ago_ns=None if evicted_ns is None else now_ns - evicted_ns,
             resized_hit_tokens=[blocks * size for blocks in hits],
             prefix_source=source[1],
             prefix_shared_tokens=source[0],
@@ -352,9 +322,29 @@ class ShadowObserver(BlockObserver):
             movable_tokens=movable,
         )
 
+    def _repeated(
+        self, now_ns: int, path: RequestPath, prompt_tokens: int, shared_tokens: int
+    ) -> tuple[int | None, int | None]:
+        """Repeated and movable tokens of a prompt; None of one that is not looked at."""
+        if not self._repeats_allowed.takes(now_ns, prompt_tokens):
+            return None, None
+        tokens = np.frombuffer(path.prompt, np.int32, offset=SALT_BYTES)
+        return self._repeats.add(tokens, int.from_bytes(path.root.key[:7], "little"), shared_tokens)
+
     def _source(self, path: RequestPath, parent: ShadowNode, branch: bytes | None, known_tokens: int) -> PrefixSource:
         """`known_tokens` of the prompt are in the index: up to the parent, and from there along the branch."""
         live = self._live.longest_shared(path.prompt)
         if not known_tokens or live[0] > known_tokens:
             return live
         return known_tokens, parent.writer if branch is None else self.shadow.writer_behind(parent, branch)
+
+
+def _evictors(nodes: Sequence[ShadowNode], block_size: int) -> tuple[dict[str, int], int | None]:
+    """Tokens by the request that needed their room, which what expired has not; and when the first one was evicted."""
+    found: dict[str, int] = {}
+    first_ns = None
+    for node in nodes:
+        if node.evicted_by:
+            found[node.evicted_by] = found.get(node.evicted_by, 0) + block_size
+            first_ns = node.evicted_ns if first_ns is None else first_ns
+    return found, first_ns
