@@ -1,11 +1,12 @@
 """One server as it is watched: takes its scrapes, and says at any moment what the window shows."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from sojourn.interop.sources.gain import FEWEST_MOMENTS, HALF_BATCH, SMALLEST_BATCH, WHOLE_BATCH, gap_gain
@@ -76,11 +77,11 @@ class Observer:
         self._failures, self._problem = 0, "no scrape was made yet"
         self._seen = False
 
-    def add(self, ns: int, rows: Sequence[dict[str, Any]]) -> None:
-        """An answered scrape. A page of an unknown server counts as a failure."""
+    def add(self, ns: int, rows: Sequence[dict[str, Any]], on_page: Iterable[str] = ()) -> None:
+        """An answered scrape; `on_page`: see `Window.add`. A page of an unknown server counts as a failure."""
         restarts = self.window.restarts
         try:
-            self.window.add(ns, rows)
+            self.window.add(ns, rows, on_page)
         except ValueError as error:
             self.add_failure(ns, str(error))
             return
@@ -187,6 +188,21 @@ class Observer:
             wrong=no_shares(source, self.window.readings(begin_ns, _names(source, GAUGES))),
         )
         return view, grown
+
+    @property
+    def is_filling(self) -> bool:
+        """The scrapes do not cover the whole window yet."""
+        first, last = self.window.first_ns, self.window.last_ns
+        return first is None or last - first < self.window_s * 1e9
+
+    @property
+    def is_in_question(self) -> bool:
+        """The last page failed, or an engine does not move."""
+        return self._failures > 0 or bool(self.progress.still())
+
+    def refresh(self, server: WatchedServer) -> WatchedServer:
+        """What was said of the server, with the figures of the last scrape."""
+        return msgspec.structs.replace(server, now=self._now()) if server.now is not None else server
 
     def watched(self) -> WatchedServer:
         """The server as of the last scrape."""

@@ -128,7 +128,7 @@ class Progress:
         counts = {f"{each}_count" for each in _names(source, STEPS)}
         return name in counts or name in source.steps or name in _names(source, (KV_USE,))
 
-    def _by_engine(self, names: set[str]) -> Iterator[tuple[Identity, float]]:
+    def _by_engine(self, names: Collection[str]) -> Iterator[tuple[Identity, float]]:
         chosen = [(labels, value) for (name, labels), value in self._values.items() if name in names]
         speaks = self._source.counted([dict(labels) for labels, _ in chosen])
         found: dict[Identity, float] = {}
@@ -178,9 +178,16 @@ def _owner(source: Source, labels: Iterable[tuple[str, str]]) -> Identity:
     return identity(pair for pair in labels if pair[0] not in source.rank_labels and pair[0] not in EVENTS)
 
 
-def _names(source: Source, ours: Iterable[str]) -> set[str]:
-    wanted = set(ours)
-    return {term.name for item in source.translations if item.ours in wanted for terms in item.theirs for term in terms}
+def _names(source: Source, ours: tuple[str, ...]) -> frozenset[str]:
+    """The names that the terms of these translations have. Asked of each series of a page: they are found once."""
+    known = _KNOWN_NAMES.setdefault(source.key, {})
+    if ours not in known:
+        terms = [term for item in source.translations if item.ours in ours for terms in item.theirs for term in terms]
+        known[ours] = frozenset(term.name for term in terms)
+    return known[ours]
+
+
+_KNOWN_NAMES: dict[str, dict[tuple[str, ...], frozenset[str]]] = {}
 
 
 def _terms(terms: Sum) -> list[tuple[str, tuple[tuple[str, str], ...]]]:

@@ -38,6 +38,11 @@ class Steady:
         self._said: WatchedServer | None = None
         self._untrue_ns: int | None = None  # since when the verdict is no longer what was said
 
+    @property
+    def is_settled(self) -> bool:
+        """The last verdict is what was said."""
+        return self._said is not None and self._untrue_ns is None
+
     def take(self, ns: int, server: WatchedServer) -> tuple[WatchedServer, list[Change]]:
         """The server as it is to be shown, and the change if there is one."""
         if self._said is None and server.state not in ("unreachable", "stuck") and server.window_s < self._looks_s:

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from sojourn.diagnosis.verdict import Diagnosis
-from sojourn.interop.sources.page import rows_of
+from sojourn.interop.sources.page import Page, read_page
 from sojourn.live.watch.document import WORST_FIRST, State, Watch, WatchedServer
 from sojourn.live.watch.fetch import base_of, fetch
 from sojourn.live.watch.observer import UNREACHABLE_AFTER, WINDOW_S, Moment, Observer
@@ -26,6 +26,7 @@ from sojourn.metrics.errors import InputError, RunDataError, ServerError
 
 INTERVAL_S = 1.0
 TIMEOUT_S = 5.0
+JUDGED_EVERY_S = 10.0
 RECORDS_EVERY_S = 10.0  # at most: a diagnosis of records takes a second or two
 RECORDS_SHARE = 0.05  # of a core for those of a server, on whose host a watch with records runs
 SCRAPES_OF_A_WINDOW = 5  # at least, of a Prometheus that scrapes seldom
@@ -49,15 +50,32 @@ class Watched:
         self.raw: WatchedServer = observer.watched()
         self.shown: WatchedServer = self.raw
         self.no_records = ""  # why the records cannot be read
+        self._judged_ns = 0
         self._diagnosis: Diagnosis | None = None
         self._due_s = -math.inf  # of the next one
         self._diagnosing: threading.Thread | None = None
 
     def judge(self, ns: int) -> list[Change]:
-        """Judges the window anew; the change, if there is one."""
+        """Judges the window anew, where that is due; the change, if there is one."""
+        if not self._is_due(ns):
+            self.shown, self.raw = self.observer.refresh(self.shown), self.observer.refresh(self.raw)
+            return []
+        self._judged_ns = ns
         self.raw = self._with_records(self.observer.watched())
         self.shown, changes = self.steady.take(ns, self.raw)
         return changes
+
+    def _is_due(self, ns: int) -> bool:
+        """A verdict that stands is looked at every JUDGED_EVERY_S: judging costs more than reading the page. One that
+        is new, or would change, is looked at with each page, and so is a server whose pages fail or that stands still.
+        """
+        return (
+            not self.steady.is_settled
+            or self.observer.is_filling
+            or self.observer.is_in_question
+            or self.raw.state in ("unreachable", "stuck")
+            or ns - self._judged_ns >= JUDGED_EVERY_S * 1e9
+        )
 
     def _with_records(self, server: WatchedServer) -> WatchedServer:
         if self.records is None or server.state in ("unreachable", "stuck"):
@@ -210,13 +228,13 @@ class Watcher:
         server, due = self._servers[base], time.monotonic()
         while not self.is_over:
             began_ns = time.monotonic_ns()
-            rows, problem = _page(base, began_ns)
+            page, problem = _page(base, began_ns, server.observer.window.wants)
             now_ns = time.monotonic_ns()
             with self._lock:
-                if rows is None:
+                if page is None:
                     server.observer.add_failure(now_ns, problem)
                 else:
-                    server.observer.add(now_ns, rows)
+                    server.observer.add(now_ns, *page)
                 self._note(server, now_ns)
             self._say(server.judge(now_ns))
             due = max(due + self._interval_s, time.monotonic())
@@ -269,14 +287,14 @@ class Watcher:
             self._stopping.wait(wait_s)
 
 
-def _page(base: str, began_ns: int) -> tuple[list | None, str]:
-    """The rows of a page, or None and why there are none, in a sentence."""
+def _page(base: str, began_ns: int, wants: Callable[[str], bool]) -> tuple[Page | None, str]:
+    """What is wanted of a page, or None and why it cannot be read, in a sentence."""
     try:
         status, body = fetch(f"{base}/metrics", TIMEOUT_S)
         if status != 200:
             return None, NO_METRICS.format(base, status) if status == 404 else f"{base}/metrics answers HTTP {status}"
         now_ns = time.monotonic_ns()
-        return rows_of(body, now_ns, (now_ns - began_ns) / 1e9), ""
+        return read_page(body, now_ns, (now_ns - began_ns) / 1e9, wants), ""
     except ServerError as error:
         return None, str(error)
     except ValueError as error:

@@ -53,9 +53,14 @@ class Window:
         self.first_ns: int | None = None
         self.is_router = False
 
-    def add(self, ns: int, rows: Sequence[dict[str, Any]]) -> None:
-        """An answered scrape, with rows as `page.rows_of` gives them. Raises ValueError for an unknown server."""
-        names = {row["name"]: canonical(row["name"]) for row in rows}
+    def wants(self, name: str) -> bool:
+        """Whether samples of this name are read. Of a server that is not known yet all are."""
+        return self.source is None or canonical(name) in self._wanted
+
+    def add(self, ns: int, rows: Sequence[dict[str, Any]], on_page: Iterable[str] = ()) -> None:
+        """An answered scrape, with rows as `page.rows_of` gives them; `on_page` are names of which it may lack rows.
+        Raises ValueError for an unknown server."""
+        names = {name: canonical(name) for name in (*(row["name"] for row in rows), *on_page)}
         source, routes = recognise(set(names.values())), is_router(set(names.values()))
         if source is None:
             raise ValueError(ROUTER if routes else UNKNOWN)
