@@ -17,9 +17,17 @@ from sojourn.metrics.records import StepRecord
 class Wait(Protocol):
     """What a request waits for before it may be scheduled. It goes on beside the loop."""
 
-    waits_for: str  # one of metrics.records.REFUSALS
     error: str | None  # a sentence, if it failed
-    is_peer_error: bool  # another server caused the error
+
+    @property
+    def waits_for(self) -> str:
+        """One of metrics.records.REFUSALS."""
+        ...
+
+    @property
+    def is_peer_error(self) -> bool:
+        """Another server caused the error."""
+        ...
 
     @property
     def is_done(self) -> bool: ...
@@ -28,7 +36,7 @@ class Wait(Protocol):
         """What the request waited for, in order, and until when; so far, while it is not done."""
         ...
 
-    def note(self, request: Request) -> None:
+    def note(self, request: Any) -> None:
         """It is over: what the record of its request says of it."""
         ...
 
@@ -71,7 +79,6 @@ class Technique:
     """One technique of one engine. Each hook does nothing unless a technique overrides it."""
 
     name: ClassVar[str]
-    is_waiting = False  # something goes on beside the loop, whose end only `poll` sees
     side_queue: SideQueue | None = None
     drafting: Drafting | None = None
     lower_tiers: LowerTiers | None = None
@@ -80,6 +87,11 @@ class Technique:
     def join(self, scheduler: Any) -> None:
         """The scheduler that it stands around, before the first request."""
         self.scheduler = scheduler
+
+    @property
+    def is_waiting(self) -> bool:
+        """Something goes on beside the loop, whose end only `poll` sees."""
+        return False
 
     # Requests.
 

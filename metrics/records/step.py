@@ -181,7 +181,8 @@ class StepRecord(msgspec.Struct, kw_only=True, array_like=True, gc=False):
         parts: dict[str, dict[str, Any]] = {}
         for name in [name for name in columns if name in PART_OF]:
             parts.setdefault(PART_OF[name], {})[name] = columns.pop(name)
-        return cls(**columns, **{part: PARTS[part](**values) for part, values in parts.items()})
+        columns |= {part: PARTS[part](**values) for part, values in parts.items()}
+        return cls(**columns)
 
     def columns(self) -> dict[str, Any]:
         """By COLUMNS."""
@@ -202,8 +203,9 @@ PARTS: dict[str, type[Part]] = {field.name: part for field in _FIELDS if (part :
 PART_OF = {column: name for name, part in PARTS.items() for column in part.__struct_fields__}
 _CORE = tuple(field.name for field in _FIELDS if field.name not in PARTS)
 COLUMNS = (*_CORE, *PART_OF)
+_RECORDS: list[type[msgspec.Struct]] = [StepRecord, *PARTS.values()]
 TYPES = {
-    field.name: field.type for record in (StepRecord, *PARTS.values()) for field in msgspec.structs.fields(record)
+    field.name: field.type for record in _RECORDS for field in msgspec.structs.fields(record)
     if field.name not in PARTS
 }  # fmt: skip
 _ABSENT = {name: part() for name, part in PARTS.items()}

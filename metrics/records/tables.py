@@ -86,7 +86,7 @@ def row(record: msgspec.Struct) -> dict[str, Any]:
     return values
 
 
-def columns(table: str, records: Sequence[msgspec.Struct]) -> pa.Table:
+def columns(table: str, records: Sequence[Any]) -> pa.Table:
     """Records, at least one, as their table in SCHEMAS: what `row` says of each, made by columns: it is cheaper."""
     schema = SCHEMAS[table]
     arrays: list[pa.Array] = []
