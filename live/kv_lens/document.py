@@ -45,11 +45,14 @@ class Reuse(msgspec.Struct, frozen=True, kw_only=True):
     hottest_tenth_share: float  # of all reads, those of the tenth of the blocks that was read most
 
 
+Kind = Literal["class", "request", "session", "chain", "others"]
+
+
 class Taker(msgspec.Struct, frozen=True, kw_only=True):
     """Who needed the room of blocks that were evicted."""
 
     name: str
-    kind: Literal["class", "request", "session", "chain", "others"]  # chain: a sequence, by its first block
+    kind: Kind  # chain: a sequence, by its first block
     evicted_blocks: int | None  # for it; null: not recorded
     missed_tokens: int  # of these, needed again later
     victims: list[str]  # who needed them, most first, three at most

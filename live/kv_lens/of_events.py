@@ -3,17 +3,18 @@
 Hits are not in events; a server that counts its lookups makes rates of the blocks."""
 
 import copy
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from sojourn.live.kv_lens.document import SIZES, CachePool, CurvePoint, KvLens, Taker, Times
+from sojourn.live.kv_lens.document import SIZES, CachePool, CurvePoint, Kind, KvLens, Taker, Times
+from sojourn.live.kv_lens.takers import MOST_TAKERS, make_taker
 from sojourn.live.kv_lens.words import headline_of
 from sojourn.metrics.memory.kv_event_wire import GPU
 from sojourn.metrics.memory.pool_history import CHAIN, NAMELESS, BlockHistory, PoolHistory
 from sojourn.metrics.statistics.log_histogram import LogHistogram
 
-MOST_TAKERS = 12
 FEWEST_REMOVED = 20  # blocks: fewer evictions tell nothing of more memory
 NO_HITS = "hits are not in KV events: give the server's address with --metrics, or the records of its requests"
 NO_SMALLER = "what less memory would hit follows from the order of hits, which KV events do not show"
@@ -146,26 +147,20 @@ def _times_of(**histograms: list[LogHistogram]) -> dict[str, Times]:
 
 
 def _takers(device: list[PoolHistory], size: int) -> list[Taker]:
-    taken: dict[str, int] = {}
-    missed: dict[str, dict[str, int]] = {}
+    taken: Counter[str] = Counter()
+    victims: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for pool in device:
-        for name, blocks in pool.taken_by.items():
-            taken[name] = taken.get(name, 0) + blocks
+        taken.update(pool.taken_by)
         for (name, victim), blocks in pool.missed_by.items():
-            of_taker = missed.setdefault(name, {})
-            of_taker[victim] = of_taker.get(victim, 0) + blocks
-    order = sorted(taken, key=lambda name: (-sum(missed.get(name, {}).values()), -taken[name]))
+            victims[name][victim] += blocks
+    order = sorted(taken, key=lambda name: (-victims[name].total(), -taken[name]))
     return [
-        Taker(
-            name=name or NAMELESS, kind=_kind(name), evicted_blocks=taken[name],
-            missed_tokens=size * sum(missed.get(name, {}).values()),
-            victims=sorted(missed.get(name, {}), key=lambda victim: -missed[name][victim])[:3],
-        )
+        make_taker(name or NAMELESS, _kind(name), taken[name], size * victims[name].total(), victims[name])
         for name in order[:MOST_TAKERS]
-    ]  # fmt: skip
+    ]
 
 
-def _kind(name: str):
+def _kind(name: str) -> Kind:
     if name in ("", NAMELESS):
         return "others"
     return "chain" if name.startswith(CHAIN) else "session"

@@ -2,11 +2,10 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from typing import Literal
 
 import pandas as pd
 
-from sojourn.live.kv_lens.document import Taker
+from sojourn.live.kv_lens.document import Kind, Taker
 from sojourn.metrics.memory.kv_event_wire import GPU
 from sojourn.metrics.memory.pool_history import BlockHistory
 
@@ -34,7 +33,7 @@ def takers_of(asked: pd.DataFrame, klass: Mapping[str, str], history: BlockHisto
     return [
         *(_by_class(missed, victims, taken, klass) if len(set(klass.values()) - {""}) > 1 else []),
         *(
-            _taker(name, "request", taken[name] if taken else None, tokens, victims[name])
+            make_taker(name, "request", taken[name] if taken else None, tokens, victims[name])
             for name, tokens in missed.most_common(MOST_TAKERS)
         ),
     ]  # fmt: skip
@@ -53,14 +52,12 @@ def _by_class(
         for victim, part in victims[taker].items():
             victims_of_class[klass.get(taker, "")][klass.get(victim, "")] += part
     return [
-        _taker(name or UNKNOWN, "class", blocks[name] if taken else None, tokens, victims_of_class[name])
+        make_taker(name or UNKNOWN, "class", blocks[name] if taken else None, tokens, victims_of_class[name])
         for name, tokens in of_class.most_common()
     ]
 
 
-def _taker(
-    name: str, kind: Literal["class", "request"], blocks: int | None, tokens: int, victims: Counter[str]
-) -> Taker:
+def make_taker(name: str, kind: Kind, blocks: int | None, tokens: int, victims: Counter[str]) -> Taker:
     return Taker(
         name=name, kind=kind, evicted_blocks=blocks, missed_tokens=tokens,
         victims=[victim or UNKNOWN for victim, _ in victims.most_common(VICTIMS)],
