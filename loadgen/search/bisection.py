@@ -144,116 +144,178 @@ def judgements(trials: Sequence[Trial], goal: Goal) -> list[Judgement]:
     return [judge(by_rate[rate], goal) for rate in sorted(by_rate)]
 
 
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """What the trials say so far. `low` meets and `high` misses, as far as such a rate is known."""
+
+    goal: Goal
+    trials: Sequence[Trial]
+    known: list[Judgement]
+    low: float | None
+    high: float | None
+    undecided: list[Judgement]  # within the bracket
+    unsent: list[Trial]  # not valid
+    ceiling: float  # the lowest rate that the load generator never sent as it was meant
+
+    def within(self, rate: float) -> bool:
+        return (self.low or 0.0) < rate < (self.high or math.inf)
+
+    @property
+    def num_counted(self) -> int:
+        return sum(not trial.warm_up for trial in self.trials)
+
+    @property
+    def unsent_error(self) -> str:
+        return self.unsent[-1].error if self.unsent else ""
+
+    def end(self, reason: str, resolved: bool = False) -> Outcome:
+        return Outcome(
+            resolved=resolved, meets_rps=self.low, misses_rps=self.high, reason=reason, judgements=self.known,
+            undecided_rps=[each.rate_rps for each in self.undecided],
+        )  # fmt: skip
+
+
+def standing_of(trials: Sequence[Trial], goal: Goal) -> Standing:
+    known = judgements(trials, goal)
+    high = min((each.rate_rps for each in known if each.verdict == "misses"), default=None)
+    below = [each.rate_rps for each in known if each.verdict == "meets" and each.rate_rps < (high or math.inf)]
+    unsent = [trial for trial in trials if not trial.warm_up and not trial.valid]
+    tried = {each.rate_rps for each in known}
+    found = Standing(
+        goal=goal, trials=trials, known=known, low=max(below, default=None), high=high, undecided=[], unsent=unsent,
+        ceiling=min((trial.rate_rps for trial in unsent if trial.rate_rps not in tried), default=math.inf),
+    )  # fmt: skip
+    unclear = [each for each in known if each.verdict == "cannot tell" and found.within(each.rate_rps)]
+    return msgspec.structs.replace(found, undecided=unclear)
+
+
 def next_trial(trials: Sequence[Trial], goal: Goal) -> Proposal | Outcome:
-    """What to try next, or how the search ended."""
+    """What to try next, or how the search ended: the answer of the first state that the search is in."""
     if not trials:
         return Proposal(rate_rps=goal.start_rps, why="warm-up, not counted", warm_up=True)
-    known = judgements(trials, goal)
-    tried = [each.rate_rps for each in known]
-    meets = [each.rate_rps for each in known if each.verdict == "meets"]
-    misses = [each.rate_rps for each in known if each.verdict == "misses"]
-    unclear = {each.rate_rps: each for each in known if each.verdict == "cannot tell"}
-    high = min(misses, default=None)
-    low = max((rate for rate in meets if high is None or rate < high), default=None)
-    bracket = low or 0.0, high or math.inf
-    undecided = [rate for rate in unclear if bracket[0] < rate < bracket[1]]
+    standing = standing_of(trials, goal)
+    return next(answer for state in STATES if (answer := state(standing)) is not None)
 
-    def end(reason: str, resolved: bool = False) -> Outcome:
-        return Outcome(
-            resolved=resolved, meets_rps=low, misses_rps=high, undecided_rps=undecided, reason=reason, judgements=known
-        )
 
-    if high is not None and max(meets, default=0.0) > high:
-        return end(
-            f"{max(meets):g} requests/s meet and {high:g} miss: attainment does not fall with the rate, or the server "
-            "changed during the search"
-        )
-    if low is not None and high is not None and high / low - 1 <= goal.tolerance:
-        return end(f"{low:g} requests/s meet and {high:g} miss", resolved=True)
-    counted = [trial for trial in trials if not trial.warm_up]
-    if counted and not any(trial.completed for trial in trials):
-        return end(_nothing_served(trials))
-    unsent = [trial for trial in counted if not trial.valid]
-    if len(counted) >= goal.most_trials:
-        lost = f", {len(unsent)} of them not sent as they were meant ({unsent[-1].error})" if unsent else ""
-        best = next((unclear[rate] for rate in undecided if unclear[rate].attainment >= goal.attainment), None)
-        seen = (
-            f": {best.sent:,} requests at {best.rate_rps:g} requests/s met their objectives to {best.attainment:.1%}; "
-            f"{goal.attainment:.0%} takes at least {fewest_to_meet(goal):,} independent samples, and requests that "
-            "overlap in the queue count as fewer"
-            if best is not None and not best.growing
-            else ""
-        )
-        return end(f"{len(counted)} trials were not enough{lost}{seen}; allow more, or longer ones")
-    spoilt = [trial.rate_rps for trial in unsent]
-    retry = next(
-        (rate for rate in spoilt if spoilt.count(rate) < ATTEMPTS_AT_INVALID and bracket[0] < rate < bracket[1]), None
+def _contradicted(at: Standing) -> Outcome | None:
+    highest = max((each.rate_rps for each in at.known if each.verdict == "meets"), default=0.0)
+    if at.high is None or highest <= at.high:
+        return None
+    return at.end(
+        f"{highest:g} requests/s meet and {at.high:g} miss: attainment does not fall with the rate, or the server "
+        "changed during the search"
     )
-    if retry is not None and retry not in tried:
-        return Proposal(rate_rps=retry, why="once more: the load was not sent as it was meant")
-    again = [rate for rate in undecided if unclear[rate].trials < goal.most_trials_a_rate]
-    if again:
-        each = unclear[again[0]]
-        found = "latencies grow" if each.growing and each.low >= goal.attainment else f"{each.low:.1%}–{each.high:.1%}"
-        return Proposal(rate_rps=again[0], why=f"more samples: {found} so far")
-    ceiling = min((rate for rate in spoilt if rate not in tried), default=math.inf)
-    smallest, largest = min(tried, default=goal.start_rps), max(tried, default=goal.start_rps)
-    if not known and ceiling == math.inf:
-        return Proposal(rate_rps=goal.start_rps, why="the start")
-    if low is None:
-        lower = float(f"{min(smallest, ceiling) / STEP_FACTOR:.4g}")
-        if lower >= goal.lowest_rps:
-            return Proposal(rate_rps=lower, why="nothing meets yet")
-        if not known:
-            return end(f"the load generator could not send even {ceiling:g} requests/s: {unsent[-1].error}")
-        return end(f"no rate down to {smallest:g} requests/s keeps {goal.attainment:.0%}; the bound is below, or 0")
-    cause = unsent[-1].error if unsent else ""
-    if high is None:
-        return _upwards(low, largest, ceiling, cause, goal, end)
-    return _between(low, high, undecided, unclear, ceiling, cause, goal, end)
 
 
-def _nothing_served(trials: Sequence[Trial]) -> str:
-    sent = sum(trial.sent for trial in trials)
-    error = next((trial.error for trial in reversed(trials) if trial.error), "")
-    return (
+def _resolved(at: Standing) -> Outcome | None:
+    if at.low is None or at.high is None or at.high / at.low - 1 > at.goal.tolerance:
+        return None
+    return at.end(f"{at.low:g} requests/s meet and {at.high:g} miss", resolved=True)
+
+
+def _nothing_served(at: Standing) -> Outcome | None:
+    if not at.num_counted or any(trial.completed for trial in at.trials):
+        return None
+    sent = sum(trial.sent for trial in at.trials)
+    error = next((trial.error for trial in reversed(at.trials) if trial.error), "")
+    return at.end(
         f"none of {sent:,} requests was served (mend that, or begin at a lower rate if they were too many)"
         f"{f': {error}' if error else ''}"
     )
 
 
-def _upwards(low: float, largest: float, ceiling: float, cause: str, goal: Goal, end) -> Proposal | Outcome:
-    top = min(goal.highest_rps, ceiling / math.sqrt(STEP_FACTOR))
-    higher = min(largest * STEP_FACTOR, top)
+def _out_of_trials(at: Standing) -> Outcome | None:
+    if at.num_counted < at.goal.most_trials:
+        return None
+    share, seen = at.goal.attainment, ""
+    lost = f", {len(at.unsent)} of them not sent as they were meant ({at.unsent_error})" if at.unsent else ""
+    best = next((each for each in at.undecided if each.attainment >= share), None)
+    if best is not None and not best.growing:
+        seen = (
+            f": {best.sent:,} requests at {best.rate_rps:g} requests/s met their objectives to {best.attainment:.1%}; "
+            f"{share:.0%} takes at least {fewest_to_meet(at.goal):,} independent samples, and requests that "
+            "overlap in the queue count as fewer"
+        )
+    return at.end(f"{at.num_counted} trials were not enough{lost}{seen}; allow more, or longer ones")
+
+
+def _unsent(at: Standing) -> Proposal | None:
+    spoilt = [trial.rate_rps for trial in at.unsent]
+    retry = next((rate for rate in spoilt if spoilt.count(rate) < ATTEMPTS_AT_INVALID and at.within(rate)), None)
+    if retry is None or any(each.rate_rps == retry for each in at.known):
+        return None
+    return Proposal(rate_rps=retry, why="once more: the load was not sent as it was meant")
+
+
+def _unclear(at: Standing) -> Proposal | None:
+    each = next((each for each in at.undecided if each.trials < at.goal.most_trials_a_rate), None)
+    if each is None:
+        return None
+    grows = each.growing and each.low >= at.goal.attainment
+    found = "latencies grow" if grows else f"{each.low:.1%}–{each.high:.1%}"
+    return Proposal(rate_rps=each.rate_rps, why=f"more samples: {found} so far")
+
+
+def _warm(at: Standing) -> Proposal | None:
+    return None if at.known or at.unsent else Proposal(rate_rps=at.goal.start_rps, why="the start")
+
+
+def _downwards(at: Standing) -> Proposal | Outcome | None:
+    if at.low is not None:
+        return None
+    smallest = at.known[0].rate_rps if at.known else at.goal.start_rps
+    lower = float(f"{min(smallest, at.ceiling) / STEP_FACTOR:.4g}")
+    if lower >= at.goal.lowest_rps:
+        return Proposal(rate_rps=lower, why="nothing meets yet")
+    if not at.known:
+        return at.end(f"the load generator could not send even {at.ceiling:g} requests/s: {at.unsent_error}")
+    return at.end(f"no rate down to {smallest:g} requests/s keeps {at.goal.attainment:.0%}; the bound is below, or 0")
+
+
+def _upwards(at: Standing) -> Proposal | Outcome | None:
+    if at.high is not None:
+        return None
+    goal, largest = at.goal, at.known[-1].rate_rps
+    higher = min(largest * STEP_FACTOR, goal.highest_rps, at.ceiling / math.sqrt(STEP_FACTOR))
     if higher > largest * (1 + goal.tolerance / 2):
         return Proposal(rate_rps=higher, why="nothing misses yet")
-    if ceiling < goal.highest_rps:
-        return end(f"{low:g} requests/s meet, and the load generator could not send {ceiling:g}: {cause}")
-    return end(f"{low:g} requests/s meet, and nothing up to {largest:g} misses; the bound is above what was tried")
+    met = f"{at.low:g} requests/s meet, and"
+    if at.ceiling < goal.highest_rps:
+        return at.end(f"{met} the load generator could not send {at.ceiling:g}: {at.unsent_error}")
+    return at.end(f"{met} nothing up to {largest:g} misses; the bound is above what was tried")
 
 
-def _between(low, high, undecided, unclear, ceiling, cause: str, goal: Goal, end) -> Proposal | Outcome:
-    """Bisection. Around the rate that is nearest to the bound and stays undecided, the two rates that would make a
-    bracket just narrow enough."""
-    top = min(high, ceiling)
-    if top < high and top / low - 1 <= goal.tolerance:
-        return end(
-            f"{low:g} requests/s meet, {high:g} miss, and between them the load generator could not send {ceiling:g}: "
-            f"{cause}"
+def _between(at: Standing) -> Proposal | Outcome | None:
+    top = min(at.high, at.ceiling)
+    if top < at.high and top / at.low - 1 <= at.goal.tolerance:
+        return at.end(
+            f"{at.low:g} requests/s meet, {at.high:g} miss, and between them the load generator could not send "
+            f"{at.ceiling:g}: {at.unsent_error}"
         )
-    if not undecided:
-        middle = float(f"{math.sqrt(low * top):.4g}")
-        return Proposal(rate_rps=middle, why=f"between {low:g} and {top:g}")
-    centre = min(undecided, key=lambda rate: abs(unclear[rate].attainment - goal.attainment))
-    reach = math.sqrt(1 + goal.tolerance) * 0.999
+    if at.undecided:
+        return None
+    return Proposal(rate_rps=float(f"{math.sqrt(at.low * top):.4g}"), why=f"between {at.low:g} and {top:g}")
+
+
+def _beside_undecided(at: Standing) -> Proposal | Outcome:
+    """Around the rate that is nearest to the bound and stays undecided, the two rates that would make a bracket just
+    narrow enough."""
+    goal = at.goal
+    each = min(at.undecided, key=lambda each: abs(each.attainment - goal.attainment))
+    centre, reach = each.rate_rps, math.sqrt(1 + goal.tolerance) * 0.999
     for wanted in (centre / reach, centre * reach):
         rate = float(f"{wanted:.4g}")
-        known = any(abs(math.log(rate / other)) < math.log(reach) / 4 for other in undecided)
-        if not known and low < rate < high and rate < ceiling:
+        known = any(abs(math.log(rate / other.rate_rps)) < math.log(reach) / 4 for other in at.undecided)
+        if not known and at.within(rate) and rate < at.ceiling:
             return Proposal(rate_rps=rate, why=f"beside {centre:g}, which is too near to decide")
-    each = unclear[centre]
-    return end(
+    return at.end(
         f"{each.sent} requests at {each.rate_rps:g} requests/s keep {each.attainment:.1%} "
         f"({each.low:.1%}–{each.high:.1%}), too near to {goal.attainment:.0%} to decide; allow more trials a rate, "
         "or a wider tolerance"
     )
+
+
+# A state answers None where the search is not in it.
+STATES = (
+    _contradicted, _resolved, _nothing_served, _out_of_trials, _unsent, _unclear, _warm, _downwards, _upwards, _between,
+    _beside_undecided,
+)  # fmt: skip
