@@ -35,7 +35,7 @@ def use_beside_others(folder: Path, python_path: Path) -> str:
 
 
 def test_a_folder_may_have_modules_of_the_names_of_our_rooms(tmp_path):
-    assert use_beside_others(tmp_path, ROOT) == "tiny-model sojourn.metrics.records\n"
+    assert use_beside_others(tmp_path, ROOT) == "tiny-model sojourn.metrics.records.step\n"
 
 
 def test_a_wheel_holds_one_name_and_works(tmp_path):
@@ -58,4 +58,4 @@ def test_a_wheel_holds_one_name_and_works(tmp_path):
     theirs = {path.relative_to(site / "sojourn") for path in (site / "sojourn").rglob("*")}
     left_out = {path for path in ours - theirs if "__pycache__" not in path.parts}
     assert {path.suffix for path in left_out} <= {".md", ".txt", ".yaml", ".yml"}, sorted(map(str, left_out))[:20]
-    assert use_beside_others(work, site) == "tiny-model sojourn.metrics.records\n"
+    assert use_beside_others(work, site) == "tiny-model sojourn.metrics.records.step\n"
