@@ -27,7 +27,7 @@ help:
 	@echo "make test   set up, then run the tests"
 	@echo "make programs  the tests that need a browser, Prometheus or a C++ compiler"
 	@echo "make thorough  what make test holds once, for further seeds, shapes, families and pages"
-	@echo "make check  style, types, and the tests that start no server: fewer seeds, shapes and examples than make test"
+	@echo "make check  style, types, and the quick tests that start no server, with fewer examples than make test"
 	@echo "make torture  the server's guarantees under fault injection, in the short form"
 	@echo "make lint   check style and formatting"
 	@echo "make types  check the types of the public interfaces"
@@ -48,7 +48,7 @@ thorough: $(STAMP)
 	$(PYTEST) -m '$(REPEATS)'
 
 check: lint types
-	$(PYTEST) -m '$(FAST)' --max-examples 10 $(NO_SCHEMATHESIS)
+	$(PYTEST) -m '$(FAST)' --quick --max-examples 10 $(NO_SCHEMATHESIS)
 
 torture: $(STAMP)
 	$(BIN)/python -m bench.torture --short --allow-missed

@@ -1,5 +1,6 @@
 """The marks `server`, `prometheus`, `browser` and `compiler`, a bare machine (`--bare`), the cap of property tests
-(`--max-examples`), and the order of files for parallel workers (`--dist loadfile --no-loadscope-reorder`)."""
+(`--max-examples`), long tests (`--quick`), and the order of files for parallel workers (`--dist loadfile
+--no-loadscope-reorder`)."""
 
 import gc
 import os
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import is_hypothesis_test, settings
 
 from tests.bare_machine import make_bare
+from tests.long_tests import note_long, without_long
 from tests.programs import missing
 
 ROOT = Path(__file__).parent
@@ -56,6 +58,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--max-examples", type=int, help="cap of the examples of each property test; `make check` sets 10, and the "
         "default is what each test says",
     )  # fmt: skip
+    parser.addoption("--quick", action="store_true", help="leave out the tests of tests/long_tests.txt")
+    parser.addoption("--note-long", action="store_true", help="write tests/long_tests.txt from what this run takes")
     parser.addoption(
         "--bare", action="store_true", help="hide Prometheus, browsers, Node, compilers and Docker, and take the home "
         "folder away, as on a machine where nothing is installed",
@@ -77,9 +81,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             cap_examples(item.obj, cap)
     places = {ROOT / name: place for place, name in enumerate(FIRST)}
     items.sort(key=lambda item: places.get(item.path, len(FIRST)))
+    if config.getoption("--quick"):
+        items[:], long = without_long(items)
+        config.hook.pytest_deselected(items=long)
+
+
+def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
+    if config.getoption("--note-long"):
+        stats = terminalreporter.stats.values()
+        note_long(report for each in stats for report in each if isinstance(report, pytest.TestReport))
 
 
 def cap_examples(test, cap: int) -> None:
-    """Also of a test with `@settings` of its own, which no Hypothesis profile changes."""
-    used = test._hypothesis_internal_use_settings
-    test._hypothesis_internal_use_settings = settings(used, max_examples=min(cap, used.max_examples))
+    """Also of a test with `@settings` of its own, which no Hypothesis profile changes, and of a state machine."""
+    machine = getattr(test, "__self__", None)
+    owner, name = (test, "_hypothesis_internal_use_settings") if machine is None else (type(machine), "settings")
+    used = getattr(owner, name)
+    setattr(owner, name, settings(used, max_examples=min(cap, used.max_examples)))

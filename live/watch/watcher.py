@@ -320,9 +320,12 @@ def _unreachable(base: str, why: str) -> WatchedServer:
     )  # fmt: skip
 
 
-def watch_once(urls: Sequence[str], seconds: float = WINDOW_S, objectives: Mapping[str, float] | None = None) -> Watch:
+def watch_once(
+    urls: Sequence[str], seconds: float = WINDOW_S, objectives: Mapping[str, float] | None = None,
+    interval_s: float = INTERVAL_S,
+) -> Watch:  # fmt: skip
     """The verdict on live servers after so many seconds of scrapes, or at once from a Prometheus. Raises InputError."""
-    watcher = Watcher(urls, objectives, window_s=seconds).start()
+    watcher = Watcher(urls, objectives, window_s=seconds, interval_s=interval_s).start()
     try:
         watcher.wait_for(seconds)
         return watcher.watch(steady=False)

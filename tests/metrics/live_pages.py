@@ -1,9 +1,11 @@
-"""Live servers with a known truth: planned requests, a page a second, as `tests.metrics.foreign` makes them."""
+"""Live servers with a known truth: planned requests and their pages, as `tests.metrics.foreign` makes them."""
 
 import http.server
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from functools import cache
+from itertools import count
 
 from sojourn.interop.sources.page import rows_of
 from sojourn.live.watch.observer import Observer
@@ -11,21 +13,35 @@ from tests.metrics.foreign import START_NS, Life, S, VllmPage, finish, steady
 
 Gauges = Callable[[float], tuple[int, int, float]]  # second → running, waiting, KV use
 
+EVERY_S = 2
+
 
 def observed(
     lives: list[Life], seconds: int, gauges: Gauges, objectives: dict[str, float] | None = None,
     page: VllmPage | None = None, observer: Observer | None = None,
 ) -> Observer:  # fmt: skip
-    """A server that was scraped once a second from second 0 on."""
-    page, before = page or VllmPage(), float("-inf")
+    """A server that was scraped every other second from second 0 on."""
+    shown = tuple(gauges(second) for second in range(0, seconds + 1, EVERY_S))
     observer = observer or Observer("http://x", "x", objectives or {}, window_s=60.0)
-    for second in range(seconds + 1):
-        finish(page, lives, before, second)
-        page.show(*gauges(second), 0)
-        ns = START_NS + second * S
-        observer.add(ns, rows_of(page.render(), ns, 0.004))
-        before = second
+    for ns, rows in _scrapes(tuple(lives), shown) if page is None else _scraped(page, lives, shown):
+        observer.add(ns, rows)
     return observer
+
+
+@cache
+def _scrapes(lives: tuple[Life, ...], shown: tuple[tuple[int, int, float], ...]) -> list[tuple[int, list[dict]]]:
+    """Of a fresh page of vLLM; several tests ask for the same ones."""
+    return list(_scraped(VllmPage(), lives, shown))
+
+
+def _scraped(page: VllmPage, lives: Sequence[Life], shown: Sequence[tuple[int, int, float]]):
+    before = float("-inf")
+    for second, gauges in zip(count(step=EVERY_S), shown, strict=False):
+        finish(page, lives, before, second)
+        page.show(*gauges, 0)
+        ns = START_NS + second * S
+        yield ns, rows_of(page.render(), ns, 0.004)
+        before = second
 
 
 @contextmanager
@@ -48,7 +64,7 @@ def serving(answer):
             pass
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"
     finally:

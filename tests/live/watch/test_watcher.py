@@ -34,7 +34,7 @@ def until(condition, seconds: float = 5.0):
 )
 def test_what_cannot_be_read_is_told(answer, sentence):
     with serving(answer) as url:
-        found = watch_once([url], seconds=5.0)
+        found = watch_once([url], seconds=5.0, interval_s=0.05)
     assert found.state == "unreachable" and sentence in found.headline
 
 
@@ -57,7 +57,7 @@ def test_a_server_that_vanishes_and_comes_back_is_watched_on():
 
 def test_several_servers_have_a_line_each():
     with serving(pages(page())) as one, serving(lambda _: (404, b"")) as other:
-        found = watch_once([one, f"{one}/v1", other], seconds=1.5)
+        found = watch_once([one, f"{one}/v1", other], seconds=0.5, interval_s=0.05)
     assert [server.state for server in found.servers] == ["healthy", "unreachable"]
     assert found.state == "unreachable" and found.headline.startswith(other)
 
@@ -174,7 +174,7 @@ def test_a_redirect_to_another_server_is_not_followed():
         return (404, b"") if path.startswith("/api") else (302, b"", "http://localhost:9/metrics")
 
     with serving(answer) as url:
-        found = watch_once([url], seconds=5.0)
+        found = watch_once([url], seconds=5.0, interval_s=0.05)
     assert "answers HTTP 302" in found.headline and set(asked) == {"/api/v1/query?query=1", "/metrics"}
 
 
@@ -182,7 +182,7 @@ def test_a_page_that_redirects_within_its_server_is_read():
     """As an application does that is mounted at /metrics/."""
     pages_of = {"/metrics": (307, b"", "/metrics/"), "/metrics/": (200, page())}
     with serving(lambda path: pages_of.get(path, (404, b""))) as url:
-        (server,) = watch_once([url], seconds=3.0).servers
+        (server,) = watch_once([url], seconds=0.5, interval_s=0.05).servers
     assert server.source == "vllm"
 
 

@@ -192,7 +192,7 @@ def test_a_burst_of_profiled_steps_is_asked_for_once_and_none_after_the_end():
             pass
 
     with http.server.HTTPServer(("127.0.0.1", 0), Server) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         endpoint = Endpoint("http", "127.0.0.1", server.server_port, "", headers={"x-team": "a"})
         burst, ended_first = KernelBurst(after_s=0.01), KernelBurst(after_s=60)
         for each in (burst, ended_first):
