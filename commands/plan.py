@@ -342,8 +342,7 @@ def _shown_progress():
 def _binding(walls: "Sequence[Wall]") -> str | None:
     from sojourn.replay.verdict.walls import binding
 
-    nearest = binding(walls)
-    return None if nearest is None else nearest.name
+    return getattr(binding(walls), "name", None)
 
 
 def _bounds(objectives: Sequence[Mapping[str, Any]]) -> str:

@@ -20,11 +20,11 @@ from typing import Any, Self
 
 import msgspec
 from pydantic import ValidationError
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from sojourn.engine import messages
 from sojourn.engine.config import EngineConfig, complaint, model_folder
 from sojourn.engine.core import build
+from sojourn.engine.llm_input import SERVER_SETTINGS, LLMError, progress_bar, prompt_ids, stop_strings
 from sojourn.engine.llm_output import Completion, OutputSequence, Piece
 from sojourn.engine.loop.engine import Engine
 from sojourn.engine.sampling import LEAST_TOP_P, SamplingParams, choice_seed, contradiction, ended_by, unfit
@@ -34,29 +34,9 @@ from sojourn.engine.token.generation_config import sampling_defaults
 from sojourn.engine.token.text.template import ChatTemplate
 from sojourn.engine.token.text.tokenizer import NoTokenizer, Tokenizer
 from sojourn.metrics.compute.step_costs import StepCosts
-from sojourn.metrics.errors import SojournError
 from sojourn.metrics.records import StepRecord
 from sojourn.metrics.steps import Steps
 
-
-class LLMError(SojournError):
-    """A prompt or a setting that cannot be honoured, or an engine that failed, with a sentence."""
-
-
-# Settings of the front process of a server.
-_SERVER_SETTINGS = {
-    "served_model_name",
-    "lora_runtime_loading",
-    "lora_folder",
-    "max_waiting",
-    "seed",
-    "tool_format",
-    "reasoning_format",
-} | {
-    name
-    for name, field in EngineConfig.model_fields.items()
-    if (field.json_schema_extra or {}).get("panel") in ("Server", "Telemetry", "Experiments") and name != "telemetry"
-}
 STEPS_AT_ONCE = 256  # records of steps, at most, between two calls of `on_steps`
 
 
@@ -74,7 +54,7 @@ class LLM:
     def __init__(
         self, model: str | Path, *, on_steps: Callable[[list[StepRecord]], None] | None = None, **settings: Any
     ):
-        of_servers = sorted(_SERVER_SETTINGS & settings.keys())
+        of_servers = sorted(SERVER_SETTINGS & settings.keys())
         if of_servers:
             raise LLMError(f"setting {of_servers[0]} is of a server, and there is none here; leave it out")
         try:
@@ -143,7 +123,7 @@ class LLM:
         lora_adapters. The n outputs of a prompt share its blocks and have seeds of their own. Raises LLMError before
         anything is computed if a prompt or a parameter does not fit.
         """
-        prompts, stops = [prompts] if isinstance(prompts, str) else list(prompts), _stop_strings(stop)
+        prompts, stops = [prompts] if isinstance(prompts, str) else list(prompts), stop_strings(stop)
         controls = list(sampling) if isinstance(sampling, list | tuple) else [sampling] * len(prompts)
         if len(controls) != len(prompts):
             raise LLMError(
@@ -172,7 +152,7 @@ class LLM:
         try:
             self._begin(sequences)
             num_tokens, begin = 0, time.monotonic()
-            with _progress_bar(progress) as bar:
+            with progress_bar(progress) as bar:
                 task = bar.add_task("generating", total=len(sequences), tokens_per_second=0)
                 for _ in sequences:
                     num_tokens += finished.get().num_tokens
@@ -219,7 +199,7 @@ class LLM:
             except RuntimeError:  # the event loop was closed
                 self._give_up([sequence])
 
-        sequence = OutputSequence(submit, self._tokenizer, _stop_strings(stop), on_piece=hand_over)
+        sequence = OutputSequence(submit, self._tokenizer, stop_strings(stop), on_piece=hand_over)
         try:
             self._begin([sequence])
             while True:
@@ -233,29 +213,11 @@ class LLM:
         finally:
             self._give_up([sequence])
 
-    def _encode(self, prompt: str | list[int], what: str) -> list[int]:
-        """Ids that the model has. Raises LLMError."""
-        if isinstance(prompt, str):
-            try:
-                prompt.encode()
-            except UnicodeEncodeError as error:
-                raise LLMError(f"{what} is no text that UTF-8 can spell: {error}") from None
-            prompt = self._tokenizer.encode(prompt)
-        if not isinstance(prompt, list | tuple):
-            raise LLMError(f"{what} is {prompt!r}; a prompt is a text or a list of token ids")
-        if not prompt:
-            raise LLMError(f"{what} is empty; give at least one token")
-        vocab_size = self._tokenizer.vocab_size
-        bad = next((token for token in prompt if type(token) is not int or not 0 <= token < vocab_size), None)
-        if bad is not None:
-            raise LLMError(f"{what} holds token id {bad!r}; ids of this model are 0 to {vocab_size - 1}")
-        return list(prompt)
-
     def _submit(
         self, prompt: str | list[int], sampling: SamplingParams | None, what: str, lora: str | None
     ) -> messages.Submit:
         """A checked request. Raises LLMError."""
-        ids = self._encode(prompt, what)
+        ids = prompt_ids(prompt, what, self._tokenizer)
         capacity = min(self.ready.max_model_len, self.ready.pool_tokens)
         if sampling is None:
             sampling = self.default_sampling()
@@ -385,17 +347,3 @@ class LLM:
 def _end(inbox: queue.SimpleQueue, thread: threading.Thread) -> None:
     inbox.put(None)
     thread.join()
-
-
-def _stop_strings(stop: str | Sequence[str]) -> list[str]:
-    """Raises LLMError for a value that can end no text."""
-    stops = [stop] if isinstance(stop, str) else list(stop)
-    bad = next((text for text in stops if not isinstance(text, str) or not text), None)
-    if bad is not None:
-        raise LLMError(f"stop string {bad!r} must be a text of at least one character")
-    return stops
-
-
-def _progress_bar(shown: bool) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, TextColumn("{task.fields[tokens_per_second]:,.0f} tokens/s"), disable=not shown)

@@ -45,7 +45,7 @@ INSIDE = {
         ("runner", "server", "faults.core"),
         ("techniques",),
         ("profile_burst",),
-        ("core", "llm_output"),
+        ("core", "llm_input", "llm_output"),
         ("llm", "faults"),
         ("measure_speed", "server.app"),
         ("server.api_reference", "server.serve"),

@@ -16,6 +16,8 @@ from sojourn.interop.exported.guidellm_statistics import (
     Array,
     Json,
     concurrency_by_group,
+    count,
+    known,
     rates,
     rates_by_group,
     summary,
@@ -330,11 +332,11 @@ def _request(row: Mapping[str, Any]) -> Json:
         "info": {
             "request_id": row["request_id"], "conversation_id": row["session_id"] or None,
             "turn_index": int(row["turn"]), "preceding_nodes": int(row["turn"]), "status": STATUS[row["group"]],
-            "timings": {name: _known(value) for name, value in timings.items()},
+            "timings": {name: known(value) for name, value in timings.items()},
             "error": error if row["group"] == "errored" else None,
         },
-        "input_metrics": {"text_tokens": _count(row["prompt_tokens"]), "cached_tokens": _count(row["cached_tokens"])},
-        "output_metrics": {"text_tokens": _count(row["output_tokens"])},
+        "input_metrics": {"text_tokens": count(row["prompt_tokens"]), "cached_tokens": count(row["cached_tokens"])},
+        "output_metrics": {"text_tokens": count(row["output_tokens"])},
         **dict(_computed(row)),
     }  # fmt: skip
 
@@ -342,23 +344,15 @@ def _request(row: Mapping[str, Any]) -> Json:
 def _computed(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """What GuideLLM writes beside the times it is computed from, for readers of the file."""
     start, end = row["start"], row["request_end"]
-    yield "request_start_time", _known(start)
+    yield "request_start_time", known(start)
     yield "request_end_time", row["end"]
-    yield "request_latency", _known(row["latency"])
-    yield "request_dispatch_delay", _known(start - row["target"])
-    yield "request_scheduled_latency", _known(end - row["target"])
-    yield "prompt_tokens", _count(row["prompt_tokens"])
-    yield "cached_tokens", _count(row["cached_tokens"])
-    yield "output_tokens", _count(row["outputs"])
-    yield "total_tokens", _count(np.nansum([row["prompt_tokens"], row["outputs"]]))
-    yield "time_to_first_token_ms", _known(row["ttft_ms"])
-    yield "time_per_output_token_ms", _known(row["per_token_ms"])
-    yield "inter_token_latency_ms", _known(row["itl_ms"])
-
-
-def _known(value: Any) -> Any:
-    return None if value != value else value
-
-
-def _count(value: float) -> int | None:
-    return None if value != value else int(value)
+    yield "request_latency", known(row["latency"])
+    yield "request_dispatch_delay", known(start - row["target"])
+    yield "request_scheduled_latency", known(end - row["target"])
+    yield "prompt_tokens", count(row["prompt_tokens"])
+    yield "cached_tokens", count(row["cached_tokens"])
+    yield "output_tokens", count(row["outputs"])
+    yield "total_tokens", count(np.nansum([row["prompt_tokens"], row["outputs"]]))
+    yield "time_to_first_token_ms", known(row["ttft_ms"])
+    yield "time_per_output_token_ms", known(row["per_token_ms"])
+    yield "inter_token_latency_ms", known(row["itl_ms"])

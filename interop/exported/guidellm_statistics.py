@@ -105,3 +105,11 @@ def _merged(times: Array, weights: Array) -> tuple[Array, Array]:
         starts.append(at)
         at = int(reach[at])
     return times[starts], np.add.reduceat(weights, starts) if starts else weights
+
+
+def known(value: Any) -> Any:
+    return None if value != value else value
+
+
+def count(value: float) -> int | None:
+    return None if value != value else int(value)

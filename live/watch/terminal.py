@@ -12,7 +12,7 @@ from rich.text import Text
 from sojourn.diagnosis.terminal.time_spent import bar, labelled_grid, ruled_table, section
 from sojourn.diagnosis.verdict import Finding
 from sojourn.live.watch.document import Met, Now, Watch, WatchedServer
-from sojourn.live.watch.observer import Moment
+from sojourn.live.watch.moments import Moment
 from sojourn.live.watch.steady import Change, clock
 from sojourn.metrics.ledger import COLOURS
 

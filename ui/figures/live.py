@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from sojourn.live.watch.document import Part
-from sojourn.live.watch.observer import Moment
+from sojourn.live.watch.moments import Moment
 from sojourn.ui import theme
 from sojourn.ui.text import number
 

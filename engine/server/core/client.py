@@ -1,11 +1,10 @@
 """The front's side of the core: starts and restarts the process, sends it requests, hands out its messages."""
 
 import asyncio
-import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import zmq.asyncio
@@ -13,7 +12,7 @@ import zmq.asyncio
 from sojourn.engine import messages
 from sojourn.engine.config import EngineConfig
 from sojourn.engine.server.core.core_observer import BlockEvents, CoreObserver
-from sojourn.engine.server.core.core_process import CoreProcess
+from sojourn.engine.server.core.core_process import CoreProcess, tell
 from sojourn.engine.server.core.heartbeat import TICK_SECONDS, Heartbeat
 from sojourn.engine.server.core.questions import BURST, SLEEP, Questions
 from sojourn.engine.server.core.queue_speed import QueueSpeed
@@ -188,7 +187,7 @@ class CoreClient:
         while self.state not in ENDING:
             await self._run_once()
             if self.state in ("falling_asleep", "sleeping"):  # another model may have its memory by now
-                _log("a sleeping engine core died; the next call loads its model")
+                tell("a sleeping engine core died; the next call loads its model")
                 self.ready = None
                 self._set_state("cold")
             self.fail_open_streams()
@@ -206,7 +205,7 @@ class CoreClient:
                 self._telemetry.core_died(False)
                 self._set_state("failed")
                 return
-            _log("the engine core died; restarting it")
+            tell("the engine core died; restarting it")
             self.failure = None
             self._telemetry.core_died(True)
             self._set_state("restarting")
@@ -255,7 +254,7 @@ class CoreClient:
             heartbeat.let_pass(elapsed, is_profiling=self.questions.is_open(BURST))
             self._telemetry.exporter.core.observe_silence(heartbeat.silence_seconds)
             if heartbeat.is_hung and core.is_alive:
-                _log(f"the engine core gave no sign of life for {heartbeat.silence_seconds:.0f} s; killing it")
+                tell(f"the engine core gave no sign of life for {heartbeat.silence_seconds:.0f} s; killing it")
                 self._telemetry.exporter.core.observe_hang("killed")
                 core.kill()
                 return await asyncio.Event().wait()  # until this life is over
@@ -264,7 +263,7 @@ class CoreClient:
                     f"the engine core has given no sign of life for {heartbeat.silence_seconds:.0f} s; "
                     f"after {self.longest_silence_seconds:.0f} s it is killed and replaced"
                 )
-                _log(self.failure)
+                tell(self.failure)
                 self._telemetry.exporter.core.observe_hang("noticed")
                 self._set_state("hung")
 
@@ -273,7 +272,7 @@ class CoreClient:
         if self._heartbeat is not None:
             self._heartbeat.sign_of_life()
         if self.state == "hung":
-            _log("the engine core goes on")
+            tell("the engine core goes on")
             self.failure = None
             self._set_state("ready")
 
@@ -281,7 +280,10 @@ class CoreClient:
         """Takes in what the core says. Where steps wait here, the front is behind the core: then streams write once for
         all of them, and catch up."""
         while True:
-            arrived = list(self._readable(await core.receive()))
+            arrived, unreadable = await core.receive()
+            if unreadable:
+                tell(f"{unreadable} messages that are not of the engine core were dropped")
+                self._telemetry.exporter.core.observe_unreadable("front", unreadable)
             is_behind = sum(isinstance(message, messages.Tokens) for message in arrived) > 1
             for message in arrived:
                 self._hear()
@@ -291,22 +293,13 @@ class CoreClient:
             if is_behind:
                 await asyncio.sleep(0)
 
-    def _readable(self, encoded: Sequence[bytes]) -> Iterator[messages.FromCore]:
-        for each in encoded:
-            try:
-                yield messages.decode_from_core(each)
-            except messages.UNREADABLE as error:
-                _log(f"a message that is not of the engine core was dropped ({error})")
-                self._telemetry.exporter.core.observe_unreadable("front", 1)
-
     def _take(self, message: messages.FromCore) -> None:
         if isinstance(message, messages.Tokens):
             self._take_tokens(message)
         elif isinstance(message, messages.Observed):
             self._take_observed(message)
-        elif isinstance(message, messages.KVEvents):
-            if self.kv_events is not None:
-                self.kv_events.publish(message.batch)
+        elif isinstance(message, messages.KVEvents) and self.kv_events is not None:
+            self.kv_events.publish(message.batch)
         elif isinstance(message, messages.Profiled):
             self.questions.answer(BURST, message.burst)
         elif isinstance(message, messages.AdapterLoaded):
@@ -317,7 +310,7 @@ class CoreClient:
             self._telemetry.exporter.core.observe_unreadable("core", message.unreadable)
         elif isinstance(message, messages.Ready):
             self._take_ready(message)
-        else:
+        elif isinstance(message, messages.Failed):
             self.failure = message.message
 
     def _take_ready(self, message: messages.Ready) -> None:
@@ -362,7 +355,3 @@ class CoreClient:
         if self.state != "draining":  # which is final
             self.state = state
         self._changed.set()
-
-
-def _log(sentence: str) -> None:
-    print(f"sojourn: {sentence}", file=sys.stderr, flush=True)

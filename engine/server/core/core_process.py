@@ -12,6 +12,7 @@ from typing import Self
 import zmq
 import zmq.asyncio
 
+from sojourn.engine import messages
 from sojourn.engine.config import EngineConfig
 from sojourn.engine.process import keep_cupti, let_threads_sleep
 
@@ -72,14 +73,18 @@ class CoreProcess:
         if self._to_core is not None and not self._to_core.closed:  # else its streams fail in a moment
             self._to_core.send(encoded)
 
-    async def receive(self) -> list[bytes]:
-        """The messages that are there, in their order: at least one, and MOST_AT_ONCE at most."""
+    async def receive(self) -> tuple[list[messages.FromCore], int]:
+        """The messages that are there, in their order, MOST_AT_ONCE at most; and how many more could not be read."""
         found = [await self._from_core.recv()]
         at_once = zmq.Socket.shadow(self._from_core)  # a future for each would cost more than the message
         with contextlib.suppress(zmq.Again):
             while len(found) < MOST_AT_ONCE:
                 found.append(at_once.recv(zmq.NOBLOCK))
-        return found
+        readable = []
+        for encoded in found:
+            with contextlib.suppress(*messages.UNREADABLE):
+                readable.append(messages.decode_from_core(encoded))
+        return readable, len(found) - len(readable)
 
     async def wait(self) -> int:
         return await self._process.wait()
@@ -93,3 +98,8 @@ class CoreProcess:
         for socket in (self._to_core, self._from_core):
             if socket is not None:
                 socket.close(linger=0)
+
+
+def tell(sentence: str) -> None:
+    """To whoever runs the server."""
+    print(f"sojourn: {sentence}", file=sys.stderr, flush=True)

@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 
 from sojourn.engine.config import EngineConfig
-from sojourn.engine.messages import Abort, Observed, Submit, Tokens, encode
+from sojourn.engine.messages import Abort, Observed, Submit, Tokens
 from sojourn.engine.server.core.client import CoreClient
 from sojourn.engine.server.core.sequence import CoreLost
 from sojourn.engine.server.core.spare import Spare
@@ -169,14 +169,14 @@ def test_a_stream_writes_each_step_or_once_for_all_that_wait_in_the_front(at_onc
         simulation.receive(ask("a", [1] * 8, 20))
         simulation.drain()
         stream = core.streams["a"] = stream_of(ask("a", [1] * 8, 20))
-        said = [encode(message) for message in sent]
+        said = list(sent)
 
         class Process:
-            async def receive(self) -> list[bytes]:
+            async def receive(self) -> tuple[list, int]:
                 if not said:
                     await asyncio.Event().wait()
                 batch, said[: 2 * at_once] = said[: 2 * at_once], []  # of each step its tokens and its record
-                return batch
+                return batch, 0
 
         async def read() -> None:
             nonlocal writes

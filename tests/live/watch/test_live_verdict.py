@@ -5,7 +5,7 @@ from msgspec import structs
 
 from sojourn.interop.sources.gain import gap_gain
 from sojourn.live.watch.document import exit_code
-from sojourn.live.watch.observer import Moment, modelled_gain, seen_gain
+from sojourn.live.watch.moments import Moment, modelled_gain, seen_gain
 from sojourn.live.watch.steady import GONE_S, STANDS_S, Steady
 from tests.metrics.foreign import S, VllmPage, steady
 from tests.metrics.live_pages import observed
