@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sojourn.engine.request.plan import StepPlan
-from sojourn.engine.request.policy import Policy
+from sojourn.engine.request.policies.policy import Policy
 from sojourn.engine.request.request import State
 from sojourn.engine.request.scheduler import Scheduler
 from sojourn.replay.simulated_runner import TurnTimes

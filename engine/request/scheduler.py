@@ -9,7 +9,7 @@ from sojourn.engine.memory.observer import BlockObserver
 from sojourn.engine.request.kv_block_manager import KVBlockManager
 from sojourn.engine.request.micro_batches import MicroBatches
 from sojourn.engine.request.plan import Preemption, ScheduledTokens, StepOutcome, StepPlan, next_tokens
-from sojourn.engine.request.policy import Phase, Phases, Policy
+from sojourn.engine.request.policies.policy import Phase, Phases, Policy
 from sojourn.engine.request.request import Request, State
 from sojourn.engine.request.technique import Technique
 from sojourn.engine.request.token_budget import FixedBudget, TokenBudget

@@ -3,7 +3,7 @@ side queue of a technique."""
 
 from collections.abc import Sequence
 
-from sojourn.engine.request.policy import Policy, RankedQueue
+from sojourn.engine.request.policies.policy import Policy, RankedQueue
 from sojourn.engine.request.request import Request, State
 from sojourn.engine.request.technique import SideQueue
 

@@ -7,13 +7,13 @@ import torch
 
 from sojourn.engine.compute.buffers import to_device, to_host
 from sojourn.engine.request.plan import StepOutcome
+from sojourn.engine.runner.accepted_drafts import sampled_tokens
 from sojourn.engine.runner.batch import (
     Batch,
     PromptRows,
     failures,
     prompt_logprobs,
     sampled_logprobs,
-    sampled_tokens,
 )
 from sojourn.engine.runner.expert_tokens import summed
 from sojourn.engine.runner.stream import Task

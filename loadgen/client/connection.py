@@ -13,8 +13,8 @@ import httptools
 from gevent.monkey import get_original
 
 from sojourn.live.watch.fetch import MOST_REDIRECTS, within_one_server
+from sojourn.loadgen.client.arrival_stamps import ANCILLARY_SIZE, RECEIVED_IN_SOFTWARE, SO_TIMESTAMPING
 from sojourn.loadgen.client.event_log import CANCELLED, TIMEOUT
-from sojourn.loadgen.client.kernel_timestamps import ANCILLARY_SIZE, RECEIVED_IN_SOFTWARE, SO_TIMESTAMPING
 from sojourn.loadgen.client.outgoing import BETWEEN_BYTES, CONNECT, FIRST_BYTE, WHOLE, Outgoing
 from sojourn.loadgen.replies.reply import ReplyReader
 from sojourn.loadgen.schedule.draws import NS_PER_S

@@ -15,6 +15,7 @@ from time import monotonic_ns
 
 from gevent.monkey import get_original
 
+from sojourn.loadgen.client.arrival_stamps import KernelClock
 from sojourn.loadgen.client.connection import Connection, Exchange, HttpEnd
 from sojourn.loadgen.client.event_log import (
     BYTES,
@@ -30,7 +31,6 @@ from sojourn.loadgen.client.event_log import (
     STOPPED_SENDING,
     EventLog,
 )
-from sojourn.loadgen.client.kernel_timestamps import KernelClock
 from sojourn.loadgen.client.outgoing import STOPPED, Ended, Outgoing
 
 SPIN_NS = 1_000_000  # epoll sleeps whole milliseconds; the rest is spent in turns without a sleep

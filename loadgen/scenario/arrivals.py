@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field
 
 from sojourn.loadgen.scenario.distributions import Number, Seconds, Whole
-from sojourn.loadgen.scenario.open_processes import OPEN_PROCESSES, Bounded
+from sojourn.loadgen.scenario.open_arrivals import OPEN_PROCESSES, Bounded
 from sojourn.loadgen.traces.row import TraceRow
 
 

@@ -8,7 +8,7 @@ from itertools import cycle, repeat
 import numpy as np
 
 from sojourn.loadgen.errors import ScenarioError
-from sojourn.loadgen.scenario.open_processes import MAX_REQUESTS
+from sojourn.loadgen.scenario.open_arrivals import MAX_REQUESTS
 from sojourn.loadgen.scenario.scenario import Scenario
 from sojourn.loadgen.scenario.workload import RequestClass
 from sojourn.loadgen.schedule.closed_loop import check_size, draw_pauses, enough

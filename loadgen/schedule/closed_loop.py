@@ -13,7 +13,7 @@ import numpy as np
 
 from sojourn.loadgen.errors import ScenarioError
 from sojourn.loadgen.scenario.arrivals import CLOSED_PROCESSES, ClosedLoop
-from sojourn.loadgen.scenario.open_processes import MAX_REQUESTS
+from sojourn.loadgen.scenario.open_arrivals import MAX_REQUESTS
 from sojourn.loadgen.scenario.scenario import Scenario
 from sojourn.loadgen.schedule.draws import NS_PER_S, draw_ns, most_s
 from sojourn.loadgen.schedule.request import ScheduledRequest

@@ -9,11 +9,11 @@ from typing import Any
 from sojourn.engine.memory.block_pool import BlockPool
 from sojourn.engine.request.policies.fair_share import FairShare
 from sojourn.engine.request.policies.fcfs import Fcfs
+from sojourn.engine.request.policies.policy import Policy
 from sojourn.engine.request.policies.prefill_first import PrefillFirst
 from sojourn.engine.request.policies.priority import Priority
 from sojourn.engine.request.policies.shortest import ShortestPrefillFirst
 from sojourn.engine.request.policies.static import StaticBatching
-from sojourn.engine.request.policy import Policy
 
 POLICIES: dict[str, type[Policy]] = {
     policy.name: policy for policy in (Fcfs, Priority, ShortestPrefillFirst, FairShare, StaticBatching, PrefillFirst)

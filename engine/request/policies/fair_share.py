@@ -5,7 +5,7 @@ import heapq
 
 from sojourn.engine.memory.block_pool import BlockPool
 from sojourn.engine.request.plan import StepPlan
-from sojourn.engine.request.policy import Policy, RankedQueue
+from sojourn.engine.request.policies.policy import Policy, RankedQueue
 from sojourn.engine.request.request import Request
 
 MAX_TENANTS = 10_000  # that have a counter

@@ -1,6 +1,6 @@
 """First come, first served."""
 
-from sojourn.engine.request.policy import Policy
+from sojourn.engine.request.policies.policy import Policy
 
 
 class Fcfs(Policy):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from sojourn.engine.memory.block_pool import BlockPool
 from sojourn.engine.request.plan import StepPlan
-from sojourn.engine.request.policy import PROMPTS_FIRST, Phases, Policy
+from sojourn.engine.request.policies.policy import PROMPTS_FIRST, Phases, Policy
 from sojourn.engine.request.request import Request
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from sojourn.engine.memory.block_pool import BlockPool
-from sojourn.engine.request.policy import Policy
+from sojourn.engine.request.policies.policy import Policy
 from sojourn.engine.request.request import Request
 
 

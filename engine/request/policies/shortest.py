@@ -1,7 +1,7 @@
 """The least prompt work first."""
 
 from sojourn.engine.memory.block_pool import BlockPool
-from sojourn.engine.request.policy import Policy, RankedQueue
+from sojourn.engine.request.policies.policy import Policy, RankedQueue
 from sojourn.engine.request.request import Request
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from sojourn.engine.adapter import AdapterReference
-from sojourn.engine.request.policy import RankedQueue
+from sojourn.engine.request.policies.policy import RankedQueue
 from sojourn.engine.request.request import Request
 from sojourn.engine.techniques.lora.slots import Adapted, AdapterSlots
 

@@ -7,7 +7,7 @@ from sojourn.engine.config import EngineConfig
 from sojourn.engine.messages import Submit
 from sojourn.engine.request.policies import POLICIES
 from sojourn.engine.request.policies.fair_share import TenantQueues
-from sojourn.engine.request.policy import RankedQueue
+from sojourn.engine.request.policies.policy import RankedQueue
 from sojourn.engine.request.request import Request
 from sojourn.engine.sampling import SamplingParams
 from sojourn.metrics.ledger import Account

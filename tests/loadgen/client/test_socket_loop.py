@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import pytest
 
-from sojourn.loadgen.client import kernel_timestamps as stamps
+from sojourn.loadgen.client import arrival_stamps as stamps
+from sojourn.loadgen.client.arrival_stamps import KernelClock
 from sojourn.loadgen.client.event_log import BYTES, NO_REQUEST, RECONNECTED, event_files
-from sojourn.loadgen.client.kernel_timestamps import KernelClock
 from sojourn.loadgen.client.outgoing import Outgoing
 from sojourn.loadgen.client.socket_loop import SocketLoop
 from sojourn.loadgen.record.parse import events_by_request

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sojourn.loadgen.errors import ScenarioError
-from sojourn.loadgen.scenario.open_processes import MAX_REQUESTS
+from sojourn.loadgen.scenario.open_arrivals import MAX_REQUESTS
 from sojourn.loadgen.schedule.build import build_schedule
 from sojourn.loadgen.schedule.facts import workload_facts
 from sojourn.loadgen.traces.reader import read_trace

@@ -115,7 +115,7 @@ def test_fingerprint_is_of_all_code_that_runs_in_the_thread_of_the_loop(tmp_path
         tmp_path,
     )
     ours = {Path(file).relative_to(LOADGEN).as_posix() for file in called if Path(file).is_relative_to(LOADGEN)}
-    expected = {"client/pacing.py", "client/kernel_timestamps.py", "prompts/conversation.py", "replies/answer_text.py"}
+    expected = {"client/pacing.py", "client/arrival_stamps.py", "prompts/conversation.py", "replies/answer_text.py"}
     assert expected <= ours <= set(CLIENT_FILES)
 
 
