@@ -35,6 +35,7 @@ ANSWER_SECONDS = 5  # for the server to say whether it is ready, and how much it
 LOST_POLLS = 2  # without an answer, after which the server counts as gone
 LOST_CODES = ("engine_core_died", "engine_draining")  # of an error event: another server can go on
 KV_USAGE = re.compile(rb"^sojourn_memory_kv_usage_ratio\{[^}]*\} (\S+)$", re.MULTILINE)
+OPTIONS = ("sampling_options", "stop_conditions", "output_options")
 # Dynamo's sampling options that /v1/completions has under the same name.
 SAMPLING = (
     "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "top_k", "min_p",
@@ -51,8 +52,31 @@ PASSING: dict[str, tuple[Any, ...]] = {
 
 def body_of(request: dict[str, Any], model: str, context_length: int) -> dict[str, Any]:
     """Dynamo's request as a body of POST /v1/completions. Raises InvalidArgument for what it cannot say."""
-    sampling, stops = request.get("sampling_options") or {}, request.get("stop_conditions") or {}
-    outputs, prompt = request.get("output_options") or {}, request["token_ids"]
+    sampling, stops, outputs = (request.get(name) or {} for name in OPTIONS)
+    refuse(request, sampling, stops, outputs)
+    prompt, guided = request["token_ids"], guided_of(sampling)
+    ending = list(stops.get("stop_token_ids") or [])
+    if not guided and not stops.get("ignore_eos"):  # a grammar says where the output ends
+        ending += stops.get("stop_token_ids_hidden") or []
+    body = {
+        "model": model,
+        "prompt": prompt,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "return_token_ids": True,
+        "max_tokens": stops.get("max_tokens") or max(context_length - len(prompt), 1),
+        "min_tokens": stops.get("min_tokens"),
+        "ignore_eos": stops.get("ignore_eos"),
+        "logprobs": outputs.get("logprobs"),
+        **{name: sampling.get(name) for name in SAMPLING},
+        "structured_outputs": guided or None,
+        "stop_token_ids": ending or None,
+    }
+    return {name: value for name, value in body.items() if value is not None}
+
+
+def refuse(request: dict[str, Any], sampling: dict[str, Any], stops: dict[str, Any], outputs: dict[str, Any]) -> None:
+    """Raises InvalidArgument for an option that no body of the server has."""
     for name, value in sampling.items():
         known = name in SAMPLING or name == "guided_decoding"
         if value is not None and not known and value not in PASSING.get(name, ()):
@@ -66,27 +90,14 @@ def body_of(request: dict[str, Any], model: str, context_length: int) -> dict[st
         raise InvalidArgument(
             "alternatives of log-probabilities, and those of prompts, are not passed on: ask a Sojourn server directly"
         )
-    body = {
-        "model": model,
-        "prompt": prompt,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "return_token_ids": True,
-        "max_tokens": stops.get("max_tokens") or max(context_length - len(prompt), 1),
-        "min_tokens": stops.get("min_tokens"),
-        "ignore_eos": stops.get("ignore_eos"),
-        "logprobs": outputs.get("logprobs"),
-        **{name: sampling.get(name) for name in SAMPLING},
-    }
+
+
+def guided_of(sampling: dict[str, Any]) -> dict[str, Any]:
+    """What guides the decoding; {} for nothing. Raises InvalidArgument for a guide that the server does not have."""
     guided = {name: value for name, value in (sampling.get("guided_decoding") or {}).items() if value is not None}
     if unknown := sorted(set(guided) - set(GUIDED)):
         raise InvalidArgument(f"guided decoding by {', '.join(unknown)} is not passed on to a Sojourn server")
-    body["structured_outputs"] = guided or None
-    ending = list(stops.get("stop_token_ids") or [])
-    if not guided and not stops.get("ignore_eos"):  # a grammar says where the output ends
-        ending += stops.get("stop_token_ids_hidden") or []
-    body["stop_token_ids"] = ending or None
-    return {name: value for name, value in body.items() if value is not None}
+    return guided
 
 
 def refusal(status: int, text: str) -> Exception:

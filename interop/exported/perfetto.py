@@ -151,6 +151,19 @@ def _requests(rows: TraceRows) -> Iterator[Event]:
 
 
 def _request(row: Row, steps: Mapping[int, Row]) -> tuple[Event, list[Event]]:
+    ledger = {info.name: _whole(row, f"ledger_{info.column}") for info in SERVER_ACCOUNTS}
+    arguments = {
+        **{name: row[name] if isinstance(row[name], str) else None for name in _TEXT_COLUMNS},
+        "prompt_tokens": _whole(row, "prompt_tokens"), "cached_tokens": _whole(row, "cached_tokens"),
+        "output_tokens": _whole(row, "output_tokens"), "preemptions": _whole(row, "preemptions"),
+        "ledger_ns": {name: ns for name, ns in ledger.items() if ns},
+    }  # fmt: skip
+    begin, end = int(row["arrived_ns"]), int(row["finished_ns"])
+    return _slices(row["request_id"], "request", begin, end, _phases(row, steps), arguments)
+
+
+def _phases(row: Row, steps: Mapping[int, Row]) -> list[tuple[str, int]]:
+    """Each phase of a request and its end, in order."""
     arrived, finished = int(row["arrived_ns"]), int(row["finished_ns"])
     tokens = [int(ns) for ns in _listed(row["token_ns"])]
     encoded = _whole(row, "encoded_ns") or arrived + (_whole(row, "ledger_token_encode_ns") or 0)
@@ -169,14 +182,7 @@ def _request(row: Row, steps: Mapping[int, Row]) -> tuple[Event, list[Event]]:
         phases.append(("prefill", tokens[0] if tokens else finished))
     if tokens:
         phases += [("decode", tokens[-1]), ("stream", written)]
-    ledger = {info.name: _whole(row, f"ledger_{info.column}") for info in SERVER_ACCOUNTS}
-    arguments = {
-        **{name: row[name] if isinstance(row[name], str) else None for name in _TEXT_COLUMNS},
-        "prompt_tokens": _whole(row, "prompt_tokens"), "cached_tokens": _whole(row, "cached_tokens"),
-        "output_tokens": _whole(row, "output_tokens"), "preemptions": _whole(row, "preemptions"),
-        "ledger_ns": {name: ns for name, ns in ledger.items() if ns},
-    }  # fmt: skip
-    return _slices(row["request_id"], "request", arrived, finished, phases, arguments)
+    return phases
 
 
 _TEXT_COLUMNS = ("tenant", "klass", "finish_reason", "error")

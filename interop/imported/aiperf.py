@@ -63,26 +63,28 @@ def _row(entry: Json, place: int) -> ClientRecord:
     end = round(sent + whole) if end is None and whole is not None else end
     ttft = _ns(metrics.get("time_to_first_token") or metrics.get("ttft"))
     first = round(sent + ttft) if ttft is not None else None
-    between = metrics.get("inter_chunk_latency")
-    gaps, scale = inner(between, "value"), NS.get(str(inner(between, "unit")))
-    known = first is not None and isinstance(gaps, list) and scale is not None
     failed = bool(entry.get("error"))
-    values = {name: inner(metrics, name, "value") for name in (
-        "usage_prompt_tokens", "input_sequence_length", "usage_completion_tokens", "output_sequence_length",
-        "usage_prompt_cache_read_tokens",
-    )}  # fmt: skip
-    prompt, output = (
-        count(values[server]) if count(values[server]) is not None else count(values[client])
-        for server, client in (
-            ("usage_prompt_tokens", "input_sequence_length"), ("usage_completion_tokens", "output_sequence_length"),
-        )
-    )  # fmt: skip
     return ClientRecord(
         request_id=word(facts.get("x_request_id")) or f"aiperf-{place:06d}", scenario="",
         due_ns=count(facts.get("credit_issued_ns")) or sent, sent_ns=sent, first_token_ns=first, last_byte_ns=end,
         status="error" if failed else "ok",
         error=(word(inner(entry, "error", "message")) or word(entry["error"]) or "failed") if failed else None,
         session_id=word(facts.get("conversation_id")) or "", turn=count(facts.get("turn_index")) or 0,
-        prompt_tokens=prompt, output_tokens=output, cached_tokens=count(values["usage_prompt_cache_read_tokens"]),
-        chunk_ns=[round(stamp) for stamp in accumulate((gap * scale for gap in gaps), initial=first)] if known else [],
+        prompt_tokens=_tokens(metrics, "usage_prompt_tokens", "input_sequence_length"),
+        output_tokens=_tokens(metrics, "usage_completion_tokens", "output_sequence_length"),
+        cached_tokens=_tokens(metrics, "usage_prompt_cache_read_tokens"), chunk_ns=_chunks(metrics, first),
     )  # fmt: skip
+
+
+def _tokens(metrics: Json, *names: str) -> int | None:
+    """The first of these counts that is there: the server's goes before the client's."""
+    counts = (count(inner(metrics, name, "value")) for name in names)
+    return next((found for found in counts if found is not None), None)
+
+
+def _chunks(metrics: Json, first: int | None) -> list[int]:
+    between = metrics.get("inter_chunk_latency")
+    gaps, scale = inner(between, "value"), NS.get(str(inner(between, "unit")))
+    if first is None or scale is None or not isinstance(gaps, list):
+        return []
+    return [round(stamp) for stamp in accumulate((gap * scale for gap in gaps), initial=first)]

@@ -55,40 +55,59 @@ def _readable(document: Json, benchmark: Any, number: int) -> Imported:
 
 
 def _benchmark(document: Json, benchmark: Any, number: int) -> Imported:
-    groups = inner(benchmark, "requests")
-    if not isinstance(groups, dict) or not any(groups.get(name) for name in (*JUDGED, CUT)):
-        raise InputError(f"benchmark {number} of the report lists no request; write it with all requests")
     strategy = inner(benchmark, "config", "strategy") or inner(benchmark, "args", "strategy")
-    everything = {name: groups.get(name) or [] for name in JUDGED}
-    entries = {name: [each for each in group if _is_measured(benchmark, each)] for name, group in everything.items()}
-    outside = sum(map(len, everything.values())) - sum(map(len, entries.values()))
-    is_closed = _is_closed(strategy, [entry for group in entries.values() for entry in group])
-    rows = {name: [_row(entry, JUDGED[name], is_closed) for entry in group] for name, group in entries.items()}
-    totals = _totals(benchmark, {CUT: len(groups.get(CUT) or [])} | {name: len(group) for name, group in rows.items()})
+    groups = _groups(benchmark, number)
+    cut = groups.pop(CUT)
+    rows = _rows(benchmark, strategy, groups)
+    outside = sum(map(len, groups.values())) - sum(map(len, rows.values()))
+    totals = _totals(benchmark, {CUT: len(cut)} | {name: len(group) for name, group in rows.items()})
     if not any(rows.values()):
         raise InputError(
             f"GuideLLM cut all {totals[CUT]:,} requests of benchmark {number} at its own limit, so none can be judged; "
             "let it run for longer"
         )
     share = min((len(rows[name]) / totals[name] for name in JUDGED if totals[name]), default=1.0)
-    slo = {ours: inner(benchmark, "config", "slo", name) for name, ours in SLOS.items()}
-    bounds = {name: bound for name, bound in slo.items() if isinstance(bound, int | float) and bound > 0}
-    backends = (inner(document, "config", "spec", "backend"), inner(benchmark, "config", "backend"),
-                inner(document, "args"), inner(benchmark, "worker"))  # fmt: skip
-    model, target = (
-        next((found for each in backends for name in names if (found := word(inner(each, name)))), None)
-        for names in (("model", "backend_model"), ("target", "backend_target"))
-    )
+    made = sum(totals[name] for name in JUDGED)
     kept = [row for name, group in rows.items() for row in _thinned(group, round(share * totals[name]))]
     return Imported(
         tool=TOOL, version=word(inner(document, "metadata", "guidellm_version")),
-        name=f"guidellm-{word(inner(strategy, 'type_')) or 'benchmark'}-{number}", model=model, base_url=target,
+        name=f"guidellm-{word(inner(strategy, 'type_')) or 'benchmark'}-{number}",
+        model=_of_backend(document, benchmark, "model"), base_url=_of_backend(document, benchmark, "target"),
         rows=sorted(kept, key=lambda row: row.due_ns), unseen=UNSEEN, arrivals=_arrivals(strategy), is_unix_time=True,
-        objectives=[{"klass": "all", "source": "the result file", **bounds}] if bounds else [],
+        objectives=_objectives(benchmark), kept_share=len(kept) / made if made else 1.0,
         notes=[*([f"{outside:,} requests of the warm-up or cool-down are left out"] if outside else []),
-               *_sample(totals, rows, kept), *cut_by_the_tool(TOOL, totals[CUT], _waiting(groups.get(CUT) or []))],
-        kept_share=len(kept) / total if (total := sum(totals[name] for name in JUDGED)) else 1.0,
+               *_sample(totals, rows, kept), *cut_by_the_tool(TOOL, totals[CUT], _waiting(cut))],
     )  # fmt: skip
+
+
+def _groups(benchmark: Any, number: int) -> dict[str, list[Json]]:
+    """The requests by how they ended."""
+    groups = inner(benchmark, "requests")
+    found = {name: groups.get(name) or [] for name in (*JUDGED, CUT)} if isinstance(groups, dict) else {}
+    if not any(found.values()):
+        raise InputError(f"benchmark {number} of the report lists no request; write it with all requests")
+    return found
+
+
+def _rows(benchmark: Any, strategy: Any, groups: dict[str, list[Json]]) -> dict[str, list[ClientRecord]]:
+    """The measured ones of each group."""
+    entries = {name: [each for each in group if _is_measured(benchmark, each)] for name, group in groups.items()}
+    is_closed = _is_closed(strategy, [entry for group in entries.values() for entry in group])
+    return {name: [_row(entry, JUDGED[name], is_closed) for entry in group] for name, group in entries.items()}
+
+
+def _objectives(benchmark: Any) -> list[Json]:
+    slo = {ours: inner(benchmark, "config", "slo", name) for name, ours in SLOS.items()}
+    bounds = {name: bound for name, bound in slo.items() if isinstance(bound, int | float) and bound > 0}
+    return [{"klass": "all", "source": "the result file", **bounds}] if bounds else []
+
+
+def _of_backend(document: Json, benchmark: Any, name: str) -> str | None:
+    """The model or the target, wherever a version writes it."""
+    backends = (inner(document, "config", "spec", "backend"), inner(benchmark, "config", "backend"),
+                inner(document, "args"), inner(benchmark, "worker"))  # fmt: skip
+    places = (inner(each, key) for each in backends for key in (name, f"backend_{name}"))
+    return next((found for place in places if (found := word(place))), None)
 
 
 def _is_measured(benchmark: Any, entry: Json) -> bool:

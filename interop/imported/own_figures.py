@@ -20,6 +20,10 @@ def check_own_figures(document: Json, rows: list[ClientRecord]) -> list[str]:
     if rows and len(served) == len(rows) == len(ends):
         span = (max(ends) - min(row.sent_ns for row in rows)) / 1e9
         _same("duration", number(document.get("duration")), span, "s")
+    return _different_totals(document, served)
+
+
+def _different_totals(document: Json, served: list[ClientRecord]) -> list[str]:
     notes = []
     totals = {"completed": len(served), "total_output_tokens": sum(row.output_tokens or 0 for row in served)}
     for name, shown in totals.items():

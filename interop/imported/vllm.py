@@ -87,17 +87,23 @@ def _array(document: Json, name: str, length: int) -> list[Any] | None:
     return found if isinstance(found, list) and len(found) == length else None
 
 
-def _row(document: Json, place: int, latencies: list[Any] | None, queued: list[Any] | None) -> ClientRecord:
-    start = ns(document["start_times"][place])
+def _times(document: Json, place: int, *, served: bool) -> tuple[int, int | None, list[int]]:
+    """Start, time to the first token, and times between tokens, in nanoseconds. Raises InputError for no times."""
+    start, ttft = ns(document["start_times"][place]), ns(document["ttfts"][place])
     if start is None:
         raise InputError(f"start_times[{place}] is no number; the file is damaged")
-    error = word(document["errors"][place])
-    ttft, output = ns(document["ttfts"][place]), count(document["output_lens"][place])
-    if not error and (ttft is None or ttft < 0):
+    if served and (ttft is None or ttft < 0):
         raise InputError(f"ttfts[{place}] is {document['ttfts'][place]!r}, which is no time; the file is damaged")
     gaps = [ns(gap) for gap in document["itls"][place] or []]
     if None in gaps:
         raise InputError(f"itls[{place}] has an entry that is no number; the file is damaged")
+    return start, ttft, gaps
+
+
+def _row(document: Json, place: int, latencies: list[Any] | None, queued: list[Any] | None) -> ClientRecord:
+    error = word(document["errors"][place])
+    start, ttft, gaps = _times(document, place, served=not error)
+    output = count(document["output_lens"][place])
     if not error and not ttft and not gaps and not output:
         error = NO_WORD  # vLLM keeps the reason of the status line, which HTTP/1.1 lets a server leave out
     first = start + ttft if ttft and not error else None  # 0 where no token came

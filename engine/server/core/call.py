@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from heapq import merge
 from itertools import chain
@@ -13,6 +13,7 @@ import msgspec
 
 from sojourn.engine.adapter import AdapterReference
 from sojourn.engine.kv_source import KVSource
+from sojourn.engine.messages import Ended
 from sojourn.engine.server.core.client import FAREWELL_SECONDS, CoreClient
 from sojourn.engine.server.core.sequence import CoreLost, FrontTimes, SequenceStream, TextPiece, Write
 from sojourn.engine.server.errors import ApiError, core_lost
@@ -23,6 +24,13 @@ from sojourn.metrics.records import RequestRecord
 
 SERVER_FAULT = (500, "server_fault")
 CANCELLED = (499, "cancelled")  # the client left; the status is nginx's, and nobody receives it
+# Of a record: what it takes from its caller, and what the ends of its sequences make together.
+OF_CALLER = ("request_id", "arrived_ns", "tenant", "klass", "traceparent", "encoding_ns", "session")
+SUMMED = (
+    "computed_tokens", "recomputed_tokens", "drafted_tokens", "accepted_tokens", "preemptions", "adapter_loads",
+)  # fmt: skip
+EARLIEST = ("first_step", "queued_ns", "scheduled_ns")
+JOINED = ("prompt_block_hashes", "output_block_hashes")
 
 
 @dataclass(slots=True)
@@ -191,54 +199,33 @@ class Call:
         except TimeoutError:  # the core forgot them
             self._core.lose(self.sequences)
         ends = [sequence.ended for sequence in self.sequences]
-        first, last = self._first, self._last
+        caller, first, last = self.caller, self._first, self._last
         if last is None:  # nothing was written: the client waited for the sequence that ended last
             ended = max(ends, key=lambda ended: ended.booked_ns)
             last = Write(ended, 0, self.sequences[0].front, time.monotonic_ns())
         return RequestRecord(
-            request_id=self.caller.request_id,
-            arrived_ns=self.caller.arrived_ns,
+            **{name: getattr(caller, name) for name in OF_CALLER},
+            **_together(ends),
             finished_ns=last.ns,
-            tenant=self.caller.tenant,
-            klass=self.caller.klass,
             finish_reason=None if self._error else self._finish_reason,
             error=self._error,
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
-            computed_tokens=sum(ended.computed_tokens for ended in ends),
-            recomputed_tokens=sum(ended.recomputed_tokens for ended in ends),
-            drafted_tokens=sum(ended.drafted_tokens for ended in ends),
-            accepted_tokens=sum(ended.accepted_tokens for ended in ends),
-            rejected_ns=max((ended.rejected_ns for ended in ends), default=0),
-            lookup_steps=_sum_of_known(ended.lookup_steps for ended in ends),
             output_tokens=self.generated_tokens,
             prompt_characters=sum(len(leader.prompt_text or "") for leader in self._leaders),
             output_characters=self._output_characters,
-            preemptions=sum(ended.preemptions for ended in ends),
-            **msgspec.structs.asdict(combined(ended.prefix for ended in ends if ended.prefix is not None)),
-            **msgspec.structs.asdict(combined_loads(ended.kv_load for ended in ends if ended.kv_load is not None)),
-            first_step=min((ended.first_step for ended in ends if ended.first_step is not None), default=None),
-            last_step=max((ended.last_step for ended in ends if ended.last_step is not None), default=None),
             # When each token left the core, in order, without those behind a stop string.
             token_ns=list(merge(*(sequence.token_ns[: sequence.output_tokens] for sequence in self.sequences))),
             written_ns=self._last and self._last.ns,
             first_written_ns=first and first.ns,
             encoded_ns=self.encoded_ns,
-            queued_ns=min((ended.queued_ns for ended in ends if ended.queued_ns is not None), default=None),
-            scheduled_ns=min((ended.scheduled_ns for ended in ends if ended.scheduled_ns is not None), default=None),
             longest_output_tokens=max((sequence.output_tokens for sequence in self.sequences), default=0),
-            traceparent=self.caller.traceparent,
             ledger=last.ledger(),
             ttft=new_ledger() if first is None else first.ledger(),
             waits=last.waits(),
-            encoding_ns=self.caller.encoding_ns,
             decoding_ns=self.sequences[0].decoding_ns,
             writing_ns=self.writing_ns,
-            adapter=None if self.caller.adapter is None else self.caller.adapter.name,
-            session=self.caller.session,
-            adapter_loads=sum(ended.adapter_loads for ended in ends),
-            prompt_block_hashes=list(chain.from_iterable(ended.prompt_block_hashes for ended in ends)),
-            output_block_hashes=list(chain.from_iterable(ended.output_block_hashes for ended in ends)),
+            adapter=None if caller.adapter is None else caller.adapter.name,
         )
 
     def _close_ledger(self, sequence: SequenceStream) -> None:
@@ -271,7 +258,20 @@ class Call:
         raise error
 
 
-def _sum_of_known(counts: Iterable[int | None]) -> int | None:
-    """None where one of them is not known."""
-    found = list(counts)
-    return None if None in found else sum(found)
+def _together(ends: list[Ended]) -> dict[str, Any]:
+    """What the ends of all sequences of a call say in its record."""
+
+    def known(name: str) -> list[Any]:
+        return [value for ended in ends if (value := getattr(ended, name)) is not None]
+
+    lookup_steps = known("lookup_steps")
+    return {
+        **{name: sum(known(name)) for name in SUMMED},
+        **{name: min(known(name), default=None) for name in EARLIEST},
+        **{name: list(chain.from_iterable(known(name))) for name in JOINED},
+        "last_step": max(known("last_step"), default=None),
+        "rejected_ns": max(known("rejected_ns"), default=0),
+        "lookup_steps": sum(lookup_steps) if len(lookup_steps) == len(ends) else None,
+        **msgspec.structs.asdict(combined(known("prefix"))),
+        **msgspec.structs.asdict(combined_loads(known("kv_load"))),
+    }
