@@ -49,29 +49,9 @@ def check(change: Change, *, is_closed: bool, num_servers: int = 1) -> None:
     """Raises ReplayError, with a sentence, for a change that a replay cannot make."""
     _check_servers(change, num_servers)
     for name, value in change.settings.items():
-        is_told = change.device_speed != 1.0 or (name == "kv_cache_dtype" and change.kv_scale != 1.0) or name in LAYOUT
-        has_room = name in ROOM and change.kv_scale != 1.0
-        if name in SPEED and not is_told:
-            raise ReplayError(
-                f"{name} changes how fast the device computes, which this run cannot tell; give device_speed beside "
-                "it, such as device_speed=1.3"
-            )
-        if name in WINDOW and not has_room:
-            raise ReplayError(f"{name} changes the outputs, which a replay takes from the run; record a run with it")
-        if name not in (*REPLAYED, *SPEED, *OBJECTIVE_SETTINGS) and not has_room:
-            known = name in EngineConfig.model_fields
-            why = "changes nothing that a replay computes" if known else "is not a setting of the engine"
-            raise ReplayError(f"{name} {why}; a replay takes {', '.join(REPLAYED)}")
-        if name in OBJECTIVE_SETTINGS and not _is_bound(value):
-            raise ReplayError(f"{name}={value} is no bound; give milliseconds above 0, such as 500")
+        _check_setting(change, name, value)
     for account, share in change.removed.items():
-        if account not in REMOVABLE:
-            raise ReplayError(
-                f"the time of {account} follows from the scheduler's decisions, so it cannot be taken away by itself; "
-                f"change a setting, or remove a share of one of {', '.join(REMOVABLE)}"
-            )
-        if not 0 <= share <= 1:
-            raise ReplayError(f"removed {account}={share:g} is no share; give a number from 0 to 1")
+        _check_removed(account, share)
     for name in ("device_speed", "kv_scale", "arrival_rate"):
         value = getattr(change, name)
         if not 0 < value < 1e4:
@@ -87,6 +67,34 @@ def check(change: Change, *, is_closed: bool, num_servers: int = 1) -> None:
         )
     if change.settings.get("overlap") == "auto":
         raise ReplayError("overlap=auto depends on the device; give on or off")
+
+
+def _check_setting(change: Change, name: str, value: Any) -> None:
+    is_told = change.device_speed != 1.0 or (name == "kv_cache_dtype" and change.kv_scale != 1.0) or name in LAYOUT
+    has_room = name in ROOM and change.kv_scale != 1.0
+    if name in SPEED and not is_told:
+        raise ReplayError(
+            f"{name} changes how fast the device computes, which this run cannot tell; give device_speed beside "
+            "it, such as device_speed=1.3"
+        )
+    if name in WINDOW and not has_room:
+        raise ReplayError(f"{name} changes the outputs, which a replay takes from the run; record a run with it")
+    if name not in (*REPLAYED, *SPEED, *OBJECTIVE_SETTINGS) and not has_room:
+        known = name in EngineConfig.model_fields
+        why = "changes nothing that a replay computes" if known else "is not a setting of the engine"
+        raise ReplayError(f"{name} {why}; a replay takes {', '.join(REPLAYED)}")
+    if name in OBJECTIVE_SETTINGS and not _is_bound(value):
+        raise ReplayError(f"{name}={value} is no bound; give milliseconds above 0, such as 500")
+
+
+def _check_removed(account: str, share: float) -> None:
+    if account not in REMOVABLE:
+        raise ReplayError(
+            f"the time of {account} follows from the scheduler's decisions, so it cannot be taken away by itself; "
+            f"change a setting, or remove a share of one of {', '.join(REMOVABLE)}"
+        )
+    if not 0 <= share <= 1:
+        raise ReplayError(f"removed {account}={share:g} is no share; give a number from 0 to 1")
 
 
 def _check_servers(change: Change, num_servers: int) -> None:

@@ -128,35 +128,19 @@ class Watcher:
 
         With `unasked_s` the threads end by themselves once `watch()` was not called for so long.
         """
-        if not urls and not prometheus:
-            raise InputError("no server is named; give an address such as http://127.0.0.1:8000")
-        if len(records) > len(urls):
-            raise InputError(f"{len(records)} folders of records are given for {len(urls)} servers; give one a server")
-        bases = list(dict.fromkeys(base_of(url) for url in urls))
-        held = list(dict.fromkeys(base_of(url) for url in prometheus))
-        found = [base for base in bases if _speaks_prometheus(base)]
-        if records and (found or held):
-            raise InputError(
-                f"{(found or held)[0]} is a Prometheus, and records belong to a server that is read directly; give the "
-                "address of that server alone, or leave --server-run out"
-            )
-        if select and not (found or held):
-            raise InputError(
-                "--select narrows what is read of a Prometheus, and no Prometheus answers at these addresses; name one "
-                "with --prometheus, or leave --select out"
-            )
+        servers, asked = _addresses(urls, prometheus, len(records), bool(select))
         self._changes: deque[Change] = deque(maxlen=MOST_CHANGES)
         self._num_changes = 0
         self._objectives, self._window_s, self._interval_s = dict(objectives or {}), window_s, interval_s
         self._select, self._lock, self._stopping = select, threading.Lock(), threading.Event()
         self._servers: dict[str, Watched] = {}
         self._unasked_s, self._asked_s = unasked_s, time.monotonic()
-        self._problems = dict.fromkeys((*found, *held), "")  # of each Prometheus
-        for place, base in enumerate(base for base in bases if base not in found):
+        self._problems = dict.fromkeys(asked, "")  # of each Prometheus
+        for place, base in enumerate(servers):
             self._servers[base] = Watched(self._observer(base, base), records[place] if place < len(records) else None)
-        self.bases = [*self._servers, *found, *held]
+        self.bases = [*self._servers, *asked]
         loops: list[tuple[Callable[[str], None], str]] = [(self._scrape, base) for base in self._servers]
-        loops += [(self._ask, base) for base in (*found, *held)]
+        loops += [(self._ask, base) for base in asked]
         self._threads = [
             threading.Thread(target=loop, args=(base,), name=f"watch {base}", daemon=True) for loop, base in loops
         ]
@@ -299,6 +283,31 @@ def _page(base: str, began_ns: int, wants: Callable[[str], bool]) -> tuple[Page 
         return None, str(error)
     except ValueError as error:
         return None, f"{base}/metrics is no Prometheus text ({error})"
+
+
+def _addresses(
+    urls: Sequence[str], prometheus: Sequence[str], num_records: int, selects: bool
+) -> tuple[list[str], list[str]]:
+    """Servers that are read directly, and each Prometheus. Raises InputError where options do not fit them."""
+    if not urls and not prometheus:
+        raise InputError("no server is named; give an address such as http://127.0.0.1:8000")
+    if num_records > len(urls):
+        raise InputError(f"{num_records} folders of records are given for {len(urls)} servers; give one a server")
+    bases = list(dict.fromkeys(base_of(url) for url in urls))
+    stated = list(dict.fromkeys(base_of(url) for url in prometheus))
+    found = [base for base in bases if _speaks_prometheus(base)]
+    asked = [*found, *stated]
+    if num_records and asked:
+        raise InputError(
+            f"{asked[0]} is a Prometheus, and records belong to a server that is read directly; give the "
+            "address of that server alone, or leave --server-run out"
+        )
+    if selects and not asked:
+        raise InputError(
+            "--select narrows what is read of a Prometheus, and no Prometheus answers at these addresses; name one "
+            "with --prometheus, or leave --select out"
+        )
+    return [base for base in bases if base not in found], asked
 
 
 def _speaks_prometheus(base: str) -> bool:

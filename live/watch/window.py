@@ -67,15 +67,20 @@ class Window:
         if self.source is None or source.key != self.source.key:
             self._begin(source)
         self.is_router = routes
-        read = ((names[row["name"]], row) for row in rows)
-        values = {
-            (name, tuple(row["labels"])): float(row["value"])
-            for name, row in read
-            if name in self._wanted and is_known(float(row["value"]))
-        }
-        took_s = next((row["value"] for row in rows if row["name"] == DURATION), None)
+        values: dict[Series, float] = {}
+        unknown, took_s = [], None
+        for row in rows:
+            name, value = names[row["name"]], float(row["value"])
+            if row["name"] == DURATION and took_s is None:
+                took_s = row["value"]
+            if not is_known(value):
+                unknown.append((name, tuple(row["labels"])))
+            elif name in self._wanted:
+                values[name, tuple(row["labels"])] = value
+        self._append(ns, values, unknown, took_s)
+
+    def _append(self, ns: int, values: dict[Series, float], unknown: list[Series], took_s: float | None) -> None:
         growing = {series: value for series, value in values.items() if series[0] in self._grows}
-        unknown = [(names[row["name"]], tuple(row["labels"])) for row in rows if not is_known(float(row["value"]))]
         fell = self._counters.add(growing, values.keys() - growing.keys(), unknown)
         started = [value for series, value in values.items() if series[0] == STARTED]
         look = Look(ns, started[0] if len(started) == 1 else None, fell, growing)

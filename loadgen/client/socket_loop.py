@@ -99,15 +99,9 @@ class SocketLoop:
         while not self._stopping and (due or self._num_open):
             now_ns = monotonic_ns()
             if self._drain_for and self._last_due_ns is None:
-                self._last_due_ns = now_ns
-                self.log.add(NO_REQUEST, now_ns, STOPPED_SENDING, self._drain_for.encode())
-                due[:] = [each for each in due if each[0] <= now_ns]
-                heapq.heapify(due)
-            while due and due[0][0] <= now_ns:
-                outgoing = heapq.heappop(due)[2]
-                if outgoing is upcoming:
-                    upcoming = self._take_up(arrivals)
-                self._start_request(outgoing)
+                self._forget_later(now_ns)
+            if due and due[0][0] <= now_ns:
+                upcoming = self._start_due(upcoming, arrivals)
                 now_ns = monotonic_ns()
             while deadlines and deadlines[0][0] <= now_ns:
                 self._look_at_deadline(heapq.heappop(deadlines)[2], now_ns)
@@ -127,11 +121,20 @@ class SocketLoop:
                 if mask & ~WRITABLE and connection.ready and connection.exchange is not None:
                     self._read(connection)
             self._on_turn(monotonic_ns())
-        if self._stopping:
-            for connection in list(connections.values()):
-                if connection.exchange is not None:
-                    self._end(connection.exchange, CANCELLED, STOPPED)
-            due.clear()
+        self._cancel_all()  # what is open or due here is so because of `stop`
+
+    def _forget_later(self, now_ns: int) -> None:
+        """Sending stops: requests that are not due yet are never sent."""
+        self._last_due_ns = now_ns
+        self.log.add(NO_REQUEST, now_ns, STOPPED_SENDING, self._drain_for.encode())
+        self._due[:] = [each for each in self._due if each[0] <= now_ns]
+        heapq.heapify(self._due)
+
+    def _cancel_all(self) -> None:
+        for connection in list(self._connections.values()):
+            if connection.exchange is not None:
+                self._end(connection.exchange, CANCELLED, STOPPED)
+        self._due.clear()
 
     def close(self) -> None:
         for connection in list(self._connections.values()):
@@ -146,6 +149,15 @@ class SocketLoop:
         if outgoing is not None:
             self.at(outgoing)
         return outgoing
+
+    def _start_due(self, upcoming: Outgoing | None, arrivals: Iterator[Outgoing]) -> Outgoing | None:
+        """Starts all that is due. Returns the arrival that waits for its time then."""
+        while self._due and self._due[0][0] <= monotonic_ns():
+            outgoing = heapq.heappop(self._due)[2]
+            if outgoing is upcoming:
+                upcoming = self._take_up(arrivals)
+            self._start_request(outgoing)
+        return upcoming
 
     def _start_request(self, outgoing: Outgoing) -> None:
         exchange = Exchange(outgoing, monotonic_ns())

@@ -65,18 +65,10 @@ class RunReader:
         time was not meant to be sent, and has no record. If the schedule never began, the first stamp stands for its
         start."""
         stream = events_by_request(self._files)
-        upcoming = next(stream, None)
-        start_ns, stops = None, []
+        upcoming, of_run = next(stream, None), []
         if upcoming is not None and upcoming[0] == event_log.NO_REQUEST:
-            start_ns = next((ns for _, ns, kind, _ in upcoming[1] if kind == event_log.STARTED), None)
-            self._ran_out = any(kind == event_log.RAN_OUT for _, _, kind, _ in upcoming[1])
-            stops = [(ns, data) for _, ns, kind, data in upcoming[1] if kind == event_log.STOPPED_SENDING]
-            upcoming = next(stream, None)
-        self._started = start_ns is not None
-        start_ns = event_log.first_stamp(self._files) if start_ns is None else start_ns
-        last_ns = min((ns for ns, _ in stops), default=None)  # each process stops at a moment of its own
-        if stops:
-            self._stopped = max(0.0, (last_ns - start_ns) / 1e9), stops[0][1].decode()
+            of_run, upcoming = upcoming[1], next(stream, None)
+        start_ns, last_ns = self._read_course(of_run)
         before_ns = None  # when the turn before was due, in a session that an open loop began
         for request in self._schedule:
             events: list[Event] = []
@@ -96,6 +88,18 @@ class RunReader:
                 self._count(request, record, events)
                 self._notes.add(request, record, reply)
                 yield record
+
+    def _read_course(self, events: list[Event]) -> tuple[int, int | None]:
+        """When the schedule began, and when sending was stopped before its end, by the events of no request."""
+        start_ns = next((ns for _, ns, kind, _ in events if kind == event_log.STARTED), None)
+        stops = [(ns, data) for _, ns, kind, data in events if kind == event_log.STOPPED_SENDING]
+        self._ran_out = any(kind == event_log.RAN_OUT for _, _, kind, _ in events)
+        self._started = start_ns is not None
+        start_ns = event_log.first_stamp(self._files) if start_ns is None else start_ns
+        last_ns = min((ns for ns, _ in stops), default=None)  # each process stops at a moment of its own
+        if stops:
+            self._stopped = max(0.0, (last_ns - start_ns) / 1e9), stops[0][1].decode()
+        return start_ns, last_ns
 
     def parsed(self) -> Parsed:
         """The totals, once all records are read.

@@ -30,8 +30,7 @@ class Tokens:
 def counted(told: Sequence[int | None], last: int | None, sizes: Sequence[int]) -> Tokens:
     """`told`: the output tokens of the usage beside each chunk with text; `last`: of a usage after all text;
     `sizes`: bytes of each chunk's text, by which a total is spread over chunks where it alone is told."""
-    chunks = len(sizes)
-    if not chunks:
+    if not sizes:
         return Tokens(last, [], REPORTED)
     known = [value or None for value in told]  # text has come, so 0 is no count
     ended, zero = bool(last), last == 0 or 0 in told
@@ -43,22 +42,37 @@ def counted(told: Sequence[int | None], last: int | None, sizes: Sequence[int]) 
         if _is_of_each_chunk(known, last):
             return Tokens(sum(known), known, REPORTED)
     values = [value for value in known if value is not None]
+    if last is None and not values:
+        return Tokens(None, [], ONE_EACH, "usage counts no output token beside text" if zero else "")
+    contradiction = _contradiction(values, last, len(sizes), ended)
+    return Tokens(None, [], ONE_EACH, contradiction) if contradiction else _of_total(last, sizes)
+
+
+def _contradiction(values: list[int], last: int | None, chunks: int, ended: bool) -> str:
+    """What cannot be true of the counts beside chunks and the last one; "" where they agree."""
     if last is None:
-        if not values:
-            return Tokens(None, [], ONE_EACH, "usage counts no output token beside text" if zero else "")
-        return Tokens(None, [], ONE_EACH, f"usage counts {values[-1]} output tokens, and text came after it")
+        return f"usage counts {values[-1]} output tokens, and text came after it"
     if any(value > last for value in values):
-        return Tokens(None, [], ONE_EACH, f"usage counts {max(values)} output tokens in a chunk and {last} at the end")
+        return f"usage counts {max(values)} output tokens in a chunk and {last} at the end"
     if chunks > 1 and len(values) == chunks and not ended:
-        return Tokens(None, [], ONE_EACH, f"usage counts {last} output tokens with each of {chunks} chunks")
-    spare = max(SPARE_CHUNKS, SPARE_SHARE * last)
-    if chunks > last + spare:
-        return Tokens(None, [], ONE_EACH, f"usage counts {last} output tokens, and {chunks} chunks of text came")
+        return f"usage counts {last} output tokens with each of {chunks} chunks"
+    if chunks > last + _spare(last):
+        return f"usage counts {last} output tokens, and {chunks} chunks of text came"
+    return ""
+
+
+def _spare(tokens: int) -> float:
+    """How many chunks more or less than tokens are no contradiction."""
+    return max(SPARE_CHUNKS, SPARE_SHARE * tokens)
+
+
+def _of_total(tokens: int, sizes: Sequence[int]) -> Tokens:
+    chunks, spare = len(sizes), _spare(tokens)
     if chunks == 1:
-        return Tokens(last, [last], REPORTED)
-    if last <= chunks + (spare if chunks > spare else 0):
-        return Tokens(last, [], ONE_EACH)
-    return Tokens(last, spread(last, sizes), ESTIMATED)
+        return Tokens(tokens, [tokens], REPORTED)
+    if tokens <= chunks + (spare if chunks > spare else 0):
+        return Tokens(tokens, [], ONE_EACH)
+    return Tokens(tokens, spread(tokens, sizes), ESTIMATED)
 
 
 def _runs(known: Sequence[int]) -> bool:

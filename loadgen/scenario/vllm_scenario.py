@@ -99,19 +99,25 @@ def _api(options: argparse.Namespace) -> str:
 
 
 def _arrivals(options: argparse.Namespace) -> dict[str, Any]:
-    count = 1000 if options.num_prompts is None else options.num_prompts
+    count = {"count": 1000 if options.num_prompts is None else options.num_prompts}
+    return count | (_trace(options) if options.dataset_name == "timed_trace" else _pace(options))
+
+
+def _trace(options: argparse.Namespace) -> dict[str, Any]:
+    if any(given is not None for given in (options.request_rate, options.burstiness, options.max_concurrency)):
+        raise InputError(
+            "timed_trace brings its own times, so --request-rate, --burstiness and --max-concurrency say nothing; "
+            "leave them out"
+        )
+    given = {"seconds_per_unit": options.timed_trace_sec_multiplier,
+             "hash_tokens": options.timed_trace_chunk_hash_size}  # fmt: skip
+    return {"process": "trace", "file": options.dataset_path, "duration_s": 604_800} | {
+        name: value for name, value in given.items() if value is not None
+    }
+
+
+def _pace(options: argparse.Namespace) -> dict[str, Any]:
     rate, burstiness = options.request_rate, options.burstiness
-    if options.dataset_name == "timed_trace":
-        if rate is not None or burstiness is not None or options.max_concurrency is not None:
-            raise InputError(
-                "timed_trace brings its own times, so --request-rate, --burstiness and --max-concurrency say nothing; "
-                "leave them out"
-            )
-        given = {"seconds_per_unit": options.timed_trace_sec_multiplier,
-                 "hash_tokens": options.timed_trace_chunk_hash_size}  # fmt: skip
-        return {"process": "trace", "file": options.dataset_path, "duration_s": 604_800, "count": count} | {
-            name: value for name, value in given.items() if value is not None
-        }
     unbounded = rate is None or math.isinf(rate)
     if rate is not None and not rate > 0:
         raise InputError(f"--request-rate is {rate:g}; it must be above 0, or inf for all at once")
@@ -128,14 +134,14 @@ def _arrivals(options: argparse.Namespace) -> dict[str, Any]:
                 f"--request-rate {rate:g} says when requests come, --max-concurrency {options.max_concurrency} that "
                 "they wait in the client instead: such a run hides the server's delay. Keep one of the two"
             )
-        return {"process": "concurrency", "in_flight": options.max_concurrency, "count": count}
+        return {"process": "concurrency", "in_flight": options.max_concurrency}
     if unbounded:
-        return {"process": "at_once", "count": count}
+        return {"process": "at_once"}
     if burstiness is None or burstiness == 1:
-        return {"process": "poisson", "rate_rps": rate, "count": count}
+        return {"process": "poisson", "rate_rps": rate}
     if math.isinf(burstiness):
-        return {"process": "constant", "rate_rps": rate, "count": count}
-    return {"process": "gamma", "rate_rps": rate, "cv": 1 / math.sqrt(burstiness), "count": count}
+        return {"process": "constant", "rate_rps": rate}
+    return {"process": "gamma", "rate_rps": rate, "cv": 1 / math.sqrt(burstiness)}
 
 
 def _requests(options: argparse.Namespace) -> dict[str, Any]:

@@ -50,20 +50,27 @@ def max_rate(points: Sequence[RatePoint], share: float = REQUIRED_SHARE) -> MaxR
     high = next((point.rate_rps for point in known if point.high < share), None)
     meets = [point.rate_rps for point in known if point.low >= share and not point.growing]
     low = max((rate for rate in meets if high is None or rate < high), default=None)
-    grew = [f"{point.rate_rps:g}" for point in known if point not in usable and (high is None or point.rate_rps < high)]
-    reason = ""
+    return MaxRate(
+        share=share, rate_rps=rate, at_edge=rate == known[-1].rate_rps, low_rps=low, high_rps=high,
+        resolved=low is not None and high is not None, reason=_what_is_missing(known, usable, share, low, high),
+    )  # fmt: skip
+
+
+def _what_is_missing(
+    known: list[RatePoint], usable: list[RatePoint], share: float, low: float | None, high: float | None
+) -> str:
+    """Why the bracket is not complete; "" where it is."""
     if low is None:
         reason = _why_none_is_sure(known, usable, share, high)
     elif high is None:
         reason = (
             f"no tested rate fails {share:.0%}: offer more than {known[-1].rate_rps:g} req/s, or send more requests"
         )
-    if reason and grew:
-        reason += f"; at {', '.join(grew)} req/s latencies grew to the end, which longer runs would settle"
-    return MaxRate(
-        share=share, rate_rps=rate, at_edge=rate == known[-1].rate_rps, low_rps=low, high_rps=high,
-        resolved=low is not None and high is not None, reason=reason,
-    )  # fmt: skip
+    else:
+        return ""
+    grew = [f"{point.rate_rps:g}" for point in known if point not in usable and (high is None or point.rate_rps < high)]
+    at_these = f"; at {', '.join(grew)} req/s latencies grew to the end, which longer runs would settle"
+    return reason + (at_these if grew else "")
 
 
 def _why_none_is_sure(known: Sequence[RatePoint], usable: Sequence[RatePoint], share: float, high: float | None) -> str:

@@ -61,47 +61,30 @@ def compare_runs(
     do the same work (unless `force`), where A is too short or `max_steal` leaves nothing, and for a metric that is not
     there or not compared.
     """
-    if unknown := [name for name in (*metrics, *margins) if name not in METRICS]:
-        raise InputError(f"there is no metric {unknown[0] or 'without a name'}; there are {', '.join(METRICS)}")
-    if max_steal is not None and (of_wall := [name for name in metrics if METRICS[name].source == "tokens"]):
-        raise InputError(
-            f"{of_wall[0]} is of the whole time of a run, of which --max-steal can leave nothing out; drop one"
-        )
+    _check_names(metrics, margins, max_steal)
     notes = check(a, b, force)
     whole = [[read(run) for run in side] for side in (a, b)]
     several = _several(whole)
     sides, steps, share, steal_notes = _undisturbed(whole, max_steal)
     chosen = list(dict.fromkeys(metrics)) or _usual(sides, steps is not None, notes)
-    of_steps = [name for name in chosen if METRICS[name].source == "steps"]
-    if of_steps and steps is None:
-        raise InputError(
-            "a side has no steps that the other has the like of, which metrics of steps need; compare runs of "
-            "`sojourn run`, or of `sojourn load --server-run`, or leave those metrics out"
-        )
-    notes += [f"{name}: {sentence}" for name, sentence in zip("AB", steal_notes, strict=True) if sentence]
-    if of_steps:
-        notes.append(f"{share:.0%} of the steps have their like on both sides; only those are compared")
-    notes += _samples(whole)
-    if not several:
-        notes.append("one run a side: what differs from run to run of the same system is not in the intervals")
+    of_steps = _of_steps(chosen, steps is not None)
+    notes += _about(whole, steal_notes, share if of_steps else None, several)
     paired = len(a) == len(b) and all(map(same_schedule, *whole))
     work = work_of(whole[0]), work_of(whole[1])
     if len(of_steps) < len(chosen):  # alike steps hold the same work, whatever the runs did
-        same_settings = not differences(engine_of(a[0].meta()), engine_of(b[0].meta()))
-        faults = other_work(*whole, paired, same_settings, margin, confidence)
-        notes += _faults([f"the sides did not do the same work: {fault}" for fault in faults], force)
-        if "served" not in chosen and ("served" in margins or work[0].failed_share or work[1].failed_share):
-            chosen.append("served")
+        notes += _faults(_other_work(whole, paired, margin, confidence), force)
+        if "served" in margins or work[0].failed_share or work[1].failed_share:
+            chosen = list(dict.fromkeys((*chosen, "served")))
     if idle := [name for name in margins if name not in chosen]:
         raise InputError(f"{idle[0]} has a margin and is not compared; compared are {', '.join(chosen)}")
-    remaining_work = work_of(sides[0]), work_of(sides[1])
+    undisturbed = sides, (work_of(sides[0]), work_of(sides[1]))
     windows, too_short = (0, "") if several else num_windows(whole[0][0])
     if too_short:
         notes.append(f"{too_short}. `sojourn verify A B` says whether B did what was predicted of its settings")
     random = np.random.default_rng(seed)
     found = []
     for name in chosen:
-        own, of = margins.get(name, margin), whole if name == "served" else sides
+        own, (of, its_work) = margins.get(name, margin), (whole, work) if name == "served" else undisturbed
         if too_short:
             found.append(_seen_only(name, own, of, steps))
             continue
@@ -112,18 +95,52 @@ def compare_runs(
             continue
         counted = _counted(METRICS[name], of, steps, in_pairs)
         each = weigh(name, METRICS[name], evidence, own, confidence, counted)
-        found.append(_beside(each, METRICS[name], of, work if of is whole else remaining_work))
+        found.append(_beside(each, METRICS[name], of, its_work))
     return together(found, margin, confidence, notes, work)
 
 
-def _samples(sides: list[list[RunSamples]]) -> list[str]:
-    """Of each side that is a sample of its tool's requests."""
+def _check_names(metrics: Sequence[str], margins: Mapping[str, float], max_steal: float | None) -> None:
+    if unknown := [name for name in (*metrics, *margins) if name not in METRICS]:
+        raise InputError(f"there is no metric {unknown[0] or 'without a name'}; there are {', '.join(METRICS)}")
+    if max_steal is not None and (of_wall := [name for name in metrics if METRICS[name].source == "tokens"]):
+        raise InputError(
+            f"{of_wall[0]} is of the whole time of a run, of which --max-steal can leave nothing out; drop one"
+        )
+
+
+def _of_steps(chosen: Sequence[str], has_steps: bool) -> list[str]:
+    """The metrics of steps among those. Raises InputError where there are no steps for them."""
+    found = [name for name in chosen if METRICS[name].source == "steps"]
+    if found and not has_steps:
+        raise InputError(
+            "a side has no steps that the other has the like of, which metrics of steps need; compare runs of "
+            "`sojourn run`, or of `sojourn load --server-run`, or leave those metrics out"
+        )
+    return found
+
+
+def _other_work(sides: list[list[RunSamples]], paired: bool, margin: float, confidence: float) -> list[str]:
+    same_settings = not differences(*(engine_of(side[0].run.meta()) for side in sides))
+    faults = other_work(*sides, paired, same_settings, margin, confidence)
+    return [f"the sides did not do the same work: {fault}" for fault in faults]
+
+
+def _about(
+    sides: list[list[RunSamples]], steal_notes: list[str | None], share: float | None, several: bool
+) -> list[str]:
+    """What a reader must know of the samples. `share`: of the steps that are compared; None where none are."""
+    notes = [f"{name}: {sentence}" for name, sentence in zip("AB", steal_notes, strict=True) if sentence]
+    if share is not None:
+        notes.append(f"{share:.0%} of the steps have their like on both sides; only those are compared")
     shares = [min(kept_share(each.run.meta()) for each in side) for side in sides]
-    return [
+    notes += [
         f"{name} is a sample: its tool kept {share:.1%} of the requests. Shares and latencies are of those, tokens per "
         "second are scaled to all of them"
         for name, share in zip("AB", shares, strict=True) if share < 1
     ]  # fmt: skip
+    if not several:
+        notes.append("one run a side: what differs from run to run of the same system is not in the intervals")
+    return notes
 
 
 def _several(sides: list[list[RunSamples]]) -> bool:

@@ -38,6 +38,9 @@ FEWEST_STEPS = 32  # of a part: a median of fewer is good to a fifth at best
 ENOUGH_COVERED = 0.5  # of the device time must be in steps that the reference knows
 NUMBERS = ("dtype", "weights", "kv_cache_dtype")  # formats: other ones are another model
 FORMATS = ("weights", "kv_cache_dtype", "dtype")
+TEXTS = {
+    "encoding": "prompt_characters", "decoding": "server_output_tokens", "writing": "server_output_tokens",
+}  # fmt: skip
 DECODE_PAIRS = 3  # of step_time.features: pairs of a query and a key
 
 
@@ -80,10 +83,11 @@ class SpeedFacts:
     worst_steps: tuple[int, int]  # first and last step of the slowest quarter
     with_context: float | None  # slowdown of decode steps with much context over that of as many rows with little
     sampling: Pace | None
-    host: dict[str, Pace]  # stage → its time
-    encoding: Pace | None
-    decoding: Pace | None
-    writing: Pace | None
+    # Against a reference only.
+    host: dict[str, Pace] = field(default_factory=dict)  # stage → its time
+    encoding: Pace | None = None
+    decoding: Pace | None = None
+    writing: Pace | None = None
     others: list[OtherSettings] = field(default_factory=list)  # that compute the same, the fastest first
     formats: list[OtherSettings] = field(default_factory=list)  # of weights or of KV: that is another model
 
@@ -100,16 +104,14 @@ def speed_facts(meta: Mapping[str, Any], steps: pd.DataFrame, rows: pd.DataFrame
     own = settings_of(meta, engine_settings(dict(meta)))
     stored = stored_entries(meta)
     same = [entry for entry in stored if entry.settings == own]
-    source: Literal["reference", "own quarter"] = "reference"
     rows_of_logits = batch["logit_rows"].astype(float)
     normal = expected(same, found, rows_of_logits) if same else None
+    is_reference = True
     if normal is None or _covered(device, normal.device_ns) < ENOUGH_COVERED:
         fitted = [fit_entry(shape, part, name="own", identity=0, measured_at="", settings=own) for part in _parts(kept)]
-        same, source = [entry for entry in fitted if entry is not None], "own quarter"
-        if len(same) < QUARTERS:
-            return None
+        same, is_reference = [entry for entry in fitted if entry is not None], False
         normal = _fastest_quarter(same, found, rows_of_logits, device)
-        if _covered(device, normal.device_ns) < ENOUGH_COVERED:
+        if normal is None:
             return None
     known = ~np.isnan(normal.device_ns)
     prompts = batch.summed((batch.new_tokens > 1).astype(int)) > 0
@@ -118,9 +120,18 @@ def speed_facts(meta: Mapping[str, Any], steps: pd.DataFrame, rows: pd.DataFrame
     numbers = batch["step"]
     worst = np.flatnonzero(_masks(known)[int(np.argmax(slowdowns))])
     alone = known & ~prompts
-    is_reference = source == "reference"
+    with_context: float | None = None
+    of_reference: dict[str, Any] = {}
+    # Verified drafts make a step longer, and more context gives more of them: entries know steps without drafts.
+    if not steps.drafted_tokens.fillna(0).any():
+        slowdown = device[alone] / np.maximum(normal.device_ns[alone], 1.0)
+        with_context = _with_context(slowdown, batch.sequences[alone], found[alone, DECODE_PAIRS])
+    if is_reference:
+        texts = {name: _text(same, rows, name, units) for name, units in TEXTS.items()}
+        others = _other_settings(stored, own, normal.device_ns, found, rows_of_logits)
+        of_reference = {"host": _host(same, kept, batch), **texts, **others}
     return SpeedFacts(
-        source=source,
+        source="reference" if is_reference else "own quarter",
         entries=len(same),
         covered=_covered(device, normal.device_ns),
         device=Pace(float(device[known].sum()) / 1e6, float(normal.device_ns[known].sum()) / 1e6),
@@ -128,25 +139,9 @@ def speed_facts(meta: Mapping[str, Any], steps: pd.DataFrame, rows: pd.DataFrame
         decodes=_pace(device, normal.device_ns, alone),
         quarters=slowdowns,
         worst_steps=(int(numbers[worst[0]]), int(numbers[worst[-1]])),
-        # Verified drafts make a step longer, and more context gives more of them: entries know steps without drafts.
-        with_context=None
-        if steps.drafted_tokens.fillna(0).any()
-        else _with_context(
-            device[alone] / np.maximum(normal.device_ns[alone], 1.0), batch.sequences[alone], found[alone, DECODE_PAIRS]
-        ),
+        with_context=with_context,
         sampling=_pace(drawn.astype(float), normal.sampling_ns, ~np.isnan(normal.sampling_ns)),
-        host=_host(same, kept, batch) if is_reference else {},
-        encoding=_texts(same, rows, "encoding", "prompt_characters") if is_reference else None,
-        decoding=_texts(same, rows, "decoding", "server_output_tokens") if is_reference else None,
-        writing=_texts(same, rows, "writing", "server_output_tokens") if is_reference else None,
-        others=_others(stored, own, NUMBERS, normal.device_ns, found, rows_of_logits) if is_reference else [],
-        formats=[
-            other
-            for name in FORMATS
-            if is_reference
-            for other in _others(stored, own, _beside(name, own), normal.device_ns, found, rows_of_logits)
-            if name != "dtype" or other.settings.get("weights") == other.settings.get("dtype")
-        ],
+        **of_reference,
     )
 
 
@@ -162,10 +157,14 @@ def stored_entries(meta: Mapping[str, Any]) -> list[SpeedEntry]:
 
 
 def _fastest_quarter(entries: Sequence[SpeedEntry], found: np.ndarray, logits: np.ndarray, device: np.ndarray) -> Any:
-    """What the quarter expects that is fastest over the whole run; a quarter that knows little is none."""
+    """What the quarter expects that is fastest over the whole run; a quarter that knows little is none. None where a
+    quarter could not be fitted, or knows too little."""
+    if len(entries) < QUARTERS:
+        return None
     guesses = [expected([entry], found, logits) for entry in entries]
     known = [guess for guess in guesses if _covered(device, guess.device_ns) >= ENOUGH_COVERED] or guesses
-    return min(known, key=lambda guess: np.nansum(guess.device_ns) / max(device[~np.isnan(guess.device_ns)].sum(), 1.0))
+    best = min(known, key=lambda guess: np.nansum(guess.device_ns) / max(device[~np.isnan(guess.device_ns)].sum(), 1.0))
+    return best if _covered(device, best.device_ns) >= ENOUGH_COVERED else None
 
 
 def _parts(kept: Sequence[Any]) -> list[Sequence[Any]]:
@@ -216,7 +215,7 @@ def _host(entries: Sequence[SpeedEntry], kept: Sequence[Any], batch: Steps) -> d
     return paces
 
 
-def _texts(entries: Sequence[SpeedEntry], rows: pd.DataFrame, name: str, units: str) -> Pace | None:
+def _text(entries: Sequence[SpeedEntry], rows: pd.DataFrame, name: str, units: str) -> Pace | None:
     if f"{name}_ns" not in rows or units not in rows:
         return None
     known = rows[[f"{name}_ns", units]].dropna().astype("float64")
@@ -231,6 +230,18 @@ def _beside(name: str, own: dict[str, Any]) -> tuple[str, ...]:
     """All settings of speed but a format. Matrices as the checkpoint has them follow the format of all numbers."""
     follow = name == "dtype" and own.get("weights") == own.get("dtype")
     return tuple(each for each in SPEED_SETTINGS if each != name and not (follow and each == "weights"))
+
+
+def _other_settings(
+    stored: Sequence[SpeedEntry], own: dict[str, Any], normal: np.ndarray, found: np.ndarray, logits: np.ndarray
+) -> dict[str, list[OtherSettings]]:
+    formats = [
+        other
+        for name in FORMATS
+        for other in _others(stored, own, _beside(name, own), normal, found, logits)
+        if name != "dtype" or other.settings.get("weights") == other.settings.get("dtype")
+    ]
+    return {"others": _others(stored, own, NUMBERS, normal, found, logits), "formats": formats}
 
 
 def _others(

@@ -78,26 +78,32 @@ def fleet_view(run: RunDirectory, requests: pd.DataFrame) -> FleetView | None:
     if not end > begin:
         end = float(requests.due_ns.max()) + 1e9
     named = {str(entry["name"]): entry for entry in meta["servers"]}
+    window_s = declared_s or (end - begin) / 1e9
     steps = {member.name: measured_steps(member.table("steps"), requests) for member in members}
     timelines = {name: timeline(table, begin, end) for name, table in steps.items() if len(table)}
     replicas = tuple(
-        _replica(member.name, rows[rows.server == member.name], objectives, declared_s or (end - begin) / 1e9,
+        _replica(member.name, rows[rows.server == member.name], objectives, window_s,
                  timelines.get(member.name), named[member.name].get("settings") or {})
         for member in members
     )  # fmt: skip
-    block_size = engine_settings(meta).get("block_size") or engine_settings(members[0].meta()).get("block_size")
-    served = run.table("requests")
-    pooled = pooled_cache(served, int(block_size), set(requests.request_id)) if block_size else None
-    router = section(meta, "router")
     busy = [replica.busy for replica in replicas if replica.busy is not None]
     peaks = [replica.peak_waiting for replica in replicas if replica.peak_waiting is not None]
-    whole = _replica(FLEET, rows, objectives, declared_s or (end - begin) / 1e9, None, {},
+    whole = _replica(FLEET, rows, objectives, window_s, None, {},
                      busy=sum(busy) / len(busy) if busy else None, peak_waiting=max(peaks, default=None))  # fmt: skip
-    words = [str(router[key]) for key in ("name", "policy") if router.get(key)]
+    pooled = _pooled(run, members[0], set(requests.request_id))
     return FleetView(
-        replicas, whole, timelines, pooled, "" if pooled is not None else NO_HASHES,
-        " with ".join(words) or "a router", routing_remark(meta),
-    )  # fmt: skip
+        replicas, whole, timelines, pooled, "" if pooled is not None else NO_HASHES, _router(meta), routing_remark(meta)
+    )
+
+
+def _pooled(run: RunDirectory, member: RunDirectory, measured: set[str]) -> PooledCache | None:
+    block_size = engine_settings(run.meta()).get("block_size") or engine_settings(member.meta()).get("block_size")
+    return pooled_cache(run.table("requests"), int(block_size), measured) if block_size else None
+
+
+def _router(meta: dict[str, Any]) -> str:
+    router = section(meta, "router")
+    return " with ".join(str(router[key]) for key in ("name", "policy") if router.get(key)) or "a router"
 
 
 def timeline(steps: pd.DataFrame, begin_ns: float, end_ns: float) -> pd.DataFrame:
