@@ -106,6 +106,10 @@ WITHOUT_TORCH = (
     "engine.compute.communication.layout", "engine.compute.communication.communicator",
 )  # fmt: skip
 COMPUTES = ("locustfile", "tiers.build", "tiers.computing", "tiers.host_slots", "handover.build")
+# A function of more is cut into parts that are named by what they do. Kernels are flat for their compilers.
+MOST_COMPLEX = 20
+KERNELS = ("engine/compute/triton/", "engine/compute/cpp/")
+BRANCHES = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.IfExp, ast.ExceptHandler, ast.match_case)
 # What `sojourn run` imports. Locust patches the interpreter when it is imported: clients have processes of their own.
 RUN = """
 import sojourn.loadgen.run.experiment, sojourn.loadgen.run.replay, sojourn.loadgen.run.run_files
@@ -251,6 +255,34 @@ def test_rooms_import_without_torch(first, rooms):
     code += "".join(f"import sojourn.{name}\n" for name in sorted(inside))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
+
+
+def complexity(function: ast.AST) -> int:
+    """1, and 1 for each branch, loop, condition and handler. Functions inside a function count by themselves."""
+    found, open_nodes = 1, list(ast.iter_child_nodes(function))
+    while open_nodes:
+        node = open_nodes.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if isinstance(node, ast.BoolOp):
+            found += len(node.values) - 1
+        elif isinstance(node, ast.comprehension):
+            found += 1 + len(node.ifs)
+        else:
+            found += isinstance(node, BRANCHES)
+        open_nodes += ast.iter_child_nodes(node)
+    return found
+
+
+def test_no_function_has_many_branches():
+    found = [
+        f"{path.relative_to(ROOT)}: {node.name} has {complexity(node)}"
+        for room in (*ROOMS, "bench", "scale") for path in sorted((ROOT / room).rglob("*.py"))
+        if not path.relative_to(ROOT).as_posix().startswith(KERNELS)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and complexity(node) > MOST_COMPLEX
+    ]  # fmt: skip
+    assert not found, "\n".join(found)
 
 
 def test_nothing_is_unpickled():

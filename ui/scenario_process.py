@@ -61,23 +61,26 @@ def command_of(
         raise InputError(f"{run.name or 'an empty name'} is no name of a run; use letters, digits, dots and hyphens")
     if run.exists():
         raise InputError(f"there is a run {run.name} already; give another name")
+    overrides = _overrides(settings)
+    options = ["--run-dir", str(run.resolve())]
+    options += ["--seed", str(seed)] if seed is not None else []
+    if base_url:
+        if not re.match(r"https?://", base_url):
+            raise InputError(f"{base_url} is no address of a server; write http://HOST:PORT")
+        if overrides:
+            raise InputError("engine settings are of our own engine; leave them out for a server that runs already")
+        options += ["--base-url", base_url, *([f"--model={model}"] if model else [])]
+    else:
+        options += [f"--set={line}" for line in ([f"model={model}"] if model else []) + overrides]
+    return [sys.executable, "-m", "sojourn", "load" if base_url else "run", scenario, *options]
+
+
+def _overrides(settings: str) -> list[str]:
     overrides = [line.strip() for line in settings.splitlines() if line.strip()]
     for line in overrides:
         if not re.match(r"[A-Za-z_][\w.]*=", line):
             raise InputError(f"{line} is no setting; write one KEY=VALUE a line, such as max_num_seqs=16")
-    verb = "load" if base_url else "run"
-    if base_url and not re.match(r"https?://", base_url):
-        raise InputError(f"{base_url} is no address of a server; write http://HOST:PORT")
-    if base_url and overrides:
-        raise InputError("engine settings are of our own engine; leave them out for a server that runs already")
-    if model and not base_url:
-        overrides.insert(0, f"model={model}")
-    options = ["--run-dir", str(run.resolve())]
-    options += ["--seed", str(seed)] if seed is not None else []
-    options += ["--base-url", base_url] if base_url else []
-    options += [f"--model={model}"] if model and base_url else []
-    options += [f"--set={line}" for line in overrides]
-    return [sys.executable, "-m", "sojourn", verb, scenario, *options]
+    return overrides
 
 
 @dataclass(slots=True)

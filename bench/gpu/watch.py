@@ -59,22 +59,24 @@ class OperationWatch(TorchDispatchMode):
         return result
 
     def _look(self, func: Any, name: str, args: tuple, kwargs: dict, given: list, made: list) -> None:
-        record = self._record
-        cuda, host = [t for t in given if _on_cuda(t)], [t for t in given if not _on_cuda(t)]
         if name in COPIES and {t.device.type for t in [*given, *made]} == {"cuda", "cpu"}:
             self._look_at_copy(name, args, kwargs, given, made)
             return
-        if cuda and any(tensor.dim() for tensor in host):
+        self._look_at_devices(name, args, kwargs, given)
+        if self._record.capturing and name in RANDOM:
+            self._record.fault(f"{name} draws random numbers in a graph")
+        if name not in VIEWS and name not in ALLOCATIONS and not func.is_view:
+            self._record.launched(f"aten.{name}")
+
+    def _look_at_devices(self, name: str, args: tuple, kwargs: dict, given: list) -> None:
+        record, cuda = self._record, any(map(_on_cuda, given))
+        if cuda and any(tensor.dim() for tensor in given if not _on_cuda(tensor)):
             what = "indexes a CUDA tensor by one of the host" if name.startswith("index") else "mixes devices"
             record.fault(f"{name} {what}: {[(str(t.device), tuple(t.shape)) for t in given]}")
-        counts = name == "repeat_interleave" and kwargs.get("output_size") is None and len(given) == 1
         by_mask = name.startswith("index") and any(t.dtype in (torch.bool, torch.uint8) for t in _tensors(args[1:2]))
+        counts = name == "repeat_interleave" and kwargs.get("output_size") is None and len(given) == 1
         if cuda and (name in WAITS or counts or by_mask):
             record.fault(f"{name}{' by a mask' if by_mask else ''} makes the host wait")
-        if record.capturing and name in RANDOM:
-            record.fault(f"{name} draws random numbers in a graph")
-        if name not in VIEWS and name not in ALLOCATIONS and not func.is_view:
-            record.launched(f"aten.{name}")
 
     def _look_at_copy(self, name: str, args: tuple, kwargs: dict, given: list, made: list) -> None:
         target, source = (given[0], given[1]) if name == "copy_" else (made[0], given[0])

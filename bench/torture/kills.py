@@ -223,6 +223,14 @@ def judge(outcome: Outcome, state: State, folder: Path) -> None:
         faults = [(kill, fault) for kill, fault in faults if mark not in fault]
     found = [f"kill {kill.number} ({kill.victim}): {fault}" for kill, fault in faults]
     outcome.check("nothing else goes wrong", not found, found[:5] or f"{sum(ends.values())} calls: {dict(ends)}")
+    _judge_ends(outcome, kills)
+    lost, double, wrong = unmatched(folder / "usage", state.seen, set(state.doubtful), OUTPUT_TOKENS)
+    outcome.check("no lost usage record", not lost, f"{len(lost)} of {len(state.seen):,} calls {lost[:3] or ''}")
+    outcome.check("no usage record twice", not double, f"{len(double)} {double[:3] or ''}")
+    outcome.check("records agree with what clients saw", not wrong, f"{len(wrong)} do not {wrong[:3] or ''}")
+
+
+def _judge_ends(outcome: Outcome, kills: list[Kill]) -> None:
     last = max((kill.last_end_s for kill in kills if kill.victim != "load generator"), default=0.0)
     outcome.check("open calls end after the kill of core or front", last < CALL_SECONDS, f"the last after {last:.2f} s")
     again = [kill.serving_again_s for kill in kills if kill.victim == "core" and kill.serving_again_s is not None]
@@ -232,10 +240,6 @@ def judge(outcome: Outcome, state: State, folder: Path) -> None:
             True,
             f"median {sorted(again)[len(again) // 2]:.1f} s, longest {max(again):.1f} s",
         )
-    lost, double, wrong = unmatched(folder / "usage", state.seen, set(state.doubtful), OUTPUT_TOKENS)
-    outcome.check("no lost usage record", not lost, f"{len(lost)} of {len(state.seen):,} calls {lost[:3] or ''}")
-    outcome.check("no usage record twice", not double, f"{len(double)} {double[:3] or ''}")
-    outcome.check("records agree with what clients saw", not wrong, f"{len(wrong)} do not {wrong[:3] or ''}")
 
 
 def run(outcome: Outcome, arguments: argparse.Namespace) -> None:

@@ -150,6 +150,7 @@ def _add_tokenizer(writer: Any, source: Path, config: dict[str, Any]) -> None:
         return
     writer.add_string("tokenizer.huggingface.json", path.read_text(encoding="utf-8"))
     tokenizer, templates = read_json(source, "tokenizer.json"), template_sources(source)
+    model = tokenizer.get("model") or {}
     if set(templates) == {"default"}:
         writer.add_chat_template(templates["default"])
     elif templates:
@@ -158,12 +159,14 @@ def _add_tokenizer(writer: Any, source: Path, config: dict[str, Any]) -> None:
         token = config.get(f"{role}_token_id")
         if isinstance(token := token[0] if isinstance(token, list) and token else token, int):
             writer.add_uint32(f"tokenizer.ggml.{'padding' if role == 'pad' else role}_token_id", token)
-    model = tokenizer.get("model") or {}
-    if model.get("type") != "BPE" or model.get("byte_fallback"):
-        return
+    if model.get("type") == "BPE" and not model.get("byte_fallback"):
+        _add_lists(writer, tokenizer, config["vocab_size"])
+
+
+def _add_lists(writer: Any, tokenizer: dict[str, Any], size: int) -> None:
+    model = tokenizer["model"]
     added = {token["id"]: token for token in tokenizer.get("added_tokens") or []}
     names = {index: token for token, index in model["vocab"].items()} | {i: t["content"] for i, t in added.items()}
-    size = config["vocab_size"]
     tokens = [names.get(index, f"[PAD{index}]") for index in range(size)]
     kinds = [(CONTROL if added[index].get("special") else USER_DEFINED) if index in added else NORMAL
              for index in range(size)]  # fmt: skip

@@ -121,11 +121,8 @@ class Sampler:
         edited = [row for row, state in enumerate(states) if state.edits]
         edits = logit_edits(edited, requests, positions, states, self._tensor) if edited else None
         if self.fused is not None:
-            edited_rows = None
-            if edited:
-                place_of = {row: place for place, row in enumerate(edited)}
-                edited_rows = self._tensor([place_of.get(row, -1) for row in range(len(requests))], torch.int32)
             rows = [state.parameter_row for state in states]
+            edited_rows = self._edited_rows(edited, len(requests)) if edited else None
             return SamplingInputs(None, None, edits, FusedInputs(rows, list(positions), edited_rows))
         direct = [row for row, state in enumerate(states) if state.random and not state.sorts]
         cut = [row for row, state in enumerate(states) if state.random and state.sorts]
@@ -226,6 +223,10 @@ class Sampler:
         for row in self._branches:
             self.history.leave(row)
         self._branches.clear()
+
+    def _edited_rows(self, edited: list[int], num_rows: int) -> torch.Tensor:
+        place_of = {row: place for place, row in enumerate(edited)}
+        return self._tensor([place_of.get(row, -1) for row in range(num_rows)], torch.int32)
 
     def _rows(
         self,

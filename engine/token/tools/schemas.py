@@ -29,12 +29,17 @@ def _moved(schema: Any, root: str, own_id: str, *, is_root: bool = True) -> Any:
     moved = {}
     for key, value in schema.items():
         if key in _REFERENCES and isinstance(value, str):
-            if own_id and value.startswith(own_id + "#"):
-                value = value.removeprefix(own_id)
-            local = value == "#" or value.startswith("#/")
-            moved[key] = root + value[1:] if local else root if own_id and value == own_id else value
+            moved[key] = _reference(value, root, own_id)
         elif key in _NAMED and isinstance(value, dict):
             moved[key] = {name: _moved(each, root, own_id, is_root=False) for name, each in value.items()}
         elif not (is_root and key in ("$id", "$schema")):
             moved[key] = value if key in _DATA else _moved(value, root, own_id, is_root=False)
     return moved
+
+
+def _reference(value: str, root: str, own_id: str) -> str:
+    if value.startswith(own_id + "#"):
+        value = value.removeprefix(own_id)
+    if value == "#" or value.startswith("#/"):
+        return root + value[1:]
+    return root if own_id and value == own_id else value
