@@ -258,19 +258,12 @@ def test_rooms_import_without_torch(first, rooms):
 
 
 def complexity(function: ast.AST) -> int:
-    """1, and 1 for each branch, loop, condition and handler. Functions inside a function count by themselves."""
-    found, open_nodes = 1, list(ast.iter_child_nodes(function))
-    while open_nodes:
-        node = open_nodes.pop()
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        if isinstance(node, ast.BoolOp):
-            found += len(node.values) - 1
-        elif isinstance(node, ast.comprehension):
-            found += 1 + len(node.ifs)
-        else:
-            found += isinstance(node, BRANCHES)
-        open_nodes += ast.iter_child_nodes(node)
+    """1, and 1 for each branch, loop, condition and handler; those of functions inside it are its own."""
+    found = 1
+    for node in ast.walk(function):
+        found += isinstance(node, BRANCHES)
+        found += len(node.values) - 1 if isinstance(node, ast.BoolOp) else 0
+        found += 1 + len(node.ifs) if isinstance(node, ast.comprehension) else 0
     return found
 
 

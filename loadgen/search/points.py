@@ -22,6 +22,7 @@ from sojourn.metrics.statistics.intervals import wilson_bounds
 
 SCALES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)  # of the objectives: what stricter and looser promises would give
 LEVEL = 0.95
+MEANS = ("goodput_rps", "goodput_tokens_per_s", "tokens_per_s", "due_rps")  # of a rate: over its points
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,6 +188,11 @@ def by_rate(points: Sequence[Point]) -> list[Rate]:
     ]
 
 
+def _mean(values: list[float | None]) -> float | None:
+    """None where one of them is not known."""
+    return sum(values) / len(values) if values and None not in values else None
+
+
 def _rate(rate_rps: float, points: list[Point]) -> Rate:
     counted = [point for point in points if point.counts]
     sent, good = sum(point.sent for point in counted), sum(point.good for point in counted)
@@ -194,18 +200,13 @@ def _rate(rate_rps: float, points: list[Point]) -> Rate:
     effective = sum(point.effective for point in counted)
     quantile = t_quantile((1 + LEVEL) / 2, max(3.0, effective / 2))
     low, high = (None, None) if share is None else wilson_bounds(share, effective, quantile)
-
-    def mean(name: str) -> float | None:
-        known = [getattr(point, name) for point in counted]
-        return sum(known) / len(known) if known and None not in known else None
-
     return Rate(
         rate_rps=rate_rps, points=len(points), invalid=len(points) - len(counted), sent=sent,
         uncounted=sum(point.sent for point in points if not point.counts),
         died=next((point.invalid_reasons[0] for point in counted if point.died), ""), effective=effective,
         growing=any(point.growing for point in counted), attainment=share, attainment_low=low, attainment_high=high,
-        goodput_rps=mean("goodput_rps"), goodput_tokens_per_s=mean("goodput_tokens_per_s"),
-        tokens_per_s=mean("tokens_per_s"), due_rps=mean("due_rps"), quantiles_ms=_middle_quantiles(counted),
+        **{name: _mean([getattr(point, name) for point in counted]) for name in MEANS},
+        quantiles_ms=_middle_quantiles(counted),
         goodput_by_scale={
             name: sum(point.goodput_by_scale[name] for point in counted) / len(counted)
             for name in (counted[0].goodput_by_scale if counted else ())
