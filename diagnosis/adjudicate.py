@@ -49,7 +49,7 @@ class Judged:
     change: Change | None = None  # the best of its fixes
     prediction: Prediction | None = None
     gain: float | None = None  # attainment that the fix regains alone
-    marginal: float | None = None  # ... on top of the causes before it
+    marginal: float | None = None  # attainment that it regains on top of the causes before it
     regained: float = 0.0  # of what any fix regains, 0 to 1
     explained: float = 0.0  # of all that is lost, 0 to 1: of a cause beyond the causes before it
     explains_ms: dict[Name, float] = field(default_factory=dict)

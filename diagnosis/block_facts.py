@@ -19,7 +19,9 @@ class Fragmentation:
     """Positions of active blocks that hold no token. Shares are means over the time of the steps."""
 
     unwritten_share: float  # of the positions in active blocks; also those of a prompt that is still being computed
-    tail_share: float  # ... in the last block of each request, from the lengths: what a smaller block would spare
+    tail_share: (
+        float  # of the positions in the last block of each request, by the lengths: what a smaller block would spare
+    )
     pool_use: float  # active blocks, of the pool
 
     def tail_share_with(self, block_size: int, other_size: int) -> float:

@@ -18,7 +18,7 @@ class Chunks:
 
     per_prompt: float  # steps that a prompt took, on average over its tokens: a long prompt counts by its length
     cut_by_chunk_limit: float  # of the cuts (a chunk that is not the last of its prompt), those at the limit of a chunk
-    cut_by_budget: float  # ... those in a step that was full
+    cut_by_budget: float  # of the cuts, those in a step that was full
     budget_use: float  # tokens / budget of the steps with a cut chunk
 
 

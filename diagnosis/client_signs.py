@@ -20,7 +20,7 @@ class Signs:
 
     growth: float | None  # of the time to first token: last fifth minus first fifth, over the mean
     with_prompt: float | None  # correlation of the time to first token with the prompt's length
-    with_crowd: float | None  # ... with the number of requests under way when it was due
+    with_crowd: float | None  # correlation of it with the number of requests under way when it was due
     floor_ms: float | None  # the twentieth part of the times to first token: what every request pays
     gap_ms: float | None  # median gap between two reads of a stream
     stalled: float  # share of the time between tokens that lies in gaps of STALL medians and more

@@ -84,7 +84,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     tpot_ms: float | None = None
     e2e_ms: float | None = None
     ledger_ns: dict[str, float]  # account → ns up to the last byte; only accounts that have time
-    ttft_ledger_ns: dict[str, float]  # ... up to the first text
+    ttft_ledger_ns: dict[str, float]  # account → ns up to the first text
     waits_ns: dict[str, float]  # reason → ns, largest first
     offenders: list[Blamed]  # largest first
     slowest_tokens: list[TokenGap]  # or the one that was asked for

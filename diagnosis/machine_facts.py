@@ -27,16 +27,18 @@ class FrontLoop:
     """The front's event loop over the window. Shares are 0 to 1."""
 
     busy: float  # of the time, it ran callbacks
-    busy_worst: float  # ... in the busiest second
+    busy_worst: float  # of the busiest second
     on_cpu: float | None  # of its busy time, on a core
-    queued: float | None  # ... ready, and waiting for a core; the rest it slept within a callback
-    queued_by_others: float | None  # ... of that, because of processes that are not ours
+    queued: float | None  # of its busy time, ready and waiting for a core; the rest it slept within a callback
+    queued_by_others: float | None  # of its busy time, waiting for a core because of processes that are not ours
     long_turns: int  # of at least LONG_TURN_NS
     long_share: float  # of the time, in those
     longest_ms: float
     encoding: float  # of its busy time, templates and tokenizer; more than 1 where threads do it beside the loop
-    decoding: float  # ... ids → text
-    writing: float  # ... handing chunks to sockets, with waits for readers: these do not keep the loop busy
+    decoding: float  # of its busy time, ids → text
+    writing: (
+        float  # of its busy time, handing chunks to sockets, with waits for readers: these do not keep the loop busy
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +53,13 @@ class MachineFacts:
     load_cores_worst: float | None
     load_queued: float | None  # run-queue time of its threads / time
     others_cores: float | None  # of all processes that are not ours
-    others_cores_worst: float | None  # ... in the worst quarter of the window
+    others_cores_worst: float | None  # of the same, in the worst quarter of the window
     siblings_cores: float  # of that, of the fleet's other servers
     neighbours: Mapping[str, float]  # `name (pid)` of the busiest other processes → mean cores, most first
     core_queued: float | None  # run-queue time of the core's threads / time that its threads could have computed
-    core_queued_worst: float | None  # ... in the worst quarter
+    core_queued_worst: float | None  # of the same, in the worst quarter
     core_queued_by_others: float | None  # of that time, because of processes that are not ours
-    core_queued_by_others_worst: float | None  # ... in the worst quarter
+    core_queued_by_others_worst: float | None  # of the same, in the worst quarter
     front: FrontLoop | None
 
     def bound_delay(self, queued: float | None) -> float:

@@ -51,10 +51,10 @@ class StepFacts:
     recomputed_tokens: float
     slowdown: float | None  # device time / predicted time over the steps that have a prediction
     worst_slowdown: float | None  # the same over the worst quarter of the run
-    slowdown_with_prompts: float | None  # ... over the steps with prompt tokens, which arithmetic bounds
-    slowdown_without: float | None  # ... and over the others, which memory bounds
+    slowdown_with_prompts: float | None  # over the steps with prompt tokens, which arithmetic bounds
+    slowdown_without: float | None  # over the other steps, which memory bounds
     prefill_step_p95_ns: float | None  # wall time of steps that carry both prompt tokens and a decoding request
-    decode_step_p50_ns: float | None  # ... of steps with decodes only
+    decode_step_p50_ns: float | None  # wall time of steps with decodes only
     prefill_tokens_p95: float | None  # prompt tokens in the steps that carry both
     model: StepModel | None
     budget_p50: float = 0.0  # tokens that a step could have held

@@ -81,7 +81,7 @@ def divide(lost: Sequence[Excess], suspects: Sequence[Suspect], taken: Claims) -
         cases = [(suspect, case) for suspect in suspects for case in suspect.cases if case[0].name == excess.name]
         before = taken.get(excess.name, {})
         wanted: dict[str, float] = {}  # account → what all want of it, weighted
-        whole: dict[str, float] = {}  # ... and plain
+        whole: dict[str, float] = {}  # account → what all want of it, not weighted
         for suspect, (_, proposal) in cases:
             for name, part in (proposal.claims or {}).items():
                 wanted[name] = wanted.get(name, 0.0) + part * suspect.support

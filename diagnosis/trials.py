@@ -13,7 +13,7 @@ from sojourn.metrics.errors import ReplayError
 from sojourn.metrics.prediction import Change, Prediction, Predictor
 
 MOST_CHANGES = 48  # of a diagnosis
-FEWEST_CHANGES = 16  # ... that are replayed alone, however slow it is
+FEWEST_CHANGES = 16  # that are replayed alone, however slow a diagnosis is
 SECONDS = 5.0  # of all replays of a diagnosis: it is to be read at once
 ALONE = 0.6  # of that time, for fixes alone; the rest is for fixes on top of others
 TRUSTED_WITHIN = 0.10  # attainment: the unchanged replay must come so near to what was measured

@@ -121,7 +121,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     headline: str  # one sentence: state, the first cause, its size
     goodput: list[ClassGoodput]  # "all" first, then each class
     ledger_share: dict[str, float]  # account name → share of all requests' time, sums to 1 with "unaccounted"
-    ttft_share: dict[str, float]  # ... up to the first text
+    ttft_share: dict[str, float]  # account name → share of all requests' time up to the first text
     lifecycle_share: dict[str, float]  # the four lifecycles and "client", of all requests' time
     bottleneck: str | None  # the first lifecycle of the first finding; without one, that of the largest excess
     findings: list[Finding]  # causes, most important first, then the alternatives

@@ -29,7 +29,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     weight: int = 1  # of its tenant, where the policy shares by tenant
     adapter: AdapterReference | None = None
     hands_over: bool = False  # a decode server will read the KV of its prompt
-    transfer_id: str = ""  # ... which may follow it by this name while it is computed
+    transfer_id: str = ""  # a decode server may follow its prompt by this name while it is computed
     kv_source: KVSource | None = None  # a prefill server has it
 
 
@@ -124,7 +124,7 @@ class Ended(msgspec.Struct, frozen=True):
     queued_ns: int | None = None  # the loop took it in
     scheduled_ns: int | None = None  # it got its first place in the batch
     error: str | None = None  # a sentence, where the reason is error
-    is_peer_error: bool = False  # ... which a prefill server caused, and not the request
+    is_peer_error: bool = False  # a prefill server caused the error, and not the request
     adapter_loads: int = 0
     kv_source: KVSource | None = None  # what it left for a decode server
     kv_load: KVLoad | None = None  # what KV tiers gave, where there are some

@@ -18,8 +18,8 @@ from sojourn.metrics.compute.kernels import Burst, Kernel, Packing, StepWindow, 
 from sojourn.metrics.records import KernelRecord
 
 _begin = attrgetter("begin_ns")
-READ_AT_ONCE = 1_000  # events between two turns, and ...
-STEPS_AT_ONCE = 5  # ... steps: some milliseconds
+READ_AT_ONCE = 1_000  # events between two turns
+STEPS_AT_ONCE = 5  # steps between two turns: some milliseconds
 DIFFERENCES = {  # how a profiled step differs, by the type of device
     "cpu": "each operation takes two readings of the clock, and torch's profiler notes each of torch's: the kernels "
     "are those of any step",

@@ -36,7 +36,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     top_n_sigma: Annotated[float, Meta(ge=0, le=1e6)] = 0.0  # 0 keeps all
     repetition_penalty: Annotated[float, Meta(ge=1e-6, le=1e6)] = 1.0  # of tokens in prompt and output
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0  # of tokens in the output, by count
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0  # ... once
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0  # of tokens in the output, once
     lz_penalty: Annotated[float, Meta(ge=0, le=1e6)] = 0.0  # strength, of tokens that continue a repetition
     logit_bias: dict[int, Annotated[float, Meta(ge=-1e6, le=1e6)]] = {}
     bad_words: list[list[int]] = []  # sequences that the output never holds

@@ -130,8 +130,8 @@ OWN_WORK = {
 _WAITS = {"kv_blocks": Account.MEMORY_BLOCKED, "kv_transfer": Account.MEMORY_TRANSFER}
 
 UNACCOUNTED = "unaccounted"
-CLOSURE_SHARE = 0.01  # of a request's latency: what may stay unaccounted ...
-CLOSURE_NS = 1_000_000  # ... and never more than this
+CLOSURE_SHARE = 0.01  # of a request's latency, what may stay unaccounted
+CLOSURE_NS = 1_000_000  # that may stay unaccounted at most, of any latency
 
 
 def new_ledger() -> list[int]:

@@ -36,8 +36,8 @@ class DraftModel:
     mean: Odds
     requests: Mapping[str, Odds] = field(default_factory=dict)  # by id
     step_ns: float = 0.0  # of a step that asks for drafts
-    token_ns: float = 0.0  # ... and of each draft that is asked for
-    request_ns: float = 0.0  # ... and of each request
+    token_ns: float = 0.0  # of each draft that is asked for
+    request_ns: float = 0.0  # of each request for which drafts are asked
     known_positions: int = MOST_DRAFTS  # beyond them each draft is accepted as often as the last known one
     sampled: int | None = None  # requests whose outputs were searched; None: the drafts were verified
 

@@ -42,7 +42,9 @@ class KnownSizes:
     tells_beyond: bool  # whether some of them are larger than those of the run
     entries: int
     error: float | None  # relative standard deviation of the times of larger ones between entries; None: too few tell
-    speed_spread: float | None  # ... of the run's own steps: how much runs of this machine differ in speed
+    speed_spread: (
+        float | None
+    )  # standard deviation of the run's own steps: how much runs of this machine differ in speed
 
 
 class _Size(NamedTuple):

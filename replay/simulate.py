@@ -66,7 +66,7 @@ class Accident:
     """How one replay differs from another of the same change."""
 
     slowness: float = 1.0  # of the machine: device and host
-    slowness_beyond: float = 1.0  # ... of steps larger or smaller than those of the run
+    slowness_beyond: float = 1.0  # of steps larger or smaller than those of the run
     shift_ns: float = 0.0  # of what disturbed the turns
 
 
@@ -84,7 +84,7 @@ class Replayed:
     refused: int
     repeated: int
     extrapolated: float  # share of the device time in steps larger or smaller than those of the run
-    guessed: float  # ... in steps of which no other run tells either
+    guessed: float  # share of the device time in steps of which no other run tells either
 
 
 class Replayer:

@@ -27,7 +27,7 @@ USUAL_SPEED_SPREAD = 0.03  # of a run on a machine that nobody else uses: docs/r
 OF_TWO_RUNS = math.sqrt(2)
 NORMAL_80 = 1.2816  # standard deviations between the median and the bounds of 80 %
 LEAST_ERROR_BEYOND = 0.05  # of the time of sizes that only other runs had
-USUAL_ERROR_BEYOND = 0.15  # ... of sizes of which nothing is known
+USUAL_ERROR_BEYOND = 0.15  # of the time of sizes of which nothing is known
 MOST_REPEATS = 8
 
 

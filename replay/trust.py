@@ -12,7 +12,7 @@ from sojourn.replay.simulate import Material, Replayed
 FEW_STEPS = 200  # fewer leave the step model with coefficients from a handful of steps
 WORST_MODEL_ERROR = 0.15
 WORST_TTFT = 0.15  # of the unchanged replay
-WORST_TTFT_MS = 5.0  # ... and never a difference that nobody feels, or this share of the tightest objective
+WORST_TTFT_MS = 5.0  # of the unchanged replay, at least: nobody feels less; or this share of the tightest objective
 WORST_OF_OBJECTIVE = 0.1
 WORST_ATTAINMENT = 0.05
 WORST_PREEMPTIONS = 0.3

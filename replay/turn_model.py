@@ -29,7 +29,7 @@ class FittedTurns:
         self._is_split = self._kept_prefill != 1 or self._kept_decode != 1
         self._stages = [tuple(coefficients.tolist()) for coefficients in times.host]
         self.extrapolated_ns = self.device_ns = 0.0  # device time of such steps, and of all
-        self.guessed_ns = 0.0  # ... of steps of which no other run tells either
+        self.guessed_ns = 0.0  # device time of steps of which no other run tells either
 
     @property
     def idle_receive_ns(self) -> float:

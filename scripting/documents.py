@@ -33,7 +33,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     recorded: dict[str, float | None]  # latency:quantile → ms; goodput_rps; attainment; preemptions
     step_model_error: float | None  # relative, at sizes left out of the fit; None: too few sizes
-    larger_steps_error: float | None  # ... for sizes beyond those of the run
+    larger_steps_error: float | None  # relative, for sizes beyond those of the run
     run_to_run: RunToRun
     rests_on: str  # a sentence: what the intervals rest on
     unchanged: Prediction  # the check: the run replayed as it was
@@ -56,7 +56,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     requests: int  # measured requests, without the warm-up
     seen: int  # of those, with a server's records; the others are not in the sums
     ledger_ns: dict[str, float]  # account → ns up to the last byte
-    ttft_ledger_ns: dict[str, float]  # ... up to the first text
+    ttft_ledger_ns: dict[str, float]  # account → ns up to the first text
     unknown: list[str]  # sentences: what the records cannot show
 
 

@@ -282,3 +282,14 @@ def test_nothing_is_unpickled():
     unsafe = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "torch.load"}
     for name, path in modules().items():
         assert not named_modules(path) & unsafe, f"{name} can execute what it reads"
+
+
+def test_no_comment_goes_on_from_the_line_above():
+    """A comment that begins with dots says nothing where it stands."""
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in modules().values()
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if "# ... " in line
+    ]
+    assert not found

@@ -37,8 +37,8 @@ class RunFilter:
     min_share: float = 0.0  # 0 to 1
     until: str = "ledger"
     ids: tuple[str, ...] = ()
-    from_s: float | None = None  # due, or begun, so long after the begin of the run ...
-    to_s: float | None = None  # ... to before so long
+    from_s: float | None = None  # due, or begun, at least so long after the begin of the run
+    to_s: float | None = None  # due, or begun, less long after it
     first: int | None = None  # steps, both included
     last: int | None = None
 

@@ -55,7 +55,7 @@ class RunData:
     sent: int = 0  # requests without a filter, and steps
     count_steps: Callable[[], int] = lambda: 0
     sampled_of: int = 0  # requests of the run where `requests` are a sample, else 0
-    extremes: pd.DataFrame | None = None  # ... and those that a sample would miss: the slowest ones, the first ones
+    extremes: pd.DataFrame | None = None  # requests that a sample would miss: the slowest ones, the first ones
     fleet: FleetView | None = None  # of several servers; each has a run of its own below this one
     server_alone: bool = False  # no client measured it: the server's stamps stand in for a client's
     open_book: Callable[[], tuple[Book | None, str]] = lambda: (None, "")  # made when first asked for, then kept

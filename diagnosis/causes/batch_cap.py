@@ -23,7 +23,7 @@ from sojourn.diagnosis.symptom_tree.reading import show_batch, waiting_for
 WIDER = (2, 4, 16, 64)  # times the cap: candidates of a replay
 LARGEST_CANDIDATE = 256  # requests: beyond it the step model of a run is extrapolated too far
 POOL = frozenset(("num_kv_blocks", "kv_cache_gib", "memory_fraction"))  # settings that fix the size of the pool
-AT_ONE_SIZE = 0.8  # ... with as many running as ever: a batch that grows and shrinks has no limit that shows
+AT_ONE_SIZE = 0.8  # of the steps have as many running: a batch that grows and shrinks has no limit that shows
 
 
 def read_records(facts: Records, excess: Excess) -> Proposal | None:

@@ -11,7 +11,7 @@ SAMPLE = "token.sample"
 CONTENTION = (*WAITS, "request.interference")
 SLOW_DRAWS = 1.8  # draws cost more with penalties and truncation, but seldom twice as much
 SAMPLES_MUCH = 0.1  # of a step
-SAMPLES_MOST = 0.3  # ... beyond which no model samples, as far as no reference says what is normal
+SAMPLES_MOST = 0.3  # of a step: no model samples for longer, as far as no reference says what is normal
 # Parameters of a request that make its draws dearer.
 DEAR = ("logprobs", "top_logprobs", "prompt_logprobs", "repetition_penalty", "frequency_penalty", "presence_penalty",
         "lz_penalty", "logit_bias", "bad_words", "regex", "structured_outputs", "guided_json", "guided_regex",

@@ -16,7 +16,7 @@ class Drafts:
     accepted: float
     rejected_share: float  # of the decoding, 0 to 1
     proposing_share: float  # of decoding and proposing
-    lost_share: float  # ... that drafts took more than they saved; below 0 they saved more
+    lost_share: float  # of decoding and proposing, what drafts took more than they saved; below 0 they saved more
 
 
 def drafts_of(facts: Records) -> Drafts | None:

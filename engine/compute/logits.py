@@ -10,7 +10,7 @@ import torch
 from sojourn.engine.compute.cpp.extension import library
 
 NOTHING = -1  # the id of a row whose masks leave no token
-OVERFLOWED = -2  # ... and of one whose logits are no numbers
+OVERFLOWED = -2  # the id of a row whose logits are no numbers
 
 
 @dataclass(frozen=True, slots=True)

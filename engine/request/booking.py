@@ -28,7 +28,7 @@ class Booking:
     wait_mark: tuple[int, ...] = ()  # the wait clocks when it began to wait
     waits_aside: str | None = None  # the reason of its own for which it waits, if not for what holds up the line
     booked_ns: int = 0  # while it runs: until when its time on the device is booked
-    lag_ns: int = 0  # ... and what of the host's time after that is booked, too
+    lag_ns: int = 0  # while it runs: what is booked of the host's time after `booked_ns`
     clocked: bool = False  # the decode clock runs for it, and the ledger lacks it
     ledger_changed: bool = False  # since the front saw it, beside what the decode clock adds
     rejected_ns: int = 0  # of its compute.decode: what rejected drafts took, its own and those beside it

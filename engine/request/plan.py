@@ -101,21 +101,25 @@ class StepOutcome:
 
     sampled: dict[str, list[int]]  # request id → accepted drafts and one more token, up to one that ends the request
     waited_ns: int  # the logits were ready; not before the wait began
-    sampled_ns: int  # ... and the tokens
+    sampled_ns: int  # the tokens were ready
     device_begin_ns: int
     device_end_ns: int
     sampling_ns: int  # the last part of the device time; about 0 where a graph drew the tokens: they are its kernels
     padding_tokens: int = 0
     graph: str = "eager"
     load_ns: int = 0  # of the device's time, before the forward pass: KV blocks that came from host memory
-    store_ns: int = 0  # ... and those that went there
+    store_ns: int = 0  # of the device's time, before the forward pass: KV blocks that went to host memory
     communication_ns: int = 0  # of the device's time before the sampling: exchanges between ranks
-    bubble_ns: int = 0  # ... and waiting for the pipeline stages behind the first
+    bubble_ns: int = 0  # of the device's time before the sampling: waiting for the pipeline stages behind the first
     expert_tokens: list[int] = field(default_factory=list)  # by routed expert, of a sample of the steps
-    expert_imbalance_percent: list[int] = field(default_factory=list)  # ... by layer: the most over the mean
+    expert_imbalance_percent: list[int] = field(
+        default_factory=list
+    )  # by layer, of the same steps: the most over the mean
     logit_rows: int = 0  # that were computed: of sampled tokens, and of scored prompt tokens
     entropy_millinats: list[int] = field(default_factory=list)  # of the entropy sample
-    nucleus_mass_ppm: list[int] = field(default_factory=list)  # ... and what truncation left of its distribution
+    nucleus_mass_ppm: list[int] = field(
+        default_factory=list
+    )  # of the entropy sample: what truncation left of its distribution
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)  # of sampled tokens, where they are wanted
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)  # of this step's prompt tokens
     # Requests that the runner finishes, after their sampled token if any: finish reason, and a sentence for error.

@@ -51,7 +51,7 @@ class Request:
     side_queue: str | None = None  # the reason, where it waits outside of the policy's queue
     finish_reason: str | None = None
     error: str | None = None  # a sentence, where the finish reason is error
-    is_peer_error: bool = False  # ... which a prefill server caused
+    is_peer_error: bool = False  # a prefill server caused the error
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # so far, where they are wanted
     parts: dict[str, Any] = field(default_factory=dict)  # technique → what it knows of the request
     counts: Counts = field(default_factory=Counts)

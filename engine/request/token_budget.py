@@ -28,7 +28,9 @@ OBJECTIVE_SHARE = 0.8  # of a time per output token: the rest is for the host's 
 DECODE_STEPS = 3.0  # without an objective: prompts get two thirds of the device, and tokens come a third as fast
 UNNOTICED_MS = 25.0  # 40 tokens a second, several times what anybody reads: shorter steps only cost throughput
 LEAST_PROMPT_TOKENS = 16  # of a step, so that prompts get on
-LEAST_STRETCH = 1.5  # ... and a third of its time at least, where its fixed cost alone is near the target
+LEAST_STRETCH = (
+    1.5  # of a step's time: prompts get a third of it at least, where its fixed cost alone is near the target
+)
 START_PROMPT_TOKENS = 64  # while the model knows nothing
 
 

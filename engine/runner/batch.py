@@ -61,7 +61,7 @@ class Batch:
     items: list[ScheduledTokens]  # in the order of the batch
     has_drafts: bool = False
     scored: list[int] = field(default_factory=list)  # sampling rows that want log-probabilities
-    scored_tops: list[int] = field(default_factory=list)  # ... and of how many other tokens
+    scored_tops: list[int] = field(default_factory=list)  # of each of these rows: of how many other tokens
     prompts: PromptRows | None = None
     masks: Callable[[], torch.Tensor] | None = None  # [rows, words] int32 of rows with edits, once they are filled
     entropy_sample: EntropySample | None = None

@@ -30,7 +30,7 @@ class Task:
     future: Future | None = None
     events: tuple[torch.cuda.Event, ...] = ()
     load_ns: int = 0  # KV blocks from host memory, before the forward pass
-    store_ns: int = 0  # ... and to it
+    store_ns: int = 0  # KV blocks to host memory, before the forward pass
 
     def forward_done(self) -> None:
         """Called by the work, between the logits and the sampling."""

@@ -36,7 +36,7 @@ GENERATION = frozenset((
     "disable_compile", "prefill_chunk_size", "generation_kwargs", "encoder_repetition_penalty", "use_mtp",
     "encoder_no_repeat_ngram_size", "continuous_batching_config",
 ))  # fmt: skip
-# ... and values by which a key of it changes nothing, beside null, false and what is empty.
+# Values by which a key of generation_config.json changes nothing, beside null, false and what is empty.
 NEUTRAL = {
     "num_beams": 1, "num_beam_groups": 1, "typical_p": 1, "num_return_sequences": 1, "guidance_scale": 1,
     "top_h": 1, "min_length": 0, "min_new_tokens": 0,
@@ -50,7 +50,7 @@ GGML = frozenset((
     )),
     "add_sep_token", "remove_extra_whitespaces", "token_type_count", "added_tokens",
 ))  # fmt: skip
-# ... behind the architecture's name.
+# Of a GGUF file, behind the architecture's name.
 _ROPE = ("type", "factor", "attn_factor", "original_context_length", "finetuned", "yarn_ext_factor",
          "yarn_attn_factor", "yarn_log_multiplier", "yarn_beta_fast", "yarn_beta_slow")  # fmt: skip
 ARCHITECTURE = frozenset((
@@ -58,7 +58,7 @@ ARCHITECTURE = frozenset((
     "rope.scale_linear", *(f"rope.scaling.{key}" for key in _ROPE), "vocab_size", "tensor_data_layout",
     "expert_used_count", "attention.layer_norm_epsilon",
 ))  # fmt: skip
-# ... of the sampling: what stands beside samplers that are off, and the length of llama.cpp's penalty.
+# Of a GGUF file, of the sampling: what stands beside samplers that are off, and the length of llama.cpp's penalty.
 GGUF_SAMPLING = frozenset((*SAMPLING, *(f"general.sampling.{key}" for key in (
     "xtc_threshold", "mirostat_tau", "mirostat_eta", "penalty_last_n",
 ))))  # fmt: skip

@@ -51,8 +51,8 @@ class Span:
 
     name: str
     accounts: tuple[str, ...]  # that lie in it, without a split between them
-    seconds: Sum  # grows by the time of each request ...
-    requests: Sum  # ... and this by one
+    seconds: Sum  # grows by the time of each request
+    requests: Sum  # grows by one for each request
     to_first_token: Sum  # the part of `seconds` up to the first token; () where it begins after that
     first_tokens: Sum  # number of requests behind `to_first_token`
     meaning: str
@@ -108,8 +108,8 @@ class Source:
     steps: tuple[str, ...] = ()  # further samples that change with the engine's steps: signs that it lives
     stands_s: float = 0.0  # that gauges may stand still after the last request has ended
     live_gaps: bool = False  # whether gaps between tokens are counted as they happen, and not when a request ends
-    engine_label: str = ""  # of the engines of one process, which have each a load of their own ...
-    engine_counters: tuple[str, ...] = ()  # ... and of these, one of which moves with each of its steps
+    engine_label: str = ""  # of the engines of one process, which have each a load of their own
+    engine_counters: tuple[str, ...] = ()  # of such engines: one of these moves with each of its steps
     part_label: str = ""  # of parts that stand beside their total, in which this label is empty
 
     def counted(self, series: Sequence[Labels]) -> list[bool]:

@@ -19,8 +19,8 @@ from sojourn.metrics.request.goodput import chunks_of, judged, measured, measure
 from sojourn.metrics.run.directory import RunDirectory, kept_share, server_hardware
 
 FEWEST_WINDOWS, MOST_WINDOWS = 8, 40
-WINDOW_LATENCIES = 3.0  # a window lasts at least so many median latencies ...
-WINDOW_REQUESTS = 5  # ... and has so many requests, on average
+WINDOW_LATENCIES = 3.0  # a window lasts at least so many median latencies
+WINDOW_REQUESTS = 5  # a window has at least so many requests, on average
 SAME_DUE_NS = 1_000_000  # a schedule that is the same is due at the same moments
 MACHINE = ("cpu", "cores", "gpus")  # of `hardware`: what makes it the same machine, or one alike
 CONTEXT_RATIO = 1.25  # steps are alike if what they read differs by less

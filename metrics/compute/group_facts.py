@@ -19,7 +19,7 @@ GPU_SHARE = 0.8  # of a GPU's memory that weights may take: the rest is for KV a
 MIB = 1 << 20
 FASTEST = 0.1  # of the steps
 SLOW = 1.5  # computation over that of ranks with as much to do; two ranks on two busy cores reach 1.2
-SLOW_STAGE = 2.0  # ... of other stages, of which one may have a layer more
+SLOW_STAGE = 2.0  # computation over that of other stages, of which one may have a layer more
 LOST = 0.1  # of the steps' time, that the other ranks wait
 
 
@@ -53,7 +53,7 @@ class GroupFacts:
     shape: GroupShape
     steps: int
     device_ns: float  # of rank 0's steps
-    sampling_ns: float  # ... of that: rank 0 alone draws
+    sampling_ns: float  # of these steps: rank 0 alone draws
     head_share: float  # of a pipeline: of the first stage's FLOPs, which no other stage has
     busy_ns: list[float]
     communication_ns: list[float]

@@ -30,7 +30,7 @@ MOST_ENTRIES = 12  # of one group of settings; the oldest go first
 # Settings that decide how fast the same arithmetic is. Entries of other settings tell what these cost.
 SPEED_SETTINGS = ("threads", "dtype", "weights", "attention_backend", "fused_operations", "kv_cache_dtype", "graphs",
                   "overlap")  # fmt: skip
-LAYOUT = ("tensor_parallel", "pipeline_parallel", "expert_parallel")  # ... and these, of a group of ranks
+LAYOUT = ("tensor_parallel", "pipeline_parallel", "expert_parallel")  # settings of a group of ranks that count, too
 HOST_STAGES = tuple(stage for stage in STAGES if stage not in ("wait", "sample"))
 
 

@@ -14,7 +14,7 @@ class Work(NamedTuple):
     kind: str  # of metrics.records.KINDS
     new: int  # tokens that are computed
     past: int  # tokens before them
-    rows: int  # ... with logits
+    rows: int  # rows with logits
 
 
 class StepShares(NamedTuple):

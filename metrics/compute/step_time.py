@@ -64,7 +64,9 @@ class StepTimeModel:
     BLOCK, LARGE_BLOCK = 64, 256
     LEARNT = 1024  # steps
     MIN_STEPS = BLOCK  # before that a residual would be the model's ignorance, not the device's fault
-    MIN_SEEN = FEWEST_OF_A_SIZE  # ... and so it would for a step with something that fewer steps had
+    MIN_SEEN = (
+        FEWEST_OF_A_SIZE  # before that a step with something that fewer steps had would show the model's ignorance
+    )
     FORGET = 0.9998  # a step: half of what is known is of the last 3,500 steps
     RIDGE = 1e-4  # of a feature's own weight: decides between features that always occur together
     ALIKE = Alike(SLOPES, 1e-2)  # costs nothing where steps tell the slopes apart

@@ -45,7 +45,7 @@ class TokenNumbers(msgspec.Struct, frozen=True):
     """What a run records about its tokens beside their number; None where it does not."""
 
     entropy_nats: float | None  # mean of the draws that were looked at
-    nucleus_mass: float | None  # ... of the share of the probability that truncation left
+    nucleus_mass: float | None  # mean share of the probability that truncation left, of the same draws
     looks: int  # how many those were
     prompt_characters_per_token: float | None  # None unless all prompts were sent as text
     output_characters_per_token: float | None

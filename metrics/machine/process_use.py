@@ -24,7 +24,7 @@ class ProcessUse(NamedTuple):
     queued_ns: int  # of all threads that live
     main: ThreadTimes
     voluntary_switches: int  # of the main thread: it had nothing to do
-    involuntary_switches: int  # ... another thread got its core
+    involuntary_switches: int  # of the main thread: another thread got its core
 
 
 def process_use(pid: int, proc: Path = PROC) -> ProcessUse | None:

@@ -87,7 +87,7 @@ class _Request:
     prompt: list[int]
     blocks: list[int]  # that it computed or read, prompt and output
     known: int  # of the prompt, that an infinite cache would have had
-    hits: int  # ... that this one had
+    hits: int  # tokens of the prompt that this cache had
 
 
 def block_uses(requests: pd.DataFrame, block_size: int) -> BlockUses | None:

@@ -17,7 +17,7 @@ class KVLoad(msgspec.Struct, frozen=True, array_like=True):
     recompute_predicted_ns: int | None = None
     load_ns: int = 0  # it waited for the reads of a slow tier, before it could be scheduled
     transfer_bytes: int = 0  # from a prefill server, or held for a decode server
-    transfer_ns: int = 0  # ... that the reads took
+    transfer_ns: int = 0  # what the reads of these bytes took
 
 
 NOTHING_LOADED = KVLoad({})

@@ -23,7 +23,7 @@ from sojourn.metrics.statistics.log_histogram import LogHistogram
 REMEMBERED = 1_048_576  # removed blocks that are known, of some 300 bytes; the oldest go first, and are counted
 MOST_OWNERS = 4096  # whose evictions are counted by name
 NAMELESS = "others"
-CHAIN = "chain "  # ... and the beginning of the hash of its first block
+CHAIN = "chain "  # a sequence without a name is called so, with the beginning of the hash of its first block
 
 
 class Life(msgspec.Struct, gc=False):
@@ -52,9 +52,11 @@ class PoolHistory:
         self.begin_ns: int | None = None
         self.end_ns = 0
         self.stored = 0  # blocks, again or for the first time
-        self.stored_twice = 0  # ... while the same block was held
-        self.stored_again = 0  # ... after it had been removed: a cache without eviction would not have computed it
-        self.unplaced = 0  # ... of these, those whose place is not known: messages were lost in between
+        self.stored_twice = 0  # blocks that were stored while the same block was held
+        self.stored_again = (
+            0  # blocks stored after they had been removed: a cache without eviction would not have computed them
+        )
+        self.unplaced = 0  # of `stored_again`, those whose place is not known: messages were lost in between
         self.removed = 0
         self.removed_unknown = 0  # whose store was not seen: it was before the record, or its message was lost
         self.cleared = 0  # times that all blocks were given up at once: a restart, or a reset
@@ -74,7 +76,9 @@ class PoolHistory:
         self._deaths: dict[int, Death] = {}
         self._uncertain: dict[int, None] = {}  # were held or removed when messages were lost
         self._leaving: list[int] = []  # removed since the last store, and nobody known who needed the room
-        self._made_room: Counter[str] = Counter()  # ... and by requests that are known: blocks
+        self._made_room: Counter[str] = (
+            Counter()
+        )  # blocks removed by the requests that are known to have needed the room
 
     @property
     def held(self) -> int:

@@ -63,7 +63,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
     prompt_tokens: int = 0
     cached_tokens: int = 0  # of the prompt
     computed_tokens: int = 0  # of prompt and output, the first time: cached + computed = prompt + output - 1 at the end
-    recomputed_tokens: int = 0  # ... and again, after a preemption
+    recomputed_tokens: int = 0  # of prompt and output, computed again after a preemption
     output_tokens: int = 0
     prompt_characters: int = 0  # of prompts that were sent as text, or as messages: with the template around them
     output_characters: int = 0  # of text that was given to the client
@@ -80,10 +80,10 @@ class RequestRecord(msgspec.Struct, frozen=True):
     infinite_hit_tokens: int | None = None
     diverged_at: int | None = None  # the token at which it left the known prompts with which it began
     evicted_by: dict[str, int] = msgspec.field(default_factory=dict)  # whose need took miss_evicted → tokens
-    evicted_ago_ns: int | None = None  # ... and how long before, of the first block that was missed
+    evicted_ago_ns: int | None = None  # how long before miss_evicted was taken, of the first block that was missed
     resized_hit_tokens: list[int] = msgspec.field(default_factory=list)  # by pools of RATIOS this size
     prefix_source: str | None = None  # the request before it whose prompt and output begin most like this prompt
-    prefix_shared_tokens: int = 0  # ... and with how many tokens, of blocks or not; a whole prompt may be shared
+    prefix_shared_tokens: int = 0  # tokens that both prompts begin with, of blocks or not; a whole prompt may be shared
     # metrics.memory.prompt_repeats: tokens that earlier prompts had at any place; of those, parts that they have in
     # common behind something that differs, so that they could stand before it. None beyond 100 prompts a second.
     repeated_tokens: int | None = None
@@ -212,7 +212,7 @@ class KvEventRecord(msgspec.Struct, frozen=True):
     ns: int
     kind: str  # stored, removed, cleared (all blocks), lost (messages that nobody could be asked for again)
     hashes: list[int] = []  # 64 bits, signed. Stored: a chain, each the parent of the next
-    parent: int | None = None  # ... of the first; None where it begins a sequence
+    parent: int | None = None  # hash before the first of `hashes`; None where it begins a sequence
     block_size: int = 0  # tokens
     medium: str = "GPU"  # GPU: the device; CPU; STORAGE
     request: str | None = None  # stored: it computed them; removed: it needed their room

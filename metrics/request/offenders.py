@@ -175,8 +175,8 @@ class Places:
 
     victim: np.ndarray
     length_ns: np.ndarray  # [N] of the slices
-    first: np.ndarray  # [spans] slice of the begin ...
-    first_ns: np.ndarray  # ... and how far into it
+    first: np.ndarray  # [spans] slice of the begin
+    first_ns: np.ndarray  # [spans] how far the begin lies in its slice
     last: np.ndarray
     last_ns: np.ndarray
 

@@ -19,7 +19,7 @@ class LoadSummary(msgspec.Struct, frozen=True, kw_only=True):
     """How the load went out: the offered rate, and the one that the generator kept."""
 
     requested_rps: float | None  # requests due over the time in which they were; None of a single moment
-    achieved_rps: float | None  # ... and sent over the time in which they were
+    achieved_rps: float | None  # requests sent over the time in which they were sent
     send_duration_s: float
     schedule_delay_ms: dict[str, float | None]  # intended → actual send: mean, p50, p99, max of all that were sent
 

@@ -13,7 +13,7 @@ import msgspec
 
 FORMAT = 3
 MAGIC = b"SOJOURN-PROBE-3\n"  # the beginning of every stream
-FAMILY = b"SOJOURN-PROBE-"  # ... of every version
+FAMILY = b"SOJOURN-PROBE-"  # the beginning of every stream, whatever its version
 LENGTH = struct.Struct(">I")  # before each record: its bytes
 SUFFIX = ".probe"
 
@@ -58,11 +58,11 @@ class Step(Record, tag="step"):
 
     number: int
     begin_ns: int  # schedule() was called
-    planned_ns: int  # ... returned
+    planned_ns: int  # schedule() returned
     launched_ns: int  # the call that launches the model returned; 0: not seen
     next_ns: int  # the loop turned to the next schedule() or to a result; 0: not seen
     ready_ns: int  # the result was there: update_from_output() was called
-    end_ns: int  # ... returned
+    end_ns: int  # update_from_output() returned
     handles: list[int]
     new: list[int]  # tokens that are computed
     past: list[int]  # tokens before them
@@ -96,7 +96,7 @@ class Handled(Record, tag="handled"):
     request: str  # the server's own identity
     encoded_ns: int  # it was given to the core
     first_received_ns: int  # its first tokens came from the core
-    first_decoded_ns: int  # ... and were text
+    first_decoded_ns: int  # its first tokens were text
     last_received_ns: int
     last_decoded_ns: int
 
@@ -136,7 +136,7 @@ class KvAllocated(Record, tag="kv+"):
     handle: int
     removed: list[int]  # cached blocks of others whose room it took
     begin: int  # place in its sequence of the first block that
-    stored: list[int]  # ... became known with it
+    stored: list[int]  # blocks that became known with this one, from `begin` on
 
 
 class KvMarks(Record, tag="kv%"):
@@ -166,8 +166,8 @@ class Sample(Record, tag="sample"):
     loop_queued_ns: int
     loop_involuntary_switches: int  # another thread got its core
     machine_busy_ns: int  # of all CPUs
-    machine_steal_ns: int  # ... had by other machines
-    machine_whole_ns: int  # ... idle time included
+    machine_steal_ns: int  # of all CPUs, had by other machines
+    machine_whole_ns: int  # of all CPUs, idle time included
 
 
 class Dropped(Record, tag="dropped"):

@@ -21,7 +21,7 @@ from sojourn.engine.compute.triton.kv_formats import format_of
 LOG2_E = math.log2(math.e)
 CHUNK = 128  # sequences, or items, that a planning program looks at at once
 COMBINED = 1024  # partial results that a warp reads at once
-COMBINED_SEGMENTS = 8  # ... of so many segments at most
+COMBINED_SEGMENTS = 8  # partial results that a warp reads at once are of so many segments at most
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ class ShadowNode(msgspec.Struct, gc=False, eq=False):
     tokens: bytes = b""  # its own
     writer: str = ""  # the request that filled it first; its blocks share the string
     too_small_below: int = 0  # sizes below this number are too small for it and all blocks used since
-    lost_below: int = 0  # ... had lost it at its last lookup, and it was not computed again since
+    lost_below: int = 0  # sizes below this number had lost it at its last lookup, and it was not computed again since
     readers: int = 0  # live requests that read it
     pending_recomputes: int = 0  # live requests that compute it again: larger sizes hold it for them
     newer: "ShadowNode | None" = None  # neighbours in the list of idle blocks

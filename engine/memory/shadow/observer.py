@@ -52,7 +52,7 @@ class ShadowObserver(BlockObserver):
         self._in_flight: dict[bytes, int] = {}  # blocks never computed before → running requests that do
         self._loaded: Sequence[str] = ()  # the tiers of blocks that the request of the last lookup loads
         self._num_cached = 0  # blocks that the last lookup found
-        self._occupied_before = 0  # ... and blocks of other requests then
+        self._occupied_before = 0  # blocks of other requests at the last lookup
         self._refreshed = (0, 0, 0)  # the last failed lookup: request, blocks, and the list's state after it
         self._events: list[tuple] = []  # the function that books it, and its arguments
         self._times = Reuse()

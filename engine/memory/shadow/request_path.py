@@ -11,7 +11,9 @@ class RequestPath:
 
     root: ShadowNode
     read: list[ShadowNode | None]  # its first full blocks, which it reads; None behind its window
-    known: list[ShadowNode] = field(default_factory=list)  # ... and those that it computes again: the pool lost them
+    known: list[ShadowNode] = field(
+        default_factory=list
+    )  # its full blocks, those too that it computes again: the pool lost them
     prompt_keys: list[bytes] = field(default_factory=list)  # of all its full blocks, while it computes them
     prompt: bytes = b""  # its entry in the live prompts; empty of a fork, whose leader has it
     partly_lost: bool = False  # a smaller pool would have lost some of `read`, until its next block is filled

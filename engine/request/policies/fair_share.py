@@ -62,7 +62,9 @@ class TenantQueues:
         self._heap: list[tuple[float, int, str]] = []  # (counter, arrival index of its first request, tenant)
         self._by_age = RankedQueue(lambda request: (request.arrival_index,))
         self.claims: dict[int, None] = {}  # arrival indices of requests that are due by age, until they are admitted
-        self._due = RankedQueue(lambda request: (request.arrival_index,))  # ... that are in the queue
+        self._due = RankedQueue(
+            lambda request: (request.arrival_index,)
+        )  # of the requests that are due, those in the queue
         self._left_last = 0  # counter of the tenant that left the queue last
 
     def push(self, request: Request) -> None:

@@ -180,7 +180,7 @@ class SequenceStream:
         self.ended: Ended | None = None
         self.done = asyncio.Event()  # `ended` is there, and the core has dropped the sequence
         self.output_tokens = 0
-        self.shown_tokens = 0  # ... as the client counts them
+        self.shown_tokens = 0  # tokens of the output as the client counts them
         self.finish_reason: str | None = None  # as the client sees it
         self.failure: ApiError | None = None  # why it failed beside others of its call
         self.stop_reason: int | str | None = None  # the client's stop string or token id that ended it

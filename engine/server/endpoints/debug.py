@@ -29,7 +29,7 @@ from sojourn.metrics.records.tables import row
 from sojourn.metrics.run.recorder import Recorder
 
 SHOWN = 100  # records, by default
-SHOWN_AT_ONCE = 32  # ... before the event loop may run other tasks
+SHOWN_AT_ONCE = 32  # records, before the event loop may run other tasks
 MAX_STEPS = 1_000  # of one burst
 TOP_KERNELS = 30
 

@@ -53,7 +53,7 @@ class Transfer(NamedTuple):
     """What a call wants of other servers."""
 
     hands_over: bool = False  # a decode server will read the KV of its prompt
-    transfer_id: str = ""  # ... and may follow it by this name
+    transfer_id: str = ""  # a decode server may follow its prompt by this name
     source: KVSource | None = None  # a prefill server has it
 
 

@@ -39,7 +39,7 @@ class ResponsesSerializer(Serializer):
         self._response = _skeleton(call, body, model)
         self._output: list[dict[str, Any]] = self._response["output"]
         self._texts: list[str] = []  # of the open item
-        self._entries: list[Entry] = []  # ... and its tokens, if the client wants log-probabilities
+        self._entries: list[Entry] = []  # tokens of the open item, if the client wants log-probabilities
         self._events: list[dict[str, Any]] = []
         self._sequence_number = 0
         self._is_open = False  # the last item still grows

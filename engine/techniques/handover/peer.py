@@ -45,7 +45,7 @@ class _Transfer:
     began_s: float
     is_known: bool = False  # to the peer
     slots: list[int] = field(default_factory=list)  # the peer's, from the prompt's first block on
-    announced_ns: int = 0  # ... when it said so last
+    announced_ns: int = 0  # when the peer said last which slots it has
 
 
 class Peer:

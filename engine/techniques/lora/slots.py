@@ -32,7 +32,7 @@ class AdapterSlots:
         self.evictions = 0
         self._free = list(range(count - 1, -1, -1))  # a stack: low slots first
         self._slots: dict[str, int] = {}  # adapter key → slot
-        self._users: dict[str, int] = {}  # ... → running requests, where there are any
+        self._users: dict[str, int] = {}  # adapter key → running requests, where there are any
         self._idle: OrderedDict[str, None] = OrderedDict()  # adapters without requests, the least recently used first
 
     @property
@@ -106,7 +106,7 @@ class HostAdapters:
         self.capacity_bytes = capacity_bytes
         self.used_bytes = 0
         self._sizes: OrderedDict[str, int] = OrderedDict()  # adapter key → bytes, the least recently used first
-        self._users: dict[str, set[str]] = {}  # ... → ids of live requests, where there are any
+        self._users: dict[str, set[str]] = {}  # adapter key → ids of live requests, where there are any
 
     def holds(self, key: str) -> bool:
         return key in self._sizes

@@ -16,7 +16,7 @@ class Moved(NamedTuple):
     began_ns: int
     ended_ns: int
     error: str = ""  # a sentence, where it failed
-    is_refusal: bool = False  # ... and fails whenever it is tried
+    is_refusal: bool = False  # it fails whenever it is tried
     is_absent: bool = False  # a prefill server did not store the block: no failure of the read
     announced_ns: int = 0  # when a prefill server said that it has computed the block, or that it will not
 

@@ -29,7 +29,7 @@ from sojourn.metrics.memory.kv_load import NOTHING_LOADED
 
 CLOSE_S = 10.0
 LEAST_PATIENCE_NS = 2_000_000_000  # that a request waits for reads; at most it waits as long as computing takes
-PEER_PATIENCE_NS = 10_000_000_000  # ... for those from a prefill server
+PEER_PATIENCE_NS = 10_000_000_000  # that a request waits for reads from a prefill server
 WRITE_SHARE = 0.5  # of the slots that may wait for a slow tier's writes: reads need slots, too
 
 

@@ -26,9 +26,9 @@ class Prefetch:
 
     reads_left: int = 0
     is_cancelled: bool = False
-    patience_ns: int = 0  # its request waits so long ...
-    until_ns: int = 0  # ... and no longer than that
-    is_late: bool = False  # ... and did not get all
+    patience_ns: int = 0  # its request waits so long
+    until_ns: int = 0  # the end of its patience
+    is_late: bool = False  # its patience ended before it had all
     reads: bool = False  # that was cheaper than to compute
     held: list[bytes] = field(default_factory=list)  # pinned in host memory for its request
     ready_ns: int = 0  # when the last read ended
@@ -38,7 +38,7 @@ class Prefetch:
     transfer_id: str = ""  # of what another server still computes
     computed_ns: int = 0  # until when it computed what was read
     peer_bytes: int = 0  # that were read from there
-    peer_ns: int = 0  # ... in that time
+    peer_ns: int = 0  # the time of these reads
 
     @property
     def is_done(self) -> bool:

@@ -22,7 +22,8 @@ KEYS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "attention.key_length": "head_dim",
 }
-# ... → key of generation_config.json. llama.cpp counts the last `penalty_last_n` tokens for its penalty, and we all.
+# Key of the file → key of generation_config.json. The penalty of llama.cpp is of the last `penalty_last_n` tokens, and
+# ours of all.
 SAMPLING = {
     "general.sampling.temp": "temperature",
     "general.sampling.top_p": "top_p",

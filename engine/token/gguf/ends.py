@@ -10,7 +10,7 @@ END_NAMES = frozenset((
     "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
     "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~[",
 ))  # fmt: skip
-# ... and at those that part files, by their keys or else by the first of these names.
+# It ends an output also at tokens that part files, by their keys or else by the first of these names.
 PART_NAMES = {
     "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),

@@ -43,7 +43,7 @@ class DecoderConfig:
     windows: tuple[int | None, ...]
     mlps: tuple[Callable[..., nn.Module], ...]  # (layout=…) → each layer's feed-forward part
     rope: dict[str, Any] | None = None  # config.json, of which the rope part is read; None: no rotation
-    window_rope: dict[str, Any] | None = None  # ... of the layers with a window, where they have their own
+    window_rope: dict[str, Any] | None = None  # the same of the layers with a window, where they have their own
     norm: Norm = rms_norm
     output_norms: bool = False  # a norm behind attention and behind the feed-forward part, too
     embedding_scale: float | None = None

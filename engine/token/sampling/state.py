@@ -11,7 +11,7 @@ from sojourn.engine.compute.logits import LogitEdits
 from sojourn.engine.sampling import GREEDY_BELOW, SamplingParams
 
 LZ_WINDOW = 512  # output tokens in which a repetition is looked for
-LZ_MATCH = 32  # ... and how much of it counts
+LZ_MATCH = 32  # output tokens of a repetition that count, at most
 
 
 class RowTable:

@@ -12,7 +12,7 @@ from sojourn.metrics.errors import ModelError
 BLANK = "\u2581"  # stands for a space in SentencePiece
 # Model types whose tokenizer is of this class where the files name none.
 CLASSES = dict.fromkeys(("qwen2", "qwen3", "qwen3_moe"), "Qwen2Tokenizer") | {"mpt": "GPTNeoXTokenizer"}
-# ... whatever class they name.
+# Model types whose tokenizer is of this class, whatever class the files name.
 FORCED = {"qwen2": "Qwen2Tokenizer", "mistral": None, "mixtral": None}
 ROLES = frozenset(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))  # of all classes
 BYTE_LEVEL = ("Qwen2Tokenizer", "GPTNeoXTokenizer", "GPT2Tokenizer")

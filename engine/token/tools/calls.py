@@ -25,12 +25,12 @@ class ToolFormat:
     section: str = ""  # stands before the first opener
     between: tuple[str, ...] = ()  # may stand before or after a call, and mean nothing
     separator: str = ""  # models write it between one call and the next opener
-    before_closer: str = ""  # ... and this between a call and its closer
+    before_closer: str = ""  # models write it between a call and its closer
     bare: bool = False  # an object at the beginning, or after another call, needs no opener
     arguments_key: str = "arguments"
     header: re.Pattern[str] | None = None  # of `named`: group 1 is the name
-    header_end: str = ""  # ... its last characters
-    header_text: str = ""  # ... as models write it; {name} stands for the name
+    header_end: str = ""  # the last characters of the header
+    header_text: str = ""  # the header as models write it; {name} stands for the name
     marks: tuple[str, ...] = ()  # literals that a tokenizer may have as one token, beside opener, closer and section
 
     def tokens(self, added_tokens: Mapping[str, int]) -> dict[str, int]:

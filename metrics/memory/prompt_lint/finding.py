@@ -17,8 +17,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     says: str
     fix: str
     tokens: int | None = None  # that it costs in these prompts
-    share: float | None = None  # ... of all their tokens
-    prefill_ms: float | None = None  # ... and the time of the server, where a run shows it
+    share: float | None = None  # of all tokens of these prompts, what it costs
+    prefill_ms: float | None = None  # time of the server that it costs, where a run shows it
 
 
 def severity_of(share: float) -> Severity | None:

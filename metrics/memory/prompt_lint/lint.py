@@ -50,7 +50,9 @@ class ClassReport(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     common_prefix_tokens: int | None  # that all of them begin with; None where it cannot be known
     shared_share: float | None  # as a prefix of an earlier prompt, to the token
-    infinite_share: float | None  # ... in whole blocks: what a cache that never evicts would hit
+    infinite_share: (
+        float | None
+    )  # as a prefix of an earlier prompt, in whole blocks: what a cache that never evicts would hit
     movable_share: float | None  # in common behind something that differs
     caught: dict[int, float] = {}  # block size → share that whole blocks would catch
     texts: list[TextCost] = []

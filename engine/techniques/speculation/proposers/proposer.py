@@ -32,7 +32,7 @@ class SequenceStep(NamedTuple):
 
     request: DraftedRequest
     past_tokens: int  # positions that were computed before the step
-    new_tokens: int  # ... in the step, with rejected drafts
+    new_tokens: int  # positions that were computed in the step, with rejected drafts
     first_row: int  # of its rows in `ComputedStep.hidden`
     sampled: list[int]  # accepted drafts and one more; empty where the step ended inside of its prompt
     wanted: int  # drafts for the next step at most; 0: none
