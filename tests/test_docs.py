@@ -1,6 +1,7 @@
 """The pages for readers: links lead somewhere, pages and words are few, and plain."""
 
 import re
+import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -18,9 +19,11 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 def _pages() -> list[Path]:
     """All Markdown files of the repository; in a tree without git, those of its folders."""
-    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=False)
-    found = [ROOT / line for line in listed.stdout.splitlines()] or [
-        path for path in ROOT.rglob("*.md") if not {".venv", "build", "runs"} & set(path.parts)
+    listed = ""
+    if shutil.which("git"):
+        listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True).stdout
+    found = [ROOT / line for line in listed.splitlines()] or [
+        path for path in ROOT.rglob("*.md") if not {".venv", "build", "runs"} & set(path.relative_to(ROOT).parts)
     ]
     return sorted(path for path in found if path.exists())
 
