@@ -29,6 +29,7 @@ class CoreProcess:
         self._spawned_ns = spawned_ns
         self._to_core: zmq.asyncio.Socket | None = None
         self._from_core: zmq.asyncio.Socket | None = None
+        self._at_once: zmq.Socket | None = None  # the same one, without futures: each costs more than its message
 
     @classmethod
     async def start(cls) -> Self:
@@ -61,6 +62,7 @@ class CoreProcess:
         for socket, name in ((self._to_core, "to-core"), (self._from_core, "from-core")):
             socket.set_hwm(0)
             socket.bind(f"ipc://{sockets}/{name}")
+        self._at_once = zmq.Socket.shadow(self._from_core)
         work = {
             "sockets": str(sockets), "first_step": first_step, "config": config.model_dump(mode="json"),
             "wanted_ns": wanted_ns, "spawned_ns": self._spawned_ns,
@@ -76,10 +78,9 @@ class CoreProcess:
     async def receive(self) -> tuple[list[messages.FromCore], int]:
         """The messages that are there, in their order, MOST_AT_ONCE at most; and how many more could not be read."""
         found = [await self._from_core.recv()]
-        at_once = zmq.Socket.shadow(self._from_core)  # a future for each would cost more than the message
         with contextlib.suppress(zmq.Again):
             while len(found) < MOST_AT_ONCE:
-                found.append(at_once.recv(zmq.NOBLOCK))
+                found.append(self._at_once.recv(zmq.NOBLOCK))
         readable = []
         for encoded in found:
             with contextlib.suppress(*messages.UNREADABLE):
