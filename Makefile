@@ -5,7 +5,6 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-ROOMS := commands dashboards diagnosis engine interop live loadgen metrics replay scale scenarios scripting ui
 STAMP := $(VENV)/.installed
 
 # Tests that start a server, a browser or Prometheus have marks of their own; pyproject.toml says what each mark means.
@@ -58,7 +57,7 @@ lint: $(STAMP)
 
 types: $(STAMP)
 	@rm -rf build/types && mkdir -p build/types/sojourn
-	@ln -s $(CURDIR)/sojourn/* $(foreach room,$(ROOMS),$(CURDIR)/$(room)) build/types/sojourn/
+	@ln -s $(CURDIR)/sojourn/* $$($(BIN)/python -c 'import setup; print(*(f"$(CURDIR)/{room}" for room in setup.ROOMS))') build/types/sojourn/
 	$(BIN)/python -m mypy
 
 clean:

@@ -1,5 +1,6 @@
 """What `pip install` puts into an environment: one name."""
 
+import runpy
 import shutil
 import subprocess
 import sys
@@ -9,10 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ROOMS = (
-    "commands", "dashboards", "diagnosis", "engine", "interop", "live", "loadgen", "metrics", "replay", "scale",
-    "scenarios", "scripting", "ui",
-)  # fmt: skip
+ROOMS = runpy.run_path(str(ROOT / "setup.py"))["ROOMS"]
 USE = """
 import engine, metrics, sojourn, ui
 from sojourn.engine.config import EngineConfig
