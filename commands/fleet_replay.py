@@ -62,7 +62,7 @@ def replay(
     refuse_fleet(recorded, "the replay of a trace")
     predictor = predictor_of(recorded)
     change = changes[0] if changes else None
-    config, change = fleet_settings(predictor, change, named_tokens, replicas)
+    config, change = fleet_settings(predictor, change, named_tokens)
     question = FleetQuestion(
         replicas=replicas, num_requests=requests or len(rows), rate=rate, change=change,
         objectives=predictor.objectives,

@@ -137,13 +137,14 @@ class Scheduler:
             computed = item.new_tokens
             if item.drafts:
                 tokens, computed = self.drafting.accept(item, tokens)
+            counts = request.counts
             if item.kind == "recompute":
-                request.counts.recomputed_tokens += computed
+                counts.recomputed_tokens += computed
             else:
-                request.counts.computed_tokens += computed
-            if request.counts.first_step is None:
-                request.counts.first_step = step
-            request.counts.last_step = step
+                counts.computed_tokens += computed
+            if counts.first_step is None:
+                counts.first_step = step
+            counts.last_step = step
             if scores:
                 request.prompt_logprobs += scores.get(request.id, ())
             request.token_ids += tokens  # a block that accepted drafts fill is published with their ids

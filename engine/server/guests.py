@@ -6,7 +6,7 @@ The application loads a technique by its name (engine/techniques). Nothing in th
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from sojourn.engine.adapter import AdapterReference
 from sojourn.engine.config import EngineConfig
@@ -19,7 +19,7 @@ from sojourn.engine.server.openai.protocol import GenerationRequest
 from sojourn.interop.exported.prometheus import Exporter
 
 
-class Adapters(Protocol):
+class Adapters:
     """Adapters that calls may name as their model: none, without the technique."""
 
     @property
@@ -37,7 +37,7 @@ class Adapters(Protocol):
         """Counts for GET /metrics which of them are used."""
 
 
-class Grammars(Protocol):
+class Grammars:
     """Finds out whether the core can follow the grammar of a client: none, without the technique."""
 
     def start(self) -> None:
@@ -52,7 +52,7 @@ class Grammars(Protocol):
         """Leaves no process."""
 
 
-class Transfers(Protocol):
+class Transfers:
     """Reads what a call wants of other servers: nothing, without a role in KV transfers."""
 
     def of_call(self, body: GenerationRequest, prompts: Sequence[Prompt], output_tokens: Sequence[int]) -> Transfer:
@@ -60,18 +60,6 @@ class Transfers(Protocol):
         if (wanted := sort_transfer(body.kv_transfer_params)) is not None:
             raise refuse_role(wanted, None)
         return NO_TRANSFER
-
-
-class NoAdapters(Adapters):
-    pass
-
-
-class NoGrammars(Grammars):
-    pass
-
-
-class NoTransfers(Transfers):
-    pass
 
 
 @dataclass(frozen=True, slots=True)

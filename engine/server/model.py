@@ -13,7 +13,7 @@ from sojourn.engine.server.core.call import Call, Caller
 from sojourn.engine.server.core.client import CoreClient
 from sojourn.engine.server.core.spare import Spare
 from sojourn.engine.server.errors import invalid
-from sojourn.engine.server.guests import Guests, NoAdapters, NoGrammars, NoTransfers
+from sojourn.engine.server.guests import Adapters, Grammars, Guests, Transfers
 from sojourn.engine.server.openai.chat_request import ChatRequest
 from sojourn.engine.server.openai.prompts import ModelLimits, Prompt, PromptEncoder
 from sojourn.engine.server.openai.protocol import MAX_SEQUENCES
@@ -45,9 +45,9 @@ class Model:
         self.encoder = PromptEncoder(self.tokenizer, ChatTemplate(folder))
         self.reasoning_format = chosen_format(config.reasoning_format, self.encoder.template.reasoning_format)
         self.defaults = sampling_defaults(folder, config.generation_config)
-        self.adapters = guests.adapters(config, self.name) if guests.adapters else NoAdapters()
-        self.grammars = guests.grammars(folder) if guests.grammars else NoGrammars()
-        self.transfers = guests.transfers(config) if guests.transfers else NoTransfers()
+        self.adapters = guests.adapters(config, self.name) if guests.adapters else Adapters()
+        self.grammars = guests.grammars(folder) if guests.grammars else Grammars()
+        self.transfers = guests.transfers(config) if guests.transfers else Transfers()
         self.core = CoreClient(config, self.telemetry, spare)
         self._created = int(time.time())
         self._num_unseeded = 0

@@ -9,7 +9,8 @@ from types import ModuleType
 
 from sojourn.metrics.errors import ModelError
 
-NAMES = ("lora", "grammar", "tiers", "handover", "speculation", "group")  # in the order of their hooks
+# As their computing halves are called.
+NAMES = ("lora", "grammar", "tiers", "handover", "speculation", "group")
 
 
 def load(name: str, module: str) -> ModuleType:

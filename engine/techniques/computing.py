@@ -1,6 +1,5 @@
 """Which techniques compute beside a model: those that the settings ask for."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ from sojourn.engine.runner.memory_plan import planned
 from sojourn.engine.runner.runner import ModelRunner, make_single_runner
 from sojourn.engine.runner.technique import Absent, ComputingTechnique
 from sojourn.engine.techniques import NAMES, load
-from sojourn.engine.techniques.tiers.settings import has_tiers
+from sojourn.engine.techniques.wanted import WANTED
 from sojourn.metrics.compute.startup import StartupClock
 from sojourn.metrics.errors import ModelError
 from sojourn.metrics.memory.plan import MemoryPlan
@@ -18,11 +17,7 @@ from sojourn.metrics.memory.plan import MemoryPlan
 if TYPE_CHECKING:
     from sojourn.engine.techniques.group.runner import GroupRunner
 
-WANTED: dict[str, Callable[[EngineConfig], bool]] = {
-    "lora": lambda config: config.has_loras,
-    "tiers": lambda config: has_tiers(dict(config)),
-    "speculation": lambda config: config.speculation != "none",
-}
+BESIDE_A_MODEL = ("lora", "tiers", "speculation")  # a group is around it
 OF_EVERY_RANK = ("lora", "tiers")  # the others are of the rank that plans and samples
 NO_ADAPTERS = Absent(
     "lora", lambda request: request.adapter is not None, "this engine serves no adapters; set lora_adapters"
@@ -33,7 +28,7 @@ def computing(config: EngineConfig, rank: int = 0) -> tuple[ComputingTechnique, 
     """In the order of their hooks. Raises ModelError where this installation lacks one that the settings ask for."""
     found: list[ComputingTechnique] = []
     for name in NAMES:
-        if name in WANTED and WANTED[name](config) and (rank == 0 or name in OF_EVERY_RANK):
+        if name in BESIDE_A_MODEL and WANTED[name](config) and (rank == 0 or name in OF_EVERY_RANK):
             found.append(load(name, "computing").make(config))
         elif rank == 0 and name == "lora":
             found.append(NO_ADAPTERS)
@@ -44,7 +39,7 @@ def computing(config: EngineConfig, rank: int = 0) -> tuple[ComputingTechnique, 
 
 def settled(config: EngineConfig) -> EngineConfig:
     """The settings with the choices that all ranks of a group must share. Raises ModelError."""
-    if config.num_ranks == 1:
+    if not WANTED["group"](config):
         return config
     return load("group", "expert_exchange").with_exchange(config, model_folder(config.model))
 
@@ -55,7 +50,7 @@ def make_runner(
     """With the techniques that the settings ask for. `sockets`: the folder for those of a group; `ends_process`: a rank
     that is lost ends this one. Raises ModelError."""
     folder = model_folder(config.model)
-    if config.num_ranks == 1:
+    if not WANTED["group"](config):
         startup.enter("setup")
         return make_single_runner(config, folder, startup, computing(config))
     startup.enter("memory_plan")
@@ -68,7 +63,7 @@ def make_runner(
 
 def planned_memory(config: EngineConfig, folder: Path) -> MemoryPlan:
     """Of the server, or of rank 0, that the settings ask for. Raises ModelError as `planned`."""
-    layout = ONE_PROCESS if config.num_ranks == 1 else load("group", "layout").layout_of(config, 0)
+    layout = ONE_PROCESS if not WANTED["group"](config) else load("group", "layout").layout_of(config, 0)
     return planned(config, folder, computing(config), layout)
 
 

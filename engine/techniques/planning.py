@@ -8,7 +8,7 @@ from sojourn.engine.config import EngineConfig
 from sojourn.engine.kv_source import KVAddress
 from sojourn.engine.request.technique import Technique
 from sojourn.engine.techniques import load
-from sojourn.engine.techniques.tiers.settings import has_tiers
+from sojourn.engine.techniques.wanted import WANTED
 from sojourn.metrics.errors import ModelError
 
 
@@ -28,19 +28,19 @@ def planning(
     A handover stands before the tiers: a prompt that is handed over wants its blocks before they look for its prefix.
     """
     found: list[Technique] = []
-    if config.speculation != "none":
+    if WANTED["speculation"](config):
         drafts = load("speculation", "planning")
         found.append(drafts.DraftPlanning(drafts.make_draft_lengths(config)))
     if config.telemetry == "full" and (sample := _optional("speculation", "lookup_sample")) is not None:
         found.append(sample.LookupSample())
-    if config.has_loras or max_loras is not None:
+    if WANTED["lora"](config) or max_loras is not None:
         found.append(load("lora", "planning").LoraPlanning(max_loras or config.max_loras, runner))
     if tiers is not None:
         below = load("tiers", "planning").TierPlanning(tiers, runner)
         if handoffs is not None:
             found.append(load("handover", "planning").HandoverPlanning(handoffs, below, clock))
         found.append(below)
-    if config.num_ranks > 1:
+    if WANTED["group"](config):
         found.append(load("group", "planning").GroupPlanning())
     return found
 
@@ -55,7 +55,7 @@ class Around(NamedTuple):
 
 def around(config: EngineConfig, runner: Any) -> Around:
     """With the memory, files and ports that it needs, around a runner. Raises ModelError."""
-    if not has_tiers(dict(config)):
+    if not WANTED["tiers"](config):
         return Around(planning(config, runner), (), None)
     handoffs = None
     if config.kv_role is None:

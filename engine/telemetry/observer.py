@@ -31,8 +31,8 @@ class EngineObserver(Protocol):
         """A request was taken in. `last` is the turn before this one; with a `preparation` it may not be scheduled."""
         ...
 
-    def released(self, request: Request, now_ns: int, loaded_ns: int = 0) -> None:
-        """A request may be scheduled from now on. Reads of KV tiers that it waited for ended at `loaded_ns`."""
+    def released(self, request: Request, now_ns: int) -> None:
+        """A request may be scheduled from now on."""
         ...
 
     def ended_between_steps(self, request: Request, waited: bool, now_ns: int) -> None:

@@ -82,7 +82,7 @@ def write_trace(path: Path, rows: TraceRows, burst: Burst | None = None, max_eve
     `max_events`: requests and counters, then steps, their stages, and kernels."""
     written = Written()
     groups = [
-        _names(rows, burst), _requests(rows), _counters(rows), _system(rows.system), _steps(rows.steps),
+        _names(burst), _requests(rows), _counters(rows), _system(rows.system), _steps(rows.steps),
         _stages(rows.steps), _kernels(burst),
     ]  # fmt: skip
     origin_ns = written.origin_ns = _origin(rows, burst)
@@ -105,7 +105,7 @@ def write_trace(path: Path, rows: TraceRows, burst: Burst | None = None, max_eve
     return written
 
 
-def _names(rows: TraceRows, burst: Burst | None) -> Iterator[Event]:
+def _names(burst: Burst | None) -> Iterator[Event]:
     for process, name in _PROCESSES.items():
         yield {"ph": "M", "pid": process, "tid": 0, "name": "process_name", "args": {"name": name}}
         yield {"ph": "M", "pid": process, "tid": 0, "name": "process_sort_index", "args": {"sort_index": process}}

@@ -15,7 +15,6 @@ from sojourn.metrics.memory.kv_event_wire import GPU
 from sojourn.metrics.memory.pool_history import CHAIN, NAMELESS, BlockHistory, PoolHistory
 from sojourn.metrics.statistics.log_histogram import LogHistogram
 
-FEWEST_REMOVED = 20  # blocks: fewer evictions tell nothing of more memory
 NO_HITS = "hits are not in KV events: give the server's address with --metrics, or the records of its requests"
 NO_SMALLER = "what less memory would hit follows from the order of hits, which KV events do not show"
 OUTPUT_COUNTS = "a block counts as computed again also where an answer repeated an evicted one word for word"

@@ -1,6 +1,6 @@
 """What a watch says, as data: the terminal, the app, `--json` and the MCP tool all show this."""
 
-from typing import Literal, get_args
+from typing import Literal
 
 import msgspec
 
@@ -8,7 +8,6 @@ from sojourn.diagnosis.verdict import Diagnosis, Finding
 from sojourn.interop.sources.view import ServerView
 
 State = Literal["healthy", "idle", "degraded", "overloaded", "stuck", "cannot tell", "unreachable"]
-STATES: tuple[State, ...] = get_args(State)
 WORST_FIRST: tuple[State, ...] = ("stuck", "overloaded", "degraded", "unreachable", "cannot tell", "healthy", "idle")
 HEALTHY, CANNOT_TELL, FINDING, STUCK = 0, 3, 6, 7  # exit codes of `sojourn watch --once`
 EXIT_CODES = (

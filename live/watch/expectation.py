@@ -86,7 +86,7 @@ def lost_time(
         found = [late for name, bound in objectives.items() if (late := _above(facts, grown, name, bound)) is not None]
     else:
         missed = any(1 - each.at_most > TOLERATED_MISSES for each in shown)
-        found = _beyond_own_work(facts, grown, 1.0 if missed else STRETCH)
+        found = _beyond_own_work(facts, 1.0 if missed else STRETCH)
     if not any(each.objective == "ttft_ms" for each in found):
         found += _in_line(facts, objectives)
     losses = [each for each in losses_of(facts.server) if not (found and each.error == QUEUE_FULL)]
@@ -118,7 +118,7 @@ def _mean_above(below: Mapping[float, float], bound_s: float) -> float:
     return 1e3 * total / number if number else 0.0
 
 
-def _beyond_own_work(facts: Means | Accounts, grown: Growth, stretch: float) -> list[Excess]:
+def _beyond_own_work(facts: Means | Accounts, stretch: float) -> list[Excess]:
     found = []
     for name, noticeable_ms in NOTICEABLE_MS.items():
         mean_ms = _mean_ms(facts.server, name)

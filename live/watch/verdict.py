@@ -33,7 +33,6 @@ from sojourn.metrics.request.objectives import short
 from sojourn.metrics.run.directory import RunDirectory
 
 KV_FILLS = BY_KEY["vram_fills_quickly"]
-SERVED_NOTHING = "requests run, and none ended in the window: a longer --for shows more"
 BATCH_OR_DEVICE = ("batch_cap", "overload")  # look alike until somebody saw what a larger batch gives
 NO_GAIN = "means cannot show how much it gains"
 MORE_RECORDS = {

@@ -82,13 +82,13 @@ def fleet_view(run: RunDirectory, requests: pd.DataFrame) -> FleetView | None:
     steps = {member.name: measured_steps(member.table("steps"), requests) for member in members}
     timelines = {name: timeline(table, begin, end) for name, table in steps.items() if len(table)}
     replicas = tuple(
-        _replica(member.name, rows[rows.server == member.name], objectives, window_s,
+        _replica(member.name, rows[rows.server == member.name], window_s,
                  timelines.get(member.name), named[member.name].get("settings") or {})
         for member in members
     )  # fmt: skip
     busy = [replica.busy for replica in replicas if replica.busy is not None]
     peaks = [replica.peak_waiting for replica in replicas if replica.peak_waiting is not None]
-    whole = _replica(FLEET, rows, objectives, window_s, None, {},
+    whole = _replica(FLEET, rows, window_s, None, {},
                      busy=sum(busy) / len(busy) if busy else None, peak_waiting=max(peaks, default=None))  # fmt: skip
     pooled = _pooled(run, members[0], set(requests.request_id))
     return FleetView(
@@ -141,7 +141,7 @@ def _means(values: np.ndarray, begins: np.ndarray, ends: np.ndarray, edges: np.n
 
 
 def _replica(
-    name: str, rows: pd.DataFrame, objectives: list[dict[str, Any]], seconds: float, states: pd.DataFrame | None,
+    name: str, rows: pd.DataFrame, seconds: float, states: pd.DataFrame | None,
     settings: dict[str, Any], *, busy: float | None = None, peak_waiting: float | None = None,
 ) -> Replica:  # fmt: skip
     failed = int((rows.status != "ok").sum())

@@ -75,7 +75,7 @@ def steadiness(frame: pd.DataFrame) -> Steadiness:
     begin, end = _open_times(rows)
     flight = trend(_mean_open(begin, end, edges), width)
     tokens = trend(_tokens_read(rows, edges) / width, width)
-    warmup_s = _warmup_s(rows, begin, end)
+    warmup_s = _warmup_s(begin, end)
     arrivals = np.histogram(rows.due_ns.to_numpy(dtype="float64"), edges)[0]
     faults = _faults(flight, tokens, float(arrivals.mean()))
     if faults:
@@ -180,7 +180,7 @@ def _tokens_read(rows: pd.DataFrame, edges: np.ndarray) -> np.ndarray:
     return np.histogram(stamps.astype("float64"), edges, weights=tokens)[0]
 
 
-def _warmup_s(rows: pd.DataFrame, begin: np.ndarray, end: np.ndarray) -> float | None:
+def _warmup_s(begin: np.ndarray, end: np.ndarray) -> float | None:
     """Until when the number of open requests, as each new one found it, had not settled."""
     found = np.arange(len(begin)) - np.searchsorted(np.sort(end), begin, side="right")
     left_out = mser_5(found.astype("float64"))

@@ -14,7 +14,7 @@ OTHERS = ("arrival_rate", "arrivals", "replicas", "routing")  # options of their
 
 
 def fleet_settings(
-    predictor: "ReplayPredictor", change: Change | None, block_tokens: int, replicas: int
+    predictor: "ReplayPredictor", change: Change | None, block_tokens: int
 ) -> tuple[EngineConfig, Change]:
     """Of each replica, with blocks of `block_tokens` (0: the run's own) and as much memory. Raises ReplayError."""
     change = change or Change()

@@ -31,7 +31,6 @@ NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-SUPER_BLOCK = 256
 
 
 class GGUFWeights:

@@ -72,7 +72,7 @@ def _write(
         write_gguf(folder / f"{source.name}-{kind}.gguf", source, config, dict(_named(model, files)), kind)
         return scaled
     layout = LAYOUTS[to]
-    group = _group(model, files, layout, layers, group_size)
+    group = _group(files, layout, layers, group_size)
     scaled = 0
     if calibration is not None:
         scaled = scale_by_activations(model, calibration, lambda weight: layout.rounded(weight, group).dequantised())
@@ -132,7 +132,7 @@ def _quantised_names(model: Decoder, files: TensorFiles) -> Iterator[str]:
             yield name
 
 
-def _group(model: Decoder, files: TensorFiles, layout: Layout, layers: set[str], group_size: int | None) -> int | None:
+def _group(files: TensorFiles, layout: Layout, layers: set[str], group_size: int | None) -> int | None:
     """That of the layout: what was asked for, or the largest usual one that divides the inputs of all layers."""
     shapes = {name: files.outline(name).shape for name in layers}
     for name, (outputs, inputs) in shapes.items():

@@ -51,7 +51,7 @@ class OneByOne:
         page.ledger[Account.REQUEST_QUEUE] += ended_ns - began_ns
         page.ledger[Account.REQUEST_ADMISSION] += now_ns - encoded_ns - (ended_ns - began_ns)
 
-    def released(self, request, now_ns, loaded_ns=0) -> None:
+    def released(self, request, now_ns) -> None:
         page = self.pages[request.arrival_index]
         page.ledger[Account.MEMORY_ADAPTER_LOAD if page.reads_adapter else Account.REQUEST_QUEUE] += (
             now_ns - page.since_ns

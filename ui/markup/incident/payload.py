@@ -28,7 +28,7 @@ def payload(run: RunData) -> dict[str, Any]:
     names = classes(rows)
     colours_of_classes = [COHORT_COLOURS[place % len(COHORT_COLOURS)] for place in range(len(names))]
     ledger, colours = _ledger(rows, run.has_ledger)
-    groups, blamed = _blame(run, rows, names)
+    groups, blamed = _blame(run, rows)
     return {
         "name": run.name,
         "classes": names,
@@ -70,7 +70,7 @@ def _ledger(rows: pd.DataFrame, has_ledger: bool) -> tuple[pd.DataFrame, dict[st
     return found.reindex(rows.index), ACCOUNT_COLOURS if has_ledger else SPAN_COLOURS
 
 
-def _blame(run: RunData, rows: pd.DataFrame, names: list[str]) -> tuple[list[str], list[list]]:
+def _blame(run: RunData, rows: pd.DataFrame) -> tuple[list[str], list[list]]:
     """Groups of requests, and for each the ms by which it delayed each request; [] without records of steps."""
     if run.book is None:
         return [], []

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,14 +18,6 @@ from sojourn.metrics.errors import ModelError
 
 # (name and tensor of the checkpoint) → the same under the names of a head's slices; nothing for what is not used
 Translate = Callable[[str, torch.Tensor], Iterable[tuple[str, torch.Tensor]]]
-
-
-class Head(Protocol):
-    """An nn.Module whose weights a checkpoint has under published names."""
-
-    def slices(self) -> dict[str, torch.Tensor]:
-        """Checkpoint name → the tensor that it fills."""
-        ...
 
 
 class HeadFiles:

@@ -1,5 +1,5 @@
 """Drafters with weights: they draft what their definition says, wherever the scheduler cuts; a folder that does not fit
-is refused; what they cost is what torch counts. The exactness of outputs is in tests/engine/test_speculation.py."""
+is refused; what they cost is what torch counts. The exactness of outputs is in test_speculation.py."""
 
 import json
 import random
