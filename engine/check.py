@@ -10,9 +10,9 @@ from sojourn.engine.server.gateway.moderation.file import load as load_moderatio
 from sojourn.engine.server.gateway.moderation.profile import Events
 from sojourn.engine.server.http.listener import listen
 from sojourn.engine.server.telemetry.recording import refuse_recorded
+from sojourn.engine.settings.tiers import DISK_GIB
 from sojourn.engine.techniques import load
 from sojourn.engine.techniques.computing import planned_memory
-from sojourn.engine.techniques.tiers.settings import DISK_GIB
 from sojourn.engine.token.generation_config import sampling_defaults
 from sojourn.engine.token.text.template import ChatTemplate
 from sojourn.engine.token.text.tokenizer import Tokenizer

@@ -10,15 +10,15 @@ from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_v
 from sojourn.engine.request.policies import POLICIES
 from sojourn.engine.settings.eviction import EvictionSettings
 from sojourn.engine.settings.fleet import FleetSettings
+from sojourn.engine.settings.group import ParallelSettings
+from sojourn.engine.settings.handover import KVTransferSettings
 from sojourn.engine.settings.kv_cache import KVCacheSettings
+from sojourn.engine.settings.lora import LoraSettings
 from sojourn.engine.settings.models import ModelsSettings
 from sojourn.engine.settings.panels import COMPUTE, EXPERIMENTS, MEMORY, REQUEST, SERVER, TELEMETRY, TOKEN
 from sojourn.engine.settings.quantisation import QuantisationSettings
-from sojourn.engine.techniques.group.settings import ParallelSettings
-from sojourn.engine.techniques.handover.settings import KVTransferSettings
-from sojourn.engine.techniques.lora.settings import LoraSettings
-from sojourn.engine.techniques.speculation.settings import PROPOSING, SpeculationSettings
-from sojourn.engine.techniques.tiers.settings import KVTierSettings, has_tiers
+from sojourn.engine.settings.speculation import PROPOSING, SpeculationSettings
+from sojourn.engine.settings.tiers import KVTierSettings, has_tiers
 
 _POLICY_OF = {policy.setting: name for name, policy in POLICIES.items() if policy.setting is not None}
 

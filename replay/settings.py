@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from sojourn.engine.config import EngineConfig, complaint
-from sojourn.engine.techniques.tiers.settings import has_tiers
+from sojourn.engine.settings.tiers import has_tiers
 from sojourn.metrics.compute.speed_reference import LAYOUT
 from sojourn.metrics.errors import ReplayError
 from sojourn.metrics.memory.plan import GIB, HOST_SHARE

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import pandas as pd
 
 from sojourn.engine.config import EngineConfig
+from sojourn.engine.settings.tiers import DISK_GIB, STAGING_GIB, has_tiers
 from sojourn.engine.techniques.tiers.block_format import HEADER
 from sojourn.engine.techniques.tiers.index import TierIndex
-from sojourn.engine.techniques.tiers.settings import DISK_GIB, STAGING_GIB, has_tiers
 from sojourn.engine.techniques.tiers.slow_tier import SlowTier
 from sojourn.engine.techniques.tiers.store import Moved
 from sojourn.engine.techniques.tiers.tiers import KVTiers

@@ -16,7 +16,6 @@ FLOORS = (
     ("scripting",), ("commands",), ("sojourn",),
 )  # fmt: skip
 ROOMS = tuple(room for floor in FLOORS for room in floor)
-SETTINGS = tuple(f"techniques.{name}.settings" for name in ("group", "handover", "lora", "speculation", "tiers"))
 # The floors inside a room.
 INSIDE = {
     "metrics": (
@@ -36,7 +35,7 @@ INSIDE = {
         ("adapter", "kv_event_wire", "kv_source", "process", "sampling", "faults.plan"),
         ("messages", "memory", "faults.delay", "settings.panels", "settings.named_paths"),
         ("request", "faults.rank"),
-        ("settings", *SETTINGS),
+        ("settings",),
         ("config",),
         ("options", "compute"),
         ("token",),

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from sojourn.engine.config import EngineConfig
-from sojourn.engine.techniques.tiers.settings import has_tiers
+from sojourn.engine.settings.tiers import has_tiers
 
 WANTED: dict[str, Callable[[EngineConfig], bool]] = {
     "lora": lambda config: config.has_loras,

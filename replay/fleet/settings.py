@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from sojourn.engine.config import EngineConfig
-from sojourn.engine.techniques.tiers.settings import has_tiers
+from sojourn.engine.settings.tiers import has_tiers
 from sojourn.metrics.errors import ReplayError
 from sojourn.metrics.prediction import Change
 

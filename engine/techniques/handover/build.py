@@ -6,6 +6,7 @@ from functools import partial
 from sojourn.engine.config import EngineConfig
 from sojourn.engine.kv_source import KVAddress
 from sojourn.engine.runner.runner import ModelRunner
+from sojourn.engine.settings.handover import LEASE_SECONDS, LOOPBACK, gives, may_read_from, takes
 from sojourn.engine.techniques.handover import wire
 from sojourn.engine.techniques.handover.announcements import Announcements
 from sojourn.engine.techniques.handover.connection import Model
@@ -13,7 +14,6 @@ from sojourn.engine.techniques.handover.handoffs import Handoffs
 from sojourn.engine.techniques.handover.headers import SlotHeaders
 from sojourn.engine.techniques.handover.lease import LeaseTable
 from sojourn.engine.techniques.handover.peers import PeerStore
-from sojourn.engine.techniques.handover.settings import LEASE_SECONDS, LOOPBACK, gives, may_read_from, takes
 from sojourn.engine.techniques.handover.shared_memory import SharedMemoryTransport, SharedSegment
 from sojourn.engine.techniques.handover.side_channel import SideChannel
 from sojourn.engine.techniques.handover.transport import KVTransport

@@ -20,7 +20,7 @@ from sojourn.engine.server.openai.kv_transfer import (
 )
 from sojourn.engine.server.openai.prompts import Prompt
 from sojourn.engine.server.openai.protocol import GenerationRequest
-from sojourn.engine.techniques.handover.settings import gives, takes
+from sojourn.engine.settings.handover import gives, takes
 
 HANDED_OVER = ("remote_engine_id", "remote_request_id", "remote_block_ids", "remote_host", "remote_port")
 FOLLOWED = ("remote_engine_id", "transfer_id", "remote_bootstrap_addr")

@@ -13,6 +13,7 @@ from sojourn.engine.runner.batch import Batch, Results
 from sojourn.engine.runner.graphs import Decoded
 from sojourn.engine.runner.placed_model import PlacedModel
 from sojourn.engine.runner.technique import ComputingTechnique, Reserved
+from sojourn.engine.settings.speculation import PROPOSING
 from sojourn.engine.techniques.speculation.proposers.drafters import outlined_drafter
 from sojourn.engine.techniques.speculation.proposers.proposer import (
     ComputedStep,
@@ -22,7 +23,6 @@ from sojourn.engine.techniques.speculation.proposers.proposer import (
     SequenceStep,
 )
 from sojourn.engine.techniques.speculation.proposers.proposers import make_proposer
-from sojourn.engine.techniques.speculation.settings import PROPOSING
 from sojourn.engine.token.models.taps import Taps
 
 if TYPE_CHECKING:

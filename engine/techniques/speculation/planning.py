@@ -8,8 +8,8 @@ from sojourn.engine.config import EngineConfig
 from sojourn.engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
 from sojourn.engine.request.request import Request, State
 from sojourn.engine.request.technique import Technique
+from sojourn.engine.settings.speculation import PROPOSING
 from sojourn.engine.techniques.speculation.draft_lengths import AdaptiveLengths, DraftLengths, FixedLengths
-from sojourn.engine.techniques.speculation.settings import PROPOSING
 from sojourn.metrics.records import StepRecord
 from sojourn.metrics.records.step import Drafts
 

@@ -10,6 +10,7 @@ from sojourn.engine.config import EngineConfig
 from sojourn.engine.process import free_memory_bytes
 from sojourn.engine.runner.checkpoint_files import files_digest
 from sojourn.engine.runner.runner import ModelRunner
+from sojourn.engine.settings.tiers import DISK_GIB, stores_on
 from sojourn.engine.techniques.tiers.block_format import BlockFormat
 from sojourn.engine.techniques.tiers.computing import host_tier_bytes, num_blocks
 from sojourn.engine.techniques.tiers.disk import Disk
@@ -17,7 +18,6 @@ from sojourn.engine.techniques.tiers.host_slots import HostSlots, slot_sizes
 from sojourn.engine.techniques.tiers.index import TierIndex
 from sojourn.engine.techniques.tiers.medium_store import MediumQuestions, MediumStore
 from sojourn.engine.techniques.tiers.remote import Remote
-from sojourn.engine.techniques.tiers.settings import DISK_GIB, stores_on
 from sojourn.engine.techniques.tiers.slow_tier import PeerTier, SlowTier
 from sojourn.engine.techniques.tiers.tiers import KVTiers
 from sojourn.metrics.errors import ModelError

@@ -10,8 +10,8 @@ from sojourn.engine.runner.batch import Batch
 from sojourn.engine.runner.placed_model import PlacedModel
 from sojourn.engine.runner.stream import Task
 from sojourn.engine.runner.technique import ComputingTechnique, Reserved
+from sojourn.engine.settings.tiers import STAGING_GIB
 from sojourn.engine.techniques.tiers.host_slots import HostSlots, slot_sizes
-from sojourn.engine.techniques.tiers.settings import STAGING_GIB
 from sojourn.engine.techniques.tiers.transfers import Transfers
 from sojourn.metrics.errors import ModelError
 from sojourn.metrics.memory.plan import GIB, shown_bytes

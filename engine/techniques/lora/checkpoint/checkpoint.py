@@ -16,7 +16,7 @@ import re2
 from safetensors import SafetensorError, safe_open
 
 from sojourn.engine.adapter import AdapterReference
-from sojourn.engine.techniques.lora.settings import LARGEST_RANK
+from sojourn.engine.settings.lora import LARGEST_RANK
 from sojourn.engine.token.checkpoint import read_json
 from sojourn.metrics.errors import InputError, ModelError
 

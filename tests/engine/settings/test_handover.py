@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from sojourn.engine.config import EngineConfig, complaint
-from sojourn.engine.techniques.handover.settings import may_read_from
+from sojourn.engine.settings.handover import may_read_from
 
 
 @pytest.mark.parametrize(
