@@ -5,6 +5,7 @@ is sent at its own moment, however many are in flight. Locust's users only stand
 statistics round and are there for watching; the run directory has the measurement.
 """
 
+import argparse
 import os
 import sys
 from pathlib import Path
@@ -13,24 +14,38 @@ from locust import User, events, task  # first: it replaces what blocks in the s
 from locust.runners import MasterRunner, WorkerRunner
 
 import gevent  # isort: skip
-from gevent import subprocess
 
 from sojourn.loadgen.client.event_log import request_drain
 from sojourn.loadgen.locust_page import GoodputPage
 from sojourn.loadgen.run.distributed import MasterReplay, WorkerReplay
-from sojourn.loadgen.run.replay import ended_with, replay_alone, start_replay
-from sojourn.loadgen.scenario.scenario import load_scenario
+from sojourn.loadgen.run.replay import ended_with, replay_alone, report, start_replay
+from sojourn.loadgen.scenario.scenario import bundled_scenarios, load_scenario
 from sojourn.loadgen.target.processes import end_with
 from sojourn.metrics.errors import ExperimentError, InputError, RunDataError, ServerError
+
+
+class ScenarioNames(list):
+    """The choices on the start page: bundled scenarios, and the file of the command line. A command line may name any
+    file."""
+
+    def __init__(self):
+        given = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        given.add_argument("--scenario")
+        name = given.parse_known_args()[0].scenario
+        known = bundled_scenarios()
+        super().__init__([name, *known] if name and name not in known else known)
+
+    def __contains__(self, name):
+        return True
 
 
 @events.init_command_line_parser.add_listener
 def add_arguments(parser):
     # Of the parser itself, not of a group: only these stand on the start page.
     parser.add_argument(
-        "--scenario", default="demo",
-        help="a scenario file, or the name of a bundled one. It says when each request is sent: users and ramp-up do "
-        "not apply",
+        "--scenario", default="demo", choices=ScenarioNames(), metavar="SCENARIO",
+        help="a bundled scenario, or a scenario file. It says when each request is sent: --users and --spawn-rate do "
+        "not apply and are refused",
     )  # fmt: skip
     parser.add_argument("--run-dir", default="", help="folder to record into; runs/<scenario>-<time> by default")
     parser.add_argument("--seed", type=int, default=None, help="replaces the scenario's measure.seed")
@@ -60,7 +75,7 @@ class Session:
         self.replaying = None
         self.stopping = False
         self.started = None
-        self.page = GoodputPage(environment)
+        self.page = GoodputPage(environment, replays=True)
         runner = environment.runner
         self.master = MasterReplay(runner) if isinstance(runner, MasterRunner) else None
         self.worker = WorkerReplay(runner, self.show) if isinstance(runner, WorkerRunner) else None
@@ -74,7 +89,7 @@ class Session:
         """Sends the load, and ends Locust with an exit code. It must not raise: nothing would catch it."""
         self.environment.process_exit_code = 1  # of a load that is cut short
         self.page.begin()
-        message = ""
+        message, is_fault = "", True
         try:
             self.started = started = start_replay(self.environment.parsed_options, self.environment.host)
             if started.run is not None:
@@ -83,8 +98,10 @@ class Session:
                 self.master.run(started)
             else:
                 replay_alone(started, self.show)
-            self.environment.process_exit_code = ended_with(started)
-            message = self.report()
+            self.environment.process_exit_code, why = ended_with(started.run)
+            is_fault = bool(why)
+            hint = report(started.run) if started.run is not None else ""
+            message = "; ".join(filter(None, (why, hint)))
         except (InputError, ServerError, ExperimentError) as error:  # not of the run directory: that ends a run early
             message, self.environment.process_exit_code = f"error: {error}", 2
         except RunDataError as error:
@@ -93,28 +110,15 @@ class Session:
             message = f"error: the replay ended early: {type(error).__name__}: {error}"
         finally:
             self.page.unfollow()
-            self.page.end(message)
-        if message.startswith("error: "):
-            print(message, file=sys.stderr, flush=True)
+            self.page.end(message, is_fault)
+        if message:
+            self.page.print_rows()
+            print(message, file=sys.stderr if is_fault else sys.stdout, flush=True)
         runner = self.environment.runner
-        # in a greenlet of its own: both wait for this one
-        gevent.spawn(runner.quit if self.environment.parsed_options.headless else runner.stop)
-
-    def report(self):
-        """Diagnoses a run that this process began, in a process of its own. Returns the hint."""
-        if self.started.run is None:
-            return ""
-        path = self.started.run.path.resolve()
-        for verb in ("report", "diagnose"):  # a report needs plotly; each writes diagnosis.json
-            command = [sys.executable, "-m", "sojourn", verb, str(path)]
-            done = subprocess.run(
-                command, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-            )
-            if done.returncode == 0:
-                break
-        hint = f"recorded in {path}; see it: sojourn diagnose {path}, or report.html there"
-        print(hint, flush=True)
-        return hint
+        if self.environment.parsed_options.headless:
+            gevent.spawn(runner.quit)  # in a greenlet of its own: it waits for this one
+        elif not self.stopping:
+            gevent.spawn(runner.stop)
 
     def stop(self, **_):
         """Locust stops: by its page, Ctrl-C, or because all is sent."""
@@ -130,6 +134,8 @@ class Session:
                 except OSError:  # no process would hear of it
                     self.replaying.kill(block=False)
                 gevent.spawn_later(DRAIN_S, self.kill, self.replaying)
+                if self.environment.web_ui:  # whose page takes no figures of a runner that has stopped
+                    self.replaying.join()
             else:
                 self.replaying.kill(block=False)
 
@@ -156,13 +162,19 @@ class Session:
 
 @events.init.add_listener
 def begin_session(environment, **_):
+    options = environment.parsed_options
     try:
-        load_scenario(environment.parsed_options.scenario)
+        load_scenario(options.scenario)
+        if options.num_users is not None or options.spawn_rate is not None:
+            raise InputError(
+                "--users and --spawn-rate do not apply to a scenario, which says when each request is sent; leave them "
+                "out, or write a locustfile with sojourn.loadgen.LLMUser"
+            )
     except InputError as error:  # before there is a page, which would hide it
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(2)
     session = Session(environment)
-    if session.worker is not None and environment.parsed_options.processes:
+    if session.worker is not None and options.processes:
         end_with(os.getppid())  # it was forked: a master that is killed takes it along
     environment.events.test_start.add_listener(session.begin)
     environment.events.test_stopping.add_listener(session.stop)

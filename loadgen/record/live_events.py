@@ -1,6 +1,6 @@
 """What ended of a running load, a JSON line per second, for Locust's page:
 
-    python -m sojourn.loadgen.record.live_events RUN_DIR
+    python -m sojourn.loadgen.record.live_events RUN_DIR OBJECTIVES
 
 A process of its own, so that reading replies takes no time of the one that sends. It ends with its parent.
 """
@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +24,11 @@ from sojourn.metrics.request.latencies import itl_ms
 from sojourn.metrics.run.directory import with_latencies
 
 SECONDS = 1.0
-MOST_GAPS = 200  # of a class in one line; of more, evenly spaced ones in order of size
+DIGITS = 3  # of a latency in ms
 
 
 def lines(run_dir: Path, objectives: list[dict]):
-    """Class → its requests since the last line: counts, and samples of each latency in ms. Endless."""
+    """Class → its requests since the last line: counts, and of each latency [ms, number of samples]. Endless."""
     reader = LiveReader(run_dir)
     while True:
         time.sleep(SECONDS)
@@ -43,14 +44,19 @@ def lines(run_dir: Path, objectives: list[dict]):
 def of_class(rows: pd.DataFrame) -> dict:
     served = rows[rows.status == "ok"]
     gaps = [itl_ms(stamps, tokens) for stamps, tokens in zip(served.chunk_ns, served.chunk_tokens, strict=True)]
-    all_gaps = np.sort(np.concatenate([np.zeros(0), *gaps]))
-    if len(all_gaps) > MOST_GAPS:
-        all_gaps = np.quantile(all_gaps, np.linspace(0, 1, MOST_GAPS))
     return {
         "ended": len(rows), "good": int(rows.good.sum()), "failed": len(rows) - len(served),
-        "tokens": int(served.output_tokens.fillna(0).sum()), "TTFT": served.ttft_ms.dropna().tolist(),
-        "TPOT": served.tpot_ms.dropna().tolist(), "ITL": all_gaps.tolist(),
+        "tokens": int(served.output_tokens.fillna(0).sum()), "TTFT": counted(served.ttft_ms),
+        "TPOT": counted(served.tpot_ms), "ITL": counted(np.concatenate([np.zeros(0), *gaps])),
     }  # fmt: skip
+
+
+def counted(values_ms: np.ndarray | pd.Series) -> list[tuple[float, int]]:
+    """Values of DIGITS significant digits, and how many samples have each: bounded, and every sample counts."""
+    values = np.asarray(values_ms, dtype=float)
+    values = np.maximum(values[np.isfinite(values)], 1e-3)
+    scale = 10.0 ** (DIGITS - 1 - np.floor(np.log10(values)))
+    return list(Counter((np.round(values * scale) / scale).round(6).tolist()).items())
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gevent
+from gevent import subprocess
 
 from sojourn.loadgen.client.dispatcher import LoadClient, OnFinished, Replay
 from sojourn.loadgen.client.event_log import recording, write_progress
@@ -149,24 +150,32 @@ def finish_replay(started: StartedRun) -> None:
         print(f"recorded in {started.run.path}", flush=True)
 
 
-def ended_with(started: StartedRun) -> int:
-    """The exit code of a finished replay, with its reason on stderr. 0 where another process finishes it."""
-    if started.run is None:
-        return 0
+def ended_with(run: "RunDirectory | None") -> tuple[int, str]:
+    """The exit code of a finished replay, and why it is not 0. 0 where another process finishes the run."""
+    if run is None:
+        return 0, ""
     from sojourn.metrics.request.goodput import measured
 
-    meta = started.run.meta()
-    is_served = measured(started.run.table("client"), meta).status == "ok"
+    meta = run.meta()
+    is_served = measured(run.table("client"), meta).status == "ok"
     served, failed = int(is_served.sum()), int((~is_served).sum())
     code = exit_code(meta["valid"], served, failed)
-    if code:
-        why = (
-            f"the run is not valid: {'; '.join(meta['invalid_reasons'])}"
-            if code == NOT_VALID
-            else f"{failed} of {served + failed} measured requests failed"
-        )
-        print(f"{why}. Its report: sojourn diagnose {started.run.path}", file=sys.stderr, flush=True)
-    return code
+    if not code:
+        return 0, ""
+    if code == NOT_VALID:
+        return code, f"the run is not valid: {'; '.join(meta['invalid_reasons'])}"
+    return code, f"{failed} of {served + failed} measured requests failed"
+
+
+def report(run: "RunDirectory") -> str:
+    """Diagnoses a run that this process began, in a process of its own. Returns where to read it."""
+    path = run.path.resolve()
+    for verb in ("report", "diagnose"):  # a report needs plotly; each writes diagnosis.json
+        command = [sys.executable, "-m", "sojourn", verb, str(path)]
+        done = subprocess.run(command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        if done.returncode == 0:
+            break
+    return f"recorded in {path}; see it: sojourn diagnose {path}, or report.html there"
 
 
 def replay_alone(started: StartedRun, on_finished: OnFinished) -> None:
