@@ -1,4 +1,4 @@
-"""The options of `sojourn bench`, and what it does with a report: shows it, writes it."""
+"""The options of `sojourn dev bench`, and what it does with a report: shows it, writes it."""
 
 import os
 import tempfile

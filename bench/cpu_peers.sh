@@ -15,17 +15,17 @@ cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-.venv/bin/python} REPEATS=${REPEATS:-3}
 export COLUMNS=${COLUMNS:-160}
 
-"$PYTHON" -m sojourn calibrate-device --device cpu
+"$PYTHON" -m sojourn calibrate device --device cpu
 for shape in ${SHAPES:-small 06b}; do
   how=(--variant float32:weights=float32)
   if [ "$shape" = 06b ]; then how=(--one-at-a-time --requests-per-stream 1); fi
-  "$PYTHON" -m sojourn bench online "$CHECKPOINTS/$shape" -c 1 -c 8 -c 32 --burst --repeats "$REPEATS" \
+  "$PYTHON" -m sojourn dev bench online "$CHECKPOINTS/$shape" -c 1 -c 8 -c 32 --burst --repeats "$REPEATS" \
     --variant int8:weights=int8 "${how[@]}" \
     --peer "vllm=$VLLM" --peer "llama-server=$LLAMA" \
     --peer-model "$CHECKPOINTS/$shape-f32.gguf" --peer-model "$CHECKPOINTS/$shape-q8_0.gguf" \
     --json "$OUT/$shape.json" || echo "$shape: cut short; what was measured is kept"
 done
-"$PYTHON" -m sojourn bench offline "$CHECKPOINTS/small" --repeats "$REPEATS" --ablate --variant int8:weights=int8 \
+"$PYTHON" -m sojourn dev bench offline "$CHECKPOINTS/small" --repeats "$REPEATS" --ablate --variant int8:weights=int8 \
   --peer "transformers=$(command -v "$PYTHON")" --json "$OUT/small-offline.json" || echo "small-offline: cut short"
-"$PYTHON" -m sojourn bench kernels --json "$OUT/kernels.json"
+"$PYTHON" -m sojourn dev bench kernels --json "$OUT/kernels.json"
 "$PYTHON" -m bench.report.gather "$OUT" cpu small 06b small-offline kernels

@@ -3,7 +3,7 @@
     python -m bench.parallel_shares
     python -m bench.parallel_shares --links FILE --rounds 5
 
-The exchanges are first measured (`sojourn calibrate-device`), unless `--links` names a file with ceilings. Then the
+The exchanges are first measured (`sojourn calibrate device`), unless `--links` names a file with ceilings. Then the
 model decodes the same prompts as one process with one thread, with tensor parallelism of 2 and with 2 stages, in turns;
 and with 2 stages of which one computes `SLOWER_MS` longer (the planted fault `slow_rank`).
 One process gives the time of a step without exchanges: with the links follows the share of exchanges. The bubbles
@@ -125,7 +125,7 @@ def pipeline_shares(two: Run, links: list[Link]) -> list[tuple[float, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tiny-model")
-    parser.add_argument("--links", type=Path, help="ceilings that sojourn calibrate-device --out wrote")
+    parser.add_argument("--links", type=Path, help="ceilings that sojourn calibrate device --out wrote")
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     if args.links is None:

@@ -54,7 +54,7 @@ class Point(msgspec.Struct):
 
 
 class Report(msgspec.Struct):
-    """One run of `sojourn bench`."""
+    """One run of `sojourn dev bench`."""
 
     kind: str  # offline, online, kernels
     title: str
@@ -102,4 +102,4 @@ def read_report(path: Path) -> Report:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Report)
     except (OSError, msgspec.DecodeError) as error:
-        raise BenchError(f"{path} is no report of sojourn bench: {error}") from None
+        raise BenchError(f"{path} is no report of sojourn dev bench: {error}") from None

@@ -1,4 +1,4 @@
-"""`sojourn bench`: hands its arguments to the benchmarks of the source folder."""
+"""`sojourn dev bench`: hands its arguments to the benchmarks of the source folder."""
 
 import sys
 from pathlib import Path
@@ -15,9 +15,9 @@ def bench(context: typer.Context) -> None:
     source = Path(__file__).parents[1]
     if not (source / "bench" / "command.py").is_file():
         raise SojournError(
-            "sojourn bench runs from Sojourn's source folder only; get it, and install with pip install -e ."
+            "sojourn dev bench runs from Sojourn's source folder only; get it, and install with pip install -e ."
         )
     sys.path.insert(0, str(source))
     from bench.command import app
 
-    sys.exit(app(args=context.args, prog_name=f"{program_name()} bench", standalone_mode=False) or 0)  # 130: Ctrl-C
+    sys.exit(app(args=context.args, prog_name=f"{program_name()} dev bench", standalone_mode=False) or 0)  # 130: Ctrl-C

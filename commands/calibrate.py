@@ -1,4 +1,4 @@
-"""`sojourn calibrate`: the timing error of our load generator on this machine."""
+"""`sojourn calibrate client`: the timing error of our load generator on this machine."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""`sojourn calibrate-device`: the limits of a device, for utilisation and rooflines; the normal speed of a model."""
+"""`sojourn calibrate device`: the limits of a device, for utilisation and rooflines; the normal speed of a model."""
 
 import os
 import sys

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from sojourn.metrics.run.directory import RunDirectory
 
 RUNS = Path("runs")
+GIVEN = "sojourn.given"  # in the meta of a context: the words behind the program's name
 EXTRAS = {
     "engine": ("torch", "fastapi", "uvicorn", "zmq", "tokenizers", "jinja2", "safetensors"),
     "loadgen": ("locust", "gevent", "httptools"),
@@ -104,6 +106,13 @@ def program_name() -> str:
     if shutil.which("sojourn"):
         return "sojourn"
     return "python -m sojourn" if sys.argv[0].endswith(".py") else os.path.relpath(sys.argv[0])
+
+
+def again(context: typer.Context, *without: str) -> str:
+    """The command that was given, in today's words, without some options and their values."""
+    words = iter(context.meta[GIVEN])
+    kept = [word for word in words if word.partition("=")[0] not in without or ("=" not in word and not next(words))]
+    return f"{program_name()} {shlex.join(kept)}"
 
 
 def need(extra: str, *modules: str) -> None:

@@ -1,4 +1,4 @@
-"""`sojourn dashboards`: Grafana and Prometheus files; `up`: both running, or a preview of them."""
+"""`sojourn server dashboards`: Grafana and Prometheus files; `up`: both running, or a preview of them."""
 
 import sys
 from pathlib import Path

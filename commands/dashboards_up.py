@@ -1,4 +1,4 @@
-"""What `sojourn dashboards up` starts and ends: Prometheus and Grafana in Docker, or Prometheus and the app."""
+"""What `sojourn server dashboards up` starts and ends: Prometheus and Grafana in Docker, or Prometheus and the app."""
 
 import contextlib
 import dataclasses

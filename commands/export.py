@@ -1,4 +1,4 @@
-"""`sojourn export`: a run in the format of another tool."""
+"""`sojourn export`: a run in the format of another tool, as a trace or as a page."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from sojourn.commands.cli import RunArgument, open_run, out, writing
+from sojourn.commands.cli import RunArgument, open_run, out, working, writing
+from sojourn.commands.report import report
 from sojourn.metrics.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,13 +28,13 @@ WRITTEN = {
 
 def export(
     run: RunArgument,
-    format_: Annotated[
-        Literal["vllm", "aiperf", "inference-perf", "guidellm"],
+    to: Annotated[
+        Literal["vllm", "aiperf", "inference-perf", "guidellm", "perfetto", "html"],
         typer.Option(
-            "--format",
             help="vllm: the result file of `vllm bench serve`, with more keys; aiperf: profile_export.jsonl; "
             "inference-perf: per_request_lifecycle_metrics.json; guidellm: benchmarks.json, which "
-            "`guidellm export` reads",
+            "`guidellm export` reads; perfetto: a trace for ui.perfetto.dev or chrome://tracing; html: as "
+            "`sojourn report`",
         ),
     ] = "vllm",
     output: Annotated[
@@ -42,23 +43,64 @@ def export(
     detailed: Annotated[
         bool | None, typer.Option(help="vllm: include arrays with one entry per request, as by default")
     ] = None,
+    from_: Annotated[
+        float | None,
+        typer.Option(
+            "--from", min=0, help="perfetto: seconds since the first request or step; by default the whole run"
+        ),
+    ] = None,
+    until: Annotated[
+        float | None, typer.Option(min=0, help="perfetto: seconds since the first request or step")
+    ] = None,
 ) -> None:
-    """Write a run's results in the format of another benchmark: its keys, its units."""
-    if detailed is not None and format_ != "vllm":
-        raise InputError(f"--detailed is of --format vllm; {format_} always has one entry a request")
+    """Write a run as a file of another tool: a benchmark's results with its keys and units, a trace, or a page."""
+    if detailed is not None and to != "vllm":
+        raise InputError(f"--detailed is of --to vllm; leave it out for {to}")
+    if to != "perfetto" and (from_ is not None or until is not None):
+        raise InputError(f"--from and --until are of --to perfetto; leave them out for {to}")
+    if to == "perfetto":
+        _write_trace(run, output, from_, until)
+    elif to == "html":
+        report(run, output)
+    else:
+        _write_results(run, to, output, detailed is not False)
+
+
+def _write_trace(run: Path, output: Path | None, from_: float | None, until: float | None) -> None:
+    """Requests, steps and counters."""
+    from sojourn.interop.exported.perfetto import run_rows, write_trace
+    from sojourn.metrics.run.fleet import refuse_fleet
+
+    if from_ is not None and until is not None and until <= from_:
+        raise InputError(
+            f"--until {until:g} is not after --from {from_:g}; give seconds since the first request or step"
+        )
+    opened = open_run(run)
+    refuse_fleet(opened, "a trace")
+    path = output or opened.path / "trace.json.gz"
+    with writing(path), working(f"writing {path.name}"):
+        written = write_trace(path, run_rows(opened, from_, until))
+    dropped = f"; {written.dropped:,} more did not fit, choose a window with --from and --until"
+    out.print(
+        f"wrote {path}: {written.events:,} events{dropped if written.dropped else ''}; open it at "
+        "https://ui.perfetto.dev"
+    )
+
+
+def _write_results(run: Path, to: str, output: Path | None, detailed: bool) -> None:
     from sojourn.metrics.run.directory import kept_share
 
     opened = open_run(run)
     if (share := kept_share(opened.meta())) < 1:
         raise InputError(
-            f"{opened.path} is a sample: its tool kept {share:.1%} of the requests, and {format_}'s format has no "
-            "word for that; give the tool's own file on"
+            f"{opened.path} is a sample: its tool kept {share:.1%} of the requests, and {to}'s format has no word for "
+            "that; give the tool's own file on"
         )
-    path = output or opened.path / FILES[format_]
-    text = _text(opened, format_, detailed is not False)
+    path = output or opened.path / FILES[to]
+    text = _text(opened, to, detailed)
     with writing(path):
         path.write_text(text, encoding="utf-8")
-    out.print(f"wrote {path}: {WRITTEN[format_]}")
+    out.print(f"wrote {path}: {WRITTEN[to]}")
 
 
 def _text(run: "RunDirectory", format_: str, detailed: bool) -> str:

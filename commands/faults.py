@@ -1,4 +1,4 @@
-"""`sojourn faults`: cases with a planted fault of known truth, to score the diagnosis with."""
+"""`sojourn dev faults`: cases with a planted fault of known truth, to score the diagnosis with."""
 
 from collections import Counter
 from functools import partial

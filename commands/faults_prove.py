@@ -1,4 +1,4 @@
-"""`sojourn faults prove`: whether the fixes that the diagnosis names do what it predicts."""
+"""`sojourn dev faults prove`: whether the fixes that the diagnosis names do what it predicts."""
 
 import shutil
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,9 @@ PROOFS = "proofs"
 
 
 def prove(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="folder with recorded runs of `sojourn faults run`")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="folder with recorded runs of `sojourn dev faults run`")
+    ],
     cases: Annotated[
         list[str] | None,
         typer.Argument(metavar="[CASE]...", help="names of cases; by default all that a setting mends"),
@@ -30,7 +32,7 @@ def prove(
     """Repeat each run whose planted fault a setting mends with the fix that its diagnosis names, and verify the
     prediction.
 
-    The new runs lie in DIR/proofs, and their verdicts in DIR/predictions.jsonl, which `sojourn faults score` reads.
+    The new runs lie in DIR/proofs, and their verdicts in DIR/predictions.jsonl, which `sojourn dev faults score` reads.
     The same command goes on after an interruption.
     """
     from sojourn.loadgen.run.progress_bar import ProgressBar
@@ -40,7 +42,7 @@ def prove(
     if not runs:
         raise InputError(
             f"{folder} holds no run of repeat {repeat} that hurt and that a setting mends; "
-            "record some: sojourn faults run"
+            "record some: sojourn dev faults run"
         )
     check_repeatable(runs[0])
     found: list[LedgerEntry] = []

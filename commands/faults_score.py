@@ -1,4 +1,4 @@
-"""`sojourn faults score`: how often the diagnosis names what was planted."""
+"""`sojourn dev faults score`: how often the diagnosis names what was planted."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +22,9 @@ COLUMNS = {"lifecycle": "lifecycle", "first": "first", "among_three": "in 3", "k
 
 
 def score(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="folder with recorded runs of `sojourn faults run`")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="folder with recorded runs of `sojourn dev faults run`")
+    ],
     levels: Annotated[
         list[str] | None, typer.Option("--level", help="an evidence level to score; repeatable; by default all")
     ] = None,
@@ -49,7 +51,7 @@ def score(
     with _progress(not json) as progress:
         judgements = score_runs(folder, diagnose_at, levels=levels or known, processes=processes, progress=progress)
     shown = folder if not folder.is_absolute() else folder.name  # the page says nothing of this machine's folders
-    accuracy = accuracy_of(folder, judgements, f"sojourn faults score {shown} --write")
+    accuracy = accuracy_of(folder, judgements, f"sojourn dev faults score {shown} --write")
     if calibrate:
         _store(accuracy)
     if write:
@@ -93,7 +95,7 @@ def _store(accuracy: "Accuracy") -> None:
     if accuracy.fit is None:
         raise InputError("--calibrate needs more runs: too few findings carry the features of a confidence")
     fit = accuracy.fit
-    note = f"fitted by `sojourn faults score --calibrate` to {fit.samples} findings on {accuracy.scored_on}"
+    note = f"fitted by `sojourn dev faults score --calibrate` to {fit.samples} findings on {accuracy.scored_on}"
     document = {"note": note, "cases": fit.faults, "coefficients": dict.fromkeys(FEATURES, 0.0) | fit.coefficients}
     with writing(COEFFICIENTS, "the program's own folder has to be writable"):
         write_whole(COEFFICIENTS, msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")

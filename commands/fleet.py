@@ -1,4 +1,4 @@
-"""`sojourn fleet`: several servers behind a router that exists."""
+"""`sojourn server fleet`: several servers behind a router that exists."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`sojourn fleet replay`: how a large fleet would serve the traffic of a trace, by the step times of a recorded run."""
+"""`sojourn server fleet replay`: how a large fleet would serve the traffic of a trace, by a run's step times."""
 
 import math
 from typing import TYPE_CHECKING, Annotated

@@ -25,13 +25,16 @@ BOUNDS = (
     (r"x<=([^;\]]+)", r"at most \1"),
 )
 
+Rows = dict[str, list[tuple[str, str]]]
+
 
 class HelpPage(typer.Typer):
     """A group of verbs whose --help is printed here."""
 
     def __init__(self, **settings: Any) -> None:
         names = {"help_option_names": ["-h", "--help"]}
-        super().__init__(cls=_Group, context_settings=names, pretty_exceptions_enable=False, **settings)
+        settings = {"cls": HelpGroup, "context_settings": names, "pretty_exceptions_enable": False} | settings
+        super().__init__(**settings)
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[..., Any]:
         return super().command(name, cls=_Verb, **settings)
@@ -39,15 +42,25 @@ class HelpPage(typer.Typer):
 
 class _Verb(TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        _print_page(self, ctx)
+        print_page(self, ctx)
 
 
-class _Group(TyperGroup):
+class HelpGroup(TyperGroup):
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        _print_page(self, ctx)
+        print_page(self, ctx)
+
+    def rows(self, ctx: Any) -> Rows:
+        """Its verbs: title, then names and meanings."""
+        found: Rows = {}
+        for name in self.list_commands(ctx):
+            each = self.get_command(ctx, name)
+            if not each.hidden:
+                first = inspect.cleandoc(each.short_help or each.help or "").split("\n\n")[0]
+                found.setdefault("Commands", []).append((name, first))
+        return found
 
 
-def _print_page(verb: Any, ctx: Any) -> None:
+def print_page(verb: Any, ctx: Any) -> None:
     from sojourn.commands.cli import out
 
     width = min(shutil.get_terminal_size().columns, WIDEST)
@@ -73,8 +86,8 @@ def _usage(verb: Any, ctx: Any) -> str:
 
 def _sections(verb: Any, ctx: Any) -> list[tuple[str, list[tuple[str, str]]]]:
     """Titles, and what stands below each: name, meaning. Arguments come first, verbs of a group before its options."""
-    arguments: dict[str, list[tuple[str, str]]] = {}
-    options: dict[str, list[tuple[str, str]]] = {}
+    arguments: Rows = {}
+    options: Rows = {}
     for param in verb.get_params(ctx):
         if (record := param.get_help_record(ctx)) is None:  # hidden
             continue
@@ -86,12 +99,7 @@ def _sections(verb: Any, ctx: Any) -> list[tuple[str, list[tuple[str, str]]]]:
             )
         else:
             options.setdefault(panel or "Options", []).append((_option_name(param, ctx), meaning))
-    verbs: dict[str, list[tuple[str, str]]] = {}
-    for name in verb.list_commands(ctx) if isinstance(verb, TyperGroup) else ():
-        each = verb.get_command(ctx, name)
-        first = inspect.cleandoc(each.short_help or each.help or "").split("\n\n")[0]
-        if not each.hidden:
-            verbs.setdefault(getattr(each, "rich_help_panel", None) or "Commands", []).append((each.name, first))
+    verbs = verb.rows(ctx) if isinstance(verb, HelpGroup) else {}
     own = {"Options": options.pop("Options", [])}  # --help is among them: they stand last
     return [item for part in (arguments, verbs, options, own) for item in part.items() if item[1]]
 

@@ -1,4 +1,4 @@
-"""`sojourn keys`: API keys of a server."""
+"""`sojourn server keys`: API keys of a server."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""`sojourn ladder`: what each technique of a serving engine gives on this machine, one setting at a time."""
+"""`sojourn dev ladder`: what each technique of a serving engine gives on this machine, one setting at a time."""
 
 import importlib.util
 import shlex

@@ -1,4 +1,4 @@
-"""`sojourn quantize`: a quantised checkpoint out of a dense one."""
+"""`sojourn server quantize`: a quantised checkpoint out of a dense one."""
 
 from pathlib import Path
 from typing import Annotated, Literal

@@ -13,15 +13,21 @@ from sojourn.commands.cli import (
     ScenarioArgument,
     SeedOption,
     StopOption,
+    again,
     need,
     new_run,
     out,
     run_progress,
 )
+from sojourn.commands.prove_run import claim_of, is_proved, print_claim
 from sojourn.commands.summary import print_replay, summarise
+from sojourn.loadgen.exit_code import NOT_VALID
+
+MISSED = 1
 
 
 def run(
+    context: typer.Context,
     scenario: ScenarioArgument,
     set_: Annotated[
         list[str] | None,
@@ -37,8 +43,15 @@ def run(
     router: Annotated[str | None, typer.Option(help=ROUTER_HELP)] = None,
     policy: PolicyOption = None,
     router_env: RouterEnvOption = None,
+    prove: Annotated[
+        bool, typer.Option("--prove", help="then repeat the load with the fix, and verify the prediction")
+    ] = False,
 ) -> None:
-    """Start the engine, replay a scenario against it, stop it, and diagnose the run. Several servers are one run."""
+    """Start the engine, replay a scenario against it, stop it, and diagnose the run. Several servers are one run.
+
+    The scenario `demo` is a minute of a real trace on the bundled model, with a batch cap that is too small. With
+    --prove it ends with 1 where the prediction missed.
+    """
     need("engine")
     need("loadgen")
     from sojourn.engine.options import assignments, check_settings
@@ -64,4 +77,12 @@ def run(
             stop_when_resolved=stop_when_resolved,
             is_watched=out.is_terminal,
         )
-    raise typer.Exit(summarise(done))
+    code, claim = summarise(done), claim_of(done.path)
+    if prove or claim is not None:
+        print_claim(claim)
+    if not prove and claim is not None:
+        out.print(f"prove it       {again(context, '--run-dir')} --prove   (this run, then the same load with the fix)",
+                  markup=False, soft_wrap=True)  # fmt: skip
+    if prove and claim is not None and code in (0, NOT_VALID) and not is_proved(done, claim):
+        code = MISSED
+    raise typer.Exit(code)

@@ -1,61 +1,28 @@
-"""`sojourn sweep`: goodput over a grid of rates."""
+"""`sojourn capacity --rates`: goodput over a grid of rates."""
 
 import importlib.util
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING
 
 import typer
 
 from sojourn.commands import sweep_options as options
-from sojourn.commands.cli import RUNS, ProcessesOption, ScenarioArgument, SeedOption, need, out, print_json, table
+from sojourn.commands.cli import RUNS, out, print_json, table
 from sojourn.loadgen.exit_code import exit_code
 from sojourn.metrics.errors import InputError
 
 if TYPE_CHECKING:
     from sojourn.loadgen.search.points import Frontier, Point, Rate
+    from sojourn.loadgen.sweeps.sweep import SweepPlan
 
 
-def sweep(
-    scenario: ScenarioArgument,
-    rates: Annotated[str | None, typer.Option(metavar="1,2,4,8", help="rates in requests per second")] = None,
-    rate_from: Annotated[float | None, typer.Option(help="lowest rate of a grid; with --rate-to")] = None,
-    rate_to: Annotated[float | None, typer.Option(help="highest rate of a grid")] = None,
-    points: Annotated[int | None, typer.Option(help="number of rates in the grid; by default 6")] = None,
-    scale: Annotated[
-        Literal["linear", "log"] | None,
-        typer.Option(help="equal differences, or equal ratios (log, the default)"),
-    ] = None,
-    repeats: Annotated[int, typer.Option(min=1, max=100, help="runs at each rate")] = 1,
-    slo: options.SloOption = None,
-    base_url: options.BaseUrlOption = None,
-    model: options.ModelOption = None,
-    tokenizer: options.TokenizerOption = None,
-    set_: options.SetOption = None,
-    processes: ProcessesOption = 1,
-    sweep_dir: Annotated[
-        Path | None, typer.Option(help="folder to write, or to continue; by default runs/sweep-SCENARIO")
-    ] = None,
-    seed: SeedOption = None,
-    json: options.JsonOption = False,
-) -> None:
-    """Replay a scenario at several rates: goodput and latency by rate, and the frontier of goodput by objectives.
-
-    Each rate is a run of its own. After an interruption the same command continues, and repeats runs that were not
-    valid. Exit code 4 while a rate has no valid run.
-    """
-    need("loadgen")
-    from sojourn.loadgen.scenario.scenario import load_scenario
+def measure_rates(plan: "SweepPlan", folder: Path | None, json: bool) -> None:
+    """Each rate is a run of its own. Ends with 4 while a rate has no valid run."""
     from sojourn.loadgen.search.points import by_rate, frontier, largest_rate
-    from sojourn.loadgen.sweeps.sweep import SweepPlan, run_sweep
+    from sojourn.loadgen.sweeps.sweep import run_sweep
 
-    loaded = options.with_slo(load_scenario(scenario), slo)
-    chosen = _rates(rates, rate_from, rate_to, points, scale)
-    plan = SweepPlan(
-        loaded, chosen, repeats, loaded.measure.seed if seed is None else seed,
-        options.chosen_target(loaded, base_url, model, tokenizer, set_, processes),
-    )  # fmt: skip
-    folder = sweep_dir or RUNS / f"sweep-{loaded.name}"
-    with options.search_progress(folder, plan.target.doubts(loaded), json) as (show_note, progress):
+    folder = folder or RUNS / f"sweep-{plan.scenario.name}"
+    with options.search_progress(folder, plan.target.doubts(plan.scenario), json) as (show_note, progress):
         search = run_sweep(
             plan, folder, progress=progress, on_note=show_note,
             on_point=lambda number, of, rate: show_note(f"run {number} of {of}: {rate:g} requests/s"),
@@ -76,7 +43,7 @@ def sweep(
     raise typer.Exit(exit_code(valid, sum(point.completed for point in search.points if point.counts)))
 
 
-def _rates(
+def chosen_rates(
     rates: str | None, rate_from: float | None, rate_to: float | None, points: int | None, scale: str | None
 ) -> tuple[float, ...]:
     from sojourn.loadgen.sweeps.sweep import rate_grid, rate_list

@@ -1,4 +1,4 @@
-"""What `sweep` and `capacity` share: the target of the load, its options, and the progress of a search."""
+"""What searches over rates share: the target of the load, its options, and the progress of a search."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator

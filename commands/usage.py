@@ -1,4 +1,4 @@
-"""`sojourn usage`: who used what, and what it costs."""
+"""`sojourn server usage`: who used what, and what it costs."""
 
 import csv
 import sys

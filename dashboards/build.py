@@ -13,7 +13,7 @@ from sojourn.dashboards.stack import Stack
 from sojourn.metrics.whole_file import write_whole
 
 GENERATED = Path(__file__).with_name("generated")
-HEADER = "# Made from the metric catalogue and dashboards/ by `sojourn dashboards`; change it there.\n"
+HEADER = "# Made from the metric catalogue and dashboards/ by `sojourn server dashboards`; change it there.\n"
 SERVERS_HERE = Stack()
 
 

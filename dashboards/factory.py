@@ -59,7 +59,7 @@ def dashboard(board: Board) -> dict[str, Any]:
         _variable("job", "Job", jobs), _variable("model_name", "Model", models),
         _variable("instance", "Instance", servers),
     ]  # fmt: skip
-    origin = "Made from the catalogue by `sojourn dashboards`."
+    origin = "Made from the catalogue by `sojourn server dashboards`."
     return {
         "title": f"Sojourn: {board.name}",
         "uid": board.uid,

@@ -110,7 +110,7 @@ class EngineConfig(
     max_body_bytes: int = SERVER(8_388_608, ge=1024, description="bytes of one request body; more get 413")
     access: Path | None = SERVER(None, description="YAML file of tenants and tiers: limits, priorities, models")
     api_keys: Path | None = SERVER(
-        None, description="file of hashed API keys, by `sojourn keys create`; each request then needs one"
+        None, description="file of hashed API keys, by `sojourn server keys create`; each request then needs one"
     )
     open_health: bool = SERVER(
         True, description="with api_keys: /health, /ready and the /query of a prefill server need no key"

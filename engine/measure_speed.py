@@ -1,6 +1,6 @@
 """Measures the normal speed of a model on this device: real steps on synthetic prompts, for a few seconds.
 
-`sojourn calibrate-device --model` calls `measure`. A run without a reference starts `main` in a process of its own
+`sojourn calibrate device --model` calls `measure`. A run without a reference starts `main` in a process of its own
 (loadgen/run/speed.py), so that neither the run's environment nor a fault of its server is in the figure.
 """
 

@@ -1,8 +1,8 @@
 """Dynamo's frontend and one worker for each server, on the loopback, as children of this process.
 
-It runs in Dynamo's environment, and imports nothing of Sojourn; `sojourn fleet up --router dynamo` starts it. There is
-no etcd and no NATS: the registry is a temporary folder. KV events go through a proxy of ZeroMQ in this process, because
-without one each worker would publish them on all interfaces.
+It runs in Dynamo's environment, and imports nothing of Sojourn; `sojourn server fleet up --router dynamo` starts it.
+There is no etcd and no NATS: the registry is a temporary folder. KV events go through a proxy of ZeroMQ in this
+process, because without one each worker would publish them on all interfaces.
 """
 
 import argparse

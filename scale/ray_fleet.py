@@ -1,4 +1,4 @@
-"""Ray and `ray_app.py` on this machine alone; `sojourn fleet up --router ray` starts it.
+"""Ray and `ray_app.py` on this machine alone; `sojourn server fleet up --router ray` starts it.
 
 It runs in Ray's environment and imports nothing of Sojourn. All of Ray's processes end with this one, and all their
 ports are on the loopback.

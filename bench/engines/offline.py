@@ -23,7 +23,7 @@ WARM_UP = 8  # requests
 
 @dataclass(frozen=True, slots=True)
 class OfflineOptions:
-    """The options of `sojourn bench offline`."""
+    """The options of `sojourn dev bench offline`."""
 
     model: str
     workload: str = "cpu"

@@ -29,7 +29,7 @@ LLAMA_SLOTS = 32
 
 @dataclass(frozen=True, slots=True)
 class OnlineOptions:
-    """The options of `sojourn bench online`."""
+    """The options of `sojourn dev bench online`."""
 
     model: str
     concurrency: list[int] = field(default_factory=lambda: [1, 8, 32])

@@ -54,19 +54,19 @@ stage() {
   tar czf "$OUT/logs.tgz" -C "$WORK" $(cd "$WORK" && ls ./*.log)
 }
 
-bench() { local name=$1 bound=$2; shift 2; stage "$name" "$bound" "$PYTHON" -m sojourn bench "$@" --json "$WORK/$name.json"; }
+bench() { local name=$1 bound=$2; shift 2; stage "$name" "$bound" "$PYTHON" -m sojourn dev bench "$@" --json "$WORK/$name.json"; }
 
 stage facts 40 "$PYTHON" bench/gpu/stages.py --facts "$WORK/facts.json"
 stage smoke 80 "$PYTHON" -m bench.gpu.smoke --json "$WORK/smoke.json"
 stage tests 100 "$PYTHON" -m pytest -q -m gpu -n 8 --timeout 90 -p no:cacheprovider --junitxml "$OUT/tests.xml" \
   $(grep -rl --include='*.py' '^@pytest.mark.gpu' tests/engine)
-stage calibrate 40 "$PYTHON" -m sojourn calibrate-device --device cuda
+stage calibrate 40 "$PYTHON" -m sojourn calibrate device --device cuda
 bench qwen3-0.6b 90 offline qwen3-0.6b --workload nano-vllm --repeats 2
 stage profile 50 "$PYTHON" -m bench.gpu.smoke --profile qwen3-0.6b --json "$WORK/profile.json"
 bench kernels 60 kernels triton_attention triton_operations
 bench variants 120 offline qwen3-0.6b --workload nano-vllm --repeats 1 --one-at-a-time --variant no-overlap:overlap=off \
   --variant no-graphs:graphs=off --variant fp8-kv:kv_cache_dtype=fp8
 bench qwen3-14b 120 offline qwen3-14b --workload nano-vllm --repeats 1
-stage ladder 300 "$PYTHON" -m sojourn ladder --device cuda --repeats 1 --dir "$WORK/ladder" --docs "$OUT/ladder.md"
+stage ladder 300 "$PYTHON" -m sojourn dev ladder --device cuda --repeats 1 --dir "$WORK/ladder" --docs "$OUT/ladder.md"
 bench transformers 240 offline qwen3-0.6b --workload nano-vllm --repeats 1 --one-at-a-time \
   --peer "transformers=$(command -v "$PYTHON")"

@@ -2,8 +2,8 @@
 
     python -m bench.kernels.cpu_kernels
 
-prints them; `measure` gives them to `sojourn bench kernels`. Every call reads another cache, of more memory than the
-processor's caches hold, and a decode's blocks are shuffled.
+prints them; `measure` gives them to `sojourn dev bench kernels`. Every call reads another cache, of more memory than
+the processor's caches hold, and a decode's blocks are shuffled.
 """
 
 import math

@@ -2,9 +2,9 @@
 
     python -m bench.kernels.linear [CHECKPOINT] [--quick] [--processor-time]
 
-prints all three for the bundled model, or for another checkpoint; `measure` gives the times to `sojourn bench kernels`.
-Every product reads weights that no cache holds, and formats take turns, so that a busy machine slows all of them. The
-processor time of one thread depends less on what else runs.
+prints all three for the bundled model, or for another checkpoint; `measure` gives the times to `sojourn dev bench
+kernels`. Every product reads weights that no cache holds, and formats take turns, so that a busy machine slows all of
+them. The processor time of one thread depends less on what else runs.
 """
 
 import statistics

@@ -3,8 +3,8 @@
     python -m bench.kernels.triton_attention            # the tiles that a server takes
     python -m bench.kernels.triton_attention --sweep    # others beside them, best first; some minutes
 
-`measure` gives the first to `sojourn bench kernels`. A layer is timed as a decode step replays it, in a CUDA graph, the
-plan of the step not counted; every call reads another cache, over shuffled blocks.
+`measure` gives the first to `sojourn dev bench kernels`. A layer is timed as a decode step replays it, in a CUDA graph,
+the plan of the step not counted; every call reads another cache, over shuffled blocks.
 """
 
 import argparse
@@ -199,7 +199,7 @@ def _device() -> tuple[torch.device, Ceilings | None]:
     try:
         return torch.device("cuda"), load_ceilings(device_name(torch.cuda.get_device_name()))
     except CalibrationError:
-        return torch.device("cuda"), None  # `sojourn calibrate-device` stores them
+        return torch.device("cuda"), None  # `sojourn calibrate device` stores them
 
 
 def _print(title: str, rows: list[tuple[str, Row]]) -> None:

@@ -2,7 +2,7 @@
 
     python -m bench.kernels.triton_operations
 
-`measure` gives the rows to `sojourn bench kernels`. Calls are replayed in a CUDA graph; each reads other inputs, of
+`measure` gives the rows to `sojourn dev bench kernels`. Calls are replayed in a CUDA graph; each reads other inputs, of
 MOST_SETS sets at most: large ones pass the device's own cache, small ones stay in it, as they do between the kernels of
 a step. The bytes are those that a kernel cannot do without: every input once, every result once, of a table only the
 rows that are used.
@@ -151,7 +151,7 @@ def measure() -> list[Row]:
     try:
         ceilings = load_ceilings(device_name(torch.cuda.get_device_name()))
     except CalibrationError:
-        ceilings = None  # `sojourn calibrate-device` stores them
+        ceilings = None  # `sojourn calibrate device` stores them
     torch.manual_seed(0)
     return [_row(case, ceilings) for case in cases()]
 

@@ -3,7 +3,7 @@
     python -m bench.probe.cases --python .../vllm/bin/python --into FOLDER
 
 Each case is a server's flags, a load, and the causes that count as right. The runs stay in FOLDER; a case that is there
-is not measured again. `sojourn faults score FOLDER` reads them, too.
+is not measured again. `sojourn dev faults score FOLDER` reads them, too.
 """
 
 import argparse

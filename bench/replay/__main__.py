@@ -7,8 +7,8 @@ Resumable: a run that DIR holds already is not made again. A run takes its scena
 start and to end; all of them, twice, take about 18 minutes. Runs alternate between base and changes, so that a drift
 of the machine spreads over both.
 
-With --planted, DIR is a folder of `sojourn faults run`. A case whose fault is only settings, and its workload without
-the fault, are such a pair, in both directions. No run is made.
+With --planted, DIR is a folder of `sojourn dev faults run`. A case whose fault is only settings, and its workload
+without the fault, are such a pair, in both directions. No run is made.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def main() -> int:
     options.add_argument("--repeats", type=int, default=2, help="runs of each setting")
     options.add_argument("--workload", action="append", choices=sorted(PAIRS), help="only this one; repeatable")
     options.add_argument("--markdown", type=Path, help="file to write the tables to")
-    options.add_argument("--planted", action="store_true", help="DIR holds cases of `sojourn faults run`: pair these")
+    options.add_argument("--planted", action="store_true", help="DIR has cases of `sojourn dev faults run`: pair these")
     options.add_argument("--compare-only", action="store_true", help="make no run, use those that are there")
     chosen = options.parse_args()
     if chosen.planted and (chosen.workload or chosen.compare_only):

@@ -1,6 +1,6 @@
 """Pairs among recorded cases of planted faults: a case whose fault is only settings, and its workload without it.
 
-`sojourn faults run` records both with the same arrivals. So each is a real run of the other's settings.
+`sojourn dev faults run` records both with the same arrivals. So each is a real run of the other's settings.
 """
 
 from collections import defaultdict

@@ -19,7 +19,7 @@ def measured_ceilings(device: str, show: Callable[[str], None]) -> Ceilings:
     except CalibrationError:
         show(f"measuring the ceilings of {name} (once)")
     kind = "cpu" if device == "cpu" else "cuda"
-    command = [sys.executable, "-m", "sojourn", "calibrate-device", "--device", kind]
+    command = [sys.executable, "-m", "sojourn", "calibrate", "device", "--device", kind]
     done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
     if done.returncode:
         raise BenchError(f"the ceilings of {name} cannot be measured: {done.stderr.strip()}")

@@ -30,7 +30,7 @@ def gather(folder: Path, name: str, wanted: list[str]) -> tuple[dict[str, Report
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Puts reports of sojourn bench together.")
+    parser = argparse.ArgumentParser(description="Puts reports of sojourn dev bench together.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("name")
     parser.add_argument("reports", nargs="+")

@@ -58,7 +58,7 @@ def score(
     """
     runs = {str(path.relative_to(folder)): read_fault(path) for path in recorded_runs(folder)}
     if not runs:
-        raise RunDataError(f"{folder} holds no run with a {FAULT_FILE}; make some first: sojourn faults run")
+        raise RunDataError(f"{folder} holds no run with a {FAULT_FILE}; make some first: sojourn dev faults run")
     code = code_fingerprint()
     known = _read_cache(folder)
     verdicts: dict[str, Verdicts] = {}

@@ -57,7 +57,7 @@ KINDS: tuple[tuple[Callable[[dict[str, Any]], bool], str, str], ...] = (
      "name it in arrivals.file of a scenario, and run `sojourn load`"),
     (_has("conversations"), "is a data set of conversations, and no result of sending them",
      "name it in from_file of a class, and run `sojourn load`"),
-    (_has("resourceSpans"), "holds spans of OpenTelemetry", "join them to a run with `sojourn otlp join`"),
+    (_has("resourceSpans"), "holds spans of OpenTelemetry", "join them to a run with `sojourn join`"),
     (_has("status", "data"), "is an answer of Prometheus, which has no requests",
      "ask the server itself with `sojourn watch`"),
     (lambda document: any(SUMMARY.match(str(name)) for name in document),

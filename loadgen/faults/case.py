@@ -103,7 +103,7 @@ def load_case(path_or_name: str | Path) -> Case:
         if str(path_or_name) not in known:
             raise ScenarioError(
                 f"case {str(path_or_name)!r} is neither a file nor bundled{nearest(str(path_or_name), known)}; "
-                "`sojourn faults list` shows the bundled ones"
+                "`sojourn dev faults list` shows the bundled ones"
             )
         workload = WORKLOAD_FOLDER / f"{path_or_name}.yaml"
         path = workload if workload.is_file() else CASE_FOLDER / f"{path_or_name}.yaml"

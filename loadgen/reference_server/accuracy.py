@@ -24,7 +24,7 @@ CLIENT_FILES = (
 )  # fmt: skip
 CLIENT_LIBRARIES = ("python", "gevent", "locust", "httptools")
 NOTHING_STREAMED = (
-    "not known: no reply had text in more than one read, and what `sojourn calibrate` measures are streams"
+    "not known: no reply had text in more than one read, and what `sojourn calibrate client` measures are streams"
 )
 
 

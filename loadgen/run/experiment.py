@@ -111,7 +111,7 @@ def run_scenario(
         if not router.keeps_request_ids:
             raise InputError(
                 f"a run joins client and servers by request id, and {router.name} gives requests ids of its own; take "
-                "another router, or `sojourn fleet up` and `sojourn load --base-url` for the client's side alone"
+                "another router, or `sojourn server fleet up` and `sojourn load --base-url` for the client's side alone"
             )
         check_fleet(router, settings, fleet.servers, policy=fleet.policy)
         program = installed(router, router_env)

@@ -1,4 +1,4 @@
-"""`sojourn ladder`: the techniques of a serving engine one by one, each as one setting, measured interleaved."""
+"""`sojourn dev ladder`: the techniques of a serving engine one by one, each as one setting, measured interleaved."""
 
 import shutil
 import time

@@ -1,4 +1,4 @@
-"""`sojourn sweep`: one run of the scenario at each of several rates, and their frontier."""
+"""`sojourn capacity --rates`: one run of the scenario at each of several rates, and their frontier."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -9,7 +9,7 @@ SHOWN_SHARE = 0.01  # of the time of a token, on some rung: smaller accounts are
 
 
 def page(ladder: Ladder, found: Sequence[Step]) -> str:
-    """The page; `sojourn ladder --docs FILE` writes it."""
+    """The page; `sojourn dev ladder --docs FILE` writes it."""
     scenario, hardware = ladder.plan["scenario"], ladder.hardware
     engine = scenario["engine"] | ladder.plan["overrides"]
     cpu = f"{hardware['cores']} cores ({hardware['cpu']})"
@@ -20,7 +20,7 @@ def page(ladder: Ladder, found: Sequence[Step]) -> str:
     parts = [
         "# The ladder",
         "This page answers: what does each technique of a serving engine give, and which account of the ledger pays "
-        "it? `sojourn ladder` measured it and wrote this page.",
+        "it? `sojourn dev ladder` measured it and wrote this page.",
         f"Command: `{ladder.command}`. Machine: {gpus[0] if ladder.device == 'cuda' and gpus else cpu}, torch "
         f"{ladder.versions.get('torch', 'unknown')}, {ladder.date[:10]}. Model: {engine.get('model')}. "
         f"Scenario `{scenario['name']}`: {scenario['description'][0].lower()}{scenario['description'][1:]}.",

@@ -1,4 +1,4 @@
-"""What an exchange between ranks takes: measured by `sojourn calibrate-device`, and fitted as latency plus bytes.
+"""What an exchange between ranks takes: measured by `sojourn calibrate device`, and fitted as latency plus bytes.
 
 The cost of a message is α + bytes / β (Hockney, "The communication challenge for MPP", Parallel Computing 20, 1994).
 Ranks are not done with their work at the same moment. So an exchange behind work also waits, for a share of that work.

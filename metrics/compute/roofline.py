@@ -1,7 +1,7 @@
 """What one device can do at most, measured once and stored, and how near to it a piece of work came.
 
 The roofline model (Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009): work of F FLOPs that moves B bytes
-takes at least max(F / peak rate, B / bandwidth). The ceilings are measured by `sojourn calibrate-device`, never taken
+takes at least max(F / peak rate, B / bandwidth). The ceilings are measured by `sojourn calibrate device`, never taken
 from a data sheet. The engine measures; this file knows no torch.
 """
 
@@ -61,7 +61,7 @@ class Ceilings(msgspec.Struct, frozen=True):
         if not rates:
             raise CalibrationError(
                 f"no matrix product in {precision} was measured on {self.device} (only {', '.join(self.precisions)}); "
-                "run sojourn calibrate-device again"
+                "run sojourn calibrate device again"
             )
         return max(rates)
 
@@ -118,11 +118,11 @@ def load_ceilings(device: str | None = None, path: Path | None = None) -> Ceilin
         return msgspec.json.decode(path.read_bytes(), type=Ceilings)
     except FileNotFoundError:
         raise CalibrationError(
-            f"the ceilings of {device or path} have not been measured; run sojourn calibrate-device"
+            f"the ceilings of {device or path} have not been measured; run sojourn calibrate device"
         ) from None
     except (OSError, msgspec.DecodeError) as error:
         raise CalibrationError(
-            f"{path} cannot be read as ceilings: {error}; run sojourn calibrate-device again"
+            f"{path} cannot be read as ceilings: {error}; run sojourn calibrate device again"
         ) from None
 
 

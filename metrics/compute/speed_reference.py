@@ -3,7 +3,7 @@
 Nothing within one run tells whether all of it was slow. So each run leaves an entry, of our own engine or of one with a
 probe. It says how the time of its steps follows from what they held, and what the host's stages, the draws and the
 texts cost. A later run of the same model, device and build is compared with the entries on its own composition. An
-entry may be of a slow run, so the reference is the fast end of what was seen, not its mean. `sojourn calibrate-device
+entry may be of a slow run, so the reference is the fast end of what was seen, not its mean. `sojourn calibrate device
 --model` makes an entry on purpose.
 """
 

@@ -1,8 +1,8 @@
 """The error of our own client, measured against a server of known write times and stored for this machine.
 
-`sojourn calibrate` measures over a grid of streams at once and tokens a second; a run's own load is looked up in it.
-What is compared are stamps of one monotonic clock: when the client says that a chunk came, and when the server wrote
-it. Part of the difference is the kernel's way from one to the other, so that the error is an upper bound.
+`sojourn calibrate client` measures over a grid of streams at once and tokens a second; a run's own load is looked up in
+it. What is compared are stamps of one monotonic clock: when the client says that a chunk came, and when the server
+wrote it. Part of the difference is the kernel's way from one to the other, so that the error is an upper bound.
 
 What this cannot tell: the error over a network card, of TLS, or of a machine that was busier during the run.
 """
@@ -125,15 +125,15 @@ def load_calibration(machine: str, client: str, path: Path | None = None) -> Cal
     try:
         found = msgspec.json.decode(path.read_bytes(), type=Calibration)
     except FileNotFoundError:
-        raise CalibrationError("not calibrated; run `sojourn calibrate`") from None
+        raise CalibrationError("not calibrated; run `sojourn calibrate client`") from None
     except (OSError, msgspec.DecodeError) as error:
         raise CalibrationError(
-            f"not calibrated: {path} cannot be read ({error}); run `sojourn calibrate` again"
+            f"not calibrated: {path} cannot be read ({error}); run `sojourn calibrate client` again"
         ) from None
     if found.client != client:
         raise CalibrationError(
             f"not calibrated: what was measured on {found.measured_at[:10]} is another version of the client; "
-            "run `sojourn calibrate` again"
+            "run `sojourn calibrate client` again"
         )
     return found
 
@@ -186,7 +186,7 @@ def beyond_capacity(found: dict[str, Any] | None) -> str | None:
     return (
         f"the load generator is beyond its capacity: {_load(found)} is {reached}, but it keeps within "
         f"{found['bound_ms']:g} ms up to {found['capacity_streams']} streams of {found['capacity_tokens_per_s']:g} "
-        "tokens/s a process (`sojourn calibrate`); lower the load, or give it more processes"
+        "tokens/s a process (`sojourn calibrate client`); lower the load, or give it more processes"
     )
 
 
@@ -194,7 +194,7 @@ def client_error_sentence(client_error: dict[str, Any] | None) -> str:
     """What is printed beside the figures of a run. Without a leading capital: it follows a label."""
     found = (client_error or {}).get("calibration")
     if not found:
-        return "not calibrated; run `sojourn calibrate`"
+        return "not calibrated; run `sojourn calibrate client`"
     if "unknown" in found:
         return found["unknown"]
     if found["worst_p99_ms"] is None:

@@ -133,7 +133,7 @@ def measured_walls(
 ) -> list[Wall]:
     """The walls of arithmetic and bandwidth; without ceilings they say how to measure them."""
     if ceilings is None or precision not in ceilings.precisions:
-        missing = f"not measured for {precision}: sojourn calibrate-device, then measure the run again"
+        missing = f"not measured for {precision}: sojourn calibrate device, then measure the run again"
         return [
             Wall(name=name, requests_per_s=None, concurrent=None, formula=missing) for name in ("compute", "bandwidth")
         ]

@@ -42,8 +42,8 @@ CEILINGS = Ceilings("a device", 2, "2026-11-21", {}, 2e9, 1e9, 64, [Gemm("float3
 
 
 def report_of(*points: Point) -> Report:
-    return Report("online", "small", "sojourn bench online small", "2026-11-21T00:00:00", {"cpu": "c", "cores": 2}, {},
-                  points=list(points), ceilings=CEILINGS)  # fmt: skip
+    return Report("online", "small", "sojourn dev bench online small", "2026-11-21T00:00:00", {"cpu": "c", "cores": 2},
+                  {}, points=list(points), ceilings=CEILINGS)  # fmt: skip
 
 
 @pytest.mark.parametrize("path", sorted({*(ROOT / "bench").rglob("*.py")} - NOT_HERE), ids=lambda path: path.stem)
@@ -89,10 +89,10 @@ def test_an_account_that_lacks_time_is_told(measured, column):
 
 
 def run_bench(tmp_path: Path, *arguments: str) -> Report:
-    """`sojourn bench` as a user runs it, on a machine whose ceilings are known."""
+    """`sojourn dev bench` as a user runs it, on a machine whose ceilings are known."""
     ceilings = msgspec.structs.replace(CEILINGS, device=device_name())
     store_ceilings(ceilings, tmp_path / "sojourn" / ceilings_path(ceilings.device).name)
-    command = [sys.executable, "-m", "sojourn", "bench", *arguments, "--json", str(tmp_path / "report.json")]
+    command = [sys.executable, "-m", "sojourn", "dev", "bench", *arguments, "--json", str(tmp_path / "report.json")]
     done = subprocess.run(
         command, cwd=ROOT, env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)}, capture_output=True, text=True,
         timeout=100,
@@ -111,7 +111,7 @@ def test_offline_runs_each_variant_in_turns_and_its_records_explain_it(tmp_path)
         assert len(point.figures["output_tokens_per_s"]) == len(point.breakdowns) == 2
         assert all(told["steps"] > 128 for told in point.breakdowns)  # the longest output
     assert report.at("small steps", "cpu").settings["max_num_batched_tokens"] == 256
-    assert report.workload["output_tokens"] == 5101 and report.command.startswith("sojourn bench offline")
+    assert report.workload["output_tokens"] == 5101 and report.command.startswith("sojourn dev bench offline")
 
 
 @pytest.mark.slow
@@ -173,7 +173,7 @@ def test_a_report_survives_its_file_and_compares_repeat_by_repeat(tmp_path):
     assert report.ratios("sojourn", "peer", "c=8", "output_tokens_per_s") == [2.0, 2.5, 1.0]
     text = tables.markdown(report)
     assert "| peer | c=8 | 50.0 (20.0–80.0) | 2.00× (1.00–2.50) |" in text
-    assert "`sojourn bench online small`" in text and "2026-11-21" in text and "peer 1.2" in text
+    assert "`sojourn dev bench online small`" in text and "2026-11-21" in text and "peer 1.2" in text
     with pytest.raises(BenchError, match="cannot be written"):
         write_report(report, tmp_path / "absent" / "r.json")
 

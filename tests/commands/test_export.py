@@ -37,7 +37,7 @@ def sojourn(*words: str) -> subprocess.CompletedProcess:
 
 def test_run_is_exported_with_vllms_keys(tmp_path):
     run = synthetic_run(tmp_path / "run", requests=20)
-    done = sojourn("export", str(run.path), "--format", "vllm")
+    done = sojourn("export", str(run.path), "--to", "vllm")
     assert done.returncode == 0, done.stderr
     written = json.loads((run.path / "vllm_result.json").read_text())
     assert written["completed"] == 20 and set(written) >= VLLM_KEYS

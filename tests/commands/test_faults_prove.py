@@ -1,4 +1,4 @@
-"""`sojourn faults prove`: which runs it repeats, and what it refuses."""
+"""`sojourn dev faults prove`: which runs it repeats, and what it refuses."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`sojourn faults score` on recorded runs: its figures, and what it refuses."""
+"""`sojourn dev faults score` on recorded runs: its figures, and what it refuses."""
 
 import json
 
@@ -16,7 +16,7 @@ def test_score_counts_a_control_and_says_what_cannot_be_scored(tmp_path):
     write_fault(foreign_run(tmp_path / "kv", late, VllmPage()), fault(KV, repeat=1, base="chat"))
     arguments = ["score", str(tmp_path), "--level", "client", "--processes", "1"]
     scored = json.loads(CliRunner().invoke(faults, [*arguments, "--json"]).stdout)
-    assert scored["command"] == f"sojourn faults score {tmp_path.name} --write" and scored["fit"] is None
+    assert scored["command"] == f"sojourn dev faults score {tmp_path.name} --write" and scored["fit"] is None
     (level,) = scored["levels"]
     assert level["faults"] == level["controls"] == 1 and level["shares"]["false_alarm"]["right"] == 0
     shown = CliRunner().invoke(faults, arguments).stdout

@@ -1,4 +1,4 @@
-"""The words of `sojourn fleet replay`, and what it prints."""
+"""The words of `sojourn server fleet replay`, and what it prints."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""`sojourn usage`: rows, totals, and sentences for what cannot be."""
+"""`sojourn server usage`: rows, totals, and sentences for what cannot be."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""`sojourn verify` and the end of `sojourn demo`: the verdict, its exit code, and the ledger that keeps it."""
+"""`sojourn verify` and the end of `sojourn run`: the verdict, its exit code, and the ledger that keeps it."""
 
 import json
 from dataclasses import replace
@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from sojourn.commands.demo import _claim, _print_claim
 from sojourn.commands.program import app
+from sojourn.commands.prove_run import claim_of, print_claim
 from sojourn.replay.verdict.ledger import read
 from tests.metrics.synthetic import PLANTS, synthetic_run
 from tests.replay.verdict.test_verify import prediction
@@ -54,11 +54,11 @@ def test_verify_says_what_it_needs(pair, tmp_path):
     assert empty.exit_code == 0 and "holds no prediction yet" in empty.output
 
 
-def test_the_demo_ends_with_the_first_fix_that_settings_can_prove(pair, capsys):
-    assert _claim(pair[0]) is None, "nobody diagnosed it"
+def test_a_run_ends_with_the_first_fix_that_settings_can_prove(pair, capsys):
+    assert claim_of(pair[0]) is None, "nobody diagnosed it"
     state(pair[0], prediction({}), prediction(CAP, (0.9, 0.95, 1.0)))
-    claim = _claim(pair[0])
+    claim = claim_of(pair[0])
     assert claim.prediction.change.settings == CAP
-    _print_claim(claim)
+    print_claim(claim)
     printed = " ".join(capsys.readouterr().out.split())
     assert "with max_num_seqs=18, 95% of the requests would keep their objectives" in printed

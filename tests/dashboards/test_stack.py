@@ -1,4 +1,5 @@
-"""`sojourn dashboards up`: its files for each kind of network, what it refuses, and that all it starts ends with it."""
+"""`sojourn server dashboards up`: its files for each kind of network, what it refuses, and that its processes end
+with it."""
 
 import json
 import signal
@@ -21,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def command(*options: str) -> list[str]:
-    return [sys.executable, "-m", "sojourn", "dashboards", "up", *options]
+    return [sys.executable, "-m", "sojourn", "server", "dashboards", "up", *options]
 
 
 def test_on_linux_containers_share_this_machines_network_and_listen_to_it_alone():

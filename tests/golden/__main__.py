@@ -48,17 +48,16 @@ def generated(save: Callable[[str, str], None]) -> Digests:
     for name, module in GENERATORS.items():
         found[name] = _kept(f"generated/{name}", _printed("-m", module), save)
     with tempfile.TemporaryDirectory() as folder:
-        _printed("-m", "sojourn", "dashboards", "--output", folder)
+        _printed("-m", "sojourn", "server", "dashboards", "--output", folder)
         for path in sorted(Path(folder).rglob("*")):
             if path.is_file():
                 name = path.relative_to(folder).as_posix()
                 found[f"dashboards/{name}"] = _kept(f"generated/dashboards/{name}", path.read_text(), save)
-    from typer.main import get_command
+    from sojourn.commands.verbs import VERBS
 
-    from sojourn.commands.program import app
-
-    for name in get_command(app).commands:
-        found[f"help/{name}"] = _kept(f"generated/help/{name}", _printed("-m", "sojourn", name, "--help"), save)
+    for name in (verb.name for verb in VERBS):
+        text = _printed("-m", "sojourn", *name.split(), "--help")
+        found[f"help/{name}"] = _kept(f"generated/help/{name}", text, save)
     return found
 
 

@@ -1,7 +1,7 @@
 """Dynamo's frontend in front of two real servers, by `scale/dynamo_worker.py`: answers, prefixes, a killed server.
 
 SOJOURN_DYNAMO_PYTHON names the python of an environment with ai-dynamo and ai-dynamo-runtime 1.6.1, and what
-`sojourn fleet up --router dynamo` says beside them.
+`sojourn server fleet up --router dynamo` says beside them.
 """
 
 import asyncio

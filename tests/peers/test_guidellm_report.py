@@ -65,7 +65,7 @@ def report(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     plant = replace(PLANTS[request.param], failing_share=0.2)
     run = synthetic_run(folder / "run", requests=80, plant=plant)
-    done = run_program("export", str(run.path), "--format", "guidellm", "--output", str(folder / "benchmarks.json"))
+    done = run_program("export", str(run.path), "--to", "guidellm", "--output", str(folder / "benchmarks.json"))
     assert done.returncode == 0, done.stderr
     return folder / "benchmarks.json"
 

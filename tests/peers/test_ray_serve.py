@@ -308,7 +308,7 @@ def test_a_server_that_cannot_start_is_quoted_and_nothing_is_left(tmp_path):
 
 @contextmanager
 def verb(folder: Path, port: int, *more: str):
-    """`sojourn fleet up`, its output, and all the processes that it started."""
+    """`sojourn server fleet up`, its output, and all the processes that it started."""
     words = ["fleet", "up", "2", "--router", "ray", "--router-env", str(Path(PYTHON).parent.parent)]
     command = [sys.executable, "-m", "sojourn", *words, "--port", str(port), "--run-dir", str(folder / "fleet"), *more]
     with (folder / "out").open("w+") as out, subprocess.Popen(command, stdout=out, stderr=out) as process:

@@ -170,7 +170,7 @@ def test_the_sweep_page_shows_a_sweep_or_tells_how_to_make_one(runs, tmp_path, m
     assert "requests/s meet 90%; " in html(app) and "6 of 6 runs" in html(app)
     assert "rate-8-2 is not valid: the load generator sent late" in html(app)
     synthetic_run(tmp_path / "chat", requests=10)
-    assert "sojourn sweep SCENARIO" in messages(opened(tmp_path, "sweep", "chat", monkeypatch))
+    assert "sojourn capacity SCENARIO" in messages(opened(tmp_path, "sweep", "chat", monkeypatch))
 
 
 def test_usage_page_shows_who_used_what_and_says_how_to_record_it(tmp_path, monkeypatch):

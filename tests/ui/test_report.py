@@ -120,5 +120,5 @@ def test_error_of_the_load_generator_stands_beside_the_figures_where_one_recorde
     assert "±0.4 ms (p99) at this load, 250 streams of 20 chunks/s; TTFT ±0.4, ITL ±0.2" in page.text
     assert "<b>other</b> work" in page.text and "b" not in page.tags
     uncalibrated = Page(fragments.client_error({"client_error": {"lag_p50_ms": 0.1}}))
-    assert "not calibrated; run sojourn calibrate" in uncalibrated.text and "code" in uncalibrated.tags
+    assert "not calibrated; run sojourn calibrate client" in uncalibrated.text and "code" in uncalibrated.tags
     assert fragments.client_error({"client_error": None}) == fragments.wrap("")

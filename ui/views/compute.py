@@ -39,7 +39,7 @@ if run.no_ceilings:
 draw(
     "Roofline of the steps",
     once(run, "compute.roofline", lambda: compute.roofline(points(run.steps), run.ceilings, run.precision)),
-    "`steps.parquet` `flops`, `bytes`, `device_ns`; ceilings: `sojourn calibrate-device`. At most 4,000 steps.",
+    "`steps.parquet` `flops`, `bytes`, `device_ns`; ceilings: `sojourn calibrate device`. At most 4,000 steps.",
 )
 left, right = st.columns(2, gap="large")
 table = once(run, "utilisation", lambda: utilisation(run.steps, run.ceilings, run.precision))

@@ -22,7 +22,7 @@ folders = {folder.name: folder for folder in sweeps(st.session_state.runs_folder
 if not folders:
     stop_with(
         f"There is no sweep in {markdown(st.session_state.runs_folder)}. Make one with "
-        "`sojourn sweep SCENARIO --rates 1,2,4,8`.",
+        "`sojourn capacity SCENARIO --rates 1,2,4,8`.",
         "folder_off",
     )
 chosen = st.selectbox("Sweep", list(folders), key="sweep")

@@ -31,7 +31,8 @@ run = open_page(
     "Each call of the server has one record, whether it was answered, refused, cancelled, failed or interrupted by a "
     "kill. **Tokens by tenant** stand where their calls arrived. **Device time** is a call's share of each step, by "
     "the FLOPs of its own tokens: the shares of all calls sum to the device's time. Waiting is not charged. **Prices** "
-    "stand in the records where the server had a price list. `sojourn usage` prices them again with another list.",
+    "stand in the records where the server had a price list. `sojourn server usage` prices them again with another "
+    "list.",
 )
 folder = run.path / FOLDER
 try:

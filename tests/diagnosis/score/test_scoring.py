@@ -104,7 +104,7 @@ def test_what_was_said_until_an_interruption_counts_and_a_verdict_that_cannot_be
 
 
 def test_folder_without_records_and_records_without_truth_are_refused(tmp_path, folder):
-    with pytest.raises(RunDataError, match="sojourn faults run"):
+    with pytest.raises(RunDataError, match="sojourn dev faults run"):
         score(tmp_path / "empty", Clerk(), processes=1)
     (folder / "kv" / FAULT_FILE).write_text('{"case": "kv"}')
     with pytest.raises(RunDataError, match="not the record"):
@@ -138,9 +138,9 @@ def test_page_shows_each_level_and_the_misses(scored):
                         change=Change(settings={"num_kv_blocks": 256}), predicted_by="diagnosis", cause="kv_pool",
                         figures=[verified])  # fmt: skip
     append(scored[0] / FILE_NAME, entry)
-    accuracy = accuracy_of(*scored, "sojourn faults score DIR --write")
+    accuracy = accuracy_of(*scored, "sojourn dev faults score DIR --write")
     written = page(accuracy)
-    assert "1 with a fault that hurt, 1 controls" in written and "`sojourn faults score DIR --write`" in written
+    assert "1 with a fault that hurt, 1 controls" in written and "`sojourn dev faults score DIR --write`" in written
     rows = {line.split("|")[1].strip(): line for line in written.splitlines() if line.startswith("| **")}
     assert list(rows) == ["**client**", "**metrics**", "**thresholds**"]
     assert "100% (21–100), 1 of 1" in rows["**client**"] and "0% (0–79), 0 of 1" in rows["**metrics**"]

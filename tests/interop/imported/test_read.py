@@ -109,7 +109,7 @@ def test_export_and_import_give_the_same_run(tmp_path, form, tolerance_ms):
     run = synthetic_run(tmp_path / "ours", requests=40, plant=replace(PLANTS["small_batch_cap"], failing_share=0.2))
     ours = measured(run.requests(), run.meta()).sort_values("due_ns", ignore_index=True)
     file = tmp_path / "file"
-    done = run_program("export", str(run.path), "--format", form, "--output", str(file))
+    done = run_program("export", str(run.path), "--to", form, "--output", str(file))
     assert done.returncode == 0, done.stderr
     back = imported(file, tmp_path).requests()
     assert 0 < (ours.status == "ok").sum() < len(ours) == len(back)

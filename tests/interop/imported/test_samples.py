@@ -53,6 +53,6 @@ def test_goodput_that_a_prediction_is_held_against_is_of_all_requests(runs):
 
 def test_a_sample_is_not_written_as_another_tool_s_whole_result(runs):
     for form in ("vllm", "aiperf", "inference-perf", "guidellm"):
-        done = run_program("export", str(runs[1].path), "--format", form)
+        done = run_program("export", str(runs[1].path), "--to", form)
         assert done.returncode == 2
         assert "is a sample: its tool kept 20.0% of the requests" in " ".join(done.stderr.split())

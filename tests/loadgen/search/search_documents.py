@@ -1,4 +1,4 @@
-"""Sweeps as `sojourn sweep` writes them, of made-up points."""
+"""Sweeps as `sojourn capacity --rates` writes them, of made-up points."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`sojourn calibrate` on errors that are planted, and once for real at a small load."""
+"""`sojourn calibrate client` on errors that are planted, and once for real at a small load."""
 
 import sys
 from pathlib import Path

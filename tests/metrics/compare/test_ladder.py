@@ -26,7 +26,7 @@ def run_of(rung: Rung, repeat: int, tokens_per_s: float, accounts: dict[str, flo
 
 def ladder(runs: list[RungRun]) -> Ladder:
     plan = {"scenario": {"name": "s", "description": "A load", "engine": {"model": "m"}}, "overrides": {}}
-    return Ladder(plan=plan, rungs=[LOW, MIDDLE, HIGH], runs=runs, command="sojourn ladder", date="2026-01-01",
+    return Ladder(plan=plan, rungs=[LOW, MIDDLE, HIGH], runs=runs, command="sojourn dev ladder", date="2026-01-01",
                   hardware={"cores": 2, "cpu": "a CPU", "gpus": []}, versions={"torch": "2"}, device="cpu")  # fmt: skip
 
 

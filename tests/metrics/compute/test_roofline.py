@@ -21,7 +21,7 @@ def test_the_roofline_takes_the_larger_of_arithmetic_and_memory():
 
 def test_ceilings_are_found_where_they_were_stored(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(CalibrationError, match="run sojourn calibrate-device"):
+    with pytest.raises(CalibrationError, match="run sojourn calibrate device"):
         load_ceilings("a device")
     path = store_ceilings(CEILINGS)
     assert path.is_relative_to(tmp_path) and load_ceilings("a device") == CEILINGS

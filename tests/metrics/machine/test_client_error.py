@@ -106,7 +106,7 @@ def test_sentence_and_validity_follow_the_load():
 
 def test_run_without_a_calibration_says_how_to_make_one():
     for told in (None, {}, {"lag_p50_ms": 1.0}):
-        assert client_error_sentence(told) == "not calibrated; run `sojourn calibrate`"
+        assert client_error_sentence(told) == "not calibrated; run `sojourn calibrate client`"
     assert beyond_capacity(None) is None and beyond_capacity({"unknown": "not calibrated"}) is None
 
 
@@ -114,9 +114,9 @@ def test_kept_calibration_is_of_one_machine_and_one_client(tmp_path, monkeypatch
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     path = store_calibration(GRID)
     assert load_calibration("a machine", "a client") == GRID
-    with pytest.raises(CalibrationError, match="another version of the client; run `sojourn calibrate` again"):
+    with pytest.raises(CalibrationError, match="another version of the client; run `sojourn calibrate client` again"):
         load_calibration("a machine", "another client")
-    with pytest.raises(CalibrationError, match=r"^not calibrated; run `sojourn calibrate`$"):
+    with pytest.raises(CalibrationError, match=r"^not calibrated; run `sojourn calibrate client`$"):
         load_calibration("another machine", "a client")
     path.write_text("{")
     with pytest.raises(CalibrationError, match="cannot be read"):
