@@ -46,7 +46,7 @@ def repeat_run(
 def _given(meta: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that the recorded run was started with, above those of its scenario."""
     from sojourn.engine.config import EngineConfig
-    from sojourn.metrics.compare.samples import engine_of
+    from sojourn.metrics.compare.settings import engine_of
 
     return {
         name: value

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sojourn.metrics.compare.samples import identity
+from sojourn.metrics.compare.settings import identity
 from sojourn.metrics.errors import SojournError
 from sojourn.metrics.request.goodput import measured
 from sojourn.metrics.run.directory import RunDirectory, section

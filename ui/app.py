@@ -5,7 +5,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from sojourn.ui import filter_bar
+from sojourn.ui import address, filter_bar
 from sojourn.ui.filters import PARAMETERS
 from sojourn.ui.launch import OF_ALL_RUNS, OF_NO_RUN, PAGES
 from sojourn.ui.run_data import run_names
@@ -18,8 +18,10 @@ def _address() -> None:
 
 
 def _other_run() -> None:
-    """A filter is of one run."""
-    for name in PARAMETERS:
+    """A filter and a request are of one run."""
+    if st.session_state.run is None:  # the list was emptied: the address still has a run
+        return
+    for name in (*PARAMETERS, "request"):
         st.query_params.pop(name, None)
     _address()
 
@@ -30,7 +32,8 @@ def _show(name: str) -> None:
 
 
 def choose_run(runs: Path, first: str | None) -> None:
-    """Keeps the chosen run's folder as `run_path`, or says as `no_run` why there is none. `?run=NAME` chooses, too."""
+    """Keeps the chosen run's folder as `run_path`, or says as `no_run` why there is none. `?run=NAME` chooses, too; a
+    name that is not there chooses none, on every page until the reader does."""
     names = run_names(runs)
     st.session_state.runs_folder, st.session_state.run_path = runs, None
     if not names:
@@ -39,19 +42,27 @@ def choose_run(runs: Path, first: str | None) -> None:
             "`sojourn ui --runs FOLDER`."
         )
         return
-    asked = st.query_params.get("run")
-    kept = [name for name in (asked, st.session_state.get("run"), first) if name in names]
-    st.session_state.run = (kept or names)[0]
+    asked = st.query_params.get("run", st.session_state.get("unknown_run"))
+    kept = [name for name in (asked, st.session_state.get("run"), first, names[0]) if name in names]
+    unknown = st.session_state.unknown_run = asked if asked is not None and asked not in names else None
+    st.session_state.run = None if unknown else kept[0]
     with st.sidebar:
-        name = st.selectbox("Run", names, key="run", on_change=_other_run, help=f"folders in {markdown(runs)}")
+        name = st.selectbox(
+            "Run", names, index=None if unknown else 0, key="run", on_change=_other_run, placeholder="choose a run",
+            help=f"folders in {markdown(runs)}",
+        )  # fmt: skip
         count = sum("/" not in name for name in names)  # a fleet's servers are part of its run
         st.caption(f"{count} run{'s' if count > 1 else ''} in {markdown(runs.resolve().name)}/")
-        if "/" in name:
+        if name is not None and "/" in name:
             fleet = name.partition("/")[0]
             st.caption("One server of a fleet: what routing does shows in the run of all servers.")
             st.button(f"Show {markdown(fleet)}", icon=":material/hub:", on_click=_show, args=(fleet,))
-        if asked is not None and asked not in names:
-            st.warning(f"There is no run {markdown(asked)} here.", icon=":material/warning:")
+    if unknown:
+        st.query_params["run"] = unknown
+        st.session_state.no_run = (
+            f"There is no run {markdown(unknown)} in {markdown(runs.resolve().name)}/. Choose one at the left."
+        )
+        return
     _address()
     st.session_state.run_path = runs / name
 
@@ -88,4 +99,9 @@ if options.prometheus is not None:
     sections["Servers"] = [st.Page(place, title="Dashboards", icon=":material/monitoring:", url_path="dashboards")]
 page = st.navigation(sections, expanded=True)
 filter_bar.carry(page.url_path)
+address.check_names()
+if st.session_state.get("unknown_run"):
+    st.warning(st.session_state.no_run, icon=":material/link_off:")
+    if page.url_path not in (*OF_NO_RUN, *OF_ALL_RUNS, "dashboards") or page.url_path == "compare":
+        st.stop()
 page.run()

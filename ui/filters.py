@@ -1,7 +1,8 @@
 """The filter that all pages share, as the address holds it: a link to a page can carry what it shows."""
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -20,6 +21,13 @@ ANY = "any"  # of its objectives, or not served
 UNTIL = ("ledger", "ttft")  # to the last byte, or to the first token
 MOST_IDS = 50  # that a link carries
 NO_NAME = "(none)"  # stands in an address for the empty class or tenant
+COLUMNS = {"class": "klass", "tenant": "tenant", "status": "status"}  # of the requests, by their parameter
+# What a number of an address must be.
+NUMBERS: dict[str, tuple[str, Callable[[float], bool]]] = {
+    "min_share": ("a share from 0 to 1", lambda value: 0 <= value <= 1),
+    "from": ("a number of seconds", math.isfinite), "to": ("a number of seconds", math.isfinite),
+    "first": ("the number of a step", float.is_integer), "last": ("the number of a step", float.is_integer),
+}  # fmt: skip
 PARAMETERS = (
     "class", "tenant", "status", "missed", "account", "min_share", "until", "ids", "from", "to", "first", "last",
 )  # fmt: skip
@@ -145,6 +153,40 @@ class RunFilter:
         at_s = (at_ns.astype("float64") - begin_ns) / 1e9
         low, high = (float("-inf") if self.from_s is None else self.from_s), self.to_s
         return rows[((at_s >= low) & (at_s < (float("inf") if high is None else high))).to_numpy()]
+
+
+def unknown_values(query: Mapping[str, str], requests: pd.DataFrame, whose: str = "this run") -> dict[str, str]:
+    """For each parameter of an address that names what `requests` do not have, or that no filter understands, a
+    sentence about it. `whose` they are."""
+    return _absent(query, requests, whose) | _misunderstood(query)
+
+
+def _absent(query: Mapping[str, str], requests: pd.DataFrame, whose: str) -> dict[str, str]:
+    found = {}
+    for name, column in COLUMNS.items():
+        known = set(requests[column].fillna(""))
+        if missing := [value or NO_NAME for value in _names(query.get(name, "")) if value not in known]:
+            found[name] = f"No request of {whose} has the {name} {', '.join(missing)}."
+    ids = list(filter(None, query.get("ids", "").split(",")))
+    if missing := [each for each in ids if each not in set(requests.request_id)]:
+        found["ids"] = f"No request of {whose} is {', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}."
+    elif len(ids) > MOST_IDS:
+        found["ids"] = f"A link names at most {MOST_IDS} requests, and this one names {len(ids)}."
+    return found
+
+
+def _misunderstood(query: Mapping[str, str]) -> dict[str, str]:
+    found, accounts = {}, (*ACCOUNT_BY_NAME, UNACCOUNTED)
+    for name, known in (("missed", (*OBJECTIVES, SERVED, ANY)), ("account", accounts), ("until", UNTIL)):
+        if (value := query.get(name)) is not None and value not in known:
+            found[name] = f"No filter knows {name}={value}; there are {', '.join(known)}."
+    for name, (words, fits) in NUMBERS.items():
+        number = _number(query.get(name, "0"))
+        if number is None or not fits(number):
+            found[name] = f"No filter knows {name}={query[name]}: it is {words}."
+    if "account" not in query and (alone := [name for name in ("min_share", "until") if name in query]):
+        found = {name: f"{name} goes with an account, and the link names none." for name in alone} | found
+    return found
 
 
 def missed_by(objective: str) -> tuple[str, str]:

@@ -11,7 +11,7 @@ import streamlit as st
 
 from sojourn.metrics.errors import RunDataError
 from sojourn.metrics.run.server_alone import MARK
-from sojourn.ui import filter_bar, links
+from sojourn.ui import address, filter_bar, links
 from sojourn.ui.drawings import Drawing
 from sojourn.ui.figures import predictions
 from sojourn.ui.filters import RunFilter
@@ -100,6 +100,7 @@ def open_page(
         if may_be_empty:
             return run
         stop_with(f"The run {markdown(run.name)} has recorded no request and no step yet.", "hourglass_empty")
+    address.refuse_unknown(run)
     chosen = filter_bar.chosen_filter()
     if not chosen.labels():
         filter_bar.show(run, run, chosen)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from sojourn.loadgen.search.points import Point, Search, read_search
-from sojourn.metrics.compare.runs import differences
+from sojourn.metrics.compare.settings import differences
 from sojourn.metrics.errors import ExperimentError
 from sojourn.metrics.whole_file import write_whole
 

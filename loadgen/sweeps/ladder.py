@@ -14,7 +14,7 @@ from sojourn.loadgen.run.experiment import OnProgress, run_scenario
 from sojourn.loadgen.scenario.scenario import Scenario
 from sojourn.loadgen.sweeps.run_point import engine_build
 from sojourn.metrics.compare.ladder import FILE_NAME, Ladder, Rung, RungRun, read_ladder, rung_run
-from sojourn.metrics.compare.runs import differences
+from sojourn.metrics.compare.settings import differences
 from sojourn.metrics.errors import ExperimentError, InputError
 from sojourn.metrics.machine.host import hardware, versions
 from sojourn.metrics.whole_file import write_whole

@@ -1,7 +1,6 @@
 """Two runs, or two sets of runs, compared: reads them, refuses what cannot be compared, weighs every metric."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -11,15 +10,13 @@ from sojourn.metrics.compare.metrics import METRICS, SHARES, Metric
 from sojourn.metrics.compare.samples import (
     RunSamples,
     alike_steps,
-    engine_of,
-    identity,
     num_windows,
     read_run,
     same_schedule,
     samples_of,
-    settings,
     steps_of,
 )
+from sojourn.metrics.compare.settings import THERE_AND_HERE, Differences, load_differences, setting_differences
 from sojourn.metrics.compare.steal import left_out, undisturbed_requests, undisturbed_steps
 from sojourn.metrics.compare.verdict import (
     FEWEST_RUNS,
@@ -43,7 +40,7 @@ from sojourn.metrics.run.directory import RunDirectory, kept_share
 OF_REQUESTS = ("ttft_mean", "tpot_mean", "e2e_mean", "attainment")  # a mean moves less by chance than a quantile
 OF_STEPS = ("step_p50", "steady_steps")  # where both sides have the server's records
 NO_MARGINS: Mapping[str, float] = {}
-MOST_CHARACTERS = 60  # of a value in a list of differences
+MOST_DIFFERENCES = 8  # in a note
 
 
 def compare_runs(
@@ -120,7 +117,7 @@ def _of_steps(chosen: Sequence[str], has_steps: bool) -> list[str]:
 
 
 def _other_work(sides: list[list[RunSamples]], paired: bool, margin: float, confidence: float) -> list[str]:
-    same_settings = not differences(*(engine_of(side[0].run.meta()) for side in sides))
+    same_settings = not setting_differences(*(side[0].run.meta() for side in sides)).lines()
     faults = other_work(*sides, paired, same_settings, margin, confidence)
     return [f"the sides did not do the same work: {fault}" for fault in faults]
 
@@ -196,14 +193,20 @@ def check(a: Sequence[RunDirectory], b: Sequence[RunDirectory], force: bool) -> 
     ]
     first = metas[0][1]
     for run, meta in metas[1:]:
-        if different := differences(identity(first), identity(meta)):
+        if different := load_differences(first, meta, THERE_AND_HERE).lines():
             faults.append(f"{run.path} is not comparable with {metas[0][0].path}: {'; '.join(different[:5])}")
     for side in (a, b):
         for run in side[1:]:
-            if different := differences(settings(side[0].meta()), settings(run.meta())):
+            if different := setting_differences(side[0].meta(), run.meta(), THERE_AND_HERE).lines():
                 faults.append(f"{run.path} is no repetition of {side[0].path}: {'; '.join(different[:5])}")
-    changed = differences(settings(a[0].meta()), settings(b[0].meta()), sides=("in A", "in B"))
-    return _faults(faults, force) + ([f"what differs: {'; '.join(changed[:8])}"] if changed else [])
+    return _faults(faults, force) + _what_differs(setting_differences(a[0].meta(), b[0].meta()))
+
+
+def _what_differs(found: Differences) -> list[str]:
+    """As notes: the settings that differ, and one note for all those that a side does not know."""
+    shown = found.changed[:MOST_DIFFERENCES]
+    more = f"; and {len(found.changed) - len(shown)} more" if len(found.changed) > len(shown) else ""
+    return [*([f"what differs: {'; '.join(shown)}{more}"] if shown else []), *found.unknown()]
 
 
 def _faults(faults: list[str], force: bool) -> list[str]:
@@ -293,19 +296,3 @@ def _beside(found: Compared, metric: Metric, sides, work: tuple[Work, Work]) -> 
     for shift in shifts(metric, *work, (found.a, found.b), slowest):
         found = outlasting(found, shift)
     return found
-
-
-def differences(before: Any, now: Any, place: str = "", sides: tuple[str, str] = ("there", "here")) -> list[str]:
-    """Which values of two JSON documents differ, each as `place is X there and Y here`. `sides` name the two."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        return [
-            found
-            for key in dict.fromkeys([*before, *now])
-            for found in differences(before.get(key), now.get(key), f"{place}.{key}" if place else str(key), sides)
-        ]
-    return [] if before == now else [f"{place} is {_short(before)} {sides[0]} and {_short(now)} {sides[1]}"]
-
-
-def _short(value: Any) -> str:
-    text = msgspec.json.encode(value).decode()
-    return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 3]}..."

@@ -16,13 +16,12 @@ from sojourn.metrics.compare.metrics import SHARES, Metric
 from sojourn.metrics.compute.utilisation import phases
 from sojourn.metrics.records import COMPOSITIONS
 from sojourn.metrics.request.goodput import chunks_of, judged, measured, measured_steps, window_ns, with_text
-from sojourn.metrics.run.directory import RunDirectory, kept_share, server_hardware
+from sojourn.metrics.run.directory import RunDirectory, kept_share
 
 FEWEST_WINDOWS, MOST_WINDOWS = 8, 40
 WINDOW_LATENCIES = 3.0  # a window lasts at least so many median latencies
 WINDOW_REQUESTS = 5  # a window has at least so many requests, on average
 SAME_DUE_NS = 1_000_000  # a schedule that is the same is due at the same moments
-MACHINE = ("cpu", "cores", "gpus")  # of `hardware`: what makes it the same machine, or one alike
 CONTEXT_RATIO = 1.25  # steps are alike if what they read differs by less
 # A step is unsteady if it sticks out alone: it took more than so much of what is usual then, of the median of so many
 # steps around it, each over what its like take, and neither the step before nor the one after did. What lasts for
@@ -183,25 +182,3 @@ def alike_steps(sides: Sequence[Sequence[pd.DataFrame]], fewest: int = 4) -> tup
             used += len(alike)
             found[-1].append(alike)
     return found, used / max(len(every), 1)
-
-
-def identity(meta: dict[str, Any]) -> dict[str, Any]:
-    """What two runs must have in common to be compared: load, objectives, model, hardware. Settings may differ."""
-    scenario = meta.get("scenario") if isinstance(meta.get("scenario"), dict) else {}
-    engine, hardware = meta.get("engine") or {}, server_hardware(meta)
-    measure = {name: value for name, value in (scenario.get("measure") or {}).items() if name != "seed"}
-    return {
-        "workload": scenario.get("workload"), "arrivals": scenario.get("arrivals"), "target": scenario.get("target"),
-        "measure": measure, "objectives": meta.get("objectives"), "model": engine.get("model"),
-        "hardware": {name: value for name, value in hardware.items() if name in MACHINE},
-    }  # fmt: skip
-
-
-def settings(meta: dict[str, Any]) -> dict[str, Any]:
-    """What may differ between the sides, and is reported where it does."""
-    return {"engine": engine_of(meta), "versions": meta.get("versions")}
-
-
-def engine_of(meta: dict[str, Any]) -> dict[str, Any]:
-    """The engine's settings; {} of a foreign server."""
-    return {name: value for name, value in (meta.get("engine") or {}).items() if name not in ("served", "base_url")}

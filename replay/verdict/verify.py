@@ -7,17 +7,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from sojourn.metrics.compare.samples import engine_of, identity, read_run, same_schedule
+from sojourn.metrics.compare.samples import read_run, same_schedule
+from sojourn.metrics.compare.settings import FOLLOWS, WITHOUT_EFFECT, engine_of, identity
 from sojourn.metrics.errors import InputError, ReplayError
 from sojourn.metrics.prediction import Change, Interval, Prediction, Predictor, change_text, settings_text
 from sojourn.metrics.run.directory import RunDirectory, engine_settings, section
 from sojourn.replay.verdict.ledger import Checked, LedgerEntry
 from sojourn.replay.verdict.measured import SHARE, measured_figures, num_measured, predicted_figures
 
-# Of these none changes what a request meets.
-WITHOUT_EFFECT = ("host", "port", "run_dir", "served_model_name", "base_url", "served", "usage_dir", "api_keys")
-# What a server says beside its settings: it follows from the model and from the settings.
-FOLLOWS = ("num_kv_blocks", "weight_bytes", "num_parameters", "frees_window", "weight_error", "kv_address")
 SHOWN = (SHARE, "goodput_rps", "ttft_ms:p50", "ttft_ms:p90", "tpot_ms:p50", "tpot_ms:p90", "e2e_ms:p50", "e2e_ms:p90")
 SETTINGS_ONLY = Change()
 

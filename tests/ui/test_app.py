@@ -120,8 +120,8 @@ def test_address_cannot_lead_out_of_the_folder_of_runs(runs, monkeypatch):
     app = AppTest.from_file(APP, default_timeout=60)
     app.query_params["run"] = "../../"
     app.run()
-    assert not app.exception
-    assert app.sidebar.selectbox[0].value in run_names(runs)
+    assert not app.exception and "There is no run" in messages(app) and "sj-" not in html(app)
+    assert app.sidebar.selectbox[0].value is None and app.sidebar.selectbox[0].options == run_names(runs)
 
 
 def test_order_and_request_of_the_requests_page_follow_the_reader(runs, chat, monkeypatch):

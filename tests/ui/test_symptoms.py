@@ -52,13 +52,14 @@ def test_page_shows_what_it_can_of_other_runs(runs, run, monkeypatch):
         assert "cannot be known" in html(app) and "--server-run" in html(app)
 
 
-def test_wrong_choice_in_the_address_is_as_none(runs, monkeypatch):
+def test_wrong_choice_in_the_address_is_named_as_text_and_taken_away(runs, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["app.py", "--runs", str(runs), "--run", "chat"])
     app = AppTest.from_file(APP, default_timeout=60).run().switch_page("views/symptoms.py")
     app.query_params.update({"symptom": "<script>", "lifecycle": "x"})
     app.run()
-    assert not app.exception and "1 · What do you see?" in [each.value for each in app.subheader]
-    assert len(app.subheader) == 1
+    assert not app.exception and not app.subheader and r"\<script\>" in app.warning[0].value
+    app = click(app, "leave-out")
+    assert not app.warning and [each.value for each in app.subheader] == ["1 · What do you see?"]
 
 
 def test_filter_of_a_link_is_visible_and_can_be_taken_away(runs, monkeypatch):

@@ -1,7 +1,8 @@
 """Two runs beside each other in a report: the verdict, the ledgers, goodput and latencies by class, what differs."""
 
-from sojourn.metrics.compare.runs import compare_runs, differences
-from sojourn.metrics.compare.samples import identity, samples_from, settings
+from sojourn.metrics.compare.runs import compare_runs
+from sojourn.metrics.compare.samples import samples_from
+from sojourn.metrics.compare.settings import load_differences, setting_differences
 from sojourn.metrics.compare.sides import class_comparisons, ledger_difference
 from sojourn.metrics.errors import SojournError
 from sojourn.metrics.run.directory import RunDirectory
@@ -47,9 +48,6 @@ def _verdict(run: RunData, other: RunData) -> str:
 
 
 def _settings(run: RunData, other: RunData) -> str:
-    found = [
-        *differences(settings(run.meta), settings(other.meta), sides=("in A", "in B")),
-        *differences(identity(run.meta), identity(other.meta), sides=("in A", "in B")),
-    ]
+    found = [*setting_differences(run.meta, other.meta).lines(), *load_differences(run.meta, other.meta).lines()]
     rows = found or ["Nothing that run.json names: the same load, model, machine, settings and versions."]
     return fragments.wrap("".join(f'<p class="sj-small">{prose(each)}</p>' for each in rows))

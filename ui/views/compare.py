@@ -4,13 +4,15 @@ from pathlib import Path
 
 import streamlit as st
 
-from sojourn.metrics.compare.runs import compare_runs, differences
-from sojourn.metrics.compare.samples import RunSamples, identity, samples_from, settings
+from sojourn.metrics.compare.runs import compare_runs
+from sojourn.metrics.compare.samples import RunSamples, samples_from
+from sojourn.metrics.compare.settings import load_differences, setting_differences
 from sojourn.metrics.compare.sides import class_comparisons, ledger_difference, side_by_side
 from sojourn.metrics.compare.verdict import Comparison
 from sojourn.metrics.errors import RunDataError, SojournError
 from sojourn.metrics.request.objectives import OBJECTIVE_NAMES
 from sojourn.metrics.run.directory import RunDirectory
+from sojourn.ui.address import named
 from sojourn.ui.figures import compare as figures
 from sojourn.ui.filter_bar import chosen_filter
 from sojourn.ui.markup import fragments
@@ -29,6 +31,7 @@ from sojourn.ui.tables.compare import (
 )
 from sojourn.ui.text import markdown, prose
 
+UNTIL = {"ledger": "last byte", "ttft": "first token"}
 STATES = {"no worse": "healthy", "worse": "overloaded", "cannot tell": "inconclusive"}
 
 
@@ -60,10 +63,7 @@ def choose_b(run: RunData) -> str:
     names = [name for name in run_names(st.session_state.runs_folder) if name != st.session_state.run]
     if not names:
         stop_with("There is only one run here. Record a second one, such as the fix that a finding names.", "info")
-    asked = st.query_params.get("b")
-    if asked is not None and asked not in names:
-        st.warning(f"There is no other run {markdown(asked)} here.", icon=":material/warning:")
-    st.session_state.compared = asked if asked in names else names[0]
+    st.session_state.compared = named("b", names, "other run") or names[0]
 
     def keep() -> None:
         st.query_params["b"] = st.session_state.compared
@@ -91,8 +91,7 @@ def show_verdict(found: Comparison | None, reason: str) -> None:
 
 def show_settings(a: RunData, b: RunData) -> None:
     st.subheader("What differs between the runs", anchor=False)
-    other_load = differences(identity(a.meta), identity(b.meta), sides=("in A", "in B"))
-    own = differences(settings(a.meta), settings(b.meta), sides=("in A", "in B"))
+    other_load, own = (find(a.meta, b.meta).lines() for find in (load_differences, setting_differences))
     if not other_load and not own:
         st.markdown("Nothing that `run.json` names: the same load, model, machine, settings and versions.")
     for title, found in (("Settings and versions", own), ("Load, model and machine", other_load)):
@@ -104,8 +103,7 @@ def show_settings(a: RunData, b: RunData) -> None:
 def show_ledgers(a: RunSamples, b: RunSamples, names: tuple[str, str], both: RunData) -> None:
     st.subheader("Ledgers side by side", anchor=False)
     prefix = st.segmented_control(
-        "Until", ["ledger", "ttft"], default="ledger", required=True, key="shown", bind="query-params",
-        format_func={"ledger": "last byte", "ttft": "first token"}.get,
+        "Until", list(UNTIL), default="ledger", required=True, key="shown", bind="query-params", format_func=UNTIL.get,
     )  # fmt: skip
     found = once(both, f"ledgers {prefix}", lambda: (ledger_difference(a, b, prefix),))[0]
     if found is None:
@@ -190,6 +188,8 @@ try:
 except RunDataError as error:
     st.error(markdown(error), icon=":material/error:")
     st.stop()
+named("force", ("true", "false"), "choice")
+named("shown", UNTIL, "end")
 filter_ = chosen_filter()
 other = narrowed(whole, filter_) if filter_.labels() else whole
 is_forced = st.toggle(

@@ -5,6 +5,7 @@ import math
 import streamlit as st
 
 from sojourn.metrics.errors import SojournError
+from sojourn.ui.address import named, refuse
 from sojourn.ui.figures.panels import panel_figure, unit_of, written
 from sojourn.ui.page import is_dark, stop_with, style
 from sojourn.ui.panel_source import Choices, PanelSource, read_boards, variables
@@ -44,6 +45,8 @@ def choose(source: PanelSource, board: dict) -> Choices:
         key = f"var-{name}"
         known = source.label_values(board, name, choices)
         asked = st.session_state.get(key, st.query_params.get_all(key))
+        if key not in st.session_state and (missing := [value for value in asked if value not in known]):
+            refuse(f"There is no {LABELS.get(name, name).lower()} {markdown(', '.join(missing))} here.", key)
         st.session_state[key] = [value for value in asked if value in known]
         column.multiselect(LABELS.get(name, name), known, key=key, on_change=keep, placeholder="all")
         choices.values[name] = tuple(st.session_state[key])
@@ -142,7 +145,8 @@ try:
     boards = read_boards(st.session_state.boards)
     if not boards:
         stop_with(f"There is no dashboard in {markdown(st.session_state.boards)}.", "folder_off")
-    asked = st.session_state.get("board", st.query_params.get("board", FIRST))
+    named("range", RANGES, "time")
+    asked = st.session_state.get("board", named("board", boards, "dashboard") or FIRST)
     st.session_state.board = asked if asked in boards else next(iter(boards))
     order = sorted(boards, key=lambda uid: (uid not in (FIRST, "sojourn-drilldown"), uid != FIRST, uid))
     st.segmented_control(

@@ -8,6 +8,7 @@ from sojourn.metrics.request.blame import blame_of, gini, offenders, waited_ns
 from sojourn.metrics.request.token_gaps import explain_gap, slowest_gaps, why
 from sojourn.metrics.run.directory import RunDirectory
 from sojourn.ui import drawings
+from sojourn.ui.address import named, refuse
 from sojourn.ui.figures import blame as blame_figures
 from sojourn.ui.figures import ledger
 from sojourn.ui.figures import spans as spans_figure
@@ -24,6 +25,7 @@ ORDERS = {
     "due_ns": "as sent",
 }
 UNTIL = {"ledger": "last byte", "ttft": "first token"}
+ROWS = [20, 40, 80]
 
 run = open_page(
     "Requests",
@@ -37,6 +39,13 @@ run = open_page(
 )
 if run.requests.empty:
     stop_with("No request has been recorded.", "hourglass_empty")
+named("order", ORDERS, "order")
+named("shown", UNTIL, "end")
+named("rows", ROWS, "number of rows")
+wanted = st.query_params.get("request", "")
+if wanted and run.request(wanted) is None:
+    where = "No request that passes the filter is" if len(run.requests) < run.sent else "This run has no request"
+    refuse(f"{where} {markdown(wanted)}.", "request")
 if not run.has_ledger:
     st.info("No server recorded these requests: only the client’s own times are shown.", icon=":material/info:")
 
@@ -59,7 +68,7 @@ with st.container(horizontal=True, gap="medium"):
         key="shown",
         bind="query-params",
     )
-    count = st.segmented_control("Rows", [20, 40, 80], default=20, required=True, key="rows", bind="query-params")
+    count = st.segmented_control("Rows", ROWS, default=20, required=True, key="rows", bind="query-params")
 rows = run.ordered(order, count)
 draw(
     f"{len(rows)} of {run.num_requests:,} requests",
@@ -83,6 +92,7 @@ if run.book is None:
     st.info(run.no_book, icon=":material/info:")
 else:
     choices = traits(run.book)
+    named("trait", choices, "trait")
     trait = st.segmented_control(
         "By", choices, default=choices[0], format_func=TRAITS.get, required=True, key="trait", bind="query-params"
     )
@@ -103,13 +113,8 @@ if not failed.empty:
         st.html(fragments.data_table(failed))
     st.caption("`client.parquet` `status`, `error`, `due_ns`.")
 known = rows.request_id.tolist()
-wanted = st.query_params.get("request", "")
 if wanted and wanted not in known:
-    if run.request(wanted) is not None:
-        known = [wanted, *known]  # a link may name any request of the run
-    else:
-        where = "No request that passes the filter is" if len(run.requests) < run.sent else "This run has no request"
-        st.warning(f"{where} {markdown(wanted)}.", icon=":material/warning:")
+    known = [wanted, *known]  # a link may name any request of the run
 if not known:
     st.stop()
 st.subheader("One request", anchor=False)

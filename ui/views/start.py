@@ -6,6 +6,7 @@ import time
 import streamlit as st
 
 from sojourn.metrics.errors import InputError
+from sojourn.ui.address import named
 from sojourn.ui.page import stop_with, style
 from sojourn.ui.scenario_process import Launcher, Started, bundled, command_of, missing
 from sojourn.ui.text import markdown
@@ -32,6 +33,7 @@ def start(command: list[str], run) -> None:
 
 def choose() -> None:
     scenarios = bundled()
+    named("scenario", scenarios, "scenario")
     left, right = st.columns(2, gap="large")
     with left:
         scenario = st.selectbox("Scenario", list(scenarios), key="scenario", bind="query-params")

@@ -5,6 +5,7 @@ from streamlit.components import v1 as components
 
 from sojourn.diagnosis.symptom_tree.complaints import BY_SYMPTOM, COMPLAINTS
 from sojourn.diagnosis.symptom_tree.tree import LifecycleBranch, ObjectBranch
+from sojourn.ui.address import named
 from sojourn.ui.markup import fragments, symptoms
 from sojourn.ui.page import open_page, show_finding
 from sojourn.ui.symptom_trees import trees_of
@@ -95,28 +96,22 @@ def draw_end(each: ObjectBranch) -> None:
     show_finding(run, each.finding, key="links")
 
 
-def named(parameter: str, known: list[str]) -> str | None:
-    """What the address names, if this run has it."""
-    value = st.query_params.get(parameter)
-    return value if value in known else None
-
-
 st.html(fragments.headline(run))
 if run.diagnosis is None:
     st.stop()
-symptom = named("symptom", list(BY_SYMPTOM))
+symptom = named("symptom", BY_SYMPTOM, "symptom")
 draw_complaints(symptom)
 if symptom is None:
     st.stop()
 tree = trees_of(run)[symptom]
-lifecycle = named("lifecycle", [branch.lifecycle for branch in tree.branches])
+lifecycle = named("lifecycle", [branch.lifecycle for branch in tree.branches], "lifecycle")
 heading("2 · Which lifecycle?", "step-lifecycles", is_last=lifecycle is None)
 st.caption(f"The bars are shares of {tree.basis}.")
 draw_lifecycles(symptom, tree.branches, lifecycle)
 if lifecycle is None:
     st.stop()
 branch = next(each for each in tree.branches if each.lifecycle == lifecycle)
-thing = named("object", [each.key for each in branch.objects])
+thing = named("object", [each.key for each in branch.objects], "object")
 draw_objects(symptom, branch, thing)
 if thing is not None:
     draw_end(next(each for each in branch.objects if each.key == thing))

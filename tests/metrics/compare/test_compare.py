@@ -245,7 +245,8 @@ def test_runs_that_are_not_alike_or_not_valid_are_refused_and_told(tmp_path):
         compare_runs([a], [invalid])
     changed = run_of(tmp_path / "d", USUAL, 1, 4, 110)
     changed.update_meta(engine=changed.meta()["engine"] | {"max_num_seqs": 8})
-    assert "what differs: engine.max_num_seqs is null in A and 8 in B" in compare_runs([a], [changed]).notes
+    in_force = changed.meta()["engine"]["served"]["engine"]["max_num_seqs"]
+    assert f"what differs: engine.max_num_seqs is {in_force} in A and 8 in B" in compare_runs([a], [changed]).notes
     with pytest.raises(InputError, match="no metric nonsense"):
         compare_runs([a], [changed], metrics=["nonsense"])
 
