@@ -125,7 +125,7 @@ def pipeline_shares(two: Run, links: list[Link]) -> list[tuple[float, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tiny-model")
-    parser.add_argument("--links", type=Path, help="ceilings that sojourn calibrate device --out wrote")
+    parser.add_argument("--links", type=Path, help="ceilings that sojourn calibrate device --output wrote")
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     if args.links is None:

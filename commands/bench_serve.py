@@ -6,7 +6,8 @@ import typer
 
 from sojourn.commands.cli import need, new_run, out, run_progress, table, writing
 from sojourn.commands.export import vllm_document
-from sojourn.commands.summary import print_replay, summarise
+from sojourn.commands.load_options import print_load
+from sojourn.commands.summary import summarise
 
 
 def _print_table(rows: list[tuple[str, str, str]]) -> None:
@@ -22,7 +23,7 @@ def bench_serve(context: typer.Context) -> None:
     """Load a running server with the flags of `vllm bench serve`; --help lists them. Records a run as `load` does."""
     need("loadgen")
     from sojourn.commands.vllm_table import vllm_table
-    from sojourn.loadgen.run.experiment import SCENARIO_FILE, load_url
+    from sojourn.loadgen.run.experiment import load_url
     from sojourn.loadgen.scenario.vllm_flags import flag_parser, parse
 
     if {"-h", "--help"} & set(context.args) or not context.args:
@@ -30,11 +31,10 @@ def bench_serve(context: typer.Context) -> None:
         return
     flags = parse(context.args)
     run_dir = flags.run_dir or new_run(flags.scenario.name)
-    print_replay(flags.scenario, flags.seed)
-    recorded = flags.scenario.with_path(run_dir / SCENARIO_FILE)
+    print_load(flags.scenario, flags.seed)
     with run_progress(run_dir, flags.show_progress) as progress:
         done = load_url(
-            recorded, flags.base_url, run_dir, model=flags.model, tokenizer=flags.tokenizer, seed=flags.seed,
+            flags.scenario, flags.base_url, run_dir, model=flags.model, tokenizer=flags.tokenizer, seed=flags.seed,
             processes=flags.processes, progress=progress,
         )  # fmt: skip
     save = flags.save

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sojourn.commands.cli import need, out
+from sojourn.commands.cli import need, out, output_option
 
 
 def calibrate(
@@ -13,9 +13,7 @@ def calibrate(
     bound_ms: Annotated[
         float, typer.Option(min=0.01, help="largest p99 error of a timestamp, TTFT or ITL in a valid run")
     ] = 5.0,
-    output: Annotated[
-        Path | None, typer.Option("--out", help="file to write; by default where every run reads it")
-    ] = None,
+    output: Annotated[Path | None, output_option("file to write; by default where every run reads it")] = None,
 ) -> None:
     """Measure the load generator's own timing error by load, and its capacity. Every run reports it."""
     need("loadgen")

@@ -7,14 +7,14 @@ from typing import Annotated, Literal
 
 import typer
 
-from sojourn.commands.cli import need, out, writing
+from sojourn.commands.cli import need, out, output_option, writing
 from sojourn.metrics.errors import InputError
 
 
 def calibrate_device(
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto: CUDA if there is a device")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; by default all cores")] = None,
-    output: Annotated[Path | None, typer.Option("--out", help="file to write; by default where bench reads it")] = None,
+    output: Annotated[Path | None, output_option("file to write; by default where bench reads it")] = None,
     model: Annotated[
         str | None, typer.Option(help="measure the normal speed of this model instead: what a diagnosis compares with")
     ] = None,
@@ -62,5 +62,5 @@ def _calibrate_model(model: str, device: str, threads: int | None, output: Path 
     if busy:
         out.print(f"{busy}: this speed is too low; run it again on a quiet machine")
     path = output or store_path("speed", family)
-    with writing(path, "choose another with --out"):
+    with writing(path, "choose another with --output"):
         out.print(f"stored in {add_entry(family, entry, path)}")

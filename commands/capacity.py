@@ -1,6 +1,7 @@
 """`sojourn capacity`: the largest rate that meets the objectives, or goodput at given rates."""
 
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -8,26 +9,40 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from sojourn.commands import sweep_options as options
-from sojourn.commands.cli import RUNS, ProcessesOption, ScenarioArgument, SeedOption, need, out, print_json, table
+from sojourn.commands.cli import (
+    RUNS,
+    JsonOption,
+    ProcessesOption,
+    SeedOption,
+    SetOption,
+    need,
+    out,
+    output_option,
+    print_json,
+    table,
+)
+from sojourn.commands.load_options import TargetArgument, load_options, scenario_and_server, stated_scenario
 from sojourn.commands.sweep import chosen_rates, measure_rates
 from sojourn.metrics.errors import InputError
 
 if TYPE_CHECKING:
+    from sojourn.loadgen.scenario.options import LoadOptions
+    from sojourn.loadgen.scenario.scenario import Scenario
     from sojourn.loadgen.search.bisection import Goal, Judgement, Outcome, Proposal
     from sojourn.loadgen.sweeps.capacity import CapacityPlan
 
 UNRESOLVED = 3
 
 GRID = ("rates", "rate_from", "rate_to", "points", "scale", "repeats")
-SEARCH = ("attainment", "start", "highest", "tolerance", "confidence", "trial_s", "trial_requests", "most_trials",
-          "most_trials_a_rate")  # fmt: skip
+SEARCH = ("attainment", "highest", "tolerance", "confidence", "most_trials", "most_trials_a_rate")  # fmt: skip
 _of_rates = partial(typer.Option, rich_help_panel="With rates")
 _of_search = partial(typer.Option, rich_help_panel="Without rates")
 
 
+@load_options
 def capacity(
     context: typer.Context,
-    scenario: ScenarioArgument,
+    scenario: TargetArgument = None,
     rates: Annotated[str | None, _of_rates(metavar="1,2,4,8", help="rates in requests per second")] = None,
     rate_from: Annotated[float | None, _of_rates(help="lowest rate of a grid; with --rate-to")] = None,
     rate_to: Annotated[float | None, _of_rates(help="highest rate of a grid")] = None,
@@ -39,7 +54,6 @@ def capacity(
     attainment: Annotated[
         float, _of_search(min=0.01, max=0.999, help="share of the sent requests that must meet the objectives")
     ] = 0.9,
-    start: Annotated[float, _of_search(min=0.001, help="first rate, in requests per second")] = 1.0,
     highest: Annotated[float, _of_search(min=0.001, help="highest rate to try")] = 10_000.0,
     tolerance: Annotated[
         float, _of_search(min=0.01, max=1.0, help="the search ends when the bracket is at most this wide, as a share")
@@ -47,29 +61,29 @@ def capacity(
     confidence: Annotated[
         float, _of_search(min=0.5, max=0.999, help="confidence that the bracket holds the true rate")
     ] = 0.95,
-    trial_s: Annotated[float, _of_search(min=1, max=86_400, help="least seconds that a trial measures")] = 20.0,
-    trial_requests: Annotated[
-        int, _of_search(min=20, max=1_000_000, help="least requests that a trial measures")
-    ] = 100,
     most_trials: Annotated[int, _of_search(min=2, max=1_000, help="trials before the search gives up")] = 40,
     most_trials_a_rate: Annotated[
         int, _of_search(min=1, max=100, help="trials at one rate that is too close to decide")
     ] = 10,
-    slo: options.SloOption = None,
     base_url: options.BaseUrlOption = None,
     model: options.ModelOption = None,
     tokenizer: options.TokenizerOption = None,
-    set_: options.SetOption = None,
+    set_: SetOption = None,
     processes: ProcessesOption = 1,
-    search_dir: Annotated[
+    output: Annotated[
         Path | None,
-        typer.Option(help="folder to write, or to continue; by default runs/capacity-SCENARIO, with rates "
-                     "runs/sweep-SCENARIO"),
+        output_option("folder to write, or to continue; by default runs/capacity-SCENARIO, with rates "
+                      "runs/sweep-SCENARIO"),
     ] = None,
     seed: SeedOption = None,
-    json: options.JsonOption = False,
+    json: JsonOption = False,
+    *,
+    asked: "LoadOptions",
 ) -> None:  # fmt: skip
     """Find the largest rate that meets the objectives, by open-loop trials: doubling, then bisection.
+
+    The load is a scenario, or what the options say. --rate is the first rate (by default 1 per second); a trial
+    measures at least --duration (by default 20 s) and --requests (by default 100).
 
     A trial is judged by the confidence interval of its attainment. Exit code 0 if the bracket is narrow enough, 3 if
     the search could not resolve it. With rates: goodput and latency at each of them, each in a run of its own, and the
@@ -77,7 +91,6 @@ def capacity(
     command continues, and repeats runs that were not valid.
     """
     need("loadgen")
-    from sojourn.loadgen.scenario.scenario import load_scenario
     from sojourn.loadgen.search.bisection import Goal
     from sojourn.loadgen.sweeps.capacity import CapacityPlan
     from sojourn.loadgen.sweeps.sweep import SweepPlan
@@ -87,20 +100,39 @@ def capacity(
     if strange := [name for name in given if name in (SEARCH if is_grid else GRID)]:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in strange)
         raise InputError(f"{names}: of a search for the largest rate, and rates are given; leave one of the two out")
+    start, trial_s, trial_requests = asked.rate or 1.0, asked.duration_s or 20.0, asked.requests or 100
+    if is_grid and asked.rate is not None:
+        raise InputError(f"--rate {asked.rate:g} is the first rate of a search, and --rates names all; drop one")
     if start > highest:
-        raise InputError(f"--start {start:g} is above --highest {highest:g}; lower the one or raise the other")
-    loaded = options.with_slo(load_scenario(scenario), slo)
+        raise InputError(f"--rate {start:g} is above --highest {highest:g}; lower the one or raise the other")
+    loaded, base_url = _stated(scenario, base_url, asked, is_grid)
     seed = loaded.measure.seed if seed is None else seed
     chosen = chosen_rates(rates, rate_from, rate_to, points, scale) if is_grid else ()
     target = options.chosen_target(loaded, base_url, model, tokenizer, set_, processes)
     if is_grid:
-        measure_rates(SweepPlan(loaded, chosen, repeats, seed, target), search_dir, json)
+        measure_rates(SweepPlan(loaded, chosen, repeats, seed, target), output, json)
         return
     goal = Goal(
         attainment=attainment, confidence=confidence, start_rps=start, lowest_rps=min(0.01, start / 100),
         highest_rps=highest, tolerance=tolerance, most_trials=most_trials, most_trials_a_rate=most_trials_a_rate,
     )  # fmt: skip
-    _search(CapacityPlan(loaded, goal, trial_s, trial_requests, seed, target), search_dir, json)
+    _search(CapacityPlan(loaded, goal, trial_s, trial_requests, seed, target), output, json)
+
+
+def _stated(
+    scenario: str | None, base_url: str | None, asked: "LoadOptions", is_grid: bool
+) -> "tuple[Scenario, str | None]":
+    """The load, and the server's address. A search itself decides the rate, duration and number of its trials."""
+    named, base_url = scenario_and_server(scenario, base_url)
+    if named is None and base_url is None and not (is_grid or asked.changes_anything):
+        raise InputError(
+            "nothing says what to send; name a scenario or a server, or give options such as --prompt-tokens"
+        )
+    if not is_grid:
+        if (asked.duration_s or 20.0) < 1 or (asked.requests or 100) < 20:
+            raise InputError("a trial measures at least 1 s and 20 requests; raise --duration or --requests")
+        asked = replace(asked, rate=None, duration_s=None, requests=None)
+    return stated_scenario(named, asked, None if base_url else {"model": "tiny-model"}), base_url
 
 
 def _search(plan: "CapacityPlan", folder: Path | None, json: bool) -> None:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 RUNS = Path("runs")
 GIVEN = "sojourn.given"  # in the meta of a context: the words behind the program's name
+MOST_OFFERED = 5  # runs of a folder
+HEADER_VARIABLE = "SOJOURN_HEADER_"  # and the name of the header: the run files have this in place of the value
 EXTRAS = {
     "engine": ("torch", "fastapi", "uvicorn", "zmq", "tokenizers", "jinja2", "safetensors"),
     "loadgen": ("locust", "gevent", "httptools"),
@@ -31,7 +34,18 @@ EXTRAS = {
 
 ScenarioArgument = Annotated[str, typer.Argument(help="name of a bundled scenario, or a scenario file")]
 RunArgument = Annotated[Path, typer.Argument(help="a run directory, such as runs/demo")]
-RunDirOption = Annotated[Path | None, typer.Option(help="run directory to write; by default a new folder in runs/")]
+
+
+def output_option(help: str) -> Any:
+    """`--output` for what a verb writes: the same name in every verb."""
+    return typer.Option("--output", "-o", metavar="PATH", help=help)
+
+
+RunDirOption = Annotated[Path | None, output_option("run directory to write; by default a new folder in runs/")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override an engine setting; repeatable")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="print JSON instead of tables; progress goes to stderr")]
 SeedOption = Annotated[
     int | None, typer.Option(help="seed of the arrivals, lengths and prompts; by default the scenario's")
 ]
@@ -76,6 +90,19 @@ def print_json(document: Any) -> None:
     print(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
 
 
+def _checked_slo(slo: str | None) -> str | None:
+    bounds_of(slo)
+    return slo
+
+
+def slo_option(help: str = "objectives in ms for every class, in place of those of the run") -> Any:
+    """`--slo`, whose syntax is checked before the verb does anything."""
+    return typer.Option("--slo", metavar="'ttft:500 tpot:50'", callback=_checked_slo, help=help)
+
+
+SloOption = Annotated[str | None, slo_option()]
+
+
 def bounds_of(slo: str | None) -> dict[str, float]:
     """The bounds in ms that `--slo` names; {} where it is not given. Raises InputError."""
     if slo is None:
@@ -112,7 +139,16 @@ def again(context: typer.Context, *without: str) -> str:
     """The command that was given, in today's words, without some options and their values."""
     words = iter(context.meta[GIVEN])
     kept = [word for word in words if word.partition("=")[0] not in without or ("=" not in word and not next(words))]
+    for place, word in enumerate(kept):  # a header may be a secret
+        if kept[place - 1 : place] in (["--header"], ["-H"]):
+            name = word.partition(":")[0].strip()
+            kept[place] = f"{name}: ${{{header_variable(name)}}}"
     return f"{program_name()} {shlex.join(kept)}"
+
+
+def header_variable(name: str) -> str:
+    """The environment variable that has the value of a header from the command line."""
+    return HEADER_VARIABLE + re.sub(r"\W", "_", name).upper()
 
 
 def need(extra: str, *modules: str) -> None:
@@ -157,11 +193,32 @@ def open_run(path: Path, objectives: Sequence[Mapping[str, Any]] | None = None) 
     from sojourn.interop.probe.folder import open_server_run
 
     path = find_run(path)
+    _refuse_folder_of_runs(path)
     if path.is_dir() and importlib.util.find_spec("httptools"):
         from sojourn.loadgen.run.run_files import recover
 
         recover(path)
     return open_server_run(path, objectives)
+
+
+def _refuse_folder_of_runs(path: Path) -> None:
+    """Raises InputError with the newest runs of a folder of them, and the command for the newest."""
+    from sojourn.metrics.run.listing import list_runs
+
+    if (path / "run.json").exists() or not any(path.glob("*/run.json")):
+        return
+    found = list_runs(path)
+    newest = path / found[0].name
+    given = {str(path), str(path.name)}
+    words = [str(newest) if word.rstrip("/") in given else word for word in sys.argv[1:]]
+    lines = [f"  {path / run.name}  {(run.recorded_at or '')[:16].replace('T', ' ')}  {run.state or ''}".rstrip()
+             for run in found[:MOST_OFFERED]]  # fmt: skip
+    if len(found) > MOST_OFFERED:
+        lines.append(f"  and {len(found) - MOST_OFFERED} older ones: {program_name()} runs {path}")
+    raise InputError(
+        f"{path} is a folder of {len(found)} runs, and this takes one; the newest:\n" + "\n".join(lines)
+        + f"\n{program_name()} {shlex.join(words)}"
+    )  # fmt: skip
 
 
 def new_run(name: str) -> Path:

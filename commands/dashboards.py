@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sojourn.commands.cli import bounds_of, need, out
+from sojourn.commands.cli import bounds_of, need, out, output_option, slo_option
 from sojourn.commands.help_page import HelpPage
 from sojourn.metrics.errors import InputError
 
@@ -18,10 +18,7 @@ TargetsOption = Annotated[
     ),
 ]
 ShareOption = Annotated[float, typer.Option(help="share of the requests that should be good, for the burn-rate alerts")]
-SloOption = Annotated[
-    str | None,
-    typer.Option(help="objectives in ms of servers that export none, such as 'ttft:500 tpot:50': lines and alerts"),
-]
+SloOption = Annotated[str | None, slo_option("objectives in ms of servers that export none: lines and alerts")]
 
 dashboards = HelpPage(
     invoke_without_command=True,
@@ -32,7 +29,7 @@ dashboards = HelpPage(
 @dashboards.callback()
 def write(
     context: typer.Context,
-    output: Annotated[Path, typer.Option(help="folder to write into")] = Path("dashboards/generated"),
+    output: Annotated[Path, output_option("folder to write into")] = Path("dashboards/generated"),
     target: TargetsOption = None,
     target_share: ShareOption = 0.99,
     slo: SloOption = None,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sojourn.commands.cli import RunArgument, open_run, out, print_json, slo_objectives, working
+from sojourn.commands.cli import RunArgument, open_run, out, print_json, slo_objectives, slo_option, working
 from sojourn.commands.summary import diagnose_run, print_diagnosis
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ def diagnose(
     ] = None,
     slo: Annotated[
         str | None,
-        typer.Option(
-            help="objectives in ms, such as 'ttft:500 tpot:50', in place of those of the run; writes no "
-            "diagnosis.json. A run without any takes a request as late beyond twice its own work"
+        slo_option(
+            "objectives in ms, in place of those of the run; writes no diagnosis.json. A run without any takes a "
+            "request as late beyond twice its own work"
         ),
     ] = None,
     json: Annotated[

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from sojourn.commands.cli import RunArgument, open_run, out, working, writing
+from sojourn.commands.cli import RunArgument, open_run, out, output_option, working, writing
 from sojourn.commands.report import report
 from sojourn.metrics.errors import InputError
 
@@ -37,9 +37,7 @@ def export(
             "`sojourn report`",
         ),
     ] = "vllm",
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="file to write; by default the tool's own name, in the run")
-    ] = None,
+    output: Annotated[Path | None, output_option("file to write; by default the tool's own name, in the run")] = None,
     detailed: Annotated[
         bool | None, typer.Option(help="vllm: include arrays with one entry per request, as by default")
     ] = None,

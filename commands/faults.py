@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sojourn.commands.cli import RUNS, need, out, table
+from sojourn.commands.cli import RUNS, need, out, output_option, table
 from sojourn.commands.faults_prove import prove
 from sojourn.commands.faults_score import score
 from sojourn.commands.help_page import HelpPage
@@ -58,7 +58,7 @@ def run_cases(
     kernels: Annotated[
         bool, typer.Option("--kernels", help="profile 30 steps in the middle of each run, which slows it for seconds")
     ] = False,
-    out_dir: Annotated[Path, typer.Option("--out", help="folder of the runs, to write or to continue")] = FOLDER,
+    out_dir: Annotated[Path, output_option("folder of the runs, to write or to continue")] = FOLDER,
 ) -> None:
     """Run cases one after another, each with a server of its own. The same command goes on after an interruption.
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sojourn.commands.cli import ROUTER_HELP, PolicyOption, RouterEnvOption, need, new_run, out
+from sojourn.commands.cli import ROUTER_HELP, PolicyOption, RouterEnvOption, need, new_run, out, output_option
 from sojourn.commands.fleet_replay import replay
 from sojourn.commands.help_page import HelpPage
 from sojourn.metrics.errors import ExperimentError, InputError
@@ -42,7 +42,7 @@ def up(
         typer.Option(min=1, max=64, help="with ray: add servers up to so many while requests wait or miss objectives"),
     ] = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="folder for logs and the records of each server; by default a new one in runs/")
+        Path | None, output_option("folder for logs and the records of each server; by default a new one in runs/")
     ] = None,
 ) -> None:
     """Start COUNT servers and the router, and serve until Ctrl-C, which ends them all."""
@@ -61,7 +61,7 @@ def up(
     check_settings({"model": model}, settings)
     folder = run_dir or new_run("fleet")
     if folder.is_dir() and any(folder.iterdir()):
-        raise InputError(f"{folder} is not empty; choose another with --run-dir")
+        raise InputError(f"{folder} is not empty; choose another with --output")
     out.print(f"{count} servers of {model} start; their logs and records go to {folder}", soft_wrap=True)
     with running_fleet(settings, count, chosen, program, folder, policy=policy, port=port, most=max_servers) as made:
         shown: set[int] = set()

@@ -14,6 +14,8 @@ import typer
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
+from sojourn.commands.cli import GIVEN
+
 WIDEST = 110  # columns: longer lines are hard to read
 NAME_COLUMN = 30  # names up to here have their meaning beside them
 OPTION = re.compile(r"(?<![\w-])--?[a-z][\w-]*")
@@ -41,6 +43,16 @@ class HelpPage(typer.Typer):
 
 
 class _Verb(TyperCommand):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not ctx.ignore_unknown_options:  # else the verb has a parser of its own
+            from sojourn.commands.spellings import respelled
+
+            given, known = args, {name for param in self.params for name in (*param.opts, *param.secondary_opts)}
+            args = respelled(given, known)
+            if GIVEN in ctx.meta:
+                ctx.meta[GIVEN] = [*ctx.meta[GIVEN][: -len(given) or None], *args]
+        return super().parse_args(ctx, args)
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         print_page(self, ctx)
 

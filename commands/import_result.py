@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sojourn.commands.cli import RunDirOption, new_run, out, slo_objectives
+from sojourn.commands.cli import RunDirOption, new_run, out, slo_objectives, slo_option
 from sojourn.commands.summary import summarise
 from sojourn.metrics.errors import InputError
 
@@ -22,9 +22,7 @@ def import_result(
     benchmark: Annotated[
         int | None, typer.Option(min=0, help="which of several benchmarks of the file; 0 is the first")
     ] = None,
-    slo: Annotated[
-        str | None, typer.Option(help="objectives in ms, such as 'ttft:500 tpot:50'; by default those of the file")
-    ] = None,
+    slo: Annotated[str | None, slo_option("objectives in ms; by default those of the file")] = None,
 ) -> None:
     """Open a result file of another load generator as a run, and diagnose it as far as the file tells.
 

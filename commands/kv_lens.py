@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sojourn.commands.cli import need, open_run, out, print_json, working
+from sojourn.commands.cli import need, open_run, out, output_option, print_json, working
 from sojourn.metrics.errors import InputError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def kv_lens(
                      "show; repeatable"),
     ] = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="record the events into this run directory, as hashes without tokens")
+        Path | None, output_option("record the events into this run directory, as hashes without tokens")
     ] = None,
     for_: Annotated[
         float, typer.Option("--for", min=2, max=86_400, help="with --once: seconds that live servers are read")
@@ -53,13 +53,15 @@ def kv_lens(
     Of a run: from the records of its requests, and its KV events. Of live servers (Sojourn, vLLM, SGLang): from their
     KV events. Token ids in events are dropped unread. It sends no load.
     """
-    live = [source for source in sources if "://" in source]
+    from sojourn.live.watch.fetch import is_address
+
+    live = [source for source in sources if is_address(source)]
     if live and len(live) < len(sources):
         raise InputError("runs and live servers cannot be mixed; give one run, or addresses")
     if not live:
         if len(sources) > 1:
             raise InputError(f"{len(sources)} runs are given; give one")
-        for name, value in (("--replay", replay), ("--topic", topic), ("--metrics", metrics), ("--run-dir", run_dir),
+        for name, value in (("--replay", replay), ("--topic", topic), ("--metrics", metrics), ("--output", run_dir),
                             ("--once", once)):  # fmt: skip
             if value:
                 raise InputError(f"{name} is for live servers; a run is read as it was recorded")

@@ -8,8 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from sojourn.commands.cli import RUNS, SeedOption, need, out, print_json, table, writing
-from sojourn.commands.sweep_options import JsonOption, SetOption, SloOption, search_progress, with_slo
+from sojourn.commands.cli import (
+    RUNS,
+    JsonOption,
+    SeedOption,
+    SetOption,
+    SloOption,
+    bounds_of,
+    need,
+    out,
+    output_option,
+    print_json,
+    table,
+    writing,
+)
+from sojourn.commands.sweep_options import search_progress
 from sojourn.metrics.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,7 +41,7 @@ def ladder(
     slo: SloOption = None,
     set_: SetOption = None,
     ladder_dir: Annotated[
-        Path | None, typer.Option("--dir", help="folder to write, or to continue; by default runs/ladder-SCENARIO")
+        Path | None, output_option("folder to write, or to continue; by default runs/ladder-SCENARIO")
     ] = None,
     docs: Annotated[Path | None, typer.Option(help="also write the ladder as a page in Markdown")] = None,
     seed: SeedOption = None,
@@ -44,12 +57,14 @@ def ladder(
     need("loadgen")
     need("engine")
     from sojourn.engine.options import assignments, check_settings
+    from sojourn.loadgen.scenario.options import LoadOptions, with_options
     from sojourn.loadgen.scenario.scenario import load_scenario
     from sojourn.loadgen.sweeps.ladder import LadderPlan, chosen_rungs, run_ladder
     from sojourn.loadgen.sweeps.ladder import rungs as rungs_of
     from sojourn.metrics.compare.ladder import steps
 
-    loaded, overrides = with_slo(load_scenario(scenario), slo), assignments(set_ or [], "--set")
+    loaded = with_options(load_scenario(scenario), LoadOptions(slo=bounds_of(slo)))
+    overrides = assignments(set_ or [], "--set")
     kind = _device(str(overrides.get("device", loaded.engine.get("device", "auto"))), device)
     every = rungs_of(kind)
     if clash := sorted({name for rung in every for name in rung.on} & {*overrides, *loaded.engine}):

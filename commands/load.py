@@ -1,33 +1,47 @@
-"""`sojourn load`: a scenario against a server that is already running."""
+"""`sojourn load`: a load against a server that is already running."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sojourn.commands.cli import (
     ProcessesOption,
     RunDirOption,
-    ScenarioArgument,
     SeedOption,
     StopOption,
     need,
     new_run,
+    out,
+    program_name,
     run_progress,
 )
 from sojourn.commands.export import VLLM_FILE, export
-from sojourn.commands.summary import print_replay, summarise
+from sojourn.commands.load_options import (
+    TargetArgument,
+    load_options,
+    print_load,
+    scenario_and_server,
+    stated_scenario,
+)
+from sojourn.commands.summary import summarise
+from sojourn.metrics.errors import InputError
+
+if TYPE_CHECKING:
+    from sojourn.loadgen.scenario.options import LoadOptions
+    from sojourn.metrics.run.directory import RunDirectory
 
 
+@load_options
 def load(
-    scenario: ScenarioArgument,
+    scenario: TargetArgument = None,
     base_url: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="any OpenAI-compatible server, such as http://127.0.0.1:8000; the environment variable "
-            "SOJOURN_API_KEY has its key"
+            help="any OpenAI-compatible server, such as 127.0.0.1:8000, unless it is the first word; the environment "
+            "variable SOJOURN_API_KEY has its key"
         ),
-    ],
+    ] = None,
     model: Annotated[str | None, typer.Option(help="model to request; by default the server's first one")] = None,
     tokenizer: Annotated[
         str | None,
@@ -44,31 +58,65 @@ def load(
             "repeatable for the servers behind a router"
         ),
     ] = None,
-    run_dir: RunDirOption = None,
+    output: RunDirOption = None,
     seed: SeedOption = None,
     processes: ProcessesOption = 1,
     stop_when_resolved: StopOption = None,
     save_result: Annotated[
         bool, typer.Option("--save-result", help=f"also write {VLLM_FILE}, the result file of vllm bench serve")
     ] = False,
+    *,
+    asked: "LoadOptions",
 ) -> None:
-    """Replay a scenario against a running server and diagnose the run. Causes need the server's records too."""
+    """Load a running server and diagnose the run. Causes need the server's records too.
+
+    With an address alone it sends a small load with announced bounds: `sojourn load 127.0.0.1:8000`. With --rate,
+    --duration or --requests, or with a scenario, it sends what they say.
+    """
     need("loadgen")
     from sojourn.engine.options import check_settings
     from sojourn.loadgen.run.experiment import load_url
-    from sojourn.loadgen.scenario.scenario import load_scenario
 
-    loaded = load_scenario(scenario)
+    named, base_url = scenario_and_server(scenario, base_url)
+    if base_url is None:
+        to = f"--base-url, as in `sojourn load {named} --base-url 127.0.0.1:8000`" if named else "its address"
+        raise InputError(f"no server is named; give {to}")
+    sent = {"model": model, "seed": seed, "server_runs": server_run or (), "processes": processes}
+    if named is None and not asked.states_a_load and stop_when_resolved is None:
+        code = _small_load(asked, base_url, tokenizer, output or new_run("first"), save_result, sent)
+        raise typer.Exit(code)
+    loaded = stated_scenario(named, asked)
     check_settings(loaded.engine)
-    run_dir = run_dir or new_run(loaded.name)
-    print_replay(loaded, seed)
+    run_dir = output or new_run(loaded.name)
+    print_load(loaded, seed)
     with run_progress(run_dir) as progress:
         done = load_url(
-            loaded, base_url, run_dir, model=model, tokenizer=tokenizer, seed=seed,
-            server_runs=server_run or (), processes=processes, progress=progress,
-            stop_when_resolved=stop_when_resolved,
+            loaded, base_url, run_dir, tokenizer=tokenizer, progress=progress, stop_when_resolved=stop_when_resolved,
+            **sent,
         )  # fmt: skip
+    raise typer.Exit(_finish(done, save_result))
+
+
+def _small_load(
+    asked: "LoadOptions", base_url: str, tokenizer: str | None, run_dir: Path, save_result: bool, sent: dict
+) -> int:
+    from sojourn.loadgen.run.small_load import SmallLoad, send_small_load
+
+    small = SmallLoad(asked, tokenizer)
+    for name, sentence in small.sentences():
+        out.print(f"{name:<14} {sentence}", markup=False)
+    with run_progress(run_dir) as progress:
+        done, rate = send_small_load(
+            small, base_url, run_dir, lambda sentence: out.print(sentence, markup=False), progress=progress, **sent
+        )
+    code = _finish(done, save_result)
+    if rate is not None:
+        out.print(f"a larger load  {program_name()} load {base_url} --rate {2 * rate:.2g} --duration 60s", markup=False)
+    return code
+
+
+def _finish(done: "RunDirectory", save_result: bool) -> int:
     code = summarise(done)
     if save_result:
         export(done.path)
-    raise typer.Exit(code)
+    return code

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from sojourn.commands.cli import (
     RunArgument,
+    SloOption,
     need,
     new_run,
     open_run,
@@ -36,12 +37,7 @@ HOST_SHARE = 0.5  # of a host's memory that a planned pool may take: others use 
 
 def plan(
     run: RunArgument,
-    slo: Annotated[
-        str | None,
-        typer.Option(
-            metavar="'ttft:500 tpot:50'", help="objectives in ms for every class; by default those of the run"
-        ),
-    ] = None,
+    slo: SloOption = None,
     attainment: Annotated[
         float, typer.Option(min=0.01, max=0.999, help="share of the requests that must keep the objectives")
     ] = 0.9,

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from sojourn.commands.cli import need, out
+from sojourn.commands.cli import need, out, output_option
 from sojourn.metrics.errors import InputError
 
 Target = Literal["int8", "fp8", "w4a16", "awq", "gptq", "gguf-f16", "gguf-q8_0", "gguf-q5_0", "gguf-q4_0", "gguf-q4_1"]
@@ -14,7 +14,7 @@ Target = Literal["int8", "fp8", "w4a16", "awq", "gptq", "gguf-f16", "gguf-q8_0",
 def quantize(
     model: Annotated[str, typer.Argument(help="folder of a dense checkpoint, or `tiny-model` for the bundled one")],
     to: Annotated[Target, typer.Option(help="format of the new checkpoint")],
-    output: Annotated[Path, typer.Option("--out", help="folder to write; it must not exist")],
+    output: Annotated[Path, output_option("folder to write; it must not exist")],
     scaling: Annotated[
         Literal["auto", "none", "awq"],
         typer.Option(help="awq: by activations on a text, before rounding; auto: awq for --to awq, else none"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import msgspec
 import typer
 
-from sojourn.commands.cli import RunArgument, need, open_run, out, print_json, slo_objectives
+from sojourn.commands.cli import RunArgument, SloOption, need, open_run, out, print_json, slo_objectives
 from sojourn.scripting.changes import grid, label
 from sojourn.scripting.predictor import REPLAY_NEEDS
 
@@ -31,10 +31,7 @@ def replay(
             "routing, servers, objective_ttft_ms or removed.ACCOUNT; values with commas make a grid; repeatable",
         ),
     ] = None,
-    slo: Annotated[
-        str | None,
-        typer.Option(help="objectives in ms, such as 'ttft:500 tpot:50', that judge all rows in place of the run's"),
-    ] = None,
+    slo: SloOption = None,
     json: Annotated[bool, typer.Option("--json", help="print the predictions as JSON")] = False,
     processes: Annotated[
         int, typer.Option(min=0, max=256, help="processes for a long grid; 0 is one for each core")

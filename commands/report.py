@@ -5,18 +5,25 @@ from typing import Annotated
 
 import typer
 
-from sojourn.commands.cli import RunArgument, need, open_run, out, slo_objectives, working, writing
+from sojourn.commands.cli import (
+    RunArgument,
+    SloOption,
+    need,
+    open_run,
+    out,
+    output_option,
+    slo_objectives,
+    working,
+    writing,
+)
 from sojourn.commands.summary import diagnose_run
 
 
 def report(
     run: RunArgument,
-    output: Annotated[Path | None, typer.Option(help="file to write; by default report.html in the run")] = None,
+    output: Annotated[Path | None, output_option("file to write; by default report.html in the run")] = None,
     against: Annotated[Path | None, typer.Option(help="a second run to compare with")] = None,
-    slo: Annotated[
-        str | None,
-        typer.Option(help="objectives in ms, such as 'ttft:500 tpot:50', in place of those of the run"),
-    ] = None,
+    slo: SloOption = None,
 ) -> None:
     """Write a run's diagnosis and figures as one self-contained HTML file."""
     need("ui", "plotly")

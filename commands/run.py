@@ -1,6 +1,6 @@
 """`sojourn run`: our engine under a scenario, from start to diagnosis."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,8 +10,8 @@ from sojourn.commands.cli import (
     ProcessesOption,
     RouterEnvOption,
     RunDirOption,
-    ScenarioArgument,
     SeedOption,
+    SetOption,
     StopOption,
     again,
     need,
@@ -19,21 +19,26 @@ from sojourn.commands.cli import (
     out,
     run_progress,
 )
+from sojourn.commands.load_options import load_options, print_load, stated_scenario
 from sojourn.commands.prove_run import claim_of, is_proved, print_claim
-from sojourn.commands.summary import print_replay, summarise
+from sojourn.commands.summary import summarise
 from sojourn.loadgen.exit_code import NOT_VALID
+from sojourn.metrics.errors import InputError
+
+if TYPE_CHECKING:
+    from sojourn.loadgen.scenario.options import LoadOptions
 
 MISSED = 1
 
 
+@load_options
 def run(
     context: typer.Context,
-    scenario: ScenarioArgument,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="override an engine setting; repeatable"),
+    scenario: Annotated[
+        str | None, typer.Argument(metavar="[SCENARIO]", help="name of a bundled scenario, or a scenario file")
     ] = None,
-    run_dir: RunDirOption = None,
+    set_: SetOption = None,
+    output: RunDirOption = None,
     seed: SeedOption = None,
     processes: ProcessesOption = 1,
     stop_when_resolved: StopOption = None,
@@ -46,25 +51,32 @@ def run(
     prove: Annotated[
         bool, typer.Option("--prove", help="then repeat the load with the fix, and verify the prediction")
     ] = False,
+    *,
+    asked: "LoadOptions",
 ) -> None:
-    """Start the engine, replay a scenario against it, stop it, and diagnose the run. Several servers are one run.
+    """Start the engine, send a load to it, stop it, and diagnose the run. Several servers are one run.
 
-    The scenario `demo` is a minute of a real trace on the bundled model, with a batch cap that is too small. With
-    --prove it ends with 1 where the prediction missed.
+    The load is a scenario, or what the options say. The scenario `demo` is a minute of a real trace on the bundled
+    model, with a batch cap that is too small. With --prove it ends with 1 where the prediction missed.
     """
+    if scenario is None and not asked.states_a_load:
+        raise InputError(
+            "nothing says what to send; name a scenario, such as `sojourn run demo`, or give --rate, --duration or "
+            "--requests"
+        )
     need("engine")
     need("loadgen")
     from sojourn.engine.options import assignments, check_settings
     from sojourn.loadgen.run.experiment import run_scenario
-    from sojourn.loadgen.scenario.scenario import load_scenario, with_fleet
+    from sojourn.loadgen.scenario.scenario import with_fleet
 
-    loaded = with_fleet(load_scenario(scenario), replicas, router, policy)
+    loaded = with_fleet(stated_scenario(scenario, asked, {"model": "tiny-model"}), replicas, router, policy)
     overrides = assignments(set_ or [], "--set")
     check_settings(loaded.engine, overrides)
     for own in loaded.fleet.servers.values() if loaded.fleet else ():
         check_settings(loaded.engine, overrides, own)
-    run_dir = run_dir or new_run(loaded.name)
-    print_replay(loaded, seed)
+    run_dir = output or new_run(loaded.name)
+    print_load(loaded, seed)
     with run_progress(run_dir) as progress:
         done = run_scenario(
             loaded,
@@ -81,8 +93,10 @@ def run(
     if prove or claim is not None:
         print_claim(claim)
     if not prove and claim is not None:
-        out.print(f"prove it       {again(context, '--run-dir')} --prove   (this run, then the same load with the fix)",
-                  markup=False, soft_wrap=True)  # fmt: skip
+        command = f"{again(context, '--output', '-o')} --prove"
+        out.print(
+            f"prove it       {command}   (this run, then the same load with the fix)", markup=False, soft_wrap=True
+        )
     if prove and claim is not None and code in (0, NOT_VALID) and not is_proved(done, claim):
         code = MISSED
     raise typer.Exit(code)

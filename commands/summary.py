@@ -11,7 +11,6 @@ from sojourn.loadgen.exit_code import MOST_FAILED, exit_code
 
 if TYPE_CHECKING:
     from sojourn.diagnosis.verdict import Diagnosis
-    from sojourn.loadgen.scenario.scenario import Scenario
     from sojourn.metrics.run.directory import RunDirectory
 
 
@@ -33,14 +32,6 @@ def diagnose_run(run: "RunDirectory", against: "RunDirectory | None" = None) -> 
     except OSError as error:
         print(f"sojourn: {run.path / 'diagnosis.json'} cannot be written: {error.strerror}", file=sys.stderr)
     return diagnosis
-
-
-def print_replay(scenario: "Scenario", seed: int | None) -> None:
-    """What a replay of a trace is about to send; nothing of another load."""
-    from sojourn.loadgen.schedule.facts import rate_to_come
-
-    if (sentence := rate_to_come(scenario, scenario.measure.seed if seed is None else seed)) is not None:
-        out.print(f"replay         {sentence}", markup=False)
 
 
 def print_diagnosis(diagnosis: "Diagnosis") -> None:

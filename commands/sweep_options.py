@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from sojourn.commands.cli import bounds_of, need, out
+from sojourn.commands.cli import need, out
 from sojourn.metrics.errors import InputError
 
 if TYPE_CHECKING:
@@ -25,15 +25,6 @@ TokenizerOption = Annotated[
     typer.Option(
         help="tokenizer.json, its folder, `tiny-model`, or `server` (its POST /tokenize); only with --base-url"
     ),
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="override an engine setting; repeatable, not with --base-url"),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="print JSON instead of tables; progress goes to stderr")]
-SloOption = Annotated[
-    str | None,
-    typer.Option(metavar="'ttft:500 tpot:50'", help="objectives in ms for every class, instead of the scenario's"),
 ]
 
 
@@ -57,17 +48,6 @@ def chosen_target(
     overrides: dict[str, Any] = assignments(set_ or [], "--set")
     check_settings(scenario.engine, overrides)
     return Target(engine_overrides=overrides, processes=processes)
-
-
-def with_slo(scenario: "Scenario", slo: str | None) -> "Scenario":
-    if slo is None:
-        return scenario
-    from sojourn.loadgen.sweeps.run_point import with_objectives
-
-    bounds = bounds_of(slo)
-    if not scenario.target.stream and set(bounds) & {"ttft_ms", "tpot_ms"}:
-        raise InputError(f"--slo {slo}: the scenario does not stream, so only e2e can be bounded")
-    return with_objectives(scenario, bounds)
 
 
 @contextmanager

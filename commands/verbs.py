@@ -90,7 +90,7 @@ class Renamed(NamedTuple):
 
 OLD_NAMES: Mapping[str, Renamed] = {
     "demo": Renamed("run demo"),
-    "sweep": Renamed("capacity", {"--sweep-dir": "--search-dir"}, one_of=("--rates", "--rate-from")),
+    "sweep": Renamed("capacity", one_of=("--rates", "--rate-from")),
     "trace": Renamed("export --to perfetto", {"--to": "--until"}),
     "export": Renamed("export", {"--format": "--to"}),
     "otlp receive": Renamed("join --receive"),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sojourn.commands.cli import bounds_of, out, print_json, working
+from sojourn.commands.cli import bounds_of, out, print_json, slo_option, working
 from sojourn.live.watch.document import exit_code
 from sojourn.metrics.errors import InputError
 
@@ -29,7 +29,7 @@ def watch(
     select: Annotated[
         str, typer.Option(metavar="MATCHERS", help="only these series of the Prometheus, such as 'job=\"vllm\"'")
     ] = "",
-    slo: Annotated[str | None, typer.Option(help="objectives in ms, such as 'ttft:500 tpot:50'")] = None,
+    slo: Annotated[str | None, slo_option("objectives in ms, such as 'ttft:500 tpot:50'")] = None,
     server_run: Annotated[
         list[Path] | None,
         typer.Option(

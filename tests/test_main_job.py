@@ -54,7 +54,7 @@ def nothing_but_lateness(run: RunDirectory) -> bool:
 def demo(tmp_path_factory):
     """(run directory, terminal output) of a short demo."""
     folder = tmp_path_factory.mktemp("demo")
-    process = sojourn("run", short_demo(folder, 6), "--run-dir", folder / "run")
+    process = sojourn("run", short_demo(folder, 6), "--output", folder / "run")
     output, _ = process.communicate(timeout=110)
     assert process.returncode in (0, NOT_VALID), output
     return RunDirectory.open(folder / "run"), output
@@ -127,7 +127,7 @@ def test_diagnosis_and_report_can_be_made_again_from_the_run_alone(demo, tmp_pat
 @pytest.mark.slow
 def test_load_beside_our_own_server_joins_what_both_recorded(tmp_path):
     with serving(tmp_path, "tiny-model", "--max-num-seqs", "8", "--run-dir", str(tmp_path / "server")) as server:
-        arguments = ["--base-url", server.url, "--server-run", tmp_path / "server", "--run-dir", tmp_path / "run"]
+        arguments = ["--base-url", server.url, "--server-run", tmp_path / "server", "--output", tmp_path / "run"]
         httpx.post(f"{server.url}/v1/completions", json={"model": "tiny-model", "prompt": "not of this load"})
         process = sojourn("load", short_demo(tmp_path, 6), *arguments)
         output, _ = process.communicate(timeout=90)
@@ -148,7 +148,7 @@ def test_load_beside_our_own_server_joins_what_both_recorded(tmp_path):
 
 @pytest.mark.slow
 def test_core_killed_during_a_run_leaves_a_run_that_reads_and_says_so(tmp_path):
-    process = sojourn("run", short_demo(tmp_path, 8, speedup=3, max_num_seqs=16), "--run-dir", tmp_path / "run")
+    process = sojourn("run", short_demo(tmp_path, 8, speedup=3, max_num_seqs=16), "--output", tmp_path / "run")
     try:
         core = wait_for(lambda: find_child(process.pid, "sojourn.engine.core"))
         during = RunDirectory(tmp_path / "run")
@@ -167,7 +167,7 @@ def test_core_killed_during_a_run_leaves_a_run_that_reads_and_says_so(tmp_path):
 
 @pytest.mark.slow
 def test_run_that_is_interrupted_stops_its_processes_and_keeps_what_it_recorded(tmp_path):
-    process = sojourn("run", short_demo(tmp_path, 30), "--run-dir", tmp_path / "run")
+    process = sojourn("run", short_demo(tmp_path, 30), "--output", tmp_path / "run")
     try:
         wait_for(lambda: has_rows(RunDirectory(tmp_path / "run"), "requests"), 60)
         children = psutil.Process(process.pid).children(recursive=True)

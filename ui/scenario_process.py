@@ -17,6 +17,7 @@ from typing import IO
 import pyarrow.parquet as pq
 import yaml
 
+from sojourn.live.watch.fetch import base_of
 from sojourn.metrics.errors import InputError, RunDataError
 from sojourn.metrics.run.directory import RunDirectory
 
@@ -62,11 +63,10 @@ def command_of(
     if run.exists():
         raise InputError(f"there is a run {run.name} already; give another name")
     overrides = _overrides(settings)
-    options = ["--run-dir", str(run.resolve())]
+    options = ["--output", str(run.resolve())]
     options += ["--seed", str(seed)] if seed is not None else []
     if base_url:
-        if not re.match(r"https?://", base_url):
-            raise InputError(f"{base_url} is no address of a server; write http://HOST:PORT")
+        base_of(base_url)
         if overrides:
             raise InputError("engine settings are of our own engine; leave them out for a server that runs already")
         options += ["--base-url", base_url, *([f"--model={model}"] if model else [])]

@@ -67,6 +67,6 @@ bench kernels 60 kernels triton_attention triton_operations
 bench variants 120 offline qwen3-0.6b --workload nano-vllm --repeats 1 --one-at-a-time --variant no-overlap:overlap=off \
   --variant no-graphs:graphs=off --variant fp8-kv:kv_cache_dtype=fp8
 bench qwen3-14b 120 offline qwen3-14b --workload nano-vllm --repeats 1
-stage ladder 300 "$PYTHON" -m sojourn dev ladder --device cuda --repeats 1 --dir "$WORK/ladder" --docs "$OUT/ladder.md"
+stage ladder 300 "$PYTHON" -m sojourn dev ladder --device cuda --repeats 1 --output "$WORK/ladder" --docs "$OUT/ladder.md"
 bench transformers 240 offline qwen3-0.6b --workload nano-vllm --repeats 1 --one-at-a-time \
   --peer "transformers=$(command -v "$PYTHON")"

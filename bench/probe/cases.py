@@ -145,7 +145,7 @@ def _load(case: Case, folder: Path, url: str, record: Path) -> None:
     file = folder / f"{case.name}.yaml"
     folder.mkdir(parents=True, exist_ok=True)
     file.write_text(yaml.safe_dump(scenario), encoding="utf-8")
-    words = ["load", str(file), "--base-url", url, "--run-dir", str(folder / case.name), "--server-run", str(record)]
+    words = ["load", str(file), "--base-url", url, "--output", str(folder / case.name), "--server-run", str(record)]
     done = subprocess.run(
         [sys.executable, "-m", "sojourn", *words], cwd=ROOT, capture_output=True, text=True, timeout=LOAD_SECONDS
     )

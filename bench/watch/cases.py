@@ -223,7 +223,7 @@ def start_load(case: Case, folder: Path, url: str, seconds: float) -> subprocess
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{case.name}.yaml"
     file.write_text(yaml.safe_dump(scenario), encoding="utf-8")
-    words = ["load", str(file), "--base-url", url, "--run-dir", str(folder / f"load-{case.name}")]
+    words = ["load", str(file), "--base-url", url, "--output", str(folder / f"load-{case.name}")]
     return subprocess.Popen([sys.executable, "-m", "sojourn", *words], cwd=ROOT, stdout=subprocess.DEVNULL,
                             stderr=subprocess.DEVNULL)  # fmt: skip
 

@@ -21,11 +21,11 @@ def endpoints_from(
     `replay` are addresses that answer for missed messages, in the order of the sources that are no http addresses.
     Raises InputError, and ServerError where a server does not say where it publishes.
     """
-    addresses = [source for source in sources if not source.startswith("http")]
+    urls = [source for source in sources if source.startswith("http") or "://" not in source]
+    addresses = [source for source in sources if source not in urls]
     if len(replay) not in (0, len(addresses)):
         raise InputError(f"{len(replay)} --replay are given for {len(addresses)} addresses of events; give one each")
     found = [KvEndpoint(address, *replay[place : place + 1], topic=topic) for place, address in enumerate(addresses)]
-    urls = [source for source in sources if source.startswith("http")]
     return [*found, *(each for url in urls for each in endpoints_of(url))], urls
 
 

@@ -2,6 +2,7 @@
 
 import http.client
 import os
+import re
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urldefrag, urljoin, urlsplit
@@ -13,6 +14,8 @@ API_KEY_VARIABLE = "SOJOURN_API_KEY"  # a secret: read from the environment, nev
 LARGEST = 64 << 20  # bytes of an answer that are read
 MOST_REDIRECTS = 5
 PORTS = {"http": 80, "https": 443}
+HOST = re.compile(r"[\w.:%-]+")  # a name, an address of IPv4, or one of IPv6
+HOST_AND_PORT = re.compile(r"([\w.-]+|\[[\w:%.]+\]):\d+(/.*)?")
 
 
 def within_one_server(url: str, location: str) -> str | None:
@@ -54,15 +57,21 @@ def fetch(url: str, timeout_s: float, data: bytes | None = None) -> tuple[int, b
         raise ServerError(f"no server answers at {url} ({why})") from None
 
 
+def is_address(word: str) -> bool:
+    """Whether a word of the command line is meant as a server's address, and not as the name of a file or a run."""
+    return "://" in word or bool(HOST_AND_PORT.fullmatch(word))
+
+
 def base_of(url: str) -> str:
-    """The address without a final slash, /v1 or /metrics; `host:port` gets http. Raises InputError."""
+    """The address without a final slash, /v1 or /metrics; `host:port` gets http. Every verb that takes a server's
+    address reads it here. Raises InputError."""
     text = url.strip()
-    parts = urlsplit(text if "://" in text else f"http://{text}")
     try:
+        parts = urlsplit(text if "://" in text else f"http://{text}")
         _ = parts.port
     except ValueError as error:
         raise InputError(f"{url!r} is no address: {error}; give one such as http://127.0.0.1:8000") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if parts.scheme not in ("http", "https") or not HOST.fullmatch(parts.hostname or ""):
         raise InputError(f"{url!r} is no http address; give one such as http://127.0.0.1:8000")
     if parts.query or parts.fragment or parts.username:
         raise InputError(f"{url!r} has more than a host, a port and a path; keys go into {API_KEY_VARIABLE}")

@@ -108,7 +108,7 @@ class Exchange:
         self.first_read = not self.num_bytes
         self.last_ns = now_ns
         self.num_bytes += len(data)
-        if self.outgoing.keep_reply:
+        if self.outgoing.keep_reply or self.outgoing.target.stop_at_failures is not None:
             self.pieces.append(data)
         if self._until_text is not None:
             self._until_text.feed(data, now_ns)
@@ -137,6 +137,15 @@ class Exchange:
     @property
     def status(self) -> int:
         return self._parser.get_status_code() if self.num_bytes and self._informational is None else 0
+
+    def fault(self) -> str:
+        """What an answer of status 200 that is over says of a failure, in its text or by its missing end; "" of a whole
+        one. Only where `stop_at_failures` has its pieces kept."""
+        reader = ReplyReader()
+        for piece in self.pieces:
+            reader.feed(piece, self.last_ns)
+        reply = reader.end()
+        return reply.error or ("" if reply.finished else "the reply has no end")
 
     @property
     def keeps_alive(self) -> bool:

@@ -76,7 +76,14 @@ class LoadClient:
         tls = (replay.endpoint.tls(), replay.endpoint.host) if replay.endpoint.scheme == "https" else None
         reuse = replay.target.connections == "reuse"
         self._loop = SocketLoop(
-            address, tls, self._took_end, origin=replay.endpoint.origin, reuse=reuse, on_turn=self._swap_logs
+            address,
+            tls,
+            self._took_end,
+            origin=replay.endpoint.origin,
+            reuse=reuse,
+            most_open=replay.target.stop_at_in_flight,
+            most_failed=replay.target.stop_at_failures,
+            on_turn=self._swap_logs,
         )
 
     def run(self, agree_start: Callable[[], int] = lambda: monotonic_ns() + LEAD_NS) -> None:

@@ -45,12 +45,14 @@ class SocketLoop:
     """Owns the sockets, the due requests and the current log.
 
     `on_ended` runs in the loop's thread after each request. It may call `at`, as closed loops and conversations do.
-    `origin`: scheme, host and port, within which redirects are followed.
+    `origin`: scheme, host and port, within which redirects are followed. The request that would be one more than
+    `most_open` in flight is not sent, and none after it; nor is any after `most_failed` failures.
     """
 
     def __init__(
         self, address: tuple[int, tuple], tls: tuple[ssl.SSLContext, str] | None, on_ended: OnEnded, *,
-        origin: str = "", reuse: bool = False, on_turn: Callable[[int], None] = lambda _: None,
+        origin: str = "", reuse: bool = False, most_open: int | None = None, most_failed: int | None = None,
+        on_turn: Callable[[int], None] = lambda _: None,
     ):  # fmt: skip
         self.log = EventLog()
         self._origin = origin
@@ -60,6 +62,8 @@ class SocketLoop:
         self._order = count()  # requests of one due time are sent in the order of `at`
         self._connections: dict[int, Connection] = {}
         self._idle: deque[Connection] = deque()
+        self._most_open, self._most_failed = most_open, most_failed
+        self._num_failed = 0
         self.num_started = 0
         self._num_open = 0
         self._clock = KernelClock()
@@ -123,11 +127,11 @@ class SocketLoop:
             self._on_turn(monotonic_ns())
         self._cancel_all()  # what is open or due here is so because of `stop`
 
-    def _forget_later(self, now_ns: int) -> None:
-        """Sending stops: requests that are not due yet are never sent."""
-        self._last_due_ns = now_ns
-        self.log.add(NO_REQUEST, now_ns, STOPPED_SENDING, self._drain_for.encode())
-        self._due[:] = [each for each in self._due if each[0] <= now_ns]
+    def _forget_later(self, last_due_ns: int) -> None:
+        """Sending stops: requests that are due later are never sent."""
+        self._last_due_ns = last_due_ns
+        self.log.add(NO_REQUEST, last_due_ns, STOPPED_SENDING, self._drain_for.encode())
+        self._due[:] = [each for each in self._due if each[0] <= last_due_ns]
         heapq.heapify(self._due)
 
     def _cancel_all(self) -> None:
@@ -153,6 +157,10 @@ class SocketLoop:
     def _start_due(self, upcoming: Outgoing | None, arrivals: Iterator[Outgoing]) -> Outgoing | None:
         """Starts all that is due. Returns the arrival that waits for its time then."""
         while self._due and self._due[0][0] <= monotonic_ns():
+            if self._most_open is not None and self._num_open >= self._most_open and self._last_due_ns is None:
+                self._drain_for = f"{self._num_open} requests were in flight, the most that were to be"
+                self._forget_later(self._due[0][0] - 1)
+                continue
             outgoing = heapq.heappop(self._due)[2]
             if outgoing is upcoming:
                 upcoming = self._take_up(arrivals)
@@ -269,6 +277,8 @@ class SocketLoop:
         ended_ns = monotonic_ns()
         self.log.add(outgoing.index, ended_ns, kind, b"" if kind == CLOSED else reason.encode())
         self._num_open -= 1
+        if self._most_failed is not None and self._last_due_ns is None:
+            self._count_failure(reason or exchange.fault(), exchange.last_ns or ended_ns)
         exchange.connection = None
         if connection is not None:
             connection.exchange = None
@@ -278,6 +288,13 @@ class SocketLoop:
                 self._drop(connection)
         last_ns = exchange.last_ns or ended_ns
         self._on_ended(outgoing, Ended(ended_ns, last_ns, exchange.num_bytes, reason, b"".join(exchange.pieces)))
+
+    def _count_failure(self, fault: str, ended_ns: int) -> None:
+        """`ended_ns`: from then on a request may be due that follows this one."""
+        self._num_failed += bool(fault)
+        if self._num_failed == self._most_failed:
+            self._drain_for = f"{self._num_failed} of {self.num_started} requests failed: {fault}"
+            self._forget_later(min(ended_ns, self._due[0][0] if self._due else ended_ns) - 1)
 
     def _drop(self, connection: Connection) -> None:
         del self._connections[connection.descriptor]

@@ -26,7 +26,7 @@ from sojourn.loadgen.run.run_files import begin_run, finish_run, repeat_command
 from sojourn.loadgen.run.server_glance import ServerWatch
 from sojourn.loadgen.run.serving import one_server, several_servers
 from sojourn.loadgen.run.speed import add_reference
-from sojourn.loadgen.scenario.scenario import Scenario
+from sojourn.loadgen.scenario.scenario import Scenario, load_scenario
 from sojourn.loadgen.schedule.build import build_schedule
 from sojourn.loadgen.schedule.facts import repeated_texts, workload_facts
 from sojourn.loadgen.schedule.shards import loop_of
@@ -116,7 +116,7 @@ def run_scenario(
         check_fleet(router, settings, fleet.servers, policy=fleet.policy)
         program = installed(router, router_env)
         chosen |= {"replicas": fleet.replicas, "router": fleet.router, "policy": fleet.policy}
-    command = repeat_command("run", scenario, seed, **chosen)
+    command = repeat_command("run", _stated(scenario, run_dir), seed, **chosen)
     run = _begin(scenario, run_dir, seed, settings, command, workload)
     with ExitStack() as stack:
         try:
@@ -186,7 +186,9 @@ def load_url(
     engine = {"base_url": endpoint.url, "model": served["id"]}
     if len(served) > 1:  # more than its name
         engine["served"] = served
-    run = _begin(scenario, run_dir, seed, engine, repeat_command("load", scenario, seed, **repeat), workload)
+    run = _begin(
+        scenario, run_dir, seed, engine, repeat_command("load", _stated(scenario, run_dir), seed, **repeat), workload
+    )
     watch = ServerWatch()
     with _finishing(run, progress) as reasons, _scraping(run, endpoint, watch, True):
         begin_ns = time.monotonic_ns()
@@ -220,6 +222,16 @@ def _scraping(run: RunDirectory, endpoint: Endpoint, watch: ServerWatch, records
             run.update_meta(failed_scrapes=scraper.failed, skipped_scrapes=scraper.skipped)
 
 
+def _stated(scenario: Scenario, run_dir: Path | str) -> Scenario:
+    """As the command that repeats the run names it: by the file that it came from, or, where it was made or changed
+    since, by its copy in the run."""
+    with suppress(InputError):
+        read = load_scenario(scenario.path_or_name)
+        if read.model_copy(update={"fleet": scenario.fleet}) == scenario:  # options of the command say the fleet
+            return scenario
+    return scenario.with_path(Path(run_dir) / SCENARIO_FILE)
+
+
 def _several(processes: int) -> str | None:
     """The option for Locust and for the repeated command; one process is the default of both."""
     return str(processes) if processes > 1 else None
@@ -232,6 +244,11 @@ def _check(scenario: Scenario, seed: int, tokenizer: str | None, processes: int)
     than a closed loop has slots.
     """
     loop_of(scenario.arrivals.closed_loop, 0, processes)
+    if processes > 1 and (scenario.target.stop_at_in_flight or scenario.target.stop_at_failures):
+        raise InputError(
+            f"target.stop_at_in_flight and target.stop_at_failures count the requests of one process, and {processes} "
+            "would send; leave --processes out"
+        )
     build_schedule(scenario, seed, id_prefix="check")
     if tokenizer and tokenizer != SERVER:
         load_tokenizer(tokenizer)

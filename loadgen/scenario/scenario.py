@@ -21,6 +21,7 @@ from sojourn.loadgen.scenario.fleet import FleetBlock
 from sojourn.loadgen.scenario.workload import Workload
 
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, 5.6.2
+WHOLLY_A_VARIABLE = re.compile(r"\$\{\w+\}")
 OWN_HEADERS = frozenset((
     "host", "connection", "content-type", "content-length", "transfer-encoding", "accept", "accept-encoding", "te",
     "expect", "upgrade", "x-request-id", "traceparent", "x-session-id", "x-sojourn-class", "x-sojourn-tenant",
@@ -55,6 +56,10 @@ class Target(Block):
     traceparent: bool = Field(
         False, description="send a traceparent with each request, sampled: the server's spans lead back to it"
     )
+    stop_at_in_flight: Whole | None = Field(
+        None, ge=1, le=100_000, description="send nothing more once so many are in flight and another is due"
+    )
+    stop_at_failures: Whole | None = Field(None, ge=1, description="send nothing more after so many failed requests")
     model: str | None = Field(None, min_length=1, description="by default the first one that GET /v1/models names")
     tokenizer: str | None = Field(
         None,
@@ -70,7 +75,7 @@ class Target(Block):
                 raise ValueError(f"has {name!r}, which is no name of a header")
             if name.lower() in OWN_HEADERS:
                 raise ValueError(f"has {name}, which is set by itself; leave it out")
-            if name.lower() == "authorization":
+            if name.lower() == "authorization" and not WHOLLY_A_VARIABLE.fullmatch(value):
                 raise ValueError(f"has {name}, which runs would keep; set the environment variable {API_KEY_VARIABLE}")
             if not value.isprintable() or not value.isascii():
                 raise ValueError(f"has a value of {name} with characters that no header may have")
@@ -217,6 +222,10 @@ def with_fleet(scenario: Scenario, replicas: int | None, router: str | None, pol
 
 def bundled_scenarios() -> list[str]:
     return sorted(path.stem for path in SCENARIO_FOLDER.glob("*.yaml"))
+
+
+def is_scenario(path_or_name: str) -> bool:
+    return Path(path_or_name).is_file() or path_or_name in bundled_scenarios()
 
 
 def load_scenario(path_or_name: str | Path) -> Scenario:

@@ -61,7 +61,7 @@ class CapacityPlan:
             *known,
             f"a trial counts {self.trial_requests} requests where the rate is low, and to be sure that a rate keeps "
             f"{self.goal.attainment:.0%} takes {fewest} independent ones at least, all good: each rate will be tried "
-            f"{math.ceil(fewest / self.trial_requests)} times or more. --trial-requests {fewest} needs fewer trials",
+            f"{math.ceil(fewest / self.trial_requests)} times or more. --requests {fewest} needs fewer trials",
         ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from sojourn.loadgen.errors import ScenarioError
 from sojourn.loadgen.run.experiment import OnProgress, load_url, run_scenario
 from sojourn.loadgen.scenario.arrivals import PROCESSES_WITH_RATE
-from sojourn.loadgen.scenario.scenario import Objective, Scenario
+from sojourn.loadgen.scenario.scenario import Scenario
 from sojourn.loadgen.schedule.facts import repeated_texts
 from sojourn.loadgen.search.points import Point, point_of
 from sojourn.loadgen.target.processes import ServerDied
@@ -80,9 +80,3 @@ def at_rate(scenario: Scenario, rate_rps: float, **changes: Any) -> Scenario:
         )
     changed = arrivals.model_dump() | {"rate_rps": rate_rps} | changes
     return scenario.model_copy(update={"arrivals": type(arrivals)(**changed)})
-
-
-def with_objectives(scenario: Scenario, bounds: dict[str, float]) -> Scenario:
-    """The scenario with these bounds, in ms, for every class, instead of its own objectives."""
-    objective = Objective(**bounds, source="given on the command line")
-    return scenario.model_copy(update={"objectives": [objective]})

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from sojourn.live.watch.fetch import API_KEY_VARIABLE, MOST_REDIRECTS, PORTS, within_one_server
+from sojourn.live.watch.fetch import API_KEY_VARIABLE, MOST_REDIRECTS, PORTS, base_of, within_one_server
 from sojourn.metrics.errors import ServerError
 
 
 class EndpointError(ServerError):
-    """An invalid address, or a server that does not answer."""
+    """A server that does not answer, or not as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,11 @@ class Endpoint:
         return context
 
     def own_headers(self) -> dict[str, str]:
-        """The scenario's headers with the environment's values, and the key. Raises EndpointError."""
-        return {name: _VARIABLE.sub(_of_environment(name), value) for name, value in self.headers.items()} | (
-            authorisation()
-        )
+        """The scenario's headers with the environment's values, and the key where they have none. Raises
+        EndpointError."""
+        stated = {name: _VARIABLE.sub(_of_environment(name), value) for name, value in self.headers.items()}
+        has_own = any(name.lower() == "authorization" for name in stated)
+        return stated if has_own else stated | authorisation()
 
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
@@ -79,18 +80,9 @@ def _of_environment(header: str) -> Callable[[re.Match[str]], str]:
 
 
 def parse_base_url(url: str, headers: Mapping[str, str] | None = None, verify_tls: bool = True) -> Endpoint:
-    """`http://host:port`, with or without a path and a final /v1. Raises EndpointError."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        raise EndpointError(f"{url!r} is no address: {error}; give one such as http://127.0.0.1:8000") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise EndpointError(f"{url!r} is no http address; give one such as http://127.0.0.1:8000")
-    if parts.query or parts.fragment or parts.username:
-        raise EndpointError(f"{url!r} has more than a host, a port and a path; keys go into {API_KEY_VARIABLE}")
-    path = parts.path.rstrip("/").removesuffix("/v1")
-    return Endpoint(parts.scheme, parts.hostname, port or PORTS[parts.scheme], path,
+    """`http://host:port`, or `host:port`, with or without a path and a final /v1. Raises InputError."""
+    parts = urlsplit(base_of(url))
+    return Endpoint(parts.scheme, str(parts.hostname), parts.port or PORTS[parts.scheme], parts.path,
                     headers or {}, verify_tls)  # fmt: skip
 
 

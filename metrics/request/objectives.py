@@ -9,7 +9,10 @@ OBJECTIVE_NAMES = {
     "e2e_ms": "end-to-end latency",
 }
 OBJECTIVES = tuple(OBJECTIVE_NAMES)
-STANDS_IN = "stands in because no --goodput was given"  # ends the source of such an objective
+# How the source of an objective ends that nobody asked for: of `bench-serve`, and of the other verbs.
+STANDS_IN = "stands in because no --goodput was given"
+STANDS_IN_FOR_SLO = "stands in because no --slo was given"
+NO_SLO = f"MLPerf Inference, Llama 3.1 8B, server scenario: {STANDS_IN_FOR_SLO}"
 EVERY_CLASS = "all"  # its objectives hold for every class that does not name its own
 
 
@@ -27,8 +30,11 @@ def objectives_of(klass: str, objectives: Sequence[Mapping[str, Any]] | None) ->
 
 
 def requested_objectives(objectives: Sequence[Mapping[str, Any]] | None) -> list[Mapping[str, Any]]:
-    """Without those that only stand in where nobody named any: `bench-serve` without `--goodput`."""
-    return [entry for entry in objectives or () if not str(entry.get("source", "")).endswith(STANDS_IN)]
+    """Without those that only stand in where nobody named any: `bench-serve` without `--goodput`,
+    a load of options without `--slo`."""
+    return [
+        entry for entry in objectives or () if not str(entry.get("source", "")).endswith((STANDS_IN, STANDS_IN_FOR_SLO))
+    ]
 
 
 def short(objective: str) -> str:
@@ -37,13 +43,14 @@ def short(objective: str) -> str:
 
 
 def parse_bounds(text: str) -> dict[str, float]:
-    """`ttft:500 tpot:50 e2e:20000`, in ms, as vLLM's `--goodput` has it → {"ttft_ms": 500.0, …}; `e2el` is e2e.
+    """`ttft:500 tpot:50 e2e:20000`, in ms, as vLLM's `--goodput` has it, → {"ttft_ms": 500.0, …}; `e2el` is e2e, and
+    `=` is `:`.
 
     Raises ValueError with a sentence.
     """
     bounds: dict[str, float] = {}
     for word in text.replace(",", " ").split():
-        name, _, value = word.partition(":")
+        name, _, value = word.replace("=", ":").partition(":")
         key = {"e2el": "e2e"}.get(name.lower(), name.lower()) + "_ms"
         if key not in OBJECTIVES:
             raise ValueError(f"{word!r} names no latency; give ttft, tpot or e2e, such as ttft:500 tpot:50")

@@ -45,4 +45,4 @@ def test_a_value_has_a_name_and_bounds_are_words(monkeypatch, capsys):
     run = " ".join(page(("run",), 80, monkeypatch, capsys).split())
     assert "--processes N processes of the load generator that share the schedule [default: 1; 1 to 64]" in run
     assert "[0.01 to 0.999]" in run and "--stop-when-resolved SHARE" in run
-    assert "Usage: sojourn run [OPTIONS] SCENARIO" in run
+    assert "Usage: sojourn run [OPTIONS] [SCENARIO]" in run

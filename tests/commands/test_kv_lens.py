@@ -29,7 +29,7 @@ def test_a_live_server_is_read_for_a_while(tmp_path):
         publisher.publish(batch(removed([1]), stored([2])))
         done = run_program(
             "kv-lens", publisher.events, "--replay", publisher.replay, "--once", "--for", "2", "--json",
-            "--run-dir", str(tmp_path / "run"),
+            "--output", str(tmp_path / "run"),
         )  # fmt: skip
     found = json.loads(done.stdout)
     assert done.returncode == 0 and found["source"] == "events" and found["pools"][0]["stored_again"] == 1

@@ -68,7 +68,7 @@ def own_client(server: Running, folder: Path) -> Measured:
     }
     (folder / "one-at-a-time.yaml").write_text(yaml.safe_dump(scenario))
     command = [sys.executable, "-m", "sojourn", "load", str(folder / "one-at-a-time.yaml")]
-    command += ["--base-url", server.url, "--run-dir", str(folder / "own")]
+    command += ["--base-url", server.url, "--output", str(folder / "own")]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     requests = RunDirectory.open(folder / "own").requests()

@@ -57,7 +57,7 @@ def recorded(tmp_path_factory) -> tuple[RunDirectory, Path]:
     server.start()
     try:
         url = f"http://127.0.0.1:{server.port}"
-        words = ["load", str(folder / "mix.yaml"), "--base-url", url, "--run-dir", str(folder / "run")]
+        words = ["load", str(folder / "mix.yaml"), "--base-url", url, "--output", str(folder / "run")]
         words += ["--server-run", str(folder / "probe")]
         done = subprocess.run(
             [sys.executable, "-m", "sojourn", *words], cwd=ROOT, capture_output=True, text=True, timeout=300

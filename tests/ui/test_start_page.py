@@ -21,7 +21,7 @@ def until(condition, seconds: float = 30.0) -> None:
 
 def test_command_is_that_of_the_program_with_each_choice(tmp_path):
     ours = command_of("demo", tmp_path / "x", model="m", settings="max_num_seqs=4\n\n block_size=8 ", seed=3)
-    assert ours[1:6] == ["-m", "sojourn", "run", "demo", "--run-dir"] and ours[-1] == "--set=block_size=8"
+    assert ours[1:6] == ["-m", "sojourn", "run", "demo", "--output"] and ours[-1] == "--set=block_size=8"
     assert "--set=model=m" in ours and ours[ours.index("--seed") + 1] == "3"
     load = command_of("demo", tmp_path / "x", base_url="http://127.0.0.1:9", model="m")
     assert load[3] == "load" and "--model=m" in load and load[load.index("--base-url") + 1] == "http://127.0.0.1:9"

@@ -138,9 +138,7 @@ def test_guidellm_report_has_the_objectives_only_where_all_classes_share_them(tm
 
 
 def test_run_says_what_the_file_lacks_and_its_diagnosis_abstains(tmp_path):
-    done = run_program(
-        "import", str(RESULTS / "guidellm.json"), "--run-dir", str(tmp_path / "run"), "--slo", "ttft:300"
-    )
+    done = run_program("import", str(RESULTS / "guidellm.json"), "--output", str(tmp_path / "run"), "--slo", "ttft:300")
     assert done.returncode == 0, done.stderr
     assert "not in the file: the time of each token" in " ".join(done.stdout.split())
     document = json.loads((tmp_path / "run" / "diagnosis.json").read_text())
@@ -154,7 +152,7 @@ def test_run_says_what_the_file_lacks_and_its_diagnosis_abstains(tmp_path):
         None,
         "0.8.1",
     )
-    assert run_program("import", str(RESULTS / "guidellm.json"), "--run-dir", str(tmp_path / "run")).returncode == 1
+    assert run_program("import", str(RESULTS / "guidellm.json"), "--output", str(tmp_path / "run")).returncode == 1
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,7 @@ def test_sample_is_named_and_its_rates_are_those_of_all_requests(tmp_path):
     assert f"a sample: 400 requests were made, and the report lists 40 of {len(good)} successful" in found.notes[0]
     failed = sum(row.status == "error" for row in found.rows)
     assert failed / len(found.rows) == pytest.approx(len(bad) / 400, abs=0.02)
-    done = run_program("import", str(tmp_path / "file.json"), "--run-dir", str(tmp_path / "run"), "--slo", "ttft:500")
+    done = run_program("import", str(tmp_path / "file.json"), "--output", str(tmp_path / "run"), "--slo", "ttft:500")
     told = json.loads((tmp_path / "run" / "diagnosis.json").read_text())
     assert "400 requests were made" in " ".join(done.stdout.split())
     true_rps = 400 / (max(each.end for each in truth) - truth[0].due)
@@ -269,7 +269,7 @@ def test_benchmark_of_a_sweep_that_cannot_be_read_leaves_the_others_alone(tmp_pa
     assert len(first.rows) == len(third.rows) == 30
     with pytest.raises(InputError, match="GuideLLM cut all 1 requests of benchmark 1"):
         write_run(second, tmp_path / "run", "sweep.json")
-    said = run_program("import", str(tmp_path / "sweep.json"), "--run-dir", str(tmp_path / "run")).stderr
+    said = run_program("import", str(tmp_path / "sweep.json"), "--output", str(tmp_path / "run")).stderr
     assert "holds 3 benchmarks" in said and "choose one with --benchmark" in said
 
 

@@ -16,7 +16,7 @@ from sojourn.loadgen.run.experiment import engine_settings, load_url, run_scenar
 from sojourn.loadgen.run.run_files import begin_run, recover
 from sojourn.loadgen.target.endpoint import EndpointError
 from sojourn.loadgen.target.processes import free_port, load_command, serve_command
-from sojourn.metrics.errors import ExperimentError
+from sojourn.metrics.errors import ExperimentError, InputError
 from sojourn.metrics.records.tables import SCHEMAS
 from sojourn.metrics.run.directory import REQUIRED, RunDirectory
 from tests.loadgen.scenarios import CHAT, replayed, scenario
@@ -196,8 +196,8 @@ def test_ctrl_c_leaves_a_run_that_reads_and_says_why_it_is_not_valid(tmp_path):
 def test_unreachable_server_is_refused_and_leaves_no_folder(tmp_path):
     with pytest.raises(EndpointError, match=r"no server answers at http://127\.0\.0\.1:\d+ \(Connection refused\)"):
         load_url(scenario(), f"http://127.0.0.1:{free_port()}", tmp_path / "run")
-    with pytest.raises(EndpointError, match="no http address"):
-        load_url(scenario(), "localhost:8000", tmp_path / "run")
+    with pytest.raises(InputError, match="no http address"):
+        load_url(scenario(), "ftp://localhost:8000", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

@@ -1,0 +1,62 @@
+"""How much a scenario sends, before it is sent: requests, tokens and seconds."""
+
+from dataclasses import dataclass
+
+from sojourn.loadgen.scenario.scenario import Scenario
+from sojourn.loadgen.schedule.build import build_schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Upper bounds, where the server decides how many turns come. Warm-up requests are among the `requests`.
+
+    `prompt_tokens` are exact with a tokenizer; later turns of a session send the whole conversation again, and count
+    with it. `seconds` runs from the first arrival to the last, None for a closed loop without a duration.
+    """
+
+    requests: int
+    warmup_requests: int
+    prompt_tokens: int
+    output_tokens: int
+    seconds: float | None
+    in_flight: int | None  # of a closed loop
+
+    def sentence(self) -> str:
+        """`1,110 requests in 60 s (18.5 per second; 2 of them warm-up): about 401,000 prompt tokens, at most …`."""
+        details = [] if not self.warmup_requests else [f"{self.warmup_requests} of them warm-up"]
+        if self.in_flight is not None:
+            details.insert(0, f"{self.in_flight} in flight at a time")
+        elif self.seconds:
+            details.insert(0, f"{(self.requests - self.warmup_requests) / self.seconds:.3g} per second")
+        within = f" in {_of_time(self.seconds)}" if self.seconds else "" if self.in_flight else " at once"
+        most = "at most " if self.in_flight is not None else ""
+        about = f" ({'; '.join(details)})" if details else ""
+        return (
+            f"{most}{self.requests:,} requests{within}{about}: about {_of_tokens(self.prompt_tokens)} prompt tokens, "
+            f"at most {_of_tokens(self.output_tokens)} output tokens"
+        )
+
+
+def extent_of(scenario: Scenario, seed: int) -> Extent:
+    """Raises ScenarioError for a scenario of which no schedule can be built."""
+    schedule = build_schedule(scenario, seed, id_prefix="extent")
+    loop = scenario.arrivals.closed_loop
+    due_s = [each.due_offset_ns / 1e9 for each in schedule if each.due_offset_ns is not None and not each.prelude]
+    return Extent(
+        requests=len(schedule), warmup_requests=sum(each.prelude for each in schedule),
+        prompt_tokens=sum(each.prompt_tokens for each in schedule),
+        output_tokens=sum(each.max_tokens for each in schedule),
+        seconds=loop.duration_s if loop is not None else max(due_s, default=0.0) - min(due_s, default=0.0),
+        in_flight=None if loop is None else loop.slots,
+    )  # fmt: skip
+
+
+def _of_time(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else (
+        f"{seconds / 3600:.1f} h")  # fmt: skip
+
+
+def _of_tokens(tokens: int) -> str:
+    """To three digits: a length that is drawn is not worth more."""
+    digits = max(0, len(str(tokens)) - 3)
+    return f"{round(tokens, -digits):,}"
