@@ -11,7 +11,7 @@ from sojourn.metrics.errors import SojournError
 
 def bench(context: typer.Context) -> None:
     """Measure the engine's throughput, latency and kernels, beside other engines and the limits of the device."""
-    need("engine", "torch", "zmq", "tokenizers", "safetensors")
+    need("torch", "zmq", "tokenizers", "safetensors")
     source = Path(__file__).parents[1]
     if not (source / "bench" / "command.py").is_file():
         raise SojournError(

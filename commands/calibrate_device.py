@@ -25,7 +25,7 @@ def calibrate_device(
 ) -> None:
     """Measure and store the limits of a device: memory bandwidth, matrix products by precision and rows, and exchanges
     between two ranks by size. With --model: what the steps of that model take on it."""
-    need("engine", "torch")
+    need("torch")
     if model is not None:
         return _calibrate_model(model, device, threads, output, set_ or [])
     if set_:

@@ -1,6 +1,5 @@
 """What the verbs share: the console, optional packages, run directories, and options with one meaning everywhere."""
 
-import importlib.util
 import os
 import re
 import shlex
@@ -18,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sojourn.metrics.errors import InputError, SojournError
+from sojourn.metrics.installed import need as need
 
 if TYPE_CHECKING:
     from sojourn.metrics.run.directory import RunDirectory
@@ -26,11 +26,6 @@ RUNS = Path("runs")
 GIVEN = "sojourn.given"  # in the meta of a context: the words behind the program's name
 MOST_OFFERED = 5  # runs of a folder
 HEADER_VARIABLE = "SOJOURN_HEADER_"  # and the name of the header: the run files have this in place of the value
-EXTRAS = {
-    "engine": ("torch", "fastapi", "uvicorn", "zmq", "tokenizers", "jinja2", "safetensors"),
-    "loadgen": ("locust", "gevent", "httptools"),
-    "kv-events": ("zmq",),
-}
 
 ScenarioArgument = Annotated[str, typer.Argument(help="name of a bundled scenario, or a scenario file")]
 RunArgument = Annotated[Path, typer.Argument(help="a run directory, such as runs/demo")]
@@ -151,18 +146,6 @@ def header_variable(name: str) -> str:
     return HEADER_VARIABLE + re.sub(r"\W", "_", name).upper()
 
 
-def need(extra: str, *modules: str) -> None:
-    """Raises SojournError with the command that installs an extra if one of its packages is missing.
-
-    `modules`: the packages that the verb imports, if not all of the extra.
-    """
-    missing = [name for name in modules or EXTRAS[extra] if importlib.util.find_spec(name) is None]
-    if missing:
-        raise SojournError(
-            f"this command needs {', '.join(missing)}; install its extra, in Sojourn's folder: pip install '.[{extra}]'"
-        )
-
-
 @contextmanager
 def working(what: str) -> Iterator[None]:
     """Shows on a terminal what is going on and for how long. On stderr, so that a pipe gets the result alone."""
@@ -194,7 +177,7 @@ def open_run(path: Path, objectives: Sequence[Mapping[str, Any]] | None = None) 
 
     path = find_run(path)
     _refuse_folder_of_runs(path)
-    if path.is_dir() and importlib.util.find_spec("httptools"):
+    if path.is_dir():
         from sojourn.loadgen.run.run_files import recover
 
         recover(path)

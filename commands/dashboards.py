@@ -37,7 +37,7 @@ def write(
     """Write the files; nothing is started."""
     if context.invoked_subcommand is not None:
         return
-    need("ui", "grafanalib")
+    need("grafanalib")
     from sojourn.dashboards.alerts import AlertOptions
     from sojourn.dashboards.build import build_dashboards
 
@@ -74,7 +74,7 @@ def up(
 
     With Docker it is Prometheus and Grafana, else Debian's prometheus and the app, which draws the same panels.
     """
-    need("ui", "grafanalib", "streamlit", "plotly")
+    need("ui")
     from sojourn.commands.dashboards_up import Places, run_stack
 
     try:

@@ -64,8 +64,7 @@ def run_cases(
 
     A base workload runs before the cases on it: a case counts where it keeps its objectives 10 points less often.
     """
-    need("engine")
-    need("loadgen")
+    need("engine", "loadgen")
     from sojourn.engine.options import check_settings
     from sojourn.loadgen.faults.case import case_names, load_case
     from sojourn.loadgen.faults.run_cases import Campaign, FailedRun, plan_runs, run_planned

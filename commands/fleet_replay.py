@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sojourn.commands.cli import RunArgument, need, open_run, out, print_json, table
+from sojourn.commands.cli import RunArgument, open_run, out, print_json, table
 from sojourn.metrics.errors import InputError
 from sojourn.metrics.prediction import ROUTINGS
 from sojourn.scripting.changes import grid, label
-from sojourn.scripting.predictor import REPLAY_NEEDS
 
 if TYPE_CHECKING:
     from sojourn.replay.fleet.answer import FleetAnswer
@@ -45,8 +44,6 @@ def replay(
 
     The steps take as long as those of RUN, without its accidents. Starts no server and computes nothing with the model.
     """
-    need("engine", *REPLAY_NEEDS)
-    need("loadgen", "numpy")
     from sojourn.metrics.machine.host import usable_cores
     from sojourn.metrics.run.fleet import refuse_fleet
     from sojourn.replay.fleet.answer import FleetQuestion, fleet_answers

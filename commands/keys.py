@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from sojourn.commands.cli import need, out, table
+from sojourn.commands.cli import out, table
 from sojourn.commands.help_page import HelpPage
 from sojourn.metrics.errors import InputError
 
@@ -22,7 +22,6 @@ def create(
     metrics: Annotated[bool, typer.Option("--metrics", help="open /metrics alone")] = False,
 ) -> None:
     """Print a new key once, and append its hash to the file. A server that uses the file reads it within a second."""
-    need("engine")
     from sojourn.engine.server.gateway.access.keys import append_key, create_key
     from sojourn.engine.server.gateway.access.rules import load_rules
 
@@ -45,7 +44,6 @@ def create(
 @keys.command("list")
 def list_keys(file: FileOption = Path("keys.yaml")) -> None:
     """List ids, tenants and scopes. To revoke a key, delete its line in the file."""
-    need("engine")
     from sojourn.engine.server.gateway.access.rules import load_rules
 
     shown = table("id", "tenant", "scope", "created", text=("id", "tenant", "scope", "created"))

@@ -71,7 +71,7 @@ def kv_lens(
         raise InputError("--json takes --once: a page that goes on has no end to print")
     if no_goodput:
         raise InputError("--no-goodput is for a run; nothing is replayed of live servers")
-    need("kv-events", "zmq")
+    need("zmq")
     _of_servers(live, replay or [], topic, metrics or [], run_dir, for_ if once else None, as_json=json)
 
 

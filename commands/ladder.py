@@ -1,6 +1,5 @@
 """`sojourn dev ladder`: what each technique of a serving engine gives on this machine, one setting at a time."""
 
-import importlib.util
 import shlex
 import sys
 from pathlib import Path
@@ -24,6 +23,7 @@ from sojourn.commands.cli import (
 )
 from sojourn.commands.sweep_options import search_progress
 from sojourn.metrics.errors import InputError
+from sojourn.metrics.installed import is_installed
 
 if TYPE_CHECKING:
     from sojourn.metrics.compare.ladder import Ladder, Step
@@ -54,8 +54,7 @@ def ladder(
     once, then again, so that a drift of the machine does not look like an effect. The same command continues after an
     interruption. With the bundled scenario two repeats take about twelve minutes on two cores.
     """
-    need("loadgen")
-    need("engine")
+    need("engine", "loadgen")
     from sojourn.engine.options import assignments, check_settings
     from sojourn.loadgen.scenario.options import LoadOptions, with_options
     from sojourn.loadgen.scenario.scenario import load_scenario
@@ -86,7 +85,7 @@ def ladder(
         print_json({"ladder": measured, "steps": found})
     else:
         _print(measured, found)
-        if importlib.util.find_spec("plotly"):
+        if is_installed("plotly"):
             from sojourn.ui.markup.ladder_report import write_ladder_report
 
             out.print(f"HTML report    {write_ladder_report(folder)}", markup=False)

@@ -66,7 +66,7 @@ def _report(
         )  # fmt: skip
         return _with_template(lint_run(opened := open_run(Path(target))), opened)
     requests = requests or MOST_PROMPTS
-    need("loadgen", "tokenizers")
+    need("tokenizers")
     from sojourn.loadgen.scenario.scenario import bundled_scenarios, load_scenario
 
     if target in bundled_scenarios() or Path(target).suffix in (".yaml", ".yml"):
@@ -158,7 +158,7 @@ def _lint_written(
 
 def _template(model: str, notes: list[str]) -> "tuple[ChatTemplate | None, list[Finding]]":
     """The template of the model and what is wrong with it; None, and a note, where there is none to read."""
-    need("engine", "jinja2")
+    need("jinja2")
     from sojourn.engine.config import model_folder
     from sojourn.engine.token.text.template import ChatTemplate
     from sojourn.engine.token.text.template_lint import lint_template

@@ -19,7 +19,7 @@ def mcp(
 
     Its tools only read. An agent's configuration starts it: command `sojourn`, arguments `mcp --runs FOLDER`.
     """
-    need("mcp", "mcp")
+    need("mcp")
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; give the folder that holds run directories, such as runs")
     from sojourn.scripting.mcp_server import build_server

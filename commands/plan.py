@@ -11,7 +11,6 @@ from rich.console import Console
 from sojourn.commands.cli import (
     RunArgument,
     SloOption,
-    need,
     new_run,
     open_run,
     out,
@@ -23,7 +22,6 @@ from sojourn.commands.cli import (
 )
 from sojourn.commands.repeat_run import check_repeatable, repeat_run
 from sojourn.metrics.errors import InputError, ReplayError
-from sojourn.scripting.predictor import REPLAY_NEEDS
 
 if TYPE_CHECKING:
     from sojourn.metrics.prediction import Change, Predictor
@@ -56,7 +54,6 @@ def plan(
     Prints the best settings, their frontier from low load to overload, the walls that bind there, and what twice the
     memory, the bandwidth, the arithmetic or the replicas would buy. Starts no server, except with --confirm.
     """
-    need("engine", *REPLAY_NEEDS)
     from sojourn.metrics.machine.host import usable_cores
     from sojourn.metrics.run.fleet import refuse_fleet
     from sojourn.replay.predictor import predictor_of

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 def check_repeatable(run: "RunDirectory") -> None:
     """Raises SojournError where the run cannot be repeated here."""
-    need("engine")
-    need("loadgen")
+    need("engine", "loadgen")
     from sojourn.loadgen.run.experiment import SCENARIO_FILE
 
     if not (run.path / SCENARIO_FILE).is_file() or not _given(run.meta()):

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import msgspec
 import typer
 
-from sojourn.commands.cli import RunArgument, SloOption, need, open_run, out, print_json, slo_objectives
+from sojourn.commands.cli import RunArgument, SloOption, open_run, out, print_json, slo_objectives
 from sojourn.scripting.changes import grid, label
-from sojourn.scripting.predictor import REPLAY_NEEDS
 
 if TYPE_CHECKING:
     from sojourn.metrics.prediction import Interval, Prediction
@@ -42,7 +41,6 @@ def replay(
     Prints the recorded run, the run replayed unchanged as its own check, and each change, with the interval in which 8
     of 10 outcomes are expected. Starts no server and computes nothing with the model.
     """
-    need("engine", *REPLAY_NEEDS)
     from sojourn.diagnosis.expectation import with_expectation
     from sojourn.metrics.machine.host import usable_cores
     from sojourn.replay.predictor import predictor_of

@@ -26,7 +26,7 @@ def report(
     slo: SloOption = None,
 ) -> None:
     """Write a run's diagnosis and figures as one self-contained HTML file."""
-    need("ui", "plotly")
+    need("plotly")
     from sojourn.ui.markup.run_report import write_report
 
     objectives = slo_objectives(slo)

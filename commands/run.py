@@ -64,8 +64,7 @@ def run(
             "nothing says what to send; name a scenario, such as `sojourn run demo`, or give --rate, --duration or "
             "--requests"
         )
-    need("engine")
-    need("loadgen")
+    need("engine", "loadgen")
     from sojourn.engine.options import assignments, check_settings
     from sojourn.loadgen.run.experiment import run_scenario
     from sojourn.loadgen.scenario.scenario import with_fleet

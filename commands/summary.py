@@ -1,6 +1,5 @@
 """What runs begin and end with: the diagnosis, the terminal and HTML reports, and the command that opens the app."""
 
-import importlib.util
 import sys
 from typing import TYPE_CHECKING
 
@@ -8,6 +7,7 @@ import msgspec
 
 from sojourn.commands.cli import out, program_name, writing
 from sojourn.loadgen.exit_code import MOST_FAILED, exit_code
+from sojourn.metrics.installed import is_installed, say_missing
 
 if TYPE_CHECKING:
     from sojourn.diagnosis.verdict import Diagnosis
@@ -56,8 +56,8 @@ def _summarise(run: "RunDirectory") -> int:
     from sojourn.metrics.statistics.resolution import resolution_sentence
 
     diagnosis = diagnose_run(run)
-    html = "needs plotly: pip install '.[ui]', then sojourn report"
-    if importlib.util.find_spec("plotly"):
+    html = say_missing(["plotly"], "it")
+    if is_installed("plotly"):
         from sojourn.ui.markup.run_report import write_report
 
         html = write_report(run, diagnosis, run.path / "report.html")

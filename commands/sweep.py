@@ -1,6 +1,5 @@
 """`sojourn capacity --rates`: goodput over a grid of rates."""
 
-import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ from sojourn.commands import sweep_options as options
 from sojourn.commands.cli import RUNS, out, print_json, table
 from sojourn.loadgen.exit_code import exit_code
 from sojourn.metrics.errors import InputError
+from sojourn.metrics.installed import is_installed
 
 if TYPE_CHECKING:
     from sojourn.loadgen.search.points import Frontier, Point, Rate
@@ -34,7 +34,7 @@ def measure_rates(plan: "SweepPlan", folder: Path | None, json: bool) -> None:
         print_json({"rates": found, "frontier": best, "largest_rate": largest_rate(found)})
     else:
         _print(search.points, found, best)
-        if importlib.util.find_spec("plotly"):
+        if is_installed("plotly"):
             from sojourn.ui.markup.sweep_report import write_sweep_report
 
             out.print(f"HTML report    {write_sweep_report(folder)}")

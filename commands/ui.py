@@ -17,7 +17,7 @@ def ui(
     read_only: Annotated[bool, typer.Option("--read-only", help="start no scenario from the app")] = False,
 ) -> None:
     """Open the web app: live servers, each run from overview to usage, two runs compared, scenarios started."""
-    need("ui", "streamlit", "plotly")
+    need("streamlit", "plotly")
     from sojourn.ui.launch import open_app
 
     if run is not None:

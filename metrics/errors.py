@@ -24,6 +24,7 @@ SojournError                  exit code 1
 ├── BuildError                engine.compute.cpp.extension: the C++ kernels cannot be built
 ├── ClientFailed              bench.load_generators.accuracy
 ├── LLMError                  engine.llm
+├── PackageMissing            metrics.installed: an answer needs a package that is not installed
 └── ApiError                  engine.server.errors: with the HTTP status of the refusal
 """
 

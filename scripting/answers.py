@@ -1,6 +1,5 @@
 """What a run answers, as documents: used by the command line, by `sojourn.open` and by the MCP server."""
 
-import importlib.util
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,6 @@ from sojourn.metrics.run.directory import RunDirectory
 from sojourn.metrics.run.join import uncertainty_sentence
 from sojourn.metrics.run.server_alone import is_server_alone, requests_of
 from sojourn.scripting.documents import Ledger, Replay, RunToRun
-from sojourn.scripting.predictor import REPLAY_NEEDS
 
 if TYPE_CHECKING:
     from sojourn.metrics.prediction import Change
@@ -42,12 +40,7 @@ def diagnosis_of(run: RunDirectory, against: RunDirectory | None = None, *, fres
 
 
 def replay_of(run: RunDirectory, changes: "Sequence[Change]", *, processes: int = 1) -> Replay:
-    """Replays a run with each of the changes. Raises ReplayError, with a sentence, also where the engine extra is not
-    installed."""
-    if missing := [name for name in REPLAY_NEEDS if importlib.util.find_spec(name) is None]:
-        raise ReplayError(
-            f"a replay needs {', '.join(missing)}; install the extra, in Sojourn's folder: pip install '.[engine]'"
-        )
+    """Replays a run with each of the changes. Raises ReplayError."""
     from sojourn.replay.predictor import predictor_of
 
     return replayed(predictor_of(run, processes=processes), changes)

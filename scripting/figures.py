@@ -1,9 +1,9 @@
 """The figures of the app, for notebooks: `run.figures.ledger()`, …. Needs the ui extra."""
 
-import importlib.util
 from typing import TYPE_CHECKING
 
 from sojourn.metrics.errors import SojournError
+from sojourn.metrics.installed import need
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -19,8 +19,7 @@ class Figures:
 
     @classmethod
     def of(cls, path) -> "Figures":
-        if importlib.util.find_spec("plotly") is None:
-            raise SojournError("figures need plotly; install the extra, in Sojourn's folder: pip install '.[ui]'")
+        need("plotly", what="a figure")
         from sojourn.ui.run_data import load
 
         return cls(load(path))

@@ -18,9 +18,9 @@ from pydantic import Field
 
 from sojourn.live.watch.fetch import base_of
 from sojourn.metrics.errors import InputError, RunDataError, SojournError
-from sojourn.metrics.machine.host import own_version
 from sojourn.metrics.request.objectives import parse_bounds
 from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.version import own_version
 from sojourn.scripting.documents import RunList, plain
 
 INSTRUCTIONS = (

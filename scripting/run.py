@@ -1,6 +1,5 @@
 """A run as an object: its tables as DataFrames, and its answers."""
 
-import importlib.util
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +36,7 @@ class Run:
         RunDataError."""
         path = Path(path)
         found = RUNS / path if not path.exists() and (RUNS / path).is_dir() else path
-        if found.is_dir() and importlib.util.find_spec("httptools"):
+        if found.is_dir():
             from sojourn.loadgen.run.run_files import recover
 
             recover(found)
@@ -139,7 +138,7 @@ class Run:
         """What the run would have been with something changed: `run.replay(max_num_seqs=[32, 64], device_speed=2)`.
 
         Names are those of `sojourn replay --set`; a list of values makes a grid; `removed={"client.network": 1}` takes
-        time of an account away. Needs the engine extra. Raises InputError and ReplayError.
+        time of an account away. Raises InputError and ReplayError.
         """
         from sojourn.scripting.answers import replay_of
         from sojourn.scripting.changes import changes_of
@@ -148,8 +147,7 @@ class Run:
 
     def kv_lens(self, *, with_goodput: bool = False) -> "KvLens":
         """What the KV cache held, evicted and missed, and what more memory would hit. `with_goodput`: with replays that
-        say what twice the memory is worth, which need the engine extra. Raises RunDataError where the run tells nothing
-        of its cache."""
+        say what twice the memory is worth. Raises RunDataError where the run tells nothing of its cache."""
         from sojourn.scripting.answers import kv_lens_of
 
         return kv_lens_of(self.directory, with_goodput=with_goodput)

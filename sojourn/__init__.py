@@ -4,11 +4,12 @@ Importing it loads no package: pandas, the engine and plotly load when an answer
 `sojourn.commands.program`; `python -m sojourn` starts it, too.
 """
 
-from pathlib import Path
-from typing import TYPE_CHECKING
+import os
 
+TYPE_CHECKING = False  # of typing, whose import would take longer than the rest of this file
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     import pandas as pd
 
@@ -17,21 +18,24 @@ if TYPE_CHECKING:
     from sojourn.scripting.run import Run
 
 # In a checkout the rooms (engine/, metrics/, ...) stand beside this folder; a wheel has them in it.
-if not (_HERE := Path(__file__).parent).joinpath("metrics").is_dir():
-    __path__.append(str(_HERE.parent))
+_HERE = os.path.dirname(__file__)
+if not os.path.isdir(os.path.join(_HERE, "metrics")):
+    __path__.append(os.path.dirname(_HERE))
 
 __all__ = ["kv_lens", "list_runs", "open", "watch"]
 
 
-def open(path: Path | str) -> "Run":
+def open(path: "Path | str") -> "Run":
     """Opens a run directory, by path or by its name in runs/. Raises `metrics.errors.RunDataError` where it is none."""
     from sojourn.scripting.run import Run
 
     return Run.open(path)
 
 
-def list_runs(folder: Path | str = "runs") -> "pd.DataFrame":
+def list_runs(folder: "Path | str" = "runs") -> "pd.DataFrame":
     """The runs in a folder, newest first, one row each. Columns: see `metrics.run.listing.ListedRun`."""
+    from pathlib import Path
+
     from sojourn.metrics.run.listing import frame_of, list_runs
 
     return frame_of(list_runs(Path(folder)))
@@ -54,8 +58,11 @@ def kv_lens(
     """What the KV caches of live servers hold, evict and would gain from more memory, after so many seconds of their KV
     events. `addresses`: such as "tcp://127.0.0.1:5557", or http addresses of servers that say where they publish.
 
-    Needs the kv-events extra. Raises `metrics.errors.InputError` and `ServerError`.
+    Raises `metrics.errors.InputError`, `ServerError` and, without the kv-events extra, `PackageMissing`.
     """
+    from sojourn.metrics.installed import need
+
+    need("zmq", what="reading KV events")
     from sojourn.live.kv_lens.addresses import endpoints_from
     from sojourn.live.kv_lens.session import lens_once
 
@@ -65,6 +72,6 @@ def kv_lens(
 
 def main() -> None:
     """The entry point of the command line."""
-    from sojourn.commands.program import main
+    from sojourn.commands.entry import main
 
     main()

@@ -19,8 +19,8 @@ ROOMS = tuple(room for floor in FLOORS for room in floor)
 # The floors inside a room.
 INSIDE = {
     "metrics": (
-        ("errors", "whole_file", "cells", "ledger"),
-        ("records", "statistics", "prediction", "usage"),
+        ("errors", "whole_file", "cells", "ledger", "version"),
+        ("installed", "records", "statistics", "prediction", "usage"),
         ("steps", "machine"),
         ("run",),
         ("memory", "compute"),

@@ -1,7 +1,6 @@
 """A scenario that the app starts: `sojourn run` or `sojourn load` as a process of its own, one at a time."""
 
 import atexit
-import importlib.util
 import os
 import re
 import signal
@@ -19,12 +18,12 @@ import yaml
 
 from sojourn.live.watch.fetch import base_of
 from sojourn.metrics.errors import InputError, RunDataError
+from sojourn.metrics.installed import missing, say_missing
 from sojourn.metrics.run.directory import RunDirectory
 
 ROOT = Path(__file__).parents[1]
 SCENARIOS = ROOT / "scenarios"
-NEEDS = {"run": ("torch", "fastapi", "locust", "httptools"), "load": ("locust", "httptools")}
-EXTRAS = {"run": "engine,loadgen", "load": "loadgen"}
+NEEDS = {"run": ("engine", "loadgen"), "load": ("loadgen",)}
 STAGES = ("starting server", "preparing load", "sending", "stopping server", "gathering", "measuring normal speed")
 STOP_TIMEOUT_S = 30  # an experiment that is stopped gathers its records first
 LAST_BYTES = 20_000  # of the output, that are looked at
@@ -40,15 +39,10 @@ def bundled() -> dict[str, str]:
     return found
 
 
-def missing(verb: str) -> str:
+def why_not(verb: str) -> str:
     """Why a verb cannot be started, or ""."""
-    lacking = [name for name in NEEDS[verb] if importlib.util.find_spec(name) is None]
-    if not lacking:
-        return ""
-    return (
-        f"`sojourn {verb}` needs {', '.join(lacking)}. Install the extras, in Sojourn's folder: "
-        f"`pip install '.[{EXTRAS[verb]}]'`."
-    )
+    lacking = missing(*NEEDS[verb])
+    return f"{say_missing(lacking, f'`sojourn {verb}`')}." if lacking else ""
 
 
 def command_of(

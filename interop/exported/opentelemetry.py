@@ -15,6 +15,7 @@ from typing import Any
 from sojourn.interop.exported.request_outcome import Bounds, bounds_of, latencies_ns, met
 from sojourn.interop.exported.spans import Parent, Span, account_spans, is_sampled, moments, parent_of, root_span
 from sojourn.metrics.errors import ServerError
+from sojourn.metrics.installed import say_missing
 from sojourn.metrics.records import RequestRecord
 
 EXPORT_SECONDS = 1.0
@@ -123,9 +124,7 @@ class _Otlp:
             from opentelemetry.sdk.resources import Resource
             from opentelemetry.sdk.util.instrumentation import InstrumentationScope
         except ImportError as error:
-            raise ServerError(
-                f"otlp_endpoint needs the package {error.name}; in Sojourn's folder: pip install '.[otel]'"
-            ) from None
+            raise ServerError(say_missing(["opentelemetry"], "otlp_endpoint")) from error
         self._api, self._sdk = trace, sdk
         self._offset_ns = wall_offset_ns
         self._ids = random.Random()

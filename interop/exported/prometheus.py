@@ -21,10 +21,10 @@ from sojourn.interop.exported.prometheus_system import SystemFold
 from sojourn.interop.exported.vllm_names import EngineFacts, VllmNames
 from sojourn.metrics.catalog.catalog import CATALOG
 from sojourn.metrics.catalog.metric import Metric
-from sojourn.metrics.machine.host import own_version
 from sojourn.metrics.records import RequestRecord
 from sojourn.metrics.request.objectives import EVERY_CLASS, OBJECTIVES, objectives_of
 from sojourn.metrics.steps import Steps
+from sojourn.metrics.version import own_version
 
 FOLDED_AT_ONCE, FOLDED_TOKENS = 128, 32_768  # requests, or the tokens that they have: a fold stays a few milliseconds
 Objectives = Sequence[Mapping[str, Any]]  # as in run.json: [{"klass": "chat", "ttft_ms": 500, "source": "…"}, …]

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from sojourn.metrics.errors import InputError
+from sojourn.metrics.installed import PackageMissing, say_missing
 
 LARGEST_FILE = 4 << 30  # bytes: it is read into memory
 Attribute = str | int | float | bool | list[Any] | None
@@ -59,9 +60,7 @@ def spans_of(message: bytes) -> list[SpanData]:
         from google.protobuf.message import DecodeError
         from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
     except ImportError as error:
-        raise InputError(
-            f"spans in protobuf need the package {error.name}; in Sojourn's folder: pip install '.[otel]'"
-        ) from None
+        raise PackageMissing(say_missing(["opentelemetry"], "reading spans in protobuf")) from error
     try:
         parsed = ExportTraceServiceRequest.FromString(message)
     except DecodeError as error:

@@ -1,6 +1,6 @@
 """What a KV lens says, as data: the terminal, the app, `--json`, notebooks and the MCP tool all show this."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -15,6 +15,16 @@ TIMES = {
     "idle_before_reuse": "last reader left → read again, of blocks that were still there",
     "evicted_before_needed": "evicted → computed again",
 }
+
+
+class Second(NamedTuple):
+    """Blocks of the devices, all servers together, up to a moment."""
+
+    ns: int
+    held: int
+    stored: int
+    stored_again: int
+    removed: int
 
 
 class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):

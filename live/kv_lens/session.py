@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pandas as pd
@@ -13,18 +13,19 @@ import pandas as pd
 from sojourn.interop.sources.page import rows_of
 from sojourn.interop.sources.translate import Growth, key
 from sojourn.interop.sources.view import settings_in
-from sojourn.live.kv_lens.document import KvLens
+from sojourn.live.kv_lens.document import KvLens, Second
 from sojourn.live.kv_lens.of_events import Baseline, Lookups, baseline_of, lens_of_events
 from sojourn.live.kv_lens.sockets import EventReader, KvEndpoint
 from sojourn.live.watch.fetch import base_of, fetch
 from sojourn.live.watch.window import Window
 from sojourn.metrics.errors import InputError, RunDataError, ServerError
-from sojourn.metrics.machine.host import hardware, own_version
+from sojourn.metrics.machine.host import hardware
 from sojourn.metrics.memory.pool_history import BlockHistory
 from sojourn.metrics.records import KvEventRecord
 from sojourn.metrics.run.directory import RunDirectory
 from sojourn.metrics.run.recorder import Recorder
 from sojourn.metrics.run.server_alone import SERVER_ALONE
+from sojourn.metrics.version import own_version
 
 SCRAPE_SECONDS = 1.0
 DESCRIBE_SECONDS = 10.0  # between two writings of what run.json says of the events
@@ -34,16 +35,6 @@ PREFIX_TOKENS = "sojourn_memory_prefix_tokens_total"
 HIT, MISS = (key(PREFIX_TOKENS, (("result", result),)) for result in ("hit", "miss"))
 UNUSABLE = {"vllm": 1}  # blocks of a pool that hold nothing: vLLM's first one is a placeholder
 KV_EVENTS = "kv_events"  # what run.json says of the events
-
-
-class Second(NamedTuple):
-    """Blocks of the devices, all servers together, up to a moment."""
-
-    ns: int
-    held: int
-    stored: int
-    stored_again: int
-    removed: int
 
 
 class Counter:

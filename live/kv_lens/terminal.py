@@ -9,8 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sojourn.diagnosis.terminal.time_spent import bar, ruled_table, section
-from sojourn.live.kv_lens.document import TIMES, CurvePoint, KvLens
-from sojourn.live.kv_lens.session import Second
+from sojourn.live.kv_lens.document import TIMES, CurvePoint, KvLens, Second
 from sojourn.live.watch.terminal import sparkline
 
 HIT_COLOUR, MISS_COLOUR = "green", "red"

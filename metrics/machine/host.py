@@ -5,12 +5,13 @@ import platform
 import shutil
 import subprocess
 import time
-import tomllib
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+from sojourn.metrics.version import own_version
 
 _PACKAGES = (
     "torch",
@@ -48,15 +49,6 @@ def hardware() -> dict[str, Any]:
 def usable_cores() -> int:
     """Cores that this process may use; of a system that does not say which, all."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def own_version() -> str:
-    """Of Sojourn as it is installed, or of the checkout that runs without being installed."""
-    try:
-        return version("sojourn")
-    except PackageNotFoundError:
-        project = Path(__file__).parents[2] / "pyproject.toml"
-        return tomllib.loads(project.read_text(encoding="utf-8"))["project"]["version"]
 
 
 def versions() -> dict[str, str]:

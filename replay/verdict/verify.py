@@ -9,8 +9,8 @@ import msgspec
 
 from sojourn.metrics.compare.samples import read_run, same_schedule
 from sojourn.metrics.compare.settings import FOLLOWS, WITHOUT_EFFECT, engine_of, identity
-from sojourn.metrics.errors import InputError, ReplayError
-from sojourn.metrics.prediction import Change, Interval, Prediction, Predictor, change_text, settings_text
+from sojourn.metrics.errors import InputError
+from sojourn.metrics.prediction import Change, Interval, Prediction, Predictor, change_text
 from sojourn.metrics.run.directory import RunDirectory, engine_settings, section
 from sojourn.replay.verdict.ledger import Checked, LedgerEntry
 from sojourn.replay.verdict.measured import SHARE, measured_figures, num_measured, predicted_figures
@@ -99,12 +99,11 @@ def claims(diagnosis: Mapping[str, Any] | None) -> list[Claim]:
 
 
 def chosen_claim(
-    changed: Mapping[str, tuple[Any, Any]], stated: Sequence[Claim], make_predictor: Callable[[], Predictor | None]
+    changed: Mapping[str, tuple[Any, Any]], stated: Sequence[Claim], make_predictor: Callable[[], Predictor]
 ) -> tuple[Claim, list[str]]:
     """The prediction of exactly these changes: one that was stated, or else a replay of them.
 
-    The predictor is made where it is needed; None where no replay can be made. Raises ReplayError where nothing
-    predicts the changes.
+    The predictor is made where it is needed. Raises ReplayError where nothing predicts the changes.
     """
     after = {name: value for name, (_, value) in changed.items()}
     for claim in stated:
@@ -115,11 +114,6 @@ def chosen_claim(
         for claim in stated[:2]
     ]
     predictor = make_predictor()
-    if predictor is None:
-        raise ReplayError(
-            f"nobody predicted {settings_text(after) or 'no change of settings'} of this run, and no replay can be "
-            "made here; install the engine's packages: pip install '.[engine]'"
-        )
     predictor.check(Change(settings=after))
     (prediction,) = predictor.predict([Change(settings=after)])
     return Claim(prediction, "replay", ""), notes

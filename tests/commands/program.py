@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
 
-from sojourn.commands import program
+from sojourn.commands import entry
 
 
 class Done(NamedTuple):
@@ -21,11 +21,12 @@ class Done(NamedTuple):
 def run_program(*arguments: str, cwd: Path = Path(".")) -> Done:
     """What `sojourn ARGUMENTS` prints, and its exit code. For what ends before it starts a process or a thread."""
     out, err, code = io.StringIO(), io.StringIO(), 0
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    handlers = {number: signal.getsignal(number) for number in entry.STOPS}
     environment = dict(os.environ)
-    with chdir(cwd), patch.object(sys, "argv", ["sojourn", *arguments]), redirect_stdout(out), redirect_stderr(err):
+    with chdir(cwd), patch.object(sys, "argv", ["sojourn", *arguments]), redirect_stdout(out), redirect_stderr(err), \
+            patch.object(sys, "unraisablehook", sys.unraisablehook):  # fmt: skip
         try:
-            program.main()
+            entry.main()
         except SystemExit as ended:
             code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         finally:

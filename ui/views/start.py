@@ -8,7 +8,7 @@ import streamlit as st
 from sojourn.metrics.errors import InputError
 from sojourn.ui.address import named
 from sojourn.ui.page import stop_with, style
-from sojourn.ui.scenario_process import Launcher, Started, bundled, command_of, missing
+from sojourn.ui.scenario_process import Launcher, Started, bundled, command_of, why_not
 from sojourn.ui.text import markdown
 
 OURS, RUNNING = "Sojourn's engine", "a server that runs already"
@@ -53,7 +53,7 @@ def choose() -> None:
             settings = st.text_area("Engine settings", placeholder="max_num_seqs=16", key="settings", height=90,
                                     help="KEY=VALUE, one a line; as `--set`")  # fmt: skip
     verb = "load" if where == RUNNING else "run"
-    if reason := missing(verb):
+    if reason := why_not(verb):
         st.warning(reason, icon=":material/extension_off:")
         return
     if where == RUNNING and not url:

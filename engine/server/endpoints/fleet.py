@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from sojourn.engine.server.front import Front
-from sojourn.metrics.machine.host import own_version
+from sojourn.metrics.version import own_version
 
 
 def add_fleet_routes(app: FastAPI, front: Front) -> None:

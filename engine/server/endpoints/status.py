@@ -9,7 +9,7 @@ from sojourn.engine.server.core.sequence import oldest_wait_seconds
 from sojourn.engine.server.endpoints.sleep import ASLEEP
 from sojourn.engine.server.front import Front
 from sojourn.interop.exported.prometheus_series import merged
-from sojourn.metrics.machine.host import own_version
+from sojourn.metrics.version import own_version
 
 
 def add_status_routes(app: FastAPI, front: Front) -> None:

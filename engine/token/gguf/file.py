@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sojourn.metrics.errors import ModelError
+from sojourn.metrics.installed import say_missing
 
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 
@@ -53,7 +54,7 @@ def _opened(path: Path, size: int, changed_ns: int) -> GGUFFile:
     try:
         from gguf import GGUFReader
     except ImportError:
-        raise ModelError("GGUF files need the package gguf; install sojourn[engine]") from None
+        raise ModelError(say_missing(["gguf"], "a GGUF file")) from None
     try:
         # The reader keeps an object for each entry of the vocabulary, so it goes when the values are taken out.
         reader = GGUFReader(path)

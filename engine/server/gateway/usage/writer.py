@@ -11,10 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from sojourn.metrics.errors import RunDataError
-from sojourn.metrics.machine.host import own_version
 from sojourn.metrics.run.outage import WriteOutage
 from sojourn.metrics.usage.files import file_name, lock, unlock
 from sojourn.metrics.usage.record import FileHead, Line, encode
+from sojourn.metrics.version import own_version
 
 log = logging.getLogger(__name__)
 MOST_WAITING = 65_536  # lines that wait in memory for a disk that is full; more are lost

@@ -1,0 +1,157 @@
+"""Without torch: each verb either does its work or names the smallest install that it needs, in one sentence."""
+
+import importlib.metadata
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import typer
+
+from sojourn.commands.program import app
+from sojourn.metrics.installed import EXTRAS, install_command
+from tests.metrics.synthetic import PLANTS, synthetic_run
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+DEAD = "http://127.0.0.1:9"  # no server answers there
+NO_SERVER = "no server answers"
+LOADGEN, UI, ENGINE, MCP, EVENTS = (
+    f"pip install '.[{extra}]'" for extra in ("loadgen", "ui", "engine", "mcp", "kv-events")
+)
+BOTH = "pip install '.[engine,loadgen]'"
+# The command line of each verb, and what it says: a word of its answer, or the install that it names. The first is with
+# the base install, the second with loadgen and ui; one that stands alone is of both.
+VERBS: dict[str, tuple[str, ...]] = {
+    "bench-serve": (f"bench-serve --model m --base-url {DEAD}", LOADGEN, NO_SERVER),
+    "calibrate client": ("calibrate client --help", "load generator"),
+    "calibrate device": ("calibrate device", ENGINE),
+    "capacity": (f"capacity steady-chat --rates 1 --base-url {DEAD}", LOADGEN, NO_SERVER),
+    "compare": ("compare runs/a runs/b", "margin 5%"),
+    "dev bench": ("dev bench offline", ENGINE),
+    "dev faults list": ("dev faults list", "faults"),
+    "dev faults prove": ("dev faults prove none", LOADGEN, "none"),
+    "dev faults run": ("dev faults run", BOTH, ENGINE),
+    "dev faults score": ("dev faults score none", "none"),
+    "dev ladder": ("dev ladder", BOTH, ENGINE),
+    "diagnose": ("diagnose runs/a", "max_num_seqs="),  # a fix with its predicted effect
+    "explain": ("explain runs/a --slowest ttft", "request.queue"),
+    "export": ("export runs/a --to vllm --output exported.json", "wrote"),
+    "import": ("import none.json", "none.json"),
+    "join": ("join runs/a runs/b", "records of a server already"),
+    "kv-lens": ("kv-lens runs/a", "no hashes of blocks"),
+    "lint": ("lint steady-chat", LOADGEN, "nothing found|note"),
+    "load": (f"load demo --base-url {DEAD}", LOADGEN, NO_SERVER),
+    "mcp": ("mcp", MCP),
+    "plan": ("plan runs/a", "no model shape"),
+    "replay": ("replay runs/a --set max_num_seqs=18", "max_num_seqs=18"),
+    "report": ("report runs/a", UI, "wrote"),
+    "run": ("run demo", BOTH, ENGINE),
+    "runs": ("runs runs", "requests"),
+    "serve": ("serve tiny-model", ENGINE),
+    "server dashboards": ("server dashboards --output boards", UI, "boards"),
+    "server dashboards up": ("server dashboards up --help", "Grafana"),
+    "server fleet replay": (
+        "server fleet replay runs/a --trace AzureLLMInferenceTrace_code.csv --requests 20", "requests",
+    ),
+    "server fleet up": ("server fleet up 2", ENGINE),
+    "server keys create": ("server keys create --tenant t --file keys.yaml", "sk-"),
+    "server keys list": ("server keys list --file keys.yaml", "t"),
+    "server quantize": ("server quantize tiny-model --to int8 --out out", ENGINE),
+    "server usage": ("server usage runs/a", "usage"),
+    "ui": ("ui runs/none", UI, "none"),
+    "verify": ("verify runs/a runs/b", "hit|miss"),
+    "watch": (f"watch {DEAD} --once --for 2", NO_SERVER),
+}  # fmt: skip
+LIVE_EVENTS = ("kv-lens tcp://127.0.0.1:9 --once --for 2", EVENTS)
+# Runs command lines in an interpreter that cannot import some modules, and prints what they said.
+INTERPRETER = """
+import json, sys
+blocked, lines = json.loads(sys.argv[1])
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in blocked:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Blocked())
+import importlib.util
+real = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name.partition(".")[0] in blocked else real(name, *rest)
+from tests.commands.program import run_program
+print(json.dumps([run_program(*line.split()) for line in lines]))
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("light")
+    few = replace(PLANTS["healthy"], settings=replace(PLANTS["healthy"].settings, max_num_seqs=2))
+    many = replace(few, settings=replace(few.settings, max_num_seqs=18))
+    for name, plant in (("a", few), ("b", many)):
+        synthetic_run(folder / "runs" / name, plant=plant, requests=40, name=name)
+    return folder
+
+
+def verbs(group, path=()):
+    for name, verb in group.commands.items():
+        inner = hasattr(verb, "commands")
+        if not inner or verb.invoke_without_command:
+            yield " ".join((*path, name))
+        if inner:
+            yield from verbs(verb, (*path, name))
+
+
+def distributions(extra: str | None) -> set[str]:
+    lines = PROJECT["dependencies"] if extra is None else PROJECT["optional-dependencies"][extra]
+    return {re.split(r"[\[<>=;]", line)[0].strip().lower() for line in lines}
+
+
+def test_the_table_of_extras_is_that_of_the_package():
+    """Each module of an extra comes with a package of it; each package of an extra that runs our code is named."""
+    of_module = importlib.metadata.packages_distributions()
+    for extra, modules in EXTRAS.items():
+        given = {name.lower() for module in modules for name in of_module[module]}
+        for module in modules:
+            named = {name.lower() for name in of_module[module]}
+            assert named & distributions(extra) or module in ("mcp_types", "google"), f"{extra} does not name {module}"
+        assert distributions(extra) <= given, f"no module of {extra} stands for {distributions(extra) - given}"
+
+
+@pytest.mark.parametrize(
+    ("modules", "command"),
+    [
+        (["plotly"], UI), (["zmq"], EVENTS), (["tokenizers"], LOADGEN), (["jinja2", "tokenizers"], LOADGEN),
+        (["torch", "zmq", "tokenizers"], ENGINE), (["locust", "plotly"], "pip install '.[loadgen,ui]'"),
+        (["pandas"], "pip install ."),
+    ],
+)  # fmt: skip
+def test_the_smallest_install_is_named(modules, command):
+    assert install_command(modules) == command
+
+
+@pytest.mark.server
+@pytest.mark.parametrize(
+    "installed", [(), pytest.param(("loadgen", "ui"), marks=pytest.mark.thorough)], ids=["base", "loadgen,ui"]
+)
+def test_each_verb_answers_or_names_the_smallest_install(runs, installed):
+    missing = [module for extra, modules in EXTRAS.items() if extra not in installed for module in modules]
+    present = [module for extra in installed for module in EXTRAS[extra]]
+    present += ["zmq", "google"] if installed else []  # locust and streamlit bring them
+    blocked = sorted({*missing, "transformers", "triton"} - set(present))
+    assert sorted(verbs(typer.main.get_command(app))) == sorted(VERBS), "each verb stands in the table"
+    lines = [*VERBS.values(), *([] if installed else [LIVE_EVENTS])]
+    given = json.dumps([blocked, [line for line, *_ in lines]])
+    done = subprocess.run(
+        [sys.executable, "-c", INTERPRETER, given], cwd=runs, env={"PYTHONPATH": str(ROOT), "COLUMNS": "80"},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for (line, *says), (code, out, err) in zip(lines, json.loads(done.stdout), strict=True):
+        expected = says[-1] if installed else says[0]
+        assert "Traceback" not in out + err, f"{line}: {err}"
+        assert re.search(re.escape(expected) if "pip" in expected else expected, out + err), f"{line}: {out}{err}"
+        if "pip install" in expected:
+            assert code == 1 and err.splitlines()[-1].startswith("sojourn: ") and not out, f"{line}: {out}{err}"
