@@ -94,19 +94,19 @@ def test_no_file_prints_an_old_name():
 
 def test_help_and_version_import_no_verb():
     code = (
-        "import sys; from sojourn.commands import program; sys.argv[1:] = [{!r}]\n"
-        "try: program.main()\n"
+        "import sys, sojourn; sys.argv[1:] = [{!r}]\n"
+        "try: sojourn.main()\n"
         "except SystemExit: pass\n"
         "print(*sorted(name for name in sys.modules if name.startswith('sojourn.')), file=sys.stderr)\n"
         "print({{'pandas', 'numpy', 'pydantic', 'psutil', 'torch'}} & set(sys.modules), file=sys.stderr)"
     )
-    commands = {"cli", "help_page", "program", "verb_group", "verbs"}
-    for word in ("--help", "--version"):
+    commands = {"cli", "entry", "help_page", "program", "verb_group", "verbs"}
+    for word, needed in (("--help", commands), ("--version", {"entry"})):
         done = subprocess.run([sys.executable, "-c", code.format(word)], cwd=ROOT, capture_output=True, text=True)
         modules, heavy = done.stderr.splitlines()
         loaded = {name.split(".")[2] for name in modules.split() if name.startswith("sojourn.commands.")}
-        assert loaded == commands, word
-        assert heavy == ("set()" if word == "--help" else "{'psutil'}"), heavy
+        assert loaded == needed, word
+        assert heavy == "set()", heavy
 
 
 @pytest.mark.parametrize(
