@@ -45,8 +45,8 @@ def of_goodput(run: RunData) -> list[Drawing]:
 def attainment(run: RunData) -> Drawing:
     return Drawing(
         "Attainment", goodput.attainment(run.diagnosis.goodput),
-        "`diagnosis.json` goodput, from `client.parquet` `status`, `due_ns`, `first_token_ns`, `last_byte_ns`: the "
-        "share of the sent requests, failures included. A line on a bar is its 95 % interval.",
+        "The share of the sent requests, failures included. A line on a bar is its 95 % interval. `diagnosis.json` "
+        "goodput, from `client.parquet` `status`, `due_ns`, `first_token_ns`, `last_byte_ns`.",
     )  # fmt: skip
 
 
@@ -61,7 +61,7 @@ def accounts(run: RunData, prefix: str = "ledger", title: str = "Where the time 
     """`prefix` as in `accounts_ms`."""
     return Drawing(
         title, ledger.where_the_time_went(run.requests, prefix),
-        f"Shares of `{prefix}_*_ns` and of what no account explains, by class; the slowest tenth by `e2e_ms`.",
+        f"By class, and of the slowest tenth of the requests, end to end. `{prefix}_*_ns`, and what is left over.",
     )  # fmt: skip
 
 
@@ -69,7 +69,7 @@ def parts_of_the_time(run: RunData) -> Drawing:
     """Of a server that is known by its own metrics only."""
     return Drawing(
         "Where the time went", server.parts_of_the_time(run.diagnosis),
-        "`scrapes.parquet` against `client.parquet`: means over all requests; grey is what no metric explains.",
+        "Means over all requests; grey is what no metric explains. `scrapes.parquet` against `client.parquet`.",
     )  # fmt: skip
 
 
@@ -110,7 +110,7 @@ def of_steps(run: RunData) -> list[Drawing]:
         ),
         Drawing(
             "Stages of all steps", steps.stage_breakdown(run.steps),
-            "`steps.parquet` `stage_*_ns`: share of the wall time, and mean of a step.",
+            "Share of the wall time, and mean of a step. `steps.parquet` `stage_*_ns`.",
         ),
     ]  # fmt: skip
 
@@ -118,7 +118,7 @@ def of_steps(run: RunData) -> list[Drawing]:
 def scraped_metrics(run: RunData) -> Drawing:
     return Drawing(
         "What its own metrics showed", server.over_time(run.server, run.begin_ns),
-        "`scrapes.parquet`, one point a scrape: gauges are samples, tokens are what counters grew by.",
+        "One point per scrape: gauges are samples, tokens are what counters grew by. `scrapes.parquet`.",
     )  # fmt: skip
 
 

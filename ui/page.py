@@ -18,7 +18,7 @@ from sojourn.ui.filters import RunFilter
 from sojourn.ui.markup import confidence, fragments
 from sojourn.ui.narrowed import narrowed
 from sojourn.ui.run_data import RunData, fingerprint, load
-from sojourn.ui.text import markdown
+from sojourn.ui.text import markdown, split_source
 from sojourn.ui.theme import CONFIG, DARK_CSS, in_the_dark
 
 Made = TypeVar("Made")
@@ -152,12 +152,18 @@ def in_theme(made: Any, dark: bool) -> Any:
     return {name: in_theme(each, dark) for name, each in made.items()} if type(made) is dict else made
 
 
-def draw(title: str, figure: go.Figure, caption: str) -> None:
-    """A figure below its title, with the tables and columns that it was made from."""
+def draw(title: str, figure: go.Figure, text: str) -> None:
+    """A figure below its title; `text` says how to read it, and from which tables and columns it was made."""
     if title:
         st.subheader(title, anchor=False)
-    st.plotly_chart(in_theme(figure, is_dark()), theme=None, config=CONFIG, key=title or caption)
-    st.caption(caption)
+    st.plotly_chart(in_theme(figure, is_dark()), theme=None, config=CONFIG, key=title or text)
+    caption(text)
+
+
+def caption(text: str) -> None:
+    """Small words below a figure or a table; the files and columns in them are behind a mark."""
+    words, source = split_source(text)
+    st.caption(f"{words} source".strip() if source else words, help=source or None)
 
 
 def show_finding(run: RunData, place: int, key: str) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 
 MINUS, THIN = "−", " "
 NOTHING = "–"
+SOURCE = re.compile(r"`(?:[^`]*\.(?:parquet|jsonl?)|[a-z0-9_<>*]*_[a-z0-9_<>*]*)`")  # a file or a column of a run
 
 
 def missing(value: float | None) -> bool:
@@ -89,3 +90,16 @@ def numbered(labels: list[str]) -> list[str]:
 def markdown(text: object) -> str:
     """Text from outside as literal Markdown, on one line."""
     return re.sub(r"([\\`*_{}\[\]()#+!|<>$~:])", r"\\\1", re.sub(r"\s+", " ", str(text)))
+
+
+def split_source(caption: str) -> tuple[str, str]:
+    """What a caption says to every reader, and the clauses of it that name files and columns of a run."""
+    words: list[str] = []
+    source: list[str] = []
+    for sentence in re.split(r"(?<=[.!?]) +", caption.strip()):
+        clauses = re.split(r"; ", sentence.rstrip("."))
+        for found, named in ((words, False), (source, True)):
+            if chosen := [clause for clause in clauses if bool(SOURCE.search(clause)) is named]:
+                text = "; ".join(chosen)
+                found.append(f"{text[0].upper()}{text[1:]}.")
+    return " ".join(words), " ".join(source)

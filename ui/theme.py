@@ -27,21 +27,17 @@ DARK = {
     "#E8ECF1": "#2A333D", "#B42318": "#F07167",
 }  # fmt: skip
 DARK_PAPER = "#11161C"
-DARK_CSS = """.sj {
+DARK_CSS = """:root {
   --sj-ink: #E6EAEE; --sj-text: #C5CCD5; --sj-muted: #9AA5B1; --sj-line: #303A45; --sj-line-strong: #4A5663;
-  --sj-line-bold: #6B7785; --sj-soft: #1A2129; --sj-paper: #11161C; --sj-track: #242D37; --sj-focus: #CBD5E1; }
-.sj-greyed { filter: grayscale(0.6); }
+  --sj-line-bold: #6B7785; --sj-soft: #1A2129; --sj-paper: #11161C; --sj-track: #242D37; --sj-focus: #CBD5E1;
+  --sj-good: #4CC38A; --sj-warn: #E0A458; --sj-bad: #F58A80; --sj-accent: #56B4E9; --sj-on-primary: #11161C; }
 """  # of style.css
 OBJECTIVE_COLOUR = "#B42318"  # the line that an objective draws, and nothing else
 UNACCOUNTED_COLOUR = "#D5DAE1"
+GOOD, WARN, BAD, QUIET = "var(--sj-good)", "var(--sj-warn)", "var(--sj-bad)", "var(--sj-muted)"  # of style.css
 STATE_COLOURS = {
-    "healthy": "#1A7F4B",
-    "degraded": "#B7791F",
-    "overloaded": "#B42318",
-    "stuck": "#B42318",
-    "inconclusive": "#5F6B7A",
-    "invalid": "#5F6B7A",
-}
+    "healthy": GOOD, "degraded": WARN, "overloaded": BAD, "stuck": BAD, "inconclusive": QUIET, "invalid": QUIET,
+}  # fmt: skip
 # Cohorts (classes, or objectives side by side) are no lifecycle: their colours are none of the lifecycles'.
 COHORT_COLOURS = ("#334155", "#D55E00", "#56B4E9", "#7C5CBF", "#8A6D3B", "#0F766E", "#BE185D", "#94A3B8")
 # plotly offers to send charts to a cloud service; the bar that holds this button stays away.
@@ -57,6 +53,18 @@ def shade(colour: str, towards_white: float) -> str:
     target, share = (255 if towards_white > 0 else 0), abs(towards_white)
     parts = (int(colour[position : position + 2], 16) for position in (1, 3, 5))
     return "#" + "".join(f"{round(part + (target - part) * share):02x}" for part in parts)
+
+
+def ink_on(colour: str) -> str:
+    """Black or white, whichever is easier to read on the colour: at least 4.58 to 1 on any (WCAG 2.2)."""
+    return "#000000" if luminance(colour) > 0.179 else "#FFFFFF"
+
+
+def luminance(colour: str) -> float:
+    """Of `#RRGGBB`, 0 to 1, as WCAG 2.2 defines it."""
+    parts = (int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))
+    linear = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
 # Apart from their neighbours in a bar; the account that usually dominates a lifecycle has the lifecycle's own colour.
@@ -206,7 +214,7 @@ def add_share_bars(
     """One part of stacked horizontal bars, labelled with its share of each bar where the label fits."""
     bar = dict(
         text=[percent(share) if share >= LABELLED_SHARE else "" for share in shares], textposition="inside",
-        textangle=0, insidetextanchor="middle", textfont_size=11, marker_color=colour,
+        textangle=0, insidetextanchor="middle", textfont=dict(size=11, color=ink_on(colour)), marker_color=colour,
     )  # fmt: skip
     fig.add_bar(name=name, y=rows, x=lengths, orientation="h", hovertemplate=f"{hover}<extra></extra>", **bar | more)
 

@@ -3,12 +3,14 @@
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
+from plotly.colors import sample_colorscale, unlabel_rgb
 
 from sojourn.metrics.request.blame import UNEXPLAINED
 from sojourn.metrics.request.token_gaps import Gap
 from sojourn.ui import theme
 from sojourn.ui.text import distinct, duration, label, numbered, percent
 
+MOST_LABELLED, LABELLED_SHARE = 14, 0.02  # columns whose cells have labels; of a row's waiting, to have one
 HEAT_SCALE = [[0, "#FFFFFF"], [0.15, "#F6E3EE"], [0.5, "#CC79A7"], [1, "#6B2A4E"]]
 WAIT_COLOURS = theme.REFUSAL_COLOURS | {
     "step": theme.ACCOUNT_COLOURS["compute.decode"],
@@ -28,20 +30,29 @@ def heat_map(caused_ns: pd.DataFrame, victims: str, offenders: str) -> go.Figure
     rows, columns = _labels(shown.index), _labels(shown.columns)
     fig = theme.figure(150 + 26 * len(rows) + 6 * max(map(len, columns)))
     share = np.divide(seconds, seconds.sum(axis=1, keepdims=True))
-    text = [[duration(cell * 1e9) if abs(part) >= 0.02 else "" for cell, part in zip(*pair, strict=True)]
-            for pair in zip(seconds, share, strict=True)]  # fmt: skip
     fig.add_heatmap(
         name="waited", z=np.clip(seconds, 0, None), x=columns, y=rows, colorscale=HEAT_SCALE, zmin=0,
         zmax=seconds.max(), xgap=1, ygap=1,
-        text=text if len(columns) <= 14 else None, texttemplate="%{text}" if len(columns) <= 14 else None,
-        textfont=dict(size=11), customdata=100 * share,
+        customdata=100 * share,
         colorbar=dict(title=dict(text="waited (s)", side="right", font_size=13), thickness=12, outlinewidth=0),
         hovertemplate="%{y} waited %{z:.3f} s for %{x}<br>%{customdata:.1f} % of its waiting<extra></extra>",
     )  # fmt: skip
+    if len(columns) <= MOST_LABELLED:
+        for row, column in np.argwhere(np.abs(share) >= LABELLED_SHARE):
+            fig.add_annotation(
+                x=int(column), y=int(row), text=duration(seconds[row, column] * 1e9), showarrow=False,
+                font=dict(size=11, color=_ink(seconds[row, column] / seconds.max())),
+            )  # fmt: skip
     angle = -35 if len(columns) > 4 else 0
     fig.update_xaxes(title_text=offenders, type="category", ticks="", showgrid=False, tickangle=angle)
     fig.update_yaxes(title_text=victims, type="category", ticks="", showgrid=False, autorange="reversed")
     return fig
+
+
+def _ink(share: float) -> str:
+    """Of a label on the colour of HEAT_SCALE at a share of it."""
+    red, green, blue = unlabel_rgb(sample_colorscale(HEAT_SCALE, [min(max(share, 0.0), 1.0)])[0])
+    return theme.ink_on(f"#{round(red):02x}{round(green):02x}{round(blue):02x}")
 
 
 def _labels(names: pd.Index) -> list[str]:

@@ -102,7 +102,6 @@ def prompt_tokens(pooled: PooledCache) -> go.Figure:
         theme.add_share_bars(
             fig, name, rows, [100 * share for share in shares], shares, colour,
             f"<b>{name}</b>: %{{x:.1f}} %, %{{customdata:,}} tokens<br>{meaning}", customdata=counts,
-            textfont_color=theme.INK if name in ("new", "lost by routing") else "#FFFFFF",
         )  # fmt: skip
     return fig
 

@@ -30,7 +30,7 @@ def lifecycle_bar(lifecycle_share: dict[str, float]) -> go.Figure:
         fig.add_bar(
             name=f"{name} {percent(share)}", y=["all requests"], x=[100 * share], orientation="h", marker_color=colour,
             text=[f"{name} {percent(share)}" if share >= 0.08 else ""], textposition="inside", textangle=0,
-            insidetextanchor="middle", textfont=dict(color="#FFFFFF" if name != "token" else theme.INK, size=12),
+            insidetextanchor="middle", textfont=dict(color=theme.ink_on(colour), size=12),
             hovertemplate=f"<b>{name}</b>: %{{x:.1f}} % of all requests' time<extra></extra>",
         )  # fmt: skip
     fig.update_xaxes(title_text="share of all requests' time, intended send to last byte (%)", range=[0, 100])
@@ -123,9 +123,9 @@ def one_request(request: pd.Series, steps: pd.DataFrame) -> go.Figure:
 def _accounts_rows(fig: go.Figure, parts: pd.Series) -> None:
     total, begin, names = parts.sum(), 0.0, list(parts.index)
     for name, value in parts.items():
+        colour = theme.ACCOUNT_COLOURS.get(name) or _CLIENT_COLOURS[name]
         fig.add_bar(
-            name=name, y=[name], x=[value], base=[begin], orientation="h", showlegend=False,
-            marker_color=theme.ACCOUNT_COLOURS.get(name) or _CLIENT_COLOURS[name],
+            name=name, y=[name], x=[value], base=[begin], orientation="h", showlegend=False, marker_color=colour,
             hovertemplate=f"<b>{name}</b>: {number(value, 'ms')}<br>{MEANING.get(name, '')}<extra></extra>",
             row=1, col=1,
         )  # fmt: skip
@@ -134,7 +134,7 @@ def _accounts_rows(fig: go.Figure, parts: pd.Series) -> None:
         fig.add_annotation(
             x=begin if left and not inside else begin + value, y=name, text=f"{number(value, 'ms')} · {share}",
             showarrow=False, xanchor="right" if left or inside else "left", xshift=-5 if left or inside else 5,
-            font=dict(size=12, color="#FFFFFF" if inside else theme.MUTED),
+            font=dict(size=12, color=theme.ink_on(colour) if inside else theme.MUTED),
             row=1, col=1,
         )  # fmt: skip
         begin += value

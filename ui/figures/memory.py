@@ -43,12 +43,10 @@ def prefix_outcomes(tokens: pd.DataFrame) -> go.Figure:
         share = tokens[outcome] / total.where(total > 0)
         if not (share > 0.0005).any():
             continue
-        dark = outcome in ("hit", "miss_evicted", "miss_in_flight", "miss_disabled")
         theme.add_share_bars(
             fig, outcome.replace("_", " "), rows, 100 * share, share.fillna(0), OUTCOME_COLOURS[outcome],
             f"<b>{outcome}</b>: %{{x:.1f}} %, %{{customdata:,.0f}} tokens<br>{OUTCOME_MEANING[outcome]}",
             customdata=tokens[outcome], marker_line=dict(color="#FFFFFF", width=0.5),
-            textfont_color="#FFFFFF" if dark else theme.INK,
         )  # fmt: skip
     return fig
 

@@ -9,7 +9,7 @@ from plotly.offline import get_plotlyjs
 
 from sojourn.ui.drawings import Drawing
 from sojourn.ui.markup.fragments import CSS_FILE
-from sojourn.ui.text import prose, safe
+from sojourn.ui.text import prose, safe, split_source
 from sojourn.ui.theme import CONFIG, DARK, DARK_CSS, DARK_PAPER, FONT
 
 VALUES = '<details class="sj sj-values"><summary>The values as a table</summary></details>'
@@ -55,7 +55,9 @@ def _script(name: str) -> str:
 
 
 def caption(text: str) -> str:
-    return f'<p class="caption">{prose(text)}</p>'
+    words, source = split_source(text)
+    mark = f' <abbr title="{safe(source.replace("`", ""))}">source</abbr>' if source else ""
+    return f'<p class="caption">{prose(words)}{mark}</p>'
 
 
 def figure(drawing: Drawing, heading: str = "h3") -> str:

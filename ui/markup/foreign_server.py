@@ -6,8 +6,9 @@ from sojourn.interop.sources.pressure import KV_USE, RUNNING, WAITING
 from sojourn.interop.sources.view import ServerView
 from sojourn.ui.markup.fragments import STATUS_COLOURS, Tile, chip, dot, html_table, wrap
 from sojourn.ui.text import number, percent, safe
+from sojourn.ui.theme import WARN
 
-SIGHT_COLOURS = {"seen": STATUS_COLOURS["absent"], "partly": "#B7791F", "unseen": STATUS_COLOURS["unknown"]}
+SIGHT_COLOURS = {"seen": STATUS_COLOURS["absent"], "partly": WARN, "unseen": STATUS_COLOURS["unknown"]}
 
 
 def introduction(view: ServerView) -> str:

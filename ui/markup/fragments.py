@@ -15,10 +15,10 @@ from sojourn.metrics.run.join import uncertainty_sentence
 from sojourn.ui.run_data import RunData
 from sojourn.ui.tables.request import throughput_tokens_per_s
 from sojourn.ui.text import NOTHING, duration, missing, number, percent, prose, safe
-from sojourn.ui.theme import INK, MUTED, STATE_COLOURS
+from sojourn.ui.theme import BAD, GOOD, MUTED, STATE_COLOURS, ink_on
 
 CSS_FILE = Path(__file__).parents[1] / "style.css"
-STATUS_COLOURS = {"present": "#B42318", "absent": "#1A7F4B", "unknown": "#C5CCD5"}
+STATUS_COLOURS = {"present": BAD, "absent": GOOD, "unknown": "var(--sj-line-bold)"}
 ID_COLUMNS, LONGEST_ID = ("request", "victim", "its blocks went to"), 40  # characters that stay on one line
 KIND_MEANING = {
     "capacity": "more hardware, or less load",
@@ -172,8 +172,7 @@ def warnings(diagnosis: Diagnosis) -> str:
 
 def chip(lifecycle: str) -> str:
     colour = COLOURS.get(lifecycle, MUTED)
-    ink = INK if lifecycle in ("token", "request") else "#FFFFFF"
-    return f'<span class="sj-chip" style="background:{colour};color:{ink}">{safe(lifecycle)}</span>'
+    return f'<span class="sj-chip" style="background:{colour};color:{ink_on(colour)}">{safe(lifecycle)}</span>'
 
 
 def finding(number_: int, found: Finding) -> str:

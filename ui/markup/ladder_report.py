@@ -41,7 +41,7 @@ def summary(ladder: Ladder, found: list[Step]) -> str:
         )
     return fragments.wrap(
         f'<div class="sj-about">{" · ".join(map(safe, parts))}</div>'
-        f'<div class="sj-headline" style="--state:#0072B2"><div class="sj-state">ladder</div>'
+        f'<div class="sj-headline" style="--state:var(--sj-accent)"><div class="sj-state">ladder</div>'
         f'<div class="sj-sentence">{safe(said)}</div></div>'
     )
 

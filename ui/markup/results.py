@@ -10,8 +10,9 @@ from sojourn.metrics.statistics.steadiness import Steadiness
 from sojourn.ui.markup import fragments
 from sojourn.ui.markup.fragments import dot, wrap
 from sojourn.ui.text import NOTHING, number, percent, prose, safe
+from sojourn.ui.theme import BAD, GOOD
 
-VERDICT_COLOURS = {"steady": "#1A7F4B", "no steady state": "#B42318", "cannot tell": "#C5CCD5"}
+VERDICT_COLOURS = {"steady": GOOD, "no steady state": BAD, "cannot tell": "var(--sj-line-bold)"}
 INTERVAL_NOTE = (
     "Beside a figure stands its 95 % interval, where there are samples enough for one (?: beyond what was measured); "
     "a dash stands where there are too few for the figure itself."

@@ -53,7 +53,7 @@ def summary(data: SweepData) -> str:
     ]  # fmt: skip
     return fragments.wrap(
         f'<div class="sj-about">{" · ".join(map(safe, parts))}</div>'
-        f'<div class="sj-headline" style="--state:#0072B2"><div class="sj-state">largest rate</div>'
+        f'<div class="sj-headline" style="--state:var(--sj-accent)"><div class="sj-state">largest rate</div>'
         f'<div class="sj-sentence">{safe(most[0].upper() + most[1:])}.</div></div>'
     )
 

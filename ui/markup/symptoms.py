@@ -10,7 +10,7 @@ from sojourn.diagnosis.symptom_tree.tree import (
 from sojourn.metrics.ledger import COLOURS
 from sojourn.ui.markup.fragments import STATUS_COLOURS, chip, dot, html_table, wrap
 from sojourn.ui.text import THIN, percent, prose, safe
-from sojourn.ui.theme import ACCOUNT_COLOURS
+from sojourn.ui.theme import ACCOUNT_COLOURS, ink_on
 
 BADGES = {"leads_here": "sj-leads", "possible": "sj-possible", "unknown": "sj-unknown", "ruled_out": "sj-out"}
 SHOWS = {"present": "this run shows it", "absent": "this run does not show it", "unknown": "this run alone cannot tell"}
@@ -53,11 +53,16 @@ def _bar(branch: LifecycleBranch) -> str:
     if branch.share is None:
         return '<div class="sj-bar sj-nobar"></div>'
     parts = [
-        f'<span style="width:{100 * min(1.0, share):.2f}%;background:{ACCOUNT_COLOURS.get(name, COLOURS["client"])}" '
+        f'<span style="width:{100 * min(1.0, share):.2f}%;{_ink(name)}" '
         f'title="{safe(name)} {percent(share)}">{safe(name.split(".")[-1]) if share >= LABELLED else ""}</span>'
         for name, share in branch.accounts.items()
     ]
     return f'<div class="sj-bar">{"".join(parts)}</div>'
+
+
+def _ink(account: str) -> str:
+    colour = ACCOUNT_COLOURS.get(account, COLOURS["client"])
+    return f"background:{colour};color:{ink_on(colour)}"
 
 
 def thing(each: ObjectBranch, lifecycle_name: str, chosen: bool) -> str:

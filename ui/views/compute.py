@@ -9,7 +9,7 @@ from sojourn.ui.figures import compute, startup
 from sojourn.ui.figures.group import experts, ranks
 from sojourn.ui.figures.speculation import acceptance_by_position
 from sojourn.ui.markup import fragments
-from sojourn.ui.page import draw, once, open_page, show_no_steps
+from sojourn.ui.page import caption, draw, once, open_page, show_no_steps
 from sojourn.ui.tables.compute import (
     flops_by_part,
     kernel_times,
@@ -62,7 +62,7 @@ with right:
         "`steps.parquet` `padding_tokens`, `overrun_tokens`.",
     )
     if sentences := once(run, "token numbers", lambda: token_sentences(token_numbers(run.steps, run.requests))):
-        st.caption(sentences)
+        caption(sentences)
 if not (drafts := once(run, "acceptance", lambda: acceptance(run.steps))).empty:
     left, right = st.columns(2, gap="large")
     with left:
@@ -73,7 +73,7 @@ if not (drafts := once(run, "acceptance", lambda: acceptance(run.steps))).empty:
         )
     with right:
         st.html(fragments.data_table(acceptance_table(drafts)))
-        st.caption(draft_sentence(run.steps, run.requests))
+        caption(draft_sentence(run.steps, run.requests))
 if (group := group_facts(run.meta, run.steps)) is not None:
     left, right = st.columns([2, 3], gap="large")
     with left:
@@ -85,7 +85,7 @@ if (group := group_facts(run.meta, run.steps)) is not None:
     with right:
         st.subheader("Exchanges between ranks", anchor=False)
         st.html(fragments.data_table(collectives(group)))
-        st.caption(
+        caption(
             f"{group_sentence(group)} `steps.parquet` `exchanged_bytes`, `exchange_ns`, `exchange_hidden_ns` of rank "
             "0; links: `run.json`."
         )
@@ -103,15 +103,15 @@ draw(
 largest = largest_kernels(run.kernels)
 if not largest.empty:
     st.html(fragments.data_table(largest))
-    st.caption("`kernels.parquet`: the kernels that took most of the bursts’ time.")
+    caption("The kernels that took most of the bursts’ time. `kernels.parquet`.")
 draw(
     "The machine",
     once(run, "compute.machine", lambda: compute.machine(run.system, run.begin_ns)),
-    "`system.parquet`, once a second; a sensor that this machine lacks is not drawn.",
+    "One sample per second; a sensor that this machine lacks is not drawn. `system.parquet`.",
 )
 draw(
     "Starts of the core",
     startup.startups(startups_of(run.meta)),
-    "`run.json` `startups`: the phases of each start sum to it. A spare process that takes the place of a core that "
-    "died had its imports before.",
+    "The phases of each start sum to it. A spare process that takes the place of a core that died had its imports "
+    "before. `run.json` `startups`.",
 )

@@ -4,7 +4,7 @@ import streamlit as st
 
 from sojourn.diagnosis.verdict import without_finding
 from sojourn.ui.markup import fragments
-from sojourn.ui.page import open_page, show_finding
+from sojourn.ui.page import caption, open_page, show_finding
 from sojourn.ui.text import markdown
 
 run = open_page(
@@ -31,11 +31,11 @@ for place, found in enumerate(diagnosis.findings):
         with st.expander(f"Or else: {markdown(found.cause)}", icon=":material/alt_route:"):
             show_finding(run, place, key=f"links-{place}")
 if diagnosis.findings:
-    st.caption("`diagnosis.json` findings, most important first; each fact names the table and columns it came from.")
+    caption("Most important first; each fact names the table and columns it came from. `diagnosis.json` findings.")
 st.subheader("The six symptoms", anchor=False)
 st.html(fragments.checks(diagnosis.checks))
-st.caption("`diagnosis.json` checks. The last two need a second run: `sojourn diagnose RUN --against RUN`.")
+caption("`diagnosis.json` checks. The last two need a second run: `sojourn diagnose RUN --against RUN`.")
 if diagnosis.warnings:
     st.subheader("What limits this diagnosis", anchor=False)
     st.html(fragments.warnings(diagnosis))
-    st.caption("`diagnosis.json` warnings.")
+    caption("`diagnosis.json` warnings.")

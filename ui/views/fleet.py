@@ -5,7 +5,7 @@ import streamlit as st
 from sojourn.ui import links
 from sojourn.ui.drawings import of_fleet
 from sojourn.ui.markup import fragments
-from sojourn.ui.page import draw, open_page, stop_with
+from sojourn.ui.page import caption, draw, open_page, stop_with
 from sojourn.ui.tables.fleet import cache_table, latency_table, load_table, regretted, verdict
 from sojourn.ui.text import markdown
 
@@ -32,13 +32,13 @@ drawings = of_fleet(run, view)
 draw(*drawings["small multiples"])
 st.subheader("Load by server", anchor=False)
 st.html(fragments.data_table(load_table(view)))
-st.caption(
+caption(
     "`client.parquet` and `requests.parquet` by `server`; `server-N/steps.parquet` `device_ns`, `waiting`. Goodput of "
     "a server: good requests that it served over the time of the run."
 )
 st.subheader("Latency by server (ms)", anchor=False)
 st.html(fragments.data_table(latency_table(view)))
-st.caption(
+caption(
     f"{view.remark[0].upper()}{view.remark[1:]}." if view.remark else
     "As clients saw it; a dash where too few requests make a quantile a guess. Routing: `ledger_request_routing_ns`."
 )  # fmt: skip
@@ -56,7 +56,7 @@ with left:
 with right:
     draw(*drawings["regret"])
 st.html(fragments.data_table(cache_table([view.pooled.fleet, *view.pooled.servers])))
-st.caption(
+caption(
     "`requests.parquet` `prompt_block_hashes`, `output_block_hashes`, `prefix_outcomes`, `infinite_hit_tokens`; "
     "prefill: `ledger_compute_prefill_ns` over the prompt tokens that were computed."
 )

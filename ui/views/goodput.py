@@ -6,7 +6,7 @@ from sojourn.ui import drawings
 from sojourn.ui.figures import goodput
 from sojourn.ui.markup import fragments, results
 from sojourn.ui.narrowed import results_of
-from sojourn.ui.page import draw_all, once, open_page, stop_with
+from sojourn.ui.page import caption, draw_all, once, open_page, stop_with
 
 run = open_page(
     "Goodput",
@@ -26,14 +26,14 @@ draw_all(once(run, "goodput", lambda: drawings.of_goodput(run)))
 if run.diagnosis is not None:
     st.subheader("Quantiles", anchor=False)
     st.html(fragments.data_table(goodput.quantile_table(run.diagnosis.goodput)))
-    st.caption(
+    caption(
         "`diagnosis.json` goodput `quantiles_ms`, in ms; failed requests count as slower than all others. A dash "
         "stands where there are too few samples."
     )
 if measured is not None:
     st.subheader("Deadlines of tokens", anchor=False)
     st.html(results.deadlines(measured.deadlines))
-    st.caption(results.DEADLINES_NOTE)
+    caption(results.DEADLINES_NOTE)
     st.subheader("All latencies, and what each is", anchor=False)
     st.html(results.latency_table(measured))
-    st.caption(f"`diagnosis.json` results, from `client.parquet`. {results.INTERVAL_NOTE}")
+    caption(f"`diagnosis.json` results, from `client.parquet`. {results.INTERVAL_NOTE}")

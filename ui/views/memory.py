@@ -6,7 +6,7 @@ from sojourn.metrics.memory.residence import residences_of
 from sojourn.metrics.run.directory import engine_settings
 from sojourn.ui.figures import memory
 from sojourn.ui.markup import fragments
-from sojourn.ui.page import draw, once, open_page, show_no_steps, stop_with
+from sojourn.ui.page import caption, draw, once, open_page, show_no_steps, stop_with
 from sojourn.ui.tables import kv_lens
 from sojourn.ui.tables.adapters import adapters
 from sojourn.ui.tables.memory import (
@@ -59,22 +59,22 @@ def show_lens() -> None:
     lens = shown.lens
     st.subheader("Hit rate by cache size", anchor=False)
     if lens is None:
-        st.caption(shown.why)
+        caption(shown.why)
         return
     st.markdown(markdown(lens.headline))
     st.html(fragments.data_table(kv_lens.sizes(lens)))
-    st.caption(
+    caption(
         "Of the whole run, for the same lookups in the same order. What twice the memory is worth in goodput: "
         f"`sojourn kv-lens {run.name}`. Unknown: {'; '.join(lens.unknown)}."
     )
     if lens.takers:
         st.subheader("Who needed the room of evicted blocks", anchor=False)
         st.html(fragments.data_table(kv_lens.takers(lens)))
-        st.caption("`requests.parquet` `evicted_by`; blocks: `kv_events.parquet`. Most tokens first.")
+        caption("`requests.parquet` `evicted_by`; blocks: `kv_events.parquet`. Most tokens first.")
     if lens.pools:
         st.subheader("Blocks by KV events", anchor=False)
         st.html(fragments.data_table(kv_lens.pools(lens)))
-        st.caption("`kv_events.parquet`: hashes of blocks that were stored and removed.")
+        caption("`kv_events.parquet`: hashes of blocks that were stored and removed.")
 
 
 if run.fleet is not None:
@@ -85,8 +85,8 @@ if has_requests:
         draw(
             "Prompt tokens by outcome",
             once(run, "memory.prefix_outcomes", lambda: memory.prefix_outcomes(outcome_tokens(run.requests))),
-            "`requests.parquet` `prefix_outcomes`: every prompt token at its first query; they sum to the prompt "
-            "tokens.",
+            "Every prompt token at its first query; the parts sum to the prompt tokens. `requests.parquet` "
+            "`prefix_outcomes`.",
         )
         draw(
             "Hit rate, and that of a cache without eviction",
@@ -124,7 +124,7 @@ draw(
 if not (found := tiers(run.steps, run.requests)).empty:
     st.subheader("KV tiers below the device", anchor=False)
     st.html(fragments.data_table(found))
-    st.caption(
+    caption(
         "`steps.parquet` `tier_*`; tokens and requests: `requests.parquet` `loaded_tokens`. `load_decision` says "
         "what was predicted to be cheaper, loading or computing again, beside both predictions. "
         + load_sentence(run.requests)
@@ -132,24 +132,24 @@ if not (found := tiers(run.steps, run.requests)).empty:
 if not (found := adapters(run.requests)).empty:
     st.subheader("Adapters", anchor=False)
     st.html(fragments.data_table(found))
-    st.caption(
+    caption(
         "`requests.parquet` `adapter`, `adapter_loads`, `ledger_memory_adapter_load_ns` (reading into host memory), "
         "`waits` with the reason `adapter` (all slots were taken)."
     )
 if models := residences_of(run.meta):
     st.subheader("Models: what warmth costs, and what cold starts cost", anchor=False)
     st.html(fragments.data_table(residences(models)))
-    st.caption(
+    caption(
         "`run.json` `models`: planned bytes, summed over time. *Freed* is what a model would have held besides, "
         "if it had been hot all the time; the last column sets it against the time that calls waited for the model."
     )
 st.subheader("Preemptions", anchor=False)
 table = preemptions(run.steps, run.requests, run.begin_ns)
 if table.empty:
-    st.caption("No request lost its blocks in this run." if len(run.steps) else "The server recorded no step.")
+    caption("No request lost its blocks in this run." if len(run.steps) else "The server recorded no step.")
 else:
     st.html(fragments.data_table(table))
-    st.caption(
+    caption(
         "`steps.parquet` `preempted_ids`, `preempted_for`, `preempted_tokens`; cost of the victim over its life: "
         "`requests.parquet` `recomputed_tokens`, `ledger_memory_preempted_ns`. The 20 costliest."
     )

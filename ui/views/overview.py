@@ -5,7 +5,7 @@ import streamlit as st
 from sojourn.ui import drawings
 from sojourn.ui.markup import foreign_server as server
 from sojourn.ui.markup import fragments
-from sojourn.ui.page import draw, open_page
+from sojourn.ui.page import caption, draw, open_page
 
 run = open_page(
     "Overview",
@@ -19,9 +19,9 @@ run = open_page(
 )
 st.html(fragments.headline(run))
 st.html(fragments.tiles(fragments.key_numbers(run)))
-st.caption(
-    "Requests: `client.parquet` status, `due_ns`, `last_byte_ns`, `output_tokens`. Goodput and quantiles: "
-    "`diagnosis.json` goodput; a dash where too few requests make a quantile a guess."
+caption(
+    "A dash stands where too few requests make a quantile a guess. `client.parquet` status, `due_ns`, `last_byte_ns`, "
+    "`output_tokens`; `diagnosis.json` goodput."
 )
 view = run.diagnosis.server if run.diagnosis is not None else None
 if view is not None:
@@ -32,7 +32,7 @@ if view is not None:
     st.html(fragments.tiles(server.tiles_of(view)))
     st.html(server.agreement(view))
     st.html(server.accounts(view))
-    st.caption("`scrapes.parquet`, read in the names of our own metrics; `docs/foreign-servers.md` has the table.")
+    caption("`scrapes.parquet`, read in the names of our own metrics; `docs/foreign-servers.md` has the table.")
 elif run.diagnosis is not None:
     draw(*drawings.lifecycles(run))
     st.html(fragments.closure(run.diagnosis))
@@ -49,4 +49,4 @@ if run.diagnosis is not None:
         if run.diagnosis.warnings:
             st.html(fragments.warnings(run.diagnosis))
         else:
-            st.caption("The diagnosis names none.")
+            caption("The diagnosis names none.")

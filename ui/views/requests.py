@@ -13,7 +13,7 @@ from sojourn.ui.figures import blame as blame_figures
 from sojourn.ui.figures import ledger
 from sojourn.ui.figures import spans as spans_figure
 from sojourn.ui.markup import fragments
-from sojourn.ui.page import draw, once, open_page, stop_with
+from sojourn.ui.page import caption, draw, once, open_page, stop_with
 from sojourn.ui.tables.blame import TRAITS, slowed_steps, traits, worst_offenders
 from sojourn.ui.tables.request import failure_reasons, failures, request_facts
 from sojourn.ui.text import label, markdown, number
@@ -111,7 +111,7 @@ if not failed.empty:
     st.html(fragments.data_table(failure_reasons(run.requests)))
     with st.expander(f"The first {len(failed)} of them"):
         st.html(fragments.data_table(failed))
-    st.caption("`client.parquet` `status`, `error`, `due_ns`.")
+    caption("`client.parquet` `status`, `error`, `due_ns`.")
 known = rows.request_id.tolist()
 if wanted and wanted not in known:
     known = [wanted, *known]  # a link may name any request of the run
@@ -150,4 +150,4 @@ if run.book is not None and (run.book.waits.request_ids == name).any():
             draw("", blame_figures.gap_lengths(list(tokens), slowest, token), "`requests.parquet` `token_ns`.")
             found = explain_gap(run.book, name, token)
             st.markdown(f"**{number(found.length_ns / 1e6, 'ms')}**: {markdown(why(found))}.")
-            draw("", blame_figures.gap(found), "The accounts of this one gap, from `steps.parquet`; they sum to it.")
+            draw("", blame_figures.gap(found), "The accounts of this one gap, which sum to it. `steps.parquet`.")

@@ -5,7 +5,7 @@ import streamlit as st
 
 from sojourn.metrics.errors import RunDataError
 from sojourn.metrics.run.listing import ListedRun, list_runs
-from sojourn.ui.page import stop_with, style
+from sojourn.ui.page import caption, stop_with, style
 from sojourn.ui.text import markdown
 
 COLUMNS = {
@@ -63,6 +63,6 @@ event = st.dataframe(
     table, hide_index=True, column_config=COLUMNS, key="chosen-run", on_select="rerun", selection_mode="single-row",
     height=min(38 * (len(table) + 1), 900),
 )  # fmt: skip
-st.caption(f"{len(table):,} of {len(runs):,} runs, from `run.json` and `diagnosis.json`. `sojourn runs` prints them.")
+caption(f"{len(table):,} of {len(runs):,} runs. `sojourn runs` prints them. `run.json`, `diagnosis.json`.")
 if rows := event["selection"]["rows"]:
     st.switch_page("views/overview.py", query_params={"run": str(table.run.iloc[rows[0]])})

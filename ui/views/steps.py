@@ -3,7 +3,7 @@
 import streamlit as st
 
 from sojourn.ui import drawings
-from sojourn.ui.page import draw, draw_all, once, open_page, show_no_steps, stop_with
+from sojourn.ui.page import caption, draw, draw_all, once, open_page, show_no_steps, stop_with
 from sojourn.ui.tables.request import longest_steps
 
 run = open_page(
@@ -31,4 +31,6 @@ formats = {
     name: st.column_config.NumberColumn(format="%.2f") for name in table.columns if name.endswith(("(ms)", "(s)"))
 }
 st.dataframe(table, hide_index=True, column_config=formats)
-st.caption("`steps.parquet` by `end_ns − begin_ns`. Residual: `device_ns − predicted_ns`.")
+caption(
+    "Residual: measured less expected device time. `steps.parquet` `begin_ns`, `end_ns`, `device_ns`, `predicted_ns`."
+)

@@ -5,7 +5,7 @@ import streamlit as st
 from sojourn.loadgen.search.points import sweeps
 from sojourn.metrics.errors import RunDataError
 from sojourn.ui.markup import sweep_report
-from sojourn.ui.page import draw, stop_with, style
+from sojourn.ui.page import caption, draw, stop_with, style
 from sojourn.ui.text import markdown
 
 style()
@@ -37,4 +37,4 @@ for drawing in sweep_report.drawings(data):
     draw(*drawing)
 st.subheader("Rates", anchor=False)
 st.html(sweep_report.rate_table(data))
-st.caption("`sweep.json` points; each has its run directory beside it.")
+caption("`sweep.json` points; each has its run directory beside it.")

@@ -10,7 +10,7 @@ from sojourn.metrics.usage.reader import Usage, read_usage
 from sojourn.metrics.usage.report import GROUPS, total
 from sojourn.ui.figures.usage import tokens_by_tenant
 from sojourn.ui.markup import fragments
-from sojourn.ui.page import draw, open_page, stop_with
+from sojourn.ui.page import caption, draw, open_page, stop_with
 from sojourn.ui.tables.usage import tokens_over_time, usage_sums
 from sojourn.ui.text import markdown
 
@@ -58,4 +58,4 @@ by = st.segmented_control("by", list(GROUPS), default="tenant", key="usage_by", 
 st.html(fragments.data_table(usage_sums(usage.records, by)))
 unreadable = f" {usage.unreadable_lines} lines were cut off by a kill or a full disk." if usage.unreadable_lines else ""
 sensor = "" if sums.joules is not None else " Joules are unknown without a power sensor."
-st.caption(f"`usage/*.jsonl`: {sums.calls:,} calls, {sums.status_counts}.{unreadable}{sensor}")
+caption(f"{sums.calls:,} calls, {sums.status_counts}.{unreadable}{sensor} `usage/*.jsonl`.")
