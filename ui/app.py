@@ -7,7 +7,7 @@ import streamlit as st
 
 from sojourn.ui import address, filter_bar
 from sojourn.ui.filters import PARAMETERS
-from sojourn.ui.launch import OF_ALL_RUNS, OF_NO_RUN, PAGES
+from sojourn.ui.launch import OF_ALL_RUNS, OF_NO_RUN, PAGES, unfilled_pages
 from sojourn.ui.run_data import run_names
 from sojourn.ui.text import markdown
 
@@ -67,12 +67,6 @@ def choose_run(runs: Path, first: str | None) -> None:
     st.session_state.run_path = runs / name
 
 
-def of_fleet() -> bool:
-    """Whether the chosen run is of several servers."""
-    path = st.session_state.run_path
-    return path is not None and any(path.glob("server-*/run.json"))
-
-
 folder = Path(__file__).parent
 st.set_page_config(page_title="Sojourn", page_icon=str(folder / "icon.svg"), layout="wide")
 st.logo(str(folder / ("logo-dark.svg" if st.context.theme.type == "dark" else "logo.svg")), size="large")
@@ -88,11 +82,12 @@ st.session_state.prometheus, st.session_state.boards = options.prometheus, optio
 choose_run(options.runs, options.run)
 # In "views", not "pages": Streamlit would serve a folder of that name by itself, past this file, to a deep link.
 sections: dict[str, list[st.Page]] = {"Now": [], "This run": [], "All runs": []}
+hidden = unfilled_pages(st.session_state.run_path)
 for name, icon in PAGES.items():
     section = "Now" if name in OF_NO_RUN else "All runs" if name in OF_ALL_RUNS else "This run"
     sections[section].append(st.Page(
         folder / "views" / f"{name}.py", title=name.capitalize(), icon=f":material/{icon}:", url_path=name,
-        default=name == "overview", visibility="hidden" if name == "fleet" and not of_fleet() else "visible",
+        default=name == "overview", visibility="hidden" if name in hidden else "visible",
     ))  # fmt: skip
 if options.prometheus is not None:
     place = folder / "views" / "dashboards.py"

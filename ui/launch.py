@@ -5,8 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from pyarrow import ArrowException
+from pyarrow.parquet import read_metadata
+
 from sojourn.metrics.errors import ServerError
 from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.usage.files import FOLDER, usage_files
 
 APP = Path(__file__).with_name("app.py")
 DEFAULT_PORT = 8501
@@ -16,7 +20,7 @@ PAGES = {
     "overview": "speed",
     "symptoms": "stethoscope",
     "diagnose": "troubleshoot",
-    "fleet": "hub",  # hidden where the run is of one server
+    "fleet": "hub",
     "goodput": "target",
     "requests": "view_timeline",
     "steps": "stacked_bar_chart",
@@ -31,6 +35,29 @@ PAGES = {
 }
 OF_NO_RUN = ("live",)
 OF_ALL_RUNS = ("runs", "start", "compare", "predictions", "sweep")
+
+
+# Tables of a run of which a page needs one with rows; a run without them has no such page.
+NEEDS = {"steps": ("steps", "scrapes"), "memory": ("steps", "requests", "kv_events"), "compute": ("steps",)}
+
+
+def unfilled_pages(run: Path | None) -> set[str]:
+    """The pages that this run has nothing for."""
+    if run is None:
+        return {"fleet"}
+    if any(run.glob("server-*/run.json")):
+        return set()  # they lead to those of its servers
+    directory = RunDirectory(run)
+    without = {page for page, tables in NEEDS.items() if not any(has_rows(directory, table) for table in tables)}
+    return without | {"fleet"} | (set() if usage_files(run / FOLDER) else {"usage"})
+
+
+def has_rows(run: RunDirectory, table: str) -> bool:
+    """From the heads of its files: cheap enough for each draw of a page."""
+    try:
+        return any(file.suffix != ".parquet" or read_metadata(file).num_rows for file in run.sources(table))
+    except (OSError, ArrowException):  # the page says what is wrong with it
+        return True
 
 
 def app_command(

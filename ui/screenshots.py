@@ -17,9 +17,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from sojourn.metrics.errors import ServerError, SojournError
-from sojourn.metrics.run.directory import RunDirectory
-from sojourn.metrics.run.fleet import servers_of
-from sojourn.ui.launch import PAGES, app_command
+from sojourn.ui.launch import PAGES, app_command, unfilled_pages
 
 START_TIMEOUT_S = 60
 PAGE_TIMEOUT_MS = 60_000
@@ -45,6 +43,8 @@ class PagePicture:
     exceptions: list[str]  # boxes that Streamlit shows for an exception
     console_errors: list[str]
     overflows: list[str]  # labels of figures that reach out of their figure
+    cut: list[str]  # tables and texts that are wider than the place they have
+    height_px: int
 
 
 def chromium() -> str | None:
@@ -99,8 +99,8 @@ def take(
     """Saves `<page>.png` of each page of a run below `out`, each as high as its page is long."""
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    if not servers_of(RunDirectory(run)):
-        pages = [name for name in pages if name != "fleet"]
+    without = unfilled_pages(Path(run))
+    pages = [name for name in pages if name not in without]
     with serving(run) as url, browser() as opened:
         page = opened.new_page(
             viewport={"width": width_px, "height": WINDOW_HEIGHT_PX}, color_scheme="dark" if is_dark else "light"
@@ -135,6 +135,8 @@ def _picture(page: Any, name: str, file: Path, width_px: int, errors: list[str])
         exceptions=page.locator('[data-testid="stException"]').all_inner_texts(),
         console_errors=list(errors),
         overflows=page.evaluate(_OVERFLOWS),
+        cut=page.evaluate(_CUT),
+        height_px=page.evaluate(_HEIGHT),
     )
     page.set_viewport_size({"width": width_px, "height": WINDOW_HEIGHT_PX})
     return picture
@@ -162,6 +164,20 @@ _OVERFLOWS = """
   }).map(text => text.textContent);
 })
 """
+# What is wider than the box that shows it, and what reaches out of the page. A table of Streamlit's scrolls its own
+# canvas: its columns are counted where its sum is known.
+_CUT = """
+() => {
+  const page = document.querySelector('[data-testid=stMainBlockContainer]').getBoundingClientRect();
+  const shown = node => node.getClientRects().length > 0;
+  const boxes = [...document.querySelectorAll('.sj, .sj table, .sj td, .sj th')];
+  const wide = boxes.filter(node => shown(node) && (node.scrollWidth > node.clientWidth + 1
+    || node.getBoundingClientRect().right > page.right + 1));
+  const frames = [...document.querySelectorAll('[data-testid=stDataFrame] .dvn-scroller')].filter(node =>
+    shown(node) && node.scrollWidth > node.clientWidth + 1);
+  return [...wide, ...frames].map(node => node.className + ': ' + node.textContent.slice(0, 80));
+}
+"""
 
 
 def main() -> int:
@@ -173,7 +189,11 @@ def main() -> int:
     options = parser.parse_args()
     bad = 0
     for picture in take(options.run, options.out, options.width, is_dark=options.dark):
-        problems = [*picture.exceptions, *picture.console_errors, *(f"cut: {text}" for text in picture.overflows)]
+        problems = [
+            *picture.exceptions,
+            *picture.console_errors,
+            *(f"cut: {text}" for text in (*picture.overflows, *picture.cut)),
+        ]
         bad += bool(problems)
         print(picture.file, *problems, sep="\n  ")
     return 1 if bad else 0

@@ -46,11 +46,11 @@ DEFINITIONS = {
     ),
     "itl_ms": Definition(
         "ITL", "the token before",
-        "a sample a token: the gap before a read of k tokens counts as k gaps of a k-th of it",
+        "one sample per token; if one read brings k tokens, its gap counts k times with gap/k",
     ),
     "inter_chunk_ms": Definition(
         "inter-chunk", "the chunk before",
-        "a sample a chunk, however many tokens it held, 0 within one read: what other tools call ITL",
+        "one sample per chunk, however many tokens it held, 0 within one read: what other tools call ITL",
     ),
     "e2e_ms": Definition("E2E", "intended send", "until the last byte"),
     "e2e_sent_ms": Definition("E2E from send", "actual send", "until the last byte"),

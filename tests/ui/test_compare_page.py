@@ -1,7 +1,10 @@
 """Two runs side by side in the app, and the list of runs."""
 
-from sojourn.ui.run_data import load
+import re
+
+from sojourn.ui.run_data import load, run_names
 from sojourn.ui.tables.compare import signed
+from sojourn.ui.text import number, percent
 from tests.metrics.synthetic import synthetic_run
 from tests.ui.test_app import html, messages, opened
 
@@ -50,13 +53,15 @@ def test_a_folder_of_one_run_has_nothing_to_compare(tmp_path, monkeypatch):
 def test_list_of_runs_shows_what_each_found(runs, monkeypatch):
     app = opened(runs, "runs", "chat", monkeypatch)
     assert not app.exception
-    table = app.dataframe[0].value.set_index("run")
+    rows = {re.search(r"run=([\w-]+)", row)[1]: row for row in html(app).split("<tr>")[2:]}
     goodput = load(runs / "chat").diagnosis.goodput[0]
-    assert table.loc["chat", "attainment"] == goodput.attainment
-    assert table.loc["chat", "goodput (req/s)"] == goodput.goodput_rps and table.loc["chat", "verdict"] == "degraded"
-    assert table.loc["foreign", "verdict"] == "not diagnosed" and table.loc["chat", "requests"] == 80
-    app = app.text_input(key="search").set_value("tiny").run()
-    assert app.dataframe[0].value.run.tolist() == ["tiny-kv"]
+    for cell in (percent(goodput.attainment), number(goodput.goodput_rps), "degraded", "80"):
+        assert f">{cell}</td>" in rows["chat"], cell
+    assert "not diagnosed" in rows["foreign"] and set(rows) == set(run_names(runs))
+    best = app.get_by_key("sort").set_value("attainment").run()
+    assert re.search(r"run=([\w-]+)", html(best))[1] in ("chat", "tiny-kv")  # those with a diagnosis
+    app = app.text_input(key="search").set_value("TINY").run()
+    assert re.findall(r"run=([\w-]+)", html(app)) == ["tiny-kv"]
 
 
 def test_signed_numbers_name_the_direction():

@@ -4,7 +4,7 @@ from sojourn.diagnosis.foreign_server import counts_differ
 from sojourn.diagnosis.terminal.time_spent import LATENCIES, sight
 from sojourn.interop.sources.pressure import KV_USE, RUNNING, WAITING
 from sojourn.interop.sources.view import ServerView
-from sojourn.ui.markup.fragments import STATUS_COLOURS, Tile, chip, dot, html_table, wrap
+from sojourn.ui.markup.fragments import STATUS_COLOURS, Tile, chip, dot, folded, html_table, wrap
 from sojourn.ui.text import number, percent, safe
 from sojourn.ui.theme import WARN
 
@@ -40,21 +40,26 @@ def tiles_of(view: ServerView) -> list[Tile]:
 
 
 def accounts(view: ServerView) -> str:
-    """Each account of the ledger and whether it can be seen in the server's metrics."""
+    """Each account of the ledger and whether it can be seen in the server's metrics; closed until a reader asks."""
     rows = [
         [safe(account.account), chip(account.account.split(".")[0]),
          dot(SIGHT_COLOURS[account.visibility]) + safe(sight(account.visibility, view.title)), safe(account.why)]
         for account in view.accounts
     ]  # fmt: skip
-    return html_table(["account", "lifecycle", "seen", "because"], rows)
+    seen = sum(account.visibility == "seen" for account in view.accounts)
+    return folded(
+        f"{seen} of {len(rows)} accounts are seen", html_table(["account", "lifecycle", "seen", "because"], rows)
+    )
 
 
 def spans(view: ServerView) -> str:
-    """The stretches of time that the server measures, and where what it does not explain lies."""
+    """The stretches of time that the server measures and a request spent, closed until a reader asks; and where what
+    it does not explain lies."""
+    spent = [span for span in view.spans if any((span.mean_ms, span.ttft_ms))]
     rows = [
-        [f'<span style="white-space:nowrap">{safe(span.name)}</span>', number(span.mean_ms), number(span.ttft_ms),
-         safe(", ".join(span.accounts)), safe(span.meaning)]
-        for span in view.spans
+        [f'<span style="white-space:nowrap" title="{safe(span.meaning)}">{safe(span.name)}</span>',
+         number(span.mean_ms), number(span.ttft_ms), safe(", ".join(span.accounts))]
+        for span in spent
     ]  # fmt: skip
     left = ""
     if view.inside_ms is not None and view.outside_ms is not None:
@@ -62,8 +67,10 @@ def spans(view: ServerView) -> str:
             f'<p class="sj-small">Unaccounted: {number(view.inside_ms)} ms inside {safe(view.title)}’s own end-to-end '
             f"latency, {number(view.outside_ms)} ms outside of it ({safe(', '.join(view.outside))}).</p>"
         )
-    columns = ["interval", "mean (ms)", "to first token (ms)", "ledger accounts", "meaning"]
-    return html_table(columns, rows, right=(1, 2)) + left
+    columns = ["interval", "mean (ms)", "to first token (ms)", "ledger accounts"]
+    none = len(view.spans) - len(spent)
+    words = f"The intervals in figures{f'; {none} in which no time was spent are left out' if none else ''}"
+    return folded(words, html_table(columns, rows, right=(1, 2))) + left
 
 
 def agreement(view: ServerView) -> str:

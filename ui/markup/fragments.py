@@ -1,7 +1,9 @@
 """Pieces of HTML that the app and the report share. Everything that comes from a run is escaped here."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pandas as pd
 
@@ -281,6 +283,16 @@ def data_table(rows: pd.DataFrame) -> str:
     right = tuple(place for place, name in enumerate(rows.columns) if name not in TEXT_COLUMNS)
     cells = rows.astype(object).where(rows.notna(), NOTHING)
     return table(list(rows.columns), cells.to_numpy().tolist(), right)
+
+
+def folded(words: str, inner: str) -> str:
+    """HTML that a click on the words opens."""
+    return wrap(f"<details><summary>{safe(words)}</summary>{inner}</details>")
+
+
+def link(page: str, query: Mapping[str, str], words: str) -> str:
+    """To another page of the app, as HTML."""
+    return f'<a href="{safe(f"{page}?{urlencode(query)}")}">{safe(words)}</a>'
 
 
 def pairs(items: dict[str, Any], css: str = "") -> str:

@@ -21,22 +21,24 @@ INTERVAL_NOTE = (
 
 def latency_table(results: Results) -> str:
     """Every latency with its figures and their intervals, and what it is measured from."""
-    columns = ["latency (ms)", "samples", "mean", *QUANTILES, "max", "what it is"]
-    origins, rows = {"intended send": CLOSED_ORIGIN} if results.closed else {}, []
+    columns = ["latency (ms)", "samples", "mean", *QUANTILES, "max"]
+    origins, rows, meanings = {"intended send": CLOSED_ORIGIN} if results.closed else {}, [], {}
     for row in results.latencies:
         known = DEFINITIONS[row.name]
         rows.append([
-            known.title, f"{row.samples:,}", estimate(row.mean), *(estimate(row.quantiles[name]) for name in QUANTILES),
-            number(row.max), f"from {origins.get(known.origin, known.origin)}, {known.meaning}",
+            safe(known.title), f"{row.samples:,}", estimate(row.mean),
+            *(estimate(row.quantiles[name]) for name in QUANTILES), number(row.max),
         ])  # fmt: skip
-    return fragments.table(columns, rows, right=tuple(range(1, len(columns) - 1)))
+        meanings[known.title] = f"from {origins.get(known.origin, known.origin)}, {known.meaning}"
+    table = fragments.html_table(columns, rows, right=tuple(range(1, len(columns))))
+    return table + fragments.folded("What each is", fragments.pairs(meanings))
 
 
 def estimate(value: Estimate) -> str:
-    """`120 (112–131)`."""
+    """`120`, and below it `112–131`."""
     if value.value is None or value.interval is None:
         return number(value.value)
-    return f"{number(value.value)} ({bounds(value.interval)})"
+    return f'{number(value.value)}<span class="sj-interval">{bounds(value.interval)}</span>'
 
 
 def bounds(interval: Interval) -> str:

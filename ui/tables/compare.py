@@ -78,16 +78,19 @@ def goodput_rows(a: list[ClassGoodput], b: list[ClassGoodput]) -> pd.DataFrame:
 
 
 def pair_rows(pairs: pd.DataFrame, count: int = MOST_ROWS) -> pd.DataFrame:
-    """The requests whose end-to-end latency differs most, as numbers that a table sorts."""
+    """The requests whose end-to-end latency differs most, as text: what a reader sees of both in `A → B`."""
     gap = pairs.e2e_ms_b - pairs.e2e_ms_a
     rows = pairs.assign(gap=gap).loc[gap.abs().sort_values(ascending=False, kind="stable").index[:count]]
     return pd.DataFrame({
-        "request of A": rows.request_a, "request of B": rows.request_b, "class": rows.klass,
-        "due (s)": rows.due_s.round(2), "TTFT A (ms)": rows.ttft_ms_a.round(1), "TTFT B (ms)": rows.ttft_ms_b.round(1),
-        "latency A (ms)": rows.e2e_ms_a.round(1), "latency B (ms)": rows.e2e_ms_b.round(1),
-        "B − A (ms)": rows.gap.round(1), "largest change": rows.account, "of it (ms)": rows.account_ms.round(1),
+        "A": rows.request_a, "B": rows.request_b, "class": rows.klass, "due (s)": rows.due_s.map(number),
+        "TTFT (ms)": _both(rows.ttft_ms_a, rows.ttft_ms_b), "E2E (ms)": _both(rows.e2e_ms_a, rows.e2e_ms_b),
+        "B − A (ms)": rows.gap.map(signed), "largest change": rows.account, "of it (ms)": rows.account_ms.map(signed),
         "status": [a if a == b else f"{a} → {b}" for a, b in zip(rows.status_a, rows.status_b, strict=True)],
     })  # fmt: skip
+
+
+def _both(a: pd.Series, b: pd.Series) -> list[str]:
+    return [f"{number(one)} → {number(other)}" for one, other in zip(a, b, strict=True)]
 
 
 def fold(notes: Comparison) -> list[str]:

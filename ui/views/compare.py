@@ -29,7 +29,7 @@ from sojourn.ui.tables.compare import (
     metric_rows,
     pair_rows,
 )
-from sojourn.ui.text import markdown, prose
+from sojourn.ui.text import distinct, markdown, prose, safe
 
 UNTIL = {"ledger": "last byte", "ttft": "first token"}
 STATES = {"no worse": "healthy", "worse": "overloaded", "cannot tell": "inconclusive"}
@@ -160,17 +160,14 @@ def show_pairs(a: RunSamples, b: RunSamples, names: tuple[str, str], both: RunDa
     draw("", once(both, "pairs figure", lambda: figures.pairs(table)),
          "A point is a request of the schedule that both runs share. At most 4,000 are drawn.")  # fmt: skip
     rows = pair_rows(table)
-    st.dataframe(rows, hide_index=True, key="pairs", on_select="rerun", selection_mode="single-row")
-    st.caption("The 20 requests whose latency differs most. Choose one to see it in full.")
-    if chosen := st.session_state.pairs["selection"]["rows"]:
-        row = rows.iloc[chosen[0]]
-        with st.container(horizontal=True):
-            for side, name in zip("AB", names, strict=True):
-                request = str(row[f"request of {side}"])
-                st.page_link(
-                    "views/requests.py", label=f"{markdown(request)} in {side}", icon=":material/view_timeline:",
-                    query_params={"run": name, "ids": request, "request": request},
-                )  # fmt: skip
+    for side, name in zip("AB", names, strict=True):
+        rows[side] = [
+            fragments.link("requests", {"run": name, "ids": request, "request": request}, short)
+            for request, short in zip(rows[side], distinct(list(rows[side]), 14), strict=True)
+        ]
+    cells = rows.assign(**{name: rows[name].map(safe) for name in rows.columns if name not in ("A", "B")})
+    st.html(fragments.html_table(list(rows.columns), cells.to_numpy().tolist(), right=(3, 4, 5, 6, 8)))
+    st.caption("The 20 requests whose latency differs most. A name opens the request in its run.")
 
 
 run = open_page(

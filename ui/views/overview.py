@@ -23,30 +23,30 @@ caption(
     "A dash stands where too few requests make a quantile a guess. `client.parquet` status, `due_ns`, `last_byte_ns`, "
     "`output_tokens`; `diagnosis.json` goodput."
 )
-view = run.diagnosis.server if run.diagnosis is not None else None
-if view is not None:
-    draw(*drawings.parts_of_the_time(run))
-    st.html(server.introduction(view))
-    st.html(server.spans(view))
-    st.subheader("What can be seen of this server", anchor=False)
-    st.html(fragments.tiles(server.tiles_of(view)))
-    st.html(server.agreement(view))
-    st.html(server.accounts(view))
-    caption("`scrapes.parquet`, read in the names of our own metrics; `docs/foreign-servers.md` has the table.")
-elif run.diagnosis is not None:
-    draw(*drawings.lifecycles(run))
-    st.html(fragments.closure(run.diagnosis))
-st.html(fragments.clocks(run.meta))
-st.html(fragments.client_error(run.meta))
-if view is None:
-    draw(*drawings.accounts(run))
 if run.diagnosis is not None:
     left, right = st.columns([3, 2], gap="large")
     with left:
         draw(*drawings.attainment(run))
+        st.html(fragments.client_error(run.meta))
     with right:
         st.subheader("Limits of this run", anchor=False)
         if run.diagnosis.warnings:
             st.html(fragments.warnings(run.diagnosis))
         else:
             caption("The diagnosis names none.")
+else:
+    st.html(fragments.client_error(run.meta))
+view = run.diagnosis.server if run.diagnosis is not None else None
+if view is not None:
+    draw(*drawings.parts_of_the_time(run))
+    st.html(server.introduction(view) + server.spans(view))
+    st.subheader("What can be seen of this server", anchor=False)
+    st.html(fragments.tiles(server.tiles_of(view)))
+    st.html(server.agreement(view) + server.accounts(view))
+    caption("`scrapes.parquet`, read in the names of our own metrics. docs/foreign-servers.md has the table.")
+elif run.diagnosis is not None:
+    draw(*drawings.lifecycles(run))
+    st.html(fragments.closure(run.diagnosis))
+st.html(fragments.clocks(run.meta))
+if view is None:
+    draw(*drawings.accounts(run))

@@ -1,20 +1,15 @@
 """Runs: all runs of the folder, with what each found. A click opens one."""
 
-import pandas as pd
 import streamlit as st
 
 from sojourn.metrics.errors import RunDataError
 from sojourn.metrics.run.listing import ListedRun, list_runs
+from sojourn.ui.address import named
+from sojourn.ui.markup import fragments
 from sojourn.ui.page import caption, stop_with, style
-from sojourn.ui.text import markdown
+from sojourn.ui.text import NOTHING, markdown, number, percent, prose, safe
 
-COLUMNS = {
-    "run": st.column_config.TextColumn(pinned=True),
-    "recorded": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm", help="UTC"),
-    "goodput (req/s)": st.column_config.NumberColumn(format="%.2f"),
-    "attainment": st.column_config.ProgressColumn(min_value=0.0, max_value=1.0, format="percent"),
-    "requests": st.column_config.NumberColumn(format="localized"),
-}
+ORDERS = {"recorded": "newest", "goodput": "goodput", "attainment": "attainment", "name": "name"}
 
 
 @st.cache_data(max_entries=8)
@@ -28,23 +23,37 @@ def stamps_of(folder) -> tuple[tuple[str, int], ...]:
     return tuple(sorted((str(file), file.stat().st_mtime_ns) for file in files))
 
 
-def table_of(runs: list[ListedRun]) -> pd.DataFrame:
-    return pd.DataFrame({
-        "run": [run.name for run in runs],
-        "recorded": pd.to_datetime([run.recorded_at for run in runs], utc=True),
-        "scenario": [run.scenario or run.source or "–" for run in runs],
-        "verdict": [run.state or ("cannot be read" if run.unreadable else "not diagnosed") for run in runs],
-        "goodput (req/s)": [run.goodput_rps for run in runs],
-        "attainment": [run.attainment for run in runs],
-        "requests": [run.requests for run in runs],
-        "model": [run.model or "–" for run in runs],
-        "finding": [run.headline or run.unreadable for run in runs],
-    })  # fmt: skip
+def text_of(run: ListedRun) -> str:
+    """What a search looks into."""
+    return " ".join(map(str, (run.name, run.scenario, run.source, run.state, run.model, run.headline, run.unreadable)))
+
+
+def ordered(runs: list[ListedRun], order: str) -> list[ListedRun]:
+    """The best first; what has no figure last. Runs are listed newest first."""
+    if order == "name":
+        return sorted(runs, key=lambda run: run.name)
+    if order == "recorded":
+        return runs
+    name = "goodput_rps" if order == "goodput" else "attainment"
+    return sorted(runs, key=lambda run: -1.0 if getattr(run, name) is None else getattr(run, name), reverse=True)
+
+
+def row_of(run: ListedRun) -> list[str]:
+    """As HTML: the run with what it is of, its figures, and its finding."""
+    parts = [part for part in (run.scenario or run.source, run.model) if part]
+    verdict = run.state or ("cannot be read" if run.unreadable else "not diagnosed")
+    return [
+        f"{fragments.link('overview', {'run': run.name}, run.name)}"
+        f'<span class="sj-interval">{safe(" · ".join(parts))}</span>',
+        safe((run.recorded_at or NOTHING)[:16].replace("T", " ")), safe(verdict), number(run.goodput_rps),
+        percent(run.attainment), NOTHING if run.requests is None else f"{run.requests:,}",
+        prose(run.headline or run.unreadable),
+    ]  # fmt: skip
 
 
 style()
 st.title("Runs", anchor=False)
-st.markdown("All runs of this folder, newest first. Choose a row to open its run.")
+st.markdown("All runs of this folder. A name opens its run.")
 folder = st.session_state.runs_folder
 try:
     runs = listed(str(folder), stamps_of(folder), folder)
@@ -55,14 +64,10 @@ if not runs:
     stop_with(st.session_state.get("no_run", "There is no run here."), "folder_off")
 wanted = st.text_input("Search", placeholder="name, scenario, model, verdict or finding", key="search",
                        bind="query-params")  # fmt: skip
-table = table_of(runs)
-if wanted:
-    text = table[["run", "scenario", "verdict", "model", "finding"]].astype(str).agg(" ".join, axis=1)
-    table = table[text.str.contains(wanted, case=False, regex=False)].reset_index(drop=True)
-event = st.dataframe(
-    table, hide_index=True, column_config=COLUMNS, key="chosen-run", on_select="rerun", selection_mode="single-row",
-    height=min(38 * (len(table) + 1), 900),
-)  # fmt: skip
-caption(f"{len(table):,} of {len(runs):,} runs. `sojourn runs` prints them. `run.json`, `diagnosis.json`.")
-if rows := event["selection"]["rows"]:
-    st.switch_page("views/overview.py", query_params={"run": str(table.run.iloc[rows[0]])})
+named("sort", ORDERS, "order")
+order = st.segmented_control("Order", list(ORDERS), default="recorded", format_func=ORDERS.get, required=True,
+                             key="sort", bind="query-params")  # fmt: skip
+found = ordered([run for run in runs if wanted.lower() in text_of(run).lower()], order)
+columns = ["run", "recorded (UTC)", "verdict", "good req/s", "attainment", "requests", "finding"]
+st.html(fragments.html_table(columns, list(map(row_of, found)), right=(3, 4, 5)))
+caption(f"{len(found):,} of {len(runs):,} runs. `sojourn runs` prints them. `run.json`, `diagnosis.json`.")

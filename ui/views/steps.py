@@ -3,6 +3,7 @@
 import streamlit as st
 
 from sojourn.ui import drawings
+from sojourn.ui.markup import fragments
 from sojourn.ui.page import caption, draw, draw_all, once, open_page, show_no_steps, stop_with
 from sojourn.ui.tables.request import longest_steps
 
@@ -27,10 +28,7 @@ if run.steps.empty:
 draw_all(once(run, "steps", lambda: drawings.of_steps(run)))
 st.subheader("Longest steps", anchor=False)
 table = once(run, "longest steps", lambda: longest_steps(run.steps, run.begin_ns))
-formats = {
-    name: st.column_config.NumberColumn(format="%.2f") for name in table.columns if name.endswith(("(ms)", "(s)"))
-}
-st.dataframe(table, hide_index=True, column_config=formats)
+st.html(fragments.data_table(table.map(lambda value: f"{value:,.2f}" if isinstance(value, float) else f"{value:,}")))
 caption(
     "Residual: measured less expected device time. `steps.parquet` `begin_ns`, `end_ns`, `device_ns`, `predicted_ns`."
 )
