@@ -241,13 +241,13 @@ _FOR_OURS = (
     Alert(
         "SojournEvictedMisses", EVICTED_SHARE + " > 0.2", "10m", TICKET,
         "{{ $labels.model_name }} computes {{ $value | humanizePercentage }} of its prompt tokens again: evicted",
-        "Row `The prefix cache`: which size of the pool would have had them.",
+        "Row `Prefix cache`: which size of the pool would have had them.",
         "sojourn-memory", "vram_fills_quickly",
     ),
     Alert(
         "SojournRecomputing", RECOMPUTED_SHARE + " > 0.1", "5m", TICKET,
         "{{ $value | humanizePercentage }} of the tokens that {{ $labels.model_name }} computes rebuild lost KV",
-        "Row `Preemption and its price`. Admit fewer requests, or add blocks.",
+        "Row `Preemptions and recomputation`. Admit fewer requests, or add blocks.",
         "sojourn-memory", "vram_fills_quickly",
     ),
     Alert(
@@ -278,7 +278,7 @@ _FOR_OURS = (
         "min by (model_name) (sojourn_request_waiting) == 0",
         "10m", TICKET,
         "One server of {{ $labels.model_name }} computes {{ $value | humanize }} times the mean, and requests wait",
-        "Requests wait at a server while another has none waiting. Row `How unequal the servers are`: choose a router "
+        "Requests wait at a server while another has none waiting. Row `Load balance`: choose a router "
         "policy that looks at load.",
         "sojourn-fleet", "devices_do_not_help",
     ),

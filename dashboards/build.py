@@ -13,7 +13,7 @@ from sojourn.dashboards.stack import Stack
 from sojourn.metrics.whole_file import write_whole
 
 GENERATED = Path(__file__).with_name("generated")
-HEADER = "# Made from the metric catalogue and dashboards/ by `sojourn server dashboards`; change it there.\n"
+HEADER = "# Generated from the metric catalogue and dashboards/ by `sojourn server dashboards`; change it there.\n"
 SERVERS_HERE = Stack()
 
 
@@ -35,7 +35,8 @@ def build_dashboards(
 def contents(options: AlertOptions = DEFAULTS, stack: Stack = SERVERS_HERE) -> dict[str, str]:
     """File name → text of everything that `build_dashboards` writes."""
     boards = {
-        f"{board.uid}.json": json.dumps(dashboard(board), indent=1, ensure_ascii=False) + "\n" for board in BOARDS
+        f"{board.uid}.json": json.dumps(dashboard(board, options.app_url), indent=1, ensure_ascii=False) + "\n"
+        for board in BOARDS
     }
     objects = {"rules.yaml": rules(options), "prometheus_rule.yaml": prometheus_rule(options), **stack.files()}
     texts = {

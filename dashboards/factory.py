@@ -11,7 +11,8 @@ from grafanalib import core as grafana
 from grafanalib._gen import DashboardEncoder
 
 from sojourn.dashboards.boards import Board
-from sojourn.dashboards.views import Panel
+from sojourn.dashboards.events import EVENTS, Event
+from sojourn.dashboards.views import CHOICES, SELECTOR, Panel
 from sojourn.metrics.ledger import COLOURS, LIFECYCLES
 
 SCHEMA_VERSION = 39
@@ -25,8 +26,9 @@ PANEL_KEYS = ("id", "type", "title", "description", "gridPos", "fieldConfig", "o
 ON_LOAD, ON_TIME_RANGE_CHANGE = 1, 2  # when Grafana reads the values of a variable
 
 
-def dashboard(board: Board) -> dict[str, Any]:
-    """Grafana's JSON of a dashboard; panels flow left to right under their rows."""
+def dashboard(board: Board, app_url: str) -> dict[str, Any]:
+    """Grafana's JSON of a dashboard; panels flow left to right under their rows. `app_url`: of our app, which a series
+    of a server opens."""
     panels: list[dict[str, Any]] = []
     top = 0
     for row in board.rows:
@@ -42,6 +44,8 @@ def dashboard(board: Board) -> dict[str, Any]:
                 top, left = top + PANEL_HEIGHT, 0
             place = grafana.GridPos(PANEL_HEIGHT, width, left, top)
             panels.append(_panel(panel, board.lifecycle, len(panels) + 1, place))
+            if "{{instance}}" in "".join(query.legend for query in panel.queries):
+                panels[-1]["fieldConfig"]["defaults"]["links"] = [_watch(app_url)]
             left += width
         top += PANEL_HEIGHT
     link_to_the_others = {
@@ -59,14 +63,18 @@ def dashboard(board: Board) -> dict[str, Any]:
         _variable("job", "Job", jobs), _variable("model_name", "Model", models),
         _variable("instance", "Instance", servers),
     ]  # fmt: skip
-    origin = "Made from the catalogue by `sojourn server dashboards`."
+    shown = " ".join(query.expr for row in board.rows for panel in row.panels for query in panel.queries)
+    for name, label in (("klass", "Class"), ("tenant", "Tenant")):
+        if families := [family for family in CHOICES[name] if family in shown]:
+            variables.append(_variable(name, label, f"label_values({families[-1]}{{{SELECTOR}}}, {name})"))
+    origin = "Generated from the catalogue by `sojourn server dashboards`."
     return {
         "title": f"Sojourn: {board.name}",
         "uid": board.uid,
         "description": f"{board.shows} {origin}",
         "tags": ["sojourn"],
         "editable": True,
-        "annotations": {"list": []},
+        "annotations": {"list": [_annotation(each) for each in EVENTS]},
         "timezone": "browser",
         "time": {"from": "now-15m", "to": "now"},
         "refresh": "10s",
@@ -76,6 +84,20 @@ def dashboard(board: Board) -> dict[str, Any]:
         "schemaVersion": SCHEMA_VERSION,
         "templating": {"list": [source, *variables]},
     }
+
+
+def _annotation(event: Event) -> dict[str, Any]:
+    return {
+        "name": event.name, "datasource": DATASOURCE, "enable": True, "hide": False, "iconColor": event.colour,
+        "expr": event.expr, "step": "15s", "titleFormat": event.title, "textFormat": event.text,
+        "tagKeys": "instance,model_name,severity", "useValueForTime": False,
+    }  # fmt: skip
+
+
+def _watch(app_url: str) -> dict[str, Any]:
+    """From a server's series to the page that says what limits it now."""
+    url = f"{app_url}/live?url=http://${{__field.labels.instance}}"
+    return {"title": "What limits ${__field.labels.instance} now?", "url": url, "targetBlank": True}
 
 
 def _variable(name: str, label: str, query: str) -> dict[str, Any]:
@@ -92,6 +114,15 @@ def _panel(panel: Panel, lifecycle: str, panel_id: int, place: grafana.GridPos) 
     if panel.shape == "number":
         built = _normalised(grafana.Stat(**common, format=panel.unit, reduceCalc="lastNotNull"))
         built["fieldConfig"]["defaults"]["noValue"] = "no data"
+    elif panel.shape == "states":
+        built = {**_normalised(grafana.Stat(**common, format=panel.unit)), "type": "state-timeline"}
+        built["options"] = {
+            "mergeValues": True,
+            "showValue": "never",
+            "rowHeight": 0.8,
+            "legend": {"showLegend": False},
+        }
+        built["fieldConfig"]["defaults"] |= {"noValue": "none has fired", "custom": {"fillOpacity": 80}}
     elif panel.shape == "heatmap":
         built = _normalised(grafana.Heatmap(**common))
         built["fieldConfig"] = {"defaults": {"custom": {}}, "overrides": []}

@@ -31,14 +31,15 @@ FLEET = (
         share("Good requests", rate(_OBJECTIVE, where=f'{_GOOD},outcome="met"'), rate(_OBJECTIVE, where=_GOOD),
               "good requests", shape="number", width=4,
               note="Share of the ended requests of all servers that met every objective; empty without objectives."),
-        Panel("Servers", "suffix: servers", (Query(f"count ({gauge('sojourn_request_running', by='instance')})",
-              "servers"),), shape="number", width=4, note="That answer a scrape."),
+        Panel("Servers up", "suffix: servers", (Query(f"count ({gauge('sojourn_request_running', by='instance')})",
+              "servers"),), shape="number", width=4, is_derived=True,
+              note="Servers whose metrics Prometheus scrapes now."),
         Panel("Requests ended, by server", "reqps", (Query(rate(_ENDED, by="instance"), _EACH),), shape="stack"),
         Panel("Tokens computed, by server", "suffix: tokens/s", (Query(rate(_TOKENS, by="instance"), _EACH),),
               shape="stack"),
     )),
-    Row("How unequal the servers are", (
-        Panel("Most over mean", "suffix: times the mean", (
+    Row("Load balance", (
+        Panel("Imbalance: maximum over mean", "suffix: times the mean", (
             Query(_uneven(rate(_TOKENS, by="instance")), "tokens computed"),
             Query(_uneven(rate(_ENDED, by="instance")), "requests ended"),
             Query(_uneven(gauge("sojourn_request_waiting", by="instance")), "waiting"),
@@ -52,13 +53,13 @@ FLEET = (
         _by_server("Time to first token, p90 by server", "sojourn_request_ttft_seconds", "s", 0.9, 12),
         _by_server("Inter-token latency, p90 by server", "sojourn_request_itl_seconds", "s", 0.9, 12),
     )),
-    Row("Prefix hits of each server and of the fleet", (
-        Panel("Prefix hits, by server", "percentunit", (
+    Row("Prefix hit rate, by server and fleet", (
+        Panel("Prefix hit rate, by server", "percentunit", (
             Query(f'{rate(_LOOKUPS, by="instance", where=_HIT)} / {rate(_LOOKUPS, by="instance")}', _EACH),
             Query(f"{rate(_LOOKUPS, where=_HIT)} / {rate(_LOOKUPS)}", "fleet"),
         ), width=12, note="A server far below the fleet is sent prompts that others hold. Prometheus does not know "
                           "what another server held: the app's page Fleet does."),
-        Panel("Prefix hits without eviction, by server", "percentunit", (
+        Panel("Prefix hit rate without eviction, by server", "percentunit", (
             Query(f'{rate("sojourn_memory_infinite_hit_tokens_total", by="instance")} / '
                   f'{rate(_LOOKUPS, by="instance")}', _EACH),
         ), width=12, note="What each server would hit if it kept all. What lies above the hits is lost by eviction."),

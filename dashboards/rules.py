@@ -12,7 +12,7 @@ DEFAULTS = AlertOptions()
 
 def rules(options: AlertOptions = DEFAULTS) -> dict[str, Any]:
     """The rules file, as data. Raises KeyError for a rule with a name that the catalogue lacks."""
-    ours, told = rules_of_ours(), alerts(options)
+    ours, told = rules_of_ours(options.target_share), alerts(options)
     for rule in (*ours, *told):
         metrics_of(rule["expr"])
     # The neutral names keep the interval of Prometheus, which should be that of the scrapes: panels rate over few.

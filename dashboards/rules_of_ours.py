@@ -15,6 +15,9 @@ RECORDED_HISTOGRAMS = (
 )
 MISSED = "model_name:sojourn_request_missed:ratio_rate{window}"  # share of the requests that missed an objective
 
+BUDGET = "sojourn:error_budget:ratio"  # share of the requests that may miss
+BURN_RATE = "model_name:sojourn_error_budget_burn:ratio_rate{window}"  # 1 spends the budget in exactly its period
+
 
 def by_model(function: str, selector: str, window: str = WINDOW) -> str:
     """A counter's rate or increase, summed over the servers of a model."""
@@ -61,8 +64,10 @@ RATIOS = {
 }
 
 
-def rules_of_ours() -> list[dict[str, Any]]:
-    """The rules, as data."""
+def rules_of_ours(target_share: float) -> list[dict[str, Any]]:
+    """The rules, as data. `target_share`: of the requests, that should meet every objective."""
+    budget = f"{1 - target_share:g}"
+    burns = {BURN_RATE.format(window=window): f"{MISSED.format(window=window)} / {budget}" for window in BURN_WINDOWS}
     quantiles = [
         {
             "record": f"model_name:{name}:p{100 * q:g}_rate{WINDOW}",
@@ -71,4 +76,5 @@ def rules_of_ours() -> list[dict[str, Any]]:
         for name in RECORDED_HISTOGRAMS
         for q in RECORDED_QUANTILES
     ]
-    return [*quantiles, *({"record": name, "expr": expr} for name, expr in RATIOS.items())]
+    named = {**RATIOS, BUDGET: f"vector({budget})", **burns}
+    return [*quantiles, *({"record": name, "expr": expr} for name, expr in named.items())]

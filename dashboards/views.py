@@ -8,12 +8,21 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from sojourn.dashboards.neutral import BOUND, SPAN_REQUESTS, SPAN_SECONDS, catalogue_name
+from sojourn.dashboards.neutral import BOUND, SPAN_REQUESTS, SPAN_SECONDS, catalogue_name, neutral
 from sojourn.metrics.catalog.catalog import CATALOG, METRIC_BY_NAME, Metric, sample_names
 
 SELECTOR = 'job=~"$job",model_name=~"$model_name",instance=~"$instance"'
+# Variables of the families that have their label, beside those of SELECTOR.
+CHOICES = {
+    "klass": (
+        "sojourn_request_objective_total", "sojourn_token_good_tokens_total", "sojourn_request_objective_bound_seconds",
+        "llm:request_objective_bound_seconds",
+    ),
+    "tenant": ("sojourn_request_tenant_requests_total", "sojourn_request_price_total"),
+}  # fmt: skip
 QUANTILES = (0.5, 0.9, 0.99)
-Shape = Literal["lines", "stack", "heatmap", "number"]
+Shape = Literal["lines", "stack", "heatmap", "number", "states"]
+SUMMED = "suffix: s/s"  # of seconds that several requests or ranks spend at once: no share of wall time
 
 # Grafana's names of units, for a value and for its growth per second.
 VALUE_UNITS = {
@@ -21,6 +30,7 @@ VALUE_UNITS = {
     "requests": "suffix: requests", "blocks": "suffix: blocks", "slots": "suffix: slots", "info": "suffix: servers",
     "nats": "suffix: nats", "watts": "watt", "hertz": "hertz", "celsius": "celsius", "state": "bool_on_off",
     "flops_per_second": "flops", "bytes_per_second": "Bps", "connections": "suffix: connections",
+    "price": "suffix: in the list's currency",
 }  # fmt: skip
 RATE_UNITS = {
     "seconds": "percentunit", "tokens": "suffix: tokens/s", "bytes": "Bps", "flops": "flops", "requests": "reqps",
@@ -53,6 +63,7 @@ class Panel:
     repeats: bool = False  # once for each chosen server, side by side on the same width
     by_account: bool = False  # series are accounts of the ledger, coloured by their lifecycle
     note: str = ""  # how to read the expression, where the metrics' own meaning does not say it
+    is_derived: bool = False  # the figure is not what its metrics mean: the note alone describes it
     opens: str = ""  # the dashboard to look at next, with the same variables and time
     limits: tuple[float, ...] = ()  # above the first it is noteworthy, above the second it is full
 
@@ -62,7 +73,8 @@ class Panel:
 
     @property
     def description(self) -> str:
-        return "\n\n".join([*([self.note] if self.note else []), *(metric.help for metric in self.metrics)])
+        meanings = () if self.is_derived else (metric.help for metric in self.metrics)
+        return "\n\n".join([*([self.note] if self.note else []), *meanings])
 
 
 _METRIC_OF_SAMPLE = {sample: metric for metric in CATALOG for sample in sample_names(metric)}
@@ -79,22 +91,33 @@ def metrics_of(expr: str) -> tuple[Metric, ...]:
     return tuple(dict.fromkeys(_METRIC_OF_SAMPLE[catalogue_name(name)] for name in names))
 
 
+def selector(name: str, where: str = "") -> str:
+    """The matchers of a family: `where`, and the dashboard's variables."""
+    own = [f'{label}=~"${label}"' for label, families in CHOICES.items() if name in families]
+    return ",".join([*([where] if where else []), SELECTOR, *own])
+
+
 def rate(name: str, by: str = "", where: str = "", operator: str = "sum") -> str:
     """Growth per second of a counter, summed over instances and all labels but `by`."""
     grouping = f" by ({by})" if by else ""
-    matchers = f"{where},{SELECTOR}" if where else SELECTOR
-    return f"{operator}{grouping} (rate({name}{{{matchers}}}[$__rate_interval]))"
+    return f"{operator}{grouping} (rate({name}{{{selector(name, where)}}}[$__rate_interval]))"
+
+
+def increase(name: str, by: str = "", where: str = "") -> str:
+    """Growth of a counter over the time that is shown."""
+    grouping = f" by ({by})" if by else ""
+    return f"sum{grouping} (increase({name}{{{selector(name, where)}}}[$__range]))"
 
 
 def gauge(name: str, by: str = "", operator: str = "sum") -> str:
     grouping = f" by ({by})" if by else ""
-    return f"{operator}{grouping} ({name}{{{SELECTOR}}})"
+    return f"{operator}{grouping} ({name}{{{selector(name)}}})"
 
 
-def rates(title: str, *names: str, by: str = "", **options) -> Panel:
-    """How fast counters grow. With `by`, one series a label value; else one a counter."""
+def rates(title: str, *names: str, by: str = "", unit: str = "", **options) -> Panel:
+    """How fast counters grow. With `by`, one series per label value; else one per counter."""
     queries = tuple(Query(rate(name, by), _legend(by) or _short(name)) for name in names)
-    return Panel(title, RATE_UNITS[METRIC_BY_NAME[names[0]].unit], queries, **options)
+    return Panel(title, unit or RATE_UNITS[METRIC_BY_NAME[names[0]].unit], queries, **options)
 
 
 def gauges(title: str, *names: str, by: str = "", operator: str = "sum", **options) -> Panel:
@@ -118,7 +141,8 @@ def by_server(title: str, name: str, quantile: float, objective: str = "", **opt
     buckets = rate(f"{name}_bucket", by="le, engine, instance")
     queries = [Query(f"histogram_quantile({quantile:g}, {buckets})", "{{instance}} ({{engine}})")]
     if objective:
-        bounds = f'min by (klass) (llm:{BOUND.removeprefix("sojourn_")}{{objective="{objective}",{SELECTOR}}})'
+        matchers = selector(neutral(BOUND), f'objective="{objective}"')
+        bounds = f"min by (klass) ({neutral(BOUND)}{{{matchers}}})"
         queries.append(Query(bounds, "objective of {{klass}}", is_bound=True))
     unit = VALUE_UNITS[METRIC_BY_NAME[catalogue_name(name)].unit]
     return Panel(title, unit, tuple(queries), **options)

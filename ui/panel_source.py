@@ -95,6 +95,18 @@ class PanelSource:
                 found.append(_line(series, target, choices.step_s))
         return found
 
+    def events(self, board: Json, choices: Choices) -> list[tuple[float, str, str]]:
+        """When something began, what, and its colour, by the dashboard's annotations. What went on already when the
+        shown time began is left out."""
+        found, shown_s = [], time.time() - choices.range_s + 1.5 * choices.step_s
+        for each in board.get("annotations", {}).get("list", ()):
+            target = {"expr": each["expr"], "legendFormat": f"{each['titleFormat']}. {each['textFormat']}", "refId": ""}
+            for line in self.lines({"targets": [target]}, choices):
+                for before, second, value in zip([math.nan, *line.values], line.seconds, line.values, strict=False):
+                    if math.isnan(before) and not math.isnan(value) and second > shown_s:
+                        found.append((second, line.name, each["iconColor"]))
+        return sorted(found)
+
     def alerts(self) -> list[Json]:
         """The alerts that are pending or firing."""
         return self._get("alerts", {})["alerts"]

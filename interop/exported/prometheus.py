@@ -8,8 +8,10 @@ records and answers GET /metrics.
 import math
 import platform
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 from sojourn.interop.exported.prometheus_core import CoreFold
@@ -127,6 +129,14 @@ class Exporter:
         self._series.numbers["sojourn_request_connections"][()] = num_open
         numbers = self._series.numbers["sojourn_request_closed_connections_total"]
         numbers.update(((reason,), count) for reason, count in closed.items())
+
+    def observe_prices(self, totals: Mapping[tuple[str, str, str], Decimal]) -> None:
+        """Takes over the totals of the usage records, by tenant, currency and basis."""
+        numbers = self._series.numbers["sojourn_request_price_total"]
+        summed: dict[tuple[str, str, str], float] = defaultdict(float)
+        for (tenant, currency, basis), total in totals.items():
+            summed[self._requests.tenant(tenant), currency, basis] += float(total)
+        numbers.update(summed)
 
     def observe_adapters(self, max_loras: int, running: Collection[str], waiting: Collection[str]) -> None:
         """Names of the LoRA adapters that requests use now, and of those that others wait for: for vLLM's names."""

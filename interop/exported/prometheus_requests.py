@@ -53,6 +53,9 @@ ACCOUNTS = {
     "sojourn_token_sample_seconds": Account.TOKEN_SAMPLE,
     "sojourn_token_decode_seconds": Account.TOKEN_DECODE,
 }
+VERDICTS = ("met", "missed", "unjudged")
+MOST_TENANTS = 100  # with series of their own: without keys a client can send any name
+NO_TENANT, OTHER_TENANTS = "(none)", "(others)"
 _OF_SERVER = [info.account for info in SERVER_ACCOUNTS]
 _FIELDS = sorted({*SUMS.values(), *SPECTRA.values()})
 _read_fields = attrgetter(*_FIELDS)
@@ -66,12 +69,16 @@ class RequestFold:
         self._objectives = objectives
         self._tallies = Tallies(series, TALLIES)
         self._judged = series.numbers["sojourn_request_objective_total"]
+        self._good_tokens = series.numbers["sojourn_token_good_tokens_total"]
+        self._by_tenant = series.numbers["sojourn_request_tenant_requests_total"]
+        self._tenants: set[str] = set()
         bound_of = series.numbers["sojourn_request_objective_bound_seconds"]
         for klass, bounds in objectives.items():
             bound_of.update(((klass, objective), round(ms * 1e6)) for objective, ms in bounds.items())
             for objective in (*bounds, GOOD):
                 for verdict in ("met", "missed"):
                     self._judged[klass, objective, verdict] = 0
+            self._good_tokens[(klass,)] = 0
 
     def observe_all(self, requests: Sequence[RequestRecord]) -> None:
         """Many at once: a request on its own would cost several times as much."""
@@ -93,9 +100,8 @@ class RequestFold:
         for objective in ("ttft_ms", "tpot_ms", "e2e_ms"):
             known = [found[objective] for found in latencies if objective in found]
             self._histograms[histogram_of(objective)][()].observe_all(known)
-        if self._objectives:
-            for request, found in zip(requests, latencies, strict=True):
-                self._judge(request, found)
+        for request, found in zip(requests, latencies, strict=True):
+            self._by_tenant[self.tenant(request.tenant), self._judge(request, found)] += 1
 
     def _observe_prefixes(self, requests: Sequence[RequestRecord]) -> None:
         ran = [request for request in requests if request.first_step is not None]  # others were never looked up
@@ -128,17 +134,29 @@ class RequestFold:
                 preempted_ns = request.ledger[Account.MEMORY_PREEMPTED]
                 self._histograms["sojourn_memory_preempted_seconds"][()].observe(preempted_ns)
 
-    def _judge(self, request: RequestRecord, latencies: Mapping[str, float]) -> None:
-        """Met or missed, for each objective of the request's class and for all of them together."""
-        if outcome(request) == "content_filter":
-            return  # it ended as the operator wants it, and says nothing about latency
+    def tenant(self, name: str) -> str:
+        """The value of the label `tenant`."""
+        if name not in self._tenants and len(self._tenants) < MOST_TENANTS:
+            self._tenants.add(name)
+        label = (name or NO_TENANT) if name in self._tenants else OTHER_TENANTS
+        for verdict in VERDICTS:
+            self._by_tenant.setdefault((label, verdict), 0)
+        return label
+
+    def _judge(self, request: RequestRecord, latencies: Mapping[str, float]) -> str:
+        """Met, missed or unjudged. Counts each objective of the request's class and all of them together."""
+        if not self._objectives or outcome(request) == "content_filter":
+            return "unjudged"  # a filtered one ended as the operator wants it, and says nothing about latency
         klass = request.klass if request.klass in self._objectives else EVERY_CLASS
         if klass not in self._objectives:
-            return
+            return "unjudged"
         verdicts = met(request, latencies, self._objectives[klass])
         for objective, is_met in verdicts.items():
             self._judged[klass, objective, "met" if is_met else "missed"] += 1
-        self._judged[klass, GOOD, "met" if all(verdicts.values()) else "missed"] += 1
+        verdict = "met" if all(verdicts.values()) else "missed"
+        self._judged[klass, GOOD, verdict] += 1
+        self._good_tokens[(klass,)] += request.output_tokens if verdict == "met" else 0
+        return verdict
 
 
 def histogram_of(objective: str) -> str:

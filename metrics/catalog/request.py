@@ -135,6 +135,14 @@ REQUEST = (
             "Ended requests of a class that met or missed an objective; objective=\"all_objectives\" is goodput.",
             "Server-side latency only. Aborts and errors miss every objective. Excludes rejections.",
             klass=(), objective=(), outcome=()),
+    counter("request", "tenant_requests_total", "requests",
+            "Ended requests of a tenant that met or missed the objectives of their class, or were not judged.",
+            "Excludes rejections. At most 100 tenants have their own series; the others share tenant=\"(others)\".",
+            tenant=(), outcome=()),
+    counter("request", "price_total", "price",
+            "Price of ended calls by the list `usage_prices`, by tenant, currency and basis: tokens or device time.",
+            "No series without `usage_dir` and `usage_prices`. Not what the machine costs its owner.",
+            tenant=(), currency=(), basis=()),
 )  # fmt: skip
 
 TELEMETRY = (

@@ -10,6 +10,8 @@ from typing import Any
 
 from sojourn.dashboards.boards import BOARDS
 from sojourn.dashboards.neutral import BOUND, FAMILIES, SPAN_REQUESTS, SPAN_SECONDS, neutral
+from sojourn.dashboards.rules import rules
+from sojourn.dashboards.views import CHOICES
 from sojourn.metrics.catalog.catalog import CATALOG, METRIC_BY_NAME, Metric, sample_names
 
 Board = dict[str, Any]
@@ -19,8 +21,12 @@ FAMILIES_OF_ALL = {
 }
 # Every name that some series has: ours, and those that recording rules give to every engine.
 METRIC_OF_SAMPLE = OWN_SAMPLES | {neutral(name): metric for name, metric in FAMILIES_OF_ALL.items()}
+CHOSEN = {*CHOICES}  # variables that only some families have as a label
+CHOSEN_FAMILIES = {family for families in CHOICES.values() for family in families}
 SPANS = (SPAN_SECONDS, SPAN_REQUESTS)  # counters without a family
 NAME = r"(?:sojourn_|llm:)\w+"
+RECORDED = {rule["record"] for group in rules()["groups"] for rule in group["rules"] if "record" in rule}
+BY_MODEL = r"model_name:[\w:]+"  # recorded for each model: their other labels are summed over
 
 
 def faults(board: Board) -> list[str]:
@@ -82,11 +88,17 @@ def panels_do_not_overlap(board: Board) -> Iterator[str]:
 
 def variables_are_used(board: Board) -> Iterator[str]:
     names = {variable["name"] for variable in board["templating"]["list"]} - {"datasource"}
-    for title, expr in expressions(board):
-        selectors = re.findall(NAME + r"(\{[^}]*\})?", expr)
-        for name in names:
-            if any(f'{name}=~"${name}"' not in selector for selector in selectors):
-                yield f"{title!r} ignores ${name}"
+    for title, expr in [*expressions(board), *annotations(board)]:
+        for family, selector in re.findall(rf"(?<![\w:])({BY_MODEL}|{NAME})(\{{[^}}]*\}})?", expr):
+            labels = {*METRIC_OF_SAMPLE[family].labels} if family in METRIC_OF_SAMPLE else set()
+            wanted = (
+                {"model_name"}
+                if family in RECORDED and not family.startswith("llm:")
+                else names - CHOSEN | ({*CHOICES} & labels & names if family in CHOSEN_FAMILIES else set())
+            )
+            for name in sorted(wanted):
+                if f'{name}=~"${name}"' not in selector:
+                    yield f"{title!r} ignores ${name}"
         for used in re.findall(r"\$\{?(\w+)", expr):
             if used not in names and used not in ("__rate_interval", "__range"):
                 yield f"{title!r} uses ${used}, which is no variable"
@@ -102,13 +114,33 @@ def datasource_is_a_variable(board: Board) -> Iterator[str]:
 
 
 def metrics_exist(board: Board) -> Iterator[str]:
-    for title, expr in expressions(board):
-        names = re.findall(NAME, expr)
-        if not names:
+    for title, expr in [*expressions(board), *annotations(board)]:
+        recorded = re.findall(r"\b(?:model_name|instance|sojourn):[\w:]+", expr)
+        for name in {*recorded} - RECORDED:
+            yield f"{title!r} queries {name}, which no rule records"
+        names = re.findall(rf"(?<![\w:]){NAME}", expr)
+        if not names and not recorded and not expr.startswith(("ALERTS{", "max by (alertname, severity) (ALERTS{")):
             yield f"{title!r} queries no metric of ours"
         for name in names:
             if name not in METRIC_OF_SAMPLE and name not in SPANS:
                 yield f"{title!r} queries {name}, which nobody exports"
+
+
+def annotations(board: Board) -> list[tuple[str, str]]:
+    return [(each["name"], each["expr"]) for each in board["annotations"]["list"]]
+
+
+def events_have_words_and_a_source(board: Board) -> Iterator[str]:
+    for each in board["annotations"]["list"]:
+        words = f"{each['titleFormat']} {each['textFormat']}"
+        if each["datasource"] != {"type": "prometheus", "uid": "${datasource}"}:
+            yield f"annotation {each['name']} fixes its data source"
+        if not any(name in words for name in (*re.findall(NAME, each["expr"]), "ALERTS")):
+            yield f"annotation {each['name']} does not name its series"
+        grouped = re.search(r"by \(([^)]*)\)", each["expr"])
+        for label in {*re.findall(r"\{\{(\w+)\}\}", words)} if grouped else ():
+            if label not in grouped[1].split(", "):
+                yield f"annotation {each['name']} names {label}, which its series lack"
 
 
 def counters_are_rated_and_gauges_are_not(board: Board) -> Iterator[str]:
@@ -180,6 +212,7 @@ def nothing_of_the_old_schema_is_left(board: Board) -> Iterator[str]:
 RULES = (
     panels_explain_themselves, ids_and_titles_are_unique, panels_do_not_overlap, variables_are_used,
     datasource_is_a_variable, metrics_exist, counters_are_rated_and_gauges_are_not, quantiles_keep_le,
+    events_have_words_and_a_source,
     buckets_of_engines_are_never_added_up, links_lead_to_dashboards_and_take_the_variables,
     sums_are_divided_by_their_counts, units_fit_the_metrics, nothing_of_the_old_schema_is_left,
 )  # fmt: skip

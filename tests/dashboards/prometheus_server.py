@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import re
 import socket
 import subprocess
 import time
@@ -39,7 +40,7 @@ def figures(base: str, expr: str) -> list[float]:
 
 def as_grafana_asks(expr: str, window: str = "10s") -> str:
     replaced = expr.replace("$__rate_interval", window).replace("$__range", "1m")
-    return replaced.replace("$job", ".+").replace("$model_name", ".+").replace("$instance", ".+")
+    return re.sub(r"\$\w+", ".+", replaced)
 
 
 def draws(numbers: list[float]) -> bool:

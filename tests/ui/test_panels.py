@@ -9,7 +9,7 @@ import pytest
 from sojourn.dashboards.build import contents
 from sojourn.ui.figures.panels import panel_figure, written
 from sojourn.ui.figures.spans import parts_of_requests
-from sojourn.ui.panel_source import Choices, Line, read_boards, variables
+from sojourn.ui.panel_source import Choices, Line, PanelSource, read_boards, variables
 
 BOARDS = {name: json.loads(text) for name, text in contents().items() if name.endswith(".json")}
 SATURATION = BOARDS["sojourn-saturation.json"]
@@ -45,7 +45,7 @@ def test_boards_are_read_with_their_variables(tmp_path):
         (tmp_path / name).write_text(text)
     boards = read_boards(tmp_path)
     assert set(boards) == {board["uid"] for board in BOARDS.values()}
-    assert variables(boards["sojourn-saturation"]) == ["job", "model_name", "instance"]
+    assert variables(boards["sojourn-saturation"]) == ["job", "model_name", "instance", "klass", "tenant"]
 
 
 def line(name: str, values: list[float], **labels: str) -> Line:
@@ -69,6 +69,34 @@ def test_limits_are_drawn_where_the_figure_comes_near():
 def test_stacked_panel_is_stacked():
     figure = panel_figure(panel("Tokens generated"), [line("a", [1.0]), line("b", [2.0])])
     assert {trace.stackgroup for trace in figure.data} == {"all"}
+
+
+def test_an_alert_is_a_bar_while_it_fires_and_an_event_a_line_with_its_words():
+    fired = line("SojournStuck (critical)", [1.0, math.nan, 1.0])
+    figure = panel_figure(panel("Firing alerts"), [fired], [(10.0, "a:1 restarted. Its counter", "#CC79A7")])
+    assert list(figure.data[0].y) == ["SojournStuck (critical)", None, "SojournStuck (critical)"]
+    assert figure.layout.shapes[0].line.color == "#CC79A7"
+    assert figure.layout.annotations[0].hovertext == "a:1 restarted. Its counter"
+
+
+def test_an_event_is_told_when_it_begins(monkeypatch):
+    now = 1_000_000.0
+    monkeypatch.setattr("sojourn.ui.panel_source.time.time", lambda: now)
+    source = object.__new__(PanelSource)
+    source.scrape_s = 5.0
+    step = Choices(300).step_s
+    since = [now - 300 + number * step for number in range(100)]
+    answers = {"ALERTS": [(second, "1") for second in [*since[:3], *since[20:23], *since[40:42]]]}
+
+    def answer(path: str, asked: dict) -> dict:
+        values = next((found for word, found in answers.items() if asked["query"].startswith(word)), [])
+        series = [{"metric": {"alertname": "SojournStuck", "instance": "a:1"}, "values": values}]
+        return {"result": series if values else []}
+
+    monkeypatch.setattr(source, "_get", answer, raising=False)
+    found = source.events(SATURATION, Choices(300))
+    assert [second for second, _, _ in found] == [since[20], since[40]]
+    assert found[0][1].startswith("SojournStuck. Fires for") and "a:1" in found[0][1]
 
 
 def test_heatmap_shows_each_bucket_without_those_below():

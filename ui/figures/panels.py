@@ -1,6 +1,7 @@
 """A panel of a Grafana dashboard as a Plotly figure: lines, stacks and heatmaps with the panel's unit and limits."""
 
 import math
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -36,9 +37,16 @@ def written(value: float, unit: str) -> str:
     return f"{value:,.4g} {unit.removeprefix('suffix: ')}".rstrip()
 
 
-def panel_figure(panel: dict[str, Any], lines: list[Line]) -> go.Figure:
-    """Lines over the wall clock. Series without a finite value are left out."""
-    figure = _heatmap(lines) if panel["type"] == "heatmap" else _lines(panel, lines)
+def panel_figure(panel: dict[str, Any], lines: list[Line], events: Sequence[tuple[float, str, str]] = ()) -> go.Figure:
+    """Lines over the wall clock. Series without a finite value are left out. `events`: when, what, its colour."""
+    draw = {"heatmap": _heatmap, "state-timeline": _states}.get(panel["type"])
+    figure = draw(lines) if draw else _lines(panel, lines)
+    for second, what, colour in events:
+        figure.add_vline(datetime.fromtimestamp(second), line={"color": colour, "width": 1, "dash": "dot"})
+        figure.add_annotation(
+            x=datetime.fromtimestamp(second), y=1, yref="paper", text="▾", showarrow=False, hovertext=what,
+            font={"color": colour}, captureevents=True,
+        )  # fmt: skip
     tick_format, suffix = UNITS.get(unit_of(panel), ("~s", ""))
     named = sum(trace.showlegend is not False for trace in figure.data)
     figure.update_layout(
@@ -50,8 +58,10 @@ def panel_figure(panel: dict[str, Any], lines: list[Line]) -> go.Figure:
     figure.update_yaxes(
         gridcolor=LINE, color=MUTED, nticks=6, automargin=True, tickformat=tick_format, ticksuffix=suffix
     )
-    if panel["type"] != "heatmap":
+    if draw is None:
         figure.update_yaxes(rangemode="tozero")
+    if draw is _states:
+        figure.update_yaxes(ticksuffix="", tickformat=None)
     return figure
 
 
@@ -75,6 +85,18 @@ def _lines(panel: dict[str, Any], lines: list[Line]) -> go.Figure:
     for step in defaults.get("thresholds", {}).get("steps", []):
         if step["value"] is not None and highest >= step["value"] / 2:  # a far limit would flatten the lines
             figure.add_hline(step["value"], line={"color": step["color"], "width": 1, "dash": "dot"})
+    return figure
+
+
+def _states(lines: list[Line]) -> go.Figure:
+    """A bar for each series while it has a value."""
+    figure = go.Figure()
+    for line in lines:
+        figure.add_scatter(
+            x=[datetime.fromtimestamp(second) for second in line.seconds],
+            y=[line.name if math.isfinite(value) else None for value in line.values], name=line.name, mode="lines",
+            line={"width": 12, "color": "#D55E00"}, showlegend=False,
+        )  # fmt: skip
     return figure
 
 

@@ -15,7 +15,7 @@ from sojourn.ui.theme import CONFIG, in_the_dark
 REFRESH_SECONDS = 5
 RANGES = {"5 minutes": 300, "15 minutes": 900, "1 hour": 3600, "6 hours": 21_600, "1 day": 86_400}
 FIRST = "sojourn-saturation"
-LABELS = {"job": "Job", "model_name": "Model", "instance": "Server"}
+LABELS = {"job": "Job", "model_name": "Model", "instance": "Server", "klass": "Class", "tenant": "Tenant"}
 
 
 def keep() -> None:
@@ -73,7 +73,7 @@ def show_number(panel: dict, lines: list) -> None:
         st.metric(line.name, written(last, unit_of(panel)))
 
 
-def show_panel(source: PanelSource, panel: dict, choices: Choices, key: str) -> None:
+def show_panel(source: PanelSource, panel: dict, choices: Choices, key: str, events: list) -> None:
     """Its title with its words behind a mark, its picture, and where it leads."""
     title, link = st.columns([5, 1], vertical_alignment="center", gap="small")
     title.markdown(f"**{markdown(panel['title'])}**", help=panel["description"])
@@ -87,13 +87,13 @@ def show_panel(source: PanelSource, panel: dict, choices: Choices, key: str) -> 
     if panel["type"] == "stat":
         show_number(panel, lines)
     elif any(math.isfinite(value) for line in lines for value in line.values):
-        figure = panel_figure(panel, lines)
+        figure = panel_figure(panel, lines, events)
         st.plotly_chart(in_the_dark(figure) if is_dark() else figure, theme=None, config=CONFIG, key=f"panel-{key}")
     else:
-        st.caption("no data")
+        st.caption(panel["fieldConfig"]["defaults"].get("noValue", "no data"))
 
 
-def show_line(source: PanelSource, panels: list[dict], choices: Choices) -> None:
+def show_line(source: PanelSource, panels: list[dict], choices: Choices, events: list) -> None:
     """Panels side by side; a repeated one once for each server."""
     for panel in [each for each in panels if each.get("repeat")]:
         servers = choices.values["instance"] or tuple(
@@ -103,12 +103,12 @@ def show_line(source: PanelSource, panels: list[dict], choices: Choices) -> None
             with column:
                 one = Choices(choices.range_s, choices.values | {"instance": (server,)})
                 titled = panel | {"title": panel["title"].replace("$instance", server)}
-                show_panel(source, titled, one, f"{panel['id']}-{server}")
+                show_panel(source, titled, one, f"{panel['id']}-{server}", events)
     plain = [each for each in panels if not each.get("repeat")]
     if plain:
         for column, panel in zip(st.columns([each["gridPos"]["w"] for each in plain]), plain, strict=True):
             with column:
-                show_panel(source, panel, choices, str(panel["id"]))
+                show_panel(source, panel, choices, str(panel["id"]), events)
 
 
 @st.fragment(run_every=REFRESH_SECONDS)
@@ -117,20 +117,21 @@ def show(board: dict, choices: Choices) -> None:
     try:
         source = PanelSource(st.session_state.prometheus)
         show_alerts(source)
+        events = source.events(board, choices)
         lines: list[list[dict]] = []
         for panel in board["panels"]:
             if panel["type"] == "row":
                 if lines:
-                    show_line(source, lines.pop(), choices)
+                    show_line(source, lines.pop(), choices, events)
                 st.subheader(panel["title"], anchor=False)
             elif lines and lines[-1][0]["gridPos"]["y"] == panel["gridPos"]["y"]:
                 lines[-1].append(panel)
             else:
                 if lines:
-                    show_line(source, lines.pop(), choices)
+                    show_line(source, lines.pop(), choices, events)
                 lines.append([panel])
         if lines:
-            show_line(source, lines.pop(), choices)
+            show_line(source, lines.pop(), choices, events)
     except SojournError as error:
         st.error(markdown(error), icon=":material/error:")
 

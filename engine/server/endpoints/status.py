@@ -58,6 +58,8 @@ def add_status_routes(app: FastAPI, front: Front) -> None:
         if front.moderation is not None:
             exporter.observe_moderation(front.moderation.events.flagged, front.moderation.events.failed)
         first.adapters.observe(exporter, first.core)
+        if front.usage is not None:
+            exporter.observe_prices(front.usage.priced)
         exporter.observe_connections(len(front.connections.open), front.connections.closed)
         page = merged([model.telemetry.scrape() for model in front.models.built])
         return PlainTextResponse(page, media_type=exporter.content_type)

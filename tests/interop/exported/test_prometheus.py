@@ -4,6 +4,7 @@ import math
 import platform
 import subprocess
 from collections import Counter
+from decimal import Decimal
 from importlib.metadata import version
 from random import Random
 
@@ -247,6 +248,50 @@ def test_objective_is_an_exact_bucket_and_decides_met_or_missed():
     assert counts("all", "ttft_ms") == counts("all", "all_objectives") == [2, 3]
     assert counts("chat", "ttft_ms") == counts("chat", "tpot_ms") == [2, 1]
     assert counts("chat", "all_objectives") == [1, 2]
+
+
+def test_good_tokens_and_tenants_follow_the_verdicts_and_few_names_have_a_series():
+    def request(tenant: str, ttft_ms: float, tokens: int, **changes) -> RequestRecord:
+        written = round(ttft_ms * MS)
+        return RequestRecord(
+            "r",
+            0,
+            written,
+            tenant=tenant,
+            output_tokens=tokens,
+            finish_reason="stop",
+            first_written_ns=written,
+            **changes,
+        )
+
+    objectives = [{"klass": "all", "ttft_ms": 100.0}, {"klass": "chat", "ttft_ms": 10.0}]
+    requests = [
+        request("a", 50, 7),
+        request("a", 150, 11),
+        request("", 50, 13, klass="chat"),
+        request("a", 5, 17, klass="chat"),
+    ]
+    samples = fed([], requests, objectives)
+    assert [value(samples, "token_good_tokens_total", klass=klass) for klass in ("all", "chat")] == [7, 17]
+    by_tenant = {
+        (tenant, verdict): value(samples, "request_tenant_requests_total", tenant=tenant, outcome=verdict)
+        for tenant in ("a", "(none)") for verdict in ("met", "missed", "unjudged")
+    }  # fmt: skip
+    assert by_tenant == {("a", "met"): 2, ("a", "missed"): 1, ("a", "unjudged"): 0,
+                         ("(none)", "met"): 0, ("(none)", "missed"): 1, ("(none)", "unjudged"): 0}  # fmt: skip
+    many = fed([], [request(f"t{number}", 50, 1) for number in range(150)], [])
+    tenants = {dict(labels)["tenant"] for name, labels in many if name == "sojourn_request_tenant_requests_total"}
+    assert len(tenants) == 101
+    assert value(many, "request_tenant_requests_total", tenant="(others)", outcome="unjudged") == 50
+
+
+def test_prices_are_those_of_the_usage_records_by_tenant():
+    exporter = Exporter("tiny", OBJECTIVES)
+    exporter.observe_prices({("a", "EUR", "tokens"): Decimal("0.25"), ("b", "EUR", "tokens"): Decimal("0.5")})
+    exporter.observe_prices({("a", "EUR", "tokens"): Decimal("0.75"), ("b", "EUR", "tokens"): Decimal("0.5")})
+    samples = scraped(exporter)
+    assert value(samples, "request_price_total", tenant="a", currency="EUR", basis="tokens") == 0.75
+    assert value(samples, "request_price_total", tenant="b", currency="EUR", basis="tokens") == 0.5
 
 
 def test_request_with_an_error_has_failed_whatever_its_finish_reason_says():

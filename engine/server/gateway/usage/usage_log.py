@@ -3,8 +3,10 @@
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 
 import msgspec
 
@@ -53,6 +55,7 @@ class UsageLog:
         self._prices: PriceList | None = load_price_list(config.usage_prices) if config.usage_prices else None
         seconds = SYNC_SECONDS if config.usage_sync_seconds is None else config.usage_sync_seconds
         self.writer = UsageWriter(config.usage_dir, config.usage_file_bytes or FILE_BYTES, sync_each_line=not seconds)
+        self.priced: defaultdict[tuple[str, str, str], Decimal] = defaultdict(Decimal)  # tenant, currency, basis
         self.failure: str | None = None  # once closed: what is lost, as a sentence
         self._model, self._sync_seconds = model, seconds
         self._is_measured = config.telemetry == "full"
@@ -71,7 +74,7 @@ class UsageLog:
         """Before the last byte of its answer, or of its error. The device's time is known a moment later: `end`."""
         opened = self._open[call.caller.request_id]
         changes = {"finish_reason": call.finish_reason if status == 200 else None} | _tokens(call)
-        self._end(opened.record, call.caller, status, code, changes)
+        self._end(opened.record, call.caller, status, code, changes, is_final=False)
 
     def end(self, caller: Caller, status: int, code: str | None, record: RequestRecord | None) -> None:
         """The end of every call, as `Front.end` reports it. A refusal is not sent before this returns."""
@@ -142,8 +145,11 @@ class UsageLog:
             adapter=None if caller.adapter is None else caller.adapter.name,
         )
 
-    def _end(self, record: UsageRecord, caller: Caller, status: int, code: str | None, changes: dict) -> None:
-        """`changes`: what is known of a call that the core got; empty for all others."""
+    def _end(
+        self, record: UsageRecord, caller: Caller, status: int, code: str | None, changes: dict, is_final: bool = True
+    ) -> None:
+        """`changes`: what is known of a call that the core got; empty for all others. A final end follows one that is
+        not, and replaces it."""
         known = {
             "seconds": (time.monotonic_ns() - caller.arrived_ns) / 1e9,
             "status": status_of(status, reached_core=bool(changes)),
@@ -153,7 +159,12 @@ class UsageLog:
             "moderation_ms": caller.moderation_ns / NS_PER_MS,
         }
         ended = msgspec.structs.replace(record, **(known | changes))
-        self.writer.write(End(ended if self._prices is None else self._prices.priced(ended)))
+        if self._prices is not None:
+            ended = self._prices.priced(ended)
+            for basis, price in (("tokens", ended.price_of_tokens), ("device", ended.price_of_device)):
+                if is_final and price is not None:
+                    self.priced[ended.tenant, self._prices.currency, basis] += price
+        self.writer.write(End(ended))
 
 
 def _tokens(call: Call) -> dict[str, int]:

@@ -130,6 +130,8 @@ def test_a_call_that_a_kill_interrupts_has_the_tokens_of_its_last_progress(tmp_p
 def test_tokens_of_mixed_calls_sum_to_those_of_the_metrics(tmp_path, seed):
     """Answered, refused and cancelled calls of one to three choices, and a core that dies among them."""
     random, sent = Random(seed), 40
+    prices = tmp_path / "prices.yaml"
+    prices.write_text('currency: EUR\nmodels: {"*": {input: 1, output: 4, device_second: 2}}\n')
 
     async def one(client, number: int) -> None:
         await asyncio.sleep(random.random() * 0.1)
@@ -139,7 +141,8 @@ def test_tokens_of_mixed_calls_sum_to_those_of_the_metrics(tmp_path, seed):
             await asyncio.wait_for(call, timeout=random.choice((0.02, 5)))
 
     async def calls() -> str:
-        async with serving(usage_dir=tmp_path, max_waiting=20, max_num_seqs=8) as (app, core, client):
+        settings = {"usage_dir": tmp_path, "usage_prices": prices, "max_waiting": 20, "max_num_seqs": 8}
+        async with serving(**settings) as (app, core, client):
             open_calls = [asyncio.create_task(one(client, number)) for number in range(sent)]
             await asyncio.sleep(0.06)
             core.die()
@@ -147,18 +150,23 @@ def test_tokens_of_mixed_calls_sum_to_those_of_the_metrics(tmp_path, seed):
             await asyncio.gather(*open_calls)
             while app.state.front._open:
                 await asyncio.sleep(0.001)
-            return app.state.front.first.telemetry.scrape().decode()
+            return (await client.get("/metrics")).text
 
     page = asyncio.run(calls())
     records = read_usage(tmp_path).records
     assert len(records) == len({record.request_id for record in records})
     assert {"answered", "refused", "cancelled", "failed"} <= {record.status for record in records}
 
-    def metric(name: str) -> float:
-        return sum(float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith(f"{name}{{"))
+    def metric(name: str, label: str = "") -> float:
+        lines = (line for line in page.splitlines() if line.startswith(f"{name}{{") and label in line)
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
     assert sum(record.prompt_tokens for record in records) == metric("sojourn_token_prompt_tokens_total") > 0
     assert sum(record.output_tokens for record in records) == metric("sojourn_token_generated_tokens_total") > 0
+    for basis in ("tokens", "device"):
+        priced = sum(getattr(record, f"price_of_{basis}") or 0 for record in records)
+        assert metric("sojourn_request_price_total", f'basis="{basis}"') == pytest.approx(float(priced))
+        assert basis == "device" or priced > 0  # the simulated device took no time
     assert sum(record.computed_tokens or 0 for record in records) == metric("sojourn_token_computed_tokens_total")
 
 
