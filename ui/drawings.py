@@ -45,7 +45,7 @@ def of_goodput(run: RunData) -> list[Drawing]:
 def attainment(run: RunData) -> Drawing:
     return Drawing(
         "Attainment", goodput.attainment(run.diagnosis.goodput),
-        "The share of the sent requests, failures included. A line on a bar is its 95 % interval. `diagnosis.json` "
+        "The share of the sent requests, failures included. A line on a bar is its 95% interval. `diagnosis.json` "
         "goodput, from `client.parquet` `status`, `due_ns`, `first_token_ns`, `last_byte_ns`.",
     )  # fmt: skip
 

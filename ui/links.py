@@ -11,6 +11,7 @@ from sojourn.ui.tables.request import accounts_ms
 from sojourn.ui.text import markdown
 
 SERVER_PAGES = ("overview", "diagnose", "requests", "steps", "memory", "compute")  # that read steps
+HAD_LATENCY = ("ok", "cancelled")
 LARGE_SHARE = 0.3  # of a request's time in one account: the account is what the request suffers from
 
 
@@ -29,11 +30,13 @@ def links_of(run: RunData, found: Finding) -> list[Link]:
     missed, klass = missed_by(found.objective)
     if klass not in set(run.requests.klass.fillna("")):
         klass = ""
-    all_late = RunFilter(klasses=(klass,) if klass else (), missed=missed)
+    # A finding about a latency counts those that had one, and those whose clients gave up waiting for it.
+    statuses = () if missed in ("", SERVED) else tuple(each for each in HAD_LATENCY if each in set(run.requests.status))
+    all_late = RunFilter(klasses=(klass,) if klass else (), statuses=statuses, missed=missed)
     late = all_late.requests(run.requests, objectives, run.begin_ns)
     links = []
     if missed and len(late):
-        what = "were not served" if missed == SERVED else f"miss {found.objective}"
+        what = "were not served" if missed == SERVED else f"were answered and miss {found.objective}"
         links.append(_requests(run, f"{len(late):,} requests that {what}", all_late))
     ids = tuple(found.request_ids)[:MOST_IDS]
     if ids:
@@ -41,8 +44,9 @@ def links_of(run: RunData, found: Finding) -> list[Link]:
     until = "ttft" if missed == "ttft_ms" else "ledger"
     if (account := _largest_account(late, until)) is not None:
         narrow = RunFilter(
-            klasses=(klass,) if klass else (), missed=missed, account=account, min_share=LARGE_SHARE, until=until
-        )
+            klasses=(klass,) if klass else (), statuses=statuses, missed=missed, account=account,
+            min_share=LARGE_SHARE, until=until,
+        )  # fmt: skip
         if count := len(narrow.requests(run.requests, objectives, run.begin_ns)):
             links.append(_requests(run, f"{count:,} of them with much time in {account}", narrow))
     if (steps := _steps(run, found, late, missed)) is not None:

@@ -176,7 +176,7 @@ def show_finding(run: RunData, place: int, key: str) -> None:
             draw(
                 "",
                 predictions.now_fix_rival(run.diagnosis, found),
-                f"`diagnosis.json` finding {place + 1}: `prediction`, `rival_prediction`; lines are 80 % intervals.",
+                f"`diagnosis.json` finding {place + 1}: `prediction`, `rival_prediction`; lines are 80% intervals.",
             )
         right.html(confidence.sentence(run.diagnosis, found))
     else:

@@ -25,13 +25,13 @@ def number(value: float | None, unit: str = "") -> str:
 
 
 def percent(share: float | None) -> str:
-    """`0.713` → `71 %`; a decimal below 10 % and above 99 %, where it carries the news."""
+    """`0.713` → `71%`; a decimal below 10% and above 99%, where it carries the news."""
     if missing(share):
         return NOTHING
     value = 100 * share
     whole = abs(value - round(value)) < 1e-9
     decimals = 0 if whole or 10 <= abs(value) < 99 else 1
-    return f"{value:.{decimals}f}{THIN}%".replace("-", MINUS)
+    return f"{value:.{decimals}f}%".replace("-", MINUS)
 
 
 def duration(ns: float | None) -> str:

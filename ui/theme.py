@@ -228,7 +228,7 @@ def add_distribution(
     fig.add_scatter(
         name=f"{name} (n = {len(values):,})", x=ordered[steps], y=100 * (steps + 1) / len(ordered), mode="lines",
         line=dict(color=colour, width=2, dash=dash, shape="hv"),
-        hovertemplate=f"{name}: %{{y:.0f}} % within {within}<extra></extra>", **panel,
+        hovertemplate=f"{name}: %{{y:.0f}}% within {within}<extra></extra>", **panel,
     )  # fmt: skip
 
 

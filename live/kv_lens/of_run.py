@@ -25,7 +25,7 @@ from sojourn.metrics.statistics.log_histogram import ExactHistogram
 ENOUGH = (0.5, 0.9, 0.99)  # shares of what a cache without eviction hits
 TENTH = 0.1
 OFF = 0.02  # of the prompt tokens: more than the curve's error is at the pool's own size
-TOGETHER = "larger and smaller pools would also change which requests run together; the curve takes that as it was"
+TOGETHER = "the curve assumes the same batches at every size"
 
 
 def lens_of_run(run: RunDirectory) -> KvLens:
@@ -151,7 +151,7 @@ class RunLens:
         if self.pool_blocks is None:
             found.append("run.json does not say how many blocks the pool has, so no size can be compared with it")
         if not self.events:
-            found.append("times of evictions are of a sample of the blocks; KV events tell of all of them")
+            found.append("eviction times come from a sample of blocks; KV events cover all")
         return found
 
     def _warnings(self) -> list[str]:

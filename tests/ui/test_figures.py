@@ -144,7 +144,7 @@ def test_waterfall_rows_are_as_long_as_the_latencies_and_in_their_order(chat):
 def test_shares_of_the_time_sum_to_all_of_it_and_do_not_depend_on_the_order_of_rows(chat):
     fig = ledger.where_the_time_went(chat.requests)
     totals = np.sum([np.array(trace.x, dtype=float) for trace in fig.data], axis=0)
-    np.testing.assert_allclose(totals, 100, atol=0.05 * len(ACCOUNTS))  # shares below 0.05 % are left out
+    np.testing.assert_allclose(totals, 100, atol=0.05 * len(ACCOUNTS))  # shares below 0.05% are left out
     shuffled = ledger.where_the_time_went(chat.requests.sample(frac=1, random_state=3))
     for before, after in zip(fig.data, shuffled.data, strict=True):
         assert before.name == after.name
@@ -248,7 +248,7 @@ def test_simulated_server_and_the_blame_matrix_agree_on_who_waited(chat, tiny_kv
 def test_time_that_no_work_explains_is_said_beside_the_blame():
     steps = pd.DataFrame({"device_ns": [10.0] * 90 + [100.0] * 10, "predicted_ns": [10] * 100})
     assert f"{percent(0.474)} of the device's time is more than the work of 10 steps" in slowed_steps(steps)
-    assert slowed_steps(steps.assign(device_ns=[10.0] * 99 + [40.0])) == ""  # 3 %
+    assert slowed_steps(steps.assign(device_ns=[10.0] * 99 + [40.0])) == ""  # 3%
     assert slowed_steps(steps.assign(predicted_ns=None)) == slowed_steps(steps[:0]) == ""
 
 

@@ -1,11 +1,15 @@
 """A filter survives the address, lets pass what it says, and can be taken away part by part."""
 
+import re
+from dataclasses import replace
+
 import pytest
 
 from sojourn.ui.filters import PARAMETERS, RunFilter, missed_by
 from sojourn.ui.links import links_of
 from sojourn.ui.narrowed import narrowed
 from sojourn.ui.run_data import load
+from tests.metrics.synthetic import PLANTS, synthetic_run
 from tests.ui.test_app import opened
 
 
@@ -88,6 +92,14 @@ def test_links_of_a_finding_lead_to_the_requests_and_steps_that_show_it(runs, ch
         else:
             assert len(RunFilter.of(link.query).steps(chat.steps, chat.requests, chat.begin_ns))
     assert not links_of(load(runs / "empty"), found)
+
+
+def test_a_link_counts_the_requests_that_its_finding_counts(tmp_path):
+    plant = replace(PLANTS["long_beside_chat"], failing_share=0.3)
+    run = load(synthetic_run(tmp_path / "refusing", plant=plant, requests=120).path)
+    (found,) = [each for each in run.diagnosis.findings if each.objective.startswith("tpot")][:1]
+    assert not run.requests.status.eq("ok").all()
+    assert links_of(run, found)[0].label.split()[0] == re.search(r"(\d+) of \d+ requests", found.cohort)[1]
 
 
 @pytest.mark.parametrize("page", ["overview", "goodput", "requests", "steps", "memory", "compute"])

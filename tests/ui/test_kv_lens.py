@@ -38,7 +38,7 @@ def test_page_shows_sizes_takers_and_blocks(cached, monkeypatch):
 def test_page_shows_a_run_of_events_alone(cached, monkeypatch):
     app = opened(cached, "memory", "events", monkeypatch)
     assert not app.exception and not app.error and "of these after an eviction" in html(app)
-    assert any("hits are not in KV events" in caption.value for caption in app.caption)
+    assert any("Hits are not in KV events" in caption.value for caption in app.caption)
 
 
 def test_page_says_why_there_is_no_lens(runs, monkeypatch):
@@ -58,7 +58,7 @@ def test_the_figure_has_every_size_of_the_lens_and_its_intervals(cached):
     at_ratios = curve.set_index("pool").miss[plain.pool]
     assert at_ratios.tolist() == pytest.approx(plain.miss.tolist()), "one curve, not two"
     figure = memory.miss_ratio_curve(curve, actual, floor)
-    assert {trace.name for trace in figure.data} >= {"95 % interval", "measured", "no eviction at all"}
+    assert {trace.name for trace in figure.data} >= {"95% interval", "measured", "no eviction at all"}
 
 
 def test_many_requests_are_left_to_the_command_line(cached, monkeypatch):

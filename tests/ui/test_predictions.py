@@ -68,7 +68,7 @@ def test_finding_shows_now_fix_and_rival_with_intervals(tmp_path):
     assert [trace.name for trace in figure.data] == ["now, measured", "fix: max_num_seqs=14", "rival: device ×2"]
     assert figure.data[1].x[0] == pytest.approx(90) and figure.data[1].error_x.array[0] == pytest.approx(5)
     text = sentence(diagnosis, found).replace("\u2009", " ").replace("\u00a0", " ")
-    assert "Very likely" in text and "90 %" in text and "rival it would be 30 %" in text and "was late" in text
+    assert "Very likely" in text and "90%" in text and "rival it would be 30%" in text and "was late" in text
 
 
 def test_confidence_has_a_word_at_every_number():

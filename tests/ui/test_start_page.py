@@ -8,7 +8,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from sojourn.metrics.errors import InputError
-from sojourn.ui.scenario_process import Launcher, bundled, command_of, missing
+from sojourn.ui.scenario_process import Launcher, bundled, command_of, why_not
 from tests.ui.test_app import APP, messages, opened
 
 
@@ -77,9 +77,16 @@ def test_page_offers_every_bundled_scenario_and_shows_the_command(runs, monkeypa
     assert not app.exception, app.exception
     assert app.selectbox(key="scenario").options == list(bundled()) and "demo" in bundled()
     app = app.text_area(key="settings").set_value("max_num_seqs=18").run()
-    assert not missing("run") and "--set=max_num_seqs=18" in app.code[0].value
+    assert not why_not("run") and "--set=max_num_seqs=18" in app.code[0].value
     app = app.text_area(key="settings").set_value("nonsense").run()
     assert not app.exception and "KEY=VALUE" in messages(app) and "start" not in [b.key for b in app.button]
+
+
+def test_page_offers_a_running_server_where_the_engine_is_not_installed(runs, monkeypatch):
+    assert opened(runs, "start", "chat", monkeypatch).radio(key="against").value == "Sojourn's engine"
+    monkeypatch.setattr("sojourn.ui.scenario_process.missing", lambda *names: ["torch"] if "engine" in names else [])
+    app = opened(runs, "start", "chat", monkeypatch)
+    assert app.radio(key="against").value == "a server that runs already" and not app.warning and not app.exception
 
 
 def test_read_only_app_starts_nothing(runs, monkeypatch):

@@ -71,7 +71,7 @@ def test_ranks_and_exchanges_of_a_group_sum_to_what_was_recorded():
     group = group_facts(meta, steps)
     assert group.busy_ns == [12e6, 8e6] and group.communication_share == pytest.approx(0.4)
     sums, sent, received = collectives(group).to_numpy().tolist()
-    assert sums == ["all-reduce", MEANING["all_reduce"], "0.006", "8 ms", "40 %", "–", "0 ns"]
+    assert sums == ["all-reduce", MEANING["all_reduce"], "0.006", "8 ms", "40%", "–", "0 ns"]
     assert (sent[-1], received[-1]) == ("40 µs", "0 ns"), "hidden is what was measured"
     busy, exchanging, waiting = ranks(group).data
     assert list(busy.x) == [0.012, 0.008] and list(exchanging.x) == [0.008, 0.012] and list(waiting.x) == [0, 0]

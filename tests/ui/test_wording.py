@@ -20,7 +20,7 @@ def test_number_has_three_digits_and_its_unit(value, unit, text):
 
 def test_percent_shows_a_decimal_only_where_it_carries_the_news():
     shown = [percent(share).replace("\u2009", " ") for share in (0.713, 0.01, 0.0034, 0.9987, 1.0, 0.0)]
-    assert [text.replace("\u00a0", " ") for text in shown] == ["71 %", "1 %", "0.3 %", "99.9 %", "100 %", "0 %"]
+    assert [text.replace("\u00a0", " ") for text in shown] == ["71%", "1%", "0.3%", "99.9%", "100%", "0%"]
 
 
 def test_duration_takes_the_unit_that_fits():

@@ -25,7 +25,7 @@ def heat_map(caused_ns: pd.DataFrame, victims: str, offenders: str) -> go.Figure
     shown = caused_ns.loc[caused_ns.sum(axis=1) > 0]
     shown = shown.loc[:, shown.abs().sum() > ROUNDING * shown.to_numpy().sum()]
     if shown.empty:
-        return theme.note("Nobody waited for anybody.")
+        return theme.note("No request waited for another one.")
     seconds = shown.to_numpy() / 1e9
     rows, columns = _labels(shown.index), _labels(shown.columns)
     fig = theme.figure(150 + 26 * len(rows) + 6 * max(map(len, columns)))
@@ -35,7 +35,7 @@ def heat_map(caused_ns: pd.DataFrame, victims: str, offenders: str) -> go.Figure
         zmax=seconds.max(), xgap=1, ygap=1,
         customdata=100 * share,
         colorbar=dict(title=dict(text="waited (s)", side="right", font_size=13), thickness=12, outlinewidth=0),
-        hovertemplate="%{y} waited %{z:.3f} s for %{x}<br>%{customdata:.1f} % of its waiting<extra></extra>",
+        hovertemplate="%{y} waited %{z:.3f} s for %{x}<br>%{customdata:.1f}% of its waiting<extra></extra>",
     )  # fmt: skip
     if len(columns) <= MOST_LABELLED:
         for row, column in np.argwhere(np.abs(share) >= LABELLED_SHARE):
@@ -80,13 +80,13 @@ def waits_by_reason(waited_ns: pd.DataFrame) -> go.Figure:
         part = waited_ns[reason] / total.where(total > 0)
         theme.add_share_bars(
             fig, reason, rows, mean_ms, part.fillna(0), WAIT_COLOURS.get(reason, theme.UNACCOUNTED_COLOUR),
-            f"<b>{reason}</b>: %{{x:,.1f}} ms a request, %{{customdata:.1f}} % of the waiting", customdata=100 * part,
+            f"<b>{reason}</b>: %{{x:,.1f}} ms per request, %{{customdata:.1f}}% of the waiting", customdata=100 * part,
         )  # fmt: skip
     return fig
 
 
 def offenders(blamed: pd.DataFrame, total_ns: float, count: int = 8) -> go.Figure:
-    """Through whom one request waited: a bar an offender, by reason; `blamed` is `blame_of`."""
+    """The requests that delayed one request: a bar for each, by reason; `blamed` is `blame_of`."""
     if blamed.empty:
         return theme.note("Nobody delayed this request.")
     named = blamed.assign(reason=blamed.reason.replace({"prompt": "prompts of others"}))

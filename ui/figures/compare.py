@@ -35,7 +35,7 @@ def aligned_ledgers(found: LedgerDifference, names: tuple[str, str]) -> go.Figur
 
 
 def differences(found: LedgerDifference) -> go.Figure:
-    """B − A by account with its 95 % interval, in the order of the ledger; the sum below."""
+    """B − A by account with its 95% interval, in the order of the ledger; the sum below."""
     total = next(row for row in found.rows if row.account == ALL_ACCOUNTS)
     least = SMALLEST_SHARE * max(total.a_ms, total.b_ms)
     rows = [row for row in found.rows if max(abs(row.difference_ms), row.a_ms, row.b_ms) >= least]
@@ -51,7 +51,7 @@ def differences(found: LedgerDifference) -> go.Figure:
             arrayminus=[row.difference_ms - row.low_ms if row.low_ms is not None else 0.0 for row in rows],
         ) if any(known) else None,
         customdata=[[number(row.a_ms), number(row.b_ms), number(row.low_ms), number(row.high_ms)] for row in rows],
-        hovertemplate="<b>%{y}</b>: %{x:+,.2f} ms<br>A %{customdata[0]} ms, B %{customdata[1]} ms<br>95 %: "
+        hovertemplate="<b>%{y}</b>: %{x:+,.2f} ms<br>A %{customdata[0]} ms, B %{customdata[1]} ms<br>95%: "
         "%{customdata[2]} to %{customdata[3]} ms<extra></extra>",
     )  # fmt: skip
     fig.add_vline(x=0, line=dict(color=theme.MUTED, width=1))

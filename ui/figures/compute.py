@@ -95,7 +95,7 @@ def utilisation(table: pd.DataFrame) -> go.Figure:
         fig.add_bar(
             name=name, y=rows, x=100 * table[column], orientation="h", marker_color=colour, textposition="outside",
             text=[percent(value) for value in table[column]], cliponaxis=False, textfont_size=11,
-            hovertemplate=f"%{{y}}<br>{name}: %{{x:.1f}} %<extra></extra>",
+            hovertemplate=f"%{{y}}<br>{name}: %{{x:.1f}}%<extra></extra>",
         )  # fmt: skip
     most = float(100 * table[["mfu", "mbu", "of_roofline"]].max().max())
     fig.update_xaxes(title_text="share of the measured ceiling (%)", range=[0, max(100.0, most) * 1.08])
@@ -119,14 +119,14 @@ def flops_by_part(table: pd.DataFrame) -> go.Figure:
     if table.empty:
         return theme.note("This run has no FLOPs by part of the model: an older or another server recorded it.")
     rows = [theme.row_label(name, f"{count:,.0f} tokens") for name, count in table.tokens.items()]
-    fig = theme.stacked_bars(rows, "work for a token (MFLOPs)", "steps", rangemode="tozero")
+    fig = theme.stacked_bars(rows, "work per token (MFLOPs)", "steps", rangemode="tozero")
     per_token = table[list(PARTS)].div(table.tokens, axis=0) / 1e6
     whole = table[list(PARTS)].sum(axis=1)
     for part in PARTS:
         share = table[part] / whole
         theme.add_share_bars(
             fig, part, rows, per_token[part], share, PART_COLOURS[part],
-            f"<b>{part}</b>: %{{x:,.2f}} MFLOPs a token, %{{customdata:.1f}} %", customdata=100 * share,
+            f"<b>{part}</b>: %{{x:,.2f}} MFLOPs per token, %{{customdata:.1f}}%", customdata=100 * share,
         )  # fmt: skip
     return fig
 

@@ -58,7 +58,7 @@ def small_multiples(view: FleetView) -> go.Figure:
             ("batch_tokens", "tokens of a step", theme.ACCOUNT_COLOURS["compute.prefill"], 1, 3, "solid"),
             ("busy", "device busy", compute, 100, 4, "solid"),
         ):  # fmt: skip
-            unit = " %" if factor == 100 else ""
+            unit = "%" if factor == 100 else ""
             fig.add_scatter(
                 name=words, x=states.at_s, y=factor * states[quantity], mode="lines", row=row, col=column,
                 line=dict(color=colour, width=1.6, dash=dash), legendgroup=words, showlegend=column == 1,
@@ -101,7 +101,7 @@ def prompt_tokens(pooled: PooledCache) -> go.Figure:
         shares = [count / max(use.prompt_tokens, 1) for count, use in zip(counts, uses, strict=True)]
         theme.add_share_bars(
             fig, name, rows, [100 * share for share in shares], shares, colour,
-            f"<b>{name}</b>: %{{x:.1f}} %, %{{customdata:,}} tokens<br>{meaning}", customdata=counts,
+            f"<b>{name}</b>: %{{x:.1f}}%, %{{customdata:,}} tokens<br>{meaning}", customdata=counts,
         )  # fmt: skip
     return fig
 
@@ -121,7 +121,7 @@ def regret_over_time(pooled: PooledCache, begin_ns: float) -> go.Figure:
         fig.add_scatter(
             name=name, x=middle, y=100 * sums[column] / sums.prompt_tokens.clip(lower=1), mode="lines+markers",
             marker_size=4, line=dict(color=colour, width=2, dash=dash), row=1, col=1,
-            hovertemplate=f"{name}: %{{y:.1f}} % of the prompt tokens<extra></extra>",
+            hovertemplate=f"{name}: %{{y:.1f}}% of the prompt tokens<extra></extra>",
         )  # fmt: skip
     for name, colour in server_colours([use.server for use in pooled.servers]).items():
         mine = rows.server == name

@@ -37,7 +37,7 @@ def attainment(goodput: list[ClassGoodput]) -> go.Figure:
                 for share, group in zip(shares, goodput, strict=True)
             ],
             textposition="auto", textangle=0,
-            insidetextanchor="start", hovertemplate=f"<b>%{{y}}</b><br>{name}: %{{x:.1f}} %<extra></extra>",
+            insidetextanchor="start", hovertemplate=f"<b>%{{y}}</b><br>{name}: %{{x:.1f}}%<extra></extra>",
         )  # fmt: skip
     fig.update_xaxes(title_text="requests that met the objective (% of sent)", range=[0, 100])
     fig.update_yaxes(title_text="class (requests)", autorange="reversed")
@@ -59,7 +59,7 @@ def _interval(group: ClassGoodput) -> str:
 
 
 def _interval_bars(goodput: list[ClassGoodput]) -> dict | None:
-    """The 95 % interval of each class's attainment, as plotly's lengths to both sides of the bar's end."""
+    """The 95% interval of each class's attainment, as plotly's lengths to both sides of the bar's end."""
     if any(group.attainment_interval is None for group in goodput):
         return None
     known = [(100 * group.attainment, group.attainment_interval) for group in goodput]

@@ -42,7 +42,7 @@ def accounts_by_rung(found: Sequence[Step]) -> go.Figure:
         widest = [ms / max(wholes) for ms in spent]  # a label must fit the bar, not its share of the bar
         theme.add_share_bars(
             fig, name, rows, spent, shares, theme.ACCOUNT_COLOURS[name],
-            f"<b>{name}</b>: %{{x:.2f}} ms a token", marker_line=dict(color="#FFFFFF", width=0.5),
+            f"<b>{name}</b>: %{{x:.2f}} ms per token", marker_line=dict(color="#FFFFFF", width=0.5),
             text=[f"{ms:.1f}" if wide >= 0.04 else "" for ms, wide in zip(spent, widest, strict=True)],
         )  # fmt: skip
     return fig

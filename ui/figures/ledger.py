@@ -31,7 +31,7 @@ def lifecycle_bar(lifecycle_share: dict[str, float]) -> go.Figure:
             name=f"{name} {percent(share)}", y=["all requests"], x=[100 * share], orientation="h", marker_color=colour,
             text=[f"{name} {percent(share)}" if share >= 0.08 else ""], textposition="inside", textangle=0,
             insidetextanchor="middle", textfont=dict(color=theme.ink_on(colour), size=12),
-            hovertemplate=f"<b>{name}</b>: %{{x:.1f}} % of all requests' time<extra></extra>",
+            hovertemplate=f"<b>{name}</b>: %{{x:.1f}}% of all requests' time<extra></extra>",
         )  # fmt: skip
     fig.update_xaxes(title_text="share of all requests' time, intended send to last byte (%)", range=[0, 100])
     fig.update_yaxes(title_text="", showticklabels=False, ticks="")
@@ -56,7 +56,7 @@ def where_the_time_went(requests: pd.DataFrame, prefix: str = "ledger") -> go.Fi
             continue
         theme.add_share_bars(
             fig, name, rows, 100 * share, share, theme.ACCOUNT_COLOURS[name],
-            f"<b>{name}</b>: %{{x:.1f}} %, %{{customdata:,.1f}} ms a request<br>{MEANING[name]}",
+            f"<b>{name}</b>: %{{x:.1f}}%, %{{customdata:,.1f}} ms per request<br>{MEANING[name]}",
             marker_line=dict(color="#FFFFFF", width=0.5), customdata=share * shares.mean_ms,
         )  # fmt: skip
     return fig

@@ -33,7 +33,7 @@ def predicted_against_measured(entries: Sequence[LedgerEntry]) -> go.Figure:
                 arrayminus=[100 * (figure.median - figure.low) for _, figure in judged],
             ),
             customdata=[label(pair_name(entry), 90) for entry, _ in judged],
-            hovertemplate="%{customdata}<br>predicted %{x:.0f} %, measured %{y:.0f} %<extra></extra>",
+            hovertemplate="%{customdata}<br>predicted %{x:.0f}%, measured %{y:.0f}%<extra></extra>",
         )  # fmt: skip
     fig.update_xaxes(title_text="predicted attainment (%)", range=[-2, 102])
     return fig.update_yaxes(title_text="measured attainment (%)", range=[-2, 102])
@@ -52,7 +52,7 @@ def before_and_after(entry: LedgerEntry) -> go.Figure:
 
     median = times([figure.median for figure in figures])
     fig.add_scatter(
-        name="predicted, with its 80 % interval", x=median, y=rows, mode="markers",
+        name="predicted, with its 80% interval", x=median, y=rows, mode="markers",
         marker=dict(size=10, color=theme.COHORT_COLOURS[2]),
         error_x=dict(
             type="data", symmetric=False, thickness=6, width=0, color=theme.COHORT_COLOURS[2],

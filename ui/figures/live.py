@@ -51,6 +51,6 @@ def parts(found: Sequence[Part]) -> go.Figure:
         colour = theme.ACCOUNT_COLOURS.get(PART_COLOURS.get(part.name, ""), theme.UNACCOUNTED_COLOUR)
         theme.add_share_bars(
             fig, part.name, ["a request"], [100 * part.share], [part.share], colour,
-            f"{part.name}: %{{x:.1f}} %, {number(part.mean_ms, 'ms')} on average",
+            f"{part.name}: %{{x:.1f}}%, {number(part.mean_ms, 'ms')} on average",
         )  # fmt: skip
     return fig

@@ -45,7 +45,7 @@ def prefix_outcomes(tokens: pd.DataFrame) -> go.Figure:
             continue
         theme.add_share_bars(
             fig, outcome.replace("_", " "), rows, 100 * share, share.fillna(0), OUTCOME_COLOURS[outcome],
-            f"<b>{outcome}</b>: %{{x:.1f}} %, %{{customdata:,.0f}} tokens<br>{OUTCOME_MEANING[outcome]}",
+            f"<b>{outcome}</b>: %{{x:.1f}}%, %{{customdata:,.0f}} tokens<br>{OUTCOME_MEANING[outcome]}",
             customdata=tokens[outcome], marker_line=dict(color="#FFFFFF", width=0.5),
         )  # fmt: skip
     return fig
@@ -61,7 +61,7 @@ def hit_rates(rates: pd.DataFrame) -> go.Figure:
         fig.add_scatter(
             name=name, x=rates.at_s, y=100 * rates[column], mode="lines+markers", marker_size=4,
             line=dict(color=colour, width=2, dash=dash), connectgaps=False,
-            hovertemplate=f"{name}: %{{y:.1f}} % of the prompt tokens<extra></extra>",
+            hovertemplate=f"{name}: %{{y:.1f}}% of the prompt tokens<extra></extra>",
         )  # fmt: skip
     fig.update_xaxes(title_text=theme.RUN_CLOCK)
     fig.update_yaxes(title_text="prompt tokens hit (%)", range=[0, 102])
@@ -76,23 +76,23 @@ def miss_ratio_curve(curve: pd.DataFrame, actual: float, floor: float) -> go.Fig
     fig = theme.figure(300)
     if "low" in curve and curve.low.notna().all():
         fig.add_scatter(
-            name="95 % interval", x=[*curve.pool, *curve.pool[::-1]], y=100 * np.r_[curve.high, curve.low[::-1]],
+            name="95% interval", x=[*curve.pool, *curve.pool[::-1]], y=100 * np.r_[curve.high, curve.low[::-1]],
             mode="lines", line_width=0, fill="toself", fillcolor=theme.shade(GREEN, 0.75), hoverinfo="skip",
         )  # fmt: skip
     fig.add_scatter(
         name="what a pool of this size would miss", x=curve.pool, y=100 * curve.miss, mode="lines+markers",
         line=dict(color=GREEN, width=2), marker_size=8,
-        hovertemplate="%{x} times this pool would miss %{y:.1f} % of the prompt tokens<extra></extra>",
+        hovertemplate="%{x} times this pool would miss %{y:.1f}% of the prompt tokens<extra></extra>",
     )  # fmt: skip
     fig.add_scatter(
         name="measured", x=[1], y=[100 * actual], mode="markers",
         marker=dict(symbol="diamond-open", size=13, color=theme.OBJECTIVE_COLOUR, line_width=2),
-        hovertemplate="this run missed %{y:.1f} % of the prompt tokens<extra></extra>",
+        hovertemplate="this run missed %{y:.1f}% of the prompt tokens<extra></extra>",
     )  # fmt: skip
     fig.add_scatter(
         name="no eviction at all", x=[curve.pool.min(), curve.pool.max()], y=[100 * floor] * 2, mode="lines",
         line=dict(color=theme.INK, width=1, dash="dot"),
-        hovertemplate="without eviction: %{y:.1f} % missed<extra></extra>",
+        hovertemplate="without eviction: %{y:.1f}% missed<extra></extra>",
     )  # fmt: skip
     ticks = [size for size in TICKS if curve.pool.min() <= size <= curve.pool.max()]
     fig.update_xaxes(
@@ -144,12 +144,15 @@ def block_lives(events: dict[str, np.ndarray], pool_blocks: int) -> go.Figure:
         ("evicted_idle_ns", "idle before it was evicted", theme.OBJECTIVE_COLOUR, "dash"),
         ("reuse_gap_ns", "idle before it was used again", GREEN, "solid"),
     )
+    every_s, every_block = [], [float(max(pool_blocks, 1))]
     for column, name, colour, dash in times:
         if len(events[column]):
             seconds = np.maximum(events[column] / 1e9, 1e-6)
+            every_s += [float(seconds.min()), float(seconds.max())]
             theme.add_distribution(fig, name, seconds, colour, "%{x:,.3~g} s", dash, row=1, col=1)
     if len(distances := events["reuse_distance_blocks"]):
         blocks = np.maximum(distances, 1)
+        every_block += [float(blocks.min()), float(blocks.max())]
         theme.add_distribution(fig, "reuse distance", blocks, theme.INK, "%{x:,.3~g} blocks", row=1, col=2)
     else:
         fig.add_annotation(
@@ -160,8 +163,8 @@ def block_lives(events: dict[str, np.ndarray], pool_blocks: int) -> go.Figure:
         name=f"this pool: {pool_blocks:,} blocks", x=[pool_blocks] * 2, y=[0, 100], mode="lines", hoverinfo="skip",
         line=dict(color=GREEN, width=1.5, dash="dash"), row=1, col=2,
     )  # fmt: skip
-    fig.update_xaxes(title_text="time (s, log scale)", type="log", tickformat="~g", row=1, col=1)
-    fig.update_xaxes(title_text="blocks used since (log scale)", type="log", tickformat="~g", row=1, col=2)
+    fig.update_xaxes(title_text="time (s, log scale)", **theme.log_axis(every_s or [1.0, 10.0]), row=1, col=1)
+    fig.update_xaxes(title_text="blocks used since (log scale)", **theme.log_axis(every_block), row=1, col=2)
     fig.update_yaxes(title_text="sampled blocks (cumulative %)", range=[0, 102], row=1, col=1)
     fig.update_yaxes(title_text="sampled uses (cumulative %)", range=[0, 102], row=1, col=2)
     return fig

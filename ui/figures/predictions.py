@@ -13,7 +13,7 @@ LABEL_CHARACTERS = 27  # more would leave no room for the figure in a narrow win
 
 
 def now_fix_rival(diagnosis: Diagnosis, found: Finding) -> go.Figure:
-    """One row each: measured, replayed unchanged, the fix, the fix of the rival; the lines are 80 % intervals."""
+    """One row each: measured, replayed unchanged, the fix, the fix of the rival; the lines are 80% intervals."""
     rows = _rows(diagnosis, found)
     fig = theme.figure(88 + 30 * len(rows), showlegend=False, margin=dict(l=8, r=56, t=26, b=8))
     for name, interval, colour in rows:

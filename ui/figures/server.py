@@ -38,7 +38,7 @@ def parts_of_the_time(diagnosis: Diagnosis) -> go.Figure:
         means = [span.mean_ms, span.ttft_ms] if span is not None else [None, None]
         theme.add_share_bars(
             fig, span.name if span is not None else name, list(rows), [100 * share for share in shares], shares,
-            colour, "%{x:.1f} %, %{customdata[0]} on average<br>%{customdata[1]}",
+            colour, "%{x:.1f}%, %{customdata[0]} on average<br>%{customdata[1]}",
             marker_line=dict(color="#FFFFFF", width=0.5),
             customdata=[[number(mean, "ms"), name if name != UNACCOUNTED else "what no metric explains"]
                         for mean in means],
@@ -57,7 +57,7 @@ def over_time(series: pd.DataFrame, begin_ns: float) -> go.Figure:
         if column in series:
             _line(fig, at_s, series[column], name, theme.COLOURS["request"], "%{y:,.0f} requests", 1, dash)
     if KV_USE in series:
-        _line(fig, at_s, 100 * series[KV_USE], "KV use", theme.COLOURS["memory"], "%{y:.1f} %", 2)
+        _line(fig, at_s, 100 * series[KV_USE], "KV use", theme.COLOURS["memory"], "%{y:.1f}%", 2)
     _preemptions(fig, at_s, series)
     for column, (name, account) in TOKENS.items():
         if column in series:

@@ -22,7 +22,7 @@ COLOURS = {
 
 
 def startups(starts: Sequence[Startup]) -> go.Figure:
-    """A bar for each start, from the front's wish to Ready; its phases fill it."""
+    """A bar for each start, from when the front asks for it until ready; its phases fill it."""
     if not starts:
         return theme.note("This run has no phases of its server's start: an older or another server recorded it.")
     rows = [theme.row_label(_name(place), _detail(start)) for place, start in enumerate(starts)]

@@ -150,6 +150,6 @@ def stage_breakdown(steps: pd.DataFrame) -> go.Figure:
     means = [number(ns / 1e6 / len(steps), "ms") for ns in totals_ns]
     return theme.labelled_bars(
         330, 100 * shares, [f"{percent(share)} · {mean}" for share, mean in zip(shares, means, strict=True)],
-        [theme.STAGE_COLOURS[stage] for stage in STAGES], "<b>%{y}</b>: %{x:.2f} % of the steps' wall time",
+        [theme.STAGE_COLOURS[stage] for stage in STAGES], "<b>%{y}</b>: %{x:.2f}% of the steps' wall time",
         "share of all steps' wall time (%)", "stage",
     )  # fmt: skip

@@ -37,7 +37,7 @@ def goodput_against_rate(rates: Sequence[Rate]) -> go.Figure:
 
 
 def attainment_against_rate(rates: Sequence[Rate], wanted: float) -> go.Figure:
-    """Share of the sent requests that met every objective, with its 95 % interval."""
+    """Share of the sent requests that met every objective, with its 95% interval."""
     known = [rate for rate in rates if rate.attainment is not None]
     if not known:
         return theme.note("No point of this sweep is valid.")
@@ -52,7 +52,7 @@ def attainment_against_rate(rates: Sequence[Rate], wanted: float) -> go.Figure:
             arrayminus=[share - 100 * rate.attainment_low for rate, share in zip(known, shares, strict=True)],
         ),
         customdata=[[rate.sent] for rate in known],
-        hovertemplate="%{y:.1f} % met the objectives at %{x:g} requests/s<br>n = %{customdata[0]:,}<extra></extra>",
+        hovertemplate="%{y:.1f}% met the objectives at %{x:g} requests/s<br>n = %{customdata[0]:,}<extra></extra>",
     )  # fmt: skip
     _objective_line(fig, rates, f"{wanted:.0%}", 100 * wanted)
     _over_the_rates(fig, rates)

@@ -33,7 +33,7 @@ def before_and_after(run: RunData, other: RunData) -> str:
     if run.diagnosis is not None and other.diagnosis is not None:
         parts.append(fragments.data_table(goodput_rows(run.diagnosis.goodput, other.diagnosis.goodput)))
     parts.append(fragments.data_table(class_rows(class_comparisons(a, b))))
-    parts.append(caption("Ranges are 95 % intervals."))
+    parts.append(caption("Ranges are 95% intervals."))
     return "".join(parts)
 
 
@@ -42,7 +42,7 @@ def _verdict(run: RunData, other: RunData) -> str:
         found = compare_runs([RunDirectory(run.path)], [RunDirectory(other.path)])
     except SojournError as error:
         return fragments.state("inconclusive", "no verdict", str(error))
-    sentence = f"{MEANING[found.verdict]} Margin {100 * found.margin:.3g} %, confidence {found.confidence:.0%}."
+    sentence = f"{MEANING[found.verdict]} Margin {100 * found.margin:.3g}%, confidence {found.confidence:.0%}."
     head = fragments.state(STATES[found.verdict], VERDICTS[found.verdict], sentence)
     return head + fragments.data_table(metric_rows(found.metrics, found.confidence))
 

@@ -14,7 +14,7 @@ from sojourn.ui.theme import BAD, GOOD
 
 VERDICT_COLOURS = {"steady": GOOD, "no steady state": BAD, "cannot tell": "var(--sj-line-bold)"}
 INTERVAL_NOTE = (
-    "Beside a figure stands its 95 % interval, where there are samples enough for one (?: beyond what was measured); "
+    "Beside a figure stands its 95% interval, where there are samples enough for one (?: beyond what was measured); "
     "a dash stands where there are too few for the figure itself."
 )
 

@@ -65,7 +65,7 @@ def drawings(data: SweepData) -> Iterator[Drawing]:
     )  # fmt: skip
     yield Drawing(
         "Attainment against the rate", figures.attainment_against_rate(data.rates, REQUIRED_SHARE),
-        "`sweep.json` points: Wilson’s 95 % interval, for the effective number of independent requests.",
+        "`sweep.json` points: Wilson’s 95% interval, for the effective number of independent requests.",
     )  # fmt: skip
     yield Drawing(
         "Frontier: goodput against the objectives", figures.frontier_against_objectives(data.best),
@@ -80,7 +80,7 @@ def drawings(data: SweepData) -> Iterator[Drawing]:
 
 
 def rate_table(data: SweepData) -> str:
-    head = ["requests/s", "runs", "invalid", "counted", "kept", "95 % interval", "good req/s", "good tok/s", "tok/s"]
+    head = ["requests/s", "runs", "invalid", "counted", "kept", "95% interval", "good req/s", "good tok/s", "tok/s"]
     rows = []
     for rate in data.rates:
         known = rate.attainment is not None

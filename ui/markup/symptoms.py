@@ -9,7 +9,7 @@ from sojourn.diagnosis.symptom_tree.tree import (
 )
 from sojourn.metrics.ledger import COLOURS
 from sojourn.ui.markup.fragments import STATUS_COLOURS, chip, dot, html_table, wrap
-from sojourn.ui.text import THIN, percent, prose, safe
+from sojourn.ui.text import percent, prose, safe
 from sojourn.ui.theme import ACCOUNT_COLOURS, ink_on
 
 BADGES = {"leads_here": "sj-leads", "possible": "sj-possible", "unknown": "sj-unknown", "ruled_out": "sj-out"}
@@ -46,7 +46,7 @@ def _whole_percent(branch: LifecycleBranch) -> str:
     """Rounded as in the reason below it. A finding whose time stands in other accounts would read as nothing."""
     if branch.status == "leads_here" and branch.share < ROUNDS_TO_NOTHING:
         return '<span class="sj-small sj-muted">booked elsewhere</span>'
-    return f"{100 * branch.share:.0f}{THIN}%"
+    return f"{100 * branch.share:.0f}%"
 
 
 def _bar(branch: LifecycleBranch) -> str:

@@ -29,7 +29,7 @@ def ledger_rows(found: LedgerDifference) -> pd.DataFrame:
         interval = NOTHING if row.low_ms is None else f"{signed(row.low_ms)} to {signed(row.high_ms)}"
         rows.append({
             "account": row.account, "A (ms)": number(row.a_ms), "B (ms)": number(row.b_ms),
-            "B − A (ms)": signed(row.difference_ms), "95 % interval": interval, "differs": _differs(row),
+            "B − A (ms)": signed(row.difference_ms), "95% interval": interval, "differs": _differs(row),
         })  # fmt: skip
     return pd.DataFrame(rows)
 
@@ -64,7 +64,7 @@ def class_rows(found: list[ClassComparison]) -> pd.DataFrame:
 
 
 def goodput_rows(a: list[ClassGoodput], b: list[ClassGoodput]) -> pd.DataFrame:
-    """Good requests per second and their share, by class, each with its 95 % interval."""
+    """Good requests per second and their share, by class, each with its 95% interval."""
     other = {group.klass: group for group in b}
     rows = []
     for group in a:

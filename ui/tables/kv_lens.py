@@ -46,7 +46,7 @@ def sizes(lens: KvLens) -> pd.DataFrame:
             "memory": "no eviction" if point.ratio is None else f"{point.ratio:g} times",
             "blocks": NO_BOUNDS if point.blocks is None else f"{point.blocks:,}",
             "hit rate": _percent(point.hit_rate),
-            "95 % interval": NO_BOUNDS if point.low is None or point.high is None
+            "95% interval": NO_BOUNDS if point.low is None or point.high is None
             else f"{point.low:.1%} to {point.high:.1%}",
             "prompt tokens saved": NO_BOUNDS if point.saved_tokens is None
             else f"{point.saved_tokens:+,}" if point.saved_tokens else "0",

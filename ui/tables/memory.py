@@ -37,7 +37,7 @@ def outcome_tokens(requests: pd.DataFrame) -> pd.DataFrame:
     """Prompt tokens by outcome (columns OUTCOMES), a row a cohort; empty where no request tells."""
     recorded = pd.DataFrame([reasons(cell) for cell in requests.prefix_outcomes], index=requests.index)
     recorded = recorded.reindex(columns=list(OUTCOMES)).fillna(0.0)
-    groups = {name: members for name, members in cohorts(requests).items() if name != "slowest 10 %"}
+    groups = {name: members for name, members in cohorts(requests).items() if name != "slowest 10%"}
     sums = {name: recorded.loc[members.index].sum() for name, members in groups.items()}
     table = pd.DataFrame.from_dict(sums, orient="index", columns=list(OUTCOMES))
     return table[table.sum(axis=1) > 0]

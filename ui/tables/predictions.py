@@ -14,7 +14,7 @@ def tiles(found: Score) -> list[tuple[str, str, str, str]]:
     worst = f"worst {points(found.worst_error)}"
     return [
         ("predictions", f"{found.predictions:,}", "verified", "each pair of runs and change once"),
-        ("hits", percent(found.hit_rate), "", f"{found.hits:,} of {found.predictions:,} within the 80 % interval"),
+        ("hits", percent(found.hit_rate), "", f"{found.hits:,} of {found.predictions:,} within the 80% interval"),
         ("mean error", points(found.mean_error), "", worst),
     ]
 

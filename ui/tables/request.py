@@ -44,7 +44,7 @@ def cohorts(requests: pd.DataFrame) -> dict[str, pd.DataFrame]:
         groups |= {name or "(no class)": requests[requests.klass.fillna("") == name] for name in names}
     done = requests[requests.e2e_ms.notna()]
     if len(done) >= 10:
-        groups["slowest 10 %"] = done.nlargest(max(1, round(SLOWEST_SHARE * len(done))), "e2e_ms")
+        groups["slowest 10%"] = done.nlargest(max(1, round(SLOWEST_SHARE * len(done))), "e2e_ms")
     return groups
 
 

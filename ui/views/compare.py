@@ -81,7 +81,7 @@ def show_verdict(found: Comparison | None, reason: str) -> None:
         st.markdown("The figures below are of the runs as they are. `sojourn verify A B` says whether B did what was "
                     "predicted of its settings.")  # fmt: skip
         return
-    sentence = f"{MEANING[found.verdict]} Margin {100 * found.margin:.3g} %, confidence {found.confidence:.0%}."
+    sentence = f"{MEANING[found.verdict]} Margin {100 * found.margin:.3g}%, confidence {found.confidence:.0%}."
     st.html(fragments.state(STATES[found.verdict], VERDICTS[found.verdict], sentence))
     st.html(fragments.data_table(metric_rows(found.metrics, found.confidence)))
     for note in fold(found):
@@ -113,7 +113,7 @@ def show_ledgers(a: RunSamples, b: RunSamples, names: tuple[str, str], both: Run
          f"`client.parquet` joined with `requests.parquet`: mean of `{prefix}_*_ns`.")  # fmt: skip
     draw(
         "", once(both, f"differences {prefix}", lambda: figures.differences(found)),
-        "B − A by account. A line is the 95 % interval.",
+        "B − A by account. A line is the 95% interval.",
     )  # fmt: skip
     st.html(fragments.data_table(ledger_rows(found)))
     pairs = "Requests of the same place in the schedule are taken in pairs." if found.paired else (
@@ -130,14 +130,14 @@ def show_classes(a: RunSamples, b: RunSamples, runs: tuple[RunData, RunData], bo
     goodput = [run.diagnosis.goodput if run.diagnosis is not None else [] for run in runs]
     if all(goodput):
         st.html(fragments.data_table(goodput_rows(*goodput)))
-        st.caption("Good requests met every objective of their class. In brackets the 95 % interval of the share.")
+        st.caption("Good requests met every objective of their class. In brackets the 95% interval of the share.")
     found = once(both, "classes", lambda: class_comparisons(a, b))
     if len(table := class_rows(found)):
         st.html(fragments.data_table(table))
         reasons = list(dict.fromkeys(f"{group.klass}: {group.no_interval}" for group in found if group.no_interval))
         st.caption(
             "From the intended send; a failed request counts as slower than all others. Bounds of B / A hold each with "
-            f"95 %. {' '.join(f'{markdown(reason)}.' for reason in reasons)}"
+            f"95%. {' '.join(f'{markdown(reason)}.' for reason in reasons)}"
         )
     left, right = st.columns(2, gap="large")
     for column, latency in zip((left, right), ("ttft_ms", "tpot_ms"), strict=True):

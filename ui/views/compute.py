@@ -51,7 +51,7 @@ with left:
     )
 with right:
     draw(
-        "Work for a token",
+        "Work per token",
         once(run, "compute.flops_by_part", lambda: compute.flops_by_part(flops_by_part(run.steps))),
         "`steps.parquet` `flops_attention`, `flops_mlp`, `flops_head` over `new_tokens`.",
     )

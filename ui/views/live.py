@@ -28,9 +28,9 @@ st.title("Live", anchor=False)
 st.markdown("What servers suffer from now, by their own metrics. No load is sent.")
 with st.expander("How to read this page"):
     st.markdown(
-        "The page reads `/metrics` once a second and judges the **last 60 s**, as `sojourn watch` does. It knows sums "
-        "and means over all requests that ended meanwhile, and no single request. A verdict is shown once it has stood "
-        "for 5 s. **Cannot tell**: time is lost, and no metric says why; the page names the switch that would tell. "
+        "The page reads `/metrics` once per second and judges the **last 60 s**, as `sojourn watch` does. It knows "
+        "sums and means over all requests that ended meanwhile, and no single request. A verdict is shown once it has "
+        "stood for 5 s. **Cannot tell**: time is lost, and no metric says why; the page names the switch that would tell. "
         "Without objectives time counts as lost where requests take twice what their own work takes. The address keeps "
         "the servers and the objectives."
     )
@@ -161,7 +161,7 @@ def show() -> None:
         st.html(markup.tiles(server))
         left, right = st.columns([3, 2], gap="large")
         with left:
-            draw("The last minutes", figures.history(moments), "`/metrics`, a point a scrape; up to ten minutes.")
+            draw("The last minutes", figures.history(moments), "`/metrics`, one point per scrape; up to ten minutes.")
         with right:
             draw("Where a request’s time goes", figures.parts(server.parts), "Requests that ended in the window.")
             if server.met:

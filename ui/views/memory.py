@@ -5,6 +5,7 @@ import streamlit as st
 from sojourn.metrics.memory.residence import residences_of
 from sojourn.metrics.run.directory import engine_settings
 from sojourn.ui.figures import memory
+from sojourn.ui.launch import unfilled_pages
 from sojourn.ui.markup import fragments
 from sojourn.ui.page import caption, draw, once, open_page, show_no_steps, stop_with
 from sojourn.ui.tables import kv_lens
@@ -20,6 +21,11 @@ from sojourn.ui.tables.memory import (
     tiers,
 )
 from sojourn.ui.text import markdown
+
+NO_MEMORY = (
+    "This run has no records of a server's memory: it was measured from outside, or another tool recorded it. A "
+    "Sojourn server records them with `--run-dir`, and KV events of a vLLM server show its cache."
+)
 
 run = open_page(
     "Memory",
@@ -37,6 +43,8 @@ shown = once(run, "memory.lens", lambda: kv_lens.lens_of(run))
 has_requests = not (run.requests.empty and run.steps.empty)
 if not has_requests and shown.lens is None:
     stop_with(f"The run {markdown(run.name)} has recorded no request and no step yet.", "hourglass_empty")
+if shown.lens is None and "memory" in unfilled_pages(run.path):
+    stop_with(NO_MEMORY, "info")
 is_whole = len(run.requests) == run.sent  # a cache has no part that some of the requests used
 
 
@@ -47,7 +55,7 @@ def show_sizes() -> None:
         once(run, "memory.miss_ratio_curve", lambda: memory.miss_ratio_curve(*miss_ratios(run.requests, lens))),
         "`requests.parquet` `resized_hit_tokens`, from the distances between uses of the same blocks"
         + (
-            ", and of other sizes from `prompt_block_hashes`; the band is a 95 % interval over stretches of the run."
+            ", and of other sizes from `prompt_block_hashes`; the band is a 95% interval over stretches of the run."
             if lens is not None
             else "."
         ),
@@ -62,10 +70,12 @@ def show_lens() -> None:
         caption(shown.why)
         return
     st.markdown(markdown(lens.headline))
-    st.html(fragments.data_table(kv_lens.sizes(lens)))
+    if any(point.hit_rate != 0 for point in lens.curve):  # else the sentence has said it
+        st.html(fragments.data_table(kv_lens.sizes(lens)))
+    limits = " ".join(f"{each[0].upper()}{each[1:]}." for each in lens.unknown)
     caption(
-        "Of the whole run, for the same lookups in the same order. What twice the memory is worth in goodput: "
-        f"`sojourn kv-lens {run.name}`. Unknown: {'; '.join(lens.unknown)}."
+        f"Of the whole run, for the same lookups in the same order. {limits} What twice the memory is worth in "
+        f"goodput: `sojourn kv-lens {run.name}`."
     )
     if lens.takers:
         st.subheader("Who needed the room of evicted blocks", anchor=False)
@@ -109,14 +119,13 @@ if has_requests:
         "`steps.parquet` `blocks_*`, `slots_written`, `preempted_ids`; with more than 300 steps, means of equal spans.",
     )
 pool = run.steps[[name for name in run.steps.columns if name.startswith("blocks_")]].sum(axis=1)
+lives = shown.lives if is_whole and shown.lives else block_events(run.steps)
 draw(
     "KV block lifetimes",
     once(
         run,
         "memory.block_lives",
-        lambda: memory.block_lives(
-            shown.lives if is_whole and shown.lives else block_events(run.steps), int(pool.max()) if len(pool) else 0
-        ),
+        lambda: memory.block_lives(lives, int(pool.max()) if len(pool) else 0),
     ),
     "`steps.parquet` `evicted_age_ns`, `evicted_idle_ns`, `reuse_gap_ns`, `reuse_distance_blocks`: a sample by hash. "
     "Where a run has `kv_events.parquet`: of all blocks, from it and from `requests.parquet` `prompt_block_hashes`.",

@@ -16,7 +16,7 @@ st.markdown("What a replay said before a setting was changed, and what the run w
 with st.expander("How to read this page"):
     st.markdown(
         "Every prediction that `sojourn verify RUN RUN2` has checked is one entry, and none is ever taken away. A "
-        "prediction is a **hit** if the measured figure lies within its 80 % interval. The **error** is measured less "
+        "prediction is a **hit** if the measured figure lies within its 80% interval. The **error** is measured less "
         "predicted. Before, predicted and measured stand side by side for each pair of runs."
     )
 ledger = st.session_state.runs_folder / FILE_NAME

@@ -35,7 +35,7 @@ run = open_page(
     "panel of a single request shows when. Colours are the lifecycles: orange token, blue compute, green memory, pink "
     "request, grey client. The black tick marks the first token read by the client. **Who delayed whom**: a row "
     "waited, a column is why; a row sums to what its ledger booked as waiting. For a single request the page shows "
-    "through whom it waited, and why one of its tokens came late.",
+    "which requests delayed it, and why one of its tokens came late.",
 )
 if run.requests.empty:
     stop_with("No request has been recorded.", "hourglass_empty")

@@ -43,7 +43,8 @@ def choose() -> None:
         )  # fmt: skip
         seed = st.number_input("Seed", min_value=0, value=None, step=1, placeholder="of the scenario", key="seed")
     with right:
-        where = st.radio("Against", [OURS, RUNNING], horizontal=True, key="against")
+        has_engine = not why_not("run")
+        where = st.radio("Against", [OURS, RUNNING], index=0 if has_engine else 1, horizontal=True, key="against")
         url = settings = ""
         if where == RUNNING:
             url = st.text_input("Address", placeholder="http://127.0.0.1:8000", key="url").strip()
@@ -51,7 +52,7 @@ def choose() -> None:
         model = st.text_input("Model", placeholder="of the scenario, or the server's first one", key="model").strip()
         if where == OURS:
             settings = st.text_area("Engine settings", placeholder="max_num_seqs=16", key="settings", height=90,
-                                    help="KEY=VALUE, one a line; as `--set`")  # fmt: skip
+                                    help="KEY=VALUE, one per line; as `--set`")  # fmt: skip
     verb = "load" if where == RUNNING else "run"
     if reason := why_not(verb):
         st.warning(reason, icon=":material/extension_off:")

@@ -8,7 +8,7 @@
     return made;
   };
   const short = (value) => (value === null ? "–" : value >= 100 ? Math.round(value).toLocaleString("en") : value.toPrecision(3));
-  const percent = (share) => `${(100 * share).toFixed(share > 0.99 || share < 0.1 ? 1 : 0)} %`;
+  const percent = (share) => `${(100 * share).toFixed(share > 0.99 || share < 0.1 ? 1 : 0)}%`;
   const bounds = run.objectives.map((own) => ({ ...own }));
   // A class of the other run is judged by the bounds of the class of that name here, if there is one.
   const boundsOf = (side) => (side === run ? bounds
@@ -63,7 +63,7 @@
     const x = (scale) => left + ((Math.log2(scale) + 2) / 4) * (width - left - 12), y = (share) => 8 + (1 - share) * (low - 8);
     [0, 0.5, 1].forEach((share) => {
       pen.beginPath(); pen.moveTo(left, y(share)); pen.lineTo(width - 12, y(share)); pen.stroke();
-      pen.textAlign = "right"; pen.fillText(`${100 * share} %`, left - 6, y(share) + 4);
+      pen.textAlign = "right"; pen.fillText(`${100 * share}%`, left - 6, y(share) + 4);
     });
     [0.25, 0.5, 1, 2, 4].forEach((scale) => { pen.textAlign = "center"; pen.fillText(scale === 1 ? "bounds as set" : `× ${scale}`, Math.min(x(scale), width - 20), height - 6); });
     pen.strokeStyle = style.getPropertyValue("--sj-ink"); pen.lineWidth = 2; pen.beginPath();
