@@ -1,10 +1,12 @@
 """`sojourn plan`: which settings serve most within the objectives, found by replays of one run."""
 
 import shlex
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 from rich.console import Console
 
@@ -72,6 +74,7 @@ def plan(
         search = Search(predictor, objectives, attainment, load, progress)
         found = search.run(_candidates(opened, predictor), purchases())
     report = Report(opened, found, walls, predictor.pool_tokens, objectives, attainment, dollars_per_hour, slo)
+    _keep(opened, report)
     if not json:
         report.print()
     if confirm and slo is not None and not json:
@@ -226,6 +229,16 @@ class Report:
             else:
                 rows.add_row(name, f"{self.recorded_rps * point.rate:.3g}", f"{point.rate / limit.rate - 1:+.0%}")
         out.print(rows)
+
+
+def _keep(run: "RunDirectory", report: Report) -> None:
+    """Leaves the plan in the run, for the curve of a sweep; a disk that does not take it costs nothing but the file."""
+    from sojourn.loadgen.search.curve import PLAN_FILE
+
+    try:
+        run.write_json(PLAN_FILE, msgspec.to_builtins(report.document()))
+    except OSError as error:
+        print(f"sojourn: {run.path / PLAN_FILE} cannot be written: {error.strerror}", file=sys.stderr)
 
 
 def _objectives(run: "RunDirectory", slo: str | None) -> list[Mapping[str, Any]]:

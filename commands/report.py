@@ -1,4 +1,4 @@
-"""`sojourn report`: a run as one HTML file."""
+"""`sojourn report`: a run, or sweeps side by side, as one HTML file."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +8,8 @@ import typer
 from sojourn.commands.cli import (
     RunArgument,
     SloOption,
+    bounds_of,
+    find_run,
     need,
     open_run,
     out,
@@ -17,22 +19,69 @@ from sojourn.commands.cli import (
     writing,
 )
 from sojourn.commands.summary import diagnose_run
+from sojourn.metrics.errors import InputError
 
 
 def report(
     run: RunArgument,
-    output: Annotated[Path | None, output_option("file to write; by default report.html in the run")] = None,
-    against: Annotated[Path | None, typer.Option(help="a second run to compare with")] = None,
+    output: Annotated[
+        Path | None,
+        output_option("file to write; by default report.html in the run. Of sweeps also .csv or .json: the curves"),
+    ] = None,
+    against: Annotated[
+        list[Path] | None, typer.Option(help="a second run to compare with; of a sweep another one, repeatable")
+    ] = None,
     slo: SloOption = None,
+    dollars_per_hour: Annotated[
+        float | None, typer.Option(min=0.0001, help="of a sweep: price of its machine, for tokens per dollar")
+    ] = None,
+    devices: Annotated[
+        int | None, typer.Option(min=1, help="of a sweep: devices of a server that does not report them")
+    ] = None,
 ) -> None:
-    """Write a run's diagnosis and figures as one self-contained HTML file."""
+    """Write a run's diagnosis and figures as one self-contained HTML file.
+
+    Of a sweep: its curve of throughput against time per output token, and those of other sweeps over it.
+    """
+    others = against or []
+    if (find_run(run) / "sweep.json").is_file():
+        _report_sweeps([find_run(each) for each in (run, *others)], output, slo, dollars_per_hour, devices)
+        return
+    if dollars_per_hour is not None or devices is not None:
+        raise InputError(f"{run} is not a sweep; --dollars-per-hour and --devices are of a sweep")
+    if len(others) > 1:
+        raise InputError(f"{run} is a run, which is compared with one other; give --against once")
     need("plotly")
     from sojourn.ui.markup.run_report import write_report
 
     objectives = slo_objectives(slo)
     opened = open_run(run, objectives)
-    other = open_run(against, objectives) if against else None
+    other = open_run(others[0], objectives) if others else None
     path = output or opened.path / "report.html"
     with writing(path), working(f"diagnosing and drawing {opened.name}"):
         written = write_report(opened, diagnose_run(opened, other), path, other)
     out.print(f"wrote {written}")
+
+
+def _report_sweeps(
+    folders: list[Path], output: Path | None, slo: str | None, usd_per_hour: float | None, devices: int | None
+) -> None:
+    """The file's ending chooses what is written: the page, or the points of the curves."""
+    from sojourn.loadgen.search.curve import curve_csv, curve_json, read_curves
+    from sojourn.metrics.whole_file import write_whole
+
+    bounds = bounds_of(slo)
+    if slo is not None and set(bounds) != {"tpot_ms"}:
+        raise InputError(f"--slo {slo}: only the TPOT of a finished sweep can be judged anew; give --slo tpot:50")
+    options = {"slo_ms": bounds.get("tpot_ms"), "usd_per_hour": usd_per_hour, "devices": devices}
+    path = output or folders[0] / "sweep.html"
+    with writing(path):
+        if path.suffix in (".csv", ".json"):
+            curves = read_curves(folders, **options)
+            write_whole(path, curve_csv(curves) if path.suffix == ".csv" else curve_json(curves))
+        else:
+            need("plotly")
+            from sojourn.ui.markup.sweep_report import write_sweep_report
+
+            write_sweep_report(folders, path, **options)
+    out.print(f"wrote {path}")

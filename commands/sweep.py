@@ -12,12 +12,14 @@ from sojourn.metrics.errors import InputError
 from sojourn.metrics.installed import is_installed
 
 if TYPE_CHECKING:
+    from sojourn.loadgen.search.curve import Curve
     from sojourn.loadgen.search.points import Frontier, Point, Rate
     from sojourn.loadgen.sweeps.sweep import SweepPlan
 
 
 def measure_rates(plan: "SweepPlan", folder: Path | None, json: bool) -> None:
     """Each rate is a run of its own. Ends with 4 while a rate has no valid run."""
+    from sojourn.loadgen.search.curve import curve_rows, curves
     from sojourn.loadgen.search.points import by_rate, frontier, largest_rate
     from sojourn.loadgen.sweeps.sweep import run_sweep
 
@@ -31,13 +33,17 @@ def measure_rates(plan: "SweepPlan", folder: Path | None, json: bool) -> None:
     found = by_rate(search.points)
     best = frontier(found, search.plan["objectives_ms"])
     if json:
-        print_json({"rates": found, "frontier": best, "largest_rate": largest_rate(found)})
+        curve = curves({folder.name: search})[0]
+        print_json({
+            "rates": found, "frontier": best, "largest_rate": largest_rate(found), "curve": curve_rows([curve]),
+            "crossing": curve.crossing,
+        })  # fmt: skip
     else:
-        _print(search.points, found, best)
+        _print(search.points, found, best, curves({folder.name: search})[0])
         if is_installed("plotly"):
             from sojourn.ui.markup.sweep_report import write_sweep_report
 
-            out.print(f"HTML report    {write_sweep_report(folder)}")
+            out.print(f"HTML report    {write_sweep_report([folder])}")
         out.print(f"sweep          {folder}")
     valid = all(rate.points > rate.invalid for rate in found)
     raise typer.Exit(exit_code(valid, sum(point.completed for point in search.points if point.counts)))
@@ -59,8 +65,9 @@ def chosen_rates(
     return rate_grid(rate_from, rate_to, 6 if points is None else points, "linear" if scale == "linear" else "log")
 
 
-def _print(points: "list[Point]", rates: "list[Rate]", best: "list[Frontier]") -> None:
+def _print(points: "list[Point]", rates: "list[Rate]", best: "list[Frontier]", curve: "Curve") -> None:
     from sojourn.loadgen.search.points import largest_rate, rate_sentence
+    from sojourn.metrics.results.tradeoff import crossing_sentence
 
     out.print("[bold]Goodput against the rate")
     rows = table("rate/s", "counted", "kept", "95 %", "good/s", "tok/s", "TTFT p50", "p90", "TPOT p50", "p90")
@@ -93,6 +100,8 @@ def _print(points: "list[Point]", rates: "list[Rate]", best: "list[Frontier]") -
         rows.add_row(f"{each.scale:g}", bounds or "per class", _number(each.goodput_rps), offered)
     out.print(rows)
     out.print(f"\nlargest rate   {rate_sentence(largest_rate(rates))}")
+    if curve.crossing is not None and curve.points:
+        out.print(f"throughput     {crossing_sentence(curve.crossing, curve.quantile)}")
     out.print("latencies in ms, from the intended send; –: not enough samples, or no valid run")
 
 

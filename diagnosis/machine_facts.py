@@ -13,7 +13,8 @@ import numpy as np
 import pandas as pd
 
 from sojourn.metrics.machine.neighbours import MOST_NAMED
-from sojourn.metrics.run.directory import engine_settings, section, server_hardware
+from sojourn.metrics.run.devices import num_ranks
+from sojourn.metrics.run.directory import section, server_hardware
 from sojourn.metrics.run.front_turns import Turns
 
 PARTS = 4  # of the window, to see what was there only for a while
@@ -66,15 +67,6 @@ class MachineFacts:
         """Of the steps' time, 0 to 1, at most so much was spent in waits for a core: a step waits for its last thread,
         and each may wait at another time."""
         return min(MOST_DELAYED, (queued or 0.0) * self.threads)
-
-
-def num_ranks(meta: Mapping[str, Any]) -> int:
-    """Processes that compute the model: the samples of the core are those of all."""
-    settings = engine_settings(dict(meta))
-    tensor, pipeline, expert = (
-        int(settings.get(name) or 1) for name in ("tensor_parallel", "pipeline_parallel", "expert_parallel")
-    )
-    return pipeline * max(tensor, expert)
 
 
 def machine_facts(

@@ -15,7 +15,9 @@ from sojourn.metrics.machine.steal import steal_within
 from sojourn.metrics.memory.prefix_share import cache_doubt
 from sojourn.metrics.request.goodput import class_goodput, measured, tokens_per_s, window_ns
 from sojourn.metrics.request.objectives import OBJECTIVES
+from sojourn.metrics.results.energy import run_energy
 from sojourn.metrics.results.load import declared_window_s
+from sojourn.metrics.run.devices import num_devices
 from sojourn.metrics.run.directory import RunDirectory
 from sojourn.metrics.statistics.dependent_samples import effective_samples, growing, t_quantile
 from sojourn.metrics.statistics.intervals import wilson_bounds
@@ -52,6 +54,8 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     due_rps: float | None = None  # that came about by chance; None in a search of an older version
     cache_doubt: str = ""  # of a prefix cache that knew more than these prompts share
     steal_percent: float | None = None  # CPU time that other machines took meanwhile; None without samples
+    devices: int | None = None  # of the server; None where it does not report them
+    joules_per_token: float | None = None  # of output; None without a power sensor
 
     @property
     def notes(self) -> list[str]:
@@ -155,6 +159,7 @@ def point_of(
     waited = requests["ttft_ms" if requests.ttft_ms.notna().any() else "e2e_ms"].astype("float64")
     steal = steal_within(run.table("system"), *span) if span else None
     errors = requests.error[requests.status != "ok"].dropna()
+    energy = run_energy(run, requests)
     return Point(
         rate_rps=rate_rps, repeat=repeat, seed=seed, run=run.name, valid=bool(meta.get("valid")),
         invalid_reasons=list(meta.get("invalid_reasons") or []), sent=whole.sent, completed=whole.completed,
@@ -168,7 +173,8 @@ def point_of(
         }, warm_up=warm_up, died=died, error=str(errors.mode().iloc[0]) if len(errors) else "",
         begun_unix_ns=(meta.get("wall_anchor") or {}).get("unix_ns"), cache_doubt=cache_doubt(meta, requests),
         due_rps=whole.window.due_rps if whole.window.declared else None,
-        steal_percent=steal.mean if steal is not None else None,
+        steal_percent=steal.mean if steal is not None else None, devices=num_devices(meta),
+        joules_per_token=energy.joules_per_token if energy is not None else None,
     )  # fmt: skip
 
 

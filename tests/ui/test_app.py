@@ -12,6 +12,7 @@ from streamlit.testing.v1 import AppTest
 from sojourn.interop.sources.vllm import VLLM
 from sojourn.metrics.ledger import ACCOUNTS
 from sojourn.metrics.usage.record import Begin, End, UsageRecord
+from sojourn.ui import text
 from sojourn.ui.run_data import fingerprint, load, run_names
 from sojourn.ui.tables.usage import OTHERS, tokens_over_time
 from tests.further import further
@@ -166,11 +167,28 @@ def test_what_the_metrics_of_a_foreign_server_show_and_do_not_stands_on_the_over
 
 def test_the_sweep_page_shows_a_sweep_or_tells_how_to_make_one(runs, tmp_path, monkeypatch):
     app = opened(runs, "sweep", "chat", monkeypatch)
-    assert not app.exception and not app.error and len(app.get("plotly_chart")) == 6
+    assert not app.exception and not app.error and len(app.get("plotly_chart")) == 7
     assert "requests/s meet 90%; " in html(app) and "6 of 6 runs" in html(app)
     assert "rate-8-2 is not valid: the load generator sent late" in html(app)
+    assert "about 6.18 requests/s" in html(app) and "No measured rate keeps a TPOT p90 of 40 ms" in html(app)
+    app.number_input(key="slo").set_value(400.0).run()
+    assert "interpolated between 4 requests/s (80 tokens/s) and 8 (160)" in html(app)
+    app.radio(key="axes").set_value(app.radio(key="axes").options[1]).run()
+    app.number_input(key="devices").set_value(2).run()
+    app.number_input(key="price").set_value(2.0).run()
+    assert (
+        not app.exception and "Tokens per dollar take" not in html(app) and "Devices are not reported" not in html(app)
+    )
     synthetic_run(tmp_path / "chat", requests=10)
     assert "sojourn capacity SCENARIO" in messages(opened(tmp_path, "sweep", "chat", monkeypatch))
+
+
+def test_the_goodput_page_states_the_goodput_its_definition_and_what_is_not_known(runs, chat, monkeypatch):
+    page, whole = html(opened(runs, "goodput", "chat", monkeypatch)), chat.diagnosis.goodput[0]
+    for value in (whole.goodput_rps, whole.goodput_tokens_per_s):
+        assert f">{text.number(value)}<small>" in page
+    assert "met every objective of their class" in page and "does not report its devices" in page
+    assert whole.window.sentence() in page
 
 
 def test_usage_page_shows_who_used_what_and_says_how_to_record_it(tmp_path, monkeypatch):

@@ -1,14 +1,17 @@
 """What the client measured, as HTML that the app and the report share: latencies with intervals, steadiness, cost."""
 
+from sojourn.diagnosis.expectation import is_expectation
 from sojourn.metrics.request.deadlines import FLUID_SHARE, Deadlines
 from sojourn.metrics.request.latencies import DEFINITIONS, QUANTILES, Estimate
 from sojourn.metrics.results.load import CLOSED_ORIGIN
 from sojourn.metrics.results.prices import cost_line
 from sojourn.metrics.results.summary import Results
+from sojourn.metrics.run.devices import num_devices
 from sojourn.metrics.statistics.intervals import Interval
 from sojourn.metrics.statistics.steadiness import Steadiness
 from sojourn.ui.markup import fragments
 from sojourn.ui.markup.fragments import dot, wrap
+from sojourn.ui.run_data import RunData
 from sojourn.ui.text import NOTHING, number, percent, prose, safe
 from sojourn.ui.theme import BAD, GOOD
 
@@ -17,6 +20,38 @@ INTERVAL_NOTE = (
     "Beside a figure stands its 95% interval, where there are samples enough for one (?: beyond what was measured); "
     "a dash stands where there are too few for the figure itself."
 )
+
+
+GOODPUT_DEFINITION = (
+    "Goodput counts the requests that %s, and their output tokens, per second. A failed request is not good. This is "
+    "the goodput of this load. The largest rate that keeps the objectives takes several rates: `sojourn sweep`."
+)
+
+
+def goodput_of(run: RunData) -> str:
+    """The goodput of a run in requests and in tokens per second, and by device, with its definition; "" where nothing
+    is diagnosed."""
+    found = run.diagnosis.goodput[0] if run.diagnosis is not None and run.diagnosis.goodput else None
+    if found is None:
+        return ""
+    bounds = run.meta.get("objectives") or []
+    if not bounds:
+        return wrap('<p class="sj-small sj-muted">The run names no objective, so it has no goodput. Give one: '
+                    "<code>sojourn report RUN --slo 'ttft:500 tpot:50'</code>.</p>")  # fmt: skip
+    devices, tokens = num_devices(run.meta), found.goodput_tokens_per_s
+    share = 1 / devices if devices else None
+    tiles: list[fragments.Tile] = [
+        ("goodput", number(found.goodput_rps), "requests/s", f"{found.good:,} of {found.sent:,} sent were good"),
+        ("goodput", number(tokens), "tokens/s",
+         "output tokens of good requests" if tokens is not None else "the server reports no tokens"),
+        ("goodput per device", number(tokens * share if tokens is not None and share else None), "tokens/s",
+         f"{number(found.goodput_rps * share)} requests/s on each of {devices}" if share else
+         "the server does not report its devices"),
+        ("attainment", percent(found.attainment), "", "good requests, of all that were sent"),
+    ]  # fmt: skip
+    good = "took at most twice their own work" if is_expectation(bounds) else "met every objective of their class"
+    window = f" Here: {found.window.sentence()}." if found.window is not None else ""
+    return fragments.tiles(tiles) + wrap(f'<p class="sj-small">{prose(GOODPUT_DEFINITION % good + window)}</p>')
 
 
 def latency_table(results: Results) -> str:

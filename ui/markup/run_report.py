@@ -64,7 +64,8 @@ def _sections(run: RunData, other: RunData | None) -> Iterator[tuple[str, str, s
 def _goodput(run: RunData) -> str:
     diagnosis = run.diagnosis
     measured = diagnosis.results if diagnosis is not None else None
-    parts = [results.steady(measured.steady), results.load_and_cost(measured)] if measured is not None else []
+    parts = [results.goodput_of(run)]
+    parts += [results.steady(measured.steady), results.load_and_cost(measured)] if measured is not None else []
     if diagnosis is not None and diagnosis.energy is not None:
         parts.append(caption(f"Energy: {energy_line(diagnosis.energy)}; `system.parquet`."))
     parts += map(figure, drawings.of_goodput(run))

@@ -1,9 +1,11 @@
 """What a sweep shows, in the app and as one self-contained HTML file."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from sojourn.loadgen.search.curve import SWEEP_FILE, Curve, differences, read_curves
 from sojourn.loadgen.search.frontier import REQUIRED_SHARE
 from sojourn.loadgen.search.points import (
     Frontier,
@@ -19,7 +21,7 @@ from sojourn.metrics.request.objectives import OBJECTIVE_NAMES
 from sojourn.metrics.whole_file import write_whole
 from sojourn.ui.drawings import Drawing
 from sojourn.ui.figures import sweep as figures
-from sojourn.ui.markup import fragments
+from sojourn.ui.markup import fragments, tradeoff
 from sojourn.ui.markup.document import document, figure
 from sojourn.ui.text import number, percent, safe
 
@@ -35,7 +37,7 @@ class SweepData:
 
 def load_sweep(folder: Path) -> SweepData:
     """Raises RunDataError where there is none."""
-    search = read_search(folder / "sweep.json")
+    search = read_search(folder / SWEEP_FILE)
     rates, objectives_ms = by_rate(search.points), search.plan.get("objectives_ms") or {}
     return SweepData(folder.resolve().name, search, objectives_ms, rates, frontier(rates, objectives_ms))
 
@@ -100,15 +102,25 @@ def remarks(data: SweepData) -> str:
     return fragments.wrap("".join(f'<div class="sj-warning">{safe(note)}</div>' for note in notes))
 
 
-def write_sweep_report(folder: Path) -> Path:
-    """Writes `sweep.html` into a sweep. Raises RunDataError."""
-    return write_whole(folder / "sweep.html", render(load_sweep(folder)))
+def write_sweep_report(folders: Sequence[Path], output: Path | None = None, **options: Any) -> Path:
+    """Writes the page of the first sweep, by default `sweep.html` into it, with the curves of the others over its own;
+    `options` as of `curves`. Raises RunDataError."""
+    sweeps = [load_sweep(folder) for folder in folders]
+    return write_whole(output or folders[0] / "sweep.html", render(sweeps, read_curves(folders, **options)))
 
 
-def render(data: SweepData) -> str:
+def render(sweeps: Sequence[SweepData], found: Sequence[Curve]) -> str:
+    """The curves of all sweeps, then the figures of the first."""
+    data = sweeps[0]
     rates = f"{len(data.rates)} rates from {data.rates[0].rate_rps:g} to {data.rates[-1].rate_rps:g} requests/s"
-    figures = "".join(figure(drawing, "h2") for drawing in drawings(data))
+    both = "".join(
+        figure(tradeoff.drawing(found, per_user=per_user), "h2")
+        for per_user in (False, True)
+        if not per_user or any(curve.devices for curve in found)
+    )
+    others = "".join(figure(drawing, "h2") for drawing in drawings(data))
+    beside = tradeoff.table(found) + tradeoff.sentences(found, differences([each.search for each in sweeps]))
     return document(
         f"Sweep of {data.search.plan['scenario']['name']}: {rates if len(data.rates) > 1 else data.name}",
-        f"{summary(data)}{remarks(data)}{figures}<h2>Rates</h2>{rate_table(data)}",
+        f"{summary(data)}{remarks(data)}{both}{beside}{others}<h2>Rates</h2>{rate_table(data)}",
     )

@@ -19,6 +19,7 @@ run = open_page(
 )
 if run.requests.empty:
     stop_with("No request has been recorded.", "hourglass_empty")
+st.html(results.goodput_of(run))
 measured = once(run, "results", lambda: results_of(run))
 if measured is not None:
     st.html(results.steady(measured.steady) + results.load_and_cost(measured))

@@ -1,0 +1,92 @@
+"""What stands beside the curve of throughput against time per output token: figures, sentences, what is not known."""
+
+from collections.abc import Sequence
+
+from sojourn.loadgen.search.curve import Curve
+from sojourn.metrics.request.objectives import OBJECTIVE_NAMES
+from sojourn.metrics.results.tradeoff import crossing_sentence
+from sojourn.ui.drawings import Drawing
+from sojourn.ui.figures.tradeoff import throughput_against_tpot
+from sojourn.ui.markup import fragments
+from sojourn.ui.text import NOTHING, number, prose, safe
+
+DEFINITION = (
+    "Goodput is the largest rate at which 90 % of the sent requests meet every objective (DistServe). It is "
+    "interpolated between the measured rates; the bracket holds it with 95 % confidence."
+)
+TITLE = "Throughput against time per output token"
+USER_TITLE = "Throughput per device against tokens per second per user"
+CAPTION = (
+    "`sweep.json` points. A point is a rate; its bars are the range of its repeats. Filled: 90 % of the requests met "
+    "every objective; open: fewer. Green: within the SLO of TPOT (goodput); red: beyond it (badput). Diamond: goodput. "
+    "Cross: where the curve meets the SLO of TPOT. Star: what `plan` recommends and predicts."
+)
+NO_PRICE = (
+    "Tokens per dollar take a price of the machine: `measure.usd_per_hour` in the scenario, or "
+    "`sojourn report SWEEP --dollars-per-hour 2.5`."
+)
+NO_POWER = (
+    "Tokens per joule take a power sensor on the machine of our engine: an NVIDIA GPU, or the CPU’s energy counters "
+    "(RAPL) readable by its user."
+)
+
+
+def drawing(curves: Sequence[Curve], *, per_user: bool) -> Drawing:
+    return Drawing(USER_TITLE if per_user else TITLE, throughput_against_tpot(curves, per_user=per_user), CAPTION)
+
+
+def table(curves: Sequence[Curve]) -> str:
+    """A row for each configuration: the goodput, what it gives per device, dollar and joule."""
+    head = ["configuration", "goodput (req/s)", "between", "output tok/s", "per device", "per user", "tok/s at the SLO",
+            "tok per $", "tok per J"]  # fmt: skip
+    rows = []
+    for curve in curves:
+        found = curve.goodput
+        tokens = found.tokens_per_s
+        per_device = tokens / curve.devices if tokens is not None and curve.devices else None
+        per_user = 1000 / found.tpot_ms if found.tpot_ms else None
+        at_least = "≥ " if found.at_edge and found.rate_rps is not None else ""
+        low, high = (NOTHING if each is None else f"{each:g}" for each in (found.low_rps, found.high_rps))
+        met = curve.crossing
+        is_open = met is not None and met.tokens_per_s is not None and not met.is_reached
+        rows.append([
+            curve.label, f"{at_least}{number(found.rate_rps)}", f"{low} and {high}", number(tokens),
+            number(per_device), number(per_user),
+            f"{'≥ ' if is_open else ''}{number(met.tokens_per_s if met is not None else None)}",
+            number(curve.tokens_per_usd), number(curve.tokens_per_joule),
+        ])  # fmt: skip
+    return fragments.table(head, rows, right=tuple(range(1, len(head))))
+
+
+def sentences(curves: Sequence[Curve], unlike: Sequence[str]) -> str:
+    """What the table rests on, and what is not known."""
+    found = [prose(DEFINITION)]
+    for curve in curves:
+        said = [f"<b>{safe(curve.label)}</b>: {safe(curve.goodput.sentence)}."]
+        if curve.crossing is not None and curve.points:
+            said.append(safe(_capitalised(crossing_sentence(curve.crossing, curve.quantile))) + ".")
+        if curve.goodput.missed and "tpot_ms" not in curve.goodput.missed:
+            names = " and ".join(OBJECTIVE_NAMES[name] for name in curve.goodput.missed)
+            said.append(f"Above the goodput the {safe(names)} fails first.")
+        if curve.left_out:
+            said.append(f"Not drawn: {safe('; '.join(curve.left_out))}.")
+        found.append(" ".join(said))
+    if any(curve.slo_ms is None for curve in curves):
+        found.append("There is no SLO line: the sweep has no TPOT objective for all classes. Give one: "
+                     "<code>--slo tpot:50</code>.")  # fmt: skip
+    if unknown := [curve.label for curve in curves if curve.devices is None]:
+        found.append(
+            f"Devices are not reported by the server of {safe(', '.join(unknown))}: give <code>--devices 1</code>."
+        )
+    found += [prose(NO_PRICE)] if any(curve.usd_per_hour is None for curve in curves) else []
+    found += [prose(NO_POWER)] if not all(curve.joules_per_token for curve in curves) else []
+    warnings = "".join(
+        f'<div class="sj-warning">{safe(each)}</div>'
+        for each in ([f"The sweeps also differ in {', '.join(unlike)}: not only the settings move the curves."]
+                     if unlike else [])
+    )  # fmt: skip
+    return fragments.wrap(warnings + "".join(f'<p class="sj-small">{each}</p>' for each in found))
+
+
+def _capitalised(text: str) -> str:
+    return text[0].upper() + text[1:]
