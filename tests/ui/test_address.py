@@ -21,7 +21,7 @@ OF_ONE_PAGE = {
     "object": ("symptoms", {"symptom": "high_ttft", "lifecycle": "request"}),
     "request": ("requests", {}), "order": ("requests", {}), "rows": ("requests", {}), "trait": ("requests", {}),
     "shown": ("requests", {}), "b": ("compare", {}), "force": ("compare", {}), "scenario": ("start", {}),
-    "sort": ("runs", {}),
+    "sort": ("runs", {}), "sweep": ("sweep", {}),
 }  # fmt: skip
 ELSEWHERE = {"url", "slo", "search"}  # the reader's own text: nothing is known to be there
 FREE = {"board", "range"}  # of a Prometheus: tests/dashboards has one

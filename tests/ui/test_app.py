@@ -171,7 +171,7 @@ def test_the_sweep_page_shows_a_sweep_or_tells_how_to_make_one(runs, tmp_path, m
     assert "requests/s meet 90%; " in html(app) and "6 of 6 runs" in html(app)
     assert "rate-8-2 is not valid: the load generator sent late" in html(app)
     assert "about 6.18 requests/s" in html(app) and "No measured rate keeps a TPOT p90 of 40 ms" in html(app)
-    app.number_input(key="slo").set_value(400.0).run()
+    app.number_input(key="tpot_slo").set_value(400.0).run()
     assert "interpolated between 4 requests/s (80 tokens/s) and 8 (160)" in html(app)
     app.radio(key="axes").set_value(app.radio(key="axes").options[1]).run()
     app.number_input(key="devices").set_value(2).run()

@@ -24,7 +24,8 @@ INTERVAL_NOTE = (
 
 GOODPUT_DEFINITION = (
     "Goodput counts the requests that %s, and their output tokens, per second. A failed request is not good. This is "
-    "the goodput of this load. The largest rate that keeps the objectives takes several rates: `sojourn sweep`."
+    "the goodput of this load. To find the largest rate that keeps the objectives, measure several: "
+    "`sojourn capacity SCENARIO --rates 1,2,4,8`."
 )
 
 

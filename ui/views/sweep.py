@@ -5,6 +5,7 @@ import streamlit as st
 from sojourn.loadgen.search.curve import curve_csv, curve_json, differences, read_curves
 from sojourn.loadgen.search.points import sweeps
 from sojourn.metrics.errors import RunDataError
+from sojourn.ui.address import refuse
 from sojourn.ui.markup import sweep_report, tradeoff
 from sojourn.ui.page import caption, draw, stop_with, style
 from sojourn.ui.text import markdown
@@ -31,17 +32,19 @@ if not folders:
     )
 asked = st.query_params.get_all("sweep")
 if unknown := [name for name in asked if name not in folders]:
-    st.warning(f"There is no sweep {markdown(', '.join(unknown))} here.", icon=":material/warning:")
+    refuse(f"There is no sweep {markdown(', '.join(unknown))} here.", "sweep")
 names = st.multiselect(
     "Sweeps, one curve each; the first one in detail below", list(folders),
-    default=[name for name in asked if name in folders] or [next(iter(folders))], key="sweeps",
+    default=asked or [next(iter(folders))], key="sweeps",
 )  # fmt: skip
 if not names:
     stop_with("Choose a sweep.", "ssid_chart")
 st.query_params["sweep"] = names
 axes = st.radio("Axes", list(AXES), key="axes", horizontal=True)
 left, middle, right = st.columns(3)
-slo_ms = left.number_input("SLO: TPOT at most (ms)", min_value=0.1, value=None, placeholder="of the sweep", key="slo")
+slo_ms = left.number_input(
+    "SLO: TPOT at most (ms)", min_value=0.1, value=None, placeholder="of the sweep", key="tpot_slo"
+)
 price = middle.number_input(
     "Price of the machine ($ per hour)", min_value=0.01, value=None, placeholder="of the scenario", key="price"
 )
