@@ -29,6 +29,7 @@ GROUPS: Mapping[str, tuple[Verb, ...]] = {
         Verb("load", "send a load to a running server, and diagnose the run", MAIN, exit_codes=OF_A_LOAD),
         Verb("run", "serve a model, send it a load, and diagnose the run", MAIN, exit_codes=OF_A_LOAD),
         Verb("capacity", "the largest rate that meets the SLO, or goodput by rate"),
+        Verb("locust", "Locust with our timing: own tasks, or a scenario", exit_codes=OF_A_LOAD, has_own_parser=True),
         Verb("bench-serve", "a load with the flags of vllm bench serve", exit_codes=OF_A_LOAD, has_own_parser=True),
     ),
     "Explain": (

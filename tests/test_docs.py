@@ -148,9 +148,8 @@ def test_every_command_on_a_page_has_its_verb_and_options():
                 command, words = command.commands[words[0]], words[1:]
             known = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
             options = [word.partition("=")[0] for word in words if re.match(r"--\w", word)]
-            if command is program or not (
-                set(options) <= known or command.name == "bench-serve"
-            ):  # it has vLLM's flags
+            others = command.name in ("bench-serve", "locust")  # flags of vLLM and of Locust
+            if command is program or not (set(options) <= known or others):
                 wrong.append(f"{page.relative_to(ROOT)}: {' '.join(words)}")
     assert seen > 80 and wrong == []
 

@@ -62,7 +62,7 @@ class Exchange:
 
     __slots__ = (
         "_end", "_informational", "_num_redirects", "_parser", "_until_text", "_wire",
-        "connection", "dispatched_ns", "first_read", "last_ns", "num_bytes", "outgoing", "pieces",
+        "connection", "dispatched_ns", "first_read", "last_ns", "num_bytes", "outgoing", "reads",
         "sent_ns", "unsent",
     )  # fmt: skip
 
@@ -73,7 +73,7 @@ class Exchange:
         self.last_ns = 0
         self.num_bytes = 0
         self.first_read = False  # whether the last read was the first one
-        self.pieces: list[bytes] = []
+        self.reads: list[tuple[int, bytes]] = []
         self.connection: Connection | None = None  # None before it has one, and after its end
         self.unsent = self._wire = outgoing.wire  # `unsent`: b"" once the connection has it
         self._num_redirects = 0
@@ -99,7 +99,7 @@ class Exchange:
         path = urlunsplit(("", "", parts.path or "/", parts.query, "")).replace(" ", "%20").encode("latin-1")
         self.unsent = self._wire = b" ".join((method, path, rest))
         self._num_redirects += 1
-        self.pieces = []
+        self.reads = []
         self._expect_answer()
         return path
 
@@ -109,7 +109,7 @@ class Exchange:
         self.last_ns = now_ns
         self.num_bytes += len(data)
         if self.outgoing.keep_reply or self.outgoing.target.stop_at_failures is not None:
-            self.pieces.append(data)
+            self.reads.append((now_ns, data))
         if self._until_text is not None:
             self._until_text.feed(data, now_ns)
             self._until_text = None if self._until_text.reply.chunk_ns else self._until_text
@@ -140,9 +140,9 @@ class Exchange:
 
     def fault(self) -> str:
         """What an answer of status 200 that is over says of a failure, in its text or by its missing end; "" of a whole
-        one. Only where `stop_at_failures` has its pieces kept."""
+        one. Only where `stop_at_failures` has its reads kept."""
         reader = ReplyReader()
-        for piece in self.pieces:
+        for _, piece in self.reads:
             reader.feed(piece, self.last_ns)
         reply = reader.end()
         return reply.error or ("" if reply.finished else "the reply has no end")

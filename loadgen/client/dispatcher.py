@@ -2,8 +2,6 @@
 rest: later turns of a session and the slots of a closed loop."""
 
 import gc
-import logging
-import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -14,10 +12,10 @@ from time import monotonic_ns
 
 import gevent
 import gevent.event
-import pyarrow as pa
 from gevent import socket
 
 from sojourn.loadgen.client import event_log
+from sojourn.loadgen.client.event_writer import EventWriter
 from sojourn.loadgen.client.outgoing import Ended, Outgoing
 from sojourn.loadgen.client.pacing import Pacer, Wire
 from sojourn.loadgen.client.socket_loop import SocketLoop
@@ -25,15 +23,11 @@ from sojourn.loadgen.scenario.arrivals import ClosedLoop
 from sojourn.loadgen.scenario.scenario import Target
 from sojourn.loadgen.schedule.request import ScheduledRequest
 from sojourn.loadgen.target.endpoint import Endpoint, EndpointError
-from sojourn.metrics.errors import RunDataError
-from sojourn.metrics.run.outage import WriteOutage
 
 LEAD_NS = 200_000_000  # between the last reply of the prelude and the start of the schedule
 CONNECT_TIMEOUT_S = 5.0
 SHOW_SECONDS = 0.2
 SWITCH_S = 0.0005  # another thread of Python gives way to the socket loop after this long, not after 5 ms
-
-logger = logging.getLogger(__name__)
 
 OnFinished = Callable[[ScheduledRequest, float, int, str], None]  # request, latency_ms from due, bytes, "" or why not
 
@@ -53,17 +47,13 @@ class Replay:
 
 
 class LoadClient:
-    """Owns the events that are not written yet, and the results that Locust has not shown yet."""
+    """Owns the socket loop of a replay, and the results that Locust has not shown yet."""
 
     def __init__(self, replay: Replay, on_finished: OnFinished):
         self.run_dir = replay.run_dir
         self._replay = replay
         self._on_finished = on_finished
-        self._full: deque[event_log.EventLog] = deque()
-        self._folder = replay.run_dir.stat()
-        self._outage = WriteOutage(logger, f"events are written to {replay.run_dir}")
-        self._num_written = 0
-        self._next_swap_ns = 0
+        self._writer = EventWriter(replay.run_dir, replay.shift_ns, after=self._after_a_flush)
         self._ended: deque[tuple[int, int, Ended]] = deque()
         self._closing = gevent.event.Event()
         self._counts = {"total": len(replay.schedule), "sent": 0, "finished": 0, "failed": 0}
@@ -72,7 +62,7 @@ class LoadClient:
             replay.schedule, replay.wire, replay.target, replay.loop, self._cancel,
             ran_out=lambda free_ns: self._loop.log.add(event_log.NO_REQUEST, free_ns, event_log.RAN_OUT),
         )  # fmt: skip
-        address = _first_that_connects(replay.endpoint)
+        address = first_that_connects(replay.endpoint)
         tls = (replay.endpoint.tls(), replay.endpoint.host) if replay.endpoint.scheme == "https" else None
         reuse = replay.target.connections == "reuse"
         self._loop = SocketLoop(
@@ -83,7 +73,7 @@ class LoadClient:
             reuse=reuse,
             most_open=replay.target.stop_at_in_flight,
             most_failed=replay.target.stop_at_failures,
-            on_turn=self._swap_logs,
+            on_turn=lambda now_ns: self._writer.swap(self._loop, now_ns),
         )
 
     def run(self, agree_start: Callable[[], int] = lambda: monotonic_ns() + LEAD_NS) -> None:
@@ -93,7 +83,7 @@ class LoadClient:
         in flight are cancelled and all stamps are written. Raises RunDataError if they cannot be.
         """
         event_log.warm_up()
-        beside = [gevent.spawn(self._flush_until_closing), gevent.spawn(self._show_until_closing)]
+        beside = [gevent.spawn(self._writer.write_until, self._closing), gevent.spawn(self._show_until_closing)]
         try:
             with _undisturbed():
                 for request in self._replay.schedule:
@@ -108,9 +98,8 @@ class LoadClient:
             self._closing.set()
             gevent.joinall(beside)
             self._loop.close()
-            self._full.append(self._loop.log)
             self._show()
-            self._flush_the_rest()
+            self._writer.write_the_rest(self._loop.log)
 
     def _send_all(self, due: Iterable[Outgoing]) -> None:
         """Sends these and returns when all have ended. The loop runs in a native thread, beside the greenlets."""
@@ -140,13 +129,6 @@ class LoadClient:
             self._loop.log.add(request.index, ended.ended_ns, event_log.CANCELLED, f"not sent: {reason}".encode())
             self._ended.append((request.index, ended.ended_ns, Ended(ended.ended_ns, ended.ended_ns, 0, reason)))
 
-    def _swap_logs(self, now_ns: int) -> None:
-        """In the loop's thread: hands the log over for writing."""
-        if now_ns >= self._next_swap_ns:
-            self._next_swap_ns = now_ns + int(event_log.FLUSH_SECONDS * 1e9)
-            self._full.append(self._loop.log)
-            self._loop.log = event_log.EventLog()
-
     def _show_until_closing(self) -> None:
         while not self._closing.wait(SHOW_SECONDS):
             self._show()
@@ -156,41 +138,7 @@ class LoadClient:
             index, due_ns, ended = self._ended.popleft()
             self._on_finished(self._requests[index], (ended.last_ns - due_ns) / 1e6, ended.num_bytes, ended.reason)
 
-    def _flush_until_closing(self) -> None:
-        threadpool = gevent.get_hub().threadpool
-        while not self._closing.wait(event_log.FLUSH_SECONDS):
-            if (fault := threadpool.apply(self._fault_of_a_flush)) is None:
-                self._outage.end()
-            else:
-                self._outage.begin(f"events stay in memory, as {self.run_dir} does not take them: {fault}")
-
-    def _fault_of_a_flush(self) -> Exception | None:
-        """Not raised: gevent would print a traceback of the thread."""
-        try:
-            self._flush()
-        except (OSError, pa.ArrowException) as error:
-            return error
-        return None
-
-    def _flush_the_rest(self) -> None:
-        try:
-            self._flush()
-        except (OSError, pa.ArrowException) as error:
-            lost = sum(map(len, self._full))
-            raise RunDataError(
-                f"the last {lost:,} events cannot be written to {self.run_dir} ({error}); those before them remain"
-            ) from None
-
-    def _flush(self) -> None:
-        """Writes the full logs, one segment each. A log that cannot be written stays first in the queue."""
-        if not os.path.samestat(self._folder, self.run_dir.stat()):
-            raise FileNotFoundError("its folder was removed")  # in a new one, nobody would find the schedule
-        while self._full:
-            events = self._full[0]
-            if len(events):
-                event_log.write_events(self._replay.run_dir, events, self._num_written, self._replay.shift_ns)
-                self._num_written += len(events)
-            self._full.popleft()
+    def _after_a_flush(self) -> None:
         if reason := event_log.drain_reason(self.run_dir):
             self._loop.drain(reason)
         sent = self._loop.num_started
@@ -211,7 +159,7 @@ def _undisturbed():
         gc.unfreeze()
 
 
-def _first_that_connects(endpoint: Endpoint) -> tuple[int, tuple]:
+def first_that_connects(endpoint: Endpoint) -> tuple[int, tuple]:
     """The first address of the host that accepts a connection: a name may stand for several."""
     try:
         found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)

@@ -30,4 +30,10 @@ class Ended:
     last_ns: int  # of the last bytes read, or of the end where none were
     num_bytes: int
     reason: str
-    reply: bytes = b""  # only of a request that keeps it
+    reads: tuple[tuple[int, bytes], ...] = ()  # (ns, bytes) of the reply; only of a request that keeps it
+    sent_ns: int | None = None
+    kind: int | None = None  # one of `event_log.TERMINAL`; None of a request that was never sent
+
+    @property
+    def reply(self) -> bytes:
+        return b"".join(data for _, data in self.reads)

@@ -36,6 +36,7 @@ from sojourn.loadgen.client.outgoing import STOPPED, Ended, Outgoing
 SPIN_NS = 1_000_000  # epoll sleeps whole milliseconds; the rest is spent in turns without a sleep
 READS_A_TURN = 64  # between two checks for due requests: some 0.4 ms
 IDLE_NS = 500_000_000
+PIPE_BYTES = 65_536
 READABLE, WRITABLE = select.POLLIN, select.POLLOUT  # epoll's have the same values
 
 OnEnded = Callable[[Outgoing, Ended], None]
@@ -73,12 +74,24 @@ class SocketLoop:
         self._poller = _Poller()
         self._wake_out, self._wake_in = os.pipe()
         self._poller.register(self._wake_out, READABLE)
+        self._posted: deque[Outgoing | int] = deque()  # by other threads: what to send, and the index of what to cancel
 
     def at(self, outgoing: Outgoing) -> None:
         """Sends a request at its `due_ns`, or at once if that has passed. In the loop's thread, or before it runs."""
         if self._last_due_ns is not None and outgoing.due_ns > self._last_due_ns:
             return
         heapq.heappush(self._due, (outgoing.due_ns, next(self._order), outgoing))
+
+    def post(self, outgoing: Outgoing) -> None:
+        """From any thread: sends a request at its `due_ns`, or at once if that has passed."""
+        self._posted.append(outgoing)
+        os.write(self._wake_in, b"x")
+
+    def cancel(self, index: int) -> None:
+        """From any thread: ends the request of this index, if it is due or in flight. One that was never sent leaves no
+        event."""
+        self._posted.append(index)
+        os.write(self._wake_in, b"x")
 
     def stop(self) -> None:
         """From any thread: cancels requests in flight, and lets `run` return."""
@@ -91,8 +104,8 @@ class SocketLoop:
             self._drain_for = reason
             os.write(self._wake_in, b"x")
 
-    def run(self, arrivals: Iterable[Outgoing] = ()) -> None:
-        """Returns once no request is due or in flight, or after `stop`. May be called again.
+    def run(self, arrivals: Iterable[Outgoing] = (), *, stays: bool = False) -> None:
+        """Returns once no request is due or in flight, or after `stop`; with `stays` only then. May be called again.
 
         `arrivals` are in order of their due times. Each is built when the one before it starts, so that a million of
         them cost no time before the first.
@@ -100,7 +113,7 @@ class SocketLoop:
         due, deadlines, connections = self._due, self._deadlines, self._connections
         arrivals = iter(arrivals)
         upcoming = self._take_up(arrivals)
-        while not self._stopping and (due or self._num_open):
+        while not self._stopping and (due or self._num_open or stays):
             now_ns = monotonic_ns()
             if self._drain_for and self._last_due_ns is None:
                 self._forget_later(now_ns)
@@ -114,18 +127,42 @@ class SocketLoop:
             self._clock.compare()
             for descriptor, mask in ready:
                 connection = connections.get(descriptor)
-                if connection is None:
-                    continue
-                if connection.exchange is None:
-                    self._idle.remove(connection)
-                    self._drop(connection)
-                    continue
-                if mask & WRITABLE or not connection.ready:
-                    self._advance(connection)
-                if mask & ~WRITABLE and connection.ready and connection.exchange is not None:
-                    self._read(connection)
+                if connection is not None:
+                    self._serve(connection, mask)
+                elif descriptor == self._wake_out:
+                    self._take_posted()
             self._on_turn(monotonic_ns())
         self._cancel_all()  # what is open or due here is so because of `stop`
+
+    def _serve(self, connection: Connection, mask: int) -> None:
+        """The socket of this connection is ready."""
+        if connection.exchange is None:
+            self._idle.remove(connection)
+            self._drop(connection)
+            return
+        if mask & WRITABLE or not connection.ready:
+            self._advance(connection)
+        if mask & ~WRITABLE and connection.ready and connection.exchange is not None:
+            self._read(connection)
+
+    def _take_posted(self) -> None:
+        os.read(self._wake_out, PIPE_BYTES)
+        while self._posted:
+            posted = self._posted.popleft()
+            if isinstance(posted, Outgoing):
+                self.at(posted)
+                continue
+            for outgoing in [each[2] for each in self._due if each[2].index == posted]:
+                self._due[:] = [each for each in self._due if each[2] is not outgoing]
+                heapq.heapify(self._due)
+                self._never_sent(outgoing)
+            for connection in list(self._connections.values()):
+                if connection.exchange is not None and connection.exchange.outgoing.index == posted:
+                    self._end(connection.exchange, CANCELLED, STOPPED)
+
+    def _never_sent(self, outgoing: Outgoing) -> None:
+        now_ns = monotonic_ns()
+        self._on_ended(outgoing, Ended(now_ns, now_ns, 0, STOPPED))
 
     def _forget_later(self, last_due_ns: int) -> None:
         """Sending stops: requests that are due later are never sent."""
@@ -287,7 +324,8 @@ class SocketLoop:
             else:
                 self._drop(connection)
         last_ns = exchange.last_ns or ended_ns
-        self._on_ended(outgoing, Ended(ended_ns, last_ns, exchange.num_bytes, reason, b"".join(exchange.pieces)))
+        reads = tuple(exchange.reads)
+        self._on_ended(outgoing, Ended(ended_ns, last_ns, exchange.num_bytes, reason, reads, exchange.sent_ns, kind))
 
     def _count_failure(self, fault: str, ended_ns: int) -> None:
         """`ended_ns`: from then on a request may be due that follows this one."""

@@ -43,16 +43,16 @@ def build_wire_requests(
             if request.klass in in_turns and not request.prelude:
                 wire[request.index] = _turn_parts(endpoint, scenario.target, request, body)
             else:
-                wire[request.index] = http_bytes(endpoint, scenario.target, request, _json(body))
+                wire[request.index] = http_bytes(endpoint, scenario.target, request, json_bytes(body))
     return wire
 
 
 def _turn_parts(endpoint: Endpoint, target: Target, request: ScheduledRequest, body: dict[str, Any]) -> TurnParts:
     key = "messages" if target.api == "chat" else "prompt"
     text = body[key] if target.api == "chat" or not request.turn else f" {body[key]}"
-    message, slot = _json(text)[1:-1], _json(_SLOT)
+    message, slot = json_bytes(text)[1:-1], json_bytes(_SLOT)
     opening, closing = (b"[", b"]") if target.api == "chat" else (b'"', b'"')
-    before, after = _json(body | {key: _SLOT}).split(slot)
+    before, after = json_bytes(body | {key: _SLOT}).split(slot)
     # The length is known with the answer: headers are made around that of no body.
     head, headers = http_bytes(endpoint, target, request, b"").split(_NO_LENGTH)
     return TurnParts(target.api, head + _NO_LENGTH[:-1], headers, before + opening, message, closing + after)
@@ -151,13 +151,17 @@ def json_body(
         body["ignore_eos"] = True
     if request.priority:
         body["priority"] = request.priority
-    if target.stream:
-        body["stream"] = True
-        if target.usage != "none":
-            body["stream_options"] = {"include_usage": True}
-            if target.usage == "continuous":
-                body["stream_options"]["continuous_usage_stats"] = True
-    return body
+    return body | stream_fields(target)
+
+
+def stream_fields(target: Target) -> dict[str, Any]:
+    """The fields of a body that ask for a stream and its token counts."""
+    if not target.stream:
+        return {}
+    if target.usage == "none":
+        return {"stream": True}
+    continuous = {"continuous_usage_stats": True} if target.usage == "continuous" else {}
+    return {"stream": True, "stream_options": {"include_usage": True} | continuous}
 
 
 def _class_of(scenario: Scenario, request: ScheduledRequest) -> RequestClass:
@@ -202,5 +206,5 @@ def http_bytes(endpoint: Endpoint, target: Target, request: ScheduledRequest, co
     return f"POST {endpoint.path}{_PATHS[target.api]} HTTP/1.1\r\n{lines}\r\n".encode() + content
 
 
-def _json(value: Any) -> bytes:
+def json_bytes(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

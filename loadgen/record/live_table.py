@@ -11,7 +11,7 @@ import pyarrow as pa
 from sojourn.loadgen.client.event_log import BYTES, NO_REQUEST, RAW_TABLE, STARTED, TERMINAL, event_files
 from sojourn.loadgen.record.live_figures import LiveFigures
 from sojourn.loadgen.record.parse import Event, client_record, due_time, events_by_request
-from sojourn.loadgen.schedule.request import SCHEDULE_FILE, ScheduledRequest, read_schedule, read_warmup_s
+from sojourn.loadgen.schedule.request import ScheduledRequest, read_requests, read_warmup_s, schedule_files
 from sojourn.metrics.records.tables import row
 from sojourn.metrics.run.outage import WriteOutage
 from sojourn.metrics.run.segments import write_segment
@@ -28,17 +28,19 @@ class LiveReader:
         self._read: set[Path] = set()
         self._open: dict[int, list[Event]] = {}
         self._ended: set[int] = set()
-        self.schedule: list[ScheduledRequest] = []
+        self.schedule: dict[int, ScheduledRequest] = {}  # by index
         self.start_ns: int | None = None
         self._scenario = ""
 
     def ended(self) -> list[tuple[ScheduledRequest, dict[str, Any]]]:
         """The requests that ended since the last call, with their rows of `client`. Raises OSError, ArrowException."""
-        if not self.schedule:
-            if not (self._run_dir / SCHEDULE_FILE).exists():
-                return []
-            self.schedule, self._scenario = read_schedule(self._run_dir)
         fresh = [file for file in event_files(self._run_dir) if file not in self._read]
+        planned = [file for file in schedule_files(self._run_dir) if file not in self._read]  # before their events
+        for file in planned:
+            requests, self._scenario = read_requests(file)
+            self.schedule |= {request.index: request for request in requests}
+        if not self.schedule:
+            return []
         found = []
         if self._run_dir / f"{RAW_TABLE}.parquet" in fresh:
             self._open.clear()
@@ -54,7 +56,7 @@ class LiveReader:
                 self._ended.add(index)
                 due_ns = due_time(request, self.start_ns, all_events)
                 found.append((request, row(client_record(request, self._scenario, due_ns, all_events)[0])))
-        self._read.update(fresh)
+        self._read.update(fresh, planned)
         return found
 
     def open_requests(self) -> list[tuple[ScheduledRequest, int, bool]]:
@@ -68,7 +70,7 @@ class LiveReader:
 
     def last_due_ns(self) -> int | None:
         """When the last request of an open load is due; None before the start, and of a closed loop."""
-        offsets = [each.due_offset_ns for each in self.schedule if each.due_offset_ns is not None]
+        offsets = [each.due_offset_ns for each in self.schedule.values() if each.due_offset_ns is not None]
         return None if self.start_ns is None or not offsets else self.start_ns + max(offsets)
 
 

@@ -14,7 +14,7 @@ from sojourn.loadgen.client import event_log
 from sojourn.loadgen.client.outgoing import STOPPED
 from sojourn.loadgen.record.reply_notes import ReplyNotes
 from sojourn.loadgen.replies.reply import Reply, ReplyReader
-from sojourn.loadgen.schedule.request import ScheduledRequest, read_schedule, read_warmup_s
+from sojourn.loadgen.schedule.request import ScheduledRequest, compact_schedule, read_schedule, read_warmup_s
 from sojourn.metrics.records import NO_END, ClientRecord
 from sojourn.metrics.records.tables import SCHEMAS, row
 from sojourn.metrics.request.goodput import after_warmup
@@ -108,7 +108,8 @@ class RunReader:
         both of measured requests. With reused connections, `stale_connections` counts those that the server had closed.
         """
         index, due_ns, dispatched_ns, sent_ns = np.array(self._moments, dtype=np.int64).reshape(-1, 4).T
-        counts = after_warmup(due_ns, self._warmup_s, sum(self._schedule[place].prelude for place in index))
+        planned = {request.index: request for request in self._schedule}
+        counts = after_warmup(due_ns, self._warmup_s, sum(planned[each].prelude for each in index.tolist()))
         was_sent = sent_ns != NOT_SENT
         timed = counts & was_sent
         client_error = _quantiles_ms("lag", (sent_ns - due_ns)[timed])
@@ -121,7 +122,7 @@ class RunReader:
             num_never_due=len(self._schedule) - len(index), stopped=self._stopped, ran_out=self._ran_out,
             client_error=client_error,
             streams=np.array(self._streams, dtype=np.int64).reshape(-1, 3),
-            sent=[self._schedule[place] for place in in_order], measured=set(index[counts].tolist()),
+            sent=[planned[each] for each in in_order.tolist()], measured=set(index[counts].tolist()),
             notes=self._notes.sentences(),
         )  # fmt: skip
 
@@ -145,6 +146,7 @@ def build_client_table(run_dir: Path) -> Parsed:
     """Writes `client.parquet` from the schedule and the raw events, in place of its segments. Call it once no process
     writes events: their segments become one file too."""
     event_log.compact_events(run_dir)
+    compact_schedule(run_dir)
     run_reader = RunReader(run_dir)
     records = run_reader.records()
     pieces = iter(lambda: [row(record) for record in islice(records, RECORDS_AT_ONCE)], [])

@@ -5,6 +5,7 @@ once: requests that a lost worker did not send are missing, and a late worker ge
 Users play no role: Locust moves them between workers.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import monotonic_ns
@@ -37,7 +38,7 @@ class MasterReplay:
         self._id_prefix = ""  # of the run under way: a worker may still speak of the one before
         self._failures: list[str] = []
         self._stop_by_ns: int | None = None
-        for word, listener in ((CLOCK, self._on_clock), (READY, self._on_ready), (ENDED, self._on_ended)):
+        for word, listener in ((CLOCK, answer_clock(runner)), (READY, self._on_ready), (ENDED, self._on_ended)):
             runner.register_message(word, listener)
 
     def run(self, started: StartedRun) -> None:
@@ -101,9 +102,6 @@ class MasterReplay:
     def _write(self, run_dir: Path) -> None:
         write_shards(run_dir, list(self._shards.values()))
 
-    def _on_clock(self, environment, msg, **_: Any) -> None:
-        self._runner.send_message(CLOCK, {"asked_ns": msg.data["asked_ns"], "master_ns": monotonic_ns()}, msg.node_id)
-
     def _on_ready(self, environment, msg, **_: Any) -> None:
         if self._is_of_this_run(msg):
             self._ready.add(msg.node_id)
@@ -131,12 +129,11 @@ class WorkerReplay:
         self._runner = runner
         self._on_finished = on_finished
         self._start = gevent.event.AsyncResult()
-        self._times: gevent.event.AsyncResult = gevent.event.AsyncResult()
         self._sending: gevent.Greenlet | None = None
         self._stopping = False
         runner.register_message(PART, self._on_part)
         runner.register_message(START, self._on_start)
-        runner.register_message(CLOCK, self._on_time)
+        self._clock = WorkerClock(runner)
 
     def stop(self) -> None:
         """Cancels requests in flight, and returns once all events are written."""
@@ -158,20 +155,15 @@ class WorkerReplay:
     def _on_start(self, environment, msg, **_: Any) -> None:
         self._start.set(msg.data["start_ns"])
 
-    def _on_time(self, environment, msg, **_: Any) -> None:
-        self._times.set((msg.data["asked_ns"], msg.data["master_ns"], monotonic_ns()))
-
     def _send(self, part: dict[str, Any]) -> None:
         """Sends the part and reports the end to the master. It must not raise: nothing would catch it."""
         whole, failure = False, ""
         try:
-            plan, shift_ns, uncertainty_ms = Plan(**part["plan"]), 0, None
-            if part["boot_id"] is None or part["boot_id"] != boot_id():  # another host has another monotonic clock
-                shift_ns, uncertainty_ms = clock_shift([self._request_time() for _ in range(CLOCK_ROUNDS)])
+            plan, shift_ns = Plan(**part["plan"]), self._clock.shift_ns(part["boot_id"])
             client = prepare_part(plan, part["number"], part["of"], self._on_finished, shift_ns=shift_ns)
 
             def agree_start() -> int:
-                ready = {"id_prefix": plan.id_prefix, "clock_uncertainty_ms": uncertainty_ms}
+                ready = {"id_prefix": plan.id_prefix, "clock_uncertainty_ms": self._clock.uncertainty_ms}
                 self._runner.send_message(READY, ready)
                 return self._start.get() - shift_ns
 
@@ -188,6 +180,27 @@ class WorkerReplay:
     def _send_end(self, id_prefix: str, whole: bool, failure: str) -> None:
         self._runner.send_message(ENDED, {"id_prefix": id_prefix, "whole": whole, "failure": failure})
 
+
+class WorkerClock:
+    """Asks the master for its clock."""
+
+    def __init__(self, runner):
+        self._runner = runner
+        self._times: gevent.event.AsyncResult = gevent.event.AsyncResult()
+        self.uncertainty_ms: float | None = None  # of the last shift; None on the master's host
+        runner.register_message(CLOCK, self._on_time)
+
+    def shift_ns(self, master_boot_id: str | None) -> int:
+        """To add to a stamp of this host for the master's clock. Raises ExperimentError."""
+        self.uncertainty_ms = None
+        if master_boot_id is not None and master_boot_id == boot_id():
+            return 0
+        shift_ns, self.uncertainty_ms = clock_shift([self._request_time() for _ in range(CLOCK_ROUNDS)])
+        return shift_ns
+
+    def _on_time(self, environment, msg, **_: Any) -> None:
+        self._times.set((msg.data["asked_ns"], msg.data["master_ns"], monotonic_ns()))
+
     def _request_time(self) -> tuple[int, int, int]:
         self._times = gevent.event.AsyncResult()
         self._runner.send_message(CLOCK, {"asked_ns": monotonic_ns()})
@@ -195,6 +208,15 @@ class WorkerReplay:
             return self._times.get(timeout=CLOCK_TIMEOUT_S)
         except gevent.Timeout:
             raise ExperimentError(f"the master did not tell its clock within {CLOCK_TIMEOUT_S:g} s") from None
+
+
+def answer_clock(runner) -> Callable[..., None]:
+    """The master's answer to the question of a `WorkerClock`."""
+
+    def answer(environment, msg, **_: Any) -> None:
+        runner.send_message(CLOCK, {"asked_ns": msg.data["asked_ns"], "master_ns": monotonic_ns()}, msg.node_id)
+
+    return answer
 
 
 def clock_shift(rounds: list[tuple[int, int, int]]) -> tuple[int, float]:

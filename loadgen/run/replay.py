@@ -20,7 +20,7 @@ from sojourn.loadgen.scenario.arrivals import ClosedLoop
 from sojourn.loadgen.scenario.scenario import Scenario, load_scenario
 from sojourn.loadgen.schedule.build import build_schedule
 from sojourn.loadgen.schedule.facts import workload_facts
-from sojourn.loadgen.schedule.request import SCHEDULE_FILE, ScheduledRequest, save_schedule, schedule_digest
+from sojourn.loadgen.schedule.request import ScheduledRequest, save_schedule, schedule_digest, schedule_files
 from sojourn.loadgen.schedule.shards import loop_of, part_of
 from sojourn.loadgen.target.endpoint import parse_base_url, served_model
 from sojourn.metrics.errors import ExperimentError
@@ -61,7 +61,7 @@ def start_replay(options, host: str | None) -> StartedRun:
         scenario = load_scenario(options.scenario)
         seed = scenario.measure.seed if options.seed in (None, "") else int(options.seed)  # a page gives text
         run_dir = Path(options.run_dir or f"runs/{scenario.name}-{time.strftime('%Y%m%d-%H%M%S')}")
-        if (run_dir / SCHEDULE_FILE).exists():
+        if schedule_files(run_dir):
             raise ExperimentError(f"{run_dir} already holds a run; choose another --run-dir, or remove it first")
         endpoint = parse_base_url(host, scenario.target.headers, scenario.target.verify_tls)
         model = served_model(endpoint, options.model_name or scenario.target.model)["id"]

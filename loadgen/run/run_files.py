@@ -17,7 +17,7 @@ from sojourn.loadgen.scenario.workload import Workload
 from sojourn.loadgen.schedule.closed_loop import loop_doubt
 from sojourn.loadgen.schedule.facts import arrival_facts
 from sojourn.loadgen.schedule.ideal_prefix_hits import ideal_hit_rate
-from sojourn.loadgen.schedule.request import SCHEDULE_FILE
+from sojourn.loadgen.schedule.request import schedule_files
 from sojourn.loadgen.schedule.shards import SHARDS_FILE, doubts_about, read_shards
 from sojourn.metrics.errors import RunDataError
 from sojourn.metrics.machine.client_error import beyond_capacity
@@ -49,19 +49,30 @@ def begin_run(
     `command`: the words that repeat the run (see `repeat_command`), None where no command does; `workload` as from
     `workload_facts`.
     """
+    return create_run(
+        run_dir, scenario.model_dump(mode="json"), arrival_facts(scenario, (workload or {}).get("traces", {})),
+        [objective.model_dump(mode="json") for objective in scenario.objectives], seed, engine, command, workload,
+    )  # fmt: skip
+
+
+def create_run(
+    run_dir: Path, scenario: dict[str, Any], arrivals: dict[str, Any], objectives: list[dict[str, Any]], seed: int,
+    engine: dict[str, Any], command: list[str] | None = None, workload: dict[str, Any] | None = None,
+) -> RunDirectory:  # fmt: skip
+    """The same of blocks as `run.json` has them. `arrivals` as from `arrival_facts`."""
     return RunDirectory.create(
         run_dir,
         {
-            "scenario": scenario.model_dump(mode="json"),
+            "scenario": scenario,
             "seed": seed,
             "command": command,
             "workload": workload or {},
-            "arrivals": arrival_facts(scenario, (workload or {}).get("traces", {})),
+            "arrivals": arrivals,
             "engine": engine,
             "hardware": hardware(),
             "versions": versions(),
             "wall_anchor": wall_anchor(),
-            "objectives": [objective.model_dump(mode="json") for objective in scenario.objectives],
+            "objectives": objectives,
             "client_error": None,
             "valid": False,
             "load_reasons": [UNFINISHED],  # of `invalid_reasons`, those that no table tells
@@ -94,7 +105,7 @@ def finish_run(run: RunDirectory, reasons: list[str]) -> Parsed | None:
     if not run.path.is_dir():
         raise RunDataError(f"{run.path} was removed during the run; nothing of the run remains")
     try:
-        parsed = build_client_table(run.path) if (run.path / SCHEDULE_FILE).exists() else None
+        parsed = build_client_table(run.path) if schedule_files(run.path) else None
         run.compact()
         gather_servers(run)
         _judge(run, parsed, reasons)
@@ -117,8 +128,8 @@ def recover(run_dir: Path | str) -> bool:
     Cheap otherwise, and harmless to a run in progress: call it before reading any run.
     """
     run_dir = Path(run_dir)
-    segments, schedule = run_dir / f"{RAW_TABLE}.parts", run_dir / SCHEDULE_FILE
-    if not schedule.exists() or ((run_dir / "client.parquet").exists() and not segments.is_dir()):
+    segments = run_dir / f"{RAW_TABLE}.parts"
+    if not schedule_files(run_dir) or ((run_dir / "client.parquet").exists() and not segments.is_dir()):
         return False
     with abandoned(run_dir) as is_abandoned:
         if is_abandoned:
@@ -139,10 +150,16 @@ def _judge(run: RunDirectory, parsed: Parsed | None, reasons: list[str]) -> None
     shards = read_shards(run.path, meta.get("load_processes") or ())
     client_error = with_calibration(parsed.client_error, parsed.streams, shards) if parsed else None
     found = [*reasons, *doubts_about(shards), *_doubts(parsed, meta["objectives"])]
-    arrivals = meta["scenario"]["arrivals"]
+    arrivals, is_planned = meta["scenario"]["arrivals"], "workload" in meta["scenario"]  # tasks ask for what they send
+    elsewhere = sum(shard.requests for shard in shards) - (parsed.num_records if parsed else 0)
+    if not is_planned and elsewhere > 0:
+        found.append(
+            f"{elsewhere} requests were recorded on other hosts; copy their client_raw.parts and schedule.parts here"
+        )
     stopped = None if parsed is None or parsed.stopped is None else parsed.stopped
     if (
         parsed
+        and is_planned
         and not stopped
         and (doubt := loop_doubt(arrivals, parsed.num_records, parsed.num_never_due, parsed.ran_out))
     ):
@@ -187,6 +204,8 @@ def _doubts(parsed: Parsed | None, objectives: list[dict[str, Any]]) -> list[str
 
 def with_prefix(run: RunDirectory, meta: dict[str, Any], parsed: Parsed) -> dict[str, Any]:
     """The run's `workload` with `prefix`, where its requests share anything."""
+    if "workload" not in meta["scenario"]:  # tasks have their own prompts
+        return meta.get("workload") or {}
     workload = Workload(**meta["scenario"]["workload"])
     reported = cache_block_tokens(run, meta)
     found = ideal_hit_rate(workload, parsed.sent, parsed.measured, reported or ASSUMED_BLOCK_TOKENS)

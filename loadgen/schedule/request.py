@@ -10,9 +10,10 @@ import pyarrow.parquet as pq
 
 from sojourn.loadgen.scenario.scenario import Scenario
 from sojourn.metrics.records.tables import arrow_type
-from sojourn.metrics.run.segments import replace_table
+from sojourn.metrics.run.segments import discard_segments, replace_in_pieces, replace_table, sources
 
-SCHEDULE_FILE = "schedule.parquet"
+SCHEDULE = "schedule"
+SCHEDULE_FILE = f"{SCHEDULE}.parquet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +68,30 @@ def chains_of(schedule: list[ScheduledRequest]) -> list[list[ScheduledRequest]]:
 
 def save_schedule(run_dir: Path, schedule: list[ScheduledRequest], scenario: Scenario) -> None:
     """Writes `schedule.parquet`, before anything is sent."""
-    schema = SCHEMA.with_metadata({"scenario": scenario.name, "warmup_s": repr(scenario.measure.warmup_s)})
-    replace_table(run_dir / SCHEDULE_FILE, pa.Table.from_pylist([asdict(each) for each in schedule], schema=schema))
+    replace_table(run_dir / SCHEDULE_FILE, _table(schedule, scenario.name, scenario.measure.warmup_s))
+
+
+def save_segment(run_dir: Path, requests: list[ScheduledRequest], scenario: str, name: str) -> None:
+    """Writes a part of a schedule that grows while it is sent, as tasks decide."""
+    replace_table(run_dir / f"{SCHEDULE}.parts" / f"{name}.parquet", _table(requests, scenario, 0.0))
+
+
+def compact_schedule(run_dir: Path) -> None:
+    """Makes one file of the parts, in order of the index."""
+    files, final = schedule_files(run_dir), run_dir / SCHEDULE_FILE
+    if files and files != [final]:
+        whole = pa.concat_tables([pq.read_table(file) for file in files]).sort_by("index")
+        replace_in_pieces(final, whole.schema, [whole], holds=files)
+    discard_segments(run_dir, SCHEDULE)
+
+
+def schedule_files(run_dir: Path) -> list[Path]:
+    return sources(run_dir, SCHEDULE)
+
+
+def _table(requests: list[ScheduledRequest], scenario: str, warmup_s: float) -> pa.Table:
+    schema = SCHEMA.with_metadata({"scenario": scenario, "warmup_s": repr(warmup_s)})
+    return pa.Table.from_pylist([asdict(each) for each in requests], schema=schema)
 
 
 def schedule_digest(schedule: list[ScheduledRequest]) -> str:
@@ -79,14 +102,21 @@ def schedule_digest(schedule: list[ScheduledRequest]) -> str:
 
 
 def read_schedule(run_dir: Path) -> tuple[list[ScheduledRequest], str]:
-    """The saved schedule and the scenario's name."""
-    table = pq.read_table(run_dir / SCHEDULE_FILE)
+    """The saved schedule in order of the index, and the scenario's name."""
+    parts = [read_requests(file) for file in schedule_files(run_dir)]
+    return sorted((request for requests, _ in parts for request in requests), key=lambda each: each.index), parts[0][1]
+
+
+def read_requests(file: Path) -> tuple[list[ScheduledRequest], str]:
+    """The requests of one of `schedule_files`, and the scenario's name."""
+    table = pq.read_table(file)
+    name = table.schema.metadata[b"scenario"].decode()
     table = table.select([name for name in table.column_names if name in SCHEMA.names])  # older ones had more
     rows = ({name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
             for row in table.to_pylist())  # fmt: skip
-    return [ScheduledRequest(**row) for row in rows], table.schema.metadata[b"scenario"].decode()
+    return [ScheduledRequest(**row) for row in rows], name
 
 
 def read_warmup_s(run_dir: Path) -> float:
     """`measure.warmup_s` of the saved schedule; 0 for older schedules without it."""
-    return float(pq.read_schema(run_dir / SCHEDULE_FILE).metadata.get(b"warmup_s", b"0"))
+    return float(pq.read_schema(schedule_files(run_dir)[0]).metadata.get(b"warmup_s", b"0"))

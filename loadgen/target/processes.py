@@ -15,6 +15,7 @@ from typing import Any
 from sojourn.loadgen.target.endpoint import Endpoint, EndpointError, get
 from sojourn.metrics.errors import ExperimentError, ServerError
 
+LOCUSTFILE = Path(__file__).parents[1] / "locustfile.py"
 READY_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 20.0
 QUOTED_LOG_LINES = 15
@@ -65,14 +66,13 @@ def serve_command(settings: dict[str, Any], port: int, run_dir: Path | None) -> 
 
 def load_command(scenario_file: str, base_url: str, run_dir: Path, options: dict[str, Any]) -> list[str]:
     """Locust, headless, on our locustfile; an option that is None is left out."""
-    locustfile = Path(__file__).parents[1] / "locustfile.py"
     arguments = {"scenario": scenario_file, "host": base_url, "run-dir": run_dir, **options}
     if arguments.get("processes"):
         port = free_port()  # Locust's own is one for all runs of a machine
         arguments |= {"master-host": "127.0.0.1", "master-port": port, "master-bind-host": "127.0.0.1"}
         arguments["master-bind-port"] = port
     flags = [str(part) for name, value in arguments.items() if value is not None for part in (f"--{name}", value)]
-    return [sys.executable, "-m", "locust", "-f", str(locustfile), "--headless", "--only-summary", *flags]
+    return [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--headless", "--only-summary", *flags]
 
 
 def start(command: list[str], log: Path, environment: dict[str, str] | None = None) -> subprocess.Popen:

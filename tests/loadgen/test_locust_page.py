@@ -15,7 +15,7 @@ import pytest
 
 from sojourn.loadgen.locust_page import Figures, percentile
 from sojourn.loadgen.record.live_events import counted
-from sojourn.loadgen.target.processes import free_port, load_command
+from sojourn.loadgen.target.processes import LOCUSTFILE, free_port, load_command
 from tests.loadgen.run.test_experiment import scenario_file, wait_for
 from tests.loadgen.scenarios import scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer
@@ -95,7 +95,7 @@ def test_page_counts_requests_charts_latencies_and_shows_why_a_run_is_not_valid(
     server = ScriptedServer(Script(num_tokens=30, gap_s=0.002)).start()
     never = [{"ttft_ms": 0.001, "source": "no generator sends early enough"}]
     chosen = scenario({"process": "constant", "rate_rps": 20, "duration_s": 60}, objectives=never)
-    words = ["-f", str(Path(load_command.__code__.co_filename).parents[1] / "locustfile.py"), "--host", server.url]
+    words = ["-f", str(LOCUSTFILE), "--host", server.url]
     page = Page([*words, "--scenario", scenario_file(tmp_path, chosen), "--run-dir", "run"], tmp_path)
     try:
         wait_for(page.answers, 30)

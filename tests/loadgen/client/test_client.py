@@ -91,7 +91,7 @@ def test_reply_that_is_not_streamed_is_read_too(tmp_path, api):
 
 def test_server_that_vanishes_is_an_error_of_every_request(tmp_path, monkeypatch):
     server = ScriptedServer().start()
-    monkeypatch.setattr(client, "_first_that_connects", lambda endpoint: (2, ("127.0.0.1", 1)))  # nobody listens there
+    monkeypatch.setattr(client, "first_that_connects", lambda endpoint: (2, ("127.0.0.1", 1)))  # nobody listens there
     records = replay(scenario(), server.url, tmp_path).records
     assert {record.status for record in records} == {"error"} and "refused" in records[0].error
 

@@ -211,7 +211,7 @@ def play(part: list, loop: ClosedLoop, reply_ns: int) -> tuple[int, bool]:
         due_ns, _, outgoing = heapq.heappop(under_way)
         num_sent += 1
         end_ns = due_ns + reply_ns
-        if (following := pace.follow(outgoing, Ended(end_ns, end_ns, 0, "", ANSWER))) is not None:
+        if (following := pace.follow(outgoing, Ended(end_ns, end_ns, 0, "", ((end_ns, ANSWER),)))) is not None:
             heapq.heappush(under_way, (following.due_ns, following.index, following))
     return num_sent, bool(said)
 
