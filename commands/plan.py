@@ -196,7 +196,8 @@ class Report:
             nearest = _binding(self.walls_at(point))
             cells = [
                 f"{self.recorded_rps * point.rate:.3g}", f"{point.goodput_rps:.3g}", f"{point.attainment:.0%}",
-                f"{said.attainment.low:.0%}–{said.attainment.high:.0%}", _ms(said.ttft_ms), _ms(said.tpot_ms),
+                "unpredicted" if said.is_open else f"{said.attainment.low:.0%}–{said.attainment.high:.0%}",
+                _ms(said.ttft_ms), _ms(said.tpot_ms),
                 f"{said.output_tokens_per_s:,.0f}",
             ]  # fmt: skip
             if self.dollars_per_hour is not None:

@@ -26,11 +26,11 @@ def print_claim(claim: "Claim | None") -> None:
     if claim is None:
         out.print("\nThis diagnosis names no fix whose effect a replay can predict, so there is nothing to prove.")
         return
-    kept = claim.prediction.attainment
-    out.print(
-        f"\n[bold]prediction[/bold]     with {change_text(claim.prediction.change)}, {kept.median:.0%} of the requests "
-        f"would keep their objectives (80 % interval {kept.low:.0%} – {kept.high:.0%})"
-    )
+    kept, change = claim.prediction.attainment, change_text(claim.prediction.change)
+    said = f"with {change}, {kept.median:.0%} of the requests would keep their objectives"
+    if claim.prediction.is_open:
+        said = f"what {change} gives cannot be predicted"
+    out.print(f"\n[bold]prediction[/bold]     {said} (80 % interval {kept.low:.0%} – {kept.high:.0%})")
     for doubt in claim.prediction.doubts:
         out.print(f"! the replay behind it is not trusted: {doubt}", markup=False)
 

@@ -82,7 +82,8 @@ def _print(predictor: "ReplayPredictor", unchanged: "Prediction", predictions: "
     for name, prediction in [("replayed unchanged", unchanged), *((label(p.change), p) for p in predictions)]:
         lines.append(_Line(label=name if prediction.is_trusted else f"{name} !"))
         cells = [_interval(getattr(prediction, latency)[quantile], _ms) for _, latency, quantile in COLUMNS]
-        cells += [_interval(prediction.goodput_rps, _rate), _interval(prediction.attainment, _share)]
+        kept = ("–", "unpredicted") if prediction.is_open else _interval(prediction.attainment, _share)
+        cells += [_interval(prediction.goodput_rps, _rate), kept]
         lines.append(_Line(cells=[*(median for median, _ in cells), f"{prediction.preemptions:,}"]))
         lines.append(_Line(cells=[*(bounds for _, bounds in cells), ""], style="dim"))
     _print_lines(lines)

@@ -2,6 +2,7 @@
 
 import json as json_module
 import sys
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,9 +13,9 @@ from sojourn.commands.cli import RUNS, find_run, open_run, out, print_json, tabl
 from sojourn.metrics.errors import InputError, ReplayError, SojournError
 
 if TYPE_CHECKING:
-    from sojourn.metrics.prediction import Predictor
     from sojourn.metrics.run.directory import RunDirectory
-    from sojourn.replay.verdict.ledger import LedgerEntry
+    from sojourn.replay.predictor import ReplayPredictor
+    from sojourn.replay.verdict.ledger import Checked, LedgerEntry
     from sojourn.replay.verdict.verify import Verified
 
 MISSED = 1
@@ -29,12 +30,19 @@ def verify(
     ledger: Annotated[
         Path | None, typer.Option(help="ledger to append to or to show; by default predictions.jsonl beside RUN2")
     ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="device_speed=FACTOR", help="what the settings that differ do to the speed of the device"
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Compare what was predicted of a change with what the run with that change gave, and keep score.
 
     The prediction is that of RUN's diagnosis, if the settings that differ are those of a fix that it names; else RUN
-    is replayed with the settings that differ. Exit code: 0 hit; 1 miss; 2 wrong use, or runs that cannot be compared.
+    is replayed with the settings that differ. It is judged as it was stated, and for the speed that RUN2 had. Exit
+    code: 0 hit, or what could not be predicted; 1 miss; 2 wrong use, or runs that cannot be compared.
     """
     from sojourn.replay.verdict.ledger import FILE_NAME
 
@@ -46,34 +54,58 @@ def verify(
     if run is None or run2 is None:
         raise InputError("give the run that was predicted and the run with the change, or --list")
     path = _ledger(ledger, run2)
-    found = verify_pair(open_run(run), open_run(run2), path)
+    found = verify_pair(open_run(run), open_run(run2), path, device_speed=_device_speed(set_ or []))
     if json:
-        print_json({"entry": found.entry, "changed": found.changed, "notes": found.notes, "ledger": str(path)})
+        print_json({
+            "entry": found.entry, "changed": found.changed, "notes": found.notes, "differences": found.differences,
+            "ledger": str(path),
+        })  # fmt: skip
     else:
         print_verified(found, path)
     if not found.entry.hit:
         sys.exit(MISSED)
 
 
+def _device_speed(words: list[str]) -> float:
+    from sojourn.metrics.prediction import Change
+    from sojourn.scripting.changes import grid
+
+    changes = grid(words)
+    change = changes[0] if changes else Change()
+    if len(changes) > 1 or change != Change(device_speed=change.device_speed):
+        raise InputError(
+            "verify takes the change from the settings of the two runs; --set gives only device_speed, one value, such "
+            "as --set device_speed=1.3"
+        )
+    return change.device_speed
+
+
 def verify_pair(
     run: "RunDirectory", run2: "RunDirectory", ledger: Path, predicted_by: str | None = None,
-    predictor: "Predictor | None" = None,
+    predictor: "ReplayPredictor | None" = None, device_speed: float = 1.0,
 ) -> "Verified":  # fmt: skip
     """Judges the pair and appends it to the ledger. `predicted_by` names who asked `predictor`; else the diagnosis of
-    the first run is read. Raises SojournError where the pair tests no prediction."""
+    the first run is read. `device_speed` is what the settings that differ do to the device. Raises SojournError where
+    the pair tests no prediction."""
+    from sojourn.replay.verdict.changed import changed_settings
     from sojourn.replay.verdict.ledger import append
-    from sojourn.replay.verdict.verify import changed_settings, check_comparable, chosen_claim, claims, verified
+    from sojourn.replay.verdict.verify import check_comparable, chosen_claim, claims, verified
 
     try:
         notes = check_comparable(run, run2)
         changed = changed_settings(run.meta(), run2.meta())
         stated = [] if predictor is not None else claims(written_diagnosis(run.path))
-        claim, others = chosen_claim(changed, stated, lambda: predictor or _predictor(run))
+        make = cache(lambda: predictor or _predictor(run))
+        claim, others = chosen_claim(changed, stated, make, device_speed)
     except ReplayError as error:
         raise InputError(str(error)) from None
     if predicted_by is not None:
         claim = claim._replace(predicted_by=predicted_by)
-    found = verified(run, run2, claim, [*notes, *others])
+    try:
+        replays = make()
+    except SojournError as error:  # a prediction of a diagnosis is judged all the same
+        replays, others = None, [*others, f"not judged for the speed of {run2.name}: {error}"]
+    found = verified(run, run2, claim, [*notes, *others], replays)
     try:
         append(ledger, found.entry)
     except OSError as error:
@@ -101,16 +133,34 @@ def print_verified(found: "Verified", ledger: Path | None = None) -> None:
         rows.add_row(_named(each.name), *cells, f"{show(each.low)} – {show(each.high)}", show(each.measured), error,
                      "hit" if each.hit else "miss")  # fmt: skip
     out.print(rows)
+    if found.differences:
+        out.print("\ndifferent     " if any(each.is_different for each in found.differences) else "\nalike         ")
+    for each in found.differences:
+        out.print(f"{'≠' if each.is_different else '='} {each.name:<12} {each.sentence}", markup=False)
     for note in found.notes:
         out.print(f"! {note}", markup=False)
-    out.print(f"\n[bold]{'hit' if entry.hit else 'miss'}[/bold]: {verdict_sentence(entry)}")
+    word = "no verdict" if entry.is_open else "hit" if entry.hit else "miss"
+    out.print(f"\n[bold]{word}[/bold]: {verdict_sentence(entry)}")
+    if entry.at_speed is not None:
+        word = "hit" if entry.at_speed.hit else "miss"
+        out.print(f"[bold]{word}[/bold] at the speed of {entry.run2}: {_judged_sentence(entry.at_speed)}")
     if ledger is not None:
         out.print(f"ledger         {ledger}", markup=False)
 
 
 def verdict_sentence(entry: "LedgerEntry") -> str:
     """`attainment 96.1 % lies within the predicted 92.0 % – 100.0 %`."""
-    judged = entry.figures[0]
+    if entry.is_open:
+        judged = entry.figures[0]
+        show = _percent if judged.name == "attainment" else _number
+        return (
+            f"{_named(judged.name)} could not be predicted ({show(judged.low)} – {show(judged.high)}); "
+            f"{show(judged.measured)} were measured"
+        )
+    return _judged_sentence(entry.figures[0])
+
+
+def _judged_sentence(judged: "Checked") -> str:
     show = _percent if judged.name == "attainment" else _number
     lies = "lies within" if judged.hit else "lies outside"
     return (
@@ -134,6 +184,7 @@ def _list(path: Path, json: bool) -> None:
         judged = entry.figures[0]
         error = f"{100 * judged.error:+.1f} points" if judged.name == "attainment" else f"{judged.error:+.1%}"
         word, colour = ("hit ", "green") if entry.hit else ("miss", "yellow")
+        word, colour = ("open", "blue") if entry.is_open else (word, colour)
         out.print(
             Text.assemble(
                 (word, colour), f"  {change_text(entry.change)}, predicted by {PREDICTED_BY[entry.predicted_by]}"
@@ -162,7 +213,7 @@ def written_diagnosis(run: Path) -> dict | None:
         return None
 
 
-def _predictor(run: "RunDirectory") -> "Predictor":
+def _predictor(run: "RunDirectory") -> "ReplayPredictor":
     from sojourn.metrics.run.fleet import refuse_fleet
     from sojourn.replay.predictor import predictor_of
 

@@ -14,8 +14,8 @@ from sojourn.diagnosis.proposal import Proposal, gain, rerun
 from sojourn.diagnosis.proposals import proposals_of_symptom
 from sojourn.diagnosis.suspects import support_of
 from sojourn.diagnosis.symptoms import BY_KEY, Symptom, cohort, symptom_of
-from sojourn.diagnosis.verdict import Finding, Fix, Probe, tell_prediction
-from sojourn.metrics.prediction import Change, change_text, settings_text
+from sojourn.diagnosis.verdict import Finding, Fix, Probe
+from sojourn.metrics.prediction import Change, attainment_text, change_text, settings_text
 from sojourn.metrics.request.objectives import short
 
 MOST_REQUESTS = 50  # that a finding links to
@@ -95,7 +95,7 @@ def _probe(facts: Client, probe: Probe, each: Judged) -> Probe:
         probe,
         measurement=f"the same scenario with {settings_text(settings)}",
         command=rerun(facts, **settings),
-        if_cause=f"attainment {attainment(facts):.0%} → {tell_prediction(each.prediction)}",
+        if_cause=f"attainment {attainment(facts):.0%} → {attainment_text(each.prediction)}",
     )
 
 
@@ -113,7 +113,7 @@ def _fix(facts: Client, proposal: Proposal, each: Judged, judgement: Judgement) 
     if each.prediction is None:
         estimate = proposal.gain or gain(facts, proposal.claims or {})
         return Fix(change=change, gain=estimate.statement, basis=estimate.basis)
-    gained = f"attainment {attainment(facts):.0%} → {tell_prediction(each.prediction)}"
+    gained = f"attainment {attainment(facts):.0%} → {attainment_text(each.prediction)}"
     if not proposal.in_replay:
         return Fix(change=change, gain=gained, basis="this run replayed: a replay does not have this cause")
     routes = each.change is not None and (each.change.routing, each.change.servers) != (
@@ -124,5 +124,5 @@ def _fix(facts: Client, proposal: Proposal, each: Judged, judgement: Judgement) 
     return Fix(
         change=change,
         gain=gained,
-        basis=f"this run replayed with {replayed}; replayed unchanged it has {tell_prediction(judgement.unchanged)}",
+        basis=f"this run replayed with {replayed}; replayed unchanged it has {attainment_text(judgement.unchanged)}",
     )

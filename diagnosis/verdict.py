@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 from sojourn.interop.sources.view import ServerView
-from sojourn.metrics.prediction import Change, Prediction
+from sojourn.metrics.prediction import Change, Prediction, attainment_text
 from sojourn.metrics.request.goodput import ClassGoodput
 from sojourn.metrics.results.energy import EnergyUse
 from sojourn.metrics.results.summary import Results
@@ -139,12 +139,6 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     unsafe: list[str] = []  # verdicts that the lateness of the client could change
 
 
-def tell_prediction(prediction: Prediction) -> str:
-    """An attainment with its bounds: "87 % (80–93 %)"."""
-    found = prediction.attainment
-    return f"{100 * found.median:.0f} % ({100 * found.low:.0f}–{100 * found.high:.0f} %)"
-
-
 def sureness(found: Finding) -> str:
     """How sure a finding is, and how much it explains: "82 %; explains 120 ms (71 %) of a late request's excess"."""
     return "; explains ".join(filter(None, (f"{found.confidence:.0%}", explain_finding(found))))
@@ -162,7 +156,7 @@ def explain_finding(found: Finding) -> str:
 def rivals_fix(found: Finding) -> str:
     """What the rival's fix would give, where it was replayed; else ""."""
     rival = found.rival_prediction
-    return f"the rival's fix replayed: attainment {tell_prediction(rival)}" if rival is not None else ""
+    return f"the rival's fix replayed: attainment {attainment_text(rival)}" if rival is not None else ""
 
 
 def without_finding(diagnosis: Diagnosis) -> str:

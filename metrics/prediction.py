@@ -15,6 +15,8 @@ from sojourn.metrics.errors import ReplayError
 FACTORS = ("device_speed", "kv_scale", "arrival_rate")  # of a change; 1 changes nothing
 Routing = Literal["round-robin", "least-requests", "consistent-hash", "prefix-aware"]
 ROUTINGS: tuple[str, ...] = get_args(Routing)
+NEARLY_ALL = 0.9  # of all shares: an attainment within so wide bounds is not predicted
+FAR_APART = 20.0  # times: likewise a latency, of a run without objectives
 REMOVED = "removed."  # before an account in words of a change: removed.client.network=1 takes all of its time away
 
 
@@ -64,6 +66,25 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     is_trusted: bool
     doubts: list[str]  # a sentence each: why the replay cannot be trusted, or [] where it can
     is_refused: bool = False  # the change cannot be replayed: the figures are those of the unchanged run
+    is_open: bool = False  # nearly every outcome lies within the bounds: it cannot be predicted. Set from the bounds
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "is_open", _says_nothing(self.attainment, self.e2e_ms.get("p50")))
+
+
+def _says_nothing(share: Interval, e2e_ms: Interval | None) -> bool:
+    if not math.isnan(share.high - share.low):
+        return share.high - share.low >= NEARLY_ALL
+    return e2e_ms is not None and e2e_ms.low > 0 and e2e_ms.high >= FAR_APART * e2e_ms.low
+
+
+def attainment_text(prediction: Prediction) -> str:
+    """With its bounds: "87% (80–93%)"; "cannot be predicted (2–99%)"."""
+    found = prediction.attainment
+    if any(math.isnan(bound) for bound in msgspec.structs.astuple(found)):
+        return "cannot be predicted" if prediction.is_open else "–"
+    bounds = f"({100 * found.low:.0f}–{found.high:.0%})"
+    return f"cannot be predicted {bounds}" if prediction.is_open else f"{found.median:.0%} {bounds}"
 
 
 def change_words(change: Change) -> list[str]:

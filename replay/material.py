@@ -40,8 +40,7 @@ def material_of(
             f"{run.name} is of a server with kv_role={role}, whose calls another server computes in part; a replay "
             "knows one server only"
         )
-    first_sent = requests.sent_ns.min()
-    steps = steps[steps.begin_ns >= (0 if pd.isna(first_sent) else first_sent)]  # before it, a server warms itself up
+    steps = under_load(steps, requests)
     if len(steps) < FEWEST_STEPS:
         raise ReplayError(
             f"{run.name} has {len(steps)} step records; a replay learns the time of a step from at least "
@@ -56,7 +55,7 @@ def material_of(
     return Material(
         load=recorded_load(run, requests, meta),
         times=times,
-        noise=Noise(columns, times),
+        noise=Noise(columns.begin_ns, times),
         step_begins_ns=columns.begin_ns,
         first_step_ns=int(steps.begin_ns.min()),
         overlap=overlap,
@@ -68,6 +67,12 @@ def material_of(
         tier_speeds=tier_speeds(steps),
         warm_blocks=warm_blocks(steps),
     )
+
+
+def under_load(steps: pd.DataFrame, requests: pd.DataFrame) -> pd.DataFrame:
+    """Those from the first request on: before it, a server warms itself up."""
+    first_sent = requests.sent_ns.min()
+    return steps[steps.begin_ns >= (0 if pd.isna(first_sent) else first_sent)]
 
 
 def fleet_material(

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
@@ -20,26 +21,29 @@ from sojourn.metrics.run.fleet import servers_of
 from sojourn.metrics.run.server_alone import requests_of
 from sojourn.replay import trust
 from sojourn.replay.material import fleet_material, material_of
+from sojourn.replay.noise import Noise
 from sojourn.replay.outcome import Answers, figures, recorded_answers
 from sojourn.replay.parallel import told
 from sojourn.replay.processes import ReplayProcesses
 from sojourn.replay.settings import OBJECTIVE_SETTINGS, changed_config, check, check_drafts, recorded_config
 from sojourn.replay.simulate import Accident, Material, Replayed, Replayer
 from sojourn.replay.simulated_tiers import check_tiers
-from sojourn.replay.spread import NORMAL_80, Spread, spread_of
+from sojourn.replay.spread import NORMAL_80, USUAL_SPEED_SPREAD, Spread, spread_of
 from sojourn.replay.steps_table import step_columns
 from sojourn.replay.verdict.measured import QUANTILES
 
-# Of the standard deviation of the speed of the machine, and of the shift of its accidents in seconds. The first is the
-# run's own; of the others two are at the bounds of 80 %.
-ACCIDENTS = ((0.0, 0.0), (-NORMAL_80, 1.7), (NORMAL_80, -2.3), (-0.5, -0.9), (0.5, 3.1))
+# Of the speed of the machine, in standard deviations: quantiles 0.1 to 0.9, the outer ones first. Nine outcomes that
+# could change places enclose the tenth with a probability of 80 %, whichever of speed and order makes them differ.
+SPEEDS = (0.0, -1.2816, 1.2816, -0.8416, 0.8416, -0.5244, 0.5244, -0.2533, 0.2533)
+FAR_NS = 0.25e9
+FEWEST_SHARED = 50  # steps of another run, of sizes that this one has
 MOST_STEPS = 1_000_000  # of a run: a replay of more takes minutes
 LONG_SECONDS = 10.0  # of replays for one list of changes, before each is replayed less often
 Figures = dict[str, float]
 
 
 class StepErrors(NamedTuple):
-    """How much longer the device took for the steps of another run than the step model of this one says. Relative."""
+    """How much longer the device took for the steps of another run than for equal ones of this run. Relative."""
 
     known: float  # of sizes that this run has: the machine between the two runs
     beyond: float  # of larger ones; NaN where there are none
@@ -58,10 +62,12 @@ class ReplayPredictor:
         tables = [member.table("steps") for member in members or [run]]
         if (count := sum(map(len, tables))) > most_steps:
             raise ReplayError(f"{run.name} has {count:,} steps; at most {most_steps:,} are replayed here")
+        server = run
         if members:
             self._material = fleet_material(run, self._meta, requests, members)
             best = next(each for each in self._material.servers if each.times is self._material.times)
             self._meta, self._config = dict(best.meta), best.config
+            server = members[self._material.servers.index(best)]
         else:
             self._config = recorded_config(self._meta)
             self._material = material_of(run, self._meta, requests, tables[0], self._config)
@@ -74,7 +80,7 @@ class ReplayPredictor:
         self.recorded = self._figures(recorded_answers(self._measured), Change())
         self._group = group_facts(self._meta, tables[0])
         self.recorded_preemptions = sum(int(steps.preempted_ids.map(len).sum()) for steps in tables)
-        self.spread: Spread = spread_of(run, run.meta(), self._material, requests)
+        self.spread: Spread = spread_of(run, run.meta(), self._material, requests, server)
         self._known: dict[bytes, Prediction] = {}
         self._once: set[bytes] = set()  # those of them that were replayed once
         self._seconds = 0.0  # of one replay
@@ -95,7 +101,9 @@ class ReplayPredictor:
         measured_ns, expected_ns = columns.device_ns, times.expected_ns(columns)
 
         def error(part: np.ndarray) -> float:
-            return float(measured_ns[part].sum() / expected_ns[part].sum() - 1) if part.any() else math.nan
+            if not part.any():
+                return math.nan
+            return float(measured_ns[part].sum() / expected_ns[part].sum() / times.mean_ratio - 1)
 
         return StepErrors(error(~beyond), error(beyond))
 
@@ -103,6 +111,7 @@ class ReplayPredictor:
         """On what the intervals rest."""
         spread = self.spread
         beside = f"{spread.repeats} repeats beside it" if spread.repeats else "no repeat of it lies beside it"
+        beside = "; ".join([beside, *spread.disturbance.words()])
         known = self._material.known
         others = f"by {known.entries} other runs" if known is not None and known.tells_beyond else "a guess"
         return (
@@ -149,7 +158,7 @@ class ReplayPredictor:
         A change that cannot be replayed (see `check`) has the figures of the unchanged run, and says so as a doubt.
         """
         if _key(Change()) not in self._known:
-            self._predict_all([Change()], list(ACCIDENTS))
+            self._predict_all([Change()], len(SPEEDS))
         refused: dict[int, str] = {}
         missing: dict[bytes, Change] = {}
         for place, change in enumerate(changes):
@@ -161,15 +170,33 @@ class ReplayPredictor:
             else:
                 if key not in self._known or (key in self._once and not quick):
                     missing[key] = change
-        accidents = list(ACCIDENTS[:1]) if quick else self._affordable(len(missing))
-        self._predict_all(list(missing.values()), accidents)
-        self._once = self._once | missing.keys() if len(accidents) == 1 else self._once - missing.keys()
+        replays = 1 if quick else self._affordable(len(missing))
+        self._predict_all(list(missing.values()), replays)
+        self._once = self._once | missing.keys() if replays == 1 else self._once - missing.keys()
         return [
             self._unreplayed(change, refused[place]) if place in refused else self._known[_key(change)]
             for place, change in enumerate(changes)
         ]
 
-    def _predict_all(self, changes: Sequence[Change], accidents: Sequence[tuple[float, float]]) -> None:
+    def predict_at(self, change: Change, steps: pd.DataFrame) -> Prediction | None:
+        """Of the change, were the machine as fast at each moment as it was in another run, whose steps under load are
+        given. Its bounds are those of the step model alone. None where the two have too few sizes of steps in common
+        to tell. Raises ReplayError."""
+        self.check(change)
+        columns, times = step_columns(steps, overlap=self._material.overlap), self._material.times
+        is_shared = ~times.is_beyond(columns.tokens, columns.decodes)
+        if self._material.servers or is_shared.sum() < FEWEST_SHARED:
+            return None
+        self.predict([Change()])  # the doubts of all replays of the run
+        used = columns.part(is_shared | _is_far(columns.begin_ns, columns.begin_ns[is_shared]))
+        replayer = Replayer(replace(self._material, noise=Noise(used.begin_ns, times.ratios(used))))
+        model = math.hypot(USUAL_SPEED_SPREAD, times.known_error)
+        beyond = math.hypot(model, self.spread.error_beyond)
+        accidents = [Accident(slowness=math.exp(z * model), slowness_beyond=math.exp(z * beyond)) for z in SPEEDS[:3]]
+        config, replayed = changed_config(self._config, change, self._meta), told(change, self._group)
+        return self._prediction(change, [replayer.replay(replayed, config, each) for each in accidents])
+
+    def _predict_all(self, changes: Sequence[Change], replays: int) -> None:
         jobs = [(told(each, self._group), changed_config(self._config, each, self._meta)) for each in changes]
         if not jobs:
             return
@@ -177,9 +204,9 @@ class ReplayPredictor:
             Accident(
                 slowness=math.exp(z * self.spread.speed),
                 slowness_beyond=math.exp(z * self.spread.beyond),
-                shift_ns=seconds * 1e9,
+                seed=place or None,  # the first has the accidents of the run at their moments
             )
-            for z, seconds in accidents
+            for place, z in enumerate(SPEEDS[:replays])
         ]
         begin = time.monotonic()
         outcomes = self._processes.replay(self._replayer, jobs, disturbed, self._seconds)
@@ -188,12 +215,12 @@ class ReplayPredictor:
         for change, found in zip(changes, outcomes, strict=True):
             self._known[_key(change)] = self._prediction(change, found)
 
-    def _affordable(self, count: int) -> list[tuple[float, float]]:
-        """Five replays of each change; three, or one, where that would take long."""
-        for replays in (len(ACCIDENTS), 3):
+    def _affordable(self, count: int) -> int:
+        """Replays of each change: all; three, or one, where that would take long."""
+        for replays in (len(SPEEDS), 3):
             if count * replays * self._seconds <= LONG_SECONDS:
-                return list(ACCIDENTS[:replays])
-        return list(ACCIDENTS[:1])
+                return replays
+        return 1
 
     def _unreplayed(self, change: Change, why: str) -> Prediction:
         unchanged = self._known[_key(Change())]
@@ -213,7 +240,7 @@ class ReplayPredictor:
             )
         doubts = self._doubts + trust.of_change(change, outcomes[0], self._material)
         named = {name: self._interval(name, found, is_once=is_once) for name in found[0]}
-        return Prediction(
+        said = Prediction(
             change=change,
             attainment=named["attainment"],
             goodput_rps=named["goodput_rps"],
@@ -228,6 +255,10 @@ class ReplayPredictor:
             is_trusted=not doubts,
             doubts=doubts,
         )
+        if not said.is_open:
+            return said
+        doubts = [trust.of_open(said, self.spread.disturbance), *doubts]
+        return msgspec.structs.replace(said, is_trusted=False, doubts=doubts)
 
     def _figures(self, answers: Answers, change: Change) -> Figures:
         objectives = change.objectives if change.objectives is not None else self.objectives
@@ -276,6 +307,13 @@ class ReplayPredictor:
         if is_share:
             low, high = max(0.0, low), min(1.0, high)
         return Interval(low, median, high)
+
+
+def _is_far(begins_ns: np.ndarray, known_ns: np.ndarray) -> np.ndarray:
+    """[steps] whether no known moment is near: there only larger or smaller steps tell how fast the machine was."""
+    after = np.minimum(np.searchsorted(known_ns, begins_ns), len(known_ns) - 1)
+    before = np.maximum(after - 1, 0)
+    return np.minimum(np.abs(known_ns[after] - begins_ns), np.abs(known_ns[before] - begins_ns)) > FAR_NS
 
 
 def _bounds(prediction: Prediction, name: str) -> Interval | None:

@@ -67,7 +67,7 @@ class Accident:
 
     slowness: float = 1.0  # of the machine: device and host
     slowness_beyond: float = 1.0  # of steps larger or smaller than those of the run
-    shift_ns: float = 0.0  # of what disturbed the turns
+    seed: int | None = None  # of the order of what disturbed the turns; None: as it was in the run
 
 
 UNDISTURBED = Accident()
@@ -157,11 +157,11 @@ class Replayer:
         material = self._material
         if not material.servers or change.servers == "equal":
             if material.noise is not None:
-                material.noise.restart(material.load.origin_ns - material.first_step_ns, accident.shift_ns)
+                material.noise.restart(material.load.origin_ns - material.first_step_ns, accident.seed)
             count = len(material.servers) or change.replicas
             return [(config, material.times, material.noise)] * count
         for part in material.servers:
-            part.noise.restart(material.load.origin_ns - part.first_step_ns, accident.shift_ns)
+            part.noise.restart(material.load.origin_ns - part.first_step_ns, accident.seed)
         return [(changed_config(part.config, change, part.meta), part.times, part.noise) for part in material.servers]
 
     def _drafts(self, config: EngineConfig, load: ReplayedLoad) -> ReplayedDrafts | None:

@@ -1,7 +1,9 @@
 """How much two runs of one setting differ: by repeats beside the run, else by other runs of the same model here, else
-by what is usual.
+by what is usual; and by what disturbed this run.
 
-A prediction is made from one run, and held against another. So its error has the spread of both.
+A prediction is made from one run, and held against another. So its error has the spread of both. Of what wandered
+within the run, each replay draws what the other run may have had (replay/noise.py); how well the run itself knows its
+mean speed is counted here.
 """
 
 import math
@@ -18,14 +20,17 @@ from sojourn.metrics.errors import SojournError
 from sojourn.metrics.request.goodput import measured
 from sojourn.metrics.run.directory import RunDirectory, section
 from sojourn.metrics.statistics.intervals import student
+from sojourn.replay.disturbance import NORMAL_80, Disturbance, disturbance_of, wandering_of
+from sojourn.replay.material import under_load
 from sojourn.replay.outcome import figures, recorded_answers
 from sojourn.replay.simulate import Material
-from sojourn.replay.verdict.verify import changed_settings
+from sojourn.replay.verdict.changed import changed_settings
 
-BLOCK_NS = 1e9  # of the run, for the bootstrap of its own unsteadiness
 USUAL_SPEED_SPREAD = 0.03  # of a run on a machine that nobody else uses: docs/results/replay_accuracy.md measures it
 OF_TWO_RUNS = math.sqrt(2)
-NORMAL_80 = 1.2816  # standard deviations between the median and the bounds of 80 %
+# Of the logarithm of the slowdown by other processes and machines, between two runs on the same machine: fitted on half
+# of the pairs of docs/results/noisy_pairs.md.
+OF_SLOWDOWN = 0.4
 LEAST_ERROR_BEYOND = 0.05  # of the time of sizes that only other runs had
 USUAL_ERROR_BEYOND = 0.15  # of the time of sizes of which nothing is known
 MOST_REPEATS = 8
@@ -37,6 +42,7 @@ class Spread:
 
     speed: float  # of the machine between two runs, with the error of the step model
     repeats: int  # runs that it rests on; 0: none lay beside the run
+    disturbance: Disturbance = field(default_factory=Disturbance)  # of the run
     error_beyond: float = 0.0  # of the time of steps larger or smaller than those of the run, beside `speed`
     metrics: Mapping[str, float] = field(default_factory=dict)  # figure → of its logarithm; of a share as it is
 
@@ -49,7 +55,10 @@ class Spread:
         return self.metrics.get(name, 0.0)
 
 
-def spread_of(run: RunDirectory, meta: Mapping[str, Any], material: Material, requests: pd.DataFrame) -> Spread:
+def spread_of(
+    run: RunDirectory, meta: Mapping[str, Any], material: Material, requests: pd.DataFrame, server: RunDirectory
+) -> Spread:
+    """`server` has the steps of `material`: the run itself, or one of a fleet's."""
     repeats = _repeats(run, meta)
     metrics: dict[str, float] = {}
     if repeats:
@@ -60,8 +69,20 @@ def spread_of(run: RunDirectory, meta: Mapping[str, Any], material: Material, re
             values = values[~np.isnan(values) & (is_share | (values > 0))]
             if len(values) > 1:
                 metrics[name] = _between(values if is_share else np.log(values))
-    speed = math.hypot(_speed_spread(material, metrics.get("tpot_ms:p50")), material.times.known_error / 2)
-    return Spread(speed=speed, repeats=len(repeats), error_beyond=_error_beyond(material), metrics=metrics)
+    disturbance = disturbance_of(
+        server.meta(),
+        server.table("system"),
+        under_load(server.table("steps"), requests),
+        wandering_of(material.times, material.step_begins_ns),
+    )
+    speed = math.hypot(
+        _between_runs(material, metrics.get("tpot_ms:p50")), disturbance.wandering,
+        OF_SLOWDOWN * disturbance.slowdown, material.times.known_error / 2,
+    )  # fmt: skip
+    return Spread(
+        speed=speed, repeats=len(repeats), disturbance=disturbance, error_beyond=_error_beyond(material),
+        metrics=metrics,
+    )  # fmt: skip
 
 
 def _between(values: np.ndarray) -> float:
@@ -69,12 +90,12 @@ def _between(values: np.ndarray) -> float:
     return OF_TWO_RUNS * student(len(values), NORMAL_80) * float(values.std(ddof=1))
 
 
-def _speed_spread(material: Material, between_repeats: float | None) -> float:
-    """Of the speed of two runs, never below the unsteadiness within one."""
+def _between_runs(material: Material, between_repeats: float | None) -> float:
+    """Of the speed of two runs that nothing disturbs."""
     known = material.known.speed_spread if material.known is not None else None
     if between_repeats is None:
         between_repeats = OF_TWO_RUNS * max(USUAL_SPEED_SPREAD, known or 0.0)
-    return max(between_repeats, OF_TWO_RUNS * _within(material))
+    return between_repeats
 
 
 def _error_beyond(material: Material) -> float:
@@ -83,19 +104,6 @@ def _error_beyond(material: Material) -> float:
     if known is None or not known.tells_beyond:
         return max(USUAL_ERROR_BEYOND, error) if math.isfinite(error) else USUAL_ERROR_BEYOND
     return USUAL_ERROR_BEYOND / 2 if known.error is None else max(LEAST_ERROR_BEYOND, known.error)
-
-
-def _within(material: Material) -> float:
-    """What the run's own unsteadiness says of its mean: by blocks of a second."""
-    times, begins = material.times, material.step_begins_ns
-    block = (begins // BLOCK_NS).astype(int)
-    measured_ns = np.bincount(block, weights=times.device_ratio * times.predicted_ns)
-    expected_ns = np.bincount(block, weights=times.predicted_ns)
-    used = expected_ns > 0
-    if used.sum() < 3:
-        return USUAL_SPEED_SPREAD
-    ratios = np.log(measured_ns[used] / expected_ns[used])
-    return float(ratios.std(ddof=1) / math.sqrt(used.sum()))
 
 
 def _repeats(run: RunDirectory, meta: Mapping[str, Any]) -> list[dict[str, float]]:

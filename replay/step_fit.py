@@ -7,7 +7,8 @@ as left_out.py says. Beyond the largest and the smallest step the slope there go
 tell the time of such sizes (known_sizes.py).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -49,6 +50,11 @@ class StepColumns:
     def __len__(self) -> int:
         return len(self.begin_ns)
 
+    def part(self, chosen: np.ndarray) -> "StepColumns":
+        """Some of the steps: bool [steps]."""
+        arrays = {each.name: getattr(self, each.name) for each in fields(self)}
+        return replace(self, **{n: values[chosen] for n, values in arrays.items() if isinstance(values, np.ndarray)})
+
     def features(self, knots: tuple[int, ...]) -> np.ndarray:
         """[steps, BASE_FEATURES + len(knots)]"""
         segments = [
@@ -70,6 +76,15 @@ class StepColumns:
 
     def host_stages(self) -> tuple[np.ndarray, ...]:
         return self.receive_ns, self.before_ns, self.after_ns, self.publish_ns
+
+
+class StepRatios(NamedTuple):
+    """Of steps, what they took against what a model expects of them; float64 [steps]."""
+
+    predicted_ns: np.ndarray  # of the device
+    device_ratio: np.ndarray
+    host_ns: np.ndarray
+    host_ratio: np.ndarray
 
 
 class StepTimes:
@@ -94,12 +109,8 @@ class StepTimes:
             fitted(host, stage, [] if told is None else [(beyond.host_features()[told], guess[told])])
             for stage, guess in zip(stages, stages if beyond is None else beyond.host_stages(), strict=True)
         ]
-        self.predicted_ns = features @ self.device
-        timed = (steps.device_ns >= 0) & np.isfinite(steps.device_ns)
-        measured_ns = np.where(timed, steps.device_ns, self.predicted_ns)
-        self.device_ratio = measured_ns / np.maximum(self.predicted_ns, 1.0)
-        self.host_ns = sum(host @ coefficients for coefficients in self.host)
-        self.host_ratio = sum(stages) / np.maximum(self.host_ns, 1.0)
+        self.predicted_ns, self.device_ratio, self.host_ns, self.host_ratio = self.ratios(steps)
+        self.mean_ratio = _mean_ratio(self.predicted_ns, self.device_ratio)  # the fit clips what stalled
         self.fewest_tokens, self.largest_tokens = smallest(steps.tokens), steps_reach  # of the steps of the run
         self.most_decodes = max(reached(steps.decodes), 1.0)
         # Of steps further away than these nothing tells.
@@ -112,6 +123,15 @@ class StepTimes:
         self.known_error = _known_error(steps.tokens, self.predicted_ns, self.device_ratio)
         self._device = self.device.tolist()
         self._segments = list(zip(self.knots, (*self.knots[1:], 2**62), self._device[BASE_FEATURES:], strict=True))
+
+    def ratios(self, steps: StepColumns) -> StepRatios:
+        """Of the steps of the run, or of another one."""
+        predicted_ns, host = self.expected_ns(steps), steps.host_features()
+        timed = (steps.device_ns >= 0) & np.isfinite(steps.device_ns)
+        measured_ns = np.where(timed, steps.device_ns, predicted_ns)
+        host_ns = sum((host @ coefficients for coefficients in self.host), np.zeros(len(steps)))
+        host_ratio = sum(steps.host_stages()) / np.maximum(host_ns, 1.0)
+        return StepRatios(predicted_ns, measured_ns / np.maximum(predicted_ns, 1.0), host_ns, host_ratio)
 
     def expected_ns(self, steps: StepColumns) -> np.ndarray:
         """Of the device, for many steps [steps]."""
@@ -195,6 +215,10 @@ def _slopes(steps: StepColumns, features: np.ndarray, *, follows: bool) -> tuple
     if follows or stiff.error > loose.error + loose.standard_error:
         return _alike(LOOSE), loose
     return _alike(STIFF), stiff
+
+
+def _mean_ratio(predicted_ns: np.ndarray, ratio: np.ndarray) -> float:
+    return float((predicted_ns * ratio).sum() / max(predicted_ns.sum(), 1.0))
 
 
 def _known_error(tokens: np.ndarray, predicted_ns: np.ndarray, ratio: np.ndarray) -> float:

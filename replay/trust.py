@@ -6,7 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from sojourn.metrics.prediction import Change
+from sojourn.metrics.prediction import Change, Prediction
+from sojourn.replay.disturbance import Disturbance
 from sojourn.replay.simulate import Material, Replayed
 
 FEW_STEPS = 200  # fewer leave the step model with coefficients from a handful of steps
@@ -69,6 +70,13 @@ def of_unchanged(
             f"Replayed unchanged, {preemptions} requests are preempted; in the run {recorded_preemptions} were."
         )
     return doubts
+
+
+def of_open(said: Prediction, disturbance: Disturbance) -> str:
+    """Why nearly every outcome lies within the bounds."""
+    why = ", and ".join(disturbance.words()) or "at this load a small change of the machine's speed decides"
+    bounds = f" ({said.attainment.low:.0%} to {said.attainment.high:.0%})" if said.attainment.high >= 0 else ""
+    return f"Nearly every outcome lies within the bounds{bounds}, so this cannot be predicted: {why}."
 
 
 def of_change(change: Change, replayed: Replayed, material: Material) -> list[str]:

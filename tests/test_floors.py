@@ -69,8 +69,8 @@ INSIDE = {
         ("api_reference", "serve"),
     ),
     "diagnosis": (
-        ("chunk_facts", "client_stalls", "evidence_level", "explanation", "launch_facts", "machine_facts",
-         "memory_facts", "step_facts", "verdict"),
+        ("chunk_facts", "client_stalls", "evidence_level", "explanation", "launch_facts", "memory_facts",
+         "step_facts", "verdict"),
         ("block_facts", "fleet_facts"),
         ("kv_facts",),
         ("evidence", "run_lint", "shares"),

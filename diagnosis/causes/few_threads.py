@@ -1,11 +1,11 @@
 """The core computes with fewer threads than there are cores, and cores are idle."""
 
 from sojourn.diagnosis.cause import Cause, Change, Client, Evidence, Excess, Proposal, Records, Rule, evidence
-from sojourn.diagnosis.machine_facts import MachineFacts
 from sojourn.diagnosis.proposal import all_of
 from sojourn.diagnosis.statements.device import DEVICE_ACCOUNTS, FASTER_SETTINGS, PER_STEP, SAMPLED, WAITS
 from sojourn.diagnosis.statements.excess import SLOW_DEVICE, excess_evidence
 from sojourn.diagnosis.symptom_tree.reading import DEVICE_TIME, Reading
+from sojourn.metrics.compute.machine_facts import MachineFacts
 from sojourn.metrics.compute.speed_facts import SpeedFacts
 from sojourn.metrics.run.directory import server_hardware
 

@@ -1,10 +1,10 @@
 """Threads of the server are ready and wait, because other processes have the cores."""
 
 from sojourn.diagnosis.cause import Cause, Change, Client, Evidence, Excess, Proposal, Records, Rule, evidence
-from sojourn.diagnosis.machine_facts import MachineFacts
 from sojourn.diagnosis.statements import device
 from sojourn.diagnosis.statements.excess import SLOW_DEVICE, excess_evidence
 from sojourn.diagnosis.symptom_tree.reading import DEVICE_TIME, NEGLIGIBLE, Reading
+from sojourn.metrics.compute.machine_facts import MachineFacts
 
 SAMPLE = "token.sample"
 

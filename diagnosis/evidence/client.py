@@ -6,7 +6,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from sojourn.diagnosis.evidence_level import Level
-from sojourn.diagnosis.machine_facts import MachineFacts
+from sojourn.metrics.compute.machine_facts import MachineFacts
 from sojourn.metrics.machine.steal import Steal
 from sojourn.metrics.request.objectives import objectives_of
 

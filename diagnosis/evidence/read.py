@@ -17,12 +17,12 @@ from sojourn.diagnosis.evidence_level import EvidenceView, Level, view_at_level
 from sojourn.diagnosis.fleet_facts import fleet_facts
 from sojourn.diagnosis.kv_facts import KvFacts, kv_facts
 from sojourn.diagnosis.launch_facts import launches_of
-from sojourn.diagnosis.machine_facts import machine_facts
 from sojourn.diagnosis.memory_facts import prefix_use
 from sojourn.diagnosis.step_facts import StepFacts, step_facts
 from sojourn.interop.sources.gain import gain_of_run
 from sojourn.interop.sources.view import observe
 from sojourn.metrics.compute.group_facts import group_facts
+from sojourn.metrics.compute.machine_facts import machine_facts
 from sojourn.metrics.compute.speed_facts import speed_facts
 from sojourn.metrics.machine.steal import steal_within
 from sojourn.metrics.request.goodput import judged, measured, measured_steps, window_ns

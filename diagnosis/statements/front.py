@@ -4,8 +4,8 @@ import math
 
 from sojourn.diagnosis.evidence import Client, Records
 from sojourn.diagnosis.excess import Excess
-from sojourn.diagnosis.machine_facts import FrontLoop
 from sojourn.diagnosis.verdict import Evidence, evidence
+from sojourn.metrics.compute.machine_facts import FrontLoop
 
 STREAM, ADMISSION, ENCODE, DECODE = "request.stream", "request.admission", "token.encode", "token.decode"
 FRONT = (STREAM, ADMISSION, ENCODE, DECODE)

@@ -4,7 +4,7 @@ import msgspec
 
 from sojourn.live.kv_lens.document import CurvePoint, KvLens, Worth
 from sojourn.metrics.memory.plan import shown_bytes
-from sojourn.metrics.prediction import Interval, Prediction
+from sojourn.metrics.prediction import Interval, Prediction, attainment_text
 
 NOTHING_LOST = 0.005  # of the prompt tokens: what eviction costs below it is not worth a sentence
 
@@ -63,8 +63,8 @@ def worth_of(
         doubt = "" if after.is_trusted and before.is_trusted else " The replays are not trusted; see the doubts."
         sentence = (
             f"{memory}{room}: goodput {_shown(before.goodput_rps, '.3g')} → {_shown(after.goodput_rps, '.3g')} "
-            f"requests/s, requests within their objectives {_shown(before.attainment, '.0%')} → "
-            f"{_shown(after.attainment, '.0%')}, by replay.{doubt}"
+            f"requests/s, requests within their objectives {attainment_text(before)} → "
+            f"{attainment_text(after)}, by replay.{doubt}"
         )
     return Worth(
         ratio=ratio, more_blocks=more, more_bytes=size, before=before, after=after, sentence=sentence

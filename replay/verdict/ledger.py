@@ -44,6 +44,9 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     hit: bool  # of the first figure
     error: float  # of the first figure
     is_trusted: bool = True  # the replay had no doubts
+    is_open: bool = False  # nearly every outcome lay within the bounds: a hit says nothing, and is not counted
+    at_speed: Checked | None = None  # the first figure, predicted for the speed that the second run had
+    longer: float | None = None  # times that a step of equal size took in the second run; None: not known
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,8 +101,10 @@ def read(path: Path) -> list[LedgerEntry]:
 
 
 def score(entries: Sequence[LedgerEntry]) -> Score:
-    """Of the latest entry of each pair of runs and change: a pair that is verified twice counts once."""
+    """Of the latest entry of each pair of runs and change: a pair that is verified twice counts once. What could not be
+    predicted is not counted."""
     latest = {(entry.run, entry.run2, msgspec.json.encode(entry.change, order="sorted")): entry for entry in entries}
+    latest = {key: entry for key, entry in latest.items() if not entry.is_open}
     errors = [abs(entry.error) for entry in latest.values()]
     return Score(
         predictions=len(errors),

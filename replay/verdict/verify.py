@@ -8,10 +8,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 from sojourn.metrics.compare.samples import read_run, same_schedule
-from sojourn.metrics.compare.settings import FOLLOWS, WITHOUT_EFFECT, engine_of, identity
+from sojourn.metrics.compare.settings import identity
 from sojourn.metrics.errors import InputError
 from sojourn.metrics.prediction import Change, Interval, Prediction, Predictor, change_text
-from sojourn.metrics.run.directory import RunDirectory, engine_settings, section
+from sojourn.metrics.run.directory import RunDirectory, section
+from sojourn.replay.predictor import ReplayPredictor
+from sojourn.replay.settings import SPEED
+from sojourn.replay.verdict.changed import changed_settings
+from sojourn.replay.verdict.differences import Difference, differences, loaded
 from sojourn.replay.verdict.ledger import Checked, LedgerEntry
 from sojourn.replay.verdict.measured import SHARE, measured_figures, num_measured, predicted_figures
 
@@ -33,22 +37,7 @@ class Verified(NamedTuple):
     entry: LedgerEntry
     changed: dict[str, tuple[Any, Any]]  # setting → before, after
     notes: list[str]
-
-
-def changed_settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Engine settings that were given and differ between two `run.json`, with the values in force.
-
-    What a server derives from them, such as the blocks of its pool, differs in consequence and is left out. Of servers
-    that were started by others (`sojourn load`) the settings count that they state of themselves.
-    """
-    first, second = engine_settings(dict(before)), engine_settings(dict(after))
-    if all("base_url" in section(dict(meta), "engine") for meta in (before, after)):
-        given = {name for name in first.keys() & second.keys() if not isinstance(first[name], dict | list)}
-        given -= {*FOLLOWS, "model"}
-    else:
-        given = engine_of(dict(before)).keys() | engine_of(dict(after)).keys()
-    given -= set(WITHOUT_EFFECT)
-    return {name: (first.get(name), second.get(name)) for name in sorted(given) if first.get(name) != second.get(name)}
+    differences: list[Difference]  # beside the settings
 
 
 def check_comparable(run: RunDirectory, run2: RunDirectory) -> list[str]:
@@ -99,14 +88,16 @@ def claims(diagnosis: Mapping[str, Any] | None) -> list[Claim]:
 
 
 def chosen_claim(
-    changed: Mapping[str, tuple[Any, Any]], stated: Sequence[Claim], make_predictor: Callable[[], Predictor]
-) -> tuple[Claim, list[str]]:
-    """The prediction of exactly these changes: one that was stated, or else a replay of them.
+    changed: Mapping[str, tuple[Any, Any]], stated: Sequence[Claim], make_predictor: Callable[[], Predictor],
+    device_speed: float = 1.0,
+) -> tuple[Claim, list[str]]:  # fmt: skip
+    """The prediction of exactly these changes: one that was stated, or else a replay of them. `device_speed` is what
+    the settings do to the device, as whoever verifies says: only a replay takes it.
 
     The predictor is made where it is needed. Raises ReplayError where nothing predicts the changes.
     """
     after = {name: value for name, (_, value) in changed.items()}
-    for claim in stated:
+    for claim in stated if device_speed == 1.0 else ():
         if _is_of_settings(claim.prediction.change) and dict(claim.prediction.change.settings) == after:
             return claim, []
     notes = [
@@ -114,18 +105,24 @@ def chosen_claim(
         for claim in stated[:2]
     ]
     predictor = make_predictor()
-    predictor.check(Change(settings=after))
-    (prediction,) = predictor.predict([Change(settings=after)])
+    change = Change(settings=after, device_speed=device_speed)
+    predictor.check(change)
+    (prediction,) = predictor.predict([change])
     return Claim(prediction, "replay", ""), notes
 
 
-def verified(run: RunDirectory, run2: RunDirectory, claim: Claim, notes: Sequence[str] = ()) -> Verified:
+def verified(
+    run: RunDirectory, run2: RunDirectory, claim: Claim, notes: Sequence[str] = (),
+    predictor: ReplayPredictor | None = None,
+) -> Verified:  # fmt: skip
     """Measures both runs, and judges the prediction by attainment, or by the median end-to-end latency of runs without
-    objectives. Raises RunDataError where a run measured nothing."""
+    objectives; with a predictor of the first run also for the speed of the second. Raises RunDataError where a run
+    measured nothing."""
     meta, meta2 = run.meta(), run2.meta()
     figures = checked_figures(claim.prediction, measured_figures(run), measured_figures(run2), num_measured(run2))
     if not figures:
         raise InputError(f"{run2.name} has no figure that was predicted; its requests failed, or nobody read them")
+    different = differences(run, run2, predictor)
     entry = LedgerEntry(
         when=datetime.now(UTC).isoformat(timespec="seconds"),
         build=build_of(meta2),
@@ -139,9 +136,26 @@ def verified(run: RunDirectory, run2: RunDirectory, claim: Claim, notes: Sequenc
         hit=figures[0].hit,
         error=figures[0].error,
         is_trusted=claim.prediction.is_trusted,
+        is_open=claim.prediction.is_open,
+        at_speed=_at_speed(run2, claim, figures[0].name, predictor),
+        longer=next((each.after for each in different if each.name == "speed"), None),
     )
     doubts = [f"the replay is not trusted: {doubt}" for doubt in claim.prediction.doubts]
-    return Verified(entry, changed_settings(meta, meta2), [*notes, *doubts])
+    return Verified(entry, changed_settings(meta, meta2), [*notes, *doubts], different)
+
+
+def _at_speed(run2: RunDirectory, claim: Claim, judged: str, predictor: ReplayPredictor | None) -> Checked | None:
+    """The judged figure, predicted with the speed that the second run had at each moment; None where nothing tells."""
+    if predictor is None:
+        return None
+    # What the settings do to the device is in the steps of the second run
+    given = {name: value for name, value in claim.prediction.change.settings.items() if name not in SPEED}
+    change = msgspec.structs.replace(claim.prediction.change, settings=given, device_speed=1.0)
+    found = predictor.predict_at(change, loaded(run2))
+    if found is None:
+        return None
+    checked = checked_figures(found, {}, measured_figures(run2), num_measured(run2))
+    return next((each for each in checked if each.name == judged), None)
 
 
 def checked_figures(

@@ -7,8 +7,8 @@ import pytest
 
 from sojourn.diagnosis.diagnose import diagnose
 from sojourn.diagnosis.evidence import read_evidence
-from sojourn.diagnosis.machine_facts import machine_facts
 from sojourn.metrics.compute.cost_model import shape_from
+from sojourn.metrics.compute.machine_facts import machine_facts
 from sojourn.metrics.compute.speed_facts import _with_context
 from sojourn.metrics.compute.speed_reference import fit_entry, step_features
 from sojourn.metrics.compute.speed_run import entry_of_run

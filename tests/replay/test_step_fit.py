@@ -32,7 +32,7 @@ def columns(count: int = 600, *, stall_ns: float = 0.0, slow: slice = slice(0, 0
 def replayed_ns(steps: StepColumns) -> np.ndarray:
     """The device's time of each step, drawn at its own moment."""
     times = StepTimes(steps)
-    noise, found = Noise(steps, times), []
+    noise, found = Noise(steps.begin_ns, times), []
     for begin_ns, expected_ns in zip(steps.begin_ns, times.predicted_ns, strict=True):
         ratio, _, stall_ns = noise.at(begin_ns, expected_ns)
         found.append(expected_ns * ratio + stall_ns)

@@ -4,7 +4,7 @@ import plotly.graph_objects as go
 
 from sojourn.diagnosis.verdict import Diagnosis, Finding
 from sojourn.metrics.ledger import COLOURS
-from sojourn.metrics.prediction import Change, Interval, Prediction, shown_setting
+from sojourn.metrics.prediction import NEARLY_ALL, Change, Interval, Prediction, shown_setting
 from sojourn.ui import theme
 from sojourn.ui.text import label, percent
 
@@ -19,7 +19,8 @@ def now_fix_rival(diagnosis: Diagnosis, found: Finding) -> go.Figure:
     for name, interval, colour in rows:
         fig.add_scatter(
             name=name, y=[name], x=[100 * interval.median], mode="markers+text", marker=dict(size=11, color=colour),
-            text=[percent(interval.median)], textposition="top center", textfont=dict(size=12), cliponaxis=False,
+            text=[percent(interval.median) if interval.high - interval.low < NEARLY_ALL else "cannot be predicted"],
+            textposition="top center", textfont=dict(size=12), cliponaxis=False,
             error_x=dict(
                 type="data", symmetric=False, array=[100 * (interval.high - interval.median)],
                 arrayminus=[100 * (interval.median - interval.low)], thickness=3, width=0, color=colour,

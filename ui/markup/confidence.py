@@ -1,6 +1,7 @@
 """How sure a verdict is, in a word and a number, and what its replay says in a sentence."""
 
 from sojourn.diagnosis.verdict import Diagnosis, Finding, explain_finding
+from sojourn.metrics.prediction import attainment_text
 from sojourn.ui.markup.fragments import wrap
 from sojourn.ui.text import percent, prose, safe
 
@@ -35,11 +36,13 @@ def _predicted(diagnosis: Diagnosis, found: Finding) -> str:
         why = diagnosis.replay_refused or "no replay can show this fix"
         return f"The gain is an estimate: {why}." if found.gain_is_estimate else ""
     fix, now = found.prediction.attainment, diagnosis.goodput[0].attainment
-    said = (
-        f"Replayed with the fix, {percent(fix.median)} of the requests meet their objectives ({percent(fix.low)} to "
-        f"{percent(fix.high)} in eight of ten cases); now {percent(now)} do."
-    )
+    bounds = f"{percent(fix.low)} to {percent(fix.high)} in eight of ten cases"
+    if found.prediction.is_open:
+        said = f"How many requests would meet their objectives with the fix cannot be predicted ({bounds}); now "
+        said += f"{percent(now)} do."
+    else:
+        said = f"Replayed with the fix, {percent(fix.median)} of the requests meet their objectives ({bounds}); now "
+        said += f"{percent(now)} do."
     if found.rival_prediction is not None:
-        rival = found.rival_prediction.attainment
-        said += f" With the fix of the rival it would be {percent(rival.median)}."
+        said += f" With the fix of the rival: {attainment_text(found.rival_prediction)}."
     return said

@@ -5,13 +5,20 @@ import math
 from dataclasses import replace
 
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from sojourn.metrics.errors import InputError
 from sojourn.metrics.prediction import Change, Interval, Prediction
+from sojourn.metrics.run.directory import RunDirectory
+from sojourn.replay.predictor import predictor_of
+from sojourn.replay.verdict.changed import changed_settings
+from sojourn.replay.verdict.differences import differences
+from sojourn.replay.verdict.ledger import score
 from sojourn.replay.verdict.measured import measured_figures
 from sojourn.replay.verdict.verify import (
-    changed_settings,
+    Claim,
     check_comparable,
     checked_figures,
     chosen_claim,
@@ -19,6 +26,7 @@ from sojourn.replay.verdict.verify import (
     verified,
 )  # fmt: skip
 from tests.metrics.synthetic import PLANTS, synthetic_run
+from tests.replay.simulated_run import random_asks, write_run
 
 CAP = {"max_num_seqs": 18}
 
@@ -156,3 +164,64 @@ def test_a_diagnosis_on_disk_has_null_for_what_is_not_known():
     (claim,) = claims(stated)
     assert math.isnan(claim.prediction.attainment.median)
     assert claims(None) == [] and claims({"findings": [{"prediction": {"change": 3}}]}) == []
+
+
+def slowed(run, factor: float):
+    """The run on a machine that took `factor` times as long for each step."""
+    path = run.path / "steps.parquet"
+    steps = pq.read_table(path)
+    took = [round(factor * ns) for ns in steps["device_ns"].to_pylist()]
+    steps = steps.set_column(steps.column_names.index("device_ns"), "device_ns", pa.array(took, pa.int64()))
+    pq.write_table(steps, path)
+    return RunDirectory(run.path)
+
+
+@pytest.fixture
+def simulated(tmp_path):
+    """One load twice, with a smaller batch in the second run."""
+    asks = random_asks(3, 150, mean_gap_ns=1_000_000)
+    bound = [{"klass": "all", "e2e_ms": 60.0}]
+    runs = [
+        write_run(tmp_path / name, asks, objectives=bound, max_num_seqs=size) for name, size in (("a", 8), ("b", 2))
+    ]
+    return [RunDirectory(run.path) for run in runs]
+
+
+def test_verify_names_the_speed_that_differs_and_judges_the_prediction_for_it(simulated):
+    run, run2 = simulated[0], slowed(simulated[1], 3.0)
+    predictor = predictor_of(run)
+    (said,) = predictor.predict([Change(settings={"max_num_seqs": 2})])
+    found = verified(run, run2, Claim(said, "replay", ""), predictor=predictor)
+    speed = next(each for each in found.differences if each.name == "speed")
+    assert speed.is_different and speed.after == pytest.approx(3.0, rel=0.05) == found.entry.longer
+    assert "times as long in b" in speed.sentence
+    slow = predictor.predict_at(Change(settings={"max_num_seqs": 2}), run2.table("steps"))
+    assert slow.e2e_ms["p50"].median > 2 * said.e2e_ms["p50"].median
+    assert found.entry.at_speed.name == "attainment" and found.entry.at_speed.median < said.attainment.median
+
+
+def test_a_run_as_fast_as_the_first_is_judged_twice_alike(simulated):
+    run, run2 = simulated
+    predictor = predictor_of(run)
+    (said,) = predictor.predict([Change(settings={"max_num_seqs": 2})])
+    found = verified(run, run2, Claim(said, "replay", ""), predictor=predictor)
+    assert not any(each.is_different for each in found.differences) and found.entry.hit and found.entry.at_speed.hit
+
+
+def test_other_arrivals_are_a_difference(simulated, tmp_path):
+    later = write_run(tmp_path / "c", random_asks(4, 150, mean_gap_ns=1_000_000), max_num_seqs=8)
+    assert "arrivals" in {each.name for each in differences(simulated[0], later, None) if each.is_different}
+
+
+def test_settings_that_change_the_speed_are_verified_with_the_speed_that_is_given():
+    predictor, changed = Predicts(), {"threads": (1, 2)}
+    claim, _ = chosen_claim(changed, claims(diagnosed(prediction({"threads": 2}))), lambda: predictor, 1.3)
+    assert predictor.asked == [Change(settings={"threads": 2}, device_speed=1.3)] and claim.predicted_by == "replay"
+
+
+def test_what_cannot_be_predicted_is_neither_a_hit_nor_counted(pair):
+    (claim,) = claims(diagnosed(prediction(CAP, (0.02, 0.5, 0.99))))
+    entry = verified(*pair, claim).entry
+    assert entry.is_open and score([entry]).predictions == 0
+    (claim,) = claims(diagnosed(prediction(CAP, (0.2, 0.5, 0.99))))
+    assert score([entry, verified(*pair, claim).entry]).predictions == 1

@@ -97,7 +97,9 @@ def machine_facts(
     if queued is not None and core is not None and not walls.any():  # no step was read: it ran, or was ready to
         possible = core * lasted + queued
     possible = np.maximum(possible, 1.0)
-    by_others = None if queued is None or others is None else queued * _part_of_others(others, front, load_cores)
+    by_others = None
+    if queued is not None and others is not None and front is not None:
+        by_others = queued * _part_of_others(others, front, load_cores)
     return MachineFacts(
         cores=cores,
         threads=threads,
@@ -114,7 +116,10 @@ def machine_facts(
         core_queued_worst=_worst_share(queued, possible),
         core_queued_by_others=None if by_others is None else min(1.0, float(by_others.sum() / possible.sum())),
         core_queued_by_others_worst=_worst_share(by_others, possible),
-        front=_front_loop(samples, rows, lasted, None if others is None else _part_of_others(others, core, load_cores)),
+        front=_front_loop(
+            samples, rows, lasted,
+            None if others is None or core is None else _part_of_others(others, core, load_cores),
+        ),
     )  # fmt: skip
 
 

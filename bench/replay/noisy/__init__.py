@@ -1,0 +1,1 @@
+"""Predictions on a machine that is busy on purpose: recorded pairs, and how often their intervals hold."""
