@@ -69,6 +69,10 @@ def test_finding_shows_now_fix_and_rival_with_intervals(tmp_path):
     assert figure.data[1].x[0] == pytest.approx(90) and figure.data[1].error_x.array[0] == pytest.approx(5)
     text = sentence(diagnosis, found).replace("\u2009", " ").replace("\u00a0", " ")
     assert "Very likely" in text and "90%" in text and "rival it would be 30%" in text and "was late" in text
+    unknown = msgspec.structs.replace(found.prediction, attainment=Interval(0.02, 0.6, 0.99))
+    found = msgspec.structs.replace(found, prediction=unknown, rival_prediction=unknown)
+    assert now_fix_rival(diagnosis, found).data[1].text == ("cannot be predicted",)
+    assert sentence(diagnosis, found).count("cannot be predicted") == 2
 
 
 def test_confidence_has_a_word_at_every_number():

@@ -1,7 +1,6 @@
 """How sure a verdict is, in a word and a number, and what its replay says in a sentence."""
 
 from sojourn.diagnosis.verdict import Diagnosis, Finding, explain_finding
-from sojourn.metrics.prediction import attainment_text
 from sojourn.ui.markup.fragments import wrap
 from sojourn.ui.text import percent, prose, safe
 
@@ -44,5 +43,7 @@ def _predicted(diagnosis: Diagnosis, found: Finding) -> str:
         said = f"Replayed with the fix, {percent(fix.median)} of the requests meet their objectives ({bounds}); now "
         said += f"{percent(now)} do."
     if found.rival_prediction is not None:
-        said += f" With the fix of the rival: {attainment_text(found.rival_prediction)}."
+        rival = found.rival_prediction
+        said += " With the fix of the rival it "
+        said += "cannot be predicted." if rival.is_open else f"would be {percent(rival.attainment.median)}."
     return said

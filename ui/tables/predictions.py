@@ -25,7 +25,11 @@ def points(share: float | None) -> str:
 
 
 def pair_name(entry: LedgerEntry) -> str:
-    return f"{entry.run} → {entry.run2}: {change_text(entry.change)} ({'hit' if entry.hit else 'miss'})"
+    return f"{entry.run} → {entry.run2}: {change_text(entry.change)} ({outcome(entry)})"
+
+
+def outcome(entry: LedgerEntry) -> str:
+    return "not predicted" if entry.is_open else "hit" if entry.hit else "miss"
 
 
 def is_share(figure: Checked) -> bool:
@@ -45,17 +49,21 @@ def figure_name(figure: Checked) -> str:
 
 
 def compared(entry: LedgerEntry) -> pd.DataFrame:
-    """One row a figure: before, predicted with its interval, measured, and whether it was a hit."""
+    """One row a figure: before, predicted with its interval, measured, and whether it was a hit. The last one is
+    predicted for the speed that the second run had."""
+    again = [] if entry.at_speed is None else [entry.at_speed]
+    figures = [*entry.figures, *again]
     return pd.DataFrame(
         {
-            "figure": [figure_name(figure) for figure in entry.figures],
-            "before": [shown(figure, figure.before) for figure in entry.figures],
-            "predicted": [shown(figure, figure.median) for figure in entry.figures],
-            "interval": [f"{shown(figure, figure.low)} to {shown(figure, figure.high)}" for figure in entry.figures],
-            "measured": [shown(figure, figure.measured) for figure in entry.figures],
-            "difference": [
-                points(figure.error) if is_share(figure) else percent(figure.error) for figure in entry.figures
+            "figure": [
+                *(figure_name(figure) for figure in entry.figures),
+                *(f"{figure_name(figure)}, at the second run's speed" for figure in again),
             ],
-            "result": ["hit" if figure.hit else "miss" for figure in entry.figures],
+            "before": [shown(figure, figure.before) for figure in figures],
+            "predicted": [shown(figure, figure.median) for figure in figures],
+            "interval": [f"{shown(figure, figure.low)} to {shown(figure, figure.high)}" for figure in figures],
+            "measured": [shown(figure, figure.measured) for figure in figures],
+            "difference": [points(figure.error) if is_share(figure) else percent(figure.error) for figure in figures],
+            "result": ["hit" if figure.hit else "miss" for figure in figures],
         }
     )

@@ -17,7 +17,9 @@ with st.expander("How to read this page"):
     st.markdown(
         "Every prediction that `sojourn verify RUN RUN2` has checked is one entry, and none is ever taken away. A "
         "prediction is a **hit** if the measured figure lies within its 80% interval. The **error** is measured less "
-        "predicted. Before, predicted and measured stand side by side for each pair of runs."
+        "predicted. What nearly every outcome would have fitted counts as **not predicted**. The last row of a pair is "
+        "predicted for the speed that the machine had in the second run. Before, predicted and measured stand side by "
+        "side for each pair of runs."
     )
 ledger = st.session_state.runs_folder / FILE_NAME
 try:
