@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from sojourn.loadgen.search.curve import curves
 from sojourn.loadgen.search.points import by_rate
-from sojourn.ui import theme
 from sojourn.ui.figures.sweep import attainment_against_rate, goodput_against_rate, latency_against_rate
 from sojourn.ui.figures.tradeoff import throughput_against_tpot
 from tests.loadgen.search.search_documents import point
@@ -37,9 +36,9 @@ def test_each_sweep_has_a_curve_with_its_goodput_and_its_crossing_and_a_note_whe
     curve = drawn["max_num_seqs=8"]
     assert list(curve.x) == [10, 20, 40] and list(curve.y) == [100, 200, 300]
     assert list(curve.text) == ["2/s", "4/s", "8/s"]
-    assert [colour == theme.PAPER for colour in curve.marker.color] == [False, False, True], "open: too few are good"
+    assert list(curve.marker.symbol) == ["circle", "circle", "circle-open"], "open: too few are good"
     assert "max_num_seqs=8 · meets the SLO of TPOT: 250 tokens/s" in drawn and "SLO: TPOT ≤ 30 ms" in drawn
-    assert list(drawn["frontier of all points"].x) == [10, 20, 40] and len(drawn["max_num_seqs=4"].x) == 2
+    assert list(drawn["frontier of all points (TPOT alone)"].x) == [10, 20, 40] and len(drawn["max_num_seqs=4"].x) == 2
     assert any(name.startswith("max_num_seqs=4 · goodput: ") and name.endswith("tokens/s or more") for name in drawn)
     by_user = {trace.name: trace for trace in throughput_against_tpot(found, per_user=True).data}
     assert list(by_user["max_num_seqs=8"].x) == [100, 50, 25] and list(by_user["max_num_seqs=8"].y) == [50, 100, 150]

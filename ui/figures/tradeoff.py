@@ -10,7 +10,7 @@ from sojourn.metrics.results.tradeoff import CurvePoint, Range, frontier
 from sojourn.ui import theme
 from sojourn.ui.text import label, number, percent
 
-GOODPUT_AREA, BADPUT_AREA = "rgba(26,127,75,0.07)", "rgba(180,35,24,0.07)"
+GOODPUT_AREA, BADPUT_AREA = "rgba(26,127,75,0.10)", "rgba(180,35,24,0.10)"
 FRONTIER_COLOUR = "rgba(86,180,233,0.35)"
 HEIGHT_PX = 470
 HEADROOM = 1.18  # of the axis above the largest value: names of the areas stand there
@@ -87,7 +87,7 @@ def _areas(fig: go.Figure, axes: Axes, bound_ms: float, right: float) -> None:
             x0=low, x1=high, fillcolor=GOODPUT_AREA if is_good else BADPUT_AREA, layer="below", line_width=0,
             annotation_text=names[not is_good] if high - low > LABELLED * right else "",
             annotation_position=f"top {'right' if name == 'left' else 'left'}",
-            annotation_font=dict(size=12, color=theme.MUTED),
+            annotation_font=dict(size=12, color=theme.MUTED), annotation_xshift=-6 if name == "left" else 6,
         )  # fmt: skip
 
 
@@ -100,7 +100,7 @@ def _frontier(fig: go.Figure, curves: Sequence[Curve], axes: Axes) -> None:
     ]
     best = frontier(points)
     fig.add_scatter(
-        name="frontier of all points", x=[axes.x(point.tpot_ms) for point in best],
+        name="frontier of all points (TPOT alone)", x=[axes.x(point.tpot_ms) for point in best],
         y=[point.tokens_per_s for point in best], mode="lines", line=dict(color=FRONTIER_COLOUR, width=11),
         hoverinfo="skip",
     )  # fmt: skip
@@ -116,8 +116,9 @@ def _curve(fig: go.Figure, curve: Curve, axes: Axes, colour: str, right: float, 
         textposition=["top left" if not axes.per_user else "top right"] * len(xs),
         textfont=dict(size=11, color=theme.MUTED), cliponaxis=False,
         marker=dict(
-            size=9, line=dict(color=colour, width=2),
-            color=[colour if (point.attainment or 0.0) >= REQUIRED_SHARE else theme.PAPER for point in curve.points],
+            size=9, color=colour,
+            symbol=["circle" if (each.attainment or 0.0) >= REQUIRED_SHARE else "circle-open" for each in curve.points],
+            line=dict(width=2),
         ),
         error_x=_bars([point.tpot_range_ms for point in curve.points], xs, axes.x),
         error_y=_bars([point.tokens_range_per_s for point in curve.points], ys, lambda each: axes.y(each, curve)),
@@ -158,7 +159,7 @@ def _recommended(fig: go.Figure, curve: Curve, axes: Axes, found: Recommended, c
     fig.add_scatter(
         name=f"plan of {label(found.run, 24)} recommends {label(found.label, 40)}", x=[x],
         y=[axes.y(found.tokens_per_s, curve)], mode="markers",
-        marker=dict(symbol="star", size=16, color=theme.PAPER, line=dict(color=colour, width=2)),
+        marker=dict(symbol="star-open", size=16, color=colour, line=dict(width=2)),
         error_x=_bars([(min(ends), max(ends))] if len(ends) > 1 else [None], [x], axes.x),
         hovertemplate=f"predicted by replays of {label(found.run, 40)}: {label(found.label, 60)}<br>"
         f"{found.rate_rps:.3g} requests/s, %{{y:,.0f}} output tokens/s<extra></extra>",

@@ -122,5 +122,5 @@ def render(sweeps: Sequence[SweepData], found: Sequence[Curve]) -> str:
     beside = tradeoff.table(found) + tradeoff.sentences(found, differences([each.search for each in sweeps]))
     return document(
         f"Sweep of {data.search.plan['scenario']['name']}: {rates if len(data.rates) > 1 else data.name}",
-        f"{summary(data)}{remarks(data)}{both}{beside}{others}<h2>Rates</h2>{rate_table(data)}",
+        f"{summary(data)}{both}{beside}{remarks(data)}{others}<h2>Rates</h2>{rate_table(data)}",
     )

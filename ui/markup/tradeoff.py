@@ -8,7 +8,7 @@ from sojourn.metrics.results.tradeoff import crossing_sentence
 from sojourn.ui.drawings import Drawing
 from sojourn.ui.figures.tradeoff import throughput_against_tpot
 from sojourn.ui.markup import fragments
-from sojourn.ui.text import NOTHING, number, prose, safe
+from sojourn.ui.text import number, prose, safe
 
 DEFINITION = (
     "Goodput is the largest rate at which 90 % of the sent requests meet every objective (DistServe). It is "
@@ -22,8 +22,8 @@ CAPTION = (
     "Cross: where the curve meets the SLO of TPOT. Star: what `plan` recommends and predicts."
 )
 NO_PRICE = (
-    "Tokens per dollar take a price of the machine: `measure.usd_per_hour` in the scenario, or "
-    "`sojourn report SWEEP --dollars-per-hour 2.5`."
+    "Tokens per dollar take a price of the machine: `measure.usd_per_hour` in the scenario, the field Price in the "
+    "app, or `sojourn report SWEEP --dollars-per-hour 2.5`."
 )
 NO_POWER = (
     "Tokens per joule take a power sensor on the machine of our engine: an NVIDIA GPU, or the CPU’s energy counters "
@@ -37,8 +37,8 @@ def drawing(curves: Sequence[Curve], *, per_user: bool) -> Drawing:
 
 def table(curves: Sequence[Curve]) -> str:
     """A row for each configuration: the goodput, what it gives per device, dollar and joule."""
-    head = ["configuration", "goodput (req/s)", "between", "output tok/s", "per device", "per user", "tok/s at the SLO",
-            "tok per $", "tok per J"]  # fmt: skip
+    head = ["configuration", "goodput (req/s)", "95 % bracket", "output tok/s", "per device", "per user"]
+    head += ["TPOT SLO alone: tok/s", "tok per $", "tok per J"]
     rows = []
     for curve in curves:
         found = curve.goodput
@@ -46,11 +46,11 @@ def table(curves: Sequence[Curve]) -> str:
         per_device = tokens / curve.devices if tokens is not None and curve.devices else None
         per_user = 1000 / found.tpot_ms if found.tpot_ms else None
         at_least = "≥ " if found.at_edge and found.rate_rps is not None else ""
-        low, high = (NOTHING if each is None else f"{each:g}" for each in (found.low_rps, found.high_rps))
+        low, high = ("?" if each is None else f"{each:g}" for each in (found.low_rps, found.high_rps))
         met = curve.crossing
         is_open = met is not None and met.tokens_per_s is not None and not met.is_reached
         rows.append([
-            curve.label, f"{at_least}{number(found.rate_rps)}", f"{low} and {high}", number(tokens),
+            curve.label, f"{at_least}{number(found.rate_rps)}", f"{low} to {high}", number(tokens),
             number(per_device), number(per_user),
             f"{'≥ ' if is_open else ''}{number(met.tokens_per_s if met is not None else None)}",
             number(curve.tokens_per_usd), number(curve.tokens_per_joule),

@@ -59,10 +59,10 @@ except RunDataError as error:
     st.stop()
 data = found[0]
 st.html(sweep_report.summary(data))
-st.html(sweep_report.remarks(data))
 draw(*tradeoff.drawing(curves, per_user=AXES[axes]))
 st.html(tradeoff.table(curves))
 st.html(tradeoff.sentences(curves, differences([each.search for each in found])))
+st.html(sweep_report.remarks(data))
 with st.container(horizontal=True):
     st.download_button("Curve as CSV", curve_csv(curves), "curve.csv", "text/csv", icon=":material/download:")
     st.download_button("Curve as JSON", curve_json(curves), "curve.json", "application/json",
