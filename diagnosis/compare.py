@@ -5,7 +5,8 @@ from typing import Any
 
 from sojourn.diagnosis.evidence import Client, is_joined, steps_of
 from sojourn.diagnosis.excess import accounts_of, attainment
-from sojourn.diagnosis.proposal import Gain, Proposal, rerun
+from sojourn.diagnosis.proposal import Gain, Proposal
+from sojourn.diagnosis.repeat import rerun
 from sojourn.diagnosis.shares import ledger_columns
 from sojourn.diagnosis.symptoms import BY_KEY, FULL_POOL, TOLERATED_MISSES, make_check
 from sojourn.diagnosis.verdict import RECORD_THE_SERVER, Evidence, Finding, Kind, SymptomCheck, evidence
@@ -142,8 +143,9 @@ def _other_workload(good: Client, bad: Client) -> Proposal:
                        "client: due_ns, prompt_tokens, output_tokens") for what, b, a, ratio in differences),
             *_step_times(good, bad),
         ],
-        measurement="the benchmark once more with this one difference taken over",
-        command=rerun(bad),
+        measurement="the benchmark once more with this one difference taken over" if differences
+        else f"{good.name} once more",
+        command="" if differences else rerun(good),
         rival="a server that became slower between the runs",
         if_cause=f"attainment falls from {attainment(good):.0%} towards {attainment(bad):.0%}",
         if_rival=f"attainment stays near {attainment(good):.0%}, and {good.name} repeated today falls as well",

@@ -10,8 +10,9 @@ from sojourn.diagnosis.adjudicate import Judged, Judgement
 from sojourn.diagnosis.confidence import confidence, features
 from sojourn.diagnosis.evidence import Client
 from sojourn.diagnosis.excess import SERVED, Excess, attainment
-from sojourn.diagnosis.proposal import Proposal, gain, rerun
+from sojourn.diagnosis.proposal import Proposal, gain
 from sojourn.diagnosis.proposals import proposals_of_symptom
+from sojourn.diagnosis.repeat import with_settings
 from sojourn.diagnosis.suspects import support_of
 from sojourn.diagnosis.symptoms import BY_KEY, Symptom, cohort, symptom_of
 from sojourn.diagnosis.verdict import Finding, Fix, Probe
@@ -91,10 +92,11 @@ def _probe(facts: Client, probe: Probe, each: Judged) -> Probe:
     settings = _other_settings(each)
     if settings is None or not probe.command:
         return probe
+    measurement, command = with_settings(facts, f"the same scenario with {settings_text(settings)}", settings)
     return msgspec.structs.replace(
         probe,
-        measurement=f"the same scenario with {settings_text(settings)}",
-        command=rerun(facts, **settings),
+        measurement=measurement,
+        command=command,
         if_cause=f"attainment {attainment(facts):.0%} → {attainment_text(each.prediction)}",
     )
 

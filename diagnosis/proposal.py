@@ -1,6 +1,5 @@
 """What a cause says of one excess, and the words that several causes say it with."""
 
-import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 from sojourn.diagnosis.evidence import Client
 from sojourn.diagnosis.excess import attainment, attainment_without
 from sojourn.diagnosis.verdict import Evidence, Fix, Kind, Probe
-from sojourn.metrics.prediction import Change, shown_setting
+from sojourn.metrics.prediction import Change
 
 # A cause is proposed if it explains this share of an excess: a tenth could be chance. `adjudicate` asks for more.
 WORTH_A_LOOK = 0.1
@@ -40,6 +39,8 @@ class Proposal:
     if_cause: str
     if_rival: str
     settings: dict[str, object] | None = None  # that the measurement changes; None where no command makes it
+    rate_rps: float | None = None  # that the measurement sends at instead
+    needs_records: bool = False  # the measurement is this run with the server's records
     claims: Mapping[str, float] | None = None  # account → share (0 to 1) of its excess that the evidence books to it
     explained: float | None = None  # share of a loss, or of an excess that no account holds, that it explains
     fixes: tuple[Change, ...] = ()  # candidates, the likeliest first; () where no replay can show its fix
@@ -84,21 +85,3 @@ def gain(facts: Client, claims: Mapping[str, float]) -> Gain:
 def all_of(accounts: Iterable[str], part: float = 1.0) -> dict[str, float]:
     """Claims: this share (0 to 1) of each of these accounts."""
     return dict.fromkeys(accounts, part)
-
-
-def rerun(facts: Client, **settings: object) -> str:
-    """The line that repeats this run with other engine settings; "" where they are not ours to set.
-
-    It is the command in `run.json`, so that every other setting and the seed stay what they were.
-    """
-    if facts.measured_by == "server":  # whatever clients sent, which no command of ours repeats
-        return ""
-    arguments = [str(argument) for argument in facts.meta.get("command") or ["sojourn", "run", facts.scenario]]
-    if settings and arguments[1:2] == ["load"]:
-        return ""
-    for name, value in settings.items():
-        for place in range(len(arguments) - 1, 0, -1):
-            if arguments[place - 1] == "--set" and arguments[place].startswith(f"{name}="):
-                del arguments[place - 1 : place + 1]
-        arguments += ["--set", shown_setting(name, value)]
-    return shlex.join(arguments)

@@ -9,7 +9,8 @@ from sojourn.diagnosis.cause import Cause, Need, Rule
 from sojourn.diagnosis.causes import CAUSES
 from sojourn.diagnosis.evidence import Accounts, Client, Means, as_kind, is_joined, steps_of, view_of
 from sojourn.diagnosis.excess import SERVED, Excess
-from sojourn.diagnosis.proposal import ADMISSION, CONTRADICTION, WORTH_A_LOOK, Proposal, gain, rerun
+from sojourn.diagnosis.proposal import ADMISSION, CONTRADICTION, WORTH_A_LOOK, Proposal, gain
+from sojourn.diagnosis.repeat import rerun, with_records, with_settings
 from sojourn.diagnosis.server_means import shows_ledger
 from sojourn.diagnosis.verdict import evidence
 from sojourn.metrics.prediction import settings_text
@@ -75,6 +76,14 @@ def explain(cause: Cause, rule: Rule, facts: Client, excess: Excess | None) -> P
     if not cause.in_front and ADMISSION in claims and excess is not None:
         claims = {**claims, ADMISSION: claims[ADMISSION] * (1 - _front_share(facts, excess))}
     found = _hold_against_the_served(facts, found)
+    if found.needs_records:
+        measurement, command = with_records(facts)
+    elif found.rate_rps is not None:
+        measurement, command = found.measurement, rerun(facts, rate_rps=found.rate_rps)
+    else:
+        measurement, command = found.measurement, ""
+        if found.settings is not None:
+            measurement, command = with_settings(facts, measurement, found.settings)
     return replace(
         found,
         key=cause.key,
@@ -85,7 +94,8 @@ def explain(cause: Cause, rule: Rule, facts: Client, excess: Excess | None) -> P
         object=found.object or rule.object or cause.object,
         kind=found.kind or rule.kind or cause.kind,
         change=found.change or settings_text(found.settings or {}),
-        command="" if found.settings is None else rerun(facts, **found.settings),
+        measurement=measurement,
+        command=command,
         gain=found.gain or gain(facts, claims),
     )
 

@@ -50,6 +50,7 @@ def read_records(facts: Records, excess: Excess | None) -> Proposal | None:
             *avoidable_drafts(facts, best),
         ],
         measurement=f"the same scenario at {admit:.1f} requests/s",
+        rate_rps=admit,
         if_cause=f"step times stay as they are, and {missing_share(excess)} falls to none or few",
         if_rival="steps of the same composition still take as long, and the time per output token stays high",
         change=f"{facts.offered_rps / admit:.1f} times the devices, or admit at most {admit:.1f} requests/s and answer "
@@ -95,6 +96,7 @@ def read_means(facts: Means, excess: Excess) -> Proposal | None:
         + ("the device may be full" if unseen else "a larger batch gives hardly more tokens: the device is full"),
         evidence=[*queue_evidence(view, excess), *batch_gain_evidence(facts, wanted=False)],
         measurement="the same load at half the rate",
+        rate_rps=facts.offered_rps / 2,
         if_cause=f"nobody waits, and the mean queue time of {queue.mean_ms:,.0f} ms goes",
         if_rival=f"requests still wait for each other, and {missing_share(excess)} stays",
         change="fewer requests, or more devices",

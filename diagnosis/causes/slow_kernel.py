@@ -31,7 +31,6 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
             *excess_evidence(excess, (*device.DEVICE_ACCOUNTS, *device.WAITS)),
         ],
         measurement="a profile of some steps: `POST /debug/profile` names the time of each class of kernels",
-        settings={},
         if_cause="attention takes the time that is lost, and the other kernels are as fast as ever",
         if_rival="all kernels are slow alike",
         change="another attention backend, or the version of the kernels that the reference was measured with",

@@ -38,8 +38,8 @@ def propose(
     return Proposal(
         cause=words,
         evidence=found,
-        measurement="the same scenario with the records of each step",
-        settings={},
+        measurement="",
+        needs_records=True,
         if_cause=f"with {change} {missing_share(excess)} falls",
         if_rival=f"with {change} {missing_share(excess)} stays",
         change=change,

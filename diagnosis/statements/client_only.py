@@ -33,7 +33,8 @@ def hint(excess: Excess, words: str, found: list[Evidence], explained: float, ch
     return Proposal(
         cause=words,
         evidence=found,
-        measurement="the same scenario with the server's records",
+        measurement="",
+        needs_records=True,
         if_cause=f"with {change} {missing_share(excess)} falls",
         if_rival=f"with {change} {missing_share(excess)} stays",
         change=change,

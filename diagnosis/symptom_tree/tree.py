@@ -13,6 +13,7 @@ from sojourn.diagnosis.causes import CAUSES
 from sojourn.diagnosis.evidence import Client, is_joined
 from sojourn.diagnosis.excess import Excess, accounts_of
 from sojourn.diagnosis.foreign_server import shares_seen
+from sojourn.diagnosis.repeat import with_records
 from sojourn.diagnosis.symptom_tree.complaints import BY_SYMPTOM, Complaint
 from sojourn.diagnosis.symptom_tree.reading import NEGLIGIBLE, figures
 from sojourn.diagnosis.symptoms import BY_KEY, late
@@ -272,7 +273,7 @@ def _next(
     if symptom in ("product_latency_poor", "devices_do_not_help") and diagnosis.against is None:
         return "a second run to compare with", f"sojourn diagnose {facts.path} --against RUN2"
     if not is_joined(facts):
-        return f"the same load with {NEEDS_RECORDS}", "sojourn load … --server-run DIR"
+        return with_records(facts)
     open_ = next((each for branch in branches for each in branch.objects if each.status == "possible"), None)
     if open_ is not None and next(c.status for c in diagnosis.checks if c.symptom == symptom) == "present":
         return open_.measurement, open_.command

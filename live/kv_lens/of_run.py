@@ -61,7 +61,7 @@ class RunLens:
                 raise RunDataError(
                     f"{self.run.name} tells nothing of its cache: its requests have no hashes of blocks, and it has no "
                     "KV events. Our engine with telemetry=full records the hashes, and so does the probe in vLLM "
-                    "(docs/probe.md); `sojourn kv-lens ADDRESS --run-dir DIR` records KV events"
+                    "(docs/probe.md); `sojourn kv-lens ADDRESS --output DIR` records KV events"
                 )
             return None
         uses = uses.only(self._counted())

@@ -2,14 +2,17 @@
 
 import io
 import os
+import shlex
 import signal
 import sys
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from sojourn.commands import entry
+import typer
+
+from sojourn.commands import entry, program
 
 
 class Done(NamedTuple):
@@ -35,3 +38,19 @@ def run_program(*arguments: str, cwd: Path = Path(".")) -> Done:
             os.environ.clear()
             os.environ.update(environment)
     return Done(code, out.getvalue(), err.getvalue())
+
+
+def parsed(command: str) -> tuple[str, dict[str, Any]]:
+    """The verb of a printed command and its parameters, as the program itself reads them; nothing is carried out."""
+    program_word, *words = shlex.split(command)
+    assert program_word == "sojourn", command
+    group = typer.main.get_command(program.app)
+    context = group.make_context("sojourn", words, ignore_unknown_options=True, allow_interspersed_args=False)
+    names = []
+    while hasattr(group, "resolve_command"):
+        name, group, words = group.resolve_command(context, words)
+        names.append(name)
+        if hasattr(group, "resolve_command"):
+            continue
+        context = group.make_context(name, words, parent=context)
+    return " ".join(names), dict(context.params)

@@ -1,0 +1,95 @@
+"""The command that makes a measurement: the recorded run once more, with one thing changed. Carried out as it is
+printed, it answers the question that it is printed for; where no command does, there is none."""
+
+import shlex
+from collections.abc import Mapping
+from itertools import pairwise
+from urllib.parse import urlsplit
+
+from sojourn.diagnosis.evidence import Client
+from sojourn.metrics.prediction import settings_text, shown_setting
+from sojourn.metrics.run.directory import section
+
+RECORDS = "runs/server"  # where the printed commands have a server record
+PROBES = {"vllm": "vllm", "sglang": "sglang"}  # source of a server → its name for `sojourn-probe`
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def rerun(facts: Client, *, rate_rps: float | None = None, **settings: object) -> str:
+    """The line that repeats this run with other engine settings, or at another rate; "" where no command can.
+
+    It is the command in `run.json`, so that every other setting and the seed stay what they were.
+    """
+    arguments = _recorded(facts)
+    if not arguments or (settings and arguments[1:2] == ["load"]):
+        return ""
+    if rate_rps is not None:
+        if "rate_rps" not in section(section(facts.meta, "scenario"), "arrivals"):
+            return ""  # its arrivals have no rate that an option changes
+        arguments = [*_without(arguments, "--rate"), "--rate", f"{rate_rps:.3g}"]
+    for name, value in settings.items():
+        arguments = _without(arguments, "--set", f"{name}=")
+        arguments += ["--set", shown_setting(name, value)]
+    return shlex.join(arguments)
+
+
+def with_settings(facts: Client, measurement: str, settings: Mapping[str, object]) -> tuple[str, str]:
+    """The measurement with other settings of the engine, and its command. A server that runs already is started again
+    by whoever started it: the words say with what, and the command sends the load."""
+    arguments = _recorded(facts)
+    if not settings or arguments[1:2] != ["load"]:
+        return measurement, rerun(facts, **settings)
+    recorded = [word for option, word in pairwise(arguments) if option == "--server-run"]
+    if len(recorded) > 1:
+        return measurement, ""
+    changed = settings_text(dict(settings))
+    start, again = f"{measurement}: start the server again with {changed}", _without(arguments, "--server-run")
+    if recorded:
+        new = f"{recorded[0]}-2"
+        start, again = f"{start} and records in {new}", [*again, "--server-run", new]
+    return f"{start}, then", shlex.join(again)
+
+
+def with_records(facts: Client) -> tuple[str, str]:
+    """The measurement that repeats a run, this time with the server's records of each request and step, and its
+    command. Where the server has to be started in another way, or is on another host, the words say it."""
+    arguments, same = _recorded(facts), "the same scenario with the server's records of each step"
+    if arguments[1:2] == ["run"]:
+        return same, rerun(facts, telemetry="full")
+    if arguments[1:2] != ["load"]:
+        return f"{same}, by `sojourn run`, or by `sojourn load --server-run DIR`", ""
+    start = _start(facts)
+    host = urlsplit(str(section(facts.meta, "engine").get("base_url") or "")).hostname
+    if host not in LOOPBACK:
+        return f"{same}: {start} on {host or 'its host'}, repeat the load, copy that folder here, and `sojourn join` "\
+               "the two", ""  # fmt: skip
+    return f"{same}: {start}, then", shlex.join([*_without(arguments, "--server-run"), "--server-run", RECORDS])
+
+
+def _start(facts: Client) -> str:
+    source = getattr(getattr(facts, "server", None), "source", None)
+    served = section(section(facts.meta, "engine"), "served")
+    if source == "sojourn" or served.get("owned_by") == "sojourn":
+        return f"start the server with `--run-dir {RECORDS}`"
+    if (name := PROBES.get(str(source or served.get("owned_by")))) is not None:
+        return f"start the server as `sojourn-probe {name} --out {RECORDS} -- …`"
+    return f"start the server with `--run-dir {RECORDS}` (vLLM, SGLang: under `sojourn-probe --out {RECORDS}`)"
+
+
+def _recorded(facts: Client) -> list[str]:
+    """The words of the command in `run.json`; [] where no command of ours sent the load."""
+    if facts.measured_by == "server" or facts.meta.get("imported"):
+        return []
+    command = facts.meta.get("command", ["sojourn", "run", facts.scenario])
+    return [str(word) for word in command or ()]
+
+
+def _without(arguments: list[str], option: str, start: str = "") -> list[str]:
+    """Without an option and its value, where the value begins so."""
+    dropped = {
+        place + step
+        for place, word in enumerate(arguments[:-1])
+        if word == option and arguments[place + 1].startswith(start)
+        for step in (0, 1)
+    }
+    return [word for place, word in enumerate(arguments) if place not in dropped]

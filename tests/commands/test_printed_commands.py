@@ -1,0 +1,77 @@
+"""Commands in the messages of all rooms: each has its verb, and each of its options is one of that verb."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+import typer
+
+from sojourn.commands.program import app
+from sojourn.commands.verbs import OLD_NAMES, VERBS
+from tests.commands.program import parsed, run_program
+from tests.metrics.synthetic import synthetic_run
+
+ROOT = Path(__file__).parents[2]
+NAMES = sorted({*(verb.name for verb in VERBS), *(name.split()[0] for name in OLD_NAMES)}, key=len, reverse=True)
+COMMAND = re.compile(rf"(?<![\w./-])sojourn ((?:{'|'.join(NAMES)})(?![\w-])[^`\n;)<]*)")
+LEFT = ("bench", "tests", ".venv", "build", "node_modules")  # rooms whose texts no user of the program reads
+
+
+def texts_of(tree: ast.AST):
+    """Its texts, `{program_name()}` as the program's name and other values as a word."""
+    inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(
+                part.value if isinstance(part, ast.Constant)
+                else "sojourn" if "program_name" in ast.unparse(part.value) else "X"
+                for part in node.values
+            )  # fmt: skip
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inner:
+            yield node.value
+
+
+def printed_commands() -> list[tuple[str, str]]:
+    found = []
+    for file in sorted(ROOT.rglob("*.py")):
+        room = file.relative_to(ROOT)
+        text = "" if room.parts[0] in LEFT else file.read_text(encoding="utf-8")
+        if "sojourn " in text or "program_name" in text:
+            found += [(str(room), match[1]) for each in texts_of(ast.parse(text)) for match in COMMAND.finditer(each)]
+    return found
+
+
+def options_of(words: list[str]) -> set[str]:
+    """The options of the verb that the words begin with, and of the groups above it."""
+    command, known = typer.main.get_command(app), {"--all"}
+    while words and words[0] in getattr(command, "commands", {}):
+        command, words = command.commands[words[0]], words[1:]
+        known |= {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
+    return known
+
+
+def test_every_command_in_a_message_has_its_verb_and_options():
+    commands = printed_commands()
+    wrong = []
+    for file, command in commands:
+        options = re.findall(r"(?<![\w-])--[a-z][\w-]+", command.split(" beside ")[0])
+        words = [word.strip(",.:") for word in command.split()]
+        if words[0] != "bench-serve":  # it has vLLM's flags
+            wrong += [(file, command, option) for option in set(options) - options_of(words) - {"--help"}]
+    assert wrong == [] and len(commands) > 60 and len({file for file, _ in commands}) > 25
+
+
+@pytest.mark.parametrize("verb", ["diagnose", "explain", "replay", "plan", "report", "export", "kv-lens"])
+def test_a_folder_of_runs_offers_the_newest_and_the_command_for_it(tmp_path, verb):
+    for number in range(7):
+        run = synthetic_run(tmp_path / "runs" / f"r{number}", requests=3)
+        run.update_meta(wall_anchor={"monotonic_ns": 0, "unix_ns": 1_700_000_000_000_000_000 + number})
+    extra = {"explain": ("--slowest", "ttft"), "replay": ("--set", "max_num_seqs=3")}.get(verb, ())
+    done = run_program(verb, "runs", *extra, cwd=tmp_path)
+    assert done.returncode == 2 and "a folder of 7 runs" in done.stderr and "and 2 older ones" in done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    name, options = parsed("sojourn " + last.partition(f"{verb} ")[1] + last.partition(f"{verb} ")[2])
+    assert name == verb and "runs/r6" in [str(value) for each in options.values()
+                                          for value in (each if isinstance(each, list) else [each])]  # fmt: skip
+    assert all(word in last for word in extra)

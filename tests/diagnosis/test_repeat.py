@@ -1,0 +1,91 @@
+"""Every command that a diagnosis prints: the program reads it, and it answers what it is printed for."""
+
+import pytest
+
+from sojourn.diagnosis.diagnose import diagnose
+from sojourn.diagnosis.evidence import read_evidence
+from sojourn.diagnosis.repeat import RECORDS, rerun, with_records, with_settings
+from sojourn.diagnosis.symptom_tree.tree import symptom_tree
+from sojourn.metrics.run.directory import RunDirectory
+from tests.commands.program import parsed
+from tests.diagnosis.test_client_only import TRACES, client_run
+from tests.metrics.synthetic import synthetic_run
+
+HERE = "http://127.0.0.1:8000"
+LOAD = ["sojourn", "load", "my chat.yaml", "--base-url", HERE, "--seed", "3"]
+
+
+def given(tmp_path, command, **engine) -> RunDirectory:
+    run = synthetic_run(tmp_path / "run", requests=5)
+    run.update_meta(command=command, engine=run.meta()["engine"] | {"base_url": HERE} | engine)
+    return run
+
+
+@pytest.mark.parametrize("trace", TRACES)
+def test_proof_of_a_run_without_server_records_gets_them(tmp_path, trace):
+    """The first one that was seen to fail: the printed command repeated the same blind run."""
+    make, *_ = TRACES[trace]
+    run = client_run(tmp_path / "run", [make(number) for number in range(60)])
+    run.update_meta(command=LOAD, engine={"base_url": HERE})
+    diagnosis = diagnose(run)
+    tree = symptom_tree(read_evidence(run), diagnosis, "high_ttft")
+    probes = [(each.probe.measurement, each.probe.command) for each in diagnosis.findings]
+    for measurement, command in [*probes, (tree.next_measurement, tree.next_command)]:
+        verb, options = parsed(command)
+        assert (verb, options["scenario"], options["seed"]) == ("load", "my chat.yaml", 3)
+        assert [str(path) for path in options["server_run"]] == [RECORDS]
+        assert f"--run-dir {RECORDS}" in measurement and measurement.endswith("then")
+
+
+@pytest.mark.parametrize(
+    ("owner", "starts"),
+    [("sojourn", f"--run-dir {RECORDS}"), ("vllm", f"sojourn-probe vllm --out {RECORDS}"), ("someone", "--run-dir")],
+)
+def test_the_words_say_how_a_server_comes_to_record(tmp_path, owner, starts):
+    old = [*LOAD, "--server-run", "elsewhere"]
+    measurement, command = with_records(read_evidence(given(tmp_path, old, served={"owned_by": owner})))
+    assert starts in measurement and [str(path) for path in parsed(command)[1]["server_run"]] == [RECORDS]
+
+
+def test_records_of_another_host_are_joined_by_hand(tmp_path):
+    measurement, command = with_records(read_evidence(given(tmp_path, LOAD, base_url="http://gpu-7:8000")))
+    assert command == "" and "on gpu-7" in measurement and "`sojourn join`" in measurement
+
+
+def test_what_no_command_can_repeat_has_none(tmp_path):
+    for meta in ({"command": None}, {"imported": {"tool": "aiperf"}}):
+        run = given(tmp_path / str(len(meta)) / next(iter(meta)), LOAD)
+        run.update_meta(**meta)
+        facts = read_evidence(run)
+        assert rerun(facts, max_num_seqs=8) == "" and with_records(facts)[1] == "" and "--server-run" in (
+            with_records(facts)[0]
+        )  # fmt: skip
+
+
+def test_other_settings_are_set_where_a_command_starts_the_server_and_said_where_it_does_not(tmp_path):
+    own = read_evidence(given(tmp_path / "own", ["sojourn", "run", "demo", "--set", "max_num_seqs=2", "--seed", "1"]))
+    verb, options = parsed(with_settings(own, "the same scenario", {"max_num_seqs": 8})[1])
+    assert (verb, options["set_"], options["seed"]) == ("run", ["max_num_seqs=8"], 1)
+    foreign = read_evidence(given(tmp_path / "foreign", [*LOAD, "--server-run", "runs/s"]))
+    measurement, command = with_settings(foreign, "the same scenario", {"max_num_seqs": 8})
+    assert "start the server again with max_num_seqs=8 and records in runs/s-2, then" in measurement
+    assert [str(path) for path in parsed(command)[1]["server_run"]] == ["runs/s-2"]
+
+
+def test_another_rate_is_an_option_where_the_arrivals_have_one(tmp_path):
+    run = given(tmp_path, [*LOAD, "--rate", "9"])
+    verb, options = parsed(rerun(read_evidence(run), rate_rps=2.5))
+    assert verb == "load" and options["rate"] == 2.5
+    scenario = run.meta()["scenario"]
+    run.update_meta(scenario=scenario | {"arrivals": {"process": "trace", "file": "x.csv"}})
+    assert rerun(read_evidence(run), rate_rps=2.5) == ""
+
+
+@pytest.mark.parametrize("plant", ["overload", "small_batch_cap"])
+def test_commands_of_a_joined_run_change_what_the_measurement_says(tmp_path, plant):
+    diagnosis = diagnose(synthetic_run(tmp_path / "run", plant=plant))
+    commands = [(each.probe.measurement, each.probe.command) for each in diagnosis.findings if each.probe.command]
+    assert commands
+    for _, command in commands:
+        verb, options = parsed(command)
+        assert verb == "run" and (options["set_"] or options["rate"]), command
