@@ -76,14 +76,7 @@ def explain(cause: Cause, rule: Rule, facts: Client, excess: Excess | None) -> P
     if not cause.in_front and ADMISSION in claims and excess is not None:
         claims = {**claims, ADMISSION: claims[ADMISSION] * (1 - _front_share(facts, excess))}
     found = _hold_against_the_served(facts, found)
-    if found.needs_records:
-        measurement, command = with_records(facts)
-    elif found.rate_rps is not None:
-        measurement, command = found.measurement, rerun(facts, rate_rps=found.rate_rps)
-    else:
-        measurement, command = found.measurement, ""
-        if found.settings is not None:
-            measurement, command = with_settings(facts, measurement, found.settings)
+    measurement, command = _measurement(facts, found)
     return replace(
         found,
         key=cause.key,
@@ -97,6 +90,17 @@ def explain(cause: Cause, rule: Rule, facts: Client, excess: Excess | None) -> P
         measurement=measurement,
         command=command,
         gain=found.gain or gain(facts, claims),
+    )
+
+
+def _measurement(facts: Client, found: Proposal) -> tuple[str, str]:
+    """In words, and as a command, "" where none makes it."""
+    if found.needs_records:
+        return with_records(facts)
+    if found.rate_rps is not None:
+        return found.measurement, rerun(facts, rate_rps=found.rate_rps)
+    return (
+        (found.measurement, "") if found.settings is None else with_settings(facts, found.measurement, found.settings)
     )
 
 

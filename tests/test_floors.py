@@ -78,7 +78,7 @@ INSIDE = {
         ("expectation", "foreign_server", "server_means", "symptoms"),
         ("validity",),
         ("state",),
-        ("limits", "proposal"),
+        ("limits", "proposal", "repeat"),
         ("compare", "symptom_tree.reading"),
         ("cause",),
         ("statements",),
