@@ -24,6 +24,7 @@ from sojourn.commands.cli import (
 from sojourn.commands.load_options import TargetArgument, load_options, scenario_and_server, stated_scenario
 from sojourn.commands.sweep import chosen_rates, measure_rates
 from sojourn.metrics.errors import InputError
+from sojourn.metrics.exit_codes import Ended
 
 if TYPE_CHECKING:
     from sojourn.loadgen.scenario.options import LoadOptions
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from sojourn.loadgen.search.bisection import Goal, Judgement, Outcome, Proposal
     from sojourn.loadgen.sweeps.capacity import CapacityPlan
 
-UNRESOLVED = 3
 
 GRID = ("rates", "rate_from", "rate_to", "points", "scale", "repeats")
 SEARCH = ("attainment", "highest", "tolerance", "confidence", "most_trials", "most_trials_a_rate")  # fmt: skip
@@ -85,10 +85,9 @@ def capacity(
     The load is a scenario, or what the options say. --rate is the first rate (by default 1 per second); a trial
     measures at least --duration (by default 20 s) and --requests (by default 100).
 
-    A trial is judged by the confidence interval of its attainment. Exit code 0 if the bracket is narrow enough, 3 if
-    the search could not resolve it. With rates: goodput and latency at each of them, each in a run of its own, and the
-    frontier of goodput by objectives; exit code 4 while a rate has no valid run. After an interruption the same
-    command continues, and repeats runs that were not valid.
+    A trial is judged by the confidence interval of its attainment. With rates: goodput and latency at each of them,
+    each in a run of its own, and the frontier of goodput by objectives. After an interruption the same command
+    continues, and repeats runs that were not valid.
     """
     need("loadgen")
     from sojourn.loadgen.search.bisection import Goal
@@ -148,7 +147,7 @@ def _search(plan: "CapacityPlan", folder: Path | None, json: bool) -> None:
     else:
         _print(outcome, plan.goal, folder)
     if not outcome.resolved:
-        sys.exit(UNRESOLVED)
+        sys.exit(Ended.CANNOT_TELL)
 
 
 def _trial_line(number: int, proposal: "Proposal", known: "list[Judgement]") -> str:

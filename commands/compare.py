@@ -9,6 +9,7 @@ import typer
 from sojourn.commands.cli import find_run, open_run, out, print_json, table
 from sojourn.metrics.compare.metrics import METRICS
 from sojourn.metrics.errors import InputError, RunDataError
+from sojourn.metrics.exit_codes import Ended
 
 if TYPE_CHECKING:
     from sojourn.metrics.compare.verdict import Compared, Comparison
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from sojourn.metrics.run.directory import RunDirectory
 
 USUAL_MARGIN = "5%"
-EXIT_CODES = {"no worse": 0, "worse": 1, "cannot tell": 3}
+EXIT_CODES = {"no worse": Ended.DONE, "worse": Ended.FAILED, "cannot tell": Ended.CANNOT_TELL}
 RunsArgument = Annotated[Path, typer.Argument(help="a run directory, or a folder of several")]
 
 
@@ -41,8 +42,6 @@ def compare(
     json: Annotated[bool, typer.Option("--json", help="print the comparison as JSON")] = False,
 ) -> None:
     """Say whether B is worse than A beyond a margin.
-
-    Exit code: 0 no worse; 1 worse; 3 cannot tell; 2 wrong use, or runs that cannot be compared.
 
     Each of A and B is one run, or a folder of runs. Runs of the same schedule are compared pair by pair. Only several
     runs a side show how much runs differ by themselves.

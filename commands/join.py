@@ -70,7 +70,7 @@ def _join_server(client: "RunDirectory", server_run: Path) -> None:
     joined = join_runs(client, open_run(server_run))
     out.print(f"{joined.matched} of {joined.of} requests are joined in {client.path}")
     out.print(uncertainty_sentence(client.meta()) or "both ran on one host and share its clock")
-    summarise(client)
+    raise typer.Exit(summarise(client))
 
 
 def _receive(output: Path, port: int) -> None:

@@ -23,6 +23,7 @@ from sojourn.commands.cli import (
 )
 from sojourn.commands.sweep_options import search_progress
 from sojourn.metrics.errors import InputError
+from sojourn.metrics.exit_codes import Ended
 from sojourn.metrics.installed import is_installed
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def ladder(
         with writing(docs, "choose another with --docs"):
             docs.write_text(page(measured, found), encoding="utf-8")
     if len(found) < len(plan.rungs):
-        raise typer.Exit(4)
+        raise typer.Exit(Ended.NOT_VALID)
 
 
 def _device(of_engine: str, asked: str) -> str:

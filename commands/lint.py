@@ -9,6 +9,7 @@ import typer
 
 from sojourn.commands.cli import find_run, need, open_run, out, print_json, table
 from sojourn.metrics.errors import InputError
+from sojourn.metrics.exit_codes import Ended
 
 if TYPE_CHECKING:
     from sojourn.engine.token.text.template import ChatTemplate
@@ -42,16 +43,13 @@ def lint(
     strict: Annotated[bool, typer.Option("--strict", help="exit with 1 if anything is found")] = False,
     json: Annotated[bool, typer.Option("--json", help="print the findings as JSON")] = False,
 ) -> None:  # fmt: skip
-    """Find prompts whose changing part stands first, near misses below a block, and texts and templates that cost.
-
-    Exit code: 0; with --strict 1 if anything was found; 2 wrong use.
-    """
+    """Find prompts whose changing part stands first, near misses below a block, and texts and templates that cost."""
     report = _report(target, model, requests, seed, block_size)
     if json:
         print_json(report)
     else:
         _print(report)
-    sys.exit(1 if strict and report.findings else 0)
+    sys.exit(Ended.FAILED if strict and report.findings else Ended.DONE)
 
 
 def _report(

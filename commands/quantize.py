@@ -31,7 +31,7 @@ def quantize(
 ) -> None:
     """Round a checkpoint's weights to 8 or 4 bits, and say what that changes.
 
-    The whole model is held in float32 meanwhile. Exit code: 0; 2 wrong use, or a model that cannot be written.
+    The whole model is held in float32 meanwhile.
     """
     need("engine")
     from sojourn.engine.config import model_folder

@@ -22,13 +22,11 @@ from sojourn.commands.cli import (
 from sojourn.commands.load_options import load_options, print_load, stated_scenario
 from sojourn.commands.prove_run import claim_of, is_proved, print_claim
 from sojourn.commands.summary import summarise
-from sojourn.loadgen.exit_code import NOT_VALID
 from sojourn.metrics.errors import InputError
+from sojourn.metrics.exit_codes import Ended
 
 if TYPE_CHECKING:
     from sojourn.loadgen.scenario.options import LoadOptions
-
-MISSED = 1
 
 
 @load_options
@@ -96,6 +94,6 @@ def run(
         out.print(
             f"prove it       {command}   (this run, then the same load with the fix)", markup=False, soft_wrap=True
         )
-    if prove and claim is not None and code in (0, NOT_VALID) and not is_proved(done, claim):
-        code = MISSED
+    if prove and claim is not None and code in (Ended.DONE, Ended.NOT_VALID) and not is_proved(done, claim):
+        code = Ended.FAILED
     raise typer.Exit(code)

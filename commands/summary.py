@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sojourn.commands.cli import out, program_name, writing
-from sojourn.loadgen.exit_code import MOST_FAILED, exit_code
+from sojourn.metrics.exit_codes import of_run
 from sojourn.metrics.installed import is_installed, say_missing
 
 if TYPE_CHECKING:
@@ -75,8 +75,7 @@ def _summarise(run: "RunDirectory") -> int:
     out.print(f"run directory  {run.path}")
     out.print(f"open the app   {program_name()} ui {run.path}")
     overall = diagnosis.goodput[0]
-    failed = overall.sent - overall.completed
-    code = exit_code(diagnosis.state != "invalid", overall.completed, failed)
-    if code == MOST_FAILED:
-        print(f"sojourn: {failed:,} of {overall.sent:,} measured requests failed", file=sys.stderr)
+    code, why = of_run(run.meta(), overall.completed, overall.sent - overall.completed)
+    if why:
+        print(f"sojourn: {why}", file=sys.stderr)
     return code

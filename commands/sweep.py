@@ -7,8 +7,8 @@ import typer
 
 from sojourn.commands import sweep_options as options
 from sojourn.commands.cli import RUNS, out, print_json, table
-from sojourn.loadgen.exit_code import exit_code
 from sojourn.metrics.errors import InputError
+from sojourn.metrics.exit_codes import of_load
 from sojourn.metrics.installed import is_installed
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def measure_rates(plan: "SweepPlan", folder: Path | None, json: bool) -> None:
             out.print(f"HTML report    {write_sweep_report([folder])}")
         out.print(f"sweep          {folder}")
     valid = all(rate.points > rate.invalid for rate in found)
-    raise typer.Exit(exit_code(valid, sum(point.completed for point in search.points if point.counts)))
+    raise typer.Exit(of_load(valid, sum(point.completed for point in search.points if point.counts)))
 
 
 def chosen_rates(

@@ -13,6 +13,7 @@ from sojourn.commands.cli import GIVEN
 from sojourn.commands.help_page import HelpGroup, HelpPage, Rows
 from sojourn.commands.verbs import GROUPS, HOLDERS, OLD_NAMES, VERBS, Renamed, Verb
 from sojourn.metrics.errors import InputError
+from sojourn.metrics.exit_codes import epilog
 
 PROGRAM = "sojourn"
 HELP = ("-h", "--help")
@@ -58,9 +59,8 @@ def _loaded(verb: Verb) -> Any:
     function = getattr(import_module(f"sojourn.commands.{verb.function}"), verb.function)
     if isinstance(function, typer.Typer):
         return typer.main.get_group(function)
-    epilog = import_module(f"sojourn.{verb.exit_codes}").EXIT_CODES if verb.exit_codes else None
     page = HelpPage(add_completion=False)
-    page.command(epilog=epilog, **OWN_PARSER if verb.has_own_parser else {})(function)
+    page.command(epilog=epilog(verb.name), **OWN_PARSER if verb.has_own_parser else {})(function)
     return typer.main.get_command(page)
 
 

@@ -12,7 +12,6 @@ class Verb(NamedTuple):
     summary: str  # one line of --help
     is_main: bool = False  # on the first page of --help
     module: str = ""  # in commands/, whose function of the same name it is; by default the last word of the name
-    exit_codes: str = ""  # the module with its EXIT_CODES
     has_own_parser: bool = False  # it parses its arguments itself, --help among them
 
     @property
@@ -21,16 +20,15 @@ class Verb(NamedTuple):
 
 
 MAIN = True
-OF_A_LOAD = "loadgen.exit_code"
 
 GROUPS: Mapping[str, tuple[Verb, ...]] = {
     "Measure": (
-        Verb("watch", "what live servers suffer from now, without any load", MAIN, exit_codes="live.watch.document"),
-        Verb("load", "send a load to a running server, and diagnose the run", MAIN, exit_codes=OF_A_LOAD),
-        Verb("run", "serve a model, send it a load, and diagnose the run", MAIN, exit_codes=OF_A_LOAD),
+        Verb("watch", "what live servers suffer from now, without any load", MAIN),
+        Verb("load", "send a load to a running server, and diagnose the run", MAIN),
+        Verb("run", "serve a model, send it a load, and diagnose the run", MAIN),
         Verb("capacity", "the largest rate that meets the SLO, or goodput by rate"),
-        Verb("locust", "Locust with our timing: own tasks, or a scenario", exit_codes=OF_A_LOAD, has_own_parser=True),
-        Verb("bench-serve", "a load with the flags of vllm bench serve", exit_codes=OF_A_LOAD, has_own_parser=True),
+        Verb("locust", "Locust with our timing: own tasks, or a scenario", has_own_parser=True),
+        Verb("bench-serve", "a load with the flags of vllm bench serve", has_own_parser=True),
     ),
     "Explain": (
         Verb("diagnose", "the causes of a run's latency, with evidence and fixes", MAIN),
@@ -50,7 +48,7 @@ GROUPS: Mapping[str, tuple[Verb, ...]] = {
         Verb("report", "a run as one HTML file", MAIN),
         Verb("ui", "the app: all runs, in the browser", MAIN),
         Verb("export", "a run as a trace, a page or another tool's file"),
-        Verb("import", "another tool's result file as a run", module="import_result", exit_codes=OF_A_LOAD),
+        Verb("import", "another tool's result file as a run", module="import_result"),
         Verb("join", "the records of a server, joined to a client's run"),
     ),
     "Serve": (

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from sojourn.commands.cli import RUNS, find_run, open_run, out, print_json, table
 from sojourn.metrics.errors import InputError, ReplayError, SojournError
+from sojourn.metrics.exit_codes import Ended
 
 if TYPE_CHECKING:
     from sojourn.metrics.run.directory import RunDirectory
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from sojourn.replay.verdict.ledger import Checked, LedgerEntry
     from sojourn.replay.verdict.verify import Verified
 
-MISSED = 1
 PREDICTED_BY = {"diagnosis": "the diagnosis", "rival": "the diagnosis, of its rival", "plan": "the plan",
                 "replay": "a replay, after the fact"}  # fmt: skip
 
@@ -41,8 +41,7 @@ def verify(
     """Compare what was predicted of a change with what the run with that change gave, and keep score.
 
     The prediction is that of RUN's diagnosis, if the settings that differ are those of a fix that it names; else RUN
-    is replayed with the settings that differ. It is judged as it was stated, and for the speed that RUN2 had. Exit
-    code: 0 hit, or what could not be predicted; 1 miss; 2 wrong use, or runs that cannot be compared.
+    is replayed with the settings that differ. It is judged as it was stated, and for the speed that RUN2 had.
     """
     from sojourn.replay.verdict.ledger import FILE_NAME
 
@@ -63,7 +62,7 @@ def verify(
     else:
         print_verified(found, path)
     if not found.entry.hit:
-        sys.exit(MISSED)
+        sys.exit(Ended.FAILED)
 
 
 def _device_speed(words: list[str]) -> float:

@@ -21,7 +21,8 @@ from sojourn.loadgen.run.distributed import MasterReplay, WorkerReplay
 from sojourn.loadgen.run.replay import ended_with, replay_alone, report, start_replay
 from sojourn.loadgen.scenario.scenario import bundled_scenarios, load_scenario
 from sojourn.loadgen.target.processes import end_with
-from sojourn.metrics.errors import ExperimentError, InputError, RunDataError, ServerError
+from sojourn.metrics.errors import InputError, SojournError
+from sojourn.metrics.exit_codes import Ended
 
 
 class ScenarioNames(list):
@@ -73,7 +74,7 @@ class Session:
     def __init__(self, environment):
         self.environment = environment
         self.replaying = None
-        self.stopping = False
+        self.stopping = self.has_signal = False
         self.started = None
         self.page = GoodputPage(environment, replays=True)
         runner = environment.runner
@@ -82,12 +83,12 @@ class Session:
 
     def begin(self, **_):
         if self.worker is None:
-            self.stopping, self.started = False, None
+            self.stopping, self.has_signal, self.started = False, False, None
             self.replaying = gevent.spawn(self.replay)
 
     def replay(self):
         """Sends the load, and ends Locust with an exit code. It must not raise: nothing would catch it."""
-        self.environment.process_exit_code = 1  # of a load that is cut short
+        self.environment.process_exit_code = Ended.STOPPED  # of a load that is cut short
         self.page.begin()
         message, is_fault = "", True
         try:
@@ -98,15 +99,15 @@ class Session:
                 self.master.run(started)
             else:
                 replay_alone(started, self.show)
-            self.environment.process_exit_code, why = ended_with(started.run)
+            code, why = ended_with(started.run)
+            self.environment.process_exit_code = Ended.STOPPED if self.has_signal else code
             is_fault = bool(why)
             hint = report(started.run) if started.run is not None else ""
             message = "; ".join(filter(None, (why, hint)))
-        except (InputError, ServerError, ExperimentError) as error:  # not of the run directory: that ends a run early
-            message, self.environment.process_exit_code = f"error: {error}", 2
-        except RunDataError as error:
-            message = f"error: {error}"
+        except SojournError as error:
+            message, self.environment.process_exit_code = f"error: {error}", error.exit_code
         except Exception as error:
+            self.environment.process_exit_code = Ended.FAILED
             message = f"error: the replay ended early: {type(error).__name__}: {error}"
         finally:
             self.page.unfollow()
@@ -150,6 +151,7 @@ class Session:
         if self.worker is not None:
             self.environment.process_exit_code = 0  # the master speaks for all
         elif self.replaying is not None and not self.replaying.ready():
+            self.has_signal = not self.stopping
             self.environment.runner.stop()  # a signal ends Locust without it
             self.replaying.join()
 

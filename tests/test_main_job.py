@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from sojourn.interop.sources.view import observe
-from sojourn.loadgen.exit_code import NOT_VALID
 from sojourn.loadgen.scenario.scenario import SCENARIO_FOLDER
+from sojourn.metrics.exit_codes import Ended
 from sojourn.metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS, closes
 from sojourn.metrics.records import STAGES
 from sojourn.metrics.run.directory import RunDirectory
@@ -56,7 +56,7 @@ def demo(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo")
     process = sojourn("run", short_demo(folder, 6), "--output", folder / "run")
     output, _ = process.communicate(timeout=110)
-    assert process.returncode in (0, NOT_VALID), output
+    assert process.returncode in (0, Ended.NOT_VALID), output
     return RunDirectory.open(folder / "run"), output
 
 
@@ -131,7 +131,7 @@ def test_load_beside_our_own_server_joins_what_both_recorded(tmp_path):
         httpx.post(f"{server.url}/v1/completions", json={"model": "tiny-model", "prompt": "not of this load"})
         process = sojourn("load", short_demo(tmp_path, 6), *arguments)
         output, _ = process.communicate(timeout=90)
-    assert process.returncode in (0, NOT_VALID), output
+    assert process.returncode in (0, Ended.NOT_VALID), output
     run = RunDirectory.open(tmp_path / "run")
     requests, steps = run.requests(), run.table("steps")
     assert (requests.status == "ok").all() and len(steps) > 50 and nothing_but_lateness(run)

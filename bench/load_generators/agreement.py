@@ -29,7 +29,7 @@ from bench.json_process import ROOT, environment
 from bench.load_generators.accuracy import VLLM_BENCH
 from bench.report.estimate import median_of
 from sojourn.engine.config import model_folder
-from sojourn.loadgen.exit_code import NOT_VALID
+from sojourn.metrics.exit_codes import Ended
 from sojourn.metrics.machine.host import company
 from sojourn.metrics.run.directory import RunDirectory
 
@@ -87,7 +87,7 @@ def run(client: Client, server: Server, options: argparse.Namespace, seed: int) 
             client(flags, folder), cwd=ROOT if client is our_client else folder, env=offline, capture_output=True,
             text=True, timeout=CLIENT_TIMEOUT_S,
         )  # fmt: skip
-        if done.returncode == NOT_VALID:  # by our stricter rule; here both count from the actual send
+        if done.returncode == Ended.NOT_VALID:  # by our stricter rule; here both count from the actual send
             print("ours was not valid: the machine was too busy to send in time", file=sys.stderr)
         elif done.returncode:
             raise RuntimeError(f"a client ended with {done.returncode}: {(done.stdout + done.stderr)[-1500:]}")

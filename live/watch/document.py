@@ -6,14 +6,10 @@ import msgspec
 
 from sojourn.diagnosis.verdict import Diagnosis, Finding
 from sojourn.interop.sources.view import ServerView
+from sojourn.metrics.exit_codes import Ended
 
 State = Literal["healthy", "idle", "degraded", "overloaded", "stuck", "cannot tell", "unreachable"]
 WORST_FIRST: tuple[State, ...] = ("stuck", "overloaded", "degraded", "unreachable", "cannot tell", "healthy", "idle")
-HEALTHY, CANNOT_TELL, FINDING, STUCK = 0, 3, 6, 7  # exit codes of `sojourn watch --once`
-EXIT_CODES = (
-    "Exit code of --once: 0 healthy or idle; 6 a finding; 7 stuck, an engine hangs; 3 cannot tell, or no server "
-    "answers; 1 failure; 2 wrong use."
-)
 
 
 class Met(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,10 +84,10 @@ class Watch(msgspec.Struct, frozen=True, kw_only=True):
     servers: list[WatchedServer]
 
 
-def exit_code(state: State) -> int:
+def exit_code(state: State) -> Ended:
     """Of `sojourn watch --once`, for alerts."""
     if state in ("healthy", "idle"):
-        return HEALTHY
+        return Ended.DONE
     if state == "stuck":
-        return STUCK
-    return FINDING if state in ("degraded", "overloaded") else CANNOT_TELL
+        return Ended.STUCK
+    return Ended.FINDING if state in ("degraded", "overloaded") else Ended.CANNOT_TELL

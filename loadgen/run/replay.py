@@ -14,7 +14,6 @@ from gevent import subprocess
 from sojourn.loadgen.client.dispatcher import LoadClient, OnFinished, Replay
 from sojourn.loadgen.client.event_log import recording, write_progress
 from sojourn.loadgen.client.pacing import Wire
-from sojourn.loadgen.exit_code import NOT_VALID, exit_code
 from sojourn.loadgen.prompts.bodies import build_wire_requests
 from sojourn.loadgen.scenario.arrivals import ClosedLoop
 from sojourn.loadgen.scenario.scenario import Scenario, load_scenario
@@ -24,6 +23,7 @@ from sojourn.loadgen.schedule.request import ScheduledRequest, save_schedule, sc
 from sojourn.loadgen.schedule.shards import loop_of, part_of
 from sojourn.loadgen.target.endpoint import parse_base_url, served_model
 from sojourn.metrics.errors import ExperimentError
+from sojourn.metrics.exit_codes import of_run
 
 if TYPE_CHECKING:
     from sojourn.metrics.run.directory import RunDirectory
@@ -159,12 +159,7 @@ def ended_with(run: "RunDirectory | None") -> tuple[int, str]:
     meta = run.meta()
     is_served = measured(run.table("client"), meta).status == "ok"
     served, failed = int(is_served.sum()), int((~is_served).sum())
-    code = exit_code(meta["valid"], served, failed)
-    if not code:
-        return 0, ""
-    if code == NOT_VALID:
-        return code, f"the run is not valid: {'; '.join(meta['invalid_reasons'])}"
-    return code, f"{failed} of {served + failed} measured requests failed"
+    return of_run(meta, served, failed)
 
 
 def report(run: "RunDirectory") -> str:

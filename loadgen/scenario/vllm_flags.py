@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 
 from sojourn.interop.exported.vllm_result import COLUMNS
 from sojourn.loadgen.errors import nearest
-from sojourn.loadgen.exit_code import EXIT_CODES
 from sojourn.loadgen.scenario.scenario import Scenario
 from sojourn.loadgen.scenario.vllm_scenario import BACKENDS, DATASETS, ENDPOINTS, flag, pair, scenario_of
 from sojourn.metrics.errors import InputError
+from sojourn.metrics.exit_codes import epilog
 
 MOST_PROCESSES = 64
 # Flags of vLLM without a counterpart, with the way out of each.
@@ -121,7 +121,7 @@ def parse(arguments: list[str]) -> BenchServe:
 def flag_parser() -> argparse.ArgumentParser:
     """Every flag defaults to None, to distinguish given flags from absent ones."""
     parser = _Parser(prog="sojourn bench-serve", usage="sojourn bench-serve [OPTIONS]", allow_abbrev=False,
-                     add_help=False, argument_default=None, epilog=EXIT_CODES)  # fmt: skip
+                     add_help=False, argument_default=None, epilog=epilog("bench-serve"))  # fmt: skip
     server = parser.add_argument_group("server")
     server.add_argument("--backend", choices=list(BACKENDS), help="openai and vllm: completions; openai-chat: chat")
     server.add_argument("--base-url", help="such as http://127.0.0.1:8000")

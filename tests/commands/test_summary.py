@@ -7,7 +7,7 @@ import pytest
 
 from sojourn.commands import cli, summary
 from sojourn.commands.cli import PipeSafeConsole, run_progress
-from sojourn.loadgen.exit_code import MOST_FAILED, NOT_VALID
+from sojourn.metrics.exit_codes import Ended
 from tests.metrics.synthetic import PLANTS, synthetic_run
 
 
@@ -22,14 +22,15 @@ def test_a_reader_that_leaves_ends_the_printing_and_nothing_else(tmp_path, monke
 
 
 @pytest.mark.parametrize(("meta", "failing", "code"), [
-    ({}, 0.0, 0), ({"valid": False, "invalid_reasons": ["sent late"]}, 0.0, NOT_VALID), ({}, 1.0, MOST_FAILED),
-    ({}, 0.9, MOST_FAILED),
+    ({}, 0.0, 0), ({"valid": False, "invalid_reasons": ["sent late"]}, 0.0, Ended.NOT_VALID),
+    ({}, 1.0, Ended.MOST_FAILED),
+    ({}, 0.9, Ended.MOST_FAILED),
 ])  # fmt: skip
 def test_exit_code_tells_a_run_that_is_not_valid_and_one_in_which_most_failed(tmp_path, capsys, meta, failing, code):
     run = synthetic_run(tmp_path / "run", requests=20, plant=replace(PLANTS["healthy"], failing_share=failing))
     run.update_meta(**meta)
     assert summary.summarise(run) == code
-    assert ("of 20 measured requests failed" in capsys.readouterr().err) == (code == MOST_FAILED)
+    assert ("of 20 measured requests failed" in capsys.readouterr().err) == (code == Ended.MOST_FAILED)
 
 
 @pytest.mark.parametrize(("error", "says"), [(KeyboardInterrupt, "stopped; what was recorded is in"),

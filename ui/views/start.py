@@ -6,16 +6,13 @@ import time
 import streamlit as st
 
 from sojourn.metrics.errors import InputError
+from sojourn.metrics.exit_codes import meanings
 from sojourn.ui.address import named
 from sojourn.ui.page import stop_with, style
 from sojourn.ui.scenario_process import Launcher, Started, bundled, command_of, why_not
 from sojourn.ui.text import markdown
 
 OURS, RUNNING = "Sojourn's engine", "a server that runs already"
-EXIT_WORDS = {
-    0: "It has ended.", 1: "It has ended: too many requests failed.", 2: "It was not started: see its last line.",
-    4: "It has ended, and its run is not valid: the reason stands in its report.", 130: "It was stopped.",
-}  # fmt: skip
 
 
 @st.cache_resource
@@ -85,7 +82,7 @@ def show(started: Started) -> None:
         st.button("Stop", icon=":material/stop:", on_click=started.stop, disabled=started.is_stopping, key="stop",
                   help="ends the load and its server; what was recorded stays")  # fmt: skip
     else:
-        sentence = EXIT_WORDS.get(code, f"It has ended with exit code {code}.")
+        sentence = f"It has ended with exit code {code}: {meanings('load').get(code, 'see its last line')}."
         (st.success if code == 0 else st.warning)(f"{sentence} It took {started.seconds:,.0f} s.")
     st.code("\n".join(started.lines()) or "…", language=None)
     if code is not None and (started.run / "run.json").exists():

@@ -18,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sojourn.loadgen.errors import ScenarioError
-from sojourn.loadgen.exit_code import NOT_VALID
 from sojourn.loadgen.prompts.bodies import build_wire_requests
 from sojourn.loadgen.run.distributed import ENDED, PART, READY, START, MasterReplay, WorkerReplay, clock_shift
 from sojourn.loadgen.run.experiment import load_url
@@ -30,6 +29,7 @@ from sojourn.loadgen.schedule.shards import DONE, LOST, Shard, doubts_about, loo
 from sojourn.loadgen.target.endpoint import parse_base_url
 from sojourn.loadgen.target.processes import load_command
 from sojourn.metrics.errors import ExperimentError
+from sojourn.metrics.exit_codes import Ended
 from sojourn.metrics.machine.host import boot_id
 from sojourn.metrics.run.directory import RunDirectory
 from tests.loadgen.run.test_experiment import scenario_file, wait_for
@@ -51,7 +51,7 @@ def test_four_workers_send_the_schedule_exactly_once_from_one_start(tmp_path):
     server = ScriptedServer().start()
     chosen = scenario({"process": "constant", "rate_rps": 60, "count": 61}, measure={"warmup_requests": 2})
     load, _ = start_four(tmp_path, chosen, server.url)
-    assert load.wait(60) in (0, NOT_VALID), (tmp_path / "load.log").read_text()  # a busy machine sends late
+    assert load.wait(60) in (0, Ended.NOT_VALID), (tmp_path / "load.log").read_text()  # a busy machine sends late
     run = RunDirectory.open(tmp_path / "run")
     client = run.table("client")
     assert sorted(seen["headers"]["x-request-id"] for seen in server.seen) == sorted(client.request_id)
@@ -78,7 +78,7 @@ def test_requests_of_a_killed_worker_are_missing_and_nobody_sends_them_again(tmp
     late = subprocess.Popen([*words[:at], *words[at + 2 :], "--worker"], stdout=subprocess.DEVNULL,
                             stderr=subprocess.DEVNULL, cwd=tmp_path)  # fmt: skip
     try:
-        assert load.wait(60) == NOT_VALID, (tmp_path / "load.log").read_text()
+        assert load.wait(60) == Ended.NOT_VALID, (tmp_path / "load.log").read_text()
     finally:
         late.kill()
     told = (tmp_path / "load.log").read_text()

@@ -6,11 +6,11 @@ import shutil
 import pytest
 
 from sojourn.loadgen.client import event_log
-from sojourn.loadgen.exit_code import MOST_FAILED, NOT_VALID, exit_code
 from sojourn.loadgen.record.live_table import LiveTable
 from sojourn.loadgen.run import run_files
 from sojourn.loadgen.run.run_files import begin_run, finish_run, recover
 from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.exit_codes import Ended, of_load
 from sojourn.metrics.run.directory import RunDirectory
 from tests.loadgen.scenarios import replay, scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer
@@ -73,8 +73,9 @@ def test_a_removed_run_directory_is_logged_once_and_ends_in_a_sentence(tmp_path,
 
 
 @pytest.mark.parametrize(("valid", "served", "failed", "code"), [
-    (True, 1, 0, 0), (True, 5, 5, 0), (True, 5, 6, MOST_FAILED), (True, 0, 0, MOST_FAILED), (False, 9, 0, NOT_VALID),
-    (False, 0, 9, NOT_VALID),
+    (True, 1, 0, 0), (True, 5, 5, 0), (True, 5, 6, Ended.MOST_FAILED), (True, 0, 0, Ended.MOST_FAILED),
+    (False, 9, 0, Ended.NOT_VALID),
+    (False, 0, 9, Ended.NOT_VALID),
 ])  # fmt: skip
 def test_a_load_fails_where_more_requests_failed_than_were_served(valid, served, failed, code):
-    assert exit_code(valid, served, failed) == code
+    assert of_load(valid, served, failed) == code
