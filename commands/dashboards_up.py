@@ -5,6 +5,7 @@ import dataclasses
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -118,7 +119,7 @@ def folder(data: Path | None) -> Iterator[Path]:
 def beside_the_app(parts: contextlib.ExitStack, places: Places, place: Path, port: int) -> dict[str, subprocess.Popen]:
     from sojourn.ui.launch import app_command
 
-    stack = dataclasses.replace(places.stack, host_network=True)  # nothing lies behind a bridge
+    stack = dataclasses.replace(places.stack, host_network=True, watch_port=free_port())  # no bridge is between
     options = places.options(port, f"http://127.0.0.1:{port}/dashboards?board={{board}}&")
     build_dashboards(place, options, stack)
     base = f"http://127.0.0.1:{stack.prometheus_port}"
@@ -130,17 +131,34 @@ def beside_the_app(parts: contextlib.ExitStack, places: Places, place: Path, por
     parts.callback(stop, prometheus)
     app = start(app_command(places.runs, None, port, prometheus=base, boards=place), place / "app.log")
     parts.callback(stop, app)
-    children = {"prometheus": prometheus, "app": app}
     wait(f"{base}/-/ready", "prometheus", prometheus, place, START_SECONDS)
+    watch = start(watch_command(places, base, stack.watch_port), place / "watch.log")
+    parts.callback(stop, watch)
+    children = {"prometheus": prometheus, "app": app, "watch": watch}
     wait(f"http://127.0.0.1:{port}/_stcore/health", "app", app, place, START_SECONDS)
     out.print(f"dashboards  http://127.0.0.1:{port}/dashboards", soft_wrap=True)
     out.print(f"Prometheus  {base} (alerts: {base}/alerts)", soft_wrap=True)
-    out.print("Ctrl-C ends both")
+    out.print("Ctrl-C ends them")
     return children
+
+
+def watch_command(places: Places, base: str, port: int) -> list[str]:
+    """A watch of all that the Prometheus scrapes; its findings become annotations."""
+    slo = " ".join(f"{name.removesuffix('_ms')}:{bound:g}" for name, bound in places.objectives.items())
+    options = ["--prometheus", base, "--metrics-port", str(port), *(["--slo", slo] if slo else [])]
+    return [sys.executable, "-m", "sojourn", "watch", *options]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def in_compose(parts: contextlib.ExitStack, places: Places, place: Path, port: int) -> dict[str, subprocess.Popen]:
     stack = dataclasses.replace(places.stack, grafana_port=port)
+    if stack.host_network:  # else its container does not see a watch on 127.0.0.1
+        stack = dataclasses.replace(stack, watch_port=free_port())
     let_containers_read(
         place, build_dashboards(place, places.options(APP_PORT, f"http://127.0.0.1:{port}/d/{{board}}?"), stack)
     )
@@ -150,10 +168,15 @@ def in_compose(parts: contextlib.ExitStack, places: Places, place: Path, port: i
     child = start([*compose, "up"], place / "compose.log")
     parts.callback(stop, child)
     wait(f"http://127.0.0.1:{port}/api/health", "compose", child, place, PULL_SECONDS)
+    base = f"http://127.0.0.1:{stack.prometheus_port}"
+    children = {"compose": child}
+    if stack.watch_port:
+        children["watch"] = start(watch_command(places, base, stack.watch_port), place / "watch.log")
+        parts.callback(stop, children["watch"])
     out.print(f"Grafana     http://127.0.0.1:{port}", soft_wrap=True)
-    out.print(f"Prometheus  http://127.0.0.1:{stack.prometheus_port}", soft_wrap=True)
-    out.print("Ctrl-C ends both")
-    return {"compose": child}
+    out.print(f"Prometheus  {base}", soft_wrap=True)
+    out.print("Ctrl-C ends them")
+    return children
 
 
 def let_containers_read(place: Path, files: Sequence[Path]) -> None:

@@ -41,6 +41,13 @@ def watch(
         float, typer.Option("--for", min=2, max=3600, help="seconds of the window that a verdict is of")
     ] = 60.0,
     once: Annotated[bool, typer.Option("--once", help="observe for one window, print the verdict, end")] = False,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=65535,
+            help="also export states and findings at /metrics of this port of 127.0.0.1, for a Prometheus"
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="with --once: print the verdict as JSON")] = False,
 ) -> None:  # fmt: skip
     """Watch live servers: what they suffer from now, and why. It sends no load and reads no prompt."""
@@ -48,6 +55,8 @@ def watch(
 
     if json and not once:
         raise InputError("--json takes --once: a page that goes on has no end to print")
+    if once and metrics_port is not None:
+        raise InputError("--metrics-port is of a watch that goes on; leave it or --once out")
     objectives = bounds_of(slo)
     watcher = Watcher(
         urls or [], objectives, window_s=for_, records=server_run or (), prometheus=prometheus or (), select=select
@@ -55,6 +64,10 @@ def watch(
     try:
         if once:
             raise typer.Exit(_once(watcher, for_, json))
+        if metrics_port is not None:
+            from sojourn.live.watch.exposition import serve
+
+            serve(metrics_port, watcher.watch)
         _page(watcher)
     finally:
         watcher.stop()

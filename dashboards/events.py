@@ -24,12 +24,19 @@ def _appeared(series: str, by: str) -> str:
     return f"count by ({by}) ({series}) unless count by ({by}) ({series} offset 2m)"
 
 
-# An alert or a finding may lack labels of the variables; a matcher that allows "" keeps it.
-_ANY_SERVER = 'instance=~"$instance|"'
+# Some alerts and all findings lack labels of the variables; a matcher that allows "" keeps them.
+OR_NONE = ",".join(f'{name}=~"${name}|"' for name in ("job", "model_name", "instance"))
+FIRING = f'ALERTS{{alertname=~"Sojourn.+",alertstate="firing",{OR_NONE}}}'
+FOUND = f"sojourn_watch_finding{{{OR_NONE}}}"  # live.watch.exposition
 EVENTS = (
     Event(
-        "Alerts", f'ALERTS{{alertname=~"Sojourn.+",alertstate="firing",{_ANY_SERVER}}}', "{{alertname}}",
+        "Alerts", FIRING, "{{alertname}}",
         "Fires for {{model_name}} {{instance}}. From the series ALERTS of Prometheus.", "#D55E00",
+    ),
+    Event(
+        "Findings", FOUND, "{{title}} at {{instance}}",
+        "{{object}} ({{finding}}), found by sojourn watch from {{series}}. From the series sojourn_watch_finding.",
+        "#E69F00",
     ),
     Event(
         "Restarts", f"sum by ({_SERVER}) (resets(llm:token_generated_tokens_total{{{SELECTOR}}}[1m])) > 0",

@@ -23,6 +23,7 @@ class Stack:
     prometheus_port: int = 9090
     grafana_port: int = 3000
     host_network: bool = True
+    watch_port: int = 0  # of a `sojourn watch` on this host; 0: none
 
     def files(self) -> dict[str, dict[str, Any]]:
         """File name → content."""
@@ -37,10 +38,14 @@ class Stack:
         """Rules are evaluated as often as targets are scraped: the neutral names are recorded by rules."""
         targets = [target if self.host_network else _from_a_bridge(target) for target in self.targets]
         every = f"{SCRAPE_SECONDS}s"
+        jobs: list[dict[str, Any]] = [{"job_name": JOB, "static_configs": [{"targets": targets}]}]
+        if self.watch_port:  # its series carry the labels of the servers that it watches
+            own = [{"targets": [f"127.0.0.1:{self.watch_port}"]}]
+            jobs.append({"job_name": "sojourn-watch", "honor_labels": True, "static_configs": own})
         return {
             "global": {"scrape_interval": every, "evaluation_interval": every},
             "rule_files": ["rules.yaml"],
-            "scrape_configs": [{"job_name": JOB, "static_configs": [{"targets": targets}]}],
+            "scrape_configs": jobs,
         }
 
     def datasource(self) -> dict[str, Any]:

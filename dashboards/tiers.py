@@ -5,6 +5,7 @@ does not export its figure; `docs/foreign-servers.md` says which those are.
 """
 
 from sojourn.dashboards.content import Row
+from sojourn.dashboards.events import FIRING, FOUND
 from sojourn.dashboards.neutral import PRESENT, SPAN_REQUESTS, SPAN_SECONDS
 from sojourn.dashboards.rules_of_ours import BUDGET, BURN_RATE, BURN_WINDOWS
 from sojourn.dashboards.views import Panel, Query, by_server, gauge, increase, rate
@@ -35,7 +36,6 @@ def _part(part: str, whole: str) -> str:
     return f"{part} / ({whole} > 0)"
 
 
-_FIRING = 'max by (alertname, severity) (ALERTS{alertname=~"Sojourn.+",alertstate="firing",instance=~"$instance|"})'
 _MISSED = increase(_JUDGED, by="model_name", where=f'{_GOOD},outcome="missed"')
 _BURNS = tuple(
     Query(f'{BURN_RATE.format(window=window)}{{model_name=~"$model_name"}}', f"{{{{model_name}}}}, over {window}")
@@ -44,9 +44,12 @@ _BURNS = tuple(
 
 SATURATION = (
     Row("Objectives: alerts, error budget, goodput", (
-        _one("Firing alerts", "suffix: firing", _FIRING, "{{alertname}} ({{severity}})", shape="states", width=12,
-             is_derived=True,
-             note="Alerts of rules.yaml over time. The page alerts.md of the documentation has what each means."),
+        Panel("Firing alerts and findings", "suffix: firing", (
+            Query(f"max by (alertname, severity) ({FIRING})", "{{alertname}} ({{severity}})"),
+            Query(f"max by (title, object) ({FOUND})", "{{title}}: {{object}}"),
+        ), shape="states", width=12, is_derived=True,
+              note="Alerts of rules.yaml, and causes that `sojourn watch --metrics-port` names, over time. The page "
+                   "alerts.md of the documentation has what each alert means."),
         _one("Error budget left", "percentunit",
              f"1 - ({_MISSED} / {increase(_JUDGED, by='model_name', where=_GOOD)}) / scalar({BUDGET})",
              "{{model_name}}",

@@ -79,7 +79,8 @@ class Panel:
 
 _METRIC_OF_SAMPLE = {sample: metric for metric in CATALOG for sample in sample_names(metric)}
 _SAMPLE = re.compile(r"(?<![\w:])(?:sojourn_|llm:)[a-z0-9_]+")
-_SPANS = (SPAN_SECONDS, SPAN_REQUESTS)  # which stand for no family of the catalogue
+# No family of the catalogue: those of recording rules, and that of a watch.
+_OTHERS = (SPAN_SECONDS, SPAN_REQUESTS, "sojourn_watch_finding")
 
 
 def metrics_of(expr: str) -> tuple[Metric, ...]:
@@ -87,7 +88,7 @@ def metrics_of(expr: str) -> tuple[Metric, ...]:
 
     Raises KeyError for one that the catalogue lacks.
     """
-    names = [name for name in _SAMPLE.findall(expr) if name not in _SPANS]
+    names = [name for name in _SAMPLE.findall(expr) if name not in _OTHERS]
     return tuple(dict.fromkeys(_METRIC_OF_SAMPLE[catalogue_name(name)] for name in names))
 
 

@@ -12,6 +12,7 @@ from sojourn.dashboards.boards import BOARDS
 from sojourn.dashboards.neutral import BOUND, FAMILIES, SPAN_REQUESTS, SPAN_SECONDS, neutral
 from sojourn.dashboards.rules import rules
 from sojourn.dashboards.views import CHOICES
+from sojourn.live.watch.exposition import HELP
 from sojourn.metrics.catalog.catalog import CATALOG, METRIC_BY_NAME, Metric, sample_names
 
 Board = dict[str, Any]
@@ -97,7 +98,7 @@ def variables_are_used(board: Board) -> Iterator[str]:
                 else names - CHOSEN | ({*CHOICES} & labels & names if family in CHOSEN_FAMILIES else set())
             )
             for name in sorted(wanted):
-                if f'{name}=~"${name}"' not in selector:
+                if not re.search(rf'{name}=~"\${name}\|?"', selector):
                     yield f"{title!r} ignores ${name}"
         for used in re.findall(r"\$\{?(\w+)", expr):
             if used not in names and used not in ("__rate_interval", "__range"):
@@ -122,7 +123,7 @@ def metrics_exist(board: Board) -> Iterator[str]:
         if not names and not recorded and not expr.startswith(("ALERTS{", "max by (alertname, severity) (ALERTS{")):
             yield f"{title!r} queries no metric of ours"
         for name in names:
-            if name not in METRIC_OF_SAMPLE and name not in SPANS:
+            if name not in METRIC_OF_SAMPLE and name not in (*SPANS, *HELP):
                 yield f"{title!r} queries {name}, which nobody exports"
 
 

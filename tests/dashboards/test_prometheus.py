@@ -23,6 +23,8 @@ from sojourn.dashboards.rules_of_ours import BUDGET
 from sojourn.interop.exported.prometheus import Exporter
 from sojourn.interop.exported.prometheus_series import CONTENT_TYPE, Histogram
 from sojourn.interop.exported.vllm_names import EngineFacts
+from sojourn.live.watch.document import Watch
+from sojourn.live.watch.exposition import page as watch_page
 from sojourn.metrics.catalog.metric import LAG_BOUNDS
 from sojourn.metrics.compute.kernels import CLASSES
 from sojourn.metrics.compute.startup import StartupClock
@@ -32,6 +34,7 @@ from sojourn.metrics.steps import Steps
 from tests.dashboards.lint import expressions
 from tests.dashboards.prometheus_server import as_grafana_asks, ask, draws, figures, scraping
 from tests.metrics.foreign import SglangPage, VllmPage, steady
+from tests.metrics.live_pages import observed
 from tests.metrics.random_records import random_request, random_step, random_system
 from tests.metrics.vllm_families import DASHBOARDS
 
@@ -91,6 +94,17 @@ class GrowingPage:
         return self.exporter.render()
 
 
+class WatchPage:
+    """A `sojourn watch` of a server whose batch is too small."""
+
+    def __init__(self):
+        server = observed(steady(100, every_s=0.4, queue_s=2.0), 40, lambda _: (4, 6, 0.2)).watched()
+        self._watch = Watch(at="", state=server.state, headline="", servers=[server])
+
+    def scrape(self) -> bytes:
+        return watch_page(self._watch)
+
+
 class ForeignPage:
     """A vLLM or SGLang with some more requests at each scrape."""
 
@@ -106,7 +120,7 @@ class ForeignPage:
 
 
 @contextlib.contextmanager
-def served(page: GrowingPage | ForeignPage) -> Iterator[str]:
+def served(page: GrowingPage | ForeignPage | WatchPage) -> Iterator[str]:
     """The host and port of a server of this page."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -136,7 +150,8 @@ def prometheus(tmp_path_factory):
     page = GrowingPage()
     with (
         served(page) as ours, served(ForeignPage(VllmPage())) as vllm, served(ForeignPage(SglangPage())) as sglang,
-        scraping(tmp_path_factory.mktemp("prometheus"), ours, vllm, sglang, scrapes=SCRAPES_NEEDED) as base,
+        served(WatchPage()) as watch,
+        scraping(tmp_path_factory.mktemp("prometheus"), ours, vllm, sglang, watch, scrapes=SCRAPES_NEEDED) as base,
     ):  # fmt: skip
         yield base, page
 

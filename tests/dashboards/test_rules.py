@@ -283,6 +283,8 @@ HAPPENED = {  # series in which it happens in minute 10, and those in which noth
     "Deploys": ({f"llm:request_running{BEFORE}": "_x10 1x10"}, {f"llm:request_running{BEFORE}": "1x20"}),
     "Versions": ({f'sojourn_telemetry_build_info{{{POD},version="2"}}': "_x10 1x10"},
                  {f'sojourn_telemetry_build_info{{{POD},version="1"}}': "1x20"}),
+    "Findings": ({f'sojourn_watch_finding{{{POD},title="a",object="b",finding="c",series="d"}}': "_x10 0.8x10"},
+                 {f"sojourn_watch_state{{{POD}}}": "1x20"}),
     "Alerts": ({f'ALERTS{{{POD},alertname="SojournStuck",alertstate="firing"}}': "_x10 1x10"},
                {f'ALERTS{{{POD},alertname="SojournStuck",alertstate="pending"}}': "1x20"}),
 }  # fmt: skip

@@ -38,6 +38,11 @@ def test_on_linux_containers_share_this_machines_network_and_listen_to_it_alone(
     assert files["datasource.yaml"]["datasources"][0]["url"] == "http://127.0.0.1:9191"
 
 
+def test_the_series_of_a_watch_keep_the_labels_of_the_servers_that_it_watches():
+    own = Stack(watch_port=9105).files()["prometheus.yaml"]["scrape_configs"][1]
+    assert own["honor_labels"] is True and own["static_configs"][0]["targets"] == ["127.0.0.1:9105"]
+
+
 def test_behind_a_bridge_this_machine_has_another_name_and_other_hosts_keep_theirs():
     files = Stack(("127.0.0.1:8001", "localhost:8002", "10.0.0.7:8000"), host_network=False).files()
     (scraped,) = files["prometheus.yaml"]["scrape_configs"]

@@ -73,7 +73,9 @@ def test_stacked_panel_is_stacked():
 
 def test_an_alert_is_a_bar_while_it_fires_and_an_event_a_line_with_its_words():
     fired = line("SojournStuck (critical)", [1.0, math.nan, 1.0])
-    figure = panel_figure(panel("Firing alerts"), [fired], [(10.0, "a:1 restarted. Its counter", "#CC79A7")])
+    figure = panel_figure(
+        panel("Firing alerts and findings"), [fired], [(10.0, "a:1 restarted. Its counter", "#CC79A7")]
+    )
     assert list(figure.data[0].y) == ["SojournStuck (critical)", None, "SojournStuck (critical)"]
     assert figure.layout.shapes[0].line.color == "#CC79A7"
     assert figure.layout.annotations[0].hovertext == "a:1 restarted. Its counter"
