@@ -5,19 +5,24 @@ from typing import Annotated, Any
 import typer
 
 from sojourn.commands.cli import need, out, table
-from sojourn.engine.options import engine_config, engine_options
+from sojourn.engine.options import assignments, engine_config, engine_options
 
 CheckOption = Annotated[
     bool,
     typer.Option("--check", help="check model, memory, files and port, print the memory plan, and serve nothing"),
 ]
 
+ServeSetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="a setting, as `sojourn run --set` takes it; repeatable"),
+]
+
 
 @engine_options
-def serve(check: CheckOption = False, **settings: Any) -> None:
+def serve(check: CheckOption = False, set_: ServeSetOption = None, **settings: Any) -> None:
     """Serve a model: OpenAI-compatible API, Prometheus metrics at /metrics."""
     need("engine")
-    config = engine_config(settings)
+    config = engine_config(settings | assignments(set_ or [], "--set"))
     if check:
         _print_plan(config)
         return
