@@ -46,7 +46,7 @@ def goodput_of(run: RunData) -> str:
         ("goodput", number(tokens), "tokens/s",
          "output tokens of good requests" if tokens is not None else "the server reports no tokens"),
         ("goodput per device", number(tokens * share if tokens is not None and share else None), "tokens/s",
-         f"{number(found.goodput_rps * share)} requests/s on each of {devices}" if share else
+         f"{number(found.goodput_rps * share)} requests/s; {devices} device{'s' if devices > 1 else ''}" if share else
          "the server does not report its devices"),
         ("attainment", percent(found.attainment), "", "good requests, of all that were sent"),
     ]  # fmt: skip

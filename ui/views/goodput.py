@@ -13,7 +13,8 @@ run = open_page(
     "How many requests met their objectives, how latencies lie against them, and at which throughput.",
     "**Throughput against time per output token**: each point is a window of the run. To the right of the dashed line "
     "the average token came too late. The colour tells which share of the window’s tokens went to good requests. "
-    "A server that can do more lies further up and left. It cannot show the frontier at loads that were not offered. "
+    "Red left of the line: another objective was missed, such as TTFT. These are windows of one load; the page "
+    "**Sweep** has the curve over several rates. "
     "**Distributions**: a curve climbs to the share of served requests that were at least as fast; read where it "
     "crosses the objective’s line. Requests of the declared warm-up are left out; failures count against attainment.",
 )
