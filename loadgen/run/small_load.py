@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sojourn.loadgen.run.experiment import load_url
+from sojourn.loadgen.client.event_log import request_drain
+from sojourn.loadgen.run.experiment import OnProgress, Progress, load_url
 from sojourn.loadgen.scenario.arrivals import Concurrency
 from sojourn.loadgen.scenario.options import LoadOptions, made_scenario
 from sojourn.loadgen.scenario.scenario import Scenario
@@ -22,7 +23,8 @@ FEWEST_PACED = 3
 LOAD_SHARE = 0.5  # of the rate that one request at a time would reach
 MOST_IN_FLIGHT, MOST_FAILURES = 4, 1
 TIMEOUT_S = 30.0  # of a request
-RESOLVED_SHARE = 0.5  # of requests that meet the SLO: the load ends once it is known to be above or below
+LOOKS, LEVEL = (12, 24, 48), 0.95  # after so many requests it is asked whether most of them meet the SLO
+ANSWERED = "the answer is known"
 PROMPT_TOKENS, OUTPUT_TOKENS = 128, 32
 WORDS_ERROR = 1.15  # a prompt that is measured in words may have so many times its tokens
 
@@ -82,6 +84,36 @@ class SmallLoad:
         return made.model_copy(update={"target": made.target.model_copy(update=bounds)})
 
 
+def answer_of(good: int, ended: int) -> str:
+    """Whether most requests meet the SLO, in words, by an exact sign test; "" while it is open. Several looks share the
+    chance of an error. At this rate requests hardly meet each other, so that each counts as one observation."""
+    most = max(good, ended - good)
+    by_chance = sum(math.comb(ended, number) for number in range(most, ended + 1)) / 2**ended
+    if by_chance > (1 - LEVEL) / 2 / len(LOOKS):
+        return ""
+    return (
+        f"{ANSWERED}: {'most' if good == most else 'fewer than half of the'} requests meet the SLO, {good} of {ended}"
+    )
+
+
+class _Question:
+    """Shows the progress of a load, and ends the load once the answer is known."""
+
+    def __init__(self, run_dir: Path, show: OnProgress):
+        self._run_dir, self._show, self._looks = run_dir, show, list(LOOKS)
+
+    def __call__(self, progress: Progress) -> None:
+        self._show(progress)
+        classes = progress.live.classes if progress.live is not None else []
+        ended, good = sum(each.ended for each in classes), sum(each.good for each in classes)
+        if not self._looks or ended < self._looks[0]:
+            return
+        self._looks = [look for look in self._looks if look > ended]
+        if answer := answer_of(good, ended):
+            self._looks = []
+            request_drain(self._run_dir, answer)
+
+
 def paced_rate(mean_s: float) -> float | None:
     """The rate for a server that answers one request alone in `mean_s`; None where too few requests would come."""
     rate = min(MOST_RPS, LOAD_SHARE / mean_s)
@@ -89,12 +121,17 @@ def paced_rate(mean_s: float) -> float | None:
 
 
 def send_small_load(
-    load: SmallLoad, base_url: str, run_dir: Path, say: Callable[[str], None], **sent: Any
+    load: SmallLoad,
+    base_url: str,
+    run_dir: Path,
+    say: Callable[[str], None],
+    progress: OnProgress = lambda _: None,
+    **sent: Any,
 ) -> tuple[RunDirectory, float | None]:
     """Sends it, and says what each part found. Returns the last run and the rate that the server kept up with, None
     where it kept up with none. `sent` goes to `load_url`. Raises EndpointError."""
     alone = load_url(load.alone(), base_url, run_dir.with_name(f"{run_dir.name}-alone"), tokenizer=load.tokenizer,
-                     **sent)  # fmt: skip
+                     progress=progress, **sent)  # fmt: skip
     rows = alone.requests()
     served = rows[rows.status == "ok"]
     if len(served) < len(rows) or served.empty:
@@ -108,9 +145,9 @@ def send_small_load(
         return alone, None
     say(f"one request alone takes {mean_s * 1e3:,.0f} ms; now at most {PACED_REQUESTS}, at {rate:.2g} per second")
     paced = load_url(load.paced(rate), base_url, run_dir, tokenizer=load.tokenizer,
-                     stop_when_resolved=RESOLVED_SHARE, **sent)  # fmt: skip
+                     progress=_Question(run_dir, progress), **sent)  # fmt: skip
     stopped = paced.meta().get("stopped_early")
-    kept_up = stopped is None or paced.meta().get("resolution") is not None
+    kept_up = stopped is None or stopped["reason"].startswith(ANSWERED)
     if stopped is not None:
         say(f"stopped after {stopped['after_s']:.0f} s: {stopped['reason']}")
     return paced, rate if kept_up else None

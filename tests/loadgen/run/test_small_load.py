@@ -4,9 +4,17 @@ import re
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
-from sojourn.loadgen.run.small_load import MOST_IN_FLIGHT, SmallLoad, paced_rate, send_small_load
+from sojourn.loadgen.run.small_load import (
+    LOOKS,
+    MOST_IN_FLIGHT,
+    SmallLoad,
+    answer_of,
+    paced_rate,
+    send_small_load,
+)
 from sojourn.loadgen.scenario.options import LoadOptions
 from tests.loadgen.scenarios import replay
 from tests.loadgen.scripted_server import Script, ScriptedServer
@@ -92,6 +100,14 @@ def test_the_rate_follows_the_server():
     assert paced_rate(6.0) is None  # too few requests would come in the time
 
 
+def test_the_answer_is_known_where_chance_would_not_give_it():
+    assert answer_of(12, 12).endswith("most requests meet the SLO, 12 of 12") and answer_of(11, 12)
+    assert "fewer than half" in answer_of(0, 12) and answer_of(10, 12) == answer_of(6, 12) == ""
+    random = np.random.default_rng(1).random((4_000, 48)) < 0.5  # neither: at most 5 % of answers are wrong
+    wrong = [any(answer_of(int(row[:look].sum()), look) for look in LOOKS) for row in random]
+    assert 0 < np.mean(wrong) <= 0.05
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("later", "most"), [(None, 85), (Script(status=429), 6), (Script(hang=True), 9)])
 def test_the_whole_small_load_stays_within_its_bounds(tmp_path, monkeypatch, later, most):
@@ -104,4 +120,4 @@ def test_the_whole_small_load_stays_within_its_bounds(tmp_path, monkeypatch, lat
     assert run.meta()["valid"], run.meta()["invalid_reasons"]
     assert (rate is not None) == (later is None)
     if later is None:  # the answer was known before all were sent
-        assert len(server.seen) < load.most_requests and "resolved" in said[-1]
+        assert len(server.seen) < load.most_requests and "the answer is known" in said[-1]
