@@ -67,7 +67,11 @@ def _report_sweeps(
     folders: list[Path], output: Path | None, slo: str | None, usd_per_hour: float | None, devices: int | None
 ) -> None:
     """The file's ending chooses what is written: the page, or the points of the curves."""
-    from sojourn.loadgen.search.curve import curve_csv, curve_json, read_curves
+    from rich.markup import escape
+
+    from sojourn.loadgen.search.curve import SWEEP_FILE, curve_csv, curve_json, differences, read_curves
+    from sojourn.loadgen.search.points import read_search
+    from sojourn.metrics.results.tradeoff import crossing_sentence
     from sojourn.metrics.whole_file import write_whole
 
     bounds = bounds_of(slo)
@@ -75,13 +79,19 @@ def _report_sweeps(
         raise InputError(f"--slo {slo}: only the TPOT of a finished sweep can be judged anew; give --slo tpot:50")
     options = {"slo_ms": bounds.get("tpot_ms"), "usd_per_hour": usd_per_hour, "devices": devices}
     path = output or folders[0] / "sweep.html"
+    curves = read_curves(folders, **options)
     with writing(path):
         if path.suffix in (".csv", ".json"):
-            curves = read_curves(folders, **options)
             write_whole(path, curve_csv(curves) if path.suffix == ".csv" else curve_json(curves))
         else:
             need("plotly")
             from sojourn.ui.markup.sweep_report import write_sweep_report
 
             write_sweep_report(folders, path, **options)
+    for curve in curves:
+        out.print(f"[bold]{escape(curve.label)}[/bold]\n  {curve.goodput.sentence}")
+        if curve.crossing is not None and curve.points:
+            out.print(f"  {crossing_sentence(curve.crossing, curve.quantile)}")
+    if unlike := differences([read_search(folder / SWEEP_FILE) for folder in folders]):
+        out.print(f"! the sweeps also differ in {', '.join(unlike)}: not only the settings move the curves")
     out.print(f"wrote {path}")

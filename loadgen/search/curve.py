@@ -41,6 +41,7 @@ class Recommended(msgspec.Struct, frozen=True, kw_only=True):
     rate_rps: float
     tpot_ms: Interval
     tokens_per_s: float
+    slo_tpot_ms: float | None  # that it was planned for: another one than the sweep's gives another limit
 
     @property
     def label(self) -> str:
@@ -167,6 +168,7 @@ def read_plan(file: Path) -> Recommended | None:
             run=str(document["run"]), settings=dict(document["settings"]), rate_rps=float(limit["rate_rps"]),
             tpot_ms=msgspec.convert(prediction["tpot_ms"][USUAL_QUANTILE], Interval),
             tokens_per_s=float(prediction["output_tokens_per_s"]),
+            slo_tpot_ms=min((each["tpot_ms"] for each in document["objectives"] if each.get("tpot_ms")), default=None),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, msgspec.MsgspecError):
         return None

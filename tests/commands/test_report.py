@@ -12,6 +12,7 @@ def test_report_lays_sweeps_over_each_other_or_writes_their_points(tmp_path):
     two = sweep_of(tmp_path / "two", {2: 1.0, 6: 0.7})
     done = run_program("report", str(one), "--against", str(two), "--slo", "tpot:300", "--dollars-per-hour", "2")
     assert done.returncode == 0 and f"wrote {one / 'sweep.html'}" in done.stdout.replace("\n", "")
+    assert "the sweeps also differ" not in done.stdout and "TPOT p90 of 300 ms, interpolated between" in done.stdout
     page = (one / "sweep.html").read_text()
     assert "Throughput against time per output token" in page and "TPOT p90 of 300 ms" in page
     assert "not reported by the server of one, two" in page and "Tokens per dollar take" not in page

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from sojourn.loadgen.search.curve import Curve
+from sojourn.loadgen.search.curve import Curve, Recommended
 from sojourn.metrics.request.objectives import OBJECTIVE_NAMES
 from sojourn.metrics.results.tradeoff import crossing_sentence
 from sojourn.ui.drawings import Drawing
@@ -21,6 +21,7 @@ CAPTION = (
     "every objective; open: fewer. Green: within the SLO of TPOT (goodput); red: beyond it (badput). Diamond: goodput. "
     "Cross: where the curve meets the SLO of TPOT. Star: what `plan` recommends and predicts."
 )
+NO_SLO = "There is no SLO line: the sweep has no TPOT objective for all classes. Give one: `--slo tpot:50`."
 NO_PRICE = (
     "Tokens per dollar take a price of the machine: `measure.usd_per_hour` in the scenario, the field Price in the "
     "app, or `sojourn report SWEEP --dollars-per-hour 2.5`."
@@ -60,32 +61,44 @@ def table(curves: Sequence[Curve]) -> str:
 
 def sentences(curves: Sequence[Curve], unlike: Sequence[str]) -> str:
     """What the table rests on, and what is not known."""
-    found = [prose(DEFINITION)]
-    for curve in curves:
-        said = [f"<b>{safe(curve.label)}</b>: {safe(curve.goodput.sentence)}."]
-        if curve.crossing is not None and curve.points:
-            said.append(safe(_capitalised(crossing_sentence(curve.crossing, curve.quantile))) + ".")
-        if curve.goodput.missed and "tpot_ms" not in curve.goodput.missed:
-            names = " and ".join(OBJECTIVE_NAMES[name] for name in curve.goodput.missed)
-            said.append(f"Above the goodput the {safe(names)} fails first.")
-        if curve.left_out:
-            said.append(f"Not drawn: {safe('; '.join(curve.left_out))}.")
-        found.append(" ".join(said))
-    if any(curve.slo_ms is None for curve in curves):
-        found.append("There is no SLO line: the sweep has no TPOT objective for all classes. Give one: "
-                     "<code>--slo tpot:50</code>.")  # fmt: skip
-    if unknown := [curve.label for curve in curves if curve.devices is None]:
-        found.append(
-            f"Devices are not reported by the server of {safe(', '.join(unknown))}: give <code>--devices 1</code>."
-        )
-    found += [prose(NO_PRICE)] if any(curve.usd_per_hour is None for curve in curves) else []
-    found += [prose(NO_POWER)] if not all(curve.joules_per_token for curve in curves) else []
-    warnings = "".join(
-        f'<div class="sj-warning">{safe(each)}</div>'
-        for each in ([f"The sweeps also differ in {', '.join(unlike)}: not only the settings move the curves."]
-                     if unlike else [])
-    )  # fmt: skip
+    warning = f"The sweeps also differ in {', '.join(unlike)}: not only the settings move the curves."
+    warnings = f'<div class="sj-warning">{safe(warning)}</div>' if unlike else ""
+    found = [prose(DEFINITION), *map(_of_curve, curves), *_not_known(curves)]
     return fragments.wrap(warnings + "".join(f'<p class="sj-small">{each}</p>' for each in found))
+
+
+def _of_curve(curve: Curve) -> str:
+    said = [f"<b>{safe(curve.label)}</b>: {safe(curve.goodput.sentence)}."]
+    if curve.crossing is not None and curve.points:
+        said.append(safe(_capitalised(crossing_sentence(curve.crossing, curve.quantile))) + ".")
+    if curve.goodput.missed and "tpot_ms" not in curve.goodput.missed:
+        names = " and ".join(OBJECTIVE_NAMES[name] for name in curve.goodput.missed)
+        said.append(f"Above the goodput the {safe(names)} fails first.")
+    if curve.left_out:
+        said.append(f"Not drawn: {safe('; '.join(curve.left_out))}.")
+    return " ".join([*said, *(safe(_recommendation(each)) for each in curve.recommended)])
+
+
+def _not_known(curves: Sequence[Curve]) -> list[str]:
+    """A sentence for each figure that is missing, with what would give it."""
+    unknown = ", ".join(curve.label for curve in curves if curve.devices is None)
+    said = {
+        NO_SLO: any(curve.slo_ms is None for curve in curves),
+        f"Devices are not reported by the server of {unknown}: give `--devices 1`.": bool(unknown),
+        NO_PRICE: any(curve.usd_per_hour is None for curve in curves),
+        NO_POWER: not all(curve.joules_per_token for curve in curves),
+    }
+    return [prose(sentence) for sentence, is_missing in said.items() if is_missing]
+
+
+def _recommendation(found: Recommended) -> str:
+    slo = "" if found.slo_tpot_ms is None else f" for a TPOT of {found.slo_tpot_ms:g} ms"
+    between = f"80 % interval {number(found.tpot_ms.low)} to {number(found.tpot_ms.high, 'ms')}"
+    return (
+        f"The plan of {found.run}{slo} recommends {found.label}. Its replays predict "
+        f"{number(found.tokens_per_s)} output tokens/s at {number(found.rate_rps)} requests/s, with a TPOT p90 of "
+        f"{number(found.tpot_ms.median, 'ms')} ({between}); nothing of it is measured."
+    )
 
 
 def _capitalised(text: str) -> str:
