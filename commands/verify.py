@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 from rich.text import Text
 
 from sojourn.commands.cli import RUNS, find_run, open_run, out, print_json, table
@@ -132,10 +133,12 @@ def print_verified(found: "Verified", ledger: Path | None = None) -> None:
         rows.add_row(_named(each.name), *cells, f"{show(each.low)} – {show(each.high)}", show(each.measured), error,
                      "hit" if each.hit else "miss")  # fmt: skip
     out.print(rows)
-    if found.differences:
-        out.print("\ndifferent     " if any(each.is_different for each in found.differences) else "\nalike         ")
-    for each in found.differences:
-        out.print(f"{'≠' if each.is_different else '='} {each.name:<12} {each.sentence}", markup=False)
+    out.print()
+    lines = Table.grid(padding=(0, 1))
+    lines.add_column(width=14)
+    for each in sorted(found.differences, key=lambda each: not each.is_different):
+        lines.add_row("different" if each.is_different else "alike", Text(f"{each.name}: {each.sentence}"))
+    out.print(lines)
     for note in found.notes:
         out.print(f"! {note}", markup=False)
     word = "no verdict" if entry.is_open else "hit" if entry.hit else "miss"

@@ -1,17 +1,23 @@
 """How much slower another run may be follows from how the speed wandered in this one; and what others did to it."""
 
 import math
+import shutil
 from random import Random
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from sojourn.metrics.prediction import Change, attainment_text
+from sojourn.metrics.run.directory import RunDirectory
 from sojourn.replay.disturbance import Disturbance, disturbance_of, wandering_of
 from sojourn.replay.noise import Noise
-from sojourn.replay.predictor import SPEEDS
+from sojourn.replay.predictor import SPEEDS, predictor_of
 from sojourn.replay.step_fit import StepRatios
 from tests.diagnosis.test_speed_facts import S, system
+from tests.replay.simulated_run import random_asks, write_run
 
 STEPS, STEP_NS = 240, 5e6
 TRIALS = 120
@@ -69,3 +75,27 @@ def test_what_others_took_of_the_cpu_is_a_slowdown_with_names():
     alone = samples.assign(core_queued_ns=pd.Series([0] * 4, dtype=object), host_steal_percent=0.0)
     assert disturbance_of(meta, alone, steps).slowdown == 0 and disturbance_of(meta, alone, steps).words() == []
     assert disturbance_of(meta, samples.iloc[:0], steps) == Disturbance()
+
+
+@pytest.fixture(scope="module")
+def near_its_limit(tmp_path_factory):
+    """A run whose queue just keeps up: a little slower and it does not."""
+    asks = random_asks(5, 160, mean_gap_ns=4_400_000)
+    return write_run(tmp_path_factory.mktemp("runs") / "a", asks, objectives=[{"klass": "all", "ttft_ms": 40.0}])
+
+
+def test_a_run_beside_a_neighbour_that_came_and_went_says_that_it_cannot_predict(near_its_limit, tmp_path):
+    """The same run twice: with steps that took alike, and with those of a neighbour that came and went."""
+    changes = [Change(), Change(settings={"max_num_seqs": 6})]
+    calm = predictor_of(near_its_limit).predict(changes)[1]
+    path = tmp_path / "b"
+    shutil.copytree(near_its_limit.path, path)
+    steps = pq.read_table(path / "steps.parquet")
+    count = len(steps)
+    slow = [3 * ns if place < 0.35 * count else ns for place, ns in enumerate(steps["device_ns"].to_pylist())]
+    steps = steps.set_column(steps.column_names.index("device_ns"), "device_ns", pa.array(slow, pa.int64()))
+    pq.write_table(steps, path / "steps.parquet")
+    disturbed = predictor_of(RunDirectory(path)).predict(changes)[1]
+    assert disturbed.is_open and not disturbed.is_trusted and not calm.is_open
+    assert "cannot be predicted" in disturbed.doubts[0] and "wandered" in disturbed.doubts[0]
+    assert attainment_text(disturbed).startswith("cannot be predicted (")
