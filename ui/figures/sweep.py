@@ -70,7 +70,7 @@ def frontier_against_objectives(best: Sequence[Frontier]) -> go.Figure:
         name="best of the rates", x=[each.scale for each in best], y=[each.goodput_rps for each in best],
         mode="lines+markers", line=dict(color=GOOD, width=2), showlegend=False,
         marker=dict(
-            size=10, color=GOOD, line=dict(width=2),
+            size=10, color=GOOD, line=dict(color=GOOD, width=2),
             symbol=["circle-open" if each.at_edge else "circle" for each in best],
         ),
         customdata=[[each.rate_rps, _bounds(each)] for each in best],

@@ -118,7 +118,7 @@ def _curve(fig: go.Figure, curve: Curve, axes: Axes, colour: str, right: float, 
         marker=dict(
             size=9, color=colour,
             symbol=["circle" if (each.attainment or 0.0) >= REQUIRED_SHARE else "circle-open" for each in curve.points],
-            line=dict(width=2),
+            line=dict(color=colour, width=2),
         ),
         error_x=_bars([point.tpot_range_ms for point in curve.points], xs, axes.x),
         error_y=_bars([point.tokens_range_per_s for point in curve.points], ys, lambda each: axes.y(each, curve)),

@@ -39,7 +39,7 @@ def drawing(curves: Sequence[Curve], *, per_user: bool) -> Drawing:
 def table(curves: Sequence[Curve]) -> str:
     """A row for each configuration: the goodput, what it gives per device, dollar and joule."""
     head = ["configuration", "goodput (req/s)", "95 % bracket", "output tok/s", "per device", "per user"]
-    head += ["TPOT SLO alone: tok/s", "tok per $", "tok per J"]
+    head += ["TPOT SLO alone: tok/s", "million tok per $", "tok per J"]
     rows = []
     for curve in curves:
         found = curve.goodput
@@ -48,13 +48,13 @@ def table(curves: Sequence[Curve]) -> str:
         per_user = 1000 / found.tpot_ms if found.tpot_ms else None
         at_least = "≥ " if found.at_edge and found.rate_rps is not None else ""
         low, high = ("?" if each is None else f"{each:g}" for each in (found.low_rps, found.high_rps))
-        met = curve.crossing
+        met, per_usd = curve.crossing, curve.tokens_per_usd
         is_open = met is not None and met.tokens_per_s is not None and not met.is_reached
         rows.append([
             curve.label, f"{at_least}{number(found.rate_rps)}", f"{low} to {high}", number(tokens),
             number(per_device), number(per_user),
             f"{'≥ ' if is_open else ''}{number(met.tokens_per_s if met is not None else None)}",
-            number(curve.tokens_per_usd), number(curve.tokens_per_joule),
+            number(per_usd / 1e6 if per_usd is not None else None), number(curve.tokens_per_joule),
         ])  # fmt: skip
     return fragments.table(head, rows, right=tuple(range(1, len(head))))
 
