@@ -21,11 +21,19 @@ HELP = {
     "was found in.",
 }
 SERIES = re.compile(r"\b(?:sojourn_|vllm:|sglang:|ray_)\w+")
-# What the evidence of a watch calls by its kind → the families of the catalogue behind it.
-KINDS = {
+# A word in the source of an evidence → the families of the catalogue that a watch has in its place.
+FAMILIES = {
     GAUGES: (RUNNING, WAITING, KV_USE),
     HISTOGRAMS: ("sojourn_request_ttft_seconds", "sojourn_request_queue_seconds", "sojourn_request_tpot_seconds"),
     COUNTERS: ("sojourn_request_finished_total", GENERATED),
+    "requests: ttft": ("sojourn_request_ttft_ledger_seconds_total",),
+    "requests: ledger": ("sojourn_request_ledger_seconds_total",),
+    "waits": ("sojourn_request_wait_seconds_total",),
+    "tpot_seconds": ("sojourn_request_tpot_seconds",),
+    "running": (RUNNING, "sojourn_token_scheduled_tokens_total", "sojourn_compute_steps_total"),
+    "device_ns": ("sojourn_compute_device_seconds_total",),
+    "predicted_ns": ("sojourn_compute_predicted_seconds_total",),
+    "phase_flops": ("sojourn_compute_phase_flops_total", "sojourn_compute_phase_moved_bytes_total"),
 }
 
 
@@ -57,11 +65,11 @@ def _series(server: WatchedServer, finding: Finding) -> list[str]:
     """The families, as this server's engine names them, that the evidence for a finding was read from."""
     engine = next((each for each in SOURCES if each.key == server.source), SOJOURN)
     theirs = {item.ours: item.theirs[0][0].name for item in reversed(engine.translations)}
-    theirs |= {} if engine is not SOJOURN else {name: name for families in KINDS.values() for name in families}
+    theirs |= {} if engine is not SOJOURN else {name: name for families in FAMILIES.values() for name in families}
     found: list[str] = []
     for source in (each.source for each in finding.evidence if each.supports):
-        kinds = (families for kind, families in KINDS.items() if kind.removeprefix("scrapes: ") in source)
-        found += [*SERIES.findall(source), *(theirs[name] for names in kinds for name in names if name in theirs)]
+        known = (name for word, families in FAMILIES.items() if word in source for name in families)
+        found += [*SERIES.findall(source), *(theirs[name] for name in known if name in theirs)]
     return list(dict.fromkeys(found))
 
 

@@ -22,6 +22,7 @@ from sojourn.metrics.errors import ServerError
 HISTORY_S = 300  # that the first query asks for
 TIMEOUT_S = 20.0
 REPLICA = "replica"  # in labels such as prometheus_replica, which a pair of them adds
+WATCH = "sojourn_watch_"  # what a watch exports of servers is no server
 SCRAPE_LABELS = ("__name__", "instance", "job")  # of the scrape, not of the engine's own samples
 Target = tuple[str, str]  # job, instance
 
@@ -60,7 +61,8 @@ def held_scrapes(base: str, seconds: float, select: str = "") -> list[HeldScrape
     Raises ServerError.
     """
     names = "|".join(f"{re.escape(source.prefix)}.+" for source in SOURCES) + f"|{STARTED}|ray_(vllm|sglang)[:_].+"
-    matchers = ",".join(filter(None, ('__name__=~"' + names.replace("\\", "\\\\") + '"', select.strip().strip("{}"))))
+    families = '__name__=~"' + names.replace("\\", "\\\\") + f'",__name__!~"{WATCH}.+"'
+    matchers = ",".join(filter(None, (families, select.strip().strip("{}"))))
     result = _answer(base, f"{{{matchers}}}[{max(1, round(seconds))}s]")
     try:
         return list(_scrapes(result))

@@ -8,8 +8,10 @@ import pytest
 from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
+from sojourn.live.watch import prometheus
 from sojourn.live.watch.document import Watch
-from sojourn.live.watch.exposition import FINDING, STATE, page, serve
+from sojourn.live.watch.exposition import FAMILIES, FINDING, STATE, page, serve
+from sojourn.metrics.catalog.catalog import METRIC_BY_NAME
 from sojourn.metrics.errors import ServerError
 from tests.metrics.foreign import VllmPage, steady
 from tests.metrics.live_pages import observed
@@ -48,6 +50,17 @@ def test_a_finding_has_the_labels_of_its_server_its_confidence_and_its_series():
     }
     assert len(found) == sum(len(server.findings) for server in watch.servers)
     assert [each.labels["state"] for each in samples(page(watch)) if each.name == STATE] == ["degraded"] * 2
+
+
+def test_every_family_of_the_table_is_one_of_the_catalogue():
+    assert {name for families in FAMILIES.values() for name in families} <= METRIC_BY_NAME.keys()
+
+
+def test_a_watch_of_a_prometheus_leaves_out_what_a_watch_exports(monkeypatch):
+    asked = []
+    monkeypatch.setattr(prometheus, "_answer", lambda base, query: asked.append(query) or [])
+    prometheus.held_scrapes("http://p", 30)
+    assert '__name__!~"sojourn_watch_.+"' in asked[0] and STATE.startswith(prometheus.WATCH)
 
 
 def test_a_watch_without_an_answer_has_no_sample():
