@@ -6,6 +6,8 @@ import typer
 from sojourn.commands.program import app
 from sojourn.commands.spellings import ELSEWHERE, MEANT, respelled
 from sojourn.commands.verbs import VERBS
+from sojourn.live.watch.fetch import base_of, is_address
+from sojourn.metrics.errors import InputError
 from tests.commands.program import parsed, run_program
 
 # Verbs that speak another program's language, and names that mean something else there.
@@ -111,3 +113,33 @@ def test_the_syntax_of_an_slo_is_checked_before_anything(name):
     words = {"import": ["x.json"], "capacity": ["steady-chat"], "server dashboards up": []}.get(name, ["no-such"])
     done = run_program(*name.split(), *([] if name in ("watch", "server dashboards") else words), "--slo", "ttft500")
     assert done.returncode == 2 and "--slo: 'ttft500' names no latency" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["load", "127.0.0.1:9"], ["load", "demo", "--base-url", "127.0.0.1:9/v1/"],
+        ["kv-lens", "127.0.0.1:9", "--once"],
+        ["capacity", "127.0.0.1:9", "--rates", "1"], ["capacity", "127.0.0.1:9"],
+        ["bench-serve", "--base-url", "127.0.0.1:9", "--num-prompts", "1"],
+        ["load", "http://127.0.0.1:9/metrics", "--rate", "1"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_an_address_needs_no_scheme(tmp_path, words):
+    done = run_program(*words, cwd=tmp_path)
+    assert done.returncode == 1 and "no server answers at http://127.0.0.1:9" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(("word", "is_one"), [
+    ("127.0.0.1:8000", True), ("gpu-7.example.com:80/v1", True), ("[::1]:8000", True), ("https://api", True),
+    ("demo", False), ("runs/a:b", False), ("a.yaml", False), ("C:thing", False),
+])  # fmt: skip
+def test_a_word_is_an_address_or_a_name(word, is_one):
+    assert is_address(word) == is_one
+
+
+@pytest.mark.parametrize("word", ["not a url", "ftp://x", "http://", "http://u:p@h", "http://h/?q=1", "http://h:99999"])
+def test_what_is_no_address_is_refused(word):
+    with pytest.raises(InputError, match=r"8000|SOJOURN_API_KEY"):
+        base_of(word)

@@ -1,5 +1,6 @@
 """The app starts a scenario as a process of its own, shows how far it is, and stops it."""
 
+import shlex
 import signal
 import sys
 import time
@@ -9,6 +10,7 @@ from streamlit.testing.v1 import AppTest
 
 from sojourn.metrics.errors import InputError
 from sojourn.ui.scenario_process import Launcher, bundled, command_of, why_not
+from tests.commands.program import parsed
 from tests.ui.test_app import APP, messages, opened
 
 
@@ -24,6 +26,8 @@ def test_command_is_that_of_the_program_with_each_choice(tmp_path):
     assert ours[1:6] == ["-m", "sojourn", "run", "demo", "--output"] and ours[-1] == "--set=block_size=8"
     assert "--set=model=m" in ours and ours[ours.index("--seed") + 1] == "3"
     load = command_of("demo", tmp_path / "x", base_url="http://127.0.0.1:9", model="m")
+    for command in (ours, load):
+        assert parsed(shlex.join(["sojourn", *command[3:]]))[1]["output"] == tmp_path / "x"
     assert load[3] == "load" and "--model=m" in load and load[load.index("--base-url") + 1] == "http://127.0.0.1:9"
 
 
