@@ -103,7 +103,8 @@ def print_load(scenario: "Scenario", seed: int | None) -> None:
     from sojourn.loadgen.schedule.facts import rate_to_come
 
     seed = scenario.measure.seed if seed is None else seed
-    out.print(f"sends          {extent_of(scenario, seed).sentence()}", markup=False)
+    requests, tokens = extent_of(scenario, seed).sentences()
+    out.print(f"sends          {requests}:\n{tokens:>{15 + len(tokens)}}", markup=False)
     if (sentence := rate_to_come(scenario, seed)) is not None:
         out.print(f"replay         {sentence}", markup=False)
 

@@ -21,8 +21,8 @@ class Extent:
     seconds: float | None
     in_flight: int | None  # of a closed loop
 
-    def sentence(self) -> str:
-        """`1,110 requests in 60 s (18.5 per second; 2 of them warm-up): about 401,000 prompt tokens, at most …`."""
+    def sentences(self) -> tuple[str, str]:
+        """`1,110 requests in 60 s (18.5 per second; 2 of them warm-up)`; `about 401,000 prompt tokens, at most …`."""
         details = [] if not self.warmup_requests else [f"{self.warmup_requests} of them warm-up"]
         if self.in_flight is not None:
             details.insert(0, f"{self.in_flight} in flight at a time")
@@ -32,8 +32,9 @@ class Extent:
         most = "at most " if self.in_flight is not None else ""
         about = f" ({'; '.join(details)})" if details else ""
         return (
-            f"{most}{self.requests:,} requests{within}{about}: about {_of_tokens(self.prompt_tokens)} prompt tokens, "
-            f"at most {_of_tokens(self.output_tokens)} output tokens"
+            f"{most}{self.requests:,} requests{within}{about}",
+            f"about {_of_tokens(self.prompt_tokens)} prompt tokens, at most {_of_tokens(self.output_tokens)} output "
+            "tokens",
         )
 
 
