@@ -4,7 +4,6 @@ from sojourn.diagnosis.capacity import FULL, batch_within_tpot, comfortable_batc
 from sojourn.diagnosis.cause import Cause, Change, Evidence, Excess, Proposal, Rule, evidence
 from sojourn.diagnosis.client_signs import signs_of
 from sojourn.diagnosis.evidence import Accounts, Client, Means, Records
-from sojourn.diagnosis.foreign_server import span_share
 from sojourn.diagnosis.proposal import CONTRADICTION, EXPLAINS_ENOUGH, QUEUE, WAITS
 from sojourn.diagnosis.statements.accounts import (
     batch_gain_evidence,
@@ -17,13 +16,20 @@ from sojourn.diagnosis.statements.accounts import (
 from sojourn.diagnosis.statements.blame import blamed_group
 from sojourn.diagnosis.statements.client_only import GOES_WITH, goes_with_prompt, has_room, hint, queue_signs
 from sojourn.diagnosis.statements.excess import excess_evidence, load_evidence, missing_share
-from sojourn.diagnosis.statements.means import FEWEST_SAMPLES, GAUGES, MOSTLY, queue_evidence, time_gained
+from sojourn.diagnosis.statements.means import (
+    FEW,
+    FEWEST_SAMPLES,
+    GAUGES,
+    queue_evidence,
+    queue_share,
+    stands_at_cap,
+    time_gained,
+)
 from sojourn.diagnosis.symptom_tree.reading import show_batch, waiting_for
 
 WIDER = (2, 4, 16, 64)  # times the cap: candidates of a replay
 LARGEST_CANDIDATE = 256  # requests: beyond it the step model of a run is extrapolated too far
 POOL = frozenset(("num_kv_blocks", "kv_cache_gib", "memory_fraction"))  # settings that fix the size of the pool
-AT_ONE_SIZE = 0.8  # of the steps have as many running: a batch that grows and shrinks has no limit that shows
 
 
 def read_records(facts: Records, excess: Excess) -> Proposal | None:
@@ -72,11 +78,9 @@ def read_accounts(facts: Accounts, excess: Excess) -> Proposal | None:
 def read_means(facts: Means, excess: Excess) -> Proposal | None:
     """Requests wait while the KV cache has room and the batch stays at one size: something caps it."""
     view, waiting, queue = facts.server, facts.server.waiting, facts.server.span("request.queue")
-    if waiting is None or waiting.samples < FEWEST_SAMPLES or span_share(queue, excess) < EXPLAINS_ENOUGH:
+    if waiting is None or waiting.samples < FEWEST_SAMPLES or queue_share(view, excess) < EXPLAINS_ENOUGH:
         return None
-    if (waiting.with_kv_free or 0.0) < MOSTLY or (waiting.at_largest_batch or 0.0) < AT_ONE_SIZE:
-        return None
-    if is_saturated(facts):
+    if not stands_at_cap(view) or is_saturated(facts):
         return None
     batch, setting = waiting.largest_batch, view.settings.get("batch cap", "the limit on running requests")
     larger, queued = f"{setting} above {batch:,.0f}", f"mean queue time of {queue.mean_ms:,.0f} ms"
@@ -87,8 +91,9 @@ def read_means(facts: Means, excess: Excess) -> Proposal | None:
             *queue_evidence(view, excess),
             evidence(f"{waiting.with_kv_free:.0%} of the {waiting.samples} samples with requests waiting show room for "
                      "more in the KV cache", waiting.with_kv_free, "share", GAUGES),
-            evidence(f"{waiting.at_largest_batch:.0%} of them show as many running as ever, {batch:,.0f}",
-                     waiting.at_largest_batch, "share", GAUGES),
+            evidence(f"{waiting.at_largest_batch:.0%} of them show as many running as ever, {batch:,.0f}, or a "
+                     "request that has just ended fewer", waiting.at_largest_batch, "share", GAUGES),
+            *_small(batch),
             *batch_gain_evidence(facts, wanted=True),
         ],
         measurement=f"the same scenario with a larger batch ({larger})",
@@ -96,8 +101,16 @@ def read_means(facts: Means, excess: Excess) -> Proposal | None:
         if_cause=f"more than {batch:,.0f} run at a time, and the {queued} falls",
         if_rival=f"more run at a time, each token takes longer, and {missing_share(excess)} stays",
         change=larger,
+        explained=None if excess.accounts else queue_share(view, excess),
         gain=time_gained(view, f"mean queue time, {queue.mean_ms:,.0f} ms"),
     )  # fmt: skip
+
+
+def _small(batch: float) -> list[Evidence]:
+    if batch > FEW:
+        return []
+    return [evidence(f"a step of {batch:,.0f} requests reads all weights for few tokens: on usual devices a larger "
+                     "batch takes hardly longer", batch, "requests", GAUGES)]  # fmt: skip
 
 
 def read_client(facts: Client, excess: Excess) -> Proposal | None:

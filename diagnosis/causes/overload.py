@@ -7,12 +7,20 @@ from sojourn.diagnosis.cause import Cause, Change, Evidence, Excess, Proposal, R
 from sojourn.diagnosis.client_signs import signs_of
 from sojourn.diagnosis.evidence import Accounts, Client, Means, Records
 from sojourn.diagnosis.excess import SERVED
-from sojourn.diagnosis.foreign_server import span_share
 from sojourn.diagnosis.proposal import CONTENTION, EXPLAINS_ENOUGH, QUEUE, Gain, all_of
-from sojourn.diagnosis.statements.accounts import batch_gain_evidence, is_saturated, propose, room_evidence
+from sojourn.diagnosis.statements.accounts import batch_gain_evidence, gains, is_saturated, propose, room_evidence
 from sojourn.diagnosis.statements.client_only import GROWS, has_room, hint, queue_signs
 from sojourn.diagnosis.statements.excess import excess_evidence, load_evidence, missing_share, residual_evidence
-from sojourn.diagnosis.statements.means import FEWEST_SAMPLES, MOSTLY, PREEMPTED_OFTEN, queue_evidence, time_gained
+from sojourn.diagnosis.statements.means import (
+    FEW,
+    FEWEST_SAMPLES,
+    MOSTLY,
+    PREEMPTED_OFTEN,
+    queue_evidence,
+    queue_share,
+    stands_at_cap,
+    time_gained,
+)
 from sojourn.diagnosis.statements.prefixes import OUTCOMES, WORTH_SHARING, hit_with, pool_for_reuse, saved_share
 from sojourn.diagnosis.statements.refusals import REFUSED
 from sojourn.diagnosis.statements.speculation import COSTS, RECORDS, drafts_of, load_without
@@ -84,22 +92,28 @@ def read_means(facts: Means, excess: Excess) -> Proposal | None:
     view, waiting, queue = facts.server, facts.server.waiting, facts.server.span("request.queue")
     if waiting is None or waiting.samples < FEWEST_SAMPLES:
         return None
-    unseen = facts.batch_gain is None and (waiting.with_kv_free or 0.0) >= MOSTLY
-    if not (is_saturated(facts) or unseen):
+    if not is_saturated(facts) and (gains(facts) or (waiting.with_kv_free or 0.0) < MOSTLY):
         return None
+    if facts.batch_gain is None and stands_at_cap(view) and (waiting.largest_batch or 0.0) <= FEW:
+        return None  # nothing but the cap was seen
     if (view.preemptions or 0.0) >= PREEMPTED_OFTEN * (view.finished or 1.0):  # more of them would take turns, too
         return None
-    if span_share(queue, excess) < EXPLAINS_ENOUGH:
+    if queue_share(view, excess) < EXPLAINS_ENOUGH:
         return None
     return Proposal(
         cause=f"up to {waiting.largest:,.0f} requests wait, and "
-        + ("the device may be full" if unseen else "a larger batch gives hardly more tokens: the device is full"),
+        + (
+            "a larger batch gives hardly more tokens: the device is full"
+            if is_saturated(facts)
+            else "the device may be full"
+        ),
         evidence=[*queue_evidence(view, excess), *batch_gain_evidence(facts, wanted=False)],
         measurement="the same load at half the rate",
         rate_rps=facts.offered_rps / 2,
         if_cause=f"nobody waits, and the mean queue time of {queue.mean_ms:,.0f} ms goes",
         if_rival=f"requests still wait for each other, and {missing_share(excess)} stays",
         change="fewer requests, or more devices",
+        explained=None if excess.accounts else queue_share(view, excess),
         gain=time_gained(view, f"mean queue time, {queue.mean_ms:,.0f} ms"),
     )
 

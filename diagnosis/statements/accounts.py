@@ -91,6 +91,11 @@ def batch_gain_evidence(facts: Means | Accounts, *, wanted: bool) -> list[Eviden
                      GAIN_SOURCE, supports=(gain >= GAINS) == wanted, weight=DEFINING)]  # fmt: skip
 
 
+def gains(facts: Means | Accounts) -> bool:
+    """Whether twice the requests in a batch gave clearly more tokens."""
+    return facts.batch_gain is not None and facts.batch_gain >= GAINS
+
+
 def is_saturated(facts: Means | Accounts) -> bool:
     """Whether twice the requests in a batch gave hardly more tokens: the device is full."""
     return facts.batch_gain is not None and facts.batch_gain <= SATURATED

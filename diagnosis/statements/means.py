@@ -4,10 +4,13 @@ Rules on means say what was seen beside the waiting, never that nothing else cou
 shows whether the device had room for more.
 """
 
+import math
+
 from sojourn.diagnosis.excess import Excess
 from sojourn.diagnosis.foreign_server import span_share
 from sojourn.diagnosis.proposal import EXPLAINS_ENOUGH, Gain
 from sojourn.diagnosis.verdict import Evidence, evidence
+from sojourn.interop.sources.pressure import GAPS, WAITING
 from sojourn.interop.sources.translate import of_family
 from sojourn.interop.sources.view import ServerView
 
@@ -15,7 +18,11 @@ FEWEST_SAMPLES = 3  # of a gauge with requests waiting: one or two may be chance
 MOSTLY = 0.5  # of those samples
 PREEMPTED_OFTEN = 0.1  # preemptions a finished request
 GAUGES, HISTOGRAMS, COUNTERS = "scrapes: gauges", "scrapes: histograms", "scrapes: counters"
+TTFT = "sojourn_request_ttft_seconds"
 PROMPT, OUTPUT = "sojourn_token_prompt_tokens_total", "sojourn_token_generated_tokens_total"
+FEW = 32  # running requests: devices take so many in hardly more time than one, as a step reads its weights once
+AT_ONE_SIZE = 0.8  # of those samples: a batch that grows and shrinks has no limit that shows
+PROMPTS_ONLY, FULL_STEP = 0.9, 512  # of the computed tokens; tokens that a step computes on average
 PROMPT_WORK = 0.5  # of the tokens that are computed: below it prompts are no large part of what steps do
 
 
@@ -28,11 +35,39 @@ def prompt_work(view: ServerView) -> float | None:
     return computed / (computed + output)
 
 
+def stands_at_cap(view: ServerView) -> bool:
+    """Whether as many run as ever while others wait, the KV cache has room, and prompts do not fill the steps."""
+    waiting = view.waiting
+    if waiting is None or (waiting.with_kv_free or 0.0) < MOSTLY or (waiting.at_largest_batch or 0.0) < AT_ONE_SIZE:
+        return False
+    return not prompts_fill_steps(view)
+
+
+def prompts_fill_steps(view: ServerView) -> bool:
+    """Whether nearly all that steps compute is prompts, and so many tokens that a device computes them one by one."""
+    work, gaps = prompt_work(view), view.latencies.get(GAPS)
+    if work is None or gaps is None or work < PROMPTS_ONLY:
+        return False
+    computed = (of_family(view.totals, OUTPUT) or 0.0) / (1 - work) if work < 1 else math.inf
+    return computed / view.seconds * gaps.mean >= FULL_STEP
+
+
+def queue_share(view: ServerView, excess: Excess) -> float:
+    """The queue's part of what an objective bounds. Of a line that grows the requests that ended show too little."""
+    queue, waiting = view.span("request.queue"), view.gauges.get(WAITING)
+    share, ttft = span_share(queue, excess), view.latencies.get(TTFT)
+    if queue is None or queue.ttft_share is None or waiting is None or ttft is None or excess.objective != "ttft_ms":
+        return share
+    wait_s = waiting.mean * view.seconds / ttft.count
+    own_s = ttft.mean * (1 - min(1.0, queue.ttft_share))
+    return max(share, wait_s / (wait_s + own_s)) if wait_s > 0 else share
+
+
 def queue_evidence(view: ServerView, excess: Excess | None) -> list[Evidence]:
     queue = view.span("request.queue")
     if queue is None or excess is None:
         return []
-    share = span_share(queue, excess)
+    share = queue_share(view, excess)
     return [
         evidence(f"{share:.0%} of {quantity(excess)} is {view.title}'s queue ({queue.mean_ms:,.0f} ms), on average "
                  "over all requests, late or not", share, "share", "scrapes: histograms",

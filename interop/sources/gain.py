@@ -1,6 +1,6 @@
 """What twice the batch gives, from the gaps between tokens that a server counts as they happen."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pandas as pd
@@ -14,14 +14,14 @@ from sojourn.metrics.run.directory import RunDirectory
 # Samples by the size of the batch, as shares of the largest; how many of them, and which batch is worth a comparison.
 HALF_BATCH, WHOLE_BATCH, FEWEST_MOMENTS, SMALLEST_BATCH = (0.3, 0.6), 0.85, 4, 4
 FEWEST_SMALL, LEAST_DECODING = 2, 0.3  # moments of a small batch; and of its time, that a moment had a request
+FEWEST_STEPS = 5.0  # of a moment: with fewer its batch is not known well
 
 
 def gap_gain(moments: Iterable[tuple[float | None, float | None]]) -> float | None:
     """What twice the largest batch would give, as a ratio of tokens/s, from the mean gap between tokens (seconds) and
     the mean number of decoding requests of each moment: 2 where gaps stay as they are, 1 where they double with the
     batch. None where the batch did not vary, or the gaps of small and of large batches overlap."""
-    seen = [(max(1.0, decoding), gap_s) for gap_s, decoding in moments
-            if gap_s and decoding and decoding >= LEAST_DECODING]  # fmt: skip
+    seen = [(max(1.0, decoding), gap_s) for gap_s, decoding in _pooled(moments) if decoding >= LEAST_DECODING]
     if not seen:
         return None
     batch, gaps = np.array(seen).T
@@ -35,6 +35,19 @@ def gap_gain(moments: Iterable[tuple[float | None, float | None]]) -> float | No
     slope = (np.median(gaps[many]) - np.median(gaps[few])) / (sizes[1] - sizes[0])
     base = max(0.0, float(np.median(gaps[many]) - slope * sizes[1]))
     return float(2 * (base + slope * sizes[1]) / (base + 2 * slope * sizes[1]))
+
+
+def _pooled(moments: Iterable[tuple[float | None, float | None]]) -> Iterator[tuple[float, float]]:
+    """Neighbours as one where they hold few steps, of about a gap each. Moments are taken as of a second."""
+    steps = spent = gaps = 0.0
+    held = 0
+    for gap_s, decoding in moments:
+        if not gap_s or not decoding:
+            continue
+        held, steps, spent, gaps = held + 1, steps + 1 / gap_s, spent + decoding, gaps + decoding / gap_s
+        if steps >= FEWEST_STEPS:
+            yield spent / gaps, spent / held
+            held, steps, spent, gaps = 0, 0.0, 0.0, 0.0
 
 
 def gain_of_run(run: RunDirectory) -> float | None:

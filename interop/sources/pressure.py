@@ -10,7 +10,8 @@ from sojourn.interop.sources.translate import Distribution, Growth
 
 KV_FREE = 0.2  # of the pool: with so much room, KV blocks are not what requests wait for
 KV_FULL = 0.95  # in use: a request of more than a few blocks may not fit any more; less where the pool is small
-AS_EVER = 0.95  # of the largest batch that was seen: as good as the largest, since requests end between samples
+AS_EVER, JUST_ENDED = 0.8, 1  # of the largest batch that was seen, or so many fewer: requests end between samples
+LINE = 0.1  # of the longest line: shorter ones are of those that came within a step
 STALLED = 4.0  # times the bound that half of the gaps keep: no batch of decodes varies so much
 RUNNING, WAITING, KV_USE = "sojourn_request_running", "sojourn_request_waiting", "sojourn_memory_kv_usage_ratio"
 GENERATED = "sojourn_token_generated_tokens_total"
@@ -18,15 +19,15 @@ PROMPTS, GAPS = "sojourn_request_prompt_length_tokens", "sojourn_request_itl_sec
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """What the gauges showed while requests waited, as shares of samples. None where the server lacks a gauge."""
+    """What the gauges showed while requests stood in line, as shares of samples. None where a gauge is lacking."""
 
-    samples: int  # with requests waiting
+    samples: int  # with a line, of at least a tenth of the longest
     share: float  # of all samples
     largest: float  # requests waiting
     with_kv_free: float | None
     with_kv_full: float | None
     kv_full_at: float  # KV use from which a mean prompt finds no room, at most KV_FULL
-    at_largest_batch: float | None  # with the most requests running
+    at_largest_batch: float | None  # with the most requests running, or hardly fewer
     largest_batch: float | None
     growth: float | None = None  # of the number that waits: last fifth less first fifth of the samples, over the mean
 
@@ -63,7 +64,7 @@ def waiting_of(gauges: dict[str, pd.Series], prompt_share: float) -> Waiting | N
     waiting, running, used = (gauges.get(name) for name in (WAITING, RUNNING, KV_USE))
     if waiting is None or not len(waiting):
         return None
-    queued = waiting[waiting > 0].index
+    queued = waiting[(waiting > 0) & (waiting >= LINE * waiting.max())].index
     largest_batch = float(running.max()) if running is not None and len(running) else None
     ever = largest_batch or 0.0
     full_at, free_at = min(KV_FULL, 1 - prompt_share), min(1 - KV_FREE, 1 - 2 * prompt_share)
@@ -74,7 +75,7 @@ def waiting_of(gauges: dict[str, pd.Series], prompt_share: float) -> Waiting | N
         with_kv_free=_share(used, queued, lambda use: use <= free_at),
         with_kv_full=_share(used, queued, lambda use: use >= full_at),
         kv_full_at=full_at,
-        at_largest_batch=_share(running, queued, lambda batch: (batch >= AS_EVER * ever) | (ever == 1)),
+        at_largest_batch=_share(running, queued, lambda batch: batch >= min(AS_EVER * ever, ever - JUST_ENDED)),
         largest_batch=largest_batch,
         growth=_growth(waiting),
     )

@@ -110,6 +110,7 @@ class Source:
     live_gaps: bool = False  # whether gaps between tokens are counted as they happen, and not when a request ends
     engine_label: str = ""  # of the engines of one process, which have each a load of their own
     engine_counters: tuple[str, ...] = ()  # of such engines: one of these moves with each of its steps
+    phases_at_end: bool = False  # a request's phases are counted when it ends, its first token when that comes
     part_label: str = ""  # of parts that stand beside their total, in which this label is empty
 
     def counted(self, series: Sequence[Labels]) -> list[bool]:

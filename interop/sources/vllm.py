@@ -190,6 +190,7 @@ VLLM = Source(
     own_labels=("engine", "finished_reason", "reason"),
     steps=("vllm:iteration_tokens_total_count",),
     live_gaps=True,
+    phases_at_end=True,
     engine_label="engine",
     engine_counters=("vllm:prompt_tokens_total", "vllm:generation_tokens_total"),
     setting_gauges={

@@ -39,7 +39,7 @@ WASTE = 0.3  # of the prompt tokens
 WORK = "what their own work takes"
 # Requests that wait now are in no histogram yet. They count where their wait is far above what ended requests had.
 IN_LINE = "what ended requests had"
-LONGER, LONG_WAIT_MS = 2.0, 2000.0  # without an objective for the first token, so long a wait is lost time
+LONG_WAIT_MS = 2000.0  # without an objective for the first token, so long a wait is lost time
 
 
 def met(grown: Growth, view: ServerView, objectives: Mapping[str, float]) -> list[Met]:
@@ -142,17 +142,20 @@ def _beyond_own_work(facts: Means | Accounts, stretch: float) -> list[Excess]:
 
 
 def _in_line(facts: Means | Accounts, objectives: Mapping[str, float]) -> list[Excess]:
-    """The requests that wait, where their wait is long: as many as wait, over those that end a second (Little's law).
+    """The requests that wait, where their wait is long: as many as wait, over those that leave the line per second
+    (Little's law). Those that get a first token or end leave it; those that came within a step wait for no place.
 
     Clients that give up in the queue get no first token, so that no histogram ever shows their wait.
     """
     waiting = facts.server.gauges.get(WAITING)
     if waiting is None or waiting.mean < FEWEST:
         return []
-    ended = facts.server.finished or 0.0
-    wait_ms = 1e3 * facts.server.seconds * waiting.mean / max(ended, 1.0)
+    ended, ttft = facts.server.finished or 0.0, facts.server.latencies.get(HISTOGRAMS["ttft_ms"])
+    wait_ms = 1e3 * facts.server.seconds * waiting.mean / max(ended, ttft.count if ttft is not None else 0.0, 1.0)
     bound_ms = objectives.get("ttft_ms", LONG_WAIT_MS)
-    if wait_ms <= max(bound_ms, LONGER * (_mean_ms(facts.server, "ttft_ms") or 0.0)):
+    mean_ms = 1e3 * ttft.mean if ttft is not None else 0.0
+    own_ms = mean_ms - sum(_foreign(facts.server, "ttft_ms", mean_ms).values())
+    if wait_ms <= max(bound_ms, (STRETCH - 1) * own_ms):
         return []
     late = _excess("ttft_ms", bound_ms, waiting.mean, waiting.mean + ended, wait_ms, IN_LINE)
     return [replace(mean_excess(facts, late), baseline=IN_LINE)]
@@ -180,6 +183,8 @@ def _foreign(view: ServerView, name: str, mean_ms: float) -> dict[str, float]:
     queue = view.span("request.queue")
     if queue is None or name != "ttft_ms":
         return {}
+    if queue.ttft_share is not None:
+        return {"request.queue": min(1.0, queue.ttft_share) * mean_ms}
     return {"request.queue": min(queue.ttft_ms or queue.mean_ms, mean_ms)}
 
 

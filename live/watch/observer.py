@@ -150,11 +150,13 @@ class Observer:
         return {name: float(series.iloc[-1]) for name, series in shown.items() if len(series)}
 
     def batch_gain(self) -> float | None:
-        """What twice the batch gives, as a ratio of tokens/s: by the gaps between tokens at several batches; else the
-        tokens/s at the largest batch over those at about half of it; else what twice the tokens a step give, as the
-        times of steps say. None where none of them varied."""
-        gaps = [(moment.gap_s, moment.decoding) for moment in self.history]
-        return gap_gain(gaps) or seen_gain(self.history) or modelled_gain(self.history)
+        """What twice the batch gives, as a ratio of tokens/s: by the gaps between tokens at several batches. Of a
+        server that does not count them as they come: the tokens/s at the largest batch over those at about half of it;
+        else what twice the tokens a step give, as the times of steps say. None where none of them varied."""
+        source = self.window.source
+        if source is not None and source.live_gaps:
+            return gap_gain([(moment.gap_s, moment.decoding) for moment in self.history])
+        return seen_gain(self.history) or modelled_gain(self.history)
 
     def view(self) -> tuple[ServerView, Growth] | None:
         """What the window shows; None before the second scrape."""
@@ -164,7 +166,7 @@ class Observer:
             return None
         grown = Growth(source, self.window.growth(begin_ns))
         own_ms = own_latency_ms(source, grown)
-        ttft = grown.distribution_of(HISTOGRAMS["ttft_ms"])
+        ttft_ms = self._ttft_ms(grown)
         settings = {each.gauge for each in source.setting_gauges.values()}
         view = view_of(
             source,
@@ -172,12 +174,23 @@ class Observer:
             grown,
             over_time(source, "gauge", self.window.readings(begin_ns, _names(source, GAUGES)), "value"),
             seconds=(scrapes[-1].ns - begin_ns) / 1e9,
-            clients=Means(latency_ms=own_ms, ttft_ms=1e3 * ttft.mean if ttft is not None else None),
+            clients=Means(latency_ms=own_ms, ttft_ms=ttft_ms),
             agreement=[],
             reported_settings=settings_in(source, self.window.readings(scrapes[-1].ns, settings)),
             wrong=no_shares(source, self.window.readings(begin_ns, _names(source, GAUGES))),
         )
         return view, grown
+
+    def _ttft_ms(self, grown: Growth) -> float | None:
+        """What the phases before the first token are shares of: the same requests' time, also where a line grows."""
+        source, ttft = self.window.source, grown.distribution_of(HISTOGRAMS["ttft_ms"])
+        phases = [
+            (grown.total(span.to_first_token), grown.total(span.first_tokens))
+            for span in source.spans if span.to_first_token
+        ]  # fmt: skip
+        if source.phases_at_end and all(requests for _, requests in phases):
+            return 1e3 * sum(seconds / requests for seconds, requests in phases)
+        return 1e3 * ttft.mean if ttft is not None else None
 
     @property
     def is_filling(self) -> bool:
@@ -213,6 +226,9 @@ class Observer:
         if stuck:
             said = "; ".join(each.sentence(clock(each.since_ns)) for each in stuck)
             return replace(judged, state="stuck", headline=f"Stuck: {said}: {ADVICE}")
+        stall = self.progress.stall(self.window.begin_of(self.window_s))
+        if stall is not None and judged.state not in ("idle", "stuck"):
+            return replace(judged, state="degraded", findings=[], headline=stall.sentence(clock(stall.end_ns)))
         if not still:
             return judged
         said = [f"{each.sentence(clock(each.since_ns))}: a long prefill, or a hang; it counts as stuck from "

@@ -5,6 +5,7 @@ the tokens of one front, says nothing of it. What this cannot tell: what a singl
 was ever computed a long prefill from a hang, and engines of a page that has no series by engine but their load.
 """
 
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ PROGRESS = (
 )  # fmt: skip
 TTFT = "sojourn_request_ttft_seconds"
 STEPS = ("sojourn_compute_step_seconds", GAPS)
+MOST_STALLS = 20  # that are remembered
 GAVE_UP = ("abort", "aborted", "cancelled", "canceled", "error", "disconnected")  # ends that take no engine
 ADVICE = "take a stack dump (`py-spy dump --pid PID` of the engine's process, also of its workers), then restart it"
 
@@ -50,6 +52,27 @@ class Still:
         return f"{who} {held}, and no token, no step and no end came for {since}"
 
 
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A time in which an engine that had requests did not move. It is over."""
+
+    engine: str
+    begin_ns: int
+    end_ns: int
+    requests: float  # that ran or waited at its end
+
+    @property
+    def seconds(self) -> float:
+        return (self.end_ns - self.begin_ns) / 1e9
+
+    def sentence(self, until: str) -> str:
+        who = f"Engine {self.engine}" if self.engine else "The engine"
+        return (
+            f"{who} stood still for {self.seconds:.0f} s, until {until}, with {self.requests:,.0f} requests; it moves "
+            "again, and what waits is the backlog"
+        )
+
+
 @dataclass(slots=True)
 class _Engine:
     values: dict[Series, float]
@@ -70,6 +93,8 @@ class Progress:
         self._engines: dict[Identity, _Engine] = {}
         self._values: Mapping[Series, float] = {}
         self._last_ns = 0
+        self._stuck: dict[Identity, Still] = {}
+        self._stalls: deque[Stall] = deque(maxlen=MOST_STALLS)
 
     def add(self, ns: int, source: Source, values: Mapping[Series, float]) -> None:
         if self._source is not source:
@@ -86,9 +111,7 @@ class Progress:
                 continue
             running, waiting = load[RUNNING].get(engine, 0.0), load[WAITING].get(engine, 0.0)
             before = self._engines.get(engine)
-            changed = set() if before is None else {
-                series for series, value in own.items() if before.values.get(series, value) != value
-            }  # fmt: skip
+            changed = self._changed(engine, own, ns)
             busy = running + waiting > 0
             if before is None or changed or not busy or before.running + before.waiting <= 0:
                 ends = _names(source, ("sojourn_request_finished_total",))
@@ -100,22 +123,40 @@ class Progress:
                 before.scrapes, before.running, before.waiting = before.scrapes + 1, running, waiting
                 seen[engine] = before
         self._engines = seen
+        self._stuck = {engine: still for engine in seen if (still := self._still(engine)) and still.is_stuck}
+
+    def _changed(self, engine: Identity, own: Mapping[Series, float], ns: int) -> set[Series]:
+        """What moved since the scrape before. A hung engine that moves again has a stall behind it."""
+        before = self._engines.get(engine)
+        if before is None:
+            return set()
+        changed = {series for series, value in own.items() if before.values.get(series, value) != value}
+        if changed and (stood := self._stuck.get(engine)) is not None:
+            self._stalls.append(Stall(stood.engine, stood.since_ns, ns, stood.running + stood.waiting))
+        return changed
+
+    def stall(self, since_ns: int) -> Stall | None:
+        """The last whose requests may be among those that were counted since a moment. Its backlog is taken to need as
+        long as it took."""
+        ends = ((each, 2 * each.end_ns - each.begin_ns) for each in reversed(self._stalls))
+        return next((each for each, end_ns in ends if end_ns >= since_ns), None)
 
     def still(self) -> list[Still]:
         """The engines that have requests and did not move for a time that is worth a word, longest first."""
-        found = []
-        for engine, each in self._engines.items():
-            seconds = (self._last_ns - each.since_ns) / 1e9
-            if each.scrapes < LEAST_SCRAPES or seconds < LEAST_S or each.running + each.waiting <= 0:
-                continue
-            usual = self._usual_s(engine)
-            limit = FIRST_S if usual is None else max(LEAST_S, USUAL * usual)
-            if each.ended or each.by_gauges:
-                limit = max(limit, STALE * self._source.stands_s)
-            name = ", ".join(value for _, value in sorted(engine - self._shared())) if len(self._engines) > 1 else ""
-            found.append(Still(name, each.since_ns, seconds, limit, each.running, each.waiting, usual is None,
-                               not each.has_moved))  # fmt: skip
+        found = [still for engine in self._engines if (still := self._still(engine)) is not None]
         return sorted(found, key=lambda each: -each.seconds)
+
+    def _still(self, engine: Identity) -> Still | None:
+        each = self._engines[engine]
+        seconds = (self._last_ns - each.since_ns) / 1e9
+        if each.scrapes < LEAST_SCRAPES or seconds < LEAST_S or each.running + each.waiting <= 0:
+            return None
+        usual = self._usual_s(engine)
+        limit = FIRST_S if usual is None else max(LEAST_S, USUAL * usual)
+        if each.ended or each.by_gauges:
+            limit = max(limit, STALE * self._source.stands_s)
+        name = ", ".join(value for _, value in sorted(engine - self._shared())) if len(self._engines) > 1 else ""
+        return Still(name, each.since_ns, seconds, limit, each.running, each.waiting, usual is None, not each.has_moved)
 
     def _shared(self) -> Identity:
         return frozenset.intersection(*self._engines)

@@ -142,7 +142,7 @@ def _state(
     waiting = view.gauges.get("sojourn_request_waiting")
     busy = any(gauge is not None and gauge.largest > 0 for gauge in (running, waiting))
     if found:
-        return ("overloaded" if found[0].key == "overload" else "degraded"), _sentence(lost, found)
+        return _state_of(found), _sentence(lost, found)
     if lost:
         return "cannot tell", f"{_what_is_lost(lost[0])}, and {view.title}'s metrics name no cause"
     if not view.finished and not busy:
@@ -154,7 +154,22 @@ def _state(
     good = "; ".join(
         f"{_share(each)} meet {each.objective}{f' of {each.klass}' if each.klass else ''}" for each in shown
     )
-    return "healthy", f"Healthy: {good or f'{view.finished:,.0f} requests ended, and none of them waited long'}"
+    return "healthy", f"Healthy: {good or _means(view)}"
+
+
+def _state_of(found: Sequence[Finding]) -> State:
+    """More arrives than is served also where it is open whether a limit on the batch or the device is why."""
+    keys = [each.key for each in found if each is found[0] or (each.role == "alternative" and _is_open(found[0], each))]
+    return "overloaded" if found[0].key == "overload" or set(keys) >= set(BATCH_OR_DEVICE) else "degraded"
+
+
+def _means(view: ServerView) -> str:
+    ended, queue = f"{view.finished:,.0f} requests ended", view.span("request.queue")
+    ttft = view.latencies.get(HISTOGRAMS["ttft_ms"])
+    if ttft is None:
+        return ended
+    waited = "" if queue is None else f", of which in the queue {_ms(queue.ttft_ms or queue.mean_ms)}"
+    return f"{ended}; mean time to first token {_ms(1e3 * ttft.mean)}{waited}"
 
 
 def _share(each: Met) -> str:
@@ -175,9 +190,14 @@ def _sentence(lost: Sequence[Excess], found: Sequence[Finding]) -> str:
 def _is_open(first: Finding, rival: Finding) -> bool:
     """Whether nothing that was seen separates two causes."""
     if {first.key, rival.key} == set(BATCH_OR_DEVICE):
-        return not any(each.source in ROOM_SOURCES for each in first.evidence)
+        return not _knows_room(first)
     close = first.confidence_features.get("margin", 1.0) < CLEAR_MARGIN
     return close or first.confidence_features.get("support", 1.0) < BALANCED
+
+
+def _knows_room(found: Finding) -> bool:
+    """Whether it was seen what a larger batch gives."""
+    return any(each.source in ROOM_SOURCES for each in found.evidence)
 
 
 def _what_is_lost(excess: Excess) -> str:
@@ -207,6 +227,6 @@ def _unknown(
         sentences.append(MORE_RECORDS[view.source])
     if view.source != SOJOURN.key and view.reported_settings.get("prefix_caching", "").lower() == "false":
         sentences.append("the prefix cache is off; whether prompts repeat is in no metric, only in the probe's records")
-    if found and found[0].key in BATCH_OR_DEVICE and len(found) > 1 and _is_open(found[0], found[1]):
+    if found and found[0].key in BATCH_OR_DEVICE and not _knows_room(found[0]):
         sentences.append("whether a larger batch would help: the batch has not varied since the watch began")
     return sentences

@@ -88,7 +88,8 @@ class Page(Protocol):
 class VllmPage:
     """vLLM's page, of one or several engines."""
 
-    def __init__(self, engines: int = 1, block_size: int = 16, prefix_caching: bool = True):
+    def __init__(self, engines: int = 1, block_size: int = 16, prefix_caching: bool = True,
+                 ttft_bounds=TTFT_BOUNDS, itl_bounds=ITL_BOUNDS):  # fmt: skip
         self.registry = CollectorRegistry()
         self.labels = ("model_name", "engine")
         gauges = {
@@ -100,9 +101,9 @@ class VllmPage:
             "queries": "vllm:prefix_cache_queries", "hits": "vllm:prefix_cache_hits",
         }  # fmt: skip
         histograms = {
-            "ttft": ("vllm:time_to_first_token_seconds", TTFT_BOUNDS),
-            "itl": ("vllm:inter_token_latency_seconds", ITL_BOUNDS),
-            "tpot": ("vllm:request_time_per_output_token_seconds", ITL_BOUNDS),
+            "ttft": ("vllm:time_to_first_token_seconds", ttft_bounds),
+            "itl": ("vllm:inter_token_latency_seconds", itl_bounds),
+            "tpot": ("vllm:request_time_per_output_token_seconds", itl_bounds),
             "e2e": ("vllm:e2e_request_latency_seconds", LATENCY_BOUNDS),
             "queue": ("vllm:request_queue_time_seconds", LATENCY_BOUNDS),
             "prefill": ("vllm:request_prefill_time_seconds", LATENCY_BOUNDS),

@@ -116,9 +116,12 @@ def test_what_a_larger_batch_gives_is_seen_or_modelled():
 
 
 def test_where_no_gain_was_seen_both_a_cap_and_a_full_device_are_named():
-    server = observed(WAITING, 40, lambda _: (4, 6, 0.2), SLO).watched()
-    assert [each.key for each in server.findings] == ["batch_cap", "overload"] and "because either" in server.headline
-    assert any("the batch has not varied" in sentence for sentence in server.unknown)
+    small, large = (observed(WAITING, 40, lambda _: (cap, 6, 0.2), SLO).watched() for cap in (4, 64))  # noqa: B023
+    assert [each.key for each in small.findings] == ["batch_cap"] and small.state == "degraded"
+    assert [each.key for each in large.findings] == ["batch_cap", "overload"] and "because either" in large.headline
+    assert large.state == "overloaded"
+    for server in (small, large):
+        assert any("the batch has not varied" in sentence for sentence in server.unknown)
 
 
 @pytest.mark.parametrize(

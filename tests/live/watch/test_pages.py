@@ -126,7 +126,9 @@ def test_each_engine_that_hangs_is_named_and_no_other():
 
 def test_an_engine_that_hangs_and_goes_on_is_no_longer_stuck():
     pages = lambda second: rows(100 + second) if second < 20 or second >= 40 else rows(120)  # noqa: E731
-    assert watched(pages, 38).state == "stuck" and watched(pages, 45).state == "healthy"
+    assert watched(pages, 38).state == "stuck" and watched(pages, 130).state == "healthy"
+    after = watched(pages, 45)
+    assert after.state == "degraded" and "stood still for 20 s" in after.headline
 
 
 def test_a_page_with_no_sign_of_progress_is_not_called_stuck():

@@ -1,0 +1,80 @@
+"""What a watch says of a vLLM that is simulated step by step: one verdict, whatever it is told, and soon."""
+
+from itertools import pairwise
+
+import pytest
+
+from sojourn.interop.sources.page import read_page
+from sojourn.live.watch.observer import Observer
+from sojourn.live.watch.steady import Steady
+from tests.live.watch.simulated_vllm import Device, Load, SimulatedVllm
+
+S = 1_000_000_000
+SLO = {"ttft_ms": 1000.0, "tpot_ms": 75.0}
+BUSY_CPU = Device(step_s=0.012, prompt_token_s=0.0006, decode_s=0.0035)  # serves 5 of the usual requests per second
+FREE = Device(step_s=0.012, prompt_token_s=0.0006, decode_s=0.0005)
+SHORT_PROMPTS = Device(step_s=0.012, prompt_token_s=0.0001, decode_s=0.0005)
+LONG = Load(3, prompt_tokens=1900, output_tokens=5)
+# Situation → server, seconds, the second in which the watch begins, and what may be its last word (first finding).
+SITUATIONS = {
+    "overload after a quiet time": (
+        dict(loads=(Load(1, 0, 20), Load(10, 20)), cap=128, device=BUSY_CPU), 75, 0, "overloaded", {"overload", "batch_cap"}),
+    "overload from the start": (
+        dict(loads=(Load(10),), cap=128, device=BUSY_CPU), 70, 0, "overloaded", {"overload", "batch_cap"}),
+    "overload that the watch came late to": (
+        dict(loads=(Load(10),), cap=128, device=BUSY_CPU), 80, 50, "overloaded", {"overload", "batch_cap"}),
+    "cap of 1": (dict(loads=(Load(3.5),), cap=1, device=FREE), 50, 0, "degraded", {"batch_cap"}),
+    "cap of 2": (dict(loads=(Load(4.5),), cap=2, device=FREE), 50, 0, "degraded", {"batch_cap"}),
+    "cap of 4": (dict(loads=(Load(8),), cap=4, device=FREE), 50, 0, "degraded", {"batch_cap"}),
+    "cap of 16": (dict(loads=(Load(25),), cap=16, device=SHORT_PROMPTS), 40, 0, "degraded", {"batch_cap"}),
+    "prompts fill the steps": (dict(loads=(LONG,), device=FREE), 60, 0, "overloaded", {"overload"}),
+    "small KV pool": (
+        dict(loads=(Load(4, prompt_tokens=150, output_tokens=230),), kv_tokens=2560, device=FREE),
+        50, 0, "degraded", {"kv_pool"}),
+    "a third of the load": (dict(loads=(Load(1.7),), device=BUSY_CPU), 80, 0, "healthy", set()),
+    "half of the load": (dict(loads=(Load(2.6),), device=BUSY_CPU), 80, 0, "healthy", set()),
+}  # fmt: skip
+ALWAYS = {"overload after a quiet time", "cap of 2", "prompts fill the steps", "small KV pool", "half of the load"}
+
+
+def said(settings: dict, seconds: int, begin: int, objectives: dict) -> tuple[list, Observer]:
+    """(second, state, first finding) of each change, and the observer at the end."""
+    observer, steady, changes = Observer("x", "x", objectives, window_s=60.0), Steady(), []
+    for second, body in SimulatedVllm(**settings).pages(seconds):
+        if second < begin:
+            continue
+        observer.add(second * S, *read_page(body, second * S, 0.01, observer.window.wants))
+        for change in steady.take(second * S, observer.watched())[1]:
+            found = observer.watched().findings
+            changes.append((second, change.state, found[0].key if found else "", change.sentence))
+    return changes, observer
+
+
+@pytest.mark.parametrize("objectives", [{}, SLO], ids=["plain", "objectives"])
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=() if name in ALWAYS else pytest.mark.thorough) for name in SITUATIONS
+])  # fmt: skip
+def test_the_cause_is_named_and_stays(name, objectives):
+    settings, seconds, begin, state, keys = SITUATIONS[name]
+    changes, observer = said(settings, seconds, begin, objectives)
+    assert changes[-1][1] == state and changes[-1][2] in (keys or {""}), changes
+    assert observer.watched().state == state
+    named = [each for each in changes if each[2]]
+    assert {key for _, _, key, _ in named} <= keys, changes
+    assert all(before[1:3] != after[1:3] for before, after in pairwise(changes))
+    assert len([each for each in changes if each[1] == "healthy"]) <= 1, changes
+
+
+@pytest.mark.parametrize("objectives", [{}, SLO], ids=["plain", "objectives"])
+def test_a_stall_that_is_over_is_the_cause_of_its_backlog(objectives):
+    settings = dict(loads=(Load(2),), device=BUSY_CPU, hangs=(30.0, 60.0))
+    changes, observer = said(settings, 90, 0, objectives)
+    assert [state for _, state, _, _ in changes] == ["healthy", "stuck", "degraded"], changes
+    assert "stood still for" in changes[-1][3] and not observer.watched().findings
+
+
+def test_a_line_within_a_step_is_no_line():
+    """Some 5 requests come while a step of half a second runs: none of them waits longer."""
+    device = Device(step_s=0.5, prompt_token_s=0.0, decode_s=0.0)
+    changes, _ = said(dict(loads=(Load(10, output_tokens=4),), device=device), 40, 0, {})
+    assert {state for _, state, _, _ in changes} == {"healthy"}, changes
