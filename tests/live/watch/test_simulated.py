@@ -18,7 +18,8 @@ LONG = Load(3, prompt_tokens=1900, output_tokens=5)
 # Situation → server, seconds, the second in which the watch begins, and what may be its last word (first finding).
 SITUATIONS = {
     "overload after a quiet time": (
-        dict(loads=(Load(1, 0, 20), Load(10, 20)), cap=128, device=BUSY_CPU), 75, 0, "overloaded", {"overload", "batch_cap"}),
+        dict(loads=(Load(1, 0, 20), Load(10, 20)), cap=128, device=BUSY_CPU),
+        75, 0, "overloaded", {"overload", "batch_cap"}),
     "overload from the start": (
         dict(loads=(Load(10),), cap=128, device=BUSY_CPU), 70, 0, "overloaded", {"overload", "batch_cap"}),
     "overload that the watch came late to": (
