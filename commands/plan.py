@@ -74,7 +74,7 @@ def plan(
         search = Search(predictor, objectives, attainment, load, progress)
         found = search.run(_candidates(opened, predictor), purchases())
     report = Report(opened, found, walls, predictor.pool_tokens, objectives, attainment, dollars_per_hour, slo)
-    _keep(opened, report)
+    keep(opened, report)
     if not json:
         report.print()
     if confirm and slo is not None and not json:
@@ -232,7 +232,7 @@ class Report:
         out.print(rows)
 
 
-def _keep(run: "RunDirectory", report: Report) -> None:
+def keep(run: "RunDirectory", report: Report) -> None:
     """Leaves the plan in the run, for the curve of a sweep; a disk that does not take it costs nothing but the file."""
     from sojourn.loadgen.search.curve import PLAN_FILE
 

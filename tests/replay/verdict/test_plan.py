@@ -5,6 +5,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from sojourn.commands.plan import Report, keep
+from sojourn.loadgen.search.curve import PLAN_FILE, read_plan
 from sojourn.metrics.compute.cost_model import ModelShape, step_work
 from sojourn.metrics.compute.roofline import Ceilings, Gemm
 from sojourn.metrics.compute.step_time import StepTimeModel, features
@@ -12,7 +14,7 @@ from sojourn.metrics.errors import ReplayError
 from sojourn.metrics.prediction import Change, Interval, Prediction
 from sojourn.metrics.request.goodput import measured
 from sojourn.replay.verdict.plan import Load, Search, around, usd_per_million_tokens
-from sojourn.replay.verdict.run_walls import recorded_load
+from sojourn.replay.verdict.run_walls import RunWalls, recorded_load
 from sojourn.replay.verdict.walls import (
     MeanRequest,
     Wall,
@@ -79,6 +81,18 @@ def test_the_search_finds_the_known_best_settings_with_few_replays():
     assert found.purchases["a device twice as fast"].rate == pytest.approx(2 * found.best_limit.rate, rel=0.08)
     assert found.replays == server.asked < 90
     assert len(found.best) == len(found.recorded) and all(point.prediction.change.objectives for point in found.best)
+
+
+def test_a_plan_stays_in_its_run_and_the_curve_of_a_sweep_reads_it(tmp_path):
+    run, objectives = synthetic_run(tmp_path / "run", requests=20), [{"klass": "all", "tpot_ms": 30.0}]
+    run.update_meta(model_shape=msgspec.to_builtins(SHAPE), engine={"max_num_seqs": 4})
+    found = Search(Server(), objectives, 0.9, LOAD).run({"max_num_seqs": [8, 16, 32]}, {})
+    report = Report(run, found, RunWalls(run), lambda change: 1000, objectives, 0.9, None)
+    keep(run, report)
+    read = read_plan(run.path / PLAN_FILE)
+    assert (read.run, read.settings, read.slo_tpot_ms) == ("run", found.settings, 30)
+    assert read.rate_rps == report.recorded_rps * found.best_limit.rate
+    assert read.tokens_per_s == found.best_limit.prediction.output_tokens_per_s and read.tpot_ms.median == 1
 
 
 def test_a_rate_counts_only_if_the_server_keeps_up():
@@ -159,4 +173,4 @@ def test_the_nearest_wall_binds_and_unmeasured_ones_say_so():
     ceilings = Ceilings(device="d", threads=1, measured_at="", versions={}, read_bytes_per_s=1e9,
                         copy_bytes_per_s=1e9, inner=1, gemm=[Gemm("float32", 1, 1e9)])  # fmt: skip
     assert [wall.name for wall in measured_walls(SHAPE, MEAN, 4, ceilings, "float32")] == ["compute", "bandwidth"]
-    assert "calibrate-device" in measured_walls(SHAPE, MEAN, 4, ceilings, "int8")[0].formula
+    assert "calibrate device" in measured_walls(SHAPE, MEAN, 4, ceilings, "int8")[0].formula
