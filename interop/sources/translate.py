@@ -4,7 +4,7 @@ A value that a server does not export is left out, never 0.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import pandas as pd
@@ -158,14 +158,21 @@ class Growth:
         return below
 
     def _quantiles(self, terms: Sum, wanted: LabelSet, count: float) -> dict[str, tuple[float, float | None]]:
-        below = self._buckets(terms, wanted)
-        bounds, found = sorted(below), {}
-        for quantile in QUANTILES:
-            place = next((at for at, bound in enumerate(bounds) if below[bound] >= quantile * count), None)
-            if place is not None:
-                above = bounds[place - 1] if place else 0.0
-                found[f"p{quantile * 100:g}"] = (above, bounds[place] if math.isfinite(bounds[place]) else None)
-        return found
+        return quantile_bounds(self._buckets(terms, wanted), count)
+
+
+def quantile_bounds(
+    below: Mapping[float, float], count: float, quantiles: Sequence[float] = QUANTILES
+) -> dict[str, tuple[float, float | None]]:
+    """ "p50" → the two bounds of the buckets between which it lies; None where no finite bound is above it. `below`:
+    bound → observations at or below it."""
+    bounds, found = sorted(below), {}
+    for quantile in quantiles:
+        place = next((at for at, bound in enumerate(bounds) if below[bound] >= quantile * count), None)
+        if place is not None:
+            above = bounds[place - 1] if place else 0.0
+            found[f"p{quantile * 100:g}"] = (above, bounds[place] if math.isfinite(bounds[place]) else None)
+    return found
 
 
 def over_time(source: Source, kind: str, rows: pd.DataFrame, column: str) -> dict[str, pd.Series]:

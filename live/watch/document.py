@@ -31,6 +31,15 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     share: float  # of the mean end-to-end latency, 0 to 1
 
 
+class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
+    """A latency of the window by the server's histogram. A percentile lies between two bounds of its buckets."""
+
+    latency: str  # TTFT, TPOT, ITL or queue
+    samples: int  # requests; of ITL gaps between tokens
+    mean_ms: float
+    between_ms: dict[str, tuple[float, float | None]]  # p50, p90, p99 → above, at most; null above the last bound
+
+
 class Now(msgspec.Struct, frozen=True, kw_only=True):
     """Gauges as of the last scrape, and rates over the last seconds. null: the server does not show it."""
 
@@ -70,6 +79,9 @@ class WatchedServer(msgspec.Struct, frozen=True, kw_only=True):
     ttft_ms: float | None = None  # means of the window
     tpot_ms: float | None = None
     e2e_ms: float | None = None
+    percentiles: list[Percentiles] = []
+    goodput_rps: tuple[float, float] | None = None  # requests per second that met all objectives: at least, at most
+    good_tokens_per_s: float | None = None  # output tokens of requests that met the server's own objectives
     view: ServerView | None = None  # all that its metrics show
     diagnosis: Diagnosis | None = None  # where its records are read, of the last window
 

@@ -48,13 +48,13 @@ def met(grown: Growth, view: ServerView, objectives: Mapping[str, float]) -> lis
     for name, bound_ms in objectives.items():
         below = grown.below(HISTOGRAMS[name])
         if below:
-            low, high = _shares(below, bound_ms / 1e3)
+            low, high = shares_below(below, bound_ms / 1e3)
             found.append(Met(objective=f"{short(name)} ≤ {bound_ms:g} ms", klass="", at_least=low, at_most=high,
                              requests=int(max(below.values())), source=HISTOGRAMS[name]))  # fmt: skip
     return found or _own_count(view)
 
 
-def _shares(below: Mapping[float, float], bound_s: float) -> tuple[float, float]:
+def shares_below(below: Mapping[float, float], bound_s: float) -> tuple[float, float]:
     """The share of observations at or below a bound: at least, and at most."""
     whole = max(below.values())
     at_least = max((count for edge, count in below.items() if edge <= bound_s * (1 + 1e-9)), default=0.0)
@@ -99,7 +99,7 @@ def _above(facts: Means | Accounts, grown: Growth, name: str, bound_ms: float) -
     if not below:
         return None
     whole = max(below.values())
-    missed = (1 - _shares(below, bound_ms / 1e3)[1]) * whole
+    missed = (1 - shares_below(below, bound_ms / 1e3)[1]) * whole
     if whole < FEWEST or missed <= TOLERATED_MISSES * whole:
         return None
     late = _excess(name, bound_ms, missed, whole, max(bound_ms, _mean_above(below, bound_ms / 1e3)), "the objective")

@@ -26,6 +26,16 @@ from sojourn.live.watch.moments import (
     seen_gain,
     steps_of,
 )
+from sojourn.live.watch.percentiles import (
+    OVER_S,
+    POINT_S,
+    LatencyPoint,
+    good_tokens_per_s,
+    goodput_rps,
+    names_read,
+    percentiles_of,
+    point,
+)
 from sojourn.live.watch.progress import ADVICE, Progress
 from sojourn.live.watch.steady import clock
 from sojourn.live.watch.verdict import Verdict, verdict
@@ -59,6 +69,7 @@ class Observer:
         self.window = Window(window_s + 5.0)
         self.progress = Progress()
         self.history: deque[Moment] = deque()
+        self.latencies: deque[LatencyPoint] = deque()  # over the same time
         self._events: list[str] = []
         self.objectives, self.window_s = dict(objectives), window_s
         self._stand_in: dict[str, float] = {}
@@ -120,6 +131,7 @@ class Observer:
         last, mixed = scrapes[-1], self.window.alternates
         if mixed:
             self.history.clear()
+            self.latencies.clear()
         gauges = {} if mixed else self._gauges(last.ns)
         rates: dict[str, float | None] = {}
         if len(scrapes) > 1 and not mixed:
@@ -140,8 +152,17 @@ class Observer:
                 decoding=rates.get("decoding"),
             )
         )  # fmt: skip
-        while self.history[0].ns < last.ns - HISTORY_S * 1e9:
-            self.history.popleft()
+        if not mixed and (not self.latencies or last.ns - self.latencies[-1].ns >= POINT_S * 1e9):
+            self._add_point(last.ns)
+        for kept in (self.history, self.latencies):
+            while kept and kept[0].ns < last.ns - HISTORY_S * 1e9:
+                kept.popleft()
+
+    def _add_point(self, ns: int) -> None:
+        begin_ns, source = self.window.begin_of(OVER_S), self.window.source
+        if begin_ns < ns:
+            grown = Growth(source, self.window.growth(begin_ns, names_read(source)))
+            self.latencies.append(point(ns, grown, self.objectives, (ns - begin_ns) / 1e9))
 
     def _gauges(self, begin_ns: int) -> dict[str, float]:
         source = self.window.source
@@ -217,7 +238,7 @@ class Observer:
             return self._no_engine(view, BALANCED if self.window.alternates else ROUTED)
         judged = verdict(view, grown, self.objectives, self.batch_gain())
         self._stand_in = judged.stand_in
-        return self._document(view, self._with_progress(judged))
+        return self._document(view, grown, self._with_progress(judged))
 
     def _with_progress(self, judged: Verdict) -> Verdict:
         """A hung engine is what there is to say, whatever else the window shows."""
@@ -246,14 +267,16 @@ class Observer:
             unknown=[f"{name.removesuffix('_ms')} is unknown" for name in self.objectives], warnings=[],
         )  # fmt: skip
 
-    def _document(self, view: ServerView, judged: Verdict) -> WatchedServer:
+    def _document(self, view: ServerView, grown: Growth, judged: Verdict) -> WatchedServer:
         means = {name: view.latencies.get(family) for name, family in HISTOGRAMS.items()}
         return WatchedServer(
             url=self.url, name=self.name, source=view.source, title=view.title, state=judged.state,
             headline=judged.headline, reads="metrics", window_s=view.seconds, scrapes=view.scrapes,
             failed_scrapes=view.failed_scrapes, restarts=self.window.restarts, now=self._now(), met=judged.met,
             parts=parts_of(view), findings=judged.findings, unknown=judged.unknown, warnings=self._warnings(view),
-            hit_rate=view.hit_rate, view=view,
+            hit_rate=view.hit_rate, view=view, percentiles=percentiles_of(grown),
+            goodput_rps=goodput_rps(grown, self.objectives, view.seconds),
+            good_tokens_per_s=good_tokens_per_s(grown, view.seconds),
             **{name: 1e3 * shown.mean if shown is not None else None for name, shown in means.items()},
         )  # fmt: skip
 

@@ -19,6 +19,7 @@ from sojourn.interop.sources.page import Page, read_page
 from sojourn.live.watch.document import WORST_FIRST, State, Watch, WatchedServer
 from sojourn.live.watch.fetch import base_of, fetch
 from sojourn.live.watch.observer import UNREACHABLE_AFTER, WINDOW_S, Moment, Observer
+from sojourn.live.watch.percentiles import LatencyPoint
 from sojourn.live.watch.prometheus import HISTORY_S, clock_ns, held_scrapes, interval_s, is_prometheus
 from sojourn.live.watch.records import Records
 from sojourn.live.watch.steady import LOOKS_FIRST_S, Change, Steady, clock
@@ -200,6 +201,11 @@ class Watcher:
         """Name of a server → its moments, oldest first."""
         with self._lock:
             return {name: list(each.observer.history) for name, each in self._servers.items()}
+
+    def latencies(self) -> dict[str, list[LatencyPoint]]:
+        """Name of a server → percentiles and goodput over the last minutes, oldest first."""
+        with self._lock:
+            return {name: list(each.observer.latencies) for name, each in self._servers.items()}
 
     def observer(self, name: str) -> Observer:
         return self._servers[name].observer

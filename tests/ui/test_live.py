@@ -47,7 +47,7 @@ def test_page_watches_the_server_of_the_address(live):
             time.sleep(0.5)
             app = app.run()
         assert "Looking" in html(app)  # the verdict takes ten seconds
-        assert "vLLM at" in app.caption[0].value and len(app.get("plotly_chart")) == 2
+        assert "vLLM at" in app.caption[0].value and len(app.get("plotly_chart")) == 3
         profile = next(button for button in app.button if button.label.startswith("Profile"))
         assert profile.disabled and "vLLM and SGLang have no such call" in profile.help
 
@@ -76,6 +76,21 @@ def test_wrong_addresses_and_objectives_are_told(live):
 def test_a_link_to_another_host_is_not_read_unasked(live):
     app = live(url="http://192.0.2.1:8000")
     assert "not of this host" in app.info[-1].value and not app.get("plotly_chart")
+
+
+def test_percentiles_and_goodput_are_drawn_between_their_bounds():
+    observer = observed(steady(200, every_s=0.4), 60, lambda _: (4, 1, 0.2), {"ttft_ms": 500, "tpot_ms": 100})
+    points = list(observer.latencies)
+    fig = figures.percentiles(points)
+    panels = [fig.layout[f"yaxis{row}"].title.text for row in ("", 2, 3, 4)]
+    assert panels == ["TTFT (ms)", "TPOT (ms)", "ITL (ms)", "queue (ms)"] and len(fig.data) == 16
+    low, high = fig.data[0], fig.data[1]
+    assert high.fill == "tonexty" and all(a < b for a, b in zip(low.y, high.y, strict=True))
+    goodput = figures.goodput(points)
+    assert all(a <= b for a, b in zip(goodput.data[0].y, goodput.data[1].y, strict=True))
+    assert figures.goodput([]) is None and figures.between(750, None) == "above 750 ms"
+    shown = markup.percentiles(observer.watched())
+    assert "TTFT" in shown and " to " in shown and "goodput" in markup.tiles(observer.watched())
 
 
 def test_text_of_a_server_is_escaped():

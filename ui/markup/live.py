@@ -4,10 +4,12 @@ from collections.abc import Sequence
 
 from sojourn.live.watch.document import Watch, WatchedServer
 from sojourn.live.watch.steady import Change, clock
+from sojourn.ui.figures import live as figures
 from sojourn.ui.markup import fragments
 from sojourn.ui.text import number, percent, prose, safe
 from sojourn.ui.theme import STATE_COLOURS
 
+PLACES = ("p50", "p90", "p99")
 # state → one of a run
 COLOUR_OF = {"idle": "healthy", "cannot tell": "inconclusive", "unreachable": "invalid"}
 
@@ -43,8 +45,22 @@ def tiles(server: WatchedServer) -> str:
     items.append(("KV use", percent(getattr(now, "kv_use", None)), "", "at the last scrape"))
     for name, value in (("TTFT", server.ttft_ms), ("TPOT", server.tpot_ms)):
         items.append((name, number(_rounded(value)), "ms", f"mean {seconds}"))
+    if server.goodput_rps is not None:
+        low, high = (float(f"{each:.3g}") for each in server.goodput_rps)
+        items.append(("goodput", number(low) if low == high else f"{number(low)} to {number(high)}", "req/s", seconds))
+    if server.good_tokens_per_s is not None:
+        items.append(("good tokens", number(_rounded(server.good_tokens_per_s)), "tokens/s", "by the server’s own SLO"))
     items.append(("prefix hits", percent(server.hit_rate), "", f"of the prompt tokens {seconds}"))
     return fragments.tiles(items)
+
+
+def percentiles(server: WatchedServer) -> str:
+    rows = [
+        [each.latency, f"{each.samples:,}", number(_rounded(each.mean_ms), "ms"),
+         *(figures.between(*each.between_ms[place]) if place in each.between_ms else "–" for place in PLACES)]
+        for each in server.percentiles
+    ]  # fmt: skip
+    return fragments.table(["latency", "samples", "mean", *PLACES], rows, right=(1, 2, 3, 4, 5))
 
 
 def met(server: WatchedServer) -> str:

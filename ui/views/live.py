@@ -9,6 +9,7 @@ import streamlit as st
 from sojourn.live.watch import profile
 from sojourn.live.watch.document import WatchedServer
 from sojourn.live.watch.fetch import base_of
+from sojourn.live.watch.percentiles import OVER_S, POINT_S
 from sojourn.live.watch.recorded import record
 from sojourn.live.watch.watcher import Watcher
 from sojourn.metrics.errors import InputError, RunDataError, ServerError
@@ -21,6 +22,7 @@ from sojourn.ui.text import markdown
 
 UNASKED_S = 120.0  # without a reader a watch ends
 SHOWN_CHANGES = 8
+HISTORY = f"Histograms of `/metrics` over {OVER_S:g} s, one point every {POINT_S:g} s; up to ten minutes."
 READ_ONLY = "this app was started with --read-only"
 
 style()
@@ -29,8 +31,9 @@ st.markdown("What servers suffer from now, by their own metrics. No load is sent
 with st.expander("How to read this page"):
     st.markdown(
         "The page reads `/metrics` once per second and judges the **last 60 s**, as `sojourn watch` does. It knows "
-        "sums and means over all requests that ended meanwhile, and no single request. A verdict is shown once it has "
-        "stood for 5 s. **Cannot tell**: time is lost, and no metric says why; the page names the switch that would tell. "
+        "sums and histograms over all requests that ended meanwhile, and no single request. A verdict is shown once it "
+        "has stood for 5 s. **Cannot tell**: time is lost, and no metric says why; the page names the setting that "
+        "would show it. Goodput needs objectives; tokens by objectives are counted by Sojourn's server alone. "
         "Without objectives time counts as lost where requests take twice what their own work takes. The address keeps "
         "the servers and the objectives."
     )
@@ -141,6 +144,20 @@ def show_result() -> None:
         st.error(markdown(result), icon=":material/error:")
 
 
+def show_latencies(server: WatchedServer) -> None:
+    points = watcher.latencies().get(server.name, [])
+    if server.percentiles:
+        st.subheader(f"Latencies over {server.window_s:.0f} s", anchor=False)
+        st.html(markup.percentiles(server))
+        st.caption("A histogram knows a percentile between two bounds of its buckets, and no better.")
+    left, right = st.columns([3, 2], gap="large")
+    with left:
+        draw("Percentiles over the last minutes", figures.percentiles(points), HISTORY)
+    with right:
+        if (goodput := figures.goodput(points)) is not None:
+            draw("Goodput over the last minutes", goodput, HISTORY)
+
+
 @st.fragment(run_every=1.0)
 def show() -> None:
     if watcher.is_over:  # this page slept for so long: a new watch begins
@@ -166,6 +183,7 @@ def show() -> None:
             draw("Where a request’s time goes", figures.parts(server.parts), "Requests that ended in the window.")
             if server.met:
                 st.html(markup.met(server))
+        show_latencies(server)
     causes = [each for each in server.findings if each.role == "cause"]
     for place, cause in enumerate(causes, start=1):
         st.html(fragments.finding(place, cause))
