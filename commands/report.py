@@ -43,8 +43,10 @@ def report(
 
     Of a sweep: its curve of throughput against time per output token, and those of other sweeps over it.
     """
+    from sojourn.loadgen.search.points import search_file
+
     others = against or []
-    if (find_run(run) / "sweep.json").is_file():
+    if search_file(find_run(run)).is_file():
         _report_sweeps([find_run(each) for each in (run, *others)], output, slo, dollars_per_hour, devices)
         return
     if dollars_per_hour is not None or devices is not None:
@@ -69,8 +71,8 @@ def _report_sweeps(
     """The file's ending chooses what is written: the page, or the points of the curves."""
     from rich.markup import escape
 
-    from sojourn.loadgen.search.curve import SWEEP_FILE, curve_csv, curve_json, differences, read_curves
-    from sojourn.loadgen.search.points import read_search
+    from sojourn.loadgen.search.curve import curve_csv, curve_json, differences, read_curves
+    from sojourn.loadgen.search.points import read_search, search_file
     from sojourn.metrics.results.tradeoff import crossing_sentence
     from sojourn.metrics.whole_file import write_whole
 
@@ -92,6 +94,6 @@ def _report_sweeps(
         out.print(f"[bold]{escape(curve.label)}[/bold]\n  {curve.goodput.sentence}")
         if curve.crossing is not None and curve.points:
             out.print(f"  {crossing_sentence(curve.crossing, curve.quantile)}")
-    if unlike := differences([read_search(folder / SWEEP_FILE) for folder in folders]):
+    if unlike := differences([read_search(search_file(folder)) for folder in folders]):
         out.print(f"! the sweeps also differ in {', '.join(unlike)}: not only the settings move the curves")
     out.print(f"wrote {path}")

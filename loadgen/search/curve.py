@@ -1,4 +1,5 @@
-"""A sweep as a curve of throughput against time per output token (TPOT), several sweeps side by side, and as a file."""
+"""A search over rates as a curve of throughput against time per output token (TPOT), several side by side, and as a
+file."""
 
 import csv
 import io
@@ -8,12 +9,21 @@ from typing import Any
 
 import msgspec
 
-from sojourn.loadgen.search.points import Point, Rate, Search, by_rate, largest_rate, rate_sentence, read_search
+from sojourn.loadgen.search.points import (
+    Point,
+    Rate,
+    Search,
+    by_rate,
+    largest_rate,
+    objectives_ms,
+    rate_sentence,
+    read_search,
+    search_file,
+)
 from sojourn.metrics.prediction import Interval, settings_text
 from sojourn.metrics.results.tradeoff import Crossing, CurvePoint, Range, at_rate, crossing, frontier, tokens_per_usd
 from sojourn.metrics.run.directory import section
 
-SWEEP_FILE = "sweep.json"
 PLAN_FILE = "plan.json"  # what `sojourn plan` leaves in a run
 USUAL_QUANTILE, LESSER_QUANTILE = "p90", "p50"  # goodput requires 90 % of the requests; p50 needs fewer of them
 NONE_RECOMMENDED: Mapping[str, list[Any]] = {}
@@ -83,7 +93,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
 def read_curves(folders: Sequence[Path], **options: Any) -> list[Curve]:
     """The curves of sweeps, with what `plan` recommends for their runs. Raises RunDataError."""
     named = dict(zip(sweep_names(folders), folders, strict=True))
-    searches = {name: read_search(folder / SWEEP_FILE) for name, folder in named.items()}
+    searches = {name: read_search(search_file(folder)) for name, folder in named.items()}
     return curves(searches, recommended={name: recommended_beside(each) for name, each in named.items()}, **options)
 
 
@@ -149,7 +159,7 @@ def differences(searches: Sequence[Search]) -> list[str]:
 
 def recommended_beside(folder: Path) -> list[Recommended]:
     """What `sojourn plan` recommends for the runs of a sweep, and for the runs beside it of the same scenario."""
-    scenario = section(section(_json(folder / SWEEP_FILE), "plan"), "scenario")
+    scenario = section(section(_json(search_file(folder)), "plan"), "scenario")
     found = [read_plan(file) for file in sorted(folder.glob(f"*/{PLAN_FILE}"))]
     for file in sorted(folder.resolve().parent.glob(f"*/{PLAN_FILE}")):
         other = section(_json(file.with_name("run.json")), "scenario")
@@ -219,7 +229,7 @@ def _curve(
     usd_per_hour: float | None, devices: int | None, recommended: list[Recommended],
 ) -> Curve:  # fmt: skip
     plan = search.plan
-    slo_ms = slo_ms or section(plan, "objectives_ms").get("tpot_ms")
+    slo_ms = slo_ms or objectives_ms(plan).get("tpot_ms")
     price = section(section(plan, "scenario"), "measure").get("usd_per_hour") if usd_per_hour is None else usd_per_hour
     counted = {rate.rate_rps: [point for point in search.points if _counts(point, rate)] for rate in rates}
     points = [
@@ -228,7 +238,7 @@ def _curve(
     drawn = {point.rate_rps for point in points}
     reported = {point.devices for point in search.points if point.counts} - {None}
     joules = {rps: [each.joules_per_token for each in runs] for rps, runs in counted.items()}
-    goodput = _goodput(rates, points, section(plan, "objectives_ms"))
+    goodput = _goodput(rates, points, objectives_ms(plan))
     return Curve(
         name=name, label=label, quantile=quantile, points=points, slo_ms=slo_ms, rates=rates, usd_per_hour=price,
         left_out=[_why_left_out(rate, quantile) for rate in rates if rate.rate_rps not in drawn],
@@ -270,7 +280,7 @@ def _why_left_out(rate: Rate, quantile: str) -> str:
     return f"{at} too few served requests per run for a TPOT {quantile}"
 
 
-def _goodput(rates: Sequence[Rate], points: Sequence[CurvePoint], objectives_ms: Mapping[str, float]) -> Goodput:
+def _goodput(rates: Sequence[Rate], points: Sequence[CurvePoint], bounds_ms: Mapping[str, float]) -> Goodput:
     most = largest_rate(rates)
     place = None if most.rate_rps is None else at_rate(points, most.rate_rps)
     tpot_ms, tokens_per_s = place or (None, None)
@@ -279,7 +289,7 @@ def _goodput(rates: Sequence[Rate], points: Sequence[CurvePoint], objectives_ms:
     return Goodput(
         rate_rps=most.rate_rps, low_rps=most.low_rps, high_rps=most.high_rps, at_edge=most.at_edge,
         tokens_per_s=tokens_per_s, tpot_ms=tpot_ms, sentence=rate_sentence(most),
-        missed=[name for name, bound in objectives_ms.items() if (p90s.get(name) or 0.0) > bound],
+        missed=[name for name, bound in bounds_ms.items() if (p90s.get(name) or 0.0) > bound],
     )  # fmt: skip
 
 
@@ -287,7 +297,7 @@ def _comparable(plan: Mapping[str, Any]) -> dict[str, Any]:
     """What two sweeps have to share: without the engine's settings and the rates."""
     scenario = {key: value for key, value in section(plan, "scenario").items() if key not in ("engine", "description")}
     scenario["arrivals"] = {key: value for key, value in section(scenario, "arrivals").items() if key != "rate_rps"}
-    return dict(plan) | {"scenario": scenario}
+    return dict(plan) | {"scenario": scenario, "objectives_ms": objectives_ms(plan)}
 
 
 def _json(file: Path) -> dict[str, Any]:

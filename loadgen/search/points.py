@@ -1,6 +1,6 @@
 """A search's runs, its document (`sweep.json` or `capacity.json`), and its frontier of goodput against objectives."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,14 +14,15 @@ from sojourn.metrics.machine.host import STEAL_WARNS_PERCENT
 from sojourn.metrics.machine.steal import steal_within
 from sojourn.metrics.memory.prefix_share import cache_doubt
 from sojourn.metrics.request.goodput import class_goodput, measured, tokens_per_s, window_ns
-from sojourn.metrics.request.objectives import OBJECTIVES
+from sojourn.metrics.request.objectives import EVERY_CLASS, OBJECTIVES, objectives_of
 from sojourn.metrics.results.energy import run_energy
 from sojourn.metrics.results.load import declared_window_s
 from sojourn.metrics.run.devices import num_devices
-from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.directory import RunDirectory, section
 from sojourn.metrics.statistics.dependent_samples import effective_samples, growing, t_quantile
 from sojourn.metrics.statistics.intervals import wilson_bounds
 
+SEARCH_FILES = ("sweep.json", "capacity.json")
 SCALES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)  # of the objectives: what stricter and looser promises would give
 LEVEL = 0.95
 MEANS = ("goodput_rps", "goodput_tokens_per_s", "tokens_per_s", "due_rps")  # of a rate: over its points
@@ -138,10 +139,21 @@ def read_search(file: Path) -> Search:
         raise RunDataError(f"{file} cannot be read: {error}; remove its folder to measure again") from None
 
 
+def search_file(folder: Path) -> Path:
+    """The document of the search in a folder; where it has none, the one that a sweep would write."""
+    return next((folder / name for name in SEARCH_FILES if (folder / name).is_file()), folder / SEARCH_FILES[0])
+
+
 def sweeps(runs: Path) -> list[Path]:
-    """The sweeps right below a folder, newest first."""
-    found = runs.glob("*/sweep.json") if runs.is_dir() else ()
+    """The searches right below a folder, newest first."""
+    found = [file for name in SEARCH_FILES for file in (runs.glob(f"*/{name}") if runs.is_dir() else ())]
     return [file.parent for file in sorted(found, key=lambda file: (-file.stat().st_mtime_ns, file))]
+
+
+def objectives_ms(plan: Mapping[str, Any]) -> dict[str, float]:
+    """The bounds of all classes that a search judges by."""
+    known = plan.get("objectives_ms")
+    return objectives_of(EVERY_CLASS, section(plan, "scenario").get("objectives")) if known is None else known
 
 
 def point_of(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sojourn.loadgen.search.curve import SWEEP_FILE, Curve, differences, read_curves
+from sojourn.loadgen.search.curve import Curve, differences, read_curves
 from sojourn.loadgen.search.frontier import REQUIRED_SHARE
 from sojourn.loadgen.search.points import (
     Frontier,
@@ -14,8 +14,10 @@ from sojourn.loadgen.search.points import (
     by_rate,
     frontier,
     largest_rate,
+    objectives_ms,
     rate_sentence,
     read_search,
+    search_file,
 )
 from sojourn.metrics.request.objectives import OBJECTIVE_NAMES
 from sojourn.metrics.whole_file import write_whole
@@ -37,20 +39,21 @@ class SweepData:
 
 def load_sweep(folder: Path) -> SweepData:
     """Raises RunDataError where there is none."""
-    search = read_search(folder / SWEEP_FILE)
-    rates, objectives_ms = by_rate(search.points), search.plan.get("objectives_ms") or {}
-    return SweepData(folder.resolve().name, search, objectives_ms, rates, frontier(rates, objectives_ms))
+    search = read_search(search_file(folder))
+    rates, bounds_ms = by_rate(search.points), objectives_ms(search.plan)
+    return SweepData(folder.resolve().name, search, bounds_ms, rates, frontier(rates, bounds_ms))
 
 
 def summary(data: SweepData) -> str:
     """The scenario, how much of it is measured, and the largest rate that keeps the objectives."""
     plan = data.search.plan
-    of = len(plan["rates_rps"]) * plan["repeats"]
+    of = f" of {len(plan['rates_rps']) * plan['repeats']}" if data.search.kind == "sweep" else ""
     most = rate_sentence(largest_rate(data.rates))
     bounds = ", ".join(f"{OBJECTIVE_NAMES[name]} ≤ {number(ms, 'ms')}" for name, ms in data.objectives_ms.items())
     where = plan["target"]["base_url"] or "our engine, started for each run"
     parts = [
-        f"sweep {data.name}", f"scenario {plan['scenario']['name']}", where, f"{len(data.search.points)} of {of} runs",
+        f"{data.search.kind} {data.name}", f"scenario {plan['scenario']['name']}", where,
+        f"{len(data.search.points)}{of} runs",
         bounds or "objectives per class",
     ]  # fmt: skip
     return fragments.wrap(
@@ -112,7 +115,9 @@ def write_sweep_report(folders: Sequence[Path], output: Path | None = None, **op
 def render(sweeps: Sequence[SweepData], found: Sequence[Curve]) -> str:
     """The curves of all sweeps, then the figures of the first."""
     data = sweeps[0]
-    rates = f"{len(data.rates)} rates from {data.rates[0].rate_rps:g} to {data.rates[-1].rate_rps:g} requests/s"
+    name = data.name
+    if len(data.rates) > 1:
+        name = f"{len(data.rates)} rates from {data.rates[0].rate_rps:g} to {data.rates[-1].rate_rps:g} requests/s"
     both = "".join(
         figure(tradeoff.drawing(found, per_user=per_user), "h2")
         for per_user in (False, True)
@@ -121,6 +126,6 @@ def render(sweeps: Sequence[SweepData], found: Sequence[Curve]) -> str:
     others = "".join(figure(drawing, "h2") for drawing in drawings(data))
     beside = tradeoff.table(found) + tradeoff.sentences(found, differences([each.search for each in sweeps]))
     return document(
-        f"Sweep of {data.search.plan['scenario']['name']}: {rates if len(data.rates) > 1 else data.name}",
+        f"Sweep of {data.search.plan['scenario']['name']}: {name}",
         f"{summary(data)}{both}{beside}{remarks(data)}{others}<h2>Rates</h2>{rate_table(data)}",
     )

@@ -18,7 +18,8 @@ from sojourn.loadgen.search.curve import (
     read_curves,
     read_plan,
 )
-from sojourn.loadgen.search.points import Search, by_rate, largest_rate
+from sojourn.loadgen.search.points import Search, by_rate, largest_rate, sweeps
+from sojourn.ui.markup.sweep_report import write_sweep_report
 from tests.loadgen.search.search_documents import point, sweep_of
 
 SLO = {"ttft_ms": 1e6, "tpot_ms": 30.0}
@@ -133,3 +134,20 @@ def test_a_stored_plan_of_a_run_of_the_sweep_or_of_the_same_scenario_is_recommen
     for broken in ("{", "[]", json.dumps(plan | {"best_limit": None})):
         (tmp_path / "other" / PLAN_FILE).write_text(broken)
         assert read_plan(tmp_path / "other" / PLAN_FILE) is None
+
+
+def test_trials_of_a_capacity_search_are_a_curve_too_and_an_interrupted_search_has_none(tmp_path):
+    scenario = {"name": "chat", "objectives": [{"klass": "all", "tpot_ms": 30.0}]}
+    warm_up = msgspec.structs.replace(POINTS[0], warm_up=True)
+    for name, points in (("capacity-chat", [warm_up, *POINTS]), ("begun", [])):
+        plan = {"scenario": scenario, "target": {"base_url": None, "engine": {}}, "seed": 1}
+        (tmp_path / name).mkdir()
+        document = msgspec.json.encode(Search(kind="capacity", plan=plan, points=points))
+        (tmp_path / name / "capacity.json").write_bytes(document)
+    searches = sweeps(tmp_path)
+    assert {folder.name for folder in searches} == {"capacity-chat", "begun"}
+    found = {curve.name: curve for curve in read_curves(searches)}
+    assert found["capacity-chat"].slo_ms == 30 and found["capacity-chat"].crossing.tokens_per_s == pytest.approx(250)
+    assert found["begun"].points == [] and found["begun"].goodput.rate_rps is None
+    for folder in searches:
+        assert "Throughput against time per output token" in write_sweep_report([folder]).read_text()
