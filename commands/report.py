@@ -1,7 +1,7 @@
 """`sojourn report`: a run, or sweeps side by side, as one HTML file."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,15 +18,21 @@ from sojourn.commands.cli import (
     working,
     writing,
 )
-from sojourn.commands.summary import diagnose_run
+from sojourn.commands.summary import diagnose_and_keep
 from sojourn.metrics.errors import InputError
+
+if TYPE_CHECKING:
+    from sojourn.metrics.run.directory import RunDirectory
 
 
 def report(
     run: RunArgument,
     output: Annotated[
         Path | None,
-        output_option("file to write; by default report.html in the run. Of sweeps also .csv or .json: the curves"),
+        output_option(
+            "file to write; by default report.html in the run, of another name with --slo or --against. Of sweeps also "
+            ".csv or .json: the curves"
+        ),
     ] = None,
     against: Annotated[
         list[Path] | None, typer.Option(help="a second run to compare with; of a sweep another one, repeatable")
@@ -59,10 +65,18 @@ def report(
     objectives = slo_objectives(slo)
     opened = open_run(run, objectives)
     other = open_run(others[0], objectives) if others else None
-    path = output or opened.path / "report.html"
+    path = output or opened.path / _own_name(other, slo)
     with writing(path), working(f"diagnosing and drawing {opened.name}"):
-        written = write_report(opened, diagnose_run(opened, other), path, other)
-    out.print(f"wrote {written}")
+        kept = diagnose_and_keep(opened, other)
+        stays = kept.note and output is None and path.exists()
+        written = path if stays else write_report(opened, kept.diagnosis, path, other)
+    out.print(f"{written} stays with it" if stays else f"wrote {written}", markup=False)
+
+
+def _own_name(other: "RunDirectory | None", slo: str | None) -> str:
+    """report.html is of the diagnosis that lies with the run: by its own objectives, and of itself alone."""
+    parts = ["report", *([f"against-{other.name}"] if other is not None else []), *(["slo"] if slo else [])]
+    return f"{'-'.join(parts)}.html"
 
 
 def _report_sweeps(

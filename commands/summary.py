@@ -1,37 +1,61 @@
 """What runs begin and end with: the diagnosis, the terminal and HTML reports, and the command that opens the app."""
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from sojourn.commands.cli import out, program_name, writing
 from sojourn.metrics.exit_codes import of_run
 from sojourn.metrics.installed import is_installed, say_missing
 
 if TYPE_CHECKING:
+    from sojourn.diagnosis.stored import Kept
     from sojourn.diagnosis.verdict import Diagnosis
     from sojourn.metrics.run.directory import RunDirectory
 
 
 def diagnose_run(run: "RunDirectory", against: "RunDirectory | None" = None) -> "Diagnosis":
-    """Diagnoses a run and writes its diagnosis.json; a disk that does not take the file costs nothing but the file.
+    """The diagnosis to show of a run. It is kept with the run, see `diagnose_and_keep`."""
+    return diagnose_and_keep(run, against).diagnosis
 
-    Of a run that is judged by a reader's bounds nothing is written: they are not those of the run.
+
+def diagnose_and_keep(run: "RunDirectory", against: "RunDirectory | None" = None) -> "Kept":
+    """Diagnoses a run, and keeps the diagnosis with it unless a better one lies there: then that one is shown. A report
+    beside it is made again. A disk that does not take the files costs nothing but the files.
+
+    Nothing is written of a run that is judged by a reader's bounds, or against another run: that is not its diagnosis.
     """
     from sojourn.diagnosis.expectation import with_expectation
+    from sojourn.diagnosis.stored import FILE, Kept, keep_better
     from sojourn.live.watch.recorded import diagnose_recorded
+    from sojourn.metrics.run.directory import REPORT
     from sojourn.scripting.predictor import predictor
 
     expected = with_expectation(run)
     diagnosis = diagnose_recorded(expected, against, predictor(expected))
-    if run.objectives is not None:
-        return diagnosis
+    if run.objectives is not None or against is not None:
+        return Kept(diagnosis, False, "")
+    has_report = (run.path / REPORT).exists()
     try:
-        run.write_json("diagnosis.json", msgspec.to_builtins(diagnosis))
+        kept = keep_better(run, diagnosis)
+        if kept.is_new and has_report and is_installed("plotly"):
+            write_own_report(run, kept.diagnosis)
     except OSError as error:
-        print(f"sojourn: {run.path / 'diagnosis.json'} cannot be written: {error.strerror}", file=sys.stderr)
-    return diagnosis
+        print(f"sojourn: {run.path / FILE} cannot be written: {error.strerror}", file=sys.stderr)
+        return Kept(diagnosis, False, "")
+    if kept.note:
+        print(f"sojourn: {kept.note}", file=sys.stderr)
+    return kept
+
+
+def write_own_report(run: "RunDirectory", diagnosis: "Diagnosis") -> Path:
+    """The report that lies with the run. Raises OSError."""
+    from sojourn.metrics.run.directory import OLD_REPORT, REPORT
+    from sojourn.ui.markup.run_report import write_report
+
+    written = write_report(run, diagnosis, run.path / REPORT)
+    (run.path / OLD_REPORT).unlink(missing_ok=True)
+    return written
 
 
 def print_diagnosis(diagnosis: "Diagnosis") -> None:
@@ -53,14 +77,15 @@ def _summarise(run: "RunDirectory") -> int:
     from sojourn.metrics.memory.prefix_share import workload_lines
     from sojourn.metrics.memory.residence import residences_of
     from sojourn.metrics.request.goodput import measured
+    from sojourn.metrics.run.directory import REPORT
     from sojourn.metrics.statistics.resolution import resolution_sentence
 
-    diagnosis = diagnose_run(run)
+    kept = diagnose_and_keep(run)
+    diagnosis = kept.diagnosis
     html = say_missing(["plotly"], "it")
     if is_installed("plotly"):
-        from sojourn.ui.markup.run_report import write_report
-
-        html = write_report(run, diagnosis, run.path / "report.html")
+        report = run.path / REPORT
+        html = report if kept.note and report.exists() else write_own_report(run, diagnosis)
     print_diagnosis(diagnosis)
     for line in workload_lines(run.meta(), measured(run.requests(), run.meta())):
         out.print(line)

@@ -137,6 +137,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     predicted_with_all: Prediction | None = None  # with the fixes of all causes together
     replay_refused: str = ""  # why no replay was made
     unsafe: list[str] = []  # verdicts that the lateness of the client could change
+    made_by: str = ""  # the version of Sojourn, where it lies with the run
 
 
 def sureness(found: Finding) -> str:

@@ -51,7 +51,8 @@ OF_VERB: Mapping[str, Meanings] = {
         Ended.WRONG_USE: "wrong use, or runs that cannot be compared, such as one that is not valid",
     },
     "verify": {
-        Ended.DONE: "hit, or what could not be predicted", Ended.FAILED: "miss", Ended.WRONG_USE: "wrong use, or runs that test no prediction",
+        Ended.DONE: "hit, or what could not be predicted", Ended.FAILED: "miss",
+        Ended.WRONG_USE: "wrong use, or runs that test no prediction",
     },
     "serve": {Ended.STOPPED: "ended by a second Ctrl-C; the first lets requests finish, and ends with 0"},
     "dev ladder": {Ended.NOT_VALID: "a rung has no valid run"},

@@ -71,7 +71,7 @@ INSIDE = {
     "diagnosis": (
         ("chunk_facts", "client_stalls", "evidence_level", "explanation", "launch_facts", "memory_facts",
          "step_facts", "verdict"),
-        ("block_facts", "fleet_facts"),
+        ("block_facts", "fleet_facts", "stored"),
         ("kv_facts",),
         ("evidence", "run_lint", "shares"),
         ("capacity", "client_signs", "excess"),

@@ -19,16 +19,18 @@ from sojourn.interop.probe.machine import system_records
 from sojourn.interop.probe.prefixes import with_resized_hits
 from sojourn.interop.probe.records import Call, Handled
 from sojourn.interop.probe.shape import shape_of
-from sojourn.interop.probe.stream import Stream, is_probe_folder, read_streams
+from sojourn.interop.probe.stream import SUFFIX, Stream, is_probe_folder, read_streams
 from sojourn.metrics.errors import RunDataError
 from sojourn.metrics.ledger import TEXT_ACCOUNTS
 from sojourn.metrics.machine.host import boot_id, hardware
 from sojourn.metrics.records import KvEventRecord, RequestRecord, StepRecord
 from sojourn.metrics.records.tables import SCHEMAS, columns
-from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.directory import RunDirectory, section
 from sojourn.metrics.run.segments import replace_table
 from sojourn.metrics.run.server_alone import SERVER_ALONE
+from sojourn.metrics.version import own_version
 
+MADE = ("steps", "requests", "system", "kv_events")  # the tables
 # Accounts of which no reading of the probe tells: their time lies in others, or the server has no such thing.
 UNSEEN_ACCOUNTS = (
     "token.sample", "compute.draft", "compute.communication", "compute.bubble", "memory.load", "memory.store",
@@ -52,10 +54,15 @@ def open_server_run(path: Path | str, objectives: Sequence[Mapping[str, Any]] | 
 
 
 def import_probe(folder: Path) -> RunDirectory:
-    """Makes `run.json` and the tables of steps, requests and the machine from the streams. Raises RunDataError."""
+    """Makes `run.json` and the tables of steps, requests and the machine from the streams, unless they are of these
+    streams already. Raises RunDataError."""
+    run, of = RunDirectory(folder), _sizes(folder)
+    if _is_made(run, of):
+        return run
     meta, tables = run_of(folder, read_streams(folder))
-    run = RunDirectory(folder)
+    meta["probe"] |= of
     try:
+        run.set_report_aside()
         (folder / "diagnosis.json").unlink(missing_ok=True)  # it was made of what the streams held before
         run.write_json("run.json", meta)
         for table, content in tables.items():
@@ -63,6 +70,20 @@ def import_probe(folder: Path) -> RunDirectory:
     except (OSError, pa.ArrowException) as error:
         raise RunDataError(f"the tables of {folder} cannot be written there: {error}; copy the folder first") from None
     return run
+
+
+def _sizes(folder: Path) -> dict[str, Any]:
+    """What the tables are made of: the streams with their bytes, and the program that reads them."""
+    sizes = {file.name: file.stat().st_size for file in sorted(folder.glob(f"*{SUFFIX}"))}
+    return {"stream_bytes": sizes, "imported_by": own_version()}
+
+
+def _is_made(run: RunDirectory, of: Mapping[str, Any]) -> bool:
+    try:
+        made = section(run.meta(), "probe")
+    except RunDataError:  # none yet, or damaged
+        return False
+    return {name: made.get(name) for name in of} == of and all((run.path / f"{name}.parquet").exists() for name in MADE)
 
 
 def run_of(folder: Path, streams: Sequence[Stream]) -> tuple[dict[str, Any], dict[str, pa.Table]]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # What `run.json` has from the server, once its model is loaded: the ModelShape, how the core computes, the measured
 # ceilings of its device, where the time of its starts went, and what several models of a front were.
 SERVER_KEYS = ("model_shape", "core", "ceilings", "startups", "models")
+REPORT, OLD_REPORT = "report.html", "report.old.html"
 # Every key of `run.json` that readers rely on, its types and their words. Each may be null: not known.
 REQUIRED: dict[str, tuple[tuple[type, ...], str]] = {
     "scenario": ((dict, str), "an object, or a name"),
@@ -111,6 +112,11 @@ class RunDirectory:
             return None if any(segment.stat().st_mtime_ns > made_ns for segment in segments) else file
         except FileNotFoundError:  # there is none, or a segment was compacted just now
             return None
+
+    def set_report_aside(self) -> None:
+        """`report.html` shows what `diagnosis.json` says: before that changes, it gets another name."""
+        if (report := self.path / REPORT).exists():
+            report.replace(self.path / OLD_REPORT)
 
     def sources(self, table: str) -> list[Path]:
         return sources(self.path, table)
