@@ -3,6 +3,7 @@ the new one."""
 
 import sys
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -107,6 +108,8 @@ class VerbGroup(HelpGroup):
 def _renamed(args: list[str]) -> list[str]:
     """The words that say today what `args` said, and a hint on stderr where that differs. Raises InputError."""
     old = next((name for name in (" ".join(args[:2]), args[0]) if name in OLD_NAMES), None)
+    if old is None and args[0] not in _Verbs("").rows:
+        raise InputError(_unknown(args[0]))
     if old is None or (args[0] in HOLDERS and args[1:2] and args[1] in (*_Verbs(args[0]), *HELP)):
         return args
     change, rest = OLD_NAMES[old], args[len(old.split()) :]
@@ -117,6 +120,17 @@ def _renamed(args: list[str]) -> list[str]:
     if names:
         print("sojourn:", ", ".join(f"`{was}` is now `{now}`" for was, now in names), file=sys.stderr)
     return [*change.to.split(), *(_renamed_option(word, change) for word in rest)]
+
+
+def _unknown(word: str) -> str:
+    """A sentence with what may be meant: by each word of a verb's name of today, or by its old name."""
+    meant = {each: verb.name for verb in VERBS for each in (verb.name, verb.name.split()[-1])}
+    meant |= {old: change.to for old, change in OLD_NAMES.items() if old not in HOLDERS}
+    close = [name for name in meant if name.startswith(f"{word} ")] or get_close_matches(word, meant, n=2)
+    found = dict.fromkeys(f"`sojourn {meant[name]}`" for name in close)
+    return f"there is no verb {word!r}; " + (
+        f"did you mean {' or '.join(found)}?" if found else "`sojourn help --all` lists all"
+    )
 
 
 def _renamed_option(word: str, change: Renamed) -> str:

@@ -52,6 +52,10 @@ def dashboard(board: Board, app_url: str) -> dict[str, Any]:
         "title": "Sojourn", "type": "dashboards", "tags": ["sojourn"], "asDropdown": False, "icon": "external link",
         "includeVars": True, "keepTime": True, "targetBlank": False, "tooltip": "", "url": "",
     }  # fmt: skip
+    link_to_runs = {
+        "title": "Recorded runs", "type": "link", "icon": "external link", "targetBlank": True, "tags": [],
+        "asDropdown": False, "includeVars": False, "keepTime": False, "tooltip": "", "url": f"{app_url}/runs",
+    }  # fmt: skip
     source = {
         "name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "refresh": ON_LOAD,
         "sort": 1, "includeAll": False, "multi": False, "hide": 0,
@@ -79,7 +83,7 @@ def dashboard(board: Board, app_url: str) -> dict[str, Any]:
         "time": {"from": "now-15m", "to": "now"},
         "refresh": "10s",
         "graphTooltip": 1,  # one crosshair in all panels
-        "links": [link_to_the_others],
+        "links": [link_to_the_others, link_to_runs],
         "panels": panels,
         "schemaVersion": SCHEMA_VERSION,
         "templating": {"list": [source, *variables]},

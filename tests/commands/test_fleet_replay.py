@@ -18,7 +18,7 @@ def run(tmp_path_factory):
 
 
 def call(run: str, *words: str):
-    return CliRunner().invoke(app, ["fleet", "replay", run, *TRACE, *words])
+    return CliRunner().invoke(app, ["server", "fleet", "replay", run, *TRACE, *words])
 
 
 def test_each_routing_policy_gets_a_row_and_an_answer(run):

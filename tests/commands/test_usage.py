@@ -26,7 +26,7 @@ def folder(tmp_path):
 
 
 def usage(*arguments) -> str:
-    done = CliRunner().invoke(app, ["usage", *map(str, arguments)])
+    done = CliRunner().invoke(app, ["server", "usage", *map(str, arguments)])
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     return done.stdout

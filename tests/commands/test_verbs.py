@@ -78,11 +78,25 @@ def test_old_options_keep_their_meaning(tmp_path):
     assert bare.returncode == 2 and "sojourn capacity --rates" in bare.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["tracee"], "`sojourn export --to perfetto`"), (["otlp"], "`sojourn join --receive` or `sojourn join`"),
+        (["dashboard"], "`sojourn server dashboards`"), (["wach"], "`sojourn watch`"),
+        (["device"], "`sojourn calibrate device`"), (["zzz"], "`sojourn help --all` lists all"),
+        (["help", "quantise"], "`sojourn server quantize`"),
+    ],
+)  # fmt: skip
+def test_an_unknown_verb_is_answered_by_the_one_that_may_be_meant(words, says):
+    done = run_program(*words)
+    assert done.returncode == 2 and says in done.stderr and repr(words[-1]) in done.stderr
+
+
 def test_no_file_prints_an_old_name():
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split()
     old = "|".join(sorted(OLD_NAMES.keys() - FIRST_WORDS - {"calibrate"}, key=len, reverse=True))
     wrong = re.compile(
-        rf"(?<![\w/-])sojourn`? (?:{old}|calibrate(?! client| device))(?![\w-])|sojourn export [^\n`]*--format"
+        rf"(?<![\w/-])sojourn`?\s(?:{old}|calibrate(?! client| device))(?![\w-])|sojourn export [^\n`]*--format"
     )
     kept = {"CHANGELOG.md", "tests/commands/test_verbs.py"}
     kinds = (".py", ".md", ".sh", ".yaml", ".json", ".html", ".js", "Makefile")

@@ -209,7 +209,17 @@ def test_a_full_queue_is_told_to_the_client(tmp_path):
 
 def test_the_verb_ends_all_of_it_at_ctrl_c(tmp_path):
     port = free_port()
-    words = ["fleet", "up", "2", "--router", "dynamo", "--router-env", str(Path(PYTHON).parent.parent), "--port"]
+    words = [
+        "server",
+        "fleet",
+        "up",
+        "2",
+        "--router",
+        "dynamo",
+        "--router-env",
+        str(Path(PYTHON).parent.parent),
+        "--port",
+    ]
     command = [sys.executable, "-m", "sojourn", *words, str(port), "--run-dir", str(tmp_path / "fleet")]
     with (tmp_path / "out").open("w+") as out, subprocess.Popen(command, stdout=out, stderr=out) as verb:
         deadline = time.monotonic() + 120

@@ -309,7 +309,7 @@ def test_a_server_that_cannot_start_is_quoted_and_nothing_is_left(tmp_path):
 @contextmanager
 def verb(folder: Path, port: int, *more: str):
     """`sojourn server fleet up`, its output, and all the processes that it started."""
-    words = ["fleet", "up", "2", "--router", "ray", "--router-env", str(Path(PYTHON).parent.parent)]
+    words = ["server", "fleet", "up", "2", "--router", "ray", "--router-env", str(Path(PYTHON).parent.parent)]
     command = [sys.executable, "-m", "sojourn", *words, "--port", str(port), "--run-dir", str(folder / "fleet"), *more]
     with (folder / "out").open("w+") as out, subprocess.Popen(command, stdout=out, stderr=out) as process:
         try:
@@ -345,7 +345,7 @@ def test_whatever_ends_a_fleet_ends_all_of_it(tmp_path, how):
 
 
 def test_ctrl_c_while_it_starts_leaves_nothing(tmp_path):
-    words = ["fleet", "up", "2", "--router", "ray", "--router-env", str(Path(PYTHON).parent.parent)]
+    words = ["server", "fleet", "up", "2", "--router", "ray", "--router-env", str(Path(PYTHON).parent.parent)]
     command = [
         sys.executable,
         "-m",

@@ -132,7 +132,7 @@ def requests_of_living(made: Fleet) -> list[set[str]]:
 
 def test_the_verb_starts_a_fleet_and_ctrl_c_ends_all_of_it(tmp_path):
     port = free_port()
-    words = ["fleet", "up", "2", "--router-env", str(Path(PYTHON).parent.parent), "--port", str(port)]
+    words = ["server", "fleet", "up", "2", "--router-env", str(Path(PYTHON).parent.parent), "--port", str(port)]
     command = [sys.executable, "-m", "sojourn", *words, "--run-dir", str(tmp_path / "fleet"), "--set", "threads=1"]
     with (tmp_path / "out").open("w+") as out, subprocess.Popen(command, stdout=out, stderr=out) as verb:
         deadline = time.monotonic() + 120

@@ -201,7 +201,9 @@ def test_quantised_checkpoint_is_not_quantised_again(checkpoints, tmp_path):
 
 
 def test_verb_writes_a_model_with_its_tokenizer_and_says_its_error(tmp_path):
-    result = CliRunner().invoke(app, ["quantize", "tiny-model", "--to", "w4a16", "--out", str(tmp_path / "new")])
+    result = CliRunner().invoke(
+        app, ["server", "quantize", "tiny-model", "--to", "w4a16", "--output", str(tmp_path / "new")]
+    )
     assert result.exit_code == 0, result.output
     assert "3.8 MB of weights, 10.9 MB before" in result.output
     assert "nats per token from tiny-model" in result.output
