@@ -23,6 +23,7 @@ CSS = (UI / "style.css").read_text()
 INKS_ON = {
     "paper": ("ink", "text", "muted", "good", "warn", "bad", "accent"),
     "soft": ("ink", "text", "muted", "good", "warn", "bad", "accent"), "line": ("text",), "leads": ("on-leads",),
+    "accent": ("paper",),
 }  # fmt: skip
 
 

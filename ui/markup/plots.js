@@ -15,7 +15,9 @@
     needPlotly();
     let text = place.querySelector("script").textContent;
     if (inTheDark) {
-      for (const [light, other] of Object.entries(dark.ink)) text = text.replaceAll(`"${light}"`, `"${other}"`);
+      for (const [light, other] of Object.entries(dark.ink)) {
+        text = text.replaceAll(`"${light}"`, `"${other}"`).replaceAll(`:${light}'`, `:${other}'`);
+      }
     }
     const figure = JSON.parse(text);
     if (inTheDark) Object.assign(figure.layout, { paper_bgcolor: dark.paper, plot_bgcolor: dark.paper });

@@ -22,6 +22,8 @@ from sojourn.ui.tables.fleet import cache_table, latency_table, load_table, verd
 from sojourn.ui.tables.request import chosen, failure_reasons, failures, longest_steps, slowest_requests
 from sojourn.ui.text import safe
 
+MOST_FACTS = 12  # of a section that stands open
+
 
 def write_report(
     run: RunDirectory, diagnosis: Diagnosis, path: Path | str, against: RunDirectory | None = None
@@ -178,11 +180,13 @@ def _measured(run: RunData) -> str:
         ("objectives", "Objectives"), ("client_error", "Error of the load generator"),
     ):  # fmt: skip
         value = meta.get(key)
-        parts.append(f"<h3>{title}</h3>")
         nested = {key: value} if key == "objectives" else value
-        parts.append(
-            fragments.pairs(nested, "sj-facts") if isinstance(nested, dict) else f"<p>{safe(_text(nested))}</p>"
-        )
+        if not isinstance(nested, dict):
+            parts.append(f"<h3>{title}</h3><p>{safe(_text(nested))}</p>")
+        elif (count := len(fragments.flat(nested))) > MOST_FACTS:
+            parts.append(fragments.folded(f"{title}: {count} values", fragments.pairs(nested, "sj-facts")))
+        else:
+            parts.append(f"<h3>{title}</h3>{fragments.pairs(nested, 'sj-facts')}")
     validity = {"seed": _text(meta.get("seed")), "valid": _text(meta.get("valid"))}
     parts += ["<h3>Seed and validity</h3>", fragments.pairs(validity)]
     if run.diagnosis is not None:
