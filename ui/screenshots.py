@@ -44,6 +44,7 @@ class PagePicture:
     console_errors: list[str]
     overflows: list[str]  # labels of figures that reach out of their figure
     cut: list[str]  # tables and texts that are wider than the place they have
+    faint: list[str]  # texts that are hard to read on what is behind them
     height_px: int
 
 
@@ -136,6 +137,7 @@ def _picture(page: Any, name: str, file: Path, width_px: int, errors: list[str])
         console_errors=list(errors),
         overflows=page.evaluate(_OVERFLOWS),
         cut=page.evaluate(_CUT),
+        faint=page.evaluate(_FAINT),
         height_px=page.evaluate(_HEIGHT),
     )
     page.set_viewport_size({"width": width_px, "height": WINDOW_HEIGHT_PX})
@@ -176,6 +178,40 @@ _CUT = """
   const frames = [...document.querySelectorAll('[data-testid=stDataFrame] .dvn-scroller')].filter(node =>
     shown(node) && node.scrollWidth > node.clientWidth + 1);
   return [...wide, ...frames].map(node => node.className + ': ' + node.textContent.slice(0, 80));
+}
+"""
+
+
+# Text that stands at less than 4.5 to 1 on what is behind it. Labels within bars have tests of their own.
+_FAINT = """
+() => {
+  const parts = color => { const all = color.match(/[\\d.]+/g).map(Number); return [...all.slice(0, 3), all[3] ?? 1]; };
+  const over = (front, back) => [0, 1, 2].map(place => front[place] * front[3] + back[place] * (1 - front[3]));
+  const linear = part => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+  const weights = [0.2126, 0.7152, 0.0722];
+  const light = color => weights.reduce((sum, weight, place) => sum + weight * linear(color[place] / 255), 0);
+  const SKIPPED = "style, script, .bars, .annotation, [data-testid=stIconMaterial]";
+  const found = new Set();
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const text = texts.currentNode.textContent.trim(), node = texts.currentNode.parentElement;
+    if (!text || !node?.getClientRects().length || node.closest(SKIPPED)) continue;
+    const style = getComputedStyle(node), svg = node.closest("svg"), papers = [];
+    let opacity = 1;
+    for (let at = node; at; at = at.parentElement) {
+      opacity *= parseFloat(getComputedStyle(at).opacity);
+      if (svg?.contains(at)) continue;
+      papers.push(parts(getComputedStyle(at).backgroundColor));
+      if (papers.at(-1)[3] === 1) break;
+    }
+    const paper = papers.reverse().reduce((below, each) => over(each, below), [255, 255, 255]);
+    const ink = parts(svg && style.fill.startsWith("rgb") ? style.fill : style.color);
+    const seen = over([...ink.slice(0, 3), ink[3] * opacity], paper);
+    const [low, high] = [light(seen), light(paper)].sort((a, b) => a - b);
+    const contrast = (high + 0.05) / (low + 0.05);
+    if (contrast < 4.5) found.add(`${contrast.toFixed(2)}: ${text.slice(0, 60)}`);
+  }
+  return [...found];
 }
 """
 

@@ -30,7 +30,8 @@ DARK_PAPER = "#11161C"
 DARK_CSS = """:root {
   --sj-ink: #E6EAEE; --sj-text: #C5CCD5; --sj-muted: #9AA5B1; --sj-line: #303A45; --sj-line-strong: #4A5663;
   --sj-line-bold: #6B7785; --sj-soft: #1A2129; --sj-paper: #11161C; --sj-track: #242D37; --sj-focus: #CBD5E1;
-  --sj-good: #4CC38A; --sj-warn: #E0A458; --sj-bad: #F58A80; --sj-accent: #56B4E9; --sj-on-primary: #11161C; }
+  --sj-good: #4CC38A; --sj-warn: #E0A458; --sj-bad: #F58A80; --sj-accent: #56B4E9;
+  --sj-primary: #5F8FD3; --sj-on-primary: #11161C; }
 """  # of style.css
 OBJECTIVE_COLOUR = "#B42318"  # the line that an objective draws, and nothing else
 UNACCOUNTED_COLOUR = "#D5DAE1"

@@ -1,24 +1,55 @@
 """What a reader sees in a real browser: its pages and the report, without an error, and without a network."""
 
+from pathlib import Path
+
+import msgspec
 import pytest
 
-from sojourn.ui.launch import OF_ALL_RUNS, OF_NO_RUN, PAGES
+from sojourn.diagnosis.diagnose import diagnose
+from sojourn.interop.imported.read import read_result, write_run
+from sojourn.ui.launch import OF_ALL_RUNS, OF_NO_RUN, PAGES, unfilled_pages
 from sojourn.ui.markup.run_report import render
 from sojourn.ui.run_data import load
 from sojourn.ui.screenshots import browser, take
+from tests.further import further
+from tests.metrics.synthetic import synthetic_run
 
 pytestmark = pytest.mark.browser
 
 
-def test_every_page_renders_without_an_error_and_nothing_is_cut(runs, tmp_path):
-    pictures = take(runs / "chat", tmp_path, width_px=1280)
-    assert [picture.page for picture in pictures] == [name for name in PAGES if name != "fleet"]
+@pytest.fixture(scope="module")
+def kinds(runs, tmp_path_factory):
+    """Runs of every kind beside those of `runs`: of a load that is too large, and one that another tool measured."""
+    folder = tmp_path_factory.mktemp("kinds")
+    for name in ("chat", "vllm", "hostile", "server-only", "failing"):
+        (folder / name).symlink_to(runs / name)
+    overload = synthetic_run(folder / "overload", plant="overload", requests=80)
+    overload.write_json("diagnosis.json", msgspec.to_builtins(diagnose(overload)))
+    result = Path(__file__).parents[1] / "interop" / "imported" / "results" / "vllm.json"
+    write_run(read_result(result)[0], folder / "imported", str(result))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "is_dark"),
+    [("chat", False), ("vllm", True), *further(
+        ("chat", True), ("vllm", False), ("overload", True), ("overload", False), ("imported", True),
+        ("hostile", False), ("server-only", True), ("failing", False),
+    )],
+)  # fmt: skip
+def test_every_page_renders_without_an_error_and_nothing_is_cut_or_faint(kinds, name, is_dark, tmp_path):
+    pictures = take(kinds / name, tmp_path, width_px=1000, is_dark=is_dark)
+    without = unfilled_pages(kinds / name)
+    assert [picture.page for picture in pictures] == [page for page in PAGES if page not in without]
     for picture in pictures:
-        assert picture.exceptions == [] and picture.console_errors == [] and picture.overflows == [], picture
+        assert not (picture.exceptions or picture.console_errors or picture.overflows), picture
+        assert not picture.cut and not picture.faint, (picture.page, picture.cut, picture.faint)
         assert picture.text.startswith(picture.page.capitalize())
         if picture.page not in (*OF_ALL_RUNS, *OF_NO_RUN) or picture.page == "compare":  # of no single run
-            assert "run chat ·" in picture.text  # the run that was asked for
-        assert picture.file.stat().st_size > 20_000
+            assert f"run {name} ·" in picture.text or name == "hostile"  # the run that was asked for
+        if picture.page == "overview" and name == "vllm":
+            assert picture.height_px <= 1600  # two screens
+        assert picture.file.stat().st_size > 15_000
 
 
 def test_report_of_hostile_names_runs_no_script_of_theirs_and_asks_no_network(runs, tmp_path):

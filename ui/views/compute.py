@@ -43,18 +43,20 @@ draw(
 )
 left, right = st.columns(2, gap="large")
 table = once(run, "utilisation", lambda: utilisation(run.steps, run.ceilings, run.precision))
-with left:
-    draw(
-        "Utilisation",
-        compute.utilisation(table),
-        "`steps.parquet` `flops`, `bytes`, `device_ns` against the ceilings; wall time has the gaps before steps, too.",
-    )
-with right:
+if run.ceilings is not None:
+    with left:
+        draw(
+            "Utilisation",
+            compute.utilisation(table),
+            "Wall time has the gaps before steps, too. `steps.parquet` `flops`, `bytes`, `device_ns`; the ceilings.",
+        )
+with right if run.ceilings is not None else left:
     draw(
         "Work per token",
         once(run, "compute.flops_by_part", lambda: compute.flops_by_part(flops_by_part(run.steps))),
         "`steps.parquet` `flops_attention`, `flops_mlp`, `flops_head` over `new_tokens`.",
     )
+with right:
     draw(
         "Tokens by kind",
         once(run, "compute.tokens_by_kind", lambda: compute.tokens_by_kind(tokens(run.requests, run.steps))),
@@ -95,11 +97,14 @@ if (tokens_by_expert := experts(run.steps)) is not None:
         tokens_by_expert,
         f"{expert_sentence(run.steps)} `steps.parquet` `expert_tokens`, `expert_imbalance_percent`.",
     )
-draw(
-    "Kernels by class",
-    compute.kernels_by_class(kernel_times(run.kernels)),
-    "`kernels.parquet` of profile bursts; the classes sum to the bursts’ wall time.",
-)
+if run.kernels.empty:
+    caption("No profile burst was taken in this run: `POST /debug/profile` takes one.")
+else:
+    draw(
+        "Kernels by class",
+        compute.kernels_by_class(kernel_times(run.kernels)),
+        "The classes sum to the wall time of the profile bursts. `kernels.parquet`.",
+    )
 largest = largest_kernels(run.kernels)
 if not largest.empty:
     st.html(fragments.data_table(largest))

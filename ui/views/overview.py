@@ -24,26 +24,21 @@ caption(
     "`output_tokens`; `diagnosis.json` goodput."
 )
 if run.diagnosis is not None:
-    left, right = st.columns([3, 2], gap="large")
-    with left:
-        draw(*drawings.attainment(run))
-        st.html(fragments.client_error(run.meta))
-    with right:
-        st.subheader("Limits of this run", anchor=False)
-        if run.diagnosis.warnings:
-            st.html(fragments.warnings(run.diagnosis))
-        else:
-            caption("The diagnosis names none.")
-else:
-    st.html(fragments.client_error(run.meta))
+    draw(*drawings.attainment(run))
+    st.subheader("Limits of this run", anchor=False)
+    if run.diagnosis.warnings:
+        st.html(fragments.warnings(run.diagnosis))
+    else:
+        caption("The diagnosis names none.")
+st.html(fragments.client_error(run.meta))
 view = run.diagnosis.server if run.diagnosis is not None else None
 if view is not None:
     draw(*drawings.parts_of_the_time(run))
-    st.html(server.introduction(view) + server.spans(view))
-    st.subheader("What can be seen of this server", anchor=False)
-    st.html(fragments.tiles(server.tiles_of(view)))
-    st.html(server.agreement(view) + server.accounts(view))
-    caption("`scrapes.parquet`, read in the names of our own metrics. docs/foreign-servers.md has the table.")
+    with st.expander("What can be seen of this server"):
+        st.html(server.introduction(view) + server.spans(view))
+        st.html(fragments.tiles(server.tiles_of(view)))
+        st.html(server.agreement(view) + server.accounts(view))
+        caption("The table of names is in docs/foreign-servers.md. `scrapes.parquet`.")
 elif run.diagnosis is not None:
     draw(*drawings.lifecycles(run))
     st.html(fragments.closure(run.diagnosis))

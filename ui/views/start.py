@@ -63,7 +63,7 @@ def choose() -> None:
     except InputError as error:
         st.warning(markdown(f"{error}."), icon=":material/warning:")
         return
-    st.code(shlex.join(["sojourn", *command[3:]]), language="bash", wrap_lines=True)
+    st.code(shlex.join(["sojourn", *command[3:]]), language=None, wrap_lines=True)
     st.button("Start", type="primary", icon=":material/play_arrow:", on_click=start, args=(command, run), key="start")
     if refused := st.session_state.pop("start_refused", ""):
         st.warning(markdown(f"{refused}."), icon=":material/warning:")
