@@ -40,7 +40,7 @@ class Axes:
 
 
 def throughput_against_tpot(curves: Sequence[Curve], *, per_user: bool = False) -> go.Figure:
-    """One curve per configuration in the order of its rates. A filled point kept every objective for 90 % of its
+    """One curve per configuration in the order of its rates. A filled point kept every objective for 90% of its
     requests. The diamond is the goodput, the cross where a curve meets the SLO of TPOT."""
     axes = Axes(per_user, curves[0].quantile if curves else "p90")
     shown = [curve for curve in curves if axes.can_show(curve)]

@@ -11,13 +11,13 @@ from sojourn.ui.markup import fragments
 from sojourn.ui.text import number, prose, safe
 
 DEFINITION = (
-    "Goodput is the largest rate at which 90 % of the sent requests meet every objective (DistServe). It is "
-    "interpolated between the measured rates; the bracket holds it with 95 % confidence."
+    "Goodput is the largest rate at which 90% of the sent requests meet every objective (DistServe). It is "
+    "interpolated between the measured rates; the bracket holds it with 95% confidence."
 )
 TITLE = "Throughput against time per output token"
 USER_TITLE = "Throughput per device against tokens per second per user"
 CAPTION = (
-    "`sweep.json` points. A point is a rate; its bars are the range of its repeats. Filled: 90 % of the requests met "
+    "`sweep.json` points. A point is a rate; its bars are the range of its repeats. Filled: 90% of the requests met "
     "every objective; open: fewer. Green: within the SLO of TPOT (goodput); red: beyond it (badput). Diamond: goodput. "
     "Cross: where the curve meets the SLO of TPOT. Star: what `plan` recommends and predicts."
 )
@@ -38,7 +38,7 @@ def drawing(curves: Sequence[Curve], *, per_user: bool) -> Drawing:
 
 def table(curves: Sequence[Curve]) -> str:
     """A row for each configuration: the goodput, what it gives per device, dollar and joule."""
-    head = ["configuration", "goodput (req/s)", "95 % bracket", "output tok/s", "per device", "per user"]
+    head = ["configuration", "goodput (req/s)", "95% bracket", "output tok/s", "per device", "per user"]
     head += ["TPOT SLO alone: tok/s", "million tok per $", "tok per J"]
     rows = []
     for curve in curves:
@@ -93,7 +93,7 @@ def _not_known(curves: Sequence[Curve]) -> list[str]:
 
 def _recommendation(found: Recommended) -> str:
     slo = "" if found.slo_tpot_ms is None else f" for a TPOT of {found.slo_tpot_ms:g} ms"
-    between = f"80 % interval {number(found.tpot_ms.low)} to {number(found.tpot_ms.high, 'ms')}"
+    between = f"80% interval {number(found.tpot_ms.low)} to {number(found.tpot_ms.high, 'ms')}"
     return (
         f"The plan of {found.run}{slo} recommends {found.label}. Its replays predict "
         f"{number(found.tokens_per_s)} output tokens/s at {number(found.rate_rps)} requests/s, with a TPOT p90 of "

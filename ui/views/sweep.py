@@ -17,7 +17,7 @@ st.markdown("How throughput, goodput and latency change with the offered rate, f
 with st.expander("How to read this page"):
     st.markdown(
         "**Throughput against time per output token**: a larger batch gives more tokens per second, and each reader "
-        "waits longer for the next one. The **goodput** (diamond) is the largest rate at which 90 % of the requests "
+        "waits longer for the next one. The **goodput** (diamond) is the largest rate at which 90% of the requests "
         "keep every objective. The cross shows where the curve meets the TPOT objective alone. **Goodput against the "
         "rate**: as long as the line follows the dashed one, all that is offered is good. **Attainment** is the same "
         "as a share, with its interval. The **frontier** judges every run again under stricter and looser objectives "
