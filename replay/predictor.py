@@ -36,6 +36,7 @@ from sojourn.replay.verdict.measured import QUANTILES
 # could change places enclose the tenth with a probability of 80 %, whichever of speed and order makes them differ.
 SPEEDS = (0.0, -1.2816, 1.2816, -0.8416, 0.8416, -0.5244, 0.5244, -0.2533, 0.2533)
 FAR_NS = 0.25e9
+OF_CALM_RUN = 5  # replays
 FEWEST_SHARED = 50  # steps of another run, of sizes that this one has
 MOST_STEPS = 1_000_000  # of a run: a replay of more takes minutes
 LONG_SECONDS = 10.0  # of replays for one list of changes, before each is replayed less often
@@ -81,6 +82,8 @@ class ReplayPredictor:
         self._group = group_facts(self._meta, tables[0])
         self.recorded_preemptions = sum(int(steps.preempted_ids.map(len).sum()) for steps in tables)
         self.spread: Spread = spread_of(run, run.meta(), self._material, requests, server)
+        # Of a run that nothing disturbed the speed alone differs, and its outer quantiles say all
+        self._most_replays = len(SPEEDS) if self.spread.disturbance.words() else OF_CALM_RUN
         self._known: dict[bytes, Prediction] = {}
         self._once: set[bytes] = set()  # those of them that were replayed once
         self._seconds = 0.0  # of one replay
@@ -158,7 +161,7 @@ class ReplayPredictor:
         A change that cannot be replayed (see `check`) has the figures of the unchanged run, and says so as a doubt.
         """
         if _key(Change()) not in self._known:
-            self._predict_all([Change()], len(SPEEDS))
+            self._predict_all([Change()], self._most_replays)
         refused: dict[int, str] = {}
         missing: dict[bytes, Change] = {}
         for place, change in enumerate(changes):
@@ -217,7 +220,7 @@ class ReplayPredictor:
 
     def _affordable(self, count: int) -> int:
         """Replays of each change: all; three, or one, where that would take long."""
-        for replays in (len(SPEEDS), 3):
+        for replays in (self._most_replays, 3):
             if count * replays * self._seconds <= LONG_SECONDS:
                 return replays
         return 1
@@ -302,11 +305,10 @@ class ReplayPredictor:
             low = median - math.hypot(median - low, median - usual_low)
             high = median + math.hypot(high - median, usual_high - median)
         is_share = name.startswith("attainment")
-        own = NORMAL_80 * self.spread.of_metric(name) * (1.0 if is_share else abs(median))
-        low, high = min(low, median - own), max(high, median + own)
+        own = NORMAL_80 * self.spread.of_metric(name)  # of a share in points, of others of the logarithm
         if is_share:
-            low, high = max(0.0, low), min(1.0, high)
-        return Interval(low, median, high)
+            return Interval(max(0.0, min(low, median - own)), median, min(1.0, max(high, median + own)))
+        return Interval(min(low, median * math.exp(-own)), median, max(high, median * math.exp(own)))
 
 
 def _is_far(begins_ns: np.ndarray, known_ns: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -99,3 +100,12 @@ def test_a_run_beside_a_neighbour_that_came_and_went_says_that_it_cannot_predict
     assert disturbed.is_open and not disturbed.is_trusted and not calm.is_open
     assert "cannot be predicted" in disturbed.doubts[0] and "wandered" in disturbed.doubts[0]
     assert attainment_text(disturbed).startswith("cannot be predicted (")
+
+
+def test_no_latency_is_below_zero_however_much_repeats_differ(near_its_limit):
+    predictor = predictor_of(near_its_limit)
+    predictor.spread = replace(predictor.spread, metrics={"e2e_ms:p50": 1.5, "attainment": 1.5})
+    (found,) = predictor.predict([Change()])
+    latency, share = found.e2e_ms["p50"], found.attainment
+    assert 0 < latency.low < latency.median < latency.high and latency.high > 5 * latency.median
+    assert (share.low, share.high) == (0, 1) and found.is_open
