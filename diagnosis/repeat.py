@@ -47,7 +47,7 @@ def with_settings(facts: Client, measurement: str, settings: Mapping[str, object
     if recorded:
         new = f"{recorded[0]}-2"
         start, again = f"{start} and records in {new}", [*again, "--server-run", new]
-    return f"{start}, then", shlex.join(again)
+    return f"{start}, and repeat the load", shlex.join(again)
 
 
 def with_records(facts: Client) -> tuple[str, str]:
@@ -56,14 +56,18 @@ def with_records(facts: Client) -> tuple[str, str]:
     arguments, same = _recorded(facts), "the same scenario with the server's records of each step"
     if arguments[1:2] == ["run"]:
         return same, rerun(facts, telemetry="full")
+    start, url = _start(facts), str(section(facts.meta, "engine").get("base_url") or "")
+    host = urlsplit(url).hostname
+    if facts.measured_by == "server":
+        words = f"its records of each step: {start}, and watch it with `--server-run {RECORDS}`"
+        return words, shlex.join(["sojourn", "watch", url, "--server-run", RECORDS]) if host in LOOPBACK else ""
     if arguments[1:2] != ["load"]:
         return f"{same}, by `sojourn run`, or by `sojourn load --server-run DIR`", ""
-    start = _start(facts)
-    host = urlsplit(str(section(facts.meta, "engine").get("base_url") or "")).hostname
     if host not in LOOPBACK:
-        return f"{same}: {start} on {host or 'its host'}, repeat the load, copy that folder here, and `sojourn join` "\
-               "the two", ""  # fmt: skip
-    return f"{same}: {start}, then", shlex.join([*_without(arguments, "--server-run"), "--server-run", RECORDS])
+        where = f"on {host or 'its host'}"
+        return f"{same}: {start} {where}, repeat the load, copy that folder here, and `sojourn join` the two", ""
+    words = f"{same}: {start}, and repeat the load with `--server-run {RECORDS}`"
+    return words, shlex.join([*_without(arguments, "--server-run"), "--server-run", RECORDS])
 
 
 def _start(facts: Client) -> str:

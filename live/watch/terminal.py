@@ -171,6 +171,8 @@ def _finding(found: Finding) -> RenderableType:
         grid.add_row("for" if fact.supports else "against", Text(fact.statement))
     grid.add_row("change", Text(found.fix.change))
     grid.add_row("to prove it", Text(found.probe.measurement))
+    if found.probe.command:
+        grid.add_row("", Text(f"$ {found.probe.command}", style="bold"))
     lifecycle = found.lifecycles[0]
     head = Text.assemble(("● ", COLOURS.get(lifecycle, "white")), (found.cause, "bold"),
                          (f"  {lifecycle} · {found.object} · {found.confidence:.0%} sure", "dim"))  # fmt: skip

@@ -1,5 +1,7 @@
 """Every command that a diagnosis prints: the program reads it, and it answers what it is printed for."""
 
+from dataclasses import replace
+
 import pytest
 
 from sojourn.diagnosis.diagnose import diagnose
@@ -34,7 +36,7 @@ def test_proof_of_a_run_without_server_records_gets_them(tmp_path, trace):
         verb, options = parsed(command)
         assert (verb, options["scenario"], options["seed"]) == ("load", "my chat.yaml", 3)
         assert [str(path) for path in options["server_run"]] == [RECORDS]
-        assert f"--run-dir {RECORDS}" in measurement and measurement.endswith("then")
+        assert f"--run-dir {RECORDS}" in measurement and f"--server-run {RECORDS}" in measurement
 
 
 @pytest.mark.parametrize(
@@ -50,6 +52,14 @@ def test_the_words_say_how_a_server_comes_to_record(tmp_path, owner, starts):
 def test_records_of_another_host_are_joined_by_hand(tmp_path):
     measurement, command = with_records(read_evidence(given(tmp_path, LOAD, base_url="http://gpu-7:8000")))
     assert command == "" and "on gpu-7" in measurement and "`sojourn join`" in measurement
+
+
+def test_a_server_that_is_watched_is_watched_with_its_records(tmp_path):
+    facts = replace(read_evidence(given(tmp_path, None)), measured_by="server")
+    measurement, command = with_records(facts)
+    verb, options = parsed(command)
+    assert (verb, options["urls"], [str(path) for path in options["server_run"]]) == ("watch", [HERE], [RECORDS])
+    assert measurement.startswith("its records of each step: start the server with")
 
 
 def test_what_no_command_can_repeat_has_none(tmp_path):
@@ -68,7 +78,7 @@ def test_other_settings_are_set_where_a_command_starts_the_server_and_said_where
     assert (verb, options["set_"], options["seed"]) == ("run", ["max_num_seqs=8"], 1)
     foreign = read_evidence(given(tmp_path / "foreign", [*LOAD, "--server-run", "runs/s"]))
     measurement, command = with_settings(foreign, "the same scenario", {"max_num_seqs": 8})
-    assert "start the server again with max_num_seqs=8 and records in runs/s-2, then" in measurement
+    assert "start the server again with max_num_seqs=8 and records in runs/s-2" in measurement
     assert [str(path) for path in parsed(command)[1]["server_run"]] == ["runs/s-2"]
 
 

@@ -28,6 +28,8 @@ def _finding(place: int, found: Finding) -> list[str]:
     lines = [f"## {place}. {found.cause}", "", f"- object: {found.object} ({', '.join(found.lifecycles)})"]
     for each in found.evidence:
         lines.append(f"- {'for' if each.supports else 'against'}: {each.statement} ({each.source})")
-    lines.append(f"- proof: {found.probe.measurement}; if so: {found.probe.if_cause}; else: {found.probe.if_rival}")
+    command = f" (`{found.probe.command}`)" if found.probe.command else ""
+    proof = f"{found.probe.measurement}{command}"
+    lines.append(f"- proof: {proof}; if so: {found.probe.if_cause}; else: {found.probe.if_rival}")
     lines.append(f"- fix: {found.fix.change}")
     return lines
