@@ -56,8 +56,9 @@ def prove(
             said = "its diagnosis names no fix that is a setting" if entry is None else _sentence(entry)
             out.print(f"{number:>2} of {len(runs)}  {run.name:<32} {said}", markup=False, soft_wrap=True)
             found += [] if entry is None else [entry]
-    hits = sum(entry.hit for entry in found)
-    out.print(f"{hits} of {len(found)} fixes ended within the predicted interval of 80 %; {folder / FILE_NAME}")
+    told = [entry for entry in found if not entry.is_open]
+    hits = sum(entry.hit for entry in told)
+    out.print(f"{hits} of {len(told)} fixes ended within the predicted interval of 80 %; {folder / FILE_NAME}")
 
 
 def _mendable_runs(folder: Path, cases: Sequence[str], repeat: int) -> Iterator["RunDirectory"]:
@@ -112,5 +113,5 @@ def _sentence(entry: "LedgerEntry") -> str:
 
     before = entry.figures[0].before
     was = "" if before is None else f", from {before:.1%}"
-    result = "hit" if entry.hit else "miss"
+    result = entry.outcome
     return f"{entry.cause}: {change_text(entry.change)}{was}: {verdict_sentence(entry)}   {result}"

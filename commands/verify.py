@@ -141,8 +141,7 @@ def print_verified(found: "Verified", ledger: Path | None = None) -> None:
     out.print(lines)
     for note in found.notes:
         out.print(f"! {note}", markup=False)
-    word = "no verdict" if entry.is_open else "hit" if entry.hit else "miss"
-    out.print(f"\n[bold]{word}[/bold]: {verdict_sentence(entry)}")
+    out.print(f"\n[bold]{entry.outcome}[/bold]: {verdict_sentence(entry)}")
     if entry.at_speed is not None:
         word = "hit" if entry.at_speed.hit else "miss"
         out.print(f"[bold]{word}[/bold] at the speed of {entry.run2}: {_judged_sentence(entry.at_speed)}")
@@ -185,8 +184,7 @@ def _list(path: Path, json: bool) -> None:
     for entry in entries:
         judged = entry.figures[0]
         error = f"{100 * judged.error:+.1f} points" if judged.name == "attainment" else f"{judged.error:+.1%}"
-        word, colour = ("hit ", "green") if entry.hit else ("miss", "yellow")
-        word, colour = ("open", "blue") if entry.is_open else (word, colour)
+        word, colour = {"hit": ("hit ", "green"), "miss": ("miss", "yellow")}.get(entry.outcome, ("open", "blue"))
         out.print(
             Text.assemble(
                 (word, colour), f"  {change_text(entry.change)}, predicted by {PREDICTED_BY[entry.predicted_by]}"
@@ -195,6 +193,9 @@ def _list(path: Path, json: bool) -> None:
         out.print(f"      {verdict_sentence(entry)}, error {error}", markup=False)
         when = entry.when[:16].replace("T", " ")
         out.print(f"      {when}  {entry.run} → {entry.run2}", markup=False, style="dim", soft_wrap=True)
+    if not total.predictions:
+        out.print("\nNone of them could be predicted, so there is no score.")
+        return
     out.print(
         f"\n{total.hits} of {total.predictions} predictions hit ({total.hit_rate:.0%}); mean error "
         f"{100 * total.mean_error:.1f} points or percent, worst {100 * total.worst_error:.1f}"

@@ -169,7 +169,7 @@ def _predictions(entries: Sequence[LedgerEntry]) -> str:
         before = "–" if first.before is None else f"{first.before:.0%}"
         rows.append([Path(entry.run).name, entry.cause or entry.predicted_by, f"`{change_text(entry.change)}`", before,
                      f"{first.median:.0%} ({100 * first.low:.0f}–{100 * first.high:.0f})", f"{first.measured:.0%}",
-                     "yes" if entry.hit else "no"])  # fmt: skip
+                     {"hit": "yes", "miss": "no"}.get(entry.outcome, entry.outcome)])  # fmt: skip
     head = ["run", "cause", "change", "attainment before", "predicted", "measured", "within"]
     return f"## Predictions that were verified\n\n{text}\n\n" + _table(head, rows)
 

@@ -7,6 +7,7 @@ share it, and no line is ever changed.
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -47,6 +48,10 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     is_open: bool = False  # nearly every outcome lay within the bounds: a hit says nothing, and is not counted
     at_speed: Checked | None = None  # the first figure, predicted for the speed that the second run had
     longer: float | None = None  # times that a step of equal size took in the second run; None: not known
+
+    @property
+    def outcome(self) -> Literal["hit", "miss", "not predicted"]:
+        return "not predicted" if self.is_open else "hit" if self.hit else "miss"
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):

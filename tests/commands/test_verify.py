@@ -62,3 +62,22 @@ def test_a_run_ends_with_the_first_fix_that_settings_can_prove(pair, capsys):
     print_claim(claim)
     printed = " ".join(capsys.readouterr().out.split())
     assert "with max_num_seqs=18, 95% of the requests would keep their objectives" in printed
+
+
+def test_a_prediction_that_nearly_every_outcome_fits_is_no_verdict(pair, capsys):
+    a, b = map(str, pair)
+    state(pair[0], prediction(CAP, (0.01, 0.5, 0.99)))
+    said = CliRunner(env={"COLUMNS": "120"}).invoke(app, ["verify", a, b])
+    assert said.exit_code == 0 and "not predicted: attainment could not be predicted (1.0% – 99.0%)" in said.output
+    listed = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["verify", a, "--list"])
+    assert listed.exit_code == 0 and "no score" in listed.output
+    print_claim(claim_of(pair[0]))
+    assert "what max_num_seqs=18 gives cannot be predicted (" in capsys.readouterr().out
+
+
+def test_verify_takes_the_speed_of_the_device_and_no_other_change(pair):
+    wrong = CliRunner().invoke(app, ["verify", *map(str, pair), "--set", "max_num_seqs=3"])
+    assert "only device_speed" in str(wrong.exception)
+    state(pair[0], prediction(CAP, (0.9, 0.95, 1.0)))
+    other = CliRunner().invoke(app, ["verify", *map(str, pair), "--set", "device_speed=1.5"])
+    assert "no request records" in str(other.exception) or "device_speed=1.5" in other.output, other.output

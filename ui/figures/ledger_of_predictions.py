@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 
 from sojourn.replay.verdict.ledger import LedgerEntry
 from sojourn.ui import theme
-from sojourn.ui.tables.predictions import figure_name, is_share, outcome, pair_name
+from sojourn.ui.tables.predictions import figure_name, is_share, pair_name
 from sojourn.ui.text import label, percent
 
 HIT, MISS, NOW = "#1A7F4B", "#D55E00", "#334155"
@@ -21,7 +21,7 @@ def predicted_against_measured(entries: Sequence[LedgerEntry]) -> go.Figure:
     )  # fmt: skip
     for name, colour in (("hit", HIT), ("miss", MISS), ("not predicted", theme.LINE)):
         judged = [(entry, entry.figures[0]) for entry in entries
-                  if outcome(entry) == name and entry.figures and is_share(entry.figures[0])]  # fmt: skip
+                  if entry.outcome == name and entry.figures and is_share(entry.figures[0])]  # fmt: skip
         if not judged:
             continue
         fig.add_scatter(

@@ -25,11 +25,7 @@ def points(share: float | None) -> str:
 
 
 def pair_name(entry: LedgerEntry) -> str:
-    return f"{entry.run} → {entry.run2}: {change_text(entry.change)} ({outcome(entry)})"
-
-
-def outcome(entry: LedgerEntry) -> str:
-    return "not predicted" if entry.is_open else "hit" if entry.hit else "miss"
+    return f"{entry.run} → {entry.run2}: {change_text(entry.change)} ({entry.outcome})"
 
 
 def is_share(figure: Checked) -> bool:
