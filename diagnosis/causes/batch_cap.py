@@ -85,8 +85,8 @@ def read_means(facts: Means, excess: Excess) -> Proposal | None:
     batch, setting = waiting.largest_batch, view.settings.get("batch cap", "the limit on running requests")
     larger, queued = f"{setting} above {batch:,.0f}", f"mean queue time of {queue.mean_ms:,.0f} ms"
     return Proposal(
-        cause=f"up to {waiting.largest:,.0f} requests wait while never more than {batch:,.0f} run and the KV cache has "
-        "room: the batch is capped",
+        cause=f"the batch is capped: up to {waiting.largest:,.0f} requests wait while never more than {batch:,.0f} run "
+        "and the KV cache has room",
         evidence=[
             *queue_evidence(view, excess),
             evidence(f"{waiting.with_kv_free:.0%} of the {waiting.samples} samples with requests waiting show room for "
@@ -101,7 +101,7 @@ def read_means(facts: Means, excess: Excess) -> Proposal | None:
         if_cause=f"more than {batch:,.0f} run at a time, and the {queued} falls",
         if_rival=f"more run at a time, each token takes longer, and {missing_share(excess)} stays",
         change=larger,
-        explained=None if excess.accounts else queue_share(view, excess),
+        explained=None if excess.share("request.queue") else queue_share(view, excess),
         gain=time_gained(view, f"mean queue time, {queue.mean_ms:,.0f} ms"),
     )  # fmt: skip
 

@@ -113,7 +113,7 @@ def read_means(facts: Means, excess: Excess) -> Proposal | None:
         if_cause=f"nobody waits, and the mean queue time of {queue.mean_ms:,.0f} ms goes",
         if_rival=f"requests still wait for each other, and {missing_share(excess)} stays",
         change="fewer requests, or more devices",
-        explained=None if excess.accounts else queue_share(view, excess),
+        explained=None if excess.share("request.queue") else queue_share(view, excess),
         gain=time_gained(view, f"mean queue time, {queue.mean_ms:,.0f} ms"),
     )
 

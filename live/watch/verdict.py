@@ -205,12 +205,10 @@ def _what_is_lost(excess: Excess) -> str:
     if excess.objective == SERVED:
         return f"{share:.0%} of the requests end with “{excess.error}”"
     if excess.baseline == IN_LINE:
-        return f"{excess.missed:,} requests wait, for some {_ms(excess.mean_ms)} each at the rate at which requests end"
-    quantity = {"ttft_ms": "the first token", "tpot_ms": "each token after it", "e2e_ms": "an answer"}[excess.objective]
+        return f"{excess.missed:,} requests wait, about {_ms(excess.mean_ms)} each"
+    quantity = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "end-to-end latency"}[excess.objective]
     if excess.baseline == WORK:
-        return (
-            f"Mean time of {quantity}: {_ms(excess.mean_ms)}, of which the request's own work is {_ms(excess.bound_ms)}"
-        )
+        return f"Mean {quantity} {_ms(excess.mean_ms)} ({_ms(excess.bound_ms)} of work)"
     some = "All requests" if share > 0.995 else f"At least {share:.0%} of the requests"
     return f"{some} miss {short(excess.objective)} ≤ {excess.bound_ms:g} ms"
 
