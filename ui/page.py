@@ -28,10 +28,14 @@ NO_STEPS = "The server recorded no step: a foreign server, one without a run dir
 
 @st.cache_resource(max_entries=4, show_spinner="Reading the run …")  # shared, not copied: nobody may change it
 def read(path: str, stamps: tuple[tuple[str, int, int], ...]) -> RunData:
-    """A run as it was when its files had these `stamps`. What takes long of it is made while the first page is read."""
-    run = load(path)
-    Thread(target=_make_ready, args=(run,), daemon=True).start()
-    return run
+    """A run as it was when its files had these `stamps`."""
+    return load(path)
+
+
+@st.cache_resource(max_entries=8)
+def make_ready_beside(key: str, _run: RunData) -> None:
+    """Makes what takes long of the chosen run while its first page is read, once."""
+    Thread(target=_make_ready, args=(_run,), daemon=True).start()
 
 
 def _make_ready(run: RunData) -> None:
@@ -85,6 +89,7 @@ def open_page(
     except RunDataError as error:
         st.error(markdown(error), icon=":material/error:")
         st.stop()
+    make_ready_beside(run.key, run)
     st.html(fragments.about(run))
     if run.server_alone:
         st.info(f"{MARK[0].upper()}{MARK[1:]}.", icon=":material/dns:")

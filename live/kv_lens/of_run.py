@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pandas as pd
+import pyarrow.compute as pc
 
 from sojourn.live.kv_lens.document import SIZES, CurvePoint, Enough, KvLens, Reuse, Times
 from sojourn.live.kv_lens.intervals import rate_interval
@@ -19,11 +20,12 @@ from sojourn.metrics.memory.pool_history import BlockHistory
 from sojourn.metrics.memory.prefix_outcomes import RATIOS
 from sojourn.metrics.records import KvEventRecord
 from sojourn.metrics.request.goodput import measured
-from sojourn.metrics.run.directory import RunDirectory, engine_settings, section
+from sojourn.metrics.run.directory import RunDirectory, engine_settings, frame_of, section
 from sojourn.metrics.statistics.log_histogram import ExactHistogram
 
 ENOUGH = (0.5, 0.9, 0.99)  # shares of what a cache without eviction hits
 TENTH = 0.1
+LIVES = ("evicted_age_ns", "evicted_idle_ns", "reuse_gap_ns", "reuse_distance_blocks")  # of steps
 OFF = 0.02  # of the prompt tokens: more than the curve's error is at the pool's own size
 TOGETHER = "the curve assumes the same batches at every size"
 
@@ -42,7 +44,7 @@ class RunLens:
         if servers := self.meta.get("servers"):
             names = ", ".join(str(entry.get("name") if isinstance(entry, dict) else entry) for entry in servers)
             raise RunDataError(f"{run.name} is of several servers, each with its own cache; give one of them: {names}")
-        self.requests, self.steps, self.events = run.table("requests"), run.table("steps"), recorded_events(run)
+        self.requests, self.events = run.table("requests"), recorded_events(run)
         recorded = section(self.meta, "kv_events")
         self.history, self.baseline = _history(self.events, recorded.get("baseline_ns"))
         core = section(self.meta, "core")
@@ -73,7 +75,8 @@ class RunLens:
         """The requests that count: those of the client without its warm-up, or all where no client was there."""
         if not self.run.sources("client"):
             return set(self.requests.request_id)
-        return set(measured(self.run.requests(), self.meta).request_id)
+        client = frame_of(self.run.arrow("client", ("request_id", "due_ns"))).drop_duplicates("request_id")
+        return set(measured(client.sort_values("due_ns", ignore_index=True), self.meta).request_id)
 
     def document(self) -> KvLens:
         uses = self.uses
@@ -119,10 +122,8 @@ class RunLens:
     def block_lives(self) -> dict[str, np.ndarray]:
         """By the names of the columns of `steps.parquet`: ns, and blocks. From the events, where the run has some, else
         from the engine's own sample."""
-        found = {
-            name: _flat(self.steps, name)
-            for name in ("evicted_age_ns", "evicted_idle_ns", "reuse_gap_ns", "reuse_distance_blocks")
-        }
+        steps = self.run.arrow("steps", LIVES)
+        found = {name: pc.list_flatten(steps[name]).to_numpy().astype("float64") for name in LIVES}
         if any(event.kind == "removed" for event in self.events):
             found["evicted_age_ns"] = self._exact("lives")
             found["evicted_idle_ns"] = _idle_when_evicted(self.events, self.requests, self.block_size or 0)
@@ -287,10 +288,5 @@ def _idle_when_evicted(events: Sequence[KvEventRecord], requests: pd.DataFrame, 
 
 def _classes(run: RunDirectory, requests: pd.DataFrame) -> dict[str, str]:
     """Request → class: the client's, which a foreign server does not know, or the server's."""
-    source = run.table("client") if run.sources("client") else requests
+    source = frame_of(run.arrow("client", ("request_id", "klass"))) if run.sources("client") else requests
     return dict(zip(source.request_id, source.klass.fillna(""), strict=True))
-
-
-def _flat(steps: pd.DataFrame, name: str) -> np.ndarray:
-    cells = [cell for cell in steps[name] if cell is not None and len(cell)] if name in steps else []
-    return np.concatenate(cells).astype("float64") if cells else np.array([])

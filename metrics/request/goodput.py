@@ -106,10 +106,12 @@ def judged(frame: pd.DataFrame, objectives: list[dict[str, Any]] | None) -> pd.D
     result = frame.copy()
     result["tpot_ms"] = _tpot_with_chunks(result)
     served = (result.status == "ok").to_numpy(copy=True)
-    by_class = {klass: objectives_of(klass, objectives) for klass in result.klass.unique()}
+    codes, classes = pd.factorize(result.klass, use_na_sentinel=False)
+    stated = [objectives_of(klass, objectives) for klass in classes]
     good = served.copy()
     for name in OBJECTIVES:
-        bound = result.klass.map(lambda klass, name=name: by_class[klass].get(name, math.nan)).astype("float64")
+        of_classes = np.array([bounds.get(name, math.nan) for bounds in stated], dtype="float64")
+        bound = pd.Series(of_classes[codes], index=result.index)
         latency = result[name].astype("float64")
         met = (latency <= bound).to_numpy(copy=True)
         applies = bound.notna().to_numpy(copy=True)

@@ -2,6 +2,11 @@
 
 import re
 
+import msgspec
+
+from sojourn.metrics.compare.runs import compare_runs
+from sojourn.metrics.compare.samples import samples_from
+from sojourn.metrics.run.directory import RunDirectory
 from sojourn.ui.run_data import load, run_names
 from sojourn.ui.tables.compare import signed
 from sojourn.ui.text import number, percent
@@ -25,6 +30,21 @@ def test_runs_of_one_schedule_are_compared_account_by_account(tmp_path, monkeypa
     assert len(app.get("plotly_chart")) == 5
     app = app.button[[button.label for button in app.button].index("Swap A and B")].click().run()
     assert not app.exception and "run second" in html(app) and app.selectbox(key="compared").value == "first"
+
+
+def test_verdict_from_the_tables_of_the_app_is_that_of_the_command(tmp_path):
+    runs = [synthetic_run(tmp_path / f"run{seed}", requests=300, seed=4, device_seed=seed) for seed in (1, 2)]
+    held = [load(run.path) for run in runs]
+    samples = {
+        each.path: samples_from(RunDirectory(each.path), each.requests, each.meta["objectives"])._replace(
+            steps=each.steps
+        )
+        for each in held
+    }
+    from_app = compare_runs(*([run] for run in runs), read=lambda run: samples[run.path])
+    from_disk = compare_runs(*([run] for run in runs))
+    assert msgspec.json.encode(from_app) == msgspec.json.encode(from_disk)
+    assert any(metric.metric.startswith("step") for metric in from_disk.metrics)
 
 
 def test_runs_that_cannot_be_compared_say_why_and_are_shown_all_the_same(runs, monkeypatch):

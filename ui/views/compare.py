@@ -35,6 +35,13 @@ UNTIL = {"ledger": "last byte", "ttft": "first token"}
 STATES = {"no worse": "healthy", "worse": "overloaded", "cannot tell": "inconclusive"}
 
 
+def samples_of(run: RunData) -> RunSamples:
+    def made() -> tuple[RunSamples]:
+        return (samples_from(RunDirectory(run.path), run.requests, run.meta.get("objectives")),)
+
+    return once(run, "compare.samples", made)[0]
+
+
 @st.cache_data(max_entries=16, show_spinner="Comparing the runs …")
 def verdict(key: str, is_forced: bool, _runs: tuple[RunData, RunData]) -> tuple[Comparison | None, str]:
     """Of the whole runs; or None and why there is none."""
@@ -43,9 +50,7 @@ def verdict(key: str, is_forced: bool, _runs: tuple[RunData, RunData]) -> tuple[
             f"A run here has {max(run.sampled_of for run in _runs):,} requests, of which the app holds a sample. "
             "sojourn compare gives the verdict of all of them"
         )
-    samples = {
-        run.path: samples_from(RunDirectory(run.path), run.requests, run.meta.get("objectives")) for run in _runs
-    }
+    samples = {run.path: samples_of(run)._replace(steps=run.steps) for run in _runs}
     a, b = map(RunDirectory, samples)
     try:
         return compare_runs([a], [b], force=is_forced, read=lambda run: samples[run.path]), ""
@@ -198,9 +203,7 @@ show_settings(run, other)
 if run.requests.empty or other.requests.empty:
     stop_with("A run has no request that passes, so there is nothing to set side by side.", "info")
 both = run.beside(other)
-a, b = once(both, "samples", lambda: tuple(
-    samples_from(RunDirectory(each.path), each.requests, each.meta.get("objectives")) for each in (run, other)
-))  # fmt: skip
+a, b = samples_of(run), samples_of(other)
 names = (run.name, other.name)
 show_ledgers(a, b, names, both)
 show_classes(a, b, (run, other), both)
