@@ -179,7 +179,7 @@ def test_trials_that_cannot_tell_by_themselves_are_named_before_the_search_begin
         CapacityPlan(scenario(SHORT), Goal(most_trials=5), 1.0, number, 0, Target()) for number in (20, 55)
     )
     (told,) = short.doubts()
-    assert "--trial-requests 55" in told and "3 times or more" in told and not enough.doubts()
+    assert "--requests 55" in told and "3 times or more" in told and not enough.doubts()
 
 
 def test_a_trial_keeps_the_price_and_leaves_out_the_prelude_as_well_as_its_begin():
