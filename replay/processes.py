@@ -4,6 +4,7 @@ import multiprocessing
 from collections.abc import Sequence
 
 from sojourn.engine.config import EngineConfig
+from sojourn.metrics.interrupts import own_interrupts
 from sojourn.metrics.prediction import Change
 from sojourn.replay.simulate import Accident, Material, Replayed, Replayer
 
@@ -30,7 +31,9 @@ class ReplayProcesses:
 
     def _spread(self, jobs: Sequence[Job], accidents: Sequence[Accident]) -> list[list[Replayed]]:
         context = multiprocessing.get_context("spawn")  # a fork would copy the threads' locks of pyarrow
-        with context.Pool(min(self._most, len(jobs)), _begin, (self._material,)) as pool:
+        with own_interrupts():
+            workers = context.Pool(min(self._most, len(jobs)), _begin, (self._material,))
+        with workers as pool:
             return pool.starmap(_replay, [(change, dict(config), accidents) for change, config in jobs], chunksize=1)
 
 

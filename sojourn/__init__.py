@@ -72,6 +72,10 @@ def kv_lens(
 
 def main() -> None:
     """The entry point of the command line."""
+    import _signal as signal  # without the enums of `signal`, whose import Ctrl-C could still meet
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell's job in the background ignores it
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     from sojourn.commands.entry import main
 
     main()

@@ -19,7 +19,7 @@ ROOMS = tuple(room for floor in FLOORS for room in floor)
 # The floors inside a room.
 INSIDE = {
     "metrics": (
-        ("errors", "whole_file", "cells", "ledger", "version"),
+        ("errors", "whole_file", "cells", "ledger", "version", "interrupts"),
         ("installed", "records", "statistics", "prediction", "usage"),
         ("steps", "machine"),
         ("run",),

@@ -22,6 +22,7 @@ from sojourn.diagnosis.score.threshold_rules import BASELINE, threshold_verdict
 from sojourn.diagnosis.score.truth import FAULT_FILE, FaultRecord, read_fault
 from sojourn.diagnosis.verdict import Diagnosis
 from sojourn.metrics.errors import RunDataError
+from sojourn.metrics.interrupts import own_interrupts
 from sojourn.metrics.request.goodput import judged, measured
 from sojourn.metrics.run.directory import RunDirectory, engine_settings
 from sojourn.metrics.whole_file import write_whole
@@ -95,7 +96,9 @@ def _each(
         yield from ((name, work(name, old)) for name, old in tasks.items())
         return
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        yield from zip(tasks, pool.map(work, tasks, tasks.values()), strict=True)
+        with own_interrupts():
+            results = pool.map(work, tasks, tasks.values())
+        yield from zip(tasks, results, strict=True)
 
 
 def _verdicts(

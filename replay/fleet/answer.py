@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from sojourn.engine.config import EngineConfig
+from sojourn.metrics.interrupts import own_interrupts
 from sojourn.metrics.prediction import Change
 from sojourn.replay.fleet.simulate import FleetAnswers, FleetReplay
 from sojourn.replay.fleet.traffic import FleetTraffic, TracedRequest
@@ -76,7 +77,9 @@ def fleet_answers(
     shared = (material, dict(config), rows, question)
     if processes > 1 and len(jobs) > 1:
         context = multiprocessing.get_context("spawn")  # a fork would copy the threads' locks of pyarrow
-        with context.Pool(min(processes, len(jobs)), _begin, shared) as pool:
+        with own_interrupts():
+            workers = context.Pool(min(processes, len(jobs)), _begin, shared)
+        with workers as pool:
             answers = pool.starmap(_replay, jobs, chunksize=1)
     else:
         _begin(*shared, traffic=traffic)
