@@ -53,7 +53,7 @@ def interrupted(folder: Path, code: str, arguments: list[str], moment: str) -> t
 @pytest.mark.parametrize(
     ("verb", "moment"),
     [
-        ("diagnose", "sojourn"), ("diagnose", "typer"), ("diagnose", "sojourn.commands.summary"),
+        ("diagnose", "sojourn.commands"), ("diagnose", "typer"), ("diagnose", "sojourn.commands.summary"),
         ("diagnose", "pyarrow.lib"), ("diagnose", "pandas._libs"), ("diagnose", "sojourn.replay.predictor"),
         ("load", "sojourn.commands.summary"), ("load", "pydantic"), ("--version", "sojourn.metrics.version"),
         ("capacity", "numpy"), ("watch", "sojourn.live.watch.watcher"),
@@ -64,8 +64,7 @@ def test_ctrl_c_at_any_moment_ends_with_130_in_silence(tmp_path, run, verb, mome
         "diagnose": ["diagnose", str(run)], "load": ["load", "demo", "--base-url", DEAD], "--version": ["--version"],
         "capacity": ["capacity", "steady-chat", "--base-url", DEAD], "watch": ["watch", DEAD, "--once"],
     }  # fmt: skip
-    guarded = "import sojourn; from sojourn import main; main()" if moment == "sojourn" else PROGRAM
-    code, said = interrupted(tmp_path, guarded, lines[verb], moment)
+    code, said = interrupted(tmp_path, PROGRAM, lines[verb], moment)
     assert code == 130 and said == "", said
 
 
