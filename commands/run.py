@@ -21,6 +21,7 @@ from sojourn.commands.cli import (
 )
 from sojourn.commands.load_options import load_options, print_load, stated_scenario
 from sojourn.commands.prove_run import claim_of, is_proved, print_claim
+from sojourn.commands.spellings import OPTIONS
 from sojourn.commands.summary import summarise
 from sojourn.metrics.errors import InputError
 from sojourn.metrics.exit_codes import Ended
@@ -90,7 +91,7 @@ def run(
     if prove or claim is not None:
         print_claim(claim)
     if not prove and claim is not None:
-        command = f"{again(context, '--output', '-o')} --prove"
+        command = f"{again(context, '--output', '-o', *OPTIONS['--output'])} --prove"
         out.print(
             f"prove it       {command}   (this run, then the same load with the fix)", markup=False, soft_wrap=True
         )

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from sojourn.commands.program import app
 from sojourn.commands.prove_run import claim_of, print_claim
+from sojourn.metrics.run.directory import RunDirectory
 from sojourn.replay.verdict.ledger import read
 from tests.metrics.synthetic import PLANTS, synthetic_run
 from tests.replay.verdict.test_verify import prediction
@@ -81,3 +82,20 @@ def test_verify_takes_the_speed_of_the_device_and_no_other_change(pair):
     state(pair[0], prediction(CAP, (0.9, 0.95, 1.0)))
     other = CliRunner().invoke(app, ["verify", *map(str, pair), "--set", "device_speed=1.5"])
     assert "no request records" in str(other.exception) or "device_speed=1.5" in other.output, other.output
+
+
+@pytest.mark.parametrize(("proved", "ended", "code"), [(True, 0, 0), (False, 0, 1), (False, 4, 1), (True, 4, 4)])
+def test_a_run_prints_the_command_that_proves_its_fix_and_carries_it_out(pair, monkeypatch, proved, ended, code):
+    """In today's words, with what was given but the folder, which the run has taken."""
+    state(pair[0], prediction(CAP, (0.9, 0.95, 1.0)))
+    asked = []
+    monkeypatch.setattr("sojourn.loadgen.run.experiment.run_scenario", lambda *_, **__: RunDirectory.open(pair[0]))
+    monkeypatch.setattr("sojourn.commands.run.summarise", lambda _: ended)
+    monkeypatch.setattr("sojourn.commands.run.is_proved", lambda run, claim: asked.append((run.path, claim)) or proved)
+    words = ["--set", "max_num_seqs=2", "--run-dir", str(pair[0].parent / "new"), "--seed", "3"]
+    first = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["demo", *words])
+    assert first.exit_code == ended and not asked, first.output
+    assert "run demo --set max_num_seqs=2 --seed 3 --prove   (this run" in first.output
+    second = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["run", "demo", *words, "--prove"])
+    assert (second.exit_code, [path for path, _ in asked]) == (code, [pair[0]]), second.output
+    assert dict(asked[0][1].prediction.change.settings) == CAP and "prove it" not in second.output
