@@ -55,12 +55,15 @@ RouterEnvOption = Annotated[
 ]
 
 
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", "-v", help="print everything: all latencies, accounts, evidence and symptoms")
+]
 StopOption = Annotated[
     float | None,
     typer.Option(
         "--stop-when-resolved", metavar="SHARE", min=0.01, max=0.999,
         help="stop sending once it is resolved whether this share of the requests meets the SLO, such as 0.9; by a "
-        "95 % confidence sequence",
+        "95% confidence sequence",
     ),
 ]  # fmt: skip
 

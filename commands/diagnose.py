@@ -5,8 +5,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sojourn.commands.cli import RunArgument, open_run, out, print_json, slo_objectives, slo_option, working
-from sojourn.commands.summary import diagnose_run, print_diagnosis
+from sojourn.commands.cli import (
+    RunArgument,
+    VerboseOption,
+    open_run,
+    out,
+    print_json,
+    slo_objectives,
+    slo_option,
+    working,
+)
+from sojourn.commands.summary import diagnose_run, next_steps, print_diagnosis
 
 if TYPE_CHECKING:
     from sojourn.metrics.run.directory import RunDirectory
@@ -32,6 +41,10 @@ def diagnose(
             "request as late beyond twice its own work"
         ),
     ] = None,
+    verbose: VerboseOption = False,
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help="take as long as it needs: all replays, and the machine's normal speed")
+    ] = False,
     json: Annotated[
         bool, typer.Option("--json", help="print the diagnosis as JSON instead of the report; with --symptom, the tree")
     ] = False,
@@ -44,11 +57,12 @@ def diagnose(
         _start_from(symptom, opened, other, json)
         return
     with working(f"diagnosing {opened.name}"):
-        diagnosis = diagnose_run(opened, other)
+        diagnosis = diagnose_run(opened, other, thorough=thorough)
     if json:
         print_json(diagnosis)
     else:
-        print_diagnosis(diagnosis)
+        options = [*(["--against", str(against)] if against else []), *(["--slo", slo] if slo else [])]
+        print_diagnosis(diagnosis, opened, verbose, next_steps(opened), options)
 
 
 def _start_from(symptom: str, run: "RunDirectory", against: "RunDirectory | None", as_json: bool) -> None:

@@ -58,7 +58,7 @@ def prove(
             found += [] if entry is None else [entry]
     told = [entry for entry in found if not entry.is_open]
     hits = sum(entry.hit for entry in told)
-    out.print(f"{hits} of {len(told)} fixes ended within the predicted interval of 80 %; {folder / FILE_NAME}")
+    out.print(f"{hits} of {len(told)} fixes ended within the predicted interval of 80%; {folder / FILE_NAME}")
 
 
 def _mendable_runs(folder: Path, cases: Sequence[str], repeat: int) -> Iterator["RunDirectory"]:

@@ -10,6 +10,7 @@ from sojourn.commands.cli import (
     RunDirOption,
     SeedOption,
     StopOption,
+    VerboseOption,
     need,
     new_run,
     out,
@@ -65,6 +66,7 @@ def load(
     save_result: Annotated[
         bool, typer.Option("--save-result", help=f"also write {VLLM_FILE}, the result file of vllm bench serve")
     ] = False,
+    verbose: VerboseOption = False,
     *,
     asked: "LoadOptions",
 ) -> None:
@@ -83,7 +85,7 @@ def load(
         raise InputError(f"no server is named; give {to}")
     sent = {"model": model, "seed": seed, "server_runs": server_run or (), "processes": processes}
     if named is None and not asked.states_a_load and stop_when_resolved is None:
-        code = _small_load(asked, base_url, tokenizer, output or new_run("first"), save_result, sent)
+        code = _small_load(asked, base_url, tokenizer, output or new_run("first"), save_result, verbose, sent)
         raise typer.Exit(code)
     loaded = stated_scenario(named, asked)
     check_settings(loaded.engine)
@@ -94,11 +96,17 @@ def load(
             loaded, base_url, run_dir, tokenizer=tokenizer, progress=progress, stop_when_resolved=stop_when_resolved,
             **sent,
         )  # fmt: skip
-    raise typer.Exit(_finish(done, save_result))
+    raise typer.Exit(_finish(done, save_result, verbose))
 
 
 def _small_load(
-    asked: "LoadOptions", base_url: str, tokenizer: str | None, run_dir: Path, save_result: bool, sent: dict
+    asked: "LoadOptions",
+    base_url: str,
+    tokenizer: str | None,
+    run_dir: Path,
+    save_result: bool,
+    verbose: bool,
+    sent: dict,
 ) -> int:
     from sojourn.loadgen.run.small_load import SmallLoad, send_small_load
 
@@ -109,14 +117,14 @@ def _small_load(
         done, rate = send_small_load(
             small, base_url, run_dir, lambda sentence: out.print(sentence, markup=False), progress=progress, **sent
         )
-    code = _finish(done, save_result)
+    code = _finish(done, save_result, verbose)
     if rate is not None:
         out.print(f"a larger load  {program_name()} load {base_url} --rate {2 * rate:.2g} --duration 60s", markup=False)
     return code
 
 
-def _finish(done: "RunDirectory", save_result: bool) -> int:
-    code = summarise(done)
+def _finish(done: "RunDirectory", save_result: bool, verbose: bool) -> int:
+    code = summarise(done, verbose)
     if save_result:
         export(done.path)
     return code

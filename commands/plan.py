@@ -188,7 +188,7 @@ class Report:
         return f"{rate}goodput {point.goodput_rps:.3g}/s ({point.rate:.2f} times the recorded rate){price}"
 
     def _print_frontier(self, title: str, points: "Sequence[Point]") -> None:
-        heads = ["req/s", "good/s", "kept", "80 %", "TTFT p90", "TPOT p90", "tok/s"]
+        heads = ["req/s", "good/s", "kept", "80%", "TTFT p90", "TPOT p90", "tok/s"]
         heads += ["$/M"] * (self.dollars_per_hour is not None) + ["wall"]
         rows = table(*heads, text=["wall"])
         for point in points:

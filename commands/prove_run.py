@@ -12,11 +12,13 @@ if TYPE_CHECKING:
 
 
 def claim_of(folder: Path) -> "Claim | None":
-    """What the first finding that can be proved by settings says of its fix."""
+    """What the first finding whose fix regains something, and can be proved by settings, says of it."""
     from sojourn.commands.verify import written_diagnosis
     from sojourn.replay.verdict.verify import claims
 
-    stated = [each for each in claims(written_diagnosis(folder)) if each.predicted_by == "diagnosis"]
+    written = written_diagnosis(folder) or {}
+    regains = {found.get("key") for found in written.get("findings") or () if found.get("fix", {}).get("regains", True)}
+    stated = [each for each in claims(written) if each.predicted_by == "diagnosis" and each.cause in regains]
     return next((each for each in stated if each.prediction.change.settings), None)
 
 
@@ -30,9 +32,7 @@ def print_claim(claim: "Claim | None") -> None:
     said = f"with {change}, {kept.median:.0%} of the requests would keep their objectives"
     if claim.prediction.is_open:
         said = f"what {change} gives cannot be predicted"
-    out.print(f"\n[bold]prediction[/bold]     {said} (80 % interval {kept.low:.0%} – {kept.high:.0%})")
-    for doubt in claim.prediction.doubts:
-        out.print(f"! the replay behind it is not trusted: {doubt}", markup=False)
+    out.print(f"\n[bold]prediction[/bold]     {said} (80% interval {kept.low:.0%} – {kept.high:.0%})")
 
 
 def is_proved(recorded: "RunDirectory", claim: "Claim") -> bool:

@@ -13,6 +13,7 @@ from sojourn.commands.cli import (
     SeedOption,
     SetOption,
     StopOption,
+    VerboseOption,
     again,
     need,
     new_run,
@@ -22,7 +23,7 @@ from sojourn.commands.cli import (
 from sojourn.commands.load_options import load_options, print_load, stated_scenario
 from sojourn.commands.prove_run import claim_of, is_proved, print_claim
 from sojourn.commands.spellings import OPTIONS
-from sojourn.commands.summary import summarise
+from sojourn.commands.summary import REFERENCE_SECONDS, summarise
 from sojourn.metrics.errors import InputError
 from sojourn.metrics.exit_codes import Ended
 
@@ -47,6 +48,7 @@ def run(
     router: Annotated[str | None, typer.Option(help=ROUTER_HELP)] = None,
     policy: PolicyOption = None,
     router_env: RouterEnvOption = None,
+    verbose: VerboseOption = False,
     prove: Annotated[
         bool, typer.Option("--prove", help="then repeat the load with the fix, and verify the prediction")
     ] = False,
@@ -86,8 +88,9 @@ def run(
             router_env=router_env,
             stop_when_resolved=stop_when_resolved,
             is_watched=out.is_terminal,
+            reference_s=REFERENCE_SECONDS,
         )
-    code, claim = summarise(done), claim_of(done.path)
+    code, claim = summarise(done, verbose), claim_of(done.path)
     if prove or claim is not None:
         print_claim(claim)
     if not prove and claim is not None:

@@ -70,7 +70,7 @@ def _print(points: "list[Point]", rates: "list[Rate]", best: "list[Frontier]", c
     from sojourn.metrics.results.tradeoff import crossing_sentence
 
     out.print("[bold]Goodput against the rate")
-    rows = table("rate/s", "counted", "kept", "95 %", "good/s", "tok/s", "TTFT p50", "p90", "TPOT p50", "p90")
+    rows = table("rate/s", "counted", "kept", "95%", "good/s", "tok/s", "TTFT p50", "p90", "TPOT p50", "p90")
     rows.padding = (0, 1, 0, 0)  # ten columns in 80 characters
     for rate in rates:
         attainment, interval = "–", "–"

@@ -7,7 +7,8 @@ twice the devices regain anything. So each suspect is judged by four factors, an
 - the weight of the evidence for it;
 - what its fix regains, of all that any fix regains. A lack of capacity is judged the other way round: by what no
   setting, no repaired fault and no other arrivals regain;
-- its kind: a fault before the setting that would make up for it, and a lack of capacity last.
+- its kind: a root before what follows from it (`consequences`), a fault before the setting that would make up for it,
+  and a lack of capacity last.
 
 The first suspect is a cause. Its fix stays in place, and the others are replayed again on top of it: a second cause is
 named if it still regains something, or explains what is left.
@@ -22,6 +23,7 @@ from sojourn.diagnosis.suspects import Claims, Name, Suspect, add_claims, divide
 from sojourn.diagnosis.symptoms import TOLERATED_MISSES
 from sojourn.diagnosis.trials import Trials, combine
 from sojourn.metrics.prediction import Change, Prediction, Predictor
+from sojourn.metrics.time_limit import TimeLimit
 
 # A fault beats the setting that would compensate it, and every other explanation beats "too little hardware", which is
 # true of whatever is slow.
@@ -38,6 +40,7 @@ PROVED = 0.7  # the support of a cause for which the defining measurement speaks
 UNKNOWN = 0.6  # what a fix regains, of all that any fix regains, where that is not known
 UNDECIDED = 0.5  # the support of a cause for which and against which the same weight of evidence speaks
 FOR_BOUNDS = 5  # replays that bounds take
+CONSEQUENCE = 0.5  # of the score of a consequence, where one of its roots is a suspect that stands
 LEAST = 0.1  # no factor rules a cause out alone: each is measured with an error
 
 
@@ -71,14 +74,16 @@ class Judgement:
     unchanged: Prediction | None = None
     with_all: Prediction | None = None
     refused: str = ""  # why there was no replay
+    left_out: list[str] = field(default_factory=list)  # what there was no time for
     rivals: dict[str, Prediction] = field(default_factory=dict)  # cause → its rival's fix, where that is no suspect
 
 
 def adjudicate(
-    facts: Client, lost: Sequence[Excess], suspects: Sequence[Suspect], predictor: Predictor | None
-) -> Judgement:
+    facts: Client, lost: Sequence[Excess], suspects: Sequence[Suspect], predictor: Predictor | None,
+    limit: TimeLimit | None = None,
+) -> Judgement:  # fmt: skip
     """Orders the suspects and says which of them are causes."""
-    trials = Trials(facts, predictor, suspects)
+    trials = Trials(facts, predictor, suspects, limit)
     judged = [_alone(suspect, trials) for suspect in suspects]
     _score(judged, trials)
     result = Judgement(unchanged=trials.unchanged, refused=trials.refused)
@@ -106,6 +111,7 @@ def adjudicate(
     result.alternatives = [each for each in rest if _is_alternative(each, first)][:MOST_ALTERNATIVES]
     for each in result.alternatives:
         each.role = "alternative"
+    result.left_out = trials.left_out
     return result
 
 
@@ -123,9 +129,9 @@ def _bound(result: Judgement, fix: Change, trials: Trials) -> None:
     """Replays again what was chosen, often enough for bounds of its own, while there is time."""
     for each in result.causes:
         if each.change is not None and each.prediction is not None and trials.affordable() >= FOR_BOUNDS:
-            (each.prediction,) = trials.predict([each.change], quick=False)
+            each.prediction = _replay(trials, each.change, quick=False) or each.prediction
     if result.with_all is not None and trials.affordable() >= FOR_BOUNDS:
-        (result.with_all,) = trials.predict([fix], quick=False)
+        result.with_all = _replay(trials, fix, quick=False) or result.with_all
 
 
 def _is_alternative(each: Judged, first: float) -> bool:
@@ -145,9 +151,9 @@ def _replay_rivals(result: Judgement, suspects: Sequence[Suspect], trials: Trial
                 result.rivals[proposal.key] = prediction
 
 
-def _replay(trials: Trials, change: Change) -> Prediction | None:
+def _replay(trials: Trials, change: Change, *, quick: bool = True) -> Prediction | None:
     """None where the change cannot be replayed: its figures would be those of the unchanged run."""
-    (prediction,) = trials.predict([change])
+    (prediction,) = trials.predict([change], quick=quick)
     return None if prediction.is_refused else prediction
 
 
@@ -179,12 +185,14 @@ def _score(judged: Sequence[Judged], trials: Trials) -> None:
         else:
             each.regained = worth[id(each)] / most
     by_settings = max((each.regained for each in judged if _is_proved_setting(each)), default=0.0)
+    standing = {each.suspect.key for each in judged if each.suspect.support >= UNDECIDED}
     for each in judged:
         is_beside = each.suspect.proposal.kind == "workload" and _changes_arrivals(each)
         factor = KIND_FACTOR[each.suspect.proposal.kind]
         if is_beside and by_settings >= each.regained:
             factor = BESIDE_A_SETTING
         each.score = factor * each.suspect.support * max(LEAST, each.suspect.explained) * max(LEAST, each.regained)
+        each.score *= _as_consequence(each, standing)
         each.alone = each.score
         _keep(each)
 
@@ -195,6 +203,10 @@ def _is_proved_setting(each: Judged) -> bool:
 
 def _changes_arrivals(each: Judged) -> bool:
     return each.change is not None and each.change.arrivals != "recorded"
+
+
+def _as_consequence(each: Judged, standing: set[str]) -> float:
+    return CONSEQUENCE if each.suspect.follows & standing else 1.0
 
 
 def _keep(each: Judged) -> None:
@@ -216,7 +228,9 @@ def _on_top(open_: list[Judged], lost: Sequence[Excess], taken: Claims, fix: Cha
     tried = tried[: max(FEWEST_FURTHER, min(MOST_FURTHER, trials.affordable() - 1))]
     before, *after = trials.predict([fix, *(combine(fix, each.change) for each in tried)]) if tried else (None,)
     for each, prediction in zip(tried, after, strict=True):
-        if not prediction.is_refused:  # two settings may exclude each other: that says nothing of either cause
+        if (
+            not prediction.is_refused and not before.is_refused
+        ):  # two settings may exclude each other: that says nothing of either cause
             each.marginal = prediction.attainment.median - before.attainment.median
     for each in open_:
         left, gained = each.suspect.explained, max(0.0, each.marginal or 0.0)
@@ -234,6 +248,8 @@ def _adds(each: Judged, result: Judgement) -> bool:
         return each.marginal >= WORTH_NAMING and each.gain > -WORTH_NAMING
     alone = WORTH_NAMING if each.prediction is None else each.gain
     if each.suspect.support < UNDECIDED or alone < WORTH_NAMING:
+        return False
+    if each.suspect.follows & {one.suspect.key for one in result.causes}:  # mended with its root
         return False
     mended = result.with_all if each.suspect.proposal.in_replay else None  # what no replay has, none shows mended
     for excess, proposal in each.suspect.cases:

@@ -61,6 +61,9 @@ class Cause:
     of_fleet: bool = False  # asked about a fleet as a whole; most causes are asked about each of its servers
     reads: Mapping[type[Client], Rule]  # kind of evidence → what shows the cause in it
     lost: Rule | None = None  # what the client's record of lost requests shows of it
+    # Of a consequence: the accounts that it is full of for good, or not at all. A cause of that time is its root, and
+    # stands before it.
+    follows_from: tuple[str, ...] = ()
     # Its leaf of the symptom tree. Complaint → its place among the causes of that complaint, the most frequent first.
     complaints: Mapping[str, int] = field(default_factory=dict)
     name: str = ""  # of the leaf, where the object has another one there

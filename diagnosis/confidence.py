@@ -49,7 +49,8 @@ def confidence(found: Mapping[str, float], weights: Mapping[str, float] | None =
 
 def _margin(each: Judged, judgement: Judgement) -> float:
     """How far the next best suspect is behind, as a share of this one's score; 1 if there is none."""
-    behind = [other.alone for other in judgement.alternatives if other is not each]
+    key = each.suspect.key
+    behind = [other.alone for other in judgement.alternatives if other is not each and key not in other.suspect.follows]
     if not behind:
         return 1.0
     return max(0.0, min(1.0, 1 - max(behind) / max(each.alone, 1e-9)))

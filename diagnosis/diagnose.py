@@ -12,7 +12,7 @@ from sojourn.diagnosis.evidence_level import Level, view_at_level
 from sojourn.diagnosis.excess import Excess, excesses, losses
 from sojourn.diagnosis.findings import finding_of_symptom, findings
 from sojourn.diagnosis.foreign_server import shares_seen
-from sojourn.diagnosis.limits import warnings
+from sojourn.diagnosis.limits import unmeasured_speed, warnings
 from sojourn.diagnosis.server_means import mean_excess, with_means
 from sojourn.diagnosis.shares import by_lifecycle, closure
 from sojourn.diagnosis.state import state_of
@@ -28,6 +28,7 @@ from sojourn.metrics.results.load import declared_window_s
 from sojourn.metrics.results.summary import results
 from sojourn.metrics.run.directory import RunDirectory, kept_share
 from sojourn.metrics.run.join import clock_of
+from sojourn.metrics.time_limit import TimeLimit
 
 LATENCIES = ("high_ttft", "high_itl")  # the symptoms that late requests have
 
@@ -38,18 +39,20 @@ def diagnose(
     *,
     predictor: Predictor | None = None,
     level: Level = "all",
+    limit: TimeLimit | None = None,
 ) -> Diagnosis:
     """The diagnosis of a run; `against` adds the two symptoms that take a comparison.
 
     With a predictor of this run, the fixes of all proposed causes are replayed, and what they regain decides between
-    them; without one the gains are estimates. `level` says how much of the run is read. Raises RunDataError.
+    them; without one the gains are estimates. `level` says how much of the run is read. Replays that do not fit into
+    the limit are left out, and the diagnosis says so. Raises RunDataError.
     """
     facts = with_means(read_evidence(run, level))
     other = read_evidence(against, level) if against is not None else None
     checks = {symptom.key: check(facts, symptom) for symptom in SYMPTOMS}
     late_ones = [mean_excess(facts, each) for each in excesses(facts)]
     lost = [each for each in (*late_ones, *losses(facts)) if significant(facts, each)]
-    judgement = adjudicate(facts, lost, suspects_of(facts, lost), predictor)
+    judgement = adjudicate(facts, lost, suspects_of(facts, lost), predictor, limit)
     found = _with_symptoms(facts, findings(facts, judgement), lost, checks)
     if other is not None:
         for result, compared in (product_latency(facts, other), devices(facts, other)):
@@ -84,6 +87,7 @@ def diagnose(
         predicted_with_all=judgement.with_all,
         replay_refused=judgement.refused,
         unsafe=late.unsafe,
+        left_out=[*judgement.left_out, *unmeasured_speed(facts)],
     )
 
 

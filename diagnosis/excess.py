@@ -21,6 +21,7 @@ FEWEST_GOOD = 5  # requests that meet the objective; below it their mean is no b
 # Requests that meet an objective are a baseline only if they are clearly faster. If they are nearly as slow, both have
 # the cause in common, and a difference of a few milliseconds would name the wrong account.
 CLEARLY_FASTER = 0.7  # of the bound
+EMPTY = "in an empty server"  # the baseline of time that a loss follows from
 SERVED = "served"  # the objective that a lost request misses
 
 
@@ -155,13 +156,13 @@ def attainment(facts: Client) -> float:
     return float(facts.rows.good.mean()) if facts.sent else 0.0
 
 
-def attainment_without(facts: Client, claims: Mapping[str, float]) -> float:
-    """Attainment if every request had spent these shares (0 to 1) of its accounts less. An estimate, and no bound: time
-    that one account loses may come back in another, and requests that are faster leave room for those behind them.
+def rows_without(facts: Client, claims: Mapping[str, float]) -> pd.DataFrame:
+    """The requests judged as if each had spent these shares (0 to 1) of its accounts less. An estimate, and no bound:
+    time that one account loses may come back in another, and requests that are faster leave room for those behind them.
     """
     rows = facts.rows.copy()
     for objective in OBJECTIVES:
         accounts = accounts_of(rows, objective)
         saved = sum((accounts[name].fillna(0) * part for name, part in claims.items()), start=0.0 * rows.due_ns)
         rows[objective] = rows[objective].astype("float64") - saved
-    return float(judged(rows, facts.objectives).good.mean()) if len(rows) else 0.0
+    return judged(rows, facts.objectives)

@@ -9,9 +9,10 @@ import pandas as pd
 from sojourn.diagnosis.adjudicate import Judged, Judgement
 from sojourn.diagnosis.confidence import confidence, features
 from sojourn.diagnosis.evidence import Client
-from sojourn.diagnosis.excess import SERVED, Excess, attainment
+from sojourn.diagnosis.excess import SERVED, Excess
 from sojourn.diagnosis.proposal import Proposal, gain
 from sojourn.diagnosis.proposals import proposals_of_symptom
+from sojourn.diagnosis.regained import tell_replay
 from sojourn.diagnosis.repeat import with_settings
 from sojourn.diagnosis.suspects import support_of
 from sojourn.diagnosis.symptoms import BY_KEY, Symptom, cohort, symptom_of
@@ -57,6 +58,7 @@ def _finding(facts: Client, each: Judged, judgement: Judgement, by_key: dict[str
         cohort=cohort(facts, excess),
         goodput_lost=len(lost) / facts.sent or None,
         role=each.role,
+        follows=sorted(each.suspect.follows),
         confidence=confidence(found),
         confidence_features=found,
         explains_ms=float(explains_ms),
@@ -97,7 +99,7 @@ def _probe(facts: Client, probe: Probe, each: Judged) -> Probe:
         probe,
         measurement=measurement,
         command=command,
-        if_cause=f"attainment {attainment(facts):.0%} → {attainment_text(each.prediction)}",
+        if_cause=tell_replay(facts, each.prediction, None)[0],
     )
 
 
@@ -114,10 +116,11 @@ def _fix(facts: Client, proposal: Proposal, each: Judged, judgement: Judgement) 
     change = proposal.change if settings is None else settings_text(settings)
     if each.prediction is None:
         estimate = proposal.gain or gain(facts, proposal.claims or {})
-        return Fix(change=change, gain=estimate.statement, basis=estimate.basis)
-    gained = f"attainment {attainment(facts):.0%} → {attainment_text(each.prediction)}"
+        return Fix(change=change, gain=estimate.statement, basis=estimate.basis, regains=estimate.regains)
+    gained, is_some = tell_replay(facts, each.prediction, judgement.unchanged if proposal.in_replay else None)
     if not proposal.in_replay:
-        return Fix(change=change, gain=gained, basis="this run replayed: a replay does not have this cause")
+        basis = "this run replayed: a replay does not have this cause"
+        return Fix(change=change, gain=gained, basis=basis, regains=is_some)
     routes = each.change is not None and (each.change.routing, each.change.servers) != (
         DEFAULT.routing,
         DEFAULT.servers,
@@ -127,4 +130,5 @@ def _fix(facts: Client, proposal: Proposal, each: Judged, judgement: Judgement) 
         change=change,
         gain=gained,
         basis=f"this run replayed with {replayed}; replayed unchanged it has {attainment_text(judgement.unchanged)}",
+        regains=is_some,
     )

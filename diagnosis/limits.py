@@ -29,8 +29,19 @@ def warnings(facts: Client, closed: Closure) -> list[str]:
     found += filter(None, (steal_sentence(facts.steal), uncertainty_sentence(facts.meta)))
     if closed.closed < CLOSURE_WARNS * closed.joined:
         ledgers = f"only {closed.closed} of {closed.joined} ledgers close"
-        found.append(f"{ledgers} within 1 % and 1 ms; shares are that uncertain")
+        found.append(f"{ledgers} within 1% and 1 ms; shares are that uncertain")
     return found
+
+
+def unmeasured_speed(facts: Client) -> list[str]:
+    """The normal speed that there was no time to measure behind the run."""
+    left_out = section(facts.meta, "speed_reference").get("left_out")
+    if not left_out:
+        return []
+    return [
+        f"the normal speed of this machine was not measured for {left_out} settings, for want of time: "
+        f"`sojourn diagnose {facts.path} --thorough` measures it"
+    ]
 
 
 def _of_load(facts: Client) -> list[str]:

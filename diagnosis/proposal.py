@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sojourn.diagnosis.evidence import Client
-from sojourn.diagnosis.excess import attainment, attainment_without
+from sojourn.diagnosis.regained import estimate
 from sojourn.diagnosis.verdict import Evidence, Fix, Kind, Probe
 from sojourn.metrics.prediction import Change
 
@@ -27,6 +27,7 @@ class Gain:
     statement: str
     basis: str
     share: float | None = None  # attainment regained, 0 to 1; None where it is not known in that unit
+    regains: bool = True  # False: no request is regained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,7 @@ class Proposal:
         """The fields of a Finding that the cause knows."""
         probe = Probe(measurement=self.measurement, command=self.command, rival=self.rival, if_cause=self.if_cause,
                       if_rival=self.if_rival)  # fmt: skip
-        fix = Fix(change=self.change, gain=self.gain.statement, basis=self.gain.basis)
+        fix = Fix(change=self.change, gain=self.gain.statement, basis=self.gain.basis, regains=self.gain.regains)
         return {"lifecycles": list(self.lifecycles), "object": self.object, "cause": self.cause, "kind": self.kind,
                 "evidence": self.evidence, "probe": probe, "fix": fix, "key": self.key,
                 "rival_key": self.rival_key, "steps": self.steps}  # fmt: skip
@@ -74,12 +75,9 @@ def gain(facts: Client, claims: Mapping[str, float]) -> Gain:
     parts = [name if part >= 1 else f"{part:.0%} of {name}" for name, part in claims.items() if part > 0]
     if not parts:
         return Gain(statement="the gain is not known", basis="no account of time holds what was lost")
-    now, then = attainment(facts), attainment_without(facts, claims)
-    return Gain(
-        statement=f"attainment {now:.0%} → about {then:.0%}",
-        basis=f"an estimate: every request judged again without its {' + '.join(parts)}",
-        share=then - now,
-    )
+    statement, share, is_some = estimate(facts, claims)
+    basis = f"an estimate: every request judged again without its {' + '.join(parts)}"
+    return Gain(statement=statement, basis=basis, share=share, regains=is_some)
 
 
 def all_of(accounts: Iterable[str], part: float = 1.0) -> dict[str, float]:

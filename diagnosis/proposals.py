@@ -47,8 +47,9 @@ def rules_for(facts: Client) -> list[tuple[Cause, Rule, Client]]:
     parts = parts_of(facts, of_servers)
     known = [(cause, cause.reads[type(part)], part) for part in parts
              for cause in CAUSES.values() if type(part) in cause.reads]  # fmt: skip
-    if type(parts[0]) is not Means:  # a lost request has no record of the server's: its error is all there is
-        known += [(cause, cause.lost, facts) for cause in CAUSES.values() if cause.lost is not None]
+    # A lost request has no record of the server's: its error is all there is. What it follows from is in the means, too
+    lost = [cause for cause in CAUSES.values() if cause.lost is not None]
+    known += [(cause, cause.lost, facts) for cause in lost if type(parts[0]) is not Means or cause.follows_from]
     return [each for each in known if not of_servers or _is_of_whole(*each[:2])]
 
 

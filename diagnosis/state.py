@@ -23,7 +23,8 @@ _ADD_OBJECTIVES = {
 SURE_ENOUGH = 0.5  # a verdict that is as often wrong as right is none
 BALANCED = 0.5  # as much weighs for a cause as against it
 CLEAR_MARGIN = 0.15  # of the first cause's score, by which the next one must be behind: what evidence is good to
-FEWEST_REQUESTS = 20  # below it one request is more than 5 %, and no share means much
+SENT_LATE = "the load generator sent late"  # how a run's reason begins that is about its lateness
+FEWEST_REQUESTS = 20  # below it one request is more than 5%, and no share means much
 
 
 def state_of(facts: Client, findings: Sequence[Finding], steady: Steadiness, late: Lateness) -> tuple[State, str]:
@@ -36,7 +37,13 @@ def state_of(facts: Client, findings: Sequence[Finding], steady: Steadiness, lat
     why = "; ".join(late.reasons)
     if late.no_verdict or late.in_doubt or not facts.served or (late.cut_short and state == "healthy"):
         return "invalid", f"Not valid, measure again: {why}"
-    return state, f"{sentence}. The run is not valid, and that could not change this verdict: {why}"
+    if all(reason.startswith(SENT_LATE) for reason in late.reasons):
+        how_late = late.reasons[0].removeprefix(SENT_LATE).strip(": ").split(",")[0]
+        return state, (
+            f"{sentence}. Not valid: the load was sent late ({how_late}); the verdict is the same with and without "
+            "that delay"
+        )
+    return state, f"{sentence}. Not valid: {why}; the verdict does not depend on that"
 
 
 def _judge(facts: Client, findings: Sequence[Finding], steady: Steadiness) -> tuple[State, str]:
@@ -109,7 +116,8 @@ def _miss(facts: Client) -> str:
 def _name_undecided(facts: Client, costly: Sequence[Finding]) -> str:
     """The sentence where two causes explain the same about as well, or the evidence speaks against the first one; ""
     where it stands."""
-    first, rivals = costly[0], [each for each in costly[1:] if each.role == "alternative"]
+    first = costly[0]  # a consequence of it is no rival
+    rivals = [each for each in costly[1:] if each.role == "alternative" and first.key not in each.follows]
     open_ = f"{first.title}: {first.goodput_lost:.0%} of the requests {_miss(facts)}, and why is open. "
     if first.confidence_features.get("support", 1.0) < BALANCED:
         return f"{open_}The evidence speaks against the likeliest cause, {first.cause}. Measure first: " + (

@@ -62,6 +62,8 @@ def more_of(stored: Diagnosis, made: Diagnosis) -> str:
     predicted, now = (sum(each.prediction is not None for each in one.findings) for one in (stored, made))
     if predicted > now:
         return f"it predicts {predicted} fixes, and now {now} could be predicted"
+    if len(made.left_out) > len(stored.left_out):
+        return f"it was made with more time: {made.left_out[0]}"
     known, now = (sum(check.status != "unknown" for check in one.checks) for one in (stored, made))
     return f"it decides {known} symptoms, and the records here {now}" if known > now else ""
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from sojourn.diagnosis.consequences import near_keys, roots
 from sojourn.diagnosis.evidence import Client
 from sojourn.diagnosis.excess import Excess
 from sojourn.diagnosis.proposal import Proposal
@@ -22,6 +23,7 @@ class Suspect:
     cases: list[tuple[Excess, Proposal]]
     explains_ms: dict[Name, float] = field(default_factory=dict)  # without what others explain better
     explained: float = 0.0  # of all that is lost, 0 to 1: the shares of its excesses, weighted by lost requests
+    follows: set[str] = field(default_factory=set)  # keys of its roots: what it is a consequence of
 
     @property
     def main(self) -> tuple[Excess, Proposal]:
@@ -61,8 +63,12 @@ def suspects_of(facts: Client, lost: Sequence[Excess]) -> list[Suspect]:
     found: dict[str, Suspect] = {}
     for excess in lost:
         of_fleet = proposals(facts, excess)
-        for proposal in (*of_fleet, *server_proposals(facts, excess, {each.key for each in of_fleet})):
+        proposed = [*of_fleet, *server_proposals(facts, excess, {each.key for each in of_fleet})]
+        behind = roots(facts, excess, proposed)
+        for proposal in (*proposed, *behind):
             found.setdefault(proposal.key, Suspect(proposal.key, [])).cases.append((excess, proposal))
+        for near in near_keys(facts, excess, proposed):
+            found[near].follows |= {each.key for each in (*proposed, *behind)} - {near}
     suspects = list(found.values())
     divide(lost, suspects, {})
     return suspects

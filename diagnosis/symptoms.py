@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from sojourn.diagnosis.evidence import Client, Records, view_of
 from sojourn.diagnosis.excess import SERVED, Excess, excesses
-from sojourn.diagnosis.verdict import RECORD_THE_SERVER, Status, SymptomCheck
+from sojourn.diagnosis.verdict import NEEDS_SECOND_RUN, RECORD_THE_SERVER, Status, SymptomCheck
 from sojourn.metrics.request.goodput import UNMEASURED
 from sojourn.metrics.request.objectives import EVERY_CLASS, OBJECTIVES, objectives_of
 
-# Goodput is commonly stated at 90 % attainment (DistServe, OSDI 2024): up to a tenth of a class may miss an objective
+# Goodput is commonly stated at 90% attainment (DistServe, OSDI 2024): up to a tenth of a class may miss an objective
 # before it counts as a symptom.
 TOLERATED_MISSES = 0.10
 LOW_DEVICE_BUSY = 0.6  # below it a device idles for two thirds of the time it works: a host or front problem
@@ -142,9 +142,9 @@ BY_KEY = {symptom.key: symptom for symptom in SYMPTOMS}
 
 
 def check(facts: Client, symptom: Symptom) -> SymptomCheck:
-    """One symptom on one run. Those that take two runs are unknown, with the command that measures them."""
+    """One symptom on one run. Those that take two runs are unknown."""
     if symptom.check is None:
-        status, reason = "unknown", f"takes a second run: sojourn diagnose {facts.path} --against RUN2"
+        status, reason = "unknown", NEEDS_SECOND_RUN
     else:
         status, reason = symptom.check(facts)
     return make_check(symptom, status, reason)

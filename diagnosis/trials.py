@@ -11,6 +11,7 @@ from sojourn.diagnosis.suspects import Suspect
 from sojourn.diagnosis.symptoms import TOLERATED_MISSES
 from sojourn.metrics.errors import ReplayError
 from sojourn.metrics.prediction import Change, Prediction, Predictor
+from sojourn.metrics.time_limit import OutOfTime, TimeLimit
 
 MOST_CHANGES = 48  # of a diagnosis
 FEWEST_CHANGES = 16  # that are replayed alone, however slow a diagnosis is
@@ -31,14 +32,17 @@ class Trials:
     cause that no replay has: blocks that leak, a core that dies. Such a cause regains it, and no setting does.
     """
 
-    def __init__(self, facts: Client, predictor: Predictor | None, suspects: Sequence[Suspect]):
+    def __init__(
+        self, facts: Client, predictor: Predictor | None, suspects: Sequence[Suspect], limit: TimeLimit | None = None
+    ):
+        self._limit, self._left_out = limit, 0
         self.unchanged: Prediction | None = None
         self.refused = _refusal(facts, predictor)
         self.usable = not self.refused
         self.beyond = 0.0
         self._facts, self._predictor = facts, predictor
         self._of: dict[str, list[Prediction]] = {}
-        self._spent_s, self._num_predictions = 0.0, 0
+        self._spent_s, self._num_predictions, self._each_s = 0.0, 0, 0.0
         if not self.usable or not any(each.proposal.fixes or not each.proposal.in_replay for each in suspects):
             self.usable = False
             return
@@ -47,23 +51,57 @@ class Trials:
             self._compare(attainment(facts))
             if self.usable:
                 self._try(suspects)
+        except OutOfTime:
+            self.refused, self.usable, self._left_out = f"no replay fits into {limit.seconds:g} s", False, 1
         except ReplayError as error:
             self.refused, self.usable = str(error), False
 
     def predict(self, changes: Sequence[Change], *, quick: bool = True) -> list[Prediction]:
-        """One prediction a change; not `quick` where its bounds are to be its own. Raises ReplayError."""
+        """One prediction a change; not `quick` where its bounds are to be its own. What does not fit into the time
+        limit is refused. Raises ReplayError."""
         begin = time.monotonic()
-        found = self._predictor.predict(changes, quick=quick)
+        if self._limit is None:
+            found = self._predictor.predict(changes, quick=quick)
+        else:
+            found = [self._predict_within(self._limit, change, quick=quick) for change in changes]
         self._spent_s += time.monotonic() - begin
         self._num_predictions += len(found)
         return found
+
+    def _predict_within(self, limit: TimeLimit, change: Change, *, quick: bool) -> Prediction:
+        before_s = limit.left()
+        try:
+            if before_s < self._each_s:
+                raise OutOfTime
+            (found,) = self._predictor.predict([change], quick=quick)
+        except OutOfTime:
+            if self.unchanged is None:
+                raise
+            self._left_out += 1
+            return msgspec.structs.replace(self.unchanged, change=change, is_refused=True)
+        if quick:
+            self._each_s = before_s - limit.left()
+        return found
+
+    @property
+    def left_out(self) -> list[str]:
+        """What the time limit left out, and how to get it."""
+        if not self._left_out or self._limit is None:
+            return []
+        return [
+            f"{self._left_out} replays did not fit into {self._limit.seconds:g} s, so another fix may be better: "
+            f"`sojourn diagnose {self._facts.path} --thorough` makes all"
+        ]
 
     def affordable(self) -> int:
         """How many further changes can be replayed before a reader would wait too long; 0 where none can."""
         if not self.usable:
             return 0
         each_s = self._spent_s / max(self._num_predictions, 1)
-        return max(0, min(MOST_CHANGES, int((SECONDS - self._spent_s) / max(each_s, 1e-3))))
+        left_s = SECONDS - self._spent_s
+        if self._limit is not None:
+            left_s = min(left_s, self._limit.left())
+        return max(0, min(MOST_CHANGES, int(left_s / max(each_s, 1e-3))))
 
     def of(self, suspect: Suspect) -> list[Prediction]:
         return self._of.get(suspect.key, []) if self.usable else []

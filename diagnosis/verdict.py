@@ -15,6 +15,8 @@ Status = Literal["present", "absent", "unknown"]
 # "stuck" is of a watch only: an engine has requests and does not move.
 State = Literal["healthy", "degraded", "overloaded", "stuck", "inconclusive", "invalid"]
 
+NEEDS_SECOND_RUN = "needs a second run to compare with: `sojourn diagnose RUN --against RUN2`"
+SERVED_PREFIX = "served:"  # how the objective of a finding about lost requests begins
 NEEDS_SERVER_RECORDS = "the cause cannot be known without the server's records"
 RECORD_THE_SERVER = (
     "replay with `sojourn run`, or `sojourn load … --server-run DIR` beside a `sojourn serve … --run-dir DIR`"
@@ -24,7 +26,7 @@ RECORD_THE_SERVER = (
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """One measured fact, its size, and whether it speaks for the cause or against it."""
 
-    statement: str  # "71 % of the time to first token above the objective is request.queue"
+    statement: str  # "71% of the time to first token above the objective is request.queue"
     value: float
     unit: str
     supports: bool
@@ -58,6 +60,7 @@ class Fix(msgspec.Struct, frozen=True, kw_only=True):
     change: str
     gain: str
     basis: str
+    regains: bool = True  # False: alone it brings no request within its objectives, so it is no fix
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +80,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     fix: Fix
     key: str = ""  # of the cause: the name of its rule
     role: Literal["cause", "alternative"] = "cause"  # alternative: its fix adds nothing to those of the causes
+    follows: list[str] = []  # keys of the causes that it is a consequence of
     confidence: float = 0.0  # 0 to 1: the share of such verdicts that are right, as calibrated on planted faults
     confidence_features: dict[str, float] = {}  # what the confidence consists of (diagnosis.confidence)
     explains_ms: float = 0.0  # of one late request's excess over its objective; never more than its accounts hold
@@ -106,7 +110,7 @@ class Closure(msgspec.Struct, frozen=True, kw_only=True):
     """How well the accounts sum to the client's latency over the joined requests."""
 
     joined: int
-    closed: int  # within 1 % and 1 ms
+    closed: int  # within 1% and 1 ms
     worst_share: float | None
     worst_ns: float | None
 
@@ -137,12 +141,27 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     predicted_with_all: Prediction | None = None  # with the fixes of all causes together
     replay_refused: str = ""  # why no replay was made
     unsafe: list[str] = []  # verdicts that the lateness of the client could change
+    left_out: list[str] = []  # what there was no time for, and how to get it
     made_by: str = ""  # the version of Sojourn, where it lies with the run
 
 
-def sureness(found: Finding) -> str:
-    """How sure a finding is, and how much it explains: "82 %; explains 120 ms (71 %) of a late request's excess"."""
-    return "; explains ".join(filter(None, (f"{found.confidence:.0%}", explain_finding(found))))
+def label_fix(fix: Fix) -> str:
+    """What a change is called: a fix that regains nothing is none."""
+    return "fix" if fix.regains else "change"
+
+
+def tell_confidence(found: Finding) -> str:
+    """The confidence, and what it explains: "confidence 82%; explains 120 ms (71%) of a late request's excess"."""
+    return "; explains ".join(filter(None, (f"confidence {found.confidence:.0%}", explain_finding(found))))
+
+
+def tell_missed(found: Finding) -> str:
+    """How many requests a finding costs: "76% of requests miss this SLO"; "" where it costs none."""
+    if not found.goodput_lost:
+        return ""
+    if found.objective.startswith(SERVED_PREFIX):
+        return f"{found.goodput_lost:.0%} of requests are lost"
+    return f"{found.goodput_lost:.0%} of requests miss {'this' if found.objective else 'an'} SLO"
 
 
 def explain_finding(found: Finding) -> str:
@@ -150,7 +169,7 @@ def explain_finding(found: Finding) -> str:
     if found.explains_ms:
         shown = f"{found.explains_ms:,.0f}" if found.explains_ms >= 10 else f"{found.explains_ms:,.2f}"
         return f"{shown} ms ({found.explains_share:.0%}) of a late request's excess"
-    is_loss = found.objective.startswith("served:")
+    is_loss = found.objective.startswith(SERVED_PREFIX)
     return f"{found.explains_share:.0%} of the failures" if is_loss and found.explains_share else ""
 
 

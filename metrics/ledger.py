@@ -158,5 +158,5 @@ def book(ledger: list[int], accounts: Sequence[Account], ns: Sequence[int]) -> N
 
 
 def closes(unaccounted_ns: int, latency_ns: int) -> bool:
-    """Whether what is left over is within the bound that closure promises: 1 % of the latency, and 1 ms."""
+    """Whether what is left over is within the bound that closure promises: 1% of the latency, and 1 ms."""
     return abs(unaccounted_ns) <= min(CLOSURE_SHARE * latency_ns, CLOSURE_NS)

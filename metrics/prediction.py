@@ -36,7 +36,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """A predicted quantity: median, and the bounds between which 80 % of outcomes are expected.
+    """A predicted quantity: median, and the bounds between which 80% of outcomes are expected.
 
     NaN where a quantile lies among failed requests. JSON has no NaN: what a document has as null is NaN again here.
     """

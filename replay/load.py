@@ -9,6 +9,7 @@ from sojourn.engine.adapter import AdapterReference
 from sojourn.engine.memory.prefix import chain_hash
 from sojourn.engine.messages import Ended, Submit
 from sojourn.engine.sampling import SamplingParams
+from sojourn.metrics.time_limit import TimeLimit
 from sojourn.replay.next_turn import NextTurn
 from sojourn.replay.recorded import RecordedLoad, RecordedRequest
 from sojourn.replay.replica import Replica
@@ -16,6 +17,7 @@ from sojourn.replay.routing import RoutingPolicy
 
 SEND, ARRIVE, LEAVE = range(3)
 REPEATED_IDS = 1 << 40  # between the token ids of a chain and those of its repetition
+TURNS_A_CHECK = 256  # of the time limit: some 10 ms
 MOST_REPEATED = 20  # times as many requests as were recorded
 
 
@@ -87,14 +89,19 @@ class ReplayedLoad:
         self.repeated = 0
 
     def run(
-        self, replicas: Sequence[Replica], routing: RoutingPolicy, placed: Mapping[str, int] | None = None
-    ) -> list[Sent]:
-        """`placed`: request → its replica; `routing` chooses for all others."""
+        self, replicas: Sequence[Replica], routing: RoutingPolicy, placed: Mapping[str, int] | None = None,
+        limit: TimeLimit | None = None,
+    ) -> list[Sent]:  # fmt: skip
+        """`placed`: request → its replica; `routing` chooses for all others. Raises OutOfTime beyond the limit."""
         self._replicas, self._routing, self._placed = replicas, routing, placed or {}
         self._turns = NextTurn(replicas)
         self._begin()
         events = self._events
+        turns = 0
         while True:
+            turns += 1
+            if limit is not None and turns % TURNS_A_CHECK == 0:
+                limit.check()
             cutoff_ns, first = self._turns.first()
             if events and events[0][0] <= cutoff_ns:
                 now_ns, _, kind, place = heapq.heappop(events)

@@ -19,12 +19,13 @@ from sojourn.metrics.request.objectives import EVERY_CLASS
 from sojourn.metrics.run.directory import RunDirectory
 from sojourn.metrics.run.fleet import servers_of
 from sojourn.metrics.run.server_alone import requests_of
+from sojourn.metrics.time_limit import TimeLimit
 from sojourn.replay import trust
 from sojourn.replay.material import fleet_material, material_of
 from sojourn.replay.noise import Noise
 from sojourn.replay.outcome import Answers, figures, recorded_answers
 from sojourn.replay.parallel import told
-from sojourn.replay.processes import ReplayProcesses
+from sojourn.replay.processes import Job, ReplayProcesses
 from sojourn.replay.settings import OBJECTIVE_SETTINGS, changed_config, check, check_drafts, recorded_config
 from sojourn.replay.simulate import Accident, Material, Replayed, Replayer
 from sojourn.replay.simulated_tiers import check_tiers
@@ -39,6 +40,8 @@ FAR_NS = 0.25e9
 OF_CALM_RUN = 5  # replays
 FEWEST_SHARED = 50  # steps of another run, of sizes that this one has
 MOST_STEPS = 1_000_000  # of a run: a replay of more takes minutes
+FOR_CHANGES = 0.6  # of a time limit that the bounds of the unchanged run leave to the changes
+FOR_BOUNDS = 3  # replays: the run's own speed, and the two outer ones
 LONG_SECONDS = 10.0  # of replays for one list of changes, before each is replayed less often
 Figures = dict[str, float]
 
@@ -56,8 +59,10 @@ class ReplayPredictor:
     `processes` above 1 replays a longer list of changes in as many processes.
     """
 
-    def __init__(self, run: RunDirectory, *, processes: int = 1, most_steps: int = MOST_STEPS) -> None:
-        self.run = run
+    def __init__(
+        self, run: RunDirectory, *, processes: int = 1, most_steps: int = MOST_STEPS, limit: TimeLimit | None = None
+    ) -> None:
+        self.run, self._limit = run, limit
         self._meta = run.meta()
         requests, members = requests_of(run, self._meta), servers_of(run, self._meta)
         tables = [member.table("steps") for member in members or [run]]
@@ -74,7 +79,7 @@ class ReplayPredictor:
             self._material = material_of(run, self._meta, requests, tables[0], self._config)
         check_drafts(self._config, self._config, self._material.drafts)
         check_tiers(self._config, self._material.tier_speeds)
-        self._replayer = Replayer(self._material)
+        self._replayer = Replayer(self._material, limit)
         self._processes = ReplayProcesses(self._material, processes)
         self._measured = measured(requests, self._meta)
         self.objectives = self._meta.get("objectives")
@@ -212,11 +217,26 @@ class ReplayPredictor:
             for place, z in enumerate(SPEEDS[:replays])
         ]
         begin = time.monotonic()
-        outcomes = self._processes.replay(self._replayer, jobs, disturbed, self._seconds)
+        if self._limit is not None:
+            outcomes = [self._replay_within(self._limit, job, disturbed) for job in jobs]
+        else:
+            outcomes = self._processes.replay(self._replayer, jobs, disturbed, self._seconds)
         if not self._seconds:
             self._seconds = (time.monotonic() - begin) / (len(jobs) * len(disturbed))
         for change, found in zip(changes, outcomes, strict=True):
             self._known[_key(change)] = self._prediction(change, found)
+
+    def _replay_within(self, limit: TimeLimit, job: Job, accidents: Sequence[Accident]) -> list[Replayed]:
+        """With the outer accidents, since the bounds rest on them, and with the others while most of the limit is left.
+
+        Raises OutOfTime.
+        """
+        found: list[Replayed] = []
+        for accident in accidents:
+            if len(found) >= FOR_BOUNDS and limit.left() < FOR_CHANGES * limit.seconds:
+                break
+            found.append(self._replayer.replay(*job, accident))
+        return found
 
     def _affordable(self, count: int) -> int:
         """Replays of each change: all; three, or one, where that would take long."""
@@ -282,7 +302,8 @@ class ReplayPredictor:
 
     def _as_unchanged(self, name: str, median: float) -> tuple[float, float]:
         """Bounds as wide as those of the unchanged run, a share by points."""
-        interval = _bounds(self._known[_key(Change())], name)
+        unchanged = self._known.get(_key(Change()))
+        interval = _bounds(unchanged, name) if unchanged is not None else None
         if interval is None:
             return median, median
         low, usual, high = (math.nan if bound is None else bound for bound in msgspec.structs.astuple(interval))
@@ -328,13 +349,15 @@ def _bounds(prediction: Prediction, name: str) -> Interval | None:
     return found if isinstance(found, Interval) else None
 
 
-def predictor_of(run: RunDirectory, *, processes: int = 1, most_steps: int = MOST_STEPS) -> ReplayPredictor:
+def predictor_of(
+    run: RunDirectory, *, processes: int = 1, most_steps: int = MOST_STEPS, limit: TimeLimit | None = None
+) -> ReplayPredictor:
     """The predictor of a run, also of a fleet. Raises ReplayError, with a sentence, where it cannot be replayed at all.
 
     A run of more than `most_steps` is refused: a step takes about 50 µs of each replay.
     """
     try:
-        return ReplayPredictor(run, processes=processes, most_steps=most_steps)
+        return ReplayPredictor(run, processes=processes, most_steps=most_steps, limit=limit)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise ReplayError(
             f"{run.name} has records that a replay cannot read ({type(error).__name__}: {error})"

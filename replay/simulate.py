@@ -12,6 +12,7 @@ from sojourn.engine.config import EngineConfig, keeps_all_blocks, largest_chunk_
 from sojourn.engine.memory.window import FreedWindow, freed_window
 from sojourn.metrics.compute.cost_model import ModelShape, tier_bytes
 from sojourn.metrics.prediction import Change
+from sojourn.metrics.time_limit import TimeLimit
 from sojourn.replay.draft_odds import DraftModel
 from sojourn.replay.known_sizes import KnownSizes
 from sojourn.replay.load import BlockHashes, LoadChange, ReplayedLoad
@@ -90,8 +91,8 @@ class Replayed:
 class Replayer:
     """Owns the hashes of the prompts, which all replays with one block size share."""
 
-    def __init__(self, material: Material) -> None:
-        self._material = material
+    def __init__(self, material: Material, limit: TimeLimit | None = None) -> None:
+        self._material, self._limit = material, limit
         self._hashes: dict[int, BlockHashes] = {}
 
     def replay(self, change: Change, config: EngineConfig, accident: Accident = UNDISTURBED) -> Replayed:
@@ -137,7 +138,7 @@ class Replayer:
             change.routing, len(replicas), max_num_seqs=config.max_num_seqs, num_blocks=config.num_kv_blocks
         )
         is_recorded = change.routing == Change().routing
-        sent = load.run(replicas, routing, material.placed if is_recorded else None)
+        sent = load.run(replicas, routing, material.placed if is_recorded else None, self._limit)
         device_ns = sum(each.device_ns for each in turns)
         return Replayed(
             answers=replayed_answers(sent),

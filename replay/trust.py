@@ -29,7 +29,7 @@ def of_run(material: Material, measured: pd.DataFrame) -> list[str]:
         doubts.append(f"The run has only {steps} steps, too few to know how long a step takes.")
     if material.times.known_error > WORST_MODEL_ERROR:
         doubts.append(
-            f"The step model is wrong by {100 * material.times.known_error:.0f} % between small and large steps of the "
+            f"The step model is wrong by {100 * material.times.known_error:.0f}% between small and large steps of the "
             "run."
         )
     if material.warm_blocks:
@@ -62,8 +62,8 @@ def of_unchanged(
     kept, kept_again = recorded["attainment"], replayed["attainment"]
     if abs(kept_again - kept) > WORST_ATTAINMENT:
         doubts.append(
-            f"Replayed unchanged, {100 * kept_again:.0f} % of the requests keep their objectives; in the run "
-            f"{100 * kept:.0f} % did."
+            f"Replayed unchanged, {100 * kept_again:.0f}% of the requests keep their objectives; in the run "
+            f"{100 * kept:.0f}% did."
         )
     if abs(preemptions - recorded_preemptions) > max(FEW_PREEMPTIONS, WORST_PREEMPTIONS * recorded_preemptions):
         doubts.append(
@@ -83,7 +83,7 @@ def of_change(change: Change, replayed: Replayed, material: Material) -> list[st
     doubts = []
     if replayed.guessed > WORST_GUESSED:
         doubts.append(
-            f"{100 * replayed.guessed:.0f} % of the device time is in steps far from those of the run in size, whose "
+            f"{100 * replayed.guessed:.0f}% of the device time is in steps far from those of the run in size, whose "
             "time is a guess."
         )
     if replayed.guessed and material.times.sizes < 2:

@@ -27,7 +27,7 @@ INSTRUCTIONS = (
     "Sojourn accounts for the time of every request of a language model server. Start with list_runs. diagnose says "
     "which lifecycle (token, compute, memory, request) is the bottleneck, with evidence for and against, and which "
     "measurement would prove it. Report its confidence, and report what it calls unknown as unknown. explain_request "
-    "and ledger show where time went; replay predicts a change with an 80 % interval; compare tests whether B is worse "
+    "and ledger show where time went; replay predicts a change with an 80% interval; compare tests whether B is worse "
     "than A; kv_lens says what more KV memory would hit; query takes one SELECT; watch_server observes a live server "
     "for some seconds. "
     "Times that end with _ns are nanoseconds, latencies that end with _ms milliseconds."

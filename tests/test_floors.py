@@ -20,7 +20,7 @@ ROOMS = tuple(room for floor in FLOORS for room in floor)
 INSIDE = {
     "metrics": (
         ("errors", "whole_file", "cells", "ledger", "version", "interrupts"),
-        ("installed", "records", "statistics", "prediction", "usage"),
+        ("installed", "records", "statistics", "prediction", "time_limit", "usage"),
         ("steps", "machine"),
         ("run",),
         ("memory", "compute"),
@@ -75,7 +75,7 @@ INSIDE = {
         ("kv_facts",),
         ("evidence", "run_lint", "shares"),
         ("capacity", "client_signs", "excess"),
-        ("expectation", "foreign_server", "server_means", "symptoms"),
+        ("expectation", "foreign_server", "regained", "server_means", "symptoms"),
         ("validity",),
         ("state",),
         ("limits", "proposal", "repeat"),
@@ -84,7 +84,7 @@ INSIDE = {
         ("statements",),
         ("causes",),
         ("proposals", "symptom_tree"),
-        ("server_proposals", "document"),
+        ("consequences", "server_proposals", "document"),
         ("suspects",),
         ("trials", "terminal"),
         ("adjudicate",),

@@ -67,7 +67,7 @@ def read_records(facts: Records, excess: Excess | None) -> Proposal | None:
         capacity_rps=capacity,
         fixes=(Change(arrival_rate=min(1.0, COMFORTABLE / best)),),
         gain=Gain(f"load / capacity {best:.2f} → {COMFORTABLE:.2f}",
-                  basis="step times fitted to this run; good to about 10 %"),
+                  basis="step times fitted to this run; good to about 10%"),
     )  # fmt: skip
 
 
@@ -232,7 +232,7 @@ CAUSE = Cause(
     rival="a fault that slows every step",
     rival_key="slow_device",
     asks="Does more arrive than the device can serve?",
-    measurement="the same scenario at 70 % of the rate",
+    measurement="the same scenario at 70% of the rate",
     figures=(show_offered_load,),
     booked=CONTENTION,
     complaints={"high_ttft": 1, "high_itl": 4, "vram_fills_quickly": 1},

@@ -5,9 +5,10 @@ import numpy as np
 from sojourn.diagnosis.capacity import FULL, best_load
 from sojourn.diagnosis.cause import Cause, Change, Client, Excess, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.evidence import tightest
+from sojourn.diagnosis.proposal import WAITS
 from sojourn.diagnosis.statements.client_only import explain_refusal
 from sojourn.diagnosis.statements.excess import load_evidence
-from sojourn.diagnosis.statements.refusals import BY_LIMIT, REFUSED
+from sojourn.diagnosis.statements.refusals import BY_LIMIT, FILLED, REFUSED, full_evidence, is_always_full
 from sojourn.diagnosis.symptom_tree.reading import Reading
 
 SOME_TIME_MS = 1_000.0  # that a request may wait where no objective says it
@@ -19,13 +20,13 @@ def read_records(facts: Records, loss: Excess) -> Proposal | None:
     limit = facts.engine.get("max_waiting")
     if not loss.error.startswith(REFUSED) or BY_LIMIT in loss.error or not limit:
         return None
-    best = best_load(facts)
+    best, is_full = best_load(facts), is_always_full(facts, loss)
     values = list(dict.fromkeys([limit + _refused_together(facts, loss), *(limit * times for times in LARGER_QUEUE)]))
     served = facts.rows[(facts.rows.status == "ok") & (facts.rows.klass == loss.klass)]
     kept = float(served.good.mean()) if len(served) else 0.0
     return Proposal(
         cause=f"{loss.missed} of {loss.sent} requests{f' of {loss.klass}' if loss.klass else ''} are refused: at most "
-        f"{limit} may wait",
+        f"{limit} may wait{', and the queue is full all the time' if is_full else ''}",
         evidence=[
             evidence(f"{loss.missed} requests ended with “{loss.error}”", loss.missed, "requests", "client: error",
                      weight=2),
@@ -35,12 +36,14 @@ def read_records(facts: Records, loss: Excess) -> Proposal | None:
                      weight=2),
             *([load_evidence(f"load / capacity is {best:.2f} at the best batch", best, supports=best < FULL, weight=2)]
               if best == best else []),
+            *full_evidence(facts, loss),
         ],
         measurement="the same scenario with a longer queue",
         settings={"max_waiting": values[0]},
         if_cause="no request is refused, and those that were are served in time",
         if_rival="no request is refused, and as many miss their objective",
         explained=1.0,
+        change=FILLED if is_full and facts.steps is None else "",  # with steps a replay says what a longer queue gives
         fixes=tuple(Change(settings={"max_waiting": value}) for value in values),
         rival_fix=Change(device_speed=2.0),
     )  # fmt: skip
@@ -73,6 +76,7 @@ CAUSE = Cause(
     kind="policy",
     rival="overload: requests that wait longer are late instead",
     rival_key="overload",
+    follows_from=WAITS,
     name="queue limit (max_waiting)",
     asks="Does the server refuse requests at a full queue?",
     measurement="the same scenario with twice the max_waiting",

@@ -13,11 +13,11 @@ from sojourn.metrics.statistics.intervals import NORMAL_QUANTILE, wilson_bounds
 
 # What is told of each group of verdicts, in the order of a table's columns.
 CRITERIA = ("lifecycle", "first", "among_three", "kind", "remedy", "both", "false_alarm")
-CONFIDENCE_EDGES = (0.0, 0.5, 0.6, 0.7, 0.75, 0.85, 0.95, 1.0)  # one range lies around 80 %, the promise of a finding
+CONFIDENCE_EDGES = (0.0, 0.5, 0.6, 0.7, 0.75, 0.85, 0.95, 1.0)  # one range lies around 80%, the promise of a finding
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
-    """`right` of `judged` verdicts. The interval (95 %, Wilson) takes repeats of one case and severity for one sample,
+    """`right` of `judged` verdicts. The interval (95%, Wilson) takes repeats of one case and severity for one sample,
     since they agree more often than not. Bounds of 0 to 1; all None where nothing was judged."""
 
     right: int

@@ -4,7 +4,7 @@ They read what the diagnosis reads at the level `metrics`: the client's records 
 one line of a runbook: a figure, its bound, and the cause that the runbook names. They are tried from the top, as a
 reader goes through a runbook, and each rule that fires is a finding.
 
-The thresholds are those of alerts in vLLM's production stack and in llm-d's playbooks: KV use of 90 %, waiting
+The thresholds are those of alerts in vLLM's production stack and in llm-d's playbooks: KV use of 90%, waiting
 requests, preemptions, p95 latencies against their objectives. Others are of Red Hat's triage of vLLM latency (2026),
 and of common error budgets.
 """

@@ -9,7 +9,7 @@ from sojourn.diagnosis.evidence import Client, tightest
 from sojourn.diagnosis.excess import Excess
 from sojourn.diagnosis.proposal import Proposal
 from sojourn.diagnosis.statements.excess import missing_share
-from sojourn.diagnosis.statements.refusals import BY_LIMIT, REFUSED
+from sojourn.diagnosis.statements.refusals import BY_LIMIT, FILLED, REFUSED, full_evidence, is_always_full
 from sojourn.diagnosis.verdict import Evidence, evidence
 
 GOES_WITH = 0.5  # a correlation of ranks: a quarter of the variance
@@ -25,8 +25,12 @@ def explain_refusal(facts: Client, loss: Excess, *, by_limit: bool) -> Proposal 
         return None
     found = [evidence(f"{loss.missed} requests ended with “{loss.error}”", loss.missed, "requests", "client: error",
                       weight=3)]  # fmt: skip
-    return hint(loss, f"the server refuses {loss.missed} of {loss.sent} requests", found, 1.0,
-                "a larger limit, or fewer requests at a time")  # fmt: skip
+    words, change = f"the server refuses {loss.missed} of {loss.sent} requests", "a larger limit, or fewer at a time"
+    if not by_limit and is_always_full(facts, loss):
+        found += full_evidence(facts, loss)
+        words += ": its queue is full all the time"
+        change = FILLED
+    return hint(loss, words, found, 1.0, change)
 
 
 def hint(excess: Excess, words: str, found: list[Evidence], explained: float, change: str) -> Proposal:

@@ -1,10 +1,10 @@
 """Evidence that most causes give: what of the excess their accounts explain, the load, and the residual."""
 
 from sojourn.diagnosis.evidence import Records
-from sojourn.diagnosis.excess import SERVED, Excess
+from sojourn.diagnosis.excess import EMPTY, SERVED, Excess
 from sojourn.diagnosis.verdict import Evidence, evidence
 
-# Device time above what the composition of the steps explains. The step model is good to about 10 %, a shared machine
+# Device time above what the composition of the steps explains. The step model is good to about 10%, a shared machine
 # jitters as much again; a third more over a quarter of the run is neither.
 SLOW_DEVICE = 1.3
 SPARED = 0.01  # of the excess, time that other accounts save: above it, the excess is not the whole difference
@@ -34,7 +34,8 @@ def excess_evidence(excess: Excess | None, accounts: tuple[str, ...]) -> list[Ev
 
 def _longer(excess: Excess) -> str:
     """How much longer late requests take: "late requests of chat wait 900 ms longer for the first token than …"."""
-    late = f"late requests of {excess.klass}" if excess.klass else "late requests"
+    who = "requests" if excess.baseline == EMPTY else "late requests"
+    late = f"{who} of {excess.klass}" if excess.klass else who
     verb, what = LONGER[excess.objective]
     longer = f"{late} {verb} {_ms(excess.total_ms)} longer {what} than {excess.baseline}"
     spared = excess.total_ms - sum(excess.accounts.values())

@@ -6,7 +6,7 @@ from rich.tree import Tree
 
 from sojourn.diagnosis.symptom_tree.tree import STATUS_WORDS, LifecycleBranch, ObjectBranch, SymptomTree
 from sojourn.diagnosis.terminal.time_spent import bar, labelled_grid, section
-from sojourn.diagnosis.verdict import Diagnosis
+from sojourn.diagnosis.verdict import Diagnosis, label_fix
 from sojourn.metrics.ledger import COLOURS
 
 MARKS = {
@@ -79,7 +79,7 @@ def _conclusion(tree: SymptomTree, diagnosis: Diagnosis) -> list[RenderableType]
             "finding", Text(f"{tree.finding + 1} · {' → '.join(found.lifecycles)} · {found.object} · {found.kind}")
         )
         grid.add_row("cause", Text(found.cause, style="bold"))
-        grid.add_row("fix", Text(f"{found.fix.change} ({found.fix.gain})"))
+        grid.add_row(label_fix(found.fix), Text(f"{found.fix.change} ({found.fix.gain})"))
     elif tree.status == "absent":
         grid.add_row("finding", Text("none: this run does not show the symptom"))
     else:

@@ -65,7 +65,7 @@ def lifecycles(diagnosis: Diagnosis) -> RenderableType:
         line.append("█" * math.floor(max(share, 0.0) * 2 * BAR_CELLS + 0.5), style=colour)
         if share >= SMALLEST_SHOWN:
             legend.append(Text.assemble(("■ ", colour), f"{name} {share:.0%}"))
-    return Group(line, Text("   ").join(legend), Text(""))
+    return Group(line, Text("   ").join(legend))
 
 
 def accounts(diagnosis: Diagnosis) -> RenderableType:
@@ -117,6 +117,8 @@ def _spans(diagnosis: Diagnosis) -> RenderableType:
     named = {ACCOUNT_SEPARATOR.join(span.accounts): span for span in view.spans}
     for name, share in diagnosis.ledger_share.items():
         span = named.get(name)
+        if abs(share) < SMALLEST_SHOWN:
+            continue
         colour = COLOURS.get(name.split(".")[0], UNACCOUNTED_COLOUR)
         label = Text(span.name if span is not None else name, style=colour)
         first = diagnosis.ttft_share.get(name)

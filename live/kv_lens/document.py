@@ -33,7 +33,7 @@ class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
     ratio: float | None  # of this pool; null: a cache that never evicts
     blocks: int | None
     hit_rate: float | None  # of the looked-up prompt tokens; null: nobody counted lookups
-    low: float | None = None  # 95 % interval, by resampling stretches of the run; null: too few lookups
+    low: float | None = None  # 95% interval, by resampling stretches of the run; null: too few lookups
     high: float | None = None
     saved_tokens: int | None = None  # that were computed, and would not have been; below 0 of a smaller pool
 

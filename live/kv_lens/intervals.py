@@ -8,7 +8,7 @@ MOST_GROUPS = 2_000
 
 
 def rate_interval(hits: np.ndarray, queried: np.ndarray) -> tuple[float, float] | tuple[None, None]:
-    """95 % interval of a hit rate; `hits` and `queried` are tokens [lookups] in order of time.
+    """95% interval of a hit rate; `hits` and `queried` are tokens [lookups] in order of time.
 
     Neighbours hang together, so stretches are resampled as a whole. The ratio is made linear around its value.
     """

@@ -78,7 +78,7 @@ def _pool(lens: KvLens) -> str:
 
 def _curve(lens: KvLens) -> Table:
     rows = ruled_table(("memory", "left"), ("blocks", "right"), ("hit rate", "right"), ("", "left"),
-                       ("95 %", "right"), ("tokens saved", "right"))  # fmt: skip
+                       ("95%", "right"), ("tokens saved", "right"))  # fmt: skip
     for point in lens.curve:
         if point.ratio not in SHOWN_SIZES:
             continue

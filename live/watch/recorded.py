@@ -20,6 +20,7 @@ from sojourn.metrics.machine.host import hardware
 from sojourn.metrics.prediction import Predictor
 from sojourn.metrics.run.directory import RunDirectory, wall_anchor
 from sojourn.metrics.run.segments import write_segment
+from sojourn.metrics.time_limit import TimeLimit
 
 BY_A_WATCH = "recorded by a watch: scrapes of a live server, and no request"
 STATES: dict[WatchState, State] = {
@@ -65,10 +66,11 @@ def _same_clock() -> dict[str, int]:
 
 
 def diagnose_recorded(
-    run: RunDirectory, against: RunDirectory | None = None, predictor: Predictor | None = None
-) -> Diagnosis:
+    run: RunDirectory, against: RunDirectory | None = None, predictor: Predictor | None = None,
+    limit: TimeLimit | None = None,
+) -> Diagnosis:  # fmt: skip
     """The diagnosis of any run; of one that a watch recorded, the verdict of the watch. Raises RunDataError."""
-    found = diagnose(run, against, predictor=predictor)
+    found = diagnose(run, against, predictor=predictor, limit=limit)
     if BY_A_WATCH not in (run.meta().get("invalid_reasons") or ()):
         return found
     watched = _watched(run)

@@ -175,7 +175,7 @@ def _finding(found: Finding) -> RenderableType:
         grid.add_row("", Text(f"$ {found.probe.command}", style="bold"))
     lifecycle = found.lifecycles[0]
     head = Text.assemble(("● ", COLOURS.get(lifecycle, "white")), (found.cause, "bold"),
-                         (f"  {lifecycle} · {found.object} · {found.confidence:.0%} sure", "dim"))  # fmt: skip
+                         (f"  {lifecycle} · {found.object} · confidence {found.confidence:.0%}", "dim"))  # fmt: skip
     return Group(head, grid)
 
 

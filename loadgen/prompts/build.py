@@ -5,7 +5,7 @@ prose at the same words, and find its prompts in the prefix cache of a running s
 
 With the target's tokenizer a prompt has the exact number of tokens, except where no prefix of the text has it; with a
 server as the tokenizer it is right within a word. Without one it is measured in words at TOKENS_PER_WORD: right within
-some 15 % for English and a vocabulary of 30,000 or more. The records have the server's own count.
+some 15% for English and a vocabulary of 30,000 or more. The records have the server's own count.
 """
 
 from collections.abc import Iterator

@@ -39,6 +39,7 @@ from sojourn.metrics.request.objectives import EVERY_CLASS, objectives_of
 from sojourn.metrics.run.directory import RunDirectory
 from sojourn.metrics.run.join import adopt_servers
 from sojourn.metrics.run.recorder import ON_DISK_SECONDS
+from sojourn.metrics.time_limit import TimeLimit
 
 POLL_S = 0.2
 LIVE_S = 2.0
@@ -83,13 +84,14 @@ def run_scenario(
     scenario: Scenario, run_dir: Path | str, *, engine_overrides: dict[str, Any] | None = None,
     seed: int | None = None, processes: int = 1, scrapes: bool = False, progress: OnProgress = lambda _: None,
     surroundings: Surroundings | None = None, with_reference: bool = True, router_env: Path | None = None,
-    stop_when_resolved: float | None = None, is_watched: bool = False,
+    stop_when_resolved: float | None = None, is_watched: bool = False, reference_s: float | None = None,
 ) -> RunDirectory:  # fmt: skip
     """Starts our engine as the scenario says, replays the scenario against it, stops it and gathers the run.
 
     `engine_overrides` replaces keys of the scenario's engine block; `processes` share the schedule. `scrapes` records
     /metrics once a second beside the server's records, as `load` does of a foreign server. `surroundings` hear how
-    far the run is. `with_reference` adds the normal speed of the machine, and measures it where nobody did.
+    far the run is. `with_reference` adds the normal speed of the machine, and measures it where nobody did, for at most
+    `reference_s`.
     `router_env` is the virtual environment of the router of a fleet. `stop_when_resolved` stops the load once it is
     resolved whether that share of requests meets the SLO. `is_watched`: `progress` gets what /metrics shows. Raises
     ExperimentError, InputError or ScenarioError; nothing is left behind if a server never became ready.
@@ -152,7 +154,8 @@ def run_scenario(
         return run
     with suppress(RunDataError, OSError):  # a run without it is a run all the same
         add_reference(run, planted=surroundings is not None,
-                      progress=lambda: progress(Progress("measuring normal speed")))  # fmt: skip
+                      progress=lambda: progress(Progress("measuring normal speed")),
+                      limit=None if reference_s is None else TimeLimit(reference_s))  # fmt: skip
     return run
 
 

@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,11 @@ from sojourn.metrics.compute.speed_reference import (
 from sojourn.metrics.compute.speed_run import entry_of_run
 from sojourn.metrics.request.goodput import judged, measured
 from sojourn.metrics.run.directory import RunDirectory, engine_settings, section
+from sojourn.metrics.time_limit import TimeLimit
 
 ROOT = Path(__file__).parents[2]
 MOST_SECONDS = 120.0  # of the process that measures, with the start of torch and the load of the model
+SECONDS, QUICK_SECONDS = 3.0, 1.0  # of measuring alone; quick where a reader waits for the verdict
 MOST_OWN, MOST_OTHER = 8, 8  # entries in `run.json`: of the run's own settings, and other settings
 # The fastest kernels that compute the same, and all cores: what other settings cost is worth knowing.
 FASTEST_KERNELS = {"attention_backend": "auto", "fused_operations": "auto"}
@@ -40,11 +43,14 @@ OTHER_FORMATS = {
 }
 
 
-def add_reference(run: RunDirectory, *, planted: bool, progress: Callable[[], None] | None) -> None:
+def add_reference(
+    run: RunDirectory, *, planted: bool, progress: Callable[[], None] | None, limit: TimeLimit | None = None
+) -> None:
     """Writes `speed_reference` into `run.json`, and adds a valid run to the store unless faults were planted.
 
     `progress` is called where it measures: that takes seconds, and None forbids it. Where the server still runs, and of
-    a foreign engine, only earlier runs are the reference. A run without records of steps gets nothing.
+    a foreign engine, only earlier runs are the reference. A run without records of steps gets nothing. `run.json`
+    says how many settings were not measured because they did not fit into the limit.
     """
     meta = run.meta()
     family, engine = family_of(meta), engine_settings(meta)
@@ -52,15 +58,18 @@ def add_reference(run: RunDirectory, *, planted: bool, progress: Callable[[], No
         return
     own, own_settings = entry_of_run(run, meta), settings_of(meta, engine)
     entries, cores = read_entries(family), int(section(meta, "hardware").get("cores") or 0)
+    left_out = 0
     if progress is not None and any_late(run, meta):
-        for settings in _lacking(engine, of_one_process(own_settings), entries, cores):
-            progress()
-            if (found := measure_apart(str(engine["model"]), settings)) is not None:
-                add_entry(family, found)
+        progress()
+        lacking = _lacking(engine, of_one_process(own_settings), entries, cores)
+        measured_now, left_out = measure_within(limit, partial(measure_apart, str(engine["model"])), lacking)
+        for found in measured_now:
+            add_entry(family, found)
         entries = read_entries(family)
     same = [each for each in entries if each.settings == own_settings][-MOST_OWN:]
     others = _of_other_settings(entries, own_settings)
-    run.update_meta(speed_reference={"family": family, "entries": msgspec.to_builtins([*others, *same])})
+    told = {"left_out": left_out} if left_out else {}
+    run.update_meta(speed_reference={"family": family, "entries": msgspec.to_builtins([*others, *same])} | told)
     if own is not None and meta["valid"] and not planted and not engine.get("faults"):
         add_entry(family, own)
 
@@ -81,13 +90,30 @@ def any_late(run: RunDirectory, meta: dict[str, Any]) -> bool:
     return bool(len(rows)) and float(rows.groupby("klass").good.mean().min()) < 1 - TOLERATED_MISSES
 
 
-def measure_apart(model: str, settings: dict[str, Any]) -> SpeedEntry | None:
+def measure_within(
+    limit: TimeLimit | None, measure: Callable[[dict[str, Any], float, float], SpeedEntry | None],
+    lacking: list[dict[str, Any]],
+) -> tuple[list[SpeedEntry], int]:  # fmt: skip
+    """The entries of these settings, the first ones first, and how many did not fit into the limit. `measure` takes
+    settings, the seconds that it may take, and those of them that it measures."""
+    entries, left_out = [], 0
+    for settings in lacking:
+        left_s = MOST_SECONDS if limit is None else min(MOST_SECONDS, limit.left())
+        found = measure(settings, left_s, SECONDS if limit is None else QUICK_SECONDS) if left_s > 0 else None
+        if found is not None:
+            entries.append(found)
+        elif limit is not None and limit.left() <= 0:
+            left_out += 1
+    return entries, left_out
+
+
+def measure_apart(model: str, settings: dict[str, Any], within_s: float, seconds: float) -> SpeedEntry | None:
     """An entry for these settings, from a process isolated from PYTHONPATH and from what that may load; None if it
-    fails."""
+    fails, or is not done within that time."""
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from sojourn.engine.measure_speed import main; main()"
-    command = [sys.executable, "-I", "-c", code, json.dumps({"model": model, "settings": settings})]
+    command = [sys.executable, "-I", "-c", code, json.dumps({"model": model, "settings": settings, "seconds": seconds})]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=MOST_SECONDS, check=True)
+        done = subprocess.run(command, capture_output=True, timeout=within_s, check=True)
         return msgspec.json.decode(done.stdout.splitlines()[-1], type=SpeedEntry)
     except (OSError, subprocess.SubprocessError, msgspec.DecodeError, IndexError):
         return None

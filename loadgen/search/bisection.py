@@ -89,7 +89,7 @@ def fewest_to_meet(goal: Goal) -> int:
 
 
 def bracket_sentence(outcome: Outcome, goal: Goal) -> str:
-    """`4 requests/s meet 90% (95 % confidence); 8 fail it`."""
+    """`4 requests/s meet 90% (95% confidence); 8 fail it`."""
     low, high, share = outcome.meets_rps, outcome.misses_rps, f"{goal.attainment:.0%}"
     sure = f"{goal.confidence:.0%} confidence"
     if low is None and high is None:

@@ -11,7 +11,7 @@ REQUIRED_SHARE = 0.90  # of the sent requests: DistServe's bound
 
 
 class RatePoint(msgspec.Struct, frozen=True):
-    """What came of offering a rate: the share of the sent requests that kept every objective, with its 95 % bounds."""
+    """What came of offering a rate: the share of the sent requests that kept every objective, with its 95% bounds."""
 
     rate_rps: float
     share: float
@@ -22,7 +22,7 @@ class RatePoint(msgspec.Struct, frozen=True):
 
 
 class MaxRate(msgspec.Struct, frozen=True, kw_only=True):
-    """Where attainment falls below `share`. `low_rps` and `high_rps` bracket it with 95 % confidence each, as far as
+    """Where attainment falls below `share`. `low_rps` and `high_rps` bracket it with 95% confidence each, as far as
     the offered rates tell; `resolved` when both are known, `reason` says what is missing when not."""
 
     share: float
@@ -81,9 +81,9 @@ def _why_none_is_sure(known: Sequence[RatePoint], usable: Sequence[RatePoint], s
         higher = ", or go higher" if high is None and most is known[-1] else ""
         return (
             f"{most.share:.0%} met at {most.rate_rps:g} req/s, but {most.samples:.0f} independent requests only show "
-            f"at least {most.low:.0%} (95 % confidence): send more{higher}"
+            f"at least {most.low:.0%} (95% confidence): send more{higher}"
         )
-    found = f"no tested rate meets {share:.0%} with 95 % confidence"
+    found = f"no tested rate meets {share:.0%} with 95% confidence"
     if known[0].share >= share:
         return found
     return f"{found}: offer less than {known[0].rate_rps:g} req/s, or send more requests"

@@ -99,7 +99,7 @@ class Search(msgspec.Struct, kw_only=True):
 
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True):
-    """All points of one rate that tell something. Attainment with its 95 % interval, latencies the median over them."""
+    """All points of one rate that tell something. Attainment with its 95% interval, latencies the median over them."""
 
     rate_rps: float
     points: int
@@ -258,7 +258,7 @@ def frontier(rates: Sequence[Rate], objectives_ms: dict[str, float]) -> list[Fro
 
 
 def largest_rate(rates: Sequence[Rate]) -> MaxRate:
-    """The largest rate that keeps 90 %, by the intervals that stand beside the rates."""
+    """The largest rate that keeps 90%, by the intervals that stand beside the rates."""
     return max_rate([
         RatePoint(rate.rate_rps, 0.0, max(1.0, rate.effective), 0.0, 0.0) if rate.died else
         RatePoint(rate.rate_rps, rate.attainment, rate.effective, rate.attainment_low, rate.attainment_high,
@@ -269,10 +269,10 @@ def largest_rate(rates: Sequence[Rate]) -> MaxRate:
 
 
 def rate_sentence(most: MaxRate) -> str:
-    """`about 5.8 requests/s meet 90%; 4 meets it and 8 fails it, with 95 % confidence`."""
+    """`about 5.8 requests/s meet 90%; 4 meets it and 8 fails it, with 95% confidence`."""
     if most.rate_rps is None or (most.at_edge and most.low_rps is None):
         return most.reason
     found = f"about {most.rate_rps:.3g} requests/s meet {most.share:.0%}"
     if most.resolved:
-        return f"{found}; {most.low_rps:g} meets it and {most.high_rps:g} fails it, with 95 % confidence"
+        return f"{found}; {most.low_rps:g} meets it and {most.high_rps:g} fails it, with 95% confidence"
     return f"{found}; {most.reason}"

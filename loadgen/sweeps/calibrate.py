@@ -27,7 +27,7 @@ QUICK_GRID = [(streams, 50.0) for streams in (16, 128, 512)]
 STREAM_S = 3.0  # how long one reply streams: after it, as many streams are open as the point asks for
 WINDOW_S, QUICK_WINDOW_S = 5.0, 3.0
 TTFT_S = 0.1
-# Fewest tokens for a p99: the early-stopping rule of MLPerf LoadGen at 99 % confidence.
+# Fewest tokens for a p99: the early-stopping rule of MLPerf LoadGen at 99% confidence.
 FEWEST_TOKENS = 662
 
 

@@ -120,7 +120,7 @@ REQUEST = (
             "Absolute difference between latency and the sum of the accounts.",
             "A sum of absolute values: cannot tell a gap from an overlap."),
     counter("request", "unclosed_total", "requests",
-            "Requests whose ledger misses the closure bound: 1 % of the latency and 1 ms.",
+            "Requests whose ledger misses the closure bound: 1% of the latency and 1 ms.",
             "Uses the server's clock only. A run directory checks the agreement with the client."),
     counter("request", "wait_seconds_total", "seconds",
             "Waiting time of ended requests in the core by reason; sums to the accounts request.queue, memory.blocked "

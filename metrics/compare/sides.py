@@ -19,12 +19,12 @@ from sojourn.metrics.statistics.dependent_samples import t_quantile
 
 ALL_ACCOUNTS = "all accounts"
 OF_CLASSES = ("ttft_p50", "ttft_p90", "tpot_p50", "tpot_p90", "e2e_p50", "e2e_p90", "attainment")
-TWO_SIDED = 0.975  # one tail of a 95 % interval
+TWO_SIDED = 0.975  # one tail of a 95% interval
 SEED = 0
 
 
 class AccountDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """Means over the requests with a ledger on both sides. `low_ms` to `high_ms` is the 95 % interval of B − A."""
+    """Means over the requests with a ledger on both sides. `low_ms` to `high_ms` is the 95% interval of B − A."""
 
     account: str
     a_ms: float

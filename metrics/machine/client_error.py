@@ -141,7 +141,7 @@ def load_calibration(machine: str, client: str, path: Path | None = None) -> Cal
 def stream_load(first_ns: np.ndarray, last_ns: np.ndarray, num_chunks: np.ndarray) -> tuple[float, float]:
     """(streams at once, chunks a second of each) of replies, by the first and last chunk of each: [num_replies].
 
-    For at least 99 % of the time with a stream, no more streams were open. (0, 0) where nothing streamed.
+    For at least 99% of the time with a stream, no more streams were open. (0, 0) where nothing streamed.
     """
     spans = last_ns - first_ns
     if not len(spans) or not spans.sum() > 0:

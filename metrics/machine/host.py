@@ -29,7 +29,7 @@ _GPU_QUERY = ("name", "memory.total", "driver_version")
 
 SAMPLE_SECONDS = 1.0  # between two samples of the table `system`
 # A step waits for the slowest of its threads, so what is stolen from one core costs it more than its share (a third of
-# two cores doubled its time), and the differences that runs are to tell begin at 1 %.
+# two cores doubled its time), and the differences that runs are to tell begin at 1%.
 STEAL_WARNS_PERCENT = 1.0
 
 

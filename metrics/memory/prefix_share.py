@@ -94,4 +94,4 @@ def _rate(found: pd.Series, requested: pd.Series) -> float | None:
 def workload_lines(meta: dict[str, Any], requests: pd.DataFrame) -> list[str]:
     """What a reader of the results has to know of the workload: cache rates, scaled blocks, rows left out."""
     share, notes = prefix_share(meta, requests), section(meta, "workload").get("notes", [])
-    return ([cache_sentence(share)] if share else []) + [f"Workload: {note}" for note in notes]
+    return ([cache_sentence(share)] if share else []) + [str(note) for note in notes]

@@ -14,7 +14,7 @@ import numpy as np
 SHINGLE_TOKENS = 16
 REMEMBERED_SHINGLES = 1 << 21  # 8 MiB
 REMEMBERED_BEGINNINGS = 1 << 16
-# A prompt takes 60 to 120 microseconds and 20 more for every 1000 tokens: so spaced they take 1 % of a core.
+# A prompt takes 60 to 120 microseconds and 20 more for every 1000 tokens: so spaced they take 1% of a core.
 NS_A_PROMPT, NS_A_TOKEN = 10_000_000, 10_000
 BURST = 64  # prompts of any length
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / the golden ratio, which is odd: no product loses a bit
@@ -24,7 +24,7 @@ _DOUBLINGS = [(1 << k, np.uint64(pow(int(_MIX), k + 2, 1 << 64))) for k in range
 
 
 class Allowance:
-    """Which prompts may be looked at, so that a server under load has better things to do for 99 % of its time."""
+    """Which prompts may be looked at, so that a server under load has better things to do for 99% of its time."""
 
     def __init__(self) -> None:
         self._free_ns = -(10**18)  # when all that was taken is paid for

@@ -63,7 +63,7 @@ class ClassGoodput(msgspec.Struct, frozen=True, kw_only=True):
     goodput_rps: float
     goodput_tokens_per_s: float | None  # None where the server reports no tokens
     quantiles_ms: dict[str, dict[str, float | None]]  # {"ttft_ms": {"p50": …, "p90": …, "p99": None if n too small}}
-    attainment_interval: Interval | None = None  # 95 %; None where nothing was sent
+    attainment_interval: Interval | None = None  # 95%; None where nothing was sent
     judged_by_objective: dict[str, int] = {}  # the requests that each share is of: without those not measured
     window: RateWindow | None = None  # that the rates are of
 

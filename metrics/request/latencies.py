@@ -21,7 +21,7 @@ from sojourn.metrics.statistics.intervals import (
     series_quantile_intervals,
 )
 
-# Fewest requests for a claim about a quantile at 99 % confidence: the early-stopping rule of MLPerf LoadGen for p90 and
+# Fewest requests for a claim about a quantile at 99% confidence: the early-stopping rule of MLPerf LoadGen for p90 and
 # above; p50 by the same bound (q ** n ≤ 0.0013, the chance that n of them all lie below the quantile).
 QUANTILE_MIN_SAMPLES = {"p50": 10, "p90": 64, "p95": 130, "p99": 662, "p99.9": 6_636}
 QUANTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
@@ -65,7 +65,7 @@ OF_REQUESTS = tuple(name for name in DEFINITIONS if name not in ("itl_ms", "inte
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure and its 95 % interval; `value` None where there are too few samples, or it falls among failures."""
+    """A figure and its 95% interval; `value` None where there are too few samples, or it falls among failures."""
 
     value: float | None
     interval: Interval | None = None

@@ -38,7 +38,7 @@ def effective_samples(latencies: Sequence[float] | np.ndarray) -> float:
 
 
 def t_quantile(probability: float, degrees: float) -> float:
-    """Quantile of Student's t; within 1 % for 4 degrees of freedom and more, too wide rather than too narrow below."""
+    """Quantile of Student's t; within 1% for 4 degrees of freedom and more, too wide rather than too narrow below."""
     if degrees < 1:
         return math.inf
     if degrees < 3:  # exact for one and two

@@ -47,7 +47,7 @@ def wilson(successes: int, trials: int) -> Interval:
 def wilson_bounds(share: float, samples: float, quantile: float) -> tuple[float, float]:
     """Bounds of a share that was seen in `samples`, which need not be whole. (0, 1) without a sample.
 
-    `quantile` is of the normal distribution, 1.96 for 95 %, or of Student's t.
+    `quantile` is of the normal distribution, 1.96 for 95%, or of Student's t.
     """
     if samples <= 0:
         return 0.0, 1.0
@@ -208,7 +208,7 @@ def _ratio_error(values: np.ndarray, clusters: np.ndarray, centre: float) -> flo
 
 
 def student(groups: float, quantile: float = NORMAL_QUANTILE) -> float:
-    """How much wider Student's t is than the normal at a quantile of it, by default that of 95 %, to first order: few
+    """How much wider Student's t is than the normal at a quantile of it, by default that of 95%, to first order: few
     groups tell little of their spread."""
     return 1 + (1 + quantile**2) / (4 * max(groups - 1, 1))
 

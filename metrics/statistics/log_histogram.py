@@ -1,7 +1,7 @@
 """Counts of positive numbers in bins whose width grows with the number: bounded memory, and a known error.
 
 Below 64 each whole number has a bin of its own. From there each octave has 64 bins, so a quantile is off by at most
-0.8 % (half of a bin).
+0.8% (half of a bin).
 """
 
 import math

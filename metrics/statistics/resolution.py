@@ -25,7 +25,7 @@ class Resolution(msgspec.Struct, frozen=True, kw_only=True):
     block_length: int  # consecutive requests that count as one observation
 
     def sentence(self) -> str:
-        """`resolved: 61% of 240 requests met the SLO; 52%–70% (95 % confidence sequence) lies below 90%`."""
+        """`resolved: 61% of 240 requests met the SLO; 52%–70% (95% confidence sequence) lies below 90%`."""
         return (
             f"resolved: {self.share:.1%} of {self.requests:,} requests met the SLO; {self.low:.1%}–{self.high:.1%} "
             f"({self.level:.0%} confidence sequence) lies {self.verdict} {self.target:.0%}"

@@ -14,7 +14,7 @@ from sojourn.metrics.prediction import Change, Prediction, Predictor
 
 RATES = tuple(2 ** (step / 2) for step in range(-4, 13))  # of the recorded rate: 0.25 to 64
 FRONTIER = (0.5, 0.75, 0.9, 1.0, 1.1, 1.4)  # of the limit of the best settings
-FINER = 3  # bisections between two of them: the rate is known within 5 %
+FINER = 3  # bisections between two of them: the rate is known within 5%
 STRESS = 1.25  # of the best rate so far: settings are compared where the best ones begin to fail
 KEEPS_UP = 1.1  # of the time that a load takes without a queue: served in more, its queue grew
 LEAST_GAIN = 0.01  # of the goodput: less is the noise of a replay

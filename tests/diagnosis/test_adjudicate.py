@@ -16,6 +16,7 @@ from sojourn.diagnosis.suspects import Suspect, add_claims, divide, support_of
 from sojourn.diagnosis.trials import combine
 from sojourn.diagnosis.verdict import evidence
 from sojourn.metrics.prediction import Change, Interval, NoPredictor, Prediction
+from sojourn.metrics.time_limit import TimeLimit
 from tests.metrics.synthetic import synthetic_run
 
 BATCH, FASTER, EVEN = Change(settings={"max_num_seqs": 8}), Change(device_speed=2.0), Change(arrivals="even")
@@ -269,3 +270,33 @@ def test_cause_that_no_replay_has_regains_what_the_replay_keeps_more_than_the_ru
     assert not alone.causes[0].is_estimate, "the run replayed unchanged is the run without the leak"
     if kept_more:
         assert result.causes[0].gain == pytest.approx(kept_more, abs=0.02) and not result.causes[0].is_estimate
+
+
+class Slow(Scripted):
+    """Each replay takes some seconds of a clock of its own; one that would end too late is broken off."""
+
+    def __init__(self, regains, measured, each_s):
+        super().__init__(regains, measured)
+        self.now, self.each_s = 0.0, each_s
+        self.limit = TimeLimit(7.0, lambda: self.now)
+
+    def predict(self, changes, *, quick=False):
+        self.now += self.each_s * len(changes)
+        self.limit.check()
+        return super().predict(changes, quick=quick)
+
+
+@pytest.mark.parametrize(("each_s", "replays"), [(0.01, None), (2.0, 3), (9.0, 0)])
+def test_replays_end_with_their_time_limit_and_the_verdict_says_so(facts, each_s, replays):
+    three = [suspect(name, "policy", QUEUE, Change(settings={"max_num_seqs": place}), CHUNK)
+             for place, name in enumerate("abc", start=8)]  # fmt: skip
+    lost = [three[0].cases[0][0]]
+    divide(lost, three, {})
+    now = float(facts.rows.good.mean())
+    slow = Slow([(CHUNK, 0.2)], now / 2, each_s)
+    result = adjudicate(with_attainment(facts, now / 2), lost, three, slow, slow.limit)
+    assert result.causes and slow.now <= slow.limit.seconds + each_s
+    assert len(slow.asked) == replays or (replays is None and not result.left_out)
+    assert (replays is None) == (not result.left_out)
+    assert all("--thorough" in each for each in result.left_out)
+    assert bool(result.refused) == (replays == 0)

@@ -6,7 +6,7 @@ import pytest
 from sojourn.diagnosis.client_signs import signs_of
 from sojourn.diagnosis.diagnose import diagnose
 from sojourn.diagnosis.evidence import read_evidence
-from sojourn.diagnosis.verdict import sureness
+from sojourn.diagnosis.verdict import tell_confidence
 from sojourn.metrics.records import ClientRecord
 from sojourn.metrics.records.tables import row
 from sojourn.metrics.run.directory import REQUIRED, RunDirectory
@@ -74,7 +74,7 @@ def test_trace_names_its_usual_cause(trace, tmp_path):
     assert (first.key, first.lifecycles[0]) == (key, lifecycle)
     assert diagnosis.state == ("overloaded" if key == "overload" else "degraded")
     assert "above 0 ms" not in first.probe.if_cause
-    assert ("of the failures" in sureness(first)) == first.objective.startswith("served"), "late is not failed"
+    assert ("of the failures" in tell_confidence(first)) == first.objective.startswith("served"), "late is not failed"
 
 
 def test_without_a_trace_nothing_is_named(tmp_path):

@@ -3,6 +3,7 @@
 import pytest
 
 from sojourn.diagnosis.diagnose import diagnose
+from sojourn.metrics.time_limit import TimeLimit
 from sojourn.replay.predictor import predictor_of
 from tests.replay.simulated_run import Ask, write_run
 
@@ -49,3 +50,14 @@ def test_wrong_order_is_named_and_its_remedy_regains_what_was_lost(tmp_path, key
     first = diagnosis.findings[0]
     assert first.key == key and first.kind == "policy" and not first.gain_is_estimate
     assert first.change.settings["policy"] != settings.get("policy", "fcfs") and first.goodput_gain > 0.2
+
+
+def test_replay_that_takes_too_long_is_broken_off(tmp_path):
+    """The clock of the limit goes on by a second whenever it is read: no replay ends, and there is a verdict."""
+    asks, settings, objective = CASES["tenant_share"]
+    run = write_run(tmp_path / "run", asks, objectives=[objective, PATIENT], **settings)
+    ticks = iter(range(10_000))
+    limit = TimeLimit(1.5, lambda: float(next(ticks)))
+    diagnosis = diagnose(run, predictor=predictor_of(run, limit=limit), limit=limit)
+    assert next(ticks) < 50 and diagnosis.findings and diagnosis.findings[0].gain_is_estimate
+    assert "no replay fits into 1.5 s" in diagnosis.replay_refused and "--thorough" in diagnosis.left_out[0]

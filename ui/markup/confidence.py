@@ -34,6 +34,8 @@ def _predicted(diagnosis: Diagnosis, found: Finding) -> str:
     if found.prediction is None:
         why = diagnosis.replay_refused or "no replay can show this fix"
         return f"The gain is an estimate: {why}." if found.gain_is_estimate else ""
+    if not found.fix.regains:
+        return f"Replayed with the change, {found.fix.gain}."
     fix, now = found.prediction.attainment, diagnosis.goodput[0].attainment
     bounds = f"{percent(fix.low)} to {percent(fix.high)} in eight of ten cases"
     if found.prediction.is_open:

@@ -203,7 +203,9 @@ def finding(number_: int, found: Finding) -> str:
 
 
 def _role(found: Finding) -> str:
-    return '<span class="sj-chip sj-kind">or else</span> ' if found.role == "alternative" else ""
+    if found.role != "alternative":
+        return ""
+    return f'<span class="sj-chip sj-kind">{"a consequence" if found.follows else "or else"}</span> '
 
 
 def _evidence(found: Finding) -> str:

@@ -70,7 +70,7 @@ def test_requests_that_miss_an_objective_are_not_called_lost(tmp_path):
     assert "of the waiting was for the batch cap: refused by it, or behind" in text
     assert "late requests of chat wait 4,070 ms longer for the first token than the 13 that meet the objective" in text
     assert "–: no objective, too few requests (p99 needs 662)" in text and "n<" not in text
-    assert f"{diagnosis.findings[0].goodput_lost:.0%} of the requests miss it" in text and "lost" not in text
+    assert f"{diagnosis.findings[0].goodput_lost:.0%} of requests miss this SLO" in text and "lost" not in text
 
 
 def test_run_without_server_records_says_why_there_is_no_finding(tmp_path):

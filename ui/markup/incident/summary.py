@@ -1,6 +1,6 @@
 """A diagnosis as Markdown, for tickets and language models."""
 
-from sojourn.diagnosis.verdict import Diagnosis, Finding
+from sojourn.diagnosis.verdict import Diagnosis, Finding, label_fix
 from sojourn.ui.text import number, percent
 
 
@@ -31,5 +31,5 @@ def _finding(place: int, found: Finding) -> list[str]:
     command = f" (`{found.probe.command}`)" if found.probe.command else ""
     proof = f"{found.probe.measurement}{command}"
     lines.append(f"- proof: {proof}; if so: {found.probe.if_cause}; else: {found.probe.if_rival}")
-    lines.append(f"- fix: {found.fix.change}")
+    lines.append(f"- {label_fix(found.fix)}: {found.fix.change} ({found.fix.gain})")
     return lines
