@@ -3,9 +3,14 @@
 import importlib.metadata
 import json
 import re
+import shutil
 import subprocess
 import sys
+import time
 import tomllib
+import urllib.request
+import venv
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,6 +75,14 @@ VERBS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 EXECS = "locust"  # which becomes another program where it is installed
 LIVE_EVENTS = ("kv-lens tcp://127.0.0.1:9 --once --for 2", EVENTS)
+PORT = 21_780
+FEW = """
+description: a few requests
+target: {api: chat}
+arrivals: {process: constant, rate_rps: 10, duration_s: 3}
+workload: {classes: [{klass: a, prompt_tokens: 20, output_tokens: 5}]}
+objectives: [{klass: all, ttft_ms: 500, source: none}]
+"""
 # Runs command lines in an interpreter that cannot import some modules, and prints what they said.
 INTERPRETER = """
 import json, sys
@@ -152,9 +165,70 @@ def test_each_verb_answers_or_names_the_smallest_install(runs, installed):
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    for (line, *says), (code, out, err) in zip(lines, json.loads(done.stdout), strict=True):
-        expected = says[-1] if installed else says[0]
-        assert "Traceback" not in out + err, f"{line}: {err}"
-        assert re.search(re.escape(expected) if "pip" in expected else expected, out + err), f"{line}: {out}{err}"
-        if "pip install" in expected:
-            assert code == 1 and err.splitlines()[-1].startswith("sojourn: ") and not out, f"{line}: {out}{err}"
+    for (line, *says), answer in zip(lines, json.loads(done.stdout), strict=True):
+        check(line, says[-1] if installed else says[0], *answer)
+
+
+def check(line: str, expected: str, code: int, out: str, err: str) -> None:
+    assert "Traceback" not in out + err, f"{line}: {err}"
+    assert re.search(re.escape(expected) if "pip" in expected else expected, out + err), f"{line}: {out}{err}"
+    if "pip install" in expected:
+        assert code == 1 and err.splitlines()[-1].startswith("sojourn: ") and not out, f"{line}: {out}{err}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("extras", ["", "[loadgen,ui]"], ids=["base", "loadgen,ui"])
+def test_a_new_environment_holds_a_whole_install(runs, tmp_path, extras):
+    """`pip install '.[…]'` as a user types it. With -s it prints the figures of docs/install.md."""
+    source, place = tmp_path / "source", tmp_path / "venv"
+    ignored = shutil.ignore_patterns("__pycache__", ".venv", ".git", "runs", "build", "*.egg-info", "tests")
+    shutil.copytree(ROOT, source, ignore=ignored)
+    venv.create(place, with_pip=True)
+    before, began = megabytes(place), time.monotonic()
+    subprocess.run([place / "bin" / "pip", "install", "--quiet", f"{source}{extras}"], check=True)
+    seconds, program = time.monotonic() - began, place / "bin" / "sojourn"
+    listed = json.loads(said(place / "bin" / "pip", "list", "--format", "json"))
+    print(f"\n{extras or 'base'}: {megabytes(place) - before:,.0f} MB, {len(listed)} packages, {seconds:.0f} s")
+    assert "torch" not in {package["name"] for package in listed}
+    for line, *says in VERBS.values():
+        if line != EXECS or not extras:
+            done = subprocess.run([program, *line.split()], cwd=runs, capture_output=True, text=True)
+            check(line, says[-1] if extras else says[0], done.returncode, done.stdout, done.stderr)
+    if extras:
+        loads_and_shows(program, tmp_path)
+
+
+def loads_and_shows(program: Path, folder: Path) -> None:
+    (folder / "few.yaml").write_text(FEW)
+    serve = [program.with_name("python"), "-m", "sojourn.loadgen.reference_server.server", "--port", str(PORT)]
+    server = subprocess.Popen(serve, cwd=folder)
+    app = None
+    try:
+        until_answers(f"http://127.0.0.1:{PORT}/v1/models")
+        load = [program, "load", "few.yaml", "--base-url", f"127.0.0.1:{PORT}", "--output", "run"]
+        done = subprocess.run(load, cwd=folder, capture_output=True, text=True)
+        assert done.returncode in (0, 4), done.stdout + done.stderr
+        assert {"diagnosis.json", "report.html"} <= {file.name for file in (folder / "run").iterdir()}
+        app = subprocess.Popen([program, "ui", "run", "--port", str(PORT + 1)], cwd=folder)
+        until_answers(f"http://127.0.0.1:{PORT + 1}")
+    finally:
+        for process in filter(None, (server, app)):
+            process.terminate()
+            process.wait()
+
+
+def until_answers(url: str) -> None:
+    for _ in range(600):
+        with suppress(OSError), urllib.request.urlopen(url, timeout=5):
+            return
+        time.sleep(0.2)
+    raise AssertionError(f"nobody answers at {url}")
+
+
+def said(*command: str | Path) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def megabytes(folder: Path) -> float:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file() and not file.is_symlink()) / 1e6
