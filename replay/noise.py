@@ -108,6 +108,7 @@ class Noise:
 def _level(ratios: np.ndarray, expected_ns: np.ndarray) -> np.ndarray:
     """The ratio of the sums of LEVEL_STEPS steps around each, [steps]."""
     half = min(LEVEL_STEPS, len(ratios)) // 2
+    expected_ns = np.maximum(expected_ns, 1.0)  # a step may be expected to take nothing
     kernel = np.ones(2 * half + 1)
     measured = np.convolve(np.pad(ratios * expected_ns, half, mode="edge"), kernel, mode="valid")
     return np.maximum(measured / np.convolve(np.pad(expected_ns, half, mode="edge"), kernel, mode="valid"), 1e-9)

@@ -109,3 +109,11 @@ def test_no_latency_is_below_zero_however_much_repeats_differ(near_its_limit):
     latency, share = found.e2e_ms["p50"], found.attainment
     assert 0 < latency.low < latency.median < latency.high and latency.high > 5 * latency.median
     assert (share.low, share.high) == (0, 1) and found.is_open
+
+
+def test_steps_that_the_model_expects_to_take_nothing_leave_a_replay_a_time():
+    """A few steps of a very disturbed run may have no coefficient of their own."""
+    expected = np.where(np.arange(STEPS) < 60, 0.0, STEP_NS)
+    noise = Noise(STEP_NS * np.arange(STEPS), StepRatios(expected, np.ones(STEPS), np.zeros(STEPS), np.ones(STEPS)))
+    drawn = np.array([noise.at(STEP_NS * place, STEP_NS) for place in range(STEPS)])
+    assert np.isfinite(drawn).all()
