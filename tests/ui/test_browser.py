@@ -30,10 +30,11 @@ def kinds(runs, tmp_path_factory):
     return folder
 
 
+@pytest.mark.timeout(600)  # a browser on a busy machine
 @pytest.mark.parametrize(
     ("name", "is_dark"),
-    [("chat", False), ("vllm", True), *further(
-        ("chat", True), ("vllm", False), ("overload", True), ("overload", False), ("imported", True),
+    [("vllm", True), *further(
+        ("chat", False), ("chat", True), ("vllm", False), ("overload", True), ("overload", False), ("imported", True),
         ("hostile", False), ("server-only", True), ("failing", False),
     )],
 )  # fmt: skip

@@ -80,9 +80,10 @@ def test_labels_of_bars_can_be_read_on_every_colour_of_the_data():
 def inside_labels(fig: go.Figure) -> list[tuple[str, str]]:
     """Ink and colour of each label within a bar."""
     return [
-        (bar.textfont.color, bar.marker.color)
-        for bar in fig.data if bar.type == "bar" and bar.textposition == "inside" and any(bar.text or ())
-    ]  # fmt: skip
+        (bar.insidetextfont.color or bar.textfont.color, bar.marker.color)
+        for bar in fig.data
+        if bar.type == "bar" and bar.textposition in ("inside", "auto") and bar.text is not None and any(bar.text)
+    ]
 
 
 @pytest.mark.parametrize("is_dark", [False, True])
@@ -94,6 +95,7 @@ def test_text_of_figures_can_be_read(chat, is_dark):
         for ink, colour in inside_labels(fig):
             labelled += 1
             assert contrast(ink, colour) >= LEAST, (name, ink, colour)
+            assert colour not in theme.DARK, name  # the ink would stay, and the colour would not
         template = fig.layout.template.layout
         inks = [template.font.color, template.xaxis.title.font.color, template.xaxis.tickfont.color]
         assert min(contrast(ink, paper) for ink in inks) >= LEAST, name

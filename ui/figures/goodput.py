@@ -13,6 +13,7 @@ from sojourn.ui.text import label, number, percent
 GOOD_SCALE = [[0, "#B42318"], [0.5, "#E9C46A"], [1, "#1A7F4B"]]
 
 
+ALL_COLOUR = "#4A6FA5"  # of all objectives: seen on light and dark paper, so that its label can stay as it is
 LABEL_INSIDE = 0.15  # of the axis: a bar from here on has its label in it, and a line for its interval
 
 
@@ -23,7 +24,7 @@ def attainment(goodput: list[ClassGoodput]) -> go.Figure:
     rows = [label(group.klass, 24) + f"  (n = {group.sent:,})" for group in goodput]
     named = list(dict.fromkeys(name for group in goodput for name in group.attainment_by_objective))
     fig = theme.figure(max(210, 90 + 26 * len(goodput) * (1 + len(named))), barmode="group")
-    series = [("all objectives", [group.attainment for group in goodput], theme.COHORT_COLOURS[0], None)]
+    series = [("all objectives", [group.attainment for group in goodput], ALL_COLOUR, None)]
     for name, colour in zip(named, ("#7B8CA3", "#A9B6C6", "#CBD4DF"), strict=False):
         shares = [group.attainment_by_objective.get(name) for group in goodput]
         series.append((OBJECTIVE_NAMES.get(name, name), shares, colour, name))
@@ -36,7 +37,7 @@ def attainment(goodput: list[ClassGoodput]) -> go.Figure:
                 percent(share) + (_interval(group) if name == "all objectives" else _counted(group, objective))
                 for share, group in zip(shares, goodput, strict=True)
             ],
-            textposition="auto", textangle=0,
+            textposition="auto", textangle=0, insidetextfont_color=theme.ink_on(colour),
             insidetextanchor="start", hovertemplate=f"<b>%{{y}}</b><br>{name}: %{{x:.1f}}%<extra></extra>",
         )  # fmt: skip
     fig.update_xaxes(title_text="requests that met the objective (% of sent)", range=[0, 100])

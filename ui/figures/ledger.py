@@ -12,7 +12,7 @@ from sojourn.ui.text import distinct, duration, label, number, percent
 NAMES = (*(info.name for info in ACCOUNTS), UNACCOUNTED)
 NO_LEDGER = "The server recorded no request, so there is no ledger. Start it with a run directory to record one."
 MOST_OUTLINED = 40  # steps of a request, each with a line around it
-_CLIENT_COLOURS = dict(zip(CLIENT_SPANS, (theme.ACCOUNT_COLOURS["client.lag"], "#64748B", "#CBD5E1"), strict=True))
+_CLIENT_COLOURS = dict(zip(CLIENT_SPANS, (theme.ACCOUNT_COLOURS["client.lag"], "#66758A", "#CBD5E1"), strict=True))
 MEANING = {info.name: info.booked_when for info in ACCOUNTS} | {UNACCOUNTED: "what no account explains"}
 
 

@@ -40,14 +40,15 @@ def ordered(runs: list[ListedRun], order: str) -> list[ListedRun]:
 
 def row_of(run: ListedRun) -> list[str]:
     """As HTML: the run with what it is of, its figures, and its finding."""
-    parts = [part for part in (run.scenario or run.source, run.model) if part]
+    recorded = (run.recorded_at or "")[:16].replace("T", " ")
+    parts = [part for part in (recorded, run.scenario or run.source, run.model) if part]
     verdict = run.state or ("cannot be read" if run.unreadable else "not diagnosed")
     return [
         f"{fragments.link('overview', {'run': run.name}, run.name)}"
         f'<span class="sj-interval">{safe(" · ".join(parts))}</span>',
-        safe((run.recorded_at or NOTHING)[:16].replace("T", " ")), safe(verdict), number(run.goodput_rps),
-        percent(run.attainment), NOTHING if run.requests is None else f"{run.requests:,}",
-        prose(run.headline or run.unreadable),
+        safe(verdict), number(run.goodput_rps), percent(run.attainment),
+        NOTHING if run.requests is None else f"{run.requests:,}",
+        prose((run.headline or run.unreadable or "").partition(". ")[0]),
     ]  # fmt: skip
 
 
@@ -68,6 +69,6 @@ named("sort", ORDERS, "order")
 order = st.segmented_control("Order", list(ORDERS), default="recorded", format_func=ORDERS.get, required=True,
                              key="sort", bind="query-params")  # fmt: skip
 found = ordered([run for run in runs if wanted.lower() in text_of(run).lower()], order)
-columns = ["run", "recorded (UTC)", "verdict", "good req/s", "attainment", "requests", "finding"]
-st.html(fragments.html_table(columns, list(map(row_of, found)), right=(3, 4, 5)))
+columns = ["run (recorded, UTC)", "verdict", "good req/s", "attainment", "requests", "finding"]
+st.html(fragments.html_table(columns, list(map(row_of, found)), right=(2, 3, 4)))
 caption(f"{len(found):,} of {len(runs):,} runs. `sojourn runs` prints them. `run.json`, `diagnosis.json`.")
