@@ -23,7 +23,7 @@ def attainment(goodput: list[ClassGoodput]) -> go.Figure:
         return theme.note("The scenario names no objective, so there is no attainment to show.")
     rows = [label(group.klass, 24) + f"  (n = {group.sent:,})" for group in goodput]
     named = list(dict.fromkeys(name for group in goodput for name in group.attainment_by_objective))
-    fig = theme.figure(max(210, 90 + 26 * len(goodput) * (1 + len(named))), barmode="group")
+    fig = theme.figure(max(170, 90 + 26 * len(goodput) * (1 + len(named))), barmode="group")
     series = [("all objectives", [group.attainment for group in goodput], ALL_COLOUR, None)]
     for name, colour in zip(named, ("#7B8CA3", "#A9B6C6", "#CBD4DF"), strict=False):
         shares = [group.attainment_by_objective.get(name) for group in goodput]
