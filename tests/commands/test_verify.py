@@ -90,7 +90,7 @@ def test_a_run_prints_the_command_that_proves_its_fix_and_carries_it_out(pair, m
     state(pair[0], prediction(CAP, (0.9, 0.95, 1.0)))
     asked = []
     monkeypatch.setattr("sojourn.loadgen.run.experiment.run_scenario", lambda *_, **__: RunDirectory.open(pair[0]))
-    monkeypatch.setattr("sojourn.commands.run.summarise", lambda _: ended)
+    monkeypatch.setattr("sojourn.commands.run.summarise", lambda *_, **__: ended)
     monkeypatch.setattr("sojourn.commands.run.is_proved", lambda run, claim: asked.append((run.path, claim)) or proved)
     words = ["--set", "max_num_seqs=2", "--run-dir", str(pair[0].parent / "new"), "--seed", "3"]
     first = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["demo", *words])
