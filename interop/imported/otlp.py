@@ -16,7 +16,7 @@ import pandas as pd
 from sojourn.interop.imported.otlp_file import SpanData
 from sojourn.interop.probe.folder import call_name
 from sojourn.metrics.errors import InputError
-from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.directory import RunDirectory, section
 from sojourn.metrics.run.trace_id import trace_id_of
 
 LATENCY = "gen_ai.latency."
@@ -117,7 +117,8 @@ def join_spans(run: RunDirectory, spans: Iterable[SpanData], source: str) -> Joi
     """Writes `spans.parquet` beside a client's requests, one row a request that both tell of.
 
     A request is found by the X-Request-Id that the client sent, which vLLM puts into its own name of the request, or by
-    the trace of its `traceparent`. Raises InputError where no request is both in the file and in the run.
+    the trace of its `traceparent`. Raises InputError where no request is both in the file and in the run, or where more
+    of them have spans already.
     """
     found = served_requests(spans)
     if not found:
@@ -137,6 +138,12 @@ def join_spans(run: RunDirectory, spans: Iterable[SpanData], source: str) -> Joi
         raise InputError(
             f"none of the {len(found)} requests in {source} is among the {len(known)} of {run.path}: vLLM takes over "
             "the client's X-Request-Id; for SGLang send a traceparent (target: {traceparent: true})"
+        )
+    there = section(run.meta(), "spans") if (run.path / FILE).exists() else {}
+    if (before := sum(there.get(f"by_{way}", 0) for way in ways)) > len(rows):
+        raise InputError(
+            f"{run.path / FILE} stays, for it has spans of {before} requests ({there.get('source')}) and {source} of "
+            f"{len(rows)}; remove that file to replace it"
         )
     table = pd.DataFrame({"request_id": list(rows)} | {key: [row[key] for row in rows.values()] for key in _COLUMNS})
     joined = sent.drop_duplicates("request_id").merge(table, on="request_id")

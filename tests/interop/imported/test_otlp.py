@@ -182,6 +182,18 @@ def test_spans_of_another_load_are_refused(tmp_path):
         join_spans(client_run(tmp_path / "run2", ["a"]), [_plain_span()], "spans")
 
 
+def test_fewer_spans_do_not_replace_more(tmp_path):
+    served = [each for each in served_requests(read_spans(RECORDED)) if each.internal_id.startswith("cmpl-")]
+    run = client_run(tmp_path / "run", [each.internal_id.removeprefix("cmpl-")[:-2] for each in served])
+    join_spans(run, read_spans(RECORDED), "all")
+    whole = (run.path / "spans.parquet").read_bytes()
+    few = [span for span in read_spans(RECORDED) if span.trace_id == served[0].trace_id]
+    with pytest.raises(InputError, match=r"stays, for it has spans of 48 requests \(all\) and few of 1;"):
+        join_spans(run, few, "few")
+    assert (run.path / "spans.parquet").read_bytes() == whole and run.meta()["spans"]["source"] == "all"
+    assert join_spans(run, read_spans(RECORDED), "again").matched == 48
+
+
 def _plain_span() -> SpanData:
     return SpanData(
         trace_id="1" * 32, span_id="2" * 16, parent_id="", name="GET /", begin_ns=1, end_ns=2, attributes={}
