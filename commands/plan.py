@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,11 +24,12 @@ from sojourn.commands.cli import (
 )
 from sojourn.commands.repeat_run import check_repeatable, repeat_run
 from sojourn.metrics.errors import InputError, ReplayError
+from sojourn.metrics.exit_codes import Ended
 
 if TYPE_CHECKING:
     from sojourn.metrics.prediction import Change, Predictor
     from sojourn.metrics.run.directory import RunDirectory
-    from sojourn.replay.verdict.plan import Planned, Point
+    from sojourn.replay.verdict.plan import Planned, Point, Progress
     from sojourn.replay.verdict.verify import Verified
     from sojourn.replay.verdict.walls import Wall
 
@@ -69,14 +70,19 @@ def plan(
         check_repeatable(opened)
     predictor = predictor_of(opened, processes=usable_cores())
     walls = RunWalls(opened)
-    with _shown_progress() as progress:
+    with _shown_progress(_recorded_rps(opened)) as progress:
         load = None if _is_closed(predictor) else recorded_load(opened)
         search = Search(predictor, objectives, attainment, load, progress)
         found = search.run(_candidates(opened, predictor), purchases())
     report = Report(opened, found, walls, predictor.pool_tokens, objectives, attainment, dollars_per_hour, slo)
-    keep(opened, report)
+    if not found.is_partial:  # else a whole plan that lies there is the better one
+        keep(opened, report)
     if not json:
         report.print()
+    if found.is_partial:
+        if json:
+            print_json(report.document())
+        raise typer.Exit(Ended.STOPPED)
     if confirm and slo is not None and not json:
         out.print("! --confirm judges both runs by the objectives of the recorded run, not by those of --slo")
     confirmed = _confirm(opened, found, predictor, is_shown=not json) if confirm else None
@@ -163,7 +169,8 @@ class Report:
         out.print(
             f"best           {self._limit(found.best_limit)}, with {words or 'the recorded settings'}", markup=False
         )
-        out.print(f"found by       {found.replays} replays of {self._run.name}\n", markup=False)
+        stopped = ", stopped with Ctrl-C: the best so far" if found.is_partial else ""
+        out.print(f"found by       {found.replays} replays of {self._run.name}{stopped}\n", markup=False)
         self._print_frontier("recorded settings", found.recorded)
         if found.settings:
             self._print_frontier("best settings", found.best)
@@ -339,11 +346,35 @@ def _is_closed(predictor: "Predictor") -> bool:
 
 
 @contextmanager
-def _shown_progress():
-    """A line on stderr that says what is replayed."""
-    console = Console(stderr=True, highlight=False)
+def _shown_progress(recorded_rps: float) -> "Iterator[Callable[[Progress], None]]":
+    """On stderr: once how long the search will take, then what is replayed, how far it is, and its best so far."""
+    console, said = Console(stderr=True, highlight=False), [False]
+
     with console.status("replays the run as it was") as status:
-        yield lambda text: status.update(f"replays {text}")
+
+        def show(now: "Progress") -> None:
+            if now.left_s is not None and now.replays > 1 and not said[0]:  # the first one is many at a time
+                said[0] = True
+                console.print(
+                    f"about {now.of_about} replays, {tell_duration(now.left_s)}; Ctrl-C ends with the best so far"
+                )
+            status.update(tell_progress(now, recorded_rps))
+
+        yield show
+
+
+def tell_duration(seconds: float) -> str:
+    """To be read as an estimate: "40 s", "3 min"."""
+    return f"{max(1, round(seconds, -1 if seconds >= 20 else 0)):.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+def tell_progress(now: "Progress", recorded_rps: float) -> str:
+    left = "" if now.left_s is None else f", {tell_duration(now.left_s)} left"
+    best = ""
+    if now.best is not None:
+        words = " ".join(f"{name}={value}" for name, value in now.best.settings.items()) or "the recorded settings"
+        best = f"; best so far {recorded_rps * now.best.rate:.3g} requests/s with {words}"
+    return f"replay {now.replays + 1} of about {now.of_about}{left}: {now.doing}{best}"
 
 
 def _binding(walls: "Sequence[Wall]") -> str | None:

@@ -4,6 +4,7 @@ Goodput at the objective is the largest rate at which at least a share of the re
 changes one setting at a time, at a rate that the best settings so far cannot serve, where a difference shows. Pure.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,20 @@ KEEPS_UP = 1.1  # of the time that a load takes without a queue: served in more,
 LEAST_GAIN = 0.01  # of the goodput: less is the noise of a replay
 ROUNDS = 2  # over all settings
 DOUBTFUL = 0.9  # what goodput counts for if its replay is not trusted
-Progress = Callable[[str], None]
+A_LIMIT = 6  # replays that the largest rate of some settings takes, roughly
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a search is."""
+
+    doing: str  # what is replayed now
+    replays: int
+    of_about: int  # replays in all: an estimate, since each step of the search depends on the last
+    left_s: float | None  # None before the first replay
+    best: "Point | None"  # the largest rate that keeps the objectives so far, and its settings
+
+
+OnProgress = Callable[[Progress], None]
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +75,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     purchases: dict[str, Point | None]  # what is bought → the limit with it
     replays: int
     is_closed: bool  # the load has no rate: settings are compared at what was recorded
+    is_partial: bool = False  # it was stopped: the best so far, and no more
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -72,9 +87,13 @@ class Search:
 
     def __init__(
         self, predictor: Predictor, objectives: Sequence[Mapping[str, Any]] | None, attainment: float,
-        load: Load | None, progress: Progress = lambda _: None,
+        load: Load | None, progress: OnProgress = lambda _: None, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         """Without a load, the clients wait for their answers: there is no rate to change."""
+        self._clock, self._spent_s, self._expected, self._doing = clock, 0.0, 0, "the run as it was"
+        self._points: list[Point] = []  # of the run's own hardware, as they were replayed
+        self._bought: dict[str, Point | None] = {}
+        self._found: Point | None = None
         self.predictor = predictor
         self.objectives = objectives
         self.attainment = attainment
@@ -85,8 +104,32 @@ class Search:
         self._known: dict[bytes, Prediction] = {}
 
     def run(self, candidates: Mapping[str, Sequence[Any]], purchases: Mapping[str, Change]) -> Planned:
-        """Searches the settings named in `candidates`, coarse values first. Raises ReplayError."""
-        recorded_limit = self.limit({})
+        """Searches the settings named in `candidates`, coarse values first. Ctrl-C ends it with the best so far, once
+        there is one. Raises ReplayError."""
+        tried = sum(len(values) + 1 for values in candidates.values())
+        self._expected = tried + (2 + len(candidates) // 2 + len(purchases)) * A_LIMIT + 2 * len(FRONTIER)
+        try:
+            return self._run(candidates, purchases)
+        except KeyboardInterrupt:
+            if not self._points:
+                raise
+            return self._best_so_far()
+
+    def _best_so_far(self) -> Planned:
+        def limit(points: Sequence[Point]) -> Point | None:
+            return max((each for each in points if self.is_kept(each)), key=lambda each: each.rate, default=None)
+
+        recorded = sorted((each for each in self._points if not each.settings), key=lambda each: each.rate)
+        recorded_limit, best_limit = limit(recorded), self._found or limit(recorded)
+        chosen = best_limit.settings if best_limit is not None else {}
+        best = sorted((each for each in self._points if each.settings == chosen), key=lambda each: each.rate)
+        return Planned(
+            recorded=recorded, best=best, recorded_limit=recorded_limit, best_limit=best_limit, purchases=self._bought,
+            replays=self.replays, is_closed=self._is_closed, is_partial=True,
+        )  # fmt: skip
+
+    def _run(self, candidates: Mapping[str, Sequence[Any]], purchases: Mapping[str, Change]) -> Planned:
+        recorded_limit = self._found = self.limit({})
         best, limit = self._best(candidates, recorded_limit)
         top = limit.rate if limit is not None else 1.0
         rates = [1.0] if self._is_closed else [share * top for share in FRONTIER]
@@ -154,13 +197,28 @@ class Search:
         keys = [msgspec.json.encode(each, order="sorted") for each in changes]
         missing = {key: each for key, each in zip(keys, changes, strict=True) if key not in self._known}
         if missing:
+            self._tell()
+            begin = self._clock()
             found = self.predictor.predict(list(missing.values()))
+            self._spent_s += self._clock() - begin
             self._known |= zip(missing, found, strict=True)
             self.replays += len(missing)
-        return [
+        points = [
             Point(settings=each, rate=rate, prediction=self._known[key])
             for each, rate, key in zip(settings, rates, keys, strict=True)
         ]
+        if change == Change():
+            self._points += [each for each, key in zip(points, keys, strict=True) if key in missing]
+        return points
+
+    def _tell(self) -> None:
+        left_s = None
+        if self.replays:
+            left_s = max(0, self._expected - self.replays) * self._spent_s / self.replays
+        self._progress(Progress(
+            doing=self._doing, replays=self.replays, of_about=max(self._expected, self.replays + 1), left_s=left_s,
+            best=self._found,
+        ))  # fmt: skip
 
     def _best(
         self, candidates: Mapping[str, Sequence[Any]], limit: Point | None
@@ -171,14 +229,14 @@ class Search:
             for name, values in candidates.items():
                 stress = 1.0 if self._is_closed else (limit.rate if limit else RATES[0]) * STRESS
                 values = values if number == 0 else around(best.get(name), values)
-                self._progress(f"{name} at {stress:.2f} times the recorded rate")
+                self._doing = f"{name} at {stress:.2f} times the recorded rate"
                 others = [best] + [best | {name: value} for value in values if best.get(name) != value]
                 others = [each for each in others if self._can_replay(each)]
                 points = self.points(others, [stress] * len(others))
                 winner = max(points[1:], key=merit, default=None)
                 if winner is not None and merit(winner) > merit(points[0], 1 + LEAST_GAIN):
                     best = winner.settings
-                    limit = self.limit(best, start=limit.rate if limit else 1.0) or limit
+                    limit = self._found = self.limit(best, start=limit.rate if limit else 1.0) or limit
             if best == before:
                 break
         return best, self.limit(best, start=limit.rate if limit else 1.0)
@@ -191,11 +249,10 @@ class Search:
         return True
 
     def _purchases(self, best: dict[str, Any], top: float, purchases: Mapping[str, Change]) -> dict[str, Point | None]:
-        found = {}
         for name, change in purchases.items():
-            self._progress(name)
-            found[name] = self.limit(best, change, start=top)
-        return found
+            self._doing = name
+            self._bought[name] = self.limit(best, change, start=top)
+        return self._bought
 
 
 def merit(point: Point, factor: float = 1.0) -> tuple[float, float]:

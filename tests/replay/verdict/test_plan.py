@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sojourn.commands.plan import Report, keep
+from sojourn.commands.plan import Report, keep, tell_progress
 from sojourn.loadgen.search.curve import PLAN_FILE, read_plan
 from sojourn.metrics.compute.cost_model import ModelShape, step_work
 from sojourn.metrics.compute.roofline import Ceilings, Gemm
@@ -81,6 +81,37 @@ def test_the_search_finds_the_known_best_settings_with_few_replays():
     assert found.purchases["a device twice as fast"].rate == pytest.approx(2 * found.best_limit.rate, rel=0.08)
     assert found.replays == server.asked < 90
     assert len(found.best) == len(found.recorded) and all(point.prediction.change.objectives for point in found.best)
+
+
+class Stopped(Server):
+    """Each replay takes two seconds of its own clock; the user presses Ctrl-C before the one with this number."""
+
+    def __init__(self, stop_at: int) -> None:
+        super().__init__()
+        self.now, self.stop_at = 0.0, stop_at
+
+    def predict(self, changes, *, quick=False):
+        if self.asked + len(changes) > self.stop_at:
+            raise KeyboardInterrupt
+        self.now += 2.0 * len(changes)
+        return super().predict(changes, quick=quick)
+
+
+def test_a_search_says_how_far_it_is_and_ctrl_c_ends_it_with_the_best_so_far():
+    candidates, told = {"max_num_seqs": [8, 16, 32], "max_num_batched_tokens": [128, 256]}, []
+    server = Stopped(30)
+    search = Search(server, [{"klass": "all", "ttft_ms": 500}], 0.9, LOAD, told.append, lambda: server.now)
+    found = search.run(candidates, {"twice": Change(device_speed=2.0)})
+    assert found.is_partial and found.settings and found.best_limit.settings == found.settings
+    assert found.best_limit.rate > found.recorded_limit.rate and search.is_kept(found.best_limit)
+    assert told[0].left_s is None and told[1].left_s > 0 and told[-1].best == found.best_limit
+    assert [each.replays for each in told] == sorted(each.replays for each in told)
+    whole = Search(Server(), [{"klass": "all", "ttft_ms": 500}], 0.9, LOAD).run(candidates, {"twice": Change()})
+    assert 0.5 < told[0].of_about / whole.replays < 2 and found.best_limit.rate <= whole.best_limit.rate
+    words = tell_progress(told[-1], RECORDED_RPS)
+    assert "best so far" in words and "max_num_seqs=" in words and f"of about {told[-1].of_about}" in words
+    with pytest.raises(KeyboardInterrupt):  # before there is anything to say
+        Search(Stopped(0), None, 0.9, LOAD).run(candidates, {})
 
 
 def test_a_plan_stays_in_its_run_and_the_curve_of_a_sweep_reads_it(tmp_path):
