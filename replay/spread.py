@@ -28,8 +28,8 @@ from sojourn.replay.verdict.changed import changed_settings
 
 USUAL_SPEED_SPREAD = 0.03  # of a run on a machine that nobody else uses: docs/results/replay_accuracy.md measures it
 OF_TWO_RUNS = math.sqrt(2)
-# Of the logarithm of the slowdown by other processes and machines, between two runs on the same machine: fitted on half
-# of the pairs of docs/results/noisy_pairs.md.
+# Of the logarithm of the slowdown by other processes and machines, between two runs on one machine: chosen on the first
+# pairs of docs/results/noisy_pairs.md.
 OF_SLOWDOWN = 0.4
 LEAST_ERROR_BEYOND = 0.05  # of the time of sizes that only other runs had
 USUAL_ERROR_BEYOND = 0.15  # of the time of sizes of which nothing is known

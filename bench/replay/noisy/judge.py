@@ -10,8 +10,9 @@ from sojourn.metrics.run.directory import RunDirectory
 from sojourn.replay.disturbance import Disturbance
 from sojourn.replay.predictor import predictor_of
 from sojourn.replay.verdict.differences import loaded
-from sojourn.replay.verdict.measured import measured_figures, predicted_figures
+from sojourn.replay.verdict.measured import measured_figures, num_measured, predicted_figures
 
+FITTED = 19  # pairs
 FIGURES = {"attainment": "attainment", "TTFT p50": "ttft_ms:p50", "TPOT p50": "tpot_ms:p50", "E2E p50": "e2e_ms:p50"}
 
 
@@ -25,11 +26,13 @@ class Judged:
     is_open: bool
     disturbance: Disturbance  # of the first run
     longer: float  # times that a step of equal size took in the second run
+    requests: int  # that were measured in the second run
 
     def held(self, figure: str, *, at_speed: bool = False) -> bool:
         said = self.at_speed if at_speed else self.said
         assert said is not None
-        return said[figure].low <= self.measured[figure] <= said[figure].high
+        grain = 0.5 / self.requests if figure == "attainment" else 0.0  # half a request, as `sojourn verify` judges
+        return said[figure].low - grain <= self.measured[figure] <= said[figure].high + grain
 
 
 def judge(pair: NoisyPair, run: RunDirectory, run2: RunDirectory) -> Judged:
@@ -40,7 +43,7 @@ def judge(pair: NoisyPair, run: RunDirectory, run2: RunDirectory) -> Judged:
         pair=pair, before=measured_figures(run), said=predicted_figures(said),
         at_speed=None if at_speed is None else predicted_figures(at_speed), measured=measured_figures(run2),
         is_open=said.is_open, disturbance=predictor.spread.disturbance,
-        longer=1 + predictor.step_errors(steps).known,
+        longer=1 + predictor.step_errors(steps).known, requests=num_measured(run2),
     )  # fmt: skip
 
 
@@ -72,7 +75,8 @@ def median_width(found: Sequence[Judged], figure: str, *, at_speed: bool = False
 
 
 def markdown(found: Sequence[Judged], command: str, machine: str, day: str, beside: str) -> str:
-    halves = [[each for each in found if each.pair.number % 2 == part] for part in (0, 1)]
+    halves = [[each for each in found if (each.pair.number >= FITTED) == part] for part in (False, True)]
+    low = sum(each.measured["attainment"] < 0.05 for each in found)
     told = [each for each in found if not each.is_open]
     lines = [
         "# Predictions on a noisy machine",
@@ -85,10 +89,11 @@ def markdown(found: Sequence[Judged], command: str, machine: str, day: str, besi
         "change. A neighbour takes one core in both runs: all of the time (*whole*), in bursts of 1.5 s in the mean "
         "(*bursts*), or in one half of the run (*half*). Its moments differ between the two runs.",
         "",
-        "The one constant for neighbours (`OF_SLOWDOWN` in `replay/spread.py`) was fitted on the pairs with even "
-        "numbers. The pairs with odd numbers are its test.",
+        "The one constant for neighbours (`OF_SLOWDOWN` in `replay/spread.py`) was chosen among 0.25, 0.4 and 0.5 on "
+        f"the first {FITTED} pairs. The others are its test.",
         "",
-        "| figure | held, all | even: fitted | odd: test | median width | at the second run's speed | its width |",
+        f"| figure | held, all | first {FITTED}: fitted | others: test | median width | at the second run's speed | "
+        "its width |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, figure in FIGURES.items():
@@ -103,10 +108,12 @@ def markdown(found: Sequence[Judged], command: str, machine: str, day: str, besi
         "",
         f"An interval is to hold in 75 to 90 % of the pairs. {len(found) - len(told)} of {len(found)} predictions are "
         f"reported as *cannot be predicted*: bounds at least 90 points apart. Of the others the attainment held in "
-        f"{_of(coverage(told, 'attainment'))}.",
+        f"{_of(coverage(told, 'attainment'))}. In {low} second runs the attainment was below 5 %; there the "
+        "latencies are the harder test.",
         "",
         "*At the second run's speed*: the change is replayed once more, with the speed that the second run had at each "
-        "moment. `sojourn verify` prints both. What this column misses is no noise of the machine's speed.",
+        "moment. `sojourn verify` prints both. Its bounds are those of the step model alone, so they hold less often: "
+        "they leave out how long the front and the load generator waited for a CPU.",
         "",
         "Columns: the neighbour; the share of time that the core's threads waited for a CPU in the first run; how many "
         "times as long an equal step took in the second run; attainment without the change → predicted (interval); "

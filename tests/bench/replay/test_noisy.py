@@ -37,12 +37,12 @@ def judged(number: int, measured: float, *, is_open: bool = False) -> Judged:
     return Judged(
         pair=NoisyPair(number, "larger batch", "half"), before=dict.fromkeys(FIGURES.values(), 0.2), said=said,
         at_speed=None, measured=dict.fromkeys(FIGURES.values(), measured), is_open=is_open,
-        disturbance=Disturbance(waiting=0.3), longer=1.2,
+        disturbance=Disturbance(waiting=0.3), longer=1.2, requests=50,
     )  # fmt: skip
 
 
 def test_the_page_counts_what_held_by_halves_and_without_what_was_open():
-    found = [judged(0, 0.5), judged(1, 0.9), judged(2, 0.6), judged(3, 0.9, is_open=True)]
+    found = [judged(0, 0.5), judged(21, 0.9), judged(2, 0.61), judged(23, 0.9, is_open=True)]
     assert coverage(found, "attainment") == (2, 4) and coverage(found, "attainment", at_speed=True) == (0, 0)
     page = markdown(found, "command", "machine", "day", "")
     assert "| attainment | 2 of 4 (50%) | 2 of 2 (100%) | 0 of 2 (0%) | 20 points |" in page
