@@ -11,10 +11,10 @@ from sojourn.commands.cli import (
     SeedOption,
     StopOption,
     VerboseOption,
+    again,
     need,
     new_run,
     out,
-    program_name,
     run_progress,
 )
 from sojourn.commands.export import VLLM_FILE, export
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 @load_options
 def load(
+    context: typer.Context,
     scenario: TargetArgument = None,
     base_url: Annotated[
         str | None,
@@ -85,7 +86,11 @@ def load(
         raise InputError(f"no server is named; give {to}")
     sent = {"model": model, "seed": seed, "server_runs": server_run or (), "processes": processes}
     if named is None and not asked.states_a_load and stop_when_resolved is None:
-        code = _small_load(asked, base_url, tokenizer, output or new_run("first"), save_result, verbose, sent)
+        done, rate = _small_load(asked, base_url, tokenizer, output or new_run("first"), sent)
+        code = _finish(done, save_result, verbose)
+        if rate is not None:
+            larger = f"{again(context, '--output', '-o')} --rate {2 * rate:.2g} --duration 60s"
+            out.print(f"a larger load  {larger}", markup=False, soft_wrap=True)
         raise typer.Exit(code)
     loaded = stated_scenario(named, asked)
     check_settings(loaded.engine)
@@ -100,27 +105,17 @@ def load(
 
 
 def _small_load(
-    asked: "LoadOptions",
-    base_url: str,
-    tokenizer: str | None,
-    run_dir: Path,
-    save_result: bool,
-    verbose: bool,
-    sent: dict,
-) -> int:
+    asked: "LoadOptions", base_url: str, tokenizer: str | None, run_dir: Path, sent: dict
+) -> "tuple[RunDirectory, float | None]":
     from sojourn.loadgen.run.small_load import SmallLoad, send_small_load
 
     small = SmallLoad(asked, tokenizer)
     for name, sentence in small.sentences():
         out.print(f"{name:<14} {sentence}", markup=False)
     with run_progress(run_dir) as progress:
-        done, rate = send_small_load(
+        return send_small_load(
             small, base_url, run_dir, lambda sentence: out.print(sentence, markup=False), progress=progress, **sent
         )
-    code = _finish(done, save_result, verbose)
-    if rate is not None:
-        out.print(f"a larger load  {program_name()} load {base_url} --rate {2 * rate:.2g} --duration 60s", markup=False)
-    return code
 
 
 def _finish(done: "RunDirectory", save_result: bool, verbose: bool) -> int:

@@ -46,7 +46,7 @@ class Recording(ScriptedServer):
         return sum(each["body"]["max_tokens"] for each in self.seen)
 
 
-def quick(scenario, timeout_s: float = 2.0):
+def quick(scenario, timeout_s: float = 1.0):
     """The same scenario for a test that does not wait 30 s for a server that never answers."""
     return scenario.model_copy(update={"target": scenario.target.model_copy(update={"timeout_s": timeout_s})})
 
