@@ -62,7 +62,7 @@ def diagnose(
         print_json(diagnosis)
     else:
         options = [*(["--against", str(against)] if against else []), *(["--slo", slo] if slo else [])]
-        print_diagnosis(diagnosis, opened, verbose, next_steps(opened), options)
+        print_diagnosis(diagnosis, opened, verbose, next_steps(opened, diagnosis), options)
 
 
 def _start_from(symptom: str, run: "RunDirectory", against: "RunDirectory | None", as_json: bool) -> None:

@@ -118,7 +118,9 @@ def _summarise(run: "RunDirectory", verbose: bool) -> int:
     kept, has_plotly = diagnose_and_keep(run), is_installed("plotly")
     diagnosis, report = kept.diagnosis, run.path / REPORT
     html = report if has_plotly else say_missing(["plotly"], "it")
-    print_diagnosis(diagnosis, run, verbose, [*next_steps(run), ("HTML report", str(html)), *_about(run, verbose)])
+    print_diagnosis(
+        diagnosis, run, verbose, [*next_steps(run, diagnosis), ("HTML report", str(html)), *_about(run, verbose)]
+    )
     if has_plotly and not (kept.note and report.exists()):  # behind the verdict, since it takes seconds
         write_own_report(run, diagnosis)
     overall = diagnosis.goodput[0]
@@ -128,15 +130,18 @@ def _summarise(run: "RunDirectory", verbose: bool) -> int:
     return code
 
 
-def next_steps(run: "RunDirectory") -> list[tuple[str, str]]:
-    """What a reader does next, the most important first."""
+def next_steps(run: "RunDirectory", diagnosis: "Diagnosis") -> list[tuple[str, str]]:
+    """What a reader does next, the most important first. A run without a served request has none to explain."""
+    from sojourn.metrics.run.directory import section
     from sojourn.metrics.statistics.resolution import resolution_sentence
 
     path = shlex.quote(str(run.path))
     resolved = resolution_sentence(run.meta())
+    streams = section(section(run.meta(), "scenario"), "target").get("stream") is not False
+    explain = f"{program_name()} explain {path} --slowest {'ttft' if streams else 'e2e'}"
     return [
         *([("SLO question", resolved)] if resolved is not None else []),
-        ("next", f"{program_name()} explain {path} --slowest ttft"),
+        *([("next", explain)] if diagnosis.goodput[0].completed else []),
         ("in the app", f"{program_name()} ui {path}"),
     ]
 

@@ -2,8 +2,10 @@
 
 import ast
 import re
+import shlex
 from pathlib import Path
 
+import msgspec
 import pytest
 import typer
 
@@ -75,3 +77,20 @@ def test_a_folder_of_runs_offers_the_newest_and_the_command_for_it(tmp_path, ver
     assert name == verb and "runs/r6" in [str(value) for each in options.values()
                                           for value in (each if isinstance(each, list) else [each])]  # fmt: skip
     assert all(word in last for word in extra)
+
+
+@pytest.mark.parametrize("served", [True, False])
+def test_the_next_step_of_a_run_can_be_taken(tmp_path, served):
+    def refuse_all(records):
+        records.client[:] = [msgspec.structs.replace(each, status="error", error="HTTP 500", first_token_ns=None,
+                                                     last_byte_ns=None, chunk_ns=[], chunk_tokens=[])
+                             for each in records.client]  # fmt: skip
+        records.requests.clear()
+        records.steps.clear()
+
+    synthetic_run(tmp_path / "a run", requests=30, **({} if served else {"keep": refuse_all}))
+    said = run_program("diagnose", "a run", cwd=tmp_path).stdout
+    steps = [line.partition("sojourn ")[2] for line in said.splitlines() if re.match(r"(next|in the app) ", line)]
+    assert [parsed(f"sojourn {step}")[0] for step in steps] == (["explain", "ui"] if served else ["ui"])
+    for step in steps[:-1]:
+        assert run_program(*shlex.split(step), cwd=tmp_path).returncode == 0
