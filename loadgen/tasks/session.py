@@ -31,6 +31,7 @@ from sojourn.loadgen.target.scrape import Scraper
 from sojourn.loadgen.tasks.llm_user import LLMUser, target_of
 from sojourn.loadgen.tasks.load import Part, TaskLoad
 from sojourn.metrics.errors import ExperimentError, InputError, SojournError
+from sojourn.metrics.exit_codes import Ended
 from sojourn.metrics.machine.host import boot_id
 from sojourn.metrics.request.objectives import parse_bounds
 from sojourn.metrics.run.directory import RunDirectory
@@ -89,7 +90,8 @@ class Tasks:
                 self._start_load(self._part)
         except Exception as error:
             known = isinstance(error, SojournError | OSError)
-            self._recorder.refuse(str(error) if known else f"the run did not begin: {error!r}", 2 if known else 1)
+            code = getattr(error, "exit_code", Ended.FAILED)
+            self._recorder.refuse(str(error) if known else f"the run did not begin: {error!r}", code)
             self._is_ready.set()
             gevent.spawn(self._runner.quit if self.environment.parsed_options.headless else self._runner.stop)
 
@@ -184,7 +186,7 @@ class Recorder:
 
     def begin(self):
         """Checks the server and begins the run; nothing is sent yet. Raises SojournError."""
-        self.environment.process_exit_code = 1  # of a load that is cut short
+        self.environment.process_exit_code = Ended.STOPPED  # of a load that is cut short
         self.page.begin()
         users, options = llm_users(self.environment), self.environment.parsed_options
         hosts = {self.environment.host} if self.environment.host else {user.host for user in users}
@@ -243,7 +245,7 @@ class Recorder:
             self.environment.process_exit_code, why = ended_with(run)
             message, is_fault = "; ".join(filter(None, (why, report(run)))), bool(why)
         except SojournError as error:
-            message = f"error: {error}"
+            message, self.environment.process_exit_code = f"error: {error}", error.exit_code
         finally:
             self._open.close()
             self.page.unfollow()
@@ -320,7 +322,7 @@ def begin_session(environment, **_: Any) -> None:
         endpoint_of("http://unknown", users)
     except InputError as error:  # before there is a page, which would hide it
         print(f"error: {error}", file=sys.stderr, flush=True)
-        sys.exit(2)
+        sys.exit(error.exit_code)
     gevent.get_hub().loop.update_now()  # imports took seconds: --run-time would count them
     environment.stop_timeout = environment.stop_timeout or DRAIN_S
     tasks = environment.sojourn_tasks = Tasks(environment)
