@@ -4,6 +4,7 @@ import itertools
 import math
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,6 +43,10 @@ def test_each_sweep_has_a_curve_with_its_goodput_and_its_crossing_and_a_note_whe
     assert any(name.startswith("max_num_seqs=4 · goodput: ") and name.endswith("tokens/s or more") for name in drawn)
     by_user = {trace.name: trace for trace in throughput_against_tpot(found, per_user=True).data}
     assert list(by_user["max_num_seqs=8"].x) == [100, 50, 25] and list(by_user["max_num_seqs=8"].y) == [50, 100, 150]
+    line, cross = by_user[""], by_user["max_num_seqs=8 · meets the SLO of TPOT: 125 tokens/s"]
+    assert np.interp(cross.x[0], line.x[::-1], line.y[::-1]) == pytest.approx(cross.y[0], rel=0.01), (
+        "it lies on its curve"
+    )
     assert "max_num_seqs=4" not in by_user, "its devices are not known"
     for per_user, some in ((True, found[1:]), (False, curves({"a": search([])})), (False, [])):
         assert not throughput_against_tpot(some, per_user=per_user).data

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import plotly.graph_objects as go
 
 from sojourn.loadgen.search.curve import Curve, Recommended
@@ -15,6 +16,8 @@ FRONTIER_COLOUR = "rgba(86,180,233,0.35)"
 HEIGHT_PX = 470
 HEADROOM = 1.18  # of the axis above the largest value: names of the areas stand there
 LABELLED = 0.25  # of the axis: an area with room for its name
+INTERPOLATED = "interpolated"  # of a trace: its values are no measurements, and the report's table leaves them out
+PARTS = 16  # of a straight line over TPOT, which is bent over its inverse
 APART = 0.045  # of an axis: labels of points that are nearer to each other would overlap
 
 
@@ -34,6 +37,13 @@ class Axes:
 
     def y(self, tokens_per_s: float, curve: Curve) -> float:
         return tokens_per_s / curve.devices if self.per_user and curve.devices else tokens_per_s
+
+    def line(self, points: Sequence[tuple[float, float]]) -> dict[str, list[float]]:
+        """`x` and `y` through points of (TPOT in ms, value): straight over TPOT, as all that is interpolated."""
+        tpots_ms, values = zip(*points, strict=True)
+        at = np.linspace(0, len(points) - 1, (len(points) - 1) * (PARTS if self.per_user else 1) + 1)
+        tpots_ms, values = (np.interp(at, range(len(points)), each) for each in (tpots_ms, values))
+        return {"x": [self.x(float(each)) for each in tpots_ms], "y": values.tolist()}
 
     def can_show(self, curve: Curve) -> bool:
         return bool(curve.points) and (bool(curve.devices) or not self.per_user)
@@ -100,9 +110,8 @@ def _frontier(fig: go.Figure, curves: Sequence[Curve], axes: Axes) -> None:
     ]
     best = frontier(points)
     fig.add_scatter(
-        name="frontier of all points (TPOT alone)", x=[axes.x(point.tpot_ms) for point in best],
-        y=[point.tokens_per_s for point in best], mode="lines", line=dict(color=FRONTIER_COLOUR, width=11),
-        hoverinfo="skip",
+        name="frontier of all points (TPOT alone)", **axes.line([(each.tpot_ms, each.tokens_per_s) for each in best]),
+        mode="lines", line=dict(color=FRONTIER_COLOUR, width=11), hoverinfo="skip", meta=INTERPOLATED,
     )  # fmt: skip
 
 
@@ -111,8 +120,13 @@ def _curve(fig: go.Figure, curve: Curve, axes: Axes, colour: str, right: float, 
     xs = [axes.x(point.tpot_ms) for point in curve.points]
     ys = [axes.y(point.tokens_per_s, curve) for point in curve.points]
     fig.add_scatter(
-        name=name, legendgroup=curve.name, x=xs, y=ys, mode="lines+markers+text",
-        line=dict(color=colour, width=2), text=_rate_labels(curve.points, xs, ys, right, top),
+        name="", legendgroup=curve.name, showlegend=False, mode="lines", line=dict(color=colour, width=2),
+        hoverinfo="skip", meta=INTERPOLATED,
+        **axes.line([(point.tpot_ms, y) for point, y in zip(curve.points, ys, strict=True)]),
+    )  # fmt: skip
+    fig.add_scatter(
+        name=name, legendgroup=curve.name, x=xs, y=ys, mode="markers+text",
+        text=_rate_labels(curve.points, xs, ys, right, top),
         textposition=["top left" if not axes.per_user else "top right"] * len(xs),
         textfont=dict(size=11, color=theme.MUTED), cliponaxis=False,
         marker=dict(

@@ -26,7 +26,7 @@
     figure.data.forEach((trace, k) => {
       const x = listed(trace.x), y = listed(trace.y), lies = trace.orientation === "h";
       const places = lies ? y : x, values = lies ? x : y;
-      if (!values.length || trace.type === "heatmap") return;
+      if (!values.length || trace.type === "heatmap" || trace.meta === "interpolated") return;
       const key = `${trace.xaxis || "x"} ${trace.yaxis || "y"}`;
       if (!found.has(key)) found.set(key, { trace, lies, columns: [] });
       found.get(key).columns.push({ name: plain(trace.name) || `trace ${k + 1}`, places, values });
