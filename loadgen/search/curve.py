@@ -52,6 +52,7 @@ class Recommended(msgspec.Struct, frozen=True, kw_only=True):
     tpot_ms: Interval
     tokens_per_s: float
     slo_tpot_ms: float | None  # that it was planned for: another one than the sweep's gives another limit
+    doubts: list[str]  # why its replays are not trusted
 
     @property
     def label(self) -> str:
@@ -178,6 +179,7 @@ def read_plan(file: Path) -> Recommended | None:
             run=str(document["run"]), settings=dict(document["settings"]), rate_rps=float(limit["rate_rps"]),
             tpot_ms=msgspec.convert(prediction["tpot_ms"][USUAL_QUANTILE], Interval),
             tokens_per_s=float(prediction["output_tokens_per_s"]),
+            doubts=[str(each) for each in document["doubts"]],
             slo_tpot_ms=min((each["tpot_ms"] for each in document["objectives"] if each.get("tpot_ms")), default=None),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, msgspec.MsgspecError):

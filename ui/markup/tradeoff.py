@@ -98,6 +98,7 @@ def _recommendation(found: Recommended) -> str:
         f"The plan of {found.run}{slo} recommends {found.label}. Its replays predict "
         f"{number(found.tokens_per_s)} output tokens/s at {number(found.rate_rps)} requests/s, with a TPOT p90 of "
         f"{number(found.tpot_ms.median, 'ms')} ({between}); nothing of it is measured."
+        + (f" The replays are not trusted: {'; '.join(found.doubts)}." if found.doubts else "")
     )
 
 

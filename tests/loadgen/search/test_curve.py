@@ -119,7 +119,7 @@ def test_files_hold_the_points_that_are_drawn(tmp_path):
 def test_a_stored_plan_of_a_run_of_the_sweep_or_of_the_same_scenario_is_recommended(tmp_path):
     sweep = sweep_of(tmp_path / "sweep", {2: 1.0, 4: 0.96, 8: 0.85})
     plan = {
-        "run": "rate-4-1", "objectives": [{"klass": "all", "tpot_ms": 30.0}], "settings": {"max_num_seqs": 32},
+        "run": "rate-4-1", "doubts": ["steps larger than any of the run"], "objectives": [{"klass": "all", "tpot_ms": 30.0}], "settings": {"max_num_seqs": 32},
         "best_limit": {"rate_rps": 6.5, "prediction": {
             "tpot_ms": {"p90": {"low": 20.0, "median": 25.0, "high": None}}, "output_tokens_per_s": 130.0}},
     }  # fmt: skip
@@ -127,6 +127,7 @@ def test_a_stored_plan_of_a_run_of_the_sweep_or_of_the_same_scenario_is_recommen
         folder.mkdir()
         (folder / PLAN_FILE).write_text(json.dumps(plan))
         (folder / "run.json").write_text(json.dumps({"scenario": {"name": name}}))
+    assert "The replays are not trusted: steps larger" in write_sweep_report([sweep]).read_text()
     (found,) = read_curves([sweep])
     assert [each.label for each in found.recommended] == ["max_num_seqs=32"] * 2
     assert found.recommended[0].tpot_ms.median == 25 and found.recommended[0].tokens_per_s == 130
