@@ -119,7 +119,8 @@ def test_files_hold_the_points_that_are_drawn(tmp_path):
 def test_a_stored_plan_of_a_run_of_the_sweep_or_of_the_same_scenario_is_recommended(tmp_path):
     sweep = sweep_of(tmp_path / "sweep", {2: 1.0, 4: 0.96, 8: 0.85})
     plan = {
-        "run": "rate-4-1", "doubts": ["steps larger than any of the run"], "objectives": [{"klass": "all", "tpot_ms": 30.0}], "settings": {"max_num_seqs": 32},
+        "run": "rate-4-1", "doubts": ["steps larger than any of the run"], "settings": {"max_num_seqs": 32},
+        "objectives": [{"klass": "all", "tpot_ms": 30.0}],
         "best_limit": {"rate_rps": 6.5, "prediction": {
             "tpot_ms": {"p90": {"low": 20.0, "median": 25.0, "high": None}}, "output_tokens_per_s": 130.0}},
     }  # fmt: skip
