@@ -93,8 +93,8 @@ def dashboard(board: Board, app_url: str) -> dict[str, Any]:
 def _annotation(event: Event) -> dict[str, Any]:
     return {
         "name": event.name, "datasource": DATASOURCE, "enable": True, "hide": False, "iconColor": event.colour,
-        "expr": event.expr, "step": "15s", "titleFormat": event.title, "textFormat": event.text,
-        "tagKeys": "instance,model_name,severity", "useValueForTime": False,
+        "target": {"refId": "Anno", "expr": event.expr, "interval": "15s"}, "titleFormat": event.title,
+        "textFormat": event.text, "tagKeys": "instance,model_name,severity", "useValueForTime": False,
     }  # fmt: skip
 
 

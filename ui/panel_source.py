@@ -100,7 +100,11 @@ class PanelSource:
         shown time began is left out."""
         found, shown_s = [], time.time() - choices.range_s + 1.5 * choices.step_s
         for each in board.get("annotations", {}).get("list", ()):
-            target = {"expr": each["expr"], "legendFormat": f"{each['titleFormat']}. {each['textFormat']}", "refId": ""}
+            target = {
+                "expr": each["target"]["expr"],
+                "legendFormat": f"{each['titleFormat']}. {each['textFormat']}",
+                "refId": "",
+            }
             for line in self.lines({"targets": [target]}, choices):
                 for before, second, value in zip([math.nan, *line.values], line.seconds, line.values, strict=False):
                     if math.isnan(before) and not math.isnan(value) and second > shown_s:

@@ -128,7 +128,7 @@ def metrics_exist(board: Board) -> Iterator[str]:
 
 
 def annotations(board: Board) -> list[tuple[str, str]]:
-    return [(each["name"], each["expr"]) for each in board["annotations"]["list"]]
+    return [(each["name"], each["target"]["expr"]) for each in board["annotations"]["list"]]
 
 
 def events_have_words_and_a_source(board: Board) -> Iterator[str]:
@@ -136,9 +136,9 @@ def events_have_words_and_a_source(board: Board) -> Iterator[str]:
         words = f"{each['titleFormat']} {each['textFormat']}"
         if each["datasource"] != {"type": "prometheus", "uid": "${datasource}"}:
             yield f"annotation {each['name']} fixes its data source"
-        if not any(name in words for name in (*re.findall(NAME, each["expr"]), "ALERTS")):
+        if not any(name in words for name in (*re.findall(NAME, each["target"]["expr"]), "ALERTS")):
             yield f"annotation {each['name']} does not name its series"
-        grouped = re.search(r"by \(([^)]*)\)", each["expr"])
+        grouped = re.search(r"by \(([^)]*)\)", each["target"]["expr"])
         for label in {*re.findall(r"\{\{(\w+)\}\}", words)} if grouped else ():
             if label not in grouped[1].split(", "):
                 yield f"annotation {each['name']} names {label}, which its series lack"
