@@ -10,6 +10,7 @@ from sojourn.diagnosis.evidence import Client
 from sojourn.metrics.prediction import settings_text, shown_setting
 from sojourn.metrics.run.directory import section
 
+START = "start the server"  # begins the words that say what a command needs first
 RECORDS = "runs/server"  # where the printed commands have a server record
 PROBES = {"vllm": "vllm", "sglang": "sglang"}  # source of a server → its name for `sojourn-probe`
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -43,7 +44,7 @@ def with_settings(facts: Client, measurement: str, settings: Mapping[str, object
     if len(recorded) > 1:
         return measurement, ""
     changed = settings_text(dict(settings))
-    start, again = f"{measurement}: start the server again with {changed}", _without(arguments, "--server-run")
+    start, again = f"{measurement}: {START} again with {changed}", _without(arguments, "--server-run")
     if recorded:
         new = f"{recorded[0]}-2"
         start, again = f"{start} and records in {new}", [*again, "--server-run", new]
@@ -74,10 +75,10 @@ def _start(facts: Client) -> str:
     source = getattr(getattr(facts, "server", None), "source", None)
     served = section(section(facts.meta, "engine"), "served")
     if source == "sojourn" or served.get("owned_by") == "sojourn":
-        return f"start the server with `--run-dir {RECORDS}`"
+        return f"{START} with `--run-dir {RECORDS}`"
     if (name := PROBES.get(str(source or served.get("owned_by")))) is not None:
-        return f"start the server as `sojourn-probe {name} --out {RECORDS} -- …`"
-    return f"start the server with `--run-dir {RECORDS}` (vLLM, SGLang: under `sojourn-probe --out {RECORDS}`)"
+        return f"{START} as `sojourn-probe {name} --out {RECORDS} -- …`"
+    return f"{START} with `--run-dir {RECORDS}` (vLLM, SGLang: under `sojourn-probe --out {RECORDS}`)"
 
 
 def _recorded(facts: Client) -> list[str]:

@@ -11,6 +11,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from sojourn.diagnosis.repeat import START
 from sojourn.diagnosis.terminal.report import draw_met, headline_panel, percent_bounds, tell_ms
 from sojourn.diagnosis.terminal.time_spent import lifecycles, ruled_table
 from sojourn.diagnosis.verdict import (
@@ -119,6 +120,8 @@ def _cause(place: int, found: Finding) -> list[Part]:
     kind = "estimate" if found.gain_is_estimate else "replayed"
     mends = Text.assemble((found.fix.change, "bold"), f": {found.fix.gain} ({kind})")
     proof = f"$ {found.probe.command}" if found.probe.command else found.probe.measurement
+    needs_first = found.probe.measurement.partition(f": {START}")[2] if found.probe.command else ""
+    proof = f"{START}{needs_first}\n{proof}" if needs_first else proof
     first = place == 1
     parts = [
         Part(_row(Text(f"{place}", style=f"bold {colour}"), *about), 1 if first else 3, "" if first else "cause"),

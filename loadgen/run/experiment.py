@@ -177,6 +177,12 @@ def load_url(
     repeat["processes"] = _several(processes)
     repeat["stop_when_resolved"] = None if stop_when_resolved is None else str(stop_when_resolved)
     check_stop_when_resolved(scenario, stop_when_resolved)
+    for path in server_runs:
+        if not Path(path).is_dir():
+            raise InputError(
+                f"--server-run {path} is no folder yet; start the server on this host with `sojourn serve MODEL "
+                f"--run-dir {path}`, or vLLM and SGLang with `sojourn-probe vllm --out {path} -- …`, and load it then"
+            )
     servers = [open_server_run(path) for path in server_runs]
     if len({server.path.resolve() for server in servers}) < len(servers):
         raise ExperimentError("--server-run names one folder twice; give each server's own")

@@ -1,15 +1,18 @@
 """Every command that a diagnosis prints: the program reads it, and it answers what it is printed for."""
 
+import io
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from sojourn.diagnosis.diagnose import diagnose
 from sojourn.diagnosis.evidence import read_evidence
-from sojourn.diagnosis.repeat import RECORDS, rerun, with_records, with_settings
+from sojourn.diagnosis.repeat import RECORDS, START, rerun, with_records, with_settings
 from sojourn.diagnosis.symptom_tree.tree import symptom_tree
+from sojourn.diagnosis.terminal.short_report import ShortReport
 from sojourn.metrics.run.directory import RunDirectory
-from tests.commands.program import parsed
+from tests.commands.program import parsed, run_program
 from tests.diagnosis.test_client_only import TRACES, client_run
 from tests.metrics.synthetic import synthetic_run
 
@@ -30,6 +33,11 @@ def test_proof_of_a_run_without_server_records_gets_them(tmp_path, trace):
     run = client_run(tmp_path / "run", [make(number) for number in range(60)])
     run.update_meta(command=LOAD, engine={"base_url": HERE})
     diagnosis = diagnose(run)
+    console = Console(width=80, file=io.StringIO())
+    console.print(ShortReport(diagnosis, "sojourn diagnose x -v"))
+    said = " ".join(console.file.getvalue().split())
+    if diagnosis.findings:
+        assert f"{START} with `--run-dir {RECORDS}`" in said and f"--server-run {RECORDS}" in said
     tree = symptom_tree(read_evidence(run), diagnosis, "high_ttft")
     probes = [(each.probe.measurement, each.probe.command) for each in diagnosis.findings]
     for measurement, command in [*probes, (tree.next_measurement, tree.next_command)]:
@@ -99,3 +107,8 @@ def test_commands_of_a_joined_run_change_what_the_measurement_says(tmp_path, pla
     for _, command in commands:
         verb, options = parsed(command)
         assert verb == "run" and (options["set_"] or options["rate"]), command
+
+
+def test_records_that_are_not_there_yet_are_answered_with_how_they_come(tmp_path):
+    done = run_program("load", "127.0.0.1:9", "--rate", "1", "--server-run", RECORDS, cwd=tmp_path)
+    assert done.returncode == 2 and f"sojourn serve MODEL --run-dir {RECORDS}" in done.stderr
