@@ -122,7 +122,7 @@ def _print(found: "Comparison") -> None:
 
 
 def _work(a: "Work", b: "Work") -> str:
-    """`A / B: failed 0.0% / 2.0% of 300 / 300 requests; 40.1 / 40.1 output tokens a reply; ...`."""
+    """`A / B: failed 0.0% / 2.0% of 300 / 300 requests; 40.1 / 40.1 output tokens per reply; ...`."""
 
     def both(name: str, style: str) -> str:
         values = getattr(a, name), getattr(b, name)
@@ -130,7 +130,7 @@ def _work(a: "Work", b: "Work") -> str:
 
     return (
         f"A / B: failed {both('failed_share', '.1%')} of {both('requests', ',')} requests; "
-        f"{both('output_tokens', '.4g')} output tokens a reply; {both('cached_share', '.1%')} of the prompt tokens "
+        f"{both('output_tokens', '.4g')} output tokens per reply; {both('cached_share', '.1%')} of the prompt tokens "
         f"cached; sent {both('lag_ms', '.3g')} ms late on average"
     )
 

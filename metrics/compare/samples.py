@@ -89,7 +89,7 @@ def num_windows(each: RunSamples) -> tuple[int, str]:
     return 0, (
         f"{sent} within {due_s:.3g} s, with a median latency of {latency_s:.3g} s: too short for {FEWEST_WINDOWS} "
         f"windows of {WINDOW_LATENCIES:g} latencies and {WINDOW_REQUESTS} requests each; run at least "
-        f"{FEWEST_WINDOWS * WINDOW_REQUESTS} requests over {FEWEST_WINDOWS * WINDOW_LATENCIES * latency_s:.3g} s, or "
+        f"{FEWEST_WINDOWS * WINDOW_REQUESTS} requests over {FEWEST_WINDOWS * WINDOW_LATENCIES * latency_s:,.0f} s, or "
         "give two or more runs a side"
     )
 

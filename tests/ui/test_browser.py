@@ -7,12 +7,15 @@ import pytest
 
 from sojourn.diagnosis.diagnose import diagnose
 from sojourn.interop.imported.read import read_result, write_run
+from sojourn.metrics.usage.record import End
 from sojourn.ui.launch import OF_ALL_RUNS, OF_NO_RUN, PAGES, unfilled_pages
 from sojourn.ui.markup.run_report import render
 from sojourn.ui.run_data import load
 from sojourn.ui.screenshots import browser, take
 from tests.further import further
 from tests.metrics.synthetic import synthetic_run
+from tests.metrics.synthetic_fleet import synthetic_fleet
+from tests.metrics.usage.test_reader import record, writer
 
 pytestmark = pytest.mark.browser
 
@@ -25,6 +28,10 @@ def kinds(runs, tmp_path_factory):
         (folder / name).symlink_to(runs / name)
     overload = synthetic_run(folder / "overload", plant="overload", requests=80)
     overload.write_json("diagnosis.json", msgspec.to_builtins(diagnose(overload)))
+    usage = writer(overload.path / "usage")
+    usage.write(End(record(usage.life, 0, tenant="acme", status="answered", output_tokens=10)))
+    synthetic_fleet(folder / "pair", ["healthy", "tiny_kv"], requests=[60, 30])
+    (folder / "sweep-made").symlink_to(runs / "sweep-made")
     result = Path(__file__).parents[1] / "interop" / "imported" / "results" / "vllm.json"
     write_run(read_result(result)[0], folder / "imported", str(result))
     return folder
@@ -34,8 +41,8 @@ def kinds(runs, tmp_path_factory):
 @pytest.mark.parametrize(
     ("name", "is_dark"),
     [("vllm", True), *further(
-        ("chat", False), ("chat", True), ("vllm", False), ("overload", True), ("overload", False), ("imported", True),
-        ("hostile", False), ("server-only", True), ("failing", False),
+        ("chat", False), ("chat", True), ("pair", True), ("vllm", False), ("overload", True), ("overload", False),
+        ("imported", True), ("hostile", False), ("server-only", True), ("failing", False),
     )],
 )  # fmt: skip
 def test_every_page_renders_without_an_error_and_nothing_is_cut_or_faint(kinds, name, is_dark, tmp_path):

@@ -21,7 +21,7 @@ from sojourn.ui.theme import BAD, GOOD, MUTED, STATE_COLOURS, ink_on
 
 CSS_FILE = Path(__file__).parents[1] / "style.css"
 STATUS_COLOURS = {"present": BAD, "absent": GOOD, "unknown": "var(--sj-line-bold)"}
-ID_COLUMNS, LONGEST_ID = ("request", "victim", "its blocks went to"), 40  # characters that stay on one line
+ID_COLUMNS, LONGEST_ID = ("request", "victim", "its blocks went to", "server"), 40  # characters that stay on one line
 KIND_MEANING = {
     "capacity": "more hardware, or less load",
     "policy": "a setting, at no cost",
