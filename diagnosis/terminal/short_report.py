@@ -11,6 +11,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from sojourn.diagnosis.foreign_server import ACCOUNT_SEPARATOR
 from sojourn.diagnosis.repeat import START
 from sojourn.diagnosis.terminal.report import draw_met, headline_panel, percent_bounds, tell_ms
 from sojourn.diagnosis.terminal.time_spent import lifecycles, ruled_table
@@ -119,9 +120,7 @@ def _cause(place: int, found: Finding) -> list[Part]:
     about += [_warning(found.unsafe)] if found.unsafe else []
     kind = "estimate" if found.gain_is_estimate else "replayed"
     mends = Text.assemble((found.fix.change, "bold"), f": {found.fix.gain} ({kind})")
-    proof = f"$ {found.probe.command}" if found.probe.command else found.probe.measurement
-    needs_first = found.probe.measurement.partition(f": {START}")[2] if found.probe.command else ""
-    proof = f"{START}{needs_first}\n{proof}" if needs_first else proof
+    proof = _proof(found)
     first = place == 1
     parts = [
         Part(_row(Text(f"{place}", style=f"bold {colour}"), *about), 1 if first else 3, "" if first else "cause"),
@@ -132,6 +131,16 @@ def _cause(place: int, found: Finding) -> list[Part]:
     if strongest is not None:
         parts.insert(1, Part(_row("  evidence", Text(strongest.statement)), 4 if first else 8))
     return parts
+
+
+def _proof(found: Finding) -> str:
+    """The command, and before it what to change on a server that it does not start."""
+    command, measurement = found.probe.command, found.probe.measurement
+    if not command:
+        return measurement
+    if needs_first := measurement.partition(f": {START}")[2]:
+        return f"{START}{needs_first}\n$ {command}"
+    return f"{measurement}:\n$ {command}" if command.startswith("sojourn load") else f"$ {command}"
 
 
 def _alternative(found: Finding, named: set[str]) -> RenderableType:
@@ -181,5 +190,6 @@ def _time(diagnosis: Diagnosis) -> RenderableType:
     """One bar of all time by lifecycle, and the largest accounts in it."""
     known = {name: share for name, share in diagnosis.ledger_share.items() if name != UNACCOUNTED}
     largest = sorted(known, key=lambda name: -known[name])[:MOST_ACCOUNTS]
-    told = [f"{name} {known[name]:.0%}" for name in largest if known[name] >= SMALLEST_SHARE]
+    told = [f"{name} {known[name]:.0%}" for name in largest
+            if known[name] >= SMALLEST_SHARE and ACCOUNT_SEPARATOR not in name]  # fmt: skip
     return _row("time", lifecycles(diagnosis), *([Text(f"mostly {', '.join(told)}", style="dim")] if told else []))

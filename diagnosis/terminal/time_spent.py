@@ -57,11 +57,18 @@ def section(title: str) -> RenderableType:
 
 
 def lifecycles(diagnosis: Diagnosis) -> RenderableType:
-    """One line of all the time, in the lifecycles' colours and grey for what no account explains, and its legend."""
-    shares = diagnosis.lifecycle_share | {UNACCOUNTED: diagnosis.ledger_share.get(UNACCOUNTED, 0.0)}
+    """One line of all the time, in the lifecycles' colours and grey for what no account explains, and its legend. Of a
+    server that measures accounts together, its own stretches."""
+    spans = {} if diagnosis.server is None else {
+        ACCOUNT_SEPARATOR.join(each.accounts): (each.name, each.accounts[0].split(".")[0])
+        for each in diagnosis.server.spans if len(each.accounts) > 1
+    }  # fmt: skip
+    together = {name: share for name, share in diagnosis.ledger_share.items() if name in spans}
+    shares = diagnosis.lifecycle_share | together | {UNACCOUNTED: diagnosis.ledger_share.get(UNACCOUNTED, 0.0)}
     line, legend = Text(), []
-    for name, share in shares.items():
-        colour = COLOURS.get(name, UNACCOUNTED_COLOUR)
+    for account, share in shares.items():
+        name, lifecycle = spans.get(account, (account, account))
+        colour = COLOURS.get(lifecycle, UNACCOUNTED_COLOUR)
         line.append("█" * math.floor(max(share, 0.0) * 2 * BAR_CELLS + 0.5), style=colour)
         if share >= SMALLEST_SHOWN:
             legend.append(Text.assemble(("■ ", colour), f"{name} {share:.0%}"))
