@@ -76,6 +76,7 @@ class Session:
         self.replaying = None
         self.stopping = self.has_signal = False
         self.started = None
+        self.is_sent = False
         self.page = GoodputPage(environment, replays=True)
         runner = environment.runner
         self.master = MasterReplay(runner) if isinstance(runner, MasterRunner) else None
@@ -83,7 +84,7 @@ class Session:
 
     def begin(self, **_):
         if self.worker is None:
-            self.stopping, self.has_signal, self.started = False, False, None
+            self.stopping, self.has_signal, self.started, self.is_sent = False, False, None, False
             self.replaying = gevent.spawn(self.replay)
 
     def replay(self):
@@ -98,7 +99,7 @@ class Session:
             if self.master is not None:
                 self.master.run(started)
             else:
-                replay_alone(started, self.show)
+                replay_alone(started, self.show, self.note_end)
             code, why = ended_with(started.run)
             self.environment.process_exit_code = Ended.STOPPED if self.has_signal else code
             is_fault = bool(why)
@@ -140,10 +141,12 @@ class Session:
             else:
                 self.replaying.kill(block=False)
 
-    @staticmethod
-    def kill(replaying):
-        """What is still in flight is cancelled; a replay that has ended is left alone."""
-        if not replaying.ready():
+    def note_end(self):
+        self.is_sent = True
+
+    def kill(self, replaying):
+        """What is still in flight is cancelled; a replay that writes or diagnoses its run is left alone."""
+        if replaying is self.replaying and not self.is_sent and not replaying.ready():
             replaying.kill(block=False)
 
     def end(self, **_):

@@ -173,10 +173,12 @@ def report(run: "RunDirectory") -> str:
     return f"recorded in {path}; see it: sojourn diagnose {path}, or report.html there"
 
 
-def replay_alone(started: StartedRun, on_finished: OnFinished) -> None:
-    """Sends the whole schedule from this process. Raises SojournError."""
+def replay_alone(started: StartedRun, on_finished: OnFinished, on_sent: Callable[[], None]) -> None:
+    """Sends the whole schedule from this process. `on_sent` is called before the run is written. Raises
+    SojournError."""
     with recording(Path(started.plan.run_dir)):
         try:
             prepare_part(started.plan, 0, 1, on_finished, started.schedule).run()
         finally:
+            on_sent()
             finish_replay(started)
