@@ -71,7 +71,7 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
 def read_accounts(facts: Accounts, excess: Excess) -> Proposal | None:
     """Requests wait for a place while the others' tokens come fast: the device could take more."""
     found = [*excess_evidence(excess, QUEUE), *waited_for(facts, "batch_cap"), *room_evidence(facts, wanted=True)]
-    words = "requests wait for a place in the batch, though tokens come fast enough for a larger one"
+    words = "requests queue for a batch slot, and TPOT leaves room for a larger batch"
     return propose(excess, words, found, "a larger max_num_seqs", None, scale_setting(facts, "max_num_seqs", 2))
 
 
@@ -119,7 +119,7 @@ def read_client(facts: Client, excess: Excess) -> Proposal | None:
     waits = max(signs.growth or 0.0, signs.with_crowd or 0.0)
     if excess.objective == "tpot_ms" or waits < GOES_WITH or not has_room(facts) or goes_with_prompt(signs):
         return None
-    return hint(excess, "requests wait for each other, though tokens come fast enough for a larger batch",
+    return hint(excess, "requests queue for each other, and TPOT leaves room for a larger batch",
                 queue_signs(signs), 0.5, "a larger batch")  # fmt: skip
 
 
@@ -139,9 +139,9 @@ CAUSE = Cause(
     kind="policy",
     rival="overload: the device is full at any batch",
     rival_key="overload",
-    asks="Do requests wait for a place in the batch?",
+    asks="Do requests wait for a batch slot?",
     measurement="the same scenario with twice the max_num_seqs",
-    figures=(waiting_for("batch_cap", "a place in the batch"), show_batch),
+    figures=(waiting_for("batch_cap", "a batch slot"), show_batch),
     booked=WAITS,
     complaints={"high_ttft": 3, "low_device_utilisation": 1, "devices_do_not_help": 1},
     reads={

@@ -23,11 +23,11 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
         return None
     settings, spared = {"speculation": "ngram"}, 1 - 1 / times
     return Proposal(
-        cause=f"the output repeats what stands before it: prompt lookup would give {output / steps:.1f} tokens a step, "
+        cause=f"the output repeats what precedes it: prompt lookup would give {output / steps:.1f} tokens per step, "
         "and now each costs a step of its own",
         evidence=[
             evidence(f"{LOOKUP_DRAFTS} tokens of prompt lookup a step would have given {output:,.0f} tokens of "
-                     f"{len(sampled)} requests in {steps:,.0f} steps", output / steps, "tokens a step",
+                     f"{len(sampled)} requests in {steps:,.0f} steps", output / steps, "tokens per step",
                      "requests: lookup_steps", weight=3),
             evidence(f"a step that verifies them takes {then / now:.2f} times as long, for {batch:.1f} requests",
                      then / now, "ratio", "steps: fit", weight=0),

@@ -51,7 +51,7 @@ def show_chunk_limit(facts: Client) -> Reading | None:
     chunks = facts.chunks if isinstance(facts, Records) else None
     taken = "" if chunks is None else f"; a prompt took {chunks.per_prompt:.1f} steps"
     return Reading(
-        f"a prompt advances by at most {chunk} tokens a step, of a budget of {budget}{taken}",
+        f"a prompt advances by at most {chunk} tokens per step, of a budget of {budget}{taken}",
         False,
         "run.json: max_prefill_chunk_tokens; steps: new_tokens",
         1 - chunk / budget,
