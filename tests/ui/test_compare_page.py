@@ -77,6 +77,7 @@ def test_list_of_runs_shows_what_each_found(runs, monkeypatch):
     goodput = load(runs / "chat").diagnosis.goodput[0]
     for cell in (percent(goodput.attainment), number(goodput.goodput_rps), "degraded", "80"):
         assert f">{cell}</td>" in rows["chat"], cell
+    assert 'href="./?run=chat"' in rows["chat"]  # the Overview stands at the root of the app
     assert "not diagnosed" in rows["foreign"] and set(rows) == set(run_names(runs))
     best = app.get_by_key("sort").set_value("attainment").run()
     assert re.search(r"run=([\w-]+)", html(best))[1] in ("chat", "tiny-kv")  # those with a diagnosis

@@ -293,8 +293,9 @@ def folded(words: str, inner: str) -> str:
 
 
 def link(page: str, query: Mapping[str, str], words: str) -> str:
-    """To another page of the app, as HTML."""
-    return f'<a href="{safe(f"{page}?{urlencode(query)}")}">{safe(words)}</a>'
+    """To another page of the app, as HTML; the first page stands at the root."""
+    place = "./" if page == "overview" else page
+    return f'<a href="{safe(f"{place}?{urlencode(query)}")}">{safe(words)}</a>'
 
 
 def pairs(items: dict[str, Any], css: str = "") -> str:
