@@ -9,7 +9,7 @@ from sojourn.ui import theme
 from sojourn.ui.tables.predictions import figure_name, is_share, pair_name
 from sojourn.ui.text import label, percent
 
-HIT, MISS, NOW = "#1A7F4B", "#D55E00", "#334155"
+HIT, MISS, NOW, UNKNOWN = "#1A7F4B", "#D55E00", "#334155", "#64748B"
 
 
 def predicted_against_measured(entries: Sequence[LedgerEntry]) -> go.Figure:
@@ -19,7 +19,7 @@ def predicted_against_measured(entries: Sequence[LedgerEntry]) -> go.Figure:
         name="as predicted", x=[0, 100], y=[0, 100], mode="lines", line=dict(color=theme.LINE, dash="dash"),
         hoverinfo="skip",
     )  # fmt: skip
-    for name, colour in (("hit", HIT), ("miss", MISS), ("not predicted", theme.LINE)):
+    for name, colour in (("hit", HIT), ("miss", MISS), ("not predicted", UNKNOWN)):
         judged = [(entry, entry.figures[0]) for entry in entries
                   if entry.outcome == name and entry.figures and is_share(entry.figures[0])]  # fmt: skip
         if not judged:
