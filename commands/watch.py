@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sojourn.commands.cli import bounds_of, out, print_json, slo_option, working
-from sojourn.live.watch.document import exit_code
 from sojourn.metrics.errors import InputError
 
 if TYPE_CHECKING:
@@ -74,6 +73,7 @@ def watch(
 
 
 def _once(watcher: "Watcher", seconds: float, as_json: bool) -> int:
+    from sojourn.live.watch.document import exit_code
     from sojourn.live.watch.terminal import report
 
     with working(f"watching for {seconds:.0f} s"):

@@ -123,6 +123,18 @@ def test_help_and_version_import_no_verb():
         assert heavy == "set()", heavy
 
 
+def test_no_verb_s_module_loads_what_only_its_work_needs():
+    """So that --help, a wrong option and Ctrl-C are answered at once."""
+    names = [verb.function for verb in VERBS]
+    code = (
+        "import sys; from importlib import import_module\n"
+        f"for name in {names}: import_module(f'sojourn.commands.{{name}}')\n"
+        "print(*{'pandas', 'numpy', 'pyarrow', 'duckdb', 'psutil', 'torch'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "\n" and done.stderr == "", done
+
+
 @pytest.mark.parametrize(
     ("typed", "names"), [("", FIRST_WORDS), ("server ", {"keys", "usage", "quantize", "dashboards", "fleet"})]
 )
