@@ -23,6 +23,7 @@ OF_ONE_PAGE = {
     "shown": ("requests", {}), "b": ("compare", {}), "force": ("compare", {}), "scenario": ("start", {}),
     "sort": ("runs", {}), "sweep": ("sweep", {}),
 }  # fmt: skip
+MOST_LINKED = ("symptom", "b", "request")
 ELSEWHERE = {"url", "slo", "search"}  # the reader's own text: nothing is known to be there
 FREE = {"board", "range"}  # of a Prometheus: tests/dashboards has one
 
@@ -75,7 +76,9 @@ def test_unknown_filter_shows_no_figure_of_the_whole_run(runs, page, parameters,
     assert wanted not in messages(app) and not set(parameters) & set(app.query_params) - {"class"}
 
 
-@pytest.mark.parametrize("name", ["symptom", "b", "request", *further(*set(OF_ONE_PAGE) - {"symptom", "b", "request"})])
+@pytest.mark.parametrize(
+    "name", ["symptom", "b", "request", *further(*sorted(set(OF_ONE_PAGE) - {"symptom", "b", "request"}))]
+)
 def test_unknown_value_of_a_page_is_named_there(runs, name, monkeypatch):
     page, beside = OF_ONE_PAGE[name]
     app = linked(runs, monkeypatch, page, run="chat", **beside, **{name: ABSENT})
