@@ -16,7 +16,7 @@ from sojourn.diagnosis.regained import tell_replay
 from sojourn.diagnosis.repeat import with_settings
 from sojourn.diagnosis.suspects import support_of
 from sojourn.diagnosis.symptoms import BY_KEY, Symptom, cohort, symptom_of
-from sojourn.diagnosis.verdict import Finding, Fix, Probe
+from sojourn.diagnosis.verdict import SEPARATOR, Finding, Fix, Probe
 from sojourn.metrics.prediction import Change, attainment_text, change_text, settings_text
 from sojourn.metrics.request.objectives import short
 
@@ -53,7 +53,7 @@ def _finding(facts: Client, each: Judged, judgement: Judgement, by_key: dict[str
     verdict |= {"fix": _fix(facts, proposal, each, judgement), "probe": _probe(facts, verdict["probe"], each)}
     return Finding(
         symptom=symptom_of(facts, excess),
-        title=" · ".join(titles),
+        title=SEPARATOR.join(titles),
         objective=_objective(excess),
         cohort=cohort(facts, excess),
         goodput_lost=len(lost) / facts.sent or None,

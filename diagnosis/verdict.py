@@ -16,6 +16,7 @@ Status = Literal["present", "absent", "unknown"]
 State = Literal["healthy", "degraded", "overloaded", "stuck", "inconclusive", "invalid"]
 
 NEEDS_SECOND_RUN = "needs a second run to compare with: `sojourn diagnose RUN --against RUN2`"
+SEPARATOR = " · "  # between the symptoms in the title of one cause
 SERVED_PREFIX = "served:"  # how the objective of a finding about lost requests begins
 NEEDS_SERVER_RECORDS = "the cause cannot be known without the server's records"
 RECORD_THE_SERVER = (
@@ -160,7 +161,7 @@ def tell_missed(found: Finding) -> str:
     if not found.goodput_lost:
         return ""
     if found.objective.startswith(SERVED_PREFIX):
-        return f"{found.goodput_lost:.0%} of requests are lost"
+        return f"{found.goodput_lost:.0%} of requests are lost{' or late' if SEPARATOR in found.title else ''}"
     return f"{found.goodput_lost:.0%} of requests miss {'this' if found.objective else 'an'} SLO"
 
 

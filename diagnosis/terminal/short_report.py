@@ -16,6 +16,7 @@ from sojourn.diagnosis.repeat import START
 from sojourn.diagnosis.terminal.report import draw_met, headline_panel, percent_bounds, tell_ms
 from sojourn.diagnosis.terminal.time_spent import lifecycles, ruled_table
 from sojourn.diagnosis.verdict import (
+    SERVED_PREFIX,
     Diagnosis,
     Finding,
     label_fix,
@@ -36,13 +37,14 @@ LAST_LINES = 3  # for the row that says where everything stands, and what was le
 FIGURES = ("ttft_ms", "tpot_ms", "e2e_ms")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # a part equals only itself
 class Part:
     """Some lines, and how early they are left out: the highest rank first, `ALWAYS` never."""
 
     shown: RenderableType
     rank: int
     counted_as: str = ""  # what the last line calls it where it is left out; "" where nothing is missed
+    of: "Part | None" = None  # without which it says nothing
 
 
 class ShortReport:
@@ -59,7 +61,9 @@ class ShortReport:
         lines = [len(console.render_lines(part.shown, options, pad=False)) for part in self._parts]
         left, shown = self._most - LAST_LINES, set()
         for place in sorted(range(len(lines)), key=lambda at: (self._parts[at].rank, at)):
-            if self._parts[place].rank == ALWAYS or lines[place] <= left:
+            part = self._parts[place]
+            is_alone = part.of is not None and self._parts.index(part.of) not in shown
+            if part.rank == ALWAYS or (lines[place] <= left and not is_alone):
                 shown.add(place)
                 left -= lines[place]
         yield from (part.shown for place, part in enumerate(self._parts) if place in shown)
@@ -105,14 +109,14 @@ def _parts(diagnosis: Diagnosis) -> list[Part]:
     parts += _figures(diagnosis)
     if diagnosis.ledger_share:
         parts.append(Part(_time(diagnosis), 2))
-    parts += [Part(_warning(text), 3, "warning") for text in diagnosis.left_out]
+    parts += [Part(_warning(text), 2, "warning") for text in diagnosis.left_out]
     return parts + [Part(_warning(text), 5, "warning") for text in diagnosis.warnings]
 
 
 def _cause(place: int, found: Finding) -> list[Part]:
     """A cause in three parts: what it is and how to mend it, how to prove it, and its strongest evidence."""
     colour = COLOURS.get(found.lifecycles[0] if found.lifecycles else "client", COLOURS["client"])
-    costs = ", ".join(filter(None, (tell_missed(found), found.objective)))
+    costs = ", ".join(filter(None, (tell_missed(found), found.objective.removeprefix(SERVED_PREFIX).strip())))
     about = [
         Text(found.cause, style="bold"),
         Text("; ".join(filter(None, (costs, tell_confidence(found)))), style="dim"),
@@ -122,14 +126,15 @@ def _cause(place: int, found: Finding) -> list[Part]:
     mends = Text.assemble((found.fix.change, "bold"), f": {found.fix.gain} ({kind})")
     proof = _proof(found)
     first = place == 1
+    head = Part(_row(Text(f"{place}", style=f"bold {colour}"), *about), 1 if first else 3, "" if first else "cause")
     parts = [
-        Part(_row(Text(f"{place}", style=f"bold {colour}"), *about), 1 if first else 3, "" if first else "cause"),
-        Part(_row(f"  {label_fix(found.fix)}", mends), 1 if first else 3),
-        Part(_row("  prove it", Text(proof)), 2 if first else 5),
+        head,
+        Part(_row(f"  {label_fix(found.fix)}", mends), 1 if first else 3, of=head),
+        Part(_row("  prove it", Text(proof)), 2 if first else 5, of=head),
     ]
     strongest = max((each for each in found.evidence if each.supports), key=lambda each: each.weight, default=None)
     if strongest is not None:
-        parts.insert(1, Part(_row("  evidence", Text(strongest.statement)), 4 if first else 8))
+        parts.insert(1, Part(_row("  evidence", Text(strongest.statement)), 4 if first else 8, of=head))
     return parts
 
 

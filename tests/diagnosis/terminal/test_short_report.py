@@ -88,6 +88,8 @@ def test_what_does_not_fit_is_counted(tmp_path):
     assert_fits(text)
     assert_complete(text, crowded)
     assert "more warnings" in text and "more causes" in text
+    heads = sum(line[:1].isdigit() for line in text.splitlines())
+    assert heads >= 1 and all(text.count(f"\n  {label} ") <= heads for label in ("fix", "evidence", "prove it"))
 
 
 def test_change_that_regains_nothing_is_not_called_a_fix(tmp_path):
