@@ -103,10 +103,11 @@ class LLMUser(User):
         )  # fmt: skip
         self._late_ns = 0
         try:
-            record, ended = load.send(wanted)
+            record, ended = load.send(wanted, self._session.drain_s)
         except Cut as cut:
             if cut.ended.sent_ns is not None:  # the server may have it
-                self._fire(name, (cut.ended.last_ns - cut.due_ns) / 1e6, cut.ended.num_bytes, cut.ended.reason)
+                latency_ms = (cut.ended.last_ns - cut.record.due_ns) / 1e6
+                self._fire(name, latency_ms, cut.ended.num_bytes, cut.record.error or "")
             raise
         answer = answered(api, record, ended)
         self._fire(name, answer.e2e_ms, ended.num_bytes, answer.error)

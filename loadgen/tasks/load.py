@@ -6,7 +6,7 @@ A task decides what is sent when, so nothing is built beforehand: the schedule g
 import os
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,9 +61,9 @@ class Wanted:
 class Cut(GreenletExit):
     """The user was killed while its request was in flight."""
 
-    def __init__(self, due_ns: int, ended: Ended):
+    def __init__(self, record: ClientRecord, ended: Ended):
         super().__init__()
-        self.due_ns, self.ended = due_ns, ended
+        self.record, self.ended = record, ended
 
 
 class TaskLoad:
@@ -92,8 +92,9 @@ class TaskLoad:
         self._sending = gevent.get_hub().threadpool.spawn(lambda: self._loop.run(stays=True))
         self._writing = gevent.spawn(self._writer.write_until, self._closing)
 
-    def send(self, wanted: Wanted) -> tuple[ClientRecord, Ended]:
-        """Sends a request now and returns once it has ended. Raises `Cut` in a greenlet that is killed meanwhile."""
+    def send(self, wanted: Wanted, drain_s: Callable[[], float]) -> tuple[ClientRecord, Ended]:
+        """Sends a request now and returns once it has ended. A greenlet that is killed meanwhile waits `drain_s()` for
+        the end, cancels the request after that or at a second kill, and raises `Cut`."""
         index = self.part.first_index + self._num_asked * self.part.stride
         self._num_asked += 1
         request = self._request(index, wanted)
@@ -103,12 +104,22 @@ class TaskLoad:
         self._planned.append(request)
         outgoing = self._wanted[index] = Outgoing(index, due_ns, wire, wanted.target, keep_reply=True, logs_due=True)
         self._loop.post(outgoing)
+        was_cut = False
         try:
             ended = result.get()
         except GreenletExit:
+            was_cut, ended = True, self._drained(index, result, drain_s())
+        record = client_record(request, self.part.scenario, due_ns, _events(index, ended))[0]
+        if was_cut:
+            raise Cut(record, ended)
+        return record, ended
+
+    def _drained(self, index: int, result: gevent.event.AsyncResult, drain_s: float) -> Ended:
+        try:
+            return result.get(timeout=max(0.0, drain_s))
+        except (gevent.Timeout, GreenletExit):
             self._loop.cancel(index)
-            raise Cut(due_ns, result.get(timeout=CANCEL_S)) from None
-        return client_record(request, self.part.scenario, due_ns, _events(index, ended))[0], ended
+            return result.get(timeout=CANCEL_S)
 
     def close(self) -> None:
         """Cancels what is in flight, and writes all stamps. Raises RunDataError if they cannot be written."""

@@ -59,6 +59,7 @@ class Tasks:
         self._recorder = None if self._is_worker else Recorder(environment)
         self._shards: dict[str, Shard] = {}
         self._part: Part | None = None
+        self._stop_by_s: float | None = None  # once STOP was given
         if isinstance(runner, MasterRunner):
             runner.register_message(ASK, lambda msg, **_: self._send_part(msg.node_id))
             runner.register_message(ENDED, self._on_ended)
@@ -73,13 +74,21 @@ class Tasks:
         self._is_ready.wait(wait_s)
         return self._load
 
+    def drain_s(self) -> float:
+        """How long a request may still take whose user is killed: at STOP until its end, else as for a task that has
+        to go. Locust also kills users that it takes for waiting, and that send just then."""
+        stop_by_s, drain_s = self._stop_by_s, self.environment.stop_timeout
+        return drain_s if stop_by_s is None else stop_by_s - time.monotonic()
+
     def begin(self, **_: Any) -> None:
         """At START. It must not raise: Locust would print a traceback and go on."""
-        self._is_ready.clear()
+        self._stop_by_s = None
         if self._is_worker:
-            if self._load is None:
+            if self._load is None:  # its part may have come before
+                self._is_ready.clear()
                 self._runner.send_message(ASK, {})
             return
+        self._is_ready.clear()
         self._shards = {}
         try:
             self.endpoint, self.model, self._part = self._recorder.begin()
@@ -97,6 +106,7 @@ class Tasks:
 
     def stopping(self, **_: Any) -> None:
         """The master waits until its workers have written: Locust itself does not when it quits."""
+        self._stop_by_s = time.monotonic() + self.environment.stop_timeout
         if self._shards:
             for worker in self._shards:
                 self._runner.send_message(STOP, {}, worker)

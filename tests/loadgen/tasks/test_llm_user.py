@@ -92,7 +92,7 @@ def test_locust_the_run_and_the_server_agree_on_every_request(tmp_path, processe
     files = [line for file in tmp_path.glob("answers-*") for line in file.read_text().splitlines()]
     answers = pd.DataFrame(map(json.loads, files), columns=["request_id", "ttft", "tpot", "e2e"])
     both = client.merge(answers, on="request_id")
-    assert len(both) == chats
+    assert chats - 6 <= len(both) <= chats  # a user that STOP took for waiting does not see its last answer
     for mine, table in (("ttft", "ttft_ms"), ("tpot", "tpot_ms"), ("e2e", "e2e_ms")):
         assert np.allclose(both[mine], both[table])
     meta = run.meta()
