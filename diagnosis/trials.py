@@ -88,10 +88,11 @@ class Trials:
         """What the time limit left out, and how to get it."""
         if not self._left_out or self._limit is None:
             return []
-        return [
-            f"{self._left_out} replays did not fit into {self._limit.seconds:g} s, so another fix may be better: "
-            f"`sojourn diagnose {self._facts.path} --thorough` makes all"
-        ]
+        count = f"{self._left_out} replay{'s' if self._left_out > 1 else ''}"
+        told = f"{count} did not fit into {self._limit.seconds:g} s, so another fix may be better"
+        if self.unchanged is None:
+            told = f"no replay fits into {self._limit.seconds:g} s"
+        return [f"{told}: `sojourn diagnose {self._facts.path} --thorough` makes all"]
 
     def affordable(self) -> int:
         """How many further changes can be replayed before a reader would wait too long; 0 where none can."""
