@@ -71,7 +71,7 @@ def test_a_rate_whose_latencies_grew_is_named_as_what_is_missing():
         ([offered_at(2, 20, 200)], "offer less than 2 req/s"),
         (
             [offered_at(2, 20, 20), offered_at(4, 20, 20)],
-            "100% met at 4 req/s, but 20 independent requests only show at least 84% (95 % confidence): "
+            "100% met at 4 req/s, but 20 independent requests only show at least 84% (95% confidence): "
             "send more, or go higher",
         ),
         ([offered_at(2, 20, 20), offered_at(4, 0, 20)], "100% met at 2 req/s, but 20 independent requests only show"),

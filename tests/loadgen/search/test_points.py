@@ -47,7 +47,7 @@ def test_the_largest_rate_counts_dependent_requests_as_fewer():
     points = [point(2, 1.0), point(4, 0.96), point(8, 0.8)]
     most = largest_rate(by_rate(points))
     assert (most.low_rps, most.high_rps) == (4, 8) and 4 < most.rate_rps < 8
-    assert rate_sentence(most) == "about 5.5 requests/s meet 90%; 4 meets it and 8 fails it, with 95 % confidence"
+    assert rate_sentence(most) == "about 5.5 requests/s meet 90%; 4 meets it and 8 fails it, with 95% confidence"
     few = largest_rate(by_rate([msgspec.structs.replace(each, effective=20.0) for each in points]))
     assert not few.resolved and few.rate_rps == pytest.approx(5.5, abs=0.5)
     assert "about 5.5 requests/s meet 90%; 96% met at 4 req/s, but 20 independent requests" in rate_sentence(few)
