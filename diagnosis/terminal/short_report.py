@@ -4,8 +4,10 @@ Parts stand in the order of a reader, and have a rank. What does not fit into th
 last line says how much and where it stands. A part is shown whole or not at all.
 """
 
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.table import Table
@@ -139,13 +141,15 @@ def _cause(place: int, found: Finding) -> list[Part]:
 
 
 def _proof(found: Finding) -> str:
-    """The command, and before it what to change on a server that it does not start."""
+    """The command, and before it what to change where the command alone would repeat the same run."""
     command, measurement = found.probe.command, found.probe.measurement
     if not command:
         return measurement
     if needs_first := measurement.partition(f": {START}")[2]:
         return f"{START}{needs_first}\n$ {command}"
-    return f"{measurement}:\n$ {command}" if command.startswith("sojourn load") else f"$ {command}"
+    words = shlex.split(command)
+    changed = [value for option, value in pairwise(words) if option == "--set" and value in measurement]
+    return f"$ {command}" if changed else f"{measurement}:\n$ {command}"
 
 
 def _alternative(found: Finding, named: set[str]) -> RenderableType:
