@@ -17,7 +17,7 @@ from sojourn.diagnosis.server_means import with_means
 from sojourn.diagnosis.state import BALANCED, CLEAR_MARGIN
 from sojourn.diagnosis.statements.accounts import ROOM_SOURCES
 from sojourn.diagnosis.suspects import suspects_of
-from sojourn.diagnosis.symptoms import BY_KEY, check
+from sojourn.diagnosis.symptoms import BY_KEY, TOLERATED_MISSES, check
 from sojourn.diagnosis.verdict import Finding, Fix
 from sojourn.interop.sources.pressure import GENERATED, WAITING
 from sojourn.interop.sources.registry import SOURCES
@@ -145,6 +145,10 @@ def _state(
         return _state_of(found), _sentence(lost, found)
     if lost:
         return "cannot tell", f"{_what_is_lost(lost[0])}, and {view.title}'s metrics name no cause"
+    worst = min(shown, key=lambda each: each.at_most, default=None)
+    if worst is not None and 1 - worst.at_most > TOLERATED_MISSES:
+        missed = f"{1 - worst.at_most:.0%} miss {worst.objective}"
+        return "cannot tell", f"{missed}, and {view.title}'s metrics name no cause"
     if not view.finished and not busy:
         return "idle", "Idle: no request came in the window"
     if not view.finished and waiting is not None and waiting.mean >= 1:

@@ -168,3 +168,23 @@ def test_prefixes_and_suffixes_are_one_name(name):
 def test_ray_s_page_is_read_and_a_router_s_is_named():
     assert watched(lambda second: rows(second, prefix="ray_vllm_")).now.output_tokens_per_s == pytest.approx(50)
     assert "router" in watched(lambda second: rows(second, avg_ttft=1.0)).headline
+
+
+@pytest.mark.parametrize(("met", "state"), [(18, "cannot tell"), (95, "healthy")])
+def test_objectives_that_the_server_itself_counts_as_missed_are_never_healthy(met, state):
+    def page(second):
+        figures = {
+            ("sojourn_request_running", ()): 2, ("sojourn_request_waiting", ()): 0,
+            ("sojourn_token_generated_tokens_total", ()): 1000 * second,
+            ("sojourn_request_finished_total", (("outcome", "stop"),)): 10 * second,
+        }  # fmt: skip
+        for outcome, share in (("met", met), ("missed", 100 - met)):
+            labels = (("klass", "chat"), ("objective", "all_objectives"), ("outcome", outcome))
+            figures["sojourn_request_objective_total", labels] = share * second / 10
+        return [
+            {"name": name, "labels": list(labels), "value": float(value)} for (name, labels), value in figures.items()
+        ]
+
+    found = watched(page, 30)
+    assert found.state == state, found.headline
+    assert state == "healthy" or "82% miss all objectives" in found.headline
