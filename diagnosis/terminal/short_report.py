@@ -92,7 +92,7 @@ def _row(label: str | Text, *texts: RenderableType) -> RenderableType:
 
 
 def _ends(ends: Sequence[tuple[str, str]]) -> list[Part]:
-    return [Part(_row(label, Text(text)), 1 if place == 0 else 6) for place, (label, text) in enumerate(ends)]
+    return [Part(_row(label, Text(text)), 6 if label == "workload" else 1) for label, text in ends]
 
 
 def _parts(diagnosis: Diagnosis) -> list[Part]:
