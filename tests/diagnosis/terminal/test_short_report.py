@@ -41,19 +41,19 @@ def assert_fits(text: str) -> None:
 
 def assert_complete(text: str, diagnosis: Diagnosis) -> None:
     """What a reader must know: the verdict, each cause with its fix or its number, doubts, and goodput."""
-    told = " ".join(words(text))
-    assert " ".join(words(diagnosis.headline)) in told
+    told = "".join(words(text))  # without spaces: a long path may be folded within a word
+    assert "".join(words(diagnosis.headline)) in told
     assert diagnosis.state in text and "goodput" in text and "next" in text
     assert " %" not in text
     causes = [each for each in diagnosis.findings if each.role == "cause"]
     for found in causes[:1]:
         for sentence in (found.cause, found.fix.change, found.fix.gain, f"{found.confidence:.0%}", found.unsafe):
-            assert " ".join(words(sentence)) in told
+            assert "".join(words(sentence)) in told
     for kind, sentences in (
         ("cause", [each.cause for each in causes]), ("warning", [*diagnosis.warnings, *diagnosis.left_out]),
         ("possible cause", [each.cause for each in diagnosis.findings if each.role == "alternative"]),
     ):  # fmt: skip
-        missing = [each for each in sentences if " ".join(words(each)) not in told]
+        missing = [each for each in sentences if "".join(words(each)) not in told]
         counted = re.search(rf"(\d+) more {kind}", told)  # what is left out may also stand in another sentence
         assert not missing or int(counted[1]) >= len(missing)
 
