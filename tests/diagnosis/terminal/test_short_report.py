@@ -54,7 +54,9 @@ def assert_complete(text: str, diagnosis: Diagnosis) -> None:
         ("possible cause", [each.cause for each in diagnosis.findings if each.role == "alternative"]),
     ):  # fmt: skip
         missing = [each for each in sentences if "".join(words(each)) not in told]
-        counted = re.search(rf"(\d+) more {kind}", told)  # what is left out may also stand in another sentence
+        counted = re.search(
+            rf"(\d+)more{kind.replace(' ', '')}", told
+        )  # what is left out may also stand in another sentence
         assert not missing or int(counted[1]) >= len(missing)
 
 
