@@ -32,7 +32,7 @@ KIND_MEANING = {
 TEXT_COLUMNS = {
     "request", "class", "tenant", "status", "error", "largest account", "victim", "its blocks went to", "kernel",
     "latency (ms)", "model", "day", "key", "route", "figure", "result", "server", "best server", "own settings",
-    "account", "differs", "metric", "verdict", "why", "who", "is a", "by", "memory", "medium",
+    "account", "differs", "metric", "run", "verdict", "why", "who", "is a", "by", "memory", "medium",
 }  # fmt: skip
 Tile = tuple[str, str, str, str]  # name, value, unit, detail
 

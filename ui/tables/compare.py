@@ -68,12 +68,13 @@ def goodput_rows(a: list[ClassGoodput], b: list[ClassGoodput]) -> pd.DataFrame:
     other = {group.klass: group for group in b}
     rows = []
     for group in a:
-        row = {"class": group.klass or "(none)"}
         for side, each in (("A", group), ("B", other.get(group.klass))):
-            row[f"{side}: good req/s"] = NOTHING if each is None else _rate(each)
-            row[f"{side}: attainment"] = NOTHING if each is None else _attainment(each)
-            row[f"{side}: sent"] = NOTHING if each is None else f"{each.sent:,}"
-        rows.append(row)
+            rows.append({
+                "class": group.klass or "(none)", "run": side,
+                "good req/s": NOTHING if each is None else _rate(each),
+                "attainment": NOTHING if each is None else _attainment(each),
+                "sent": NOTHING if each is None else f"{each.sent:,}",
+            })  # fmt: skip
     return pd.DataFrame(rows)
 
 
