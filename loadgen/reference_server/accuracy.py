@@ -18,9 +18,9 @@ from sojourn.metrics.records import ClientRecord
 # All code that runs in the thread of the socket loop. Another version of it has another error, so its calibrations are
 # of another client.
 CLIENT_FILES = (
-    "client/connection.py", "client/dispatcher.py", "client/event_log.py", "client/arrival_stamps.py",
-    "client/outgoing.py", "client/pacing.py", "client/socket_loop.py", "locustfile.py", "prompts/conversation.py",
-    "replies/answer_text.py", "replies/document.py", "replies/reply.py", "replies/sse.py",
+    "client/connection.py", "client/dispatcher.py", "client/event_log.py", "client/event_writer.py",
+    "client/arrival_stamps.py", "client/outgoing.py", "client/pacing.py", "client/socket_loop.py", "locustfile.py",
+    "prompts/conversation.py", "replies/answer_text.py", "replies/document.py", "replies/reply.py", "replies/sse.py",
 )  # fmt: skip
 CLIENT_LIBRARIES = ("python", "gevent", "locust", "httptools")
 NOTHING_STREAMED = (

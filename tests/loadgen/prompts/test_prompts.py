@@ -11,7 +11,8 @@ from sojourn.loadgen.prompts.bodies import PromptWriter, build_wire_requests, ht
 from sojourn.loadgen.prompts.build import CORPUS, PromptSource, load_tokenizer
 from sojourn.loadgen.prompts.conversation import Conversation
 from sojourn.loadgen.schedule.build import build_schedule
-from sojourn.loadgen.target.endpoint import EndpointError, parse_base_url
+from sojourn.loadgen.target.endpoint import parse_base_url
+from sojourn.metrics.errors import InputError
 from tests.loadgen.scenarios import CHAT, scenario
 
 pytestmark = pytest.mark.skipif(not CORPUS.exists(), reason="the bundled model's prose is not there")
@@ -149,6 +150,6 @@ def test_what_is_no_tokenizer_and_no_address_is_refused_with_a_sentence(tmp_path
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ScenarioError, match="is not a tokenizer"):
         load_tokenizer(str(tmp_path))
-    for address in ("localhost:8000", "ftp://host", "http://", "http://host:port", "http://me@host"):
-        with pytest.raises(EndpointError, match=r"http://127\.0\.0\.1:8000|SOJOURN_API_KEY"):
+    for address in ("localhost:port", "ftp://host", "http://", "http://host:port", "http://me@host"):
+        with pytest.raises(InputError, match=r"http://127\.0\.0\.1:8000|SOJOURN_API_KEY"):
             parse_base_url(address)

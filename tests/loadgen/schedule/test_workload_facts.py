@@ -31,7 +31,7 @@ URL = ScriptedServer().start().url
 def test_share_is_of_the_served_requests_whose_cache_is_told():
     share = prefix_share(META, REQUESTS)
     assert (share.achieved, share.infinite, share.num_requests) == (0.32, 0.5, 2)
-    assert workload_lines(META, REQUESTS)[1:] == ["Workload: scaled"]
+    assert workload_lines(META, REQUESTS)[1:] == ["scaled"]
     assert "32.0% of the prompt tokens were cached, ideal 50.0% (infinite cache, blocks of 16" in cache_sentence(share)
 
 
