@@ -23,11 +23,9 @@ if TYPE_CHECKING:
     from sojourn.metrics.run.directory import RunDirectory
 
 RUNS = Path("runs")
-GIVEN = "sojourn.given"  # in the meta of a context: the words behind the program's name
 MOST_OFFERED = 5  # runs of a folder
 HEADER_VARIABLE = "SOJOURN_HEADER_"  # and the name of the header: the run files have this in place of the value
 
-ScenarioArgument = Annotated[str, typer.Argument(help="name of a bundled scenario, or a scenario file")]
 RunArgument = Annotated[Path, typer.Argument(help="a run directory, such as runs/demo")]
 
 
@@ -133,15 +131,39 @@ def program_name() -> str:
     return "python -m sojourn" if sys.argv[0].endswith(".py") else os.path.relpath(sys.argv[0])
 
 
-def again(context: typer.Context, *without: str) -> str:
-    """The command that was given, in today's words, without some options and their values."""
-    words = iter(context.meta[GIVEN])
-    kept = [word for word in words if word.partition("=")[0] not in without or ("=" not in word and not next(words))]
-    for place, word in enumerate(kept):  # a header may be a secret
-        if kept[place - 1 : place] in (["--header"], ["-H"]):
-            name = word.partition(":")[0].strip()
-            kept[place] = f"{name}: ${{{header_variable(name)}}}"
-    return f"{program_name()} {shlex.join(kept)}"
+def print_again(context: typer.Context, label: str, *words: str, note: str = "") -> None:
+    """Prints the command that was given, in today's words, without `--output` and with more words. The value of a
+    header may be a secret, so a variable stands for it."""
+    given: list[str] = []
+    variables: list[str] = []
+    verb: Any = context
+    while verb.parent is not None:
+        given, verb = [str(verb.info_name), *given], verb.parent
+    for param in context.command.params:
+        name, value = param.name or "", context.params.get(param.name or "")
+        source = context.get_parameter_source(name)
+        if source is None or source.name != "COMMANDLINE" or name == "output":
+            continue
+        option = next((each for each in param.opts if each.startswith("--")), None)
+        if isinstance(value, bool):
+            given.append(str(option if value else param.secondary_opts[0]))
+            continue
+        for single in value if isinstance(value, list | tuple) else [value]:
+            text = str(single)
+            if name == "header":
+                header, hidden = hidden_header(text)
+                text = f"{header}: {hidden}"
+                variables += [hidden[2:-1]] if hidden[2:-1] == header_variable(header) else []
+            given += [text] if option is None else [option, text]
+    out.print(f"{label:<14} {program_name()} {shlex.join([*given, *words])}{note}", markup=False, soft_wrap=True)
+    if variables:
+        out.print(f"{'':<14} (set {' and '.join(variables)} first)", markup=False)
+
+
+def hidden_header(given: str) -> tuple[str, str]:
+    """Of `Name: value`: the name, and the variable that has the value, as `${VARIABLE}`. A variable stays."""
+    name, _, value = (part.strip() for part in given.partition(":"))
+    return name, value if re.fullmatch(r"\$\{\w+\}", value) else f"${{{header_variable(name)}}}"
 
 
 def header_variable(name: str) -> str:

@@ -14,8 +14,6 @@ import typer
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
-from sojourn.commands.cli import GIVEN
-
 WIDEST = 110  # columns: longer lines are hard to read
 NAME_COLUMN = 30  # names up to here have their meaning beside them
 OPTION = re.compile(r"(?<![\w-])--?[a-z][\w-]*")
@@ -47,10 +45,8 @@ class _Verb(TyperCommand):
         if not ctx.ignore_unknown_options:  # else the verb has a parser of its own
             from sojourn.commands.spellings import respelled
 
-            given, known = args, {name for param in self.params for name in (*param.opts, *param.secondary_opts)}
-            args = respelled(given, known)
-            if GIVEN in ctx.meta:
-                ctx.meta[GIVEN] = [*ctx.meta[GIVEN][: -len(given) or None], *args]
+            known = {name for param in self.params for name in (*param.opts, *param.secondary_opts)}
+            args = respelled(args, known)
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

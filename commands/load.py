@@ -11,10 +11,10 @@ from sojourn.commands.cli import (
     SeedOption,
     StopOption,
     VerboseOption,
-    again,
     need,
     new_run,
     out,
+    print_again,
     run_progress,
 )
 from sojourn.commands.export import VLLM_FILE, export
@@ -89,8 +89,7 @@ def load(
         done, rate = _small_load(asked, base_url, tokenizer, output or new_run("first"), sent)
         code = _finish(done, save_result, verbose)
         if rate is not None:
-            larger = f"{again(context, '--output', '-o')} --rate {2 * rate:.2g} --duration 60s"
-            out.print(f"a larger load  {larger}", markup=False, soft_wrap=True)
+            print_again(context, "a larger load", "--rate", f"{2 * rate:.2g}", "--duration", "60s")
         raise typer.Exit(code)
     loaded = stated_scenario(named, asked)
     check_settings(loaded.engine)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sojourn.commands.cli import bounds_of, header_variable, out, slo_option
+from sojourn.commands.cli import bounds_of, header_variable, hidden_header, out, slo_option
 from sojourn.live.watch.fetch import is_address
 from sojourn.metrics.errors import InputError
 
@@ -128,9 +128,7 @@ def _headers(given: Sequence[str]) -> dict[str, str]:
             raise InputError(f"--header {name!r} has characters in its value that no header may have")
         if name.lower() in (known.lower() for known in headers):
             raise InputError(f"--header {name!r} is given twice; keep one")
-        variable = header_variable(name)
-        if not re.fullmatch(r"\$\{\w+\}", value):
-            os.environ[variable] = value
-            value = f"${{{variable}}}"
-        headers[name] = value
+        _, headers[name] = hidden_header(each)
+        if headers[name] != value:
+            os.environ[header_variable(name)] = value
     return headers

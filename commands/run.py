@@ -14,15 +14,14 @@ from sojourn.commands.cli import (
     SetOption,
     StopOption,
     VerboseOption,
-    again,
     need,
     new_run,
     out,
+    print_again,
     run_progress,
 )
 from sojourn.commands.load_options import load_options, print_load, stated_scenario
 from sojourn.commands.prove_run import claim_of, is_proved, print_claim
-from sojourn.commands.spellings import OPTIONS
 from sojourn.commands.summary import REFERENCE_SECONDS, summarise
 from sojourn.metrics.errors import InputError
 from sojourn.metrics.exit_codes import Ended
@@ -94,10 +93,7 @@ def run(
     if prove or claim is not None:
         print_claim(claim)
     if not prove and claim is not None:
-        command = f"{again(context, '--output', '-o', *OPTIONS['--output'])} --prove"
-        out.print(
-            f"prove it       {command}   (this run, then the same load with the fix)", markup=False, soft_wrap=True
-        )
+        print_again(context, "prove it", "--prove", note="   (this run, then the same load with the fix)")
     if prove and claim is not None and code in (Ended.DONE, Ended.NOT_VALID) and not is_proved(done, claim):
         code = Ended.FAILED
     raise typer.Exit(code)

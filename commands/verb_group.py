@@ -10,7 +10,6 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-from sojourn.commands.cli import GIVEN
 from sojourn.commands.help_page import HelpGroup, HelpPage, Rows
 from sojourn.commands.verbs import GROUPS, HOLDERS, OLD_NAMES, VERBS, Renamed, Verb
 from sojourn.metrics.errors import InputError
@@ -101,7 +100,7 @@ class VerbGroup(HelpGroup):
 
     def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:
         if self.name == PROGRAM and not ctx.resilient_parsing:
-            args = ctx.meta[GIVEN] = _renamed(args)
+            args = _renamed(args)
         return super().resolve_command(ctx, args)
 
 

@@ -1,6 +1,8 @@
 """`sojourn verify` and the end of `sojourn run`: the verdict, its exit code, and the ledger that keeps it."""
 
 import json
+import os
+import shlex
 from dataclasses import replace
 
 import msgspec
@@ -99,3 +101,27 @@ def test_a_run_prints_the_command_that_proves_its_fix_and_carries_it_out(pair, m
     second = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["run", "demo", *words, "--prove"])
     assert (second.exit_code, [path for path, _ in asked]) == (code, [pair[0]]), second.output
     assert dict(asked[0][1].prediction.change.settings) == CAP and "prove it" not in second.output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--header", "X-Key: s3cret", "-oFOLDER"], ["--header=X-Key: s3cret", "-o", "FOLDER"],
+        ["-HX-Key: s3cret", "--output=FOLDER"], ["-H", "X-Key:s3cret", "--run-dir=FOLDER"],
+        ["--headers=X-Key: s3cret", "--output", "FOLDER"], ["-vHX-Key: s3cret", "-voFOLDER"],
+        ["-H", "X-Key: ${MINE}", "-oFOLDER"],
+    ],
+)  # fmt: skip
+def test_a_printed_command_names_no_secret_and_no_folder_that_is_taken(pair, monkeypatch, words):
+    state(pair[0], prediction(CAP, (0.9, 0.95, 1.0)))
+    monkeypatch.setattr("sojourn.loadgen.run.experiment.run_scenario", lambda *_, **__: RunDirectory.open(pair[0]))
+    monkeypatch.setattr("sojourn.commands.run.summarise", lambda *_, **__: 0)
+    monkeypatch.setattr("os.environ", os.environ.copy())
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["run", "demo", "--seed", "3", *words])
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("prove it")]
+    again = shlex.split(line.removeprefix("prove it").partition("   (")[0])
+    assert "s3cret" not in done.output and "FOLDER" not in done.output, done.output
+    variable = "MINE" if "MINE" in words[1] else "SOJOURN_HEADER_X_KEY"
+    given = ["--seed", "3", *["--verbose"] * words[0].startswith("-v")]
+    assert again[again.index("run") :] == ["run", "demo", *given, "--header", f"X-Key: ${{{variable}}}", "--prove"]
+    assert (f"set {variable} first" in done.output) == (variable != "MINE")
