@@ -1,8 +1,6 @@
 """The pages for readers: links lead somewhere, pages and words are few, and plain."""
 
 import re
-import shutil
-import subprocess
 from functools import cache
 from pathlib import Path
 
@@ -11,21 +9,15 @@ import typer
 from sojourn.commands.program import app
 from sojourn.loadgen.scenario.scenario import load_scenario
 from sojourn.loadgen.schedule.build import build_schedule
+from tests.repository import ROOT, repository_files
 
-ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
 def _pages() -> list[Path]:
-    """All Markdown files of the repository; in a tree without git, those of its folders."""
-    listed = ""
-    if shutil.which("git"):
-        listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True).stdout
-    found = [ROOT / line for line in listed.splitlines()] or [
-        path for path in ROOT.rglob("*.md") if not {".venv", "build", "runs"} & set(path.relative_to(ROOT).parts)
-    ]
-    return sorted(path for path in found if path.exists())
+    """All Markdown files of the repository."""
+    return [path for path in repository_files() if path.suffix == ".md"]
 
 
 def _prose(text: str) -> str:

@@ -9,7 +9,7 @@ from sojourn.engine.settings.named_paths import checked_names, named_pairs
 from sojourn.engine.settings.panels import MEMORY, TOKEN
 
 LARGEST_RANK = 256
-SCENARIOS = Path(__file__).parents[3] / "scenarios"
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
 BUNDLED = "tiny-adapters"  # in that folder: adapters of the bundled model
 
 

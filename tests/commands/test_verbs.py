@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import typer
@@ -14,8 +13,8 @@ from sojourn.commands.program import app
 from sojourn.commands.verbs import GROUPS, HOLDERS, OLD_NAMES, VERBS
 from tests.commands.program import run_program
 from tests.metrics.synthetic import synthetic_run
+from tests.repository import ROOT, repository_files
 
-ROOT = Path(__file__).parents[2]
 MAIN = ["watch", "load", "run", "diagnose", "explain", "replay", "plan", "compare", "report", "ui"]
 FIRST_WORDS = {verb.name.split()[0] for verb in VERBS}
 
@@ -93,7 +92,7 @@ def test_an_unknown_verb_is_answered_by_the_one_that_may_be_meant(words, says):
 
 
 def test_no_file_prints_an_old_name():
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split()
+    listed = [path.relative_to(ROOT).as_posix() for path in repository_files()]
     old = "|".join(sorted(OLD_NAMES.keys() - FIRST_WORDS - {"calibrate"}, key=len, reverse=True))
     wrong = re.compile(
         rf"(?<![\w/-])sojourn`?\s(?:{old}|calibrate(?! client| device))(?![\w-])|sojourn export [^\n`]*--format"
