@@ -36,7 +36,7 @@ def print_claim(claim: "Claim | None") -> None:
 
 
 def is_proved(recorded: "RunDirectory", claim: "Claim") -> bool:
-    """Makes the run with the fix, and says whether the prediction held."""
+    """Makes the run with the fix, and says whether the prediction did not miss."""
     from sojourn.commands.summary import diagnose_run
     from sojourn.commands.verify import print_verified, verify_pair
     from sojourn.replay.verdict.ledger import ledger_beside
@@ -49,4 +49,4 @@ def is_proved(recorded: "RunDirectory", claim: "Claim") -> bool:
     ledger = ledger_beside(recorded.path)
     found = verify_pair(recorded, done, ledger)
     print_verified(found, ledger)
-    return found.entry.hit
+    return found.entry.outcome != "miss"

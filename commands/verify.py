@@ -62,7 +62,7 @@ def verify(
         })  # fmt: skip
     else:
         print_verified(found, path)
-    if not found.entry.hit:
+    if found.entry.outcome == "miss":
         sys.exit(Ended.FAILED)
 
 
