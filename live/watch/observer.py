@@ -1,5 +1,6 @@
 """One server as it is watched: takes its scrapes, and says at any moment what the window shows."""
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -162,7 +163,14 @@ class Observer:
         begin_ns, source = self.window.begin_of(OVER_S), self.window.source
         if begin_ns < ns:
             grown = Growth(source, self.window.growth(begin_ns, names_read(source)))
-            self.latencies.append(point(ns, grown, self.objectives, (ns - begin_ns) / 1e9))
+            self.latencies.append(point(ns, grown, self.objectives, (ns - begin_ns) / 1e9, self._running(begin_ns)))
+
+    def _running(self, begin_ns: int) -> tuple[float, float]:
+        """Requests that ran at a moment, and that run now; infinity where the server does not say."""
+        source = self.window.source
+        rows = self.window.readings(begin_ns, _names(source, (RUNNING,)))
+        shown = over_time(source, "gauge", rows, "value").get(RUNNING)
+        return (math.inf, math.inf) if shown is None or shown.empty else (shown.iloc[0], shown.iloc[-1])
 
     def _gauges(self, begin_ns: int) -> dict[str, float]:
         source = self.window.source
@@ -268,6 +276,7 @@ class Observer:
         )  # fmt: skip
 
     def _document(self, view: ServerView, grown: Growth, judged: Verdict) -> WatchedServer:
+        begin_ns = self.window.begin_of(self.window_s) or 0
         means = {name: view.latencies.get(family) for name, family in HISTOGRAMS.items()}
         return WatchedServer(
             url=self.url, name=self.name, source=view.source, title=view.title, state=judged.state,
@@ -275,7 +284,7 @@ class Observer:
             failed_scrapes=view.failed_scrapes, restarts=self.window.restarts, now=self._now(), met=judged.met,
             parts=parts_of(view), findings=judged.findings, unknown=judged.unknown, warnings=self._warnings(view),
             hit_rate=view.hit_rate, view=view, percentiles=percentiles_of(grown),
-            goodput_rps=goodput_rps(grown, self.objectives, view.seconds),
+            goodput_rps=goodput_rps(grown, self.objectives, view.seconds, self._running(begin_ns)),
             good_tokens_per_s=good_tokens_per_s(grown, view.seconds),
             **{name: 1e3 * shown.mean if shown is not None else None for name, shown in means.items()},
         )  # fmt: skip

@@ -46,30 +46,34 @@ def percentiles_of(grown: Growth) -> list[Percentiles]:
     return found
 
 
-def goodput_rps(grown: Growth, objectives: Mapping[str, float], seconds: float) -> tuple[float, float] | None:
-    """Requests per second that met all objectives: at least, and at most. A histogram does not say which request missed
-    two of them. Without objectives it is what the server counts by its own; None where it counts none."""
-    if not objectives:
-        totals = grown.totals()
-        met = ('objective="all_objectives"', 'outcome="met"')
-        own = [
-            count for name, count in totals.items() if name.startswith(OWN_COUNT) and all(each in name for each in met)
-        ]
-        return (sum(own) / seconds, sum(own) / seconds) if own and seconds > 0 else None
-    missed: list[tuple[float, float]] = []
-    ended = max((grown.below(HISTOGRAMS[name]) or {0.0: 0.0} for name in ("e2e_ms", "ttft_ms")), key=_whole)
-    for name, bound_ms in objectives.items():
-        below = grown.below(HISTOGRAMS[name])
-        if not below and not grown.serves(HISTOGRAMS[name]):
-            return None
-        if below:
-            low, high = shares_below(below, bound_ms / 1e3)
-            missed.append(((1 - high) * _whole(below), (1 - low) * _whole(below)))
+def goodput_rps(
+    grown: Growth, objectives: Mapping[str, float], seconds: float, running: tuple[float, float]
+) -> tuple[float, float] | None:
+    """Requests per second that ended and met all objectives: at least, and at most. A histogram does not say which
+    request missed two of them. Without objectives it is what the server counts by its own; None where it counts none.
+
+    The first tokens of a window are those of other requests than ended in it. `running`, when it began and when it
+    ended, bounds how many: the former had theirs before, the latter have not ended.
+    """
     if seconds <= 0:
         return None
-    most = _whole(ended) - max((least for least, _ in missed), default=0.0)
-    fewest = _whole(ended) - sum(greatest for _, greatest in missed)
-    return max(0.0, fewest) / seconds, max(0.0, most) / seconds
+    if not objectives:
+        totals = grown.totals()
+        own = [
+            count for name, count in totals.items() if name.startswith(OWN_COUNT) and all(each in name for each in MET)
+        ]
+        return (sum(own) / seconds, sum(own) / seconds) if own else None
+    if not all(grown.serves(HISTOGRAMS[name]) for name in {"e2e_ms", *objectives}):
+        return None
+    ended = _whole(grown.below(HISTOGRAMS["e2e_ms"]))
+    least, most = ended, ended
+    for name, bound_ms in objectives.items():
+        below = grown.below(HISTOGRAMS[name])
+        low, high = shares_below(below, bound_ms / 1e3) if below else (0.0, 0.0)
+        observed, (before, after) = _whole(below), running if name == "ttft_ms" else (0.0, 0.0)
+        least -= ended - min(ended, max(0.0, low * observed - after))
+        most = min(most, high * observed + before if name == "ttft_ms" else ended - (1 - high) * observed)
+    return max(0.0, least) / seconds, max(0.0, most) / seconds
 
 
 def good_tokens_per_s(grown: Growth, seconds: float) -> float | None:
@@ -78,9 +82,11 @@ def good_tokens_per_s(grown: Growth, seconds: float) -> float | None:
     return None if total is None or seconds <= 0 else total / seconds
 
 
-def point(ns: int, grown: Growth, objectives: Mapping[str, float], seconds: float) -> LatencyPoint:
+def point(
+    ns: int, grown: Growth, objectives: Mapping[str, float], seconds: float, running: tuple[float, float]
+) -> LatencyPoint:
     between = {each.latency: each.between_ms for each in percentiles_of(grown)}
-    goodput = goodput_rps(grown, objectives, seconds)
+    goodput = goodput_rps(grown, objectives, seconds, running)
     return LatencyPoint(ns, between, goodput, good_tokens_per_s(grown, seconds))
 
 
@@ -96,4 +102,4 @@ def names_read(source: Source) -> set[str]:
 
 
 def _whole(below: Mapping[float, float]) -> float:
-    return max(below.values())
+    return max(below.values(), default=0.0)

@@ -1,5 +1,7 @@
 """Percentiles and goodput of a watched server lie where those of its requests do, and the history stays bounded."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -46,19 +48,51 @@ def test_percentile_above_the_last_bound_has_no_upper_one():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_goodput_lies_between_its_bounds_and_is_unknown_without_objectives(seed):
-    lives, until, bounds = drawn(seed), 50, {"ttft_ms": 300.0, "tpot_ms": 40.0}
-    server = observed(lives, until, lambda _: (4, 0, 0.2), bounds).watched()
-    good = sum(
-        1e3 * (life.first_s + life.back_s - life.arrived_s) <= 300 and life.decode_s / (life.output_tokens - 1) <= 0.04
-        for life in lives if 0 < life.last_s <= until
-    )  # fmt: skip
-    low, high = server.goodput_rps
-    edge = sum(life.first_s <= until < life.last_s for life in lives) / until  # began and did not end
-    assert low - edge <= good / until <= high + edge and low < high < len(lives) / until
-    assert server.good_tokens_per_s is None  # vLLM counts no tokens by objectives
-    assert observed(lives, until, lambda _: (4, 0, 0.2)).watched().goodput_rps is None
+OBJECTIVES = {
+    "ttft_ms": lambda life: life.first_s + life.back_s - life.arrived_s,
+    "tpot_ms": lambda life: life.decode_s / (life.output_tokens - 1),
+    "e2e_ms": lambda life: life.last_s + life.back_s - life.arrived_s,
+}
+
+
+@pytest.mark.parametrize("until", [50, 100])  # the window of 60 s has the first request, and begins among requests
+@pytest.mark.parametrize("stretch", [1, 30])  # of the decodes: most of the requests that began do not end
+@pytest.mark.parametrize(
+    "bounds",
+    [{"ttft_ms": 300.0}, {"tpot_ms": 40.0}, {"e2e_ms": 1000.0}, {"ttft_ms": 300.0, "tpot_ms": 40.0},
+     {"ttft_ms": 1000.0, "tpot_ms": 10.0}, {"ttft_ms": 250.0, "e2e_ms": 5000.0}],
+    ids=str,
+)  # fmt: skip
+def test_goodput_is_between_its_bounds(bounds, stretch, until):
+    lives = [replace(life, decode_s=life.decode_s * stretch) for life in drawn(3, 700)]
+    server = observed(lives, until, lambda now: (running(lives, now), 0, 0.2), bounds).watched()
+    window = [life for life in lives if max(0, until - 60) < life.last_s <= until]
+    good = sum(all(1e3 * OBJECTIVES[name](life) <= bound for name, bound in bounds.items()) for life in window)
+    low, high = (each * min(until, 60) for each in server.goodput_rps)
+    assert low - 1e-6 <= good <= high + 1e-6 and high <= len(window) + 1e-6
+
+
+@pytest.mark.parametrize(("queue_s", "least", "most"), [(0.0, 6.5, 6.7), (2.0, 0.0, 0.0)])
+def test_goodput_tells_all_good_from_none(queue_s, least, most):
+    lives = [Life(due_s=number * 0.15, queue_s=queue_s) for number in range(400)]
+    objectives = {"ttft_ms": 100.0, "tpot_ms": 25.0}
+    low, high = observed(lives, 50, lambda now: (running(lives, now), 0, 0.2), objectives).watched().goodput_rps
+    assert least <= low <= high <= most
+
+
+def test_requests_that_began_and_did_not_end_are_no_goodput():
+    lives = [Life(due_s=number * 0.15, decode_s=1000.0) for number in range(50)]
+    server = observed(lives, 14, lambda now: (running(lives, now), 0, 0.2), {"e2e_ms": 60_000.0}).watched()
+    assert server.goodput_rps == (0.0, 0.0)
+
+
+def test_goodput_is_unknown_without_objectives():
+    server = observed(drawn(1), 50, lambda _: (4, 0, 0.2)).watched()
+    assert server.goodput_rps is None and server.good_tokens_per_s is None  # vLLM counts none by itself
+
+
+def running(lives: list[Life], now_s: float) -> int:
+    return sum(life.scheduled_s <= now_s < life.last_s for life in lives)
 
 
 def test_history_of_percentiles_covers_minutes_and_no_more(monkeypatch):
