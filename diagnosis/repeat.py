@@ -17,17 +17,20 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def rerun(facts: Client, *, rate_rps: float | None = None, **settings: object) -> str:
-    """The line that repeats this run with other engine settings, or at another rate; "" where no command can.
+    """The line that repeats this run with other engine settings, or at another rate of requests; "" where no command
+    can.
 
     It is the command in `run.json`, so that every other setting and the seed stay what they were.
     """
     arguments = _recorded(facts)
-    if not arguments or (settings and arguments[1:2] == ["load"]):
+    if not arguments or (settings and arguments[1:2] != ["run"]):
         return ""
     if rate_rps is not None:
-        if "rate_rps" not in section(section(facts.meta, "scenario"), "arrivals"):
+        stated = section(section(facts.meta, "scenario"), "arrivals").get("rate_rps")
+        if not stated or not facts.offered_rps > 0:
             return ""  # its arrivals have no rate that an option changes
-        arguments = [*_without(arguments, "--rate"), "--rate", f"{rate_rps:.3g}"]
+        rate = float(stated) * rate_rps / facts.offered_rps  # of sessions, where each arrival is one
+        arguments = [*_without(arguments, "--rate"), "--rate", f"{rate:.3g}"]
     for name, value in settings.items():
         arguments = _without(arguments, "--set", f"{name}=")
         arguments += ["--set", shown_setting(name, value)]
@@ -38,7 +41,7 @@ def with_settings(facts: Client, measurement: str, settings: Mapping[str, object
     """The measurement with other settings of the engine, and its command. A server that runs already is started again
     by whoever started it: the words say with what, and the command sends the load."""
     arguments = _recorded(facts)
-    if not settings or arguments[1:2] != ["load"]:
+    if not settings or not arguments or arguments[1:2] == ["run"]:
         return measurement, rerun(facts, **settings)
     recorded = [word for option, word in pairwise(arguments) if option == "--server-run"]
     if len(recorded) > 1:

@@ -1,6 +1,7 @@
 """Every command that a diagnosis prints: the program reads it, and it answers what it is printed for."""
 
 import io
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -88,13 +89,21 @@ def test_other_settings_are_set_where_a_command_starts_the_server_and_said_where
     measurement, command = with_settings(foreign, "the same scenario", {"max_num_seqs": 8})
     assert "start the server again with max_num_seqs=8 and records in runs/s-2" in measurement
     assert [str(path) for path in parsed(command)[1]["server_run"]] == ["runs/s-2"]
+    sent = ["sojourn", "locust", "-f", "users.py", "--headless", "--host", HERE]
+    users = read_evidence(given(tmp_path / "users", sent))
+    measurement, command = with_settings(users, "the same scenario", {"max_num_seqs": 8})
+    assert "start the server again with max_num_seqs=8" in measurement and shlex.split(command) == sent
+    assert rerun(users, max_num_seqs=8) == ""
 
 
 def test_another_rate_is_an_option_where_the_arrivals_have_one(tmp_path):
     run = given(tmp_path, [*LOAD, "--rate", "9"])
-    verb, options = parsed(rerun(read_evidence(run), rate_rps=2.5))
-    assert verb == "load" and options["rate"] == 2.5
     scenario = run.meta()["scenario"]
+    facts = read_evidence(run)
+    verb, options = parsed(rerun(facts, rate_rps=facts.offered_rps / 2))
+    assert verb == "load" and options["rate"] == 3.0 == scenario["arrivals"]["rate_rps"] / 2
+    run.update_meta(scenario=scenario | {"arrivals": {"process": "poisson", "rate_rps": 0.9}})  # of sessions
+    assert parsed(rerun(read_evidence(run), rate_rps=facts.offered_rps / 2))[1]["rate"] == 0.45
     run.update_meta(scenario=scenario | {"arrivals": {"process": "trace", "file": "x.csv"}})
     assert rerun(read_evidence(run), rate_rps=2.5) == ""
 
