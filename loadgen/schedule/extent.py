@@ -1,7 +1,10 @@
 """How much a scenario sends, before it is sent: requests, tokens and seconds."""
 
+import math
 from dataclasses import dataclass
 
+from sojourn.loadgen.scenario.arrivals import ArrivalProcess
+from sojourn.loadgen.scenario.open_arrivals import Renewal
 from sojourn.loadgen.scenario.scenario import Scenario
 from sojourn.loadgen.schedule.build import build_schedule
 
@@ -11,7 +14,8 @@ class Extent:
     """Upper bounds, where the server decides how many turns come. Warm-up requests are among the `requests`.
 
     `prompt_tokens` are exact with a tokenizer; later turns of a session send the whole conversation again, and count
-    with it. `seconds` runs from the first arrival to the last, None for a closed loop without a duration.
+    with it. `seconds` are as declared, else from the first arrival to the last; None for a closed loop without a
+    duration.
     """
 
     requests: int
@@ -47,14 +51,24 @@ def extent_of(scenario: Scenario, seed: int) -> Extent:
         requests=len(schedule), warmup_requests=sum(each.prelude for each in schedule),
         prompt_tokens=sum(each.prompt_tokens for each in schedule),
         output_tokens=sum(each.max_tokens for each in schedule),
-        seconds=loop.duration_s if loop is not None else max(due_s, default=0.0) - min(due_s, default=0.0),
+        seconds=loop.duration_s if loop is not None else _declared_s(scenario.arrivals)
+        or max(due_s, default=0.0) - min(due_s, default=0.0),
         in_flight=None if loop is None else loop.slots,
     )  # fmt: skip
 
 
+def _declared_s(arrivals: ArrivalProcess) -> float | None:
+    """Of arrivals at a stated rate; the first and the last of n have but n - 1 gaps between them. None for others."""
+    if not isinstance(arrivals, Renewal):
+        return None
+    by_count = math.inf if arrivals.count is None else arrivals.count / arrivals.rate_rps
+    return min(by_count, math.inf if arrivals.duration_s is None else arrivals.duration_s)
+
+
 def _of_time(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else (
-        f"{seconds / 3600:.1f} h")  # fmt: skip
+    if seconds < 120:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _of_tokens(tokens: int) -> str:

@@ -81,6 +81,18 @@ def test_the_weight_of_the_demo_is_said_before_it_is_sent(tmp_path):
     assert extent_of(load_scenario("demo"), 1).requests == 1110 and done.returncode == 1
 
 
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (LoadOptions(rate=1.0, requests=2), "2 requests in 2 s (1 per second)"),
+        (LoadOptions(rate=20.0, requests=6), "6 requests in 0.3 s (20 per second)"),
+        (LoadOptions(rate=4.0, requests=20, duration_s=90.0), "20 requests in 5 s (4 per second)"),
+    ],
+)
+def test_the_announced_rate_is_the_one_that_was_asked_for(asked, says):
+    assert extent_of(made_scenario(asked), 1).sentences()[0] == says
+
+
 @pytest.mark.server
 def test_what_was_said_is_sent_and_recorded_and_no_value_of_a_header_is_kept(tmp_path):
     server = ScriptedServer(Script(num_tokens=3)).start()
