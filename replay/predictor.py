@@ -106,12 +106,12 @@ class ReplayPredictor:
         times = self._material.times
         columns = step_columns(steps, overlap=self._material.overlap)
         beyond = times.is_beyond(columns.tokens, columns.decodes)
-        measured_ns, expected_ns = columns.device_ns, times.expected_ns(columns)
+        expected_ns, timed = times.expected_ns(columns), np.isfinite(columns.device_ns) & (columns.device_ns >= 0)
 
         def error(part: np.ndarray) -> float:
-            if not part.any():
+            if not (part := part & timed).any():
                 return math.nan
-            return float(measured_ns[part].sum() / expected_ns[part].sum() / times.mean_ratio - 1)
+            return float(columns.device_ns[part].sum() / expected_ns[part].sum() / times.mean_ratio - 1)
 
         return StepErrors(error(~beyond), error(beyond))
 

@@ -13,6 +13,8 @@ from sojourn.metrics.run.server_alone import requests_of
 from sojourn.replay.disturbance import Disturbance, disturbance_of
 from sojourn.replay.material import under_load
 from sojourn.replay.predictor import ReplayPredictor
+from sojourn.replay.settings import SPEED
+from sojourn.replay.verdict.changed import changed_settings
 
 WORTH_NAMING = 0.05  # of the speed, and of the time that others took
 LATE_MS = 5.0  # of sending, p90
@@ -34,10 +36,12 @@ def differences(run: RunDirectory, run2: RunDirectory, predictor: ReplayPredicto
     found = []
     if predictor is not None and not math.isnan(longer := predictor.step_errors(steps[1]).known):
         word = f"{1 + longer:.2f} times as long" if abs(longer) >= WORTH_NAMING else "as long"
+        own = [name for name in changed_settings(run.meta(), run2.meta()) if name in SPEED]
+        cause = f"; it had other settings that change the speed: {', '.join(own)}" if own else ""
         found.append(
             Difference(
                 name="speed", before=1.0, after=1 + longer, is_different=abs(longer) >= WORTH_NAMING,
-                sentence=f"steps of equal size took {word} in {run2.name}",
+                sentence=f"steps of equal size took {word} in {run2.name}{cause}",
             )
         )  # fmt: skip
     first, second = (

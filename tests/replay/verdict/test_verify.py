@@ -194,10 +194,22 @@ def test_verify_names_the_speed_that_differs_and_judges_the_prediction_for_it(si
     found = verified(run, run2, Claim(said, "replay", ""), predictor=predictor)
     speed = next(each for each in found.differences if each.name == "speed")
     assert speed.is_different and speed.after == pytest.approx(3.0, rel=0.05) == found.entry.longer
-    assert "times as long in b" in speed.sentence
+    assert speed.sentence.endswith("times as long in b")
     slow = predictor.predict_at(Change(settings={"max_num_seqs": 2}), run2.table("steps"))
     assert slow.e2e_ms["p50"].median > 2 * said.e2e_ms["p50"].median
     assert found.entry.at_speed.name == "attainment" and found.entry.at_speed.median < said.attainment.median
+
+
+def test_a_speed_that_a_setting_gives_and_a_step_without_a_time_do_not_hide_the_speed(simulated):
+    run, run2 = simulated[0], slowed(simulated[1], 3.0)
+    path = run2.path / "steps.parquet"
+    steps = pq.read_table(path)
+    took = [None, *steps["device_ns"].to_pylist()[1:]]
+    pq.write_table(steps.set_column(steps.column_names.index("device_ns"), "device_ns", pa.array(took)), path)
+    run2.update_meta(engine=run2.meta()["engine"] | {"threads": 7})
+    (speed,) = [each for each in differences(run, run2, predictor_of(run)) if each.name == "speed"]
+    assert speed.after == pytest.approx(3.0, rel=0.05)
+    assert speed.sentence.endswith("in b; it had other settings that change the speed: threads")
 
 
 def test_a_run_as_fast_as_the_first_is_judged_twice_alike(simulated):
