@@ -22,6 +22,7 @@ from sojourn.ui.launch import PAGES, app_command, unfilled_pages
 START_TIMEOUT_S = 60
 PAGE_TIMEOUT_MS = 60_000
 POLL_MS = 120  # between two looks at whether a page still moves; plotly draws once more after a change of size
+FADE_MS = 1000
 WINDOW_HEIGHT_PX = 900
 # What is clicked on a page before its picture is taken, as CSS: the three clicks from a complaint to its cause.
 CLICKS = {
@@ -137,11 +138,19 @@ def _picture(page: Any, name: str, file: Path, width_px: int, errors: list[str])
         console_errors=list(errors),
         overflows=page.evaluate(_OVERFLOWS),
         cut=page.evaluate(_CUT),
-        faint=page.evaluate(_FAINT),
+        faint=_faint(page),
         height_px=page.evaluate(_HEIGHT),
     )
     page.set_viewport_size({"width": width_px, "height": WINDOW_HEIGHT_PX})
     return picture
+
+
+def _faint(page: Any) -> list[str]:
+    """Texts that are hard to read, and still so when what a click faded in has come."""
+    found = page.evaluate(_FAINT)
+    if found:
+        page.wait_for_timeout(FADE_MS)
+    return [text for text in page.evaluate(_FAINT) if text in found] if found else []
 
 
 def _wait_until_still(page: Any) -> None:
