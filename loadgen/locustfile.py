@@ -177,7 +177,7 @@ def begin_session(environment, **_):
             )
     except InputError as error:  # before there is a page, which would hide it
         print(f"error: {error}", file=sys.stderr, flush=True)
-        sys.exit(2)
+        sys.exit(error.exit_code)
     gevent.get_hub().loop.update_now()  # imports took seconds: --run-time would count them
     session = Session(environment)
     if session.worker is not None and options.processes:

@@ -121,7 +121,7 @@ class Tasks:
         if load is not None:
             try:
                 load.close()
-            except SojournError as error:
+            except (SojournError, OSError) as error:
                 fault = str(error)
         if self._is_worker:
             if load is not None:
@@ -146,7 +146,12 @@ class Tasks:
     def _send_part(self, worker: str) -> None:
         """In the master. A worker has one part in a run."""
         number = len(self._shards)
-        if self._part is None or worker in self._shards or number == self._part.stride:
+        if self._part is None or worker in self._shards:
+            return
+        if number == self._part.stride:
+            fault = f"worker {worker} sends nothing: the run has room for {number} workers; start it again for more"
+            print(f"error: {fault}", file=sys.stderr, flush=True)
+            self._runner.send_message(PART, {"fault": fault}, worker)
             return
         self._shards[worker] = Shard(number, worker, 0)
         part = asdict(replace(self._part, first_index=number))
@@ -169,6 +174,8 @@ class Tasks:
     def _on_part(self, message: dict[str, Any]) -> None:
         """In a worker."""
         try:
+            if "fault" in message:
+                raise ExperimentError(message["fault"])
             shift_ns = self._clock.shift_ns(message["boot_id"])
             self.model, users = message["model"], llm_users(self.environment)
             self.endpoint = endpoint_of(message["host"], users)
@@ -242,22 +249,26 @@ class Recorder:
         message, is_fault = "", True
         self.page.end("the load has ended; the run is written and diagnosed", False)
         try:
-            self._scraper.stop()
-            meta = run.meta()
-            arrivals = meta["scenario"]["arrivals"] | {"users": max(1, self._peak_users)}
-            run.update_meta(
-                scenario=meta["scenario"] | {"arrivals": arrivals}, failed_scrapes=self._scraper.failed,
-                skipped_scrapes=self._scraper.skipped,
-            )  # fmt: skip
-            if shards:
-                write_shards(run.path, shards)
-            finish_run(run, [fault] if fault else [])
-            self.environment.process_exit_code, why = ended_with(run)
-            message, is_fault = "; ".join(filter(None, (why, report(run)))), bool(why)
+            with self._open:
+                self._scraper.stop()
+                meta = run.meta()
+                arrivals = meta["scenario"]["arrivals"] | {"users": max(1, self._peak_users)}
+                run.update_meta(
+                    scenario=meta["scenario"] | {"arrivals": arrivals}, failed_scrapes=self._scraper.failed,
+                    skipped_scrapes=self._scraper.skipped,
+                )  # fmt: skip
+                if shards:
+                    write_shards(run.path, shards)
+                finish_run(run, [fault] if fault else [])
+                code, why = ended_with(run)
+                told = "; ".join(filter(None, (why, report(run))))
+            self.environment.process_exit_code, message, is_fault = code, told, bool(why)
         except SojournError as error:
             message, self.environment.process_exit_code = f"error: {error}", error.exit_code
+        except Exception as error:
+            self.environment.process_exit_code = Ended.FAILED
+            message = f"error: the run in {run.path} was not finished: {type(error).__name__}: {error}"
         finally:
-            self._open.close()
             self.page.unfollow()
             self.page.end(message, is_fault)
         self.page.print_rows()

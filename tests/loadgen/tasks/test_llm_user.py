@@ -151,3 +151,45 @@ def test_killed_load_leaves_what_it_recorded_and_a_busy_one_says_that_it_was_lat
     recorded = set(run.table("client").request_id)
     assert len(recorded) > 5 and recorded <= set(sent_ids(server)) and not run.meta()["valid"]
     assert run.meta()["client_error"]["dispatch_p50_ms"] > 20  # users wait for the one that burns
+
+
+FAULTS = """
+import sys
+from types import SimpleNamespace
+from unittest.mock import MagicMock
+from sojourn.loadgen.tasks import session
+from sojourn.loadgen.tasks.load import Part
+
+environment = SimpleNamespace(process_exit_code=None)
+recorder = session.Recorder.__new__(session.Recorder)
+recorder.__dict__.update(environment=environment, run=MagicMock(path="runs/full"), page=MagicMock(),
+                         _open=session.ExitStack(), _peak_users=1, _scraper=MagicMock())
+if sys.argv[1] == "finish":
+    session.finish_run = MagicMock(side_effect=OSError(28, "No space left on device"))
+else:
+    session.finish_run, session.ended_with, session.report = MagicMock(), lambda run: (0, ""), lambda run: ""
+    recorder._open.callback(MagicMock(side_effect=OSError(28, "No space left on device")))
+recorder.end([], "")
+assert environment.process_exit_code == 1, environment
+assert "No space left" in recorder.page.end.call_args.args[0] and recorder.page.end.call_args.args[1]
+
+sent = []
+tasks = session.Tasks.__new__(session.Tasks)
+tasks.__dict__.update(_part=Part("r", "n", "p", 0, 1, 0), _shards={}, model="m", _recorder=recorder,
+                      _runner=SimpleNamespace(send_message=lambda *words: sent.append(words)))
+recorder.host = "http://h"
+tasks._send_part("w1"), tasks._send_part("w2")
+assert [words[2] for words in sent] == ["w1", "w2"]
+tasks._load, tasks._is_ready = None, session.gevent.event.Event()
+tasks._on_part(sent[1][1])
+assert tasks.load(0.0) is None and tasks._is_ready.is_set()
+"""
+
+
+@pytest.mark.parametrize("where", ["finish", "close"])
+def test_a_full_disk_and_a_worker_too_many_end_in_a_sentence(where):
+    """In a process of its own: Locust replaces what blocks in the standard library."""
+    done = subprocess.run([sys.executable, "-c", FAULTS, where], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "No space left on device" in done.stderr
+    assert done.stderr.count("worker w2 sends nothing: the run has room for 1 workers") == 2, done.stderr
