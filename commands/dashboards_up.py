@@ -18,7 +18,7 @@ from sojourn.dashboards.build import build_dashboards
 from sojourn.dashboards.stack import Stack
 from sojourn.interop.sources.registry import SOURCES
 from sojourn.live.watch.fetch import fetch
-from sojourn.loadgen.target.processes import start, stop, tail
+from sojourn.loadgen.target.processes import free_port, start, stop, tail
 from sojourn.metrics.errors import ServerError, SojournError
 
 GRAFANA_PORT, APP_PORT = 3000, 8501
@@ -147,12 +147,6 @@ def watch_command(places: Places, base: str, port: int) -> list[str]:
     slo = " ".join(f"{name.removesuffix('_ms')}:{bound:g}" for name, bound in places.objectives.items())
     options = ["--prometheus", base, "--metrics-port", str(port), *(["--slo", slo] if slo else [])]
     return [sys.executable, "-m", "sojourn", "watch", *options]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def in_compose(parts: contextlib.ExitStack, places: Places, place: Path, port: int) -> dict[str, subprocess.Popen]:

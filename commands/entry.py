@@ -9,7 +9,8 @@ import sys
 from types import FrameType
 from typing import Any
 
-STOPPED = 130
+from sojourn.metrics.exit_codes import Ended
+
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 RETRY_S = 0.05
 
@@ -32,11 +33,11 @@ def main() -> None:
     except BaseException:
         if not stop.came:
             raise
-        code = STOPPED  # an import or a library made another error of the interruption
+        code = Ended.STOPPED  # an import or a library made another error of the interruption
     finally:
         _on_stop(_leave)  # what remains is the end of the process
         _flush()
-    sys.exit(STOPPED if stop.came else code)
+    sys.exit(Ended.STOPPED if stop.came else code)
 
 
 class _Stop:
@@ -69,7 +70,7 @@ def _code_of(app: Any) -> int | str | None:
     except SystemExit as ended:
         return ended.code
     except KeyboardInterrupt:
-        return STOPPED
+        return Ended.STOPPED
     except SojournError as error:
         print(f"sojourn: {error}", file=sys.stderr)
         return error.exit_code
@@ -78,8 +79,8 @@ def _code_of(app: Any) -> int | str | None:
         if module == "sojourn" or module in sys.stdlib_module_names:
             raise
         print(f"sojourn: {say_missing([module])}", file=sys.stderr)
-        return 1
-    return 0
+        return Ended.FAILED
+    return Ended.DONE
 
 
 def _on_stop(action: Any) -> None:
@@ -90,7 +91,7 @@ def _on_stop(action: Any) -> None:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    os._exit(STOPPED)
+    os._exit(Ended.STOPPED)
 
 
 def _flush() -> None:
