@@ -240,9 +240,14 @@ class Report:
 
 
 def keep(run: "RunDirectory", report: Report) -> None:
-    """Leaves the plan in the run, for the curve of a sweep; a disk that does not take it costs nothing but the file."""
+    """Leaves the plan in the run, for the curve of a sweep; a disk that does not take it costs nothing but the file.
+    Other objectives than the run's own, and another share of requests, would replace what the curve recommends."""
     from sojourn.loadgen.search.curve import PLAN_FILE
+    from sojourn.loadgen.search.frontier import REQUIRED_SHARE
 
+    own = run.meta().get("objectives")
+    if report.attainment != REQUIRED_SHARE or (own and list(report.objectives) != list(own)):
+        return
     try:
         run.write_json(PLAN_FILE, msgspec.to_builtins(report.document()))
     except OSError as error:

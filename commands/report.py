@@ -1,7 +1,7 @@
 """`sojourn report`: a run, or sweeps side by side, as one HTML file."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -21,17 +21,14 @@ from sojourn.commands.cli import (
 from sojourn.commands.summary import diagnose_and_keep
 from sojourn.metrics.errors import InputError
 
-if TYPE_CHECKING:
-    from sojourn.metrics.run.directory import RunDirectory
-
 
 def report(
     run: RunArgument,
     output: Annotated[
         Path | None,
         output_option(
-            "file to write; by default report.html in the run, of another name with --slo or --against. Of sweeps also "
-            ".csv or .json: the curves"
+            "file to write; by default report.html in the run, sweep.html in the sweep, of another name with --slo or "
+            "--against. Of sweeps also .csv or .json: the curves"
         ),
     ] = None,
     against: Annotated[
@@ -65,7 +62,7 @@ def report(
     objectives = slo_objectives(slo)
     opened = open_run(run, objectives)
     other = open_run(others[0], objectives) if others else None
-    path = output or opened.path / _own_name(other, slo)
+    path = output or opened.path / _own_name("report", [] if other is None else [other.name], slo)
     with writing(path), working(f"diagnosing and drawing {opened.name}"):
         kept = diagnose_and_keep(opened, other)
         stays = kept.note and output is None and path.exists()
@@ -73,9 +70,9 @@ def report(
     out.print(f"{written} stays with it" if stays else f"wrote {written}", markup=False)
 
 
-def _own_name(other: "RunDirectory | None", slo: str | None) -> str:
-    """report.html is of the diagnosis that lies with the run: by its own objectives, and of itself alone."""
-    parts = ["report", *([f"against-{other.name}"] if other is not None else []), *(["slo"] if slo else [])]
+def _own_name(kind: str, others: list[str], slo: str | None) -> str:
+    """report.html and sweep.html are of the run and the sweep in which they lie: by its own objectives, and alone."""
+    parts = [kind, *([f"against-{'-'.join(others)}"] if others else []), *(["slo"] if slo else [])]
     return f"{'-'.join(parts)}.html"
 
 
@@ -94,7 +91,7 @@ def _report_sweeps(
     if slo is not None and set(bounds) != {"tpot_ms"}:
         raise InputError(f"--slo {slo}: only the TPOT of a finished sweep can be judged anew; give --slo tpot:50")
     options = {"slo_ms": bounds.get("tpot_ms"), "usd_per_hour": usd_per_hour, "devices": devices}
-    path = output or folders[0] / "sweep.html"
+    path = output or folders[0] / _own_name("sweep", [each.resolve().name for each in folders[1:]], slo)
     curves = read_curves(folders, **options)
     with writing(path):
         if path.suffix in (".csv", ".json"):

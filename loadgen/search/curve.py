@@ -3,7 +3,7 @@ file."""
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +25,31 @@ from sojourn.metrics.results.tradeoff import Crossing, CurvePoint, Range, at_rat
 from sojourn.metrics.run.directory import section
 
 PLAN_FILE = "plan.json"  # what `sojourn plan` leaves in a run
-USUAL_QUANTILE, LESSER_QUANTILE = "p90", "p50"  # goodput requires 90 % of the requests; p50 needs fewer of them
+USUAL_QUANTILE, LESSER_QUANTILE = "p90", "p50"  # goodput requires 90% of the requests; p50 needs fewer of them
 NONE_RECOMMENDED: Mapping[str, list[Any]] = {}
 LIKE = ("scenario", "objectives_ms", "hardware", "versions")  # of two sweeps whose curves show the settings alone
 
 
 class Goodput(msgspec.Struct, frozen=True, kw_only=True):
-    """The largest rate at which 90 % of the requests meet every objective, and where it lies on the curve."""
+    """The largest rate at which 90% of the requests meet every objective, and where it lies on the curve."""
 
     rate_rps: float | None
-    low_rps: float | None  # meets it, with 95 % confidence
-    high_rps: float | None  # fails it, with 95 % confidence
+    low_rps: float | None  # meets it, with 95% confidence
+    high_rps: float | None  # fails it, with 95% confidence
     at_edge: bool  # of the sweep: a larger rate may meet it, too
     tokens_per_s: float | None
     tpot_ms: float | None
     sentence: str
     missed: list[str]  # objectives that the p90 of the next rate breaks
+
+
+WHY_NOT_JUDGED = "is not known: the runs of the sweep are judged by its own objectives"
+NOT_JUDGED = Goodput(
+    rate_rps=None, low_rps=None, high_rps=None, at_edge=False, tokens_per_s=None, tpot_ms=None, sentence="", missed=[]
+)  # fmt: skip
+UNJUDGED_RATE = dict.fromkeys(
+    ("attainment", "attainment_low", "attainment_high", "goodput_rps", "goodput_tokens_per_s")
+)  # fmt: skip
 
 
 class Recommended(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,11 +100,18 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
         return 1 / self.joules_per_token[max(below)] if below else None
 
 
-def read_curves(folders: Sequence[Path], **options: Any) -> list[Curve]:
-    """The curves of sweeps, with what `plan` recommends for their runs. Raises RunDataError."""
+def read_curves(folders: Sequence[Path], quantile: str | None = None, **options: Any) -> list[Curve]:
+    """The curves of sweeps, with what `plan` recommends for their runs: each plan once. Raises RunDataError."""
     named = dict(zip(sweep_names(folders), folders, strict=True))
     searches = {name: read_search(search_file(folder)) for name, folder in named.items()}
-    return curves(searches, recommended={name: recommended_beside(each) for name, each in named.items()}, **options)
+    quantile = quantile or usable_quantile(by_rate(search.points) for search in searches.values())
+    recommended: dict[str, list[Recommended]] = {}
+    read: set[Path] = set()
+    for name, folder in named.items():
+        plans = [file for file in plans_beside(folder) if file not in read]
+        read.update(plans)
+        recommended[name] = [each for file in plans if (each := read_plan(file, quantile)) is not None]
+    return curves(searches, quantile=quantile, recommended=recommended, **options)
 
 
 def sweep_names(folders: Sequence[Path]) -> list[str]:
@@ -110,7 +126,7 @@ def curves(
     recommended: Mapping[str, list[Recommended]] = NONE_RECOMMENDED,
 ) -> list[Curve]:  # fmt: skip
     """A curve for each sweep by its name. `slo_ms` and `usd_per_hour` replace those of the scenarios, `devices` is of
-    servers that do not report them."""
+    servers that do not report them. By another `slo_ms` than the sweep's own no run is judged: goodput is not known."""
     rates = {name: by_rate(search.points) for name, search in searches.items()}
     chosen = quantile or usable_quantile(rates.values())
     names = labels({name: search.plan for name, search in searches.items()})
@@ -130,7 +146,7 @@ def curves(
     ]
 
 
-def usable_quantile(sweeps: Sequence[Sequence[Rate]] | Any) -> str:
+def usable_quantile(sweeps: Iterable[Sequence[Rate]]) -> str:
     """The one that goodput requires, unless runs are so short that some sweep has fewer than two points of it."""
     enough = all(
         sum(rate.quantiles_ms.get("tpot_ms", {}).get(USUAL_QUANTILE) is not None for rate in rates)
@@ -158,26 +174,26 @@ def differences(searches: Sequence[Search]) -> list[str]:
     return [name for name in LIKE if any(plan.get(name) != plans[0].get(name) for plan in plans)]
 
 
-def recommended_beside(folder: Path) -> list[Recommended]:
-    """What `sojourn plan` recommends for the runs of a sweep, and for the runs beside it of the same scenario."""
+def plans_beside(folder: Path) -> list[Path]:
+    """What `sojourn plan` left in the runs of a sweep, and in the runs beside it of the same scenario."""
     scenario = section(section(_json(search_file(folder)), "plan"), "scenario")
-    found = [read_plan(file) for file in sorted(folder.glob(f"*/{PLAN_FILE}"))]
+    found = sorted(folder.resolve().glob(f"*/{PLAN_FILE}"))
     for file in sorted(folder.resolve().parent.glob(f"*/{PLAN_FILE}")):
         other = section(_json(file.with_name("run.json")), "scenario")
         if other and other.get("name") == scenario.get("name"):
-            found.append(read_plan(file))
-    return [each for each in found if each is not None]
+            found.append(file)
+    return found
 
 
-def read_plan(file: Path) -> Recommended | None:
-    """None where no rate kept the objectives, or the file is not a plan."""
+def read_plan(file: Path, quantile: str = USUAL_QUANTILE) -> Recommended | None:
+    """None where no rate kept the objectives, or the file is not a plan. `quantile`: of TPOT, as of the curve."""
     document = _json(file)
     limit = section(document, "best_limit")
     prediction = section(limit, "prediction")
     try:
         return Recommended(
             run=str(document["run"]), settings=dict(document["settings"]), rate_rps=float(limit["rate_rps"]),
-            tpot_ms=msgspec.convert(prediction["tpot_ms"][USUAL_QUANTILE], Interval),
+            tpot_ms=msgspec.convert(prediction["tpot_ms"][quantile], Interval),
             tokens_per_s=float(prediction["output_tokens_per_s"]),
             doubts=[str(each) for each in document["doubts"]],
             slo_tpot_ms=min((each["tpot_ms"] for each in document["objectives"] if each.get("tpot_ms")), default=None),
@@ -231,7 +247,8 @@ def _curve(
     usd_per_hour: float | None, devices: int | None, recommended: list[Recommended],
 ) -> Curve:  # fmt: skip
     plan = search.plan
-    slo_ms = slo_ms or objectives_ms(plan).get("tpot_ms")
+    own_ms = objectives_ms(plan).get("tpot_ms")
+    slo_ms = slo_ms or own_ms
     price = section(section(plan, "scenario"), "measure").get("usd_per_hour") if usd_per_hour is None else usd_per_hour
     counted = {rate.rate_rps: [point for point in search.points if _counts(point, rate)] for rate in rates}
     points = [
@@ -239,15 +256,34 @@ def _curve(
     ]  # fmt: skip
     drawn = {point.rate_rps for point in points}
     reported = {point.devices for point in search.points if point.counts} - {None}
-    joules = {rps: [each.joules_per_token for each in runs] for rps, runs in counted.items()}
+    left_out = [_why_left_out(rate, quantile) for rate in rates if rate.rate_rps not in drawn]
     goodput = _goodput(rates, points, objectives_ms(plan))
+    if slo_ms != own_ms:
+        goodput, rates, points = _not_judged(slo_ms, rates, points)
     return Curve(
         name=name, label=label, quantile=quantile, points=points, slo_ms=slo_ms, rates=rates, usd_per_hour=price,
-        left_out=[_why_left_out(rate, quantile) for rate in rates if rate.rate_rps not in drawn],
+        left_out=left_out,
         crossing=crossing(points, slo_ms) if slo_ms is not None else None, goodput=goodput,
         devices=reported.pop() if len(reported) == 1 else devices, recommended=recommended,
-        joules_per_token={rps: sum(each) / len(each) for rps, each in joules.items() if each and all(each)},
+        joules_per_token=_joules_per_token(counted),
     )  # fmt: skip
+
+
+def _joules_per_token(counted: Mapping[float, Sequence[Point]]) -> dict[float, float]:
+    """The mean of each rate whose runs all measured it."""
+    joules = {rps: [each.joules_per_token for each in runs] for rps, runs in counted.items()}
+    return {rps: sum(map(float, each)) / len(each) for rps, each in joules.items() if each and all(each)}
+
+
+def _not_judged(
+    slo_ms: float | None, rates: Sequence[Rate], points: Sequence[CurvePoint]
+) -> tuple[Goodput, list[Rate], list[CurvePoint]]:
+    """Without what the sweep's own objectives said: its runs are not judged by this SLO."""
+    return (
+        msgspec.structs.replace(NOT_JUDGED, sentence=f"goodput at a TPOT of {slo_ms:g} ms {WHY_NOT_JUDGED}"),
+        [msgspec.structs.replace(rate, **UNJUDGED_RATE) for rate in rates],
+        [msgspec.structs.replace(point, attainment=None) for point in points],
+    )
 
 
 def _counts(point: Point, rate: Rate) -> bool:

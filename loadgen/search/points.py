@@ -146,8 +146,8 @@ def search_file(folder: Path) -> Path:
 
 def sweeps(runs: Path) -> list[Path]:
     """The searches right below a folder, newest first."""
-    found = [file for name in SEARCH_FILES for file in (runs.glob(f"*/{name}") if runs.is_dir() else ())]
-    return [file.parent for file in sorted(found, key=lambda file: (-file.stat().st_mtime_ns, file))]
+    folders = {file.parent for name in SEARCH_FILES for file in (runs.glob(f"*/{name}") if runs.is_dir() else ())}
+    return sorted(folders, key=lambda folder: (-search_file(folder).stat().st_mtime_ns, folder))
 
 
 def objectives_ms(plan: Mapping[str, Any]) -> dict[str, float]:

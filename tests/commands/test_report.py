@@ -10,10 +10,13 @@ from tests.loadgen.search.search_documents import sweep_of
 def test_report_lays_sweeps_over_each_other_or_writes_their_points(tmp_path):
     one = sweep_of(tmp_path / "one", {2: 1.0, 4: 0.96, 8: 0.85})
     two = sweep_of(tmp_path / "two", {2: 1.0, 6: 0.7})
+    (one / "sweep.html").write_text("of one alone")
     done = run_program("report", str(one), "--against", str(two), "--slo", "tpot:300", "--dollars-per-hour", "2")
-    assert done.returncode == 0 and f"wrote {one / 'sweep.html'}" in done.stdout.replace("\n", "")
+    written = one / "sweep-against-two-slo.html"
+    assert done.returncode == 0 and f"wrote {written}" in done.stdout.replace("\n", "")
+    assert (one / "sweep.html").read_text() == "of one alone"
     assert "the sweeps also differ" not in done.stdout and "TPOT p90 of 300 ms, interpolated between" in done.stdout
-    page = (one / "sweep.html").read_text()
+    page = written.read_text()
     assert "Throughput against time per output token" in page and "TPOT p90 of 300 ms" in page
     assert "not reported by the server of one, two" in page and "Tokens per dollar take" not in page
     done = run_program("report", str(one), "--against", str(two), "--devices", "2", "--output", str(tmp_path / "c.csv"))

@@ -144,7 +144,7 @@ def _curve(fig: go.Figure, curve: Curve, axes: Axes, colour: str, right: float, 
     )  # fmt: skip
     _marks(fig, curve, axes, colour)
     for each in curve.recommended:
-        _recommended(fig, curve, axes, each, colour)
+        _recommended(fig, curve, axes, each)
 
 
 def _marks(fig: go.Figure, curve: Curve, axes: Axes, colour: str) -> None:
@@ -167,13 +167,13 @@ def _marks(fig: go.Figure, curve: Curve, axes: Axes, colour: str) -> None:
         )  # fmt: skip
 
 
-def _recommended(fig: go.Figure, curve: Curve, axes: Axes, found: Recommended, colour: str) -> None:
+def _recommended(fig: go.Figure, curve: Curve, axes: Axes, found: Recommended) -> None:
     ends = [end for end in (found.tpot_ms.low, found.tpot_ms.high) if end == end]
     x = axes.x(found.tpot_ms.median)
     fig.add_scatter(
         name=f"plan of {label(found.run, 24)} recommends {label(found.label, 40)}", x=[x],
         y=[axes.y(found.tokens_per_s, curve)], mode="markers",
-        marker=dict(symbol="star-open", size=16, color=colour, line=dict(width=2)),
+        marker=dict(symbol="star-open", size=16, color=theme.MUTED, line=dict(width=2)),
         error_x=_bars([(min(ends), max(ends))] if len(ends) > 1 else [None], [x], axes.x),
         hovertemplate=f"predicted by replays of {label(found.run, 40)}: {label(found.label, 60)}<br>"
         f"{found.rate_rps:.3g} requests/s, %{{y:,.0f}} output tokens/s<extra></extra>",

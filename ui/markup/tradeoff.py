@@ -76,7 +76,7 @@ def _of_curve(curve: Curve) -> str:
         said.append(f"Above the goodput the {safe(names)} fails first.")
     if curve.left_out:
         said.append(f"Not drawn: {safe('; '.join(curve.left_out))}.")
-    return " ".join([*said, *(safe(_recommendation(each)) for each in curve.recommended)])
+    return " ".join([*said, *(safe(_recommendation(each, curve.quantile)) for each in curve.recommended)])
 
 
 def _not_known(curves: Sequence[Curve]) -> list[str]:
@@ -91,13 +91,13 @@ def _not_known(curves: Sequence[Curve]) -> list[str]:
     return [prose(sentence) for sentence, is_missing in said.items() if is_missing]
 
 
-def _recommendation(found: Recommended) -> str:
+def _recommendation(found: Recommended, quantile: str) -> str:
     slo = "" if found.slo_tpot_ms is None else f" for a TPOT of {found.slo_tpot_ms:g} ms"
     between = f"80% interval {number(found.tpot_ms.low)} to {number(found.tpot_ms.high, 'ms')}"
     return (
         f"The plan of {found.run}{slo} recommends {found.label}. Its replays predict "
-        f"{number(found.tokens_per_s)} output tokens/s at {number(found.rate_rps)} requests/s, with a TPOT p90 of "
-        f"{number(found.tpot_ms.median, 'ms')} ({between}); nothing of it is measured."
+        f"{number(found.tokens_per_s)} output tokens/s at {number(found.rate_rps)} requests/s, with a TPOT "
+        f"{quantile} of {number(found.tpot_ms.median, 'ms')} ({between}); nothing of it is measured."
         + (f" The replays are not trusted: {'; '.join(found.doubts)}." if found.doubts else "")
     )
 

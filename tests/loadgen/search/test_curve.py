@@ -72,6 +72,20 @@ def test_what_is_not_known_stays_unknown_and_what_is_given_counts():
     assert kept.devices == 2, "what the server reports stands above what is given"
 
 
+def test_runs_are_not_judged_by_another_slo_than_the_sweeps_own():
+    (own,) = curves({"a": search(POINTS)}, usd_per_hour=3.6, slo_ms=SLO["tpot_ms"])
+    assert own.goodput.rate_rps and own.points[0].attainment == 1.0
+    (other,) = curves({"a": search(POINTS)}, usd_per_hour=3.6, slo_ms=15.0)
+    assert other.crossing.tokens_per_s == pytest.approx(150) and other.left_out == []
+    found = other.goodput
+    assert (found.rate_rps, found.tokens_per_s, found.tpot_ms, found.missed) == (None, None, None, [])
+    assert "at a TPOT of 15 ms is not known" in found.sentence
+    assert (other.tokens_per_usd, other.tokens_per_joule) == (None, None)
+    assert {each.attainment for each in other.points} == {None}
+    judged = ("attainment", "attainment_low", "attainment_high", "goodput_rps", "good_output_tokens_per_s")
+    assert all(row[name] in (None, "") for row in csv.DictReader(io.StringIO(curve_csv([other]))) for name in judged)
+
+
 def test_repeats_give_a_range_and_a_rate_without_a_quantile_or_a_valid_run_is_named():
     points = [curve_point(2, 1.0, 10.0, 100.0), curve_point(2, 1.0, 14.0, 90.0, 2), curve_point(4, 1.0, 20.0, 200.0)]
     points += [msgspec.structs.replace(curve_point(8, 0.7, 40.0, 300.0), valid=False)]
@@ -122,7 +136,8 @@ def test_a_stored_plan_of_a_run_of_the_sweep_or_of_the_same_scenario_is_recommen
         "run": "rate-4-1", "doubts": ["steps larger than any of the run"], "settings": {"max_num_seqs": 32},
         "objectives": [{"klass": "all", "tpot_ms": 30.0}],
         "best_limit": {"rate_rps": 6.5, "prediction": {
-            "tpot_ms": {"p90": {"low": 20.0, "median": 25.0, "high": None}}, "output_tokens_per_s": 130.0}},
+            "tpot_ms": {"p50": {"low": 10.0, "median": 11.0, "high": 12.0},
+                        "p90": {"low": 20.0, "median": 25.0, "high": None}}, "output_tokens_per_s": 130.0}},
     }  # fmt: skip
     for folder, name in ((sweep / "rate-4-1", None), (tmp_path / "same", "chat"), (tmp_path / "other", "agents")):
         folder.mkdir()
@@ -133,6 +148,11 @@ def test_a_stored_plan_of_a_run_of_the_sweep_or_of_the_same_scenario_is_recommen
     assert [each.label for each in found.recommended] == ["max_num_seqs=32"] * 2
     assert found.recommended[0].tpot_ms.median == 25 and found.recommended[0].tokens_per_s == 130
     assert found.recommended[0].slo_tpot_ms == 30
+    (median,) = read_curves([sweep], quantile="p50")
+    assert [each.tpot_ms.median for each in median.recommended] == [11, 11], "a star lies on the curve's own axis"
+    second = sweep_of(tmp_path / "second", {2: 1.0, 4: 0.96, 8: 0.85})
+    both = read_curves([sweep, second])
+    assert [len(each.recommended) for each in both] == [2, 0], "a plan beside both sweeps is one star"
     for broken in ("{", "[]", json.dumps(plan | {"best_limit": None})):
         (tmp_path / "other" / PLAN_FILE).write_text(broken)
         assert read_plan(tmp_path / "other" / PLAN_FILE) is None
@@ -146,6 +166,9 @@ def test_trials_of_a_capacity_search_are_a_curve_too_and_an_interrupted_search_h
         (tmp_path / name).mkdir()
         document = msgspec.json.encode(Search(kind="capacity", plan=plan, points=points))
         (tmp_path / name / "capacity.json").write_bytes(document)
+    (tmp_path / "capacity-chat" / "sweep.json").write_bytes((tmp_path / "capacity-chat/capacity.json").read_bytes())
+    assert len(sweeps(tmp_path)) == 2, "a folder of both searches is one, read as a sweep"
+    (tmp_path / "capacity-chat" / "sweep.json").unlink()
     searches = sweeps(tmp_path)
     assert {folder.name for folder in searches} == {"capacity-chat", "begun"}
     found = {curve.name: curve for curve in read_curves(searches)}

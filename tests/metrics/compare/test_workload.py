@@ -116,6 +116,9 @@ def test_other_work_and_other_settings_are_refused_told_and_may_be_forced(tmp_pa
     assert work_of([RunSamples(a, a.requests().assign(served=True), 0, 1.0)]).cached_share == 0.0
     with pytest.raises(InputError, match="a is on both sides"):
         compare_runs([a], [RunDirectory(tmp_path / "half" / ".." / "a")], force=True)
+    warm.update_meta(versions={"simulated_server": "2"})
+    with pytest.raises(InputError, match="of the prompt tokens of A were cached"):  # another build with these settings
+        compare_runs([a], [warm])
     rebuilt = changed(tmp_path / "rebuilt")
     rebuilt.update_meta(versions={"simulated_server": "2"})
     with pytest.raises(InputError, match=r"rebuilt is no repetition of .*a: versions.simulated_server"):

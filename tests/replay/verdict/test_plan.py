@@ -116,8 +116,11 @@ def test_a_search_says_how_far_it_is_and_ctrl_c_ends_it_with_the_best_so_far():
 
 def test_a_plan_stays_in_its_run_and_the_curve_of_a_sweep_reads_it(tmp_path):
     run, objectives = synthetic_run(tmp_path / "run", requests=20), [{"klass": "all", "tpot_ms": 30.0}]
-    run.update_meta(model_shape=msgspec.to_builtins(SHAPE), engine={"max_num_seqs": 4})
+    run.update_meta(model_shape=msgspec.to_builtins(SHAPE), engine={"max_num_seqs": 4}, objectives=objectives)
     found = Search(Server(), objectives, 0.9, LOAD).run({"max_num_seqs": [8, 16, 32]}, {})
+    for other, share in ((objectives, 0.5), ([{"klass": "all", "tpot_ms": 200.0}], 0.9)):
+        keep(run, Report(run, found, RunWalls(run), lambda change: 1000, other, share, None))
+        assert not (run.path / PLAN_FILE).exists(), "the curve recommends by the run's own objectives"
     report = Report(run, found, RunWalls(run), lambda change: 1000, objectives, 0.9, None)
     keep(run, report)
     read = read_plan(run.path / PLAN_FILE)
