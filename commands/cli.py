@@ -1,5 +1,6 @@
 """What the verbs share: the console, optional packages, run directories, and options with one meaning everywhere."""
 
+import math
 import os
 import re
 import shlex
@@ -27,6 +28,11 @@ MOST_OFFERED = 5  # runs of a folder
 HEADER_VARIABLE = "SOJOURN_HEADER_"  # and the name of the header: the run files have this in place of the value
 
 RunArgument = Annotated[Path, typer.Argument(help="a run directory, such as runs/demo")]
+
+
+def rounded(value: float | None) -> str:
+    """Three significant digits, thousands apart; a dash for nothing."""
+    return "–" if value is None or math.isnan(value) else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def output_option(help: str) -> Any:

@@ -1,11 +1,10 @@
 """`sojourn server fleet replay`: how a large fleet would serve the traffic of a trace, by a run's step times."""
 
-import math
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sojourn.commands.cli import RunArgument, open_run, out, print_json, table
+from sojourn.commands.cli import RunArgument, open_run, out, print_json, rounded, table
 from sojourn.metrics.errors import InputError
 from sojourn.metrics.prediction import ROUTINGS
 from sojourn.scripting.changes import grid, label
@@ -123,7 +122,7 @@ def _print(answers: "list[FleetAnswer]") -> None:
     for each in answers:
         shown.add_row(
             each.routing, f"{each.goodput_rps:,.4g}", f"{each.attainment:.1%}",
-            *(_ms(latencies[quantile]) for latencies in (each.ttft_ms, each.tpot_ms) for quantile in ("p50", "p99")),
+            *(rounded(found[quantile]) for found in (each.ttft_ms, each.tpot_ms) for quantile in ("p50", "p99")),
             f"{each.hit_rate:.1%}", f"{each.load_max_over_mean:.2f}",
         )  # fmt: skip
     out.print(shown)
@@ -142,7 +141,3 @@ def _print(answers: "list[FleetAnswer]") -> None:
         out.print(f"! {beyond:.0%} of the device's time is in steps larger or smaller than those of the run; the times "
                   "of such steps are a guess", markup=False, soft_wrap=True)  # fmt: skip
     out.print(f"replayed in {max(each.replay_seconds for each in answers):.0f} s a policy", markup=False)
-
-
-def _ms(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

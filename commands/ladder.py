@@ -18,6 +18,7 @@ from sojourn.commands.cli import (
     out,
     output_option,
     print_json,
+    rounded,
     table,
     writing,
 )
@@ -121,8 +122,8 @@ def _print(measured: "Ladder", found: "list[Step]") -> None:
         spread = "–" if step.lowest is None or step.repeats < 2 else f"{step.lowest:.2f}–{step.highest:.2f}"
         kept = "–" if step.attainment is None else f"{step.attainment:.0%}"
         rows.add_row(
-            step.rung.name, _number(step.tokens_per_s), _number(step.multiplier), spread,
-            _number(step.rung.published), kept, _number(step.ttft_p50_ms), _number(step.tpot_p50_ms),
+            step.rung.name, rounded(step.tokens_per_s), rounded(step.multiplier), spread,
+            rounded(step.rung.published), kept, rounded(step.ttft_p50_ms), rounded(step.tpot_p50_ms),
         )  # fmt: skip
     out.print(rows)
     for step in found[1:]:
@@ -133,7 +134,3 @@ def _print(measured: "Ladder", found: "list[Step]") -> None:
 def _machine(measured: "Ladder") -> str:
     gpus = [str(gpu.get("name", gpu) if isinstance(gpu, dict) else gpu) for gpu in measured.hardware.get("gpus") or []]
     return gpus[0] if measured.device == "cuda" and gpus else f"{measured.hardware['cores']} cores"
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import msgspec
 import typer
 
-from sojourn.commands.cli import RunArgument, SloOption, open_run, out, print_json, slo_objectives
+from sojourn.commands.cli import RunArgument, SloOption, open_run, out, print_json, rounded, slo_objectives
 from sojourn.scripting.changes import grid, label
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _print(predictor: "ReplayPredictor", unchanged: "Prediction", predictions: "
         _Line(cells=[*(name for name, _, _ in COLUMNS), "goodput", "kept", "preempted"]),
         _Line(label="recorded"),
         _Line(cells=[
-            *(_ms(recorded.get(f"{latency}:{quantile}", math.nan)) for _, latency, quantile in COLUMNS),
+            *(rounded(recorded.get(f"{latency}:{quantile}", math.nan)) for _, latency, quantile in COLUMNS),
             _rate(recorded["goodput_rps"]),
             _share(recorded["attainment"]),
             f"{predictor.recorded_preemptions:,}",
@@ -81,7 +81,7 @@ def _print(predictor: "ReplayPredictor", unchanged: "Prediction", predictions: "
     ]  # fmt: skip
     for name, prediction in [("replayed unchanged", unchanged), *((label(p.change), p) for p in predictions)]:
         lines.append(_Line(label=name if prediction.is_trusted else f"{name} !"))
-        cells = [_interval(getattr(prediction, latency)[quantile], _ms) for _, latency, quantile in COLUMNS]
+        cells = [_interval(getattr(prediction, latency)[quantile], rounded) for _, latency, quantile in COLUMNS]
         kept = ("–", "unpredicted") if prediction.is_open else _interval(prediction.attainment, _share)
         cells += [_interval(prediction.goodput_rps, _rate), kept]
         lines.append(_Line(cells=[*(median for median, _ in cells), f"{prediction.preemptions:,}"]))
@@ -112,10 +112,6 @@ def _interval(interval: "Interval", shown: Callable[[float], str]) -> tuple[str,
     """The median, and the bounds where they read differently."""
     low, median, high = (shown(math.nan if bound is None else bound) for bound in msgspec.structs.astuple(interval))
     return median, "" if low == median == high else f"{low}–{high}"
-
-
-def _ms(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _rate(value: float) -> str:

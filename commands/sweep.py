@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from sojourn.commands import sweep_options as options
-from sojourn.commands.cli import RUNS, out, print_json, table
+from sojourn.commands.cli import RUNS, out, print_json, rounded, table
 from sojourn.metrics.errors import InputError
 from sojourn.metrics.exit_codes import of_load
 from sojourn.metrics.installed import is_installed
@@ -76,10 +76,10 @@ def _print(points: "list[Point]", rates: "list[Rate]", best: "list[Frontier]", c
         attainment, interval = "–", "–"
         if rate.attainment is not None:
             attainment, interval = f"{rate.attainment:.1%}", f"{rate.attainment_low:.0%}–{rate.attainment_high:.0%}"
-        cells = [_number(rate.rate_rps), f"{rate.sent:,}", attainment, interval]
-        cells += [_number(rate.goodput_rps), _number(rate.goodput_tokens_per_s)]
+        cells = [rounded(rate.rate_rps), f"{rate.sent:,}", attainment, interval]
+        cells += [rounded(rate.goodput_rps), rounded(rate.goodput_tokens_per_s)]
         for latency in ("ttft_ms", "tpot_ms"):
-            cells += [_number(rate.quantiles_ms.get(latency, {}).get(name)) for name in ("p50", "p90")]
+            cells += [rounded(rate.quantiles_ms.get(latency, {}).get(name)) for name in ("p50", "p90")]
         rows.add_row(*cells)
     out.print(rows)
     for rate in rates:
@@ -96,14 +96,10 @@ def _print(points: "list[Point]", rates: "list[Rate]", best: "list[Frontier]", c
     rows = table("times", "objectives", "good/s", "rate/s", text=["objectives"])
     for each in best:
         bounds = " ".join(f"{name.removesuffix('_ms')}:{bound:g}" for name, bound in each.objectives_ms.items())
-        offered = _number(each.rate_rps) + (" (largest valid)" if each.at_edge else "")
-        rows.add_row(f"{each.scale:g}", bounds or "per class", _number(each.goodput_rps), offered)
+        offered = rounded(each.rate_rps) + (" (largest valid)" if each.at_edge else "")
+        rows.add_row(f"{each.scale:g}", bounds or "per class", rounded(each.goodput_rps), offered)
     out.print(rows)
     out.print(f"\nlargest rate   {rate_sentence(largest_rate(rates))}")
     if curve.crossing is not None and curve.points:
         out.print(f"throughput     {crossing_sentence(curve.crossing, curve.quantile)}")
     out.print("latencies in ms, from the intended send; –: not enough samples, or no valid run")
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

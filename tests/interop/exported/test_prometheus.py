@@ -1,11 +1,7 @@
 """What is scraped equals the records, no more and no less."""
 
-import math
-import platform
 import subprocess
 from collections import Counter
-from decimal import Decimal
-from importlib.metadata import version
 from random import Random
 
 import msgspec
@@ -22,6 +18,7 @@ from sojourn.metrics.ledger import ACCOUNT_BY_NAME, SERVER_ACCOUNTS, closes
 from sojourn.metrics.memory.prefix_outcomes import PREFIX_OUTCOMES, RATIOS
 from sojourn.metrics.records import COMPOSITIONS, KINDS, STAGES, WAITS, RequestRecord, StepRecord
 from sojourn.metrics.steps import Steps
+from tests.interop.exported.scraped_page import OBJECTIVES, fed, scraped, value
 from tests.metrics.random_records import MS, random_request, random_step
 
 # Histograms of an account, in one's own words and not the exporter's.
@@ -31,32 +28,6 @@ ACCOUNT_HISTOGRAMS = {
     "memory_blocked": "memory.blocked", "token_encode": "token.encode", "token_sample": "token.sample",
     "token_decode": "token.decode",
 }  # fmt: skip
-OBJECTIVES = [{"klass": "all", "ttft_ms": 120.0, "source": "test"}, {"klass": "chat", "tpot_ms": 30.0}]
-
-
-def scraped(exporter: Exporter) -> dict[tuple[str, frozenset], float]:
-    """(sample name, labels without the model) → value, as a foreign parser reads the page."""
-    samples = {}
-    for family in text_string_to_metric_families(exporter.render().decode()):
-        for sample in family.samples:
-            assert sample.labels.pop("model_name") == "tiny"
-            key = (sample.name, frozenset(sample.labels.items()))
-            assert key not in samples
-            samples[key] = sample.value
-    return samples
-
-
-def value(samples: dict, name: str, **labels: str) -> float:
-    return samples[f"sojourn_{name}", frozenset(labels.items())]
-
-
-def fed(steps: list[StepRecord], requests: list[RequestRecord], objectives=OBJECTIVES) -> dict:
-    exporter = Exporter("tiny", objectives)
-    if steps:
-        exporter.observe_steps(Steps(steps))
-    for request in requests:
-        exporter.observe_request(request)
-    return scraped(exporter)
 
 
 @settings(max_examples=40, deadline=None)
@@ -220,101 +191,6 @@ def test_batched_histogram_counts_what_counting_one_by_one_gives(gaps):
         assert value(samples, "request_itl_seconds_bucket", le=str(float(bound))) == expected
 
 
-def test_objective_is_an_exact_bucket_and_decides_met_or_missed():
-    def request(ttft_ms: float, klass: str = "", **changes) -> RequestRecord:
-        written = round(ttft_ms * MS)
-        base = RequestRecord("r", 0, written, klass=klass, finish_reason="stop", first_written_ns=written)
-        return msgspec.structs.replace(base, **changes)
-
-    requests = [
-        request(123.456),
-        request(123.457),
-        request(1, finish_reason=None, error="the core died"),
-        request(1, finish_reason="abort"),
-        request(1, klass="chat", token_ns=[0, 31 * MS]),  # keeps what "all" asks for, misses its own
-        request(200, klass="chat"),  # keeps its own, misses what "all" asks for
-        request(1, klass="chat"),
-        request(1, klass="a class that nobody declared"),
-    ]
-    samples = fed(
-        [], requests, [{"klass": "all", "ttft_ms": 123.456, "e2e_ms": None}, {"klass": "chat", "tpot_ms": 30}]
-    )
-    assert value(samples, "request_ttft_seconds_bucket", le="0.123456") == len(requests) - 2
-
-    def counts(klass: str, objective: str) -> list[float]:
-        labels = {"klass": klass, "objective": objective}
-        return [value(samples, "request_objective_total", outcome=end, **labels) for end in ("met", "missed")]
-
-    assert counts("all", "ttft_ms") == counts("all", "all_objectives") == [2, 3]
-    assert counts("chat", "ttft_ms") == counts("chat", "tpot_ms") == [2, 1]
-    assert counts("chat", "all_objectives") == [1, 2]
-
-
-def test_good_tokens_and_tenants_follow_the_verdicts_and_few_names_have_a_series():
-    def request(tenant: str, ttft_ms: float, tokens: int, **changes) -> RequestRecord:
-        written = round(ttft_ms * MS)
-        return RequestRecord(
-            "r",
-            0,
-            written,
-            tenant=tenant,
-            output_tokens=tokens,
-            finish_reason="stop",
-            first_written_ns=written,
-            **changes,
-        )
-
-    objectives = [{"klass": "all", "ttft_ms": 100.0}, {"klass": "chat", "ttft_ms": 10.0}]
-    requests = [
-        request("a", 50, 7),
-        request("a", 150, 11),
-        request("", 50, 13, klass="chat"),
-        request("a", 5, 17, klass="chat"),
-    ]
-    samples = fed([], requests, objectives)
-    assert [value(samples, "token_good_tokens_total", klass=klass) for klass in ("all", "chat")] == [7, 17]
-    by_tenant = {
-        (tenant, verdict): value(samples, "request_tenant_requests_total", tenant=tenant, outcome=verdict)
-        for tenant in ("a", "(none)") for verdict in ("met", "missed", "unjudged")
-    }  # fmt: skip
-    assert by_tenant == {("a", "met"): 2, ("a", "missed"): 1, ("a", "unjudged"): 0,
-                         ("(none)", "met"): 0, ("(none)", "missed"): 1, ("(none)", "unjudged"): 0}  # fmt: skip
-    many = fed([], [request(f"t{number}", 50, 1) for number in range(150)], [])
-    tenants = {dict(labels)["tenant"] for name, labels in many if name == "sojourn_request_tenant_requests_total"}
-    assert len(tenants) == 101
-    assert value(many, "request_tenant_requests_total", tenant="(others)", outcome="unjudged") == 50
-
-
-def test_prices_are_those_of_the_usage_records_by_tenant():
-    exporter = Exporter("tiny", OBJECTIVES)
-    exporter.observe_prices({("a", "EUR", "tokens"): Decimal("0.25"), ("b", "EUR", "tokens"): Decimal("0.5")})
-    exporter.observe_prices({("a", "EUR", "tokens"): Decimal("0.75"), ("b", "EUR", "tokens"): Decimal("0.5")})
-    samples = scraped(exporter)
-    assert value(samples, "request_price_total", tenant="a", currency="EUR", basis="tokens") == 0.75
-    assert value(samples, "request_price_total", tenant="b", currency="EUR", basis="tokens") == 0.5
-
-
-def test_request_with_an_error_has_failed_whatever_its_finish_reason_says():
-    samples = fed([], [RequestRecord("r", 0, 1, finish_reason="stop", error="the socket closed", written_ns=1)])
-    assert value(samples, "request_finished_total", outcome="error") == 1
-    assert value(samples, "request_e2e_seconds_count") == 0
-
-
-@pytest.mark.parametrize(
-    ("objectives", "sentence"),
-    [
-        ([{"klass": "chat", "itl_ms": 5}], r"'chat': 'itl_ms' is unknown; give ttft_ms, tpot_ms, e2e_ms"),
-        ([{"ttft_ms": 0}], r"'all': ttft_ms is 0; give milliseconds above 0"),
-        ([{"ttft_ms": "fast"}], r"ttft_ms is 'fast'"),
-        ([{"ttft_ms": math.nan}], r"ttft_ms is nan"),
-        ([{"ttft_ms": True}], r"ttft_ms is True"),
-    ],
-)
-def test_objective_that_cannot_be_meant_is_refused_with_a_sentence(objectives, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        Exporter("tiny", objectives)
-
-
 def test_step_is_told_apart_by_what_it_was_made_of():
     def step(*kinds: str) -> StepRecord:
         changes = dict(kinds=list(kinds), new_tokens=[1] * len(kinds), request_ids=list("abc")[: len(kinds)])
@@ -424,14 +300,6 @@ def test_time_per_output_token_of_parallel_choices_is_that_of_the_longest(choice
         random_request(Random(1)), token_ns=token_ns, output_tokens=choices * tokens, longest_output_tokens=tokens
     )
     assert latencies_ns(request).get("tpot_ms") == (20 * MS if tokens > 1 else None)
-
-
-def test_objectives_of_every_class_and_the_version_are_on_the_page():
-    samples = fed([], [])
-    assert value(samples, "request_objective_bound_seconds", klass="all", objective="ttft_ms") == 0.12
-    assert value(samples, "request_objective_bound_seconds", klass="chat", objective="tpot_ms") == 0.03
-    (labels,) = [labels for name, labels in samples if name == "sojourn_telemetry_build_info"]
-    assert dict(labels) == {"version": version("sojourn"), "python": platform.python_version()}
 
 
 def test_age_of_the_oldest_wait_is_in_seconds():

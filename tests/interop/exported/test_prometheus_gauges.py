@@ -10,7 +10,7 @@ from sojourn.interop.exported.prometheus_pool import Pool
 from sojourn.interop.exported.vllm_names import EngineFacts
 from sojourn.metrics.compute.weight_error import WeightError
 from sojourn.metrics.steps import Steps
-from tests.interop.exported.test_prometheus import scraped, value
+from tests.interop.exported.scraped_page import scraped, value
 from tests.metrics.random_records import random_step
 
 

@@ -10,7 +10,7 @@ from sojourn.metrics.catalog.metric import LAG_BOUNDS
 from sojourn.metrics.compute.kernels import CLASSES
 from sojourn.metrics.machine.sampler import THROTTLE_REASONS
 from sojourn.metrics.records import SystemRecord
-from tests.interop.exported.test_prometheus import scraped, value
+from tests.interop.exported.scraped_page import scraped, value
 from tests.metrics.random_records import MS, random_system
 
 BARE = SystemRecord(
