@@ -19,6 +19,9 @@ import typer
 
 from sojourn.commands.program import app
 from sojourn.metrics.installed import EXTRAS, install_command
+from tests.live.kv_lens.recorded_runs import run_of
+from tests.metrics.memory.simulated_cache import chains
+from tests.metrics.sampled_machine import known
 from tests.metrics.synthetic import PLANTS, synthetic_run
 
 ROOT = Path(__file__).parents[2]
@@ -29,52 +32,53 @@ LOADGEN, UI, ENGINE, MCP, EVENTS = (
     f"pip install '.[{extra}]'" for extra in ("loadgen", "ui", "engine", "mcp", "kv-events")
 )
 BOTH = "pip install '.[engine,loadgen]'"
-# The command line of each verb, and what it says: a word of its answer, or the install that it names. The first is with
-# the base install, the second with loadgen and ui; one that stands alone is of both.
-VERBS: dict[str, tuple[str, ...]] = {
-    "bench-serve": (f"bench-serve --model m --base-url {DEAD}", LOADGEN, NO_SERVER),
-    "calibrate client": ("calibrate client --help", "load generator"),
-    "calibrate device": ("calibrate device", ENGINE),
-    "capacity": (f"capacity steady-chat --rates 1 --base-url {DEAD}", LOADGEN, NO_SERVER),
-    "compare": ("compare runs/a runs/b", "margin 5%"),
-    "dev bench": ("dev bench offline", ENGINE),
-    "dev faults list": ("dev faults list", "faults"),
-    "dev faults prove": ("dev faults prove none", LOADGEN, "none"),
-    "dev faults run": ("dev faults run", BOTH, ENGINE),
-    "dev faults score": ("dev faults score none", "none"),
-    "dev ladder": ("dev ladder", BOTH, ENGINE),
-    "diagnose": ("diagnose runs/a", "max_num_seqs="),  # a fix with its predicted effect
-    "explain": ("explain runs/a --slowest ttft", "request.queue"),
-    "export": ("export runs/a --to vllm --output exported.json", "wrote"),
-    "import": ("import none.json", "none.json"),
-    "join": ("join runs/a runs/b", "records of a server already"),
-    "kv-lens": ("kv-lens runs/a", "no hashes of blocks"),
-    "lint": ("lint steady-chat", LOADGEN, "nothing found|note"),
-    "load": (f"load demo --base-url {DEAD}", LOADGEN, NO_SERVER),
-    "locust": ("locust", LOADGEN),
-    "mcp": ("mcp", MCP),
-    "plan": ("plan runs/a", "no model shape"),
-    "replay": ("replay runs/a --set max_num_seqs=18", "max_num_seqs=18"),
-    "report": ("report runs/a", UI, "wrote"),
-    "run": ("run demo", BOTH, ENGINE),
-    "runs": ("runs runs", "requests"),
-    "serve": ("serve tiny-model", ENGINE),
-    "server dashboards": ("server dashboards --output boards", UI, "boards"),
-    "server dashboards up": ("server dashboards up --help", "Grafana"),
+# The command line of each verb, the exit code of its work (1 where an install lacks), and what it says: a word of its
+# answer, or the install that it names. The first is with the base install, the second with loadgen and ui; one that
+# stands alone is of both.
+VERBS: dict[str, tuple] = {
+    "bench-serve": (f"bench-serve --model m --base-url {DEAD}", 1, LOADGEN, NO_SERVER),
+    "calibrate client": ("calibrate client --help", 0, "load generator"),
+    "calibrate device": ("calibrate device", 1, ENGINE),
+    "capacity": (f"capacity steady-chat --rates 1 --base-url {DEAD}", 1, LOADGEN, NO_SERVER),
+    "compare": ("compare runs/a runs/b", 3, "margin 5%"),
+    "dev bench": ("dev bench offline", 1, ENGINE),
+    "dev faults list": ("dev faults list", 0, "control: healthy"),
+    "dev faults prove": ("dev faults prove none", 2, LOADGEN, "holds no run"),
+    "dev faults run": ("dev faults run", 1, BOTH, ENGINE),
+    "dev faults score": ("dev faults score none", 1, "holds no run"),
+    "dev ladder": ("dev ladder", 1, BOTH, ENGINE),
+    "diagnose": ("diagnose runs/a", 0, "max_num_seqs="),  # a fix with its predicted effect
+    "explain": ("explain runs/a --slowest ttft", 0, "request.queue"),
+    "export": ("export runs/a --to vllm --output exported.json", 0, "wrote"),
+    "import": ("import exported.json --output imported", 0, "imported"),
+    "join": ("join runs/a runs/b", 1, "records of a server already"),
+    "kv-lens": ("kv-lens runs/cached", 0, "What another size would hit"),
+    "lint": ("lint steady-chat", 0, LOADGEN, "nothing found|note"),
+    "load": (f"load demo --base-url {DEAD}", 1, LOADGEN, NO_SERVER),
+    "locust": ("locust", 1, LOADGEN),
+    "mcp": ("mcp", 1, MCP),
+    "plan": ("plan runs/small", 0, "walls at"),
+    "replay": ("replay runs/a --set max_num_seqs=18", 0, "max_num_seqs=18"),
+    "report": ("report runs/a", 0, UI, "wrote"),
+    "run": ("run demo", 1, BOTH, ENGINE),
+    "runs": ("runs runs", 0, "run a|a · simulated"),
+    "serve": ("serve tiny-model", 1, ENGINE),
+    "server dashboards": ("server dashboards --output boards", 0, UI, "wrote boards"),
+    "server dashboards up": ("server dashboards up --help", 0, "Grafana"),
     "server fleet replay": (
-        "server fleet replay runs/a --trace AzureLLMInferenceTrace_code.csv --requests 20", "requests",
+        "server fleet replay runs/a --trace AzureLLMInferenceTrace_code.csv --requests 20", 0, "routing +good/s",
     ),
-    "server fleet up": ("server fleet up 2", ENGINE),
-    "server keys create": ("server keys create --tenant t --file keys.yaml", "sk-"),
-    "server keys list": ("server keys list --file keys.yaml", "t"),
-    "server quantize": ("server quantize tiny-model --to int8 --out out", ENGINE),
-    "server usage": ("server usage runs/a", "usage"),
-    "ui": ("ui runs/none", UI, "none"),
-    "verify": ("verify runs/a runs/b", "hit|miss"),
-    "watch": (f"watch {DEAD} --once --for 2", NO_SERVER),
+    "server fleet up": ("server fleet up 2", 1, ENGINE),
+    "server keys create": ("server keys create --tenant t --file keys.yaml", 0, "sk-"),
+    "server keys list": ("server keys list --file keys.yaml", 0, "tenant +scope"),
+    "server quantize": ("server quantize tiny-model --to int8 --out out", 1, ENGINE),
+    "server usage": ("server usage runs/a", 1, "holds no usage files"),
+    "ui": ("ui runs/none", 1, UI, "is not a folder"),
+    "verify": ("verify runs/a runs/b", 0, "predicted by +a replay"),
+    "watch": (f"watch {DEAD} --once --for 2", 3, NO_SERVER),
 }  # fmt: skip
 EXECS = "locust"  # which becomes another program where it is installed
-LIVE_EVENTS = ("kv-lens tcp://127.0.0.1:9 --once --for 2", EVENTS)
+LIVE_EVENTS = ("kv-lens tcp://127.0.0.1:9 --once --for 2", 1, EVENTS)
 PORT = 21_780
 FEW = """
 description: a few requests
@@ -100,13 +104,14 @@ print(json.dumps([run_program(*line.split()) for line in lines]))
 """
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("light")
+@pytest.fixture
+def runs(tmp_path) -> Path:
+    folder = tmp_path / "light"
     few = replace(PLANTS["healthy"], settings=replace(PLANTS["healthy"].settings, max_num_seqs=2))
     many = replace(few, settings=replace(few.settings, max_num_seqs=18))
-    for name, plant in (("a", few), ("b", many)):
-        synthetic_run(folder / "runs" / name, plant=plant, requests=40, name=name)
+    for name, plant, requests in (("a", few, 40), ("b", many, 40), ("small", many, 10)):
+        known(synthetic_run(folder / "runs" / name, plant=plant, requests=requests, name=name))
+    run_of(folder / "runs" / "cached", chains(5, count=60), events=False)
     return folder
 
 
@@ -165,15 +170,16 @@ def test_each_verb_answers_or_names_the_smallest_install(runs, installed):
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    for (line, *says), answer in zip(lines, json.loads(done.stdout), strict=True):
-        check(line, says[-1] if installed else says[0], *answer)
+    for (line, code, *says), answer in zip(lines, json.loads(done.stdout), strict=True):
+        check(line, code, says[-1] if installed else says[0], *answer)
 
 
-def check(line: str, expected: str, code: int, out: str, err: str) -> None:
+def check(line: str, ends: int, expected: str, code: int, out: str, err: str) -> None:
+    lacks = "pip install" in expected
     assert "Traceback" not in out + err, f"{line}: {err}"
-    assert re.search(re.escape(expected) if "pip" in expected else expected, out + err), f"{line}: {out}{err}"
-    if "pip install" in expected:
-        assert code == 1 and err.splitlines()[-1].startswith("sojourn: ") and not out, f"{line}: {out}{err}"
+    assert re.search(re.escape(expected) if lacks else expected, out + err), f"{line}: {out}{err}"
+    assert code == (1 if lacks else ends), f"{line}: {code}: {out}{err}"
+    assert not lacks or (err.splitlines()[-1].startswith("sojourn: ") and not out), f"{line}: {out}{err}"
 
 
 @pytest.mark.slow
@@ -191,10 +197,10 @@ def test_a_new_environment_holds_a_whole_install(runs, tmp_path, extras):
     listed = json.loads(said(place / "bin" / "pip", "list", "--format", "json"))
     print(f"\n{extras or 'base'}: {megabytes(place) - before:,.0f} MB, {len(listed)} packages, {seconds:.0f} s")
     assert "torch" not in {package["name"] for package in listed}
-    for line, *says in VERBS.values():
+    for line, code, *says in VERBS.values():
         if line != EXECS or not extras:
             done = subprocess.run([program, *line.split()], cwd=runs, capture_output=True, text=True)
-            check(line, says[-1] if extras else says[0], done.returncode, done.stdout, done.stderr)
+            check(line, code, says[-1] if extras else says[0], done.returncode, done.stdout, done.stderr)
     if extras:
         loads_and_shows(program, tmp_path)
 
