@@ -20,7 +20,7 @@ from sojourn.replay.step_fit import StepRatios, StepTimes
 BLOCKS = (16, 8, 4)  # of the run's time: the speed wanders as slowly as the block length in which it differs most
 WORTH_A_WORD = 0.05
 MOST_TAKEN = 0.95  # by others: more leaves no logarithm
-NORMAL_80 = 1.2816  # standard deviations between the median and the bounds of 80 %
+NORMAL_80 = 1.2816  # standard deviations between the median and the bounds of 80%
 
 
 @dataclass(frozen=True, slots=True)

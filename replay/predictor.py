@@ -34,8 +34,8 @@ from sojourn.replay.steps_table import step_columns
 from sojourn.replay.verdict.measured import QUANTILES
 
 # Of the speed of the machine, in standard deviations: quantiles 0.1 to 0.9, the outer ones first. Nine outcomes that
-# could change places enclose the tenth with a probability of 80 %, whichever of speed and order makes them differ.
-SPEEDS = (0.0, -1.2816, 1.2816, -0.8416, 0.8416, -0.5244, 0.5244, -0.2533, 0.2533)
+# could change places enclose the tenth with a probability of 80%, whichever of speed and order makes them differ.
+SPEEDS = (0.0, -NORMAL_80, NORMAL_80, -0.8416, 0.8416, -0.5244, 0.5244, -0.2533, 0.2533)
 FAR_NS = 0.25e9
 OF_CALM_RUN = 5  # replays
 FEWEST_SHARED = 50  # steps of another run, of sizes that this one has
@@ -124,8 +124,8 @@ class ReplayPredictor:
         others = f"by {known.entries} other runs" if known is not None and known.tells_beyond else "a guess"
         return (
             f"{len(self._material.step_begins_ns):,} steps; {self._model_sentence()}; "
-            f"runs differ by {100 * spread.speed:.1f} % in speed ({beside}); larger or smaller steps may be wrong by "
-            f"{100 * spread.error_beyond:.0f} % more ({others}); an interval holds 8 of 10 outcomes"
+            f"runs differ by {100 * spread.speed:.1f}% in speed ({beside}); larger or smaller steps may be wrong by "
+            f"{100 * spread.error_beyond:.0f}% more ({others}); an interval holds 8 of 10 outcomes"
         )
 
     def _model_sentence(self) -> str:
@@ -133,7 +133,7 @@ class ReplayPredictor:
             return "they have one size, so that the time of other sizes cannot be predicted"
         if self.model_error is None:
             return "they have too few sizes to tell how wrong the step model is at others"
-        return f"the step model is wrong by {100 * self.model_error:.1f} % at sizes of steps left out of its fit"
+        return f"the step model is wrong by {100 * self.model_error:.1f}% at sizes of steps left out of its fit"
 
     def check(self, change: Change) -> None:
         """Raises ReplayError, with a sentence, for a change that cannot be replayed."""

@@ -21,7 +21,7 @@ TOKEN_MEANING = {
 
 
 def points(steps: pd.DataFrame) -> pd.DataFrame:
-    """One row a step that computed something: `step, phase, intensity` (FLOPs a byte), `gflops, gbytes` (per
+    """One row per step that computed something: `step, phase, intensity` (FLOPs a byte), `gflops, gbytes` (per
     second of device time), `device_ms, tokens`."""
     rows = steps[(steps.device_ns > 0) & (steps.flops > 0) & (steps.bytes > 0)]
     seconds = rows.device_ns / 1e9
