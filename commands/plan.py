@@ -190,7 +190,7 @@ class Report:
         if point is None:
             return "no rate that was replayed keeps the objectives"
         cost = self.cost(point)
-        price = "" if cost is None else f", $ {cost:.3g} a million good output tokens"
+        price = "" if cost is None else f", $ {cost:.3g} per million good output tokens"
         rate = "" if self.found.is_closed else f"{self.recorded_rps * point.rate:.3g} requests/s, "
         return f"{rate}goodput {point.goodput_rps:.3g}/s ({point.rate:.2f} times the recorded rate){price}"
 

@@ -45,7 +45,7 @@ GROUPS: Mapping[str, tuple[Verb, ...]] = {
     ),
     "Compare and share": (
         Verb("compare", "whether run B is worse than run A", MAIN),
-        Verb("report", "a run as one HTML file", MAIN),
+        Verb("report", "a run or a sweep as one HTML file", MAIN),
         Verb("ui", "the app: all runs, in the browser", MAIN),
         Verb("export", "a run as a trace, a page or another tool's file"),
         Verb("import", "another tool's result file as a run", module="import_result"),

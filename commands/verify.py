@@ -125,7 +125,7 @@ def print_verified(found: "Verified", ledger: Path | None = None) -> None:
             f"what its rival {entry.cause} would give", "plan": f"the plan of {entry.run}"}  # fmt: skip
     who = said.get(entry.predicted_by, f"a replay of {entry.run}, after the fact")
     out.print(f"predicted by   {who}: {change_text(entry.change)}\n", markup=False)
-    rows = table("figure", "before", "predicted", "80 % interval", "measured", "error", "", text=["figure", ""])
+    rows = table("figure", "before", "predicted", "80% interval", "measured", "error", "", text=["figure", ""])
     for each in entry.figures:
         show = _percent if each.name == "attainment" else _number
         error = f"{each.error * 100:+.1f} points" if each.name == "attainment" else f"{each.error:+.1%}"
@@ -150,7 +150,7 @@ def print_verified(found: "Verified", ledger: Path | None = None) -> None:
 
 
 def verdict_sentence(entry: "LedgerEntry") -> str:
-    """`attainment 96.1 % lies within the predicted 92.0 % – 100.0 %`."""
+    """`attainment 96.1% lies within the predicted 92.0% – 100.0%`."""
     if entry.is_open:
         judged = entry.figures[0]
         show = _percent if judged.name == "attainment" else _number

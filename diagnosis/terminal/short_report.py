@@ -74,7 +74,7 @@ class ShortReport:
 
 
 def _told(left_out: Iterable[str]) -> str:
-    """What is left out, counted: "  (also 2 warnings, 1 cause)"."""
+    """What is left out, counted: "  (2 more warnings, 1 more cause)"."""
     counts: dict[str, int] = {}
     for name in left_out:
         counts[name] = counts.get(name, 0) + 1

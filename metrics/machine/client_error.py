@@ -1,7 +1,7 @@
 """The error of our own client, measured against a server of known write times and stored for this machine.
 
-`sojourn calibrate client` measures over a grid of streams at once and tokens a second; a run's own load is looked up in
-it. What is compared are stamps of one monotonic clock: when the client says that a chunk came, and when the server
+`sojourn calibrate client` measures over a grid of streams at once and tokens per second; a run's own load is looked up
+in it. What is compared are stamps of one monotonic clock: when the client says that a chunk came, and when the server
 wrote it. Part of the difference is the kernel's way from one to the other, so that the error is an upper bound.
 
 What this cannot tell: the error over a network card, of TLS, or of a machine that was busier during the run.
