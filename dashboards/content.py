@@ -156,7 +156,7 @@ COMPUTE = (
         quantiles("Step time, by composition", "sojourn_compute_step_seconds", by="composition", width=12),
         heatmap("Step time: where the steps lie", "sojourn_compute_step_seconds", width=12),
         rates("Host time, by stage", "sojourn_compute_stage_seconds_total", by="stage", shape="stack", width=12,
-              note="Share of wall time, summed over instances. The rest to 100 % lies between steps."),
+              note="Share of wall time, summed over instances. The rest to 100% lies between steps."),
         rates("Steps, by graph", "sojourn_compute_steps_total", by="graph", shape="stack", width=12),
     )),
     Row("Device", (
@@ -188,7 +188,7 @@ COMPUTE = (
         share("Roofline utilisation, by composition",
               rate("sojourn_compute_roofline_seconds_total", by="composition"),
               rate("sojourn_compute_phase_device_seconds_total", by="composition"), "{{composition}}",
-              note="100 % is a step that could not be faster; the rest is what kernels could still gain."),
+              note="100% is a step that could not be faster; the rest is what kernels could still gain."),
         rates("FLOPs by part of the model", "sojourn_compute_part_flops_total", by="part", shape="stack"),
     )),
     Row("Parallel group", (
@@ -227,7 +227,7 @@ COMPUTE = (
     )),
     Row("The machine", (
         rates("CPU time, by process", "sojourn_compute_cpu_seconds_total", by="process",
-              note="100 % is one core all the time."),
+              note="100% is one core all the time."),
         gauges("Power", "sojourn_compute_power_watts", by="device"),
         Panel("Energy per step", "joule", (Query(
             rate("sojourn_compute_energy_joules_total", by="device") + " / ignoring (device) group_left () "
