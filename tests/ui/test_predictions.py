@@ -73,6 +73,8 @@ def test_finding_shows_now_fix_and_rival_with_intervals(tmp_path):
     found = msgspec.structs.replace(found, prediction=unknown, rival_prediction=unknown)
     assert now_fix_rival(diagnosis, found).data[1].text == ("cannot be predicted",)
     assert sentence(diagnosis, found).count("cannot be predicted") == 2
+    nothing = msgspec.structs.replace(unknown, attainment=Interval(*[float("nan")] * 3))  # of a run without objectives
+    assert now_fix_rival(diagnosis, msgspec.structs.replace(found, prediction=nothing)).data[1].text == ("–",)
 
 
 def test_confidence_has_a_word_at_every_number():
