@@ -199,7 +199,7 @@ def scaled(objectives: Sequence[dict[str, Any]], scale: float) -> list[dict[str,
 
 
 def by_rate(points: Sequence[Point]) -> list[Rate]:
-    """One row a rate, lowest first. Invalid points are counted, and nothing else of them."""
+    """One row per rate, lowest first. Invalid points are counted, and nothing else of them."""
     return [
         _rate(rate, [point for point in points if point.rate_rps == rate and not point.warm_up])
         for rate in sorted({point.rate_rps for point in points if not point.warm_up})

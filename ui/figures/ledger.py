@@ -63,7 +63,7 @@ def where_the_time_went(requests: pd.DataFrame, prefix: str = "ledger") -> go.Fi
 
 
 def waterfall(requests: pd.DataFrame, prefix: str = "ledger") -> go.Figure:
-    """One row a request, in the order given: its accounts end to end in the order in which a request meets them."""
+    """One row per request, in the order given: its accounts end to end in the order in which a request meets them."""
     booked = accounts_ms(requests, prefix)
     colours, meaning = theme.ACCOUNT_COLOURS, MEANING
     if booked.empty:

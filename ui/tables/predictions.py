@@ -45,7 +45,7 @@ def figure_name(figure: Checked) -> str:
 
 
 def compared(entry: LedgerEntry) -> pd.DataFrame:
-    """One row a figure: before, predicted with its interval, measured, and whether it was a hit. The last one is
+    """One row per figure: before, predicted with its interval, measured, and whether it was a hit. The last one is
     predicted for the speed that the second run had."""
     again = [] if entry.at_speed is None else [entry.at_speed]
     figures = [*entry.figures, *again]

@@ -16,7 +16,7 @@ CLIENT_SPANS = ("client.lag", "until the first token", "after the first token")
 
 
 def accounts_ms(requests: pd.DataFrame, prefix: str = "ledger") -> pd.DataFrame:
-    """Milliseconds by account, one row a request with a whole ledger; `prefix` is `ledger` or `ttft`."""
+    """Milliseconds by account, one row per request with a whole ledger; `prefix` is `ledger` or `ttft`."""
     left_over = "unaccounted_ns" if prefix == "ledger" else "ttft_unaccounted_ns"
     columns = {f"{prefix}_{info.column}": info.name for info in ACCOUNTS} | {left_over: UNACCOUNTED}
     whole = requests[requests[left_over].notna()]
@@ -24,7 +24,7 @@ def accounts_ms(requests: pd.DataFrame, prefix: str = "ledger") -> pd.DataFrame:
 
 
 def client_spans_ms(requests: pd.DataFrame) -> pd.DataFrame:
-    """Milliseconds by CLIENT_SPANS, one row a request that was read to its end."""
+    """Milliseconds by CLIENT_SPANS, one row per request that was read to its end."""
     done = requests[requests.last_byte_ns.notna() & requests.sent_ns.notna()]
     first = done.first_token_ns.fillna(done.last_byte_ns)
     spans = (done.sent_ns - done.due_ns, first - done.sent_ns, done.last_byte_ns - first)
@@ -88,7 +88,7 @@ def refusals_by_reason(steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def step_series(steps: pd.DataFrame, begin_ns: float) -> pd.DataFrame:
-    """One row a step: begin in s, wall, device and predicted ms, tokens by kind, refusals, stages in ms, blocks."""
+    """One row per step: begin in s, wall, device and predicted ms, tokens by kind, refusals, stages in ms, blocks."""
     series = pd.DataFrame(
         {
             "step": steps.step,
