@@ -79,6 +79,7 @@ def load(
     need("loadgen")
     from sojourn.engine.options import check_settings
     from sojourn.loadgen.run.experiment import load_url
+    from sojourn.loadgen.run.small_load import OUTPUT_TOKENS, PROMPT_TOKENS
 
     named, base_url = scenario_and_server(scenario, base_url)
     if base_url is None:
@@ -89,7 +90,9 @@ def load(
         done, rate = _small_load(asked, base_url, tokenizer, output or new_run("first"), sent)
         code = _finish(done, save_result, verbose)
         if rate is not None:
-            print_again(context, "a larger load", "--rate", f"{2 * rate:.2g}", "--duration", "60s")
+            kept = [] if asked.prompt_tokens else ["--prompt-tokens", str(PROMPT_TOKENS)]
+            kept += [] if asked.output_tokens else ["--output-tokens", str(OUTPUT_TOKENS)]
+            print_again(context, "a larger load", "--rate", f"{2 * rate:.2g}", "--duration", "60s", *kept)
         raise typer.Exit(code)
     loaded = stated_scenario(named, asked)
     check_settings(loaded.engine)

@@ -119,7 +119,8 @@ def recorded_config(meta: Mapping[str, Any]) -> EngineConfig:
     if not found or blocks is None:
         raise ReplayError(
             "run.json does not say with which settings and blocks the engine ran, so its scheduler cannot be replayed; "
-            "a run of `sojourn run`, or of `sojourn load` against our engine, has them"
+            "a run of `sojourn run`, or of `sojourn load` against our engine or a vLLM under sojourn-probe, has them; "
+            "`sojourn compare A B` compares two runs of any server"
         )
     found.setdefault("model", "tiny-model")
     found |= {"num_kv_blocks": blocks, "block_size": core.get("block_size") or found.get("block_size", 16)}

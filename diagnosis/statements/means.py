@@ -69,10 +69,15 @@ def queue_evidence(view: ServerView, excess: Excess | None) -> list[Evidence]:
         return []
     share = queue_share(view, excess)
     return [
-        evidence(f"{share:.0%} of {quantity(excess)} is {view.title}'s queue ({queue.mean_ms:,.0f} ms), on average "
-                 "over all requests, late or not", share, "share", "scrapes: histograms",
-                 supports=share >= EXPLAINS_ENOUGH)
+        evidence(f"{share:.0%} of {quantity(excess)} is {view.title}'s queue: {queue.mean_ms:,.0f} ms on average over "
+                 f"all requests that ended, late or not{_line(view, excess, share)}", share, "share",
+                 "scrapes: histograms", supports=share >= EXPLAINS_ENOUGH)
     ]  # fmt: skip
+
+
+def _line(view: ServerView, excess: Excess, share: float) -> str:
+    """Where those that wait now raise the share above that of the requests that ended."""
+    return "; those that wait now wait longer" if share > span_share(view.span("request.queue"), excess) + 0.01 else ""
 
 
 def quantity(excess: Excess) -> str:

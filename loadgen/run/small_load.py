@@ -18,7 +18,7 @@ from sojourn.loadgen.scenario.scenario import Scenario
 from sojourn.metrics.run.directory import RunDirectory
 
 ALONE_REQUESTS, ALONE_S = 5, 10.0
-PACED_REQUESTS, PACED_S, MOST_RPS = 80, 30.0, 3.0
+PACED_REQUESTS, PACED_S, MOST_RPS = 80, 60.0, 3.0
 FEWEST_PACED = 3
 LOAD_SHARE = 0.5  # of the rate that one request at a time would reach
 MOST_IN_FLIGHT, MOST_FAILURES = 4, 1

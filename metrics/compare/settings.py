@@ -79,6 +79,13 @@ def setting_differences(a: dict[str, Any], b: dict[str, Any], sides: tuple[str, 
     return _compared(first, second, sides, _ABSENT)
 
 
+def alike(a: dict[str, Any], b: dict[str, Any]) -> str:
+    """What may be said of two runs without a difference. Of a foreign server run.json may know no setting."""
+    if all(effective_settings(meta).keys() - {"model"} for meta in (a, b)):
+        return "Nothing that run.json names: the same load, model, machine, settings and versions."
+    return "Nothing that run.json names: the same load, model and machine. The servers' settings are not known."
+
+
 def load_differences(a: dict[str, Any], b: dict[str, Any], sides: tuple[str, str] = A_AND_B) -> Differences:
     """In what the load, the model and the machine of two runs differ."""
     first, second = ({name: value for name, value in identity(meta).items() if value is not None} for meta in (a, b))

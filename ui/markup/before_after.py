@@ -2,7 +2,7 @@
 
 from sojourn.metrics.compare.runs import compare_runs
 from sojourn.metrics.compare.samples import samples_from
-from sojourn.metrics.compare.settings import load_differences, setting_differences
+from sojourn.metrics.compare.settings import alike, load_differences, setting_differences
 from sojourn.metrics.compare.sides import class_comparisons, ledger_difference
 from sojourn.metrics.errors import SojournError
 from sojourn.metrics.run.directory import RunDirectory
@@ -49,5 +49,5 @@ def _verdict(run: RunData, other: RunData) -> str:
 
 def _settings(run: RunData, other: RunData) -> str:
     found = [*setting_differences(run.meta, other.meta).lines(), *load_differences(run.meta, other.meta).lines()]
-    rows = found or ["Nothing that run.json names: the same load, model, machine, settings and versions."]
+    rows = found or [alike(run.meta, other.meta)]
     return fragments.wrap("".join(f'<p class="sj-small">{prose(each)}</p>' for each in rows))

@@ -6,7 +6,7 @@ import streamlit as st
 
 from sojourn.metrics.compare.runs import compare_runs
 from sojourn.metrics.compare.samples import RunSamples, samples_from
-from sojourn.metrics.compare.settings import load_differences, setting_differences
+from sojourn.metrics.compare.settings import alike, load_differences, setting_differences
 from sojourn.metrics.compare.sides import class_comparisons, ledger_difference, side_by_side
 from sojourn.metrics.compare.verdict import Comparison
 from sojourn.metrics.errors import RunDataError, SojournError
@@ -98,7 +98,7 @@ def show_settings(a: RunData, b: RunData) -> None:
     st.subheader("What differs between the runs", anchor=False)
     other_load, own = (find(a.meta, b.meta).lines() for find in (load_differences, setting_differences))
     if not other_load and not own:
-        st.markdown("Nothing that `run.json` names: the same load, model, machine, settings and versions.")
+        st.markdown(alike(a.meta, b.meta))
     for title, found in (("Settings and versions", own), ("Load, model and machine", other_load)):
         if found:
             st.markdown(f"**{title}**")

@@ -97,7 +97,7 @@ def test_announced_bounds_hold_for_all_that_is_built(tmp_path, asked):
 def test_the_rate_follows_the_server():
     rates = [paced_rate(seconds) for seconds in (0.01, 0.3, 1.0, 4.0)]
     assert rates[0] == 3.0 and all(a >= b for a, b in pairwise(rates)) and rates[2] == 0.5
-    assert paced_rate(6.0) is None  # too few requests would come in the time
+    assert paced_rate(12.0) is None  # too few requests would come in the time
 
 
 def test_the_answer_is_known_where_chance_would_not_give_it():

@@ -1,6 +1,6 @@
 """What a comparison says of the settings of two runs: those in force, however each of the runs came to know them."""
 
-from sojourn.metrics.compare.settings import load_differences, setting_differences
+from sojourn.metrics.compare.settings import alike, load_differences, setting_differences
 
 SERVED = {
     "model": "tiny-model", "max_num_seqs": 2, "threads": 1, "prefix_caching": True, "host": "127.0.0.1",
@@ -52,3 +52,10 @@ def test_what_a_side_does_not_know_is_one_line_for_the_side():
     assert load_differences(imported, ours).lines() == [
         'not known in A: hardware.cpu ("A"), hardware.cores (2), workload ({"classes":[]})'
     ]
+
+
+def test_settings_that_nobody_knows_are_not_the_same():
+    foreign = {"engine": {"base_url": "http://127.0.0.1:1", "model": "m", "served": {"id": "m"}}}
+    ours = {"engine": {"max_num_seqs": 2, "model": "m"}}
+    assert "settings are not known" in alike(foreign, foreign) and "settings are not known" in alike(ours, foreign)
+    assert "settings and versions" in alike(ours, ours)
