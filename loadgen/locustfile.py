@@ -18,10 +18,10 @@ import gevent  # isort: skip
 from sojourn.loadgen.client.event_log import request_drain
 from sojourn.loadgen.locust_page import GoodputPage
 from sojourn.loadgen.run.distributed import MasterReplay, WorkerReplay
-from sojourn.loadgen.run.replay import ended_with, replay_alone, report, start_replay
+from sojourn.loadgen.run.replay import ended_with, fault_of, replay_alone, report, start_replay
 from sojourn.loadgen.scenario.scenario import bundled_scenarios, load_scenario
 from sojourn.loadgen.target.processes import end_with
-from sojourn.metrics.errors import InputError, SojournError
+from sojourn.metrics.errors import InputError
 from sojourn.metrics.exit_codes import Ended
 
 
@@ -105,11 +105,8 @@ class Session:
             is_fault = bool(why)
             hint = report(started.run) if started.run is not None else ""
             message = "; ".join(filter(None, (why, hint)))
-        except SojournError as error:
-            message, self.environment.process_exit_code = f"error: {error}", error.exit_code
         except Exception as error:
-            self.environment.process_exit_code = Ended.FAILED
-            message = f"error: the replay ended early: {type(error).__name__}: {error}"
+            message, self.environment.process_exit_code = fault_of(error, "the replay ended early")
         finally:
             self.page.unfollow()
             self.page.end(message, is_fault)

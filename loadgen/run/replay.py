@@ -22,8 +22,8 @@ from sojourn.loadgen.schedule.facts import workload_facts
 from sojourn.loadgen.schedule.request import ScheduledRequest, save_schedule, schedule_digest, schedule_files
 from sojourn.loadgen.schedule.shards import loop_of, part_of
 from sojourn.loadgen.target.endpoint import parse_base_url, served_model
-from sojourn.metrics.errors import ExperimentError
-from sojourn.metrics.exit_codes import of_run
+from sojourn.metrics.errors import ExperimentError, SojournError
+from sojourn.metrics.exit_codes import Ended, of_run
 
 if TYPE_CHECKING:
     from sojourn.metrics.run.directory import RunDirectory
@@ -160,6 +160,13 @@ def ended_with(run: "RunDirectory | None") -> tuple[int, str]:
     is_served = measured(run.table("client"), meta).status == "ok"
     served, failed = int(is_served.sum()), int((~is_served).sum())
     return of_run(meta, served, failed)
+
+
+def fault_of(error: Exception, what: str) -> tuple[str, int]:
+    """The sentence and the exit code of a run that an error ended; `what`: what did not come to its end."""
+    if isinstance(error, SojournError):
+        return f"error: {error}", error.exit_code
+    return f"error: {what}: {type(error).__name__}: {error}", Ended.FAILED
 
 
 def report(run: "RunDirectory") -> str:

@@ -22,7 +22,7 @@ import gevent.event
 from sojourn.loadgen.client.event_log import recording
 from sojourn.loadgen.locust_page import GoodputPage
 from sojourn.loadgen.run.distributed import CLOCK, STOP_S, WorkerClock, answer_clock
-from sojourn.loadgen.run.replay import ended_with, report
+from sojourn.loadgen.run.replay import ended_with, fault_of, report
 from sojourn.loadgen.run.run_files import create_run, finish_run
 from sojourn.loadgen.schedule.shards import DONE, LOST, SENDING, Shard, write_shards
 from sojourn.loadgen.target.endpoint import parse_base_url, served_model
@@ -263,11 +263,8 @@ class Recorder:
                 code, why = ended_with(run)
                 told = "; ".join(filter(None, (why, report(run))))
             self.environment.process_exit_code, message, is_fault = code, told, bool(why)
-        except SojournError as error:
-            message, self.environment.process_exit_code = f"error: {error}", error.exit_code
         except Exception as error:
-            self.environment.process_exit_code = Ended.FAILED
-            message = f"error: the run in {run.path} was not finished: {type(error).__name__}: {error}"
+            message, self.environment.process_exit_code = fault_of(error, f"the run in {run.path} was not finished")
         finally:
             self.page.unfollow()
             self.page.end(message, is_fault)

@@ -5,7 +5,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sojourn.commands.plan import Report, keep, tell_progress
+from sojourn.commands.plan import keep, tell_progress
+from sojourn.commands.plan_report import Report
 from sojourn.loadgen.search.curve import PLAN_FILE, read_plan
 from sojourn.metrics.compute.cost_model import ModelShape, step_work
 from sojourn.metrics.compute.roofline import Ceilings, Gemm
