@@ -17,7 +17,6 @@ from sojourn.diagnosis.statements.blame import blamed_group
 from sojourn.diagnosis.statements.client_only import GOES_WITH, goes_with_prompt, has_room, hint, queue_signs
 from sojourn.diagnosis.statements.excess import excess_evidence, load_evidence, missing_share
 from sojourn.diagnosis.statements.means import (
-    FEW,
     FEWEST_SAMPLES,
     GAUGES,
     queue_evidence,
@@ -93,7 +92,6 @@ def read_means(facts: Means, excess: Excess) -> Proposal | None:
                      "more in the KV cache", waiting.with_kv_free, "share", GAUGES),
             evidence(f"{waiting.at_largest_batch:.0%} of them show as many running as ever, {batch:,.0f}, or a "
                      "request that has just ended fewer", waiting.at_largest_batch, "share", GAUGES),
-            *_small(batch),
             *batch_gain_evidence(facts, wanted=True),
         ],
         measurement=f"the same scenario with a larger batch ({larger})",
@@ -104,13 +102,6 @@ def read_means(facts: Means, excess: Excess) -> Proposal | None:
         explained=None if excess.share("request.queue") else queue_share(view, excess),
         gain=time_gained(view, f"mean queue time, {queue.mean_ms:,.0f} ms"),
     )  # fmt: skip
-
-
-def _small(batch: float) -> list[Evidence]:
-    if batch > FEW:
-        return []
-    return [evidence(f"a step of {batch:,.0f} requests reads all weights for few tokens: on usual devices a larger "
-                     "batch takes hardly longer", batch, "requests", GAUGES)]  # fmt: skip
 
 
 def read_client(facts: Client, excess: Excess) -> Proposal | None:

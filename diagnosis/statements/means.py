@@ -20,7 +20,7 @@ PREEMPTED_OFTEN = 0.1  # preemptions a finished request
 GAUGES, HISTOGRAMS, COUNTERS = "scrapes: gauges", "scrapes: histograms", "scrapes: counters"
 TTFT = "sojourn_request_ttft_seconds"
 PROMPT, OUTPUT = "sojourn_token_prompt_tokens_total", "sojourn_token_generated_tokens_total"
-FEW = 32  # running requests: devices take so many in hardly more time than one, as a step reads its weights once
+FEW = 8  # running requests: of so few a step reads all weights for few tokens, so that the cap is named alone
 AT_ONE_SIZE = 0.8  # of those samples: a batch that grows and shrinks has no limit that shows
 PROMPTS_ONLY, FULL_STEP = 0.9, 512  # of the computed tokens; tokens that a step computes on average
 PROMPT_WORK = 0.5  # of the tokens that are computed: below it prompts are no large part of what steps do
@@ -54,13 +54,21 @@ def prompts_fill_steps(view: ServerView) -> bool:
 
 def queue_share(view: ServerView, excess: Excess) -> float:
     """The queue's part of what an objective bounds. Of a line that grows the requests that ended show too little."""
-    queue, waiting = view.span("request.queue"), view.gauges.get(WAITING)
+    queue, wait_s = view.span("request.queue"), line_wait_s(view)
     share, ttft = span_share(queue, excess), view.latencies.get(TTFT)
-    if queue is None or queue.ttft_share is None or waiting is None or ttft is None or excess.objective != "ttft_ms":
+    if queue is None or queue.ttft_share is None or not wait_s or ttft is None or excess.objective != "ttft_ms":
         return share
-    wait_s = waiting.mean * view.seconds / ttft.count
     own_s = ttft.mean * (1 - min(1.0, queue.ttft_share))
-    return max(share, wait_s / (wait_s + own_s)) if wait_s > 0 else share
+    return max(share, wait_s / (wait_s + own_s))
+
+
+def line_wait_s(view: ServerView) -> float | None:
+    """How long those that wait now will have waited: as many as wait, over those that leave the line per second
+    (Little's law). Those that get a first token or end leave it. None where the server does not say how many wait."""
+    waiting, ttft = view.gauges.get(WAITING), view.latencies.get(TTFT)
+    if waiting is None:
+        return None
+    return view.seconds * waiting.mean / max(view.finished or 0.0, ttft.count if ttft is not None else 0.0, 1.0)
 
 
 def queue_evidence(view: ServerView, excess: Excess | None) -> list[Evidence]:

@@ -15,6 +15,7 @@ from sojourn.diagnosis.excess import SERVED, Excess
 from sojourn.diagnosis.expectation import NOTICEABLE_MS, STRETCH, is_own_work
 from sojourn.diagnosis.server_means import mean_excess, quantity_means, shows_ledger
 from sojourn.diagnosis.statements.accounts import PREDICTION
+from sojourn.diagnosis.statements.means import line_wait_s
 from sojourn.diagnosis.symptoms import TOLERATED_MISSES
 from sojourn.interop.sources.pressure import WAITING
 from sojourn.interop.sources.translate import Growth, key, of_family
@@ -142,8 +143,7 @@ def _beyond_own_work(facts: Means | Accounts, stretch: float) -> list[Excess]:
 
 
 def _in_line(facts: Means | Accounts, objectives: Mapping[str, float]) -> list[Excess]:
-    """The requests that wait, where their wait is long: as many as wait, over those that leave the line per second
-    (Little's law). Those that get a first token or end leave it; those that came within a step wait for no place.
+    """The requests that wait, where their wait is long. Those that came within a step wait for no slot.
 
     Clients that give up in the queue get no first token, so that no histogram ever shows their wait.
     """
@@ -151,7 +151,7 @@ def _in_line(facts: Means | Accounts, objectives: Mapping[str, float]) -> list[E
     if waiting is None or waiting.mean < FEWEST:
         return []
     ended, ttft = facts.server.finished or 0.0, facts.server.latencies.get(HISTOGRAMS["ttft_ms"])
-    wait_ms = 1e3 * facts.server.seconds * waiting.mean / max(ended, ttft.count if ttft is not None else 0.0, 1.0)
+    wait_ms = 1e3 * (line_wait_s(facts.server) or 0.0)
     bound_ms = objectives.get("ttft_ms", LONG_WAIT_MS)
     mean_ms = 1e3 * ttft.mean if ttft is not None else 0.0
     own_ms = mean_ms - sum(_foreign(facts.server, "ttft_ms", mean_ms).values())

@@ -27,7 +27,9 @@ SITUATIONS = {
     "cap of 1": (dict(loads=(Load(3.5),), cap=1, device=FREE), 50, 0, "degraded", {"batch_cap"}),
     "cap of 2": (dict(loads=(Load(4.5),), cap=2, device=FREE), 50, 0, "degraded", {"batch_cap"}),
     "cap of 4": (dict(loads=(Load(8),), cap=4, device=FREE), 50, 0, "degraded", {"batch_cap"}),
-    "cap of 16": (dict(loads=(Load(25),), cap=16, device=SHORT_PROMPTS), 40, 0, "degraded", {"batch_cap"}),
+    "cap of 16": (dict(loads=(Load(25),), cap=16, device=SHORT_PROMPTS), 40, 0, "overloaded", {"batch_cap"}),
+    "cap of 16 on a full device": (
+        dict(loads=(Load(10),), cap=16, device=BUSY_CPU), 50, 0, "overloaded", {"batch_cap", "overload"}),
     "prompts fill the steps": (dict(loads=(LONG,), device=FREE), 60, 0, "overloaded", {"overload"}),
     "small KV pool": (
         dict(loads=(Load(4, prompt_tokens=150, output_tokens=230),), kv_tokens=2560, device=FREE),
@@ -60,6 +62,7 @@ def test_the_cause_is_named_and_stays(name, objectives):
     changes, observer = said(settings, seconds, begin, objectives)
     assert changes[-1][1] == state and changes[-1][2] in (keys or {""}), changes
     assert observer.watched().state == state
+    assert "full device" not in name or "the device may be full" in changes[-1][3]  # the cap alone is not the cause
     named = [each for each in changes if each[2]]
     assert {key for _, _, key, _ in named} <= keys, changes
     assert all(before[1:3] != after[1:3] for before, after in pairwise(changes))
