@@ -18,6 +18,7 @@ import multiprocessing, signal, sys, time
 from sojourn.metrics.interrupts import own_interrupts
 with own_interrupts():
     workers = multiprocessing.get_context("spawn").Pool(2)
+    assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []), "what is started now would see Ctrl-C"
 try:
     print("import time: workers", file=sys.stderr, flush=True)
     workers.map(time.sleep, [60, 60])

@@ -66,7 +66,7 @@ def play(events: list[tuple[str, object]], **settings) -> Simulation:
     return simulation
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow])
 @given(
     events=traffic(),
     num_blocks=st.sampled_from([12, 16, 64]),

@@ -269,7 +269,7 @@ def family(checkpoints, tmp_path_factory) -> Callable[[str], Family]:
     return cache(made)
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_no_technique_changes_a_token_beside_others(family, data):
     check(family("llama"), data.draw(drawn(family("llama"))))
@@ -279,7 +279,7 @@ def test_no_technique_changes_a_token_beside_others(family, data):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_no_technique_changes_a_token_of_any_family_nor_after_a_restart(family, name):
-    @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=100, suppress_health_check=list(HealthCheck))
     @given(data=st.data())
     def all_cases(data):
         check(family(name), data.draw(drawn(family(name))), restarts=True)

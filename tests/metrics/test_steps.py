@@ -42,7 +42,7 @@ def decodes(count: int) -> list[StepRecord]:
     return [msgspec.structs.replace(first, past_tokens=[5 + row, 700 + row], step=row) for row in range(count)]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 9))
 def test_columns_are_those_of_the_table_of_the_records(seed, count):
     records = some_steps(seed, count)
@@ -71,7 +71,7 @@ def test_costs_are_set_in_the_records():
     assert [record.predicted_ns for record in records] == [7, 8, None]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 9), shape=st.sampled_from(SHAPES))
 def test_costs_of_a_batch_are_those_of_each_step(seed, count, shape):
     records = some_steps(seed, count)
@@ -87,7 +87,7 @@ def test_costs_of_a_batch_are_those_of_each_step(seed, count, shape):
     assert (parts == steps["flops"]).all()
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 2**32), cuts=st.lists(st.integers(1, 399), max_size=6, unique=True))
 def test_it_changes_nothing_how_steps_are_told_in_batches(seed, cuts):
     rng = Random(seed)

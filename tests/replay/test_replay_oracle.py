@@ -95,7 +95,7 @@ def test_replay_overlaps_steps_as_the_engine_does():
     check_same(random_asks(2, 40, mean_gap_ns=20_000_000), within_ns=100 * TICK, overlap=True)
 
 
-@settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 10**6), num_blocks=st.integers(17, 40), max_num_seqs=st.integers(1, 12))
 def test_replay_has_the_preemptions_of_an_engine_that_runs_out_of_blocks(seed, num_blocks, max_num_seqs):
     asks = random_asks(seed, 25, mean_gap_ns=random.Random(seed).choice([100_000, 3_000_000]), leaving=0.1)

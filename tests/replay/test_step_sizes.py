@@ -53,7 +53,7 @@ def is_beyond(times: StepTimes, batch: np.ndarray) -> np.ndarray:
     return times.is_beyond(np.asarray(batch, float), np.asarray(batch, float))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(sizes=st.sets(st.integers(1, 128), min_size=2, max_size=9), device=st.sampled_from([straight, kneed, stairs]))
 def test_predictions_grow_with_the_batch_and_those_between_two_sizes_lie_between_theirs(sizes, device):
     times = fit(device, sorted(sizes), count=400)
@@ -70,7 +70,7 @@ def test_two_sizes_give_a_straight_line_and_no_half_batch(sizes):
     assert predicted(fit(straight, sizes), asked) == pytest.approx(straight(asked), rel=0.03)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)  # a few devices in a thousand break it: docs/replay.md
+@settings(max_examples=30, derandomize=True)  # a few devices in a thousand break it: docs/replay.md
 @given(
     sizes=st.sets(st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128]), min_size=1, max_size=8),
     device=st.sampled_from([straight, kneed]),
@@ -122,7 +122,7 @@ def test_a_knee_that_the_sizes_show_is_kept_and_jumps_that_they_show_do_not_bend
     assert predicted(fit(stairs, sizes), larger) == pytest.approx(stairs(larger), rel=0.1)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     bad=st.lists(st.sampled_from([0.0, 1e3, 3e5, 1e6, 6e10, -2e6, math.nan, math.inf]), min_size=1, max_size=3),
     size=st.sampled_from([1, 8, 64]), seed=st.integers(0, 9),

@@ -132,7 +132,7 @@ def test_a_long_context_is_attended_to_in_parts(library, window, alibi):
     check_attention(library, LONG, 4, 2, 32, 32, 16, window, alibi)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(
     items=st.lists(st.tuples(st.integers(0, 130), st.integers(1, 40)), min_size=1, max_size=6),
     kv_heads=st.integers(1, 3),

@@ -29,7 +29,7 @@ FORMATS = list(QUANTISED.values())
 CPU = torch.device("cpu")
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(
     dtype=st.sampled_from(FORMATS),
     half=st.integers(1, 70),
@@ -57,7 +57,7 @@ def test_what_is_no_number_stays_none(dtype, bad):
     assert not back[0].isfinite().any() and back[1].isfinite().all()
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(
     dtype=st.sampled_from(FORMATS),
     half=st.integers(1, 70),
@@ -108,7 +108,7 @@ def attend(backend, inputs: AttentionInputs, query, held: LayerCache, spec: Atte
     return backend.attend(query, held, spec)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(
     dtype=st.sampled_from(FORMATS),
     items=st.lists(st.tuples(st.integers(0, 130) | st.just(600), st.integers(1, 40)), min_size=1, max_size=3),
@@ -157,7 +157,7 @@ def prompt_logprobs(folder, prompts: list[list[int]], **settings) -> torch.Tenso
     return torch.tensor([told.logprob for i in range(len(prompts)) for told in published.prompt_logprobs[f"r{i}"]])
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(
     dtype=st.sampled_from(FORMATS),
     half=st.integers(1, 64),

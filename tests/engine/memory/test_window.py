@@ -67,7 +67,7 @@ requests = st.tuples(
 )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(
     window=st.tuples(st.integers(1, 20), st.integers(0, 10)),
     traffic=st.lists(requests, min_size=1, max_size=8),

@@ -108,7 +108,7 @@ def check_random_traffic(arrivals: list[dict], bounds: dict) -> None:
 
 
 @given(st.lists(arrival, min_size=1, max_size=10), limits)
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=250, suppress_health_check=[HealthCheck.too_slow])
 def test_random_traffic_gets_its_own_tokens_under_every_policy(arrivals, bounds):
     check_random_traffic(arrivals, bounds)
 
@@ -116,13 +116,13 @@ def test_random_traffic_gets_its_own_tokens_under_every_policy(arrivals, bounds)
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @given(st.lists(arrival, min_size=1, max_size=16), limits)
-@settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=2000, suppress_health_check=list(HealthCheck))
 def test_long_random_traffic_gets_its_own_tokens_under_every_policy(arrivals, bounds):
     check_random_traffic(arrivals, bounds)
 
 
 @given(limits)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_same_traffic_gives_the_same_steps(bounds):
     def records():
         simulation = simulate(bounds | {"num_blocks": 100})

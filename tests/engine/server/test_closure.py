@@ -269,7 +269,7 @@ SHRINKING_HELPS_NOBODY = (Phase.explicit, Phase.generate)  # a race does not com
 health = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
 
 
-@settings(max_examples=3, deadline=None, derandomize=True, phases=SHRINKING_HELPS_NOBODY, suppress_health_check=health)
+@settings(max_examples=3, derandomize=True, phases=SHRINKING_HELPS_NOBODY, suppress_health_check=health)
 @given(mixes)
 def test_any_mix_of_calls_closes(tight, mix):
     check_mix(tight, mix)
@@ -277,7 +277,7 @@ def test_any_mix_of_calls_closes(tight, mix):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@settings(max_examples=60, deadline=None, phases=SHRINKING_HELPS_NOBODY, suppress_health_check=health)
+@settings(max_examples=60, phases=SHRINKING_HELPS_NOBODY, suppress_health_check=health)
 @given(mixes)
 def test_any_mix_of_calls_closes_in_many_runs(tight, mix):
     check_mix(tight, mix)
@@ -285,7 +285,7 @@ def test_any_mix_of_calls_closes_in_many_runs(tight, mix):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@settings(max_examples=40, deadline=None, phases=SHRINKING_HELPS_NOBODY, suppress_health_check=health)
+@settings(max_examples=40, phases=SHRINKING_HELPS_NOBODY, suppress_health_check=health)
 @given(mixes)
 def test_any_mix_of_calls_closes_where_steps_overlap(overlapped, mix):
     check_mix(overlapped, mix)

@@ -120,7 +120,7 @@ def test_the_server_answers_or_refuses_and_lives_on(api_server, path):
     before = api_server.core_pid()
     with httpx.Client(base_url=api_server.url, headers=JSON_TYPE, timeout=30) as client:
 
-        @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=60, suppress_health_check=list(HealthCheck))
         @given(hostile_bodies(path))
         def check(content: bytes) -> None:
             answer = client.post(path, content=content)

@@ -70,7 +70,7 @@ def play(events: list[tuple[str, object]], held: int, limits: dict, **bounds) ->
     return simulation, both
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 @given(
     events=traffic(),
     held=st.sampled_from([0, 2, 5]),
@@ -93,7 +93,7 @@ def test_the_shared_clock_books_to_each_request_what_booking_one_by_one_does(eve
     assert not both.clock.members
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(
     events=traffic(),
     limits=st.sampled_from([{}, {"max_long_prefills": 1, "long_prefill_tokens": 12}]),

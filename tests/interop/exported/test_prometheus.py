@@ -30,7 +30,7 @@ ACCOUNT_HISTOGRAMS = {
 }  # fmt: skip
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 12))
 def test_step_totals_equal_the_sums_over_the_records(seed, count):
     rng = Random(seed)
@@ -95,7 +95,7 @@ def test_step_totals_equal_the_sums_over_the_records(seed, count):
     assert slower - faster == pytest.approx(residual / 1e9, abs=1e-12)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 12))
 def test_request_totals_equal_the_sums_over_the_records(seed, count):
     rng = Random(seed)
@@ -151,7 +151,7 @@ def test_request_totals_equal_the_sums_over_the_records(seed, count):
         assert value(samples, name) == pytest.approx(sum(parts)), name
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32))
 def test_prefix_outcomes_sum_to_the_prompt_tokens_of_the_requests_that_ran(seed):
     rng = Random(seed)
@@ -171,7 +171,7 @@ def test_prefix_outcomes_sum_to_the_prompt_tokens_of_the_requests_that_ran(seed)
     assert value(samples, "memory_evicted_ago_seconds_sum") == pytest.approx(sum(evicted) / 1e9)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(bound=st.sampled_from(METRIC_BY_NAME["sojourn_request_ttft_seconds"].buckets), beyond=st.integers(0, 1))
 def test_latency_on_a_bucket_bound_counts_below_it_and_a_nanosecond_more_does_not(bound, beyond):
     latency_ns = round(bound * 1e9) + beyond
@@ -181,7 +181,7 @@ def test_latency_on_a_bucket_bound_counts_below_it_and_a_nanosecond_more_does_no
     assert value(samples, "request_ttft_seconds_bucket", le="+Inf") == 1
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(gaps=st.lists(st.integers(0, 60_000 * MS), min_size=1, max_size=50))
 def test_batched_histogram_counts_what_counting_one_by_one_gives(gaps):
     token_ns = [sum(gaps[:index]) for index in range(len(gaps) + 1)]
@@ -241,7 +241,7 @@ def test_page_declares_the_whole_catalogue_with_its_types():
     assert len(families) == len(METRIC_BY_NAME)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 2**32), count=st.integers(0, 9), scrapes=st.sets(st.integers(0, 8)))
 def test_requests_count_the_same_however_many_are_folded_at_once(seed, count, scrapes):
     rng = Random(seed)

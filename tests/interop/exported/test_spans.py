@@ -30,7 +30,7 @@ def streamed() -> RequestRecord:
     )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32))
 def test_spans_of_the_accounts_sum_to_the_ledger(seed):
     request = random_request(Random(seed))

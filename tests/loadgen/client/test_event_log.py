@@ -37,7 +37,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(events=EVENTS, cut=st.integers(1, 60), most_bytes=st.integers(1, 2000))
 def test_pieces_hold_whole_requests_in_order_and_no_more_than_was_asked(events, cut, most_bytes):
     with tempfile.TemporaryDirectory() as folder:

@@ -245,7 +245,7 @@ def leaves_by_patience(data: bytes, cut_at: int = 0) -> bool:
     return exchange.deadline()[1] == CANCELLED
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from(FORMS), ANY_JSON.map(lambda v: json.dumps(v).encode()) | st.binary()),
                 min_size=1, max_size=4))  # fmt: skip
 @example([(unsized, b"[" * 200_000)])

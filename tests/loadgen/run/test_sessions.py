@@ -315,7 +315,7 @@ def test_closed_loop_that_may_need_too_many_requests_is_refused():
         build_schedule(scenario(longest), 0, "x")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.text(max_size=8), min_size=1, max_size=8), st.booleans(), st.data())
 def test_answer_cut_out_of_the_bytes_is_the_text_that_the_cold_path_reads(pieces, ascii_only, data):
     """Whatever the text and wherever the frames are cut: the joined JSON pieces are the JSON of the joined pieces."""

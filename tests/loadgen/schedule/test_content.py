@@ -53,7 +53,7 @@ def bodies(chosen: Scenario, tokenizer: str | None = "tiny-model") -> list[dict]
     return [json.loads(request.split(b"\r\n\r\n", 1)[1]) for request in wire.values()]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(ids, ids, st.sampled_from([8, 16, 40]), st.integers(0, 39), st.integers(0, 39))
 def test_two_prompts_share_exactly_the_token_blocks_that_their_hash_ids_share(one, other, block, short, shorter):
     """And less than half a block beyond them, by the chance that two blocks begin with the same words."""
@@ -67,7 +67,7 @@ def test_two_prompts_share_exactly_the_token_blocks_that_their_hash_ids_share(on
     assert inside <= shared <= (inside if inside < same * block else inside + block // 2)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(0, 2**63 - 1), st.integers(1, 64))
 def test_part_of_a_block_is_the_beginning_of_it_and_another_source_has_the_same(block, size):
     whole = tokens(WORDS.blocks((block,), 64, 64, 0))
@@ -78,7 +78,7 @@ def test_words_of_a_seed_are_the_same_on_every_machine():
     assert WORDS.blocks((46,), 8, 8, 0) == "valid sing In arg all Ex ext only"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(ids, st.integers(1, 15)), min_size=1, max_size=12), st.sampled_from([1, 4, 16]))
 def test_ideal_hits_are_those_of_a_cache_that_keeps_every_block_of_every_prompt(prompts, cache_block):
     """Oracle: tokens are spelled out as (id, place), and a set remembers every chain of whole cache blocks."""

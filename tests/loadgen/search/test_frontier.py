@@ -23,7 +23,7 @@ points = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(points)
 def test_estimate_lies_in_its_bracket_and_within_what_was_offered(offered):
     found = max_rate(offered)
@@ -48,7 +48,7 @@ def test_attainment_that_rises_by_chance_is_pooled_with_its_neighbours():
     assert found.rate_rps == pytest.approx(2 + 2 * 0.1 / 0.125)  # 4 and 6 kept 87.5 % together
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(points, st.sets(st.integers(1, 64)))
 def test_growing_latencies_never_make_a_rate_look_better(offered, growing):
     """A growing rate may be called a miss, never one that keeps the share, and no estimate rests on it."""
@@ -84,7 +84,7 @@ def test_rate_is_not_resolved_by_rates_on_one_side(offered, words):
     assert not found.resolved and words in found.reason
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(points)
 def test_less_is_advised_only_where_less_than_the_share_was_kept(offered):
     found, known = max_rate(offered), [point for point in offered if point.samples]

@@ -106,7 +106,7 @@ def cliff(capacity_rps: float, step: Proposal) -> Trial:
 
 
 @given(st.floats(0.02, 5_000), st.floats(0.05, 500), st.sampled_from([0.02, 0.1, 0.5]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_sharp_bound_is_found_from_any_start_within_the_tolerance(capacity_rps, start_rps, tolerance):
     goal = Goal(start_rps=start_rps, tolerance=tolerance)
     outcome, trials = search(goal, lambda step: cliff(capacity_rps, step))

@@ -19,7 +19,7 @@ from sojourn.metrics.errors import InputError
 from sojourn.metrics.run.directory import RunDirectory
 from tests.metrics.synthetic import synthetic_run
 
-few = settings(max_examples=40, deadline=None)
+few = settings(max_examples=40)
 TOKENS = np.random.default_rng(0).lognormal(3, 0.5, 200)
 LIKE = Work(requests=100, failed_share=0.0, output_tokens=20.0, cached_share=None, lag_ms=0.0)
 

@@ -61,7 +61,7 @@ def robust(batch: np.ndarray, context: np.ndarray, ns: np.ndarray) -> np.ndarray
 
 
 @pytest.mark.parametrize("model", [online, capacity, robust])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     bad=st.lists(st.sampled_from(sorted(BAD)), min_size=1, max_size=3), size=st.sampled_from(SIZES.tolist()),
     where=st.floats(0, 1), seed=st.integers(0, 20),

@@ -105,7 +105,7 @@ def test_garbage_is_one_error(payload):
         decode_batch(payload)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=60), st.integers(0, 10**6))
 def test_damaged_messages_are_that_error_or_events(noise, seed):
     dice = random.Random(seed)

@@ -160,7 +160,7 @@ ANY_EVENTS = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(ANY_EVENTS)
 def test_events_in_an_order_that_no_server_sends_break_nothing(events):
     found = PoolHistory(remembered=5)

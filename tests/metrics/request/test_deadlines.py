@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sojourn.metrics.request.deadlines import class_deadlines, fluidity, missed_deadlines, smooth_worth
 from tests.metrics.request.test_latencies import failed, served
 
-few = settings(max_examples=100, deadline=None)
+few = settings(max_examples=100)
 gaps = st.lists(st.integers(0, 400), min_size=1, max_size=40)
 
 

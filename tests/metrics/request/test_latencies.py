@@ -19,7 +19,7 @@ from sojourn.metrics.request.latencies import (
 )
 
 MS = 1_000_000
-few = settings(max_examples=100, deadline=None)
+few = settings(max_examples=100)
 streams = st.lists(st.tuples(st.integers(0, 50 * MS), st.integers(0, 5)), min_size=1, max_size=30)
 
 

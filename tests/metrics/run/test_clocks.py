@@ -24,7 +24,7 @@ def stamps(rng, count: int, seconds: float, offset_ns: int, drift: float, way_in
     return sent, server(arrived_true), server(made_true), read, server
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 10_000),
     offset_ms=st.integers(-(10**9), 10**9),

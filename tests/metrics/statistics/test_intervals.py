@@ -20,7 +20,7 @@ from sojourn.metrics.statistics.intervals import (
     wilson_bounds,
 )
 
-few = settings(max_examples=50, deadline=None)
+few = settings(max_examples=50)
 
 
 def autoregressive(random: np.random.Generator, count: int, memory: float) -> np.ndarray:

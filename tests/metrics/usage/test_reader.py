@@ -42,7 +42,7 @@ LIVES = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(LIVES, st.booleans())
 def test_each_call_that_began_is_read_once_with_its_last_end_or_as_interrupted(lives, in_one_file):
     with TemporaryDirectory() as name:

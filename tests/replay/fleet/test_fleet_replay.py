@@ -53,7 +53,7 @@ def replayed(material, rows, limits, routing, replicas, *, kept=None) -> tuple[F
     return fleet.run(), fleet.replicas
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     seed=st.integers(0, 10**6), num_blocks=st.integers(30, 120), max_num_seqs=st.integers(1, 8),
     policy=st.sampled_from(["fcfs", "fair-share", "priority", "static", "prefill-first"]),

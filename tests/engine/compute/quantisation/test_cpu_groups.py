@@ -65,7 +65,7 @@ def rounded(x: torch.Tensor, matrix: QuantisedMatrix) -> torch.Tensor:
 GROUPS = st.sampled_from([4, 16, 20, 32, 64, 128])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rows=st.sampled_from([1, 2, 5, 6, 7, 13, 101]), outputs=st.integers(1, 140), group=GROUPS,
     groups=st.integers(1, 5), bits=st.sampled_from([2, 4, 5, 8]), signed=st.booleans(), order=st.booleans(),

@@ -45,7 +45,7 @@ def check(matrix: QuantisedMatrix, rows: int, dtype: torch.dtype, bias: bool, na
     assert ((product - exact).abs() <= bound).all()
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     rows=st.sampled_from([1, 3, 17]), outputs=st.sampled_from([5, 48]), group=st.sampled_from([16, 32, 64, 96]),
     bits=st.sampled_from([3, 4, 8]), signed=st.booleans(), order=st.booleans(), bias=st.booleans(),

@@ -52,7 +52,7 @@ def held(pool: BlockPool, chain: list[int]) -> bool:
 chains = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=6), max_size=60)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(name=st.sampled_from(POLICIES), prompts=chains, size=st.integers(1, 12))
 def test_no_policy_evicts_a_block_with_cached_children_or_loses_one(name, prompts, size):
     pools = [BlockPool(size, 1, eviction=make_eviction_policy(name, size)) for _ in range(2)]

@@ -46,7 +46,7 @@ class Oracle:
             known.append(tokens)  # else nothing of this salt is a block yet
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(prompts, st.integers(1, 6), st.sampled_from(["", "", "x"])), min_size=1, max_size=12))
 def test_without_eviction_every_token_is_told_what_brute_force_says(requests):
     simulation, oracle = Simulation(num_blocks=512), Oracle()
@@ -59,7 +59,7 @@ def test_without_eviction_every_token_is_told_what_brute_force_says(requests):
         oracle.compute(prompt + simulation.published.tokens[name][:-1], salt)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @example([([0], 1, "", 0), ([0, 1, 1, 1, 1], 2, "", 0), ([0], 1, "", 2), ([0, 1, 1, 1, 1, 1], 1, "", 0)], 8, False)
 @given(
     st.lists(st.tuples(prompts, st.integers(1, 6), st.sampled_from(["", "", "x"]), st.integers(0, 4)), max_size=12),
@@ -92,7 +92,7 @@ def test_the_source_of_a_prefix_is_an_earlier_request_that_shares_most(requests,
             assert shared(before[source], prompt) <= found <= shared(whole[source], prompt)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(prompts, st.integers(1, 6)), min_size=1, max_size=12), st.integers(5, 16), st.booleans(),
 )  # fmt: skip
@@ -163,7 +163,7 @@ def played(acts, num_blocks: int, caching: bool, overlap: bool, book=None):
     return simulation, lengths, forks
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(actions, st.integers(6, 24), st.booleans(), st.booleans())
 def test_what_is_booked_later_is_booked_as_if_it_had_been_at_once(acts, num_blocks, caching, overlap):
     told = []
@@ -179,7 +179,7 @@ def test_what_is_booked_later_is_booked_as_if_it_had_been_at_once(acts, num_bloc
     assert told[0] == told[1]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(actions, st.integers(6, 24), st.booleans(), st.booleans())
 def test_whatever_happens_the_books_close_and_the_pools_own_size_is_the_pool(acts, num_blocks, caching, overlap):
     """After every third step: `Simulation.check` holds the shadow's blocks to the pool's; slots to a brute force."""

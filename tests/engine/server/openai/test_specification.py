@@ -16,6 +16,6 @@ schema = schemathesis.openapi.from_dict(specification())
 
 
 @schema.parametrize()
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 def test_what_the_specification_allows_is_answered_as_it_says(case, api_server):
     case.call_and_validate(base_url=api_server.url, checks=CHECKS, timeout=30)

@@ -70,7 +70,7 @@ TRAFFIC = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(TRAFFIC, st.integers(1, 3), st.sampled_from([14, 64]), st.booleans())
 def test_every_request_is_served_whatever_the_number_of_slots(traffic, max_loras, num_blocks, overlap):
     simulation = Simulation(num_blocks=num_blocks, max_loras=max_loras, overlap=overlap, max_num_seqs=3)

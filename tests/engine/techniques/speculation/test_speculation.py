@@ -26,7 +26,7 @@ from tests.further import further
 PROPOSERS = ("ngram", "early-exit")  # one that only reads, and one that writes behind the known tokens
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(
     events=traffic(),
     num_blocks=st.sampled_from([12, 16, 64]),
@@ -234,7 +234,7 @@ def test_speculation_changes_no_token_of_the_real_engine_and_loses_no_nanosecond
     assert preemptions > 0 or limits.get("num_kv_blocks") != 10
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 2**31),
     limits=st.fixed_dictionaries({

@@ -89,7 +89,7 @@ class TierBooks(RuleBasedStateMachine):
 
 
 TestTierBooks = TierBooks.TestCase
-TestTierBooks.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestTierBooks.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 def test_a_tier_evicts_the_least_recently_used_block_and_never_more_than_it_must():

@@ -112,7 +112,7 @@ def test_transformers_reads_the_same_model_from_the_file(checkpoints, tmp_path):
 SIZES = {name: gguf.GGML_QUANT_SIZES[Kind[name]] for name in FORMS}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.sampled_from(sorted(FORMS)), st.integers(1, 5), st.integers(1, 3), st.integers(0, 2**31))
 def test_blocks_of_any_bits_are_dequantised_as_the_package_does(name, rows, blocks, seed):
     _, size = SIZES[name]

@@ -78,7 +78,7 @@ def test_ggufs_package_reads_the_same(checkpoints, tmp_path):
         torch.testing.assert_close(slices[f"{ours}.weight"], expected, rtol=1e-6, atol=1e-7)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.integers(1, 9), st.sampled_from([4, 8, 32]), st.integers(1, 3), st.integers(2, 8), st.booleans(), st.integers()
 )

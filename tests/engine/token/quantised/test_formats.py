@@ -217,7 +217,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.sampled_from(sorted(FORMATS)), st.data())
 def test_settings_of_any_kind_give_a_format_or_a_sentence(form, data):
     config = json.loads(json.dumps(FORMATS[form]()[0]))

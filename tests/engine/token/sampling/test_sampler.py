@@ -98,7 +98,7 @@ TOKENS = st.lists(st.integers(0, 9), max_size=8)
 ROWS = st.lists(st.tuples(PARAMS, st.lists(st.integers(0, 9), min_size=1, max_size=5), TOKENS), min_size=1, max_size=6)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(ROWS, st.integers(0, 1000))
 def test_a_batch_draws_what_each_row_draws_alone_and_nothing_impossible(rows, seed):
     generator = torch.Generator().manual_seed(seed)
@@ -116,7 +116,7 @@ def test_a_batch_draws_what_each_row_draws_alone_and_nothing_impossible(rows, se
             assert probabilities[together[i]] > 0
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.integers(0, 5), min_size=1, max_size=30), st.lists(st.booleans(), min_size=30, max_size=30),
     st.integers(0, 1000),

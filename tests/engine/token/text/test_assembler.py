@@ -71,7 +71,7 @@ def test_a_run_of_bytes_that_is_no_text_has_a_place_for_each_of_its_tokens(llama
 def test_a_text_ends_at_the_first_stop_string_that_it_holds(kind):
     made: Tokenizer = TOKENIZERS[kind]
 
-    @settings(max_examples=150, deadline=None, database=None)
+    @settings(max_examples=150, database=None)
     @given(
         ids_of(kind),
         st.integers(0, 6),

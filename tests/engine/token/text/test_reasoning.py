@@ -58,7 +58,7 @@ PARTS = st.lists(
 
 
 @pytest.mark.parametrize("is_open", [False, True])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(parts=PARTS, places=st.lists(st.integers(0, 200), max_size=30))
 def test_pieces_make_no_difference_and_nothing_is_lost(is_open, parts, places):
     text, reasoning = "".join(parts), Reasoning(FORMATS["think"], is_open)
@@ -69,7 +69,7 @@ def test_pieces_make_no_difference_and_nothing_is_lost(is_open, parts, places):
     assert words in {opener + told[0] + closer + told[1] for opener in ("", "<think>") for closer in ("", "</think>")}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(sizes=st.lists(st.integers(1, 6), min_size=1, max_size=40))
 def test_tokens_of_reasoning_are_those_up_to_the_end_of_its_closer(sizes):
     text = "<think>" + "Let me see. " * 4 + "</think>\n\nSo it is."

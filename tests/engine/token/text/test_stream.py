@@ -53,7 +53,7 @@ def check(kind, ids, cut, skips):
 
 
 def run(kind, examples):
-    @settings(max_examples=examples, deadline=None, database=None)
+    @settings(max_examples=examples, database=None)
     @given(ids_of(kind), st.integers(0, 24), st.booleans())
     def property_of(ids, cut, skips):
         check(kind, ids, cut, skips)

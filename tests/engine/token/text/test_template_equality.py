@@ -174,7 +174,7 @@ def test_a_template_that_wants_other_chats_is_loaded(tmp_path, source):
 
 
 def compare_drawn(oracle: Oracle, folder, examples: int) -> None:
-    @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples, database=None, suppress_health_check=list(HealthCheck))
     @given(templates(sorted(CHATS)))
     def compare(drawn: tuple[str, str]) -> None:
         source, name = drawn

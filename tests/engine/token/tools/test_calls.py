@@ -72,7 +72,7 @@ def test_calls_are_found_with_their_text_before_them(name):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     before=st.sampled_from(["\n", "", "Look: <"]),
     places=st.lists(st.integers(0, 1000), max_size=40),
@@ -85,7 +85,7 @@ def test_pieces_make_no_difference(name, before, places, end, tail):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     places=st.lists(st.integers(0, 400), max_size=40),
     slips=st.lists(st.tuples(st.integers(0, 400), st.sampled_from([*'{}[]"\\\\:,<x ', ""])), min_size=1, max_size=3),
@@ -105,7 +105,7 @@ PARTS = st.sampled_from(
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(parts=st.lists(PARTS, max_size=30))
 def test_text_without_a_call_is_content_and_none_of_it_is_lost(name, parts):
     text = "".join(parts)

@@ -128,7 +128,7 @@ def test_without_redis_it_admits_or_refuses_as_the_file_says(tmp_path, fails):
     asyncio.run(check())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 4), st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=25))
 def test_never_more_calls_are_open_than_the_limit_and_all_places_come_back(limit, calls):
     async def check() -> None:
@@ -160,7 +160,7 @@ def test_never_more_calls_are_open_than_the_limit_and_all_places_come_back(limit
     asyncio.run(check())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 60), st.integers(0, 80)), max_size=15))
 def test_tokens_are_conserved(calls):
     """What is counted is what was used and what is reserved."""

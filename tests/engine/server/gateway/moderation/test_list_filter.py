@@ -49,7 +49,7 @@ lists = st.one_of(
 rules = st.lists(st.builds(ListRule, lists, st.sampled_from(["block", "redact", "flag"]), st.just("[x]")), max_size=3)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(rules, st.text(LETTERS, max_size=60), st.lists(st.integers(0, 60), max_size=12))
 def test_the_parts_in_which_a_text_comes_change_nothing(rules, text, cuts):
     shown, is_blocked, most_held = streamed(rules, text, cuts)
@@ -64,7 +64,7 @@ def test_the_parts_in_which_a_text_comes_change_nothing(rules, text, cuts):
         assert shown == text[: min(blocks, default=len(text))]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.text(LETTERS, max_size=80), st.lists(st.integers(0, 80), max_size=12))
 def test_no_word_of_a_list_is_shown_where_it_is_blocked_or_redacted(text, cuts):
     folding, listed = Folding(), words(*WORDS, whole_words=False)
@@ -73,7 +73,7 @@ def test_no_word_of_a_list_is_shown_where_it_is_blocked_or_redacted(text, cuts):
         assert not any(folding.fold(word) in folding.fold(shown) for word in WORDS)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.text("kilb .\u200b\u0301A1é", max_size=40))
 def test_matches_are_those_of_a_plain_search_of_the_folded_text(text):
     folding, listed = Folding(), ["kill", "bi", "ill"]

@@ -50,7 +50,7 @@ MIXES = st.lists(st.tuples(st.integers(-1, SLOTS - 1), st.integers(1, 40)), min_
 
 @pytest.mark.compiler
 @given(MIXES, st.sampled_from([1, 4, 16, 64, 256]), st.sampled_from([torch.float32, torch.bfloat16]), st.integers(0, 1))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_cpp_gives_what_torch_does_for_any_mix_of_ranks_and_sequences(sequences, rank, dtype, index):
     adapters = [adapter(seed, max(1, rank - seed), dtype) for seed in range(SLOTS)]
     reference = filled(TorchLora(SLOTS, torch.float32, torch.device("cpu")), adapters)
@@ -63,7 +63,7 @@ def test_cpp_gives_what_torch_does_for_any_mix_of_ranks_and_sequences(sequences,
 
 @pytest.mark.compiler
 @given(MIXES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_cpp_gives_a_token_the_same_bits_alone_and_in_any_company(sequences):
     cpp = filled(
         CppLora(library(), SLOTS, [(s.in_features, s.out_features) for s in SIZES]),
