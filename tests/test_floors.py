@@ -30,7 +30,14 @@ INSIDE = {
         ("compute.one_process",),
         ("compute.group_facts",),
     ),
-    "interop": (("probe", "sources"), ("imported", "exported")),
+    "interop": (
+        ("probe", "sources"),
+        ("imported", "exported"),
+        ("held.given",),
+        ("held.held",),
+        ("held.summaries", "held.logs"),
+        ("held",),
+    ),
     "engine": (
         ("adapter", "kv_event_wire", "kv_source", "process", "sampling", "faults.plan"),
         ("messages", "memory", "faults.delay", "settings.panels", "settings.named_paths"),

@@ -1,0 +1,1 @@
+"""Logs, pages of /metrics, flags, model configurations and sensors' texts."""

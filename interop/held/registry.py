@@ -1,0 +1,69 @@
+"""Every reader, in one place, and what a file, a page or a pasted text is.
+
+A new kind is a module with a `Reader`, and an entry here. The first reader that recognises what was given reads it.
+"""
+
+import csv
+from pathlib import Path
+
+import msgspec
+
+from sojourn.interop.held.given import LARGEST, Given
+from sojourn.interop.held.held import Held, Reader
+from sojourn.interop.held.logs.readers import LOG_READERS
+from sojourn.interop.held.summaries.readers import SUMMARY_READERS
+from sojourn.interop.imported.foreign import foreign, foreign_text
+from sojourn.metrics.errors import InputError
+
+# A summary is recognised by its fields; a log by some of its lines, so it comes last.
+READERS: tuple[Reader, ...] = (*SUMMARY_READERS, *LOG_READERS)
+DAMAGED = (AttributeError, KeyError, IndexError, TypeError, ValueError, ArithmeticError, RecursionError)
+
+
+def read_file(path: Path) -> list[Held]:
+    """Raises InputError where it cannot be read, or is of no known kind."""
+    try:
+        if path.is_dir():
+            raise InputError(f"{path} is a folder; name the files in it")
+        if path.stat().st_size > LARGEST:
+            raise InputError(f"{path} is larger than 1 GiB; give its last part: tail -n 200000 {path.name}")
+        return read_held(path.read_bytes(), str(path))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def read_held(content: bytes | str, name: str) -> list[Held]:
+    """What was given, as evidence. Raises InputError with a sentence for what no reader knows, or is damaged."""
+    given = Given(content, name)
+    if not given.text.strip():
+        raise InputError(f"{name} {given.problem or 'is empty'}")
+    reader = reader_of(given)
+    if reader is None:
+        raise InputError(f"{name} {_unknown(given)}")
+    try:
+        found = reader.read(given)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
+    except DAMAGED as error:
+        raise InputError(f"{name} looks like {reader.kind}, and has not its form ({error!r}); is it cut off?") from None
+    if given.problem:
+        found = [_with_note(each, f"the file {given.problem}") for each in found]
+    return found
+
+
+def reader_of(given: Given) -> Reader | None:
+    """The reader that recognises it."""
+    return next((each for each in READERS if each.recognises(given)), None)
+
+
+def _with_note(held: Held, note: str) -> Held:
+    return msgspec.structs.replace(held, notes=[*held.notes, note])
+
+
+def _unknown(given: Given) -> str:
+    if given.documents:
+        return foreign(given.documents[0])
+    try:
+        return foreign_text(given.text, ValueError("no known form"))
+    except csv.Error:
+        return "is no text of a known form"

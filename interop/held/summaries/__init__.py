@@ -1,0 +1,1 @@
+"""Summaries of other tools' benchmarks, as figures with their definitions."""
