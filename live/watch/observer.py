@@ -87,9 +87,11 @@ class Observer:
             return
         if self._failures >= UNREACHABLE_AFTER and self._seen:
             self._events.append("the server answers again")
+        if self.window.restarts > restarts:
+            self.progress = Progress()  # what stood still is gone
+            if not self.window.alternates:
+                self._events.append("the server began anew: its counters fell")
         self.progress.add(ns, self.window.source, self.window.answered[-1].values)
-        if self.window.restarts > restarts and not self.window.alternates:
-            self._events.append("the server began anew: its counters fell")
         self._failures, self._problem, self._seen = 0, "", True
         self._remember()
 
@@ -135,7 +137,7 @@ class Observer:
             self.latencies.clear()
         gauges = {} if mixed else self._gauges(last.ns)
         rates: dict[str, float | None] = {}
-        if len(scrapes) > 1 and not mixed:
+        if len(scrapes) > 1 and not mixed and not last.reset:
             before = scrapes[-2].ns
             grown = Growth(source, self.window.growth(before, _counters(source)))
             seconds = (last.ns - before) / 1e9
@@ -182,16 +184,20 @@ class Observer:
         """What twice the batch gives, as a ratio of tokens/s: by the gaps between tokens at several batches. Of a
         server that does not count them as they come: the tokens/s at the largest batch over those at about half of it;
         else what twice the tokens per step give, as the times of steps say. None where none of them varied."""
-        source = self.window.source
+        source, seen = self.window.source, self._own_history()
         if source is not None and source.live_gaps:
-            return gap_gain([(moment.gap_s, moment.decoding) for moment in self.history])
-        return seen_gain(self.history) or modelled_gain(self.history)
+            return gap_gain([(moment.gap_s, moment.decoding) for moment in seen])
+        return seen_gain(seen) or modelled_gain(seen)
+
+    def _own_history(self) -> list[Moment]:
+        """The moments of the server that answers now: what another one gave before a restart says nothing of it."""
+        return [moment for moment in self.history if moment.ns >= (self.window.first_ns or 0)]
 
     def view(self) -> tuple[ServerView, Growth] | None:
         """What the window shows; None before the second scrape."""
         begin_ns = self.window.begin_of(self.window_s)
         source, scrapes = self.window.source, self.window.answered
-        if begin_ns is None or source is None or len(scrapes) < 2:
+        if begin_ns is None or source is None or begin_ns == scrapes[-1].ns:
             return None
         grown = Growth(source, self.window.growth(begin_ns))
         own_ms = own_latency_ms(source, grown)
@@ -304,8 +310,9 @@ class Observer:
 
     def _now(self) -> Now:
         last = self.history[-1]
-        recent = [moment for moment in self.history if moment.ns >= last.ns - RATE_S * 1e9]
-        recent = recent if len(recent) > 1 else list(self.history)[-2:]  # a Prometheus may scrape less often
+        own = self._own_history() or [last]
+        recent = [moment for moment in own if moment.ns >= last.ns - RATE_S * 1e9]
+        recent = recent if len(recent) > 1 else own[-2:]  # a Prometheus may scrape less often
 
         def rate(name: str) -> float | None:
             amounts = [
@@ -325,8 +332,8 @@ class Observer:
         found = []
         if view.failed_scrapes:
             found.append(f"{view.failed_scrapes} scrapes of the window failed")
-        if view.restarts:
-            found.append("the server began anew within the window: what it counted just before is lost")
+        if self.window.restarts and not self.window.alternates and self.is_filling:
+            found.append(f"the server began anew {view.seconds:.0f} s ago: nothing of before is counted")
         found += [f"{lost.missed:,} of {lost.sent:,} requests were lost: {lost.error}" for lost in losses_of(view)]
         if self.window.first_ns is not None and view.seconds < 0.9 * self.window_s:
             found.append(f"the window has {view.seconds:.0f} of {self.window_s:.0f} s yet")

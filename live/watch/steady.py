@@ -45,6 +45,8 @@ class Steady:
 
     def take(self, ns: int, server: WatchedServer) -> tuple[WatchedServer, list[Change]]:
         """The server as it is to be shown, and the change if there is one."""
+        if self._said is not None and server.restarts > self._said.restarts:
+            self._said, self._untrue_ns = None, None  # it was said of another process
         if self._said is None and server.state not in ("unreachable", "stuck") and server.window_s < self._looks_s:
             return _with_verdict(server, "cannot tell", LOOKING.format(self._looks_s)), []
         if self._said is None or _name(server) == _name(self._said):

@@ -1,6 +1,6 @@
 """The last scrapes of one server, in memory: by how much each series grew between two of them, what gauges showed.
 
-It answers what `interop.sources.scrapes` answers of a run's table, in the same frames, a thousand times as often. As
+A window begins anew where the server does: whoever reads it begins at `begin_of`, which crosses no restart. It answers what `interop.sources.scrapes` answers of a run's table, in the same frames, a thousand times as often. As
 there, every difference is one of `interop.sources.counters`.
 """
 
@@ -49,8 +49,9 @@ class Window:
         self._wanted: frozenset[str] = frozenset()
         self._labels: dict[Series, dict[str, str]] = {}  # one object a series, as `over_time` needs them
         self.source: Source | None = None
+        self._created: frozenset[str] = frozenset()
         self.restarts = 0  # since the first scrape of all
-        self.first_ns: int | None = None
+        self.first_ns: int | None = None  # of the server that answers now: a restart begins anew
         self.is_router = False
 
     def wants(self, name: str) -> bool:
@@ -85,16 +86,22 @@ class Window:
         started = [value for series, value in values.items() if series[0] == STARTED]
         look = Look(ns, started[0] if len(started) == 1 else None, fell, growing)
         before = self._scrapes[-1].look.started if self._scrapes else None
-        reset = bool(fell) or (None not in (before, look.started) and before != look.started)
+        moved = None not in (before, look.started) and before != look.started
+        reset = bool(fell) or moved or self._is_created_anew(values)
         self.restarts += reset
         self._scrapes.append(Scrape(ns, values, self._counters.gained, look, reset, took_s))
-        self.first_ns = ns if self.first_ns is None else self.first_ns
+        self.first_ns = ns if reset or self.first_ns is None else self.first_ns
         while self._scrapes[0].ns < ns - self._keep_ns:
             self._scrapes.popleft()
         recent = islice(self._scrapes, max(0, len(self._scrapes) - AMONG - 1), None)
         if alternates([scrape.look for scrape in recent]):
             self._alternated_ns = ns
         self._forget_failures(ns)
+
+    def _is_created_anew(self, values: dict[Series, float]) -> bool:
+        """Whether a counter is younger than it was, which may have counted more than the one before."""
+        before = self._scrapes[-1].values if self._scrapes else {}
+        return any(value > before.get(series, value) for series, value in values.items() if series[0] in self._created)
 
     def add_failure(self, ns: int) -> None:
         self._failed.append(ns)
@@ -105,13 +112,15 @@ class Window:
             self._failed.popleft()
 
     def _begin(self, source: Source) -> None:
-        self.source = source
+        self.restarts += self.source is not None
+        self.source, self.first_ns = source, None
         self._scrapes.clear()
         self._alternated_ns = -1
         self._counters = Counters()
         self._grows = frozenset(names_that_grow(source))
         settings = {each.gauge for each in source.setting_gauges.values()}
-        self._wanted = self._grows | names_of(source, "gauge") | settings | {STARTED, *source.steps}
+        self._created = frozenset(f"{name.removesuffix('_total')}_created" for name in source.engine_counters)
+        self._wanted = self._grows | names_of(source, "gauge") | settings | self._created | {STARTED, *source.steps}
 
     @property
     def alternates(self) -> bool:
@@ -133,12 +142,14 @@ class Window:
         return (self._scrapes[-1].ns - self._scrapes[0].ns) / 1e9 / gaps if gaps > 0 else None
 
     def begin_of(self, seconds: float) -> int | None:
-        """The moment of the last scrape that is at least so old; of the first where none is. None without a scrape."""
+        """The moment of the last scrape that is at least so old; of the first since the server began where none is.
+        None without a scrape. Processes that answer in turn begin anew with every page: theirs are all counted."""
         if not self._scrapes:
             return None
         limit = self._scrapes[-1].ns - int(seconds * 1e9)
         old = [scrape.ns for scrape in self._scrapes if scrape.ns <= limit]
-        return old[-1] if old else self._scrapes[0].ns
+        begin_ns = old[-1] if old else self._scrapes[0].ns
+        return begin_ns if self.alternates else max(begin_ns, self.first_ns or 0)
 
     def summary(self, begin_ns: int) -> ScrapeSummary:
         inside = [scrape for scrape in self._scrapes if scrape.ns >= begin_ns]

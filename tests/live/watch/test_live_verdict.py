@@ -7,7 +7,7 @@ from sojourn.interop.sources.gain import gap_gain
 from sojourn.live.watch.document import exit_code
 from sojourn.live.watch.moments import Moment, modelled_gain, seen_gain
 from sojourn.live.watch.steady import GONE_S, STANDS_S, Steady
-from tests.metrics.foreign import S, VllmPage, steady
+from tests.metrics.foreign import S, VllmPage, finish, steady
 from tests.metrics.live_pages import observed
 
 BUSY = steady(100, every_s=0.4, queue_s=0.01)
@@ -87,16 +87,47 @@ def test_failed_requests_are_told():
     assert server.state == "cannot tell" and "the server failed them" in server.headline
 
 
-def test_a_restart_is_told_and_the_window_goes_on():
-    observer = observed(BUSY, 10, lambda _: (4, 0, 0.2))
-    observed(BUSY, 30, lambda _: (4, 0, 0.2), page=VllmPage(), observer=_later(observer))
+@pytest.mark.parametrize("created", [False, True], ids=["counters fall", "counters are larger"])
+@pytest.mark.parametrize("objectives", [{}, SLO], ids=["own work", "objective"])
+def test_no_figure_crosses_a_restart(objectives, created):
+    """A healthy server, then one in which all wait: of the first nothing is left from the first page on."""
+    observer, steady = observed(BUSY, 30, lambda _: (4, 0, 0.2), objectives), Steady()
+    assert steady.take(observer.window.last_ns, observer.watched())[0].state == "healthy"
+    page = _used_page(observer) if created else VllmPage()
+    shown = []
+
+    def judge(observer):
+        shown.append(steady.take(observer.window.last_ns, observer.watched())[0])
+
+    observed(WAITING, 14, lambda _: (4, 6, 0.2), page=page, observer=_later(observer, judge))
     assert observer.take_events() == ["the server began anew: its counters fell"]
-    assert observer.watched().state == "healthy"
+    early = [each for each in shown if each.window_s < 10]
+    assert len(early) == 5 and {each.state for each in early} == {"cannot tell"}
+    assert all("Looking" in each.headline and not each.findings for each in early)
+    for server in shown:
+        assert (server.view.finished if server.view else 0) <= 2.5 * server.window_s + 1
+        assert max((each.requests for each in server.met), default=0) <= 2.5 * server.window_s + 2
+        assert server.now is None or (server.now.requests_per_s or 0) < 4
+    assert shown[-1].findings[0].key == "batch_cap" and observer.batch_gain() is None
+    moments = [each for each in observer.history if each.ns == observer.window.first_ns]
+    assert [each.output_tokens_per_s for each in moments] == [None]
 
 
-def _later(observer):
+def _used_page(observer):
+    """A page that has counted more of everything than the last one of the observer."""
+    page = VllmPage()
+    finish(page, BUSY * 3, float("-inf"), 1e9)
+    return page
+
+
+def _later(observer, then=lambda observer: None):
     add, begin = observer.add, observer.window.answered[-1].ns
-    observer.add = lambda ns, rows: add(begin + ns - 1_000 * S + S, rows)
+
+    def added(ns, rows):
+        add(begin + ns - 1_000 * S + S, rows)
+        then(observer)
+
+    observer.add = added
     return observer
 
 
