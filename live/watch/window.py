@@ -1,7 +1,8 @@
 """The last scrapes of one server, in memory: by how much each series grew between two of them, what gauges showed.
 
-A window begins anew where the server does: whoever reads it begins at `begin_of`, which crosses no restart. It answers what `interop.sources.scrapes` answers of a run's table, in the same frames, a thousand times as often. As
-there, every difference is one of `interop.sources.counters`.
+A window begins anew where the server does: whoever reads it begins at `begin_of`, which crosses no restart. It answers
+what `interop.sources.scrapes` answers of a run's table, in the same frames, a thousand times as often. As there, every
+difference is one of `interop.sources.counters`.
 """
 
 from collections import deque
