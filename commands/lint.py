@@ -1,4 +1,4 @@
-"""`sojourn lint`: prompts that a prefix cache cannot use, and texts that cost many tokens."""
+"""`sojourn lint`: prompts that a prefix cache cannot use, texts that cost tokens, and queries without an answer."""
 
 import sys
 from pathlib import Path
@@ -8,6 +8,7 @@ import msgspec
 import typer
 
 from sojourn.commands.cli import find_run, need, open_run, out, print_json, table
+from sojourn.commands.lint_queries import is_dashboard, lint_queries
 from sojourn.metrics.errors import InputError
 from sojourn.metrics.exit_codes import Ended
 
@@ -26,9 +27,17 @@ STYLES = {"high": "red", "medium": "yellow", "low": "dim"}
 
 
 def lint(
-    target: Annotated[
-        str, typer.Argument(metavar="SCENARIO|TRACE|RUN", help="a scenario, a trace file, or a run directory")
+    targets: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SCENARIO|TRACE|RUN|DASHBOARD|RULES",
+            help="a scenario, a trace file, or a run directory; with --metrics, dashboards and files of rules",
+        ),
     ],
+    metrics: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL|FILE", help="judge queries of dashboards and rules by this /metrics; repeatable"),
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(help="folder with tokenizer and chat template; by default the scenario's, or the bundled model's"),
@@ -43,8 +52,14 @@ def lint(
     strict: Annotated[bool, typer.Option("--strict", help="exit with 1 if anything is found")] = False,
     json: Annotated[bool, typer.Option("--json", help="print the findings as JSON")] = False,
 ) -> None:  # fmt: skip
-    """Find prompts whose changing part stands first, near misses below a block, and texts and templates that cost."""
-    report = _report(target, model, requests, seed, block_size)
+    """Find prompts that a prefix cache cannot use, and panels and alerts that a server cannot answer (--metrics)."""
+    if metrics or any(is_dashboard(target) for target in targets):
+        given = {"model": model, "requests": requests, "seed": seed, "block_size": block_size}
+        _refuse("is a dashboard or a file of rules, which has no prompts", targets[0], **given)
+        sys.exit(lint_queries(targets, metrics or [], strict, json))
+    if len(targets) > 1:
+        raise InputError(f"lint reads one scenario, trace or run at a time; {targets[1]} is one too many")
+    report = _report(targets[0], model, requests, seed, block_size)
     if json:
         print_json(report)
     else:

@@ -34,7 +34,7 @@ GROUPS: Mapping[str, tuple[Verb, ...]] = {
         Verb("diagnose", "the causes of a run's latency, with evidence and fixes", MAIN),
         Verb("explain", "where the time of one request went", MAIN),
         Verb("kv-lens", "what a KV cache holds, evicts and misses"),
-        Verb("lint", "prompts that a prefix cache cannot use"),
+        Verb("lint", "prompts that a cache cannot use, panels without data"),
         Verb("runs", "the runs of a folder"),
         Verb("mcp", "the runs of a folder as tools for agents"),
     ),

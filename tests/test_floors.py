@@ -32,7 +32,7 @@ INSIDE = {
     ),
     "interop": (
         ("probe", "sources"),
-        ("imported", "exported"),
+        ("imported", "exported", "queries"),
         ("held.given",),
         ("held.held",),
         ("held.summaries", "held.logs"),

@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sojourn.commands.program import app
+from sojourn.metrics.errors import InputError
 from sojourn.metrics.records import RequestRecord
 from sojourn.metrics.records.tables import row
 from sojourn.metrics.run.directory import RunDirectory
@@ -114,3 +115,31 @@ def test_wrong_use_is_told(tmp_path, planted):
         ("mooncake_conversation_trace.jsonl", "--block-size"),
     ):  # fmt: skip
         assert f"leave {option} out" in str(CliRunner().invoke(app, ["lint", target, option, "3"]).exception)
+
+
+def test_a_dashboard_is_judged_by_a_page(tmp_path):
+    board, page = tmp_path / "board.json", tmp_path / "page.txt"
+    board.write_text(json.dumps({"panels": [{"title": "KV", "targets": [{"expr": "vllm:gpu_cache_usage_perc"}]}]}))
+    page.write_text("# TYPE vllm:kv_cache_usage_perc gauge\nvllm:kv_cache_usage_perc 0.5\n")
+    report = lint(str(board), "--metrics", str(page))
+    [finding] = report["findings"]
+    assert finding["owners"] == ['panel "KV"'] and "vllm:kv_cache_usage_perc" in finding["fix"]
+    shown = CliRunner().invoke(app, ["lint", str(board), "--metrics", str(page), "--strict"])
+    assert shown.exit_code == 1 and "0 of 1 queries" in " ".join(shown.output.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["board.json"], "--metrics"), (["board.json", "--metrics", "none"], "none cannot be read"),
+        (["board.json", "--metrics", "board.json"], "no page of /metrics"),
+        (["board.json", "--metrics", "page.txt", "--seed", "3"], "leave --seed out"),
+        (["page.txt", "--metrics", "page.txt"], "no query"), (["steady-chat", "page.txt"], "one too many"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_judged_says_what_to_give(tmp_path, monkeypatch, arguments, says):
+    monkeypatch.chdir(tmp_path)
+    Path("board.json").write_text('{"panels": [{"targets": [{"expr": "up"}]}]}')
+    Path("page.txt").write_text("vllm:num_requests_running 1\n")
+    shown = CliRunner().invoke(app, ["lint", *arguments])
+    assert isinstance(shown.exception, InputError) and says in str(shown.exception)

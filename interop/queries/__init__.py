@@ -1,0 +1,1 @@
+"""What dashboards and rules ask a Prometheus for, beside what a server exports."""
