@@ -93,3 +93,4 @@ class Reader(msgspec.Struct, frozen=True, kw_only=True):
     shows: str  # what can be concluded from it, for docs/triage.md
     recognises: Callable[[Given], bool]
     read: Callable[[Given], list[Held]]
+    shares_text: bool = False  # it reads a part of a text, such as a table: others may read the rest

@@ -37,23 +37,34 @@ def read_held(content: bytes | str, name: str) -> list[Held]:
     given = Given(content, name)
     if not given.text.strip():
         raise InputError(f"{name} {given.problem or 'is empty'}")
-    reader = reader_of(given)
-    if reader is None:
+    readers = readers_of(given)
+    if not readers:
         raise InputError(f"{name} {_unknown(given)}")
-    try:
-        found = reader.read(given)
-    except InputError as error:
-        raise InputError(f"{name}: {error}") from None
-    except DAMAGED as error:
-        raise InputError(f"{name} looks like {reader.kind}, and has not its form ({error!r}); is it cut off?") from None
+    found = [each for reader in readers for each in _read(reader, given)]
     if given.problem:
         found = [_with_note(each, f"the file {given.problem}") for each in found]
     return found
 
 
-def reader_of(given: Given) -> Reader | None:
-    """The reader that recognises it."""
-    return next((each for each in READERS if each.recognises(given)), None)
+def readers_of(given: Given) -> list[Reader]:
+    """Those that recognise it: several where each of them reads a part of a text."""
+    found = []
+    for reader in READERS:
+        if reader.recognises(given):
+            found.append(reader)
+            if not reader.shares_text:
+                break
+    return found
+
+
+def _read(reader: Reader, given: Given) -> list[Held]:
+    try:
+        return reader.read(given)
+    except InputError as error:
+        raise InputError(f"{given.name}: {error}") from None
+    except DAMAGED as error:
+        why = f"looks like {reader.kind}, and has not its form ({error!r}); is it cut off?"
+        raise InputError(f"{given.name} {why}") from None
 
 
 def _with_note(held: Held, note: str) -> Held:

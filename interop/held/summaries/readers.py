@@ -1,5 +1,9 @@
 """The readers of benchmark summaries."""
 
 from sojourn.interop.held.held import Reader
+from sojourn.interop.held.summaries import aiperf, bench_serving, guidellm, inference_perf, web
 
-SUMMARY_READERS: tuple[Reader, ...] = ()
+SUMMARY_READERS: tuple[Reader, ...] = (
+    inference_perf.REQUESTS, inference_perf.REPORT, guidellm.REPORT, guidellm.CSV, aiperf.LINES, aiperf.JSON,
+    aiperf.CSV, bench_serving.JSON, *web.READERS[:-1], bench_serving.TABLE, web.READERS[-1],
+)  # fmt: skip
