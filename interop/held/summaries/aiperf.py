@@ -41,6 +41,9 @@ NOT_SHOWN = ["each request: give profile_export.jsonl of the same folder",
              "anything of the server's own clock, unless server metrics were exported"]  # fmt: skip
 
 
+Told = dict[tuple[str, str], tuple[Any, float, str]]
+
+
 def _metrics(document: Any) -> Json:
     """Tag → {unit, avg, p50, …}; {} where it is no summary."""
     records = inner(document, "records")
@@ -53,7 +56,7 @@ def _metrics(document: Any) -> Json:
 
 def read_json(given: Given) -> list[Held]:
     document = given.document
-    told: dict[tuple[str, str], tuple[Any, float, str]] = {}
+    told: Told = {}
     for tag, metric in _metrics(document).items():
         stated = {key: value for key, value in metric.items() if key not in ("unit", "count", "sum", "tag", "header")}
         told |= dict(_told(tag, str(metric["unit"] or ""), stated))
@@ -62,6 +65,14 @@ def read_json(given: Given) -> list[Held]:
     loadgen = next((each for name in ("loadgen", "perf_analyzer") if (each := inner(config, name))), {})
     stimulus = inner(loadgen, "stimulus") or loadgen
     limit = count(inner(stimulus, "concurrency"))
+    notes = _what_happened(document, told)
+    tool = "AIPerf" if version or "records" in document or _is_aiperf(document) else "genai-perf"
+    load = load_of(max_concurrency=limit, request_rate=number(inner(stimulus, "request_rate")))
+    return [_held(given.name, told, tool, version, load, notes)]
+
+
+def _what_happened(document: Json, told: Told) -> list[str]:
+    """Notes on how the benchmark went; those that the tool cancelled are taken off the failures in `told`."""
     notes = ["the benchmark was cancelled before its end"] if document.get("was_cancelled") is True else []
     if document.get("is_complete") is False:
         notes.append(
@@ -75,9 +86,7 @@ def read_json(given: Given) -> list[Held]:
         )
         failed = number(told.get(("failed", "total"), (0.0, 1.0, ""))[0]) or 0.0
         told["failed", "total"] = max(0.0, failed - cut), 1.0, "error_request_count without those cancelled"
-    tool = "AIPerf" if version or "records" in document or _is_aiperf(document) else "genai-perf"
-    load = load_of(max_concurrency=limit, request_rate=number(inner(stimulus, "request_rate")))
-    return [_held(given.name, told, tool, version, load, notes)]
+    return notes
 
 
 def _is_aiperf(document: Json) -> bool:
@@ -143,7 +152,7 @@ def _is_csv(given: Given) -> bool:
 
 
 def read_csv(given: Given) -> list[Held]:
-    told: dict[tuple[str, str], tuple[Any, float, str]] = {}
+    told: Told = {}
     for head, rows in _sections(given):
         names = ["avg" if name == "Value" else name for name in head[1:]]
         for row in rows:

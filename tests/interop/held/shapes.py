@@ -78,7 +78,8 @@ a,100,2.2,200.0,180.0,"[1, 2, 3, 4, 5, 6, 300, 400, 500, 900, 950]"
 GUIDELLM_FLAT = (
     "Type,Run Id,Name,Duration,Successful Requests,Successful Request latency mean,"
     "Successful Time to first token ms mean,Successful Time to first token ms median,"
-    '"Successful Time to first token ms [min, 0.1, 1, 5, 10, 25, 75, 90, 95, 99, max]"\ngenerative,r,concurrent@5,50.0,100,2.2,200.0,180.0,"[1, 2, 3, 4, 5, 6, 300, 400, 500, 900, 950]"\n'
+    '"Successful Time to first token ms [min, 0.1, 1, 5, 10, 25, 75, 90, 95, 99, max]"'
+    '\ngenerative,r,concurrent@5,50.0,100,2.2,200.0,180.0,"[1, 2, 3, 4, 5, 6, 300, 400, 500, 900, 950]"\n'
 )
 
 
