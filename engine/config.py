@@ -231,6 +231,9 @@ class EngineConfig(
         le=1,
         description="share of traces sent there, by trace id; missed objectives and errors always are; by default 1",
     )
+    otlp_metrics: bool | None = TELEMETRY(
+        None, description="send the histograms gen_ai.server.* to the collector, too, every 10 s; by default yes"
+    )
 
     faults: str | None = EXPERIMENTS(
         None, description="faults to plant on purpose, such as slow_tokeniser:ms=20; docs/faults.md lists them"
@@ -293,12 +296,12 @@ class EngineConfig(
                 raise ValueError(f"{host!r} is no host name; give it without scheme and port, such as llm.example")
         return hosts
 
-    @field_validator("trace_sample_ratio")
+    @field_validator("trace_sample_ratio", "otlp_metrics")
     @classmethod
-    def _belongs_to_tracing(cls, ratio: float | None, info: ValidationInfo) -> float | None:
-        if ratio is not None and info.data.get("otlp_endpoint", "") is None:
-            raise ValueError("only traces are sampled, and otlp_endpoint is not set; set it, or leave this out")
-        return ratio
+    def _belongs_to_a_collector(cls, value: float | bool | None, info: ValidationInfo) -> float | bool | None:
+        if value is not None and info.data.get("otlp_endpoint", "") is None:
+            raise ValueError("nothing is sent, as otlp_endpoint is not set; set it, or leave this out")
+        return value
 
     @field_validator("usage_prices", "usage_file_bytes", "usage_sync_seconds")
     @classmethod

@@ -4,6 +4,7 @@
 
 import gc
 import os
+import signal
 import tempfile
 from pathlib import Path
 
@@ -36,6 +37,8 @@ def pytest_configure(config: pytest.Config) -> None:
     file = Path(folder.name) / "authority.pem"
     file.write_text(first[first.index("-----BEGIN") :] + end + "\n")
     os.environ["SSL_CERT_FILE"] = str(file)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as for a job of a shell in the background: children inherit
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("--bare"):
         make_bare(os.environ, Path(folder.name))
 

@@ -1,4 +1,4 @@
-"""Ended requests → OpenTelemetry, over OTLP/HTTP. Spans are made after the fact, in a thread of their own.
+"""Ended requests → OpenTelemetry, over OTLP/HTTP: spans, made after the fact in a thread of their own, and histograms.
 
 A trace is kept if its caller sampled it, or, without a caller, by its id (`spans.is_sampled`); and always if the
 request missed an objective or failed. The queue is bounded: what does not fit is dropped and counted, and no request
@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sojourn.interop.exported.otlp_metrics import Observation, OtlpMetrics, observation
 from sojourn.interop.exported.request_outcome import Bounds, bounds_of, latencies_ns, met
 from sojourn.interop.exported.spans import Parent, Span, account_spans, is_sampled, moments, parent_of, root_span
 from sojourn.metrics.errors import ServerError
@@ -44,8 +45,10 @@ class Tracer:
         wall_offset_ns: int,
         rng: random.Random | None = None,
         capacity: int = QUEUE_REQUESTS,
+        metrics: bool = False,
     ):
-        """`endpoint` is the collector's base address. `wall_offset_ns` brings the monotonic clock to that of the wall.
+        """`endpoint` is the collector's base address. `metrics`: send the histograms, too. `wall_offset_ns` brings the
+        monotonic clock to that of the wall.
 
         Raises ServerError if OpenTelemetry's SDK is not installed.
         """
@@ -56,7 +59,8 @@ class Tracer:
         self._capacity = capacity
         self._endpoint = endpoint
         self._is_accepted = True  # by the collector, as far as we know
-        self._otlp = _Otlp(endpoint, wall_offset_ns)
+        self._otlp = _Otlp(endpoint, wall_offset_ns, metrics)
+        self._ended: deque[Observation] = deque()  # for the histograms: every request, whatever is sampled
         self._pending: deque[tuple[RequestRecord, Mapping[str, Any], Parent | None, int, list[str]]] = deque()
         self._closing = threading.Event()
         self.decisions = {"head": 0, "objective": 0, "error": 0, "left_out": 0}
@@ -66,6 +70,8 @@ class Tracer:
 
     def observe(self, request: RequestRecord, attributes: Mapping[str, Any]) -> None:
         """Takes an ended request. `attributes`: those of its options."""
+        if self._otlp.metrics is not None:
+            self._ended.append(observation(request, self._model_name, attributes))
         parent = parent_of(request.traceparent)
         trace_id = parent.trace_id if parent is not None else self._rng.getrandbits(128) or 1
         verdicts = met(request, latencies_ns(request), bounds_of(request.klass, self._objectives))
@@ -98,6 +104,8 @@ class Tracer:
         self._flush()
 
     def _flush(self) -> None:
+        while self._ended and self._otlp.metrics is not None:
+            self._otlp.metrics.record(self._ended.popleft())
         while self._pending:
             batch = [self._pending.popleft() for _ in range(min(BATCH_REQUESTS, len(self._pending)))]
             spans: list[Any] = []
@@ -116,7 +124,7 @@ class Tracer:
 class _Otlp:
     """OpenTelemetry's exporter, and our spans in its types. Only this class needs the package."""
 
-    def __init__(self, endpoint: str, wall_offset_ns: int):
+    def __init__(self, endpoint: str, wall_offset_ns: int, metrics: bool):
         try:
             from opentelemetry import trace
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -131,10 +139,9 @@ class _Otlp:
         self._resource = Resource.create({"service.name": "sojourn"})
         self._scope = InstrumentationScope("sojourn")
         logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # we say it once; it, at every attempt
-        address = endpoint.rstrip("/")
-        self._exporter = OTLPSpanExporter(
-            endpoint=address if address.endswith("/v1/traces") else f"{address}/v1/traces", timeout=5
-        )
+        address = endpoint.rstrip("/").removesuffix("/v1/traces")
+        self._exporter = OTLPSpanExporter(endpoint=f"{address}/v1/traces", timeout=5)
+        self.metrics = OtlpMetrics(address, self._resource) if metrics else None
 
     def trace(
         self,
@@ -162,6 +169,8 @@ class _Otlp:
 
     def stop(self) -> None:
         self._exporter.shutdown()
+        if self.metrics is not None:
+            self.metrics.stop(CLOSE_SECONDS)
 
     def _context(self, trace_id: int, span_id: int, remote: bool = False) -> Any:
         return self._api.SpanContext(trace_id, span_id, is_remote=remote, trace_flags=self._api.TraceFlags.SAMPLED)

@@ -18,6 +18,7 @@ from sojourn.metrics.ledger import ACCOUNTS, Account
 from sojourn.metrics.records import RequestRecord
 
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+LATENCY = "gen_ai.latency."  # seconds; keys that vLLM and SGLang share
 _LOW_64_BITS = (1 << 64) - 1
 
 
@@ -115,6 +116,20 @@ def moments(request: RequestRecord) -> Iterator[tuple[str, int]]:
     return ((name, ns) for name, ns in named.items() if ns is not None)
 
 
+def _latencies(request: RequestRecord) -> dict[str, int]:
+    """Nanoseconds by the names that vLLM and SGLang give them on their spans. They overlap: `e2e` holds all others."""
+    first_ns, last_ns = (request.token_ns[0], request.token_ns[-1]) if request.token_ns else (None, None)
+    pairs = {
+        "time_in_queue": (request.queued_ns, request.scheduled_ns),
+        "time_to_first_token": (request.arrived_ns, first_ns),
+        "time_in_model_prefill": (request.scheduled_ns, first_ns),
+        "time_in_model_decode": (first_ns, last_ns),
+        "time_in_model_inference": (request.scheduled_ns, last_ns),
+        "e2e": (request.arrived_ns, request.written_ns or request.finished_ns),
+    }
+    return {name: end - begin for name, (begin, end) in pairs.items() if begin is not None and end is not None}
+
+
 def root_span(request: RequestRecord, model_name: str, options: Mapping[str, Any]) -> Span:
     """The request itself, in the words of OpenTelemetry's GenAI conventions; our own are below `sojourn.`.
 
@@ -145,6 +160,7 @@ def root_span(request: RequestRecord, model_name: str, options: Mapping[str, Any
     if request.first_written_ns is not None:
         ttft_ns = request.first_written_ns - request.arrived_ns
         optional["gen_ai.response.time_to_first_chunk"] = ttft_ns / 1e9
+    optional |= {f"{LATENCY}{name}": ns / 1e9 for name, ns in _latencies(request).items()}
     attributes |= {name: value for name, value in optional.items() if value is not None}
     for name, ledger in (("ledger", request.ledger), ("ttft", request.ttft)):
         attributes |= {

@@ -221,7 +221,10 @@ def _tracer(config: EngineConfig, exporter: Exporter) -> Tracer | None:
     ratio = 1.0 if config.trace_sample_ratio is None else config.trace_sample_ratio
     anchor = wall_anchor()
     offset_ns = anchor["unix_ns"] - anchor["monotonic_ns"]
-    return Tracer(config.otlp_endpoint, exporter.model_name, ratio, exporter.objectives, offset_ns)
+    return Tracer(
+        config.otlp_endpoint, exporter.model_name, ratio, exporter.objectives, offset_ns,
+        metrics=config.otlp_metrics is not False,
+    )  # fmt: skip
 
 
 def _ceilings(message: messages.Ready) -> Ceilings | None:

@@ -3,15 +3,17 @@
 import http.server
 import threading
 
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
 
 class Collector:
-    """A scripted OTLP/HTTP collector. `spans` are those that came, each with its attributes as a plain dict."""
+    """A scripted OTLP/HTTP collector. `spans` are those that came; `metrics` the last state of each, by name."""
 
     def __init__(self, status: int = 200):
         collector = self
         self.spans: list = []
+        self.metrics: dict = {}
         self.paths: set[str] = set()
         self.posts = 0
 
@@ -21,7 +23,7 @@ class Collector:
                 collector.posts += 1
                 collector.paths.add(self.path)
                 if status == 200:
-                    collector.take(body)
+                    collector.take_metrics(body) if "metrics" in self.path else collector.take(body)
                 self.send_response(status)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
@@ -38,6 +40,12 @@ class Collector:
         for resource in message.resource_spans:
             for scope in resource.scope_spans:
                 self.spans += scope.spans
+
+    def take_metrics(self, body: bytes) -> None:
+        message = metrics_service_pb2.ExportMetricsServiceRequest.FromString(body)
+        for resource in message.resource_metrics:
+            for scope in resource.scope_metrics:
+                self.metrics |= {metric.name: metric for metric in scope.metrics}
 
     @property
     def roots(self) -> list:

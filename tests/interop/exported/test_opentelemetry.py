@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("opentelemetry.sdk")
 from sojourn.interop.exported import opentelemetry as tracing
+from sojourn.interop.exported import otlp_metrics
 from sojourn.interop.exported.opentelemetry import Tracer
 from sojourn.interop.exported.spans import is_sampled
 from sojourn.metrics.errors import ServerError
@@ -150,3 +151,57 @@ def test_missing_package_is_refused_with_a_sentence(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(ServerError, match=r"otlp_endpoint needs .* pip install '\.\[otel\]'"):
         tracer("http://127.0.0.1:9")
+
+
+def test_histograms_hold_every_request_whatever_is_sampled(collector):
+    traced = tracer(collector.url, ratio=0.0, metrics=True)
+    rng = Random(7)
+    requests = [random_request(rng) for _ in range(300)] + [ok(finish_reason="abort"), ok(error="the core died")]
+    for request in requests:
+        traced.observe(request, {"gen_ai.operation.name": "text_completion"})
+    traced.close()
+    assert collector.paths == {"/v1/traces", "/v1/metrics"}  # of failures and missed objectives there are spans
+    assert set(collector.metrics) == {each.name for each in otlp_metrics.HISTOGRAMS}
+    for histogram in otlp_metrics.HISTOGRAMS:
+        metric = collector.metrics[histogram.name]
+        expected = [
+            seconds[histogram.name] for each in requests
+            if histogram.name in (seconds := otlp_metrics.observation(each, "tiny", {})[0])
+        ]  # fmt: skip
+        points = metric.histogram.data_points
+        assert metric.unit == "s" and all(tuple(each.explicit_bounds) == histogram.bounds_s for each in points)
+        assert sum(each.count for each in points) == len(expected) > 0
+        assert sum(each.sum for each in points) == pytest.approx(sum(expected))
+        assert {attributes(each)["gen_ai.operation.name"] for each in points} == {"text_completion"}
+    kinds = {
+        attributes(each).get("error.type")
+        for each in collector.metrics[otlp_metrics.DURATION.name].histogram.data_points
+    }
+    assert kinds == {None, "aborted", "server_error"}
+    for successful in (otlp_metrics.TTFT, otlp_metrics.TPOT):
+        assert not any(
+            "error.type" in attributes(each) for each in collector.metrics[successful.name].histogram.data_points
+        )
+
+
+def test_the_latencies_of_a_span_are_those_of_its_record(collector):
+    traced = tracer(collector.url)
+    requests = [msgspec.structs.replace(random_request(Random(n)), request_id=str(n)) for n in range(40)]
+    for request in requests:
+        traced.observe(request, {})
+    traced.close()
+    told = {attributes(root)["sojourn.request_id"]: attributes(root) for root in collector.roots}
+    for request in requests:
+        of = told[request.request_id]
+        end = request.written_ns or request.finished_ns
+        assert of["gen_ai.latency.e2e"] == pytest.approx((end - request.arrived_ns) / 1e9)
+        if request.token_ns and request.scheduled_ns is not None:
+            first = of["gen_ai.latency.time_in_model_prefill"] + of["gen_ai.latency.time_in_model_decode"]
+            assert first == pytest.approx(of["gen_ai.latency.time_in_model_inference"])
+
+
+def test_histograms_are_off_where_nobody_asks(collector):
+    traced = tracer(collector.url)
+    traced.observe(ok(), {})
+    traced.close()
+    assert collector.paths == {"/v1/traces"}

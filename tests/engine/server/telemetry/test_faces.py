@@ -114,8 +114,9 @@ def test_promtool_finds_no_fault_in_a_server_s_own_names(server):
         ({"otlp_endpoint": "http://collector?x=1"}, "give the collector's address"),
         (
             {"trace_sample_ratio": 0.5},
-            "only traces are sampled, and otlp_endpoint is not set",
+            "nothing is sent, as otlp_endpoint is not set",
         ),
+        ({"otlp_metrics": True}, "nothing is sent, as otlp_endpoint is not set"),
         ({"otlp_endpoint": "http://a:1", "trace_sample_ratio": 1.5}, "trace_sample_ratio=1.5 is not valid"),
         ({"telemetry": "off", "compat": "vllm"}, "telemetry=off leaves no records"),
         ({"telemetry": "off", "otlp_endpoint": "http://a:1"}, "telemetry=off leaves no records"),
