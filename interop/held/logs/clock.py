@@ -1,0 +1,76 @@
+"""The moments of a log's lines, as nanoseconds.
+
+A stamp without a year, as vLLM writes it, gives a moment counted from the first one. It is taken for a later year where
+it falls back by half a year. A stamp without a zone is the server's own time.
+"""
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+STAMP = re.compile(
+    r"(?P<year>\d{4})-(?P<m>\d\d)-(?P<d>\d\d)[T ](?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d{1,9}))?(?P<zone>Z)?"
+    r"|(?P<m2>\d\d)/(?P<d2>\d\d)/(?P<year2>\d{4})-(?P<clock2>\d\d:\d\d:\d\d)"
+    r"|(?<!\d)(?P<m3>\d\d)-(?P<d3>\d\d) (?P<clock3>\d\d:\d\d:\d\d)(?:[.,](?P<part3>\d{1,9}))?(?!\d)"
+)
+YEARLESS = re.compile(r"(?<![\d-])(\d\d-\d\d) \d\d:\d\d:\d\d")
+DATED = re.compile(r"(?<!\d)(\d{4})-(\d\d-\d\d)[T ]\d\d:\d\d")
+PLAIN_YEAR, LEAP_YEAR = 2001, 2000  # that stand for an unknown one
+HALF_A_YEAR_NS = 180 * 86_400 * 10**9
+NO_YEAR = "the log's stamps have no year, and no zone: moments are counted from the first"
+NO_ZONE = "the log's stamps have no zone: they are read as UTC"
+
+
+class Clock:
+    """Owns the year that a log's stamps are in. Stamps are given in the order of the lines."""
+
+    def __init__(self, year: int | None = None, has_leap_day: bool = False, is_mixed: bool = False):
+        self._year = year or (LEAP_YEAR if has_leap_day else PLAIN_YEAR)
+        self._knows_year, self._is_mixed = year is not None, is_mixed
+        self._last_ns: int | None = None
+        self.is_wall_clock = True
+        self.note = ""
+
+    def ns(self, stamp: "re.Match[str] | None") -> int | None:
+        """Since 1970, or of an unknown year. None for what is no moment."""
+        if stamp is None:
+            return None
+        year = stamp["year"] or stamp["year2"]
+        parts = tuple(_first(stamp, name) for name in ("m", "d", "clock", "part"))
+        if year is not None:
+            if self._is_mixed and not self._knows_year:
+                return None  # whoever wrote it, it cannot be compared with the stamps without a year
+            self.note = self.note or ("" if stamp["zone"] else NO_ZONE)
+            return _ns(int(year), *parts)
+        self.is_wall_clock, self.note = self._knows_year, NO_ZONE if self._knows_year else NO_YEAR
+        found = _ns(self._year, *parts)
+        if found is not None and self._last_ns is not None and found < self._last_ns - HALF_A_YEAR_NS:
+            self._year += 1
+            found = _ns(self._year, *parts)
+        self._last_ns = found if found is not None else self._last_ns
+        return found
+
+
+def clock_of(text: str) -> Clock:
+    """The year of stamps without one is that of other stamps of the same days, where a log has such."""
+    days = set(YEARLESS.findall(text))
+    years = {year for year, day in DATED.findall(text) if day in days}
+    return Clock(int(years.pop()) if len(years) == 1 else None, "02-29" in days, is_mixed=bool(days))
+
+
+def stated_elsewhere(moments: Sequence[int | None]) -> bool:
+    """Whether whoever carried the log stamped its lines: these moments have year and zone."""
+    return bool(moments) and all(each is not None for each in moments)
+
+
+def _first(stamp: "re.Match[str]", name: str) -> str:
+    groups = stamp.groupdict()
+    return next((groups[each] for each in (name, f"{name}2", f"{name}3") if groups.get(each)), "")
+
+
+def _ns(year: int, month: str, day: str, clock: str, part: str) -> int | None:
+    try:
+        at = datetime.fromisoformat(f"{year:04d}-{month}-{day}T{clock}").replace(tzinfo=UTC)
+    except (ValueError, OverflowError):
+        return None
+    return int((at - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds()) * 10**9 + int(part.ljust(9, "0"))
