@@ -2,8 +2,10 @@
 
 from sojourn.interop.held.held import Reader
 from sojourn.interop.held.logs import llama_cpp, sglang, tensorrt_llm, vllm
+from sojourn.interop.held.logs.pages import PAGE_READER
 
 LOG_READERS: tuple[Reader, ...] = (
+    PAGE_READER,
     Reader(
         kind="vLLM log",
         shows="flags, version, KV size, load and rates over time, preemptions, tracebacks, deaths; no latency",
