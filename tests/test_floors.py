@@ -19,7 +19,7 @@ ROOMS = tuple(room for floor in FLOORS for room in floor)
 # The floors inside a room.
 INSIDE = {
     "metrics": (
-        ("errors", "whole_file", "cells", "ledger", "version", "interrupts"),
+        ("errors", "whole_file", "cells", "field_table", "ledger", "version", "interrupts"),
         ("installed", "records", "statistics", "prediction", "time_limit", "usage"),
         ("steps", "machine"),
         ("run",),

@@ -5,9 +5,8 @@
 The prose around them is written by hand. A table stands between `<!-- fields: NAME -->` and `<!-- end -->`.
 """
 
-import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from sojourn.engine.server.openai.messages import TemplateFields
 from sojourn.engine.server.openai.protocol import GenerationRequest
 from sojourn.engine.server.openai.responses_request import ResponsesRequest
 from sojourn.engine.techniques import load
+from sojourn.metrics.field_table import as_table, field_rows, value_text
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "api.md"
 # Their fields have one table, for all bodies that take them.
@@ -31,7 +31,6 @@ BODIES = {f"POST {path}": endpoint.body for path, endpoint in ENDPOINTS.items()}
 BODIES["POST /debug/profile"] = ProfileRequest
 BODIES |= load("lora", "served").BODIES
 _TABLE = re.compile(r"(<!-- (fields|unsupported): (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
-_SIGNS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 
 
 def tables() -> dict[str, str]:
@@ -64,19 +63,17 @@ def renew_tables(document: str) -> str:
 
 
 def _table(schema: dict[str, Any], left_out: set[str]) -> str:
-    lines = ["| field | type | default | bounds | meaning |", "|---|---|---|---|---|"]
-    for name, field in schema.get("properties", {}).items():
-        if name not in left_out:
-            default = "required" if name in schema.get("required", ()) else _value(field.get("default"))
-            cells = (f"`{name}`", _type(field), default, ", ".join(_bounds(field)), field.get("description", ""))
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    return as_table([row for row in field_rows(schema, _link) if row.name not in left_out])
+
+
+def _link(names: Sequence[str]) -> str:
+    return " or ".join(f"[{name}](#{name.lower()})" for name in names)
 
 
 def _unsupported_table(table: Mapping[str, UnsupportedField]) -> str:
     lines = ["| field | of | passes with null, or |", "|---|---|---|"]
     for name, unsupported in sorted(table.items()):
-        values = ", ".join(_value(value) for value in unsupported.values) or "–"
+        values = ", ".join(value_text(value) for value in unsupported.values) or "–"
         lines.append(f"| `{name}` | {unsupported.of} | {values} |")
     return "\n".join(lines) + "\n"
 
@@ -85,53 +82,6 @@ def _declares(model: type[BaseModel], base: type[BaseModel], name: str) -> bool:
     """Whether the model has a field of its own in place of its base's."""
     nearer = model.__mro__[: model.__mro__.index(base)]
     return any(name in vars(kind).get("__annotations__", {}) for kind in nearer)
-
-
-def _value(value: Any) -> str:
-    return f"`{value:g}`" if isinstance(value, float) else f"`{json.dumps(value)}`"
-
-
-def _type(schema: dict[str, Any]) -> str:
-    """What a value may be, null apart."""
-    if "anyOf" in schema or "oneOf" in schema:
-        members = [_type(member) for member in schema.get("anyOf") or schema["oneOf"]]
-        return " or ".join(dict.fromkeys(member for member in members if member != "null"))
-    if "$ref" in schema:
-        name = schema["$ref"].rsplit("/", 1)[1]
-        return f"[{name}](#{name.lower()})"
-    if "const" in schema or "enum" in schema:
-        return " or ".join(_value(value) for value in schema.get("enum") or [schema["const"]])
-    kind = schema.get("type", "any")
-    if kind == "array":
-        return f"list of {_type(schema.get('items', {}))}"
-    if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
-        return f"object of {_type(schema['additionalProperties'])}"
-    return kind
-
-
-def _bounds(schema: dict[str, Any]) -> list[str]:
-    """Of a value and of its members."""
-    bounds = [f"{sign} {_number(schema[key])}" for key, sign in _SIGNS.items() if key in schema]
-    for short, noun in (("Length", "characters"), ("Items", "items"), ("Properties", "entries")):
-        least, most = schema.get(f"min{short}"), schema.get(f"max{short}")
-        if most is not None:
-            bounds.append(f"{least or 0:,} to {most:,} {noun}")
-        elif least is not None:
-            bounds.append(f"at least {least:,} {noun}")
-    if "pattern" in schema:
-        bounds.append(f"`{schema['pattern']}`")
-    inner_schemas = [*schema.get("anyOf", ()), schema.get("items"), schema.get("additionalProperties")]
-    for inner in inner_schemas:
-        if isinstance(inner, dict):
-            bounds += [bound for bound in _bounds(inner) if bound not in bounds]
-    return bounds
-
-
-def _number(value: float) -> str:
-    """2^31 instead of ten digits."""
-    if value and value == int(value) and abs(value) >= 2**31 and abs(int(value)).bit_count() == 1:
-        return f"{'-' if value < 0 else ''}2^{abs(int(value)).bit_length() - 1}"
-    return f"{value:g}" if abs(value) < 1e6 else f"{value:,}"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""The `arrivals` block: when requests come. PROCESSES registers every arrival process, and nothing else names them all.
-
-python -m sojourn.loadgen.scenario.arrivals     prints the table of docs/scenarios.md
-"""
+"""The `arrivals` block: when requests come. PROCESSES registers all arrival processes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,7 +45,7 @@ class Concurrency(Bounded):
 
     rate_changes: ClassVar[bool] = False
     process: Literal["concurrency"]
-    in_flight: Whole = Field(ge=1, le=100_000)
+    in_flight: Whole = Field(ge=1, le=100_000, description="requests at any time")
 
     @property
     def closed_loop(self) -> ClosedLoop:
@@ -60,11 +57,9 @@ class Users(Bounded):
 
     rate_changes: ClassVar[bool] = False
     process: Literal["users"]
-    users: Whole = Field(ge=1, le=100_000)
-    think_time_s: Seconds
-    start_over_s: Number = Field(
-        0.0, ge=0, le=86_400, description="the users' first requests are spread evenly over it"
-    )
+    users: Whole = Field(ge=1, le=100_000, description="each has at most one request in flight")
+    think_time_s: Seconds = Field(description="from the end of an answer, or of a session, to the next")
+    start_over_s: Number = Field(0.0, ge=0, le=86_400, description="their first requests are spread evenly over it")
 
     @property
     def closed_loop(self) -> ClosedLoop:
@@ -82,18 +77,3 @@ def process_name(process: type[ArrivalProcess]) -> str:
 
 CLOSED_PROCESSES = {process_name(each) for each in PROCESSES if each.closed_loop is not None}
 PROCESSES_WITH_RATE = [process_name(each) for each in PROCESSES if "rate_rps" in each.model_fields]
-
-
-def process_table() -> str:
-    """The arrival processes as a table of docs/scenarios.md."""
-    lines = ["| process | loop | arrivals |", "|---|---|---|"]
-    for each in PROCESSES:
-        name = process_name(each)
-        loop = "closed" if name in CLOSED_PROCESSES else "open"
-        meaning = " ".join(each.__doc__.split()).removeprefix("Closed loop: ")
-        lines.append(f"| `{name}` | {loop} | {meaning[0].upper() if meaning[0] != '`' else '`'}{meaning[1:]} |")
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    print(process_table())

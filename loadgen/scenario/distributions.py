@@ -43,7 +43,7 @@ Weight = Annotated[Number, Field(ge=0)]
 
 class Fixed(Block):
     distribution: Literal["fixed"]
-    tokens: Whole = Field(ge=1, le=MOST_TOKENS)
+    tokens: Whole = Field(ge=1, le=MOST_TOKENS, description="every length is this")
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -62,8 +62,8 @@ class _Ordered(Block):
 
 
 class _Clipped(_Ordered):
-    min_tokens: Whole = Field(ge=1, le=MOST_TOKENS)
-    max_tokens: Whole = Field(ge=1, le=MOST_TOKENS)
+    min_tokens: Whole = Field(ge=1, le=MOST_TOKENS, description="at most `max_tokens`")
+    max_tokens: Whole = Field(ge=1, le=MOST_TOKENS, description="included")
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -81,8 +81,8 @@ class Around(Block):
     `--random-input-len` and `--random-range-ratio` of `vllm bench serve` draw."""
 
     distribution: Literal["around"]
-    tokens: Whole = Field(ge=1, le=5_000_000)
-    ratio: Number = Field(ge=0, lt=1)
+    tokens: Whole = Field(ge=1, le=5_000_000, description="the middle")
+    ratio: Number = Field(ge=0, lt=1, description="0.3 is 70 to 130 around 100")
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -93,15 +93,15 @@ class Normal(_Clipped):
     """The bell curve, rounded and clipped to the bounds: much of it beyond them shifts its mean."""
 
     distribution: Literal["normal"]
-    mean_tokens: Number = Field(gt=0, le=MOST_TOKENS)
-    stddev_tokens: Number = Field(gt=0, le=MOST_TOKENS)
+    mean_tokens: Number = Field(gt=0, le=MOST_TOKENS, description="before clipping")
+    stddev_tokens: Number = Field(gt=0, le=MOST_TOKENS, description="before clipping")
 
 
 class Zipf(_Clipped):
     """Few are long: the k-th length from `min_tokens` up comes with a probability proportional to 1/k^exponent."""
 
     distribution: Literal["zipf"]
-    exponent: Number = Field(gt=0, le=10)
+    exponent: Number = Field(gt=0, le=10, description="at most 1,000,000 different lengths")
 
     @model_validator(mode="after")
     def _table_fits(self):
@@ -117,8 +117,8 @@ class Empirical(_Clipped):
     """Lengths as they were measured: of a histogram given here, or of a file (a trace of any known form)."""
 
     distribution: Literal["empirical"]
-    histogram: dict[Tokens, Weight] | None = Field(None, min_length=1, description="tokens → weight")
-    file: str | None = Field(None, min_length=1, description="a trace: its prompts' or its outputs' lengths")
+    histogram: dict[Tokens, Weight] | None = Field(None, min_length=1, description="`{100: 3, 400: 1}`")
+    file: str | None = Field(None, min_length=1, description="a trace, whose prompts (or outputs) are measured")
 
     @model_validator(mode="after")
     def _one_source(self):
@@ -133,15 +133,15 @@ class Lognormal(_Clipped):
     """Half of the lengths below `median_tokens`; `sigma` is the standard deviation of their logarithm."""
 
     distribution: Literal["lognormal"]
-    median_tokens: Number = Field(gt=0)
-    sigma: Number = Field(gt=0, le=5)
+    median_tokens: Number = Field(gt=0, description="half of the lengths are below, before clipping")
+    sigma: Number = Field(gt=0, le=5, description="standard deviation of the logarithm of the length")
 
 
 class FromTrace(_Clipped):
     """The row's own length times `scale`, clipped to the bounds: of the trace that arrives, or of `from_file`."""
 
     distribution: Literal["trace"]
-    scale: Number = Field(1.0, gt=0, le=1_000)
+    scale: Number = Field(1.0, gt=0, le=1_000, description="times the length in the trace")
 
 
 Length = Annotated[
@@ -153,51 +153,51 @@ Length = Annotated[
 
 class FixedSeconds(Block):
     distribution: Literal["fixed"]
-    seconds: Number = Field(ge=0, le=MOST_SECONDS)
+    seconds: Number = Field(ge=0, le=MOST_SECONDS, description="every time is this")
 
 
 class UniformSeconds(_Ordered):
     distribution: Literal["uniform"]
-    min_s: Number = Field(ge=0, le=MOST_SECONDS)
-    max_s: Number = Field(ge=0, le=MOST_SECONDS)
+    min_s: Number = Field(ge=0, le=MOST_SECONDS, description="at most `max_s`")
+    max_s: Number = Field(ge=0, le=MOST_SECONDS, description="included")
 
 
 class ExponentialSeconds(Block):
     """Memoryless. `at_most_s` cuts what is longer."""
 
     distribution: Literal["exponential"]
-    mean_s: Number = Field(gt=0, le=MOST_SECONDS)
-    at_most_s: Number = Field(MOST_SECONDS, gt=0, le=MOST_SECONDS)
+    mean_s: Number = Field(gt=0, le=MOST_SECONDS, description="before `at_most_s` cuts")
+    at_most_s: Number = Field(MOST_SECONDS, gt=0, le=MOST_SECONDS, description="cuts what is longer")
 
 
 class LognormalSeconds(Block):
     """Half of the times below `median_s`; `sigma` is the standard deviation of their logarithm."""
 
     distribution: Literal["lognormal"]
-    median_s: Number = Field(gt=0, le=MOST_SECONDS)
-    sigma: Number = Field(gt=0, le=5)
-    at_most_s: Number = Field(MOST_SECONDS, gt=0, le=MOST_SECONDS)
+    median_s: Number = Field(gt=0, le=MOST_SECONDS, description="half of the times are below")
+    sigma: Number = Field(gt=0, le=5, description="standard deviation of the logarithm")
+    at_most_s: Number = Field(MOST_SECONDS, gt=0, le=MOST_SECONDS, description="cuts what is longer")
 
 
 class FixedTurns(Block):
     distribution: Literal["fixed"]
-    turns: Whole = Field(ge=1, le=MOST_TURNS)
+    turns: Whole = Field(ge=1, le=MOST_TURNS, description="every session has this many")
 
 
 class UniformTurns(_Ordered):
     """Every whole number between the bounds, both included, equally often."""
 
     distribution: Literal["uniform"]
-    min_turns: Whole = Field(ge=1, le=MOST_TURNS)
-    max_turns: Whole = Field(ge=1, le=MOST_TURNS)
+    min_turns: Whole = Field(ge=1, le=MOST_TURNS, description="at most `max_turns`")
+    max_turns: Whole = Field(ge=1, le=MOST_TURNS, description="included")
 
 
 class GeometricTurns(Block):
     """After every turn the session ends with the same chance: `mean_turns` on average, before `max_turns` cuts."""
 
     distribution: Literal["geometric"]
-    mean_turns: Number = Field(ge=1, le=MOST_TURNS)
-    max_turns: Whole = Field(ge=1, le=MOST_TURNS)
+    mean_turns: Number = Field(ge=1, le=MOST_TURNS, description="before `max_turns` cuts")
+    max_turns: Whole = Field(ge=1, le=MOST_TURNS, description="included")
 
 
 Seconds = Annotated[

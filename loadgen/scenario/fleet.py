@@ -10,11 +10,15 @@ from sojourn.loadgen.scenario.distributions import Block, Whole
 class FleetBlock(Block):
     """Servers of one model with the settings of the `engine` block, behind an existing router (docs/fleet.md)."""
 
-    replicas: Whole = Field(ge=2, le=64)
-    router: str = Field("vllm-router", min_length=1)
-    policy: str | None = Field(None, min_length=1, description="how the router chooses; by default its first policy")
+    replicas: Whole = Field(
+        ge=2, le=64, description="of one model, with the settings of `engine`; `--replicas` overrides it"
+    )
+    router: str = Field("vllm-router", min_length=1, description="the router in front of them; `--router` overrides it")
+    policy: str | None = Field(
+        None, min_length=1, description="how the router chooses, by default its first policy; `--policy` overrides it"
+    )
     servers: dict[int, dict[str, Any]] = Field(
-        default_factory=dict, description="engine settings of single servers, by their number from 0"
+        default_factory=dict, description="settings of single servers beside those of `engine`: `1: {threads: 1}`"
     )
 
     @model_validator(mode="after")

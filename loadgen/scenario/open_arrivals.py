@@ -45,8 +45,8 @@ class OpenProcess(Block):
 class Bounded(Block):
     """Ends by itself: `duration_s` bounds the time, `count` the requests or sessions, whichever comes first."""
 
-    duration_s: Number | None = Field(None, gt=0, le=604_800, description="nothing is begun later")
-    count: Whole | None = Field(None, ge=1, le=MAX_REQUESTS)
+    duration_s: Number | None = Field(None, gt=0, le=604_800, description="nothing starts later")
+    count: Whole | None = Field(None, ge=1, le=MAX_REQUESTS, description="no more requests, or sessions, than this")
 
     @model_validator(mode="after")
     def _bounded(self):
@@ -58,7 +58,7 @@ class Bounded(Block):
 class Renewal(Bounded, OpenProcess):
     """Independent gaps of mean 1/rate. The first arrival comes after a gap, so that the rate is unbiased."""
 
-    rate_rps: Number = Field(gt=0, le=1_000_000)
+    rate_rps: Number = Field(gt=0, le=1_000_000, description="mean rate")
 
     def offsets_s(self, rng: np.random.Generator) -> np.ndarray:
         mean_s = 1 / self.rate_rps
@@ -97,7 +97,7 @@ class Gamma(Renewal):
     """Gaps of a chosen coefficient of variation: 1 is Poisson, above is bursty, below is regular."""
 
     process: Literal["gamma"]
-    cv: Number = Field(gt=0, le=100)
+    cv: Number = Field(gt=0, le=100, description="standard deviation of the gaps over their mean; 1 is Poisson")
 
 
 class Ramp(OpenProcess):
@@ -105,11 +105,13 @@ class Ramp(OpenProcess):
 
     rate_changes: ClassVar[bool] = True
     process: Literal["ramp"]
-    start_rps: Number = Field(ge=0, le=1_000_000)
-    end_rps: Number = Field(ge=0, le=1_000_000)
-    duration_s: Number = Field(gt=0, le=604_800)
-    shape: Literal["linear", "exponential"] = "linear"
-    gaps: Literal["random", "regular"] = Field("random", description="random: Poisson; regular: none but the rate's")
+    start_rps: Number = Field(ge=0, le=1_000_000, description="rate at the beginning; above 0 if `exponential`")
+    end_rps: Number = Field(ge=0, le=1_000_000, description="rate at the end; above 0 if `exponential`")
+    duration_s: Number = Field(gt=0, le=604_800, description="from the first rate to the last")
+    shape: Literal["linear", "exponential"] = Field("linear", description="how the rate moves")
+    gaps: Literal["random", "regular"] = Field(
+        "random", description="a Poisson process of that rate, or arrivals as even as it allows"
+    )
 
     @model_validator(mode="after")
     def _moves(self):
@@ -143,7 +145,7 @@ class Silence(OpenProcess):
     """A phase without arrivals."""
 
     process: Literal["silence"]
-    duration_s: Number = Field(gt=0, le=604_800)
+    duration_s: Number = Field(gt=0, le=604_800, description="time without arrivals")
 
     def offsets_s(self, rng: np.random.Generator) -> np.ndarray:
         return np.empty(0)
@@ -155,7 +157,7 @@ class Phases(OpenProcess):
     rate_changes: ClassVar[bool] = True
     process: Literal["phases"]
     phases: list[Annotated[Poisson | Constant | Gamma | Ramp | Silence, Field(discriminator="process")]] = Field(
-        min_length=1, max_length=1_000
+        min_length=1, max_length=1_000, description="`silence`, or another process with a `duration_s` and no `count`"
     )
 
     @model_validator(mode="after")
@@ -183,7 +185,7 @@ class AtOnce(OpenProcess):
     """All at the same moment."""
 
     process: Literal["at_once"]
-    count: Whole = Field(ge=1, le=MAX_REQUESTS)
+    count: Whole = Field(ge=1, le=MAX_REQUESTS, description="all at the same moment")
 
     def offsets_s(self, rng: np.random.Generator) -> np.ndarray:
         return np.zeros(self.count)
@@ -193,7 +195,9 @@ class Times(OpenProcess):
     """Exactly these moments, in seconds from the start."""
 
     process: Literal["times"]
-    times_s: list[Annotated[Number, Field(ge=0, le=604_800)]] = Field(min_length=1, max_length=MAX_REQUESTS)
+    times_s: list[Annotated[Number, Field(ge=0, le=604_800)]] = Field(
+        min_length=1, max_length=MAX_REQUESTS, description="exactly these moments from the start"
+    )
 
     def offsets_s(self, rng: np.random.Generator) -> np.ndarray:
         return np.sort(np.array(self.times_s))
@@ -203,24 +207,27 @@ class Trace(OpenProcess):
     """A slice of recorded traffic: its times, and its lengths where a class asks for them."""
 
     process: Literal["trace"]
-    file: str = Field(min_length=1, description="path, or the name of a file in scenarios/traces")
+    file: str = Field(min_length=1, description="path, or the name of a file in `scenarios/traces`")
     format: Literal["auto", "azure", "burstgpt", "mooncake", "bailian", "servegen", "plain"] = Field(
-        "auto", description="of the file; by default its first line decides"
+        "auto", description="detected from the file's first line, unless set"
     )
-    start_s: Number = Field(0.0, ge=0, description="seconds of the trace to skip")
-    duration_s: Number = Field(gt=0, description="seconds of the trace to take, before speedup")
+    start_s: Number = Field(0.0, ge=0, description="of the trace to skip, from its first request")
+    duration_s: Number = Field(gt=0, description="of the trace to take, before `speedup`")
     speedup: Number = Field(1.0, gt=0, le=1_000, description="2 replays twice as fast")
     keep_one_in: Whole = Field(1, ge=1, le=1_000_000, description="2 sends every second request of the slice")
-    dequantize: bool = Field(False, description="spread times that the trace rounded to a bin, evenly within it")
-    count: Whole | None = Field(None, ge=1, le=MAX_REQUESTS)
+    dequantize: bool = Field(False, description="spread rounded times evenly within their bin")
+    count: Whole | None = Field(None, ge=1, le=MAX_REQUESTS, description="no more arrivals than this")
     seconds_per_unit: Number | None = Field(
         None,
         gt=0,
         le=1_000_000,
-        description="of the timestamps of a mooncake file, such as 0.001; by default they imply it",
+        description="of the timestamps of a `mooncake` file (0.001: milliseconds); by default their rate implies it",
     )
     hash_tokens: Whole | None = Field(
-        None, ge=1, le=1_000_000, description="of one hash id of a mooncake file; by default the lengths imply it"
+        None,
+        ge=1,
+        le=1_000_000,
+        description="that one hash id of a `mooncake` file stands for; by default inferred from the lengths",
     )
 
     def recorded(self, rng: np.random.Generator) -> TraceSlice:

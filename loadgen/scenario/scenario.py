@@ -30,41 +30,49 @@ SCENARIO_FOLDER = Path(__file__).parents[2] / "scenarios"
 
 
 class Target(Block):
-    api: Literal["completions", "chat"] = "completions"
-    stream: bool = True
+    api: Literal["completions", "chat"] = Field("completions", description="which of OpenAI's two interfaces")
+    stream: bool = Field(
+        True, description="without streaming there is no first token, so only `e2e_ms` can be an objective"
+    )
     usage: Literal["continuous", "final", "none"] = Field(
         "continuous", description="token counts to ask for: with every chunk, with the last one, or none"
     )
     timeout_s: Number = Field(120.0, gt=0, le=86_400, description="from the moment a request was due to its last byte")
     connect_timeout_s: Number | None = Field(
-        None, gt=0, le=86_400, description="from dispatch to a connection, TLS included; by default only timeout_s"
+        None, gt=0, le=86_400, description="from dispatch to a connection, TLS included; by default only `timeout_s`"
     )
     first_byte_timeout_s: Number | None = Field(
-        None, gt=0, le=86_400, description="from the request's last word to the first of the reply"
+        None, gt=0, le=86_400, description="from the request's last byte to the reply's first"
     )
     gap_timeout_s: Number | None = Field(None, gt=0, le=86_400, description="between two reads of a reply")
     connections: Literal["per_request", "reuse"] = Field(
-        "per_request", description="a new connection for each request, or one that an earlier request has left"
+        "per_request", description="a new connection for each request, or one that an earlier one left"
     )
     max_tokens_key: Literal["max_tokens", "max_completion_tokens"] = Field(
-        "max_tokens", description="key of the body that limits an answer; newer servers of chat take the second alone"
+        "max_tokens", description="key of the body that limits an answer; newer chat servers take the second alone"
     )
     headers: dict[str, str] = Field(
-        default_factory=dict, description="sent with each request; ${NAME} is replaced by that environment variable"
+        default_factory=dict, description="sent with each request; `${NAME}` is replaced by that environment variable"
     )
-    verify_tls: bool = Field(True, description="false: takes any certificate, so that anybody may answer in its place")
+    verify_tls: bool = Field(
+        True, description="false takes any certificate, so that anybody may answer in the server's place"
+    )
     traceparent: bool = Field(
-        False, description="send a traceparent with each request, sampled: the server's spans lead back to it"
+        False, description="a W3C `traceparent` with each request, sampled: spans lead back to it"
     )
     stop_at_in_flight: Whole | None = Field(
         None, ge=1, le=100_000, description="send nothing more once so many are in flight and another is due"
     )
     stop_at_failures: Whole | None = Field(None, ge=1, description="send nothing more after so many failed requests")
-    model: str | None = Field(None, min_length=1, description="by default the first one that GET /v1/models names")
+    model: str | None = Field(
+        None,
+        min_length=1,
+        description="of `load` only, by default the first one that the server names; `--model` overrides it",
+    )
     tokenizer: str | None = Field(
         None,
         min_length=1,
-        description="tokenizer.json, its folder, `tiny-model`, or `server`: POST /tokenize; without one, in words",
+        description="`tokenizer.json`, its folder, `tiny-model`, or `server`",
     )
 
     @field_validator("headers")
@@ -85,12 +93,17 @@ class Target(Block):
 class Objective(Block):
     """Bounds for a class of requests, and their source."""
 
-    klass: str = "all"
-    ttft_ms: Number | None = Field(None, gt=0)
-    tpot_ms: Number | None = Field(None, gt=0)
-    e2e_ms: Number | None = Field(None, gt=0)
+    klass: str = Field("all", description="whose bounds these are")
+    ttft_ms: Number | None = Field(None, gt=0, description="time to first token, from when the request was due")
+    tpot_ms: Number | None = Field(
+        None, gt=0, description="time per output token, from the first read with text to the last"
+    )
+    e2e_ms: Number | None = Field(None, gt=0, description="time to the last byte, from when the request was due")
     ttft_ms_per_prompt_token: Number | None = Field(
-        None, gt=0, le=10_000, description="added to ttft_ms for the first token's deadline (fluidity, smooth goodput)"
+        None,
+        gt=0,
+        le=10_000,
+        description="beside `ttft_ms` and `tpot_ms`: added to the first deadline per prompt token (smooth goodput)",
     )
     source: str = Field(min_length=1, description="where the numbers come from, and how they were scaled")
 
@@ -109,9 +122,13 @@ class Objective(Block):
 class Measure(Block):
     """What counts. Warm-up requests are sent and recorded, but no analysis includes them."""
 
-    seed: Whole = Field(0, ge=0, lt=2**63)
-    warmup_requests: Whole = Field(0, ge=0, le=10_000, description="sent and awaited before the first arrival")
-    warmup_s: Number = Field(0.0, ge=0, le=86_400, description="arrivals this soon after the first are not measured")
+    seed: Whole = Field(0, ge=0, lt=2**63, description="of arrivals, lengths and prompts; `--seed` overrides it")
+    warmup_requests: Whole = Field(
+        0, ge=0, le=10_000, description="sent one after another before the first arrival, classes in turn"
+    )
+    warmup_s: Number = Field(
+        0.0, ge=0, le=86_400, description="requests due this soon after the first arrival are not measured"
+    )
     usd_per_hour: Number | None = Field(
         None, gt=0, le=1_000_000, description="price of the server's machine: gives dollars per million tokens"
     )
@@ -120,15 +137,20 @@ class Measure(Block):
 class Scenario(Block):
     """One experiment. `name` is that of the file, without its ending."""
 
-    name: str = Field(min_length=1, max_length=80, pattern=r"^[A-Za-z0-9_.-]+$")
-    description: str = Field(min_length=1)
-    engine: dict[str, Any] = Field(default_factory=dict, description="settings of engine/config.py, as they are")
-    target: Target = Target()
-    arrivals: Arrivals
-    workload: Workload
-    objectives: list[Objective] = Field(min_length=1)
-    measure: Measure = Measure()
-    fleet: FleetBlock | None = Field(None, description="several servers behind a router; without it one server")
+    name: str = Field(
+        min_length=1,
+        max_length=80,
+        pattern=r"^[A-Za-z0-9_.-]+$",
+        description="the file's name without its ending; leave it out",
+    )
+    description: str = Field(min_length=1, description="one sentence: what the experiment shows")
+    engine: dict[str, Any] = Field(default_factory=dict, description="settings of our engine; `run` only")
+    target: Target = Field(Target(), description="how to speak to the server")
+    arrivals: Arrivals = Field(description="when requests come")
+    workload: Workload = Field(description="what they ask for")
+    objectives: list[Objective] = Field(min_length=1, description="what is good enough")
+    measure: Measure = Field(Measure(), description="the seed, and what counts")
+    fleet: FleetBlock | None = Field(None, description="several servers behind a router; `run` only")
     _path_or_name: str = PrivateAttr("")
 
     @property

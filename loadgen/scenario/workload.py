@@ -20,8 +20,10 @@ FORMATS = ("text", "json_object", "json_schema")
 class PrefixTree(Block):
     """Prefixes that share prefixes: a request takes one of `branching` ways at each of `depth` levels."""
 
-    depth: Whole = Field(ge=1, le=64)
-    branching: Whole = Field(ge=1, le=10_000)
+    depth: Whole = Field(ge=1, le=64, description="nodes on the way from the root to a leaf")
+    branching: Whole = Field(
+        ge=1, le=10_000, description="at each level, all equally often; `branching`^`depth` at most 2^53"
+    )
     node_tokens: Whole = Field(ge=1, le=1_000_000, description="that each level adds")
 
     @model_validator(mode="after")
@@ -36,23 +38,32 @@ class PrefixTree(Block):
 
 
 class Sampling(Block):
-    """Sampling parameters. Unset ones are not sent."""
+    """Sampling parameters. Those that are not set are not sent."""
 
-    top_k: Whole | None = Field(None, ge=1)
-    top_p: Number | None = Field(None, gt=0, le=1)
-    min_p: Number | None = Field(None, ge=0, le=1)
-    presence_penalty: Number | None = Field(None, ge=-2, le=2)
-    frequency_penalty: Number | None = Field(None, ge=-2, le=2)
-    repetition_penalty: Number | None = Field(None, gt=0, le=2)
-    n: Whole | None = Field(None, ge=1, le=128, description="answers to one prompt; their tokens are counted together")
+    top_k: Whole | None = Field(None, ge=1, description="draws from the k most probable; not in OpenAI's API")
+    top_p: Number | None = Field(None, gt=0, le=1, description="draws from the smallest set of this much probability")
+    min_p: Number | None = Field(
+        None, ge=0, le=1, description="drops what is below this share of the best; not in OpenAI's API"
+    )
+    presence_penalty: Number | None = Field(None, ge=-2, le=2, description="taken off a logit once its token was drawn")
+    frequency_penalty: Number | None = Field(None, ge=-2, le=2, description="taken off a logit per draw of its token")
+    repetition_penalty: Number | None = Field(
+        None, gt=0, le=2, description="divides logits of tokens in prompt or output; not in OpenAI's API"
+    )
+    n: Whole | None = Field(
+        None,
+        ge=1,
+        le=128,
+        description="answers to one prompt; the first token is that of the first one, tokens are of all",
+    )
     response_format: dict[str, Any] | None = Field(
-        None, description="as OpenAI has it: {type: json_object}, or {type: json_schema, json_schema: {...}}"
+        None, description="`{type: json_object}`, or `{type: json_schema, json_schema: {...}}`"
     )
     regex: str | None = Field(
-        None, min_length=1, description="sent as structured_outputs: {regex: ...}, as vLLM has it"
+        None, min_length=1, description="sent as `structured_outputs: {regex: ...}`, as vLLM has it"
     )
     extra_body: dict[str, Any] = Field(
-        default_factory=dict, description="further keys of the request's JSON, as they are"
+        default_factory=dict, description="further keys of the request's JSON, unchanged"
     )
 
     @model_validator(mode="after")
@@ -71,8 +82,8 @@ class Sampling(Block):
 class Variant(Sampling):
     """A variant of sampling in a class: its values replace those of the class."""
 
-    weight: Number = Field(1.0, gt=0, le=1_000_000)
-    temperature: Number | None = Field(None, ge=0, le=2)
+    weight: Number = Field(1.0, gt=0, le=1_000_000, description="share of requests, relative to the other variants")
+    temperature: Number | None = Field(None, ge=0, le=2, description="replaces that of the class")
 
 
 class Session(Block):
@@ -81,7 +92,7 @@ class Session(Block):
     Either a person thinks between turns, or a tool runs and returns its result.
     """
 
-    turns: Turns
+    turns: Turns = Field(description="requests of a session, the first one included")
     think_time_s: Seconds | None = Field(None, description="from the end of an answer to the person's next message")
     turn_tokens: Length | None = Field(None, description="what a person adds with every turn after the first")
     tool_pause_s: Seconds | None = Field(None, description="from the end of an answer to the tool's result")
@@ -102,39 +113,57 @@ class Session(Block):
 class RequestClass(Sampling):
     """One kind of request. `prompt_tokens` counts the shared prefix too, but not what a chat template adds."""
 
-    klass: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")
-    tenant: str = Field("", max_length=64, pattern=r"^[A-Za-z0-9_.-]*$")
+    klass: str = Field(
+        min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$", description="its name, once in a file; not `all`"
+    )
+    tenant: str = Field("", max_length=64, pattern=r"^[A-Za-z0-9_.-]*$", description="sent as `x-sojourn-tenant`")
     adapter: str | None = Field(
-        None, min_length=1, max_length=128, description="LoRA adapter: the model that its requests name"
+        None, min_length=1, max_length=128, description="LoRA adapter that the requests name as their `model`"
     )
     model: str | None = Field(
-        None, min_length=1, max_length=128, description="one of several models of the server, which its requests name"
+        None,
+        min_length=1,
+        max_length=128,
+        description="one of several models of the server, which the requests name; not beside `adapter`",
     )
-    priority: Whole = Field(0, ge=-1_000_000, le=1_000_000, description="lower goes first, where the policy asks")
-    weight: Number = Field(1.0, gt=0, le=1_000_000)
-    prompt_tokens: Length
-    output_tokens: Length
-    shared_prefix_tokens: Whole = Field(0, ge=0, le=10_000_000)
-    num_shared_prefixes: Whole = Field(1, ge=1, le=1_000_000)
-    prefix_tree: PrefixTree | None = None
+    priority: Whole = Field(
+        0, ge=-1_000_000, le=1_000_000, description="lower goes first under `policy: priority`; not in OpenAI's own API"
+    )
+    weight: Number = Field(
+        1.0, gt=0, le=1_000_000, description="share of `one_class` arrivals, relative to the other classes"
+    )
+    prompt_tokens: Length = Field(description="shared prefix included, chat template not")
+    output_tokens: Length = Field(description="sent as `max_tokens`")
+    shared_prefix_tokens: Whole = Field(0, ge=0, le=10_000_000, description="must be below the shortest prompt")
+    num_shared_prefixes: Whole = Field(1, ge=1, le=1_000_000, description="a request draws one of these")
+    prefix_tree: PrefixTree | None = Field(
+        None, description="prefixes that share prefixes, instead of the two keys above"
+    )
     shared_part: Literal["first", "last"] = Field(
-        "first", description="last: the request's own part stands before the shared one, so that no cache finds it"
+        "first", description="last: the request's own part stands before the shared one, and no cache finds it"
     )
-    content: Literal["prose", "random", "blocks", "recorded"] = Field(
-        "prose", description="what prompts are made of: prose, random words, a trace's blocks, or its own text"
-    )
+    content: Literal["prose", "random", "blocks", "recorded"] = Field("prose", description="kind of the prompts' text")
     from_file: str | None = Field(
-        None, min_length=1, description="a trace whose rows are dealt to this class's requests"
+        None, min_length=1, description="a trace whose rows are shuffled and assigned to this class's requests"
     )
     block_tokens: Whole | None = Field(
-        None, ge=8, le=65_536, description="that one of the trace's blocks becomes; by default as many as it had"
+        None,
+        ge=8,
+        le=65_536,
+        description="tokens that each block of the trace becomes, with `content: blocks`; by default the trace's own",
     )
-    variants: list[Variant] | None = Field(None, min_length=1, max_length=1_000)
-    temperature: Number = Field(0.0, ge=0, le=2)
-    ignore_eos: bool = Field(False, description="generate all of output_tokens even if the model would stop")
-    session: Session | None = None
+    variants: list[Variant] | None = Field(
+        None, min_length=1, max_length=1_000, description="sampling settings, one drawn by `weight` for each request"
+    )
+    temperature: Number = Field(
+        0.0, ge=0, le=2, description="0 is greedy; above 0 each request is sent with a seed of its own"
+    )
+    ignore_eos: bool = Field(False, description="generate all of `output_tokens`; not in OpenAI's own API")
+    session: Session | None = Field(None, description="more turns follow the first request")
     patience_s: Seconds | None = Field(None, description="from the due time; then the client closes the connection")
-    patience_for: Literal["first_token", "answer"] | None = Field(None, description="first_token, unless said")
+    patience_for: Literal["first_token", "answer"] | None = Field(
+        None, description="what it waits for; the first token by default"
+    )
 
     @model_validator(mode="after")
     def _session_draws_its_lengths(self):
@@ -209,5 +238,7 @@ class RequestClass(Sampling):
 class Workload(Block):
     """The classes of requests. `one_class` draws a class by weight; `every_class` sends one of each together."""
 
-    each_arrival: Literal["one_class", "every_class"] = "one_class"
-    classes: list[RequestClass] = Field(min_length=1)
+    each_arrival: Literal["one_class", "every_class"] = Field(
+        "one_class", description="one class drawn by weight, or one of each at the same moment (not in a closed loop)"
+    )
+    classes: list[RequestClass] = Field(min_length=1, description="kinds of requests")

@@ -1,26 +1,16 @@
-"""docs/scenarios.md says what the schema says: its example is a scenario, its tables have every key as it is."""
+"""docs/scenarios.md says what the schema says: its example is a scenario, its tables are made of it."""
 
 import re
-from pathlib import Path
-from typing import get_args
 
 import pytest
 import yaml
 
-from sojourn.loadgen.scenario.arrivals import process_table
-from sojourn.loadgen.scenario.faults import _models, _tag_of
+from sojourn.loadgen.scenario.document import DOCUMENT, TAGS, renew_tables
+from sojourn.loadgen.scenario.faults import _models
 from sojourn.loadgen.scenario.scenario import Scenario, load_scenario
 from sojourn.loadgen.schedule.build import build_schedule
 
-DOCUMENT = (Path(__file__).parents[3] / "docs" / "scenarios.md").read_text(encoding="utf-8")
-HEADING_OF = {
-    "Scenario": "Top level", "Target": "target", "Workload": "workload", "RequestClass": "A class",
-    "Variant": "A class", "PrefixTree": "A prefix tree", "Session": "A session", "Objective": "objectives",
-    "Measure": "measure", "FleetBlock": "fleet",
-    **dict.fromkeys(("FixedTurns", "UniformTurns", "GeometricTurns"), "A number of turns"),
-    **dict.fromkeys(("FixedSeconds", "UniformSeconds", "ExponentialSeconds", "LognormalSeconds"), "A time"),
-}  # fmt: skip
-SIGNS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
+TEXT = DOCUMENT.read_text(encoding="utf-8")
 
 
 def reachable(model) -> dict:
@@ -32,25 +22,11 @@ def reachable(model) -> dict:
     return found
 
 
-def heading_of(name: str) -> str:
-    """The heading of the table of a model. A process or a length stands under the heading that lists its name."""
-    headings = re.findall(r"^#+ (.*)$", DOCUMENT, re.MULTILINE)
-    named = [each for each in headings if _tag_of(MODELS[name]) in each.split(", ")] or ["none"]
-    return HEADING_OF.get(name) or named[0 if "process" in MODELS[name].model_fields else -1]
-
-
 MODELS = reachable(Scenario)
 
 
-def rows_under(heading: str) -> dict[str, list[str]]:
-    """Cells by key of the table below a heading: unit, default, bounds, meaning."""
-    section = re.search(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#|\Z)", DOCUMENT, re.MULTILINE | re.DOTALL).group(1)
-    rows = re.findall(r"^\| `(\w+)` \|(.*)\|$", section, re.MULTILINE)
-    return {key: [cell.strip() for cell in rest.split("|")] for key, rest in rows}
-
-
 def example() -> str:
-    return re.search(r"^```yaml\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL).group(1)
+    return re.search(r"^```yaml\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL).group(1)
 
 
 @pytest.mark.parametrize("with_engine", [True, False])
@@ -64,43 +40,32 @@ def test_example_is_a_scenario_with_and_without_its_engine(tmp_path, with_engine
     assert classes == {"chat", "summary"}
 
 
-def test_every_model_of_the_schema_has_a_table():
-    assert [name for name in MODELS if heading_of(name) == "none"] == [] and set(HEADING_OF) <= set(MODELS)
+def test_its_tables_are_those_of_the_schema():
+    assert renew_tables(TEXT) == TEXT, "run `python -m sojourn.loadgen.scenario.document`"
 
 
-def test_table_of_arrival_processes_is_made_of_the_registry():
-    assert f"\n\n{process_table()}\n\n" in DOCUMENT
+def test_every_model_of_the_schema_has_one_table():
+    tables = [name for names in re.findall(r"<!-- fields: (.*) -->", TEXT) for name in names.split(", ")]
+    assert sorted(tables) == sorted({*MODELS, "Sampling"})
 
 
-@pytest.mark.parametrize("heading", dict.fromkeys(map(heading_of, MODELS)))
-def test_table_has_the_keys_of_the_schema_and_no_others(heading):
-    expected = {key for name, model in MODELS.items() if heading_of(name) == heading for key in model.model_fields}
-    assert set(rows_under(heading)) == expected
+def test_every_key_says_what_it_means():
+    keys = [(name, key) for name, model in MODELS.items() for key in model.model_fields if key not in TAGS]
+    assert [(name, key) for name, key in keys if not MODELS[name].model_fields[key].description] == []
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_table_has_the_defaults_and_bounds_of_the_schema(name):
-    rows = rows_under(heading_of(name))
-    for key, field in MODELS[name].model_fields.items():
-        _, default, bounds, _ = rows[key]
-        if field.is_required():
-            assert default == "required" or (name, key) == ("Scenario", "name"), key  # load_scenario gives the name
-        elif isinstance(field.default, bool):
-            assert default == f"`{str(field.default).lower()}`", key
-        elif isinstance(field.default, int | float):
-            assert default == f"{field.default:g}", key
-        elif isinstance(field.default, str) and field.default:
-            assert default == f"`{field.default}`", key
-        else:
-            assert default != "required", key
-        for limit in field.metadata:
-            for attribute, sign in SIGNS.items():
-                if (bound := getattr(limit, attribute, None)) is not None:
-                    written = "2^63" if bound == 2**63 else f"{bound:,}"
-                    assert f"{sign} {written}" in bounds.split(", "), key
-            for attribute in ("min_length", "max_length"):
-                if (bound := getattr(limit, attribute, None)) is not None:
-                    assert re.search(rf"(?<![\d,]){bound:,}(?![\d,])", bounds), key
-        for choice in get_args(field.annotation):
-            if isinstance(choice, str):
-                assert f"`{choice}`" in bounds, key
+@pytest.mark.parametrize(
+    "row",
+    [
+        "| `timeout_s` | number | `120` | > 0, ≤ 86,400 | from the moment",
+        "| `connect_timeout_s` | number | `null` | > 0, ≤ 86,400 | from",  # optional
+        "| `tokens` | integer | required | ≥ 1, ≤ 5,000,000 | `around`: the middle",  # not as `fixed` has it
+        "| `at_most_s` | number | `86400` | > 0, ≤ 86,400 | `exponential`, `lognormal`: cuts",
+        '| `process` | `"phases"` or `"silence"` | required |  |  |',
+        "| `extra_body` | object | `{}` |  | further keys",
+        "| `think_time_s` | [a time](#a-time) | `null` |  | from",
+        "| `seed` | integer | `0` | ≥ 0, < 2^63 | of",
+    ],
+)
+def test_a_row_has_type_default_bounds_and_who_has_it(row):
+    assert f"\n{row}" in TEXT
