@@ -57,8 +57,9 @@ def test_links_lead_to_files_and_headings():
 
 MOST_PAGES, MOST_WORDS = 40, 50_000  # that a person wrote; docs/decisions has one short file each beside the pages
 GENERATED = ("metrics.md", "json.md", "alerts.md", "foreign-servers.md")
-# What commands write within a page: the tables of the API, and of the causes.
-WRITTEN_BY_COMMANDS = re.compile(r"<!-- (?:exit_codes|fields|unsupported|causes|complaints).*?<!-- end -->", re.DOTALL)
+# What commands write within a page.
+KINDS = ("exit_codes", "fields", "unsupported", "causes", "complaints", "faults", "scenarios")
+WRITTEN_BY_COMMANDS = re.compile(rf"<!-- (?:{'|'.join(KINDS)}).*?<!-- end -->", re.DOTALL)
 
 
 def _written() -> list[Path]:

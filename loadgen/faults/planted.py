@@ -21,7 +21,7 @@ class Timed(Block):
 
 
 class NoisyNeighbour(Timed):
-    """Other processes on the machine: they compute, or move memory."""
+    """Other processes on the machine compute, or move memory."""
 
     fault: Literal["noisy_neighbour"]
     processes: Whole = Field(1, ge=1, le=1024)
@@ -43,13 +43,13 @@ class Pauses(Timed):
 
 
 class StarvedLoadGenerator(Pauses):
-    """The load generator stands still."""
+    """The load generator stands still, again and again."""
 
     fault: Literal["starved_load_generator"]
 
 
 class StarvedRouter(Pauses):
-    """The router of a fleet stands still: requests wait in front of it, and answers behind it."""
+    """The router of a fleet stands still, again and again: requests wait in front of it, and answers behind it."""
 
     fault: Literal["starved_router"]
 

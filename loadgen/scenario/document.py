@@ -1,4 +1,4 @@
-"""The tables of docs/scenarios.md, from the schema of a scenario file.
+"""The tables of docs/scenarios.md, from the schema of a scenario file, and of bundled scenarios in docs/commands.md.
 
 `python -m sojourn.loadgen.scenario.document` renews them.
 
@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from sojourn.loadgen.scenario.arrivals import CLOSED_PROCESSES, PROCESSES, process_name
-from sojourn.loadgen.scenario.scenario import Scenario
+from sojourn.loadgen.scenario.scenario import Scenario, bundled_scenarios, load_scenario
 from sojourn.loadgen.scenario.workload import Sampling
 from sojourn.metrics.field_table import FieldRow, as_table, field_rows
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "scenarios.md"
+DOCS = Path(__file__).parents[2] / "docs"
+DOCUMENT, COMMANDS = DOCS / "scenarios.md", DOCS / "commands.md"
 TAGS = ("process", "distribution")  # the fields by which a file chooses one of several models
 _TABLE = re.compile(r"(<!-- fields: ([\w, ]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+_BUNDLED = re.compile(r"(<!-- scenarios -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 _PROCESSES = re.compile(r"(<!-- fields of each process -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
@@ -52,6 +54,12 @@ def renew_tables(document: str) -> str:
 
     renewed = _TABLE.sub(lambda part: part[1] + table(part[2].split(", ")) + part[4], document)
     return _PROCESSES.sub(lambda part: part[1] + _process_table() + part[3], renewed)
+
+
+def renew_bundled(document: str) -> str:
+    lines = ["| scenario | what it shows |", "|---|---|"]
+    lines += [f"| `{name}` | {load_scenario(name).description} |" for name in bundled_scenarios()]
+    return _BUNDLED.sub(lambda part: part[1] + "\n".join(lines) + "\n" + part[3], document)
 
 
 def _headings(document: str) -> dict[str, str]:
@@ -92,4 +100,5 @@ def _process_table() -> str:
 
 
 if __name__ == "__main__":
-    DOCUMENT.write_text(renew_tables(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")
+    for page, renew in ((DOCUMENT, renew_tables), (COMMANDS, renew_bundled)):
+        page.write_text(renew(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -5,7 +5,7 @@ import re
 import pytest
 import yaml
 
-from sojourn.loadgen.scenario.document import DOCUMENT, TAGS, renew_tables
+from sojourn.loadgen.scenario.document import COMMANDS, DOCUMENT, TAGS, renew_bundled, renew_tables
 from sojourn.loadgen.scenario.faults import _models
 from sojourn.loadgen.scenario.scenario import Scenario, load_scenario
 from sojourn.loadgen.schedule.build import build_schedule
@@ -42,6 +42,11 @@ def test_example_is_a_scenario_with_and_without_its_engine(tmp_path, with_engine
 
 def test_its_tables_are_those_of_the_schema():
     assert renew_tables(TEXT) == TEXT, "run `python -m sojourn.loadgen.scenario.document`"
+
+
+def test_the_page_of_commands_has_the_bundled_scenarios():
+    page = COMMANDS.read_text(encoding="utf-8")
+    assert renew_bundled(page) == page and "| `agents` | Six agents" in page
 
 
 def test_every_model_of_the_schema_has_one_table():
