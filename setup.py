@@ -2,7 +2,7 @@
 
 ROOMS = (
     "commands", "dashboards", "diagnosis", "engine", "interop", "live", "loadgen", "metrics", "replay", "scale",
-    "scenarios", "scripting", "ui",
+    "scenarios", "scripting", "triage", "ui",
 )  # fmt: skip
 
 if __name__ == "__main__":  # else somebody reads the list

@@ -33,6 +33,7 @@ GROUPS: Mapping[str, tuple[Verb, ...]] = {
     "Explain": (
         Verb("diagnose", "the causes of a run's latency, with evidence and fixes", MAIN),
         Verb("explain", "where the time of one request went", MAIN),
+        Verb("triage", "what a log, a page or a summary shows"),
         Verb("kv-lens", "what a KV cache holds, evicts and misses"),
         Verb("lint", "prompts that a cache cannot use, panels without data"),
         Verb("runs", "the runs of a folder"),

@@ -45,6 +45,10 @@ OF_VERB: Mapping[str, Meanings] = {
         Ended.DONE: "with --once: healthy or idle", Ended.CANNOT_TELL: "cannot tell, or no server answers",
         Ended.FINDING: "a finding: degraded or overloaded", Ended.STUCK: "stuck: an engine hangs",
     },
+    "triage": {
+        Ended.DONE: "no problem is seen", Ended.CANNOT_TELL: "cannot tell", Ended.FINDING: "a problem is seen",
+        Ended.STUCK: "stuck: an engine hangs", Ended.WRONG_USE: "wrong use, or nothing that was given can be read",
+    },
     "lint": {Ended.FAILED: "failure, or with --strict something was found"},
     "compare": {
         Ended.DONE: "no worse", Ended.FAILED: "B is worse", Ended.CANNOT_TELL: "cannot tell",

@@ -15,6 +15,7 @@ from sojourn.live.watch.document import Watch
 from sojourn.metrics.compare.verdict import Comparison
 from sojourn.metrics.prediction import Prediction
 from sojourn.metrics.run.listing import ListedRun
+from sojourn.triage.document import Triage
 
 Scalar = str | int | float | bool | None
 
@@ -83,6 +84,7 @@ DOCUMENTS: dict[str, tuple[type[msgspec.Struct], str]] = {  # name → its type,
         "`sojourn kv-lens RUN --json`, `sojourn kv-lens ADDRESS --once --json`, `run.kv_lens()`, "
         "`sojourn.kv_lens(address)`, the tool `kv_lens`",
     ),
+    "triage": (Triage, "`sojourn triage FILE --json`, `sojourn.triage_of(file)`, the tool `triage`"),
     "watch": (Watch, "`sojourn watch URL --once --json`, `sojourn.watch(url)`, the tool `watch_server`"),
 }
 

@@ -29,10 +29,11 @@ INSTRUCTIONS = (
     "measurement would prove it. Report its confidence, and report what it calls unknown as unknown. explain_request "
     "and ledger show where time went; replay predicts a change with an 80% interval; compare tests whether B is worse "
     "than A; kv_lens says what more KV memory would hit; query takes one SELECT; watch_server observes a live server "
-    "for some seconds. "
+    "for some seconds; triage reads a pasted log, page or summary. "
     "Times that end with _ns are nanoseconds, latencies that end with _ms milliseconds."
 )
 LONGEST_NAME = 500  # characters
+LONGEST_PASTE = 5_000_000  # characters
 MOST_FILES = 100_000  # of a run, that are looked at
 MOST_REPLAYS = 50  # changes of one call: a replay of a long run takes a second
 
@@ -201,7 +202,26 @@ def build_server(path: Path, servers: Sequence[str] = ()) -> MCPServer:
         except ValueError as error:
             raise InputError(f"slo: {error}") from None
 
-    for function in (list_runs, diagnose, explain_request, ledger, replay, compare, kv_lens, query, watch_server):
+    def triage(
+        text: Annotated[
+            str,
+            Field(description="as pasted: a log, a page of /metrics, a benchmark's result, flags, nvidia-smi",
+                  max_length=LONGEST_PASTE),
+        ],
+        slo: Annotated[str | None, Field(description="objectives in ms: 'ttft:500 tpot:50'")] = None,
+    ) -> msgspec.Struct:  # fmt: skip
+        """Say what a pasted text shows of a server: what is certain, likely (with confidence, evidence and rivals) and
+        unknowable from it, and the one next command. Report what is unknowable as unknown."""
+        from sojourn.triage.conclude import triage_given
+
+        try:
+            return triage_given(texts={"the text": text}, bounds=parse_bounds(slo) if slo else None)
+        except ValueError as error:
+            raise InputError(f"slo: {error}") from None
+
+    for function in (
+        list_runs, diagnose, explain_request, ledger, replay, compare, kv_lens, query, watch_server, triage,
+    ):  # fmt: skip
         tool(function)
     return server
 

@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from sojourn.live.kv_lens.document import KvLens
     from sojourn.live.watch.document import Watch
     from sojourn.scripting.run import Run
+    from sojourn.triage.document import Triage
 
 # In a checkout the rooms (engine/, metrics/, ...) stand beside this folder; a wheel has them in it.
 _HERE = os.path.dirname(__file__)
 if not os.path.isdir(os.path.join(_HERE, "metrics")):
     __path__.append(os.path.dirname(_HERE))
 
-__all__ = ["kv_lens", "list_runs", "open", "watch"]
+__all__ = ["kv_lens", "list_runs", "open", "triage_of", "watch"]
 
 
 def open(path: "Path | str") -> "Run":
@@ -50,6 +51,17 @@ def watch(*urls: str, seconds: float = 30.0, slo: str = "") -> "Watch":
     from sojourn.metrics.request.objectives import parse_bounds
 
     return watch_once(urls, seconds, parse_bounds(slo) if slo else None)
+
+
+def triage_of(*files: "Path | str", slo: str = "") -> "Triage":
+    """What logs, pages, summaries and flags in files show together: certain, likely, unknowable, the next command.
+
+    Raises `metrics.errors.InputError` where none of them can be read, and ValueError for wrong objectives.
+    """
+    from sojourn.metrics.request.objectives import parse_bounds
+    from sojourn.triage.conclude import triage_given
+
+    return triage_given([str(file) for file in files], bounds=parse_bounds(slo) if slo else None)
 
 
 def kv_lens(

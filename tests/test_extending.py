@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 COPIED = (
     "commands", "dashboards", "diagnosis", "engine", "interop", "live", "loadgen", "metrics", "replay", "scripting",
-    "tests", "ui", "sojourn", "pyproject.toml",
+    "tests", "triage", "ui", "sojourn", "pyproject.toml",
 )  # fmt: skip
 LINKED = ("scenarios", "docs")  # folders in which a recipe may add a file
 FENCE = re.compile(r"^( *)```(\S+)(?: (\w+)=(\S+))?\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)

@@ -12,8 +12,8 @@ ROOT = Path(__file__).parent.parent
 # The house from the ground to the roof. What stands on one line knows nothing of each other; a module belongs to the
 # longest name that fits it, and may import what stands on lower lines.
 FLOORS = (
-    ("metrics",), ("interop",), ("engine",), ("replay",), ("diagnosis",), ("live",), ("loadgen", "dashboards"), ("ui",),
-    ("scripting",), ("commands",), ("sojourn",),
+    ("metrics",), ("interop",), ("engine",), ("replay",), ("diagnosis",), ("live",),
+    ("loadgen", "dashboards", "triage"), ("ui",), ("scripting",), ("commands",), ("sojourn",),
 )  # fmt: skip
 ROOMS = tuple(room for floor in FLOORS for room in floor)
 # The floors inside a room.
@@ -100,6 +100,7 @@ INSIDE = {
         ("diagnose",),
     ),
     "live": (("watch",), ("kv_lens",)),
+    "triage": (("document", "summary_rules", "sweep", "series"), ("conclude", "terminal"), ("page",)),
 }  # fmt: skip
 # What an engine needs for any model and load, and what may stand around it.
 HEART = ("memory", "compute", "token", "request", "telemetry", "loop", "runner", "server")

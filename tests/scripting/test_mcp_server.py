@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.interop.held.shapes import TABLE
 from tests.live.kv_lens.recorded_runs import run_of
 from tests.metrics.memory.simulated_cache import chains
 from tests.metrics.synthetic import synthetic_run
@@ -16,7 +17,8 @@ mcp = pytest.importorskip("mcp")
 pytestmark = pytest.mark.server
 
 ROOT = Path(__file__).parents[2]
-TOOLS = {"list_runs", "diagnose", "explain_request", "ledger", "replay", "compare", "kv_lens", "query", "watch_server"}
+TOOLS = {"list_runs", "diagnose", "explain_request", "ledger", "replay", "compare", "kv_lens", "query", "watch_server",
+         "triage"}  # fmt: skip
 WRONG = [
     ("diagnose", {"run": "../secret"}, "not a run in the folder"),
     ("diagnose", {"run": "."}, "not a run in the folder"),
@@ -36,6 +38,7 @@ WRONG = [
     ("query", {"run": "capped", "sql": "DROP TABLE requests"}, "give one SELECT"),
     ("query", {"run": "capped", "sql": "SELECT * FROM read_text('/etc/hostname')"}, "disabled by configuration"),
     ("watch_server", {"url": "http://127.0.0.1:9"}, "it may read none"),
+    ("triage", {"text": "nothing of the kind"}, "is not JSON"),
     ("nothing", {}, "Unknown tool"),
 ]
 
@@ -88,6 +91,7 @@ def test_agent_gets_answers_with_evidence_and_sentences_for_wrong_questions(runs
             "replay": ("replay", {"run": "capped", "changes": {"max_num_seqs": [16]}}),
             "comparison": ("compare", {"a": "capped", "b": "again"}),
             "kv_lens": ("kv_lens", {"run": "cached"}),
+            "triage": ("triage", {"text": TABLE}),
             "query": ("query", {"run": "capped", "sql": "SELECT count(*) FROM requests"}),
         }
         found = {}

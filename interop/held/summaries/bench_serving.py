@@ -1,5 +1,5 @@
-"""Results of `vllm bench serve` and of SGLang's `bench_serving`, with and without a row a request; rows of InferenceX,
-whose client is a fork of vLLM's; and the tables that these print."""
+"""Results of `vllm bench serve` and of SGLang's `bench_serving`, with and without a row per request; rows of
+InferenceX, whose client is a fork of vLLM's; and the tables that these print."""
 
 import re
 from typing import Any
@@ -181,7 +181,7 @@ def _add_row(rows: Json, label: str, value: str) -> None:
 
 JSON = Reader(
     kind="results of `vllm bench serve`, SGLang's `bench_serving` and InferenceX (JSON, JSONL)",
-    shows="percentiles at the client, rates, failures; with a row a request (`--save-detailed`) a whole run",
+    shows="percentiles at the client, rates, failures; with a row for each request (`--save-detailed`) a whole run",
     recognises=lambda given: bool(_documents(given)), read=read_json,
 )  # fmt: skip
 TABLE = Reader(

@@ -61,7 +61,7 @@ def _document(given: Given) -> Any:
         found = given.documents[0]
     elif re.search(r"^benchmarks:\s*$", given.text, re.MULTILINE) and "guidellm" in given.text:
         try:
-            found = yaml.load(given.text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+            found = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(given.text).get_single_data()
         except (yaml.YAMLError, ValueError, RecursionError):
             return None
     else:
@@ -220,7 +220,7 @@ def _of_groups(groups: list[str], units: list[str], statistics: list[str], row: 
 
 REPORT = Reader(
     kind="GuideLLM's report (JSON, YAML)",
-    shows="percentiles of each benchmark of a sweep, failures; with requests a run",
+    shows="percentiles of each benchmark of a sweep, failures; a run where requests are in it",
     recognises=lambda given: _document(given) is not None, read=read_report,
 )  # fmt: skip
 CSV = Reader(

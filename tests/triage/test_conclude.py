@@ -1,0 +1,100 @@
+"""What a triage concludes: causes where the evidence carries them, and none where it does not."""
+
+import json
+
+import pytest
+
+from sojourn.interop.held.held import Event, Held
+from sojourn.metrics.errors import InputError
+from sojourn.triage.conclude import conclude, triage_given
+from sojourn.triage.document import exit_code
+from sojourn.triage.terminal import MOST_LINES, WIDTH, report
+from tests.interop.held.shapes import SHAPES, aiperf, inference_perf, vllm
+
+LATE = inference_perf(
+    schedule_delay={"mean": 12.3, "p99": 26.0}, requested_rate=153.0, achieved_rate=105.0, send_duration=0.9
+)
+# 10 requests/s for 60 s against 6 that are served: those who come last wait 40 s.
+OVERLOADED = vllm(
+    request_rate=10.0, max_concurrency=None, num_prompts=600, completed=600, duration=102.0,
+    request_throughput=600 / 102, total_output_tokens=60_600,
+    output_throughput=60_600 / 102, mean_ttft_ms=20_000.0, median_ttft_ms=20_000.0,
+    p99_ttft_ms=40_000.0, mean_e2el_ms=22_000.0, p99_e2el_ms=42_000.0,
+)  # fmt: skip
+CAUSES = {
+    "late client": (LATE, "late_client"),
+    "overload": (OVERLOADED, "line_grew"),
+    "dropped": ({"metrics": {"http_req_duration": {"avg": 900.0}, "http_reqs": {"count": 100, "rate": 2.0},
+                             "dropped_iterations": {"count": 40}}}, "dropped_iterations"),
+    "line": ({"load_summary": {}, "successes": {"count": 900, "rate": 11.0, "queue_len": {"mean": 254},
+                                                "request_latency": {"mean": 4.0}}, "failures": {}}, "server_line"),
+}  # fmt: skip
+# Figures that look alike and carry no cause: a steady rate below capacity, a burst, a closed loop of long prompts, the
+# drain of the last long answers, failures, a tail, one benchmark that was short.
+NO_CAUSE = {
+    "steady": vllm(request_rate=2.0, max_concurrency=None),
+    "burst": OVERLOADED | {"request_rate": "inf"},
+    "client's own limit": OVERLOADED | {"max_concurrency": 64},
+    "long prompts in a closed loop": vllm(mean_ttft_ms=5_000.0, median_ttft_ms=5_000.0, mean_e2el_ms=7_000.0,
+                                          p99_e2el_ms=8_000.0, max_concurrency=14, p99_ttft_ms=6_000.0),
+    "drain": vllm(request_rate=3.0, max_concurrency=None, mean_tpot_ms=100.0, mean_e2el_ms=10_200.0, p99_e2el_ms=2e4,
+                  mean_ttft_ms=200.0),
+    "failures": vllm(failed=40, num_prompts=140),
+    "tail": vllm(p99_ttft_ms=5_000.0),
+    "slow start of the client": inference_perf(schedule_delay={"mean": 0.05, "p99": 0.4}),
+}  # fmt: skip
+
+
+def triaged(*documents):
+    return triage_given(texts={f"{place}.json": json.dumps(each) for place, each in enumerate(documents)})
+
+
+@pytest.mark.parametrize(("document", "key"), CAUSES.values(), ids=CAUSES)
+def test_a_summary_names_the_cause_that_it_carries(document, key):
+    found = triaged(document)
+    assert [each.key for each in found.likely] == [key]
+    assert found.likely[0].evidence and found.likely[0].rivals and found.state == "problem" and found.next
+
+
+@pytest.mark.parametrize("document", NO_CAUSE.values(), ids=NO_CAUSE)
+def test_a_summary_names_no_cause_that_something_else_could_give(document):
+    found = triaged(document)
+    assert not found.likely and found.next
+    assert found.unknowable or found.certain
+
+
+def test_a_sweep_shows_where_it_saturates():
+    def at(limit, per_s, e2e):
+        return vllm(max_concurrency=limit, output_throughput=101 * per_s, request_throughput=per_s,
+                    duration=100 / per_s, mean_e2el_ms=e2e, mean_ttft_ms=e2e - 2000, p99_e2el_ms=e2e)  # fmt: skip
+
+    found = triaged(at(8, 3.6, 2_200), at(16, 7.2, 2_250), at(32, 7.4, 4_300))
+    assert "saturation" in [each.key for each in found.likely]
+    assert any("16 to 32" in each.sentence for each in found.certain)
+    assert not triaged(at(8, 3.6, 2_200), at(16, 7.2, 2_250), at(32, 14.0, 2_300)).likely
+
+
+def test_requests_of_a_tool_that_cancelled_them_did_not_fail():
+    cut = {"error_details": {"type": "RequestCancellationError"}, "count": 11}
+    document = aiperf() | {"error_request_count": {"unit": "requests", "avg": 11}, "error_summary": [cut]}
+    assert not any("failed" in each.sentence for each in triaged(document).certain)
+
+
+def test_an_event_of_a_log_is_certain_and_its_cause_likely():
+    event = Event(kind="out of memory", sentence="torch.OutOfMemoryError: CUDA out of memory", line=40)
+    found = conclude([Held(kind="vLLM log", name="log", events=[event])], {})
+    assert found.certain[0].sentence.startswith("torch.OutOfMemoryError") and found.likely[0].key == "out of memory"
+    assert exit_code(found) == 6
+
+
+@pytest.mark.parametrize(("text", "_"), SHAPES.values(), ids=SHAPES)
+def test_an_answer_fits_a_terminal(text, _):
+    lines = report(triage_given(texts={"a": text, "b": json.dumps(LATE), "c": json.dumps(OVERLOADED)})).split("\n")
+    assert len(lines) <= MOST_LINES and max(map(len, lines)) <= WIDTH and lines[-1].startswith("next: ")
+
+
+def test_what_cannot_be_read_is_named_beside_what_can():
+    found = triage_given(texts={"good": json.dumps(LATE), "bad": "nothing of the kind"})
+    assert len(found.unread) == 1 and found.unread[0].startswith("bad")
+    with pytest.raises(InputError):
+        triage_given(texts={"bad": "nothing of the kind"})

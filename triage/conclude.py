@@ -1,0 +1,272 @@
+"""What several pieces of evidence say together."""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from sojourn.diagnosis.diagnose import diagnose
+from sojourn.diagnosis.verdict import Finding
+from sojourn.interop.held.held import EventKind, Held
+from sojourn.interop.held.registry import read_file, read_held
+from sojourn.interop.imported.read import write_run
+from sojourn.live.watch.document import WatchedServer
+from sojourn.live.watch.watcher import watch_once
+from sojourn.metrics.errors import InputError, RunDataError
+from sojourn.triage.document import Certain, Level, Likely, Seen, State, Triage
+from sojourn.triage.series import judged
+from sojourn.triage.summary_rules import LOG, RULES, WATCH, ms
+from sojourn.triage.sweep import knee
+
+IMPORT = "sojourn import {}"
+LEAST = 0.5  # of confidence, below which a cause is no more than a guess
+FIGURES = (
+    ("requests_per_s", "rate", "requests/s"), ("output_tokens_per_s", "rate", "tokens/s"), ("ttft_ms", "mean", "TTFT"),
+    ("ttft_ms", "median", "TTFT p50"), ("tpot_ms", "mean", "TPOT"), ("e2e_ms", "mean", "E2E"),
+    ("response_ms", "mean", "response"),
+)  # fmt: skip
+
+
+class EventRule(NamedTuple):
+    """What an event in a log says of the cause."""
+
+    cause: str
+    confidence: float  # 0: the event itself is all that is known
+    rivals: tuple[str, ...]
+    state: State
+    next: str
+
+
+# An event is certain: the log states it. Its cause is likely where the kind of event has one.
+EVENTS: Mapping[EventKind, EventRule] = {
+    "traceback": EventRule("", 0.0, (), "problem", WATCH),
+    "out of memory": EventRule("the memory of the device ran out", 0.9, ("another process took it",), "problem",
+                               WATCH),
+    "restart": EventRule("", 0.0, (), "problem", WATCH),
+    "throttle": EventRule("the device was throttled: its clock was held down", 0.8, ("a limit on power",), "problem",
+                          "nvidia-smi -q -d PERFORMANCE"),
+    "preemption": EventRule("the KV cache is too small for the requests that run at once", 0.7,
+                            ("a few very long requests",), "problem", WATCH),
+    "hang": EventRule("an engine hangs: requests run, and no token comes", 0.8, ("one very long prefill",), "stuck",
+                      "py-spy dump --pid PID"),
+    "compilation": EventRule("", 0.0, (), "no problem seen", WATCH),
+    "refused": EventRule("", 0.0, (), "problem", WATCH), "error": EventRule("", 0.0, (), "problem", WATCH),
+    "warning": EventRule("", 0.0, (), "no problem seen", WATCH),
+}  # fmt: skip
+
+
+class Conclusion:
+    """Collects what each piece says."""
+
+    def __init__(self) -> None:
+        self.certain: list[Certain] = []
+        self.likely: list[Likely] = []
+        self.unknowable: list[str] = []
+        self.states: list[State] = []
+        self.nexts: list[tuple[float, str]] = []  # how much each is worth, and the command
+
+    def state_certainly(self, sentence: str, level: Level, source: str, is_problem: bool = True) -> None:
+        self.certain.append(Certain(sentence=sentence, level=level, source=source, is_problem=is_problem))
+        self.states.append("problem" if is_problem else "cannot tell")
+
+
+def triage_given(
+    files: Sequence[str] = (), texts: Mapping[str, bytes | str] | None = None, urls: Sequence[str] = (),
+    bounds: Mapping[str, float] | None = None, *, seconds: float = 10.0,
+) -> Triage:  # fmt: skip
+    """What all of it says together. `texts`: by the name to show; `urls`: servers whose page is read for so many
+    seconds. Raises InputError where nothing can be read, and for an address that is none."""
+    held: list[Held] = []
+    unread: list[str] = []
+    for name in (*files, *(texts or {})):
+        try:
+            held += read_held(texts[name], name) if texts and name in texts else read_file(Path(name))
+        except InputError as error:
+            unread.append(str(error))
+    watched = watch_once(urls, seconds, bounds).servers if urls else []
+    if not held and not watched:
+        raise InputError(
+            "; ".join(unread) or "nothing was given; name files or an address, or - for the standard input"
+        )
+    return conclude(held, bounds or {}, unread, watched)
+
+
+def conclude(
+    held: Sequence[Held], bounds: Mapping[str, float], unread: Sequence[str] = (),
+    watched: Sequence[WatchedServer] = (),
+) -> Triage:  # fmt: skip
+    found = Conclusion()
+    for each in held:
+        _summary(found, each)
+        _events(found, each)
+        _requests(found, each, bounds)
+        found.unknowable += each.missing
+    _sweep(found, held)
+    _series(found, held, bounds)
+    for server in watched:
+        add_watched(found, server, "page")
+    seen = [*map(_seen, held), *map(_seen_live, watched)]
+    return _answer(found, seen, list(unread))
+
+
+def _summary(found: Conclusion, held: Held) -> None:
+    if held.figures is None:
+        return
+    source = _source(held)
+    for note in held.notes:
+        if note.startswith("figures that should agree differ"):
+            found.state_certainly(f"{note[0].upper()}{note[1:]}", "summary", source)
+    for rule in RULES:
+        fact = rule.looks(held.figures)
+        if fact is None:
+            continue
+        found.state_certainly(fact.certain, "summary", source, fact.is_problem)
+        found.unknowable += [rule.unknown] if rule.unknown else []
+        if fact.confidence is not None and rule.cause:
+            found.likely.append(Likely(
+                key=rule.key, cause=rule.cause, confidence=fact.confidence, level="summary", evidence=fact.evidence,
+                rivals=list(rule.rivals), source=source,
+            ))  # fmt: skip
+        if rule.next:
+            found.nexts.append(((fact.confidence or 0.0) + fact.is_problem, rule.next))
+
+
+def _events(found: Conclusion, held: Held) -> None:
+    for event in held.events:
+        rule = EVENTS[event.kind]
+        times = f" ({event.times} times)" if event.times > 1 else ""
+        is_problem = rule.state in ("problem", "stuck")
+        found.state_certainly(f"{event.sentence}{times}, line {event.line:,}", "log", held.name, is_problem)
+        found.states.append(rule.state if is_problem else "cannot tell")
+        found.nexts.append((rule.confidence + is_problem, rule.next))
+        if rule.cause and not any(each.key == event.kind and each.source == held.name for each in found.likely):
+            found.likely.append(Likely(
+                key=event.kind, cause=rule.cause, confidence=rule.confidence, level="log",
+                evidence=f"line {event.line:,}: {event.sentence}", rivals=list(rule.rivals), source=held.name,
+            ))  # fmt: skip
+
+
+def _requests(found: Conclusion, held: Held, bounds: Mapping[str, float]) -> None:
+    """A file with a row a request is a run, and gets the diagnosis of one."""
+    if held.requests is None:
+        return
+    imported = held.requests
+    if bounds:
+        import msgspec
+
+        objective = {"klass": "all", "source": "--slo", **bounds}
+        imported = msgspec.structs.replace(imported, objectives=[objective])
+    with tempfile.TemporaryDirectory(prefix="sojourn-triage-") as place:
+        try:
+            diagnosis = diagnose(write_run(imported, Path(place) / "run", held.name))
+        except (InputError, RunDataError) as error:
+            found.unknowable.append(f"the requests of {held.name}: {error}")
+            return
+    healthy = diagnosis.state == "healthy"
+    found.state_certainly(diagnosis.headline, "requests", held.name, diagnosis.state in ("degraded", "overloaded"))
+    found.states.append("no problem seen" if healthy and imported.objectives else "cannot tell")
+    found.likely += [_of_finding(each, "requests", held.name) for each in diagnosis.findings]
+    found.unknowable += diagnosis.warnings[:2]
+    found.nexts.append((1.5, IMPORT.format(held.name)))
+
+
+def _of_finding(finding: Finding, level: Level, source: str) -> Likely:
+    supporting = [each for each in finding.evidence if each.supports]
+    strongest = max(supporting, key=lambda each: each.weight, default=None)
+    return Likely(
+        key=finding.key or finding.symptom, cause=finding.cause, confidence=finding.confidence, level=level,
+        evidence=strongest.statement if strongest is not None else finding.title,
+        rivals=[finding.probe.rival] if finding.probe.rival else [], source=source,
+    )  # fmt: skip
+
+
+def _sweep(found: Conclusion, held: Sequence[Held]) -> None:
+    seen = knee(held)
+    if seen is not None:
+        found.state_certainly(seen.sentence, "summary", seen.source, is_problem=False)
+        found.likely.append(Likely(
+            key="saturation", cause="the server is saturated from there on: more load only waits", confidence=0.8,
+            level="summary", evidence=seen.evidence, rivals=["the client is, at that load"], source=seen.source,
+        ))  # fmt: skip
+        found.unknowable.append("what saturates: a limit on the batch, the device or the KV cache")
+        found.nexts.append((0.8, WATCH))
+
+
+def _series(found: Conclusion, held: Sequence[Held], bounds: Mapping[str, float]) -> None:
+    with_series = [each for each in held if each.series]
+    by_clock = {each.is_wall_clock for each in with_series}
+    groups = [with_series] if by_clock == {True} else [[each] for each in with_series]
+    for group in filter(None, groups):
+        server = judged(group, bounds)
+        level: Level = "log" if any("log" in each.kind for each in group) else "page"
+        if server is None:
+            found.unknowable.append(
+                "rates and times: one page has counters since the start; give two, some seconds apart"
+            )
+            found.nexts.append((0.2, WATCH))
+        else:
+            add_watched(found, server, level)
+
+
+def add_watched(found: Conclusion, server: WatchedServer, level: Level) -> None:
+    """What the watch says of a server."""
+    is_problem = server.state in ("stuck", "degraded", "overloaded")
+    if server.state != "cannot tell":
+        found.state_certainly(server.headline, level, server.name, is_problem)
+    else:
+        found.unknowable.append(server.headline)
+    states: Mapping[str, State] = {"stuck": "stuck", "healthy": "no problem seen", "idle": "no problem seen"}
+    found.states.append(states.get(server.state, "problem" if is_problem else "cannot tell"))
+    found.likely += [_of_finding(each, level, server.name) for each in server.findings]
+    found.unknowable += server.unknown
+    found.nexts.append((0.5 + is_problem, WATCH.replace("http://SERVER:8000", server.url or "http://SERVER:8000")))
+
+
+def _answer(found: Conclusion, seen: list[Seen], unread: list[str]) -> Triage:
+    likely = sorted((each for each in found.likely if each.confidence >= LEAST), key=lambda each: -each.confidence)
+    order: tuple[State, ...] = ("stuck", "problem", "no problem seen", "cannot tell")
+    state = min(found.states, key=order.index, default="cannot tell")
+    problems = [each for each in found.certain if each.is_problem]
+    certain = [*problems, *(each for each in found.certain if not each.is_problem)]
+    if likely:
+        headline = f"{likely[0].cause} ({likely[0].confidence:.0%})"
+    elif problems:
+        headline = f"{problems[0].sentence}; this evidence names no cause"
+    elif state == "no problem seen":
+        headline = next((each.sentence for each in certain), "no problem is seen")
+    else:
+        headline = "No problem is seen in these figures; whether they are good depends on the objectives"
+    nexts = sorted(found.nexts, key=lambda each: -each[0])
+    return Triage(
+        state=state, headline=headline, seen=seen, certain=certain, likely=likely,
+        unknowable=list(dict.fromkeys(found.unknowable)), unread=unread, next=nexts[0][1] if nexts else LOG,
+    )  # fmt: skip
+
+
+def _source(held: Held) -> str:
+    label = held.figures.label if held.figures is not None else ""
+    return f"{held.name} ({label})" if label else held.name
+
+
+def _seen_live(server: WatchedServer) -> Seen:
+    shows = f"{server.scrapes} scrapes over {server.window_s:.0f} s"
+    return Seen(name=server.name, kind=f"page of {server.title}", label="", shows=shows)
+
+
+def _seen(held: Held) -> Seen:
+    figures = held.figures
+    shown: list[str] = []
+    if figures is not None:
+        stated = ((figures.value(name, statistic), name, word) for name, statistic, word in FIGURES)
+        shown = [f"{word} {ms(value)}" if name.endswith("_ms") else f"{value:,.4g} {word}"
+                 for value, name, word in stated if value is not None]  # fmt: skip
+    elif held.requests is not None:
+        shown = [f"{len(held.requests.rows):,} requests"]
+    if held.series:
+        shown.append(f"{len({row['ns'] for row in held.series}):,} moments")
+    if held.events:
+        shown.append(f"{len(held.events):,} events")
+    settings = [f"{name} {value}" for name, value in held.settings.items()]
+    version = [f"{held.server} {held.version}"] if held.server and held.version else []
+    return Seen(name=held.name, kind=held.kind, label=figures.label if figures is not None else "",
+                shows=", ".join([*shown, *version, *settings]))  # fmt: skip
