@@ -217,18 +217,18 @@ def open_run(path: Path, objectives: Sequence[Mapping[str, Any]] | None = None) 
 
 def _refuse_folder_of_runs(path: Path) -> None:
     """Raises InputError with the newest runs of a folder of them, and the command for the newest."""
-    from sojourn.metrics.run.listing import list_runs
+    from sojourn.metrics.run.listing import list_runs, newest
 
     if (path / "run.json").exists() or not any(path.glob("*/run.json")):
         return
     found = list_runs(path)
-    newest = path / found[0].name
     given = {str(path), str(path.name)}
-    words = [str(newest) if word.rstrip("/") in given else word for word in sys.argv[1:]]
+    words = [str(path / newest(found).name) if word.rstrip("/") in given else word for word in sys.argv[1:]]
+    offered = [run for run in found if not run.is_passed_over or run is newest(found)][:MOST_OFFERED]
     lines = [f"  {path / run.name}  {(run.recorded_at or '')[:16].replace('T', ' ')}  {run.state or ''}".rstrip()
-             for run in found[:MOST_OFFERED]]  # fmt: skip
-    if len(found) > MOST_OFFERED:
-        lines.append(f"  and {len(found) - MOST_OFFERED} older ones: {program_name()} runs {path}")
+             for run in offered]  # fmt: skip
+    if len(found) > len(offered):
+        lines.append(f"  and {len(found) - len(offered)} more: {program_name()} runs {path}")
     raise InputError(
         f"{path} is a folder of {len(found)} runs, and this takes one; the newest:\n" + "\n".join(lines)
         + f"\n{program_name()} {shlex.join(words)}"

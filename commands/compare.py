@@ -46,7 +46,7 @@ def compare(
     Each of A and B is one run, or a folder of runs. Runs of the same schedule are compared pair by pair. Only several
     runs a side show how much runs differ by themselves.
     """
-    from sojourn.metrics.compare.runs import compare_runs
+    from sojourn.metrics.compare.runs import NotComparable, compare_runs
 
     usual, own = _margins(margin)
     steal = None if max_steal is None else _share("--max-steal", max_steal)
@@ -55,6 +55,8 @@ def compare(
             _runs(a), _runs(b), metrics=metric or (), margin=usual, margins=own, confidence=confidence, force=force,
             max_steal=steal,
         )  # fmt: skip
+    except NotComparable as error:
+        raise InputError(f"{error} with --force") from None
     except RunDataError as error:  # 1 says that B is worse
         raise InputError(str(error)) from None
     if json:

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from sojourn.commands.cli import RUNS, out, print_json
@@ -16,6 +15,7 @@ COLOURS = {
     "healthy": "green", "degraded": "yellow", "overloaded": "red", "stuck": "red", "invalid": "dim",
     "inconclusive": "dim",
 }  # fmt: skip
+INDENT = "  "
 
 
 def runs(
@@ -37,16 +37,20 @@ def runs(
 
 
 def _print(run: "ListedRun") -> None:
-    """Two lines: what it is, and below it the first sentence of its verdict."""
+    """What it is, and below it the first sentence of its verdict."""
     when = (run.recorded_at or "")[:16].replace("T", " ")
-    count = "" if run.requests is None else f"{run.requests:,} requests"
-    facts = [when, run.scenario or run.source or "", run.model or "", count]
-    line = Table.grid(padding=(0, 2))
-    line.add_row(Text(run.name, style="bold", overflow="fold"), Text(" · ".join(filter(None, facts)), style="dim"))
-    out.print(line)
+    count = "" if run.requests is None else f"{run.requests:,} request{'' if run.requests == 1 else 's'}"
+    facts = " · ".join(filter(None, (when, run.scenario or run.source or "", run.model or "", count)))
+    lines = [Text.assemble((run.name, "bold"), "  ", (facts, "dim"))]
     if run.unreadable:
-        out.print(f"  cannot be read: {run.unreadable}", markup=False, style="red")
-    else:
+        lines.append(Text(f"cannot be read: {run.unreadable}", style="red"))
+    if run.note:
+        lines.append(Text(run.note, style="dim"))
+    if not run.is_passed_over:
         verdict = (run.headline or "no diagnosis yet").partition(". ")[0]
         state = f"{run.state} " if run.state else ""
-        out.print(Text.assemble("  ", (state, COLOURS.get(run.state or "", "")), verdict))
+        lines.append(Text.assemble((state, COLOURS.get(run.state or "", "")), verdict))
+    rows = [row for line in lines for row in line.wrap(out, out.width - len(INDENT))]
+    for place, row in enumerate(rows):
+        row.rstrip()
+        out.print(Text.assemble(INDENT if place else "", row), soft_wrap=True)

@@ -8,6 +8,7 @@ SojournError                  exit code 1
 │   │   ├── TooMuchToRender   it takes more time or memory than its bound
 │   │   ├── TemplateFault     the template fails, whatever the messages
 │   │   └── TemplatesBusy     no process could render in time
+│   ├── NotComparable         metrics.compare.runs: unless it is forced
 │   ├── GrammarError          engine.techniques.grammar.grammar
 │   └── BenchError            bench.results
 ├── RunDataError              a run directory cannot be read, or lacks what is needed

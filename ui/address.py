@@ -12,8 +12,8 @@ from sojourn.ui.text import markdown
 
 # What pages keep in the address beside the run and its filter. Each page judges the values of its own.
 OF_PAGES = (
-    "b", "board", "force", "lifecycle", "object", "order", "range", "request", "rows", "scenario", "search", "shown",
-    "slo", "sort", "sweep", "symptom", "trait", "url",
+    "board", "force", "lifecycle", "object", "order", "range", "request", "rows", "scenario", "search", "shown",
+    "slo", "sort", "swapped", "sweep", "symptom", "trait", "url", "with",
 )  # fmt: skip
 MOST_OFFERED = 12  # names that a sentence lists
 

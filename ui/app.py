@@ -8,7 +8,7 @@ import streamlit as st
 from sojourn.ui import address, filter_bar
 from sojourn.ui.filters import PARAMETERS
 from sojourn.ui.launch import OF_ALL_RUNS, OF_NO_RUN, PAGES, unfilled_pages
-from sojourn.ui.run_data import run_names
+from sojourn.ui.run_list import first_name, note_of, run_names
 from sojourn.ui.text import markdown
 
 
@@ -43,7 +43,7 @@ def choose_run(runs: Path, first: str | None) -> None:
         )
         return
     asked = st.query_params.get("run", st.session_state.get("unknown_run"))
-    kept = [name for name in (asked, st.session_state.get("run"), first, names[0]) if name in names]
+    kept = [name for name in (asked, st.session_state.get("run"), first, first_name(runs)) if name in names]
     unknown = st.session_state.unknown_run = asked if asked is not None and asked not in names else None
     st.session_state.run = None if unknown else kept[0]
     with st.sidebar:
@@ -53,6 +53,8 @@ def choose_run(runs: Path, first: str | None) -> None:
         )  # fmt: skip
         count = sum("/" not in name for name in names)  # a fleet's servers are part of its run
         st.caption(f"{count} run{'s' if count > 1 else ''} in {markdown(runs.resolve().name)}/")
+        if name is not None and (note := note_of(runs, name)):
+            st.caption(f"{markdown(note[0].upper() + note[1:])}.")
         if name is not None and "/" in name:
             fleet = name.partition("/")[0]
             st.caption("One server of a fleet: what routing does shows in the run of all servers.")

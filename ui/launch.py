@@ -5,11 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pyarrow import ArrowException
-from pyarrow.parquet import read_metadata
-
 from sojourn.metrics.errors import ServerError
 from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.listing import has_rows
 from sojourn.metrics.usage.files import FOLDER, usage_files
 
 APP = Path(__file__).with_name("app.py")
@@ -50,14 +48,6 @@ def unfilled_pages(run: Path | None) -> set[str]:
     directory = RunDirectory(run)
     without = {page for page, tables in NEEDS.items() if not any(has_rows(directory, table) for table in tables)}
     return without | {"fleet"} | (set() if usage_files(run / FOLDER) else {"usage"})
-
-
-def has_rows(run: RunDirectory, table: str) -> bool:
-    """From the heads of its files: cheap enough for each draw of a page."""
-    try:
-        return any(file.suffix != ".parquet" or read_metadata(file).num_rows for file in run.sources(table))
-    except (OSError, ArrowException):  # the page says what is wrong with it
-        return True
 
 
 def app_command(

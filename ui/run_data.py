@@ -121,24 +121,9 @@ class RunData:
         return bool(self.requests.unaccounted_ns.notna().any())
 
 
-def run_names(runs: Path) -> list[str]:
-    """Names of the run directories right below a folder, newest first, each fleet with its servers (`RUN/server-0`)
-    behind it; [] where the folder is none."""
-    found = [path.parent for path in runs.glob("*/run.json")] if runs.is_dir() else []
-    names = []
-    for run in sorted(found, key=lambda path: (-path.stat().st_mtime_ns, path.name)):
-        servers = (path.parent.name for path in run.glob("server-*/run.json"))
-        names += [run.name, *(f"{run.name}/{server}" for server in sorted(servers, key=_number_last))]
-    return names
-
-
 def shown_name(run: RunDirectory, meta: dict[str, Any]) -> str:
-    """The name of `run_names`."""
+    """The name of `run_list.run_names`."""
     return f"{run.path.resolve().parent.name}/{run.name}" if meta.get("fleet") else run.name
-
-
-def _number_last(server: str) -> tuple[int, str]:
-    return len(server), server
 
 
 def fingerprint(path: Path) -> tuple[tuple[str, int, int], ...]:

@@ -16,6 +16,7 @@ from sojourn.loadgen.scenario.arrivals import Concurrency
 from sojourn.loadgen.scenario.options import LoadOptions, made_scenario
 from sojourn.loadgen.scenario.scenario import Scenario
 from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.listing import ALONE, ALONE_SCENARIO
 
 ALONE_REQUESTS, ALONE_S = 5, 10.0
 PACED_REQUESTS, PACED_S, MOST_RPS = 80, 60.0, 3.0
@@ -71,7 +72,7 @@ class SmallLoad:
 
     def alone(self) -> Scenario:
         """One request at a time."""
-        made = self._bounded("first-alone", replace(self.options, requests=ALONE_REQUESTS))
+        made = self._bounded(ALONE_SCENARIO, replace(self.options, requests=ALONE_REQUESTS))
         loop = Concurrency(process="concurrency", in_flight=1, count=ALONE_REQUESTS, duration_s=ALONE_S)
         return made.model_copy(update={"arrivals": loop})
 
@@ -130,7 +131,7 @@ def send_small_load(
 ) -> tuple[RunDirectory, float | None]:
     """Sends it, and says what each part found. Returns the last run and the rate that the server kept up with, None
     where it kept up with none. `sent` goes to `load_url`. Raises EndpointError."""
-    alone = load_url(load.alone(), base_url, run_dir.with_name(f"{run_dir.name}-alone"), tokenizer=load.tokenizer,
+    alone = load_url(load.alone(), base_url, run_dir.with_name(run_dir.name + ALONE), tokenizer=load.tokenizer,
                      progress=progress, **sent)  # fmt: skip
     rows = alone.requests()
     served = rows[rows.status == "ok"]

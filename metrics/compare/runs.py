@@ -182,6 +182,10 @@ def _usual(sides: list[list[RunSamples]], steps: bool, notes: list[str]) -> list
     return [*known, *(OF_STEPS if steps else ())]
 
 
+class NotComparable(InputError):
+    """Runs that differ in load, model or machine, or that are not valid. Each caller names its own way to force it."""
+
+
 def check(a: Sequence[RunDirectory], b: Sequence[RunDirectory], force: bool) -> list[str]:
     """What is to be said about the runs: the settings that differ, and with `force` what should not. Raises
     InputError."""
@@ -212,9 +216,9 @@ def _what_differs(found: Differences) -> list[str]:
 
 
 def _faults(faults: list[str], force: bool) -> list[str]:
-    """With `force` notes, else an InputError."""
+    """With `force` notes, else NotComparable."""
     if faults and not force:
-        raise InputError(f"{faults[0]}; measure again alike, or compare all the same with --force")
+        raise NotComparable(f"{faults[0]}; measure again alike, or compare all the same")
     return [f"forced: {fault}" for fault in faults]
 
 

@@ -1,5 +1,6 @@
 """How two runs were set up: the settings in force, the load, the machine, and in what they differ. Pure."""
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,25 +15,55 @@ FOLLOWS = ("num_kv_blocks", "weight_bytes", "num_parameters", "frees_window", "w
 MEASURED = ("memory_bytes", "kv_address")  # differ from start to start
 RESOLVED = ("device", "dtype", "weights", "threads", "block_size", "num_kv_blocks")  # of `core`: what `auto` came to
 UNRESOLVED = (None, "auto", 0)  # the server chooses
-MOST_CHARACTERS = 60  # of a value in a list of differences
+MOST_CHARACTERS = 60  # of a text in a list of differences
+MOST_VALUES = 8  # of a list in it
 MOST_NAMES = 4  # of settings that one side alone knows
+NOT_KNOWN = "not known"
 A_AND_B, THERE_AND_HERE = ("in A", "in B"), ("there", "here")
-_ABSENT: Any = object()
+ABSENT: Any = object()
+
+
+class Difference(NamedTuple):
+    """A setting with a value of each side: a number, a text, a list of them; `ABSENT` where the side does not know."""
+
+    place: str  # such as engine.max_num_seqs, workload.classes.chat.prompt_tokens.tokens
+    values: tuple[Any, Any]
 
 
 class Differences(NamedTuple):
-    """`changed`: each as `place is X in A and Y in B`. `only`: what one side alone knows, each as `place (X)`."""
+    """What differs between two runs, and how their sides are called."""
 
-    changed: list[str]
-    only: tuple[list[str], list[str]]
+    found: list[Difference]
     sides: tuple[str, str]
+
+    @property
+    def changed(self) -> list[str]:
+        """Each as `place is X in A and Y in B`."""
+        a, b = self.sides
+        return [
+            f"{place} is {_stated(one)} {a} and {_stated(other)} {b}"
+            for place, (one, other) in self.found
+            if ABSENT not in (one, other)
+        ]
 
     def unknown(self) -> list[str]:
         """A line for each side that does not know what the other knows."""
-        return [_folded(names, side) for names, side in zip(reversed(self.only), self.sides, strict=True) if names]
+        lines = []
+        for side, other in ((1, 0), (0, 1)):
+            names = [f"{place} ({_stated(values[other])})" for place, values in self.found if values[side] is ABSENT]
+            lines += [_folded(names, self.sides[side])] if names else []
+        return lines
 
     def lines(self) -> list[str]:
         return self.changed + self.unknown()
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Each as its name and both values in words; without what is off on one side and unknown to the other."""
+        return [
+            (place, _in_words(one), _in_words(other))
+            for place, (one, other) in self.found
+            if not (one in (None, ABSENT) and other in (None, ABSENT))
+        ]
 
 
 def identity(meta: dict[str, Any]) -> dict[str, Any]:
@@ -76,7 +107,7 @@ def setting_differences(a: dict[str, Any], b: dict[str, Any], sides: tuple[str, 
     first, second = (
         {"engine": each, "versions": section(meta, "versions")} for each, meta in zip(settings, (a, b), strict=True)
     )
-    return _compared(first, second, sides, _ABSENT)
+    return _compared(first, second, sides, ABSENT)
 
 
 def alike(a: dict[str, Any], b: dict[str, Any]) -> str:
@@ -89,7 +120,7 @@ def alike(a: dict[str, Any], b: dict[str, Any]) -> str:
 def load_differences(a: dict[str, Any], b: dict[str, Any], sides: tuple[str, str] = A_AND_B) -> Differences:
     """In what the load, the model and the machine of two runs differ."""
     first, second = ({name: value for name, value in identity(meta).items() if value is not None} for meta in (a, b))
-    return _compared(first, second, sides, _ABSENT)
+    return _compared(first, second, sides, ABSENT)
 
 
 def differences(before: Any, now: Any) -> list[str]:
@@ -98,22 +129,46 @@ def differences(before: Any, now: Any) -> list[str]:
 
 
 def _compared(before: Any, now: Any, sides: tuple[str, str], absent: Any) -> Differences:
-    found = Differences([], ([], []), sides)
-    _collect(before, now, "", absent, found)
-    return found
+    return Differences(list(_differing(before, now, "", absent)), sides)
 
 
-def _collect(before: Any, now: Any, place: str, absent: Any, found: Differences) -> None:
-    if isinstance(before, dict) and isinstance(now, dict):
-        for key in dict.fromkeys([*before, *now]):
+def _differing(before: Any, now: Any, place: str, absent: Any) -> Iterator[Difference]:
+    """Down to single values: a value that is a document of its own cannot be read in a line."""
+    pair = (before, now)
+    known = [each for each in pair if each is not ABSENT and each is not None]
+    if known and all(isinstance(each, dict) for each in known):
+        one, other = (each if each in known else {} for each in pair)
+        of_one, of_other = (None if each is None else absent for each in pair)
+        for key in dict.fromkeys([*one, *other]):
             inner = f"{place}.{key}" if place else str(key)
-            _collect(before.get(key, absent), now.get(key, absent), inner, absent, found)
-    elif before is _ABSENT:
-        found.only[1].append(f"{place} ({_short(now)})")
-    elif now is _ABSENT:
-        found.only[0].append(f"{place} ({_short(before)})")
+            yield from _differing(one.get(key, of_one), other.get(key, of_other), inner, absent)
+    elif _are_documents(known):
+        one, other = (_by_name(each) if each in known else each for each in pair)
+        if len(known) == 2 and list(one) != list(other):
+            yield Difference(place, (list(one), list(other)))
+            one, other = _in_both(one, other), _in_both(other, one)
+        yield from _differing(one, other, place, absent)
     elif before != now:
-        found.changed.append(f"{place} is {_short(before)} {found.sides[0]} and {_short(now)} {found.sides[1]}")
+        yield Difference(place, (before, now))
+
+
+def _are_documents(known: list[Any]) -> bool:
+    return all(isinstance(each, list) for each in known) and any(
+        isinstance(item, dict) for each in known for item in each
+    )
+
+
+def _in_both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in one.items() if key in other}
+
+
+def _by_name(documents: list[Any]) -> dict[str, Any]:
+    """Documents of a list by their class or name, else by their place."""
+    for key in ("klass", "name"):
+        names = [str(each[key]) for each in documents if isinstance(each, dict) and key in each]
+        if len(set(names)) == len(documents):
+            return dict(zip(names, documents, strict=True))
+    return {str(place): each for place, each in enumerate(documents)}
 
 
 def _folded(names: list[str], side: str) -> str:
@@ -122,6 +177,23 @@ def _folded(names: list[str], side: str) -> str:
     return f"not known {side}: {', '.join(shown)}{more}"
 
 
-def _short(value: Any) -> str:
-    text = msgspec.json.encode(value).decode()
-    return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 3]}..."
+def _stated(value: Any) -> str:
+    """As JSON states a single value; of a list its first values."""
+    if isinstance(value, list | dict):
+        return _in_words(value)
+    return msgspec.json.encode(_cut(value)).decode()
+
+
+def _in_words(value: Any) -> str:
+    if value is ABSENT or value is None:
+        return NOT_KNOWN if value is ABSENT else "not set"
+    if isinstance(value, list | dict):
+        items = [f"{name}: {_in_words(each)}" for name, each in value.items()] if isinstance(value, dict) else value
+        more = len(items) - MOST_VALUES
+        return ", ".join(map(_in_words, items[:MOST_VALUES])) + (f" and {more} more" if more > 0 else "") or "none"
+    return _cut(value) if isinstance(value, str) else _stated(value)
+
+
+def _cut(value: Any) -> Any:
+    is_long = isinstance(value, str) and len(value) > MOST_CHARACTERS
+    return f"{value[: MOST_CHARACTERS - 1]}…" if is_long else value

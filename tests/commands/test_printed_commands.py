@@ -71,7 +71,7 @@ def test_a_folder_of_runs_offers_the_newest_and_the_command_for_it(tmp_path, ver
         run.update_meta(wall_anchor={"monotonic_ns": 0, "unix_ns": 1_700_000_000_000_000_000 + number})
     extra = {"explain": ("--slowest", "ttft"), "replay": ("--set", "max_num_seqs=3")}.get(verb, ())
     done = run_program(verb, "runs", *extra, cwd=tmp_path)
-    assert done.returncode == 2 and "a folder of 7 runs" in done.stderr and "and 2 older ones" in done.stderr
+    assert done.returncode == 2 and "a folder of 7 runs" in done.stderr and "and 2 more" in done.stderr
     last = done.stderr.strip().splitlines()[-1]
     name, options = parsed("sojourn " + last.partition(f"{verb} ")[1] + last.partition(f"{verb} ")[2])
     assert name == verb and "runs/r6" in [str(value) for each in options.values()

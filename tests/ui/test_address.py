@@ -20,10 +20,11 @@ OF_ONE_PAGE = {
     "symptom": ("symptoms", {}), "lifecycle": ("symptoms", {"symptom": "high_ttft"}),
     "object": ("symptoms", {"symptom": "high_ttft", "lifecycle": "request"}),
     "request": ("requests", {}), "order": ("requests", {}), "rows": ("requests", {}), "trait": ("requests", {}),
-    "shown": ("requests", {}), "b": ("compare", {}), "force": ("compare", {}), "scenario": ("start", {}),
+    "shown": ("requests", {}), "with": ("compare", {}), "force": ("compare", {}),
+    "swapped": ("compare", {}), "scenario": ("start", {}),
     "sort": ("runs", {}), "sweep": ("sweep", {}),
 }  # fmt: skip
-MOST_LINKED = ("symptom", "b", "request")
+MOST_LINKED = ("symptom", "with", "request")
 ELSEWHERE = {"url", "slo", "search"}  # the reader's own text: nothing is known to be there
 FREE = {"board", "range"}  # of a Prometheus: tests/dashboards has one
 
@@ -77,13 +78,13 @@ def test_unknown_filter_shows_no_figure_of_the_whole_run(runs, page, parameters,
 
 
 @pytest.mark.parametrize(
-    "name", ["symptom", "b", "request", *further(*sorted(set(OF_ONE_PAGE) - {"symptom", "b", "request"}))]
+    "name", ["symptom", "with", "request", *further(*sorted(set(OF_ONE_PAGE) - {"symptom", "with", "request"}))]
 )
 def test_unknown_value_of_a_page_is_named_there(runs, name, monkeypatch):
     page, beside = OF_ONE_PAGE[name]
     app = linked(runs, monkeypatch, page, run="chat", **beside, **{name: ABSENT})
     assert not app.exception and ABSENT in messages(app).replace("\\", ""), (messages(app), app.exception)
-    if name in ("b", "request"):
+    if name in ("with", "request"):
         says_so_and_shows_nothing(app, page)
 
 

@@ -13,7 +13,8 @@ from sojourn.interop.sources.vllm import VLLM
 from sojourn.metrics.ledger import ACCOUNTS
 from sojourn.metrics.usage.record import Begin, End, UsageRecord
 from sojourn.ui import text
-from sojourn.ui.run_data import fingerprint, load, run_names
+from sojourn.ui.run_data import fingerprint, load
+from sojourn.ui.run_list import run_names
 from sojourn.ui.tables.usage import OTHERS, tokens_over_time
 from tests.further import further
 from tests.metrics.synthetic import synthetic_run

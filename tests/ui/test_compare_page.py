@@ -7,7 +7,8 @@ import msgspec
 from sojourn.metrics.compare.runs import compare_runs
 from sojourn.metrics.compare.samples import samples_from
 from sojourn.metrics.run.directory import RunDirectory
-from sojourn.ui.run_data import load, run_names
+from sojourn.ui.run_data import load
+from sojourn.ui.run_list import run_names
 from sojourn.ui.tables.compare import signed
 from sojourn.ui.text import number, percent
 from tests.metrics.synthetic import synthetic_run
@@ -19,17 +20,22 @@ def words(app) -> str:
 
 
 def test_runs_of_one_schedule_are_compared_account_by_account(tmp_path, monkeypatch):
-    for name, device_seed in (("first", 1), ("second", 2)):
-        synthetic_run(tmp_path / name, requests=150, seed=4, device_seed=device_seed)
+    for name, second in (("first", 1), ("second", 2)):
+        run = synthetic_run(tmp_path / name, requests=150, seed=4, device_seed=second)
+        run.update_meta(wall_anchor={"monotonic_ns": 0, "unix_ns": second * 10**9})
     app = opened(tmp_path, "compare", "first", monkeypatch)
     assert not app.exception, app.exception
-    assert app.query_params["b"] in ("second", ["second"])
+    assert app.query_params["with"] in ("second", ["second"])
     text = html(app)
     assert any(word in text for word in ("PASS", "FAIL", "INCONCLUSIVE")) and "no verdict" not in text
     assert "compute.decode" in text and "all accounts" in text and "taken in pairs" in words(app)
     assert len(app.get("plotly_chart")) == 5
-    app = app.button[[button.label for button in app.button].index("Swap A and B")].click().run()
-    assert not app.exception and "run second" in html(app) and app.selectbox(key="compared").value == "first"
+    order = "**A**, before: first · **B**, after: second"
+    assert order in words(app)
+    app = opened(tmp_path, "compare", None, monkeypatch)  # the newest is B
+    assert app.session_state.run == "second" and order in words(app) and "B is" in html(app)
+    app = app.toggle(key="swapped").set_value(True).run()
+    assert not app.exception and "**A**, before: second" in words(app)
 
 
 def test_verdict_from_the_tables_of_the_app_is_that_of_the_command(tmp_path):
@@ -51,7 +57,8 @@ def test_runs_that_cannot_be_compared_say_why_and_are_shown_all_the_same(runs, m
     app = opened(runs, "compare", "chat", monkeypatch)
     app = app.selectbox(key="compared").select("tiny-kv").run()
     assert not app.exception and "no verdict" in html(app) and "not comparable" in html(app)
-    assert "Settings and versions" in words(app) or "Load, model and machine" in words(app)
+    assert "Settings and versions" in html(app) or "Load, model and machine" in html(app)
+    assert "--force" not in html(app) and "compare all the same" in html(app)
     app = app.toggle(key="force").set_value(True).run()
     assert not app.exception and "Forced: " in html(app)
 

@@ -12,7 +12,8 @@ from sojourn.metrics.memory.pooled_cache import pooled_cache
 from sojourn.ui.figures import fleet as figures
 from sojourn.ui.launch import app_command
 from sojourn.ui.markup.run_report import render
-from sojourn.ui.run_data import load, run_names
+from sojourn.ui.run_data import load
+from sojourn.ui.run_list import run_names
 from sojourn.ui.tables.fleet import cache_table, latency_table, load_table, regretted, verdict
 from tests.metrics.memory.test_pooled_cache import SIZE, record, table
 from tests.metrics.synthetic_fleet import synthetic_fleet

@@ -11,7 +11,7 @@ from sojourn.metrics.request.blame import matrix
 from sojourn.metrics.request.goodput import class_goodput
 from sojourn.metrics.request.objectives import OBJECTIVES
 from sojourn.metrics.results.load import declared_window_s
-from sojourn.ui.markup.before_after import before_and_after
+from sojourn.ui.markup.before_after import side_by_side
 from sojourn.ui.markup.document import as_json
 from sojourn.ui.markup.incident import payload as columns
 from sojourn.ui.markup.incident.payload import payload
@@ -79,7 +79,7 @@ def test_tools_read_the_diagnosis_and_a_summary(runs, chat):
 
 def test_two_runs_stand_beside_each_other(runs, chat):
     other = load(runs / "tiny-kv")
-    text = before_and_after(chat, other)
+    text = side_by_side(chat, other)
     assert "What differs" in text and "To the first token" in text and "memory.blocked" in text
     assert "Before and after" in render(chat, other) and "Before and after" not in render(chat)
     assert "sojourn-run-other" in moving_parts(chat, other).split("<script>")[0]

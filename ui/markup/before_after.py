@@ -2,25 +2,33 @@
 
 from sojourn.metrics.compare.runs import compare_runs
 from sojourn.metrics.compare.samples import samples_from
-from sojourn.metrics.compare.settings import alike, load_differences, setting_differences
+from sojourn.metrics.compare.settings import NOT_KNOWN, alike, load_differences, setting_differences
 from sojourn.metrics.compare.sides import class_comparisons, ledger_difference
 from sojourn.metrics.errors import SojournError
 from sojourn.metrics.run.directory import RunDirectory
+from sojourn.metrics.run.listing import before_and_after
 from sojourn.ui.drawings import Drawing
 from sojourn.ui.figures import compare as figures
 from sojourn.ui.markup import fragments
 from sojourn.ui.markup.document import caption, figure
 from sojourn.ui.run_data import RunData
 from sojourn.ui.tables.compare import MEANING, VERDICTS, class_rows, goodput_rows, ledger_rows, metric_rows
-from sojourn.ui.text import prose
+from sojourn.ui.text import prose, safe
 
+COLUMNS = ["setting", "A, before", "B, after"]
 STATES = {"no worse": "healthy", "worse": "overloaded", "cannot tell": "inconclusive"}
 
 
-def before_and_after(run: RunData, other: RunData) -> str:
-    """A is the run of the report, B the other. Where no verdict can be had, a sentence says why."""
+def in_order(run: RunData, other: RunData) -> tuple[RunData, RunData]:
+    """A and B: the run that was recorded first, and the other."""
+    return (run, other) if before_and_after(run.path, other.path)[0] == run.path else (other, run)
+
+
+def side_by_side(run: RunData, other: RunData) -> str:
+    """Of A and B. Where no verdict can be had, a sentence says why."""
     a, b = (samples_from(RunDirectory(each.path), each.requests, each.meta.get("objectives")) for each in (run, other))
-    parts = [_verdict(run, other), "<h3>What differs</h3>", _settings(run, other)]
+    parts = [f"<p>A: {safe(run.name)}. B: {safe(other.name)}.</p>", _verdict(run, other)]
+    parts += ["<h3>What differs</h3>", settings_table(run, other)]
     for prefix, title in (("ledger", "To the last byte"), ("ttft", "To the first token")):
         found = ledger_difference(a, b, prefix)
         if found is None:
@@ -47,7 +55,18 @@ def _verdict(run: RunData, other: RunData) -> str:
     return head + fragments.data_table(metric_rows(found.metrics, found.confidence))
 
 
-def _settings(run: RunData, other: RunData) -> str:
-    found = [*setting_differences(run.meta, other.meta).lines(), *load_differences(run.meta, other.meta).lines()]
-    rows = found or [alike(run.meta, other.meta)]
-    return fragments.wrap("".join(f'<p class="sj-small">{prose(each)}</p>' for each in rows))
+def settings_table(a: RunData, b: RunData) -> str:
+    """The settings that differ, each with its value before and after; folded those that one run alone names."""
+    load, own = (find(a.meta, b.meta).rows() for find in (load_differences, setting_differences))
+    if not load and not own:
+        return fragments.wrap(f"<p>{prose(alike(a.meta, b.meta))}</p>")
+    parts = []
+    for title, found in (("Settings and versions", own), ("Load, model and machine", load)):
+        both = [row for row in found if NOT_KNOWN not in row]
+        one = [row for row in found if NOT_KNOWN in row]
+        parts += [fragments.wrap(f"<h4>{title}</h4>")] if found else []
+        parts += [fragments.table(COLUMNS, both)] if both else []
+        parts += (
+            [fragments.folded(f"{len(one)} that one run alone names", fragments.table(COLUMNS, one))] if one else []
+        )
+    return "".join(parts)

@@ -13,7 +13,7 @@ from sojourn.ui.drawings import Drawing
 from sojourn.ui.figures import goodput, ledger, steps
 from sojourn.ui.markup import confidence, fragments, results
 from sojourn.ui.markup import foreign_server as server
-from sojourn.ui.markup.before_after import before_and_after
+from sojourn.ui.markup.before_after import in_order, side_by_side
 from sojourn.ui.markup.document import caption, document, figure
 from sojourn.ui.markup.incident.section import for_tools, moving_parts
 from sojourn.ui.run_data import RunData, load
@@ -48,7 +48,8 @@ def _sections(run: RunData, other: RunData | None) -> Iterator[tuple[str, str, s
     if run.diagnosis is not None:
         yield "findings", "Findings", _findings(run.diagnosis)
     if other is not None:
-        yield "against", f"Before and after: {run.name} and {other.name}", before_and_after(run, other)
+        before, after = in_order(run, other)
+        yield "against", f"Before and after: {before.name} and {after.name}", side_by_side(before, after)
     if not run.requests.empty:
         yield "timeline", "Objectives and timeline", moving_parts(run, other)
         yield "goodput", "Goodput", _goodput(run)

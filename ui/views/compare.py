@@ -6,7 +6,6 @@ import streamlit as st
 
 from sojourn.metrics.compare.runs import compare_runs
 from sojourn.metrics.compare.samples import RunSamples, samples_from
-from sojourn.metrics.compare.settings import alike, load_differences, setting_differences
 from sojourn.metrics.compare.sides import class_comparisons, ledger_difference, side_by_side
 from sojourn.metrics.compare.verdict import Comparison
 from sojourn.metrics.errors import RunDataError, SojournError
@@ -16,9 +15,11 @@ from sojourn.ui.address import named
 from sojourn.ui.figures import compare as figures
 from sojourn.ui.filter_bar import chosen_filter
 from sojourn.ui.markup import fragments
+from sojourn.ui.markup.before_after import in_order, settings_table
 from sojourn.ui.narrowed import narrowed
 from sojourn.ui.page import draw, once, open_page, read, stop_with
-from sojourn.ui.run_data import RunData, fingerprint, run_names
+from sojourn.ui.run_data import RunData, fingerprint
+from sojourn.ui.run_list import name_beside, run_names
 from sojourn.ui.tables.compare import (
     MEANING,
     VERDICTS,
@@ -58,26 +59,26 @@ def verdict(key: str, is_forced: bool, _runs: tuple[RunData, RunData]) -> tuple[
         return None, str(error)
 
 
-def swap(a: str, b: str) -> None:
-    st.query_params["run"], st.query_params["b"] = b, a
-    st.session_state.compared = a
-
-
-def choose_b(run: RunData) -> str:
-    """The name of B: by the address, else the newest other run."""
-    names = [name for name in run_names(st.session_state.runs_folder) if name != st.session_state.run]
+def choose_other(run: RunData) -> Path:
+    """The run beside the chosen one: by the address, else the one before it."""
+    folder = st.session_state.runs_folder
+    names = [name for name in run_names(folder) if name != st.session_state.run]
     if not names:
         stop_with("There is only one run here. Record a second one, such as the fix that a finding names.", "info")
-    st.session_state.compared = named("b", names, "other run") or names[0]
+    if st.query_params.get("with") == st.session_state.run:  # chosen at the left meanwhile
+        del st.query_params["with"]
+    asked = named("with", names, "other run")
+    st.session_state.compared = asked or name_beside(folder, st.session_state.run, names)
 
     def keep() -> None:
-        st.query_params["b"] = st.session_state.compared
+        st.query_params["with"] = st.session_state.compared
 
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        chosen = st.selectbox("B, compared with A", names, key="compared", on_change=keep)
-        st.button("Swap A and B", icon=":material/swap_horiz:", on_click=swap, args=(st.session_state.run, chosen))
-    st.query_params["b"] = chosen
-    return chosen
+        chosen = st.selectbox("Compared with", names, key="compared", on_change=keep)
+        st.toggle("Swap A and B", key="swapped", bind="query-params",
+                  help="A is the run that was recorded first, unless they are swapped")  # fmt: skip
+    st.query_params["with"] = chosen
+    return folder / chosen
 
 
 def show_verdict(found: Comparison | None, reason: str) -> None:
@@ -96,13 +97,7 @@ def show_verdict(found: Comparison | None, reason: str) -> None:
 
 def show_settings(a: RunData, b: RunData) -> None:
     st.subheader("What differs between the runs", anchor=False)
-    other_load, own = (find(a.meta, b.meta).lines() for find in (load_differences, setting_differences))
-    if not other_load and not own:
-        st.markdown(alike(a.meta, b.meta))
-    for title, found in (("Settings and versions", own), ("Load, model and machine", other_load)):
-        if found:
-            st.markdown(f"**{title}**")
-            st.html(fragments.wrap("".join(f'<p class="sj-small">{prose(each)}</p>' for each in found)))
+    st.html(settings_table(a, b))
 
 
 def show_ledgers(a: RunSamples, b: RunSamples, names: tuple[str, str], both: RunData) -> None:
@@ -178,36 +173,41 @@ def show_pairs(a: RunSamples, b: RunSamples, names: tuple[str, str], both: RunDa
 run = open_page(
     "Compare",
     "Two runs side by side: whether B is worse than A, where the time of a request differs, and in which requests.",
-    "A is the run that is chosen at the left. The **verdict** is that of `sojourn compare`: *PASS* says that B is no "
-    "worse than A within the margin, *FAIL* that it is worse beyond it, *INCONCLUSIVE* that these runs cannot tell. "
-    "**Ledgers**: the mean request of both runs, account by account; where an interval leaves out 0, the windows of "
-    "the runs agree on a difference. A filter applies to both runs, and not to the verdict.",
+    "**A** is the run that was recorded first, *before*, and **B** the later one, *after*. The **verdict** is that of "
+    "`sojourn compare A B`: *PASS* says that B is no worse than A within the margin, *FAIL* that it is worse beyond "
+    "it, *INCONCLUSIVE* that these runs cannot tell. **Ledgers**: the mean request of both runs, account by account; "
+    "where an interval leaves out 0, the windows of the runs agree on a difference. A filter applies to both runs, and "
+    "not to the verdict.",
 )
-name = choose_b(run)
-path: Path = st.session_state.runs_folder / name
+named("force", ("true", "false"), "choice")
+named("swapped", ("true", "false"), "choice")
+named("shown", UNTIL, "end")
+other_path = choose_other(run)
 try:
-    whole = read(str(path), fingerprint(path))
+    whole = read(str(other_path), fingerprint(other_path))
 except RunDataError as error:
     st.error(markdown(error), icon=":material/error:")
     st.stop()
-named("force", ("true", "false"), "choice")
-named("shown", UNTIL, "end")
 filter_ = chosen_filter()
 other = narrowed(whole, filter_) if filter_.labels() else whole
+first = read(str(run.path), fingerprint(run.path))
+a_run, b_run, a_whole, b_whole = *in_order(run, other), *in_order(first, whole)
+if st.session_state.swapped:
+    a_run, b_run, a_whole, b_whole = b_run, a_run, b_whole, a_whole
+st.markdown(f"**A**, before: {markdown(a_run.name)} · **B**, after: {markdown(b_run.name)}")
 is_forced = st.toggle(
     "Compare all the same", key="force", bind="query-params",
-    help="give a verdict also on runs that are not valid, or that differ in load, model or machine (--force)",
+    help="give a verdict also on runs that are not valid, or that differ in load, model or machine",
 )  # fmt: skip
 place = st.container()  # filled last: figures need not wait for it
-show_settings(run, other)
+show_settings(a_run, b_run)
 if run.requests.empty or other.requests.empty:
     stop_with("A run has no request that passes, so there is nothing to set side by side.", "info")
-both = run.beside(other)
-a, b = samples_of(run), samples_of(other)
-names = (run.name, other.name)
+both = a_run.beside(b_run)
+a, b = samples_of(a_run), samples_of(b_run)
+names = (a_run.name, b_run.name)
 show_ledgers(a, b, names, both)
-show_classes(a, b, (run, other), both)
+show_classes(a, b, (a_run, b_run), both)
 show_pairs(a, b, names, both)
 with place:
-    first = read(str(run.path), fingerprint(run.path))
-    show_verdict(*verdict(first.beside(whole).key, is_forced, (first, whole)))
+    show_verdict(*verdict(a_whole.beside(b_whole).key, is_forced, (a_whole, b_whole)))

@@ -2,30 +2,21 @@
 
 import streamlit as st
 
-from sojourn.metrics.errors import RunDataError
-from sojourn.metrics.run.listing import ListedRun, list_runs
+from sojourn.metrics.run.listing import ListedRun
 from sojourn.ui.address import named
 from sojourn.ui.markup import fragments
 from sojourn.ui.page import caption, stop_with, style
-from sojourn.ui.text import NOTHING, markdown, number, percent, prose, safe
+from sojourn.ui.run_list import listed
+from sojourn.ui.text import NOTHING, number, percent, prose, safe
 
 ORDERS = {"recorded": "newest", "goodput": "goodput", "attainment": "attainment", "name": "name"}
 
 
-@st.cache_data(max_entries=8)
-def listed(folder: str, stamps: tuple[tuple[str, int], ...], _runs: object) -> list[ListedRun]:
-    return list_runs(_runs)
-
-
-def stamps_of(folder) -> tuple[tuple[str, int], ...]:
-    """Name and time of change of the documents that a row is read from."""
-    files = [*folder.glob("*/run.json"), *folder.glob("*/diagnosis.json"), *folder.glob("*/client.parquet")]
-    return tuple(sorted((str(file), file.stat().st_mtime_ns) for file in files))
-
-
 def text_of(run: ListedRun) -> str:
     """What a search looks into."""
-    return " ".join(map(str, (run.name, run.scenario, run.source, run.state, run.model, run.headline, run.unreadable)))
+    return " ".join(
+        map(str, (run.name, run.scenario, run.source, run.state, run.model, run.headline, run.unreadable, run.note))
+    )
 
 
 def ordered(runs: list[ListedRun], order: str) -> list[ListedRun]:
@@ -38,17 +29,23 @@ def ordered(runs: list[ListedRun], order: str) -> list[ListedRun]:
     return sorted(runs, key=lambda run: -1.0 if getattr(run, name) is None else getattr(run, name), reverse=True)
 
 
+def found_in(run: ListedRun) -> str:
+    """The first sentence of its verdict; before it, what the run is where it is no load of its own."""
+    verdict = "" if run.is_passed_over and run.note else (run.headline or run.unreadable or "").partition(". ")[0]
+    return ". ".join(part for part in (f"{run.note[:1].upper()}{run.note[1:]}", verdict) if part)
+
+
 def row_of(run: ListedRun) -> list[str]:
     """As HTML: the run with what it is of, its figures, and its finding."""
     recorded = (run.recorded_at or "")[:16].replace("T", " ")
     parts = [part for part in (recorded, run.scenario or run.source, run.model) if part]
-    verdict = run.state or ("cannot be read" if run.unreadable else "not diagnosed")
+    verdict = run.state or ("cannot be read" if run.unreadable else NOTHING if run.note else "not diagnosed")
     return [
         f"{fragments.link('overview', {'run': run.name}, run.name)}"
         f'<span class="sj-interval">{safe(" · ".join(parts))}</span>',
         safe(verdict), number(run.goodput_rps), percent(run.attainment),
         NOTHING if run.requests is None else f"{run.requests:,}",
-        prose((run.headline or run.unreadable or "").partition(". ")[0]),
+        prose(found_in(run)),
     ]  # fmt: skip
 
 
@@ -56,11 +53,7 @@ style()
 st.title("Runs", anchor=False)
 st.markdown("All runs of this folder. A name opens its run.")
 folder = st.session_state.runs_folder
-try:
-    runs = listed(str(folder), stamps_of(folder), folder)
-except RunDataError as error:
-    st.error(markdown(error), icon=":material/error:")
-    st.stop()
+runs = listed(folder)
 if not runs:
     stop_with(st.session_state.get("no_run", "There is no run here."), "folder_off")
 wanted = st.text_input("Search", placeholder="name, scenario, model, verdict or finding", key="search",

@@ -50,7 +50,7 @@ def test_what_a_side_does_not_know_is_one_line_for_the_side():
     imported = {"scenario": {"name": "x"}, "engine": {"model": "m"}}
     ours = imported | {"scenario": {"workload": {"classes": []}}, "hardware": {"cpu": "A", "cores": 2}}
     assert load_differences(imported, ours).lines() == [
-        'not known in A: hardware.cpu ("A"), hardware.cores (2), workload ({"classes":[]})'
+        'not known in A: hardware.cpu ("A"), hardware.cores (2), workload.classes (none)'
     ]
 
 
@@ -59,3 +59,29 @@ def test_settings_that_nobody_knows_are_not_the_same():
     ours = {"engine": {"max_num_seqs": 2, "model": "m"}}
     assert "settings are not known" in alike(foreign, foreign) and "settings are not known" in alike(ours, foreign)
     assert "settings and versions" in alike(ours, ours)
+
+
+def test_a_difference_within_a_document_is_named_by_its_own_setting_and_no_value_is_cut_json():
+    def load(*classes: dict, **more) -> dict:
+        return {"scenario": {"workload": {"classes": list(classes), **more}}}
+
+    chat = {"klass": "chat", "prompt_tokens": {"distribution": "fixed", "tokens": 128}, "session": None}
+    longer = chat | {"prompt_tokens": {"distribution": "fixed", "tokens": 512}, "session": {"turns": 3}}
+    found = load_differences(load(chat), load(longer))
+    assert found.rows() == [
+        ("workload.classes.chat.prompt_tokens.tokens", "128", "512"),
+        ("workload.classes.chat.session.turns", "not set", "3"),
+    ]
+    assert found.lines()[0] == "workload.classes.chat.prompt_tokens.tokens is 128 in A and 512 in B"
+    batch = {"klass": "batch", "prompt_tokens": {"distribution": "empirical", "counts": list(range(99))}}
+    assert load_differences(load(chat), load(chat, batch)).rows() == [("workload.classes", "chat", "chat, batch")]
+    rows = load_differences(load(chat, batch), load(name="x" * 500)).rows()
+    assert ("workload.classes", "chat, batch", "none") in rows
+    lines = (
+        load_differences(load(batch), {"scenario": {}}).lines() + load_differences(load(), load(text="x" * 500)).lines()
+    )
+    assert all(line.count(mark) % 2 == 0 for line in lines for mark in '"') and not any("{" in line for line in lines)
+    steps = {"engine": {"cuda_graphs": [1, 2, 4]}}, {"engine": {"cuda_graphs": list(range(20)), "policy": "fcfs"}}
+    assert setting_differences(*steps).rows() == [
+        ("engine.cuda_graphs", "1, 2, 4", "0, 1, 2, 3, 4, 5, 6, 7 and 12 more"), ("engine.policy", "not known", "fcfs"),
+    ]  # fmt: skip
