@@ -12,7 +12,7 @@ from sojourn.metrics.errors import InputError, RunDataError
 from sojourn.metrics.exit_codes import Ended
 
 if TYPE_CHECKING:
-    from sojourn.metrics.compare.verdict import Compared, Comparison
+    from sojourn.metrics.compare.verdict import Compared, Comparison, GoodPairs
     from sojourn.metrics.compare.workload import Work
     from sojourn.metrics.run.directory import RunDirectory
 
@@ -102,12 +102,15 @@ def _print(found: "Comparison") -> None:
     columns = ("metric", "A", "B", "B / A", f"{found.confidence:.0%} bounds", "verdict")
     rows = table(*columns, text=["metric", "verdict"])
     for each in found.metrics:
-        bounds = "–" if each.low is None else f"{each.low:.3f}–{each.high:.3f}"
-        ratio = "–" if each.ratio is None else f"{each.ratio:.3f}"
-        rows.add_row(each.metric, _number(each.a), _number(each.b), ratio, bounds, each.verdict)
+        bounds = "–" if each.low is None else f"{_ratio(each.low)}–{_ratio(each.high)}"
+        ratio = "–" if each.ratio is None else _ratio(each.ratio)
+        rows.add_row(each.metric, _number(each.a), _number(each.b), ratio, bounds,
+                     "better" if each.better else each.verdict)  # fmt: skip
     out.print(rows)
     if found.work is not None:
         out.print(_work(*found.work))
+    if found.good_pairs is not None:
+        out.print(_pairs(found.good_pairs))
     by_reason: dict[str, list[str]] = {}
     for each in found.metrics:
         by_reason.setdefault(_reason(each), []).append(each.metric)
@@ -119,7 +122,21 @@ def _print(found: "Comparison") -> None:
     own = "".join(f" ({each.metric} {100 * each.margin:.3g}%)" for each in found.metrics if each.margin != found.margin)
     out.print(
         f"\n[bold]{found.verdict}[/bold]: B against A, margin {100 * found.margin:.3g}%{own}, confidence "
-        f"{found.confidence:.0%}"
+        f"{found.confidence:.0%}{_surely(found)}"
+    )
+
+
+def _surely(found: "Comparison") -> str:
+    """`; better in ttft_mean, e2e_mean; worse in tpot_mean`."""
+    better = [each.metric for each in found.metrics if each.better]
+    worse = [each.metric for each in found.metrics if each.verdict == "worse"]
+    return "".join(f"; {word} in {', '.join(names)}" for word, names in (("better", better), ("worse", worse)) if names)
+
+
+def _pairs(found: "GoodPairs") -> str:
+    return (
+        f"the same requests: {found.both:,} good in both, {found.only_a:,} only in A, {found.only_b:,} only in B, "
+        f"{found.neither:,} in neither"
     )
 
 
@@ -143,6 +160,10 @@ def _reason(each: "Compared") -> str:
         more = f"about {times:,.{0 if times >= 10 else 1}f} times as many requests or runs would decide it"
         return f"{each.reason}; {more}" if each.reason else more
     return each.reason
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.3f}" if value < 1000 else f"{value:,.0f}" if value < 1e6 else "∞"
 
 
 def _number(value: float | None) -> str:

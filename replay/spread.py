@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from sojourn.metrics.compare.pairs import USUAL_SPEED_SPREAD
 from sojourn.metrics.compare.settings import identity
 from sojourn.metrics.errors import SojournError
 from sojourn.metrics.request.goodput import measured
@@ -26,7 +27,6 @@ from sojourn.replay.outcome import figures, recorded_answers
 from sojourn.replay.simulate import Material
 from sojourn.replay.verdict.changed import changed_settings
 
-USUAL_SPEED_SPREAD = 0.03  # of a run on a machine that nobody else uses: docs/results/replay_accuracy.md measures it
 OF_TWO_RUNS = math.sqrt(2)
 # Of the logarithm of the slowdown by other processes and machines, between two runs on one machine: chosen on the first
 # pairs of docs/results/noisy_pairs.md.

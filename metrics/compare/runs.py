@@ -1,13 +1,17 @@
 """Two runs, or two sets of runs, compared: reads them, refuses what cannot be compared, weighs every metric."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import pandas as pd
 
+from sojourn.metrics.compare.comparable import begun_alike, faults_between, what_differs
 from sojourn.metrics.compare.metrics import METRICS, SHARES, Metric
+from sojourn.metrics.compare.pairs import are_taken_by_pairs, blocks_evidence, good_pairs
 from sojourn.metrics.compare.samples import (
+    FEWEST_WINDOWS,
     RunSamples,
     alike_steps,
     num_windows,
@@ -16,7 +20,7 @@ from sojourn.metrics.compare.samples import (
     samples_of,
     steps_of,
 )
-from sojourn.metrics.compare.settings import THERE_AND_HERE, Differences, load_differences, setting_differences
+from sojourn.metrics.compare.settings import setting_differences
 from sojourn.metrics.compare.steal import left_out, undisturbed_requests, undisturbed_steps
 from sojourn.metrics.compare.verdict import (
     FEWEST_RUNS,
@@ -40,7 +44,6 @@ from sojourn.metrics.run.directory import RunDirectory, kept_share
 OF_REQUESTS = ("ttft_mean", "tpot_mean", "e2e_mean", "attainment")  # a mean moves less by chance than a quantile
 OF_STEPS = ("step_p50", "steady_steps")  # where both sides have the server's records
 NO_MARGINS: Mapping[str, float] = {}
-MOST_DIFFERENCES = 8  # in a note
 
 
 def compare_runs(
@@ -59,41 +62,79 @@ def compare_runs(
     there or not compared.
     """
     _check_names(metrics, margins, max_steal)
-    notes = check(a, b, force)
+    found_faults = faults_between(a, b)
+    notes = _faults(found_faults.certain, force)
     whole = [[read(run) for run in side] for side in (a, b)]
     several = _several(whole)
+    whole, of_load, about = begun_alike(whole, found_faults.of_load)
+    notes += [*_faults(of_load, force), *about]
+    notes += what_differs(a[0].meta(), b[0].meta())
     sides, steps, share, steal_notes = _undisturbed(whole, max_steal)
-    chosen = list(dict.fromkeys(metrics)) or _usual(sides, steps is not None, notes)
+    way = _way(whole, several)
+    chosen = list(dict.fromkeys(metrics)) or _usual(sides, steps is not None and not way.by_pairs, notes)
     of_steps = _of_steps(chosen, steps is not None)
     notes += _about(whole, steal_notes, share if of_steps else None, several)
-    paired = len(a) == len(b) and all(map(same_schedule, *whole))
     work = work_of(whole[0]), work_of(whole[1])
     if len(of_steps) < len(chosen):  # alike steps hold the same work, whatever the runs did
-        notes += _faults(_other_work(whole, paired, margin, confidence), force)
+        notes += _faults(_other_work(whole, way.paired, margin, confidence), force)
         if "served" in margins or work[0].failed_share or work[1].failed_share:
             chosen = list(dict.fromkeys((*chosen, "served")))
     if idle := [name for name in margins if name not in chosen]:
         raise InputError(f"{idle[0]} has a margin and is not compared; compared are {', '.join(chosen)}")
     undisturbed = sides, (work_of(sides[0]), work_of(sides[1]))
-    windows, too_short = (0, "") if several else num_windows(whole[0][0])
-    if too_short:
-        notes.append(f"{too_short}. `sojourn verify A B` says whether B did what was predicted of its settings")
+    notes += way.notes()
     random = np.random.default_rng(seed)
-    found = []
-    for name in chosen:
-        own, (of, its_work) = margins.get(name, margin), (whole, work) if name == "served" else undisturbed
-        if too_short:
-            found.append(_seen_only(name, own, of, steps))
-            continue
-        in_pairs = paired and all(map(same_schedule, *of))
-        evidence = _evidence(METRICS[name], of, steps, in_pairs, windows, random)
-        if isinstance(evidence, str):
-            found.append(undecided(name, own, evidence))
-            continue
-        counted = _counted(METRICS[name], of, steps, in_pairs)
-        each = weigh(name, METRICS[name], evidence, own, confidence, counted)
-        found.append(_beside(each, METRICS[name], of, its_work))
-    return together(found, margin, confidence, notes, work)
+    found = [
+        _compared(name, margins.get(name, margin), *((whole, work) if name == "served" else undisturbed), steps, way,
+                  confidence, random)
+        for name in chosen
+    ]  # fmt: skip
+    return together(found, margin, confidence, notes, work, good_pairs(*whole[0], *whole[1]) if way.pairs else None)
+
+
+class _Way(NamedTuple):
+    """What is resampled: whole runs, windows of one run a side, or pairs of its requests; or why nothing is."""
+
+    paired: bool
+    windows: int
+    too_short: str  # "" where A has windows, or several runs
+    pairs: int  # of one run a side
+    by_pairs: bool
+
+    def notes(self) -> list[str]:
+        if self.by_pairs:
+            return [
+                f"A is too short for {FEWEST_WINDOWS} windows: the {self.pairs:,} requests are compared one by one "
+                "with the same ones of the other run"
+            ]
+        verify = "`sojourn verify A B` says whether B did what was predicted of its settings"
+        return [f"{self.too_short}. {verify}"] if self.too_short else []
+
+
+def _way(sides: list[list[RunSamples]], several: bool) -> _Way:
+    a, b = sides
+    paired = len(a) == len(b) and all(map(same_schedule, a, b))
+    windows, too_short = (0, "") if several else num_windows(a[0])
+    pairs = len(a[0].requests) if paired and not several else 0
+    return _Way(paired, windows, too_short, pairs, bool(pairs) and are_taken_by_pairs(a[0], b[0]))
+
+
+def _compared(
+    name: str, margin: float, sides: list[list[RunSamples]], work: tuple[Work, Work],
+    steps: list[list[pd.DataFrame]] | None, way: _Way, confidence: float, random: np.random.Generator,
+) -> Compared:  # fmt: skip
+    """One metric of the `sides`, which did the `work`."""
+    metric, in_pairs = METRICS[name], way.paired and all(map(same_schedule, *sides))
+    if way.by_pairs and in_pairs and metric.source == "requests":
+        evidence = blocks_evidence(sides[0][0], sides[1][0], metric, random)
+    elif way.too_short:
+        return _seen_only(name, margin, sides, steps)
+    else:
+        evidence = _evidence(metric, sides, steps, in_pairs, way.windows, random)
+    if isinstance(evidence, str):
+        return undecided(name, margin, evidence)
+    found = weigh(name, metric, evidence, margin, confidence, _counted(metric, sides, steps, in_pairs))
+    return _beside(found, metric, sides, work)
 
 
 def _check_names(metrics: Sequence[str], margins: Mapping[str, float], max_steal: float | None) -> None:
@@ -184,35 +225,6 @@ def _usual(sides: list[list[RunSamples]], steps: bool, notes: list[str]) -> list
 
 class NotComparable(InputError):
     """Runs that differ in load, model or machine, or that are not valid. Each caller names its own way to force it."""
-
-
-def check(a: Sequence[RunDirectory], b: Sequence[RunDirectory], force: bool) -> list[str]:
-    """What is to be said about the runs: the settings that differ, and with `force` what should not. Raises
-    InputError."""
-    if twice := {run.path.resolve() for run in a} & {run.path.resolve() for run in b}:
-        raise InputError(f"{min(twice)} is on both sides; a run is no worse than itself, so give another one")
-    metas = [(run, run.meta()) for run in (*a, *b)]
-    faults = [
-        f"{run.path} is not valid: {'; '.join(meta.get('invalid_reasons') or ['no reason is given'])}"
-        for run, meta in metas
-        if not meta.get("valid")
-    ]
-    first = metas[0][1]
-    for run, meta in metas[1:]:
-        if different := load_differences(first, meta, THERE_AND_HERE).lines():
-            faults.append(f"{run.path} is not comparable with {metas[0][0].path}: {'; '.join(different[:5])}")
-    for side in (a, b):
-        for run in side[1:]:
-            if different := setting_differences(side[0].meta(), run.meta(), THERE_AND_HERE).lines():
-                faults.append(f"{run.path} is no repetition of {side[0].path}: {'; '.join(different[:5])}")
-    return _faults(faults, force) + _what_differs(setting_differences(a[0].meta(), b[0].meta()))
-
-
-def _what_differs(found: Differences) -> list[str]:
-    """As notes: the settings that differ, and one note for all those that a side does not know."""
-    shown = found.changed[:MOST_DIFFERENCES]
-    more = f"; and {len(found.changed) - len(shown)} more" if len(found.changed) > len(shown) else ""
-    return [*([f"what differs: {'; '.join(shown)}{more}"] if shown else []), *found.unknown()]
 
 
 def _faults(faults: list[str], force: bool) -> list[str]:

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from sojourn.metrics.compare.metrics import METRICS
+from sojourn.metrics.compare.pairs import are_taken_by_pairs, blocks_evidence, blocks_of, latencies_of
 from sojourn.metrics.compare.samples import RunSamples, num_windows, same_schedule, samples_of
 from sojourn.metrics.compare.verdict import Compared, statistic, undecided, weigh, windows_evidence
 from sojourn.metrics.ledger import ACCOUNTS, UNACCOUNTED
@@ -72,15 +73,13 @@ def ledger_difference(a: RunSamples, b: RunSamples, prefix: str = "ledger") -> L
     values = [_with_sum(side[rows]) for side, rows in zip(booked, known, strict=True)]
     means = [side.mean(axis=0) for side in values]
     count, no_interval = num_windows(a)  # of both, so that a slow B has as many
-    half = np.full(len(means[0]), math.nan)
-    if not no_interval:
-        places = [_windows(side, rows, count) for side, rows in zip((a, b), known, strict=True)]
-        if paired:
-            errors, degrees = [_error_of_mean(values[1] - values[0], places[0])], len(np.unique(places[0])) - 1
-        else:
-            errors = [_error_of_mean(side, place) for side, place in zip(values, places, strict=True)]
-            degrees = sum(len(np.unique(place)) - 1 for place in places)
-        half = np.sqrt(np.sum(np.square(errors), axis=0)) * t_quantile(TWO_SIDED, max(degrees, 1))
+    if paired and are_taken_by_pairs(a, b):
+        half, no_interval = _half_of_pairs(a, b, values, known[0]), ""
+    elif no_interval:
+        half = np.full(len(means[0]), math.nan)
+    else:
+        half = _half_of_windows([_windows(side, rows, count) for side, rows in zip((a, b), known, strict=True)], values,
+                                paired)  # fmt: skip
     names = [*(info.name for info in ACCOUNTS), UNACCOUNTED, ALL_ACCOUNTS]
     rows = [
         AccountDifference(
@@ -93,6 +92,26 @@ def ledger_difference(a: RunSamples, b: RunSamples, prefix: str = "ledger") -> L
     return LedgerDifference(
         rows=rows, requests=(len(values[0]), len(values[1])), paired=paired, no_interval=no_interval
     )
+
+
+def _half_of_windows(places: list[np.ndarray], values: list[np.ndarray], paired: bool) -> np.ndarray:
+    """[accounts] half the width of the intervals. `places`: the windows of the requests of each side."""
+    if paired:
+        errors, degrees = [_error_of_mean(values[1] - values[0], places[0])], len(np.unique(places[0])) - 1
+    else:
+        errors = [_error_of_mean(side, place) for side, place in zip(values, places, strict=True)]
+        degrees = sum(len(np.unique(place)) - 1 for place in places)
+    return np.sqrt(np.sum(np.square(errors), axis=0)) * t_quantile(TWO_SIDED, max(degrees, 1))
+
+
+def _half_of_pairs(a: RunSamples, b: RunSamples, values: list[np.ndarray], known: np.ndarray) -> np.ndarray:
+    latencies = latencies_of(*(side._replace(requests=side.requests[known]) for side in (a, b)))
+    between = [blocks_of(column, latencies, "e2e_ms") for column in (values[1] - values[0]).T]
+    largest = np.maximum(*(side.mean(axis=0) for side in values))
+    return np.array([
+        math.hypot(each.error, each.of_speed * ms) * t_quantile(TWO_SIDED, max(each.degrees, 1))
+        for each, ms in zip(between, largest, strict=True)
+    ])  # fmt: skip
 
 
 def class_comparisons(
@@ -134,14 +153,20 @@ def side_by_side(a: RunSamples, b: RunSamples, prefix: str = "ledger") -> pd.Dat
 def _class_comparison(name: str, a: RunSamples, b: RunSamples, margin: float, confidence: float) -> ClassComparison:
     windows, reason = num_windows(a) if len(a.requests) and len(b.requests) else (0, "a side has no request")
     paired, random = same_schedule(a, b), np.random.default_rng(SEED)
+    if by_pairs := are_taken_by_pairs(a, b):
+        reason = ""
     found = []
     for key in OF_CLASSES:
         metric = METRICS[key]
         samples = [samples_of(side, metric, windows or 1) for side in (a, b)]
         if not all(len(side.values) for side in samples):
             continue
-        if windows:
-            evidence = windows_evidence(*samples, metric, paired, random)
+        if by_pairs or windows:
+            evidence = (
+                blocks_evidence(a, b, metric, random)
+                if by_pairs
+                else windows_evidence(*samples, metric, paired, random)
+            )
             found.append(weigh(key, metric, evidence, margin, confidence))
             continue
         values = [_finite(statistic(side, metric)) for side in samples]

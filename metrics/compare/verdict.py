@@ -17,13 +17,15 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from sojourn.metrics.compare.metrics import QUANTILES, Metric
+from sojourn.metrics.compare.metrics import QUANTILES, SHARES, Metric
 from sojourn.metrics.compare.samples import FEWEST_WINDOWS, Samples
 from sojourn.metrics.compare.workload import Shift, Work
 from sojourn.metrics.statistics.dependent_samples import t_quantile, t_tail
 
 Verdict = Literal["no worse", "worse", "cannot tell"]
 RESAMPLES = 400
+LEAST = 1e-3  # of a share or a latency: nothing has no logarithm
+LARGEST = 700.0  # logarithm of what a float holds
 FEWEST_RUNS = 2
 
 
@@ -44,6 +46,17 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     needs: float | None = None  # times as many runs, or times as long, until it could tell; where it cannot
     p_worse: float = 1.0
     p_no_worse: float = 1.0
+    p_better: float = 1.0
+    better: bool = False  # by more than the margin: A is worse than B by it
+
+
+class GoodPairs(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests of one schedule by whether they met their objectives in A and in B."""
+
+    both: int
+    only_a: int
+    only_b: int
+    neither: int
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +69,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     metrics: list[Compared]
     notes: list[str]
     work: tuple[Work, Work] | None = None
+    good_pairs: GoodPairs | None = None  # of one run a side of the same schedule
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +88,7 @@ def statistic(samples: Samples, metric: Metric) -> float:
     """Of all samples; NaN without any."""
     if not len(samples.values):
         return math.nan
-    return float(_weighted(samples, metric, np.ones((1, samples.windows)))[0])
+    return float(weighted(samples, metric, np.ones((1, samples.windows)))[0])
 
 
 def windows_evidence(a: Samples, b: Samples, metric: Metric, paired: bool, random: np.random.Generator) -> Evidence:
@@ -84,13 +98,13 @@ def windows_evidence(a: Samples, b: Samples, metric: Metric, paired: bool, rando
     found = statistic(a, metric), statistic(b, metric)
     resampled_a = random.multinomial(a.windows, [1 / a.windows] * a.windows, RESAMPLES)
     resampled_b = resampled_a if paired else random.multinomial(b.windows, [1 / b.windows] * b.windows, RESAMPLES)
-    effects = _worsening(_weighted(a, metric, resampled_a), _weighted(b, metric, resampled_b), metric)
+    effects = worsening(weighted(a, metric, resampled_a), weighted(b, metric, resampled_b), metric)
     clusters = a.windows if paired else a.windows + b.windows
     fewest = min(a.windows, b.windows)
     degrees = (fewest - 1) * (1 if paired or fewest < FEWEST_WINDOWS else 2)
     known = bool(np.isfinite(effects).all()) and fewest > 1
     error = float(np.std(effects)) * math.sqrt(fewest / (fewest - 1)) if known else math.nan
-    effect = float(_worsening(np.array(found[0]), np.array(found[1]), metric))
+    effect = float(worsening(np.array(found[0]), np.array(found[1]), metric))
     return Evidence(a=found[0], b=found[1], effect=effect, error=error, degrees=degrees, paired=paired,
                     clusters=clusters)  # fmt: skip
 
@@ -149,16 +163,20 @@ def weigh(
     if error > 0:
         p_worse = t_tail((evidence.effect - bound) / error, degrees)
         p_no_worse = t_tail((bound - evidence.effect) / error, degrees)
+        p_better = t_tail((-bound - evidence.effect) / error, degrees)
     else:  # a device without any noise
         p_worse, p_no_worse = float(evidence.effect <= bound), float(evidence.effect >= bound)
+        p_better = float(evidence.effect >= -bound)
     verdict: Verdict = "no worse" if high < bound else "worse" if low > bound else "cannot tell"
     distance = abs(bound - evidence.effect)
     needs = (quantile * error / distance) ** 2 if verdict == "cannot tell" and distance > 0 else None
-    ratios = sorted(math.exp(value if metric.lower else -value) for value in (low, high))
+    ratios = sorted(_ratio(value if metric.lower else -value) for value in (low, high))
+    if metric.what in SHARES and evidence.a > 0:  # no share is above all
+        ratios = [min(ratio, 1 / evidence.a) for ratio in ratios]
     return Compared(
         metric=name, verdict=verdict, a=evidence.a, b=evidence.b, low=ratios[0], high=ratios[1], margin=margin,
-        ratio=math.exp(evidence.effect if metric.lower else -evidence.effect), paired=evidence.paired,
-        clusters=evidence.clusters, p_worse=p_worse, p_no_worse=p_no_worse, needs=needs,
+        ratio=_ratio(evidence.effect if metric.lower else -evidence.effect), paired=evidence.paired,
+        clusters=evidence.clusters, p_worse=p_worse, p_no_worse=p_no_worse, p_better=p_better, needs=needs,
     )  # fmt: skip
 
 
@@ -167,6 +185,8 @@ def outlasting(found: Compared, shift: Shift) -> Compared:
     if found.verdict == "cannot tell" or found.low is None or found.high is None:
         return found
     low, high = (bound * math.exp(shift.log_ratio) for bound in (found.low, found.high))
+    if high * (1 + found.margin) >= 1:
+        found = msgspec.structs.replace(found, p_better=1.0)
     holds = high < 1 + found.margin if found.verdict == "no worse" else low > 1 + found.margin
     if holds:
         return found
@@ -182,25 +202,36 @@ def undecided(name: str, margin: float, reason: str, evidence: Evidence | None =
 
 def together(
     found: Sequence[Compared], margin: float, confidence: float, notes: Sequence[str] = (),
-    work: tuple[Work, Work] | None = None,
+    work: tuple[Work, Work] | None = None, pairs: GoodPairs | None = None,
 ) -> Comparison:  # fmt: skip
-    """The verdict of all metrics. A metric stays `worse` only where Holm's correction for their number lets it."""
-    alpha, ordered = 1 - confidence, sorted(found, key=lambda each: each.p_worse)
-    worse: set[str] = set()
-    for place, each in enumerate(ordered):
-        if each.verdict != "worse" or each.p_worse > alpha / (len(ordered) - place):
-            break
-        worse.add(each.metric)
+    """The verdict of all metrics. A metric stays `worse` only where Holm's correction for their number lets it, and
+    `better` is of each on its own."""
+    worse = _surely([(each.p_worse, each.metric) for each in found if each.verdict == "worse"], len(found), confidence)
+    better = {each.metric for each in found if each.p_better <= 1 - confidence}
     reason = "worse on its own, not among so many metrics; compare fewer of them, or give more requests or runs"
     corrected = [
-        each if each.verdict != "worse" or each.metric in worse else
-        msgspec.structs.replace(each, verdict="cannot tell", reason=reason)
+        msgspec.structs.replace(each, better=each.metric in better) if each.verdict != "worse" or each.metric in worse
+        else msgspec.structs.replace(each, verdict="cannot tell", reason=reason)
         for each in found
     ]  # fmt: skip
     all_fine = all(each.verdict == "no worse" for each in corrected)
     verdict: Verdict = "worse" if worse else "no worse" if all_fine else "cannot tell"
     return Comparison(verdict=verdict, margin=margin, confidence=confidence, metrics=corrected, notes=list(notes),
-                      work=work)  # fmt: skip
+                      work=work, good_pairs=pairs)  # fmt: skip
+
+
+def _ratio(logarithm: float) -> float:
+    return math.exp(min(logarithm, LARGEST))
+
+
+def _surely(found: Sequence[tuple[float, str]], number: int, confidence: float) -> set[str]:
+    """Those whose claim holds among `number` of them, by the probability of a wrong one (Holm, 1979)."""
+    held: set[str] = set()
+    for place, (probability, metric) in enumerate(sorted(found)):
+        if probability > (1 - confidence) / (number - place):
+            break
+        held.add(metric)
+    return held
 
 
 def _without_empty(samples: Samples) -> Samples:
@@ -209,7 +240,8 @@ def _without_empty(samples: Samples) -> Samples:
     return Samples(samples.values, window, len(windows))
 
 
-def _worsening(a: np.ndarray, b: np.ndarray, metric: Metric) -> np.ndarray:
+def worsening(a: np.ndarray, b: np.ndarray, metric: Metric) -> np.ndarray:
+    """The logarithm of how much worse `b` is than `a`."""
     with np.errstate(invalid="ignore"):  # two infinities differ by nothing that is known
         ratio = np.log(_floor(b)) - np.log(_floor(a))
     return ratio if metric.lower else -ratio
@@ -217,10 +249,10 @@ def _worsening(a: np.ndarray, b: np.ndarray, metric: Metric) -> np.ndarray:
 
 def _floor(values: np.ndarray) -> np.ndarray:
     """A share of nothing has no logarithm: a thousandth stands for it."""
-    return np.maximum(values, 1e-3)
+    return np.maximum(values, LEAST)
 
 
-def _weighted(samples: Samples, metric: Metric, weights: np.ndarray) -> np.ndarray:
+def weighted(samples: Samples, metric: Metric, weights: np.ndarray) -> np.ndarray:
     """The statistic under each row of `weights` [resamples, windows]."""
     if metric.statistic == "mean":
         sums = np.bincount(samples.window, weights=samples.values, minlength=samples.windows)
