@@ -3,6 +3,8 @@
 Every nanosecond between the moment when a client meant to send a request and the moment when it read the last byte
 belongs to exactly one account, and an account belongs to one lifecycle. Each account is booked from two clock readings
 of its own; what no account explains is shown as `unaccounted`, never spread over the others.
+
+`python -m sojourn.metrics.ledger` prints the table of docs/life_of_a_request.md.
 """
 
 from collections.abc import Sequence
@@ -67,46 +69,79 @@ class AccountInfo:
 
 
 ACCOUNTS: tuple[AccountInfo, ...] = (
-    AccountInfo(Account.CLIENT_LAG, "client", "lag", "meant to send → sent: the load generator's own lateness"),
+    AccountInfo(Account.CLIENT_LAG, "client", "lag", "intended send → actual send: the load generator's own lateness"),
     AccountInfo(
         Account.CLIENT_NETWORK, "client", "network", "sent → in the server's socket, and written → read by the client"
     ),
-    AccountInfo(Account.TOKEN_ENCODE, "token", "encode", "parse, chat template, tokenise"),
+    AccountInfo(Account.TOKEN_ENCODE, "token", "encode", "parse, chat template, tokenize"),
     AccountInfo(
         Account.REQUEST_ADMISSION,
         "request",
         "admission",
-        "in the socket while the front's loop is busy, and accepted → taken in",
+        "in the socket while the front's event loop is busy; hand-over to the core's loop, between two steps",
     ),
     AccountInfo(
-        Account.REQUEST_QUEUE, "request", "queue", "waiting for a place, the token budget, a leader or a grammar"
+        Account.REQUEST_QUEUE,
+        "request",
+        "queue",
+        "waiting for a batch slot, the token budget, its first choice (`n` above 1) or a grammar",
     ),
     AccountInfo(Account.MEMORY_BLOCKED, "memory", "blocked", "waiting for KV blocks"),
-    AccountInfo(Account.COMPUTE_PREFILL, "compute", "prefill", "own prompt work in a step"),
-    AccountInfo(Account.REQUEST_INTERFERENCE, "request", "interference", "due to other requests' prompt work"),
-    AccountInfo(Account.MEMORY_PREEMPTED, "memory", "preempted", "evicted → scheduled again"),
-    AccountInfo(Account.MEMORY_RECOMPUTE, "memory", "recompute", "rebuilding KV that was there before"),
-    AccountInfo(Account.COMPUTE_DECODE, "compute", "decode", "own decode work in a step"),
-    AccountInfo(Account.COMPUTE_HOST, "compute", "host", "schedule, prepare, launch, commit: not hidden by the device"),
+    AccountInfo(Account.COMPUTE_PREFILL, "compute", "prefill", "the request's own prompt work"),
+    AccountInfo(
+        Account.REQUEST_INTERFERENCE, "request", "interference", "prompt work of other requests in the same steps"
+    ),
+    AccountInfo(Account.MEMORY_PREEMPTED, "memory", "preempted", "preempted → scheduled again"),
+    AccountInfo(Account.MEMORY_RECOMPUTE, "memory", "recompute", "computing again KV that was there before"),
+    AccountInfo(Account.COMPUTE_DECODE, "compute", "decode", "the request's own decode work"),
+    AccountInfo(
+        Account.COMPUTE_HOST,
+        "compute",
+        "host",
+        "schedule, prepare, launch, commit: host time that the device does not hide",
+    ),
     AccountInfo(Account.TOKEN_SAMPLE, "token", "sample", "logits → id: penalties, truncation, draw"),
     AccountInfo(Account.TOKEN_DECODE, "token", "decode", "ids → text"),
-    AccountInfo(Account.REQUEST_STREAM, "request", "stream", "handed to the front, text ready → written to the socket"),
-    AccountInfo(Account.REQUEST_LOST, "request", "lost", "in a core that died, since it last told of it"),
+    AccountInfo(
+        Account.REQUEST_STREAM, "request", "stream", "hand-over to the front, and text ready → written to the socket"
+    ),
+    AccountInfo(Account.REQUEST_LOST, "request", "lost", "in a core that died"),
     AccountInfo(Account.REQUEST_QUOTA, "request", "quota", "waiting until the tenant's limits have room"),
     AccountInfo(Account.REQUEST_MODERATION, "request", "moderation", "checking the input or output against policies"),
     AccountInfo(Account.COMPUTE_DRAFT, "compute", "draft", "proposing tokens that the next step verifies"),
     AccountInfo(Account.MEMORY_ADAPTER_LOAD, "memory", "adapter_load", "reading its LoRA adapter into host memory"),
-    AccountInfo(Account.MEMORY_LOAD, "memory", "load", "waiting for KV of a slower tier, and its copies in a step"),
+    AccountInfo(
+        Account.MEMORY_LOAD,
+        "memory",
+        "load",
+        "waiting until KV of a slower tier is read; copies from host memory in a step",
+    ),
     AccountInfo(Account.MEMORY_STORE, "memory", "store", "copies of KV to a slower tier in a step"),
     AccountInfo(Account.REQUEST_COLD_START, "request", "cold_start", "waiting until its model is loaded or woken"),
     AccountInfo(
-        Account.COMPUTE_COMMUNICATION, "compute", "communication", "exchanges between ranks that no computation hides"
+        Account.COMPUTE_COMMUNICATION,
+        "compute",
+        "communication",
+        "exchanges between the ranks of a parallel group that no computation hides",
     ),
     AccountInfo(Account.COMPUTE_BUBBLE, "compute", "bubble", "the first pipeline stage waits for those behind it"),
-    AccountInfo(Account.MEMORY_TRANSFER, "memory", "transfer", "waiting for KV from, or for, another server"),
-    AccountInfo(Account.REQUEST_ROUTING, "request", "routing", "sent to a router → in the server's socket"),
     AccountInfo(
-        Account.REQUEST_REMOTE_PREFILL, "request", "remote_prefill", "waiting until another server computed its prompt"
+        Account.MEMORY_TRANSFER,
+        "memory",
+        "transfer",
+        "waiting for KV from a prefill server; on that server, until it is stored for the decode server",
+    ),
+    AccountInfo(
+        Account.REQUEST_ROUTING,
+        "request",
+        "routing",
+        "sent to a router → in the server's socket; only of several servers on one host",
+    ),
+    AccountInfo(
+        Account.REQUEST_REMOTE_PREFILL,
+        "request",
+        "remote_prefill",
+        "waiting until a prefill server has computed the prompt, where both got the call at once",
     ),
 )
 ACCOUNT_BY_NAME = {info.name: info for info in ACCOUNTS}
@@ -160,3 +195,14 @@ def book(ledger: list[int], accounts: Sequence[Account], ns: Sequence[int]) -> N
 def closes(unaccounted_ns: int, latency_ns: int) -> bool:
     """Whether what is left over is within the bound that closure promises: 1% of the latency, and 1 ms."""
     return abs(unaccounted_ns) <= min(CLOSURE_SHARE * latency_ns, CLOSURE_NS)
+
+
+def account_table() -> str:
+    """Markdown, by lifecycle."""
+    ordered = sorted(ACCOUNTS, key=lambda info: ("client", *LIFECYCLES).index(info.lifecycle))
+    lines = [f"| `{info.name}` | {info.booked_when} |" for info in ordered]
+    return "\n".join(["| account | time goes there |", "|---|---|", *lines])
+
+
+if __name__ == "__main__":
+    print(account_table())

@@ -58,7 +58,7 @@ def test_links_lead_to_files_and_headings():
 MOST_PAGES, MOST_WORDS = 40, 50_000  # that a person wrote; docs/decisions has one short file each beside the pages
 GENERATED = ("metrics.md", "json.md", "alerts.md", "foreign-servers.md", "triage.md")
 # What commands write within a page.
-KINDS = ("exit_codes", "fields", "unsupported", "causes", "complaints", "faults", "scenarios")
+KINDS = ("exit_codes", "fields", "unsupported", "causes", "complaints", "faults", "scenarios", "accounts")
 WRITTEN_BY_COMMANDS = re.compile(rf"<!-- (?:{'|'.join(KINDS)}).*?<!-- end -->", re.DOTALL)
 
 
