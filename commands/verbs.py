@@ -27,6 +27,7 @@ GROUPS: Mapping[str, tuple[Verb, ...]] = {
         Verb("load", "send a load to a running server, and diagnose the run", MAIN),
         Verb("run", "serve a model, send it a load, and diagnose the run", MAIN),
         Verb("capacity", "the largest rate that meets the SLO, or goodput by rate"),
+        Verb("record", "a server while others use it: pages, log, records"),
         Verb("locust", "Locust with our timing: own tasks, or a scenario", has_own_parser=True),
         Verb("bench-serve", "a load with the flags of vllm bench serve", has_own_parser=True),
     ),

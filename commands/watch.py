@@ -1,5 +1,6 @@
 """`sojourn watch`: a passive doctor of live servers."""
 
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +11,7 @@ from sojourn.commands.cli import bounds_of, out, print_json, slo_option, working
 from sojourn.metrics.errors import InputError
 
 if TYPE_CHECKING:
+    from sojourn.live.watch.recorder import Recorders
     from sojourn.live.watch.watcher import Watcher
 
 
@@ -47,9 +49,14 @@ def watch(
             help="also export states and findings at /metrics of this port of 127.0.0.1, for a Prometheus"
         ),
     ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(help="also write every scrape to a run in this folder, for diagnose, compare, report and ui"),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="with --once: print the verdict as JSON")] = False,
 ) -> None:  # fmt: skip
     """Watch live servers: what they suffer from now, and why. It sends no load and reads no prompt."""
+    from sojourn.live.watch.recorder import Recorders
     from sojourn.live.watch.watcher import Watcher
 
     if json and not once:
@@ -57,9 +64,11 @@ def watch(
     if once and metrics_port is not None:
         raise InputError("--metrics-port is of a watch that goes on; leave it or --once out")
     objectives = bounds_of(slo)
+    recorders = None if record is None else Recorders(record, objectives)
     watcher = Watcher(
-        urls or [], objectives, window_s=for_, records=server_run or (), prometheus=prometheus or (), select=select
-    ).start()
+        urls or [], objectives, window_s=for_, records=server_run or (), prometheus=prometheus or (), select=select,
+        record=recorders,
+    ).start()  # fmt: skip
     try:
         if once:
             raise typer.Exit(_once(watcher, for_, json))
@@ -70,6 +79,16 @@ def watch(
         _page(watcher)
     finally:
         watcher.stop()
+        if recorders is not None:
+            _say_recorded(recorders, watcher.record_problem)
+
+
+def _say_recorded(recorders: "Recorders", problem: str) -> None:
+    """Where the runs are, on stderr: the output may be JSON."""
+    for run in recorders.close():
+        print(f"sojourn: recorded in {run.path}; next: sojourn diagnose {run.path}", file=sys.stderr)
+    for each in filter(None, [problem, *recorders.problems]):
+        print(f"sojourn: {each}", file=sys.stderr)
 
 
 def _once(watcher: "Watcher", seconds: float, as_json: bool) -> int:

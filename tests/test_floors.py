@@ -99,7 +99,7 @@ INSIDE = {
         ("findings", "score", "explain_request"),
         ("diagnose",),
     ),
-    "live": (("watch",), ("kv_lens",)),
+    "live": (("watch",), ("kv_lens", "record")),
     "triage": (("document", "summary_rules", "sweep", "series"), ("conclude", "terminal"), ("page",)),
 }  # fmt: skip
 # What an engine needs for any model and load, and what may stand around it.

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,19 +37,8 @@ def record(observer: Observer, folder: Path) -> Path:
     if len(answered) < 2:
         raise RunDataError("two scrapes must have been answered before there is something to record")
     path = folder / f"live-{time.strftime('%Y%m%d-%H%M%S')}"
-    meta: dict[str, Any] = {
-        "scenario": {"name": "watch", "description": "whatever clients sent"},
-        "seed": None,
-        "engine": {"base_url": observer.url},
-        "hardware": hardware(),
-        "versions": {},
-        "wall_anchor": wall_anchor() if answered[-1].ns < WALL_NS else _same_clock(),
-        "objectives": [{"klass": "all", "source": "--slo", **observer.objectives}] if observer.objectives else [],
-        "client_error": None,
-        "valid": False,
-        "invalid_reasons": [BY_A_WATCH],
-    }
     try:
+        meta = recorded_meta(observer.url, observer.objectives, is_wall_clock=answered[-1].ns >= WALL_NS)
         run = RunDirectory.create(path, meta)
         rows = observer.window.rows(answered[0].ns)
         write_segment(run.path, "scrapes", rows, f"{time.time_ns():020d}-{os.getpid()}")
@@ -57,6 +47,22 @@ def record(observer: Observer, folder: Path) -> Path:
     except (OSError, pa.ArrowException) as error:
         raise RunDataError(f"{path} cannot be written: {error}") from None
     return run.path
+
+
+def recorded_meta(url: str, objectives: Mapping[str, float], is_wall_clock: bool) -> dict[str, Any]:
+    """What run.json says of scrapes alone. `is_wall_clock`: their moments are ns since 1970."""
+    return {
+        "scenario": {"name": "watch", "description": "whatever clients sent"},
+        "seed": None,
+        "engine": {"base_url": url},
+        "hardware": hardware(),
+        "versions": {},
+        "wall_anchor": _same_clock() if is_wall_clock else wall_anchor(),
+        "objectives": [{"klass": "all", "source": "--slo", **objectives}] if objectives else [],
+        "client_error": None,
+        "valid": False,
+        "invalid_reasons": [BY_A_WATCH],
+    }
 
 
 def _same_clock() -> dict[str, int]:

@@ -15,12 +15,13 @@ from pathlib import Path
 import msgspec
 
 from sojourn.diagnosis.verdict import Diagnosis
-from sojourn.interop.sources.page import Page, read_page
+from sojourn.interop.sources.page import Page, own_rows, read_page
 from sojourn.live.watch.document import WORST_FIRST, State, Watch, WatchedServer
 from sojourn.live.watch.fetch import base_of, fetch
 from sojourn.live.watch.observer import UNREACHABLE_AFTER, WINDOW_S, Moment, Observer
 from sojourn.live.watch.percentiles import LatencyPoint
 from sojourn.live.watch.prometheus import HISTORY_S, clock_ns, held_scrapes, interval_s, is_prometheus
+from sojourn.live.watch.recorder import Recorders
 from sojourn.live.watch.records import Records
 from sojourn.live.watch.steady import LOOKS_FIRST_S, Change, Steady, clock
 from sojourn.metrics.errors import InputError, RunDataError, ServerError
@@ -124,8 +125,10 @@ class Watcher:
         prometheus: Sequence[str] = (),
         select: str = "",
         unasked_s: float | None = None,
+        record: Recorders | None = None,
     ):
-        """Raises InputError for an address that is none. `records`: folders on this host, one a server.
+        """Raises InputError for an address that is none. `records`: folders on this host, one a server. `record`: takes
+        every scrape.
 
         With `unasked_s` the threads end by themselves once `watch()` was not called for so long.
         """
@@ -135,6 +138,7 @@ class Watcher:
         self._objectives, self._window_s, self._interval_s = dict(objectives or {}), window_s, interval_s
         self._select, self._lock, self._stopping = select, threading.Lock(), threading.Event()
         self._servers: dict[str, Watched] = {}
+        self._record, self.record_problem = record, ""  # why nothing is recorded any more
         self._unasked_s, self._asked_s = unasked_s, time.monotonic()
         self._problems = dict.fromkeys(asked, "")  # of each Prometheus
         for place, base in enumerate(servers):
@@ -218,8 +222,10 @@ class Watcher:
         server, due = self._servers[base], time.monotonic()
         while not self.is_over:
             began_ns = time.monotonic_ns()
-            page, problem = _page(base, began_ns, server.observer.window.wants)
+            page, problem = _page(base, began_ns, server.observer.window.wants if self._record is None else None)
             now_ns = time.monotonic_ns()
+            rows = own_rows(now_ns, up=0, took_s=(now_ns - began_ns) / 1e9) if page is None else page.rows
+            self._keep(base, base, rows, answered=page is not None)
             with self._lock:
                 if page is None:
                     server.observer.add_failure(now_ns, problem)
@@ -229,6 +235,17 @@ class Watcher:
             self._say(server.judge(now_ns))
             due = max(due + self._interval_s, time.monotonic())
             self._stopping.wait(due - time.monotonic())
+
+    def _keep(
+        self, name: str, url: str, rows: Sequence[dict], *, answered: bool = True, is_wall_clock: bool = False
+    ) -> None:
+        """Records a scrape, where that is wanted. What cannot be written ends the record, and no watch."""
+        if self._record is None or self.record_problem:
+            return
+        try:
+            self._record.add(name, url, rows, answered=answered, is_wall_clock=is_wall_clock)
+        except RunDataError as error:
+            self.record_problem = f"nothing is recorded any more: {error}"
 
     def _note(self, server: Watched, ns: int) -> None:
         """What happened to the server itself is said at once."""
@@ -261,6 +278,7 @@ class Watcher:
                 with self._lock:
                     server = self._servers.setdefault(name, Watched(self._observer(base, name, window_s)))
                     if scrape.ns > last.get(name, 0):
+                        self._keep(name, base, scrape.rows, is_wall_clock=True)
                         server.observer.add(scrape.ns, scrape.rows)
                         last[name] = scrape.ns
                         fresh.add(name)
@@ -277,8 +295,8 @@ class Watcher:
             self._stopping.wait(wait_s)
 
 
-def _page(base: str, began_ns: int, wants: Callable[[str], bool]) -> tuple[Page | None, str]:
-    """What is wanted of a page, or None and why it cannot be read, in a sentence."""
+def _page(base: str, began_ns: int, wants: Callable[[str], bool] | None) -> tuple[Page | None, str]:
+    """What is wanted of a page (None: all), or None and why it cannot be read, in a sentence."""
     try:
         status, body = fetch(f"{base}/metrics", TIMEOUT_S)
         if status != 200:

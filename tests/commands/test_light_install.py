@@ -58,6 +58,7 @@ VERBS: dict[str, tuple] = {
     "locust": ("locust", 1, LOADGEN),
     "mcp": ("mcp", 1, MCP),
     "plan": ("plan runs/small", 0, "walls at"),
+    "record": ("record --base-url http://127.0.0.1:9 --for 2 --output rec", 1, "nothing was recorded"),
     "replay": ("replay runs/a --set max_num_seqs=18", 0, "max_num_seqs=18"),
     "report": ("report runs/a", 0, UI, "wrote"),
     "run": ("run demo", 1, BOTH, ENGINE),

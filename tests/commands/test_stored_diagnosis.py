@@ -16,9 +16,9 @@ from tests.commands.program import run_program
 from tests.metrics.synthetic import synthetic_run
 
 NO_RUN = {  # verbs that are given no recorded run
-    "watch", "load", "run", "capacity", "locust", "bench-serve", "mcp", "import", "serve", "ui", "server keys",
-    "server quantize", "server dashboards", "calibrate client", "calibrate device", "dev bench", "dev faults",
-    "dev ladder",
+    "watch", "record", "triage", "load", "run", "capacity", "locust", "bench-serve", "mcp", "import", "serve", "ui",
+    "server keys", "server quantize", "server dashboards", "calibrate client", "calibrate device", "dev bench",
+    "dev faults", "dev ladder",
 }  # fmt: skip
 LINES = {
     "diagnose": ("diagnose runs/a", "diagnose runs/a --symptom high_ttft", "diagnose runs/a --slo ttft:1",
