@@ -94,20 +94,25 @@ def read_means(facts: Means, excess: Excess | None) -> Proposal | None:
     if not (waits or (preemptions if excess is None else often)):
         return None
     settings = view.settings.get("KV block pool", "the server's setting for KV memory")
+    lost = "" if view.preemptions is None else f", {preemptions:,.0f} preemptions"
     queued = f"{queue.mean_ms:,.0f} ms" if queue is not None else "the time in the queue"
     return Proposal(
-        cause=f"the KV cache has no room for a further prompt while requests wait: {view.kv_largest:.0%} at its peak, "
-        f"{preemptions:,.0f} preemptions",
+        cause=f"the KV cache has no room for a further prompt while requests wait: {view.kv_largest:.0%} at its peak"
+        f"{lost}",
         evidence=[
             *queue_evidence(view, excess),
             evidence(f"{waited:.0%} of the samples with requests waiting show a KV use of at least {full_at:.0%}",
                      waited, "share", GAUGES, supports=waited >= MOSTLY),
-            evidence(f"{preemptions:,.0f} preemptions, {view.finished or 0:,.0f} requests finished", preemptions,
-                     "preemptions", COUNTERS, supports=preemptions > 0),
+            *([] if view.preemptions is None else [
+                evidence(f"{preemptions:,.0f} preemptions, {view.finished or 0:,.0f} requests finished", preemptions,
+                         "preemptions", COUNTERS, supports=preemptions > 0)
+            ]),
         ],
         measurement=f"the same scenario with more room for KV ({settings})",
         settings={},
-        if_cause=f"preemptions fall from {preemptions:,.0f} to 0, and the mean queue time of {queued} with them",
+        if_cause=f"the mean queue time of {queued} falls, and preemptions come to 0"
+        if view.preemptions is None
+        else f"preemptions fall from {preemptions:,.0f} to 0, and the mean queue time of {queued} with them",
         if_rival=f"the KV use falls, and {missing_share(excess)} stays",
         change=f"more room for KV: {settings}; or shorter contexts, or fewer requests at a time",
         gain=time_gained(view, f"mean queue time, {queued}"),

@@ -60,6 +60,8 @@ def gain_of_run(run: RunDirectory) -> float | None:
     answered_ns = scrapes.scrape_summary(run).answered_ns
     wanted = [f"{name}{suffix}" for name in families for suffix in ("_sum", "_count")]
     rows = scrapes.growth_over_time(run, wanted, int(answered_ns[0]), int(answered_ns[-1]))
+    if rows.empty:
+        return None
     spent, counted = (rows[rows.name.str.endswith(suffix)].groupby("ns").growth.sum() for suffix in ("_sum", "_count"))
     lasted_s = pd.Series(np.diff(answered_ns) / 1e9, index=answered_ns[1:])
     moments = pd.DataFrame({"spent": spent, "counted": counted, "lasted": lasted_s}).dropna()

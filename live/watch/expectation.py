@@ -21,6 +21,7 @@ from sojourn.interop.sources.pressure import WAITING
 from sojourn.interop.sources.translate import Growth, key, of_family
 from sojourn.interop.sources.view import FINISHED, ServerView
 from sojourn.live.watch.document import Met
+from sojourn.live.watch.load_only import is_load_only
 from sojourn.metrics.request.objectives import short
 
 HISTOGRAMS = {
@@ -151,6 +152,8 @@ def _in_line(facts: Means | Accounts, objectives: Mapping[str, float]) -> list[E
     if waiting is None or waiting.mean < FEWEST:
         return []
     ended, ttft = facts.server.finished or 0.0, facts.server.latencies.get(HISTOGRAMS["ttft_ms"])
+    if is_load_only(facts.server):
+        return []  # how fast the line moves is unknown
     wait_ms = 1e3 * (line_wait_s(facts.server) or 0.0)
     bound_ms = objectives.get("ttft_ms", LONG_WAIT_MS)
     mean_ms = 1e3 * ttft.mean if ttft is not None else 0.0

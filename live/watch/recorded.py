@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from sojourn.interop.sources.scrapes import UP
 from sojourn.live.watch.document import State as WatchState
 from sojourn.live.watch.document import WatchedServer
 from sojourn.live.watch.observer import Observer
+from sojourn.live.watch.periods import periods
 from sojourn.live.watch.steady import WALL_NS
 from sojourn.metrics.errors import RunDataError
 from sojourn.metrics.machine.host import hardware
@@ -24,6 +25,7 @@ from sojourn.metrics.run.segments import write_segment
 from sojourn.metrics.time_limit import TimeLimit
 
 BY_A_WATCH = "recorded by a watch: scrapes of a live server, and no request"
+READ = "read from a log or from pages of /metrics: figures of a server, and no request"
 STATES: dict[WatchState, State] = {
     "healthy": "healthy", "idle": "healthy", "degraded": "degraded", "overloaded": "overloaded", "stuck": "stuck",
     "cannot tell": "inconclusive", "unreachable": "inconclusive",
@@ -37,16 +39,20 @@ def record(observer: Observer, folder: Path) -> Path:
     if len(answered) < 2:
         raise RunDataError("two scrapes must have been answered before there is something to record")
     path = folder / f"live-{time.strftime('%Y%m%d-%H%M%S')}"
+    meta = recorded_meta(observer.url, observer.objectives, is_wall_clock=answered[-1].ns >= WALL_NS)
+    return write_series(path, observer.window.rows(answered[0].ns), meta).path
+
+
+def write_series(path: Path, rows: Sequence[dict[str, Any]], meta: dict[str, Any]) -> RunDirectory:
+    """Rows of the table `scrapes` as a run directory with its diagnosis. Raises RunDataError."""
     try:
-        meta = recorded_meta(observer.url, observer.objectives, is_wall_clock=answered[-1].ns >= WALL_NS)
         run = RunDirectory.create(path, meta)
-        rows = observer.window.rows(answered[0].ns)
-        write_segment(run.path, "scrapes", rows, f"{time.time_ns():020d}-{os.getpid()}")
+        write_segment(run.path, "scrapes", list(rows), f"{time.time_ns():020d}-{os.getpid()}")
         run.compact()
         run.write_json("diagnosis.json", msgspec.to_builtins(diagnose_recorded(run)))
     except (OSError, pa.ArrowException) as error:
         raise RunDataError(f"{path} cannot be written: {error}") from None
-    return run.path
+    return run
 
 
 def recorded_meta(url: str, objectives: Mapping[str, float], is_wall_clock: bool) -> dict[str, Any]:
@@ -77,25 +83,51 @@ def diagnose_recorded(
 ) -> Diagnosis:  # fmt: skip
     """The diagnosis of any run; of one that a watch recorded, the verdict of the watch. Raises RunDataError."""
     found = diagnose(run, against, predictor=predictor, limit=limit)
-    if BY_A_WATCH not in (run.meta().get("invalid_reasons") or ()):
+    reason = next((each for each in run.meta().get("invalid_reasons") or () if each in (BY_A_WATCH, READ)), None)
+    if reason is None:
         return found
-    watched = _watched(run)
+    if reason == READ:
+        watched, headline, notes = _read(run)
+    else:
+        watched = _watched(run)
+        headline, notes = watched.headline, []
     return msgspec.structs.replace(
-        found, state=STATES[watched.state], headline=watched.headline, findings=watched.findings, server=watched.view,
-        warnings=[BY_A_WATCH, *watched.warnings, *watched.unknown], level="metrics",
+        found, state=STATES[watched.state], headline=headline, findings=watched.findings, server=watched.view,
+        warnings=[reason, *notes, *watched.warnings, *watched.unknown], level="metrics",
         bottleneck=watched.findings[0].lifecycles[0] if watched.findings else None,
     )  # fmt: skip
 
 
-def _watched(run: RunDirectory) -> WatchedServer:
-    meta = run.meta()
-    bounds = {
+def _read(run: RunDirectory) -> tuple[WatchedServer, str, list[str]]:
+    """Of a log or of pages: the worst period, its headline with the times, and what the file cannot show."""
+    table, meta = run.table("scrapes"), run.meta()
+    rows = [
+        {"ns": int(ns), "name": name, "labels": labels, "value": value}
+        for ns, name, labels, value in zip(table["ns"], table["name"], table["labels"], table["value"], strict=True)
+    ]
+    found = periods(rows, run.name, _bounds(meta))
+    if found is None:
+        raise RunDataError(f"{run.path} has scrapes of one moment only, so nothing can be said over time")
+    when, imported = found.when(), meta.get("imported") or {}
+    notes = [str(each) for each in (*imported.get("notes", ()), *imported.get("unseen", ()))]
+    headline = f"{found.worst.headline} ({when})" if when else found.worst.headline
+    capped = imported.get("capped", "")
+    return found.worst, f"{headline}; {capped}" if capped and found.bad else headline, notes
+
+
+def _bounds(meta: Mapping[str, Any]) -> dict[str, float]:
+    return {
         name: float(value)
         for entry in meta["objectives"] or ()
         for name, value in entry.items()
         if name.endswith("_ms") and value is not None
     }
-    observer = Observer(str((meta.get("engine") or {}).get("base_url", "")), run.name, bounds, window_s=KEPT_S)
+
+
+def _watched(run: RunDirectory) -> WatchedServer:
+    meta = run.meta()
+    url = str((meta.get("engine") or {}).get("base_url", ""))
+    observer = Observer(url, run.name, _bounds(meta), window_s=KEPT_S)
     for ns, group in run.table("scrapes").groupby("ns"):
         rows = [
             {"ns": int(ns), "name": name, "labels": list(labels.items()), "value": value}

@@ -28,6 +28,7 @@ from sojourn.interop.sources.view import ServerView
 from sojourn.interop.sources.vllm import VLLM
 from sojourn.live.watch.document import Met, State
 from sojourn.live.watch.expectation import HISTOGRAMS, IN_LINE, WORK, lost_time, met
+from sojourn.live.watch.load_only import is_load_only, state_of_load
 from sojourn.metrics.request.goodput import judged
 from sojourn.metrics.request.objectives import short
 from sojourn.metrics.run.directory import RunDirectory
@@ -143,6 +144,8 @@ def _state(
     busy = any(gauge is not None and gauge.largest > 0 for gauge in (running, waiting))
     if found:
         return _state_of(found), _sentence(lost, found)
+    if is_load_only(view):
+        return state_of_load(view)
     if lost:
         return "cannot tell", f"{_what_is_lost(lost[0])}, and {view.title}'s metrics name no cause"
     worst = min(shown, key=lambda each: each.at_most, default=None)
