@@ -1,0 +1,116 @@
+"""Texts of our own making, with the names, units and blanks that the writers use."""
+
+import pytest
+
+from sojourn.interop.sources.sensors import NAMES, WRITTEN, read_nvml, read_sensors, reasons_of
+
+PAGE = """# HELP DCGM_FI_DEV_SM_CLOCK SM clock frequency (in MHz).
+# TYPE DCGM_FI_DEV_SM_CLOCK gauge
+DCGM_FI_DEV_SM_CLOCK{gpu="0",UUID="GPU-1",device="nvidia0",Hostname="a"} 1395
+DCGM_FI_DEV_SM_CLOCK{gpu="1",UUID="GPU-2",device="nvidia1",Hostname="a"} 345
+DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-1",device="nvidia0",Hostname="a"} 97
+DCGM_FI_PROF_DRAM_ACTIVE{gpu="0",UUID="GPU-1",device="nvidia0",Hostname="a"} 0.69
+DCGM_FI_PROF_DRAM_ACTIVE{gpu="0",UUID="GPU-1",device="nvidia0",GPU_I_PROFILE="1g.5gb",GPU_I_ID="13",Hostname="a"} 0.5
+DCGM_FI_DEV_FB_USED{gpu="0",UUID="GPU-1",device="nvidia0",Hostname="a"} 4845
+DCGM_FI_DEV_CLOCK_THROTTLE_REASONS{gpu="0",UUID="GPU-1",device="nvidia0",Hostname="a"} 4
+DCGM_FI_DEV_MEMORY_TEMP{gpu="0",UUID="GPU-1",device="nvidia0",Hostname="a"} 9223372036854775794
+DCGM_FI_DEV_POWER_USAGE{gpu="0",UUID="GPU-1",device="nvidia0",Hostname="a"} 140737488355328
+DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL{gpu="0",UUID="GPU-1",device="nvidia0",Hostname="a"} 12
+"""
+DMON = """#Date       Time        gpu    pwr  gtemp  mtemp     sm    mem   mclk   pclk  pviol  tviol  rxpci  txpci
+#YYYYMMDD   HH:MM:SS    Idx      W      C      C      %      %    MHz    MHz      %   bool   MB/s   MB/s
+ 20260101   10:00:00      0    300     70      -     95     40   1593   1005     80      0    100      7
+ 20260101   10:00:00      1     60     30      -      0      0   1593    210      0      0      0      0
+#Date       Time        gpu    pwr  gtemp  mtemp     sm    mem   mclk   pclk  pviol  tviol  rxpci  txpci
+#YYYYMMDD   HH:MM:SS    Idx      W      C      C      %      %    MHz    MHz      %   bool   MB/s   MB/s
+ 20260101   10:00:01      0    301     71      -     96     41   1593   1005     80      0    100      7
+"""
+CSV = """timestamp, index, utilization.gpu [%], memory.used [MiB], power.draw [W], power.limit [W], temperature.gpu, \
+clocks.sm [MHz], clocks_event_reasons.active
+2026/01/01 10:00:00.500, 0, 97 %, 4845 MiB, 299.50 W, 300.00 W, 61, 1005 MHz, 0x0000000000000004
+2026/01/01 10:00:01.500, 0, 3 %, 4845 MiB, [N/A], 300.00 W, 60, 210 MHz, 0x0000000000000001
+"""
+
+
+def test_page_of_dcgm_is_read_in_our_units_and_blanks_are_no_readings():
+    found = read_sensors(PAGE, ns=7)
+    assert found.kind == "DCGM page" and found.devices == ["GPU 0 of a", "GPU 1 of a", "GPU 0 instance 13 of a"]
+    assert found.values("sm_clock") == [1395e6, 345e6] and found.values("gpu_utilisation") == [0.97]
+    assert found.values("memory_bandwidth", "GPU 0 of a") == [0.69] and found.values("memory_used") == [4845 * 2**20]
+    assert reasons_of(found.values("throttle")[0]) == ["sw_power_cap"]
+    assert not found.values("memory_temperature") and not found.values("power")
+    assert found.unread == ["DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL: its unit is not known here"]
+    assert {row["ns"] for row in found.rows()} == {7} and found.rows()[0]["name"] == "sensor:sm_clock"
+
+
+def test_dmon_is_read_behind_each_of_its_headers():
+    found = read_sensors("noise\n" + DMON)
+    assert found.values("power", "GPU 0") == [300, 301] and found.values("sm_clock", "GPU 1") == [210e6]
+    assert found.values("power_violation", "GPU 0") == [0.8, 0.8] and found.values("pcie_rx")[0] == 100e6
+    assert not found.values("memory_temperature")
+    moments = sorted({each.ns for each in found.readings})
+    assert moments[1] - moments[0] == 1_000_000_000
+
+
+@pytest.mark.parametrize("nounits", [False, True])
+def test_csv_is_read_with_units_in_its_cells_and_without(nounits):
+    text = CSV
+    if nounits:
+        head, *rows = CSV.splitlines()
+        text = "\n".join([head, *(row.replace(" %", "").replace(" MiB", "").replace(" W", "").replace(" MHz", "")
+                                  for row in rows)])  # fmt: skip
+    found = read_sensors(text)
+    assert found.values("gpu_utilisation") == [0.97, 0.03] and found.values("power") == [299.5]
+    assert found.values("power_limit") == [300, 300] and found.values("sm_clock") == [1005e6, 210e6]
+    assert [reasons_of(bits) for bits in found.values("throttle")] == [["sw_power_cap"], []] and not found.unread
+
+
+def test_reasons_in_columns_of_their_own_are_the_same_bits():
+    text = "index, power.draw [W], clocks_throttle_reasons.hw_slowdown, clocks_throttle_reasons.sw_thermal_slowdown\n"
+    found = read_sensors(text + "1, 70.00 W, Not Active, Active\n")
+    assert [reasons_of(bits) for bits in found.values("throttle", "GPU 1")] == [["sw_thermal"]]
+
+
+def test_a_unit_that_is_not_known_is_refused_by_name():
+    found = read_sensors("index, power.draw [hp], temperature.gpu\n0, 0.4 hp, 61\n")
+    assert not found.values("power") and found.values("temperature") == [61]
+    assert found.unread == ["power.draw: its unit hp is not one of W"]
+    assert {unit for unit, _ in WRITTEN.values()} <= {each.unit for each in NAMES.values()}
+
+
+@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "vllm:num_requests_running 3\n", "# gpu is a word\n"])
+def test_other_texts_are_nobodys_sensors(text):
+    assert read_sensors(text) is None
+
+
+class Driver:
+    """NVML of two devices, one of which has no power sensor."""
+
+    class NVMLError(Exception):
+        pass
+
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU, NVML_PCIE_UTIL_RX_BYTES, NVML_PCIE_UTIL_TX_BYTES = range(5)
+
+    def __getattr__(self, name):
+        if name == "nvmlDeviceGetPowerUsage":
+            return self._power
+        values = {"nvmlDeviceGetCount": 2, "nvmlDeviceGetUtilizationRates": Both(50, 10),
+                  "nvmlDeviceGetMemoryInfo": Both(0, 0)}  # fmt: skip
+        return lambda *asked: asked[0] if name == "nvmlDeviceGetHandleByIndex" else values.get(name, 1000)
+
+    def _power(self, device):
+        if device:
+            raise self.NVMLError
+        return 250_000
+
+
+class Both:
+    def __init__(self, gpu, memory):
+        self.gpu, self.memory, self.used, self.total = gpu, memory, 5, 9
+
+
+def test_nvml_reads_all_devices_and_leaves_out_what_does_not_answer():
+    found = read_nvml(Driver(), ns=1)
+    assert found.devices == ["GPU 0", "GPU 1"] and found.values("power") == [250.0]
+    assert found.values("sm_clock") == [1e9, 1e9] and found.values("memory_copy") == [0.1, 0.1]
+    assert found.unread == ["power of GPU 1: the device does not answer"]
