@@ -92,9 +92,10 @@ def _hint(given: str, meant: str) -> None:
 def _setting(name: str) -> tuple[str, str] | None:
     """The setting of the engine that an option of `serve` sets, and its value where the option takes none."""
     from sojourn.engine.config import EngineConfig
+    from sojourn.engine.options import is_switch
 
     key = name.removeprefix("--").replace("-", "_")
-    switches = {each for each, field in EngineConfig.model_fields.items() if field.annotation is bool}
+    switches = {each for each, field in EngineConfig.model_fields.items() if is_switch(field)}
     if key.removeprefix("no_") in switches and key not in EngineConfig.model_fields:
         return key.removeprefix("no_"), "false"
     return (key, "true" if key in switches else "") if key in EngineConfig.model_fields and key != "model" else None

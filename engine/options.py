@@ -50,7 +50,12 @@ def engine_options(command: Callable[..., None]) -> Callable[..., None]:
 def _flag(name: str, field: FieldInfo) -> str:
     """Named here: Typer 0.27 takes a metavar such as HOST for the name of `host`, and offers --HOST."""
     flag = name.replace("_", "-")
-    return f"--{flag}/--no-{flag}" if field.annotation is bool else f"--{flag}"
+    return f"--{flag}/--no-{flag}" if is_switch(field) else f"--{flag}"
+
+
+def is_switch(field: FieldInfo) -> bool:
+    """Whether a setting is true or false, and perhaps null where nobody chose."""
+    return bool in (field.annotation, *typing.get_args(field.annotation))
 
 
 def _is_map(field: FieldInfo) -> bool:
@@ -71,7 +76,7 @@ def _value_name(name: str, field: FieldInfo) -> str | None:
     if _is_map(field):
         return "NAME=FOLDER"
     members = [field.annotation, *typing.get_args(field.annotation)]
-    if bool in members:
+    if is_switch(field):
         return None
     unit = name.rsplit("_", 1)[-1]
     if unit in UNITS:

@@ -43,7 +43,11 @@ def test_every_page_names_all_options_whole_and_in_the_width(columns, monkeypatc
 def test_a_value_has_a_name_and_bounds_are_words(monkeypatch, capsys):
     serve = page(("serve",), 80, monkeypatch, capsys)
     assert "--max-num-batched-tokens TOKENS\n" in serve and "--kv-disk-gib GiB " in serve
-    assert "--prefix-caching, --no-prefix-caching\n" in serve and "--policy CHOICE" in serve
+    assert (
+        "--prefix-caching, --no-prefix-caching\n" in serve
+        and "--otlp-metrics, --no-otlp-metrics\n" in serve
+        and "--policy CHOICE" in serve
+    )
     run = " ".join(page(("run",), 80, monkeypatch, capsys).split())
     assert "--processes N processes of the load generator that share the schedule [default: 1; 1 to 64]" in run
     assert "[0.01 to 0.999]" in run and "--stop-when-resolved SHARE" in run
