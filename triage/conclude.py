@@ -8,22 +8,25 @@ from typing import NamedTuple
 from sojourn.diagnosis.diagnose import diagnose
 from sojourn.diagnosis.verdict import Finding
 from sojourn.interop.held.held import EventKind, Held
+from sojourn.interop.held.logs.pages import between
 from sojourn.interop.held.registry import read_file, read_held
 from sojourn.interop.imported.read import write_run
 from sojourn.live.watch.document import WatchedServer
+from sojourn.live.watch.verdict import NO_OBJECTIVE
 from sojourn.live.watch.watcher import watch_once
 from sojourn.metrics.errors import InputError, RunDataError
 from sojourn.triage.document import Certain, Level, Likely, Seen, State, Triage
-from sojourn.triage.series import judged
+from sojourn.triage.series import cause_of_line, groups, is_page, judged, line_facts, undated
 from sojourn.triage.summary_rules import LOG, RULES, WATCH, ms
 from sojourn.triage.sweep import knee
 
 IMPORT = "sojourn import {}"
-LEAST = 0.5  # of confidence, below which a cause is no more than a guess
+LEAST = 0.5  # of the confidence of a cause: with less it is no headline, and an alternative is left out
 FIGURES = (
     ("requests_per_s", "rate", "requests/s"), ("output_tokens_per_s", "rate", "tokens/s"), ("ttft_ms", "mean", "TTFT"),
     ("ttft_ms", "median", "TTFT p50"), ("tpot_ms", "mean", "TPOT"), ("e2e_ms", "mean", "E2E"),
-    ("response_ms", "mean", "response"),
+    ("response_ms", "mean", "response"), ("running", "mean", "running"), ("waiting", "mean", "waiting"),
+    ("running", "last", "running now"), ("waiting", "last", "waiting now"),
 )  # fmt: skip
 
 
@@ -59,9 +62,11 @@ class Conclusion:
     """Collects what each piece says."""
 
     def __init__(self) -> None:
+        self.headline = ""  # of a server that was judged over time
         self.certain: list[Certain] = []
         self.likely: list[Likely] = []
         self.unknowable: list[str] = []
+        self.late_unknowable: list[str] = []  # of less use than the others
         self.states: list[State] = []
         self.nexts: list[tuple[float, str]] = []  # how much each is worth, and the command
 
@@ -96,39 +101,48 @@ def conclude(
     watched: Sequence[WatchedServer] = (),
 ) -> Triage:  # fmt: skip
     found = Conclusion()
+    caused = _series(found, held, bounds)
+    together = {each.name for group in groups(held) if len(group) > 1 for each in group}
     for each in held:
-        _summary(found, each)
+        if each.name not in together:  # pages that are judged together say no more one by one
+            _summary(found, each, each.name in caused)
+            found.unknowable += each.missing
         _events(found, each)
         _requests(found, each, bounds)
-        found.unknowable += each.missing
     _sweep(found, held)
-    _series(found, held, bounds)
     for server in watched:
         add_watched(found, server, "page")
     seen = [*map(_seen, held), *map(_seen_live, watched)]
     return _answer(found, seen, list(unread))
 
 
-def _summary(found: Conclusion, held: Held) -> None:
+def _summary(found: Conclusion, held: Held, is_judged: bool = False) -> None:
+    """`is_judged`: its series gave a cause, so that its means add none."""
     if held.figures is None:
         return
     source = _source(held)
     for note in held.notes:
         if note.startswith("figures that should agree differ"):
-            found.state_certainly(f"{note[0].upper()}{note[1:]}", "summary", source)
+            found.state_certainly(f"{note[0].upper()}{note[1:]}", _level(held), source)
     for rule in RULES:
         fact = rule.looks(held.figures)
-        if fact is None:
+        if fact is None or (is_judged and fact.confidence is not None):
             continue
-        found.state_certainly(fact.certain, "summary", source, fact.is_problem)
+        found.state_certainly(fact.certain, _level(held), source, fact.is_problem)
         found.unknowable += [rule.unknown] if rule.unknown else []
         if fact.confidence is not None and rule.cause:
             found.likely.append(Likely(
-                key=rule.key, cause=rule.cause, confidence=fact.confidence, level="summary", evidence=fact.evidence,
+                key=rule.key, cause=rule.cause, confidence=fact.confidence, level=_level(held), evidence=fact.evidence,
                 rivals=list(rule.rivals), source=source,
             ))  # fmt: skip
         if rule.next:
             found.nexts.append(((fact.confidence or 0.0) + fact.is_problem, rule.next))
+
+
+def _level(held: Held) -> Level:
+    if "log" in held.kind:
+        return "log"
+    return "page" if "page" in held.kind else "summary"
 
 
 def _events(found: Conclusion, held: Held) -> None:
@@ -163,11 +177,23 @@ def _requests(found: Conclusion, held: Held, bounds: Mapping[str, float]) -> Non
             found.unknowable.append(f"the requests of {held.name}: {error}")
             return
     healthy = diagnosis.state == "healthy"
-    found.state_certainly(diagnosis.headline, "requests", held.name, diagnosis.state in ("degraded", "overloaded"))
+    found.state_certainly(
+        _without_cause(diagnosis.headline), "requests", held.name, diagnosis.state in ("degraded", "overloaded")
+    )
     found.states.append("no problem seen" if healthy and imported.objectives else "cannot tell")
-    found.likely += [_of_finding(each, "requests", held.name) for each in diagnosis.findings]
+    found.likely += _of_findings(diagnosis.findings, "requests", held.name)
     found.unknowable += diagnosis.warnings[:2]
     found.nexts.append((1.5, IMPORT.format(held.name)))
+
+
+def _of_findings(findings: Sequence[Finding], level: Level, source: str) -> list[Likely]:
+    return [_of_finding(each, level, source) for each in findings
+            if each.role == "cause" or each.confidence >= LEAST]  # fmt: skip
+
+
+def _without_cause(headline: str) -> str:
+    """What was measured: its cause is likely, and is said there."""
+    return headline.partition(", because")[0]
 
 
 def _of_finding(finding: Finding, level: Level, source: str) -> Likely:
@@ -192,54 +218,68 @@ def _sweep(found: Conclusion, held: Sequence[Held]) -> None:
         found.nexts.append((0.8, WATCH))
 
 
-def _series(found: Conclusion, held: Sequence[Held], bounds: Mapping[str, float]) -> None:
-    with_series = [each for each in held if each.series]
-    by_clock = {each.is_wall_clock for each in with_series}
-    groups = [with_series] if by_clock == {True} else [[each] for each in with_series]
-    for group in filter(None, groups):
+def _series(found: Conclusion, held: Sequence[Held], bounds: Mapping[str, float]) -> set[str]:
+    """Names of the evidence whose series gave a cause."""
+    named: set[str] = set()
+    for group in groups(held):
+        level: Level = "page" if is_page(group[0]) else "log"
         server = judged(group, bounds)
-        level: Level = "log" if any("log" in each.kind for each in group) else "page"
         if server is None:
-            found.unknowable.append(
-                "rates and times: one page has counters since the start; give two, some seconds apart"
-            )
-            found.nexts.append((0.2, WATCH))
-        else:
-            add_watched(found, server, level)
+            continue
+        add_watched(found, server, level)
+        for fact in line_facts(server):
+            found.state_certainly(fact, level, server.name)
+        settings = {name: value for each in group for name, value in each.settings.items()}
+        line = cause_of_line(server, settings, level)
+        found.likely += [line] if line is not None else []
+        if server.findings or line is not None:
+            named |= {each.name for each in group}
+            found.states.append("problem")
+    for first, second in undated(held):
+        figures = between(first, second)
+        if figures is not None:
+            pair = Held(kind="two pages of /metrics", name=f"{first.name} to {second.name}", figures=figures)
+            _summary(found, pair)
+            found.unknowable.append("rates: the pages have no moment; write `date -u` before each")
+    return named
 
 
 def add_watched(found: Conclusion, server: WatchedServer, level: Level) -> None:
     """What the watch says of a server."""
     is_problem = server.state in ("stuck", "degraded", "overloaded")
     if server.state != "cannot tell":
-        found.state_certainly(server.headline, level, server.name, is_problem)
-    else:
+        found.state_certainly(_without_cause(server.headline), level, server.name, is_problem)
+        found.headline = found.headline or server.headline
+    elif not line_facts(server):
         found.unknowable.append(server.headline)
     states: Mapping[str, State] = {"stuck": "stuck", "healthy": "no problem seen", "idle": "no problem seen"}
     found.states.append(states.get(server.state, "problem" if is_problem else "cannot tell"))
-    found.likely += [_of_finding(each, level, server.name) for each in server.findings]
-    found.unknowable += server.unknown
+    found.likely += _of_findings(server.findings, level, server.name)
+    found.late_unknowable += [each for each in server.unknown if level != "log" or each != NO_OBJECTIVE]
     found.nexts.append((0.5 + is_problem, WATCH.replace("http://SERVER:8000", server.url or "http://SERVER:8000")))
 
 
 def _answer(found: Conclusion, seen: list[Seen], unread: list[str]) -> Triage:
-    likely = sorted((each for each in found.likely if each.confidence >= LEAST), key=lambda each: -each.confidence)
+    likely = sorted(found.likely, key=lambda each: -each.confidence)
     order: tuple[State, ...] = ("stuck", "problem", "no problem seen", "cannot tell")
     state = min(found.states, key=order.index, default="cannot tell")
     problems = [each for each in found.certain if each.is_problem]
     certain = [*problems, *(each for each in found.certain if not each.is_problem)]
-    if likely:
+    if likely and likely[0].confidence >= LEAST:
         headline = f"{likely[0].cause} ({likely[0].confidence:.0%})"
     elif problems:
-        headline = f"{problems[0].sentence}; this evidence names no cause"
+        headline = f"{problems[0].sentence}; {'its cause is unsure' if likely else 'this evidence names no cause'}"
     elif state == "no problem seen":
-        headline = next((each.sentence for each in certain), "no problem is seen")
+        headline = found.headline or next((each.sentence for each in certain), "no problem is seen")
+    elif any(each.level == "summary" for each in certain) or not found.unknowable:
+        headline = "no problem is seen in these figures; whether they are good depends on objectives"
     else:
-        headline = "No problem is seen in these figures; whether they are good depends on the objectives"
+        headline = f"it does not show {found.unknowable[0]}"
+    open_ones = list(dict.fromkeys([*found.unknowable, *found.late_unknowable]))
     nexts = sorted(found.nexts, key=lambda each: -each[0])
     return Triage(
         state=state, headline=headline, seen=seen, certain=certain, likely=likely,
-        unknowable=list(dict.fromkeys(found.unknowable)), unread=unread, next=nexts[0][1] if nexts else LOG,
+        unknowable=open_ones, unread=unread, next=nexts[0][1] if nexts else LOG,
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ FEW_SENT = 0.9  # of the planned rate
 FAILED_SHARE = 0.01
 TAIL = 5.0  # p99 over the median
 LINE_SHARE, LINE_MS = 0.5, 1000.0  # of E2E before the first token, and how long at least
+OFTEN = 0.02  # preemptions, as a share of the requests
 CHUNK = 1.5  # tokens in a chunk
 BURSTS_MS = 0.2  # no token takes so little: several came at once
 
@@ -54,7 +55,7 @@ def e2e_ms(found: BenchmarkFigures) -> float | None:
 
 def is_server(found: BenchmarkFigures) -> bool:
     """Whether the figures are of the server's own metrics."""
-    return any(each.clock.startswith("server") for each in found.figures)
+    return any(not each.clock.startswith("client") for each in found.figures)
 
 
 def late_client(found: BenchmarkFigures) -> Fact | None:
@@ -134,13 +135,15 @@ def waits_before_token(found: BenchmarkFigures) -> Fact | None:
     ttft, e2e = found.value("ttft_ms"), e2e_ms(found)
     if not ttft or not e2e or ttft < LINE_MS or ttft < LINE_SHARE * e2e or line_grew(found) or at_once(found):
         return None
+    if queued(found):
+        return None
     return Fact(f"{ttft / e2e:.0%} of E2E is before the first token: TTFT {ms(ttft)} of {ms(e2e)}")
 
 
 def server_line(found: BenchmarkFigures) -> Fact | None:
     waiting = found.value("waiting")
-    if waiting is None or waiting < 1 or not is_server(found):
-        return None
+    if waiting is None or waiting < 1 or not is_server(found) or found.value("waiting", "last") is not None:
+        return None  # with a last value it is a log, whose series says more than its mean
     ttft = found.value("ttft_ms")
     beside = f"; its mean TTFT is {ms(ttft)}" if ttft else ""
     return Fact(f"On average {waiting:,.0f} requests waited in the server's line{beside}", 0.9 if waiting >= 5 else 0.6,
@@ -149,10 +152,39 @@ def server_line(found: BenchmarkFigures) -> Fact | None:
 
 def preempted(found: BenchmarkFigures) -> Fact | None:
     times = found.value("preemptions", "total")
+    made = found.value("requests", "total") or found.value("succeeded", "total")
     if not times or times < 1 or not is_server(found):
         return None
-    return Fact(f"The server preempted requests {times:,.0f} times: their KV was dropped and computed again", 0.7,
-                f"preemptions {times:,.0f}, by the server's counter")  # fmt: skip
+    often = made is not None and times >= OFTEN * made
+    return Fact(f"The server preempted requests {times:,.0f} times: their KV was dropped and computed again",
+                0.7 if often else None, f"{times:,.0f} preemptions beside {made or 0:,.0f} requests that ended",
+                is_problem=often or made is None)  # fmt: skip
+
+
+def queued(found: BenchmarkFigures) -> Fact | None:
+    """By the server's own clock: what a request waited before it was scheduled."""
+    queue, ttft = found.value("queue_ms"), found.value("ttft_ms")
+    if not queue or not ttft or queue < LATE_MS or queue < LINE_SHARE * ttft:
+        return None
+    return Fact(f"{min(1, queue / ttft):.0%} of TTFT is the server's queue: {ms(queue)} of {ms(ttft)} on average", 0.85,
+                f"queue {ms(queue)}, by the server's own clock")  # fmt: skip
+
+
+def waiting_now(found: BenchmarkFigures) -> Fact | None:
+    """Of a page or a log's end: one moment, which carries no cause."""
+    waiting, running = found.value("waiting", "last"), found.value("running", "last")
+    if not waiting or found.value("waiting", "mean") is not None:
+        return None
+    beside = f" beside {running:,.0f} that run" if running is not None else ""
+    return Fact(f"At the moment of the page {waiting:,.0f} requests wait{beside}")
+
+
+def stands_still(found: BenchmarkFigures) -> Fact | None:
+    running, tokens = found.value("running", "last"), found.value("output_tokens_per_s", "last")
+    if not running or tokens is None or tokens > 0 or found.value("prompt_tokens_per_s", "last"):
+        return None
+    waiting = found.value("waiting", "last") or 0.0
+    return Fact(f"At the log's last line {running:,.0f} requests run, {waiting:,.0f} wait, and no token comes")
 
 
 def tail(found: BenchmarkFigures) -> Fact | None:
@@ -203,6 +235,11 @@ RULES: tuple[Rule, ...] = (
          "what holds the line: a limit on the batch, a full device or a full KV cache; a watch separates them"),
     Rule("preempted", preempted, "the KV cache is too small for the requests that run at once",
          ("a few very long requests",), WATCH),
+    Rule("queued", queued, "requests wait in the server's queue before they are scheduled",
+         ("a burst that is over",), WATCH, "what holds the queue: a limit on the batch, the device or the KV cache"),
+    Rule("waiting_now", waiting_now, next=WATCH, unknown="whether that line stands: one page is one moment"),
+    Rule("stands_still", stands_still, next="py-spy dump --pid PID",
+         unknown="whether the engine hangs or computes a long prompt: the next lines show it"),
     Rule("waits_before_token", waits_before_token, next=WATCH,
          unknown="whether requests wait in a line, have long prompts or miss a cache: see the server's queue time"),
     Rule("at_once", at_once, next=MEASURE, unknown="how the server does under a steady load: all came at once"),

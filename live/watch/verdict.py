@@ -155,7 +155,14 @@ def _state(
     if not view.finished and not busy:
         return "idle", "Idle: no request came in the window"
     if not view.finished and waiting is not None and waiting.mean >= 1:
-        return "cannot tell", f"{waiting.mean:,.0f} requests wait, and none ended in the window: use a longer window"
+        why = (
+            "no counter shows how many end"
+            if view.finished is None
+            else "none ended in the window: use a longer window"
+        )
+        return "cannot tell", f"{waiting.mean:,.0f} requests wait, and {why}"
+    if view.finished is None:
+        return "healthy", "Healthy: requests run, and few wait; no counter shows how many end"
     if not view.finished:
         return "healthy", "Healthy: requests run, few wait, and none ended in the window"
     good = "; ".join(
@@ -212,7 +219,8 @@ def _what_is_lost(excess: Excess) -> str:
     if excess.objective == SERVED:
         return f"{share:.0%} of the requests end with “{excess.error}”"
     if excess.baseline == IN_LINE:
-        return f"{excess.missed:,} requests wait, about {_ms(excess.mean_ms)} each"
+        how_long = f", about {_ms(excess.mean_ms)} each" if excess.sent > excess.missed else ""  # else none ended
+        return f"{excess.missed:,} requests wait{how_long}"
     quantity = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "end-to-end latency"}[excess.objective]
     if excess.baseline == WORK:
         return f"Mean {quantity} {_ms(excess.mean_ms)} ({_ms(excess.bound_ms)} of work)"

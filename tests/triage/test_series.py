@@ -1,0 +1,74 @@
+"""Logs and pages as series: the watch judges them; what only gauges show is said with its rivals."""
+
+import json
+
+import pytest
+
+from sojourn.triage.conclude import triage_given
+from tests.live.watch.simulated_vllm import SimulatedVllm
+from tests.live.watch.test_simulated import SITUATIONS
+from tests.triage.test_conclude import LATE
+
+LINE = (
+    "(APIServer pid=1) INFO 11-28 16:{:02d}:{:02d} [loggers.py:310] Engine 000: "
+    "Avg prompt throughput: {:.1f} tokens/s, Avg generation throughput: {:.1f} tokens/s, "
+    "Running: {} reqs, Waiting: {} reqs, GPU KV cache usage: {:.1f}%, Prefix cache hit rate: 10.0%\n"
+)
+
+
+def log(look, moments=20):
+    """`look`: of the number of a line, its tokens/s, running, waiting and KV use."""
+    rows = [(10 * place, *look(place)) for place in range(moments)]
+    return "".join(LINE.format(s // 60, s % 60, tokens / 2, tokens, *others) for s, tokens, *others in rows)
+
+
+LOGS = {  # what the log shows, the state, the first cause
+    "a limit on the batch": (lambda n: (200.0, 8, min(3 * n, 40), 20.0), "problem", "batch_cap"),
+    "a full KV cache": (lambda n: (200.0, 8 + n % 4, min(3 * n, 40), 98.0), "problem", "kv_pool"),
+    "a hang": (lambda n: (200.0 if n < 6 else 0.0, 4, 2, 18.0), "stuck", "hang"),
+    "a batch that varies beside a line": (lambda n: (200.0, 4 + 4 * (n % 3), 3, 20.0), "cannot tell", ""),
+    "nothing wrong": (lambda n: (200.0, 4 + n % 4, 0, 18.0), "no problem seen", ""),
+    "an idle server": (lambda n: (0.0, 0, 0, 0.0), "no problem seen", ""),
+}
+
+
+@pytest.mark.parametrize(("look", "state", "key"), LOGS.values(), ids=LOGS)
+def test_a_log_of_vllm_is_judged(look, state, key):
+    found = triage_given(texts={"server.log": log(look)})
+    assert (found.likely[0].key if found.likely else "") == key
+    assert found.state == state or (not key and state == "cannot tell" and found.state == "problem")
+    assert any("latencies" in each for each in found.unknowable)
+
+
+def test_one_line_of_a_log_names_no_cause():
+    found = triage_given(texts={"server.log": log(lambda n: (0.0, 3, 4, 40.0), moments=1)})
+    assert not found.likely and any("no token comes" in each.sentence for each in found.certain)
+
+
+def pages(name, seconds):
+    settings, *_ = SITUATIONS[name]
+    return [body.decode() for second, body in SimulatedVllm(**settings).pages(max(seconds) + 1) if second in seconds]
+
+
+@pytest.mark.parametrize(("name", "keys"), [
+    ("small KV pool", {"kv_pool"}), ("cap of 2", {"batch_cap", "overload"}), ("half of the load", {""}),
+])  # fmt: skip
+def test_dated_pages_are_judged_as_a_watch_does(name, keys):
+    seconds = [10, 20, 30, 40, 50]
+    dated = {
+        f"{at}.txt": f"2026-11-28T16:00:{at}Z\n{page}" for at, page in zip(seconds, pages(name, seconds), strict=True)
+    }
+    found = triage_given(texts=dated)
+    assert (found.likely[0].key if found.likely else "") in keys
+
+
+def test_pages_without_a_moment_show_means_and_no_rate():
+    first, second = pages("cap of 2", [10, 50])
+    found = triage_given(texts={"a": first, "b": second})
+    assert any("queue" in each.sentence and "a to b" in each.source for each in found.certain)
+    assert any(each.startswith("rates") for each in found.unknowable)
+
+
+def test_a_summary_and_a_log_are_concluded_together():
+    found = triage_given(texts={"a.json": json.dumps(LATE), "server.log": log(LOGS["a limit on the batch"][0])})
+    assert {each.key for each in found.likely} == {"late_client", "batch_cap"} and len(found.seen) == 2
