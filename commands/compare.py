@@ -122,11 +122,11 @@ def _print(found: "Comparison") -> None:
     own = "".join(f" ({each.metric} {100 * each.margin:.3g}%)" for each in found.metrics if each.margin != found.margin)
     out.print(
         f"\n[bold]{found.verdict}[/bold]: B against A, margin {100 * found.margin:.3g}%{own}, confidence "
-        f"{found.confidence:.0%}{_surely(found)}"
+        f"{found.confidence:.0%}{surely(found)}"
     )
 
 
-def _surely(found: "Comparison") -> str:
+def surely(found: "Comparison") -> str:
     """`; better in ttft_mean, e2e_mean; worse in tpot_mean`."""
     better = [each.metric for each in found.metrics if each.better]
     worse = [each.metric for each in found.metrics if each.verdict == "worse"]

@@ -1,6 +1,7 @@
 """`sojourn verify`: whether the run with the fix did what was predicted."""
 
 import json as json_module
+import shlex
 import sys
 from functools import cache
 from pathlib import Path
@@ -37,6 +38,9 @@ def verify(
             "--set", metavar="device_speed=FACTOR", help="what the settings that differ do to the speed of the device"
         ),
     ] = None,
+    is_repeat: Annotated[
+        bool, typer.Option("--repeat", help="the run was repeated on purpose: its own replay is judged")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Compare what was predicted of a change with what the run with that change gave, and keep score.
@@ -53,8 +57,9 @@ def verify(
         return
     if run is None or run2 is None:
         raise InputError("give the run that was predicted and the run with the change, or --list")
-    path = _ledger(ledger, run2)
-    found = verify_pair(open_run(run), open_run(run2), path, device_speed=_device_speed(set_ or []))
+    path, pair = _ledger(ledger, run2), (open_run(run), open_run(run2))
+    _check_change(*pair, is_repeat=is_repeat)
+    found = verify_pair(*pair, path, device_speed=_device_speed(set_ or []))
     if json:
         print_json({
             "entry": found.entry, "changed": found.changed, "notes": found.notes, "differences": found.differences,
@@ -64,6 +69,40 @@ def verify(
         print_verified(found, path)
     if found.entry.outcome == "miss":
         sys.exit(Ended.FAILED)
+
+
+def _check_change(run: "RunDirectory", run2: "RunDirectory", *, is_repeat: bool) -> None:
+    """Raises InputError where the pair tests no change: nobody knows the settings, or none of them differs."""
+    from sojourn.metrics.compare.settings import states_settings
+    from sojourn.replay.verdict.changed import changed_settings
+    from sojourn.replay.verdict.verify import check_comparable
+
+    check_comparable(run, run2)
+    metas = [(each, each.meta()) for each in (run, run2)]
+    if blind := [each.name for each, meta in metas if not states_settings(meta)]:
+        raise InputError(
+            f"{' and '.join(blind)} {'does' if len(blind) == 1 else 'do'} not say with which settings the server ran, "
+            "so there is no change whose prediction could be tested; record a vLLM with sojourn-probe. "
+            f"{_compared(run, run2)}"
+        )
+    if not is_repeat and not changed_settings(metas[0][1], metas[1][1]):
+        raise InputError(
+            f"no setting differs between {run.name} and {run2.name}, so no prediction of a change is tested; if the "
+            f"run was repeated on purpose, add --repeat. {_compared(run, run2)}"
+        )
+
+
+def _compared(run: "RunDirectory", run2: "RunDirectory") -> str:
+    """What `sojourn compare` says of the pair."""
+    from sojourn.commands.compare import surely
+    from sojourn.metrics.compare.runs import compare_runs
+
+    command = f"`sojourn compare {shlex.quote(str(run.path))} {shlex.quote(str(run2.path))}`"
+    try:
+        found = compare_runs([run], [run2])
+    except SojournError:
+        return f"{command} weighs their latencies"
+    return f"{command} says: {found.verdict}{surely(found)}"
 
 
 def _device_speed(words: list[str]) -> float:

@@ -9,23 +9,20 @@ mean speed is counted here.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from sojourn.metrics.compare.pairs import USUAL_SPEED_SPREAD
-from sojourn.metrics.compare.settings import identity
-from sojourn.metrics.errors import SojournError
 from sojourn.metrics.request.goodput import measured
-from sojourn.metrics.run.directory import RunDirectory, section
+from sojourn.metrics.run.directory import RunDirectory
 from sojourn.metrics.statistics.intervals import student
 from sojourn.replay.disturbance import NORMAL_80, Disturbance, disturbance_of, wandering_of
 from sojourn.replay.material import under_load
 from sojourn.replay.outcome import figures, recorded_answers
+from sojourn.replay.repeats import repeats_of
 from sojourn.replay.simulate import Material
-from sojourn.replay.verdict.changed import changed_settings
 
 OF_TWO_RUNS = math.sqrt(2)
 # Of the logarithm of the slowdown by other processes and machines, between two runs on one machine: chosen on the first
@@ -33,7 +30,6 @@ OF_TWO_RUNS = math.sqrt(2)
 OF_SLOWDOWN = 0.4
 LEAST_ERROR_BEYOND = 0.05  # of the time of sizes that only other runs had
 USUAL_ERROR_BEYOND = 0.15  # of the time of sizes of which nothing is known
-MOST_REPEATS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +55,11 @@ def spread_of(
     run: RunDirectory, meta: Mapping[str, Any], material: Material, requests: pd.DataFrame, server: RunDirectory
 ) -> Spread:
     """`server` has the steps of `material`: the run itself, or one of a fleet's."""
-    repeats = _repeats(run, meta)
+    rows = measured(requests, dict(meta))
+    repeats = [_figures(each, meta) for each in repeats_of(run, meta, rows)]
     metrics: dict[str, float] = {}
     if repeats:
-        found = [_figures(measured(requests, dict(meta)), meta), *repeats]
+        found = [_figures(rows, meta), *repeats]
         for name in found[0]:
             values = np.array([each.get(name, math.nan) for each in found])
             is_share = name.startswith("attainment")
@@ -104,34 +101,6 @@ def _error_beyond(material: Material) -> float:
     if known is None or not known.tells_beyond:
         return max(USUAL_ERROR_BEYOND, error) if math.isfinite(error) else USUAL_ERROR_BEYOND
     return USUAL_ERROR_BEYOND / 2 if known.error is None else max(LEAST_ERROR_BEYOND, known.error)
-
-
-def _repeats(run: RunDirectory, meta: Mapping[str, Any]) -> list[dict[str, float]]:
-    """The figures of other runs in the folder of this one, of the same scenario, seed and settings, and machine."""
-    found: list[dict[str, float]] = []
-    for file in sorted(Path(run.path).resolve().parent.glob("*/run.json"))[:200]:
-        if file.parent == run.path.resolve() or len(found) >= MOST_REPEATS:
-            continue
-        try:
-            other = RunDirectory.open(file.parent)
-            other_meta = other.meta()
-            if _is_repeat(meta, other_meta):
-                found.append(_figures(measured(other.requests(), other_meta), other_meta))
-        except (SojournError, OSError, KeyError, ValueError):  # another run that cannot be read tells nothing
-            continue
-    return found
-
-
-def _is_repeat(meta: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Of one scenario, seed and settings, on one machine; a run that is not valid repeats nothing."""
-    same = meta.get("seed") == other.get("seed") and identity(dict(meta)) == identity(dict(other))
-    same = same and _described(meta) == _described(other)
-    return same and other.get("valid") is not False and not changed_settings(meta, other)
-
-
-def _described(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """A scenario with its description: a planted network or neighbour is in no setting, but its case says so."""
-    return {name: value for name, value in section(meta, "scenario").items() if name not in ("name", "engine")}
 
 
 def _figures(rows: pd.DataFrame, meta: Mapping[str, Any]) -> dict[str, float]:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from sojourn.metrics.run.directory import section, server_hardware
+from sojourn.metrics.run.directory import engine_settings, section, server_hardware
 
 MACHINE = ("cpu", "cores", "gpus")  # of `hardware`: what makes it the same machine, or one alike
 # Of these none changes what a request meets.
@@ -110,9 +110,14 @@ def setting_differences(a: dict[str, Any], b: dict[str, Any], sides: tuple[str, 
     return _compared(first, second, sides, ABSENT)
 
 
+def states_settings(meta: dict[str, Any]) -> bool:
+    """Whether a run knows how its server was set up. Of one that others started it may know the model alone."""
+    return bool(engine_settings(meta).keys() - {"model", *WITHOUT_EFFECT})
+
+
 def alike(a: dict[str, Any], b: dict[str, Any]) -> str:
     """What may be said of two runs without a difference. Of a foreign server run.json may know no setting."""
-    if all(effective_settings(meta).keys() - {"model"} for meta in (a, b)):
+    if states_settings(a) and states_settings(b):
         return "Nothing that run.json names: the same load, model, machine, settings and versions."
     return "Nothing that run.json names: the same load, model and machine. The servers' settings are not known."
 
