@@ -84,7 +84,7 @@ ACCOUNTS: tuple[AccountInfo, ...] = (
         Account.REQUEST_QUEUE,
         "request",
         "queue",
-        "waiting for a batch slot, the token budget, its first choice (`n` above 1) or a grammar",
+        "waiting for a batch slot, the token budget, its first choice (n above 1) or a grammar",
     ),
     AccountInfo(Account.MEMORY_BLOCKED, "memory", "blocked", "waiting for KV blocks"),
     AccountInfo(Account.COMPUTE_PREFILL, "compute", "prefill", "the request's own prompt work"),
