@@ -251,7 +251,8 @@ def add_watched(found: Conclusion, server: WatchedServer, level: Level) -> None:
         found.state_certainly(_without_cause(server.headline), level, server.name, is_problem)
         found.headline = found.headline or server.headline
     elif not line_facts(server):
-        found.unknowable.append(server.headline)
+        found.state_certainly(server.headline, level, server.name, is_problem=False)
+        found.headline = found.headline or server.headline
     states: Mapping[str, State] = {"stuck": "stuck", "healthy": "no problem seen", "idle": "no problem seen"}
     found.states.append(states.get(server.state, "problem" if is_problem else "cannot tell"))
     found.likely += _of_findings(server.findings, level, server.name)
@@ -269,12 +270,12 @@ def _answer(found: Conclusion, seen: list[Seen], unread: list[str]) -> Triage:
         headline = f"{likely[0].cause} ({likely[0].confidence:.0%})"
     elif problems:
         headline = f"{problems[0].sentence}; {'its cause is unsure' if likely else 'this evidence names no cause'}"
-    elif state == "no problem seen":
+    elif state == "no problem seen" or found.headline:
         headline = found.headline or next((each.sentence for each in certain), "no problem is seen")
     elif any(each.level == "summary" for each in certain) or not found.unknowable:
         headline = "no problem is seen in these figures; whether they are good depends on objectives"
     else:
-        headline = f"it does not show {found.unknowable[0]}"
+        headline = f"not shown: {found.unknowable[0]}"
     open_ones = list(dict.fromkeys([*found.unknowable, *found.late_unknowable]))
     nexts = sorted(found.nexts, key=lambda each: -each[0])
     return Triage(
