@@ -138,13 +138,13 @@ def json_body(
         body["messages"] = [*system, {"role": "user", "content": prompt.body}]
     else:
         body["prompt"] = prompt.text
-    if request.temperature > 0:
+    klass = _class_of(scenario, request)
+    if klass.send_seed and request.temperature > 0:
         body["seed"] = request.seed
     body |= {name: value for name in ("top_k", "top_p") if (value := getattr(request, name)) is not None}
     body |= _sampling(scenario, request)
     if "max_completion_tokens" in body:  # the newer name of OpenAI's API; servers that want it refuse both together
         body.pop("max_tokens", None)
-    klass = _class_of(scenario, request)
     if (named := klass.adapter or klass.model) is not None:
         body["model"] = named
     if request.ignore_eos:

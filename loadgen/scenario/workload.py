@@ -155,8 +155,9 @@ class RequestClass(Sampling):
     variants: list[Variant] | None = Field(
         None, min_length=1, max_length=1_000, description="sampling settings, one drawn by `weight` for each request"
     )
-    temperature: Number = Field(
-        0.0, ge=0, le=2, description="0 is greedy; above 0 each request is sent with a seed of its own"
+    temperature: Number = Field(0.0, ge=0, le=2, description="0 is greedy; above 0 the server draws, see `send_seed`")
+    send_seed: bool = Field(
+        False, description="above temperature 0, a seed per request: a repeat draws the same tokens; see below"
     )
     ignore_eos: bool = Field(False, description="generate all of `output_tokens`; not in OpenAI's own API")
     session: Session | None = Field(None, description="more turns follow the first request")

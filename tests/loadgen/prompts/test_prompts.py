@@ -115,6 +115,21 @@ def test_body_says_what_the_scenario_asks_for():
     assert len({wire_request.split(b"\r\n\r\n", 1)[1] for wire_request in wire.values()}) == len(wire)
 
 
+def test_a_seed_is_sent_only_where_the_class_asks_for_it():
+    """A seed takes a request out of a server's batched sampler, and one version of vLLM dies of it."""
+    variants = {"variants": [{"temperature": 0.9}, {"temperature": 0.0}]}
+    for asked, seeded in (({"temperature": 0.8}, set()), ({"temperature": 0.8, "send_seed": True}, {0.8}),
+                          ({"send_seed": True}, set()), (variants, set()),
+                          (variants | {"send_seed": True}, {0.9})):  # fmt: skip
+        chosen = scenario({"process": "at_once", "count": 12}, [CHAT | asked])
+        schedule = build_schedule(chosen, 0, "run")
+        first, again = (build_wire_requests(chosen, 0, schedule, parse_base_url("http://host"), "m") for _ in range(2))
+        sent = [json.loads(content.split(b"\r\n\r\n", 1)[1]) for content in first.values()]
+        assert {body["temperature"] for body in sent if "seed" in body} == seeded
+        seeds = [body["seed"] for body in sent if "seed" in body]
+        assert first == again and len(set(seeds)) == len(seeds)
+
+
 def common_beginning(texts: list[str]) -> str:
     return "".join(
         letters[0] for letters in itertools.takewhile(lambda all_: len(set(all_)) == 1, zip(*texts, strict=False))

@@ -16,14 +16,14 @@ FIELDS = (
     "priority",
 )  # fmt: skip
 # Number of requests, digest of the schedule (of the code before ramps, closed loops and sessions), digest of the bytes
-# (of the code since prompts begin with words of their seed).
+# (of the code since no seed is sent unasked).
 GOLDEN = {
-    "burst": (857, "6fe64787fd9a79dc", "b1991415440e4844"),
-    "demo": (1110, "f813728ea2efe126", "4ce1581615291b7f"),
-    "kv-pressure": (260, "2f3a7a80a36fc0e8", "5ea65c2fa8b9b8ce"),
-    "long-prompt-beside-chat": (26, "cdfeaeb473b30593", "56998a516a2fb533"),
-    "shared-system-prompt": (156, "cdcf6866b72c4cbb", "16e0a6a66a9187ea"),
-    "steady-chat": (83, "913e74921a183756", "5f3b138ab625aa40"),
+    "burst": (857, "6fe64787fd9a79dc", "204a81cfbae34347"),
+    "demo": (1110, "f813728ea2efe126", "8e37f4aae20ba195"),
+    "kv-pressure": (260, "2f3a7a80a36fc0e8", "14660fff486a39bf"),
+    "long-prompt-beside-chat": (26, "cdfeaeb473b30593", "8dd3f9715c0230e1"),
+    "shared-system-prompt": (156, "cdcf6866b72c4cbb", "53e8fc47bf3d09bc"),
+    "steady-chat": (83, "913e74921a183756", "b67a1ece1dbbafb7"),
 }
 
 
