@@ -131,19 +131,31 @@ def _summarise(run: "RunDirectory", verbose: bool) -> int:
 
 
 def next_steps(run: "RunDirectory", diagnosis: "Diagnosis") -> list[tuple[str, str]]:
-    """What a reader does next, the most important first. A run without a served request has none to explain."""
-    from sojourn.metrics.run.directory import section
+    """What a reader does next, the most important first."""
     from sojourn.metrics.statistics.resolution import resolution_sentence
 
     path = shlex.quote(str(run.path))
     resolved = resolution_sentence(run.meta())
-    streams = section(section(run.meta(), "scenario"), "target").get("stream") is not False
-    explain = f"{program_name()} explain {path} --slowest {'ttft' if streams else 'e2e'}"
     return [
         *([("SLO question", resolved)] if resolved is not None else []),
-        *([("next", explain)] if diagnosis.goodput[0].completed else []),
+        *([("next", step)] if (step := _next_step(run, diagnosis)) else []),
         ("in the app", f"{program_name()} ui {path}"),
     ]
+
+
+def _next_step(run: "RunDirectory", diagnosis: "Diagnosis") -> str:
+    """The command that shows more of this run: a slow request, where its server recorded it, or how to record it. ""
+    where nothing is open, and where a finding says the same."""
+    from sojourn.metrics.request.objectives import short
+
+    overall = diagnosis.goodput[0]
+    if diagnosis.closure.joined:
+        missed = sorted(overall.missed_by_objective, key=lambda name: -overall.missed_by_objective[name])
+        known = [name for name in (*missed, *overall.quantiles_ms) if overall.quantiles_ms[name]["max"] is not None]
+        path = shlex.quote(str(run.path))
+        return f"{program_name()} explain {path} --slowest {short(known[0])}" if known else ""
+    proved = any(found.probe.measurement in diagnosis.unrecorded for found in diagnosis.findings)
+    return "" if diagnosis.state == "healthy" or proved or not overall.sent else diagnosis.unrecorded
 
 
 def _about(run: "RunDirectory", verbose: bool) -> list[tuple[str, str]]:

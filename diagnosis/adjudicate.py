@@ -10,15 +10,16 @@ twice the devices regain anything. So each suspect is judged by four factors, an
 - its kind: a root before what follows from it (`consequences`), a fault before the setting that would make up for it,
   and a lack of capacity last.
 
-The first suspect is a cause. Its fix stays in place, and the others are replayed again on top of it: a second cause is
-named if it still regains something, or explains what is left.
+Where more requests failed than were late, the first is a suspect of the failures, whatever the others regain: a replay
+has no failures. The first suspect is a cause. Its fix stays in place, and the others are replayed again on top of it:
+a second cause is named if it still regains something, or explains what is left.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from sojourn.diagnosis.evidence import Client
-from sojourn.diagnosis.excess import SERVED, Excess
+from sojourn.diagnosis.excess import SERVED, Excess, failures_lead
 from sojourn.diagnosis.suspects import Claims, Name, Suspect, add_claims, divide, own_share
 from sojourn.diagnosis.symptoms import TOLERATED_MISSES
 from sojourn.diagnosis.trials import Trials, combine
@@ -88,8 +89,9 @@ def adjudicate(
     _score(judged, trials)
     result = Judgement(unchanged=trials.unchanged, refused=trials.refused)
     open_, taken, fix = judged, {}, Change()
+    leads = _fails_requests if failures_lead(lost) else _any
     while open_ and len(result.causes) < MOST_CAUSES:
-        best = max(open_, key=lambda each: each.score)
+        best = max(open_, key=lambda each: (not result.causes and leads(each), each.score))
         if result.causes and not _adds(best, result):
             break
         result.causes.append(best)
@@ -103,7 +105,7 @@ def adjudicate(
         open_ = _on_top(open_, lost, taken, fix, trials)
         if best.prediction is not None:
             result.with_all = _replay(trials, fix)
-    _order(result.causes)
+    _order(result.causes, leads)
     _bound(result, fix, trials)
     _replay_rivals(result, suspects, trials)
     first = max((each.alone for each in result.causes), default=0.0)
@@ -115,14 +117,25 @@ def adjudicate(
     return result
 
 
-def _order(causes: list[Judged]) -> None:
-    """The cause whose fix gains most comes first.
+def _any(_: Judged) -> bool:
+    return True
+
+
+def _fails_requests(each: Judged) -> bool:
+    """Whether it stands as a cause of requests that failed."""
+    return each.suspect.support >= UNDECIDED and any(case[0].objective == SERVED for case in each.suspect.cases)
+
+
+def _order(causes: list[Judged], leads: Callable[[Judged], bool]) -> None:
+    """The cause whose fix gains most comes first, after those that lead.
 
     Those after the first were measured on top of it: only what is clearly more than its gain changes the order.
     """
     if len(causes) > 1 and causes[0].prediction is not None:
         gained = causes[0].gain + WORTH_NAMING
-        causes.sort(key=lambda each: -(each.marginal or 0.0) if (each.marginal or 0.0) > gained else 0.0)
+        causes.sort(
+            key=lambda each: (not leads(each), -(each.marginal or 0.0) if (each.marginal or 0.0) > gained else 0.0)
+        )
 
 
 def _bound(result: Judgement, fix: Change, trials: Trials) -> None:

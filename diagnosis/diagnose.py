@@ -7,12 +7,13 @@ import msgspec
 
 from sojourn.diagnosis.adjudicate import Judgement, adjudicate
 from sojourn.diagnosis.compare import devices, product_latency
-from sojourn.diagnosis.evidence import Client, read_evidence, view_of
+from sojourn.diagnosis.evidence import Client, is_joined, read_evidence, view_of
 from sojourn.diagnosis.evidence_level import Level, view_at_level
 from sojourn.diagnosis.excess import Excess, excesses, losses
 from sojourn.diagnosis.findings import finding_of_symptom, findings
 from sojourn.diagnosis.foreign_server import shares_seen
 from sojourn.diagnosis.limits import unmeasured_speed, warnings
+from sojourn.diagnosis.repeat import with_records
 from sojourn.diagnosis.server_means import mean_excess, with_means
 from sojourn.diagnosis.shares import by_lifecycle, closure
 from sojourn.diagnosis.state import state_of
@@ -87,6 +88,7 @@ def diagnose(
         predicted_with_all=judgement.with_all,
         replay_refused=judgement.refused,
         unsafe=late.unsafe,
+        unrecorded="" if is_joined(facts) else "\n$ ".join(filter(None, with_records(facts))),
         left_out=[*judgement.left_out, *unmeasured_speed(facts)],
     )
 

@@ -4,7 +4,7 @@ A request whose client left before the first token is late once it has waited lo
 were lost count beside those that were late: an excess without accounts, one for each class and error.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -149,6 +149,15 @@ def losses(facts: Client) -> list[Excess]:
         for (klass, _), same in rows.groupby([rows.klass, alike])
     ]  # fmt: skip
     return sorted(found, key=lambda loss: -loss.missed)
+
+
+def failures_lead(lost: Sequence[Excess]) -> bool:
+    """Whether more requests failed than were late: then what failed them comes before what slows the others."""
+    failed: set[Hashable] = set()
+    late: set[Hashable] = set()
+    for each in lost:
+        (failed if each.objective == SERVED else late).update(each.missing)
+    return len(failed) > len(late)
 
 
 def attainment(facts: Client) -> float:

@@ -16,12 +16,11 @@ from sojourn.diagnosis.regained import tell_replay
 from sojourn.diagnosis.repeat import with_settings
 from sojourn.diagnosis.suspects import support_of
 from sojourn.diagnosis.symptoms import BY_KEY, Symptom, cohort, symptom_of
-from sojourn.diagnosis.verdict import SEPARATOR, Finding, Fix, Probe
+from sojourn.diagnosis.verdict import LOST_TITLE, SEPARATOR, Finding, Fix, Probe
 from sojourn.metrics.prediction import Change, attainment_text, change_text, settings_text
 from sojourn.metrics.request.objectives import short
 
 MOST_REQUESTS = 50  # that a finding links to
-LOST_TITLE = "Lost requests"
 DEFAULT = Change()
 
 

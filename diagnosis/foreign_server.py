@@ -15,6 +15,7 @@ RECORDS_OF_OURS = (
 ACCOUNT_SEPARATOR = " + "  # between accounts that a server measures together
 FAILED_WARNS = 0.02  # of the scrapes: beyond it counters are fine, and gauges have holes
 GAP_WARNS_S = 3.0  # without an answer: what waited in between is not seen
+SMALLEST_PART = 0.05  # of a mean, that a headline names
 DIFFERENT_COUNT = 0.005  # both sides count whole requests and tokens: beyond half a per cent others were served, too
 
 
@@ -48,40 +49,49 @@ def span_share(span: SpanView | None, excess: Excess) -> float:
 
 
 def what_is_seen(facts: Means | Accounts, excess: Excess) -> str:
-    """Where the time went as far as the server's metrics show, and the measurement that would show more."""
+    """Where the time went as far as the server's metrics show, and the measurement that would show more, as
+    sentences."""
     view, quantity = facts.server, OBJECTIVE_NAMES[excess.objective]
     prefix = {"ttft_ms": "ttft", "e2e_ms": "ledger"}.get(excess.objective)  # no metric divides the time per token
     parts = shares_seen(facts, prefix) if prefix else {}
     spans = {ACCOUNT_SEPARATOR.join(span.accounts): span.name for span in view.spans}
     ranked = sorted((share, name) for name, share in parts.items() if name in spans or name == UNACCOUNTED)[::-1]
     if not ranked:
-        return f"{view.title}'s metrics do not divide the {quantity}: {_next(view, 'decode')}"
-    places = {name: f"is {view.title}'s {span} time" for name, span in spans.items()}
-    places[UNACCOUNTED] = f"is in no metric of {view.title}"
-    largest = " and ".join(f"{share:.0%} {places[name]}" for share, name in ranked[:2] if share >= 0.05)
+        return f"{view.title}'s metrics do not say where the {quantity} goes. Next: {_next(view, 'decode')}"
+    mean_ms = float(facts.rows[facts.rows.status == "ok"][excess.objective].astype("float64").mean())
+    places = {name: f"in {view.title}'s {span} time" for name, span in spans.items()}
+    places[UNACCOUNTED] = f"outside of {view.title}'s metrics"
+    largest = [
+        f"{share * mean_ms:,.0f} ms ({share:.0%}) {places[name]}"
+        for share, name in ranked[:2]
+        if share >= SMALLEST_PART
+    ]
     first = spans.get(ranked[0][1], UNACCOUNTED)
-    return f"of the mean {quantity} {largest}, and {view.title}'s metrics do not show why: {_next(view, first)}"
+    return (
+        f"The mean {quantity} of all requests is {mean_ms:,.0f} ms: {' and '.join(largest)}. "
+        f"Its metrics do not say why. Next: {_next(view, first)}"
+    )
 
 
 def _next(view: ServerView, part: str) -> str:
     """The cheapest measurement that shows more of a part of the time."""
     cap = view.settings.get("batch cap", "a larger batch")
     return {
-        "queue": f"measure once with a larger {cap} and once at half the rate; the first helps against a limit on the "
+        "queue": f"measure once with a larger {cap} and once at half the rate. The first helps against a limit on the "
         "batch, the second against overload",
-        "prefill": "measure one of these prompts alone; what it takes longer in this run is others' work",
-        "decode": "measure at half the rate; if the time per token falls with it, the batch is what slows it",
-        UNACCOUNTED: "measure from the server's own host; what then goes away was the network",
+        "prefill": "send one of these prompts alone. The prefill time that goes away was spent on other requests",
+        "decode": "measure at half the rate. If the time per token falls with it, the batch is what slows it",
+        UNACCOUNTED: "send the load from the server's own host. The time that goes away was the network's",
     }.get(part.removeprefix("request."), "measure at half the rate")
 
 
 def warnings_of(view: ServerView, served: int) -> list[str]:
     """What limits the server's side of a diagnosis."""
-    hidden = ", ".join(account.account for account in view.accounts if account.visibility == "unseen")
+    hidden = sum(account.visibility == "unseen" for account in view.accounts)
     stand_in = f"no server records: only averages over all requests are known, from {view.title}'s /metrics"
     found = [f"{stand_in}; {RECORDS_OF_OURS}" if view.source == SOJOURN.key else stand_in]
     if hidden:
-        found.append(f"not visible in {view.title}'s metrics: {hidden}")
+        found.append(f"{hidden} of the {len(view.accounts)} accounts of time are not visible in {view.title}'s metrics")
     if view.failed_scrapes > FAILED_WARNS * (view.scrapes + view.failed_scrapes):
         found.append(f"{view.failed_scrapes} of {view.scrapes + view.failed_scrapes} scrapes of /metrics failed")
     if (gap_s := view.longest_gap_s) > GAP_WARNS_S:

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 from sojourn.diagnosis.capacity import load
 from sojourn.diagnosis.evidence import Client, is_joined, view_of
-from sojourn.diagnosis.excess import Excess, attainment, excesses
+from sojourn.diagnosis.excess import Excess, attainment, excesses, failures_lead, losses
 from sojourn.diagnosis.expectation import is_expectation
 from sojourn.diagnosis.foreign_server import what_is_seen
 from sojourn.diagnosis.symptoms import TOLERATED_MISSES, significant
 from sojourn.diagnosis.validity import Lateness
-from sojourn.diagnosis.verdict import NEEDS_SERVER_RECORDS, Finding, State
+from sojourn.diagnosis.verdict import LOST_TITLE, NEEDS_SERVER_RECORDS, SEPARATOR, Finding, State
 from sojourn.metrics.request.goodput import UNMEASURED
 from sojourn.metrics.request.objectives import short
 from sojourn.metrics.results.load import rate_was_to_change
@@ -57,12 +57,20 @@ def _judge(facts: Client, findings: Sequence[Finding], steady: Steadiness) -> tu
         return "degraded", f"None of {facts.sent} requests was served: {ended}"
     failed = 1 - facts.served / facts.sent
     costly = [finding for finding in findings if finding.goodput_lost]
+    names_failures = bool(costly) and LOST_TITLE in costly[0].title
+    fails_first = failed > TOLERATED_MISSES and (not facts.objectives or _failures_lead(facts))
+    failing = f"{failed:.0%} of the requests failed: {ended}"
+    if fails_first and not names_failures:  # what slows the others is no answer for those that failed
+        return "degraded", failing
     if facts.objectives and costly and (open_ := _name_undecided(facts, costly)):
         return "inconclusive", open_
     if findings and findings[0].key == "overload":
-        return "overloaded", f"Overloaded: {findings[0].cause}. {attained:.0%} of the requests {_meet(facts)}"
+        met = f"{attained:.0%} of the requests {_meet(facts)}" + (f", {failed:.0%} failed" if fails_first else "")
+        return "overloaded", f"Overloaded: {findings[0].cause}. {met}"
+    if fails_first:
+        return "degraded", _because(facts, costly[0])
     if failed > TOLERATED_MISSES and not findings:
-        return "degraded", f"{failed:.0%} of the requests failed: {ended}"
+        return "degraded", failing
     if not facts.objectives:
         return "inconclusive", (
             f"{facts.served} of {facts.sent} requests were served; the run names no objective, so nobody can say "
@@ -84,12 +92,24 @@ def _by_objectives(
             return _healthy(facts, attained, findings, steady)
         return "degraded", _lost_in_all(facts, klass)
     if costly:
-        first = costly[0]
-        return "degraded", (
-            f"{first.title}: {first.goodput_lost:.0%} of the requests {_miss(facts)}, in the "
-            f"{first.lifecycles[0]} lifecycle, because {first.cause}"
-        )
+        return "degraded", _because(facts, costly[0])
     return "inconclusive", _inconclusive(facts, misses[0])
+
+
+def _failures_lead(facts: Client) -> bool:
+    return failures_lead([each for each in (*excesses(facts), *losses(facts)) if significant(facts, each)])
+
+
+def _because(facts: Client, first: Finding) -> str:
+    return f"{_cost(facts, first)}, in the {first.lifecycles[0]} lifecycle, because {first.cause}"
+
+
+def _cost(facts: Client, found: Finding) -> str:
+    """The symptoms of a finding, and how many requests it costs."""
+    what = _miss(facts)
+    if LOST_TITLE in found.title:
+        what = f"failed or {what}" if SEPARATOR in found.title else "failed"
+    return f"{found.title}: {found.goodput_lost:.0%} of the requests {what}"
 
 
 def _name_unmeasured(facts: Client) -> str:
@@ -118,7 +138,7 @@ def _name_undecided(facts: Client, costly: Sequence[Finding]) -> str:
     where it stands."""
     first = costly[0]  # a consequence of it is no rival
     rivals = [each for each in costly[1:] if each.role == "alternative" and first.key not in each.follows]
-    open_ = f"{first.title}: {first.goodput_lost:.0%} of the requests {_miss(facts)}, and why is open. "
+    open_ = f"{_cost(facts, first)}, and why is open. "
     if first.confidence_features.get("support", 1.0) < BALANCED:
         return f"{open_}The evidence speaks against the likeliest cause, {first.cause}. Measure first: " + (
             first.probe.measurement
@@ -151,9 +171,15 @@ def _healthy(facts: Client, attained: float, findings: Sequence[Finding], steady
 
 
 def _inconclusive(facts: Client, excess: Excess) -> str:
-    miss = f"{excess.missed} of {excess.sent} requests miss {short(excess.objective)} ≤ {excess.bound_ms:g} ms"
+    by_ms = excess.mean_ms - excess.bound_ms
+    miss = (
+        f"{excess.missed} of {excess.sent} requests ({excess.missed / excess.sent:.0%}) miss "
+        f"{short(excess.objective)} ≤ {excess.bound_ms:g} ms, by {by_ms:,.{0 if by_ms >= 10 else 1}f} ms on average"
+    )
+    if not is_joined(facts) and view_of(facts) is not None:
+        return f"{miss}. {what_is_seen(facts, excess)}"
     if not is_joined(facts):
-        return f"{miss}; {what_is_seen(facts, excess) if view_of(facts) is not None else NEEDS_SERVER_RECORDS}"
+        return f"{miss}; {NEEDS_SERVER_RECORDS}"
     ranked = excess.ranked()
     if not ranked:
         return f"{miss}, and no account is above {excess.baseline}: measure more requests first"

@@ -17,6 +17,7 @@ State = Literal["healthy", "degraded", "overloaded", "stuck", "inconclusive", "i
 
 NEEDS_SECOND_RUN = "needs a second run to compare with: `sojourn diagnose RUN --against RUN2`"
 SEPARATOR = " · "  # between the symptoms in the title of one cause
+LOST_TITLE = "Lost requests"
 SERVED_PREFIX = "served:"  # how the objective of a finding about lost requests begins
 NEEDS_SERVER_RECORDS = "the cause cannot be known without the server's records"
 RECORD_THE_SERVER = (
@@ -143,6 +144,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     replay_refused: str = ""  # why no replay was made
     unsafe: list[str] = []  # verdicts that the lateness of the client could change
     left_out: list[str] = []  # what there was no time for, and how to get it
+    unrecorded: str = ""  # how to get the server's records, where this run has none; else ""
     made_by: str = ""  # the version of Sojourn, where it lies with the run
 
 

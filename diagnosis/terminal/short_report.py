@@ -167,6 +167,8 @@ def _figures(diagnosis: Diagnosis) -> list[Part]:
         return []
     overall, *classes = diagnosis.goodput
     parts = [Part(Text(""), 7), Part(_goodput(overall), 1)]
+    if missed := _missed(overall):
+        parts.append(Part(_row("missed", Text(missed)), 1))
     latency = ruled_table(("ms", "left"), ("p50", "right"), ("p90", "right"), ("p99", "right"), ("SLO", "right"),
                           ("met", "right"))  # fmt: skip
     for name in FIGURES:
@@ -193,6 +195,23 @@ def _goodput(row: ClassGoodput) -> RenderableType:
     of = "" if offered is None else f" of {offered:.3g} offered"
     return _row("goodput", f"{row.goodput_rps:.3g} requests/s{of}{tokens}; {row.good:,} of {row.sent:,} requests "
                 f"meet their SLO, {row.attainment:.0%}{bounds}")  # fmt: skip
+
+
+def _missed(row: ClassGoodput) -> str:
+    """Each objective that requests miss, and failures, with count and share."""
+
+    def share(count: int) -> str:
+        return f"{count:,} ({count / row.sent:.0%})"
+
+    told, several = [], sum(map(bool, row.missed_by_objective.values())) > 1
+    for name, count in row.missed_by_objective.items():
+        if count:
+            bound = f" ≤ {row.objectives[name]:g} ms" if name in row.objectives else ""
+            alone = row.missed_alone.get(name, 0)
+            only = f", {alone:,} of them only this" if alone and several else ""
+            told.append(f"{short(name).upper()}{bound}: {share(count)}{only}")
+    failed = row.sent - row.completed
+    return " · ".join([*told, *([f"not served: {share(failed)}"] if failed else [])])
 
 
 def _time(diagnosis: Diagnosis) -> RenderableType:

@@ -66,6 +66,8 @@ class ClassGoodput(msgspec.Struct, frozen=True, kw_only=True):
     attainment_interval: Interval | None = None  # 95%; None where nothing was sent
     judged_by_objective: dict[str, int] = {}  # the requests that each share is of: without those not measured
     window: RateWindow | None = None  # that the rates are of
+    missed_by_objective: dict[str, int] = {}  # served requests above each bound; a failed one has no latency
+    missed_alone: dict[str, int] = {}  # of these, the requests that meet every other bound
 
 
 def measured(frame: pd.DataFrame, meta: dict[str, Any]) -> pd.DataFrame:
@@ -242,6 +244,8 @@ def _class_row(klass: str, rows: pd.DataFrame, bounds: dict[str, float], window:
     good = rows[rows.good]
     answers = {name: rows[f"{short(name)}_met"].dropna() for name in OBJECTIVES}
     answers = {name: met for name, met in answers.items() if len(met)}
+    above = {name: (~served[f"{short(name)}_met"]).fillna(False).astype(bool) for name in answers}
+    bounds_missed = sum((late.astype(int) for late in above.values()), start=pd.Series(0, index=served.index))
     return ClassGoodput(
         klass=klass,
         objectives=bounds,
@@ -256,6 +260,8 @@ def _class_row(klass: str, rows: pd.DataFrame, bounds: dict[str, float], window:
         attainment_interval=share_interval(rows.good.to_numpy()) if sent else None,
         judged_by_objective={name: len(met) for name, met in answers.items()},
         window=window,
+        missed_by_objective={name: int(late.sum()) for name, late in above.items()},
+        missed_alone={name: int((late & (bounds_missed == 1)).sum()) for name, late in above.items()},
     )
 
 

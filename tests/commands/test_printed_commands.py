@@ -10,8 +10,11 @@ import pytest
 import typer
 
 from sojourn.commands.program import app
+from sojourn.commands.summary import next_steps
 from sojourn.commands.verbs import OLD_NAMES, VERBS
+from sojourn.diagnosis.diagnose import diagnose
 from tests.commands.program import parsed, run_program
+from tests.metrics.foreign import VllmPage, foreign_run, steady
 from tests.metrics.synthetic import synthetic_run
 
 ROOT = Path(__file__).parents[2]
@@ -94,3 +97,40 @@ def test_the_next_step_of_a_run_can_be_taken(tmp_path, served):
     assert [parsed(f"sojourn {step}")[0] for step in steps] == (["explain", "ui"] if served else ["ui"])
     for step in steps[:-1]:
         assert run_program(*shlex.split(step), cwd=tmp_path).returncode == 0
+
+
+def slow_at(level: str, path: Path):
+    """A run that misses its objective, with the records of one level of evidence."""
+
+    def keep(records):
+        for name in {"client": ("steps", "requests"), "requests": ("steps",)}.get(level, ()):
+            getattr(records, name).clear()
+
+    if level == "scrapes":
+        return foreign_run(path, steady(40, every_s=0.7, prefill_s=0.6), VllmPage())
+    return synthetic_run(path, plant="small_batch_cap", requests=60, keep=keep)
+
+
+@pytest.mark.parametrize(
+    ("level", "shows"), [("client", False), ("scrapes", False), ("requests", True), ("steps", True)]
+)
+def test_the_next_step_has_an_answer_at_every_level_of_evidence(tmp_path, level, shows):
+    """A request is explained where its server recorded it. Elsewhere the step says how it would be recorded."""
+    run = slow_at(level, tmp_path / "run")
+    diagnosis = diagnose(run)
+    said = dict(next_steps(run, diagnosis)).get("next", "")
+    assert (" explain " in said) is shows
+    if shows:
+        verb, options = parsed(f"sojourn {said.partition(' -m sojourn ')[2] or said.partition('sojourn ')[2]}")
+        assert verb == "explain" and options["slowest"] == "ttft"
+        return
+    proofs = [f"{each.probe.measurement}\n$ {each.probe.command}" for each in diagnosis.findings]
+    for step in [said] if said else proofs[:1]:
+        words, _, command = step.partition("\n$ ")
+        assert "the server's records of each step" in words
+        assert parsed(command)[0] in ("load", "run")
+
+
+def test_the_slow_request_of_the_next_step_is_slow_by_what_is_missed(tmp_path):
+    run = synthetic_run(tmp_path / "run", plant="slow_model", requests=40)
+    assert dict(next_steps(run, diagnose(run)))["next"].endswith("--slowest tpot")

@@ -204,6 +204,25 @@ def test_lost_requests_are_a_further_cause_that_explains_them(facts):
         assert set(keys(result.causes)) == {"slow_device", "core_death"}
 
 
+@pytest.mark.parametrize(("failed", "late"), [(29, 1), (16, 14), (15, 15), (14, 16), (3, 27)])
+@pytest.mark.parametrize("regained", [None, 0.0, 0.4])
+def test_what_fails_more_requests_than_are_late_comes_first_whatever_a_fix_regains(facts, failed, late, regained):
+    slowed = replace(excess(request_queue=400.0), missed=late, missing=pd.Index(range(late)))
+    lost = replace(slowed, objective=SERVED, accounts={}, error="HTTP 503", missed=failed,
+                   missing=pd.Index(range(late, late + failed)))  # fmt: skip
+    died = suspect("core_death", "fault", {}, over=lost)
+    died.cases[0] = (lost, replace(died.proposal, explained=1.0, in_replay=False))
+    pair = [suspect("slow_device", "fault", QUEUE, FASTER, over=slowed), died]
+    divide([slowed, lost], pair, {})
+    now = float(facts.rows.good.mean()) / 2
+    predictor = None if regained is None else Scripted([(FASTER, regained)], now)
+    result = adjudicate(with_attainment(facts, now), [slowed, lost], pair, predictor)
+    if failed > late:
+        assert keys(result.causes)[0] == "core_death"
+    elif regained:
+        assert keys(result.causes)[0] == "slow_device"
+
+
 def test_run_that_cannot_be_replayed_says_why(facts):
     one = suspect("a", "policy", QUEUE, BATCH)
     lost = [one.cases[0][0]]

@@ -77,6 +77,25 @@ def test_trace_names_its_usual_cause(trace, tmp_path):
     assert ("of the failures" in tell_confidence(first)) == first.objective.startswith("served"), "late is not failed"
 
 
+# What requests end with, and the first cause then: one error that has a cause, one that has none at this level
+@pytest.mark.parametrize(("error", "key"), [("HTTP 500: EngineCore died", "core_death"),
+                                            ("timeout: no byte in 9 s", None),
+                                            ("HTTP 429: the queue is full", "queue_limit")])  # fmt: skip
+@pytest.mark.parametrize(("failed", "late"), [(50, 8), (31, 29), (10, 50), (6, 54)])
+def test_headline_is_about_what_most_requests_suffer(error, key, failed, late, tmp_path):
+    """A core that died is not the second finding of a run whose others were late, and a failure without a known cause
+    is not hidden by a slowness with one."""
+    order = np.random.default_rng(1).permutation(COUNT)
+    kinds = {number: "failed" if place < failed else "late" if place < failed + late else ""
+             for place, number in enumerate(order)}  # fmt: skip
+    records = [request(n, 0.0, error=error) if kinds[n] == "failed" else request(n, 60.0, SLOW if kinds[n] else EVEN)
+               for n in range(COUNT)]  # fmt: skip
+    diagnosis = diagnose(client_run(tmp_path / "run", records), level="client")
+    says_failed = f"{failed / COUNT:.0%} of the requests failed" in diagnosis.headline
+    assert diagnosis.state == "degraded" and says_failed is (failed > late)
+    assert not says_failed or error in diagnosis.headline or diagnosis.findings[0].key == key
+
+
 def test_without_a_trace_nothing_is_named(tmp_path):
     healthy = diagnose(client_run(tmp_path / "healthy", [request(n, 60.0) for n in range(COUNT)]), level="client")
     assert healthy.state == "healthy" and not healthy.findings

@@ -66,7 +66,7 @@ def test_cap_and_pool_are_not_blamed_where_the_gauges_speak_against_them(tmp_pat
     diagnosis = diagnose(foreign_run(tmp_path / "run", lives, VllmPage(), kv_use=0.5))
     assert diagnosis.server.preemptions == 12 and diagnosis.server.waiting.largest_batch == 12
     assert not diagnosis.findings and diagnosis.state == "inconclusive"
-    assert "is vLLM's queue time" in diagnosis.headline and "--max-num-seqs and once at half" in diagnosis.headline
+    assert "in vLLM's queue time" in diagnosis.headline and "--max-num-seqs and once at half" in diagnosis.headline
 
 
 def test_prompts_that_begin_alike_and_miss_the_cache_are_named(tmp_path):
@@ -93,14 +93,15 @@ def test_prefix_cache_that_cannot_hit_says_why(tmp_path, page, cause, change):
 def test_what_the_metrics_cannot_tell_is_inconclusive_and_names_the_next_measurement(tmp_path):
     diagnosis = diagnose(foreign_run(tmp_path / "run", steady(20, every_s=0.7, prefill_s=0.6), VllmPage()))
     assert diagnosis.state == "inconclusive" and not diagnosis.findings
-    assert "98% is vLLM's prefill time" in diagnosis.headline
-    assert "measure one of these prompts alone" in diagnosis.headline
+    assert diagnosis.headline.startswith("20 of 20 requests (100%) miss ttft ≤ 400 ms, by 211 ms on average. ")
+    assert "is 611 ms: 600 ms (98%) in vLLM's prefill time. Its metrics do not say why" in diagnosis.headline
+    assert "Next: send one of these prompts alone" in diagnosis.headline
     assert without_finding(diagnosis).startswith("vLLM's metrics name no cause")
 
 
 def test_slow_way_to_the_server_is_not_blamed_on_it(tmp_path):
     diagnosis = diagnose(foreign_run(tmp_path / "run", steady(20, every_s=0.7, way_in_s=0.5), VllmPage()))
-    assert "is in no metric of vLLM" in diagnosis.headline and "from the server's own host" in diagnosis.headline
+    assert "outside of vLLM's metrics" in diagnosis.headline and "from the server's own host" in diagnosis.headline
 
 
 def test_healthy_server_is_healthy_and_the_report_marks_what_is_unseen(tmp_path):
@@ -138,7 +139,7 @@ def test_limits_of_the_scrapes_are_warnings(tmp_path):
                                      fresh=VllmPage()))  # fmt: skip
     said = " ".join(diagnosis.warnings)
     assert "6 of " in said and "scrapes of /metrics failed" in said and "not answered for 7.0 s" in said
-    assert "began anew 1 times" in said and "not visible in vLLM's metrics: client.network, token.encode" in said
+    assert "began anew 1 times" in said and "22 of the 28 accounts of time are not visible in vLLM's metrics" in said
 
 
 def test_page_of_an_unknown_server_is_said_to_be_one(tmp_path):

@@ -95,6 +95,32 @@ def test_what_does_not_fit_is_counted(tmp_path):
     assert heads >= 1 and all(text.count(f"\n  {label} ") <= heads for label in ("fix", "evidence", "prove it"))
 
 
+@pytest.mark.parametrize(("bounds", "told"), [
+    ({"tpot_ms": 1.0}, "TPOT ≤ 1 ms: 60 (100%)"),
+    ({"ttft_ms": 9e9, "e2e_ms": 1.0}, "E2E ≤ 1 ms: 60 (100%)"),
+    ({"ttft_ms": 40.0, "tpot_ms": 1.0}, r"TTFT ≤ 40 ms: \d+ \(\d+%\) · TPOT ≤ 1 ms: 60 \(100%\), \d+ of .*"),
+])  # fmt: skip
+@pytest.mark.parametrize("level", ["client", "all"])
+def test_each_missed_objective_is_named_with_its_count(tmp_path, bounds, told, level):
+    stated = [{"klass": "all", "source": "chosen for the test"} | bounds]
+    text = printed(diagnose(synthetic_run(tmp_path / "run", requests=60, objectives=stated), level=level))
+    (line,) = (line for line in text.splitlines() if line.startswith("missed"))
+    line = " ".join(text[text.index(line) :].partition("latency")[0].split())
+    assert re.fullmatch(f"missed {told if 'd+' in told else re.escape(told)}", line), line
+
+
+def test_requests_that_failed_are_named_beside_those_that_are_late(tmp_path):
+    def fail_some(records):
+        records.client[:] = [msgspec.structs.replace(each, status="error", error="HTTP 500") if place % 3 == 0 else each
+                             for place, each in enumerate(records.client)]  # fmt: skip
+
+    stated = [{"klass": "all", "source": "chosen for the test", "tpot_ms": 1.0}]
+    text = printed(diagnose(synthetic_run(tmp_path / "run", requests=60, objectives=stated, keep=fail_some)))
+    assert "missed       TPOT ≤ 1 ms: 40 (67%) · not served: 20 (33%)" in text
+    whole_run = printed(diagnose(synthetic_run(tmp_path / "fine", requests=60)))
+    assert "missed " not in whole_run
+
+
 def test_change_that_regains_nothing_is_not_called_a_fix(tmp_path):
     """Requests wait for a batch slot, and each token is too slow, too: without the queue they meet one SLO of two."""
     bounds = ({"klass": "all", "ttft_ms": 400.0, "tpot_ms": 5.0, "source": "chosen for the test"},)
