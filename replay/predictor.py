@@ -321,15 +321,26 @@ class ReplayPredictor:
             return Interval(math.nan, math.nan, math.nan)
         median = values[0] if not math.isnan(values[0]) else float(np.median(known))
         low, high = min(known), max(known)
+        is_share = name.startswith("attainment")
         if is_once:
             usual_low, usual_high = self._as_unchanged(name, median)
-            low = median - math.hypot(median - low, median - usual_low)
-            high = median + math.hypot(high - median, usual_high - median)
-        is_share = name.startswith("attainment")
+            if is_share:
+                low = median - math.hypot(median - low, median - usual_low)
+                high = median + math.hypot(high - median, usual_high - median)
+            else:  # by factors: two errors together leave a latency above nought
+                low, high = (_both(median, *each) for each in ((low, usual_low), (high, usual_high)))
         own = NORMAL_80 * self.spread.of_metric(name)  # of a share in points, of others of the logarithm
         if is_share:
             return Interval(max(0.0, min(low, median - own)), median, min(1.0, max(high, median + own)))
         return Interval(min(low, median * math.exp(-own)), median, max(high, median * math.exp(own)))
+
+
+def _both(median: float, one: float, other: float) -> float:
+    """The bound, on the side of the median where `one` is, of two independent errors whose bounds these are."""
+    if median <= 0 or one <= 0 or other <= 0:
+        return min(one, other) if one < median else max(one, other)
+    size = math.hypot(math.log(one / median), math.log(other / median))
+    return median * math.exp(-size if min(one, other) < median else size)
 
 
 def _is_far(begins_ns: np.ndarray, known_ns: np.ndarray) -> np.ndarray:

@@ -100,7 +100,7 @@ def _of_class(
         token_ms=bounds["tpot_ms"],
         sent=len(rows),
         fluidity=float(shares.mean()),
-        fluidity_interval=mean_interval(shares),
+        fluidity_interval=mean_interval(shares, most=1.0),
         fluid=int((shares >= FLUID_SHARE).sum()),
         smooth_goodput_tokens_per_s=worth / seconds if seconds else 0.0,
         output_tokens_per_s=tokens / seconds if seconds else 0.0,

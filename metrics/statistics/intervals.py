@@ -78,12 +78,17 @@ def quantile_interval(values: np.ndarray, quantile: float) -> Interval | None:
     return Interval(low=low, high=high, method="order statistics")
 
 
-def mean_interval(values: np.ndarray, *, seed: int = 0) -> Interval | None:
-    """Of a mean, in the order of measurement: by blocks where neighbours are correlated; None below 10 samples."""
+def mean_interval(values: np.ndarray, *, seed: int = 0, most: float = math.inf) -> Interval | None:
+    """Of a mean, in the order of measurement: by blocks where neighbours are correlated; None below 10 samples. No
+    value is above `most`: 1 of shares."""
     block = block_length(values)
     if len(values) > LARGEST_BOOTSTRAP:
-        return clustered_mean_interval(values, np.arange(len(values)) // block)
-    return bootstrap_mean(values, seed=seed, block=block)
+        found = clustered_mean_interval(values, np.arange(len(values)) // block)
+    else:
+        found = bootstrap_mean(values, seed=seed, block=block)
+    if found is None or found.high is None or found.high <= most:
+        return found
+    return msgspec.structs.replace(found, high=most)
 
 
 def share_interval(flags: np.ndarray) -> Interval:
@@ -143,7 +148,7 @@ def clustered_mean_interval(values: np.ndarray, clusters: np.ndarray) -> Interva
         return None
     centre = float(sample.mean())
     half = NORMAL_QUANTILE * _ratio_error(sample, clusters, centre)
-    return Interval(low=centre - half, high=centre + half, method="clusters")
+    return _of_mean(centre - half, centre + half, sample, "clusters")
 
 
 def bootstrap_mean(values: np.ndarray, *, seed: int = 0, resamples: int = RESAMPLES, block: int = 1) -> Interval | None:
@@ -162,9 +167,13 @@ def bootstrap_mean(values: np.ndarray, *, seed: int = 0, resamples: int = RESAMP
     if block > 1:
         centre, wider = float(sample.mean()), student(count / block)
         low, high = (centre + wider * (bound - centre) for bound in np.quantile(resampled, TAILS))
-        return Interval(low=float(low), high=float(high), method="block bootstrap")
-    low, high = np.quantile(resampled, _bca_tails(sample, resampled))
-    return Interval(low=float(low), high=float(high), method="bca bootstrap")
+        return _of_mean(low, high, sample, "block bootstrap")
+    return _of_mean(*np.quantile(resampled, _bca_tails(sample, resampled)), sample, "bca bootstrap")
+
+
+def _of_mean(low: float, high: float, sample: np.ndarray, method: Method) -> Interval:
+    """The mean of what is never below nought is not either, however far a symmetric interval reaches."""
+    return Interval(low=max(0.0, float(low)) if sample.min() >= 0 else float(low), high=float(high), method=method)
 
 
 def block_length(values: np.ndarray) -> int:
