@@ -44,6 +44,7 @@ class PagePicture:
     exceptions: list[str]  # boxes that Streamlit shows for an exception
     console_errors: list[str]
     overflows: list[str]  # labels of figures that reach out of their figure
+    covered: list[str]  # labels of figures that an interval or another label crosses
     cut: list[str]  # tables and texts that are wider than the place they have
     faint: list[str]  # texts that are hard to read on what is behind them
     height_px: int
@@ -137,6 +138,7 @@ def _picture(page: Any, name: str, file: Path, width_px: int, errors: list[str])
         exceptions=page.locator('[data-testid="stException"]').all_inner_texts(),
         console_errors=list(errors),
         overflows=page.evaluate(_OVERFLOWS),
+        covered=page.evaluate(_COVERED),
         cut=page.evaluate(_CUT),
         faint=_faint(page),
         height_px=page.evaluate(_HEIGHT),
@@ -173,6 +175,23 @@ _OVERFLOWS = """
     return at.width > 0 && (at.left < box.left - 1 || at.right > box.right + 1 || at.top < box.top - 1
                             || at.bottom > box.bottom + 1);
   }).map(text => text.textContent);
+})
+"""
+# A label is read only where no line of an interval and no other label lies on it.
+_COVERED = """
+() => [...document.querySelectorAll('.js-plotly-plot')].flatMap(plot => {
+  const seen = node => [node, node.getBoundingClientRect()];
+  const texts = [...plot.querySelectorAll('text')].filter(text => text.textContent.trim()).map(seen)
+    .filter(([_, box]) => box.width > 0);
+  const lines = [...plot.querySelectorAll('.errorbar path')].map(seen).filter(([_, box]) => box.width + box.height > 0);
+  const meet = (a, b) => Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1
+    && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > -1;
+  const cross = (a, b) => meet(a, b) && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 3;
+  return texts.flatMap(([text, box], place) => [
+    ...lines.filter(([_, line]) => meet(box, line)).map(() => `${text.textContent} | interval`),
+    ...texts.slice(place + 1).filter(([_, other]) => cross(box, other)).map(([other]) =>
+      `${text.textContent} | ${other.textContent}`),
+  ]);
 })
 """
 # What is wider than the box that shows it, and what reaches out of the page. A table of Streamlit's scrolls its own
@@ -238,6 +257,7 @@ def main() -> int:
             *picture.exceptions,
             *picture.console_errors,
             *(f"cut: {text}" for text in (*picture.overflows, *picture.cut)),
+            *(f"covered: {text}" for text in picture.covered),
         ]
         bad += bool(problems)
         print(picture.file, *problems, sep="\n  ")

@@ -157,9 +157,11 @@ def panels(titles: Sequence[str], height_px: int, gap: float, **layout) -> go.Fi
 
 
 def log_axis(values: Sequence[float]) -> dict[str, Any]:
-    """A log axis that begins and ends at a labelled tick: 1, 2 and 5 of each decade, or every decade of many."""
+    """A log axis that begins and ends at a labelled tick: some of each decade, or every decade of many. Labels of a
+    narrow figure stand side by side."""
     decades = range(math.floor(math.log10(min(values))) - 1, math.ceil(math.log10(max(values))) + 2)
-    steps = (1, 2, 5) if math.log10(max(values) / min(values)) < 2.5 else (1,)
+    span = math.log10(max(values) / min(values))
+    steps = (1, 2, 5) if span < 1.3 else (1, 3) if span < 2.5 else (1,)
     ticks = [step * 10.0**decade for decade in decades for step in steps]
     first = max(tick for tick in ticks if tick <= min(values))
     last = min(tick for tick in ticks if tick > max(values))

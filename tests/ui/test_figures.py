@@ -166,6 +166,7 @@ def test_attainment_bars_are_those_of_the_diagnosis(chat):
     fig = goodput.attainment(chat.diagnosis.goodput)
     whole = next(trace for trace in fig.data if trace.name == "all objectives")
     np.testing.assert_allclose(whole.x, [100 * group.attainment for group in chat.diagnosis.goodput])
+    assert not whole.text and {trace.base[0] for trace in fig.data if trace.text} == {100}  # beside bars and intervals
 
 
 def test_steps_of_a_request_hold_the_prompt_tokens_that_its_record_claims(chat, tiny_kv):

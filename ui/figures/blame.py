@@ -120,7 +120,7 @@ def gap(found: Gap) -> go.Figure:
     """One gap between two tokens, account by account, as one bar."""
     if not found.accounts:
         return theme.note("Nothing is booked in this gap.")
-    fig = theme.figure(165, barmode="stack")
+    fig = theme.figure(120 + 20 * len(found.accounts), barmode="stack")  # in a narrow column each has a line of legend
     for name, ns in found.accounts.items():
         share = ns / max(found.length_ns, 1)
         theme.add_share_bars(

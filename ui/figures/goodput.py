@@ -13,8 +13,8 @@ from sojourn.ui.text import label, number, percent
 GOOD_SCALE = [[0, "#B42318"], [0.5, "#E9C46A"], [1, "#1A7F4B"]]
 
 
-ALL_COLOUR = "#4A6FA5"  # of all objectives: seen on light and dark paper, so that its label can stay as it is
-LABEL_INSIDE = 0.15  # of the axis: a bar from here on has its label in it, and a line for its interval
+ALL_COLOUR = "#4A6FA5"  # of all objectives: seen on light and dark paper
+LABELS_PX = 130  # room for a share with its interval
 
 
 def attainment(goodput: list[ClassGoodput]) -> go.Figure:
@@ -29,20 +29,24 @@ def attainment(goodput: list[ClassGoodput]) -> go.Figure:
         shares = [group.attainment_by_objective.get(name) for group in goodput]
         series.append((OBJECTIVE_NAMES.get(name, name), shares, colour, name))
     for name, shares, colour, objective in series:
+        is_all = objective is None
         fig.add_bar(
             name=name, y=rows, x=[None if share is None else 100 * share for share in shares], orientation="h",
-            error_x=_interval_bars(goodput) if name == "all objectives" else None,
-            marker_color=colour, 
-            text=[
-                percent(share) + (_interval(group) if name == "all objectives" else _counted(group, objective))
-                for share, group in zip(shares, goodput, strict=True)
-            ],
-            textposition="auto", textangle=0, insidetextfont_color=theme.ink_on(colour),
-            insidetextanchor="start", hovertemplate=f"<b>%{{y}}</b><br>{name}: %{{x:.1f}}%<extra></extra>",
+            error_x=_interval_bars(goodput) if is_all else None, marker_color=colour, offsetgroup=name,
+            hovertemplate=f"<b>%{{y}}</b><br>{name}: %{{x:.1f}}%<extra></extra>",
+        )  # fmt: skip
+        words = [
+            percent(share) + (_interval(group) if is_all else _counted(group, objective))
+            for share, group in zip(shares, goodput, strict=True)
+        ]
+        fig.add_bar(  # of no length, behind the longest bar and interval: its label meets neither
+            name=f"{name}, in figures",
+            y=rows, x=[0] * len(rows), base=[100] * len(rows), orientation="h", offsetgroup=name, showlegend=False,
+            text=words, textposition="outside", textangle=0, cliponaxis=False, hoverinfo="skip",
         )  # fmt: skip
     fig.update_xaxes(title_text="requests that met the objective (% of sent)", range=[0, 100])
     fig.update_yaxes(title_text="class (requests)", autorange="reversed")
-    return fig
+    return fig.update_layout(margin_r=LABELS_PX)
 
 
 def _counted(group: ClassGoodput, objective: str | None) -> str:
@@ -52,9 +56,8 @@ def _counted(group: ClassGoodput, objective: str | None) -> str:
 
 
 def _interval(group: ClassGoodput) -> str:
-    """In words, where the bar is too short for a line beside its label."""
     interval = group.attainment_interval
-    if interval is None or group.attainment >= LABEL_INSIDE or interval.low is None or interval.high is None:
+    if interval is None or interval.low is None or interval.high is None:
         return ""
     return f" ({percent(interval.low)} to {percent(interval.high)})"
 
@@ -64,12 +67,10 @@ def _interval_bars(goodput: list[ClassGoodput]) -> dict | None:
     if any(group.attainment_interval is None for group in goodput):
         return None
     known = [(100 * group.attainment, group.attainment_interval) for group in goodput]
-    shown = [share >= 100 * LABEL_INSIDE for share, _ in known]
-    longer = [100 * (interval.high or 0.0) - share for share, interval in known]
-    shorter = [share - 100 * (interval.low or 0.0) for share, interval in known]
     return dict(
         type="data", symmetric=False, thickness=1.5, width=4, color=GOOD_SCALE[1][1],  # shows on dark and light
-        array=np.multiply(longer, shown).tolist(), arrayminus=np.multiply(shorter, shown).tolist(),
+        array=[100 * (interval.high or 0.0) - share for share, interval in known],
+        arrayminus=[share - 100 * (interval.low or 0.0) for share, interval in known],
     )  # fmt: skip
 
 

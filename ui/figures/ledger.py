@@ -24,7 +24,7 @@ def lifecycle_bar(lifecycle_share: dict[str, float]) -> go.Figure:
     rest = 1 - sum(shares.values())
     if rest > 0.0005:
         shares[UNACCOUNTED] = rest
-    fig = theme.figure(142, barmode="stack")
+    fig = theme.figure(142 + 22 * (len(shares) > 5), barmode="stack")  # six names take a second line of a narrow page
     for name, share in shares.items():
         colour = COLOURS.get(name, theme.UNACCOUNTED_COLOUR)
         fig.add_bar(

@@ -160,14 +160,19 @@ def show_pairs(a: RunSamples, b: RunSamples, names: tuple[str, str], both: RunDa
     draw("", once(both, "pairs figure", lambda: figures.pairs(table)),
          "A point is a request of the schedule that both runs share. At most 4,000 are drawn.")  # fmt: skip
     rows = pair_rows(table)
-    for side, name in zip("AB", names, strict=True):
-        rows[side] = [
-            fragments.link("requests", {"run": name, "ids": request, "request": request}, short)
-            for request, short in zip(rows[side], distinct(list(rows[side]), 14), strict=True)
-        ]
-    cells = rows.assign(**{name: rows[name].map(safe) for name in rows.columns if name not in ("A", "B")})
-    st.html(fragments.html_table(list(rows.columns), cells.to_numpy().tolist(), right=(3, 4, 5, 6, 8)))
-    st.caption("The 20 requests whose latency differs most. A name opens the request in its run.")
+    short = distinct(list(rows.A), 14)
+    cells = rows.drop(columns=["A", "B"]).map(safe)
+    cells.insert(0, "request", [
+        f"{name} " + " ".join(
+            fragments.link("requests", {"run": run, "ids": request, "request": request}, side)
+            for side, run, request in zip("AB", names, pair, strict=True)
+        )
+        for name, pair in zip(map(safe, short), zip(rows.A, rows.B, strict=True), strict=True)
+    ])  # fmt: skip
+    if set(cells.status) == {"ok"}:
+        cells = cells.drop(columns="status")
+    st.html(fragments.html_table(list(cells.columns), cells.to_numpy().tolist(), right=(2, 3, 4, 5, 7), ids=(0,)))
+    st.caption("The 20 requests whose latency differs most. A letter opens the request in its run.")
 
 
 run = open_page(

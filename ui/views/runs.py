@@ -30,9 +30,9 @@ def ordered(runs: list[ListedRun], order: str) -> list[ListedRun]:
 
 
 def found_in(run: ListedRun) -> str:
-    """The first sentence of its verdict; before it, what the run is where it is no load of its own."""
+    """As HTML, the first sentence of its verdict; before it, what the run is where it is no load of its own."""
     verdict = "" if run.is_passed_over and run.note else (run.headline or run.unreadable or "").partition(". ")[0]
-    return ". ".join(part for part in (f"{run.note[:1].upper()}{run.note[1:]}", verdict) if part)
+    return prose(". ".join(part for part in (f"{run.note[:1].upper()}{run.note[1:]}", verdict) if part))
 
 
 def row_of(run: ListedRun) -> list[str]:
@@ -40,12 +40,12 @@ def row_of(run: ListedRun) -> list[str]:
     recorded = (run.recorded_at or "")[:16].replace("T", " ")
     parts = [part for part in (recorded, run.scenario or run.source, run.model) if part]
     verdict = run.state or ("cannot be read" if run.unreadable else NOTHING if run.note else "not diagnosed")
+    whole = ' class="sj-whole"' if len(run.name) <= fragments.LONGEST_ID else ""
     return [
-        f"{fragments.link('overview', {'run': run.name}, run.name)}"
+        f"<span{whole}>{fragments.link('overview', {'run': run.name}, run.name)}</span>"
         f'<span class="sj-interval">{safe(" · ".join(parts))}</span>',
-        safe(verdict), number(run.goodput_rps), percent(run.attainment),
-        NOTHING if run.requests is None else f"{run.requests:,}",
-        prose(found_in(run)),
+        f'{safe(verdict)}<span class="sj-interval">{found_in(run)}</span>', number(run.goodput_rps),
+        percent(run.attainment), NOTHING if run.requests is None else f"{run.requests:,}",
     ]  # fmt: skip
 
 
@@ -62,6 +62,6 @@ named("sort", ORDERS, "order")
 order = st.segmented_control("Order", list(ORDERS), default="recorded", format_func=ORDERS.get, required=True,
                              key="sort", bind="query-params")  # fmt: skip
 found = ordered([run for run in runs if wanted.lower() in text_of(run).lower()], order)
-columns = ["run (recorded, UTC)", "verdict", "good req/s", "attainment", "requests", "finding"]
+columns = ["run (recorded, UTC)", "verdict", "good req/s", "attainment", "requests"]
 st.html(fragments.html_table(columns, list(map(row_of, found)), right=(2, 3, 4)))
 caption(f"{len(found):,} of {len(runs):,} runs. `sojourn runs` prints them. `run.json`, `diagnosis.json`.")
