@@ -100,7 +100,9 @@ INSIDE = {
         ("diagnose",),
     ),
     "live": (("watch",), ("kv_lens", "record")),
-    "triage": (("document", "summary_rules", "sweep"), ("series",), ("conclude", "terminal"), ("page",)),
+    "triage": (
+        ("document", "sensor_rules", "summary_rules", "sweep"), ("series",), ("conclude", "terminal"), ("page",),
+    ),
 }  # fmt: skip
 # What an engine needs for any model and load, and what may stand around it.
 HEART = ("memory", "compute", "token", "request", "telemetry", "loop", "runner", "server")

@@ -15,6 +15,7 @@ from sojourn.live.watch.document import WatchedServer
 from sojourn.live.watch.verdict import NO_OBJECTIVE
 from sojourn.live.watch.watcher import watch_once
 from sojourn.metrics.errors import InputError, RunDataError
+from sojourn.triage import sensor_rules
 from sojourn.triage.document import Certain, Level, Likely, Seen, State, Triage
 from sojourn.triage.series import cause_of_line, groups, is_page, judged, line_facts, undated
 from sojourn.triage.summary_rules import LOG, RULES, WATCH, ms
@@ -108,6 +109,7 @@ def conclude(
             _summary(found, each, each.name in caused)
             found.unknowable += each.missing
         _events(found, each)
+        _sensors(found, each)
         _requests(found, each, bounds)
     _sweep(found, held)
     for server in watched:
@@ -157,6 +159,18 @@ def _events(found: Conclusion, held: Held) -> None:
             found.likely.append(Likely(
                 key=event.kind, cause=rule.cause, confidence=rule.confidence, level="log",
                 evidence=f"line {event.line:,}: {event.sentence}", rivals=list(rule.rivals), source=held.name,
+            ))  # fmt: skip
+
+
+def _sensors(found: Conclusion, held: Held) -> None:
+    for fact in sensor_rules.facts(held.sensors):
+        found.state_certainly(fact.sentence, "sensor", held.name, fact.is_problem)
+        found.unknowable += [fact.unknown] if fact.unknown else []
+        found.nexts.append((fact.confidence + 0.5 * fact.is_problem, LOG))
+        if fact.cause and not any(each.cause == fact.cause for each in found.likely):
+            found.likely.append(Likely(
+                key="throttle", cause=fact.cause, confidence=fact.confidence, level="sensor", evidence=fact.sentence,
+                rivals=[fact.rival], source=held.name,
             ))  # fmt: skip
 
 

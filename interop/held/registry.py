@@ -3,7 +3,6 @@
 A new kind is a module with a `Reader`, and an entry here. The first reader that recognises what was given reads it.
 """
 
-import csv
 from pathlib import Path
 
 import msgspec
@@ -12,11 +11,12 @@ from sojourn.interop.held.given import LARGEST, Given
 from sojourn.interop.held.held import Held, Reader
 from sojourn.interop.held.logs.readers import LOG_READERS
 from sojourn.interop.held.summaries.readers import SUMMARY_READERS
-from sojourn.interop.imported.foreign import foreign, foreign_text
+from sojourn.interop.imported.foreign import kind_of
 from sojourn.metrics.errors import InputError
 
 # A summary is recognised by its fields; a log by some of its lines, so it comes last.
 READERS: tuple[Reader, ...] = (*SUMMARY_READERS, *LOG_READERS)
+WANTED = "give a log, a page of /metrics, or a result of a benchmark as its tool writes it"
 DAMAGED = (AttributeError, KeyError, IndexError, TypeError, ValueError, ArithmeticError, RecursionError)
 
 
@@ -73,8 +73,12 @@ def _with_note(held: Held, note: str) -> Held:
 
 def _unknown(given: Given) -> str:
     if given.documents:
-        return foreign(given.documents[0])
-    try:
-        return foreign_text(given.text, ValueError("no known form"))
-    except csv.Error:
-        return "is no text of a known form"
+        kind = kind_of(given.documents[0])
+        keys = list(given.documents[0])[:6] if isinstance(given.documents[0], dict) else []
+        return (
+            "; ".join(kind) if kind else f"is JSON of no known tool (its keys: {', '.join(map(str, keys))}); {WANTED}"
+        )
+    first = next((line.text.strip() for line in given.lines if line.text.strip()), "")
+    if first.startswith("<"):
+        return f"is a page in HTML or XML, which holds figures to look at; {WANTED}"
+    return f"has no line of a known kind (it begins with {first[:40]!r}); {WANTED}"

@@ -65,13 +65,19 @@ KINDS: tuple[tuple[Callable[[dict[str, Any]], bool], str, str], ...] = (
 )  # fmt: skip
 
 
+def kind_of(document: Any) -> tuple[str, str] | None:
+    """What a JSON document is, and what to give instead; None for one of no known kind."""
+    first = document[0] if isinstance(document, list) and document else document
+    if not isinstance(first, dict):
+        return None
+    return next(((what, instead) for is_kind, what, instead in KINDS if is_kind(first)), None)
+
+
 def foreign(document: Any) -> str:
     """What a JSON document of no known tool is."""
     first = document[0] if isinstance(document, list) and document else document
-    if isinstance(first, dict):
-        for is_kind, what, instead in KINDS:
-            if is_kind(first):
-                return f"{what}; {instead}{_late_client(first)}"
+    if (kind := kind_of(document)) is not None:
+        return f"{kind[0]}; {kind[1]}{_late_client(first)}"
     shown = f" (its keys: {', '.join(map(str, list(first)[:6]))})" if isinstance(first, dict) and first else ""
     return f"is no result file that is known here{shown}; give {WANTED}"
 

@@ -38,7 +38,7 @@ WRONG = [
     ("query", {"run": "capped", "sql": "DROP TABLE requests"}, "give one SELECT"),
     ("query", {"run": "capped", "sql": "SELECT * FROM read_text('/etc/hostname')"}, "disabled by configuration"),
     ("watch_server", {"url": "http://127.0.0.1:9"}, "it may read none"),
-    ("triage", {"text": "nothing of the kind"}, "is not JSON"),
+    ("triage", {"text": "nothing of the kind"}, "no line of a known kind"),
     ("nothing", {}, "Unknown tool"),
 ]
 

@@ -1,8 +1,11 @@
 """What a triage concludes: causes where the evidence carries them, and none where it does not."""
 
+import contextlib
 import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sojourn.interop.held.held import Event, Held
 from sojourn.metrics.errors import InputError
@@ -98,3 +101,11 @@ def test_what_cannot_be_read_is_named_beside_what_can():
     assert len(found.unread) == 1 and found.unread[0].startswith("bad")
     with pytest.raises(InputError):
         triage_given(texts={"bad": "nothing of the kind"})
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.sampled_from([text for text, _ in SHAPES.values()]), st.floats(0, 1), st.binary(max_size=8))
+def test_no_damaged_file_ends_in_a_traceback(text, share, noise):
+    place = int(share * len(text))
+    with contextlib.suppress(InputError):
+        report(triage_given(texts={"a": text[:place].encode() + noise, "b": noise + text[place:].encode()}))
