@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 USUAL_MARGIN = "5%"
 EXIT_CODES = {"no worse": Ended.DONE, "worse": Ended.FAILED, "cannot tell": Ended.CANNOT_TELL}
-RunsArgument = Annotated[Path, typer.Argument(help="a run directory, or a folder of several")]
+RunsArgument = Annotated[
+    Path, typer.Argument(help="a run directory, or a folder of several; or a log, a page of /metrics or a summary")
+]
 
 
 def compare(
@@ -48,6 +50,13 @@ def compare(
     """
     from sojourn.metrics.compare.runs import NotComparable, compare_runs
 
+    if a.is_file() and b.is_file():
+        own_options = {"--metric": metric, "--max-steal": max_steal, "--margin": margin != [USUAL_MARGIN] and margin}
+        if given := [name for name, value in own_options.items() if value]:
+            raise InputError(f"{', '.join(given)}: means in a file cannot be judged so; compare two runs")
+        from sojourn.commands.compare_files import compare_files
+
+        sys.exit(compare_files(a, b, as_json=json))
     usual, own = _margins(margin)
     steal = None if max_steal is None else _share("--max-steal", max_steal)
     try:

@@ -1,0 +1,72 @@
+"""`sojourn compare BEFORE AFTER` of two files: logs, pages of /metrics, or summaries of benchmarks."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sojourn.commands.cli import out, print_json, table
+from sojourn.metrics.errors import InputError
+from sojourn.metrics.exit_codes import Ended
+
+if TYPE_CHECKING:
+    from sojourn.interop.held.differences import Differences
+    from sojourn.interop.held.held import Held
+
+EXIT_CODES = {
+    "worse": Ended.FAILED, "better": Ended.DONE, "no clear change": Ended.DONE, "cannot tell": Ended.CANNOT_TELL,
+}  # fmt: skip
+NO_INTERVAL = (
+    "Means of whole files have no interval: a fifth counts as a change. Runs with requests are judged exactly."
+)
+
+
+def compare_files(a: Path, b: Path, *, as_json: bool) -> int:
+    from sojourn.interop.held.differences import differences
+
+    found = differences(_one(a), _one(b))
+    if as_json:
+        print_json(found)
+    else:
+        _print(found)
+    return EXIT_CODES[found.verdict]
+
+
+def _one(path: Path) -> "Held":
+    """The evidence in a file; of several pages of one server what lies between the first and the last."""
+    import msgspec
+
+    from sojourn.interop.held.logs.pages import TOOL, between
+    from sojourn.interop.held.registry import read_file
+
+    held = read_file(path)
+    if len(held) > 1 and all(each.kind == TOOL for each in held):
+        figures = between(held[0], held[-1])
+        if figures is None:
+            raise InputError(f"{path} holds pages of several servers; give a file of one")
+        return msgspec.structs.replace(held[-1], figures=figures)
+    if len(held) > 1:
+        raise InputError(f"{path} holds {len(held)} pieces of evidence; give a file with one")
+    return held[0]
+
+
+def _print(found: "Differences") -> None:
+    if found.settings:
+        rows = table("setting", "A", "B", text=["setting", "A", "B"])
+        for change in found.settings:
+            rows.add_row(change.name, str(change.before), str(change.after))
+        out.print(rows)
+        out.print()
+    rows = table("figure", "unit", "A", "B", "B / A", text=["figure", "unit"])
+    for each in found.figures:
+        ratio = "–" if each.ratio is None else f"{each.ratio:.3g}"
+        name = each.name if each.statistic == "mean" else f"{each.name} {each.statistic}"
+        rows.add_row(name, each.unit, _number(each.before), _number(each.after), ratio)
+    out.print(rows)
+    for sentence in (*found.explained, *found.notes, NO_INTERVAL):
+        out.print(sentence, markup=False)
+    verdict, _, rest = found.headline.partition(": ")
+    out.print(f"\n[bold]{verdict}[/bold]", end="")
+    out.print(f": {rest}" if rest else "", markup=False)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

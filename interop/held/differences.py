@@ -1,0 +1,263 @@
+"""What differs between two pieces of evidence of one kind of server: its settings, its load, and its means.
+
+Only what both state is compared, but for flags: one that a log's start does not list has its default. Means have no
+interval here, so a latency counts as changed from a fifth on, and of at least so many requests.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from sojourn.interop.held.held import Figure, Held, Setting
+
+Verdict = Literal["worse", "better", "no clear change", "cannot tell"]
+CLEAR = 1.2  # a ratio of two means, or its inverse
+LEAST_SHARE = 0.05  # that a share moves
+FEWEST = 30  # requests behind a mean
+LATENCIES = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "queue_ms", "prefill_ms", "decode_ms")
+JUDGED = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
+OF_LOAD = ("prompt_tokens", "output_tokens")
+FIRST = (*LATENCIES, "hit_rate", "output_tokens_per_s", "prompt_tokens_per_s", "running", "waiting", "kv_use",
+         *OF_LOAD, "requests", "preemptions")  # fmt: skip
+STATISTICS = ("mean", "median", "total", "rate", "last")
+DEFAULT = "default"
+ALIASES = {  # names of one setting
+    "model_path": "model", "model_tag": "model", "max_running_requests": "max_num_seqs", "tp_size":
+    "tensor_parallel_size", "context_len": "max_model_len", "context_length": "max_model_len", "kv_cache_size_tokens":
+    "kv_cache_tokens", "kv_cache_max_concurrency": "max_concurrency",
+}  # fmt: skip
+OF_ITS_PLACE = ("port", "host", "served_model_name", "tokenizer", "download_dir", "log_level", "uvicorn_log_level")
+
+
+class Effect(NamedTuple):
+    """What a setting is known to do. `figures`: how each moves where the setting is lower or off; 0 for either way."""
+
+    setting: str
+    figures: Mapping[str, int]
+    words: str
+
+
+NO_CACHE = {"ttft_ms": 1, "prefill_ms": 1, "hit_rate": -1, "prompt_tokens_per_s": 1}
+STEPS = {"itl_ms": 0, "tpot_ms": 0, "ttft_ms": 0, "decode_ms": 0, "prefill_ms": 0}
+SMALL_POOL = {"queue_ms": 1, "kv_use": 1, "preemptions": 1, "waiting": 1, "ttft_ms": 1}
+CACHE_OFF = "without the prefix cache every prompt is computed whole, so prefills are longer"
+CHUNK = "it sets how many prompt tokens a step computes, and so how long the others' tokens wait"
+POOL = "it sets how many requests fit into the KV cache at a time"
+EFFECTS = (
+    Effect("enable_prefix_caching", NO_CACHE, CACHE_OFF),
+    Effect("disable_radix_cache", {name: -sign for name, sign in NO_CACHE.items()}, CACHE_OFF),
+    Effect("max_num_batched_tokens", {"itl_ms": 0, "tpot_ms": 0, "ttft_ms": 0, "prefill_ms": 1}, CHUNK),
+    Effect("chunked_prefill_size", {"itl_ms": 0, "tpot_ms": 0, "ttft_ms": 0, "prefill_ms": 1}, CHUNK),
+    Effect("max_num_seqs", {"queue_ms": 1, "ttft_ms": 1, "waiting": 1, "running": -1, "itl_ms": -1, "tpot_ms": -1},
+           "it caps how many requests run at a time: the others wait"),
+    Effect("num_gpu_blocks", SMALL_POOL, POOL),
+    Effect("kv_cache_tokens", SMALL_POOL, POOL),
+    Effect("gpu_memory_utilization", SMALL_POOL, POOL),
+    Effect("enforce_eager", {"itl_ms": -1, "tpot_ms": -1, "decode_ms": -1}, "without graphs each step takes longer"),
+    Effect("tensor_parallel_size", STEPS, "the model is divided among another number of devices"),
+    Effect("quantization", STEPS, "the weights have another form"),
+    Effect("dtype", STEPS, "the weights have another form"),
+    Effect("kv_cache_dtype", {"kv_use": 0, "preemptions": 0, "itl_ms": 0}, "the KV cache has another form"),
+    Effect("attention_backend", STEPS, "attention is computed by another kernel"),
+    Effect("speculative_config", {"itl_ms": 0, "tpot_ms": 0}, "drafts change how many tokens a step gives"),
+    Effect("model", STEPS | {"e2e_ms": 0}, "another model was served"),
+    Effect("version", STEPS | {"e2e_ms": 0, "queue_ms": 0}, "another version was served, with defaults of its own"),
+)  # fmt: skip
+SMALLEST_DEFAULT = {"max_num_seqs": 128}  # of all versions and devices of vLLM
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """A setting or the version, before and after."""
+
+    name: str
+    before: Setting
+    after: Setting
+
+
+class Moved(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure that both have."""
+
+    name: str
+    statistic: str
+    unit: str
+    before: float
+    after: float
+
+    @property
+    def ratio(self) -> float | None:
+        return self.after / self.before if self.before > 0 else None
+
+    @property
+    def is_clear(self) -> bool:
+        if self.unit == "share" and abs(self.after - self.before) < LEAST_SHARE:
+            return False
+        if self.before <= 0 or self.after <= 0:
+            return max(self.before, self.after) >= (LEAST_SHARE if self.unit == "share" else 1)
+        return max(self.after / self.before, self.before / self.after) >= CLEAR
+
+
+class Differences(msgspec.Struct, frozen=True, kw_only=True):
+    verdict: Verdict
+    headline: str
+    settings: list[Change]
+    figures: list[Moved]
+    explained: list[str]  # sentences: which change explains which figures
+    notes: list[str]
+
+
+def differences(before: Held, after: Held) -> Differences:
+    """Of two logs, two pages, or any two that name their settings and figures alike."""
+    settings, figures, notes = list(_changes(before, after)), list(_moved(before, after)), []
+    if before.server != after.server:
+        notes.append(f"the servers differ: {before.server or 'unknown'} before, {after.server or 'unknown'} after")
+    notes += _of_load(figures)
+    explained = list(_explained(settings, figures))
+    verdict = _verdict(before, after, figures)
+    latencies = [each for each in figures if each.name in JUDGED and each.is_clear]
+    told = "; ".join(_words(each) for each in latencies[:2]) or _without_latency(figures)
+    causes = ", and ".join(
+        f"{each.name}: {_said(each.before)} → {_said(each.after)}" for each in _first(settings, figures, verdict)
+    )
+    headline = f"{verdict}: {told}" if told else verdict
+    return Differences(
+        verdict=verdict, headline=f"{headline}; {causes}" if causes else headline, settings=settings, figures=figures,
+        explained=explained, notes=notes,
+    )  # fmt: skip
+
+
+def _changes(before: Held, after: Held) -> Iterator[Change]:
+    if before.version and after.version and before.version != after.version:
+        yield Change(name="version", before=before.version, after=after.version)
+    a, b = _named(before.settings), _named(after.settings)
+    lists_flags = before.kind == after.kind and "log" in before.kind and bool(a) and bool(b)
+    for name in dict.fromkeys([*a, *b]):
+        if name in OF_ITS_PLACE or not ((name in a and name in b) or lists_flags):
+            continue
+        old, new = a.get(name, DEFAULT), b.get(name, DEFAULT)
+        if not _is_same(old, new):
+            yield Change(name=name, before=old, after=new)
+
+
+def _named(settings: Mapping[str, Setting]) -> dict[str, Setting]:
+    found: dict[str, Setting] = {}
+    for name, value in settings.items():
+        found.setdefault(ALIASES.get(name, name), value)
+    return found
+
+
+def _is_same(old: Setting, new: Setting) -> bool:
+    numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in (old, new))
+    if numbers:
+        return abs(float(old) - float(new)) <= 0.01 * max(abs(float(old)), abs(float(new)))
+    return str(old) == str(new)
+
+
+def _moved(before: Held, after: Held) -> Iterator[Moved]:
+    if before.figures is None or after.figures is None:
+        return
+    theirs = {(each.name, each.statistic): each for each in after.figures.figures}
+    both = [(each, theirs[each.name, each.statistic]) for each in before.figures.figures
+            if (each.name, each.statistic) in theirs]  # fmt: skip
+    for old, new in sorted(both, key=lambda pair: _place(pair[0])):
+        again = old.statistic == "last" and (old.name, "mean") in theirs
+        if old.unit == new.unit and old.statistic in STATISTICS and not again:
+            yield Moved(name=old.name, statistic=old.statistic, unit=old.unit, before=old.value, after=new.value)
+
+
+def _place(figure: Figure) -> tuple[int, str]:
+    return (FIRST.index(figure.name) if figure.name in FIRST else len(FIRST), figure.statistic)
+
+
+def _of_load(figures: Sequence[Moved]) -> list[str]:
+    differ = [each for each in figures if each.name in OF_LOAD and each.statistic == "mean" and each.is_clear]
+    return [f"the loads differ: {_words(each)}; so latencies are not of the same work" for each in differ]
+
+
+def _explained(settings: Sequence[Change], figures: Sequence[Moved]) -> Iterator[str]:
+    for change in settings:
+        effect = next((each for each in EFFECTS if each.setting == change.name), None)
+        shown = _fitting(change, figures)
+        if effect is not None and shown:
+            yield (f"{change.name} {_said(change.before)} → {_said(change.after)}: {effect.words}. It fits "
+                   f"{', '.join(_words(each) for each in shown[:3])}")  # fmt: skip
+    hits = next((each for each in figures if each.name == "hit_rate" and each.statistic == "mean"), None)
+    cache = {"enable_prefix_caching", "disable_radix_cache"} & {change.name for change in settings}
+    if hits is not None and hits.is_clear and hits.after < hits.before and not cache:
+        yield f"the prefix cache hits less, with no change of its setting: {_words(hits)}"
+
+
+def _fitting(change: Change, figures: Sequence[Moved]) -> list[Moved]:
+    """The figures that moved as the change is known to move them."""
+    effect = next((each for each in EFFECTS if each.setting == change.name), None)
+    if effect is None:
+        return []
+    lower = _is_lower(change)
+    found = []
+    for each in figures:
+        sign = effect.figures.get(each.name)
+        if sign is None or not each.is_clear or each.statistic == "last" or (sign and lower is None):
+            continue
+        rises = each.after > each.before
+        if sign == 0 or rises == ((sign > 0) == bool(lower)):
+            found.append(each)
+    return found
+
+
+def _is_lower(change: Change) -> bool | None:
+    """Whether the setting went down or off; None where that is unknown."""
+    smallest = SMALLEST_DEFAULT.get(change.name)
+    values = [each if each != DEFAULT or smallest is None else smallest for each in (change.before, change.after)]
+    if all(isinstance(each, int | float) for each in values) and values[0] != values[1]:
+        return float(values[1]) < float(values[0])
+    return None
+
+
+def _verdict(before: Held, after: Held, figures: Sequence[Moved]) -> Verdict:
+    """By the latencies of enough requests; of logs, which have none, by the line."""
+    judged = [each for each in figures if each.name in JUDGED and each.statistic == "mean"]
+    if judged and _requests(before) >= FEWEST and _requests(after) >= FEWEST:
+        return _of_clear(judged, otherwise="no clear change")
+    lines = [each for each in figures if each.name == "waiting" and each.statistic == "mean"]
+    return _of_clear([] if judged else lines, otherwise="cannot tell")
+
+
+def _of_clear(figures: Sequence[Moved], otherwise: Verdict) -> Verdict:
+    rises = {each.after > each.before for each in figures if each.is_clear}
+    if not rises:
+        return otherwise
+    return "cannot tell" if len(rises) > 1 else "worse" if True in rises else "better"
+
+
+def _requests(held: Held) -> float:
+    return (held.figures.value("requests", "total") if held.figures is not None else None) or 0.0
+
+
+def _without_latency(figures: Sequence[Moved]) -> str:
+    shown = [each for each in figures if each.name in ("waiting", "hit_rate", "kv_use") and each.is_clear
+             and each.statistic == "mean"]  # fmt: skip
+    return "; ".join(_words(each) for each in shown[:2])
+
+
+def _first(settings: Sequence[Change], figures: Sequence[Moved], verdict: Verdict) -> list[Change]:
+    """The changes that the verdict fits; without a verdict those that are known to matter."""
+    if verdict in ("worse", "better"):
+        times = {each.name for each in figures if each.name in (*LATENCIES, "waiting")
+                 and (each.after > each.before) == (verdict == "worse")}  # fmt: skip
+        return [each for each in settings if times & {moved.name for moved in _fitting(each, figures)}][:3]
+    known = {each.setting for each in EFFECTS}
+    return [each for each in settings if each.name in known][:2] if verdict == "cannot tell" else []
+
+
+def _words(each: Moved) -> str:
+    return f"{each.name.removesuffix('_ms')} {_number(each.before, each.unit)} → {_number(each.after, each.unit)}"
+
+
+def _number(value: float, unit: str) -> str:
+    if unit == "share":
+        return f"{value:.1%}"
+    return f"{value:,.0f} {unit}" if abs(value) >= 100 else f"{value:.3g} {unit}"
+
+
+def _said(value: Setting) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)

@@ -1,0 +1,69 @@
+"""What changed between two logs or two pages: settings, means, and which change explains which mean."""
+
+import pytest
+
+from sojourn.interop.held.differences import differences
+from sojourn.interop.held.held import BenchmarkFigures, Figure, Held
+
+UNITS = {"hit_rate": "share", "waiting": "requests", "running": "requests", "prompt_tokens": "tokens"}
+
+
+def held(settings, kind="page of /metrics", version=None, requests=100, **means):
+    figures = [Figure(name=name, statistic="mean", value=value, unit=UNITS.get(name, "ms"), clock="server")
+               for name, value in means.items()]  # fmt: skip
+    if requests:
+        figures.append(Figure(name="requests", statistic="total", value=requests, unit="requests", clock="server"))
+    return Held(kind=kind, name="file", server="vllm", version=version, settings=settings,
+                figures=BenchmarkFigures(tool=kind, figures=figures))  # fmt: skip
+
+
+ON, OFF = {"enable_prefix_caching": True}, {"enable_prefix_caching": False}
+
+
+def test_a_cache_that_went_off_explains_longer_prefills():
+    found = differences(held(ON, ttft_ms=76, prefill_ms=60, hit_rate=0.9), held(OFF, ttft_ms=424, prefill_ms=400))
+    assert found.verdict == "worse" and "enable_prefix_caching: on → off" in found.headline
+    assert "prefill 60 ms → 400 ms" in found.explained[0]
+
+
+@pytest.mark.parametrize(("before", "after", "means", "words"), [
+    ({"max_num_seqs": 64}, {"max_num_seqs": 2}, ({"queue_ms": 1, "ttft_ms": 50}, {"queue_ms": 900, "ttft_ms": 950}),
+     "caps how many"),
+    ({"max_num_batched_tokens": 8192}, {"max_num_batched_tokens": 512},
+     ({"prefill_ms": 100, "ttft_ms": 100}, {"prefill_ms": 300, "ttft_ms": 300}), "prompt tokens a step computes"),
+])  # fmt: skip
+def test_a_setting_explains_what_it_is_known_to_move(before, after, means, words):
+    found = differences(held(before, **means[0]), held(after, **means[1]))
+    assert found.verdict == "worse" and words in found.explained[0]
+
+
+def test_a_mean_that_moved_the_other_way_is_not_explained():
+    found = differences(held(ON, ttft_ms=424, prefill_ms=400), held(OFF, ttft_ms=76, prefill_ms=60))
+    assert found.verdict == "better" and found.explained == []
+
+
+def test_a_flag_that_a_log_no_longer_lists_has_its_default():
+    before = held({"model": "m"}, "vLLM log", requests=0, waiting=0.0, running=4.0)
+    after = held({"model": "m", "max_num_seqs": 2}, "vLLM log", requests=0, waiting=90.0, running=2.0)
+    found = differences(before, after)
+    assert found.verdict == "worse" and "max_num_seqs: default → 2" in found.headline
+
+
+def test_a_page_that_lacks_a_setting_says_nothing_of_it():
+    assert differences(held(ON, ttft_ms=50), held({}, ttft_ms=50)).settings == []
+
+
+def test_few_requests_and_equal_means_are_no_verdict():
+    assert differences(held(ON, ttft_ms=50, requests=5), held(OFF, ttft_ms=500, requests=5)).verdict == "cannot tell"
+    same = differences(held(ON, version="0.18.0", ttft_ms=50), held(ON, version="0.24.0", ttft_ms=52))
+    assert same.verdict == "no clear change" and same.settings[0].name == "version"
+
+
+def test_other_prompts_are_another_load():
+    found = differences(held(ON, ttft_ms=50, prompt_tokens=100), held(ON, ttft_ms=500, prompt_tokens=1000))
+    assert "the loads differ: prompt_tokens 100 tokens → 1,000 tokens" in found.notes[0]
+
+
+def test_hits_that_fell_without_a_change_are_said():
+    found = differences(held(ON, ttft_ms=50, hit_rate=0.8), held(ON, ttft_ms=80, hit_rate=0.1))
+    assert "hits less, with no change of its setting" in found.explained[-1]
