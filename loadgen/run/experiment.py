@@ -34,6 +34,7 @@ from sojourn.loadgen.target.endpoint import Endpoint, EndpointError, get, parse_
 from sojourn.loadgen.target.processes import ServerDied, load_command, start, stop, tail
 from sojourn.loadgen.target.scrape import Scraper
 from sojourn.loadgen.target.server_tokenizer import SERVER
+from sojourn.loadgen.target.stated import stated_facts
 from sojourn.metrics.errors import ExperimentError, InputError, RunDataError
 from sojourn.metrics.request.objectives import EVERY_CLASS, objectives_of
 from sojourn.metrics.run.directory import RunDirectory
@@ -223,7 +224,8 @@ def _scraping(run: RunDirectory, endpoint: Endpoint, watch: ServerWatch, records
     else:
         scraper = Scraper(endpoint, None, GLANCE_S, on_page=watch.take)
     try:
-        scraper.start()
+        if scraper.start() and records:
+            run.update_meta(**stated_facts(run.meta(), endpoint, scraper.first))
         yield
     finally:
         scraper.stop()

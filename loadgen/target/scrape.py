@@ -35,6 +35,7 @@ class Scraper:
     ):  # fmt: skip
         """Without a run directory nothing is recorded; `on_page` gets the rows of each page, in the thread."""
         self._on_page = on_page
+        self.first: list[dict[str, Any]] = []  # rows of the page before the load
         self.failed = 0
         self.skipped = 0
         self._endpoint = endpoint
@@ -47,7 +48,8 @@ class Scraper:
         """Scrapes once, before anything is sent, and starts the thread. False, without a record, if /metrics cannot be
         read."""
         try:
-            self._write(scrape(self._endpoint))
+            self.first = scrape(self._endpoint)
+            self._write(self.first)
         except (EndpointError, OSError, ValueError):
             return False
         self._thread.start()

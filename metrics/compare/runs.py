@@ -43,6 +43,7 @@ from sojourn.metrics.run.directory import RunDirectory, kept_share
 
 OF_REQUESTS = ("ttft_mean", "tpot_mean", "e2e_mean", "attainment")  # a mean moves less by chance than a quantile
 OF_STEPS = ("step_p50", "steady_steps")  # where both sides have the server's records
+VERSIONS = ("versions", "server_versions")
 NO_MARGINS: Mapping[str, float] = {}
 
 
@@ -159,7 +160,7 @@ def _of_steps(chosen: Sequence[str], has_steps: bool) -> list[str]:
 
 def _other_work(sides: list[list[RunSamples]], paired: bool, margin: float, confidence: float) -> list[str]:
     # Another build with the same settings has to do the same work
-    metas = [{name: value for name, value in side[0].run.meta().items() if name != "versions"} for side in sides]
+    metas = [{name: value for name, value in side[0].run.meta().items() if name not in VERSIONS} for side in sides]
     same_settings = not setting_differences(*metas).lines()
     faults = other_work(*sides, paired, same_settings, margin, confidence)
     return [f"the sides did not do the same work: {fault}" for fault in faults]

@@ -13,6 +13,8 @@ WITHOUT_EFFECT = ("host", "port", "run_dir", "served_model_name", "base_url", "s
 # What a server says beside its settings: it follows from the model and from the settings.
 FOLLOWS = ("num_kv_blocks", "weight_bytes", "num_parameters", "frees_window", "weight_error", "kv_address")
 MEASURED = ("memory_bytes", "kv_address")  # differ from start to start
+STATED = "server_settings"  # what /metrics of a server says of it that others started
+OF_MODEL = ("root", "max_model_len")  # of its entry in /v1/models: the rest differs from start to start
 RESOLVED = ("device", "dtype", "weights", "threads", "block_size", "num_kv_blocks")  # of `core`: what `auto` came to
 UNRESOLVED = (None, "auto", 0)  # the server chooses
 MOST_CHARACTERS = 60  # of a text in a list of differences
@@ -84,10 +86,14 @@ def engine_of(meta: dict[str, Any]) -> dict[str, Any]:
 
 
 def effective_settings(meta: dict[str, Any]) -> dict[str, Any]:
-    """The engine's settings in force, as far as the run knows them: as given, as the server states them, and what the
-    core made of `auto`. A setting that is absent is unknown; one that is None is known to be off."""
+    """The engine's settings in force, as far as the run knows them: as given, as the server states them in its records
+    or else in its answers, and what the core made of `auto`. A setting that is absent is unknown; one that is None is
+    known to be off."""
     given, core = section(meta, "engine"), section(meta, "core")
-    stated = section(section(given, "served"), "engine")
+    served = section(given, "served")
+    stated = section(served, "engine") or {
+        **section(meta, STATED), **{name: served[name] for name in OF_MODEL if name in served},
+    }  # fmt: skip
     found = dict(given)
     for name, value in [*stated.items(), *((name, core[name]) for name in RESOLVED if name in core)]:
         if name not in found or (value is not None and found[name] in UNRESOLVED):
@@ -105,7 +111,8 @@ def setting_differences(a: dict[str, Any], b: dict[str, Any], sides: tuple[str, 
             for name in set(FOLLOWS) - given:
                 each.pop(name, None)
     first, second = (
-        {"engine": each, "versions": section(meta, "versions")} for each, meta in zip(settings, (a, b), strict=True)
+        {"engine": each, "versions": section(meta, "versions"), "server": section(meta, "server_versions")}
+        for each, meta in zip(settings, (a, b), strict=True)
     )
     return _compared(first, second, sides, ABSENT)
 

@@ -30,6 +30,8 @@ class Script:
     hang: bool = False  # read the request and never answer
     usage: bool = True
     metrics: bool = True
+    page: bytes = b""  # more of /metrics
+    version: str = ""  # that GET /version tells
     tokenize: Callable[[str], list[int]] | None = None  # POST /tokenize, where there is one
 
 
@@ -67,8 +69,12 @@ class ScriptedServer:
                 await self._document(writer, 200, {"object": "list", "data": [{"id": "scripted", **self.script.card}]})
             elif path == "/metrics" and self.script.metrics:
                 await self._text(
-                    writer, b"# TYPE scripted_requests counter\nscripted_requests_total %d\n" % len(self.seen)
+                    writer,
+                    b"# TYPE scripted_requests counter\nscripted_requests_total %d\n" % len(self.seen)
+                    + self.script.page,
                 )
+            elif path == "/version" and self.script.version:
+                await self._document(writer, 200, {"version": self.script.version})
             elif path == "/tokenize" and self.script.tokenize:
                 ids = self.script.tokenize(json.loads(body)["prompt"])
                 await self._document(writer, 200, {"tokens": ids, "count": len(ids), "max_model_len": 4096})

@@ -20,6 +20,7 @@ from sojourn.interop.sources.pressure import KV_USE, RUNNING, WAITING
 from sojourn.interop.sources.registry import recognise
 from sojourn.interop.sources.scrapes import STARTED
 from sojourn.interop.sources.source import Source
+from sojourn.interop.sources.stated import settings_stated, version_stated
 from sojourn.interop.sources.translate import Growth, key, names_that_grow, of_family, over_time
 
 SAMPLE = re.compile(
@@ -60,7 +61,6 @@ OTHERS: dict[str, Server] = {
     "ollama_": "ollama",
 }  # fmt: skip
 SERVERS: dict[str, Server] = {"vllm": "vllm", "sglang": "sglang", "sojourn": "sojourn"}
-NOT_SETTINGS = ("engine", "model_name", "dp_rank", "tp_rank", "pp_rank", "instance", "job", "pod", "namespace")
 ONE_PAGE = (
     "what happens now: one page has sums since the server's start; take a second one a minute later, and give both"
 )
@@ -154,7 +154,7 @@ def _held(page: Page, name: str) -> Held:
         notes.append(f"{engines} engines are on this page: figures are of all together")
     return Held(
         kind=TOOL, name=name, server=SERVERS.get(source.key) if source is not None else _other(names),
-        version=_version(page.rows), settings=_settings(page.rows), series=page.rows,
+        version=version_stated(page.rows), settings=_settings(page.rows), series=page.rows,
         is_wall_clock=page.ns is not None, notes=notes, missing=missing,
         figures=_figures(source, page.rows, None) if source is not None else None,
     )  # fmt: skip
@@ -169,34 +169,11 @@ def _engines(rows: Sequence[Mapping[str, Any]], source: Source | None) -> int:
     return len({dict(row["labels"])[label] for row in rows if label and label in dict(row["labels"])})
 
 
-def _version(rows: Sequence[Mapping[str, Any]]) -> str | None:
-    found = (dict(row["labels"]).get("version") for row in rows if row["name"].endswith("build_info"))
-    return next((version for version in found if version), None)
-
-
 def _settings(rows: Sequence[Mapping[str, Any]]) -> dict[str, Setting]:
-    """What gauges of information say in their labels, and the served model."""
-    found: dict[str, Setting] = {}
-    for row in rows:
-        name, labels = canonical(row["name"]), dict(row["labels"])
-        if labels.get("model_name"):
-            found.setdefault("model_name", labels["model_name"])
-        if name.endswith(("cache_config_info", "config_info", "server_info")):
-            found |= {label: _plain(text) for label, text in labels.items() if _is_setting(label, text)}
-    return found
-
-
-def _is_setting(label: str, text: str) -> bool:
-    return label not in NOT_SETTINGS and not label.startswith("_") and text not in ("None", "")
-
-
-def _plain(text: str) -> Setting:
-    if text in ("True", "False", "true", "false"):
-        return text.lower() == "true"
-    try:
-        return int(text) if re.fullmatch(r"-?\d+", text) else float(text)
-    except ValueError:
-        return text
+    """What the page states, and the served model."""
+    names = (dict(row["labels"]).get("model_name") for row in rows)
+    model = next((name for name in names if name), None)
+    return ({"model_name": model} if model else {}) | settings_stated(rows)
 
 
 def _figures(source: Source, rows: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]] | None) -> (
