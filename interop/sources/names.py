@@ -3,7 +3,7 @@
 import re
 from functools import cache
 
-PREFIXES = re.compile(r"(?:ray_)?(vllm|sglang)[:_](?!router)")
+PREFIXES = re.compile(r"(?:ray_)?(vllm|sglang|lmdeploy|llamacpp)[:_](?!router)")
 # Pages of routers: gauges of several servers that the router itself keeps, and no histogram of an engine.
 ROUTED = frozenset({
     "vllm:avg_ttft", "vllm:avg_itl", "vllm:avg_latency", "vllm:current_qps", "vllm:avg_decoding_length",

@@ -2,14 +2,20 @@
 
 from collections.abc import Set as AbstractSet
 
+from sojourn.interop.sources.dynamo import DYNAMO
+from sojourn.interop.sources.llama_cpp import LLAMA_CPP
+from sojourn.interop.sources.lmdeploy import LMDEPLOY
 from sojourn.interop.sources.sglang import SGLANG
 from sojourn.interop.sources.sojourn import SOJOURN
 from sojourn.interop.sources.source import Source
+from sojourn.interop.sources.tensorrt_llm import TENSORRT_LLM
+from sojourn.interop.sources.tgi import TGI
 from sojourn.interop.sources.translate import names_of, names_that_grow
 from sojourn.interop.sources.vllm import VLLM
 
-# Ours first: a page of ours may have vLLM's names beside its own, which say more.
-SOURCES: tuple[Source, ...] = (SOJOURN, VLLM, SGLANG)
+# Ours first: a page of ours may have vLLM's names beside its own, which say more. A front comes last: a worker's page
+# may have some of its names.
+SOURCES: tuple[Source, ...] = (SOJOURN, VLLM, SGLANG, LLAMA_CPP, LMDEPLOY, TENSORRT_LLM, TGI, DYNAMO)
 
 KNOWN = frozenset(
     name

@@ -113,6 +113,10 @@ class Source:
     phases_at_end: bool = False  # a request's phases are counted when it ends, its first token when that comes
     part_label: str = ""  # of parts that stand beside their total, in which this label is empty
 
+    def translates(self, family: str) -> bool:
+        """Whether it has the family at all, in some version."""
+        return any(item.ours == family for item in self.translations)
+
     def counted(self, series: Sequence[Labels]) -> list[bool]:
         """Of the series of one name, given by their labels: which count, and do not repeat what others say.
 

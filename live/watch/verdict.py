@@ -23,8 +23,9 @@ from sojourn.interop.sources.pressure import GENERATED, WAITING
 from sojourn.interop.sources.registry import SOURCES
 from sojourn.interop.sources.sglang import SGLANG
 from sojourn.interop.sources.sojourn import SOJOURN
+from sojourn.interop.sources.source import Source
 from sojourn.interop.sources.translate import Growth, of_family
-from sojourn.interop.sources.view import ServerView
+from sojourn.interop.sources.view import FINISHED, ServerView
 from sojourn.interop.sources.vllm import VLLM
 from sojourn.live.watch.document import Met, State
 from sojourn.live.watch.expectation import HISTOGRAMS, IN_LINE, WORK, lost_time, met
@@ -93,12 +94,21 @@ def _unshown(view: ServerView, grown: Growth, objectives: Mapping[str, float]) -
 def _missing(view: ServerView) -> list[str]:
     """What every page of a known version has, once a request has ended."""
     found = [] if WAITING in view.gauges else ["the number of waiting requests"]
-    if of_family(view.totals, GENERATED) is None:
-        oldest = next(f"{source.title} {source.oldest}" for source in SOURCES if source.key == view.source)
-        older = "" if view.source == SOJOURN.key else f", or it is older than {oldest}"
+    source = _source_of(view)
+    if not source.translates(FINISHED) and view.gauges.get("sojourn_request_running"):
+        found.append("how many requests end")
+    waiting = view.gauges.get(WAITING)
+    if waiting is not None and waiting.mean >= 1 and view.span("request.queue") is None and view.finished:
+        found.append(f"how long requests wait: {waiting.mean:,.0f} do on average")
+    if of_family(view.totals, GENERATED) is None and source.translates(GENERATED):
+        older = "" if view.source == SOJOURN.key else f", or it is older than {source.title} {source.oldest}"
         why = "requests end, and the page does not count them" if view.finished else "no request has ended yet"
         found.append(f"generated tokens ({why}{older})")
     return found
+
+
+def _source_of(view: ServerView) -> Source:
+    return next(source for source in SOURCES if source.key == view.source)
 
 
 def _facts(view: ServerView, objectives: Mapping[str, float], batch_gain: float | None) -> Means:
@@ -237,7 +247,7 @@ def _unknown(
 ) -> list[str]:
     sentences = [*view.no_shares, *([] if objectives or shown else [NO_OBJECTIVE])]
     if state in ("cannot tell", "degraded", "overloaded"):
-        sentences.append(MORE_RECORDS[view.source])
+        sentences.append(MORE_RECORDS.get(view.source, f"no records of {view.title} can be read: measure as a client"))
     if view.source != SOJOURN.key and view.reported_settings.get("prefix_caching", "").lower() == "false":
         sentences.append("the prefix cache is off; whether prompts repeat is in no metric, only in the probe's records")
     if found and found[0].key in BATCH_OR_DEVICE and not _knows_room(found[0]):

@@ -6,6 +6,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from sojourn.interop.sources.registry import SOURCES
 from sojourn.live.watch.fetch import base_of
 from sojourn.live.watch.observer import Observer
 from sojourn.live.watch.watcher import Watched, Watcher, watch_once
@@ -74,7 +75,8 @@ def held(path: str, now_s: float, targets=("a:1", "b:2"), *, clock_s=None, every
     if asked == "time()":
         told = [now_s if clock_s is None else clock_s, "the same"]
         return 200, json.dumps({"status": "success", "data": {"resultType": "scalar", "result": told}}).encode()
-    assert asked.startswith('{__name__=~"sojourn_.+|vllm:.+|sglang:.+|process_start_time_seconds|ray_(vllm')
+    names = "|".join(f"{source.prefix}.+" for source in SOURCES)
+    assert asked.startswith(f'{{__name__=~"{names}|process_start_time_seconds|ray_(vllm')
     series: dict[tuple, list] = {}
     for target in targets:
         made, before = VllmPage(), float("-inf")
