@@ -88,7 +88,8 @@ def _unlike(first: Client, second: Client, changed: list[str]) -> str:
     if _load_of(first) != _load_of(second):
         return "the runs replay different scenarios; repeat one scenario with more threads or KV blocks"
     if first.meta.get("seed") != second.meta.get("seed"):
-        return f"the seeds differ ({first.meta.get('seed')} and {second.meta.get('seed')}); repeat one with --seed"
+        seeds = f"{first.meta.get('seed')} and {second.meta.get('seed')}"
+        return f"the seeds differ ({seeds}); repeat one with the seed of the other"
     if not changed:
         return "the runs have the same settings; repeat one with more threads or KV blocks"
     if len(changed) > 1 or changed[0] not in RESOURCES:

@@ -18,7 +18,7 @@ from sojourn.metrics.statistics.steadiness import Steadiness
 
 _ADD_OBJECTIVES = {
     "client": "Add `objectives` to the scenario",
-    "server": "Start the server with --objective-ttft-ms and --objective-tpot-ms",
+    "server": "Start the server with objectives: `sojourn serve MODEL --objective-ttft-ms 500 --objective-tpot-ms 50`",
 }
 SURE_ENOUGH = 0.5  # a verdict that is as often wrong as right is none
 BALANCED = 0.5  # as much weighs for a cause as against it

@@ -46,6 +46,7 @@ class PagePicture:
     overflows: list[str]  # labels of figures that reach out of their figure
     covered: list[str]  # labels of figures that an interval or another label crosses
     cut: list[str]  # tables and texts that are wider than the place they have
+    bare: list[str]  # options of the command line that stand in a sentence, without their command
     faint: list[str]  # texts that are hard to read on what is behind them
     height_px: int
 
@@ -140,6 +141,7 @@ def _picture(page: Any, name: str, file: Path, width_px: int, errors: list[str])
         overflows=page.evaluate(_OVERFLOWS),
         covered=page.evaluate(_COVERED),
         cut=page.evaluate(_CUT),
+        bare=page.evaluate(_BARE),
         faint=_faint(page),
         height_px=page.evaluate(_HEIGHT),
     )
@@ -210,6 +212,21 @@ _CUT = """
 """
 
 
+# An option means nothing on a page: the page has a control of its own, or names the whole command as code.
+_BARE = r"""
+() => {
+  const found = [];
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const node = texts.currentNode;
+    if (/(^|\s)--[a-z]/.test(node.textContent) && !node.parentElement?.closest("code, pre, style, script"))
+      found.push(node.textContent.trim().slice(0, 80));
+  }
+  return found;
+}
+"""
+
+
 # Text that stands at less than 4.5 to 1 on what is behind it. Labels within bars have tests of their own.
 _FAINT = """
 () => {
@@ -258,6 +275,7 @@ def main() -> int:
             *picture.console_errors,
             *(f"cut: {text}" for text in (*picture.overflows, *picture.cut)),
             *(f"covered: {text}" for text in picture.covered),
+            *(f"no command: {text}" for text in picture.bare),
         ]
         bad += bool(problems)
         print(picture.file, *problems, sep="\n  ")

@@ -34,7 +34,7 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
             *client_evidence(facts, supports=True),
             *excess_evidence(excess, (LAG, NETWORK) if part >= 0.1 else (LAG,)),
         ],
-        measurement="the same load with a core of its own for the load generator, or with --processes 2",
+        measurement="the same load with a core of its own for the load generator, or with two processes of it",
         if_cause=f"{LAG} falls to below a millisecond",
         if_rival=f"{LAG} stays",
         change="give the load generator a core of its own, or more processes",

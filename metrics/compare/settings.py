@@ -75,9 +75,15 @@ def identity(meta: dict[str, Any]) -> dict[str, Any]:
     measure = {name: value for name, value in (scenario.get("measure") or {}).items() if name != "seed"}
     return {
         "workload": scenario.get("workload"), "arrivals": scenario.get("arrivals"), "target": scenario.get("target"),
-        "measure": measure, "objectives": meta.get("objectives"), "model": engine.get("model"),
+        "measure": measure, "objectives": _bounds(meta.get("objectives")), "model": engine.get("model"),
         "hardware": {name: value for name, value in hardware.items() if name in MACHINE},
     }  # fmt: skip
+
+
+def _bounds(objectives: Any) -> Any:
+    """Without the source of each, which changes no bound."""
+    is_known = isinstance(objectives, list) and all(isinstance(each, dict) for each in objectives)
+    return [{name: each[name] for name in each if name != "source"} for each in objectives] if is_known else objectives
 
 
 def engine_of(meta: dict[str, Any]) -> dict[str, Any]:

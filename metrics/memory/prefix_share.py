@@ -15,7 +15,7 @@ from sojourn.metrics.run.directory import section
 FOREIGN_SHARE = 0.02  # of the prompt tokens: what a chat template puts before all prompts may be as much
 KNOWN_BEFORE = (
     "The hit rate exceeds what these prompts share. It is the chat template's, or an earlier run with the same seed "
-    "warmed the cache, and latencies look too good. Then restart the server, or change --seed"
+    "warmed the cache, and latencies look too good. Then restart the server, or take another seed"
 )
 
 

@@ -51,7 +51,7 @@ def test_every_page_renders_without_an_error_and_nothing_is_cut_faint_or_covered
     assert [picture.page for picture in pictures] == [page for page in PAGES if page not in without]
     for picture in pictures:
         assert not (picture.exceptions or picture.console_errors or picture.overflows), picture
-        found = (picture.cut, picture.faint, picture.covered)
+        found = (picture.cut, picture.faint, picture.covered, picture.bare)
         assert not any(found), (picture.page, *found)
         assert picture.text.startswith(picture.page.capitalize())
         if picture.page not in (*OF_ALL_RUNS, *OF_NO_RUN) or picture.page == "compare":  # of no single run

@@ -1,9 +1,13 @@
 """Numbers keep their size and unit; text from outside stays text."""
 
+import ast
 import math
+import re
+from pathlib import Path
 
 import pytest
 
+from sojourn.ui import launch
 from sojourn.ui.text import distinct, duration, label, markdown, number, percent, prose, safe
 
 
@@ -42,3 +46,19 @@ def test_text_from_outside_cannot_become_markup():
         "<code>a&lt;b</code> most of it in <code>publish</code>"
     )
     assert markdown("*a* [b](c)") == r"\*a\* \[b\]\(c\)"
+
+
+def test_an_option_of_the_command_line_stands_in_its_whole_command():
+    """A reader of a page has no command line in front of him. Files that start processes have options as arguments."""
+    ui = Path(launch.__file__).parent
+    starters = ("app.py", "launch.py", "scenario_process.py", "screenshots.py", "theme.py")
+    files = [file for file in ui.rglob("*.py") if file.name not in starters]
+    bare, seen = [], 0
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                seen += 1
+                text = re.sub(r"(`|<code>)sojourn(-probe)? [^`<]+", "", node.value)
+                bare += [(file.name, text) for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", text)
+                         if not re.search(rf"(var\(|[\"'; {{]){option}\s*[:)]", text)]  # fmt: skip
+    assert bare == [] and seen > 1000

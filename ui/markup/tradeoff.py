@@ -21,7 +21,10 @@ CAPTION = (
     "every objective; open: fewer. Green: within the SLO of TPOT (goodput); red: beyond it (badput). Diamond: goodput. "
     "Cross: where the curve meets the SLO of TPOT. Star: what `plan` recommends and predicts."
 )
-NO_SLO = "There is no SLO line: the sweep has no TPOT objective for all classes. Give one: `--slo tpot:50`."
+NO_SLO = (
+    "There is no SLO line: the sweep has no TPOT objective for all classes. Give one: the field SLO in the app, or "
+    "`sojourn report SWEEP --slo tpot:50`."
+)
 NO_PRICE = (
     "Tokens per dollar take a price of the machine: `measure.usd_per_hour` in the scenario, the field Price in the "
     "app, or `sojourn report SWEEP --dollars-per-hour 2.5`."
@@ -84,7 +87,8 @@ def _not_known(curves: Sequence[Curve]) -> list[str]:
     unknown = ", ".join(curve.label for curve in curves if curve.devices is None)
     said = {
         NO_SLO: any(curve.slo_ms is None for curve in curves),
-        f"Devices are not reported by the server of {unknown}: give `--devices 1`.": bool(unknown),
+        f"Devices are not reported by the server of {unknown}: give their number, as the field Devices in the app, or "
+        "`sojourn report SWEEP --devices 1`.": bool(unknown),
         NO_PRICE: any(curve.usd_per_hour is None for curve in curves),
         NO_POWER: not all(curve.joules_per_token for curve in curves),
     }

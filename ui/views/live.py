@@ -23,7 +23,7 @@ from sojourn.ui.text import markdown
 UNASKED_S = 120.0  # without a reader a watch ends
 SHOWN_CHANGES = 8
 HISTORY = f"Histograms of `/metrics` over {OVER_S:g} s, one point every {POINT_S:g} s; up to ten minutes."
-READ_ONLY = "this app was started with --read-only"
+READ_ONLY = "this app was started with `sojourn ui --read-only`"
 
 style()
 st.title("Live", anchor=False)
@@ -85,7 +85,7 @@ with st.form("servers", border=False):
         "Objectives (ms)",
         value=st.query_params.get("slo", ""),
         placeholder="ttft:500 tpot:50",
-        help="as in --slo",
+        help="a bound in ms for each latency that has one: ttft, tpot, e2e",
     )
     if right.form_submit_button("Watch", type="primary", width="stretch"):
         st.session_state.watched = (urls, slo)

@@ -24,7 +24,8 @@ from sojourn.ui.text import markdown
 
 NO_MEMORY = (
     "This run has no records of a server's memory: it was measured from outside, or another tool recorded it. A "
-    "Sojourn server records them with `--run-dir`, and KV events of a vLLM server show its cache."
+    "Sojourn server records them with `sojourn serve MODEL --run-dir RUN`, and KV events of a vLLM server show its "
+    "cache."
 )
 
 run = open_page(

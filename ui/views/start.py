@@ -49,7 +49,7 @@ def choose() -> None:
         model = st.text_input("Model", placeholder="of the scenario, or the server's first one", key="model").strip()
         if where == OURS:
             settings = st.text_area("Engine settings", placeholder="max_num_seqs=16", key="settings", height=90,
-                                    help="KEY=VALUE, one per line; as `--set`")  # fmt: skip
+                                    help="KEY=VALUE, one per line")  # fmt: skip
     verb = "load" if where == RUNNING else "run"
     if reason := why_not(verb):
         st.warning(reason, icon=":material/extension_off:")
@@ -104,7 +104,7 @@ style()
 st.title("Start", anchor=False)
 st.markdown("Run a scenario from here: against Sojourn's own engine, or against a server that runs already.")
 if st.session_state.get("is_read_only"):
-    stop_with("This app was started with `--read-only`, so it starts no scenario.", "lock")
+    stop_with("This app starts no scenario: it was started with `sojourn ui --read-only`.", "lock")
 with st.expander("How to read this page"):
     st.markdown(
         "The app starts the command that is shown as a process on this machine. Its run appears in this folder. One "

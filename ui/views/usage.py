@@ -44,8 +44,8 @@ except (RunDataError, InputError, OSError) as error:
     st.stop()
 if usage is None:
     stop_with(
-        "This run has no usage records. A server writes them with `sojourn serve MODEL --run-dir RUN --usage-dir "
-        "RUN/usage`, and `--usage-prices FILE` adds prices.",
+        "This run has no usage records. `sojourn serve MODEL --run-dir RUN --usage-dir RUN/usage --usage-prices FILE` "
+        "writes them; without the file of prices they have no price.",
         "receipt_long",
     )
 draw(

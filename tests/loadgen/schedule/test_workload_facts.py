@@ -48,7 +48,7 @@ def test_more_than_the_ideal_is_said_also_of_prompts_that_share_nothing(tmp_path
     facts = {"prefix": ideal_of(scenario(), build_schedule(scenario(), 0, "x"))}
     assert facts["prefix"]["ideal_hit_rate"] == 0
     (line,) = workload_lines({"workload": facts}, REQUESTS)
-    assert line.startswith("Prefix cache: 32.0%") and "ideal 0.0%" in line and "change --seed" in line
+    assert line.startswith("Prefix cache: 32.0%") and "ideal 0.0%" in line and "take another seed" in line
     for cold in (REQUESTS.assign(cached_tokens=0, server_cached_tokens=0), REQUESTS.assign(cached_tokens=None)[:2]):
         assert workload_lines({"workload": facts}, cold) == []
     (template,) = workload_lines({"workload": facts}, REQUESTS.assign(cached_tokens=1, server_cached_tokens=1))
