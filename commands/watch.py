@@ -20,7 +20,7 @@ def watch(
         list[str] | None,
         typer.Argument(
             metavar="[URL]...",
-            help="servers whose /metrics is read (Sojourn, vLLM, SGLang), or a Prometheus that scrapes "
+            help="servers whose /metrics is read (vLLM, SGLang and others, or ours), or a Prometheus that scrapes "
             "them; SOJOURN_API_KEY has the key"
         ),
     ] = None,

@@ -105,7 +105,7 @@ def _of_targets() -> Iterator[Alert]:
     yield Alert(
         "SojournNoServer", f"absent({PRESENT})", "5m", TICKET,
         "Prometheus has no server of any model",
-        "No scrape gave a metric of Sojourn, vLLM or SGLang. SGLang needs --enable-metrics.",
+        "No scrape gave a metric of a known server. SGLang and LMDeploy need --enable-metrics.",
         "sojourn-saturation", labels=(),
     )  # fmt: skip
 

@@ -16,6 +16,7 @@ from sojourn.interop.sources.vllm import VLLM
 # Ours first: a page of ours may have vLLM's names beside its own, which say more. A front comes last: a worker's page
 # may have some of its names.
 SOURCES: tuple[Source, ...] = (SOJOURN, VLLM, SGLANG, LLAMA_CPP, LMDEPLOY, TENSORRT_LLM, TGI, DYNAMO)
+TITLES = " or ".join([", ".join(source.title for source in SOURCES[:-1]), SOURCES[-1].title])
 
 KNOWN = frozenset(
     name

@@ -16,6 +16,7 @@ import msgspec
 
 from sojourn.diagnosis.verdict import Diagnosis
 from sojourn.interop.sources.page import Page, own_rows, read_page
+from sojourn.interop.sources.registry import TITLES
 from sojourn.live.watch.document import WORST_FIRST, State, Watch, WatchedServer
 from sojourn.live.watch.fetch import base_of, fetch
 from sojourn.live.watch.observer import UNREACHABLE_AFTER, WINDOW_S, Moment, Observer
@@ -39,7 +40,7 @@ NO_METRICS = (
     "server itself is needed"
 )
 NO_SCRAPE = "the Prometheus at {} has no scrape of it since {}"
-NO_ENGINES = "the Prometheus at {} holds no metric of Sojourn, vLLM or SGLang of the last {:.0f} s"
+NO_ENGINES = f"the Prometheus at {{}} holds no metric of {TITLES} of the last {{:.0f}} s"
 
 
 class Watched:

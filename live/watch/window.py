@@ -16,13 +16,13 @@ import pandas as pd
 
 from sojourn.interop.sources.counters import AMONG, Counters, Look, Series, alternates, is_known
 from sojourn.interop.sources.names import canonical, is_router
-from sojourn.interop.sources.registry import recognise
+from sojourn.interop.sources.registry import TITLES, recognise
 from sojourn.interop.sources.scrapes import DURATION, STARTED, UP, ScrapeSummary
 from sojourn.interop.sources.source import Source
 from sojourn.interop.sources.translate import names_of, names_that_grow
 
 ROUTER = "its /metrics is the page of a router, which counts no engine's tokens; give the address of an engine"
-UNKNOWN = "its /metrics has no family of Sojourn, vLLM or SGLang"
+UNKNOWN = f"its /metrics has no family of {TITLES}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ with st.form("servers", border=False):
     left, middle, right = st.columns([5, 3, 1.6], vertical_alignment="bottom")
     urls = left.text_input(
         "Servers", value=st.query_params.get("url", ""), placeholder="http://127.0.0.1:8000",
-        help="addresses of Sojourn, vLLM or SGLang, or of a Prometheus that scrapes them; several with blanks between",
+        help="addresses of servers (ours, vLLM, SGLang …), or of a Prometheus that scrapes them; several: with blanks",
     )  # fmt: skip
     slo = middle.text_input(
         "Objectives (ms)",

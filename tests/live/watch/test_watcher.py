@@ -27,7 +27,7 @@ def until(condition, seconds: float = 5.0):
     [
         (lambda _: (404, b""), "has no /metrics (HTTP 404); SGLang needs --enable-metrics"),
         (lambda _: (200, b"<html>a = b {"), "is no Prometheus text"),
-        (lambda _: (200, b"go_threads 4\n"), "no family of Sojourn, vLLM or SGLang"),
+        (lambda _: (200, b"go_threads 4\n"), "no family of Sojourn, vLLM, SGLang"),
         (lambda _: (503, b""), "answers HTTP 503"),
         (lambda _: None, "no server answers"),
     ],

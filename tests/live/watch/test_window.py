@@ -83,5 +83,5 @@ def test_failures_of_a_server_that_stays_away_are_forgotten(run):
 
 
 def test_an_unknown_server_is_refused():
-    with pytest.raises(ValueError, match="no family of Sojourn, vLLM or SGLang"):
+    with pytest.raises(ValueError, match="no family of Sojourn, vLLM, SGLang"):
         Window(60).add(1, [{"name": "go_threads", "labels": [], "value": 1.0}])
