@@ -125,7 +125,7 @@ def _summary(found: Conclusion, held: Held, is_judged: bool = False) -> None:
     source = _source(held)
     for note in held.notes:
         if note.startswith("figures that should agree differ"):
-            found.state_certainly(f"{note[0].upper()}{note[1:]}", _level(held), source)
+            found.state_certainly(f"{note[0].upper()}{note[1:]}", _level(held), source, is_problem=False)
     for rule in RULES:
         fact = rule.looks(held.figures)
         if fact is None or (is_judged and fact.confidence is not None):

@@ -37,25 +37,50 @@ def _load(figures: BenchmarkFigures) -> tuple[str, float] | None:
     return ("concurrency", float(limit)) if limit else None
 
 
-def _knee(points: list[tuple[float, BenchmarkFigures, str]], held: Sequence[Held]) -> Knee | None:
+Point = tuple[float, BenchmarkFigures, str]
+
+
+def _knee(points: Sequence[Point], held: Sequence[Held]) -> Knee | None:
     if len(points) < 3 or len({unit for *_, unit in points}) > 1 or not _same_lengths(points):
         return None
-    for (low, before, unit), (high, after, _) in pairwise(points):
-        was, now = (each.value("output_tokens_per_s", "rate") for each in (before, after))
-        fast, slow = (each.value("e2e_ms") or each.value("e2e_ms", "median") for each in (before, after))
-        if not was or not now or not fast or not slow or high < MORE_LOAD * low:
-            continue
-        if now < (1 + LESS_GAIN) * was and slow > SLOWER * fast:
-            load = f"{low:g} to {high:g} {unit}" if unit == "requests/s" else f"concurrency {low:g} to {high:g}"
-            name = next(each.name for each in held if each.figures is after)
-            return Knee(
-                f"From {load}, output grows by {now / was - 1:.0%} and E2E by {slow / fast - 1:.0%}: saturated there",
-                f"{was:,.0f} to {now:,.0f} tokens/s, E2E {fast / 1e3:,.2f} to {slow / 1e3:,.2f} s", name,
-            )  # fmt: skip
+    for place, (before, after) in enumerate(pairwise(points)):
+        rates = [_rate(figures) for _, figures, _ in points[place:]]
+        if after[0] >= MORE_LOAD * before[0] and rates[0] and _gains_nothing(rates) and _slower(before, after):
+            return _sentence(before, after, held)
     return None
 
 
-def _same_lengths(points: Sequence[tuple[float, BenchmarkFigures, str]]) -> bool:
+def _gains_nothing(rates: Sequence[float]) -> bool:
+    """The next step gains little, and no later one gains much."""
+    return rates[1] < (1 + LESS_GAIN) * rates[0] and max(rates[1:]) < (1 + 2 * LESS_GAIN) * rates[0] and min(rates) > 0
+
+
+def _slower(before: Point, after: Point) -> bool:
+    fast, slow = _e2e(before[1]), _e2e(after[1])
+    return bool(fast and slow and slow > SLOWER * fast)
+
+
+def _sentence(before: Point, after: Point, held: Sequence[Held]) -> Knee:
+    (low, first, unit), (high, second, _) = before, after
+    was, now, fast, slow = _rate(first), _rate(second), _e2e(first), _e2e(second)
+    load = f"{low:g} to {high:g} {unit}" if unit == "requests/s" else f"concurrency {low:g} to {high:g}"
+    gain = f"output grows by {now / was - 1:.0%}" if now >= was else f"output falls by {1 - now / was:.0%}"
+    return Knee(
+        f"From {load}, {gain}, and E2E grows by {slow / fast - 1:.0%}: saturated there",
+        f"{was:,.0f} to {now:,.0f} tokens/s, E2E {fast / 1e3:,.2f} to {slow / 1e3:,.2f} s",
+        next(each.name for each in held if each.figures is second),
+    )  # fmt: skip
+
+
+def _rate(figures: BenchmarkFigures) -> float:
+    return figures.value("output_tokens_per_s", "rate") or 0.0
+
+
+def _e2e(figures: BenchmarkFigures) -> float:
+    return figures.value("e2e_ms") or figures.value("e2e_ms", "median") or 0.0
+
+
+def _same_lengths(points: Sequence[Point]) -> bool:
     """Whether all have answers of like length, where that is known: else throughput is of another work."""
     known = [mean for _, figures, _ in points if (mean := _length(figures))]
     return not known or max(known) < 1.5 * min(known)
