@@ -17,7 +17,7 @@ LEAST_SHARE = 0.05  # that a share moves
 FEWEST = 30  # requests behind a mean
 LATENCIES = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "queue_ms", "prefill_ms", "decode_ms")
 JUDGED = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
-OF_LOAD = ("prompt_tokens", "output_tokens")
+OF_LOAD = ("prompt_tokens", "input_tokens", "output_tokens")
 FIRST = (*LATENCIES, "hit_rate", "output_tokens_per_s", "prompt_tokens_per_s", "running", "waiting", "kv_use",
          *OF_LOAD, "requests", "preemptions")  # fmt: skip
 STATISTICS = ("mean", "median", "total", "rate", "last")
@@ -83,6 +83,7 @@ class Moved(msgspec.Struct, frozen=True, kw_only=True):
     unit: str
     before: float
     after: float
+    definitions: tuple[str, str] | None = None  # whose clock, from where to where; None where both are the same
 
     @property
     def ratio(self) -> float | None:
@@ -111,7 +112,7 @@ def differences(before: Held, after: Held) -> Differences:
     settings, figures, notes = list(_changes(before, after)), list(_moved(before, after)), []
     if before.server != after.server:
         notes.append(f"the servers differ: {before.server or 'unknown'} before, {after.server or 'unknown'} after")
-    notes += _of_load(figures)
+    notes += [*_of_load(figures), *_other_loads(before, after), *_definitions(figures)]
     explained = list(_explained(settings, figures))
     verdict = _verdict(before, after, figures)
     latencies = [each for each in figures if each.name in JUDGED and each.is_clear]
@@ -162,7 +163,8 @@ def _moved(before: Held, after: Held) -> Iterator[Moved]:
     for old, new in sorted(both, key=lambda pair: _place(pair[0])):
         again = old.statistic == "last" and (old.name, "mean") in theirs
         if old.unit == new.unit and old.statistic in STATISTICS and not again:
-            yield Moved(name=old.name, statistic=old.statistic, unit=old.unit, before=old.value, after=new.value)
+            yield Moved(name=old.name, statistic=old.statistic, unit=old.unit, before=old.value, after=new.value,
+                        definitions=(old.clock, new.clock) if old.clock != new.clock else None)  # fmt: skip
 
 
 def _place(figure: Figure) -> tuple[int, str]:
@@ -172,6 +174,30 @@ def _place(figure: Figure) -> tuple[int, str]:
 def _of_load(figures: Sequence[Moved]) -> list[str]:
     differ = [each for each in figures if each.name in OF_LOAD and each.statistic == "mean" and each.is_clear]
     return [f"the loads differ: {_words(each)}; so latencies are not of the same work" for each in differ]
+
+
+def _other_loads(before: Held, after: Held) -> list[str]:
+    """What two summaries state of their loads, and differ in."""
+    if before.figures is None or after.figures is None:
+        return []
+    a, b = before.figures.load, after.figures.load
+    return [
+        f"the loads differ: {name} {a[name]} → {b[name]}; so latencies are not of the same work"
+        for name in ("request_rate", "max_concurrency", "process")
+        if name in a and name in b and a[name] != b[name]
+    ]
+
+
+def _definitions(figures: Sequence[Moved]) -> list[str]:
+    """Once for each figure: where its two numbers are measured."""
+    differ = {each.name: each.definitions for each in figures if each.definitions is not None}
+    return [f"{name} is defined otherwise: A {a}; B {b}" for name, (a, b) in differ.items()]
+
+
+def _of_two_sides(figures: Sequence[Moved]) -> bool:
+    """Whether one was measured by the client and the other by the server: what lies between them is no change."""
+    return any(len({clock.partition(":")[0] for clock in each.definitions}) > 1
+               for each in figures if each.definitions is not None)  # fmt: skip
 
 
 def _explained(settings: Sequence[Change], figures: Sequence[Moved]) -> Iterator[str]:
@@ -216,6 +242,8 @@ def _is_lower(change: Change) -> bool | None:
 def _verdict(before: Held, after: Held, figures: Sequence[Moved]) -> Verdict:
     """By the latencies of enough requests; of logs, which have none, by the line."""
     judged = [each for each in figures if each.name in JUDGED and each.statistic == "mean"]
+    if _of_two_sides(judged) or _other_loads(before, after):
+        return "cannot tell"
     if judged and _requests(before) >= FEWEST and _requests(after) >= FEWEST:
         return _of_clear(judged, otherwise="no clear change")
     lines = [each for each in figures if each.name == "waiting" and each.statistic == "mean"]
@@ -230,7 +258,9 @@ def _of_clear(figures: Sequence[Moved], otherwise: Verdict) -> Verdict:
 
 
 def _requests(held: Held) -> float:
-    return (held.figures.value("requests", "total") if held.figures is not None else None) or 0.0
+    if held.figures is None:
+        return 0.0
+    return held.figures.value("requests", "total") or held.figures.value("succeeded", "total") or 0.0
 
 
 def _without_latency(figures: Sequence[Moved]) -> str:

@@ -1,9 +1,13 @@
 """What changed between two logs or two pages: settings, means, and which change explains which mean."""
 
+import json
+
 import pytest
 
 from sojourn.interop.held.differences import differences
 from sojourn.interop.held.held import BenchmarkFigures, Figure, Held
+from sojourn.interop.held.registry import read_held
+from tests.interop.held.shapes import sglang, vllm
 
 UNITS = {"hit_rate": "share", "waiting": "requests", "running": "requests", "prompt_tokens": "tokens"}
 
@@ -67,3 +71,14 @@ def test_other_prompts_are_another_load():
 def test_hits_that_fell_without_a_change_are_said():
     found = differences(held(ON, ttft_ms=50, hit_rate=0.8), held(ON, ttft_ms=80, hit_rate=0.1))
     assert "hits less, with no change of its setting" in found.explained[-1]
+
+
+def test_two_tools_on_one_server_are_told_apart_by_their_definitions():
+    """The server counts from its queue on, the client from the send: what lies between is no change."""
+    client, server = read_held(json.dumps(vllm()), "a")[0], held({}, ttft_ms=100.0)
+    found = differences(client, server)
+    assert found.verdict == "cannot tell" and any("ttft_ms is defined otherwise" in note for note in found.notes)
+    same = differences(client, read_held(json.dumps(sglang()), "b")[0])
+    assert same.verdict == "no clear change"
+    other = differences(client, read_held(json.dumps(vllm(max_concurrency=6, mean_ttft_ms=500.0)), "b")[0])
+    assert other.verdict == "cannot tell" and any("max_concurrency 5 → 6" in note for note in other.notes)
