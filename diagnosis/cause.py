@@ -24,10 +24,19 @@ from sojourn.diagnosis.verdict import Evidence, Kind, evidence
 from sojourn.metrics.prediction import Change
 
 __all__ = (
-    "Accounts", "Cause", "Change", "Client", "Evidence", "Excess", "Means", "Proposal", "Records", "Rule", "evidence",
+    "Accounts", "Cause", "Change", "Client", "Evidence", "Excess", "Means", "Proposal", "Records", "Refutation", "Rule",
+    "evidence",
 )  # fmt: skip
 
 Need = Literal["excess", "loss", "steps", "step model", "work", "load"]
+
+
+@dataclass(frozen=True, slots=True)
+class Refutation:
+    """What else a server's page may show, and a cause would not: then the rule that proposed it is dropped."""
+
+    reads: str  # that part of the page, in words
+    contradicts: Callable[[Means], str]  # in a sentence; "" where the page does not
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,7 @@ class Rule:
     kind: Kind | None = None
     rival: str = ""
     rival_key: str | None = None
+    refuted_by: tuple[Refutation, ...] = ()  # of a rule that reads means
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """What all causes propose: each is asked with the kinds of evidence that a run has, those that know most first."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from sojourn.diagnosis.capacity import load
@@ -71,7 +71,8 @@ def _is_of_whole(cause: Cause, rule: Rule) -> bool:
 
 def explain(cause: Cause, rule: Rule, facts: Client, excess: Excess | None) -> Proposal | None:
     """What a rule says of an excess, with what its cause says of every one; None where it does not apply."""
-    if not _applies(rule, facts, excess) or (found := rule.explain(facts, excess)) is None:
+    found = rule.explain(facts, excess) if _applies(rule, facts, excess) else None
+    if found is None or contradiction(rule, facts):
         return None
     claims = _claims(rule, facts) if found.claims is None else found.claims
     if not cause.in_front and ADMISSION in claims and excess is not None:
@@ -92,6 +93,27 @@ def explain(cause: Cause, rule: Rule, facts: Client, excess: Excess | None) -> P
         command=command,
         gain=found.gain or gain(facts, claims),
     )
+
+
+def contradiction(rule: Rule, facts: Client) -> str:
+    """What the page shows that the cause of a rule would not; "" where nothing does."""
+    return next(filter(None, (each.contradicts(facts) for each in rule.refuted_by)), "")
+
+
+def is_refuted(facts: Client, key: str) -> bool:
+    """Whether the page of this moment refutes a cause that an earlier one showed."""
+    return any(contradiction(rule, part) for cause, rule, part in rules_for(facts) if cause.key == key)
+
+
+def ruled_out(facts: Client, lost: Sequence[Excess]) -> list[str]:
+    """The causes that a rule proposed and that something else on the page refutes, each with what it is."""
+    found = {
+        cause.key: f"{rule.object or cause.object}: {why}"
+        for excess in lost
+        for cause, rule, part in rules_for(facts)
+        if (why := contradiction(rule, part)) and _applies(rule, part, excess) and rule.explain(part, excess)
+    }
+    return [found[name] for name in sorted(found)]
 
 
 def _measurement(facts: Client, found: Proposal) -> tuple[str, str]:

@@ -22,6 +22,7 @@ from sojourn.diagnosis.statements.kv_memory import (
 )
 from sojourn.diagnosis.statements.means import COUNTERS, GAUGES, MOSTLY, PREEMPTED_OFTEN, queue_evidence, time_gained
 from sojourn.diagnosis.statements.prefixes import ROUND_BLOCKS
+from sojourn.diagnosis.statements.refutations import LINE_THAT_WENT
 from sojourn.diagnosis.step_facts import StepFacts
 from sojourn.diagnosis.symptom_tree.reading import NEGLIGIBLE, Reading
 from sojourn.interop.sources.pressure import KV_FULL
@@ -249,6 +250,7 @@ CAUSE = Cause(
             needs=(),
             symptom="vram_fills_quickly",
             rival="overload: the device is full, and the cache fills because of it",
+            refuted_by=(LINE_THAT_WENT,),
         ),
     },
 )

@@ -8,14 +8,13 @@ from sojourn.diagnosis.client_signs import signs_of
 from sojourn.diagnosis.evidence import Accounts, Client, Means, Records
 from sojourn.diagnosis.excess import SERVED
 from sojourn.diagnosis.proposal import CONTENTION, EXPLAINS_ENOUGH, QUEUE, Gain, all_of
-from sojourn.diagnosis.statements.accounts import batch_gain_evidence, gains, is_saturated, propose, room_evidence
+from sojourn.diagnosis.statements.accounts import batch_gain_evidence, is_saturated, propose, room_evidence
 from sojourn.diagnosis.statements.client_only import GROWS, has_room, hint, queue_signs
 from sojourn.diagnosis.statements.excess import excess_evidence, load_evidence, missing_share, residual_evidence
 from sojourn.diagnosis.statements.means import (
     FEW,
     FEWEST_SAMPLES,
     MOSTLY,
-    PREEMPTED_OFTEN,
     queue_evidence,
     queue_share,
     stands_at_cap,
@@ -23,6 +22,7 @@ from sojourn.diagnosis.statements.means import (
 )
 from sojourn.diagnosis.statements.prefixes import OUTCOMES, WORTH_SHARING, hit_with, pool_for_reuse, saved_share
 from sojourn.diagnosis.statements.refusals import REFUSED
+from sojourn.diagnosis.statements.refutations import BATCH_THAT_GAINS, LINE_THAT_EMPTIES, PREEMPTED
 from sojourn.diagnosis.statements.speculation import COSTS, RECORDS, drafts_of, load_without
 from sojourn.diagnosis.symptom_tree.reading import Reading
 
@@ -92,12 +92,10 @@ def read_means(facts: Means, excess: Excess) -> Proposal | None:
     view, waiting, queue = facts.server, facts.server.waiting, facts.server.span("request.queue")
     if waiting is None or waiting.samples < FEWEST_SAMPLES:
         return None
-    if not is_saturated(facts) and (gains(facts) or (waiting.with_kv_free or 0.0) < MOSTLY):
+    if not is_saturated(facts) and (waiting.with_kv_free or 0.0) < MOSTLY:
         return None
     if facts.batch_gain is None and stands_at_cap(view) and (waiting.largest_batch or 0.0) <= FEW:
         return None  # nothing but the cap was seen
-    if (view.preemptions or 0.0) >= PREEMPTED_OFTEN * (view.finished or 1.0):  # more of them would take turns, too
-        return None
     if queue_share(view, excess) < EXPLAINS_ENOUGH:
         return None
     return Proposal(
@@ -239,7 +237,12 @@ CAUSE = Cause(
     reads={
         Records: Rule(read_records, accounts=CONTENTION, needs=("load",)),
         Accounts: Rule(read_accounts, accounts=CROWDED, rival="a limit on the batch", rival_key="batch_cap"),
-        Means: Rule(read_means, rival="a limit on the batch", rival_key="batch_cap"),
+        Means: Rule(
+            read_means,
+            rival="a limit on the batch",
+            rival_key="batch_cap",
+            refuted_by=(BATCH_THAT_GAINS, PREEMPTED, LINE_THAT_EMPTIES),
+        ),
         Client: Rule(read_client, rival="a limit on the batch", rival_key="batch_cap"),
     },
 )

@@ -7,6 +7,7 @@ from sojourn.diagnosis.statements import means
 from sojourn.diagnosis.statements.accounts import DEFINING, lose_prompts
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
 from sojourn.diagnosis.statements.prefixes import PROMPT_ACCOUNTS, WORTH_SHARING, missed_tokens, saved_share
+from sojourn.diagnosis.statements.refutations import COUNTED_HITS, PROMPTS_BELOW_A_BLOCK
 from sojourn.diagnosis.symptom_tree.reading import NEGLIGIBLE, PREFILL_TIME, Reading
 
 
@@ -114,6 +115,11 @@ CAUSE = Cause(
             rival="cold traffic",
             rival_key="",
         ),
-        Means: Rule(read_means, rival="prompts that share nothing", rival_key="overload"),
+        Means: Rule(
+            read_means,
+            rival="prompts that share nothing",
+            rival_key="overload",
+            refuted_by=(COUNTED_HITS, PROMPTS_BELOW_A_BLOCK),
+        ),
     },
 )

@@ -6,6 +6,7 @@ from sojourn.diagnosis.foreign_server import span_share
 from sojourn.diagnosis.proposal import EXPLAINS_ENOUGH
 from sojourn.diagnosis.statements.excess import missing_share
 from sojourn.diagnosis.statements.means import HISTOGRAMS, quantity, time_gained
+from sojourn.diagnosis.statements.refutations import CACHED_PROMPTS
 from sojourn.interop.sources.view import ServerView
 
 # A prefix is worth a cache when it is a fifth of the prompts, and the cache fails when it gives less than half of that.
@@ -58,5 +59,5 @@ CAUSE = Cause(
     object="prefix cache",
     kind="policy",
     rival="cold traffic: prompts that only look alike",
-    reads={Means: Rule(read_means)},
+    reads={Means: Rule(read_means, refuted_by=(CACHED_PROMPTS,))},
 )

@@ -11,6 +11,7 @@ from sojourn.diagnosis.statements.accounts import DEFINING, hold_time
 from sojourn.diagnosis.statements.blame import late_ids
 from sojourn.diagnosis.statements.client_only import IN_ONE_READ, ROOM, STALLS, hint, stall_evidence
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share, residual_evidence
+from sojourn.diagnosis.statements.refutations import CACHED_PROMPTS, PREEMPTED, SHORT_PROMPTS
 from sojourn.diagnosis.statements.token_budget import LARGEST_BUDGET, SMALLEST_BUDGET, tokens_within
 from sojourn.diagnosis.symptom_tree.reading import Reading, account
 from sojourn.metrics.request.blame import matrix, offenders
@@ -67,8 +68,6 @@ def read_means(facts: Means, excess: Excess) -> Proposal | None:
     view = facts.server
     stalls, work = view.stalls, means.prompt_work(view)
     if excess.objective != "tpot_ms" or stalls is None or work is None or work < means.PROMPT_WORK:
-        return None
-    if (view.preemptions or 0.0) >= means.PREEMPTED_OFTEN * (view.finished or 1.0):  # it delays tokens, too
         return None
     if stalls.share < STALLED_TIME:
         return None
@@ -169,7 +168,11 @@ CAUSE = Cause(
             rival_key="",
         ),
         Means: Rule(
-            read_means, object="token budget of a step", rival="a batch that is too large", rival_key="slow_decode"
+            read_means,
+            object="token budget of a step",
+            rival="a batch that is too large",
+            rival_key="slow_decode",
+            refuted_by=(SHORT_PROMPTS, CACHED_PROMPTS, PREEMPTED),
         ),
         Client: Rule(read_client, object="token budget of a step", rival="a slow device"),
     },

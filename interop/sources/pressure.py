@@ -11,6 +11,7 @@ from sojourn.interop.sources.translate import Distribution, Growth
 KV_FREE = 0.2  # of the pool: with so much room, KV blocks are not what requests wait for
 KV_FULL = 0.95  # in use: a request of more than a few blocks may not fit any more; less where the pool is small
 AS_EVER, JUST_ENDED = 0.8, 1  # of the largest batch that was seen, or so many fewer: requests end between samples
+LATELY = 0.25  # of the samples
 LINE = 0.1  # of the longest line: shorter ones are of those that came within a step
 STALLED = 4.0  # times the bound that half of the gaps keep: no batch of decodes varies so much
 RUNNING, WAITING, KV_USE = "sojourn_request_running", "sojourn_request_waiting", "sojourn_memory_kv_usage_ratio"
@@ -30,6 +31,8 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     at_largest_batch: float | None  # with the most requests running, or hardly fewer
     largest_batch: float | None
     growth: float | None = None  # of the number that waits: last fifth less first fifth of the samples, over the mean
+    since_first: float | None = None  # with a line, of the samples since the first with one
+    lately: float | None = None  # of the last quarter of the samples
 
 
 class Stalls(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +67,8 @@ def waiting_of(gauges: dict[str, pd.Series], prompt_share: float) -> Waiting | N
     waiting, running, used = (gauges.get(name) for name in (WAITING, RUNNING, KV_USE))
     if waiting is None or not len(waiting):
         return None
-    queued = waiting[(waiting > 0) & (waiting >= LINE * waiting.max())].index
+    in_line = (waiting > 0) & (waiting >= LINE * waiting.max())
+    queued = waiting[in_line].index
     largest_batch = float(running.max()) if running is not None and len(running) else None
     ever = largest_batch or 0.0
     full_at, free_at = min(KV_FULL, 1 - prompt_share), min(1 - KV_FREE, 1 - 2 * prompt_share)
@@ -78,6 +82,8 @@ def waiting_of(gauges: dict[str, pd.Series], prompt_share: float) -> Waiting | N
         at_largest_batch=_share(running, queued, lambda batch: batch >= min(AS_EVER * ever, ever - JUST_ENDED)),
         largest_batch=largest_batch,
         growth=_growth(waiting),
+        since_first=float(in_line.loc[queued[0] :].mean()) if len(queued) else None,
+        lately=float(in_line.iloc[-max(3, int(LATELY * len(in_line))) :].mean()),
     )
 
 

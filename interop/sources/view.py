@@ -4,6 +4,7 @@ Everything here is an aggregate over all requests that the server finished while
 of one request, nor of the late ones; that takes the server's own records.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -47,6 +48,7 @@ class Gauge(msgspec.Struct, frozen=True, kw_only=True):
     mean: float
     largest: float
     samples: int
+    last: float = 0.0
 
 
 class SpanView(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,6 +109,9 @@ class ServerView(msgspec.Struct, frozen=True, kw_only=True):
     differs: dict[str, str]  # catalogue name with labels → how the server's figure differs from ours
     settings: dict[str, str]  # object of a cause → the server's own settings for it
     reported_settings: dict[str, str]  # what the server says of itself, by our names: block_size, prefix_caching …
+    longest_prompt: float | None = (
+        None  # tokens, at most, of the requests that ended; None: unknown, or without a bound
+    )
     no_shares: list[str] = []  # a sentence for each gauge of a share that showed something else
 
     def span(self, account: str) -> SpanView | None:
@@ -208,7 +213,9 @@ def view_of(
         outside=list(source.latency.outside),
         totals=totals,
         gauges={
-            name: Gauge(mean=float(shown.mean()), largest=float(shown.max()), samples=len(shown))
+            name: Gauge(
+                mean=float(shown.mean()), largest=float(shown.max()), samples=len(shown), last=float(shown.iloc[-1])
+            )
             for name, shown in gauges.items()
             if len(shown)
         },
@@ -220,8 +227,14 @@ def view_of(
         differs={key(item.ours, item.labels): item.differs for item in source.translations if item.differs},
         settings=dict(source.settings),
         reported_settings=reported_settings,
+        longest_prompt=_longest(grown.below(PROMPTS)),
         no_shares=wrong,
     )
+
+
+def _longest(below: dict[float, float]) -> float | None:
+    bound = next((bound for bound, count in below.items() if count >= max(below.values())), math.inf)
+    return bound if math.isfinite(bound) else None
 
 
 def own_latency_ms(source: Source, grown: Growth) -> float | None:

@@ -21,6 +21,7 @@ class Met(msgspec.Struct, frozen=True, kw_only=True):
     at_most: float
     requests: int
     source: str  # the family that it was read from
+    between_ms: tuple[float, float | None] | None = None  # bounds of the histogram: what it can judge; null where exact
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +75,7 @@ class WatchedServer(msgspec.Struct, frozen=True, kw_only=True):
     parts: list[Part]  # largest first; [] where no request ended
     findings: list[Finding]
     unknown: list[str]  # what cannot be known, and which switch would show it
+    ruled_out: list[str] = []  # causes that look likely, and what on the page refutes them
     warnings: list[str]
     hit_rate: float | None = None  # of the looked-up prompt tokens
     ttft_ms: float | None = None  # means of the window

@@ -29,6 +29,7 @@ HISTOGRAMS = {
     "tpot_ms": "sojourn_request_tpot_seconds",
     "e2e_ms": "sojourn_request_e2e_seconds",
 }
+QUEUE_SECONDS = "sojourn_request_queue_seconds"
 OWN_COUNT = "sojourn_request_objective_total"
 REJECTED = ("sojourn_request_rejected_total", "sojourn_request_limited_total")
 FEWEST = 5  # requests that ended in the window: a mean of fewer says little
@@ -41,6 +42,8 @@ WASTE = 0.3  # of the prompt tokens
 WORK = "what their own work takes"
 # Requests that wait now are in no histogram yet. They count where their wait is far above what ended requests had.
 IN_LINE = "what ended requests had"
+EASED = 0.5  # of each limit, while time is lost: what lies near a limit would else be lost time now and then
+SAME_REQUESTS = 0.1  # of the window, at most, from the first token of a request to its end
 LONG_WAIT_MS = 2000.0  # without an objective for the first token, so long a wait is lost time
 
 
@@ -51,9 +54,21 @@ def met(grown: Growth, view: ServerView, objectives: Mapping[str, float]) -> lis
         below = grown.below(HISTOGRAMS[name])
         if below:
             low, high = shares_below(below, bound_ms / 1e3)
-            found.append(Met(objective=f"{short(name)} ≤ {bound_ms:g} ms", klass="", at_least=low, at_most=high,
-                             requests=int(max(below.values())), source=HISTOGRAMS[name]))  # fmt: skip
+            around = bounds_around(below, bound_ms / 1e3)
+            between = around and (1e3 * around[0], None if math.isinf(around[1]) else 1e3 * around[1])
+            found.append(
+                Met(objective=f"{short(name)} ≤ {bound_ms:g} ms", klass="", at_least=low, at_most=high,
+                    requests=int(max(below.values())), source=HISTOGRAMS[name], between_ms=between)
+            )  # fmt: skip
     return found or _own_count(view)
+
+
+def bounds_around(below: Mapping[float, float], bound_s: float) -> tuple[float, float] | None:
+    """The bounds of a histogram next below and next above; None of one that it has, or where it makes no difference."""
+    at_least, at_most = shares_below(below, bound_s)
+    if round(at_least, 3) == round(at_most, 3):
+        return None
+    return max((edge for edge in below if edge < bound_s), default=0.0), min(edge for edge in below if edge > bound_s)
 
 
 def shares_below(below: Mapping[float, float], bound_s: float) -> tuple[float, float]:
@@ -79,30 +94,35 @@ def _own_count(view: ServerView) -> list[Met]:
 
 
 def lost_time(
-    facts: Means | Accounts, grown: Growth, objectives: Mapping[str, float], shown: Iterable[Met]
+    facts: Means | Accounts, grown: Growth, objectives: Mapping[str, float], shown: Iterable[Met], ease: float = 1.0
 ) -> list[Excess]:
-    """What the requests of the window lost, most first; [] of a window in which nothing did."""
+    """What the requests of the window lost, most first; [] of a window in which nothing did. `ease`: part of each
+    limit from which on time counts as lost."""
+    tolerated = ease * TOLERATED_MISSES
     if (facts.server.finished or 0) < FEWEST:
         found = []
     elif objectives:
-        found = [late for name, bound in objectives.items() if (late := _above(facts, grown, name, bound)) is not None]
+        above = (_above(facts, grown, name, bound, tolerated) for name, bound in objectives.items())
+        found = [late for late in above if late is not None]
     else:
-        missed = any(1 - each.at_most > TOLERATED_MISSES for each in shown)
-        found = _beyond_own_work(facts, 1.0 if missed else STRETCH)
+        missed = any(1 - each.at_most > tolerated for each in shown)
+        found = _beyond_own_work(facts, 0.0 if missed else STRETCH - 1, ease)
     if not any(each.objective == "ttft_ms" for each in found):
-        found += _in_line(facts, objectives)
+        found += _in_line(facts, objectives, ease)
     losses = [each for each in losses_of(facts.server) if not (found and each.error == QUEUE_FULL)]
     return sorted([*found, *losses], key=lambda excess: -excess.missed)
 
 
-def _above(facts: Means | Accounts, grown: Growth, name: str, bound_ms: float) -> Excess | None:
+def _above(
+    facts: Means | Accounts, grown: Growth, name: str, bound_ms: float, tolerated: float
+) -> Excess | None:  # fmt: skip
     """The requests that miss an objective for certain, where they are more than is tolerated."""
     below = grown.below(HISTOGRAMS[name])
     if not below:
         return None
     whole = max(below.values())
     missed = (1 - shares_below(below, bound_ms / 1e3)[1]) * whole
-    if whole < FEWEST or missed <= TOLERATED_MISSES * whole:
+    if whole < FEWEST or missed <= tolerated * whole:
         return None
     late = _excess(name, bound_ms, missed, whole, max(bound_ms, _mean_above(below, bound_ms / 1e3)), "the objective")
     return mean_excess(facts, late)
@@ -120,7 +140,8 @@ def _mean_above(below: Mapping[float, float], bound_s: float) -> float:
     return 1e3 * total / number if number else 0.0
 
 
-def _beyond_own_work(facts: Means | Accounts, stretch: float) -> list[Excess]:
+def _beyond_own_work(facts: Means | Accounts, stretch: float, ease: float) -> list[Excess]:
+    """`stretch`: of the own work, what makes the rest of the time lost."""
     found = []
     for name, noticeable_ms in NOTICEABLE_MS.items():
         mean_ms = _mean_ms(facts.server, name)
@@ -137,19 +158,19 @@ def _beyond_own_work(facts: Means | Accounts, stretch: float) -> list[Excess]:
             above = _foreign(facts.server, name, mean_ms)
         lost_ms = sum(above.values())
         own_ms = mean_ms - lost_ms
-        if lost_ms >= noticeable_ms and mean_ms >= stretch * own_ms:
+        if lost_ms >= ease * noticeable_ms and lost_ms >= ease * stretch * own_ms:
             requests = facts.server.finished or 0.0
             found.append(_excess(name, max(own_ms, 1e-3), requests, requests, mean_ms, WORK, above if means else {}))
     return found + _stalled_writes(facts)
 
 
-def _in_line(facts: Means | Accounts, objectives: Mapping[str, float]) -> list[Excess]:
+def _in_line(facts: Means | Accounts, objectives: Mapping[str, float], ease: float) -> list[Excess]:
     """The requests that wait, where their wait is long. Those that came within a step wait for no slot.
 
     Clients that give up in the queue get no first token, so that no histogram ever shows their wait.
     """
     waiting = facts.server.gauges.get(WAITING)
-    if waiting is None or waiting.mean < FEWEST:
+    if waiting is None or waiting.mean < ease * FEWEST:
         return []
     ended, ttft = facts.server.finished or 0.0, facts.server.latencies.get(HISTOGRAMS["ttft_ms"])
     if is_load_only(facts.server):
@@ -158,7 +179,7 @@ def _in_line(facts: Means | Accounts, objectives: Mapping[str, float]) -> list[E
     bound_ms = objectives.get("ttft_ms", LONG_WAIT_MS)
     mean_ms = 1e3 * ttft.mean if ttft is not None else 0.0
     own_ms = mean_ms - sum(_foreign(facts.server, "ttft_ms", mean_ms).values())
-    if wait_ms <= max(bound_ms, (STRETCH - 1) * own_ms):
+    if wait_ms <= ease * max(bound_ms, (STRETCH - 1) * own_ms):
         return []
     late = _excess("ttft_ms", bound_ms, waiting.mean, waiting.mean + ended, wait_ms, IN_LINE)
     return [replace(mean_excess(facts, late), baseline=IN_LINE)]
@@ -182,13 +203,26 @@ def _wasted(facts: Means | Accounts, means: Mapping[str, float]) -> dict[str, fl
 
 
 def _foreign(view: ServerView, name: str, mean_ms: float) -> dict[str, float]:
-    """Of a server that measures stretches only: its queue is no work of the request."""
+    """Of a server that measures stretches only: its queue is no work of the request, nor is what lies before it."""
     queue = view.span("request.queue")
     if queue is None or name != "ttft_ms":
         return {}
     if queue.ttft_share is not None:
-        return {"request.queue": min(1.0, queue.ttft_share) * mean_ms}
-    return {"request.queue": min(queue.ttft_ms or queue.mean_ms, mean_ms)}
+        queued_ms = min(1.0, queue.ttft_share) * mean_ms
+    else:
+        queued_ms = min(queue.ttft_ms or queue.mean_ms, mean_ms)
+    return {"request.queue": queued_ms} | _before_queue(view, mean_ms, queued_ms)
+
+
+def _before_queue(view: ServerView, ttft_ms: float, queued_ms: float) -> dict[str, float]:
+    """The time to first token that is in no phase: between the front and the core. It is known where first tokens and
+    ends in the window are of the same requests, but for few."""
+    prefill, e2e_ms = view.span("compute.prefill"), _mean_ms(view, "e2e_ms")
+    if prefill is None or prefill.ttft_ms is None or e2e_ms is None:
+        return {}
+    if e2e_ms - ttft_ms > SAME_REQUESTS * 1e3 * view.seconds:
+        return {}
+    return {"request.admission": max(0.0, ttft_ms - queued_ms - prefill.ttft_ms)}
 
 
 def _stalled_writes(facts: Means | Accounts) -> list[Excess]:

@@ -31,6 +31,7 @@ class Moment:
     tokens_per_step: float | None = None
     seconds_per_step: float | None = None
     gap_s: float | None = None  # between two tokens of a request, the mean of those that came since the scrape before
+    late: float = 0.0  # requests for certain, of those that came or ended since the scrape before
     decoding: float | None = None  # requests between two of their tokens, on average over the same time
 
 

@@ -15,7 +15,8 @@ from sojourn.interop.sources.source import Source
 from sojourn.interop.sources.translate import Growth, no_shares, over_time
 from sojourn.interop.sources.view import FINISHED, Means, ServerView, own_latency_ms, settings_in, view_of
 from sojourn.live.watch.document import Now, Part, WatchedServer
-from sojourn.live.watch.expectation import HISTOGRAMS, losses_of
+from sojourn.live.watch.episodes import late_requests, over_since
+from sojourn.live.watch.expectation import HISTOGRAMS, QUEUE_SECONDS, losses_of
 from sojourn.live.watch.moments import (
     PROMPT_TOKENS,
     STEP_SECONDS,
@@ -37,9 +38,9 @@ from sojourn.live.watch.percentiles import (
     percentiles_of,
     point,
 )
-from sojourn.live.watch.progress import ADVICE, Progress
+from sojourn.live.watch.progress import ADVICE, LEAST_S, Progress, Stall
 from sojourn.live.watch.steady import clock
-from sojourn.live.watch.verdict import Verdict, verdict
+from sojourn.live.watch.verdict import NOTHING_CAME, Verdict, verdict
 from sojourn.live.watch.window import Window
 
 WINDOW_S = 60.0
@@ -58,6 +59,7 @@ BALANCED = (
     "counters cannot be told apart; watch each server at its own address, or all by a Prometheus"
 )
 ROUTED = "This is the page of a router, not of an engine: it shows no queue and no latency; watch the engines behind it"
+BACKLOG = ": what is late or waits is its backlog"
 UNREACHABLE_AFTER = 3  # failed scrapes in a row: one may be a hiccup
 LATE = 0.5  # of an interval, that a scrape may come late before it counts as failed
 
@@ -74,6 +76,7 @@ class Observer:
         self._events: list[str] = []
         self.objectives, self.window_s = dict(objectives), window_s
         self._stand_in: dict[str, float] = {}
+        self._judged: tuple[int, Verdict] | None = None  # end of the window, and what was said of it
         self._failures, self._problem = 0, "no scrape was made yet"
         self._seen = False
 
@@ -88,10 +91,13 @@ class Observer:
         if self._failures >= UNREACHABLE_AFTER and self._seen:
             self._events.append("the server answers again")
         if self.window.restarts > restarts:
-            self.progress = Progress()  # what stood still is gone
+            self.progress, self._judged = Progress(), None  # what was seen, was of another process
             if not self.window.alternates:
                 self._events.append("the server began anew: its counters fell")
+        stalls = self.progress.stalls()
         self.progress.add(ns, self.window.source, self.window.answered[-1].values)
+        if self.progress.stalls() != stalls and (stall := self.progress.stall(ns)) is not None:
+            self._events.append(stall.sentence(clock(stall.end_ns)))
         self._failures, self._problem, self._seen = 0, "", True
         self._remember()
 
@@ -137,9 +143,11 @@ class Observer:
             self.latencies.clear()
         gauges = {} if mixed else self._gauges(last.ns)
         rates: dict[str, float | None] = {}
+        late = 0.0
         if len(scrapes) > 1 and not mixed and not last.reset:
             before = scrapes[-2].ns
-            grown = Growth(source, self.window.growth(before, _counters(source)))
+            grown = Growth(source, self.window.growth(before, _counters(source) | _judging(source, self.objectives)))
+            late = late_requests(grown, self.objectives)
             seconds = (last.ns - before) / 1e9
             rates = (
                 rates_of(grown.totals(), seconds)
@@ -152,7 +160,7 @@ class Observer:
                 output_tokens_per_s=rates.get("output"), prompt_tokens_per_s=rates.get("prompt"),
                 requests_per_s=rates.get("requests"), tokens_per_step=rates.get("tokens_per_step"),
                 seconds_per_step=rates.get("seconds_per_step"), gap_s=rates.get("gap_s"),
-                decoding=rates.get("decoding"),
+                late=late, decoding=rates.get("decoding"),
             )
         )  # fmt: skip
         if not mixed and (not self.latencies or last.ns - self.latencies[-1].ns >= POINT_S * 1e9):
@@ -193,9 +201,17 @@ class Observer:
         """The moments of the server that answers now: what another one gave before a restart says nothing of it."""
         return [moment for moment in self.history if moment.ns >= (self.window.first_ns or 0)]
 
+    def _begin_ns(self) -> int | None:
+        """Of the window: it reaches back neither before a restart nor into an episode of late requests that is over."""
+        begin_ns = self.window.begin_of(self.window_s)
+        if begin_ns is None or self.window.alternates:
+            return begin_ns
+        moments, interval_s = self._own_history(), self.window.interval_s or 1.0
+        return max(begin_ns, over_since(moments, interval_s, self.progress.stalls()) or 0)
+
     def view(self) -> tuple[ServerView, Growth] | None:
         """What the window shows; None before the second scrape."""
-        begin_ns = self.window.begin_of(self.window_s)
+        begin_ns = self._begin_ns()
         source, scrapes = self.window.source, self.window.answered
         if begin_ns is None or source is None or begin_ns == scrapes[-1].ns:
             return None
@@ -250,8 +266,12 @@ class Observer:
         view, grown = found
         if self.window.alternates or self.window.is_router:
             return self._no_engine(view, BALANCED if self.window.alternates else ROUTED)
-        judged = verdict(view, grown, self.objectives, self.batch_gain())
-        self._stand_in = judged.stand_in
+        begin_ns, end_ns = self._begin_ns(), self.window.last_ns
+        before_ns, before = self._judged or (end_ns, None)
+        if begin_ns > self.window.begin_of(self.window_s):  # what it said is over
+            before = None
+        judged = verdict(view, grown, self.objectives, self.batch_gain(), before, (end_ns - before_ns) / 1e9)
+        self._judged, self._stand_in = (end_ns, judged), judged.stand_in
         return self._document(view, grown, self._with_progress(judged))
 
     def _with_progress(self, judged: Verdict) -> Verdict:
@@ -261,16 +281,22 @@ class Observer:
         if stuck:
             said = "; ".join(each.sentence(clock(each.since_ns)) for each in stuck)
             return replace(judged, state="stuck", headline=f"Stuck: {said}: {ADVICE}")
-        stall = self.progress.stall(self.window.begin_of(self.window_s))
-        if stall is not None and judged.state not in ("idle", "stuck"):
-            return replace(judged, state="degraded", findings=[], headline=stall.sentence(clock(stall.end_ns)))
+        stall = self.progress.stall(self._begin_ns())
+        if stall is not None and (judged.lost or self._is_fresh(stall)):
+            return replace(
+                judged, state="degraded", findings=[], headline=f"{stall.sentence(clock(stall.end_ns))}{BACKLOG}"
+            )
         if not still:
             return judged
         said = [f"{each.sentence(clock(each.since_ns))}: a long prefill, or a hang; it counts as stuck from "
                 f"{each.limit_s:.0f} s on" for each in still]  # fmt: skip
-        if judged.state not in ("healthy", "idle"):
+        if judged.state not in ("healthy", "idle") and judged.headline != NOTHING_CAME:
             return replace(judged, unknown=[*said, *judged.unknown])
         return replace(judged, state="cannot tell", headline=said[0], unknown=[*said[1:], *judged.unknown])
+
+    def _is_fresh(self, stall: Stall) -> bool:
+        """Whether it was a hang, and has just ended: what it delayed is in few figures yet."""
+        return stall.seconds >= LEAST_S and self.window.last_ns - stall.end_ns < self.window_s / 2 * 1e9
 
     def _no_engine(self, view: ServerView, why: str) -> WatchedServer:
         """A page that is not of one process: no figure of it means anything."""
@@ -282,13 +308,14 @@ class Observer:
         )  # fmt: skip
 
     def _document(self, view: ServerView, grown: Growth, judged: Verdict) -> WatchedServer:
-        begin_ns = self.window.begin_of(self.window_s) or 0
+        begin_ns = self._begin_ns() or 0
         means = {name: view.latencies.get(family) for name, family in HISTOGRAMS.items()}
         return WatchedServer(
             url=self.url, name=self.name, source=view.source, title=view.title, state=judged.state,
             headline=judged.headline, reads="metrics", window_s=view.seconds, scrapes=view.scrapes,
             failed_scrapes=view.failed_scrapes, restarts=self.window.restarts, now=self._now(), met=judged.met,
-            parts=parts_of(view), findings=judged.findings, unknown=judged.unknown, warnings=self._warnings(view),
+            parts=parts_of(view), findings=judged.findings, unknown=judged.unknown, ruled_out=judged.ruled_out,
+            warnings=self._warnings(view),
             hit_rate=view.hit_rate, view=view, percentiles=percentiles_of(grown),
             goodput_rps=goodput_rps(grown, self.objectives, view.seconds, self._running(begin_ns)),
             good_tokens_per_s=good_tokens_per_s(grown, view.seconds),
@@ -357,6 +384,13 @@ def parts_of(view: ServerView) -> list[Part]:
 def _counters(source: Source) -> set[str]:
     steps = {f"{name}{suffix}" for name in _names(source, (STEP_SECONDS, GAPS)) for suffix in ("_sum", "_count")}
     return _names(source, (TOKENS_STEP_BY_STEP, PROMPT_TOKENS, GENERATED, FINISHED)) | steps
+
+
+def _judging(source: Source, objectives: Mapping[str, float]) -> set[str]:
+    """The series that tell how many requests were late."""
+    families = [HISTOGRAMS[name] for name in objectives] or [QUEUE_SECONDS, HISTOGRAMS["ttft_ms"]]
+    suffixes = ("_sum", "_count", *(("_bucket",) if objectives else ()))
+    return {f"{name}{suffix}" for name in _names(source, families) for suffix in suffixes}
 
 
 def _names(source: Source, ours: Sequence[str]) -> set[str]:

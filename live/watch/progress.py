@@ -23,6 +23,7 @@ PROGRESS = (
 )  # fmt: skip
 TTFT = "sojourn_request_ttft_seconds"
 STEPS = ("sojourn_compute_step_seconds", GAPS)
+STOOD_S = 3.0  # an engine that moves again after so long had stood still
 MOST_STALLS = 20  # that are remembered
 GAVE_UP = ("abort", "aborted", "cancelled", "canceled", "error", "disconnected")  # ends that take no engine
 ADVICE = "take a stack dump (`py-spy dump --pid PID` of the engine's process, also of its workers), then restart it"
@@ -69,7 +70,7 @@ class Stall:
         who = f"Engine {self.engine}" if self.engine else "The engine"
         return (
             f"{who} stood still for {self.seconds:.0f} s, until {until}, with {self.requests:,.0f} requests; it moves "
-            "again, and what waits is the backlog"
+            "again"
         )
 
 
@@ -93,7 +94,7 @@ class Progress:
         self._engines: dict[Identity, _Engine] = {}
         self._values: Mapping[Series, float] = {}
         self._last_ns = 0
-        self._stuck: dict[Identity, Still] = {}
+        self._stood: dict[Identity, Still] = {}
         self._stalls: deque[Stall] = deque(maxlen=MOST_STALLS)
 
     def add(self, ns: int, source: Source, values: Mapping[Series, float]) -> None:
@@ -123,7 +124,7 @@ class Progress:
                 before.scrapes, before.running, before.waiting = before.scrapes + 1, running, waiting
                 seen[engine] = before
         self._engines = seen
-        self._stuck = {engine: still for engine in seen if (still := self._still(engine)) and still.is_stuck}
+        self._stood = {engine: still for engine in seen if (still := self._still(engine, STOOD_S)) and still.is_stuck}
 
     def _changed(self, engine: Identity, own: Mapping[Series, float], ns: int) -> set[Series]:
         """What moved since the scrape before. A hung engine that moves again has a stall behind it."""
@@ -131,9 +132,13 @@ class Progress:
         if before is None:
             return set()
         changed = {series for series, value in own.items() if before.values.get(series, value) != value}
-        if changed and (stood := self._stuck.get(engine)) is not None:
+        if changed and (stood := self._stood.get(engine)) is not None:
             self._stalls.append(Stall(stood.engine, stood.since_ns, ns, stood.running + stood.waiting))
         return changed
+
+    def stalls(self) -> list[tuple[int, int]]:
+        """Begin and end of those that are over."""
+        return [(each.begin_ns, each.end_ns) for each in self._stalls]
 
     def stall(self, since_ns: int) -> Stall | None:
         """The last whose requests may be among those that were counted since a moment. Its backlog is taken to need as
@@ -146,13 +151,13 @@ class Progress:
         found = [still for engine in self._engines if (still := self._still(engine)) is not None]
         return sorted(found, key=lambda each: -each.seconds)
 
-    def _still(self, engine: Identity) -> Still | None:
+    def _still(self, engine: Identity, least_s: float = LEAST_S) -> Still | None:
         each = self._engines[engine]
         seconds = (self._last_ns - each.since_ns) / 1e9
-        if each.scrapes < LEAST_SCRAPES or seconds < LEAST_S or each.running + each.waiting <= 0:
+        if each.scrapes < LEAST_SCRAPES or seconds < least_s or each.running + each.waiting <= 0:
             return None
         usual = self._usual_s(engine)
-        limit = FIRST_S if usual is None else max(LEAST_S, USUAL * usual)
+        limit = FIRST_S if usual is None else max(least_s, USUAL * usual)
         if each.ended or each.by_gauges:
             limit = max(limit, STALE * self._source.stands_s)
         name = ", ".join(value for _, value in sorted(engine - self._shared())) if len(self._engines) > 1 else ""

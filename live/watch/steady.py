@@ -9,7 +9,7 @@ from sojourn.live.watch.document import WatchedServer
 
 LOOKS_FIRST_S = 10.0  # of scrapes, before anything is said of a server
 STANDS_S = 5.0  # that what was said must be untrue before a finding takes its place
-GONE_S = 15.0  # that what was said must be untrue before it is taken back
+GONE_S = 10.0  # that what was said must be untrue before it is taken back
 WALL_NS = 10**18  # since 1970: beyond it a moment is of the wall clock, as no host is up for 30 years
 LOOKING = "Looking: a verdict takes {:.0f} s of scrapes"
 

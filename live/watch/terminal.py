@@ -113,6 +113,8 @@ def _server(server: WatchedServer, history: Sequence[Moment], width: int) -> lis
     if causes:
         parts += [section("Findings"), *(_finding(each) for each in causes)]
         parts += [Text(f"or: {each.cause}", style="dim") for each in others]
+    if server.ruled_out:
+        parts += [section("Ruled out by the page"), *(Text(f"× {each}", style="dim") for each in server.ruled_out)]
     if server.unknown:
         parts += [
             section("What cannot be known from these metrics"),

@@ -9,32 +9,37 @@ import msgspec
 import pandas as pd
 
 from sojourn.diagnosis.adjudicate import adjudicate
-from sojourn.diagnosis.evidence import Means
+from sojourn.diagnosis.evidence import Accounts, Means
 from sojourn.diagnosis.excess import SERVED, Excess
 from sojourn.diagnosis.expectation import STRETCH
 from sojourn.diagnosis.findings import finding_of_symptom, findings
+from sojourn.diagnosis.proposals import is_refuted, ruled_out
 from sojourn.diagnosis.server_means import with_means
 from sojourn.diagnosis.state import BALANCED, CLEAR_MARGIN
 from sojourn.diagnosis.statements.accounts import ROOM_SOURCES
 from sojourn.diagnosis.suspects import suspects_of
 from sojourn.diagnosis.symptoms import BY_KEY, TOLERATED_MISSES, check
 from sojourn.diagnosis.verdict import Finding, Fix
-from sojourn.interop.sources.pressure import GENERATED, WAITING
+from sojourn.interop.sources.pressure import GAPS, GENERATED, WAITING
 from sojourn.interop.sources.registry import SOURCES
 from sojourn.interop.sources.sglang import SGLANG
 from sojourn.interop.sources.sojourn import SOJOURN
 from sojourn.interop.sources.source import Source
-from sojourn.interop.sources.translate import Growth, of_family
+from sojourn.interop.sources.translate import Growth, key, of_family
 from sojourn.interop.sources.view import FINISHED, ServerView
 from sojourn.interop.sources.vllm import VLLM
 from sojourn.live.watch.document import Met, State
-from sojourn.live.watch.expectation import HISTOGRAMS, IN_LINE, WORK, lost_time, met
+from sojourn.live.watch.expectation import EASED, FEWEST, HISTOGRAMS, IN_LINE, WORK, lost_time, met
 from sojourn.live.watch.load_only import is_load_only, state_of_load
 from sojourn.metrics.request.goodput import judged
 from sojourn.metrics.request.objectives import short
 from sojourn.metrics.run.directory import RunDirectory
 
 KV_FILLS = BY_KEY["vram_fills_quickly"]
+KEPT_S = 60.0  # that a cause stands for time that is lost further, while its signs do not show
+GIVEN_UP = 0.2  # of the requests, by their clients: what they would have waited is in no histogram
+NOTHING_CAME = "Requests run, and no token and no end came in the window"
+NO_CAUSE = "{}'s metrics name no cause"
 BATCH_OR_DEVICE = ("batch_cap", "overload")  # look alike until somebody saw what a larger batch gives
 NO_GAIN = "means cannot show how much it gains"
 MORE_RECORDS = {
@@ -58,31 +63,62 @@ class Verdict:
     met: list[Met]
     findings: list[Finding]
     unknown: list[str]
+    ruled_out: list[str]  # causes that look likely, and what on the page refutes them
+    lost: frozenset[str]  # the objectives by which time is lost
+    seen_s_ago: float  # when the signs of its first finding were there
     stand_in: dict[str, float]  # without objectives: what would be one for the time that is lost, in ms
 
 
 def verdict(
-    view: ServerView, grown: Growth, objectives: Mapping[str, float], batch_gain: float | None = None
-) -> Verdict:
-    """What the window shows. Abstains where time is lost and no cause that its metrics can name explains it."""
+    view: ServerView, grown: Growth, objectives: Mapping[str, float], batch_gain: float | None = None,
+    before: Verdict | None = None, since_s: float = 0.0,
+) -> Verdict:  # fmt: skip
+    """What the window shows. Abstains where time is lost and no cause that its metrics can name explains it.
+
+    `before`, of so long ago: while time is lost, half of each limit is enough, and a cause whose signs come and go
+    stands, as long as nothing refutes it.
+    """
     facts = with_means(_facts(view, objectives, batch_gain))
     shown = met(grown, view, objectives)
-    lost = lost_time(facts, grown, objectives, shown)
+    ease = EASED if before is not None and before.lost else 1.0
+    lost = lost_time(facts, grown, objectives, shown, ease)
+    names, found, seen_s_ago = frozenset(each.objective for each in lost), _findings(facts, lost), 0.0
+    if lost and not found:
+        found, seen_s_ago = _still_true(facts, before, names, since_s)
+    unshown = _unshown(view, grown, objectives)
+    judged = {name: bound for name, bound in objectives.items() if grown.serves(HISTOGRAMS[name])}
+    state, headline = _state(view, lost, found, shown, judged, ease)
+    if seen_s_ago:
+        headline += f" (its signs showed {seen_s_ago:.0f} s ago)"
+    missing = [*unshown, *_missing(view)]
+    if state == "healthy" and missing:
+        state, headline = "cannot tell", f"No metric of {view.title}'s page shows {', '.join(missing)}"
+    unknown = [f"{each} is unknown: no metric of the page shows it" for each in unshown]
+    unknown += [_bounds(view, each) for each in shown if each.between_ms is not None]
+    stand_in = {each.objective: STRETCH * each.bound_ms for each in lost if each.baseline == WORK}
+    return Verdict(
+        state, headline, shown, found, [*unknown, *_unknown(view, state, found, objectives, shown)],
+        [each for each in ruled_out(facts, lost) if state != "healthy"], names, seen_s_ago, stand_in,
+    )  # fmt: skip
+
+
+def _findings(facts: Means | Accounts, lost: Sequence[Excess]) -> list[Finding]:
     judgement = adjudicate(facts, lost, suspects_of(facts, lost), None)
     found = [_plain(each, lost) for each in findings(facts, judgement)]
     if not any(each.key == "kv_pool" for each in found) and check(facts, KV_FILLS).status == "present":
         pool = finding_of_symptom(facts, KV_FILLS)
         found += [] if pool is None else [_plain(pool, lost)]
-    state, headline = _state(view, lost, found, shown)
-    unshown = _unshown(view, grown, objectives)
-    missing = [*unshown, *_missing(view)]
-    if state == "healthy" and missing:
-        state, headline = "cannot tell", f"No metric of {view.title}'s page shows {', '.join(missing)}"
-    unknown = [f"{each} is unknown: no metric of the page shows it" for each in unshown]
-    stand_in = {each.objective: STRETCH * each.bound_ms for each in lost if each.baseline == WORK}
-    return Verdict(
-        state, headline, shown, found, [*unknown, *_unknown(view, state, found, objectives, shown)], stand_in
-    )
+    return found
+
+
+def _still_true(
+    facts: Means | Accounts, before: Verdict | None, lost: frozenset[str], since_s: float
+) -> tuple[list[Finding], float]:
+    """The findings of before, where the same time is lost and nothing refutes them, and when their signs showed."""
+    if before is None or not before.lost & lost or before.seen_s_ago + since_s > KEPT_S:
+        return [], 0.0
+    found = [each for each in before.findings if not is_refuted(facts, each.key)]
+    return found, before.seen_s_ago + since_s if found else 0.0
 
 
 def _unshown(view: ServerView, grown: Growth, objectives: Mapping[str, float]) -> list[str]:
@@ -147,38 +183,66 @@ def _plain(found: Finding, lost: Sequence[Excess]) -> Finding:
 
 
 def _state(
-    view: ServerView, lost: Sequence[Excess], found: Sequence[Finding], shown: Sequence[Met]
-) -> tuple[State, str]:
+    view: ServerView, lost: Sequence[Excess], found: Sequence[Finding], shown: Sequence[Met],
+    objectives: Mapping[str, float], ease: float,
+) -> tuple[State, str]:  # fmt: skip
     running = view.gauges.get("sojourn_request_running")
     waiting = view.gauges.get("sojourn_request_waiting")
-    busy = any(gauge is not None and gauge.largest > 0 for gauge in (running, waiting))
+    busy = any(gauge is not None and gauge.last > 0 for gauge in (running, waiting))
     if found:
         return _state_of(found), _sentence(lost, found)
     if is_load_only(view):
         return state_of_load(view)
     if lost:
-        return "cannot tell", f"{_what_is_lost(lost[0])}, and {view.title}'s metrics name no cause"
+        return "cannot tell", f"{_what_is_lost(lost[0])}, and {NO_CAUSE.format(view.title)}"
     worst = min(shown, key=lambda each: each.at_most, default=None)
-    if worst is not None and 1 - worst.at_most > TOLERATED_MISSES:
+    if worst is not None and 1 - worst.at_most > ease * TOLERATED_MISSES:
         missed = f"{1 - worst.at_most:.0%} miss {worst.objective}"
-        return "cannot tell", f"{missed}, and {view.title}'s metrics name no cause"
+        return "cannot tell", f"{missed}, and {NO_CAUSE.format(view.title)}"
     if not view.finished and not busy:
-        return "idle", "Idle: no request came in the window"
-    if not view.finished and waiting is not None and waiting.mean >= 1:
-        why = (
-            "no counter shows how many end"
-            if view.finished is None
-            else "none ended in the window: use a longer window"
-        )
-        return "cannot tell", f"{waiting.mean:,.0f} requests wait, and {why}"
-    if view.finished is None:
-        return "healthy", "Healthy: requests run, and few wait; no counter shows how many end"
-    if not view.finished:
-        return "healthy", "Healthy: requests run, few wait, and none ended in the window"
+        came = of_family(view.totals, GENERATED)
+        return "idle", f"Idle: no request {'runs, and none ended' if came else 'came'} in the window"
+    if unchecked := _unchecked(view, shown, objectives):
+        return "cannot tell", unchecked
     good = "; ".join(
         f"{_share(each)} meet {each.objective}{f' of {each.klass}' if each.klass else ''}" for each in shown
     )
     return "healthy", f"Healthy: {good or _means(view)}"
+
+
+def _unchecked(view: ServerView, shown: Sequence[Met], objectives: Mapping[str, float]) -> str:
+    """What keeps requests without a loss from being healthy: of them, it is not known; "" where nothing does."""
+    waiting, ended = view.gauges.get(WAITING), view.finished or 0.0
+    if ended < FEWEST and waiting is not None and waiting.mean >= 1:
+        ends = "no counter shows how many end"
+        if view.finished is not None:
+            ends = f"{ended:,.0f} ended in the window: too few for a verdict"
+        return f"{waiting.mean:,.0f} requests wait, and {ends}"
+    given_up = view.totals.get(key(FINISHED, (("outcome", "abort"),)), 0.0)
+    if given_up >= FEWEST and given_up >= GIVEN_UP * ended:
+        return (
+            f"{given_up:,.0f} of {ended:,.0f} requests were given up by their clients: how long they would have taken "
+            "is in no histogram"
+        )
+    judged = {each.source for each in shown}
+    for name, bound in objectives.items():
+        if HISTOGRAMS[name] not in judged:
+            return f"No request of the window shows its {short(name)} yet, so that ≤ {bound:g} ms is not judged"
+    unsure = next((each for each in shown if each.at_least < 1 - TOLERATED_MISSES), None)
+    if unsure is not None:
+        return (
+            f"Between {unsure.at_least:.0%} and {unsure.at_most:.0%} meet {unsure.objective}: {_bounds(view, unsure)}"
+        )
+    if not ended and of_family(view.totals, GENERATED) == 0:
+        return NOTHING_CAME
+    return ""
+
+
+def _bounds(view: ServerView, shown: Met) -> str:
+    """Which objectives the histogram of one can judge."""
+    low, high = shown.between_ms or (0.0, None)
+    bounds = " and ".join(f"{bound:g}" for bound in (low, high) if bound)
+    return f"{view.title} counts at {bounds} ms, and only such a bound can be judged"
 
 
 def _state_of(found: Sequence[Finding]) -> State:
@@ -188,10 +252,15 @@ def _state_of(found: Sequence[Finding]) -> State:
 
 
 def _means(view: ServerView) -> str:
-    ended, queue = f"{view.finished:,.0f} requests ended", view.span("request.queue")
-    ttft = view.latencies.get(HISTOGRAMS["ttft_ms"])
+    number, queue = view.finished or 0.0, view.span("request.queue")
+    ended = f"{number:,.0f} request{'s' * (round(number) != 1)} ended" if number else "so far, and none ended yet"
+    ttft, gaps = view.latencies.get(HISTOGRAMS["ttft_ms"]), view.latencies.get(GAPS)
+    if view.finished is None:
+        return "requests run, and few wait; no counter shows how many end"
     if ttft is None:
         return ended
+    if not number and gaps is not None:
+        return f"{ended}; mean time to first token {_ms(1e3 * ttft.mean)}, between tokens {_ms(1e3 * gaps.mean)}"
     waited = "" if queue is None else f", of which in the queue {_ms(queue.ttft_ms or queue.mean_ms)}"
     return f"{ended}; mean time to first token {_ms(1e3 * ttft.mean)}{waited}"
 
@@ -205,7 +274,8 @@ def _share(each: Met) -> str:
 
 def _sentence(lost: Sequence[Excess], found: Sequence[Finding]) -> str:
     first = found[0]
-    what = _what_is_lost(lost[0]) if lost else "The KV cache is full"
+    of_it = (each for each in lost if first.objective.startswith(short(each.objective)))
+    what = _what_is_lost(next(of_it, lost[0])) if lost else "The KV cache is full"
     rival = next((each for each in found[1:] if each.role == "alternative" and _is_open(first, each)), None)
     why = first.cause if rival is None else f"either {first.cause}, or {rival.cause}"
     return f"{what}, because {why}"

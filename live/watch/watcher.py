@@ -29,7 +29,7 @@ from sojourn.metrics.errors import InputError, RunDataError, ServerError
 
 INTERVAL_S = 1.0
 TIMEOUT_S = 5.0
-JUDGED_EVERY_S = 10.0
+JUDGED_EVERY_S = 5.0
 RECORDS_EVERY_S = 10.0  # at most: a diagnosis of records takes a second or two
 RECORDS_SHARE = 0.05  # of a core for those of a server, on whose host a watch with records runs
 SCRAPES_OF_A_WINDOW = 5  # at least, of a Prometheus that scrapes seldom

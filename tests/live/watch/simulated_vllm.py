@@ -23,6 +23,8 @@ class _Request:
     kv: int = 0
     target: int = 0  # of `kv`, before it decodes
     done: int = 0
+    cached: int = 0
+    gives_up_s: float = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +38,17 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Poisson arrivals from `begin_s` to `end_s`, all of one length; `long` of them have prompts of `long_tokens`."""
+    """Poisson arrivals from `begin_s` to `end_s`, all of one length. With `burst` so many come at once, in a steady
+    rhythm."""
 
     per_s: float
     begin_s: float = 0.0
     end_s: float = 1e9
     prompt_tokens: int = 100
     output_tokens: int = 40
+    burst: int = 0
+    cached: float = 0.0  # of the prompt, what the prefix cache has
+    patience_s: float = 1e9  # after which a client disconnects
 
 
 @dataclass(slots=True)
@@ -56,45 +62,77 @@ class SimulatedVllm:
     device: Device = Device()
     seed: int = 0
     hangs: tuple[float, float] = (1e9, 1e9)  # a step that begins in between ends at the second moment
+    restart_s: float = 1e9  # the process ends, with its requests, and the next page is of a new one
+    engines: int = 1  # each has this load, cap and pool
+    hung_engines: int = 1  # of them
     page: VllmPage | None = None
 
     def pages(self, seconds: int) -> Iterator[tuple[int, bytes]]:
         """(second, body of /metrics) of each second."""
-        page = self.page = self.page or VllmPage(ttft_bounds=TTFT_BOUNDS, itl_bounds=ITL_BOUNDS)
-        arrivals, waiting, running = deque(self._arrivals(seconds)), deque(), []
+        self.page = self.page or self._new_page()
+        for second, *_ in zip(*(self._engine(seconds, engine) for engine in range(self.engines)), strict=True):
+            yield second, self.page.render()
+
+    def _new_page(self) -> VllmPage:
+        return VllmPage(self.engines, ttft_bounds=TTFT_BOUNDS, itl_bounds=ITL_BOUNDS)
+
+    def _engine(self, seconds: int, engine: int) -> Iterator[int]:
+        """Each second, once the page shows what one engine did until then."""
+        arrivals, waiting, running = deque(self._arrivals(seconds, engine)), deque(), []
         now = shown_s = 0.0
-        page.show(0, 0, 0.0, 0)
+        hangs = self.hangs if engine < self.hung_engines else (1e9, 1e9)
+        self.page.show(0, 0, 0.0, engine)
+        restart_s = self.restart_s
         while shown_s <= seconds:
+            if now >= restart_s:
+                self.page, waiting, running, restart_s = self._new_page(), deque(), [], 1e9
+            page = self.page
             while arrivals and arrivals[0].arrived_s <= now:
                 waiting.append(arrivals.popleft())
-            took = self._step(page, now, waiting, running)
+            self._disconnect(page, now, waiting, running, engine)
+            took = self._step(page, now, waiting, running, engine)
             if took is None:
                 after = min(arrivals[0].arrived_s if arrivals else 1e9, shown_s + 1.0)
             else:
                 after = now + took
-                if self.hangs[0] <= now < self.hangs[1]:
-                    after = self.hangs[1]
+                if hangs[0] <= now < hangs[1]:
+                    after = hangs[1]
             while shown_s < after and shown_s <= seconds:
-                yield int(shown_s), page.render()
+                yield int(shown_s)
                 shown_s += 1.0
             if took is not None:
-                self._end_step(page, after, running)
+                self._end_step(page, after, running, engine)
             now = after
-            page.show(len(running), len(waiting), self._used(running) / self.kv_tokens, 0)
+            page.show(len(running), len(waiting), self._used(running) / self.kv_tokens, engine)
 
-    def _arrivals(self, seconds: float) -> list[_Request]:
-        random, found = Random(self.seed), []
+    def _arrivals(self, seconds: float, engine: int) -> list[_Request]:
+        random, found = Random(self.seed * 100 + engine), []
         for load in self.loads:
             at = load.begin_s
-            while (at := at + random.expovariate(load.per_s)) < min(load.end_s, seconds):
-                found.append(_Request(at, load.prompt_tokens, load.output_tokens))
+            while (at := at + (load.burst / load.per_s if load.burst else random.expovariate(load.per_s))) < min(
+                load.end_s, seconds
+            ):
+                found += [
+                    _Request(at, load.prompt_tokens, load.output_tokens, cached=int(load.cached * load.prompt_tokens),
+                             gives_up_s=at + load.patience_s)
+                    for _ in range(load.burst or 1)
+                ]  # fmt: skip
         return sorted(found, key=lambda each: each.arrived_s)
+
+    def _disconnect(self, page: VllmPage, now: float, waiting: deque[_Request], running: list[_Request],
+                    engine: int) -> None:  # fmt: skip
+        for line in (waiting, running):
+            for each in [each for each in line if each.gives_up_s <= now]:
+                line.remove(each)
+                page.success[engine]["abort"].inc()
+                page.of[engine]["e2e"].observe(now - each.arrived_s)
 
     @staticmethod
     def _used(running: list[_Request]) -> int:
         return sum(each.kv for each in running)
 
-    def _step(self, page: VllmPage, now: float, waiting: deque[_Request], running: list[_Request]) -> float | None:
+    def _step(self, page: VllmPage, now: float, waiting: deque[_Request], running: list[_Request],
+              engine: int) -> float | None:  # fmt: skip
         """Seconds of the step that begins now; None where there is nothing to do."""
         budget = self.budget
         prompts = decodes = 0
@@ -102,7 +140,7 @@ class SimulatedVllm:
             last = running.pop()
             last.kv, last.target = 0, last.prompt_tokens + last.done
             waiting.appendleft(last)
-            page.of[0]["preempted"].inc()
+            page.of[engine]["preempted"].inc()
         for each in running:
             if each.kv >= each.target:
                 decodes, budget = decodes + 1, budget - 1
@@ -116,16 +154,16 @@ class SimulatedVllm:
             if self._used(running) + first.target > self.kv_tokens:
                 break
             first.scheduled_s = now if first.scheduled_s < 0 else first.scheduled_s
-            first.kv = min(budget, first.target)
-            prompts, budget = prompts + first.kv, budget - first.kv
+            first.kv = min(first.cached + budget, first.target)
+            prompts, budget = prompts + first.kv - first.cached, budget - first.kv + first.cached
             running.append(waiting.popleft())
         if not running:
             return None
         device = self.device
         return device.step_s + prompts * device.prompt_token_s + decodes * device.decode_s
 
-    def _end_step(self, page: VllmPage, now: float, running: list[_Request]) -> None:
-        own = page.of[0]
+    def _end_step(self, page: VllmPage, now: float, running: list[_Request], engine: int) -> None:
+        own = page.of[engine]
         for each in list(running):
             if each.kv < each.target:
                 continue
@@ -134,6 +172,7 @@ class SimulatedVllm:
                 each.first_s = now
                 own["prompt"].inc(each.prompt_tokens)
                 own["queries"].inc(each.prompt_tokens)
+                own["hits"].inc(each.cached)
                 own["ttft"].observe(now - each.arrived_s)
             else:
                 own["itl"].observe(now - each.last_s)
@@ -141,11 +180,11 @@ class SimulatedVllm:
             each.last_s = now
             if each.done == each.output_tokens:
                 running.remove(each)
-                self._finish(page, each)
+                self._finish(page, each, engine)
 
     @staticmethod
-    def _finish(page: VllmPage, each: _Request) -> None:
-        own, gaps = page.of[0], each.output_tokens - 1
+    def _finish(page: VllmPage, each: _Request, engine: int) -> None:
+        own, gaps = page.of[engine], each.output_tokens - 1
         own["tpot"].observe((each.last_s - each.first_s) / gaps if gaps else 0)
         own["queue"].observe(each.scheduled_s - each.arrived_s)
         own["prefill"].observe(each.first_s - each.scheduled_s)
@@ -153,4 +192,4 @@ class SimulatedVllm:
         own["e2e"].observe(each.last_s - each.arrived_s)
         own["prompts"].observe(each.prompt_tokens)
         own["outputs"].observe(each.output_tokens)
-        page.success[0]["length"].inc()
+        page.success[engine]["length"].inc()

@@ -62,9 +62,29 @@ def test_time_that_no_metric_explains_is_no_verdict():
 
 
 def test_an_objective_between_two_buckets_is_missed_for_certain_or_not_at_all():
-    """TTFT is 64 ms, the buckets end at 100 and 250: a bound of 70 or 90 ms cannot be said to be missed."""
+    """TTFT is 64 ms, the first bucket ends at 100: a bound of 70 or 90 ms is neither missed nor met for certain."""
     server = observed(BUSY, 40, lambda _: (4, 0, 0.2), {"ttft_ms": 90.0}).watched()
-    assert (server.met[0].at_least, server.met[0].at_most, server.state) == (0.0, 1.0, "healthy")
+    assert (server.met[0].at_least, server.met[0].at_most, server.state) == (0.0, 1.0, "cannot tell")
+    assert server.met[0].between_ms == (0.0, 100.0)
+    assert "counts at 100 ms" in server.headline and "0% and 100%" in server.headline
+    between = observed(BUSY, 40, lambda _: (4, 0, 0.2), {"tpot_ms": 15.0}).watched()
+    assert between.state == "cannot tell" and "counts at 10 and 25 ms" in between.headline
+    exact = observed(BUSY, 40, lambda _: (4, 0, 0.2), {"ttft_ms": 100.0}).watched()
+    assert exact.state == "healthy" and exact.met[0].between_ms is None
+
+
+def test_nothing_is_healthy_that_was_not_checked():
+    for lives, objectives, why in (
+        (steady(100, every_s=0.4, reason="abort"), {}, "given up by their clients"),
+        (steady(100, every_s=0.4, output_tokens=1), SLO | {"tpot_ms": 50.0}, None),
+        (steady(40, every_s=1.0, decode_s=500.0), {"tpot_ms": 50.0}, "shows its tpot yet"),
+        (steady(4, every_s=9.0, queue_s=2.0), {}, "too few for a verdict"),
+    ):
+        waiting = 2 if why and "few" in why else 0
+        server = observed(lives, 30, lambda _, line=waiting: (4, line, 0.2), objectives).watched()
+        assert why is None or (server.state, why in server.headline) == ("cannot tell", True), server.headline
+    begun = observed(steady(40, every_s=1.0, decode_s=500.0), 40, lambda _: (3, 0, 0.2)).watched()
+    assert begun.state == "healthy" and "none ended yet" in begun.headline
 
 
 @pytest.mark.parametrize("objectives", [{}, SLO, {"tpot_ms": 50.0}], ids=["own work", "objective", "another objective"])

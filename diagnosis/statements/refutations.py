@@ -1,0 +1,85 @@
+"""What a page shows that contradicts a cause: lengths of prompts, counters of the cache and of preemptions, KV use.
+
+A rule of means declares which of these refute it. So it need not look for what it would not explain.
+"""
+
+from sojourn.diagnosis.cause import Refutation
+from sojourn.diagnosis.evidence import Means
+from sojourn.diagnosis.statements.accounts import gains
+from sojourn.diagnosis.statements.means import FULL_STEP, MOSTLY, PREEMPTED_OFTEN
+from sojourn.interop.sources.pressure import PROMPTS
+
+FEW_COMPUTED = 64  # prompt tokens of a request: so many cost a step about as much as its decodes
+GONE = 0.2  # of the last samples with a line: fewer are no line
+
+
+def _short_prompts(facts: Means) -> str:
+    longest = facts.server.longest_prompt
+    if longest is None or longest > FULL_STEP:
+        return ""
+    return f"all prompts that ended have at most {longest:,.0f} tokens, which fill no step"
+
+
+def _cached_prompts(facts: Means) -> str:
+    prompts, hits = facts.server.latencies.get(PROMPTS), facts.server.hit_rate
+    if prompts is None or not hits or prompts.mean * (1 - hits) > FEW_COMPUTED:
+        return ""
+    return f"the prefix cache has {hits:.0%} of the prompt tokens, so that steps compute few of them"
+
+
+def _preempted(facts: Means) -> str:
+    count, ended = facts.server.preemptions or 0.0, facts.server.finished or 0.0
+    if count < PREEMPTED_OFTEN * max(ended, 1.0):
+        return ""
+    return f"{count:,.0f} preemptions beside {ended:,.0f} requests that ended: KV blocks are short"
+
+
+def _full_pool(facts: Means) -> str:
+    waiting = facts.server.waiting
+    share = waiting.with_kv_full if waiting is not None else None
+    return f"the KV cache is full in {share:.0%} of the samples with requests waiting" if (share or 0) >= MOSTLY else ""
+
+
+def _line_that_empties(facts: Means) -> str:
+    waiting = facts.server.waiting
+    if waiting is None or waiting.since_first is None:
+        return ""
+    if (waiting.lately or 0.0) < GONE:
+        return "hardly a request waits now"
+    if waiting.since_first >= MOSTLY:
+        return ""
+    return f"the line empties again: {1 - waiting.since_first:.0%} of the samples since the first have none"
+
+
+def _line_that_went(facts: Means) -> str:
+    waiting = facts.server.waiting
+    if waiting is None or (waiting.lately or 0.0) >= GONE or facts.server.preemptions:
+        return ""
+    return "hardly a request waits now, and none was preempted"
+
+
+def _batch_that_gains(facts: Means) -> str:
+    return f"a larger batch gave {facts.batch_gain:.1f} times the tokens" if gains(facts) else ""
+
+
+def _counted_hits(facts: Means) -> str:
+    hits = facts.server.hit_rate
+    return f"the page counts hits: {hits:.0%} of the looked-up tokens" if hits else ""
+
+
+def _prompts_below_a_block(facts: Means) -> str:
+    longest, block = facts.server.longest_prompt, facts.server.reported_settings.get("block_size", "")
+    if longest is None or not block.isdigit() or longest > int(block):
+        return ""
+    return f"all prompts have at most {longest:,.0f} tokens, less than a block of {block}: none can be shared"
+
+
+SHORT_PROMPTS = Refutation("lengths of prompts", _short_prompts)
+CACHED_PROMPTS = Refutation("hits of the prefix cache", _cached_prompts)
+PREEMPTED = Refutation("preemptions", _preempted)
+FULL_POOL = Refutation("KV use while requests wait", _full_pool)
+LINE_THAT_WENT = Refutation("waiting requests over time, preemptions", _line_that_went)
+LINE_THAT_EMPTIES = Refutation("waiting requests over time", _line_that_empties)
+BATCH_THAT_GAINS = Refutation("gaps between tokens at several batches", _batch_that_gains)
+COUNTED_HITS = Refutation("hits of the prefix cache", _counted_hits)
+PROMPTS_BELOW_A_BLOCK = Refutation("lengths of prompts, block size", _prompts_below_a_block)
