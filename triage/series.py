@@ -50,7 +50,7 @@ def judged(held: Sequence[Held], bounds: Mapping[str, float]) -> WatchedServer |
     if len(moments) < 2:
         return None
     window_s = max(SHORTEST_S, (moments[-1] - moments[0]) / 1e9)
-    observer = Observer("", ", ".join(dict.fromkeys(each.name for each in held)), bounds, window_s)
+    observer = Observer("", ", ".join(dict.fromkeys(each.name for each in held)), bounds, window_s, is_now=False)
     for ns, group in groupby(rows, key=_moment):
         seen = list(group)
         if any(row["name"] != UP for row in seen):

@@ -44,7 +44,7 @@ def _line_that_empties(facts: Means) -> str:
     waiting = facts.server.waiting
     if waiting is None or waiting.since_first is None:
         return ""
-    if (waiting.lately or 0.0) < GONE:
+    if waiting.lately is not None and waiting.lately < GONE:
         return "hardly a request waits now"
     if waiting.since_first >= MOSTLY:
         return ""
@@ -53,7 +53,7 @@ def _line_that_empties(facts: Means) -> str:
 
 def _line_that_went(facts: Means) -> str:
     waiting = facts.server.waiting
-    if waiting is None or (waiting.lately or 0.0) >= GONE or facts.server.preemptions:
+    if waiting is None or waiting.lately is None or waiting.lately >= GONE or facts.server.preemptions:
         return ""
     return "hardly a request waits now, and none was preempted"
 

@@ -31,8 +31,8 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     at_largest_batch: float | None  # with the most requests running, or hardly fewer
     largest_batch: float | None
     growth: float | None = None  # of the number that waits: last fifth less first fifth of the samples, over the mean
-    since_first: float | None = None  # with a line, of the samples since the first with one
-    lately: float | None = None  # of the last quarter of the samples
+    since_first: float | None = None  # with a line, of the samples since the first with one; of a live server
+    lately: float | None = None  # of the last quarter of the samples; of a live server
 
 
 class Stalls(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +63,8 @@ def prompt_share(prompts: Distribution | None, settings: dict[str, str]) -> floa
     return prompts.mean / (int(blocks) * int(size))
 
 
-def waiting_of(gauges: dict[str, pd.Series], prompt_share: float) -> Waiting | None:
+def waiting_of(gauges: dict[str, pd.Series], prompt_share: float, *, is_now: bool) -> Waiting | None:
+    """`is_now`: the samples end at present, so that it means something whether requests wait lately."""
     waiting, running, used = (gauges.get(name) for name in (WAITING, RUNNING, KV_USE))
     if waiting is None or not len(waiting):
         return None
@@ -82,8 +83,8 @@ def waiting_of(gauges: dict[str, pd.Series], prompt_share: float) -> Waiting | N
         at_largest_batch=_share(running, queued, lambda batch: batch >= min(AS_EVER * ever, ever - JUST_ENDED)),
         largest_batch=largest_batch,
         growth=_growth(waiting),
-        since_first=float(in_line.loc[queued[0] :].mean()) if len(queued) else None,
-        lately=float(in_line.iloc[-max(3, int(LATELY * len(in_line))) :].mean()),
+        since_first=float(in_line.loc[queued[0] :].mean()) if is_now and len(queued) else None,
+        lately=float(in_line.iloc[-max(3, int(LATELY * len(in_line))) :].mean()) if is_now else None,
     )
 
 

@@ -187,6 +187,7 @@ def view_of(
     agreement: list[Agreement],
     reported_settings: dict[str, str],
     wrong: list[str],
+    is_now: bool = False,
 ) -> ServerView:
     """The view of some seconds, from what its counters grew by and what its gauges showed in them."""
     totals, latencies = grown.totals(), grown.distributions()
@@ -222,7 +223,7 @@ def view_of(
         latencies=latencies,
         agreement=agreement,
         stalls=stalls_of(grown),
-        waiting=waiting_of(gauges, prompt_share(latencies.get(PROMPTS), reported_settings)),
+        waiting=waiting_of(gauges, prompt_share(latencies.get(PROMPTS), reported_settings), is_now=is_now),
         device_busy=_device_busy(of_family(totals, DEVICE), gauges, seconds),
         differs={key(item.ours, item.labels): item.differs for item in source.translations if item.differs},
         settings=dict(source.settings),

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from sojourn.diagnosis.expectation import NOTICEABLE_MS, STRETCH
+from sojourn.interop.sources.source import Source
 from sojourn.interop.sources.translate import Growth
 from sojourn.live.watch.expectation import FEWEST, HISTOGRAMS, QUEUE_SECONDS, shares_below
 from sojourn.live.watch.moments import Moment
@@ -16,6 +17,16 @@ OVER_S = 10.0  # at least, without a late request
 LASTED_S = 15.0  # that an episode did: of a shorter one nobody knows whether it comes again
 EXPECTED = 5  # late moments that the same time of the episode had
 SCRAPES = 3  # at least, without one
+
+
+def names_judged(source: Source, objectives: Mapping[str, float]) -> set[str]:
+    """The series that tell how many requests were late."""
+    families = [HISTOGRAMS[name] for name in objectives] or [QUEUE_SECONDS, HISTOGRAMS["ttft_ms"]]
+    suffixes = ("_sum", "_count", *(("_bucket",) if objectives else ()))
+    terms = {
+        term.name for item in source.translations if item.ours in families for sum_ in item.theirs for term in sum_
+    }
+    return {f"{name}{suffix}" for name in terms for suffix in suffixes}
 
 
 def late_requests(grown: Growth, objectives: Mapping[str, float]) -> float:

@@ -15,8 +15,8 @@ from sojourn.interop.sources.source import Source
 from sojourn.interop.sources.translate import Growth, no_shares, over_time
 from sojourn.interop.sources.view import FINISHED, Means, ServerView, own_latency_ms, settings_in, view_of
 from sojourn.live.watch.document import Now, Part, WatchedServer
-from sojourn.live.watch.episodes import late_requests, over_since
-from sojourn.live.watch.expectation import HISTOGRAMS, QUEUE_SECONDS, losses_of
+from sojourn.live.watch.episodes import late_requests, names_judged, over_since
+from sojourn.live.watch.expectation import HISTOGRAMS, losses_of
 from sojourn.live.watch.moments import (
     PROMPT_TOKENS,
     STEP_SECONDS,
@@ -67,13 +67,16 @@ LATE = 0.5  # of an interval, that a scrape may come late before it counts as fa
 class Observer:
     """Owns the window and the history of one server. Every time is ns of the monotonic clock of this host."""
 
-    def __init__(self, url: str, name: str, objectives: Mapping[str, float], window_s: float = WINDOW_S):
+    def __init__(self, url: str, name: str, objectives: Mapping[str, float], window_s: float = WINDOW_S,
+                 *, is_now: bool = True):  # fmt: skip
+        """`is_now`: its last scrape is the present, and what was late before and is over counts no more."""
         self.url, self.name = url, name
         self.window = Window(window_s + 5.0)
         self.progress = Progress()
         self.history: deque[Moment] = deque()
         self.latencies: deque[LatencyPoint] = deque()  # over the same time
         self._events: list[str] = []
+        self._is_now = is_now
         self.objectives, self.window_s = dict(objectives), window_s
         self._stand_in: dict[str, float] = {}
         self._judged: tuple[int, Verdict] | None = None  # end of the window, and what was said of it
@@ -146,7 +149,9 @@ class Observer:
         late = 0.0
         if len(scrapes) > 1 and not mixed and not last.reset:
             before = scrapes[-2].ns
-            grown = Growth(source, self.window.growth(before, _counters(source) | _judging(source, self.objectives)))
+            grown = Growth(
+                source, self.window.growth(before, _counters(source) | names_judged(source, self.objectives))
+            )
             late = late_requests(grown, self.objectives)
             seconds = (last.ns - before) / 1e9
             rates = (
@@ -204,7 +209,7 @@ class Observer:
     def _begin_ns(self) -> int | None:
         """Of the window: it reaches back neither before a restart nor into an episode of late requests that is over."""
         begin_ns = self.window.begin_of(self.window_s)
-        if begin_ns is None or self.window.alternates:
+        if begin_ns is None or self.window.alternates or not self._is_now:
             return begin_ns
         moments, interval_s = self._own_history(), self.window.interval_s or 1.0
         return max(begin_ns, over_since(moments, interval_s, self.progress.stalls()) or 0)
@@ -229,6 +234,7 @@ class Observer:
             agreement=[],
             reported_settings=settings_in(source, self.window.readings(scrapes[-1].ns, settings)),
             wrong=no_shares(source, self.window.readings(begin_ns, _names(source, GAUGES))),
+            is_now=self._is_now,
         )
         return view, grown
 
@@ -384,13 +390,6 @@ def parts_of(view: ServerView) -> list[Part]:
 def _counters(source: Source) -> set[str]:
     steps = {f"{name}{suffix}" for name in _names(source, (STEP_SECONDS, GAPS)) for suffix in ("_sum", "_count")}
     return _names(source, (TOKENS_STEP_BY_STEP, PROMPT_TOKENS, GENERATED, FINISHED)) | steps
-
-
-def _judging(source: Source, objectives: Mapping[str, float]) -> set[str]:
-    """The series that tell how many requests were late."""
-    families = [HISTOGRAMS[name] for name in objectives] or [QUEUE_SECONDS, HISTOGRAMS["ttft_ms"]]
-    suffixes = ("_sum", "_count", *(("_bucket",) if objectives else ()))
-    return {f"{name}{suffix}" for name in _names(source, families) for suffix in suffixes}
 
 
 def _names(source: Source, ours: Sequence[str]) -> set[str]:

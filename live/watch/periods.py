@@ -49,7 +49,7 @@ def periods(rows: Iterable[Mapping[str, Any]], name: str, bounds: Mapping[str, f
     span_s = (looks[-1][0] - looks[0][0]) / 1e9
     usual_s = median((later - before) / 1e9 for (before, _), (later, _) in pairwise(looks))
     length_s = min(max(WINDOW_S, LEAST_SCRAPES * usual_s, span_s / MOST_PERIODS), max(span_s, 1e-3))
-    judged = list(_judge(looks, Observer("", name, bounds, length_s), length_s))
+    judged = list(_judge(looks, Observer("", name, bounds, length_s, is_now=False), length_s))
     worst = min(judged, key=lambda each: (SEVERITY.index(each[2].state), -_line(each[2])))
     bad = [each for each in judged if each[2].state in BAD]
     return Periods(

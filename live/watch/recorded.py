@@ -14,7 +14,7 @@ from sojourn.diagnosis.verdict import Diagnosis, State
 from sojourn.interop.sources.scrapes import UP
 from sojourn.live.watch.document import State as WatchState
 from sojourn.live.watch.document import WatchedServer
-from sojourn.live.watch.observer import Observer
+from sojourn.live.watch.observer import WINDOW_S, Observer
 from sojourn.live.watch.periods import periods
 from sojourn.live.watch.steady import WALL_NS
 from sojourn.metrics.errors import RunDataError
@@ -127,8 +127,10 @@ def _bounds(meta: Mapping[str, Any]) -> dict[str, float]:
 def _watched(run: RunDirectory) -> WatchedServer:
     meta = run.meta()
     url = str((meta.get("engine") or {}).get("base_url", ""))
-    observer = Observer(url, run.name, _bounds(meta), window_s=KEPT_S)
-    for ns, group in run.table("scrapes").groupby("ns"):
+    scrapes = run.table("scrapes")
+    is_window = scrapes.ns.max() - scrapes.ns.min() < 2 * WINDOW_S * 1e9  # of a watch, and no record of hours
+    observer = Observer(url, run.name, _bounds(meta), window_s=KEPT_S, is_now=is_window)
+    for ns, group in scrapes.groupby("ns"):
         rows = [
             {"ns": int(ns), "name": name, "labels": list(labels.items()), "value": value}
             for name, labels, value in zip(group["name"], group["labels"], group["value"], strict=True)
