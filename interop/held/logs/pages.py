@@ -24,7 +24,7 @@ from sojourn.interop.sources.stated import settings_stated, version_stated
 from sojourn.interop.sources.translate import Growth, key, names_that_grow, of_family, over_time
 
 SAMPLE = re.compile(
-    r"(?P<series>[A-Za-z_:][\w:]*(?:\{(?:[^\"{}]|\"(?:[^\"\\]|\\.)*\")*\})?)[ \t]+"
+    r"(?P<series>[A-Za-z_:][\w:]*(?<!:)(?:\{(?:[^\"{}]|\"(?:[^\"\\]|\\.)*\")*\})?)[ \t]+"
     r"(?P<value>[-+]?(?:\d[\d.eE+\-]*|\.\d+|[Ii]nf|NaN|Nan))(?:[ \t]+\d+)?[ \t]*$"
 )
 HEAD = re.compile(r"# (?:HELP|TYPE|EOF|UNIT)\b")
