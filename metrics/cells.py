@@ -34,16 +34,21 @@ def lengths(column: pd.Series) -> np.ndarray:
     if _is_arrow(column):
         found = pc.fill_null(pc.list_value_length(_arrow(column)), 0)
         return found.to_numpy().astype("int64")
-    return np.fromiter((0 if _is_null(cell) else len(cell) for cell in column), "int64", len(column))
+    cells = column.to_numpy()
+    try:
+        return np.fromiter(map(len, cells), "int64", len(cells))
+    except TypeError:  # some are null
+        return np.fromiter((0 if _is_null(cell) else len(cell) for cell in cells), "int64", len(cells))
 
 
 def values(column: pd.Series) -> tuple[np.ndarray, np.ndarray]:
     """All values of all lists in order, and the row of each: its place, not its index."""
-    rows = np.repeat(np.arange(len(column)), lengths(column))
+    found = lengths(column)
+    rows = np.repeat(np.arange(len(column)), found)
     if _is_arrow(column):
         return pc.list_flatten(_arrow(column)).to_numpy(), rows
-    cells = [np.asarray(cell) for cell in column if not _is_null(cell) and len(cell)]
-    return (np.concatenate(cells) if cells else np.zeros(0)), rows
+    cells = column.to_numpy()[found > 0]
+    return (np.concatenate(cells) if len(cells) else np.zeros(0)), rows
 
 
 def weighted(column: pd.Series, weights: pd.Series) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import streamlit as st
 
+from sojourn.metrics.errors import RunDataError
 from sojourn.ui import address, filter_bar
 from sojourn.ui.filters import PARAMETERS
 from sojourn.ui.launch import OF_ALL_RUNS, OF_NO_RUN, PAGES, unfilled_pages
@@ -101,4 +102,7 @@ if st.session_state.get("unknown_run"):
     st.warning(st.session_state.no_run, icon=":material/link_off:")
     if page.url_path not in (*OF_NO_RUN, *OF_ALL_RUNS, "dashboards") or page.url_path == "compare":
         st.stop()
-page.run()
+try:
+    page.run()
+except RunDataError as error:  # of a table that is read when a page asks for it
+    st.error(markdown(error), icon=":material/error:")

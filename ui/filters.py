@@ -164,11 +164,13 @@ def unknown_values(query: Mapping[str, str], requests: pd.DataFrame, whose: str 
 def _absent(query: Mapping[str, str], requests: pd.DataFrame, whose: str) -> dict[str, str]:
     found = {}
     for name, column in COLUMNS.items():
-        known = set(requests[column].fillna(""))
-        if missing := [value or NO_NAME for value in _names(query.get(name, "")) if value not in known]:
+        wanted = _names(query.get(name, ""))
+        known = set(requests[column].fillna("")) if wanted else ()
+        if missing := [value or NO_NAME for value in wanted if value not in known]:
             found[name] = f"No request of {whose} has the {name} {', '.join(missing)}."
     ids = list(filter(None, query.get("ids", "").split(",")))
-    if missing := [each for each in ids if each not in set(requests.request_id)]:
+    known = set(requests.request_id) if ids else ()
+    if missing := [each for each in ids if each not in known]:
         found["ids"] = f"No request of {whose} is {', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}."
     elif len(ids) > MOST_IDS:
         found["ids"] = f"A link names at most {MOST_IDS} requests, and this one names {len(ids)}."

@@ -71,7 +71,7 @@ class RunData:
     @property
     def has_steps(self) -> bool:
         """Without reading those of a large run."""
-        return bool(RunDirectory(self.path).sources("steps")) if self.sampled_of else not self.steps.empty
+        return bool(RunDirectory(self.path).sources("steps")) if self.sampled_of else self.count_steps() > 0
 
     @property
     def is_sample(self) -> bool:
@@ -153,20 +153,23 @@ def load(
     meta = meta_of(run)
     recorded = _numeric(requests_of(run, run.meta()))
     requests = measured(recorded, meta)
-    recorded_steps = run.arrow("steps")
-    steps = measured_steps(_numeric(flat_frame(recorded_steps)), requests).sort_values("step", ignore_index=True)
+    spans = measured_steps(_numeric(flat_frame(run.arrow("steps", ("begin_ns", "end_ns")))), requests)
+    recorded_steps = once_made(lambda: run.arrow("steps"))
+    steps = once_made(
+        lambda: measured_steps(_numeric(flat_frame(recorded_steps())), requests).sort_values("step", ignore_index=True)
+    )
     reason = ""
     if diagnosis is None:
         diagnosis, reason = read_diagnosis(run, empty=requests.empty)
-    starts = pd.concat([requests.due_ns, steps.begin_ns]).dropna()
+    starts = pd.concat([requests.due_ns, spans.begin_ns]).dropna()
     loaded = _data(run, meta, requests, diagnosis, reason, starts)
     return replace(
         loaded,
         warmup=len(recorded) - len(requests),
-        open_steps=lambda: steps,
-        count_steps=lambda: len(steps),
+        open_steps=steps,
+        count_steps=lambda: len(spans),
         fleet=fleet_view(run, requests),
-        open_book=once_made(lambda: _book(run, recorded_steps)),
+        open_book=once_made(lambda: _book(run, recorded_steps())),
     )
 
 

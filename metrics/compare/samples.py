@@ -45,7 +45,6 @@ class RunSamples(NamedTuple):
     requests: pd.DataFrame
     begin_ns: int
     span_s: float
-    steps: pd.DataFrame | None = None  # of the run, where somebody has read them already
 
 
 def read_run(run: RunDirectory) -> RunSamples:
@@ -130,8 +129,7 @@ def _cut(values: np.ndarray, offsets_ns: np.ndarray, span_ns: float, windows: in
 def steps_of(each: RunSamples) -> pd.DataFrame:
     """The steps of a run with what makes them alike: composition, sequences, new tokens and context, in classes."""
     columns = ("begin_ns", "end_ns", "kinds", "new_tokens", "past_tokens")
-    recorded = flat_frame(each.run.arrow("steps", columns)) if each.steps is None else each.steps[list(columns)]
-    steps = measured_steps(recorded, each.requests)
+    steps = measured_steps(flat_frame(each.run.arrow("steps", columns)), each.requests)
     sequences = lengths(steps.new_tokens)
     steps, sequences = steps[sequences > 0], sequences[sequences > 0]
     new = row_sums(steps.new_tokens)

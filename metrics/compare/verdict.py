@@ -95,6 +95,8 @@ def windows_evidence(a: Samples, b: Samples, metric: Metric, paired: bool, rando
     """From one run a side: windows are resampled, the same ones of both runs where they are `paired`."""
     if not paired:
         a, b = _without_empty(a), _without_empty(b)
+    if metric.statistic != "mean":
+        a, b = _in_order(a), _in_order(b)  # once for all that is taken of them
     found = statistic(a, metric), statistic(b, metric)
     resampled_a = random.multinomial(a.windows, [1 / a.windows] * a.windows, RESAMPLES)
     resampled_b = resampled_a if paired else random.multinomial(b.windows, [1 / b.windows] * b.windows, RESAMPLES)
@@ -238,6 +240,11 @@ def _without_empty(samples: Samples) -> Samples:
     """A side that sent less, as a slow server does in a closed loop, has windows without a sample."""
     windows, window = np.unique(samples.window, return_inverse=True)
     return Samples(samples.values, window, len(windows))
+
+
+def _in_order(samples: Samples) -> Samples:
+    order = np.argsort(samples.values, kind="stable")
+    return samples._replace(values=samples.values[order], window=samples.window[order])
 
 
 def worsening(a: np.ndarray, b: np.ndarray, metric: Metric) -> np.ndarray:

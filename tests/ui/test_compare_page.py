@@ -42,10 +42,7 @@ def test_verdict_from_the_tables_of_the_app_is_that_of_the_command(tmp_path):
     runs = [synthetic_run(tmp_path / f"run{seed}", requests=300, seed=4, device_seed=seed) for seed in (1, 2)]
     held = [load(run.path) for run in runs]
     samples = {
-        each.path: samples_from(RunDirectory(each.path), each.requests, each.meta["objectives"])._replace(
-            steps=each.steps
-        )
-        for each in held
+        each.path: samples_from(RunDirectory(each.path), each.requests, each.meta["objectives"]) for each in held
     }
     from_app = compare_runs(*([run] for run in runs), read=lambda run: samples[run.path])
     from_disk = compare_runs(*([run] for run in runs))

@@ -51,7 +51,7 @@ def verdict(key: str, is_forced: bool, _runs: tuple[RunData, RunData]) -> tuple[
             f"A run here has {max(run.sampled_of for run in _runs):,} requests, of which the app holds a sample. "
             "sojourn compare gives the verdict of all of them"
         )
-    samples = {run.path: samples_of(run)._replace(steps=run.steps) for run in _runs}
+    samples = {run.path: samples_of(run) for run in _runs}
     a, b = map(RunDirectory, samples)
     try:
         return compare_runs([a], [b], force=is_forced, read=lambda run: samples[run.path]), ""
