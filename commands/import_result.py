@@ -43,7 +43,10 @@ def import_result(
     if every is not None:
         raise InputError("--every is for pages of /metrics")
     file = files[0]
-    found = read_result(file)
+    try:
+        found = read_result(file)
+    except InputError as error:
+        raise InputError(f"{error}{_hint(file)}") from None
     if benchmark is None and len(found) > 1:
         names = ", ".join(f"{number} {each.name}" for number, each in enumerate(found))
         raise InputError(f"{file} holds {len(found)} benchmarks: {names}; choose one with --benchmark")
@@ -91,3 +94,14 @@ def _import_series(files: list[Path], run_dir: Path | None, slo: str | None, eve
     for sentence in (run.meta().get("imported") or {}).get("unseen", ()):
         out.print(f"not in the file: {sentence}", markup=False)
     return summarise(run)
+
+
+def _hint(file: Path) -> str:
+    """For a file that is no run, and still says something."""
+    from sojourn.interop.held.registry import read_file
+
+    try:
+        kind = read_file(file)[0].kind
+    except InputError:
+        return ""
+    return f". It is a {kind}: `sojourn triage {file.name}` says what it shows"

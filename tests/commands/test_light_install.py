@@ -74,6 +74,7 @@ VERBS: dict[str, tuple] = {
     "server keys list": ("server keys list --file keys.yaml", 0, "tenant +scope"),
     "server quantize": ("server quantize tiny-model --to int8 --out out", 1, ENGINE),
     "server usage": ("server usage runs/a", 1, "holds no usage files"),
+    "triage": ("triage keys.yaml", 2, "no line of a known kind"),
     "ui": ("ui runs/none", 1, UI, "is not a folder"),
     "verify": ("verify runs/a runs/b", 0, "predicted by +a replay"),
     "watch": (f"watch {DEAD} --once --for 2", 3, NO_SERVER),
