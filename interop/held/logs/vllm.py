@@ -53,12 +53,15 @@ def read(given: Given) -> list[Held]:
     if any(each.match["several"] for each in found):
         notes.append(TOGETHER)
     notes += [f"a setting changed at a restart: {change}" for change in stated.changes]
+    last = [each for each in found if not starts or each.line.number > starts[-1].number]
+    if starts and len(last) < len(found):
+        notes.append(f"settings and means are of the last of {len(starts) + 1} starts, from line {starts[-1].number}")
     events += events_of(lines, moment)
     events += [Event(kind="restart", sentence="the server was started again", line=line.number, ns=moment(line))
                for line in starts]  # fmt: skip
     return [Held(
         kind=f"{_carrier(given.text)}vLLM log", name=given.name, server="vllm", version=stated.version,
-        settings=stated.settings, figures=means_of(found), series=series, notes=notes,
+        settings=stated.settings, figures=means_of(last), series=series, notes=notes,
         is_wall_clock=clock.is_wall_clock or stated_elsewhere([each.line.ns for each in stamped]),
         missing=_missing(found, stamped, series), events=sorted(events, key=lambda event: event.line),
     )]  # fmt: skip

@@ -13,6 +13,7 @@ VERSION = re.compile(
     r"(?:vLLM (?:API )?server version |LLM engine \(v|█ +version )(?P<version>\d+\.\d+(?:\.[\w.+\-]+)*)"
 )
 START = re.compile(r"Initializing an? (?:V1 )?LLM engine|vLLM (?:API )?server version|█ +version ")
+FRONT = re.compile(r"vLLM (?:API )?server version |█ +version ")
 ARGUMENTS = re.compile(r"(?:non-default args: (?P<dict>\{.*)|\bargs: Namespace(?P<namespace>\(.*))")
 CONFIG = re.compile(r"LLM engine \(v[^)]*\) with config: (?P<config>.*)")
 CONFIG_NAMES = {
@@ -51,17 +52,19 @@ class Stated(NamedTuple):
 def settings_of(lines: list[Line]) -> Stated:
     starts: list[Line] = []
     each_start: list[dict[str, Setting]] = [{}]
-    version, has_served = None, False
+    version, has_served, has_engine = None, False, False
     for line in lines:
         text = line.text
         if RATES in text:
             has_served = True
             continue
         if START.search(text):
-            if not starts or has_served:
+            again = has_served or (has_engine and FRONT.search(text) is not None)
+            if not starts or again:
                 starts.append(line)
-                each_start += [{}] if has_served else []
+                each_start += [{}] if again else []
             has_served = False
+            has_engine = (has_engine and not again) or FRONT.search(text) is None
             if (found := VERSION.search(text)) is not None and found["version"] != SOURCE_BUILD:
                 version = found["version"].rstrip(".")
                 each_start[-1]["version"] = version

@@ -101,13 +101,23 @@ def test_engine_v0_says_swapped_and_pending():
 
 
 def test_settings_of_the_last_start_and_what_changed():
-    text = "\n".join([START.format(v=18, cap=8, cache=True), line(0), START.format(v=24, cap=2, cache=False), line(30)])
+    text = "\n".join([START.format(v=18, cap=8, cache=True), line(0, out=90.0),
+                      START.format(v=24, cap=2, cache=False), line(30, out=10.0)])  # fmt: skip
     held = one(text)
     assert held.version == "0.24.0"
     assert held.settings["max_num_seqs"] == 2 and held.settings["enable_prefix_caching"] is False
     assert held.settings["kv_cache_tokens"] == 65536 and held.settings["max_concurrency"] == 32.0
     assert held.settings["tensor_parallel_size"] == 2 and held.settings["dtype"] == "bfloat16"
     assert any("max_num_seqs: 8 → 2" in note for note in held.notes)
+    assert figure(held, "output_tokens_per_s") == 10 and any("the last of 2 starts" in note for note in held.notes)
+    assert [event.kind for event in held.events] == ["restart"]
+
+
+def test_a_start_that_failed_leaves_no_setting():
+    front = "(APIServer pid=7) INFO 12-31 23:40:00 [utils.py:1] vLLM API server version 0.24.0\n"
+    failed = front + START.format(v=24, cap=8, cache=True).replace("'hf_overrides'", "'seed': 1, 'hf_overrides'")
+    held = one("\n".join([failed, front + START.format(v=24, cap=2, cache=True), line(0)]))
+    assert held.settings["max_num_seqs"] == 2 and "seed" not in held.settings
     assert [event.kind for event in held.events] == ["restart"]
 
 
