@@ -66,6 +66,7 @@ class WatchedServer(msgspec.Struct, frozen=True, kw_only=True):
     state: State
     headline: str  # one sentence
     reads: Literal["metrics", "records"]  # what the verdict rests on
+    evidence: str = ""  # where records are read: those that the verdict rests on and how fresh, or why it is the page
     window_s: float  # that the scrapes cover
     scrapes: int
     failed_scrapes: int

@@ -38,7 +38,7 @@ from sojourn.live.watch.percentiles import (
     percentiles_of,
     point,
 )
-from sojourn.live.watch.progress import ADVICE, LEAST_S, Progress, Stall
+from sojourn.live.watch.progress import ADVICE, Progress
 from sojourn.live.watch.steady import clock
 from sojourn.live.watch.verdict import NOTHING_CAME, Verdict, verdict
 from sojourn.live.watch.window import Window
@@ -288,7 +288,7 @@ class Observer:
             said = "; ".join(each.sentence(clock(each.since_ns)) for each in stuck)
             return replace(judged, state="stuck", headline=f"Stuck: {said}: {ADVICE}")
         stall = self.progress.stall(self._begin_ns())
-        if stall is not None and (judged.lost or self._is_fresh(stall)):
+        if self.has_stall:
             return replace(
                 judged, state="degraded", findings=[], headline=f"{stall.sentence(clock(stall.end_ns))}{BACKLOG}"
             )
@@ -300,9 +300,12 @@ class Observer:
             return replace(judged, unknown=[*said, *judged.unknown])
         return replace(judged, state="cannot tell", headline=said[0], unknown=[*said[1:], *judged.unknown])
 
-    def _is_fresh(self, stall: Stall) -> bool:
-        """Whether it was a hang, and has just ended: what it delayed is in few figures yet."""
-        return stall.seconds >= LEAST_S and self.window.last_ns - stall.end_ns < self.window_s / 2 * 1e9
+    @property
+    def has_stall(self) -> bool:
+        """Whether a stall that is over is what the page says."""
+        stall = self.progress.stall(self._begin_ns() or 0)
+        is_lost = self._judged is not None and bool(self._judged[1].lost)
+        return stall is not None and (is_lost or stall.has_just_ended(self.window.last_ns, self.window_s / 2))
 
     def _no_engine(self, view: ServerView, why: str) -> WatchedServer:
         """A page that is not of one process: no figure of it means anything."""

@@ -66,6 +66,10 @@ class Stall:
     def seconds(self) -> float:
         return (self.end_ns - self.begin_ns) / 1e9
 
+    def has_just_ended(self, now_ns: int, within_s: float) -> bool:
+        """Of a hang: what it delayed is in few figures yet."""
+        return self.seconds >= LEAST_S and now_ns - self.end_ns < within_s * 1e9
+
     def sentence(self, until: str) -> str:
         who = f"Engine {self.engine}" if self.engine else "The engine"
         return (

@@ -3,6 +3,7 @@
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,22 @@ FEWEST = 5  # requests that ended in the window: a diagnosis of fewer says littl
 READING_S = 10.0  # that a client may still read an answer after the last token of the engine
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The records of a stretch of time that ended when they were read, diagnosed."""
+
+    begin_ns: int
+    read_ns: int
+    newest_ns: int  # when the last request of them ended
+    requests: int
+    diagnosis: Diagnosis | None  # None where too few requests ended
+
+    def words(self, now_ns: int) -> str:
+        """Which records they are, and how fresh."""
+        seconds, age_s = (self.read_ns - self.begin_ns) / 1e9, max(0.0, (now_ns - self.newest_ns) / 1e9)
+        return f"records of {self.requests:,} requests in {seconds:.0f} s, the newest {age_s:.0f} s old"
+
+
 class Records:
     """Owns what was read of a folder of records: a run directory of our server, or the streams of a probe."""
 
@@ -33,19 +50,24 @@ class Records:
         self._probe = ProbeTail(self.folder, window_s + READING_S)
         self._tables = {name: TableTail(self.folder, name, column, window_s) for name, column in ENDS.items()}
 
-    def diagnose(self, objectives: Mapping[str, float]) -> Diagnosis | None:
-        """The diagnosis of the last seconds before the last record; None where too few requests ended in them.
+    def read(self, objectives: Mapping[str, float], less_s: float = 0.0, since_ns: int = 0) -> Reading:
+        """The diagnosis of the window, without its first `less_s` seconds and what was before `since_ns`.
 
         `objectives` replace those of the record where there are some. Raises RunDataError.
         """
         meta, whole = self._read()
         ended = whole["requests"]
-        if not ended.num_rows:
-            return None
-        begin_ns = _end_ns(ended) - int(self._window_s * 1e9)
+        read_ns = _end_ns(ended) if ended.num_rows else time.monotonic_ns()
+        begin_ns = max(since_ns, read_ns - int((self._window_s - less_s) * 1e9))
         tables = {name: _since(whole[name], column, begin_ns) for name, column in ENDS.items()}
-        if tables["requests"].num_rows < FEWEST:
-            return None
+        requests = tables["requests"]
+        newest_ns = (pc.max(requests["finished_ns"]).as_py() or begin_ns) if requests.num_rows else begin_ns
+        found = None if requests.num_rows < FEWEST else self._diagnose(meta, tables, objectives)
+        return Reading(begin_ns, read_ns, newest_ns, requests.num_rows, found)
+
+    def _diagnose(
+        self, meta: dict[str, Any], tables: Mapping[str, pa.Table], objectives: Mapping[str, float]
+    ) -> Diagnosis:  # fmt: skip
         if objectives:
             meta = meta | {"objectives": [{"klass": "all", "source": "--slo", **objectives}]}
         with tempfile.TemporaryDirectory(prefix="sojourn-watch-") as place:

@@ -125,7 +125,10 @@ def _server(server: WatchedServer, history: Sequence[Moment], width: int) -> lis
 
 def _reads(server: WatchedServer) -> str:
     failed = f", {server.failed_scrapes} failed" if server.failed_scrapes else ""
-    return f"{'its records and ' if server.reads == 'records' else ''}/metrics ({server.scrapes} scrapes{failed})"
+    scraped = f"/metrics ({server.scrapes} scrapes{failed})"
+    if not server.evidence:
+        return scraped
+    return f"{scraped}, {server.evidence.removeprefix('/metrics; ')}{'' if server.reads == 'records' else ', not used'}"
 
 
 def _now(server: WatchedServer, now: Now, history: Sequence[Moment]) -> RenderableType:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import msgspec
 
-from sojourn.diagnosis.verdict import Diagnosis
 from sojourn.interop.sources.page import Page, own_rows, read_page
 from sojourn.interop.sources.registry import TITLES
 from sojourn.live.watch.document import WORST_FIRST, State, Watch, WatchedServer
@@ -23,18 +22,21 @@ from sojourn.live.watch.observer import UNREACHABLE_AFTER, WINDOW_S, Moment, Obs
 from sojourn.live.watch.percentiles import LatencyPoint
 from sojourn.live.watch.prometheus import HISTORY_S, clock_ns, held_scrapes, interval_s, is_prometheus
 from sojourn.live.watch.recorder import Recorders
-from sojourn.live.watch.records import Records
+from sojourn.live.watch.records import Reading, Records
 from sojourn.live.watch.steady import LOOKS_FIRST_S, Change, Steady, clock
+from sojourn.live.watch.verdict import MORE_RECORDS, NO_CAUSE
 from sojourn.metrics.errors import InputError, RunDataError, ServerError
 
 INTERVAL_S = 1.0
 TIMEOUT_S = 5.0
 JUDGED_EVERY_S = 5.0
 RECORDS_EVERY_S = 10.0  # at most: a diagnosis of records takes a second or two
+MOST_LESS, FEWEST_LESS = 4, 2  # parts of the window that records leave out, so that none gets older than the window
 RECORDS_SHARE = 0.05  # of a core for those of a server, on whose host a watch with records runs
 SCRAPES_OF_A_WINDOW = 5  # at least, of a Prometheus that scrapes seldom
 MOST_CHANGES = 200
 STATE_OF: Mapping[str, State] = {"healthy": "healthy", "degraded": "degraded", "overloaded": "overloaded"}
+NO_RECORDS, OLD_RECORDS = "no records are read yet", "its records are older than the window"
 NO_METRICS = (
     "{} answers, and has no /metrics (HTTP {}); SGLang needs --enable-metrics, and behind a gateway the address of the "
     "server itself is needed"
@@ -54,7 +56,8 @@ class Watched:
         self.shown: WatchedServer = self.raw
         self.no_records = ""  # why the records cannot be read
         self._judged_ns = 0
-        self._diagnosis: Diagnosis | None = None
+        self._reading: Reading | None = None
+        self._less_s = min(RECORDS_EVERY_S, observer.window_s / MOST_LESS)  # of the window, until the next reading
         self._due_s = -math.inf  # of the next one
         self._diagnosing: threading.Thread | None = None
 
@@ -84,13 +87,34 @@ class Watched:
         if self.records is None or server.state in ("unreachable", "stuck"):
             return server
         self._diagnose_beside()
-        found, warnings = self._diagnosis, [*server.warnings, *filter(None, [self.no_records])]
-        if found is None or found.state not in STATE_OF:
-            return msgspec.structs.replace(server, warnings=warnings)
+        warnings, now_ns = [*server.warnings, *filter(None, [self.no_records])], time.monotonic_ns()
+        reading = self._fresh_reading(now_ns)
+        found = reading.diagnosis if reading is not None else None
+        words = reading.words(now_ns) if reading is not None else OLD_RECORDS if self._reading else NO_RECORDS
+        if server.state == "idle" or self.observer.has_stall or found is None or found.state not in STATE_OF:
+            unknown = [each for each in server.unknown if each not in MORE_RECORDS.values()]
+            headline = server.headline
+            if reading is not None and headline.endswith(nothing := NO_CAUSE.format(server.title)):
+                headline = (
+                    f"{headline.removesuffix(nothing)}neither {nothing.replace('name no', 'nor its records name a')}"
+                )
+            return msgspec.structs.replace(
+                server, headline=headline, unknown=unknown, warnings=warnings, evidence=f"/metrics; {words}"
+            )
         return msgspec.structs.replace(
             server, state=STATE_OF[found.state], headline=found.headline, findings=found.findings, reads="records",
-            unknown=[], warnings=warnings, diagnosis=found,
+            unknown=[], ruled_out=[], warnings=warnings, diagnosis=found, evidence=words,
         )  # fmt: skip
+
+    def _fresh_reading(self, now_ns: int) -> Reading | None:
+        """The last one, where none of its records is older than the window or of before a restart."""
+        reading, begin_ns = self._reading, now_ns - int(self.observer.window_s * 1e9)
+        fresh = reading is not None and reading.begin_ns >= max(begin_ns, self._since_ns())
+        return reading if fresh else None
+
+    def _since_ns(self) -> int:
+        """The restart of the server within the watch; 0 without one."""
+        return (self.observer.window.first_ns or 0) if self.observer.window.restarts else 0
 
     def _diagnose_beside(self) -> None:
         """Diagnoses the records in a thread of its own: it takes seconds, in which no scrape may be missed."""
@@ -103,13 +127,17 @@ class Watched:
     def _diagnose(self) -> None:
         begin_s, began = time.monotonic(), time.thread_time()
         try:
-            self._diagnosis = self.records.diagnose(self.observer.bounds())
+            self._reading = self.records.read(self.observer.bounds(), self._less_s, self._since_ns())
             self.no_records = ""
         except RunDataError as error:
-            self._diagnosis, self.no_records = None, f"the records cannot be read: {error}"
+            self._reading, self.no_records = None, f"the records cannot be read: {error}"
         finally:
-            spent_s = time.thread_time() - began
-            self._due_s = begin_s + max(RECORDS_EVERY_S, spent_s / RECORDS_SHARE)
+            least_s, most_s = (self.observer.window_s / part for part in (MOST_LESS, FEWEST_LESS))
+            wanted_s = (time.thread_time() - began) / RECORDS_SHARE
+            every_s = min(max(min(RECORDS_EVERY_S, least_s), wanted_s), most_s)
+            self._due_s = begin_s + every_s
+            # The next reading takes as long again, and until then this one is shown
+            self._less_s = min(every_s + 2 * (time.monotonic() - begin_s), most_s)
 
 
 class Watcher:

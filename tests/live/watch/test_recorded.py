@@ -7,6 +7,7 @@ from sojourn.live.watch import records
 from sojourn.live.watch.observer import Observer
 from sojourn.live.watch.recorded import record
 from sojourn.live.watch.records import Records
+from sojourn.live.watch.watcher import Watched
 from sojourn.metrics.errors import RunDataError
 from sojourn.metrics.run.directory import RunDirectory
 from sojourn.metrics.run.segments import StreamSegment
@@ -58,10 +59,10 @@ def test_records_give_the_full_diagnosis_of_their_last_seconds(tmp_path, monkeyp
     ended_ns = int(run.table("requests").finished_ns.max())
     monkeypatch.setattr(records.time, "monotonic_ns", lambda: ended_ns)
     bounds = {"ttft_ms": 300.0, "tpot_ms": 60.0}
-    whole, last = Records(run.path, 1e6).diagnose(bounds), Records(run.path, 3.0).diagnose(bounds)
+    whole, last = Records(run.path, 1e6).read(bounds).diagnosis, Records(run.path, 3.0).read(bounds).diagnosis
     assert whole.findings[0].key == "batch_cap" and whole.goodput[0].sent == 120
     assert 0 < last.goodput[0].sent < 120
-    assert Records(run.path, 1e-3).diagnose(bounds) is None
+    assert Records(run.path, 1e-3).read(bounds).diagnosis is None
 
 
 def test_records_that_were_read_are_not_read_again(tmp_path, monkeypatch):
@@ -73,7 +74,7 @@ def test_records_that_were_read_are_not_read_again(tmp_path, monkeypatch):
     ended_ns = int(run.table("requests").finished_ns.max())
     monkeypatch.setattr(records.time, "monotonic_ns", lambda: ended_ns)
     bounds = {"ttft_ms": 300.0, "tpot_ms": 60.0}
-    wanted = Records(run.path, 1e6).diagnose(bounds)
+    wanted = Records(run.path, 1e6).read(bounds).diagnosis
     rows = {table: run.arrow(table) for table in ("requests", "steps")}
     segments = {}
     for table, content in rows.items():
@@ -81,10 +82,40 @@ def test_records_that_were_read_are_not_read_again(tmp_path, monkeypatch):
         segments[table] = StreamSegment(run.path / f"{table}.parts" / "0.arrows", content.schema)
         segments[table].append(content[: len(content) // 2])
     live = Records(run.path, 1e6)
-    assert live.diagnose(bounds).goodput[0].sent == 20
+    assert live.read(bounds).diagnosis.goodput[0].sent == 20
     for table, content in rows.items():
         with (run.path / f"{table}.parts" / "0.arrows").open("r+b") as file:
             file.write(b"?" * 64)
         segments[table].append(content[len(content) // 2 :])
-    found = live.diagnose(bounds)
+    found = live.read(bounds).diagnosis
     assert (found.headline, found.goodput, found.ledger_share) == (wanted.headline, wanted.goodput, wanted.ledger_share)
+
+
+def test_records_decide_while_they_are_of_the_window_and_of_this_server(tmp_path, monkeypatch):
+    run = synthetic_run(tmp_path / "server", plant="small_batch_cap", requests=120)
+    for file in run.sources("client"):
+        file.unlink()
+    run.update_meta(valid=False, invalid_reasons=[SERVER_ALONE], objectives=[])
+    clock = {"ns": int(run.table("requests").finished_ns.max())}
+    monkeypatch.setattr(records.time, "monotonic_ns", lambda: clock["ns"])
+    slow = observed(steady(100, every_s=0.4, prefill_s=1.5), 40, lambda _: (4, 0, 0.2), {"ttft_ms": 300.0})
+    watched = Watched(slow, run.path)
+    judged = lambda: watched._with_records(slow.watched())  # noqa: E731
+    monkeypatch.setattr(watched, "_diagnose_beside", lambda: None)
+    early = judged()
+    assert (early.reads, early.state) == ("metrics", "cannot tell") and "no records are read yet" in early.evidence
+    watched._diagnose()
+    used = judged()
+    assert used.reads == "records" and used.findings[0].key == "batch_cap" and "the newest 0 s old" in used.evidence
+    clock["ns"] += int(0.9 * slow.window_s * 1e9)
+    late = judged()
+    assert late.reads == "metrics" and "older than the window" in late.evidence and late.diagnosis is None
+    watched._diagnose()  # too few are in the window
+    empty = judged()
+    assert (empty.reads, empty.state) == ("metrics", "cannot tell")
+    assert "neither vLLM's metrics nor its records name a cause" in empty.headline
+    assert not any("sojourn-probe" in each for each in empty.unknown)
+    clock["ns"] -= int(0.9 * slow.window_s * 1e9)
+    slow.window.restarts, slow.window.first_ns = 1, clock["ns"]
+    watched._diagnose()
+    assert watched._reading.requests <= 1  # none of before the restart
