@@ -41,6 +41,12 @@ def report(
     devices: Annotated[
         int | None, typer.Option(min=1, help="of a sweep: devices of a server that does not report them")
     ] = None,
+    audit: Annotated[
+        bool, typer.Option("--audit", help="a short list of audits as Markdown instead, for a pull request")
+    ] = False,
+    budget: Annotated[
+        Path | None, typer.Option(help="with --audit: a YAML file of bounds; exit code 1 where one is broken")
+    ] = None,
 ) -> None:
     """Write a run's diagnosis and figures as one self-contained HTML file.
 
@@ -49,6 +55,12 @@ def report(
     from sojourn.loadgen.search.points import search_file
 
     others = against or []
+    if audit or budget is not None:
+        from sojourn.commands.audit import write_audit
+
+        if search_file(find_run(run)).is_file() or len(others) > 1:
+            raise InputError("--audit is of one run, and --against of the one before")
+        raise typer.Exit(write_audit(run, others[0] if others else None, slo_objectives(slo), budget, output))
     if search_file(find_run(run)).is_file():
         _report_sweeps([find_run(each) for each in (run, *others)], output, slo, dollars_per_hour, devices)
         return

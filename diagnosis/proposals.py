@@ -127,6 +127,11 @@ def _measurement(facts: Client, found: Proposal) -> tuple[str, str]:
     )
 
 
+def can_be_asked(rule: Rule, facts: Client) -> bool:
+    """Whether the evidence has what the rule needs, whatever is lost."""
+    return all(IS_KNOWN[need](facts, None) for need in rule.needs if need not in ("excess", "loss"))
+
+
 def _applies(rule: Rule, facts: Client, excess: Excess | None) -> bool:
     if not all(IS_KNOWN[need](facts, excess) for need in rule.needs):
         return False

@@ -49,6 +49,10 @@ OF_VERB: Mapping[str, Meanings] = {
         Ended.DONE: "no problem is seen", Ended.CANNOT_TELL: "cannot tell", Ended.FINDING: "a problem is seen",
         Ended.STUCK: "stuck: an engine hangs", Ended.WRONG_USE: "wrong use, or nothing that was given can be read",
     },
+    "report": {
+        Ended.FAILED: "failure, or with --budget a bound is broken",
+        Ended.CANNOT_TELL: "with --budget a bound was not measured",
+    },
     "lint": {Ended.FAILED: "failure, or with --strict something was found"},
     "compare": {
         Ended.DONE: "no worse", Ended.FAILED: "B is worse", Ended.CANNOT_TELL: "cannot tell",

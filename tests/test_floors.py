@@ -97,7 +97,7 @@ INSIDE = {
         ("adjudicate",),
         ("confidence",),
         ("findings", "score", "explain_request"),
-        ("diagnose",),
+        ("audit", "diagnose"),
     ),
     "live": (("watch",), ("kv_lens", "record")),
     "triage": (
