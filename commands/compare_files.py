@@ -37,7 +37,8 @@ def _one(path: Path) -> "Held":
     from sojourn.interop.held.logs.pages import TOOL, between
     from sojourn.interop.held.registry import read_file
 
-    held = read_file(path)
+    found = read_file(path)
+    held = [each for each in found if each.figures is not None] or found  # flags beside a log are in it, too
     if len(held) > 1 and all(each.kind == TOOL for each in held):
         figures = between(held[0], held[-1])
         if figures is None:

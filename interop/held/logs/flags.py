@@ -30,6 +30,7 @@ COMMANDS = (
     Command("tensorrt-llm", re.compile(r"\btrtllm-serve\b"), {}),
     Command("tgi", re.compile(r"\btext-generation-launcher\b|text-generation-inference:\S+"), {}),
 )  # fmt: skip
+OF_A_LOG = re.compile(r"\b(?:INFO|WARNING|ERROR|DEBUG)\b|\.py:\d+|Warning: |\d\d:\d\d:\d\d")
 END = re.compile(r"^(?:[|;&]+|\d?>+.*|<)$")
 ITEM = re.compile(r"^\s*-\s+(?P<item>.+?)\s*$")
 SECRET = re.compile(r"key|token$|password|secret", re.IGNORECASE)
@@ -68,7 +69,7 @@ def _commands(text: str) -> Iterator[tuple[Command, list[str]]]:
     """Each command with the words behind it."""
     lines = text.replace("\\\n", " ").split("\n")
     for place, line in enumerate(lines):
-        if len(line) > 20_000 or line.lstrip().startswith("#"):
+        if len(line) > 20_000 or line.lstrip().startswith("#") or OF_A_LOG.search(line):
             continue
         for command in COMMANDS:
             if (head := command.pattern.search(line)) is None:

@@ -52,7 +52,7 @@ def read(given: Given) -> list[Held]:
         notes.append(f"{misread} lines of figures are cut off or mixed with others, and were left out")
     if any(each.match["several"] for each in found):
         notes.append(TOGETHER)
-    notes += [f"a setting changed at a restart: {change}" for change in stated.changes]
+    notes += [f"settings changed at a restart: {change}" for change in stated.changes]
     last = [each for each in found if not starts or each.line.number > starts[-1].number]
     if starts and len(last) < len(found):
         notes.append(f"settings and means are of the last of {len(starts) + 1} starts, from line {starts[-1].number}")

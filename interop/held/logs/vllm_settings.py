@@ -1,6 +1,7 @@
 """What vLLM's log says of the server itself: its version, its flags, the size of its KV cache, and its starts."""
 
 import re
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -52,36 +53,42 @@ class Stated(NamedTuple):
 def settings_of(lines: list[Line]) -> Stated:
     starts: list[Line] = []
     each_start: list[dict[str, Setting]] = [{}]
-    version, has_served, has_engine = None, False, False
+    has_served = has_engine = False
     for line in lines:
         text = line.text
         if RATES in text:
             has_served = True
             continue
         if START.search(text):
-            again = has_served or (has_engine and FRONT.search(text) is not None)
+            is_front = FRONT.search(text) is not None
+            again = has_served or (has_engine and is_front)
             if not starts or again:
                 starts.append(line)
                 each_start += [{}] if again else []
-            has_served = False
-            has_engine = (has_engine and not again) or FRONT.search(text) is None
-            if (found := VERSION.search(text)) is not None and found["version"] != SOURCE_BUILD:
-                version = found["version"].rstrip(".")
-                each_start[-1]["version"] = version
+            has_served, has_engine = False, (has_engine and not again) or not is_front
         each_start[-1].update(_stated(text, each_start[-1]))
     each_start = [each for each in each_start if each] or [{}]
-    changes = [
-        f"{name}: {before.get(name, 'not stated')} → {now.get(name, 'not stated')}"
-        for before, now in pairwise(each_start)
-        for name in {**before, **now}
-        if before.get(name) != now.get(name)
-    ]
-    settings = {name: value for name, value in each_start[-1].items() if name != "version"}
-    return Stated(settings, version, changes, starts)
+    settings = dict(each_start[-1])
+    version = settings.pop("version", None)
+    return Stated(settings, str(version) if version else None, list(_changes(each_start)), starts)
+
+
+def _changes(each_start: list[dict[str, Setting]]) -> Iterator[str]:
+    """A sentence for each two starts that differ."""
+    for before, now in pairwise(each_start):
+        changed = [
+            f"{name} {before.get(name, 'not stated')} → {now.get(name, 'not stated')}"
+            for name in {**before, **now}
+            if before.get(name) != now.get(name)
+        ]
+        if changed:
+            yield ", ".join(changed)
 
 
 def _stated(text: str, known: dict[str, Setting]) -> dict[str, Setting]:
-    """The settings in a line."""
+    """The settings in a line, and the version."""
+    if (version := VERSION.search(text)) is not None and version["version"] != SOURCE_BUILD:
+        known["version"] = version["version"].rstrip(".")
     if "args" in text and (given := ARGUMENTS.search(text)) is not None:
         found = settings_in(given["dict"] or given["namespace"])
         return {name: value for name, value in found.items() if name not in PRIVATE}

@@ -108,7 +108,7 @@ def test_settings_of_the_last_start_and_what_changed():
     assert held.settings["max_num_seqs"] == 2 and held.settings["enable_prefix_caching"] is False
     assert held.settings["kv_cache_tokens"] == 65536 and held.settings["max_concurrency"] == 32.0
     assert held.settings["tensor_parallel_size"] == 2 and held.settings["dtype"] == "bfloat16"
-    assert any("max_num_seqs: 8 → 2" in note for note in held.notes)
+    assert any("max_num_seqs 8 → 2" in note for note in held.notes)
     assert figure(held, "output_tokens_per_s") == 10 and any("the last of 2 starts" in note for note in held.notes)
     assert [event.kind for event in held.events] == ["restart"]
 

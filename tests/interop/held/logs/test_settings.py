@@ -51,6 +51,11 @@ def test_flags_have_values_of_their_type():
     assert llama.settings == {"model": "x.gguf", "ctx_size": 32768, "parallel": 4, "flash_attn": "on"}
 
 
+def test_what_a_log_says_of_a_command_is_no_command():
+    with pytest.raises(InputError):
+        read_held("api_server.py:51: DeprecationWarning: `vllm serve` replaces it, see --help", "log")
+
+
 BASE = {"model_type": "llama", "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
         "hidden_size": 4096, "torch_dtype": "bfloat16", "max_position_embeddings": 8192}  # fmt: skip
 MLA = {"model_type": "deepseek_v3", "num_hidden_layers": 61, "num_attention_heads": 128, "hidden_size": 7168,
