@@ -19,13 +19,26 @@ if TYPE_CHECKING:
 USUAL_MARGIN = "5%"
 EXIT_CODES = {"no worse": Ended.DONE, "worse": Ended.FAILED, "cannot tell": Ended.CANNOT_TELL}
 RunsArgument = Annotated[
-    Path, typer.Argument(help="a run directory, or a folder of several; or a log, a page of /metrics or a summary")
+    Path | None,
+    typer.Argument(help="a run directory, or a folder of several; or a log, a page of /metrics or a summary"),
 ]
 
 
 def compare(
-    a: RunsArgument,
-    b: RunsArgument,
+    a: RunsArgument = None,
+    b: RunsArgument = None,
+    prometheus: Annotated[
+        str | None, typer.Option(help="compare two periods of a server instead, as this Prometheus holds them")
+    ] = None,
+    before: Annotated[
+        str | None, typer.Option(metavar="FROM..TO", help="with --prometheus: such as -26h..-25h")
+    ] = None,
+    after: Annotated[
+        str | None, typer.Option(metavar="FROM..TO", help="with --prometheus: such as 09:00..09:30")
+    ] = None,
+    select: Annotated[
+        str, typer.Option(metavar="MATCHERS", help="with --prometheus: the server, such as 'instance=\"gpu1:8000\"'")
+    ] = "",
     metric: Annotated[
         list[str] | None, typer.Option(help=f"one of {', '.join(METRICS)}; repeatable; by default six of them")
     ] = None,
@@ -50,6 +63,15 @@ def compare(
     """
     from sojourn.metrics.compare.runs import NotComparable, compare_runs
 
+    periods = (prometheus, before, after)
+    if any(periods) or select:
+        if a is not None or not all(periods):
+            raise InputError("two periods take --prometheus URL --before FROM..TO --after FROM..TO, and no run")
+        from sojourn.commands.compare_files import compare_periods
+
+        sys.exit(compare_periods(*map(str, periods), select, as_json=json))
+    if a is None or b is None:
+        raise InputError("compare takes two runs, two files, or two periods of a --prometheus")
     if a.is_file() and b.is_file():
         own_options = {"--metric": metric, "--max-steal": max_steal, "--margin": margin != [USUAL_MARGIN] and margin}
         if given := [name for name, value in own_options.items() if value]:

@@ -1,4 +1,4 @@
-"""`sojourn compare BEFORE AFTER` of two files: logs, pages of /metrics, or summaries of benchmarks."""
+"""`sojourn compare` of what is no run: logs, pages of /metrics, summaries, or two periods of a Prometheus."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,9 +20,25 @@ NO_INTERVAL = (
 
 
 def compare_files(a: Path, b: Path, *, as_json: bool) -> int:
+    return _compare(_one(a), _one(b), as_json)
+
+
+def compare_periods(prometheus: str, before: str, after: str, select: str, *, as_json: bool) -> int:
+    """Two periods of one server, as a Prometheus holds them."""
+    from datetime import datetime
+
+    from sojourn.live.watch.fetch import base_of
+    from sojourn.live.watch.period import held_in, read_period
+
+    now, base = datetime.now().astimezone(), base_of(prometheus)
+    first, second = (held_in(base, read_period(text, now), select) for text in (before, after))
+    return _compare(first, second, as_json)
+
+
+def _compare(a: "Held", b: "Held", as_json: bool) -> int:
     from sojourn.interop.held.differences import differences
 
-    found = differences(_one(a), _one(b))
+    found = differences(a, b)
     if as_json:
         print_json(found)
     else:

@@ -55,15 +55,16 @@ def clock_ns(base: str) -> int:
         raise ServerError(f"{base} does not tell its time as a Prometheus does ({error!r})") from None
 
 
-def held_scrapes(base: str, seconds: float, select: str = "") -> list[HeldScrape]:
-    """The scrapes of the last seconds, in order of time. `select`: further label matchers, such as `job="vllm"`.
+def held_scrapes(base: str, seconds: float, select: str = "", until_s: float | None = None) -> list[HeldScrape]:
+    """The scrapes of the last seconds, or of those before a moment (seconds since 1970), in order of time. `select`:
+    further label matchers, such as `job="vllm"`.
 
     Raises ServerError.
     """
     names = "|".join(f"{re.escape(source.prefix)}.+" for source in SOURCES) + f"|{STARTED}|ray_(vllm|sglang)[:_].+"
     families = '__name__=~"' + names.replace("\\", "\\\\") + f'",__name__!~"{WATCH}.+"'
     matchers = ",".join(filter(None, (families, select.strip().strip("{}"))))
-    result = _answer(base, f"{{{matchers}}}[{max(1, round(seconds))}s]")
+    result = _answer(base, f"{{{matchers}}}[{max(1, round(seconds))}s]", until_s)
     try:
         return list(_scrapes(result))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -79,9 +80,10 @@ def interval_s(scrapes: list[HeldScrape]) -> float:
     return median(gaps) / 1e9 if gaps else 15.0
 
 
-def _answer(base: str, query: str) -> list[Any]:
-    """The result of an instant query. Raises ServerError."""
-    status, body = fetch(f"{base}/api/v1/query?{urlencode({'query': query})}", timeout_s=TIMEOUT_S)
+def _answer(base: str, query: str, at_s: float | None = None) -> list[Any]:
+    """The result of an instant query, of now or of a moment. Raises ServerError."""
+    asked = {"query": query} | ({} if at_s is None else {"time": f"{at_s:.3f}"})
+    status, body = fetch(f"{base}/api/v1/query?{urlencode(asked)}", timeout_s=TIMEOUT_S)
     try:
         answer = json.loads(body)
         if status != 200 or answer["status"] != "success":

@@ -7,7 +7,7 @@ without one its rows stand at 0. Its last line is left out where no line end fol
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pandas as pd
 
@@ -56,11 +56,13 @@ SINCE_START, BETWEEN = "server: its own /metrics, since its start", "server: its
 TOOL = "page of /metrics"
 # Servers that are recognised by their names, where no source reads them.
 OTHERS: dict[str, Server] = {
-    "tgi_": "tgi", "nv_inference_": "triton", "nv_trt_llm_": "triton", "trtllm_": "tensorrt-llm", "llamacpp:":
-    "llama.cpp", "lmdeploy:": "lmdeploy", "dynamo_": "dynamo", "litellm_": "litellm", "ray_": "ray",
+    "nv_inference_": "triton",
+    "nv_trt_llm_": "triton",
+    "dynamo_": "dynamo",
+    "litellm_": "litellm",
+    "ray_": "ray",
     "ollama_": "ollama",
-}  # fmt: skip
-SERVERS: dict[str, Server] = {"vllm": "vllm", "sglang": "sglang", "sojourn": "sojourn"}
+}
 ONE_PAGE = (
     "what happens now: one page has sums since the server's start; take a second one a minute later, and give both"
 )
@@ -153,7 +155,7 @@ def _held(page: Page, name: str) -> Held:
     if engines > 1:
         notes.append(f"{engines} engines are on this page: figures are of all together")
     return Held(
-        kind=TOOL, name=name, server=SERVERS.get(source.key) if source is not None else _other(names),
+        kind=TOOL, name=name, server=cast(Server, source.key) if source is not None else _other(names),
         version=version_stated(page.rows), settings=_settings(page.rows), series=page.rows,
         is_wall_clock=page.ns is not None, notes=notes, missing=missing,
         figures=_figures(source, page.rows, None) if source is not None else None,
@@ -180,19 +182,43 @@ def _figures(source: Source, rows: Sequence[Mapping[str, Any]], before: Sequence
     BenchmarkFigures | None
 ):  # fmt: skip
     """Means and totals since the start, or since an earlier page of the same server."""
-    grows, counters = names_that_grow(source), Counters()
-    if before is not None:
-        counters.add(*_split(before, grows))
-    else:
-        counters.add({series: 0.0 for series in _split(rows, grows)[0]}, [])
-    counters.add(*_split(rows, grows))
+    grows = names_that_grow(source)
+    first = _split(before, grows) if before is not None else (dict.fromkeys(_split(rows, grows)[0], 0.0), [])
+    figures = figures_between(source, [first, _split(rows, grows)], SINCE_START if before is None else BETWEEN)
+    figures += _gauges(source, rows)
+    return BenchmarkFigures(tool=TOOL, figures=figures) if figures else None
+
+
+def of_period(name: str, scrapes: Sequence[Sequence[Mapping[str, Any]]]) -> Held:
+    """What lies between the first and the last of many pages of one server, over its restarts. Gauges are means.
+
+    Raises ValueError where fewer than two pages are of a server that is known.
+    """
+    source = recognise({canonical(row["name"]) for rows in scrapes for row in rows})
+    if source is None or len(scrapes) < 2:
+        raise ValueError(f"{len(scrapes)} pages of no known server" if source is None else "only one page")
+    grows = names_that_grow(source)
+    clock = f"server: its own /metrics, over {len(scrapes):,} scrapes"
+    figures = figures_between(source, [_split(rows, grows) for rows in scrapes], clock)
+    every = [row for rows in scrapes for row in rows]
+    figures += _gauges(source, every, mean=True)
+    return Held(
+        kind=TOOL, name=name, server=cast(Server, source.key), version=version_stated(scrapes[-1]),
+        settings=_settings(scrapes[-1]), series=every, figures=BenchmarkFigures(tool=TOOL, figures=figures),
+    )  # fmt: skip
+
+
+def figures_between(source: Source, pages: Sequence[tuple[dict, list]], clock: str) -> list[Figure]:
+    """Means and totals from the first page to the last; where counters fall, a server began anew."""
+    counters = Counters()
+    for page in pages:
+        counters.add(*page)
     frame = pd.DataFrame(
         [(name, dict(labels), growth, 0) for (name, labels), growth in counters.gained.items()],
         columns=["name", "labels", "growth", "resets"],
     )
-    clock, grown = SINCE_START if before is None else BETWEEN, Growth(source, frame)
-    figures = [*_means(grown, clock), *_spans(source, grown, clock), *_totals(grown, clock), *_gauges(source, rows)]
-    return BenchmarkFigures(tool=TOOL, figures=figures) if figures else None
+    grown = Growth(source, frame)
+    return [*_means(grown, clock), *_spans(source, grown, clock), *_totals(grown, clock)]
 
 
 def _split(rows: Sequence[Mapping[str, Any]], grows: set[str]) -> tuple[dict, list]:
@@ -228,7 +254,7 @@ def _totals(grown: Growth, clock: str) -> Iterator[Figure]:
         yield Figure(name="hit_rate", statistic="mean", value=hit / (hit + miss), unit="share", clock=clock)
 
 
-def _gauges(source: Source, rows: Sequence[Mapping[str, Any]]) -> Iterator[Figure]:
+def _gauges(source: Source, rows: Sequence[Mapping[str, Any]], *, mean: bool = False) -> Iterator[Figure]:
     frame = pd.DataFrame(
         [(row["ns"], float(row["value"]), canonical(row["name"]), dict(row["labels"])) for row in rows],
         columns=["ns", "value", "name", "labels"],
@@ -236,8 +262,10 @@ def _gauges(source: Source, rows: Sequence[Mapping[str, Any]]) -> Iterator[Figur
     shown = over_time(source, "gauge", frame, "value")
     for name, (family, unit) in GAUGES.items():
         if family in shown and len(shown[family]):
-            yield Figure(name=name, statistic="last", value=float(shown[family].iloc[-1]), unit=unit,
-                         clock="server: its own /metrics, at the moment of the page")  # fmt: skip
+            value = float(shown[family].mean() if mean else shown[family].iloc[-1])
+            when = "over all scrapes" if mean else "at the moment of the page"
+            yield Figure(name=name, statistic="mean" if mean else "last", value=value, unit=unit,
+                         clock=f"server: its own /metrics, {when}")  # fmt: skip
 
 
 def is_same_server(first: Held, second: Held) -> bool:
