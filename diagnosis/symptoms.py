@@ -115,7 +115,9 @@ def _vram_fills_quickly(facts: Client) -> tuple[Status, str]:
         preemptions = "" if view.preemptions is None else f", {view.preemptions:,.0f} preemptions"
         full = (view.waiting.with_kv_full or 0.0) if view.waiting is not None else 0.0
         hurts = bool(view.preemptions) or full > BLOCKED
-        peak = f"KV use peaks at {view.kv_largest:.0%} in {view.title}'s gauge, sampled once per second"
+        every_s = view.seconds / max(1, view.scrapes - 1)
+        often = "once per second" if every_s < 1.5 else f"every {every_s:.0f} s"
+        peak = f"KV use peaks at {view.kv_largest:.0%} in {view.title}'s gauge, sampled {often}"
         return _present(view.kv_largest >= FULL_POOL and hurts), f"{peak}{preemptions}"
     if not isinstance(facts, Records) or facts.steps is None:
         return "unknown", _no_steps(facts)

@@ -44,7 +44,7 @@ class RunData:
     diagnosis: Diagnosis | None
     no_diagnosis: str  # why there is none, "" where there is one
     recording: bool  # segments not yet compacted: the run goes on, or was cut short
-    begin_ns: float  # of the first request or step: second 0 of every time axis
+    begin_ns: float  # of the first request or step, else of the first scrape: second 0 of every time axis
     server: pd.DataFrame  # what the server's own metrics showed at each scrape; empty where it recorded requests for us
     system: pd.DataFrame
     kernels: pd.DataFrame  # of profile bursts
@@ -207,6 +207,7 @@ def _data(
 ) -> RunData:  # fmt: skip
     """What small and large runs have alike. `starts` are moments at which requests and steps began."""
     ceilings, no_ceilings = _ceilings(meta)
+    server = timeline(run) if requests.arrived_ns.isna().all() else pd.DataFrame()
     return RunData(
         name=shown_name(run, meta),
         path=run.path,
@@ -217,8 +218,8 @@ def _data(
         diagnosis=diagnosis,
         no_diagnosis=reason,
         recording=any((run.path / f"{table}.parts").is_dir() for table in SCHEMAS),
-        begin_ns=float(starts.min()) if len(starts) else 0.0,
-        server=timeline(run) if requests.arrived_ns.isna().all() else pd.DataFrame(),
+        begin_ns=float(starts.min()) if len(starts) else float(server.index.min()) if len(server) else 0.0,
+        server=server,
         system=_during(_numeric(run.table("system")), starts),
         kernels=run.table("kernels"),
         ceilings=ceilings,
