@@ -9,7 +9,7 @@ from sojourn.diagnosis.proposal import Gain, Proposal
 from sojourn.diagnosis.repeat import rerun
 from sojourn.diagnosis.shares import ledger_columns
 from sojourn.diagnosis.symptoms import BY_KEY, FULL_POOL, TOLERATED_MISSES, make_check
-from sojourn.diagnosis.verdict import RECORD_THE_SERVER, Evidence, Finding, Kind, SymptomCheck, evidence
+from sojourn.diagnosis.verdict import RECORD_THE_SERVER, Evidence, Finding, Kind, SymptomCheck, evidence, support_of
 from sojourn.metrics.ledger import ACCOUNT_BY_NAME
 from sojourn.metrics.request.objectives import OBJECTIVE_NAMES, OBJECTIVES, short
 
@@ -43,8 +43,13 @@ def product_latency(first: Client, second: Client) -> Compared:
     reason = f"attainment {attainment(good):.0%} in {good.name} and {attainment(bad):.0%} in {bad.name}"
     if attainment(good) < 1 - TOLERATED_MISSES or attainment(bad) >= 1 - TOLERATED_MISSES:
         return make_check(symptom, "absent", reason), None
-    lost = max(0.0, attainment(good) - attainment(bad))
-    return make_check(symptom, "present", reason), _finding(symptom.key, lost, _other_workload(good, bad))
+    differences = _workload_differences(good, bad)
+    if not differences and not (is_joined(good) and is_joined(bad)):
+        unseen = _lacking(good, bad, is_joined)
+        alike = f"{reason}, and the workloads are alike: the server or the way to it became slower"
+        return make_check(symptom, "unknown", f"{alike}; no server records in {unseen}: {RECORD_THE_SERVER}"), None
+    lost = attainment(good) - attainment(bad) if first is bad else None  # the other run's loss is not of this one
+    return make_check(symptom, "present", reason), _finding(symptom.key, lost, _other_workload(good, bad, differences))
 
 
 def devices(first: Client, second: Client) -> Compared:
@@ -74,10 +79,10 @@ def devices(first: Client, second: Client) -> Compared:
     return make_check(symptom, "present", reason), _finding(symptom.key, 1 - attainment(large), rigid)
 
 
-def _finding(symptom: str, lost: float, found: Proposal) -> Finding:
+def _finding(symptom: str, lost: float | None, found: Proposal) -> Finding:
     return Finding(
         symptom=symptom, title=BY_KEY[symptom].title, objective="", cohort="all requests of both runs",
-        goodput_lost=lost, **found.verdict(),
+        goodput_lost=lost, confidence=support_of(found.evidence), **found.verdict(),
     )  # fmt: skip
 
 
@@ -118,14 +123,13 @@ def _load_of(facts: Client) -> Any:
     return {name: block for name, block in scenario.items() if name not in NAMED_ONLY}
 
 
-def _other_workload(good: Client, bad: Client) -> Proposal:
+def _other_workload(good: Client, bad: Client, differences: list[tuple[str, float, float, float]]) -> Proposal:
     objective = _worst_objective(bad)
     there = accounts_of(good.rows, objective).mean().fillna(0)
     here = accounts_of(bad.rows, objective).mean().fillna(0)
     grown = (here - there).sort_values(ascending=False)
     total = float(grown.clip(lower=0).sum())
     top = grown.index[0]
-    differences = _workload_differences(good, bad)
     info = ACCOUNT_BY_NAME[top]
     kind: Kind = "workload" if differences else "client" if info.lifecycle == "client" else "fault"
     prefix = "ttft" if objective == "ttft_ms" else "ledger"

@@ -14,9 +14,8 @@ from sojourn.diagnosis.proposal import Proposal, gain
 from sojourn.diagnosis.proposals import proposals_of_symptom
 from sojourn.diagnosis.regained import tell_replay
 from sojourn.diagnosis.repeat import with_settings
-from sojourn.diagnosis.suspects import support_of
 from sojourn.diagnosis.symptoms import BY_KEY, Symptom, cohort, symptom_of
-from sojourn.diagnosis.verdict import LOST_TITLE, SEPARATOR, Finding, Fix, Probe
+from sojourn.diagnosis.verdict import LOST_TITLE, SEPARATOR, Finding, Fix, Probe, support_of
 from sojourn.metrics.prediction import Change, attainment_text, change_text, settings_text
 from sojourn.metrics.request.objectives import short
 

@@ -20,6 +20,7 @@ _ADD_OBJECTIVES = {
     "client": "Add `objectives` to the scenario",
     "server": "Start the server with objectives: `sojourn serve MODEL --objective-ttft-ms 500 --objective-tpot-ms 50`",
 }
+LEAST_SURE = 0.15  # a cause that is wrong six times of seven is no headline
 SURE_ENOUGH = 0.5  # a verdict that is as often wrong as right is none
 BALANCED = 0.5  # as much weighs for a cause as against it
 CLEAR_MARGIN = 0.15  # of the first cause's score, by which the next one must be behind: what evidence is good to
@@ -139,6 +140,8 @@ def _name_undecided(facts: Client, costly: Sequence[Finding]) -> str:
     first = costly[0]  # a consequence of it is no rival
     rivals = [each for each in costly[1:] if each.role == "alternative" and first.key not in each.follows]
     open_ = f"{_cost(facts, first)}, and why is open. "
+    if first.confidence < LEAST_SURE:
+        return f"{open_}The likeliest cause is hardly one: {first.cause}. Measure first: {first.probe.measurement}"
     if first.confidence_features.get("support", 1.0) < BALANCED:
         return f"{open_}The evidence speaks against the likeliest cause, {first.cause}. Measure first: " + (
             first.probe.measurement

@@ -1,6 +1,6 @@
 """Suspects: the causes that were proposed for a run, and how the lost time and the lost requests divide among them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sojourn.diagnosis.consequences import near_keys, roots
@@ -9,7 +9,7 @@ from sojourn.diagnosis.excess import Excess
 from sojourn.diagnosis.proposal import Proposal
 from sojourn.diagnosis.proposals import proposals
 from sojourn.diagnosis.server_proposals import server_proposals
-from sojourn.diagnosis.verdict import Evidence
+from sojourn.diagnosis.verdict import support_of
 
 Name = tuple[str, str, str]  # of an excess: class, objective, error
 Claims = Mapping[Name, Mapping[str, float]]  # excess → account → share of it
@@ -41,14 +41,6 @@ class Suspect:
 
     def claims(self) -> dict[Name, Mapping[str, float]]:
         return {excess.name: proposal.claims or {} for excess, proposal in self.cases}
-
-
-def support_of(found: Iterable[Evidence]) -> float:
-    """More evidence for a cause never lowers it, more against it never raises it."""
-    weights = {True: 1.0, False: 1.0}  # one of each to begin with: nobody knows anything
-    for fact in found:
-        weights[fact.supports] += fact.weight
-    return weights[True] / (weights[True] + weights[False])
 
 
 def own_share(excess: Excess, proposal: Proposal) -> float:

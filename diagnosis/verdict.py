@@ -1,5 +1,6 @@
 """What a diagnosis says, as data: the terminal, the HTML report, the app and `diagnosis.json` all show this."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -151,6 +152,14 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 def label_fix(fix: Fix) -> str:
     """What a change is called: a fix that regains nothing is none."""
     return "fix" if fix.regains else "change"
+
+
+def support_of(found: Iterable[Evidence]) -> float:
+    """More evidence for a cause never lowers it, more against it never raises it."""
+    weights = {True: 1.0, False: 1.0}  # one of each to begin with: nobody knows anything
+    for fact in found:
+        weights[fact.supports] += fact.weight
+    return weights[True] / (weights[True] + weights[False])
 
 
 def tell_confidence(found: Finding) -> str:

@@ -12,9 +12,9 @@ from sojourn.diagnosis.evidence import read_evidence
 from sojourn.diagnosis.excess import SERVED, Excess
 from sojourn.diagnosis.findings import findings
 from sojourn.diagnosis.proposal import Gain, Proposal
-from sojourn.diagnosis.suspects import Suspect, add_claims, divide, support_of
+from sojourn.diagnosis.suspects import Suspect, add_claims, divide
 from sojourn.diagnosis.trials import combine
-from sojourn.diagnosis.verdict import evidence
+from sojourn.diagnosis.verdict import evidence, support_of
 from sojourn.metrics.prediction import Change, Interval, NoPredictor, Prediction
 from sojourn.metrics.time_limit import TimeLimit
 from tests.metrics.synthetic import synthetic_run

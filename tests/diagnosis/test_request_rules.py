@@ -13,8 +13,8 @@ from sojourn.diagnosis.evidence_level import LEVELS, view_at_level
 from sojourn.diagnosis.excess import SERVED, excesses, losses
 from sojourn.diagnosis.proposal import CONTRADICTION
 from sojourn.diagnosis.proposals import proposals
-from sojourn.diagnosis.suspects import support_of
 from sojourn.diagnosis.validity import lateness
+from sojourn.diagnosis.verdict import support_of
 from tests.metrics.simulated_server import Settings
 from tests.metrics.synthetic import PLANTS, Klass, Plant, synthetic_run
 
