@@ -235,7 +235,7 @@ def view_of(
 
 def _longest(below: dict[float, float]) -> float | None:
     bound = next((bound for bound, count in below.items() if count >= max(below.values())), math.inf)
-    return bound if math.isfinite(bound) else None
+    return float(bound) if math.isfinite(bound) else None
 
 
 def own_latency_ms(source: Source, grown: Growth) -> float | None:

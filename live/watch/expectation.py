@@ -68,7 +68,8 @@ def bounds_around(below: Mapping[float, float], bound_s: float) -> tuple[float, 
     at_least, at_most = shares_below(below, bound_s)
     if round(at_least, 3) == round(at_most, 3):
         return None
-    return max((edge for edge in below if edge < bound_s), default=0.0), min(edge for edge in below if edge > bound_s)
+    low = max((edge for edge in below if edge < bound_s), default=0.0)
+    return float(low), float(min(edge for edge in below if edge > bound_s))
 
 
 def shares_below(below: Mapping[float, float], bound_s: float) -> tuple[float, float]:

@@ -73,7 +73,7 @@ def goodput_rps(
         observed, (before, after) = _whole(below), running if name == "ttft_ms" else (0.0, 0.0)
         least -= ended - min(ended, max(0.0, low * observed - after))
         most = min(most, high * observed + before if name == "ttft_ms" else ended - (1 - high) * observed)
-    return max(0.0, least) / seconds, max(0.0, most) / seconds
+    return float(max(0.0, least)) / seconds, float(max(0.0, most)) / seconds
 
 
 def good_tokens_per_s(grown: Growth, seconds: float) -> float | None:

@@ -4,11 +4,11 @@ import json
 
 from sojourn.scripting.documents import json_schema
 from tests.commands.program import run_program
-from tests.metrics.live_pages import page, pages, serving
+from tests.metrics.live_pages import serving, working
 
 
 def test_once_prints_the_document_and_ends_with_its_code():
-    with serving(pages(page())) as url:
+    with serving(working()) as url:
         done = run_program("watch", url, "--once", "--json", "--for", "2", "--slo", "ttft:500")
     found = json.loads(done.stdout)
     assert (done.returncode, found["schema"], found["state"]) == (0, "sojourn.watch/1", "healthy")

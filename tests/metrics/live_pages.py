@@ -2,6 +2,7 @@
 
 import http.server
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -74,6 +75,21 @@ def serving(answer):
 
 def pages(body):
     return lambda path: (200, body) if path == "/metrics" else (404, b"")
+
+
+def working():
+    """Answers as a server that ends ten requests per second."""
+    made, began, seen = VllmPage(), time.monotonic(), [float("-inf")]
+    lives = steady(600, every_s=0.1)
+
+    def answer(path):
+        now = time.monotonic() - began + 5.0
+        finish(made, lives, seen[0], now)
+        made.show(2, 0, 0.2, 0)
+        seen[0] = now
+        return (200, made.render()) if path == "/metrics" else (404, b"")
+
+    return answer
 
 
 def page(waiting: int = 0, seconds: float = 30.0) -> bytes:

@@ -12,7 +12,7 @@ from sojourn.live.watch.observer import Observer
 from sojourn.live.watch.watcher import Watched, Watcher, watch_once
 from sojourn.metrics.errors import InputError
 from tests.metrics.foreign import VllmPage, finish, steady
-from tests.metrics.live_pages import observed, page, pages, serving
+from tests.metrics.live_pages import observed, page, pages, serving, working
 
 
 def until(condition, seconds: float = 5.0):
@@ -57,9 +57,9 @@ def test_a_server_that_vanishes_and_comes_back_is_watched_on():
 
 
 def test_several_servers_have_a_line_each():
-    with serving(pages(page())) as one, serving(lambda _: (404, b"")) as other:
-        found = watch_once([one, f"{one}/v1", other], seconds=0.5, interval_s=0.05)
-    assert [server.state for server in found.servers] == ["cannot tell", "unreachable"]  # two run, and no token comes
+    with serving(working()) as one, serving(lambda _: (404, b"")) as other:
+        found = watch_once([one, f"{one}/v1", other], seconds=1.5, interval_s=0.1)
+    assert [server.state for server in found.servers] == ["healthy", "unreachable"]
     assert found.state == "unreachable" and found.headline.startswith(other)
 
 
