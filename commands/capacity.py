@@ -1,6 +1,7 @@
 """`sojourn capacity`: the largest rate that meets the objectives, or goodput at given rates."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,13 @@ from sojourn.commands.cli import (
     print_json,
     table,
 )
-from sojourn.commands.load_options import TargetArgument, load_options, scenario_and_server, stated_scenario
+from sojourn.commands.load_options import (
+    OtherArgument,
+    TargetArgument,
+    load_options,
+    scenario_and_server,
+    stated_scenario,
+)
 from sojourn.commands.sweep import chosen_rates, measure_rates
 from sojourn.metrics.errors import InputError
 from sojourn.metrics.exit_codes import Ended
@@ -43,6 +50,7 @@ _of_search = partial(typer.Option, rich_help_panel="Without rates")
 def capacity(
     context: typer.Context,
     scenario: TargetArgument = None,
+    server: OtherArgument = None,
     rates: Annotated[str | None, _of_rates(metavar="1,2,4,8", help="rates in requests per second")] = None,
     rate_from: Annotated[float | None, _of_rates(help="lowest rate of a grid; with --rate-to")] = None,
     rate_to: Annotated[float | None, _of_rates(help="highest rate of a grid")] = None,
@@ -104,7 +112,7 @@ def capacity(
         raise InputError(f"--rate {asked.rate:g} is the first rate of a search, and --rates names all; drop one")
     if start > highest:
         raise InputError(f"--rate {start:g} is above --highest {highest:g}; lower the one or raise the other")
-    loaded, base_url = _stated(scenario, base_url, asked, is_grid)
+    loaded, base_url = _stated((scenario, server), base_url, asked, is_grid)
     seed = loaded.measure.seed if seed is None else seed
     chosen = chosen_rates(rates, rate_from, rate_to, points, scale) if is_grid else ()
     target = options.chosen_target(loaded, base_url, model, tokenizer, set_, processes)
@@ -119,10 +127,10 @@ def capacity(
 
 
 def _stated(
-    scenario: str | None, base_url: str | None, asked: "LoadOptions", is_grid: bool
+    words: Sequence[str | None], base_url: str | None, asked: "LoadOptions", is_grid: bool
 ) -> "tuple[Scenario, str | None]":
     """The load, and the server's address. A search itself decides the rate, duration and number of its trials."""
-    named, base_url = scenario_and_server(scenario, base_url)
+    named, base_url = scenario_and_server(words, base_url)
     if named is None and base_url is None and not (is_grid or asked.changes_anything):
         raise InputError(
             "nothing says what to send; name a scenario or a server, or give options such as --prompt-tokens"

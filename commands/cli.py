@@ -1,5 +1,6 @@
 """What the verbs share: the console, optional packages, run directories, and options with one meaning everywhere."""
 
+import glob
 import math
 import os
 import re
@@ -17,6 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from sojourn.commands import stopped as stop
 from sojourn.metrics.errors import InputError, SojournError
 from sojourn.metrics.installed import need as need
 
@@ -241,17 +243,23 @@ def new_run(name: str) -> Path:
 
 @contextmanager
 def run_progress(path: Path, is_shown: bool = True) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Gives the page of a new run. If Ctrl-C or an error ends the run, names its directory."""
+    """Gives the page of a new run. If Ctrl-C or an error ends the run, names its directory, or those beside it whose
+    names begin with its name."""
     from sojourn.loadgen.run.progress_page import ProgressPage
 
-    existed = (path / "run.json").exists()
+    existed = runs_named(path)
     try:
         with ProgressPage(out) if is_shown else nullcontext(lambda _: None) as progress:
             yield progress
     except (KeyboardInterrupt, Exception) as error:
-        if (path / "run.json").exists() and not existed:
-            stopped = "stopped; " if isinstance(error, KeyboardInterrupt) else ""
+        stopped = "stopped; " if isinstance(error, KeyboardInterrupt) else ""
+        for kept in sorted(runs_named(path) - existed):
+            stop.kept.append(kept)
             with suppress(OSError):  # a terminal that was closed
-                out.print(f"{stopped}what was recorded is in {path}: sojourn diagnose {path}",
+                out.print(f"{stopped}what was recorded is in {kept}: sojourn diagnose {kept}",
                           markup=False, soft_wrap=True)  # fmt: skip
         raise
+
+
+def runs_named(path: Path) -> set[Path]:
+    return {file.parent for file in path.parent.glob(f"{glob.escape(path.name)}*/run.json")}

@@ -1,12 +1,13 @@
 """`sojourn compare`: whether B is worse than A, for people and for CI."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sojourn.commands.cli import find_run, open_run, out, print_json, table
+from sojourn.commands.cli import find_run, open_run, out, print_json, program_name, table
 from sojourn.metrics.compare.metrics import METRICS
 from sojourn.metrics.errors import InputError, RunDataError
 from sojourn.metrics.exit_codes import Ended
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from sojourn.metrics.compare.workload import Work
     from sojourn.metrics.run.directory import RunDirectory
 
+TAKES_TWO = "compare takes two: A before and B after, each a run, a folder of runs or a file"
 USUAL_MARGIN = "5%"
 EXIT_CODES = {"no worse": Ended.DONE, "worse": Ended.FAILED, "cannot tell": Ended.CANNOT_TELL}
 RunsArgument = Annotated[
@@ -71,7 +73,7 @@ def compare(
 
         sys.exit(compare_periods(*map(str, periods), select, as_json=json))
     if a is None or b is None:
-        raise InputError("compare takes two runs, two files, or two periods of a --prometheus")
+        raise InputError(TAKES_TWO if a is None else _needs_two(a))
     if a.is_file() and b.is_file():
         own_options = {"--metric": metric, "--max-steal": max_steal, "--margin": margin != [USUAL_MARGIN] and margin}
         if given := [name for name, value in own_options.items() if value]:
@@ -116,6 +118,26 @@ def _share(option: str, text: str) -> float:
     if not 0 < share <= 1:
         raise InputError(f"{option} is {text or 'empty'}; give a share above 0 and at most 1, such as 5% or 0.05")
     return share
+
+
+def _needs_two(only: Path) -> str:
+    """What is missing, and the command for the two newest runs of a folder, or for the run that lies beside one."""
+    from sojourn.metrics.run.listing import before_and_after, list_runs, run_beside
+
+    found = find_run(only)
+    is_run = (found / "run.json").exists()
+    folder = found.resolve().parent if is_run else found
+    listed = list_runs(folder) if folder.is_dir() else []
+    names = [found.resolve().name] if is_run else [run.name for run in listed if not run.is_passed_over][:2]
+    if is_run and (other := run_beside(listed, names[0])) is not None:
+        names.append(other.name)
+    if not found.exists():
+        return f"{TAKES_TWO}; {only} does not exist"
+    if len(names) < 2:
+        return f"{TAKES_TWO}; {found} is the only one that was found"
+    shown = found.parent if is_run else found
+    pair = [shlex.quote(str(path)) for path in before_and_after(shown / names[0], shown / names[1])]
+    return f"{TAKES_TWO}; the two that lie nearest:\n{program_name()} compare {' '.join(pair)}"
 
 
 def _runs(path: Path) -> "list[RunDirectory]":

@@ -6,9 +6,11 @@ Little is imported before Ctrl-C is safe: loading the verbs takes a good part of
 import os
 import signal
 import sys
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
+from sojourn.commands.stopped import NOTHING_KEPT, SENDING, kept
 from sojourn.metrics.exit_codes import Ended
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -17,7 +19,7 @@ RETRY_S = 0.05
 
 def main() -> None:
     """Runs the command line. An expected failure is a sentence on stderr and an exit code, see `metrics.errors`."""
-    _on_stop(_leave)
+    _on_stop(_leave_early)
     if sys.argv[1:] == ["--version"]:  # scripts ask for it, and need no verb loaded
         from sojourn.metrics.version import own_version
 
@@ -35,6 +37,9 @@ def main() -> None:
             raise
         code = Ended.STOPPED  # an import or a library made another error of the interruption
     finally:
+        if stop.came and not kept and is_sending():
+            with suppress(OSError):  # a terminal that was closed
+                print(NOTHING_KEPT)
         _on_stop(_leave)  # what remains is the end of the process
         _flush()
     sys.exit(Ended.STOPPED if stop.came else code)
@@ -88,6 +93,17 @@ def _on_stop(action: Any) -> None:
     for number in STOPS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, action)
+
+
+def is_sending() -> bool:
+    return sys.argv[1:2] != [] and sys.argv[1] in SENDING and not {"-h", "--help"} & {*sys.argv}
+
+
+def _leave_early(number: int, frame: FrameType | None) -> None:
+    if is_sending():
+        with suppress(OSError):
+            os.write(1, f"{NOTHING_KEPT}\n".encode())
+    os._exit(Ended.STOPPED)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

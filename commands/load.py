@@ -19,6 +19,7 @@ from sojourn.commands.cli import (
 )
 from sojourn.commands.export import VLLM_FILE, export
 from sojourn.commands.load_options import (
+    OtherArgument,
     TargetArgument,
     load_options,
     print_load,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 def load(
     context: typer.Context,
     scenario: TargetArgument = None,
+    server: OtherArgument = None,
     base_url: Annotated[
         str | None,
         typer.Option(
@@ -81,7 +83,7 @@ def load(
     from sojourn.loadgen.run.experiment import load_url
     from sojourn.loadgen.run.small_load import OUTPUT_TOKENS, PROMPT_TOKENS
 
-    named, base_url = scenario_and_server(scenario, base_url)
+    named, base_url = scenario_and_server((scenario, server), base_url)
     if base_url is None:
         to = f"--base-url, as in `sojourn load {named} --base-url 127.0.0.1:8000`" if named else "its address"
         raise InputError(f"no server is named; give {to}")

@@ -4,13 +4,14 @@ import functools
 import inspect
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sojourn.commands.cli import bounds_of, header_variable, hidden_header, out, slo_option
-from sojourn.live.watch.fetch import is_address
+from sojourn.live.watch.fetch import is_address, name_cut
 from sojourn.metrics.errors import InputError
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ TargetArgument = Annotated[
         metavar="[SCENARIO|URL]", help="a bundled scenario or a scenario file; or the address of a running server"
     ),
 ]
+OtherArgument = Annotated[str | None, typer.Argument(metavar="[URL|SCENARIO]", help="the other of the two")]
 
 
 def _declared(
@@ -78,15 +80,25 @@ def load_options(verb: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def scenario_and_server(named: str | None, base_url: str | None) -> tuple[str | None, str | None]:
-    """The scenario and the address, of which either may be the first word. Raises InputError for two addresses."""
-    from sojourn.loadgen.scenario.scenario import is_scenario
+def scenario_and_server(words: Sequence[str | None], base_url: str | None) -> tuple[str | None, str | None]:
+    """The scenario and the address, each once and in any order. Raises InputError for two of a kind, and ScenarioError
+    for a word that is neither."""
+    from sojourn.loadgen.scenario.scenario import find_scenario, is_scenario
 
-    if named is None or is_scenario(named) or not is_address(named):
-        return named, base_url
-    if base_url is not None:
-        raise InputError(f"{named} and --base-url {base_url} are two addresses; keep one")
-    return None, named
+    given = [word for word in words if word is not None]
+    urls = [word for word in given if is_address(word) and not is_scenario(word)]
+    scenarios = [word for word in given if word not in urls]
+    for word in scenarios:
+        find_scenario(word)
+    if len(scenarios) > 1:
+        raise InputError(f"{' and '.join(scenarios)} are two scenarios; keep one")
+    if len(urls) + (base_url is not None) > 1:
+        raise InputError(f"{' and '.join([*urls, *([f'--base-url {base_url}'] if base_url else [])])} are two "
+                         "addresses; keep one")  # fmt: skip
+    url = urls[0] if urls else base_url
+    if url is not None and (cut := name_cut(url)):
+        print(f"sojourn: {cut}", file=sys.stderr)
+    return (scenarios[0] if scenarios else None), url
 
 
 def stated_scenario(named: str | None, asked: "LoadOptions", engine: Mapping[str, Any] | None = None) -> "Scenario":

@@ -56,6 +56,7 @@ def watch(
     json: Annotated[bool, typer.Option("--json", help="with --once: print the verdict as JSON")] = False,
 ) -> None:  # fmt: skip
     """Watch live servers: what they suffer from now, and why. It sends no load and reads no prompt."""
+    from sojourn.live.watch.fetch import name_cut
     from sojourn.live.watch.recorder import Recorders
     from sojourn.live.watch.watcher import Watcher
 
@@ -63,6 +64,8 @@ def watch(
         raise InputError("--json takes --once: a page that goes on has no end to print")
     if once and metrics_port is not None:
         raise InputError("--metrics-port is of a watch that goes on; leave it or --once out")
+    for cut in filter(None, map(name_cut, urls or ())):
+        print(f"sojourn: {cut}", file=sys.stderr)
     objectives = bounds_of(slo)
     recorders = None if record is None else Recorders(record, objectives)
     watcher = Watcher(

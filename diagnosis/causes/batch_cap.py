@@ -28,6 +28,7 @@ from sojourn.diagnosis.statements.refutations import FULL_POOL, PREEMPTED
 from sojourn.diagnosis.symptom_tree.reading import show_batch, waiting_for
 
 WIDER = (2, 4, 16, 64)  # times the cap: candidates of a replay
+PROPOSED = 8  # times the batch that was seen, where no replay chooses
 LARGEST_CANDIDATE = 256  # requests: beyond it the step model of a run is extrapolated too far
 POOL = frozenset(("num_kv_blocks", "kv_cache_gib", "memory_fraction"))  # settings that fix the size of the pool
 
@@ -83,6 +84,7 @@ def read_means(facts: Means, excess: Excess) -> Proposal | None:
     if not stands_at_cap(view) or is_saturated(facts):
         return None
     batch, setting = waiting.largest_batch, view.settings.get("batch cap", "the limit on running requests")
+    tried = min(PROPOSED * batch, max(2 * batch, LARGEST_CANDIDATE))
     larger, queued = f"{setting} above {batch:,.0f}", f"mean queue time of {queue.mean_ms:,.0f} ms"
     return Proposal(
         cause=f"the batch is capped: up to {waiting.largest:,.0f} requests wait while never more than {batch:,.0f} run "
@@ -99,7 +101,7 @@ def read_means(facts: Means, excess: Excess) -> Proposal | None:
         settings={},
         if_cause=f"more than {batch:,.0f} run at a time, and the {queued} falls",
         if_rival=f"more run at a time, each token takes longer, and {missing_share(excess)} stays",
-        change=larger,
+        change=f"{larger}: {tried:,.0f} is a proposal to measure, as means do not show how much it gains",
         explained=None if excess.share("request.queue") else queue_share(view, excess),
         gain=time_gained(view, f"mean queue time, {queue.mean_ms:,.0f} ms"),
     )  # fmt: skip

@@ -3,6 +3,8 @@
 import http.client
 import os
 import re
+import socket
+import ssl
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urldefrag, urljoin, urlsplit
@@ -13,6 +15,8 @@ from sojourn.metrics.errors import InputError, ServerError
 API_KEY_VARIABLE = "SOJOURN_API_KEY"  # a secret: read from the environment, never written anywhere
 LARGEST = 64 << 20  # bytes of an answer that are read
 MOST_REDIRECTS = 5
+PROBE_S = 2.0  # for the question which of http and https a port speaks
+OF_SERVER = re.compile(r"(/v1(/.*)?|/metrics|/health|/docs|/openapi\.json)$")  # paths below a server's address
 PORTS = {"http": 80, "https": 443}
 HOST = re.compile(r"[\w.:%-]+")  # a name, an address of IPv4, or one of IPv6
 HOST_AND_PORT = re.compile(r"([\w.-]+|\[[\w:%.]+\]):\d+(/.*)?")
@@ -54,7 +58,9 @@ def fetch(url: str, timeout_s: float, data: bytes | None = None) -> tuple[int, b
     except (URLError, OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "reason", error)
         why = getattr(reason, "strerror", None) or str(reason) or type(error).__name__
-        raise ServerError(f"no server answers at {url} ({why})") from None
+        refused = isinstance(reason, (ConnectionRefusedError, TimeoutError))
+        hint = "" if refused else other_scheme(url)
+        raise ServerError(f"no server answers at {url} ({hint or why})") from None
 
 
 def is_address(word: str) -> bool:
@@ -63,8 +69,8 @@ def is_address(word: str) -> bool:
 
 
 def base_of(url: str) -> str:
-    """The address without a final slash, /v1 or /metrics; `host:port` gets http. Every verb that takes a server's
-    address reads it here. Raises InputError."""
+    """The address of the server itself: without the path of its API or of a page, such as /v1/chat/completions or
+    /metrics; `host:port` gets http. Every verb that takes a server's address reads it here. Raises InputError."""
     text = url.strip()
     try:
         parts = urlsplit(text if "://" in text else f"http://{text}")
@@ -75,5 +81,32 @@ def base_of(url: str) -> str:
         raise InputError(f"{url!r} is no http address; give one such as http://127.0.0.1:8000")
     if parts.query or parts.fragment or parts.username:
         raise InputError(f"{url!r} has more than a host, a port and a path; keys go into {API_KEY_VARIABLE}")
-    path = parts.path.rstrip("/").removesuffix("/metrics").removesuffix("/v1")
-    return f"{parts.scheme}://{parts.netloc}{path}"
+    return f"{parts.scheme}://{parts.netloc}{OF_SERVER.sub('', parts.path.rstrip('/'))}"
+
+
+def name_cut(url: str) -> str:
+    """A sentence where an address had the path of one endpoint, which is left out; "" for /v1 and /metrics."""
+    base, given = base_of(url), url.strip().rstrip("/")
+    path = urlsplit(given if "://" in given else f"http://{given}").path.removeprefix(urlsplit(base).path)
+    return "" if path in ("", "/v1", "/metrics") else f"takes {base} as the server; {path} is one of its paths"
+
+
+def other_scheme(url: str) -> str:
+    """A sentence where the port of an address answers, but in the other of http and https; else "". Asked only where
+    a request has failed."""
+    parts = urlsplit(url)
+    scheme, host = {"http": "https", "https": "http"}.get(parts.scheme, ""), parts.hostname or ""
+    try:
+        with socket.create_connection((host, parts.port or PORTS[parts.scheme]), PROBE_S) as bare:
+            if scheme == "https":
+                context = ssl.create_default_context()
+                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+                context.wrap_socket(bare, server_hostname=host).close()
+            else:
+                bare.settimeout(PROBE_S)
+                bare.sendall(f"HEAD / HTTP/1.0\r\nHost: {parts.netloc}\r\n\r\n".encode())
+                if not bare.recv(5).startswith(b"HTTP/"):
+                    return ""
+    except (OSError, ValueError, KeyError):
+        return ""
+    return f"it speaks {scheme}: give {parts._replace(scheme=scheme, netloc=parts.netloc).geturl()}"

@@ -6,6 +6,7 @@ ask for, `objectives` the bounds (with their source), `measure` what counts, `fl
 
 import re
 from collections.abc import Iterator
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +27,7 @@ OWN_HEADERS = frozenset((
     "host", "connection", "content-type", "content-length", "transfer-encoding", "accept", "accept-encoding", "te",
     "expect", "upgrade", "x-request-id", "traceparent", "x-session-id", "x-sojourn-class", "x-sojourn-tenant",
 ))  # fmt: skip
+SUFFIXES = (".yaml", ".yml")
 SCENARIO_FOLDER = Path(__file__).parents[2] / "scenarios"
 
 
@@ -252,7 +254,7 @@ def is_scenario(path_or_name: str) -> bool:
 
 def load_scenario(path_or_name: str | Path) -> Scenario:
     """Reads a scenario file, or a bundled one by its name. Raises ScenarioError, one sentence per fault."""
-    path = _find(str(path_or_name))
+    path = find_scenario(str(path_or_name))
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), UniqueKeys)
     except OSError as error:
@@ -271,13 +273,21 @@ def load_scenario(path_or_name: str | Path) -> Scenario:
     return scenario
 
 
-def _find(path_or_name: str) -> Path:
+def find_scenario(path_or_name: str) -> Path:
+    """The file of a scenario. Raises ScenarioError with the names that are near."""
     path = Path(path_or_name)
     if path.is_file():
         return path
     known = bundled_scenarios()
     if path_or_name in known:
         return SCENARIO_FOLDER / f"{path_or_name}.yaml"
+    if path.suffix in SUFFIXES or path.parent != Path():
+        if not path.parent.is_dir():
+            raise ScenarioError(f"the scenario file {path_or_name} does not exist: there is no folder {path.parent}")
+        files = {each.stem: str(each) for each in path.parent.iterdir() if each.suffix in SUFFIXES}
+        close = get_close_matches(path.stem, {**dict.fromkeys(known), **files}, n=1, cutoff=0.5)
+        near = f"; did you mean `{files.get(close[0], close[0])}`?" if close else f"; bundled are: {', '.join(known)}"
+        raise ScenarioError(f"the scenario file {path_or_name} does not exist{near}")
     raise ScenarioError(
         f"scenario {path_or_name!r} is neither a file nor bundled{nearest(path_or_name, known)}; bundled are: "
         f"{', '.join(known)}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from sojourn.live.watch.fetch import API_KEY_VARIABLE, MOST_REDIRECTS, PORTS, base_of, within_one_server
+from sojourn.live.watch.fetch import API_KEY_VARIABLE, MOST_REDIRECTS, PORTS, base_of, other_scheme, within_one_server
 from sojourn.metrics.errors import ServerError
 
 
@@ -115,6 +115,9 @@ def _get(endpoint: Endpoint, target: str, timeout_s: float) -> tuple[int, bytes,
         return reply.status, reply.read(), reply.getheader("location")
     except (OSError, http.client.HTTPException, ssl.SSLError) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        refused = isinstance(error, (ConnectionRefusedError, TimeoutError))
+        if not refused and (hint := other_scheme(endpoint.url)):
+            raise EndpointError(f"no server answers at {endpoint.url}: {hint}") from None
         raise EndpointError(
             f"no server answers at {endpoint.url} ({reason}); start one, for example with `sojourn serve tiny-model`, "
             "or correct the address"

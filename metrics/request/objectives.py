@@ -1,5 +1,6 @@
 """What a class of requests may be promised: upper bounds of latencies, by name. Pure data; imports nothing of ours."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -42,9 +43,12 @@ def short(objective: str) -> str:
     return objective.removesuffix("_ms")
 
 
+BOUND = re.compile(r"((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)(ms|s)?")
+
+
 def parse_bounds(text: str) -> dict[str, float]:
-    """`ttft:500 tpot:50 e2e:20000`, in ms, as vLLM's `--goodput` has it, → {"ttft_ms": 500.0, …}; `e2el` is e2e, and
-    `=` is `:`.
+    """`ttft:500 tpot:50 e2e:20s`, in ms unless a unit is named, as vLLM's `--goodput` has it, → {"ttft_ms": 500.0, …};
+    `e2el` is e2e, and `=` is `:`.
 
     Raises ValueError with a sentence.
     """
@@ -54,12 +58,13 @@ def parse_bounds(text: str) -> dict[str, float]:
         key = {"e2el": "e2e"}.get(name.lower(), name.lower()) + "_ms"
         if key not in OBJECTIVES:
             raise ValueError(f"{word!r} names no latency; give ttft, tpot or e2e, such as ttft:500 tpot:50")
-        try:
-            bound = float(value)
-        except ValueError:
-            bound = 0.0
+        found = BOUND.fullmatch(value.lower())
+        bound = float(found[1]) * (1000 if found[2] == "s" else 1) if found is not None else 0.0
         if not 0 < bound < float("inf"):
-            raise ValueError(f"{word!r} has no bound; give milliseconds above 0, such as {short(key)}:500")
+            raise ValueError(
+                f"{word!r} has no bound; give milliseconds above 0, or a time in s, such as {short(key)}:500 or "
+                f"{short(key)}:0.5s"
+            )
         if key in bounds:
             raise ValueError(f"{text!r} bounds {short(key)} twice; keep one of the two")
         bounds[key] = bound

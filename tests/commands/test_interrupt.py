@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sojourn.commands.stopped import NOTHING_KEPT
 from tests.metrics.synthetic import synthetic_run
 
 ROOT = Path(__file__).parents[2]
@@ -35,10 +36,12 @@ def run(tmp_path_factory) -> Path:
     return synthetic_run(tmp_path_factory.mktemp("runs") / "a", plant="small_batch_cap", requests=20).path
 
 
-def interrupted(folder: Path, code: str, arguments: list[str], moment: str) -> tuple[int, str]:
+def interrupted(
+    folder: Path, code: str, arguments: list[str], moment: str, stdout: Path = Path(os.devnull)
+) -> tuple[int, str]:
     """Exit code and stderr. `moment`: the module whose import has just ended, or "" for the start of the process."""
     process = subprocess.Popen(
-        [sys.executable, "-X", "importtime", "-c", code, *arguments], cwd=folder, stdout=subprocess.DEVNULL,
+        [sys.executable, "-X", "importtime", "-c", code, *arguments], cwd=folder, stdout=stdout.open("w"),
         stderr=subprocess.PIPE, text=True, start_new_session=True, env=os.environ | {"PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     said = []
@@ -67,6 +70,14 @@ def test_ctrl_c_at_any_moment_ends_with_130_in_silence(tmp_path, run, verb, mome
     }  # fmt: skip
     code, said = interrupted(tmp_path, PROGRAM, lines[verb], moment)
     assert code == 130 and said == "", said
+
+
+@pytest.mark.parametrize(("verb", "told"), [("load", True), ("run", True), ("diagnose", False)])
+@pytest.mark.parametrize("moment", ["typer", "pydantic"])
+def test_a_load_that_is_stopped_in_its_first_second_says_that_nothing_is_kept(tmp_path, run, verb, told, moment):
+    lines = {"diagnose": ["diagnose", str(run)], "load": ["load", "demo", DEAD], "run": ["run", "demo"]}
+    code, _ = interrupted(tmp_path, PROGRAM, lines[verb], moment, said_to := tmp_path / "said")
+    assert code == 130 and said_to.read_text().strip().split("\n")[-1:] == ([NOTHING_KEPT] if told else [""])
 
 
 def test_ctrl_c_before_the_first_line_is_silent(tmp_path):

@@ -74,6 +74,47 @@ def test_wrong_values_are_named_by_their_option(tmp_path, words, says):
     assert done.returncode == 2 and says in done.stderr, done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("mine.yaml", "127.0.0.1:9"), "the scenario file mine.yaml does not exist; did you mean `mines.yaml`?"),
+        (("demo.yaml",), "the scenario file demo.yaml does not exist; did you mean `demo`?"),
+        (("far/x.yml", "--base-url", "h:1"), "far/x.yml does not exist: there is no folder far"),
+        (("dem", "127.0.0.1:9"), "'dem' is neither a file nor bundled; did you mean `demo`?"),
+        (("demo",), "no server is named"),
+        (("demo", "burst"), "two scenarios"),
+        (("h:1", "h:2"), "two addresses"),
+        (("demo", "h:1", "--base-url", "h:2"), "two addresses"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["load", "capacity"])
+def test_a_scenario_and_an_address_are_taken_in_any_order_and_wrong_words_are_named(tmp_path, verb, words, says):
+    (tmp_path / "mines.yaml").write_text("")
+    for given in (words, words[1::-1] + words[2:] if words[1:2] and words[1][0] != "-" else words):
+        if verb == "capacity" and words == ("demo",):
+            continue  # it starts a server of its own
+        done = run_program(verb, *given, cwd=tmp_path)
+        assert done.returncode == 2 and says in done.stderr, done.stderr
+        assert max(map(len, done.stderr.split())) < 80
+
+
+@pytest.mark.parametrize("words", [("steady-chat", "127.0.0.1:9"), ("127.0.0.1:9", "steady-chat")])
+@pytest.mark.parametrize("verb", [("load",), ("capacity", "--rates", "2")])
+def test_both_orders_of_scenario_and_address_reach_the_server(tmp_path, verb, words):
+    done = run_program(*verb, *words, cwd=tmp_path)
+    assert done.returncode == 1 and "no server answers at http://127.0.0.1:9 " in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions/", "/health", "/v1", "/metrics", "/"])
+@pytest.mark.parametrize("verb", [("load", "--rate", "9"), ("watch", "--once", "--for", "2")])
+def test_an_address_with_the_path_of_an_endpoint_is_that_of_its_server(tmp_path, verb, path):
+    done = run_program(verb[0], f"127.0.0.1:9{path}", *verb[1:], cwd=tmp_path)
+    said = f"{done.stdout}{done.stderr}"
+    assert "http://127.0.0.1:9" in said and (path in ("/", "/metrics") or f"http://127.0.0.1:9{path}" not in said)
+    cut = f"takes http://127.0.0.1:9 as the server; {path.rstrip('/')} is one of its paths"
+    assert (cut in done.stderr) is (path not in ("/v1", "/metrics", "/"))
+
+
 def test_the_weight_of_the_demo_is_said_before_it_is_sent(tmp_path):
     done = run_program("load", "demo", "--base-url", "127.0.0.1:9", cwd=tmp_path)
     said = " ".join(done.stdout.split())
@@ -87,6 +128,11 @@ def test_the_weight_of_the_demo_is_said_before_it_is_sent(tmp_path):
         (LoadOptions(rate=1.0, requests=2), "2 requests in 2 s (1 per second)"),
         (LoadOptions(rate=20.0, requests=6), "6 requests in 0.3 s (20 per second)"),
         (LoadOptions(rate=4.0, requests=20, duration_s=90.0), "20 requests in 5 s (4 per second)"),
+        (
+            LoadOptions(rate=4.0, duration_s=5.0),
+            "16 requests in 5 s (3.2 per second; drawn at 4 per second, of which about 20 are expected)",
+        ),
+        (LoadOptions(rate=0.5, duration_s=2.0), "1 request in 2 s (0.5 per second)"),
     ],
 )
 def test_the_announced_rate_is_the_one_that_was_asked_for(asked, says):

@@ -82,6 +82,18 @@ def test_a_folder_of_runs_offers_the_newest_and_the_command_for_it(tmp_path, ver
     assert all(word in last for word in extra)
 
 
+def test_compare_with_one_word_names_what_it_needs_and_the_two_newest(tmp_path):
+    for number in range(3):
+        run = synthetic_run(tmp_path / "runs" / f"r{number}", requests=3)
+        run.update_meta(wall_anchor={"monotonic_ns": 0, "unix_ns": 1_700_000_000_000_000_000 + number})
+    for given, pair in (("runs", "runs/r1 runs/r2"), ("runs/r1", "runs/r0 runs/r1"), ("runs/r0", "runs/r0 runs/r1"),
+                        ("r2", "runs/r1 runs/r2")):  # fmt: skip
+        done = run_program("compare", given, cwd=tmp_path)
+        assert done.returncode == 2 and "compare takes two: A before and B after" in done.stderr
+        assert done.stderr.strip().endswith(f"compare {pair}"), done.stderr
+    assert "far does not exist" in run_program("compare", "far", cwd=tmp_path).stderr
+
+
 @pytest.mark.parametrize("served", [True, False])
 def test_the_next_step_of_a_run_can_be_taken(tmp_path, served):
     def refuse_all(records):

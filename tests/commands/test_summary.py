@@ -47,6 +47,14 @@ def test_a_run_that_is_stopped_is_named_with_the_command_that_reads_it(tmp_path,
         assert printed == (f"{says} {path}: sojourn diagnose {path}\n" if started else "")
 
 
+def test_parts_of_a_stopped_load_are_named(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(cli, "out", PipeSafeConsole(width=40))
+    with pytest.raises(KeyboardInterrupt), run_progress(tmp_path / "first"):
+        synthetic_run(tmp_path / "first-alone", requests=20)
+        raise KeyboardInterrupt
+    assert f"stopped; what was recorded is in {tmp_path / 'first-alone'}: " in capsys.readouterr().out
+
+
 def test_a_folder_that_held_a_run_before_is_not_named_as_if_it_were_this_one(tmp_path, capsys):
     path = synthetic_run(tmp_path / "run", requests=20).path
     with pytest.raises(ValueError, match="not empty"), run_progress(path):

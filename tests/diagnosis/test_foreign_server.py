@@ -44,7 +44,7 @@ def test_batch_that_is_capped_while_the_kv_cache_has_room_is_named(tmp_path):
     diagnosis = diagnose(foreign_run(tmp_path / "run", CROWD, VllmPage(), kv_use=0.3))
     first = diagnosis.findings[0]
     assert first.object == "batch cap" and first.kind == "policy" and first.lifecycles[0] == "request"
-    assert "--max-num-seqs above 2" in first.fix.change and diagnosis.state == "degraded"
+    assert "--max-num-seqs above 2: 16 is a proposal to measure" in first.fix.change and diagnosis.state == "degraded"
     assert diagnosis.bottleneck == "request" and first.probe.rival.startswith("overload")
     assert status(diagnosis, "vram_fills_quickly") == "absent"
 

@@ -8,9 +8,12 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
+from sojourn.live.watch.fetch import fetch
 from sojourn.loadgen.client import arrival_stamps as stamps
 from sojourn.loadgen.client.arrival_stamps import KernelClock
 from sojourn.loadgen.client.event_log import BYTES, NO_REQUEST, RECONNECTED, event_files
@@ -18,6 +21,8 @@ from sojourn.loadgen.client.outgoing import Outgoing
 from sojourn.loadgen.client.socket_loop import SocketLoop
 from sojourn.loadgen.record.parse import events_by_request
 from sojourn.loadgen.scenario.scenario import Target
+from sojourn.loadgen.target.endpoint import parse_base_url, served_models
+from sojourn.metrics.errors import ServerError
 from tests.loadgen.scenarios import replay, scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer
 
@@ -60,7 +65,7 @@ class PlainServer:
                 connection = self._tls.wrap_socket(connection, server_side=True)
             except OSError:  # a client that does not trust it
                 return
-        with connection:
+        with connection, suppress(ConnectionResetError):
             while answered < self._hang_up_after and self._read(connection):
                 self.requests += 1
                 self._before_reply()
@@ -281,13 +286,31 @@ def test_events_of_a_run_are_in_the_order_of_stamping(tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
-def test_requests_and_replies_of_any_size_go_through_tls_on_kept_connections(tmp_path):
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+@pytest.mark.parametrize("read", [lambda url: fetch(url, 5), lambda url: served_models(parse_base_url(url))])
+def test_a_port_that_speaks_the_other_of_http_and_https_is_told_so(tmp_path, read):
+    secure, plain = PlainServer(tls=certified(tmp_path)[0]), PlainServer()
+    for server, wrong, right in ((secure, "http", "https"), (plain, "https", "http")):
+        port = server.address[1][1]
+        with pytest.raises(ServerError, match=f"it speaks {right}: give {right}://127.0.0.1:{port}"):
+            read(f"{wrong}://127.0.0.1:{port}")
+    with pytest.raises(ServerError, match="refused"):
+        read("https://127.0.0.1:9")
+
+
+def certified(folder: Path) -> tuple[ssl.SSLContext, Path]:
+    """A server's context for localhost, and the certificate that a client has to trust."""
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
     subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
     new = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
     subprocess.run([*new, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
+    return context, certificate
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
+def test_requests_and_replies_of_any_size_go_through_tls_on_kept_connections(tmp_path):
+    context, certificate = certified(tmp_path)
     server, ends = PlainServer(tls=context), []
     trusted = ssl.create_default_context(cafile=certificate)
     body = b"x" * 2_000_000 + END

@@ -215,7 +215,10 @@ def test_rates_are_a_grid_or_a_list_and_wrong_ones_are_explained():
 
 def test_command_line_objectives_are_those_of_vllm_and_wrong_ones_are_explained():
     assert parse_bounds("ttft:500 tpot:50, e2el:9000") == {"ttft_ms": 500, "tpot_ms": 50, "e2e_ms": 9000}
+    for text, ms in (("ttft:1s", 1000), ("ttft:250ms", 250), ("ttft=0.5s", 500), ("ttft:.5", 0.5), ("ttft:1e3", 1000)):
+        assert parse_bounds(text) == {"ttft_ms": ms}
     for wrong, says in (("itl:5", "names no latency"), ("ttft:0", "above 0"), ("ttft", "above 0"), ("", "no objective"),
-                        ("ttft:1 ttft:2", "twice"), ("ttft:inf", "above 0"), ("ttft:nan", "above 0")):  # fmt: skip
+                        ("ttft:1 ttft:2", "twice"), ("ttft:inf", "above 0"), ("ttft:nan", "above 0"),
+                        ("ttft:1h", "a time in s, such as ttft:500 or"), ("ttft:-1s", "above 0")):  # fmt: skip
         with pytest.raises(ValueError, match=says):
             parse_bounds(wrong)
