@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sojourn.commands.cli import SloOption, VerboseOption, bounds_of, output_option, working
+from sojourn.commands.cli import SloOption, VerboseOption, bounds_of, output_option, program_name, working
 from sojourn.commands.summary import diagnose_run, next_steps, print_diagnosis
 from sojourn.metrics.errors import InputError
 from sojourn.metrics.exit_codes import Ended
@@ -116,7 +116,8 @@ def _finish(recording: "Recording", verbose: bool) -> None:
         raise typer.Exit(Ended.FAILED)
     with working(f"diagnosing {ended.run.name}"):
         diagnosis = diagnose_run(ended.run)
-    print_diagnosis(diagnosis, ended.run, verbose, next_steps(ended.run, diagnosis))
+    of_log = [] if ended.log is None else [("its log", f"{program_name()} triage {ended.log}")]
+    print_diagnosis(diagnosis, ended.run, verbose, [*next_steps(ended.run, diagnosis), *of_log])
 
 
 def _say(text: str) -> None:
