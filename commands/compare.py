@@ -13,7 +13,7 @@ from sojourn.metrics.errors import InputError, RunDataError
 from sojourn.metrics.exit_codes import Ended
 
 if TYPE_CHECKING:
-    from sojourn.metrics.compare.verdict import Compared, Comparison, GoodPairs
+    from sojourn.metrics.compare.verdict import Compared, Comparison
     from sojourn.metrics.compare.workload import Work
     from sojourn.metrics.run.directory import RunDirectory
 
@@ -162,8 +162,6 @@ def _print(found: "Comparison") -> None:
     out.print(rows)
     if found.work is not None:
         out.print(_work(*found.work))
-    if found.good_pairs is not None:
-        out.print(_pairs(found.good_pairs))
     by_reason: dict[str, list[str]] = {}
     for each in found.metrics:
         by_reason.setdefault(_reason(each), []).append(each.metric)
@@ -184,13 +182,6 @@ def surely(found: "Comparison") -> str:
     better = [each.metric for each in found.metrics if each.better]
     worse = [each.metric for each in found.metrics if each.verdict == "worse"]
     return "".join(f"; {word} in {', '.join(names)}" for word, names in (("better", better), ("worse", worse)) if names)
-
-
-def _pairs(found: "GoodPairs") -> str:
-    return (
-        f"the same requests: {found.both:,} good in both, {found.only_a:,} only in A, {found.only_b:,} only in B, "
-        f"{found.neither:,} in neither"
-    )
 
 
 def _work(a: "Work", b: "Work") -> str:

@@ -83,14 +83,15 @@ def compare_runs(
     if idle := [name for name in margins if name not in chosen]:
         raise InputError(f"{idle[0]} has a margin and is not compared; compared are {', '.join(chosen)}")
     undisturbed = sides, (work_of(sides[0]), work_of(sides[1]))
-    notes += way.notes()
+    pairs = good_pairs(*whole[0], *whole[1]) if way.pairs else None
+    notes += [*way.notes(), *([pairs.sentence()] if pairs is not None else [])]
     random = np.random.default_rng(seed)
     found = [
         _compared(name, margins.get(name, margin), *((whole, work) if name == "served" else undisturbed), steps, way,
                   confidence, random)
         for name in chosen
     ]  # fmt: skip
-    return together(found, margin, confidence, notes, work, good_pairs(*whole[0], *whole[1]) if way.pairs else None)
+    return together(found, margin, confidence, notes, work, pairs)
 
 
 class _Way(NamedTuple):

@@ -58,6 +58,12 @@ class GoodPairs(msgspec.Struct, frozen=True, kw_only=True):
     only_b: int
     neither: int
 
+    def sentence(self) -> str:
+        return (
+            f"of the requests that both sent {self.both:,} were good in both, {self.only_a:,} only in A, "
+            f"{self.only_b:,} only in B, {self.neither:,} in neither"
+        )
+
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """All metrics, and what they say together."""

@@ -168,7 +168,8 @@ def bootstrap_mean(values: np.ndarray, *, seed: int = 0, resamples: int = RESAMP
         centre, wider = float(sample.mean()), student(count / block)
         low, high = (centre + wider * (bound - centre) for bound in np.quantile(resampled, TAILS))
         return _of_mean(low, high, sample, "block bootstrap")
-    return _of_mean(*np.quantile(resampled, _bca_tails(sample, resampled)), sample, "bca bootstrap")
+    low, high = np.quantile(resampled, _bca_tails(sample, resampled))
+    return _of_mean(low, high, sample, "bca bootstrap")
 
 
 def _of_mean(low: float, high: float, sample: np.ndarray, method: Method) -> Interval:

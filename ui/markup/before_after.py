@@ -12,7 +12,7 @@ from sojourn.ui.figures import compare as figures
 from sojourn.ui.markup import fragments
 from sojourn.ui.markup.document import caption, figure
 from sojourn.ui.run_data import RunData
-from sojourn.ui.tables.compare import MEANING, VERDICTS, class_rows, goodput_rows, ledger_rows, metric_rows
+from sojourn.ui.tables.compare import MEANING, VERDICTS, class_rows, fold, goodput_rows, ledger_rows, metric_rows
 from sojourn.ui.text import prose, safe
 
 COLUMNS = ["setting", "A, before", "B, after"]
@@ -52,7 +52,8 @@ def _verdict(run: RunData, other: RunData) -> str:
         return fragments.state("inconclusive", "no verdict", str(error))
     sentence = f"{MEANING[found.verdict]} Margin {100 * found.margin:.3g}%, confidence {found.confidence:.0%}."
     head = fragments.state(STATES[found.verdict], VERDICTS[found.verdict], sentence)
-    return head + fragments.data_table(metric_rows(found.metrics, found.confidence))
+    notes = "".join(caption(note) for note in fold(found))
+    return head + fragments.data_table(metric_rows(found.metrics, found.confidence)) + notes
 
 
 def settings_table(a: RunData, b: RunData) -> str:

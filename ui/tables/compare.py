@@ -47,7 +47,7 @@ def metric_rows(found: list[Compared], confidence: float = 0.95) -> pd.DataFrame
         rows.append({
             "metric": each.metric, "A": _value(each.metric, each.a), "B": _value(each.metric, each.b),
             "B / A": NOTHING if each.ratio is None else f"{each.ratio:.3f}", f"bounds at {percent(confidence)}": bounds,
-            "verdict": VERDICTS[each.verdict].lower(), "why": _why(each),
+            "verdict": "better" if each.better else VERDICTS[each.verdict].lower(), "why": _why(each),
         })  # fmt: skip
     table = pd.DataFrame(rows)
     return table.drop(columns="why") if len(table) and not table.why.any() else table
