@@ -188,7 +188,8 @@ def read_nvml(nvml: ModuleType | Any, ns: int | None = None) -> Sensors:
 
 
 def _of_dcgm(lines: Iterable[str], ns: int | None) -> Sensors:
-    found, unread = Sensors("DCGM page"), set()
+    found = Sensors("DCGM page")
+    unread: set[str] = set()
     for line in lines:
         if not line.startswith("DCGM_FI_"):
             continue
@@ -226,7 +227,8 @@ def _is_dmon(line: str) -> bool:
 
 def _of_dmon(lines: Sequence[str]) -> Sensors:
     """A header of names and one of units come again after some rows; the columns hold for the rows behind them."""
-    found, unread = Sensors("nvidia-smi dmon"), set()
+    found = Sensors("nvidia-smi dmon")
+    unread: set[str] = set()
     names: list[str] = []
     units: list[str] = []
     for before, line in pairwise(["", *lines]):
@@ -258,7 +260,8 @@ def _column(cell: str) -> tuple[str, str]:
 
 
 def _of_query(lines: Sequence[str]) -> Sensors:
-    found, unread = Sensors("nvidia-smi CSV"), set()
+    found = Sensors("nvidia-smi CSV")
+    unread: set[str] = set()
     columns: list[tuple[str, str]] = []
     for cells in csv.reader(lines, skipinitialspace=True):
         if any(_column(cell)[0] in _BY_QUERY for cell in cells):
