@@ -7,7 +7,7 @@ import msgspec
 
 from sojourn.diagnosis.adjudicate import Judgement, adjudicate
 from sojourn.diagnosis.compare import devices, product_latency
-from sojourn.diagnosis.evidence import Client, is_joined, read_evidence, view_of
+from sojourn.diagnosis.evidence import Client, Records, is_joined, read_evidence, view_of
 from sojourn.diagnosis.evidence_level import Level, view_at_level
 from sojourn.diagnosis.excess import Excess, excesses, losses
 from sojourn.diagnosis.findings import finding_of_symptom, findings
@@ -78,7 +78,7 @@ def diagnose(
         findings=found,
         checks=[checks[symptom.key] for symptom in SYMPTOMS],
         closure=closed,
-        warnings=[*warnings(facts, closed), *_of_replay(judgement, late)],
+        warnings=[*warnings(facts, closed), *_of_stalls(facts, found), *_of_replay(judgement, late)],
         results=measured,
         energy=measured_energy,
         server=view_of(facts),
@@ -107,6 +107,14 @@ def _with_symptoms(
         elif symptom.title not in found[place].title:
             found[place] = msgspec.structs.replace(found[place], title=f"{found[place].title} · {symptom.title}")
     return found
+
+
+def _of_stalls(facts: Client, found: Sequence[Finding]) -> list[str]:
+    """That the engine stood still, where it is no finding: it made few requests late, or others made more so."""
+    stalls = facts.stalls() if isinstance(facts, Records) else None
+    if stalls is None or any(each.key == "engine_stall" for each in found):
+        return []
+    return [f"the engine stood still for {stalls.total_ns / 1e9:,.1f} s: {stalls.sentence}"]
 
 
 def _of_replay(judgement: Judgement, late: Lateness) -> list[str]:

@@ -1,6 +1,6 @@
 """How much of a run a diagnosis may read: the same rules on less evidence, and what finer records are worth."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -48,8 +48,11 @@ class EvidenceView(RunDirectory):
     def sources(self, table: str) -> list[Path]:
         return super().sources(table) if table in self._tables else []
 
-    def arrow(self, table: str) -> pa.Table:
-        return super().arrow(table) if table in self._tables else SCHEMAS[table].empty_table()
+    def arrow(self, table: str, columns: Sequence[str] = ()) -> pa.Table:
+        if table in self._tables:
+            return super().arrow(table, columns)
+        hidden = SCHEMAS[table].empty_table()
+        return hidden.select(list(columns)) if columns else hidden
 
 
 def view_at_level(run: RunDirectory, level: Level) -> EvidenceView:

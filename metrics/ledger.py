@@ -47,6 +47,7 @@ class Account(IntEnum):
     MEMORY_TRANSFER = 25
     REQUEST_ROUTING = 26
     REQUEST_REMOTE_PREFILL = 27
+    COMPUTE_STALL = 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,12 @@ ACCOUNTS: tuple[AccountInfo, ...] = (
         "request",
         "remote_prefill",
         "waiting until a prefill server has computed the prompt, where both got the call at once",
+    ),
+    AccountInfo(
+        Account.COMPUTE_STALL,
+        "compute",
+        "stall",
+        "beyond the bound of the step model: the engine stood still; records show it",
     ),
 )
 ACCOUNT_BY_NAME = {info.name: info for info in ACCOUNTS}

@@ -21,7 +21,10 @@ INSIDE = {
     "metrics": (
         ("errors", "whole_file", "cells", "field_table", "ledger", "version", "interrupts"),
         ("installed", "records", "statistics", "prediction", "time_limit", "usage"),
-        ("steps", "machine"),
+        ("steps", "machine", "compute.cost_model"),
+        ("request.timeline",),
+        ("request.waits",),
+        ("request.stalls",),
         ("run",),
         ("memory", "compute"),
         ("request",),
@@ -77,7 +80,7 @@ INSIDE = {
     ),
     "diagnosis": (
         ("chunk_facts", "client_stalls", "evidence_level", "explanation", "launch_facts", "memory_facts",
-         "step_facts", "verdict"),
+         "stall_facts", "step_facts", "verdict"),
         ("block_facts", "fleet_facts", "stored"),
         ("kv_facts",),
         ("evidence", "run_lint", "shares"),

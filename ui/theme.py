@@ -78,7 +78,7 @@ _TOWARDS_WHITE = {
     "memory.blocked": 0.0, "memory.preempted": -0.4, "memory.recompute": 0.5, "memory.adapter_load": 0.75,
     "memory.load": -0.2, "memory.store": 0.3, "memory.transfer": 0.15,
     "compute.prefill": -0.45, "compute.decode": 0.0, "compute.host": 0.5, "compute.draft": 0.3,
-    "compute.communication": 0.65, "compute.bubble": 0.8,
+    "compute.communication": 0.65, "compute.bubble": 0.8, "compute.stall": -0.75,
 }  # fmt: skip
 ACCOUNT_COLOURS = {info.name: shade(COLOURS[info.lifecycle], _TOWARDS_WHITE[info.name]) for info in ACCOUNTS}
 ACCOUNT_COLOURS[UNACCOUNTED] = UNACCOUNTED_COLOUR

@@ -18,6 +18,7 @@ from sojourn.diagnosis.fleet_facts import fleet_facts
 from sojourn.diagnosis.kv_facts import KvFacts, kv_facts
 from sojourn.diagnosis.launch_facts import launches_of
 from sojourn.diagnosis.memory_facts import prefix_use
+from sojourn.diagnosis.stall_facts import stall_facts
 from sojourn.diagnosis.step_facts import StepFacts, step_facts
 from sojourn.interop.sources.gain import gain_of_run
 from sojourn.interop.sources.view import observe
@@ -109,6 +110,7 @@ def _records(
         "book": cache(lambda: _book(run)),
         "speed": cache(lambda: speed_facts(meta, steps, rows)),
         "kv": cache(lambda: _kv(run, meta) if joined else None),
+        "stalls": cache(lambda: stall_facts(run.arrow("steps"), run.table("system"), _cores(meta))),
         "group": cache(lambda: group_facts(meta, steps)),
         "fleet": cache(lambda: fleet_facts(run, rows, run.level)),
     }
@@ -116,6 +118,10 @@ def _records(
 
 def _kv(run: EvidenceView, meta: dict[str, Any]) -> KvFacts | None:
     return kv_facts(engine_settings(meta), section(meta, "core"), run.table("requests"), run.table("steps"))
+
+
+def _cores(meta: dict[str, Any]) -> int:
+    return int(server_hardware(meta).get("cores") or 1)
 
 
 def _siblings(run: RunDirectory, meta: dict[str, Any]) -> list[pd.DataFrame]:

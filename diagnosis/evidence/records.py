@@ -9,6 +9,7 @@ from sojourn.diagnosis.evidence.client import Client
 from sojourn.diagnosis.fleet_facts import FleetFacts
 from sojourn.diagnosis.kv_facts import KvFacts
 from sojourn.diagnosis.launch_facts import Launches
+from sojourn.diagnosis.stall_facts import StallFacts
 from sojourn.diagnosis.step_facts import StepFacts
 from sojourn.metrics.compute.group_facts import GroupFacts
 from sojourn.metrics.compute.speed_facts import SpeedFacts
@@ -27,6 +28,7 @@ class Records(Accounts):
     book: Callable[[], Book | None]  # which request delayed which
     speed: Callable[[], SpeedFacts | None]  # against normal speed
     kv: Callable[[], KvFacts | None]  # blocks and prefix cache
+    stalls: Callable[[], StallFacts | None]  # steps in which the engine stood still
     group: Callable[[], GroupFacts | None]  # of several ranks
     fleet: Callable[[], FleetFacts | None]  # of several servers
     servers: Mapping[str, Callable[[], Client]]  # of a fleet: each by itself

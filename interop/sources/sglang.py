@@ -181,6 +181,7 @@ SGLANG = Source(
         "memory.store": unseen("SGLang times no store of KV to a slower tier by request"),
         "compute.communication": unseen(IN_PHASES),
         "compute.bubble": unseen(IN_PHASES),
+        "compute.stall": unseen("a step that stands still lies in the phases of its requests; the probe shows it"),
         "memory.transfer": unseen("SGLang times the KV transfers of a server, not a request's wait for its own"),
         "compute.draft": unseen("SGLang proposes drafts within its steps, and times the whole step"),
         "compute.decode": partly("end to end less TTFT, a mean over the run, which also holds others' work"),

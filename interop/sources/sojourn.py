@@ -35,6 +35,9 @@ SOJOURN = Source(
     latency=Latency(sum_of(E2E), count_of(E2E), ("client.network",)),
     sights={
         **{info.name: Sight("seen", "a sum over the run; per request only in the records") for info in SERVER_ACCOUNTS},
+        "compute.stall": unseen(
+            "records of steps show it afterwards; in the metrics it lies in the accounts of a step"
+        ),
         "request.routing": unseen("it takes the client's clock, which only the records of a run have"),
         "client.network": unseen("not available: it needs the server's records of each request"),
     },

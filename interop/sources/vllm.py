@@ -163,6 +163,7 @@ VLLM = Source(
         "memory.store": unseen("vLLM times no store of KV to a slower tier by request"),
         "compute.communication": unseen(IN_PHASES),
         "compute.bubble": unseen(IN_PHASES),
+        "compute.stall": unseen("a step that stands still lies in the phases of its requests; the probe shows it"),
         "memory.transfer": unseen("vLLM times the KV transfers of a server, not a request's wait for its own"),
         "compute.draft": unseen("vLLM proposes drafts within its steps, and times the whole step"),
         "compute.decode": partly("the mean over the run of request_decode_time, which also holds others' work"),

@@ -14,9 +14,11 @@ What the steps do not explain is a column of its own, UNEXPLAINED, and never spr
 over requests or steps: what a group of offenders did is summed up along the steps, and a wait is the difference of two
 such sums.
 
-What this cannot tell: what would have happened without an offender. Another one may have taken the place. And a step
-that took longer than its work explains (`device_ns` against `predicted_ns`: a device that slowed down, other work on
-its host) is charged to those in it: look at the residuals before anybody is blamed.
+A step in which the engine stood still (`stalls`) is charged to nobody: all this is told on a clock without it.
+
+What this cannot tell: what would have happened without an offender. Another one may have taken the place. And steps
+that all took longer than their work explains (`device_ns` against `predicted_ns`: a device that slowed down, other work
+on its host) are charged to those in them: look at the residuals before anybody is blamed.
 """
 
 from collections.abc import Collection, Iterator
@@ -26,17 +28,11 @@ import numpy as np
 import pandas as pd
 
 from sojourn.metrics.request.offenders import WAIT_ACCOUNTS, Book, described, places, slices
-from sojourn.metrics.request.waits import Family, StepRanges
+from sojourn.metrics.request.waits import Family, StepRanges, account_of
 
 UNEXPLAINED = "unexplained"
 OTHERS = "all others"
 UNKNOWN = "not recorded"  # offenders without a request record: still running when the run ended
-BOOKED_TO = {
-    Family.PREEMPTED: ("memory.preempted", "preempted"),
-    Family.UNDER_WAY: ("request.queue", "step"),
-    Family.ASIDE: ("request.queue", "policy"),
-    Family.SLOT: ("request.queue", "adapter"),
-}
 MOST_GROUPS = 20  # of a matrix that people read; its cost grows with requests × groups, and tenants may be thousands
 
 
@@ -132,13 +128,6 @@ def blame_of(book: Book, request_id: str) -> pd.DataFrame:
     table = table.assign(offender=names).groupby(["account", "reason", "offender"], as_index=False, sort=False).ns.sum()
     table = table[table.ns > 0].sort_values("ns", ascending=False, kind="stable", ignore_index=True)
     return table[["account", "reason", "offender", "ns"]]
-
-
-def account_of(family: Family, reason: str) -> tuple[str, str]:
-    """The account that a span is booked to, and its reason in the words of the records."""
-    if family is Family.LINE:
-        return "memory.blocked" if reason == "kv_blocks" else "request.queue", reason
-    return BOOKED_TO[family]
 
 
 def _suffered(book: Book, group: np.ndarray, count: int) -> Iterator[np.ndarray]:

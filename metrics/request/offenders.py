@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from sojourn.metrics.compute.cost_model import ModelShape, shape_from
 from sojourn.metrics.errors import RunDataError
 from sojourn.metrics.ledger import ACCOUNT_BY_NAME
+from sojourn.metrics.request.stalls import Stalls, stalls_of
 from sojourn.metrics.request.timeline import NOBODY, Timeline, prompt_flops, timeline
 from sojourn.metrics.request.waits import Family, Waits, next_preemption, waits
 from sojourn.metrics.run.directory import RunDirectory, engine_settings
@@ -34,13 +35,16 @@ class TooLarge(RunDataError):
 class Book:
     """Made by `open_book`; `metrics.request.blame` reads it.
 
+    The timeline, the waits and the requests of `clocked` are on a clock that stands while the engine does (`stalls`).
     Entries are those of the timeline, and one for each step that a running request had no part in, in the order of
     steps. Shares sum to 1 over the entries of a step, or to 0 where nobody is to blame.
     """
 
     line: Timeline
     waits: Waits
+    stalls: Stalls
     requests: pd.DataFrame
+    clocked: pd.DataFrame  # the requests
     booked_ns: np.ndarray  # [R, 4] the ledger's WAIT_ACCOUNTS
     at: np.ndarray  # [E] step
     who: np.ndarray  # [E] sequence
@@ -92,9 +96,13 @@ def _written_entries(file: Path) -> int:
 
 
 def open_book(steps: pa.Table, requests: pd.DataFrame, shape: ModelShape | None, block_size: int = BLOCK_SIZE) -> Book:
-    """Reads a `steps` and a `requests` table. `shape` gives the FLOPs of prompts; without it tokens stand in."""
-    line = timeline(steps)
-    found = waits(line, requests)
+    """Reads a `steps` table, and `requests` as a run directory gives them: the time of stalls is in `compute.stall`.
+    `shape` gives the FLOPs of prompts; without it tokens stand in."""
+    line, clocked = timeline(steps), requests
+    stalls = stalls_of(line, steps)
+    if len(stalls):
+        line, clocked = stalls.off(line), stalls.off_requests(requests)
+    found = waits(line, clocked)
     prompts = dict(zip(requests.request_id, requests.prompt_tokens.fillna(0).astype("int64"), strict=True))
     flops = prompt_flops(line, shape, prompts)
     at, who, place = _with_absent(line)
@@ -135,7 +143,9 @@ def open_book(steps: pa.Table, requests: pd.DataFrame, shape: ModelShape | None,
     return Book(
         line=line,
         waits=found,
+        stalls=stalls,
         requests=requests,
+        clocked=clocked,
         booked_ns=requests[columns].astype("float64").fillna(0).to_numpy(),
         at=at[order],
         who=who[order],

@@ -15,10 +15,9 @@ import pandas as pd
 
 from sojourn.metrics.errors import RunDataError
 from sojourn.metrics.records import KINDS
-from sojourn.metrics.request.blame import account_of
 from sojourn.metrics.request.offenders import Book
 from sojourn.metrics.request.timeline import NOBODY
-from sojourn.metrics.request.waits import Family, encoded_at
+from sojourn.metrics.request.waits import Family, account_of, encoded_at
 
 OWN_WORK = {
     "prefill": "compute.prefill",
@@ -26,7 +25,7 @@ OWN_WORK = {
     "decode": "compute.decode",
     "verify": "compute.decode",
 }
-HOST = "compute.host"
+HOST, STALL = "compute.host", "compute.stall"
 SLOW_SHARE = 0.2  # of a gap, by which its steps may exceed the step model before a sentence says so
 
 
@@ -84,7 +83,7 @@ def explain_gap(book: Book, request_id: str, token: int) -> Gap:
         raise RunDataError(f"token {token} of {request_id} is not there: it has tokens 0 to {len(stamps) - 1}")
     arrived = int(book.requests.arrived_ns.iloc[victim])
     begin, end = int(stamps[token - 1]) if token else arrived, int(stamps[token])
-    return _cut(book, victim, list(_chain(book, victim, end)), token, begin, end)
+    return _cut(book, victim, _chain_to(book, victim, end), token, begin, end)
 
 
 def slowest_gaps(book: Book, request_id: str, count: int) -> list[Gap]:
@@ -92,7 +91,7 @@ def slowest_gaps(book: Book, request_id: str, count: int) -> list[Gap]:
     victim, stamps = _tokens(book, request_id)
     lengths = np.diff(stamps)
     tokens = np.argsort(-lengths, kind="stable")[:count] + 1
-    chain = list(_chain(book, victim, int(stamps[-1]))) if len(tokens) else []
+    chain = _chain_to(book, victim, int(stamps[-1])) if len(tokens) else []
     return [_cut(book, victim, chain, int(k), int(stamps[k - 1]), int(stamps[k])) for k in tokens]
 
 
@@ -114,8 +113,10 @@ def _tokens(book: Book, request_id: str) -> tuple[int, np.ndarray]:
     return victim, stamps
 
 
-def _cut(book: Book, victim: int, chain: list[_Link], token: int, begin: int, end: int) -> Gap:
-    accounts: dict[str, float] = {}
+def _cut(book: Book, victim: int, chain: list[_Link], token: int, begin_ns: int, end_ns: int) -> Gap:
+    """The chain stands on the clock without stalls: what that clock lacks of the gap is a stall's."""
+    begin, end = book.stalls.removed(np.array([begin_ns, end_ns])).tolist()
+    accounts: dict[str, float] = {STALL: float(end_ns - begin_ns - (end - begin))}
     waits: dict[str, int] = {}
     steps: dict[int, int] = {}
     for link in chain:
@@ -129,7 +130,7 @@ def _cut(book: Book, victim: int, chain: list[_Link], token: int, begin: int, en
         if link.at >= 0:
             steps[link.at] = steps.get(link.at, 0) + inside
     return Gap(
-        str(book.waits.request_ids[victim]), token, begin, end,
+        str(book.waits.request_ids[victim]), token, begin_ns, end_ns,
         {name: round(ns) for name, ns in accounts.items() if round(ns)}, waits,
         [_step(book, victim, at, ns) for at, ns in steps.items()], _offenders(book, victim, steps),
     )  # fmt: skip
@@ -140,14 +141,15 @@ def _step(book: Book, victim: int, at: int, inside_ns: int) -> GapStep:
     first, last = np.searchsorted(line.at, [at, at + 1])
     own = line.who[first:last] == book.waits.sequence[victim]
     mine = np.flatnonzero(own) + first
-    residual = float(line.device_ns[at] - line.predicted_ns[at])
+    stalled_ns = book.stalls.of_step(at)
+    residual = float(line.device_ns[at] + stalled_ns - line.predicted_ns[at])
     return GapStep(
         step=int(line.step[at]),
         kind=KINDS[line.kind[mine[0]]] if len(mine) else "",
         new_tokens=int(line.new[mine[0]]) if len(mine) else 0,
         batch=int(last - first),
         others_prompt_tokens=int(line.new[first:last][line.is_prompt[first:last] & ~own].sum()),
-        device_ns=inside_ns,
+        device_ns=inside_ns + stalled_ns,
         residual_ns=None if np.isnan(residual) else residual,
     )
 
@@ -165,21 +167,25 @@ def _offenders(book: Book, victim: int, steps: dict[int, int]) -> list[tuple[str
     return sorted(((name, round(ns)) for name, ns in caused.items()), key=lambda pair: (-pair[1], pair[0]))
 
 
+def _chain_to(book: Book, victim: int, until_ns: int) -> list[_Link]:
+    return list(_chain(book, victim, int(book.stalls.removed(np.array(until_ns)))))
+
+
 def _chain(book: Book, victim: int, until: int) -> Iterator[_Link]:
     """Everything between the arrival of a request and a moment, without a hole.
 
     The device's steps in their order; what lies before a step is the host's, but for the spans in which it waited.
     """
     line, waited = book.line, book.waits
-    arrived = int(book.requests.arrived_ns.iloc[victim])
-    encoded = int(encoded_at(book.requests.iloc[[victim]])[0])
-    yield from _front(book.requests.iloc[victim], arrived, encoded)
+    arrived = int(book.clocked.arrived_ns.iloc[victim])
+    encoded = int(encoded_at(book.clocked.iloc[[victim]])[0])
+    yield from _front(book.clocked.iloc[victim], arrived, encoded)
     part = {int(line.at[entry]): int(entry) for entry in waited.entry[waited.entry_victim == victim]}
     absent = [at for first, last in waited.absences.of(victim) for at in range(first, last)]
     pieces = [_device(book, victim, at, part.get(at)) for at in sorted({*part, *absent})]
     pieces += list(_waiting(book, victim))
     pieces.sort(key=lambda link: (link.begin_ns, link.end_ns))
-    admission_left = int(book.requests.ledger_request_admission_ns.iloc[victim] or 0)
+    admission_left = int(book.clocked.ledger_request_admission_ns.iloc[victim] or 0)
     cursor = encoded
     for link in pieces:
         if link.begin_ns > cursor:
@@ -259,6 +265,9 @@ def why(gap: Gap) -> str:
     name = max(gap.accounts, key=lambda account: gap.accounts[account])
     sentence = f"{gap.accounts[name] / max(gap.length_ns, 1):.0%} {name}"
     reason = max(gap.waits, key=lambda each: gap.waits[each], default="")
+    if name == STALL:
+        longest = max(gap.steps, key=lambda step: step.device_ns, default=None)
+        return sentence + (f": the engine stood still in step {longest.step}" if longest is not None else "")
     if reason and reason not in name and name not in ("request.interference", HOST):
         sentence += f" ({reason})"
     prompts = sum(step.others_prompt_tokens for step in gap.steps)

@@ -39,6 +39,12 @@ class Family(IntEnum):
     SLOT = 4
 
 
+BOOKED_TO = {
+    Family.PREEMPTED: ("memory.preempted", "preempted"),
+    Family.UNDER_WAY: ("request.queue", "step"),
+    Family.ASIDE: ("request.queue", "policy"),
+    Family.SLOT: ("request.queue", "adapter"),
+}
 # A wait on the clock. `taker` is the sequence that alone is the reason, or NOBODY.
 SPAN = np.dtype([("victim", "i8"), ("begin_ns", "i8"), ("end_ns", "i8"), ("family", "i8"), ("taker", "i8")])
 
@@ -215,6 +221,13 @@ def _seen(
         ready = np.maximum(ready, encoded + np.maximum(admission - reading[turn + 1], 0))
     awake = (turn >= 0) & (ready < line.end_ns[turn])
     return ready, np.where(awake, turn, NOBODY)
+
+
+def account_of(family: Family, reason: str) -> tuple[str, str]:
+    """The account that a span is booked to, and its reason in the words of the records."""
+    if family is Family.LINE:
+        return "memory.blocked" if reason == "kv_blocks" else "request.queue", reason
+    return BOOKED_TO[family]
 
 
 def reasons(cell: object) -> dict[str, int]:

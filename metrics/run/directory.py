@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
+from sojourn.metrics.compute.cost_model import ModelShape, shape_from
 from sojourn.metrics.errors import RunDataError
 from sojourn.metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS
 from sojourn.metrics.records.tables import SCHEMAS
@@ -129,7 +131,29 @@ class RunDirectory:
         return frame_of(self.arrow(table))
 
     def arrow(self, table: str, columns: Sequence[str] = ()) -> pa.Table:
-        """The same as Arrow, which keeps a million lists flat. With `columns` no others are read."""
+        """The same as Arrow, which keeps a million lists flat. With `columns` no others are read.
+
+        Requests have the time in which the engine stood still in `compute.stall`: see `metrics.request.stalls`."""
+        rows = self._recorded(table, columns)
+        if table != "requests" or not len(rows) or not _booked(rows.column_names):
+            return rows
+        from sojourn.metrics.request.stalls import COLUMNS, stalled  # takes pandas
+
+        return self._without_stalls(columns) if len(stalled(self.arrow("steps", COLUMNS))[0]) else rows
+
+    def _without_stalls(self, columns: Sequence[str]) -> pa.Table:
+        from sojourn.metrics.request.stalls import without_stalls
+
+        rows = self._recorded("requests")
+        moved = without_stalls(frame_of(rows), self.arrow("steps"), _shape(self.meta()))
+        for name in _booked(rows.column_names):
+            values = [list(cell.items()) for cell in moved[name]] if name == "waits" else moved[name]
+            rows = rows.set_column(
+                rows.column_names.index(name), name, pa.array(values, rows.schema.field(name).type, from_pandas=True)
+            )
+        return rows.select(list(columns)) if columns else rows
+
+    def _recorded(self, table: str, columns: Sequence[str] = ()) -> pa.Table:
         try:
             try:
                 parts = [read_segment(file, table, columns) for file in self.sources(table)]
@@ -176,6 +200,19 @@ class RunDirectory:
             for name, rows in joined.groupby("server", dropna=False, sort=False)
         ]
         return with_routing(pd.concat(parts).sort_index(), meta)
+
+
+def _booked(columns: Sequence[str]) -> list[str]:
+    """The columns of a ledger among these."""
+    return [name for name in columns if name == "waits" or name.startswith(("ledger_", "ttft_"))]
+
+
+def _shape(meta: dict[str, Any]) -> ModelShape | None:
+    """None of a model of another version: tokens stand in."""
+    try:
+        return shape_from(meta)
+    except msgspec.ValidationError:
+        return None
 
 
 def frame_of(rows: pa.Table) -> "pd.DataFrame":

@@ -87,9 +87,13 @@ class KnownSteps:
     step_ns: int = 1_000_000
     token_ns: int = 50_000
     idle_receive_ns: int = 0
+    stalls: dict[int, int] = field(default_factory=dict)  # number of a step → for how long the device stands still
+    planned: int = 0
 
     def times(self, plan: StepPlan, begin_ns: float) -> TurnTimes:
-        return TurnTimes(0, self.step_ns + self.token_ns * sum(item.new_tokens for item in plan.scheduled), 0, 0, 0)
+        stall_ns, self.planned = self.stalls.get(self.planned, 0), self.planned + 1
+        work_ns = self.step_ns + self.token_ns * sum(item.new_tokens for item in plan.scheduled)
+        return TurnTimes(0, work_ns + stall_ns, 0, 0, 0)
 
 
 @dataclass

@@ -29,6 +29,8 @@ class Device:
     slow_from: float = 1.0
     stretched_share: float = 0.0  # of the steps, drawn at random, which take `stretch` times as long
     stretch: float = 1.2
+    stalled_steps: tuple[int, ...] = ()  # in which the process stands still for `stall_ns`, behind their work
+    stall_ns: int = 0
     host_ns: int = 400 * US  # receive, schedule, prepare, launch and commit, not hidden by the device
     sample_ns: int = 100 * US
     encode_ns: int = 500 * US
@@ -237,6 +239,7 @@ class SimulatedServer:
         if device.stretched_share and self.random.random() < device.stretched_share:
             slow *= device.stretch
         busy = int(expected * slow * max(0.5, self.random.normal(1, device.noise)))
+        busy += device.stall_ns if jobs and self.step in device.stalled_steps else 0
         host = device.host_ns
         sample = device.sample_ns if jobs else 0
         end = begin + host + busy + sample

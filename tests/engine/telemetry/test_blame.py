@@ -22,11 +22,14 @@ US, MS = 1_000, 1_000_000
 POLICIES = ("fcfs", "priority", "shortest-prefill-first", "fair-share", "static", "prefill-first")
 
 
-def busy(seed: int, *, turns: int = 120, aborts: bool = True, **settings) -> tuple[Simulation, dict[str, Submit]]:
+def busy(
+    seed: int, *, turns: int = 120, aborts: bool = True, stalls: dict[int, int] | None = None, **settings
+) -> tuple[Simulation, dict[str, Submit]]:
     """A simulated engine that had more to do than it could, with requests that come at any moment of a step."""
     rng = random.Random(seed)
     settings = {"num_blocks": 24, "max_num_seqs": 4, "max_num_batched_tokens": 12, **settings}
     simulation, submitted = Simulation(**settings), {}
+    simulation.steps.stalls = stalls or {}
     began_ns = 0
     for _ in range(turns):
         messages = []

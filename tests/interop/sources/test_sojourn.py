@@ -78,7 +78,7 @@ def test_remote_diagnosis_tells_the_shares_of_the_one_with_records(runs):
     )  # the one account that metrics cannot tell
     assert near.server is None and remote.server.title == "Sojourn"
     sights = {account.account: account.visibility for account in remote.server.accounts}
-    of_records = {sights.pop("client.network"), sights.pop("request.routing")}
+    of_records = {sights.pop(name) for name in ("client.network", "request.routing", "compute.stall")}
     assert of_records == {"unseen"} and set(sights.values()) == {"seen"}
     assert remote.findings[0].object == "KV block pool"
 
@@ -88,7 +88,8 @@ def test_report_names_what_is_unseen_once_and_the_way_to_the_records(runs):
     out = io.StringIO()
     Console(file=out, width=100).print(render_server(diagnosis))
     told = [line for line in out.getvalue().splitlines() if " seen " in line or " not visible " in line]
-    assert [line.split()[0] for line in told] == ["client.lag", "client.network", "request.routing", "all"]
+    unseen = ["client.network", "request.routing", "compute.stall"]
+    assert [line.split()[0] for line in told] == ["client.lag", *unseen, "all"]
     assert any("--server-run DIR" in said for said in diagnosis.warnings)
 
 

@@ -185,6 +185,8 @@ def test_a_reader_that_is_overtaken_by_the_compaction_reads_the_whole(tmp_path, 
     run, listed = RunDirectory(tmp_path), []
 
     def sources_then_compact(directory, table):
+        if table != "requests":
+            return []
         listed.append(sources(directory, table))
         if len(listed) == 1:
             compact(directory, table)

@@ -1,0 +1,90 @@
+"""The engine stood still within a step: no request is to blame for that time."""
+
+from sojourn.diagnosis.cause import Accounts, Cause, Evidence, Excess, Proposal, Records, Rule, evidence
+from sojourn.diagnosis.stall_facts import StallFacts
+from sojourn.diagnosis.statements.accounts import hold_time
+from sojourn.diagnosis.statements.excess import excess_evidence
+from sojourn.diagnosis.symptom_tree.reading import Reading, account
+
+STALL = "compute.stall"
+IDLE_CORES = 0.1  # a process that computes takes more
+BUSY_CORES = 0.7
+SOURCE = "steps: device_ns, predicted_ns"
+
+
+def read_records(facts: Records, excess: Excess) -> Proposal | None:
+    stalls = facts.stalls()
+    if stalls is None:
+        return None
+    times = f"for {stalls.total_ns / 1e9:,.1f} s"
+    known = "its own model" if stalls.has_prediction else "the slow steps of the run"
+    return Proposal(
+        cause=f"the engine stood still {times}: {stalls.sentence}{_likely(stalls)}",
+        evidence=[
+            evidence(f"step {stalls.step:,} took {stalls.device_ns / 1e6:,.0f} ms, {stalls.at_s:,.1f} s into the run; "
+                     f"{known} bounds it at {(stalls.device_ns - stalls.longest_ns) / 1e6:,.0f} ms",
+                     stalls.longest_ns / 1e6, "ms", SOURCE, weight=4),
+            *excess_evidence(excess, (STALL,)),
+            *_of_machine(stalls),
+        ],
+        measurement="the system's log and the server's log at that moment; `perf sched`, or a stack of the core "
+        "(`py-spy dump`) while it stands",
+        if_cause="they name a stop, a compilation, a collection, swapping or a hung driver at that moment",
+        if_rival="nothing happened to the process, and the step had more to compute than its record says",
+        change="remove what stopped it: warm up all shapes, freeze the garbage collector, pin the core, forbid swap",
+        claims={STALL: 1.0},
+        in_replay=False,
+    )  # fmt: skip
+
+
+def _likely(stalls: StallFacts) -> str:
+    """What the counters of the kernel leave open."""
+    if stalls.core_on_cpu is None:
+        return ""
+    if stalls.core_on_cpu >= BUSY_CORES:
+        return "; its process computed meanwhile: a compilation, a graph capture or a garbage collection"
+    if (stalls.others_cores or 0.0) >= BUSY_CORES:
+        return "; its process had no core, and others had them"
+    return "; its process did not run: it was stopped, or waited for memory, the disk or a driver"
+
+
+def _of_machine(stalls: StallFacts) -> list[Evidence]:
+    if stalls.core_on_cpu is None:
+        return []
+    others = "" if stalls.others_cores is None else f", and other processes {stalls.others_cores:.2f}"
+    return [evidence(f"meanwhile the engine's process used {stalls.core_on_cpu:.2f} cores{others}",
+                     stalls.core_on_cpu, "cores", "system: core_cpu_seconds, host_cpu_percent", weight=0)]  # fmt: skip
+
+
+def show_stalls(facts: Records) -> Reading | None:
+    """Whether any step took far longer than what it held explains."""
+    if facts.steps is None:
+        return None
+    stalls = facts.stalls()
+    if stalls is None:
+        return Reading("no step took far longer than what it held explains", True, SOURCE)
+    return Reading(stalls.sentence, False, SOURCE)
+
+
+CAUSE = Cause(
+    key="engine_stall",
+    lifecycles=("compute",),
+    object="engine process",
+    kind="fault",
+    rival="other processes that take the engine's cores for a while",
+    rival_key="noisy_neighbour",
+    asks="Did the engine stand still for a moment?",
+    measurement="the device time of each step against the step model",
+    figures=(show_stalls, account(STALL)),
+    booked=(STALL,),
+    complaints={"high_ttft": 19, "high_itl": 10},
+    reads={
+        Records: Rule(read_records),
+        Accounts: hold_time(
+            accounts=(STALL,),
+            words="the engine stood still within a step",
+            change="find what stopped the engine at that moment",
+            rival="other processes that take the engine's cores",
+        ),
+    },
+)
