@@ -75,6 +75,8 @@ def gain(facts: Client, claims: Mapping[str, float]) -> Gain:
     parts = [name if part >= 1 else f"{part:.0%} of {name}" for name, part in claims.items() if part > 0]
     if not parts:
         return Gain(statement="the gain is not known", basis="no account of time holds what was lost")
+    if not len(facts.rows):  # a watch knows sums over all requests
+        return Gain(statement="the gain is not known", basis="no record of single requests")
     statement, share, is_some = estimate(facts, claims)
     basis = f"an estimate: every request judged again without its {' + '.join(parts)}"
     return Gain(statement=statement, basis=basis, share=share, regains=is_some)

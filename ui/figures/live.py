@@ -80,7 +80,7 @@ def goodput(points: Sequence[LatencyPoint]) -> go.Figure | None:
     at_s = [(point.ns - points[-1].ns) / 1e9 for point in points]
     has_requests = any(point.goodput_rps is not None for point in points)
     has_tokens = any(point.good_tokens_per_s is not None for point in points)
-    titles = ["good requests per second"] * has_requests + ["good tokens per second"] * has_tokens
+    titles = ["good requests/s"] * has_requests + ["good tokens/s"] * has_tokens
     if len(points) < 2 or not titles:
         return None
     fig = theme.panels(titles, 90 + 120 * len(titles), 0.12, hovermode="x unified")

@@ -176,13 +176,10 @@ def show() -> None:
     st.caption(markdown(markup.about(server, found.at)))
     if server.now is not None:
         st.html(markup.tiles(server))
-        left, right = st.columns([3, 2], gap="large")
-        with left:
-            draw("The last minutes", figures.history(moments), "`/metrics`, one point per scrape; up to ten minutes.")
-        with right:
-            draw("Where a request’s time goes", figures.parts(server.parts), "Requests that ended in the window.")
-            if server.met:
-                st.html(markup.met(server))
+        draw("The last minutes", figures.history(moments), "`/metrics`, one point per scrape; up to ten minutes.")
+        draw("Where a request’s time goes", figures.parts(server.parts), "Requests that ended in the window.")
+        if server.met:
+            st.html(markup.met(server))
         show_latencies(server)
     causes = [each for each in server.findings if each.role == "cause"]
     for place, cause in enumerate(causes, start=1):

@@ -128,6 +128,8 @@ def test_change_that_regains_nothing_is_not_called_a_fix(tmp_path):
     facts, diagnosis = read_evidence(run), diagnose(run)
     nothing = gain(facts, {"request.queue": 1.0})
     assert nothing.statement.endswith("TTFT would be met, TPOT still missed") and not nothing.regains
+    means_alone = gain(replace(facts, rows=facts.rows.head(0)), {"request.queue": 1.0})
+    assert means_alone.statement == "the gain is not known"
     quick, slow = Interval(50.0, 60.0, 70.0), Interval(40.0, 50.0, 60.0)
     replayed = Prediction(
         change=Change(), attainment=Interval(0.0, 0.0, 0.1), goodput_rps=slow, ttft_ms={"p90": quick},
