@@ -17,7 +17,7 @@ from sojourn.live.watch.watcher import watch_once
 from sojourn.metrics.errors import InputError, RunDataError
 from sojourn.triage import sensor_rules
 from sojourn.triage.document import Certain, Level, Likely, Seen, State, Triage
-from sojourn.triage.series import cause_of_line, groups, is_page, judged, line_facts, undated
+from sojourn.triage.series import cause_of_line, groups, is_page, judged, left_out, line_facts, undated
 from sojourn.triage.summary_rules import LOG, RULES, WATCH, ms
 from sojourn.triage.sweep import knee
 
@@ -241,6 +241,11 @@ def _series(found: Conclusion, held: Sequence[Held], bounds: Mapping[str, float]
         if server is None:
             continue
         add_watched(found, server, level)
+        if before := left_out(group):
+            minutes = f"{server.window_s / 60:,.0f} minutes with load"
+            found.unknowable.append(
+                f"load at {before:,} moments outside the last {minutes}: cut the file to another time"
+            )
         for fact in line_facts(server):
             found.state_certainly(fact, level, server.name)
         settings = {name: value for each in group for name, value in each.settings.items()}

@@ -1,5 +1,6 @@
 """Rows of scrapes, of a log or of pages, judged as the watch judges a live server; and what its line alone shows."""
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Any
@@ -13,6 +14,7 @@ from sojourn.live.watch.observer import Observer
 from sojourn.triage.document import Likely
 
 SHORTEST_S = 2.0  # of a window
+MOST_MOMENTS, IDLE_MOMENTS = 240, 3  # that are judged; of a log of vLLM 40 minutes
 FEWEST_LINES, MOSTLY = 3, 0.9  # samples with a line in front of the batch, and the share of them that look alike
 CAP, STATED_CAP, KV_POOL = 0.75, 0.9, 0.8  # confidence
 
@@ -45,7 +47,7 @@ def is_page(held: Held) -> bool:
 
 def judged(held: Sequence[Held], bounds: Mapping[str, float]) -> WatchedServer | None:
     """The verdict of the whole span of the rows; None where they hold fewer than two moments."""
-    rows = sorted((row for each in held for row in each.series), key=_moment)
+    rows = recent(held)
     moments = sorted({_moment(row) for row in rows})
     if len(moments) < 2:
         return None
@@ -58,6 +60,25 @@ def judged(held: Sequence[Held], bounds: Mapping[str, float]) -> WatchedServer |
         else:
             observer.add_failure(ns, "a scrape failed")
     return observer.watched()
+
+
+def recent(held: Sequence[Held]) -> list[dict[str, Any]]:
+    """The rows of the last moments with load, in order of time: the mean of a week says nothing of its worst hour, and
+    judging a moment takes a hundredth of a second. An idle end is left out, but for a few moments."""
+    rows = sorted((row for each in held for row in each.series), key=_moment)
+    moments = sorted({_moment(row) for row in rows})
+    if len(moments) <= MOST_MOMENTS:
+        return rows
+    busy = {_moment(row) for row in rows if "running" in row["name"] and row["value"] > 0}
+    last = max(busy, default=moments[-1])
+    end = min(len(moments), bisect_right(moments, last) + IDLE_MOMENTS)
+    begin_ns, end_ns = moments[max(0, end - MOST_MOMENTS)], moments[end - 1]
+    return [row for row in rows if begin_ns <= _moment(row) <= end_ns]
+
+
+def left_out(held: Sequence[Held]) -> int:
+    """How many moments are not judged."""
+    return len({_moment(row) for each in held for row in each.series}) - len({_moment(row) for row in recent(held)})
 
 
 def line_facts(server: WatchedServer) -> list[str]:

@@ -72,3 +72,13 @@ def test_pages_without_a_moment_show_means_and_no_rate():
 def test_a_summary_and_a_log_are_concluded_together():
     found = triage_given(texts={"a.json": json.dumps(LATE), "server.log": log(LOGS["a limit on the batch"][0])})
     assert {each.key for each in found.likely} == {"late_client", "batch_cap"} and len(found.seen) == 2
+
+
+def test_a_long_log_is_judged_by_its_last_time_with_load():
+    """An idle end, and a quiet week before, do not hide a line."""
+
+    def look(n):
+        return (200.0, 8, 30, 20.0) if 300 <= n < 500 else (0.0, 0, 0, 0.0) if n >= 500 else (50.0, 1, 0, 2.0)
+
+    found = triage_given(texts={"server.log": log(look, moments=600)})
+    assert [each.key for each in found.likely] == ["batch_cap"] and any("moments" in each for each in found.unknowable)
