@@ -9,7 +9,7 @@ and whatever else runs on the machine hits both. Messages go to another process,
 A step has the parts PARTS. The part `wait`, in which the model computes, is not compared: other work on the machine
 hits it most. So the cost of a colder cache for the model is missing, and every figure is a lower bound. What
 telemetry adds to a step is the median of the differences over turns. The loss of tokens/s and the rise of the 99th
-percentile of the gaps between messages follow from these medians. Intervals are 95 % bootstrap intervals over turns.
+percentile of the gaps between messages follow from these medians. Intervals are 95% bootstrap intervals over turns.
 Then come the microseconds added to steps with a prompt, to the step behind one, and to all others; by part with
 `--parts`. Work between requests, when no request waits, is not counted.
 """

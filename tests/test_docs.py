@@ -81,6 +81,11 @@ def test_there_are_few_pages_and_words():
     assert all(_words(page.read_text(encoding="utf-8")) <= 350 for page in pages if page.parent.name == "decisions")
 
 
+def test_percent_has_one_style():
+    texts = {page.name: page.read_text(encoding="utf-8") for page in _written()}
+    assert {name: found for name, text in texts.items() if (found := re.findall(r".*\d %(?! \d)", text))} == {}
+
+
 def test_every_page_stands_in_the_contents():
     contents = "".join(
         (folder / "README.md").read_text(encoding="utf-8") for folder in (DOCS, DOCS / "results", DOCS / "decisions")

@@ -1,13 +1,20 @@
 """Numbers and names as people read them. Text from outside is escaped before it becomes HTML or Markdown."""
 
+import fnmatch
 import html
 import math
 import re
 from collections import Counter
+from functools import cache
+
+from sojourn.metrics.records.tables import SCHEMAS
 
 MINUS, THIN = "−", " "
 NOTHING = "–"
-SOURCE = re.compile(r"`(?:[^`]*\.(?:parquet|jsonl?)|[a-z0-9_<>*]*_[a-z0-9_<>*]*)`")  # a file or a column of a run
+SPAN = re.compile(r"`([^`]+)`")
+FILE = re.compile(r".*\.(?:parquet|jsonl?)")
+LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")  # columns that the tables' reader adds
+COLUMNS = (*{name for schema in SCHEMAS.values() for name in schema.names}, *LATENCIES)
 
 
 def missing(value: float | None) -> bool:
@@ -92,6 +99,12 @@ def markdown(text: object) -> str:
     return re.sub(r"([\\`*_{}\[\]()#+!|<>$~:])", r"\\\1", re.sub(r"\s+", " ", str(text)))
 
 
+@cache
+def _is_source(span: str) -> bool:
+    """Whether a code span names a file of a run, or a column of its tables: `ledger_*_ns`, `blocks_<kind>`."""
+    return bool(FILE.fullmatch(span) or fnmatch.filter(COLUMNS, re.sub(r"<[^>]*>", "*", span.strip())))
+
+
 def split_source(caption: str) -> tuple[str, str]:
     """What a caption says to every reader, and the clauses of it that name files and columns of a run."""
     words: list[str] = []
@@ -99,7 +112,7 @@ def split_source(caption: str) -> tuple[str, str]:
     for sentence in re.split(r"(?<=[.!?]) +", caption.strip()):
         clauses = re.split(r"; ", sentence.rstrip("."))
         for found, named in ((words, False), (source, True)):
-            if chosen := [clause for clause in clauses if bool(SOURCE.search(clause)) is named]:
+            if chosen := [clause for clause in clauses if any(map(_is_source, SPAN.findall(clause))) is named]:
                 text = "; ".join(chosen)
                 found.append(f"{text[0].upper()}{text[1:]}.")
     return " ".join(words), " ".join(source)

@@ -51,7 +51,7 @@ def accuracy(model: Path) -> Table:
     pieces = texts(model)
     exact, greedy = scored(model, pieces, "auto")
     table = Table(
-        "kv_cache_dtype", "nats per token", "change: mean", "99 %", "largest", "same greedy tokens", "until a change"
+        "kv_cache_dtype", "nats per token", "change: mean", "99%", "largest", "same greedy tokens", "until a change"
     )
     for name in QUANTISED:
         found, answers = scored(model, pieces, name)

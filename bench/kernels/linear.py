@@ -176,7 +176,7 @@ def main() -> None:
         for name, errors in layer_errors(folder).items():
             table.add_row(name, f"{statistics.median(errors):.1e}", f"{max(errors):.1e}")
     out.print(table)
-    table = Table(f"log-probabilities of {folder.name}", "mean error", "99 %", "largest", "perplexity")
+    table = Table(f"log-probabilities of {folder.name}", "mean error", "99%", "largest", "perplexity")
     for weights, change in model_errors(folder, some_text(folder)).items():
         sizes, perplexity = change.abs(), (-change.mean()).exp() - 1
         high = (sizes.mean(), sizes.quantile(0.99), sizes.max())

@@ -4,7 +4,7 @@
 
 Both get the same flags of vLLM's and send in turns (ours, theirs, theirs, ours), each with the repeat's seed, after a
 run of each that is thrown away. TTFT runs from the actual send and ITL has a sample a chunk, as vLLM's client counts. A
-figure is the median over the runs of a client, with a 95 % interval of the bootstrap over runs; the difference is ours
+figure is the median over the runs of a client, with a 95% interval of the bootstrap over runs; the difference is ours
 less theirs, by pairs. Our own server also says what it saw of the very requests of each: TTFT from when the request had
 been read until its first text was handed to the socket, ITL from token to token as they left the loop.
 """
@@ -117,7 +117,7 @@ def measure(server: Server, options: argparse.Namespace) -> dict[str, dict[str, 
 def table(server: str, found: dict[str, dict[str, list[float]]], options: argparse.Namespace) -> Table:
     title = (
         f"{server}: {options.requests} requests of {options.prompt_tokens} in, {options.output_tokens} out at "
-        f"{options.rate:g} rps, {options.repeats} runs a client, ms (95 %)"
+        f"{options.rate:g} rps, {options.repeats} runs a client, ms (95%)"
     )
     shown = Table(title=title)
     columns = ["", "ours", "vLLM's", "ours − vLLM's, by pairs", "overlap"]

@@ -4,7 +4,7 @@
 
 One server runs all the time (bench.probe.switched). Every 50 steps its probe is switched on or off, in the order on,
 off, off, on. So on and off have the same process, the same load and nearly the same moment. Figures are medians
-with a bootstrapped 95 % interval:
+with a bootstrapped 95% interval:
 
 - the ratio of tokens per second, plain and with what the sizes of the batches explain taken out;
 - CPU time of the engine's loop and of the HTTP server;
@@ -137,7 +137,7 @@ def burst(server: Server, seed: int, requests: int) -> float:
 
 
 def interval(values: np.ndarray) -> tuple[float, float, float]:
-    """The median, between the ends of 95 % of the medians of resamples."""
+    """The median, between the ends of 95% of the medians of resamples."""
     draw = np.random.default_rng(0)
     medians = np.median(draw.choice(values, (RESAMPLES, len(values))), axis=1)
     low, high = np.quantile(medians, (0.025, 0.975))

@@ -59,9 +59,9 @@ def markdown(compared: Sequence[Compared], command: str) -> str:
             "|---|---|---|---|---|---|---|---|",
             *(f"| {' | '.join(row)} |" for row in totals(compared)),
             "",
-            "An interval is to hold 80 % of the outcomes. Signs count where a change exceeds its spread.",
+            "An interval is to hold 80% of the outcomes. Signs count where a change exceeds its spread.",
             "",
-            "A cell reads: without the change → predicted (80 % interval); measured with it; **error**; spread of the "
+            "A cell reads: without the change → predicted (80% interval); measured with it; **error**; spread of the "
             "change.",
             "That spread is the width of the interval of the run replayed unchanged, where each run has no repeat.",
             "Latencies are ms. The error and the spread of attainment are percentage points. A pair with `!` was "
@@ -84,7 +84,7 @@ def totals(compared: Sequence[Compared]) -> list[list[str]]:
         errors = [abs(figure.error) for figure in found]
         at_its_speed = [abs(figure.error_at_its_speed) for figure in found]
         signs = [figure.has_right_sign for figure in found if figure.has_right_sign is not None]
-        unit = " points" if key == "attainment" else " %"
+        unit = " points" if key == "attainment" else "%"
 
         def share(errors: list[float], bound: float = bound) -> str:
             return f"{sum(error <= bound for error in errors)} of {len(errors)}"
@@ -105,7 +105,7 @@ def _cell(key: str, figure: Figure) -> str:
     base, predicted, low, high, measured = (
         _shown(key, figure.median(name)) for name in ("base", "predicted", "low", "high", "measured")
     )
-    unit = "" if key == "attainment" else " %"
+    unit = "" if key == "attainment" else "%"
     return (
         f"{base} → {predicted} ({low} to {high}); {measured}; **{100 * figure.error:+.1f}{unit}**; "
         f"{100 * figure.spread:.1f}{unit}"
@@ -113,8 +113,8 @@ def _cell(key: str, figure: Figure) -> str:
 
 
 def _steps(each: Compared) -> str:
-    beyond = "" if math.isnan(each.beyond) else f"; {100 * each.beyond:+.1f} %"
-    return f"{100 * each.speed:+.1f} %{beyond}"
+    beyond = "" if math.isnan(each.beyond) else f"; {100 * each.beyond:+.1f}%"
+    return f"{100 * each.speed:+.1f}%{beyond}"
 
 
 def _shown(key: str, value: float) -> str:

@@ -1,4 +1,4 @@
-"""A figure with its 95 % interval, as benchmarks print it."""
+"""A figure with its 95% interval, as benchmarks print it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ RESAMPLES = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A figure and its 95 % interval."""
+    """A figure and its 95% interval."""
 
     value: float
     low: float

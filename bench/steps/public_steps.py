@@ -106,7 +106,7 @@ def splits(steps: Decodes) -> Iterator[tuple[str, list[tuple[np.ndarray, np.ndar
         alone = np.isin(steps.batch, sizes)
         yield f"batches {', '.join(map(str, sizes))} → others ≤ 64", [(alone, within & ~alone)]
     some = np.arange(len(steps.batch)) % 100 == 0
-    yield "1 % of the steps → the rest", [(some, ~some)]
+    yield "1% of the steps → the rest", [(some, ~some)]
 
 
 def row(name: str, model: str, measured: np.ndarray, predicted: np.ndarray, stated: str) -> str:
@@ -115,7 +115,7 @@ def row(name: str, model: str, measured: np.ndarray, predicted: np.ndarray, stat
         return f"| {name} | {model} | predicts none | | | | {stated} |"
     errors = 100 * (predicted[known] / measured[known] - 1)
     size = np.abs(errors)
-    share = "" if known.all() else f" ({100 * known.mean():.0f} % predicted)"
+    share = "" if known.all() else f" ({100 * known.mean():.0f}% predicted)"
     return (
         f"| {name} | {model} | {np.median(size):.1f}{share} | {size.mean():.1f} | {np.quantile(size, 0.9):.1f} | "
         f"{errors.mean():+.1f} | {stated} |"
@@ -137,8 +137,8 @@ def _stated(steps: Decodes, others: Decodes) -> str:
     """What the replay says of its own error, and how many of the predictions it marks as beyond the run."""
     times, columns = StepTimes(_columns(steps)), _columns(others)
     beyond = times.is_beyond(columns.tokens, columns.decodes)
-    error = f"{100 * times.error:.1f} %" if np.isfinite(times.error) else "too few sizes to tell"
-    return f"{error}, {100 * beyond.mean():.0f} % beyond"
+    error = f"{100 * times.error:.1f}%" if np.isfinite(times.error) else "too few sizes to tell"
+    return f"{error}, {100 * beyond.mean():.0f}% beyond"
 
 
 def poison(steps: Decodes, empty: Decodes) -> Iterator[str]:

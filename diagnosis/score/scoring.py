@@ -37,7 +37,7 @@ NEEDED: dict[str, str] = {
     BASELINE: "scrapes",
 }  # level → the table that it adds: without it the level says no more
 CACHE_FILE = "verdicts.json"
-CODE = ("metrics", "engine")  # the folders whose code a verdict depends on
+CODE = ("metrics", "interop", "engine", "replay", "diagnosis")  # the folders whose code a verdict depends on
 
 
 class Verdicts(msgspec.Struct, frozen=True, kw_only=True):

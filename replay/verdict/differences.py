@@ -52,7 +52,7 @@ def differences(run: RunDirectory, run2: RunDirectory, predictor: ReplayPredicto
         found.append(
             Difference(
                 name="arrivals", before=None, after=None, is_different=True,
-                sentence="the requests were not the same, or not due at the same moments",
+                sentence="the requests were not the same, or not due at the same moments, despite one seed",
             )
         )  # fmt: skip
     lag, lag2 = (_lag_ms(each) for each in rows)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sojourn.ui import launch
-from sojourn.ui.text import distinct, duration, label, markdown, number, percent, prose, safe
+from sojourn.ui.text import distinct, duration, label, markdown, number, percent, prose, safe, split_source
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,19 @@ def test_number_has_three_digits_and_its_unit(value, unit, text):
 def test_percent_shows_a_decimal_only_where_it_carries_the_news():
     shown = [percent(share).replace("\u2009", " ") for share in (0.713, 0.01, 0.0034, 0.9987, 1.0, 0.0)]
     assert [text.replace("\u00a0", " ") for text in shown] == ["71%", "1%", "0.3%", "99.9%", "100%", "0%"]
+
+
+@pytest.mark.parametrize(
+    ("clause", "is_source"),
+    [
+        ("`steps.parquet` `device_ns`", True), ("`ledger_*_ns`", True), ("`stage_<name>_ns`", True),
+        ("`ttft_ms`", True), ("`blocks_*`", True), ("a larger `max_num_seqs`", False), ("see `--max_tokens`", False), ("`my_file`", False),
+        ("`batch_cap` explains it", False), ("`diagnosis.json`", True),
+    ],
+)  # fmt: skip
+def test_only_files_and_columns_of_a_run_are_sources(clause, is_source):
+    words, source = split_source(f"Time by account; {clause}.")
+    assert (clause.upper() in source.upper()) is is_source and (clause in words) is not is_source
 
 
 def test_duration_takes_the_unit_that_fits():

@@ -6,7 +6,7 @@ from sojourn.engine.request.request import Request
 from sojourn.engine.request.technique import Technique
 from sojourn.engine.techniques.speculation.proposers.ngram_index import lookup_steps
 
-# A token costs up to 4 µs of host time, behind the tokens that users wait for. So many a second are 0.5 % of the time.
+# A token costs up to 4 µs of host time, behind the tokens that users wait for. So many a second are 0.5% of the time.
 TOKENS_PER_SECOND = 1250
 MOST_TOKENS = 2048  # of one request, and saved up while nothing ends
 

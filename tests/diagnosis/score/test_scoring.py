@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 
 import msgspec
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from sojourn.diagnosis.confidence import FEATURES, confidence
 from sojourn.diagnosis.score.accuracy import accuracy_of, misses
 from sojourn.diagnosis.score.document import page
-from sojourn.diagnosis.score.scoring import CACHE_FILE, base_attainment, score, with_confidence
+from sojourn.diagnosis.score.scoring import CACHE_FILE, CODE, base_attainment, score, with_confidence
 from sojourn.diagnosis.score.threshold_rules import BASELINE
 from sojourn.diagnosis.score.truth import FAULT_FILE, FaultRecord, read_fault, write_fault
 from sojourn.metrics.errors import RunDataError
@@ -82,6 +84,14 @@ def test_a_changed_run_is_diagnosed_anew_and_the_others_are_not(folder):
     os.utime(folder / "kv" / "run.json", ns=(1, 1))
     score(folder, clerk, levels=["client"], processes=1)
     assert clerk.asked == [("chat", "client"), ("kv", "client"), ("kv", "client")]
+
+
+def test_every_room_that_makes_a_verdict_is_in_the_fingerprint():
+    """What `diagnose` and its replays import: a changed cause keeps no old verdict."""
+    code = "import sys, sojourn.diagnosis.diagnose, sojourn.replay.predictor; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    rooms = {name.split(".")[1] for name in loaded if name.startswith("sojourn.")}
+    assert {"diagnosis", "replay", "metrics"} <= rooms <= {*CODE}
 
 
 def test_what_was_said_until_an_interruption_counts_and_a_verdict_that_cannot_be_read_is_made_anew(folder):

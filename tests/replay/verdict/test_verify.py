@@ -223,6 +223,8 @@ def test_a_run_as_fast_as_the_first_is_judged_twice_alike(simulated):
 def test_other_arrivals_are_a_difference(simulated, tmp_path):
     later = write_run(tmp_path / "c", random_asks(4, 150, mean_gap_ns=1_000_000), max_num_seqs=8)
     assert "arrivals" in {each.name for each in differences(simulated[0], later, None) if each.is_different}
+    later.update_meta(objectives=simulated[0].meta()["objectives"])
+    assert not [note for note in check_comparable(simulated[0], later) if "same moments" in note]  # it is said once
 
 
 def test_settings_that_change_the_speed_are_verified_with_the_speed_that_is_given():
