@@ -2,11 +2,16 @@
 
 import numpy as np
 
-from sojourn.diagnosis.cause import Cause, Change, Client, Excess, Proposal, Records, Rule, evidence
+from sojourn.diagnosis.cause import Cause, Change, Client, Excess, Means, Proposal, Records, Rule, evidence
+from sojourn.diagnosis.foreign_server import span_share
+from sojourn.diagnosis.proposal import EXPLAINS_ENOUGH
+from sojourn.diagnosis.statements import means
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
 from sojourn.diagnosis.statements.kv_memory import host_gib
 from sojourn.diagnosis.statements.prefixes import pool_for_reuse
+from sojourn.diagnosis.statements.refutations import EXTERNAL_CACHE_HITS
 from sojourn.diagnosis.symptom_tree.reading import account
+from sojourn.interop.sources.source import EXTERNAL_HITS, EXTERNAL_LOOKUPS
 from sojourn.metrics.request.waits import reasons
 from sojourn.metrics.run.directory import section
 
@@ -14,6 +19,7 @@ LOAD = "memory.load"
 SLOW = 1.5  # waiting for reads, over what computing again was predicted to take: less is the error of a prediction
 SLOW_DISK = 100e6  # bytes/s: a magnetic disk reads more in one piece, and a solid one ten times that
 UNDISTURBED = 0.75  # quantile of the speeds: slower ones may have waited for the reads of others
+FEWEST_TOKENS, HITS_ALREADY = 1000, 0.5  # that were asked for; of the prompt tokens, in the server's own cache
 RECORDS = "requests: load_ns, recompute_predicted_ns, loaded_tokens"
 
 
@@ -52,6 +58,40 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
         f"a faster disk, or kv_host_gib={settings['kv_host_gib']:g}, so that reused prefixes are in host memory",
         claims={LOAD: part},
         fixes=() if settings is None else (Change(settings=settings),),
+    )  # fmt: skip
+
+
+def read_means(facts: Means, excess: Excess) -> Proposal | None:
+    """An external cache or an offload tier is asked for prompts, and has next to none of them."""
+    view = facts.server
+    asked, found = (view.further.get(name, 0.0) for name in (EXTERNAL_LOOKUPS, EXTERNAL_HITS))
+    spent = sum(span_share(view.span(name), excess) for name in ("compute.prefill", "request.queue"))
+    if asked < FEWEST_TOKENS or excess.objective == "tpot_ms" or spent < EXPLAINS_ENOUGH:
+        return None
+    own, hits = view.hit_rate or 0.0, found / asked
+    if own < HITS_ALREADY and (means.prompt_work(view) or 0.0) < means.PROMPT_WORK:
+        return None
+    why = f"the server's own cache has {own:.0%} of the prompts already" if own >= HITS_ALREADY else (
+        "prompts do not repeat, or the tier is too small, or its keys differ between replicas")  # fmt: skip
+    return Proposal(
+        cause=f"prompts are computed, and the external cache spares none of it: it had {hits:.1%} of the {asked:,.0f} "
+        f"tokens that it was asked for; {why}",
+        evidence=[
+            evidence(f"{found:,.0f} of {asked:,.0f} tokens that the external cache was asked for were in it", hits,
+                     "share", means.COUNTERS, weight=3),
+            evidence(f"{own:.0%} of the looked-up tokens were in the server's own prefix cache", own, "share",
+                     means.COUNTERS, weight=0),
+            evidence(f"{spent:.0%} of {means.quantity(excess)} is queue and prefill; what lookups and stores take of "
+                     "it is in no metric of this server", spent, "share", means.HISTOGRAMS, supports=False),
+        ],
+        measurement="one replica without the connector (--kv-transfer-config) beside one with it, at the same load",
+        settings={},
+        if_cause=f"without it {missing_share(excess)} falls or stays, and nothing is lost",
+        if_rival=f"without it prefill takes longer, and {missing_share(excess)} grows",
+        change="no external cache for this traffic; else routing by prefix, so that prompts meet where they were "
+        "stored, and a larger tier",
+        explained=EXPLAINS_ENOUGH * spent,
+        gain=means.time_gained(view, f"{spent:.0%} in queue and prefill"),
     )  # fmt: skip
 
 
@@ -95,5 +135,15 @@ CAUSE = Cause(
     booked=("memory.load",),
     missing="load_ns and recompute_predicted_ns of requests",
     complaints={"high_ttft": 9, "product_latency_poor": 8},
-    reads={Records: Rule(read_records, accounts=(LOAD,))},
+    reads={
+        Records: Rule(read_records, accounts=(LOAD,)),
+        Means: Rule(
+            read_means,
+            kind="policy",
+            object="external cache",
+            rival="prompts that are long and new: any cache misses them",
+            rival_key="overload",
+            refuted_by=(EXTERNAL_CACHE_HITS,),
+        ),
+    },
 )

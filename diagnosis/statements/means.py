@@ -5,12 +5,14 @@ shows whether the device had room for more.
 """
 
 import math
+from dataclasses import dataclass
 
 from sojourn.diagnosis.excess import Excess
 from sojourn.diagnosis.foreign_server import span_share
 from sojourn.diagnosis.proposal import EXPLAINS_ENOUGH, Gain
 from sojourn.diagnosis.verdict import Evidence, evidence
 from sojourn.interop.sources.pressure import GAPS, WAITING
+from sojourn.interop.sources.source import DRAFT_ROUNDS
 from sojourn.interop.sources.translate import of_family
 from sojourn.interop.sources.view import ServerView
 
@@ -20,6 +22,7 @@ PREEMPTED_OFTEN = 0.1  # preemptions a finished request
 GAUGES, HISTOGRAMS, COUNTERS = "scrapes: gauges", "scrapes: histograms", "scrapes: counters"
 TTFT = "sojourn_request_ttft_seconds"
 PROMPT, OUTPUT = "sojourn_token_prompt_tokens_total", "sojourn_token_generated_tokens_total"
+DRAFTED, ACCEPTED = "sojourn_token_drafted_tokens_total", "sojourn_token_accepted_tokens_total"
 FEW = 8  # running requests: of so few a step reads all weights for few tokens, so that the cap is named alone
 AT_ONE_SIZE = 0.8  # of those samples: a batch that grows and shrinks has no limit that shows
 PROMPTS_ONLY, FULL_STEP = 0.9, 512  # of the computed tokens; tokens that a step computes on average
@@ -88,8 +91,51 @@ def _line(view: ServerView, excess: Excess, share: float) -> str:
     return "; those that wait now wait longer" if share > span_share(view.span("request.queue"), excess) + 0.01 else ""
 
 
+@dataclass(frozen=True, slots=True)
+class DraftCounts:
+    """What steps with drafts gave, on average over all of them. A round is one request in one step."""
+
+    depth: float  # drafts of a round
+    accepted: float  # of them
+    rows: float  # of all that steps computed, what rounds had, 0 to 1
+
+    @property
+    def share(self) -> float:
+        return self.accepted / self.depth
+
+    def lost_share(self, batch_gain: float) -> float:
+        """Of the time per token, what drafts took more than they saved; below 0 they saved more.
+
+        From what twice the batch gives: 2 where rows of a step cost nothing, 1 where they are all that it costs.
+        """
+        of_rows = self.rows * min(1.0, max(0.0, 2 / batch_gain - 1))
+        step_without = 1 - of_rows * self.depth / (1 + self.depth)
+        return 1 - step_without * (1 + self.accepted)
+
+
+def draft_counts(view: ServerView) -> DraftCounts | None:
+    """None of a server without drafts, or that does not count the rounds: then each token but the first and those
+    that were accepted is of a round."""
+    drafted, accepted, output = (of_family(view.totals, name) for name in (DRAFTED, ACCEPTED, OUTPUT))
+    if not drafted or accepted is None or not output:
+        return None
+    ttft = view.latencies.get(TTFT)
+    counted = view.further.get(DRAFT_ROUNDS) or output - accepted - (ttft.count if ttft is not None else 0.0)
+    rounds = max(counted, 1.0)
+    prompt = (of_family(view.totals, PROMPT) or 0.0) * (1 - (view.hit_rate or 0.0))
+    rows = rounds + drafted
+    return DraftCounts(drafted / rounds, accepted / rounds, rows / (rows + prompt))
+
+
+def part_of_excess(excess: Excess, share: float) -> float:
+    """Of what lies above the bound, the part that goes where this share of the whole does; 0 to 1."""
+    above = excess.mean_ms - excess.bound_ms
+    return min(1.0, share * excess.mean_ms / above) if above > 0 else share
+
+
 def quantity(excess: Excess) -> str:
-    return "the time to first token" if excess.objective == "ttft_ms" else "the latency"
+    names = {"ttft_ms": "the time to first token", "tpot_ms": "the time per output token"}
+    return names.get(excess.objective, "the latency")
 
 
 def time_gained(view: ServerView, time: str) -> Gain:

@@ -6,10 +6,12 @@ A rule of means declares which of these refute it. So it need not look for what 
 from sojourn.diagnosis.cause import Refutation
 from sojourn.diagnosis.evidence import Means
 from sojourn.diagnosis.statements.accounts import gains
-from sojourn.diagnosis.statements.means import FULL_STEP, MOSTLY, PREEMPTED_OFTEN
+from sojourn.diagnosis.statements.means import FULL_STEP, MOSTLY, PREEMPTED_OFTEN, draft_counts
 from sojourn.interop.sources.pressure import PROMPTS
+from sojourn.interop.sources.source import EXTERNAL_HITS, EXTERNAL_LOOKUPS
 
 FEW_COMPUTED = 64  # prompt tokens of a request: so many cost a step about as much as its decodes
+GAINS_SOME = 0.05  # of the tokens that an external cache is asked for
 GONE = 0.2  # of the last samples with a line: fewer are no line
 
 
@@ -74,6 +76,20 @@ def _prompts_below_a_block(facts: Means) -> str:
     return f"all prompts have at most {longest:,.0f} tokens, less than a block of {block}: none can be shared"
 
 
+def _drafts_that_pay(facts: Means) -> str:
+    drafts = draft_counts(facts.server)
+    if drafts is None or facts.batch_gain is None or drafts.lost_share(facts.batch_gain) > 0:
+        return ""
+    return f"a step with drafts gives {1 + drafts.accepted:.1f} tokens, more than its further rows cost"
+
+
+def _external_hits(facts: Means) -> str:
+    asked, found = (facts.server.further.get(name, 0.0) for name in (EXTERNAL_LOOKUPS, EXTERNAL_HITS))
+    if not asked or found < GAINS_SOME * asked:
+        return ""
+    return f"the external cache had {found / asked:.0%} of the tokens that it was asked for"
+
+
 SHORT_PROMPTS = Refutation("lengths of prompts", _short_prompts)
 CACHED_PROMPTS = Refutation("hits of the prefix cache", _cached_prompts)
 PREEMPTED = Refutation("preemptions", _preempted)
@@ -81,5 +97,7 @@ FULL_POOL = Refutation("KV use while requests wait", _full_pool)
 LINE_THAT_WENT = Refutation("waiting requests over time, preemptions", _line_that_went)
 LINE_THAT_EMPTIES = Refutation("waiting requests over time", _line_that_empties)
 BATCH_THAT_GAINS = Refutation("gaps between tokens at several batches", _batch_that_gains)
+DRAFTS_THAT_PAY = Refutation("accepted drafts, gaps between tokens at several batches", _drafts_that_pay)
+EXTERNAL_CACHE_HITS = Refutation("hits of the external cache", _external_hits)
 COUNTED_HITS = Refutation("hits of the prefix cache", _counted_hits)
 PROMPTS_BELOW_A_BLOCK = Refutation("lengths of prompts, block size", _prompts_below_a_block)

@@ -83,6 +83,8 @@ class SettingGauge:
     label: str = ""
 
 
+DRAFT_ROUNDS = "draft rounds"  # steps of a request that verified drafts
+EXTERNAL_LOOKUPS, EXTERNAL_HITS = "external lookups", "external hits"  # tokens, of a cache beside the server's own
 Labels = Mapping[str, str]
 
 
@@ -111,6 +113,8 @@ class Source:
     engine_label: str = ""  # of the engines of one process, which have each a load of their own
     engine_counters: tuple[str, ...] = ()  # of such engines: one of these moves with each of its steps
     phases_at_end: bool = False  # a request's phases are counted when it ends, its first token when that comes
+    # What the catalogue has no family for, and a cause reads: its name here → the server's samples.
+    further: Mapping[str, Sum] = field(default_factory=dict)
     part_label: str = ""  # of parts that stand beside their total, in which this label is empty
 
     def translates(self, family: str) -> bool:

@@ -54,6 +54,7 @@ def names_that_grow(source: Source) -> set[str]:
     for span in source.spans:
         for terms in (span.seconds, span.requests, span.to_first_token, span.first_tokens):
             found |= {term.name for term in terms}
+    found |= {term.name for terms in source.further.values() for term in terms}
     found |= {item.begins_beside for item in source.translations if item.begins_beside}
     return found | {term.name for term in (*source.latency.seconds, *source.latency.requests)}
 
@@ -90,6 +91,11 @@ class Growth:
             for labels in self._label_sets(item, terms, ""):
                 found[key(item.ours, (*item.labels, *labels))] = self.total(terms, labels) or 0.0
         return found
+
+    def further(self) -> dict[str, float]:
+        """What no family of the catalogue holds, by the source's names for it."""
+        found = {name: self.total(terms) for name, terms in self._source.further.items()}
+        return {name: growth for name, growth in found.items() if growth is not None}
 
     def distributions(self) -> dict[str, Distribution]:
         """Catalogue name with labels → distribution, of the histograms that observed something."""

@@ -112,6 +112,7 @@ class ServerView(msgspec.Struct, frozen=True, kw_only=True):
     longest_prompt: float | None = (
         None  # tokens, at most, of the requests that ended; None: unknown, or without a bound
     )
+    further: dict[str, float] = {}  # as `Growth.further`
     no_shares: list[str] = []  # a sentence for each gauge of a share that showed something else
 
     def span(self, account: str) -> SpanView | None:
@@ -229,6 +230,7 @@ def view_of(
         settings=dict(source.settings),
         reported_settings=reported_settings,
         longest_prompt=_longest(grown.below(PROMPTS)),
+        further=grown.further(),
         no_shares=wrong,
     )
 

@@ -9,6 +9,9 @@ and bytes are left out too: they count causal attention twice and all experts of
 """
 
 from sojourn.interop.sources.source import (
+    DRAFT_ROUNDS,
+    EXTERNAL_HITS,
+    EXTERNAL_LOOKUPS,
     Latency,
     SettingGauge,
     Source,
@@ -187,9 +190,15 @@ VLLM = Source(
         "KV block pool": "--gpu-memory-utilization (on a CPU VLLM_CPU_KVCACHE_SPACE), --kv-cache-dtype fp8",
         "prefix cache": "--enable-prefix-caching",
         "block": "--block-size",
+        "speculation": "--speculative-config",
     },
     own_labels=("engine", "finished_reason", "reason"),
     steps=("vllm:iteration_tokens_total_count",),
+    further={
+        DRAFT_ROUNDS: (Term("vllm:spec_decode_num_drafts_total"),),
+        EXTERNAL_LOOKUPS: (Term("vllm:external_prefix_cache_queries_total"),),
+        EXTERNAL_HITS: (Term("vllm:external_prefix_cache_hits_total"),),
+    },
     live_gaps=True,
     phases_at_end=True,
     engine_label="engine",

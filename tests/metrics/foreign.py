@@ -89,7 +89,7 @@ class VllmPage:
     """vLLM's page, of one or several engines."""
 
     def __init__(self, engines: int = 1, block_size: int = 16, prefix_caching: bool = True,
-                 ttft_bounds=TTFT_BOUNDS, itl_bounds=ITL_BOUNDS):  # fmt: skip
+                 ttft_bounds=TTFT_BOUNDS, itl_bounds=ITL_BOUNDS, drafts: bool = False):  # fmt: skip
         self.registry = CollectorRegistry()
         self.labels = ("model_name", "engine")
         gauges = {
@@ -99,7 +99,14 @@ class VllmPage:
         counters = {
             "prompt": "vllm:prompt_tokens", "generated": "vllm:generation_tokens", "preempted": "vllm:num_preemptions",
             "queries": "vllm:prefix_cache_queries", "hits": "vllm:prefix_cache_hits",
+            "external_queries": "vllm:external_prefix_cache_queries",
+            "external_hits": "vllm:external_prefix_cache_hits",
         }  # fmt: skip
+        if drafts:
+            counters |= {
+                "rounds": "vllm:spec_decode_num_drafts", "drafted": "vllm:spec_decode_num_draft_tokens",
+                "accepted": "vllm:spec_decode_num_accepted_tokens",
+            }  # fmt: skip
         histograms = {
             "ttft": ("vllm:time_to_first_token_seconds", ttft_bounds),
             "itl": ("vllm:inter_token_latency_seconds", itl_bounds),

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 from tests.metrics.foreign import VllmPage
@@ -63,9 +63,14 @@ class SimulatedVllm:
     seed: int = 0
     hangs: tuple[float, float] = (1e9, 1e9)  # a step that begins in between ends at the second moment
     restart_s: float = 1e9  # the process ends, with its requests, and the next page is of a new one
+    drafts: int = 0  # that each decode of a step verifies
+    accepted: float = 0.0  # of them; the first rejected one ends a round
+    external: bool = False  # a cache beside the server's own, which is asked for what that misses, and has nothing
+    lookup_s: float = 0.0  # that such a question keeps the step
     engines: int = 1  # each has this load, cap and pool
     hung_engines: int = 1  # of them
     page: VllmPage | None = None
+    _chance: Random = field(default_factory=lambda: Random(1))
 
     def pages(self, seconds: int) -> Iterator[tuple[int, bytes]]:
         """(second, body of /metrics) of each second."""
@@ -74,7 +79,7 @@ class SimulatedVllm:
             yield second, self.page.render()
 
     def _new_page(self) -> VllmPage:
-        return VllmPage(self.engines, ttft_bounds=TTFT_BOUNDS, itl_bounds=ITL_BOUNDS)
+        return VllmPage(self.engines, ttft_bounds=TTFT_BOUNDS, itl_bounds=ITL_BOUNDS, drafts=self.drafts > 0)
 
     def _engine(self, seconds: int, engine: int) -> Iterator[int]:
         """Each second, once the page shows what one engine did until then."""
@@ -148,6 +153,7 @@ class SimulatedVllm:
         for each in running:
             chunk = max(0, min(budget, each.target - each.kv))
             each.kv, prompts, budget = each.kv + chunk, prompts + chunk, budget - chunk
+        asked = 0
         while waiting and len(running) < self.cap and budget > 0:
             first = waiting[0]
             first.target = first.target or first.prompt_tokens
@@ -156,19 +162,26 @@ class SimulatedVllm:
             first.scheduled_s = now if first.scheduled_s < 0 else first.scheduled_s
             first.kv = min(first.cached + budget, first.target)
             prompts, budget = prompts + first.kv - first.cached, budget - first.kv + first.cached
+            if self.external:
+                page.of[engine]["external_queries"].inc(first.target - first.cached)
+                asked += 1
             running.append(waiting.popleft())
         if not running:
             return None
         device = self.device
-        return device.step_s + prompts * device.prompt_token_s + decodes * device.decode_s
+        rows = decodes * (1 + self.drafts)
+        return device.step_s + prompts * device.prompt_token_s + rows * device.decode_s + asked * self.lookup_s
 
     def _end_step(self, page: VllmPage, now: float, running: list[_Request], engine: int) -> None:
         own = page.of[engine]
         for each in list(running):
             if each.kv < each.target:
                 continue
-            each.done += 1
-            if each.done == 1:
+            gained = self._verify(own) if self.drafts and each.done else 1
+            gained = min(gained, each.output_tokens - each.done)
+            each.kv += gained - 1
+            each.done += gained
+            if each.first_s < 0:
                 each.first_s = now
                 own["prompt"].inc(each.prompt_tokens)
                 own["queries"].inc(each.prompt_tokens)
@@ -176,11 +189,20 @@ class SimulatedVllm:
                 own["ttft"].observe(now - each.arrived_s)
             else:
                 own["itl"].observe(now - each.last_s)
-            own["generated"].inc(1)
+            own["generated"].inc(gained)
             each.last_s = now
-            if each.done == each.output_tokens:
+            if each.done >= each.output_tokens:
                 running.remove(each)
                 self._finish(page, each, engine)
+
+    def _verify(self, own: dict) -> int:
+        """The tokens that one request gets of a step with drafts."""
+        accepted = 0
+        while accepted < self.drafts and self._chance.random() < self.accepted:
+            accepted += 1
+        for name, number in (("rounds", 1), ("drafted", self.drafts), ("accepted", accepted)):
+            own[name].inc(number)
+        return 1 + accepted
 
     @staticmethod
     def _finish(page: VllmPage, each: _Request, engine: int) -> None:
