@@ -7,6 +7,7 @@ from sojourn.diagnosis.symptom_tree.reading import DEVICE_TIME, NEGLIGIBLE, Read
 from sojourn.metrics.compute.machine_facts import MachineFacts
 
 SAMPLE = "token.sample"
+FASTER = 0.7  # of the normal time: no device is that much faster than itself
 
 
 def read_records(facts: Records, excess: Excess) -> Proposal | None:
@@ -71,7 +72,7 @@ def _named_evidence(machine: MachineFacts) -> list[Evidence]:
 def _own_pace_evidence(facts: Records) -> list[Evidence]:
     """For a neighbour: whether steps are at normal speed as soon as they have their cores."""
     whole, worst = device.slowness(facts)
-    if facts.speed() is None:
+    if facts.speed() is None or whole < FASTER:  # then the waits are overestimated, and say nothing of the pace
         return []
     statement = f"without their waits for a core, steps take {whole:.2f} times the normal time"
     return [evidence(statement, whole, "ratio", device.PER_STEP, supports=max(whole, worst) < SLOW_DEVICE)]

@@ -18,6 +18,7 @@ from sojourn.metrics.run.directory import section, server_hardware
 from sojourn.metrics.run.front_turns import Turns
 
 PARTS = 4  # of the window, to see what was there only for a while
+COMPUTES = 0.5  # of what a thread of the core computes in the mean: the loop's thread is one of them
 RARELY = 0.2  # of the mean: in a part with so little work, waits are those of threads without any
 MOST_DELAYED = 0.9  # of the steps' time: a share near 1 would call any speed normal
 LONG_TURN_NS = 10_000_000  # of the front's loop: a pause that a reader of text may notice
@@ -57,7 +58,9 @@ class MachineFacts:
     others_cores_worst: float | None  # of the same, in the worst quarter of the window
     siblings_cores: float  # of that, of the fleet's other servers
     neighbours: Mapping[str, float]  # `name (pid)` of the busiest other processes → mean cores, most first
-    core_queued: float | None  # run-queue time of the core's threads / time that its threads could have computed
+    # Run-queue time of the loop's thread / time of steps, where that thread computes; else of the core's threads / time
+    # that they could have computed.
+    core_queued: float | None
     core_queued_worst: float | None  # of the same, in the worst quarter
     core_queued_by_others: float | None  # of that time, because of processes that are not ours
     core_queued_by_others_worst: float | None  # of the same, in the worst quarter
@@ -92,7 +95,7 @@ def machine_facts(
     threads = int(section(meta, "core").get("threads") or 1) * num_ranks(meta)
     front, core = (_rate(samples, f"{name}_cpu_seconds", 1e9, lasted) for name in ("front", "core"))
     others = _others(samples, cores, front, core, load_cores)
-    queued = _gain(samples, "core_queued_ns")
+    queued = _queued(samples, threads)
     possible = walls * threads
     if queued is not None and core is not None and not walls.any():  # no step was read: it ran, or was ready to
         possible = core * lasted + queued
@@ -121,6 +124,26 @@ def machine_facts(
             None if others is None or core is None else _part_of_others(others, core, load_cores),
         ),
     )  # fmt: skip
+
+
+def _queued(samples: pd.DataFrame, threads: int) -> np.ndarray | None:
+    """Run-queue time of as many threads as compute a step, between each two samples."""
+    loop = _critical_loop(samples, threads)
+    return _gain(samples, "core_queued_ns") if loop is None else loop * threads
+
+
+def _critical_loop(samples: pd.DataFrame, threads: int) -> np.ndarray | None:
+    """Between each two samples, the run-queue time of the thread that runs the loop, if it computes as well: every step
+    waits for it. The sum over all threads says no such thing: others wait while nobody waits for them.
+
+    None where that thread only waits for workers, and where the kernel does not tell.
+    """
+    queued, on_cpu = _gain(samples, "core_loop_queued_ns"), _gain(samples, "core_loop_cpu_ns")
+    spent = _gain(samples, "core_cpu_seconds")
+    if queued is None or on_cpu is None or spent is None:
+        return None
+    mean_ns = 1e9 * float(spent.sum()) / threads
+    return queued if float(on_cpu.sum()) >= COMPUTES * mean_ns > 0 else None
 
 
 def _part_of_others(others: np.ndarray, ours: np.ndarray, load_cores: float | None) -> np.ndarray:

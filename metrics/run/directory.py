@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from sojourn.metrics.compute.cost_model import ModelShape, shape_from
 from sojourn.metrics.errors import RunDataError
-from sojourn.metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS
+from sojourn.metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS, Account
 from sojourn.metrics.records.tables import SCHEMAS
 from sojourn.metrics.run.front_turns import with_front_turns
 from sojourn.metrics.run.routing import with_routing
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 # What `run.json` has from the server, once its model is loaded: the ModelShape, how the core computes, the measured
 # ceilings of its device, where the time of its starts went, and what several models of a front were.
 SERVER_KEYS = ("model_shape", "core", "ceilings", "startups", "models")
+STALL = f"ledger_{ACCOUNTS[Account.COMPUTE_STALL].column}"
 REPORT, OLD_REPORT = "report.html", "report.old.html"
 # Every key of `run.json` that readers rely on, its types and their words. Each may be null: not known.
 REQUIRED: dict[str, tuple[tuple[type, ...], str]] = {
@@ -145,6 +146,8 @@ class RunDirectory:
         from sojourn.metrics.request.stalls import without_stalls
 
         rows = self._recorded("requests")
+        if (rows[STALL].fill_null(0).to_numpy() > 0).any():  # rows that were read like this, and written again
+            return rows.select(list(columns)) if columns else rows
         moved = without_stalls(frame_of(rows), self.arrow("steps"), _shape(self.meta()))
         for name in _booked(rows.column_names):
             values = [list(cell.items()) for cell in moved[name]] if name == "waits" else moved[name]

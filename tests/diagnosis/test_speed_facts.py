@@ -128,6 +128,18 @@ def test_without_steps_the_time_on_a_core_tells_how_long_threads_waited_for_one(
     assert facts_of(rows, with_steps=False).core_queued == pytest.approx(0.5)
 
 
+def test_waits_of_threads_that_no_step_waits_for_are_not_those_of_the_engine():
+    """A process whose threads wait 2.2 s for a core in each second, while the one that runs its steps waits 0.05 s."""
+    columns = dict(host_cpu_percent=[50.0] * 4, front_cpu_seconds=[0.0, 0.1, 0.2, 0.3],
+                   core_cpu_seconds=[0.0, 1.2, 2.4, 3.6], core_queued_ns=[0, 2.2 * S, 4.4 * S, 6.6 * S])  # fmt: skip
+    loop = {"core_loop_queued_ns": [0, S // 20, S // 10, 3 * S // 20], "core_loop_cpu_ns": [0, S, 2 * S, 3 * S]}
+    assert facts_of(system(**columns)).core_queued == 1.0
+    found = facts_of(system(**columns, **loop))
+    assert found.core_queued == pytest.approx(0.05) and found.bound_delay(found.core_queued) == pytest.approx(0.1)
+    idle = loop | {"core_loop_cpu_ns": [0, S // 50, S // 25, S // 15]}  # it waits for workers that compute
+    assert facts_of(system(**columns, **idle)).core_queued == 1.0
+
+
 def test_a_loop_that_sleeps_is_busy_and_on_no_core():
     found = facts_of(system(loop_busy_ns=[0, S, 2 * S, 3 * S], front_loop_cpu_ns=[0, S // 10, S // 5, 3 * S // 10],
                             front_loop_queued_ns=0, loop_turn_begin_ns=[[], [S], [], []],

@@ -1,6 +1,9 @@
 """The time in which the engine stood still is the engine's: no request is blamed for it, and every ledger closes."""
 
+import shutil
+
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from sojourn.diagnosis.diagnose import diagnose
@@ -37,6 +40,14 @@ def test_the_split_moves_time_and_neither_makes_nor_loses_any(run):
         assert (ledgers(written, prefix).sum(axis=1) == ledgers(read, prefix).sum(axis=1)).all()
     assert (ledgers(read) >= 0).all()
     assert run.requests().unaccounted_ns.dropna().abs().max() < MS
+
+
+def test_rows_that_were_read_and_written_again_are_not_split_again(run, tmp_path):
+    """As a join of two recordings and a fleet's folder write them."""
+    copied = shutil.copytree(run.path, tmp_path / "copy")
+    rows = run.arrow("requests")
+    pq.write_table(rows, copied / "requests.parquet")
+    assert RunDirectory(copied).arrow("requests").equals(rows)
 
 
 def test_everybody_who_was_in_the_server_lost_the_same_time_to_the_stall(run):
