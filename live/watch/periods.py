@@ -11,7 +11,8 @@ from sojourn.interop.sources.scrapes import UP
 from sojourn.live.watch.document import State, WatchedServer
 from sojourn.live.watch.observer import WINDOW_S, Observer
 
-MOST_PERIODS, MOST_SCRAPES = 60, 3000
+MOST_PERIODS, MOST_SCRAPES = 30, 900
+DAY_NS = 86_400 * 10**9
 LEAST_SCRAPES = 6  # of a period: of fewer gauges say little
 SEVERITY: tuple[State, ...] = ("stuck", "overloaded", "degraded", "unreachable", "cannot tell", "healthy", "idle")
 BAD = ("stuck", "overloaded", "degraded")
@@ -32,13 +33,14 @@ class Periods:
         """`3 of 20 periods of 60 s, first from 16:19:04, last until 16:21:24`; "" where none or all were bad."""
         if self.first_bad_ns is None or self.last_bad_ns is None:
             return ""
-        begin, end = stamp(self.first_bad_ns), stamp(self.last_bad_ns)
+        is_long = self.count * self.seconds * 1e9 > DAY_NS
+        begin, end = stamp(self.first_bad_ns, is_long), stamp(self.last_bad_ns, is_long)
         return f"{self.bad} of {self.count} periods of {self.seconds:.0f} s were so, from {begin} to {end}"
 
 
-def stamp(ns: int) -> str:
+def stamp(ns: int, with_day: bool = False) -> str:
     """The moment as the evidence writes it, in UTC."""
-    return time.strftime("%H:%M:%S", time.gmtime(ns / 1e9))
+    return time.strftime("%m-%d %H:%M:%S" if with_day else "%H:%M:%S", time.gmtime(ns / 1e9))
 
 
 def periods(rows: Iterable[Mapping[str, Any]], name: str, bounds: Mapping[str, float]) -> Periods | None:

@@ -27,6 +27,7 @@ from sojourn.interop.held.logs.vllm_lines import (
 )
 from sojourn.interop.held.logs.vllm_settings import START, settings_of
 
+ACCESS = "INFO:     "  # what Uvicorn writes of each request, without a stamp
 USUAL_S = {True: 10.0, False: 5.0}  # V1, V0
 NO_LATENCY = "latencies (TTFT, TPOT, queue time): vLLM's log has none; give two pages of its /metrics, minutes apart"
 NO_STAMPS = "moments: its lines have no stamps, so nothing can be said over time"
@@ -103,7 +104,8 @@ def _moments(lines: list[Line], text: str) -> Callable[[Line], int | None]:
     """Line → its moment, on the same clock as the series."""
     outside = stated_elsewhere([line.ns for line in lines if RATES in line.text])
     clock = clock_of(text)
-    own = {} if outside else {line.number: clock.ns(STAMP.search(line.text[:120])) for line in lines}
+    stamped = [] if outside else [line for line in lines if ACCESS not in line.text]
+    own = {line.number: clock.ns(STAMP.search(line.text[:120])) for line in stamped}
 
     def moment(line: Line) -> int | None:
         return line.ns if outside else own.get(line.number)
