@@ -235,6 +235,7 @@ def _sweep(found: Conclusion, held: Sequence[Held]) -> None:
 def _series(found: Conclusion, held: Sequence[Held], bounds: Mapping[str, float]) -> set[str]:
     """Names of the evidence whose series gave a cause."""
     named: set[str] = set()
+    many = len(list(groups(held))) > 1
     for group in groups(held):
         level: Level = "page" if is_page(group[0]) else "log"
         server = judged(group, bounds)
@@ -248,7 +249,8 @@ def _series(found: Conclusion, held: Sequence[Held], bounds: Mapping[str, float]
             )
         for fact in line_facts(server):
             found.state_certainly(fact, level, server.name)
-        settings = {name: value for each in group for name, value in each.settings.items()}
+        beside = group if many else held  # flags and configurations that were given beside one server's log
+        settings = {name: value for each in beside for name, value in each.settings.items()}
         line = cause_of_line(server, settings, level)
         found.likely += [line] if line is not None else []
         if server.findings or line is not None:
@@ -324,6 +326,8 @@ def _seen(held: Held) -> Seen:
         shown = [f"{len(held.requests.rows):,} requests"]
     if held.series:
         shown.append(f"{len({row['ns'] for row in held.series}):,} moments")
+    if held.sensors:
+        shown.append(f"{len(held.sensors):,} readings")
     if held.events:
         shown.append(f"{len(held.events):,} events")
     settings = [f"{name} {value}" for name, value in held.settings.items()]

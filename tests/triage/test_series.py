@@ -83,3 +83,10 @@ def test_a_long_log_is_judged_by_its_last_time_with_load(monkeypatch):
 
     found = triage_given(texts={"server.log": log(look, moments=200)})
     assert [each.key for each in found.likely] == ["batch_cap"] and any("moments" in each for each in found.unknowable)
+
+
+def test_flags_beside_a_log_confirm_the_limit():
+    look = LOGS["a limit on the batch"][0]
+    alone = triage_given(texts={"server.log": log(look)})
+    found = triage_given(texts={"server.log": log(look), "flags": "vllm serve m --max-num-seqs 8\n"})
+    assert found.likely[0].key == "batch_cap" and found.likely[0].confidence > alone.likely[0].confidence
