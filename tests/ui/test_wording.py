@@ -31,7 +31,8 @@ def test_percent_shows_a_decimal_only_where_it_carries_the_news():
     ("clause", "is_source"),
     [
         ("`steps.parquet` `device_ns`", True), ("`ledger_*_ns`", True), ("`stage_<name>_ns`", True),
-        ("`ttft_ms`", True), ("`blocks_*`", True), ("a larger `max_num_seqs`", False), ("see `--max_tokens`", False), ("`my_file`", False),
+        ("`ttft_ms`", True), ("`blocks_*`", True), ("a larger `max_num_seqs`", False), ("see `--max_tokens`", False),
+        ("`my_file`", False),
         ("`batch_cap` explains it", False), ("`diagnosis.json`", True),
     ],
 )  # fmt: skip
