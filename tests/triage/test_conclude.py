@@ -74,7 +74,7 @@ def test_a_sweep_shows_where_it_saturates():
     found = triaged(at(8, 3.6, 2_200), at(16, 7.2, 2_250), at(32, 7.4, 4_300))
     assert "saturation" in [each.key for each in found.likely]
     assert any("16 to 32" in each.sentence for each in found.certain)
-    assert not triaged(at(8, 3.6, 2_200), at(16, 7.2, 2_250), at(32, 14.0, 2_300)).likely
+    assert not triaged(at(8, 3.6, 2_200), at(16, 7.2, 2_250), at(32, 14.0, 4_300)).likely
 
 
 def test_requests_of_a_tool_that_cancelled_them_did_not_fail():
