@@ -303,9 +303,9 @@ class Observer:
     @property
     def has_stall(self) -> bool:
         """Whether a stall that is over is what the page says."""
-        stall = self.progress.stall(self._begin_ns() or 0)
-        is_lost = self._judged is not None and bool(self._judged[1].lost)
-        return stall is not None and (is_lost or stall.has_just_ended(self.window.last_ns, self.window_s / 2))
+        stall, judged = self.progress.stall(self._begin_ns() or 0), self._judged[1] if self._judged else None
+        explains = stall and judged and judged.lost and (stall.is_hang or not judged.findings)
+        return bool(explains or (stall and stall.has_just_ended(self.window.last_ns, self.window_s / 2)))
 
     def _no_engine(self, view: ServerView, why: str) -> WatchedServer:
         """A page that is not of one process: no figure of it means anything."""

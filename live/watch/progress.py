@@ -66,11 +66,22 @@ class Stall:
     def seconds(self) -> float:
         return (self.end_ns - self.begin_ns) / 1e9
 
+    @property
+    def is_hang(self) -> bool:
+        """Longer than a step with a long prompt takes."""
+        return self.seconds >= LEAST_S
+
     def has_just_ended(self, now_ns: int, within_s: float) -> bool:
         """Of a hang: what it delayed is in few figures yet."""
-        return self.seconds >= LEAST_S and now_ns - self.end_ns < within_s * 1e9
+        return self.is_hang and now_ns - self.end_ns < within_s * 1e9
 
     def sentence(self, until: str) -> str:
+        if not self.is_hang:
+            who = f"of engine {self.engine} " if self.engine else ""
+            return (
+                f"No token {who}came for {self.seconds:.0f} s, until {until}, with {self.requests:,.0f} requests: one "
+                "long step, or a stall"
+            )
         who = f"Engine {self.engine}" if self.engine else "The engine"
         return (
             f"{who} stood still for {self.seconds:.0f} s, until {until}, with {self.requests:,.0f} requests; it moves "

@@ -69,6 +69,59 @@ def test_the_cause_is_named_and_stays(name, objectives):
     assert len([each for each in changes if each[1] == "healthy"]) <= 1, changes
 
 
+CHAT = Load(1.5)
+HUGE = Load(1 / 15, prompt_tokens=8000, output_tokens=5, burst=1)
+# Situation → server, seconds, the states that may be said, and the last one with the second by which it is.
+COURSES = {
+    "overload that ends": (
+        dict(loads=(Load(8, 0, 60),), cap=64, device=BUSY_CPU), 130, {"healthy", "cannot tell", "overloaded"},
+        ("idle", 120)),
+    "load that steps up and down": (
+        dict(loads=(Load(1), Load(8, 40, 70)), cap=64, device=BUSY_CPU), 130, {"overloaded", "cannot tell"},
+        ("healthy", 125)),
+    "restart into an overload": (
+        dict(loads=(Load(2, 0, 40), Load(9, 40)), cap=64, device=BUSY_CPU, restart_s=40), 80,
+        {"healthy", "cannot tell"}, ("overloaded", 70)),
+    "restart out of an overload": (
+        dict(loads=(Load(9, 0, 40), Load(2, 40)), cap=64, device=BUSY_CPU, restart_s=40), 70,
+        {"healthy", "cannot tell", "overloaded"}, ("healthy", 52)),
+    "long prompts at times": (dict(loads=(CHAT, HUGE), device=FREE), 160, {"healthy", "cannot tell"}, None),
+    "bursts": (dict(loads=(Load(0.3), Load(1, burst=40)), device=BUSY_CPU), 160, {"healthy", "cannot tell"}, None),
+    "all clients give up": (
+        dict(loads=(Load(9, patience_s=4),), cap=64, device=BUSY_CPU), 60, set(), ("cannot tell", 10)),
+    "one of two engines hangs": (
+        dict(loads=(Load(2),), device=BUSY_CPU, engines=2, hangs=(40, 80)), 75, {"healthy"}, ("stuck", 52)),
+    "two engines": (dict(loads=(Load(2),), device=BUSY_CPU, engines=2), 60, set(), ("healthy", 10)),
+    "preemptions": (
+        dict(loads=(Load(6, prompt_tokens=150, output_tokens=230),), kv_tokens=2560, device=FREE), 60, set(),
+        ("degraded", 10)),
+    "prompts from the cache": (
+        dict(loads=(Load(2, prompt_tokens=1000, cached=0.9),), device=FREE), 60, set(), ("healthy", 10)),
+    "ten minutes at a third": (dict(loads=(Load(1.6),), device=BUSY_CPU), 600, set(), ("healthy", 10)),
+    "a step of five seconds": (
+        dict(loads=(Load(2),), device=BUSY_CPU, hangs=(40.0, 45.0)), 90, {"healthy", "degraded"}, ("healthy", 80)),
+}  # fmt: skip
+SOON = {"all clients give up", "a step of five seconds"}
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("objectives", [{}, SLO], ids=["plain", "objectives"])
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=() if name in SOON else pytest.mark.thorough) for name in COURSES
+])  # fmt: skip
+def test_a_course_is_followed(name, objectives, seed):
+    """What is said follows the server within half a minute, and does not flip where nothing changes."""
+    settings, seconds, before, last = COURSES[name]
+    changes, _ = said(settings | {"seed": seed}, seconds, 0, objectives)
+    states = [state for _, state, _, _ in changes]
+    if last is None:
+        assert set(states) <= before and len(states) <= 2, changes
+        return
+    state, by = last
+    assert states[-1] == state and changes[-1][0] <= by, changes
+    assert set(states[:-1]) <= before | {"healthy"} and len(states) <= 5, changes
+
+
 @pytest.mark.parametrize("objectives", [{}, SLO], ids=["plain", "objectives"])
 def test_a_stall_that_is_over_is_the_cause_of_its_backlog(objectives):
     settings = dict(loads=(Load(2),), device=BUSY_CPU, hangs=(30.0, 60.0))
