@@ -13,7 +13,7 @@ What this cannot tell: why. And where within the step the engine stood still: wh
 first.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ from sojourn.metrics.compute.cost_model import ModelShape
 from sojourn.metrics.ledger import ACCOUNT_BY_NAME, ACCOUNTS, OWN_WORK, Account
 from sojourn.metrics.records import KINDS
 from sojourn.metrics.request.timeline import NOBODY, Timeline, prompt_flops, timeline
-from sojourn.metrics.request.waits import Family, Waits, account_of, reasons, waits
+from sojourn.metrics.request.waits import Family, Waits, account_of, encoded_at, reasons, waits
 
 FEWEST_STEPS = 50  # fewer do not tell what is usual
 DEVIATIONS = 3.0  # robust standard deviations of the logarithm of measured / predicted
@@ -191,12 +191,26 @@ def _taken(
     if not len(first_token):
         first_token = np.full(len(requests), np.iinfo("int64").max)
     for at, begin, end in zip(stalls.at, stalls.begin_ns, stalls.end_ns, strict=True):
-        for victim, account, reason, ns in (
+        parts = (
             *_of_members(line, found, flops, int(at), int(end - begin)),
             *_of_absent(found, int(at), int(end - begin)),
             *_of_waiting(line, found, int(begin), int(end)),
-        ):
+        )
+        for victim, account, reason, ns in (*parts, *_of_admission(requests, parts, int(begin), int(end))):
             yield Taken(victim, account, reason, ns, bool(end <= first_token[victim]))
+
+
+def _of_admission(
+    requests: pd.DataFrame, parts: Sequence[tuple[int, str, str, float]], begin: int, end: int
+) -> Iterator[tuple[int, str, str, float]]:
+    """Handed over meanwhile: the loop could not take it in. What the other parts do not hold of that time."""
+    encoded = encoded_at(requests)
+    admitted = encoded + requests.ledger_request_admission_ns.astype("float64").fillna(0).to_numpy()
+    inside = np.minimum(admitted, end) - np.maximum(encoded, begin)
+    for victim, _, _, ns in parts:
+        inside[victim] = min(inside[victim], end - begin - ns)
+    for victim in np.flatnonzero(inside > 0).tolist():
+        yield victim, "request.admission", "", float(inside[victim])
 
 
 def _of_members(
