@@ -27,7 +27,7 @@ def number(value: float | None, unit: str = "") -> str:
         return NOTHING
     size = abs(value)
     decimals = 0 if size >= 100 or value == int(value) else 1 if size >= 10 else 2 if size >= 0.1 else 3
-    text = f"{value:,.{decimals}f}".replace("-", MINUS)
+    text = f"{value:,.{decimals}f}".replace("-", MINUS).replace("inf", "∞")  # a quantile among requests that failed
     return f"{text}{THIN}{unit}" if unit else text
 
 

@@ -15,7 +15,7 @@ from sojourn.ui.text import distinct, duration, label, markdown, number, percent
     ("value", "unit", "text"),
     [
         (1240.4, "ms", "1,240 ms"), (93.04, "ms", "93.0 ms"), (0.0412, "req/s", "0.041 req/s"), (0, "", "0"),
-        (-12.5, "ms", "−12.5 ms"), (None, "ms", "–"), (math.nan, "ms", "–"),
+        (-12.5, "ms", "−12.5 ms"), (None, "ms", "–"), (math.nan, "ms", "–"), (math.inf, "ms", "∞ ms"),
     ],
 )  # fmt: skip
 def test_number_has_three_digits_and_its_unit(value, unit, text):

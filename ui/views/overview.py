@@ -24,7 +24,8 @@ caption(
     "`output_tokens`; `diagnosis.json` goodput."
 )
 if run.diagnosis is not None:
-    draw(*drawings.attainment(run))
+    if any(group.objectives for group in run.diagnosis.goodput):
+        draw(*drawings.attainment(run))
     st.subheader("Limits of this run", anchor=False)
     if run.diagnosis.warnings:
         st.html(fragments.warnings(run.diagnosis))
@@ -43,5 +44,5 @@ elif run.diagnosis is not None:
     draw(*drawings.lifecycles(run))
     st.html(fragments.closure(run.diagnosis))
 st.html(fragments.clocks(run.meta))
-if view is None:
+if view is None and run.has_ledger:
     draw(*drawings.accounts(run))
