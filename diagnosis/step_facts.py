@@ -5,9 +5,11 @@ from itertools import chain
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from sojourn.interop.sources.pressure import KV_FREE
 from sojourn.metrics.records import PROMPT_KINDS, STAGES
+from sojourn.metrics.request.stalls import COLUMNS, stalled
 from sojourn.metrics.request.waits import reasons
 from sojourn.metrics.statistics.relative_fit import fitted
 
@@ -81,7 +83,8 @@ def step_facts(steps: pd.DataFrame) -> StepFacts | None:
     whole = max(wall.sum(), 1)
     stage_share = {stage: float(steps[f"stage_{stage}_ns"].sum() / whole) for stage in STAGES}
     host_share = sum(share for stage, share in stage_share.items() if stage not in DEVICE_STAGES)
-    slowdown = _slowdown(device, predicted)
+    pace = _without_stalls(steps, device)
+    slowdown = _slowdown(pace, predicted)
     return StepFacts(
         count=len(steps),
         wall_ns=float(wall.sum()),
@@ -97,9 +100,9 @@ def step_facts(steps: pd.DataFrame) -> StepFacts | None:
         tokens=float(tokens.sum()),
         recomputed_tokens=float(batch.recomputed_tokens.sum()),
         slowdown=slowdown,
-        worst_slowdown=None if slowdown is None else _worst_quarter(device, predicted),
-        slowdown_with_prompts=_slowdown(device, predicted, prompt_tokens > 0),
-        slowdown_without=_slowdown(device, predicted, prompt_tokens == 0),
+        worst_slowdown=None if slowdown is None else _worst_quarter(pace, predicted),
+        slowdown_with_prompts=_slowdown(pace, predicted, prompt_tokens > 0),
+        slowdown_without=_slowdown(pace, predicted, prompt_tokens == 0),
         prefill_step_p95_ns=float(np.quantile(wall[both], 0.95)) if both.any() else None,
         decode_step_p50_ns=float(np.median(wall[alone])) if alone.any() else None,
         prefill_tokens_p95=float(np.quantile(prompt_tokens[both], 0.95)) if both.any() else None,
@@ -107,6 +110,14 @@ def step_facts(steps: pd.DataFrame) -> StepFacts | None:
         budget_p50=float(steps.budget.median()),
         starved_share=float(wall[_find_starving(steps, prompt_tokens > 0, batch.decoding.to_numpy())].sum() / whole),
     )
+
+
+def _without_stalls(steps: pd.DataFrame, device: np.ndarray) -> np.ndarray:
+    """[steps] the device's time, without that in which the engine stood still: it says nothing of the pace."""
+    at, length = stalled(pa.Table.from_pandas(steps[list(COLUMNS)], preserve_index=False))
+    pace = device.copy()
+    pace[at] -= length
+    return pace
 
 
 def _find_starving(steps: pd.DataFrame, has_prompts: np.ndarray, decoding: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ import pytest
 
 from sojourn.diagnosis.diagnose import diagnose
 from sojourn.diagnosis.explanation import explanation_of
+from sojourn.diagnosis.step_facts import step_facts
 from sojourn.metrics.ledger import ACCOUNTS
 from sojourn.metrics.run.directory import RunDirectory, frame_of
 from tests.metrics.simulated_server import MS, Device, S, Settings
@@ -94,6 +95,11 @@ def test_a_stall_is_a_finding_of_its_own(run):
     stall = next(each for each in found.findings if each.key == "engine_stall")
     assert f"step {STEP} took" in stall.cause and stall.rival_key == "noisy_neighbour" and stall.kind == "fault"
     assert found.findings[0] is stall or found.findings[0].key == "batch_cap"
+
+
+def test_a_stall_is_no_slow_device(run):
+    facts = step_facts(run.table("steps"))
+    assert facts.slowdown < 1.1 and facts.worst_slowdown < 1.2
 
 
 def test_a_stall_that_made_nobody_late_is_a_warning(tmp_path):
