@@ -43,6 +43,7 @@ WORK = "what their own work takes"
 # Requests that wait now are in no histogram yet. They count where their wait is far above what ended requests had.
 IN_LINE = "what ended requests had"
 EASED = 0.5  # of each limit, while time is lost: what lies near a limit would else be lost time now and then
+ALIKE = 0.05  # of the first tokens, by how many the ends may differ
 SAME_REQUESTS = 0.1  # of the window, at most, from the first token of a request to its end
 LONG_WAIT_MS = 2000.0  # without an objective for the first token, so long a wait is lost time
 
@@ -221,7 +222,8 @@ def _before_queue(view: ServerView, ttft_ms: float, queued_ms: float) -> dict[st
     prefill, e2e_ms = view.span("compute.prefill"), _mean_ms(view, "e2e_ms")
     if prefill is None or prefill.ttft_ms is None or e2e_ms is None:
         return {}
-    if e2e_ms - ttft_ms > SAME_REQUESTS * 1e3 * view.seconds:
+    first, ended = view.latencies[HISTOGRAMS["ttft_ms"]].count, prefill.requests
+    if e2e_ms - ttft_ms > SAME_REQUESTS * 1e3 * view.seconds or abs(first - ended) > ALIKE * first:
         return {}
     return {"request.admission": max(0.0, ttft_ms - queued_ms - prefill.ttft_ms)}
 

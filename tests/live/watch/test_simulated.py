@@ -85,7 +85,7 @@ COURSES = {
     "restart out of an overload": (
         dict(loads=(Load(9, 0, 40), Load(2, 40)), cap=64, device=BUSY_CPU, restart_s=40), 70,
         {"healthy", "cannot tell", "overloaded"}, ("healthy", 52)),
-    "long prompts at times": (dict(loads=(CHAT, HUGE), device=FREE), 160, {"healthy", "cannot tell"}, None),
+    "long prompts at times": (dict(loads=(CHAT, HUGE), device=FREE), 160, {"healthy", "cannot tell", "degraded"}, None),
     "bursts": (dict(loads=(Load(0.3), Load(1, burst=40)), device=BUSY_CPU), 160, {"healthy", "cannot tell"}, None),
     "all clients give up": (
         dict(loads=(Load(9, patience_s=4),), cap=64, device=BUSY_CPU), 60, set(), ("cannot tell", 10)),
@@ -115,7 +115,7 @@ def test_a_course_is_followed(name, objectives, seed):
     changes, _ = said(settings | {"seed": seed}, seconds, 0, objectives)
     states = [state for _, state, _, _ in changes]
     if last is None:
-        assert set(states) <= before and len(states) <= 2, changes
+        assert set(states) <= before and len(states) == len(set(states)), changes
         return
     state, by = last
     assert states[-1] == state and changes[-1][0] <= by, changes
