@@ -24,7 +24,7 @@ from sojourn.diagnosis.statements.means import (
     stands_at_cap,
     time_gained,
 )
-from sojourn.diagnosis.statements.refutations import FULL_POOL, PREEMPTED
+from sojourn.diagnosis.statements.refutations import FULL_POOL, PREEMPTED, ROOM_ELSEWHERE
 from sojourn.diagnosis.symptom_tree.reading import show_batch, waiting_for
 
 WIDER = (2, 4, 16, 64)  # times the cap: candidates of a replay
@@ -141,7 +141,7 @@ CAUSE = Cause(
     reads={
         Records: Rule(read_records, accounts=QUEUE, reason="batch_cap"),
         Accounts: Rule(read_accounts, accounts=QUEUE, reason="batch_cap", rival="overload: the device is full"),
-        Means: Rule(read_means, object="batch cap", rival_key="", refuted_by=(FULL_POOL, PREEMPTED)),
+        Means: Rule(read_means, object="batch cap", rival_key="", refuted_by=(ROOM_ELSEWHERE, FULL_POOL, PREEMPTED)),
         Client: Rule(read_client, rival="overload"),
     },
 )

@@ -1,16 +1,21 @@
 """What prompts share is evicted before it is asked for again: the reuse does not fit into the pool."""
 
-from sojourn.diagnosis.cause import Accounts, Cause, Change, Client, Excess, Proposal, Records, Rule, evidence
+from sojourn.diagnosis.cause import Accounts, Cause, Change, Client, Excess, Means, Proposal, Records, Rule, evidence
+from sojourn.diagnosis.foreign_server import span_share
 from sojourn.diagnosis.kv_facts import KvFacts
-from sojourn.diagnosis.proposal import WAITS
-from sojourn.diagnosis.statements import prefixes
-from sojourn.diagnosis.statements.accounts import lose_prompts, scale_setting
+from sojourn.diagnosis.proposal import EXPLAINS_ENOUGH, WAITS
+from sojourn.diagnosis.statements import means, prefixes
+from sojourn.diagnosis.statements.accounts import DEFINING, lose_prompts, scale_setting
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
 from sojourn.diagnosis.statements.kv_memory import SameMemory, host_gib, is_sized_in_bytes
+from sojourn.diagnosis.statements.refutations import RATE_THAT_STAYS
 from sojourn.diagnosis.symptom_tree.reading import EVICTED, KNOWN_OUTCOMES, PREFILL_TIME
+from sojourn.interop.sources.view import ServerView
 from sojourn.metrics.run.directory import section
 
 MOSTLY = 0.5  # of the waiting
+
+FROZEN = 0.01  # of the looked-up tokens
 
 
 def read_records(facts: Records, excess: Excess) -> Proposal | None:
@@ -61,6 +66,39 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
+def read_means(facts: Means, excess: Excess) -> Proposal | None:
+    """The prefix cache hit before a moment, and hardly at all since. Why it stopped is in no metric."""
+    view, change = facts.server, facts.server.courses.hit_change
+    spent = sum(span_share(view.span(name), excess) for name in ("compute.prefill", "request.queue"))
+    if change is None or excess.objective == "tpot_ms" or spent < EXPLAINS_ENOUGH:
+        return None
+    word = "stopped" if change.after < FROZEN else f"fell to {change.after:.0%}"
+    return Proposal(
+        cause=f"hits of the prefix cache {word} {change.ago_s:,.0f} s before the last page: they were "
+        f"{change.before:.0%} of the prompt tokens until then",
+        evidence=[
+            evidence(f"{change.before:.0%} of the looked-up tokens hit before that moment, {change.after:.0%} since",
+                     change.before - change.after, "share", means.COUNTERS, weight=DEFINING),
+            evidence(f"{spent:.0%} of {means.quantity(excess)} is queue and prefill, on average over all requests",
+                     spent, "share", means.HISTOGRAMS),
+            evidence("whether prompts share less since then is in no metric of this server", 0.0, "unknown",
+                     means.COUNTERS, supports=False),
+        ],
+        measurement="one prompt of two blocks or more, sent twice in a row: whether the second one hits",
+        settings={},
+        if_cause="the second one misses, or hits only at once: the cache lost what it had, or lost it soon",
+        if_rival="the second one hits: prompts share less since that moment",
+        change=f"what changed at that moment: other prompts, a filled pool ({_pool_setting(view)}), an offload, a "
+        "restart of a router",
+        explained=spent * (change.before - change.after) / (1 - change.after),
+        gain=means.time_gained(view, f"{change.before - change.after:.0%} of the prompts' work"),
+    )  # fmt: skip
+
+
+def _pool_setting(view: ServerView) -> str:
+    return view.settings.get("KV block pool", "the server's setting for KV memory")
+
+
 def _more_room(kv: KvFacts, target: int, host: SameMemory | None, *, host_first: bool) -> str:
     """The larger pool and the tier below it, in words; first what the memory of the device allows."""
     pool = f"num_kv_blocks={target} (now {kv.pool_blocks})" if target else "a larger pool"
@@ -104,6 +142,13 @@ CAUSE = Cause(
             lifecycles=("memory", "compute", "request"),
             rival="cold traffic",
             rival_key="",
+        ),
+        Means: Rule(
+            read_means,
+            object="prefix cache",
+            kind="fault",
+            rival="prompts that share less from that moment on",
+            refuted_by=(RATE_THAT_STAYS,),
         ),
     },
 )

@@ -25,10 +25,12 @@ from sojourn.diagnosis.statements.prefixes import ROUND_BLOCKS
 from sojourn.diagnosis.statements.refutations import LINE_THAT_WENT
 from sojourn.diagnosis.step_facts import StepFacts
 from sojourn.diagnosis.symptom_tree.reading import NEGLIGIBLE, Reading
-from sojourn.interop.sources.pressure import KV_FULL
+from sojourn.interop.sources.pressure import KV_FULL, PROMPTS
+from sojourn.interop.sources.view import ServerView
 from sojourn.metrics.compute.cost_model import shape_from
 from sojourn.metrics.run.directory import section
 
+OUTPUTS = "sojourn_request_output_length_tokens"
 KV_HEADROOM = 1.25  # requests grow while they run, and lengths vary around their mean
 IN_8_BITS = {"float32": 3.5, "bfloat16": 1.8, "float16": 1.8}  # tokens in the same memory, heads of 32 or more
 LEAST_WINDOW = 512  # tokens: what most answers refer to; a smaller one costs more of their quality
@@ -98,7 +100,10 @@ def read_means(facts: Means, excess: Excess | None) -> Proposal | None:
     lost = "" if view.preemptions is None else f", {preemptions:,.0f} preemptions"
     queued = f"{queue.mean_ms:,.0f} ms" if queue is not None else "the time in the queue"
     return Proposal(
-        cause=f"the KV cache has no room for a further prompt while requests wait: {view.kv_largest:.0%} at its peak"
+        cause=f"running requests lose their KV blocks and compute them again: {preemptions:,.0f} preemptions, "
+        f"{view.finished:,.0f} requests finished"
+        if often and excess is not None and excess.objective == "tpot_ms"
+        else f"the KV cache has no room for a further prompt while requests wait: {view.kv_largest:.0%} at its peak"
         f"{lost}",
         evidence=[
             *queue_evidence(view, excess),
@@ -108,6 +113,7 @@ def read_means(facts: Means, excess: Excess | None) -> Proposal | None:
                 evidence(f"{preemptions:,.0f} preemptions, {view.finished or 0:,.0f} requests finished", preemptions,
                          "preemptions", COUNTERS, supports=preemptions > 0)
             ]),
+            *_recomputed(view),
         ],
         measurement=f"the same scenario with more room for KV ({settings})",
         settings={},
@@ -118,6 +124,19 @@ def read_means(facts: Means, excess: Excess | None) -> Proposal | None:
         change=f"more room for KV: {settings}; or shorter contexts, or fewer requests at a time",
         gain=time_gained(view, f"mean queue time, {queued}"),
     )  # fmt: skip
+
+
+def _recomputed(view: ServerView) -> list[Evidence]:
+    """What preempted requests compute again, where lengths are known: half of what a mean request holds at its end,
+    beyond its prompt. The prefix cache may spare some of it."""
+    lengths = [view.latencies.get(name) for name in (PROMPTS, OUTPUTS)]
+    if not view.preemptions or None in lengths or not view.finished:
+        return []
+    prompt, output = (each.mean for each in lengths)
+    again = view.preemptions * (prompt + output / 2)
+    share = again / (again + view.finished * (prompt + output))
+    return [evidence(f"preempted requests compute about {prompt + output / 2:,.0f} tokens again: up to {share:.0%} of "
+                     "all that is computed", share, "share", f"{COUNTERS}, histograms")]  # fmt: skip
 
 
 def _room_and_need(facts: Records) -> str:

@@ -22,7 +22,7 @@ from sojourn.diagnosis.statements.means import (
 )
 from sojourn.diagnosis.statements.prefixes import OUTCOMES, WORTH_SHARING, hit_with, pool_for_reuse, saved_share
 from sojourn.diagnosis.statements.refusals import REFUSED
-from sojourn.diagnosis.statements.refutations import BATCH_THAT_GAINS, LINE_THAT_EMPTIES, PREEMPTED
+from sojourn.diagnosis.statements.refutations import BATCH_THAT_GAINS, LINE_THAT_EMPTIES, PREEMPTED, ROOM_ELSEWHERE
 from sojourn.diagnosis.statements.speculation import COSTS, RECORDS, drafts_of, load_without
 from sojourn.diagnosis.symptom_tree.reading import Reading
 
@@ -241,7 +241,7 @@ CAUSE = Cause(
             read_means,
             rival="a limit on the batch",
             rival_key="batch_cap",
-            refuted_by=(BATCH_THAT_GAINS, PREEMPTED, LINE_THAT_EMPTIES),
+            refuted_by=(BATCH_THAT_GAINS, PREEMPTED, LINE_THAT_EMPTIES, ROOM_ELSEWHERE),
         ),
         Client: Rule(read_client, rival="a limit on the batch", rival_key="batch_cap"),
     },

@@ -1,8 +1,9 @@
 """The router lets requests gather on one server while another one has few."""
 
-from sojourn.diagnosis.cause import Cause, Change, Evidence, Excess, Proposal, Records, Rule, evidence
+from sojourn.diagnosis.cause import Cause, Change, Evidence, Excess, Means, Proposal, Records, Rule, evidence
 from sojourn.diagnosis.fleet_facts import FleetFacts
-from sojourn.diagnosis.proposal import CONTENTION, CONTRADICTION
+from sojourn.diagnosis.proposal import CONTENTION, CONTRADICTION, EXPLAINS_ENOUGH
+from sojourn.diagnosis.statements import means
 from sojourn.diagnosis.statements.device import DEVICE_ACCOUNTS
 from sojourn.diagnosis.statements.excess import excess_evidence, missing_share
 from sojourn.diagnosis.statements.fleet import (
@@ -16,6 +17,7 @@ from sojourn.diagnosis.statements.fleet import (
     of_server,
     other_servers,
 )
+from sojourn.diagnosis.statements.refutations import EVEN_ENGINES
 from sojourn.diagnosis.symptom_tree.reading import NEGLIGIBLE, Reading
 
 UNEVEN = 1.3  # time of the requests on the busiest server over the mean
@@ -55,6 +57,36 @@ def read_records(facts: Records, excess: Excess) -> Proposal | None:
         claims=claims,
         change=f"a policy that weighs load ({in_words(policies)}), and equal servers",
         fixes=(Change(routing="least-requests"), Change(routing="least-requests", servers="equal")),
+    )  # fmt: skip
+
+
+def read_means(facts: Means, excess: Excess) -> Proposal | None:
+    """Requests wait at one data-parallel engine, while another one of the same page has few."""
+    view, uneven = facts.server, means.uneven_engines(facts.server)
+    share = means.queue_share(view, excess)
+    if uneven is None or share < EXPLAINS_ENOUGH:
+        return None
+    full, empty = uneven.fullest, uneven.emptiest
+    return Proposal(
+        cause=f"requests gather on engine {full.engine}: {full.waiting:,.0f} wait there and {full.running:,.0f} run, "
+        f"while engine {empty.engine} has {empty.waiting:,.0f} and {empty.running:,.0f}",
+        evidence=[
+            *means.queue_evidence(view, excess),
+            evidence(f"engine {full.engine} has {uneven.times:.1f} times the mean number of requests of an engine",
+                     uneven.times, "ratio", means.GAUGES, weight=3),
+            evidence(f"it generated {uneven.work:.2f} times the mean tokens of an engine", uneven.work, "ratio",
+                     means.COUNTERS),
+            evidence(f"{uneven.of_waiting:.0%} of the waiting requests wait there", uneven.of_waiting, "share",
+                     means.GAUGES),
+        ],
+        measurement="the same load with requests sent to the engine with the fewest of them",
+        settings={},
+        if_cause=f"the engines have about as many requests, and {missing_share(excess)} falls",
+        if_rival=f"the line stays at engine {full.engine}",
+        change="balance by requests under way, not by session or in turn: the server's own balancer, or one address "
+        "for each engine behind a router that counts",
+        explained=share,
+        gain=means.time_gained(view, f"mean queue time, {share:.0%} of {means.quantity(excess)}"),
     )  # fmt: skip
 
 
@@ -106,5 +138,13 @@ CAUSE = Cause(
     booked=CONTENTION,
     missing="several servers behind a router (requests: server)",
     complaints={"high_ttft": 21, "high_itl": 11, "devices_do_not_help": 10},
-    reads={Records: Rule(read_records, accounts=(*CONTENTION, *DEVICE_ACCOUNTS))},
+    reads={
+        Records: Rule(read_records, accounts=(*CONTENTION, *DEVICE_ACCOUNTS)),
+        Means: Rule(
+            read_means,
+            object="balance of engines",
+            rival="one engine that is slower than the others",
+            refuted_by=(EVEN_ENGINES,),
+        ),
+    },
 )

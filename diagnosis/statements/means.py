@@ -11,6 +11,7 @@ from sojourn.diagnosis.excess import Excess
 from sojourn.diagnosis.foreign_server import span_share
 from sojourn.diagnosis.proposal import EXPLAINS_ENOUGH, Gain
 from sojourn.diagnosis.verdict import Evidence, evidence
+from sojourn.interop.sources.courses import EngineLoad
 from sojourn.interop.sources.pressure import GAPS, WAITING
 from sojourn.interop.sources.source import DRAFT_ROUNDS
 from sojourn.interop.sources.translate import of_family
@@ -23,6 +24,7 @@ GAUGES, HISTOGRAMS, COUNTERS = "scrapes: gauges", "scrapes: histograms", "scrape
 TTFT = "sojourn_request_ttft_seconds"
 PROMPT, OUTPUT = "sojourn_token_prompt_tokens_total", "sojourn_token_generated_tokens_total"
 DRAFTED, ACCEPTED = "sojourn_token_drafted_tokens_total", "sojourn_token_accepted_tokens_total"
+UNEVEN, BESIDE_IDLE, LEAST_LINE = 1.3, 0.5, 0.5  # as `replica_imbalance`; requests that wait on average
 FEW = 8  # running requests: of so few a step reads all weights for few tokens, so that the cap is named alone
 AT_ONE_SIZE = 0.8  # of those samples: a batch that grows and shrinks has no limit that shows
 PROMPTS_ONLY, FULL_STEP = 0.9, 512  # of the computed tokens; tokens that a step computes on average
@@ -76,7 +78,7 @@ def line_wait_s(view: ServerView) -> float | None:
 
 def queue_evidence(view: ServerView, excess: Excess | None) -> list[Evidence]:
     queue = view.span("request.queue")
-    if queue is None or excess is None:
+    if queue is None or excess is None or excess.objective == "tpot_ms":
         return []
     share = queue_share(view, excess)
     return [
@@ -125,6 +127,31 @@ def draft_counts(view: ServerView) -> DraftCounts | None:
     prompt = (of_family(view.totals, PROMPT) or 0.0) * (1 - (view.hit_rate or 0.0))
     rows = rounds + drafted
     return DraftCounts(drafted / rounds, accepted / rounds, rows / (rows + prompt))
+
+
+@dataclass(frozen=True, slots=True)
+class Uneven:
+    """Engines of one page, of which one has far more requests than another."""
+
+    fullest: EngineLoad
+    emptiest: EngineLoad
+    times: float  # the requests of the fullest over the mean
+    work: float  # its generated tokens over the mean
+    of_waiting: float  # its share of all that wait
+
+
+def uneven_engines(view: ServerView) -> Uneven | None:
+    """None where the requests are about even, or nobody waits."""
+    engines = sorted(view.courses.engines, key=lambda each: each.requests)
+    waiting = sum(each.waiting for each in engines)
+    if len(engines) < 2 or waiting < LEAST_LINE:
+        return None
+    count, full, empty = len(engines), engines[-1], engines[0]
+    times = full.requests * count / sum(each.requests for each in engines)
+    if times < UNEVEN or empty.requests > BESIDE_IDLE * full.requests or empty.waiting > BESIDE_IDLE * full.waiting:
+        return None
+    tokens = sum(each.tokens for each in engines)
+    return Uneven(full, empty, times, full.tokens * count / tokens if tokens else 1.0, full.waiting / waiting)
 
 
 def part_of_excess(excess: Excess, share: float) -> float:

@@ -6,12 +6,13 @@ A rule of means declares which of these refute it. So it need not look for what 
 from sojourn.diagnosis.cause import Refutation
 from sojourn.diagnosis.evidence import Means
 from sojourn.diagnosis.statements.accounts import gains
-from sojourn.diagnosis.statements.means import FULL_STEP, MOSTLY, PREEMPTED_OFTEN, draft_counts
+from sojourn.diagnosis.statements.means import FULL_STEP, MOSTLY, PREEMPTED_OFTEN, draft_counts, uneven_engines
 from sojourn.interop.sources.pressure import PROMPTS
 from sojourn.interop.sources.source import EXTERNAL_HITS, EXTERNAL_LOOKUPS
 
 FEW_COMPUTED = 64  # prompt tokens of a request: so many cost a step about as much as its decodes
 GAINS_SOME = 0.05  # of the tokens that an external cache is asked for
+EVEN_WORK = 1.1  # tokens of an engine over the mean: with no more it has a longer line because it is slow
 GONE = 0.2  # of the last samples with a line: fewer are no line
 
 
@@ -90,6 +91,27 @@ def _external_hits(facts: Means) -> str:
     return f"the external cache had {found / asked:.0%} of the tokens that it was asked for"
 
 
+def _room_elsewhere(facts: Means) -> str:
+    uneven = uneven_engines(facts.server)
+    if uneven is None or uneven.work < EVEN_WORK:
+        return ""
+    return (
+        f"engine {uneven.fullest.engine} has {uneven.times:.1f} times the mean number of requests, and engine "
+        f"{uneven.emptiest.engine} has room"
+    )
+
+
+def _even_engines(facts: Means) -> str:
+    uneven = uneven_engines(facts.server)
+    if uneven is None or uneven.work >= EVEN_WORK:
+        return ""
+    return f"engine {uneven.fullest.engine} gets no more work than the others: it is slower, and its line is longer"
+
+
+def _rate_that_stays(facts: Means) -> str:
+    return "" if facts.server.courses.hit_change is not None else "the hit rate did not fall at a moment"
+
+
 SHORT_PROMPTS = Refutation("lengths of prompts", _short_prompts)
 CACHED_PROMPTS = Refutation("hits of the prefix cache", _cached_prompts)
 PREEMPTED = Refutation("preemptions", _preempted)
@@ -99,5 +121,8 @@ LINE_THAT_EMPTIES = Refutation("waiting requests over time", _line_that_empties)
 BATCH_THAT_GAINS = Refutation("gaps between tokens at several batches", _batch_that_gains)
 DRAFTS_THAT_PAY = Refutation("accepted drafts, gaps between tokens at several batches", _drafts_that_pay)
 EXTERNAL_CACHE_HITS = Refutation("hits of the external cache", _external_hits)
+ROOM_ELSEWHERE = Refutation("requests of each engine", _room_elsewhere)
+EVEN_ENGINES = Refutation("tokens of each engine", _even_engines)
+RATE_THAT_STAYS = Refutation("hits of the prefix cache over time", _rate_that_stays)
 COUNTED_HITS = Refutation("hits of the prefix cache", _counted_hits)
 PROMPTS_BELOW_A_BLOCK = Refutation("lengths of prompts, block size", _prompts_below_a_block)

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from sojourn.interop.sources import scrapes
+from sojourn.interop.sources.courses import Courses, courses_of, names_followed
 from sojourn.interop.sources.pressure import (
     KV_USE,
     PROMPTS,
@@ -112,6 +113,7 @@ class ServerView(msgspec.Struct, frozen=True, kw_only=True):
     longest_prompt: float | None = (
         None  # tokens, at most, of the requests that ended; None: unknown, or without a bound
     )
+    courses: Courses = Courses()
     further: dict[str, float] = {}  # as `Growth.further`
     no_shares: list[str] = []  # a sentence for each gauge of a share that showed something else
 
@@ -158,6 +160,7 @@ def observe(run: RunDirectory, requests: pd.DataFrame, measured: pd.DataFrame) -
         names = set()  # there is no sum of processes that answer in turn
     grown = Growth(source, scrapes.growth(run, names, begin, last))
     whole = grown if begin == first else Growth(source, scrapes.growth(run, names, first, last))
+    shown = scrapes.readings(run, names_of(source, "gauge"), begin, last)
     served = measured[measured.status == "ok"]
     clients = Means(
         latency_ms=_mean_ms(served.last_byte_ns, served.due_ns),
@@ -173,7 +176,10 @@ def observe(run: RunDirectory, requests: pd.DataFrame, measured: pd.DataFrame) -
         clients=clients,
         agreement=_agreement(whole, requests),
         reported_settings=_reported_settings(run, source, first, last),
-        wrong=no_shares(source, scrapes.readings(run, names_of(source, "gauge"), begin, last)),
+        wrong=no_shares(source, shown),
+        courses=Courses()
+        if alternates
+        else courses_of(source, shown, scrapes.growth_over_time(run, names_followed(source), begin, last)),
     )
 
 
@@ -188,6 +194,7 @@ def view_of(
     agreement: list[Agreement],
     reported_settings: dict[str, str],
     wrong: list[str],
+    courses: Courses,
     is_now: bool = False,
 ) -> ServerView:
     """The view of some seconds, from what its counters grew by and what its gauges showed in them."""
@@ -230,6 +237,7 @@ def view_of(
         settings=dict(source.settings),
         reported_settings=reported_settings,
         longest_prompt=_longest(grown.below(PROMPTS)),
+        courses=courses,
         further=grown.further(),
         no_shares=wrong,
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from sojourn.interop.sources.courses import courses_of, names_followed
 from sojourn.interop.sources.gain import gap_gain
 from sojourn.interop.sources.pressure import GAPS, GENERATED, KV_USE, RUNNING, WAITING
 from sojourn.interop.sources.source import Source
@@ -224,16 +225,18 @@ class Observer:
         own_ms = own_latency_ms(source, grown)
         ttft_ms = self._ttft_ms(grown)
         settings = {each.gauge for each in source.setting_gauges.values()}
+        shown = self.window.readings(begin_ns, _names(source, GAUGES))
         view = view_of(
             source,
             self.window.summary(begin_ns),
             grown,
-            over_time(source, "gauge", self.window.readings(begin_ns, _names(source, GAUGES)), "value"),
+            over_time(source, "gauge", shown, "value"),
             seconds=(scrapes[-1].ns - begin_ns) / 1e9,
             clients=Means(latency_ms=own_ms, ttft_ms=ttft_ms),
             agreement=[],
             reported_settings=settings_in(source, self.window.readings(scrapes[-1].ns, settings)),
-            wrong=no_shares(source, self.window.readings(begin_ns, _names(source, GAUGES))),
+            wrong=no_shares(source, shown),
+            courses=courses_of(source, shown, self.window.growth_over_time(begin_ns, names_followed(source))),
             is_now=self._is_now,
         )
         return view, grown

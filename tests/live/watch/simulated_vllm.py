@@ -48,6 +48,7 @@ class Load:
     output_tokens: int = 40
     burst: int = 0
     cached: float = 0.0  # of the prompt, what the prefix cache has
+    engine: int = -1  # that it goes to; by default each has such a load
     patience_s: float = 1e9  # after which a client disconnects
 
 
@@ -112,7 +113,7 @@ class SimulatedVllm:
 
     def _arrivals(self, seconds: float, engine: int) -> list[_Request]:
         random, found = Random(self.seed * 100 + engine), []
-        for load in self.loads:
+        for load in (load for load in self.loads if load.engine in (-1, engine)):
             at = load.begin_s
             while (at := at + (load.burst / load.per_s if load.burst else random.expovariate(load.per_s))) < min(
                 load.end_s, seconds

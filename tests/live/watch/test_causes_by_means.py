@@ -1,5 +1,7 @@
 """Causes that one page of vLLM shows, planted in a simulated one: named from some severity on, and silent below."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.live.watch.simulated_vllm import Device, Load
@@ -11,6 +13,24 @@ LONG_PROMPTS = Device(step_s=0.012, prompt_token_s=0.0006, decode_s=0.0005)
 RISING = (Load(2.5), Load(1, 20))
 RETRIEVAL = (Load(2, prompt_tokens=600, output_tokens=20),)
 DRAFTS, TIER = dict(loads=RISING, device=ROWS_COST, drafts=4), dict(loads=RETRIEVAL, device=LONG_PROMPTS)
+TWO = dict(engines=2, cap=8, device=Device(step_s=0.012, prompt_token_s=0.0001, decode_s=0.0035))
+STORM = dict(loads=(Load(3, prompt_tokens=150, output_tokens=230),), device=Device())
+
+
+def hits(*rates: tuple[float, float]) -> dict:
+    """Prompts that share so much of their tokens from a second on: (second, share)."""
+    until = [second for second, _ in rates[1:]] + [1e9]
+    return TIER | dict(loads=tuple(
+        Load(2, second, end, prompt_tokens=600, output_tokens=20, cached=share)
+        for (second, share), end in zip(rates, until, strict=True)
+    ))  # fmt: skip
+
+
+def beside(*per_s: float) -> dict:
+    """Engines with a load each."""
+    return TWO | dict(loads=tuple(Load(rate, engine=engine) for engine, rate in enumerate(per_s)))
+
+
 # Cause → server, objectives, what its sentence says; "" for a server that must not be blamed for it
 PLANTED = {
     "rejected_drafts": [
@@ -27,14 +47,51 @@ PLANTED = {
         (TIER, {"ttft_ms": 500.0}, ""),
         (TIER | dict(external=True), {"ttft_ms": 2500.0}, ""),
     ],
+    "cache_thrash": [
+        (hits((0, 0.9), (25, 0.0)), {"ttft_ms": 400.0}, "stopped 19 s before the last page: they were 90%"),
+        (hits((0, 0.9), (25, 0.2)), {"ttft_ms": 250.0}, "fell to 20%"),
+        (hits((0, 0.1)), {"ttft_ms": 400.0}, ""),
+        (hits((0, 0.9), (25, 0.6)), {"ttft_ms": 150.0}, ""),
+    ],
+    "replica_imbalance": [
+        (beside(9, 1), {"ttft_ms": 1000.0}, "gather on engine 0"),
+        (beside(2, 7), {}, "gather on engine 1"),
+        (beside(5, 4), {"ttft_ms": 1000.0}, ""),
+        (beside(9, 9), {"ttft_ms": 1000.0}, ""),
+    ],
+    "kv_pool": [
+        (STORM | dict(kv_tokens=2048), {"tpot_ms": 25.0}, "lose their KV blocks and compute them"),
+        (STORM | dict(kv_tokens=2560), {"tpot_ms": 25.0}, "again: 91 preemptions"),
+        (STORM, {"tpot_ms": 10.0}, ""),
+    ],
 }  # fmt: skip
+ALWAYS = {0, 3, 6, 8, 10, 12, 14, 16, 18, 20}  # the rest only with the thorough ones
+HEALTHY = {  # servers that have all that the causes read, and requests per second that fill them
+    "drafts": (DRAFTS | dict(accepted=0.8), 8),
+    "prefixes": (hits((0, 0.8)), 6),
+    "engines": (TWO, 4.5),
+}
 CASES = [(key, *case) for key, cases in PLANTED.items() for case in cases]
 
 
-@pytest.mark.parametrize(("key", "settings", "objectives", "words"), CASES,
-                         ids=[f"{key} {number}" for number, (key, *_) in enumerate(CASES)])  # fmt: skip
+@pytest.mark.parametrize(("key", "settings", "objectives", "words"), [
+    pytest.param(*case, id=f"{case[0]} {number}", marks=() if number in ALWAYS else pytest.mark.thorough)
+    for number, case in enumerate(CASES)
+])  # fmt: skip
 def test_a_planted_cause_is_named_where_it_costs_time_and_nowhere_else(key, settings, objectives, words):
     found = said(settings, 45, 0, objectives)[1].watched().findings
     assert (key in [each.key for each in found[:1]]) == bool(words), found
     assert words in next((each.cause for each in found), ""), found
     assert all(each.probe.measurement and each.probe.rival for each in found)
+
+
+@pytest.mark.parametrize("load", [pytest.param(0.3, marks=pytest.mark.thorough), 0.6,
+                                  pytest.param(0.8, marks=pytest.mark.thorough)])  # fmt: skip
+@pytest.mark.parametrize("name", HEALTHY)
+def test_no_cause_is_named_on_a_healthy_server(name, load):
+    settings, full = HEALTHY[name]
+    first = settings.get("loads", (Load(1),))[0]
+    settings = settings | dict(loads=(replace(first, per_s=load * full),))
+    changes, observer = said(settings, 60, 0, {"ttft_ms": 2500.0, "tpot_ms": 100.0})
+    assert {state for _, state, _, _ in changes} == {"healthy"}, changes
+    assert not observer.watched().findings

@@ -1,0 +1,101 @@
+"""What the sums of a page hide: how its engines share the load, and when the prefix cache began to hit less."""
+
+import msgspec
+import pandas as pd
+
+from sojourn.interop.sources.pressure import GENERATED, RUNNING, WAITING
+from sojourn.interop.sources.source import Source
+from sojourn.interop.sources.translate import key, over_time
+
+PREFIX = "sojourn_memory_prefix_tokens_total"
+FELL, STAYS = 0.3, 0.5  # of the looked-up tokens, by which the rate fell; and of the rate before, what is left at most
+FEWEST_SCRAPES, LEAST_PART = 5, 0.1  # with lookups on each side of a moment; of all that was looked up
+CLEAR = 0.8  # of the scrapes of a side, that lie on its side of the middle: one unlucky prompt is no change
+
+
+class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the engines of a page, on average over the samples."""
+
+    engine: str
+    running: float
+    waiting: float
+    tokens: float  # generated
+
+    @property
+    def requests(self) -> float:
+        return self.running + self.waiting
+
+
+class HitChange(msgspec.Struct, frozen=True, kw_only=True):
+    """The share of the looked-up prompt tokens that the prefix cache had, before and after it fell."""
+
+    before: float
+    after: float
+    ago_s: float  # before the last scrape
+
+
+class Courses(msgspec.Struct, frozen=True, kw_only=True):
+    engines: list[EngineLoad] = []
+    hit_change: HitChange | None = None
+
+
+def names_followed(source: Source) -> set[str]:
+    """The counters of which `courses_of` needs the growth between scrapes."""
+    return names_of_family(source, PREFIX) | names_of_family(source, GENERATED)
+
+
+def names_of_family(source: Source, family: str) -> set[str]:
+    items = [item for item in source.translations if item.ours == family]
+    return {term.name for item in items for terms in item.theirs for term in terms}
+
+
+def courses_of(source: Source, gauges: pd.DataFrame, grown: pd.DataFrame) -> Courses:
+    """`gauges` as `scrapes.readings`, `grown` as `scrapes.growth_over_time` give them."""
+    rates = over_time(source, "counter", grown, "growth")
+    hit, miss = (rates.get(key(PREFIX, (("result", result),))) for result in ("hit", "miss"))
+    change = hit_change(hit, miss) if hit is not None and miss is not None else None
+    return Courses(engines=_engines(source, gauges, grown), hit_change=change)
+
+
+def _engines(source: Source, gauges: pd.DataFrame, grown: pd.DataFrame) -> list[EngineLoad]:
+    if not source.engine_label:
+        return []
+    shown = {name: _by_engine(source, gauges, name, "value") for name in (RUNNING, WAITING)}
+    tokens = _by_engine(source, grown, GENERATED, "growth")
+    samples = max(1, gauges.ns.nunique()) if len(gauges) else 1
+    return [
+        EngineLoad(engine=engine, running=running / samples, waiting=shown[WAITING].get(engine, 0.0) / samples,
+                   tokens=tokens.get(engine, 0.0))
+        for engine, running in sorted(shown[RUNNING].items()) if engine
+    ]  # fmt: skip
+
+
+def _by_engine(source: Source, rows: pd.DataFrame, family: str, column: str) -> dict[str, float]:
+    """Engine → sum over the scrapes."""
+    chosen = rows[rows.name.isin(names_of_family(source, family))]
+    engines = [str(labels.get(source.engine_label, "")) for labels in chosen.labels]
+    return chosen[column].astype("float64").groupby(engines).sum().to_dict() if len(chosen) else {}
+
+
+def hit_change(hit: pd.Series, miss: pd.Series) -> HitChange | None:
+    """The fall that divides the lookups best into two stretches of one rate each; None where none is clear."""
+    looked_up = (hit + miss).dropna()
+    looked_up = looked_up[looked_up > 0]
+    hits = hit.reindex(looked_up.index)
+    whole, all_hits = float(looked_up.sum()), float(hits.sum())
+    best, found = 0.0, None
+    for place in range(FEWEST_SCRAPES, len(looked_up) - FEWEST_SCRAPES + 1):
+        part, own = float(looked_up.iloc[:place].sum()), float(hits.iloc[:place].sum())
+        before, after = own / part, (all_hits - own) / (whole - part)
+        divided = part * (whole - part) * (before - after) ** 2
+        if divided > best and min(part, whole - part) >= LEAST_PART * whole:
+            best, found = divided, (place, before, after)
+    if found is None:
+        return None
+    place, before, after = found
+    rates, middle = hits / looked_up, (before + after) / 2
+    clear = min(float((rates.iloc[:place] > middle).mean()), float((rates.iloc[place:] < middle).mean()))
+    if before - after < FELL or after > STAYS * before or clear < CLEAR:
+        return None
+    last_ns, fell_ns = int(max(hit.index.max(), miss.index.max())), int(looked_up.index[place])
+    return HitChange(before=before, after=after, ago_s=(last_ns - fell_ns) / 1e9)
