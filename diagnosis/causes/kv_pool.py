@@ -97,14 +97,9 @@ def read_means(facts: Means, excess: Excess | None) -> Proposal | None:
     if not (waits or (preemptions if excess is None else often)):
         return None
     settings = view.settings.get("KV block pool", "the server's setting for KV memory")
-    lost = "" if view.preemptions is None else f", {preemptions:,.0f} preemptions"
     queued = f"{queue.mean_ms:,.0f} ms" if queue is not None else "the time in the queue"
     return Proposal(
-        cause=f"running requests lose their KV blocks and compute them again: {preemptions:,.0f} preemptions, "
-        f"{view.finished:,.0f} requests finished"
-        if often and excess is not None and excess.objective == "tpot_ms"
-        else f"the KV cache has no room for a further prompt while requests wait: {view.kv_largest:.0%} at its peak"
-        f"{lost}",
+        cause=_words(view, storm=bool(often) and excess is not None and excess.objective == "tpot_ms"),
         evidence=[
             *queue_evidence(view, excess),
             evidence(f"{waited:.0%} of the samples with requests waiting show a KV use of at least {full_at:.0%}",
@@ -124,6 +119,17 @@ def read_means(facts: Means, excess: Excess | None) -> Proposal | None:
         change=f"more room for KV: {settings}; or shorter contexts, or fewer requests at a time",
         gain=time_gained(view, f"mean queue time, {queued}"),
     )  # fmt: skip
+
+
+def _words(view: ServerView, *, storm: bool) -> str:
+    count = "" if view.preemptions is None else f"{view.preemptions:,.0f} preemptions"
+    if storm:
+        ended = f"{view.finished or 0:,.0f} requests finished"
+        return f"running requests lose their KV blocks and compute them again: {count}, {ended}"
+    peak = f"{view.kv_largest:.0%} at its peak"
+    return (
+        f"the KV cache has no room for a further prompt while requests wait: {', '.join(filter(None, (peak, count)))}"
+    )
 
 
 def _recomputed(view: ServerView) -> list[Evidence]:
