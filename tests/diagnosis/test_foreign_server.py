@@ -160,3 +160,26 @@ def test_report_of_a_foreign_server_is_whole_at_any_width(tmp_path):
         flat = set(text.replace("│", " ").split())
         for account in diagnosis.server.accounts:
             assert set(account.why.split()) <= flat
+
+
+@pytest.mark.parametrize(("limit_s", "others_s", "named"), [
+    (30.0, 12.0, True), (10.0, 4.0, True), (10.0, 20.0, False), (1e9, 12.0, False),
+])  # fmt: skip
+def test_streams_that_are_cut_at_one_age_are_named_with_it(tmp_path, limit_s, others_s, named):
+    """Every third answer is long; one that was sent past the proxy and outlived the limit refutes it."""
+    long = [Life(due_s=3.0 * n, decode_s=40.0 + n, output_tokens=400, cut_s=limit_s) for n in range(6)]
+    short = [Life(due_s=1.0 + n, decode_s=others_s, output_tokens=100) for n in range(12)]
+    diagnosis = diagnose(foreign_run(tmp_path / "run", sorted([*long, *short], key=lambda each: each.due_s),
+                                     VllmPage(), objectives=[]))  # fmt: skip
+    found = [each for each in diagnosis.findings if each.key == "cut_streams"]
+    assert bool(found) == named and (not named or diagnosis.findings[0] is found[0])
+    assert not named or f"cut at the age of {limit_s:.0f} s: 6 answers" in found[0].cause
+    assert not named or any("6 finished requests more than the client" in each.statement for each in found[0].evidence)
+
+
+@pytest.mark.parametrize(("buffered", "share"), [(20, "100%"), (14, "70%"), (4, "")])
+def test_a_proxy_that_keeps_answers_until_they_are_whole_is_named(tmp_path, buffered, share):
+    lives = [Life(due_s=0.7 * n, decode_s=1.0, buffered=n < buffered) for n in range(20)]
+    diagnosis = diagnose(foreign_run(tmp_path / "run", lives, VllmPage()))
+    assert [each.key for each in diagnosis.findings[:1]] == (["buffered_stream"] if share else [])
+    assert not share or f"{share} of the answers come whole" in diagnosis.headline + diagnosis.findings[0].cause

@@ -46,6 +46,8 @@ class Life:
     preemptions: int = 0
     reason: str = "length"
     engine: int = 0
+    buffered: bool = False  # a proxy gives its text away at the end
+    cut_s: float = 1e9  # age at which a proxy ends its stream
 
     @property
     def arrived_s(self) -> float:
@@ -319,12 +321,18 @@ def finish(page: Page, lives: list[Life], since_s: float, until_s: float) -> Non
 
 def _client(number: int, life: Life) -> ClientRecord:
     first, last = life.read_first_s, life.read_last_s
+    if life.buffered:
+        first = last - 0.001
     stamps = [_ns(first + (last - first) * at / (life.output_tokens - 1)) for at in range(life.output_tokens)]
+    read = [ns for ns in stamps if ns <= _ns(life.due_s + life.lag_s + life.cut_s)]
+    is_cut = len(read) < len(stamps)
     return ClientRecord(
-        request_id=f"r{number:05d}", scenario="foreign", due_ns=_ns(life.due_s), status="ok", klass="chat",
-        sent_ns=_ns(life.due_s + life.lag_s), first_token_ns=stamps[0], last_byte_ns=stamps[-1],
-        prompt_tokens=life.prompt_tokens, output_tokens=life.output_tokens, chunk_ns=stamps,
-        chunk_tokens=[1] * life.output_tokens,
+        request_id=f"r{number:05d}", scenario="foreign", due_ns=_ns(life.due_s),
+        status="error" if is_cut else "ok", klass="chat",
+        sent_ns=_ns(life.due_s + life.lag_s), first_token_ns=read[0], last_byte_ns=read[-1],
+        error="the stream ended before its last event" if is_cut else None,
+        prompt_tokens=life.prompt_tokens, output_tokens=life.output_tokens, chunk_ns=read,
+        chunk_tokens=[1] * len(read),
     )  # fmt: skip
 
 
