@@ -139,13 +139,13 @@ def test_limits_of_the_scrapes_are_warnings(tmp_path):
                                      fresh=VllmPage()))  # fmt: skip
     said = " ".join(diagnosis.warnings)
     assert "6 of " in said and "scrapes of /metrics failed" in said and "not answered for 7.0 s" in said
-    assert "began anew 1 times" in said and "22 of the 28 accounts of time are not visible in vLLM's metrics" in said
+    assert "began anew 1 times" in said and "23 of the 29 accounts of time are not visible in vLLM's metrics" in said
 
 
 def test_page_of_an_unknown_server_is_said_to_be_one(tmp_path):
     class Unknown(VllmPage):
         def render(self) -> bytes:
-            return super().render().replace(b"vllm:", b"llamacpp:")
+            return super().render().replace(b"vllm:", b"nobodys:")
 
     diagnosis = diagnose(foreign_run(tmp_path / "run", steady(20), Unknown()))
     assert diagnosis.server is None and diagnosis.state == "healthy"
