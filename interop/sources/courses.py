@@ -1,6 +1,7 @@
 """What the sums of a page hide: how its engines share the load, and when the prefix cache began to hit less."""
 
 import msgspec
+import numpy as np
 import pandas as pd
 
 from sojourn.interop.sources.pressure import GENERATED, RUNNING, WAITING
@@ -51,7 +52,8 @@ def names_of_family(source: Source, family: str) -> set[str]:
 
 def courses_of(source: Source, gauges: pd.DataFrame, grown: pd.DataFrame) -> Courses:
     """`gauges` as `scrapes.readings`, `grown` as `scrapes.growth_over_time` give them."""
-    rates = over_time(source, "counter", grown, "growth")
+    of_prefixes = grown[grown.name.isin(names_of_family(source, PREFIX))]
+    rates = over_time(source, "counter", of_prefixes, "growth")
     hit, miss = (rates.get(key(PREFIX, (("result", result),))) for result in ("hit", "miss"))
     change = hit_change(hit, miss) if hit is not None and miss is not None else None
     return Courses(engines=_engines(source, gauges, grown), hit_change=change)
@@ -81,21 +83,19 @@ def hit_change(hit: pd.Series, miss: pd.Series) -> HitChange | None:
     """The fall that divides the lookups best into two stretches of one rate each; None where none is clear."""
     looked_up = (hit + miss).dropna()
     looked_up = looked_up[looked_up > 0]
-    hits = hit.reindex(looked_up.index)
-    whole, all_hits = float(looked_up.sum()), float(hits.sum())
-    best, found = 0.0, None
-    for place in range(FEWEST_SCRAPES, len(looked_up) - FEWEST_SCRAPES + 1):
-        part, own = float(looked_up.iloc[:place].sum()), float(hits.iloc[:place].sum())
-        before, after = own / part, (all_hits - own) / (whole - part)
-        divided = part * (whole - part) * (before - after) ** 2
-        if divided > best and min(part, whole - part) >= LEAST_PART * whole:
-            best, found = divided, (place, before, after)
-    if found is None:
+    asked, own = looked_up.to_numpy("float64"), hit.reindex(looked_up.index).to_numpy("float64")
+    if len(asked) < 2 * FEWEST_SCRAPES:
         return None
-    place, before, after = found
-    rates, middle = hits / looked_up, (before + after) / 2
-    clear = min(float((rates.iloc[:place] > middle).mean()), float((rates.iloc[place:] < middle).mean()))
-    if before - after < FELL or after > STAYS * before or clear < CLEAR:
+    places = np.arange(FEWEST_SCRAPES, len(asked) - FEWEST_SCRAPES + 1)
+    whole, parts, hits = asked.sum(), np.cumsum(asked)[places - 1], np.cumsum(own)[places - 1]
+    before, after = hits / parts, (own.sum() - hits) / (whole - parts)
+    divided = parts * (whole - parts) * np.square(before - after) * (before > after)
+    divided[np.minimum(parts, whole - parts) < LEAST_PART * whole] = 0.0
+    best = int(divided.argmax())
+    place, high, low = int(places[best]), float(before[best]), float(after[best])
+    rates, middle = own / asked, (high + low) / 2
+    clear = min((rates[:place] > middle).mean(), (rates[place:] < middle).mean())
+    if not divided[best] or high - low < FELL or low > STAYS * high or clear < CLEAR:
         return None
     last_ns, fell_ns = int(max(hit.index.max(), miss.index.max())), int(looked_up.index[place])
-    return HitChange(before=before, after=after, ago_s=(last_ns - fell_ns) / 1e9)
+    return HitChange(before=high, after=low, ago_s=(last_ns - fell_ns) / 1e9)
