@@ -38,12 +38,22 @@ def compare_periods(prometheus: str, before: str, after: str, select: str, *, as
 def _compare(a: "Held", b: "Held", as_json: bool) -> int:
     from sojourn.interop.held.differences import differences
 
-    found = differences(a, b)
+    found = differences(a, _since(a, b))
     if as_json:
         print_json(found)
     else:
         _print(found)
     return EXIT_CODES[found.verdict]
+
+
+def _since(a: "Held", b: "Held") -> "Held":
+    """Of two pages of one process what lies between them: the later page's sums hold those of the earlier one."""
+    import msgspec
+
+    from sojourn.interop.held.logs.pages import between, is_continued
+
+    figures = between(a, b) if is_continued(a, b) else None
+    return b if figures is None else msgspec.structs.replace(b, figures=figures)
 
 
 def _one(path: Path) -> "Held":

@@ -44,6 +44,8 @@ def record(
 
     if sum(each is not None for each in (command or None, pid, container, unit)) > 1:
         raise InputError("name one server: a command behind --, --pid, --container, --unit, or --base-url alone")
+    if command and log is not None:
+        raise InputError("--log is of a server that runs; of one that is started here the output is followed")
     objectives = bounds_of(slo)
     started = read_command(command, base_url) if command else None
     found = None if started else _found(pid, container, unit, base_url, log)

@@ -13,7 +13,7 @@ from sojourn.interop.held.held import Figure, Held, Setting
 
 Verdict = Literal["worse", "better", "no clear change", "cannot tell"]
 CLEAR = 1.2  # a ratio of two means, or its inverse
-LEAST_SHARE = 0.05  # that a share moves
+LEAST = {"share": 0.05, "requests": 1.0}  # that a figure of this unit moves: a line of 0.05 requests is none
 FEWEST = 30  # requests behind a mean
 LATENCIES = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "queue_ms", "prefill_ms", "decode_ms")
 JUDGED = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
@@ -91,10 +91,10 @@ class Moved(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_clear(self) -> bool:
-        if self.unit == "share" and abs(self.after - self.before) < LEAST_SHARE:
+        if abs(self.after - self.before) < LEAST.get(self.unit, 0.0):
             return False
         if self.before <= 0 or self.after <= 0:
-            return max(self.before, self.after) >= (LEAST_SHARE if self.unit == "share" else 1)
+            return max(self.before, self.after) >= LEAST.get(self.unit, 1.0)
         return max(self.after / self.before, self.before / self.after) >= CLEAR
 
 
@@ -222,12 +222,24 @@ def _fitting(change: Change, figures: Sequence[Moved]) -> list[Moved]:
     found = []
     for each in figures:
         sign = effect.figures.get(each.name)
-        if sign is None or not each.is_clear or each.statistic == "last" or (sign and lower is None):
+        of_requests = _of_each_request(each, figures) if each.statistic == "total" else each
+        if sign is None or each.statistic == "last" or (sign and lower is None):
             continue
-        rises = each.after > each.before
+        if of_requests is None or not each.is_clear or not of_requests.is_clear:
+            continue
+        rises = of_requests.after > of_requests.before
         if sign == 0 or rises == ((sign > 0) == bool(lower)):
             found.append(each)
     return found
+
+
+def _of_each_request(total: Moved, figures: Sequence[Moved]) -> Moved | None:
+    """A total as a share of the requests that ended: one side may be a longer time. None where they are not known."""
+    ended = next((each for each in figures if each.name == "requests" and each.statistic == "total"), None)
+    if ended is None or not ended.before or not ended.after:
+        return None
+    return msgspec.structs.replace(total, before=total.before / ended.before, after=total.after / ended.after,
+                                   unit="share")  # fmt: skip
 
 
 def _is_lower(change: Change) -> bool | None:
@@ -242,7 +254,7 @@ def _is_lower(change: Change) -> bool | None:
 def _verdict(before: Held, after: Held, figures: Sequence[Moved]) -> Verdict:
     """By the latencies of enough requests; of logs, which have none, by the line."""
     judged = [each for each in figures if each.name in JUDGED and each.statistic == "mean"]
-    if _of_two_sides(judged) or _other_loads(before, after):
+    if _of_two_sides(judged) or _of_load(figures) or _other_loads(before, after):
         return "cannot tell"
     if judged and _requests(before) >= FEWEST and _requests(after) >= FEWEST:
         return _of_clear(judged, otherwise="no clear change")

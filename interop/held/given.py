@@ -66,8 +66,10 @@ class Given:
     @cached_property
     def lines(self) -> list[Line]:
         """As a log has them."""
-        found = []
-        for number, whole in enumerate(self.text.split("\n", MOST_LINES)[:MOST_LINES], 1):
+        found, lines = [], self.text.split("\n", MOST_LINES)
+        if len(lines) > MOST_LINES and lines[-1].strip():
+            self.problem = self.problem or f"has more than {MOST_LINES:,} lines; only its beginning is read"
+        for number, whole in enumerate(lines[:MOST_LINES], 1):
             if whole.strip():
                 text, ns = without_prefixes(whole)
                 found.append(Line(number, text, ns, whole))

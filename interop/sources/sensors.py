@@ -95,6 +95,7 @@ WRITTEN: dict[str, tuple[str, float]] = {
     "KiB/s": (RATE, 2.0**10), "errs": (COUNT, 1.0),
 }  # fmt: skip
 UNWRITTEN = (CELSIUS, COUNT, BITS)  # nvidia-smi writes no unit behind these
+REASON_CELLS = ("Active", "Not Active")  # what else stands there is no reading
 REASON_COLUMN = re.compile(r"clocks_(?:throttle|event)_reasons\.(\w+)")
 REASONS = {name: bit for bit, name in THROTTLE_REASONS.items()} | {
     "applications_clocks_setting": 0x2, "sw_thermal_slowdown": 0x20, "hw_thermal_slowdown": 0x40,
@@ -286,7 +287,8 @@ def _bits(row: Mapping[str, str]) -> int | None:
     if any(_BY_QUERY.get(name) == "throttle" for name in row):
         return None
     named = {found[1]: cell for name, cell in row.items() if (found := REASON_COLUMN.fullmatch(name))}
-    known = [REASONS[name] * (cell == "Active") for name, cell in named.items() if name in REASONS]
+    known = [REASONS[name] * (cell == "Active") for name, cell in named.items()
+             if name in REASONS and cell in REASON_CELLS]  # fmt: skip
     return sum(set(known)) if known else None
 
 

@@ -99,8 +99,9 @@ def without_secrets(words: Sequence[str]) -> list[str]:
     for word in words:
         flag, equals, _ = word.partition("=")
         if hides_next and not word.startswith("-"):
-            shown.append("***")
-        elif equals and (flag.startswith("-") or flag.isupper()) and _is_secret(flag):
+            shown.append("***")  # a flag may take several keys
+            continue
+        if equals and (flag.startswith("-") or flag.isupper()) and _is_secret(flag):
             shown.append(f"{flag}=***")
         else:
             shown.append(word)

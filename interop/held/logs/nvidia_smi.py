@@ -15,6 +15,7 @@ from sojourn.interop.sources.sensors import (
     MIB,
     NAMES,
     RATE,
+    REASON_CELLS,
     REASONS,
     SHARE,
     WATT,
@@ -139,7 +140,8 @@ def _query(lines: Iterable[str]) -> Iterator[Reading]:
             if pair["name"].strip() == "Timestamp":
                 ns = _moment(pair["value"])
             section = heads[-1][1] if heads else ""
-            if section in REASONS_HEAD and (bit := REASONS.get(pair["name"].strip().lower().replace(" ", "_"))):
+            bit = REASONS.get(pair["name"].strip().lower().replace(" ", "_")) if section in REASONS_HEAD else None
+            if bit and pair["value"].strip() in REASON_CELLS:
                 bits = (bits or 0) | (bit if pair["value"].strip() == "Active" else 0)
             elif device is not None:
                 yield from _field(device, heads, pair, ns)

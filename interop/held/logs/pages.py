@@ -13,7 +13,7 @@ import pandas as pd
 
 from sojourn.interop.held.given import Given, moment_ns
 from sojourn.interop.held.held import BenchmarkFigures, Figure, Held, Reader, Server, Setting
-from sojourn.interop.sources.counters import Counters
+from sojourn.interop.sources.counters import Counters, is_known
 from sojourn.interop.sources.names import canonical, is_router
 from sojourn.interop.sources.page import rows_of
 from sojourn.interop.sources.pressure import KV_USE, RUNNING, WAITING
@@ -256,7 +256,8 @@ def _totals(grown: Growth, clock: str) -> Iterator[Figure]:
 
 def _gauges(source: Source, rows: Sequence[Mapping[str, Any]], *, mean: bool = False) -> Iterator[Figure]:
     frame = pd.DataFrame(
-        [(row["ns"], float(row["value"]), canonical(row["name"]), dict(row["labels"])) for row in rows],
+        [(row["ns"], float(row["value"]), canonical(row["name"]), dict(row["labels"])) for row in rows
+         if is_known(float(row["value"]))],
         columns=["ns", "value", "name", "labels"],
     )  # fmt: skip
     shown = over_time(source, "gauge", frame, "value")
@@ -269,18 +270,26 @@ def _gauges(source: Source, rows: Sequence[Mapping[str, Any]], *, mean: bool = F
 
 
 def is_same_server(first: Held, second: Held) -> bool:
-    """Whether a page goes on where another one stood: the same process, or no sign of another."""
+    """Whether a page goes on where another one stood: the same process, or no sign of another. Of two that were given
+    in the wrong order it does not."""
     if first.server != second.server or first.settings.get("model_name") != second.settings.get("model_name"):
         return False
     started = [[row["value"] for row in each.series if row["name"] == STARTED] for each in (first, second)]
-    if all(started):
-        return started[0] == started[1]
+    if all(started) and started[0] != started[1]:
+        return False
     source = source_of(first)
     if source is None:
-        return False
+        return all(started)
     grows = names_that_grow(source)
     before, after = _split(first.series, grows)[0], _split(second.series, grows)[0]
     return all(after.get(series, 0.0) >= value for series, value in before.items())
+
+
+def is_continued(first: Held, second: Held) -> bool:
+    """Whether two pages are for certain of one process: both state the moment at which it began."""
+    if not all(each.kind == TOOL and any(row["name"] == STARTED for row in each.series) for each in (first, second)):
+        return False
+    return is_same_server(first, second)
 
 
 def between(first: Held, second: Held) -> BenchmarkFigures | None:

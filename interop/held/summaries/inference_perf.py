@@ -89,7 +89,7 @@ def _of_server(name: str, made: Json) -> Held:
     told["preemptions", "total"] = inner(made, "num_preemptions_total", "mean"), 1.0, "num_preemptions_total"
     unasked = _unasked(made)
     if "prefix_cache_hit_percent" not in unasked:
-        told["hit_rate", "share"] = inner(made, "prefix_cache_hit_percent", "mean"), 0.01, "prefix_cache_hit_percent"
+        told["hit_rate", "mean"] = inner(made, "prefix_cache_hit_percent", "mean"), 0.01, "prefix_cache_hit_percent"
     if "kv_cache_usage_percentage" not in unasked:
         told["kv_use", "mean"] = inner(made, "kv_cache_usage_percentage", "mean"), 1.0, "kv_cache_usage_percentage"
     figures = BenchmarkFigures(tool=TOOL, figures=figures_of(SERVER, told, "server"), label="server's metrics")

@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 
 from sojourn.interop.held.differences import differences
@@ -66,6 +67,7 @@ def test_few_requests_and_equal_means_are_no_verdict():
 def test_other_prompts_are_another_load():
     found = differences(held(ON, ttft_ms=50, prompt_tokens=100), held(ON, ttft_ms=500, prompt_tokens=1000))
     assert "the loads differ: prompt_tokens 100 tokens → 1,000 tokens" in found.notes[0]
+    assert found.verdict == "cannot tell"
 
 
 def test_hits_that_fell_without_a_change_are_said():
@@ -82,3 +84,20 @@ def test_two_tools_on_one_server_are_told_apart_by_their_definitions():
     assert same.verdict == "no clear change"
     other = differences(client, read_held(json.dumps(vllm(max_concurrency=6, mean_ttft_ms=500.0)), "b")[0])
     assert other.verdict == "cannot tell" and any("max_concurrency 5 → 6" in note for note in other.notes)
+
+
+def test_a_line_of_less_than_a_request_is_none():
+    before, after = (held({}, "vLLM log", requests=0, waiting=waiting) for waiting in (0.02, 0.05))
+    assert differences(before, after).verdict == "cannot tell"
+
+
+def test_totals_are_judged_by_the_requests_that_ended():
+    pools = [{"num_gpu_blocks": blocks} for blocks in (1000, 500)]
+
+    def side(settings, requests, preemptions):
+        found = held(settings, requests=requests, queue_ms=5.0)
+        more = Figure(name="preemptions", statistic="total", value=preemptions, unit="requests", clock="server")
+        return msgspec.structs.replace(found, figures=BenchmarkFigures(tool="", figures=[*found.figures.figures, more]))
+
+    assert differences(side(pools[0], 100, 10), side(pools[1], 1000, 100)).explained == []  # ten times as long
+    assert "preemptions" in differences(side(pools[0], 100, 10), side(pools[1], 100, 60)).explained[0]

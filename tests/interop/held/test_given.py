@@ -55,3 +55,10 @@ def test_no_bytes_end_in_a_traceback(content):
         read_held(content, "file")
     except InputError as error:
         assert str(error).startswith("file")
+
+
+def test_lines_beyond_the_most_are_said_to_be_left_out(monkeypatch):
+    monkeypatch.setattr("sojourn.interop.held.given.MOST_LINES", 3)
+    whole = "INFO 11-28 16:00:00 [x.py:1] vLLM API server version 0.11.0\n" * 3
+    assert not any("only its beginning" in note for note in read_held(whole, "log")[0].notes)
+    assert any("only its beginning is read" in note for note in read_held(whole + whole, "log")[0].notes)

@@ -69,6 +69,7 @@ def test_reasons_in_columns_of_their_own_are_the_same_bits():
     text = "index, power.draw [W], clocks_throttle_reasons.hw_slowdown, clocks_throttle_reasons.sw_thermal_slowdown\n"
     found = read_sensors(text + "1, 70.00 W, Not Active, Active\n")
     assert [reasons_of(bits) for bits in found.values("throttle", "GPU 1")] == [["sw_thermal"]]
+    assert read_sensors(text + "1, 70.00 W, [N/A], [N/A]\n").values("throttle") == []
 
 
 def test_a_unit_that_is_not_known_is_refused_by_name():

@@ -61,6 +61,7 @@ def test_only_what_a_server_lacks_is_added():
     ("line", "shown"),
     [
         ("vllm serve m --api-key abc --port 1", "vllm serve m --api-key *** --port 1"),
+        ("vllm serve m --api-key abc def --port 1", "vllm serve m --api-key *** *** --port 1"),
         ("vllm serve m --api-key=abc", "vllm serve m --api-key=***"),
         ("vllm serve m --hf-token abc", "vllm serve m --hf-token ***"),
         ("env HF_TOKEN=abc A=b vllm serve m", "env HF_TOKEN=*** A=b vllm serve m"),

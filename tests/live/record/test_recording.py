@@ -151,6 +151,21 @@ def test_a_log_is_followed_from_its_end_and_over_a_rotation(tmp_path):
     assert follower.lost_bytes == 0
 
 
+def test_a_log_goes_on_where_nobody_looks_any_more(tmp_path):
+    """Else the server's pipe is full after 64 KiB, and the server stands."""
+
+    def show(_: bytes) -> None:
+        raise BrokenPipeError
+
+    follower = LogFollower(tmp_path / "copy", show)
+    code = "import sys\nfor _ in range(4): sys.stdout.write('x' * 65536); sys.stdout.flush()"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    follower.follow(process.stdout)
+    until(lambda: process.poll() is not None)
+    follower.stop()
+    assert (tmp_path / "copy").stat().st_size == 4 * 65536 and follower.lost_bytes == 0
+
+
 def test_a_watch_records_every_server_with_the_scrapes_that_failed(tmp_path):
     state = {"up": True}
     answer = pages(page())

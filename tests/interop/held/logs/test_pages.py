@@ -83,3 +83,14 @@ def test_a_damaged_page_has_only_values_that_were_on_it(begin, length, prefix):
     for held in found:
         odd = [row for row in held.series if row["name"] != "up" and row["value"] not in values]
         assert len(odd) <= 1 and all(row["name"] in cut for row in odd)  # the one line that joins two halves
+
+
+def test_two_pages_in_the_wrong_order_have_no_difference():
+    first, second = (read(page(*figures))[0] for figures in ((10, 5.0, 400), (30, 45.0, 1200)))
+    assert between(first, second) is not None and between(second, first) is None
+
+
+def test_a_gauge_without_a_value_is_no_figure():
+    (held,) = read(page(10, 5.0, 400).replace("num_requests_running{engine=\"0\",model_name=\"m\"} 2",
+                                              "num_requests_running{engine=\"0\",model_name=\"m\"} NaN"))  # fmt: skip
+    assert held.figures.value("running", "last") is None and held.figures.value("waiting", "last") == 0
