@@ -140,9 +140,8 @@ def _query(lines: Iterable[str]) -> Iterator[Reading]:
             if pair["name"].strip() == "Timestamp":
                 ns = _moment(pair["value"])
             section = heads[-1][1] if heads else ""
-            bit = REASONS.get(pair["name"].strip().lower().replace(" ", "_")) if section in REASONS_HEAD else None
-            if bit and pair["value"].strip() in REASON_CELLS:
-                bits = (bits or 0) | (bit if pair["value"].strip() == "Active" else 0)
+            if section in REASONS_HEAD:
+                bits = _with_reason(bits, pair)
             elif device is not None:
                 yield from _field(device, heads, pair, ns)
         elif (head := HEAD.fullmatch(line)) is not None:
@@ -150,6 +149,14 @@ def _query(lines: Iterable[str]) -> Iterator[Reading]:
             heads = [*(each for each in heads if each[0] < indent), (indent, head["name"])]
     if device is not None and bits is not None:
         yield Reading(device=device, name="throttle", unit=NAMES["throttle"].unit, value=float(bits), ns=ns)
+
+
+def _with_reason(bits: int | None, pair: "re.Match[str]") -> int | None:
+    """`bits` with the reason that a line names; a device that does not say gives none."""
+    bit, stated = REASONS.get(pair["name"].strip().lower().replace(" ", "_")), pair["value"].strip()
+    if bit is None or stated not in REASON_CELLS:
+        return bits
+    return (bits or 0) | (bit if stated == "Active" else 0)
 
 
 def _field(device: str, heads: list[tuple[int, str]], pair: "re.Match[str]", ns: int | None) -> Iterator[Reading]:

@@ -198,6 +198,7 @@ def test_a_folder_that_takes_nothing_ends_the_record_and_no_watch(tmp_path):
     [
         ([], "no server is named"), (["--pid", "1", "--unit", "x"], "one server"), (["--", "./start.sh"], "--base-url"),
         (["--base-url", "http://127.0.0.1:9", "--log", "none.log"], "no file"),
+        (["--log", "a.log", "--", "vllm", "serve", "m"], "--log is of a server that runs"),
     ],
 )  # fmt: skip
 def test_wrong_use_is_told(tmp_path, monkeypatch, arguments, says):

@@ -1,9 +1,13 @@
 """A saved page gives means since the start; two give what lies between them; a cut number gives nothing."""
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from sojourn.commands.program import app
 from sojourn.interop.held.logs.pages import between, is_same_server
 from sojourn.interop.held.registry import read_held
 from sojourn.metrics.errors import InputError
@@ -94,3 +98,13 @@ def test_a_gauge_without_a_value_is_no_figure():
     (held,) = read(page(10, 5.0, 400).replace("num_requests_running{engine=\"0\",model_name=\"m\"} 2",
                                               "num_requests_running{engine=\"0\",model_name=\"m\"} NaN"))  # fmt: skip
     assert held.figures.value("running", "last") is None and held.figures.value("waiting", "last") == 0
+
+
+def test_a_later_page_of_one_process_is_compared_by_what_came_since(tmp_path):
+    pages = {"a": (100, 50.0, 4000), "b": (300, 450.0, 12000)}
+    a, b = (tmp_path / f"{name}.prom" for name in pages)
+    for file, figures in zip((a, b), pages.values(), strict=True):
+        file.write_text(page(*figures))
+    found = json.loads(CliRunner().invoke(app, ["compare", str(a), str(b), "--json"]).stdout)
+    ttft = next(each for each in found["figures"] if each["name"] == "ttft_ms")
+    assert (ttft["before"], ttft["after"]) == (500.0, 2000.0)
