@@ -113,7 +113,7 @@ def test_help_and_version_import_no_verb():
         "print(*sorted(name for name in sys.modules if name.startswith('sojourn.')), file=sys.stderr)\n"
         "print({{'pandas', 'numpy', 'pydantic', 'psutil', 'torch'}} & set(sys.modules), file=sys.stderr)"
     )
-    commands = {"cli", "entry", "help_page", "program", "verb_group", "verbs"}
+    commands = {"cli", "entry", "help_page", "program", "stopped", "verb_group", "verbs"}
     for word, needed in (("--help", commands), ("--version", {"entry"})):
         done = subprocess.run([sys.executable, "-c", code.format(word)], cwd=ROOT, capture_output=True, text=True)
         modules, heavy = done.stderr.splitlines()
