@@ -37,6 +37,8 @@ def import_result(
     from sojourn.interop.imported.read import read_result, write_run
 
     if _are_series(files):
+        if benchmark is not None:
+            raise InputError("--benchmark is for a result file; a log and pages of /metrics hold none")
         raise typer.Exit(_import_series(files, run_dir, slo, every))
     if len(files) > 1:
         raise InputError("several files make one run only where they are pages of /metrics; give one result file")

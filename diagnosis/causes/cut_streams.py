@@ -56,7 +56,9 @@ def read_client(facts: Client, loss: Excess) -> Proposal | None:
         evidence=[
             evidence(f"{cut.number} answers end {cut.age_s:.1f} s after they were sent, within {cut.spread_s:.1f} s of "
                      "each other, at different moments", cut.spread_s, "s", AGES, weight=DEFINING),
-            evidence("no answer that was served lived longer", 0.0, "share", AGES, weight=2),
+            *([] if facts.served == 0 else [
+                evidence("no answer that was served lived longer", 0.0, "share", AGES, weight=2)
+            ]),
             *_server_evidence(facts, cut),
         ],
         measurement="one long answer sent to the server's own address, past every proxy",

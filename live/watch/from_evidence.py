@@ -62,14 +62,18 @@ def _rows(found: Sequence[Held], every_s: float | None) -> list[dict[str, Any]]:
 def _pages(found: Sequence[Held], every_s: float | None) -> list[dict[str, Any]]:
     if len(found) < 2:
         raise InputError(f"{found[0].name}: {GIVE_TWO}")
+    has_moments = all(each.is_wall_clock for each in found) and len({each.series[0]["ns"] for each in found}) == len(
+        found
+    )
+    found = sorted(found, key=lambda held: held.series[0]["ns"]) if has_moments else found
     for before, after in pairwise(found):
         if not is_same_server(before, after):
             raise InputError(
                 f"{before.name} and {after.name} are pages of two servers, or of one that was started again between "
-                "them; compare two with sojourn compare A B"
+                "them, or not the oldest first; compare two with sojourn compare A B"
             )
-    if all(each.is_wall_clock for each in found) and len({each.series[0]["ns"] for each in found}) == len(found):
-        return [row for each in sorted(found, key=lambda held: held.series[0]["ns"]) for row in each.series]
+    if has_moments:
+        return [row for each in found for row in each.series]
     if every_s is None:
         raise InputError(APART)
     return [row | {"ns": int(place * every_s * 1e9)} for place, each in enumerate(found) for row in each.series]

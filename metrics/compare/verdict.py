@@ -222,7 +222,7 @@ def together(
         else msgspec.structs.replace(each, verdict="cannot tell", reason=reason)
         for each in found
     ]  # fmt: skip
-    all_fine = all(each.verdict == "no worse" for each in corrected)
+    all_fine = bool(corrected) and all(each.verdict == "no worse" for each in corrected)
     verdict: Verdict = "worse" if worse else "no worse" if all_fine else "cannot tell"
     return Comparison(verdict=verdict, margin=margin, confidence=confidence, metrics=corrected, notes=list(notes),
                       work=work, good_pairs=pairs)  # fmt: skip

@@ -53,11 +53,11 @@ def recognises(given: Given) -> bool:
 
 def read(given: Given) -> list[Held]:
     lines, clock = given.lines, clock_of(given.text)
-    said = list(_batches(lines))
+    said, starts = list(_batches(lines)), _starts(lines)
     misread = sum(len(BEGIN.findall(line.text)) for line in lines) - len(said)
     outside = stated_elsewhere([line.ns for _, _, line in said])
     moments = [line.ns if outside else clock.ns(STAMP.match(stamp)) for _, stamp, line in said]
-    rows = rows_of(_said(said, moments, lines), interval_s=1.0, rates_over_gaps=True)
+    rows = rows_of(_said(said, moments, lines, starts), interval_s=1.0, rates_over_gaps=True)
 
     def moment(line: Line) -> int | None:
         return line.ns if outside else clock.ns(STAMP.search(line.text[:60]))
@@ -68,13 +68,28 @@ def read(given: Given) -> list[Held]:
         notes.append(f"{misread} batch lines are cut off or mixed with others, and were left out")
     if rows:
         notes.append("stamps are whole seconds: what is shorter cannot be seen")
+    last = [each for each in said if not starts or each[2].number > starts[-1]]
+    if len(last) < len(said):
+        notes.append(f"settings and means are of the last of {len(starts) + 1} starts, from line {starts[-1]}")
     missing = [NO_LATENCY]
     if not said:
         missing.append("load: no batch line; SGLang writes one every 40 decode steps")
     return [Held(
         kind="SGLang log", name=given.name, server="sglang", version=version, settings=_settings(lines),
-        figures=_means(said), series=rows, events=events_of(lines, moment), notes=notes, missing=missing,
+        figures=_means(last), series=rows, events=events_of(lines, moment), notes=notes, missing=missing,
     )]  # fmt: skip
+
+
+def _starts(lines: list[Line]) -> list[int]:
+    """The lines at which the server was started again, behind batches of the process before."""
+    starts, has_served = [], False
+    for line in lines:
+        if BEGIN.search(line.text):
+            has_served = True
+        elif has_served and SERVER_ARGS.search(line.text):
+            starts.append(line.number)
+            has_served = False
+    return starts
 
 
 Batch = tuple[dict[str, float], str, Line]  # fields and ranks, the stamp, the line
@@ -116,7 +131,7 @@ def _is_whole(kind: str, fields: dict[str, float]) -> bool:
     return "gen throughput (token/s)" in fields
 
 
-def _said(said: list[Batch], moments: list[int | None], lines: list[Line]) -> list[Said]:
+def _said(said: list[Batch], moments: list[int | None], lines: list[Line], starts: list[int]) -> list[Said]:
     """One a second and replica: what came between two decode lines stands in the later one."""
     retracted = {
         line.number: float(found[1])
@@ -127,10 +142,16 @@ def _said(said: list[Batch], moments: list[int | None], lines: list[Line]) -> li
     pending: dict[float, dict[str, float]] = {}
     last_decode: dict[float, int] = {}
     begun: dict[float, int] = {}
+    started: set[float] = set()  # replicas that began anew
+    coming = list(starts)
     for (fields, _, line), ns in zip(said, moments, strict=True):
         if ns is None or "other rank" in fields:
             continue
         rank = fields["dp"]
+        if coming and coming[0] < line.number:  # what it counts began with its process
+            coming = [start for start in coming if start > line.number]
+            started |= {*last_decode, *begun, rank}
+            pending, last_decode, begun = {}, {}, {}
         gains = pending.setdefault(rank, dict.fromkeys((GENERATED, PROMPT, CACHED), 0.0))
         while numbers and numbers[0] < line.number:
             gains[RETRACTIONS] = gains.get(RETRACTIONS, 0.0) + retracted[numbers.pop(0)]
@@ -147,7 +168,9 @@ def _said(said: list[Batch], moments: list[int | None], lines: list[Line]) -> li
         gauges = {RUNNING: fields["#running-req"], WAITING: fields["#queue-req"]}
         if (usage := _usage(fields)) is not None:
             gauges[KV] = usage
-        found.append(Said(ns, line.number, (("dp_rank", f"{rank:.0f}"),), gauges, gains=gains))
+        found.append(Said(ns, line.number, (("dp_rank", f"{rank:.0f}"),), gauges, gains=gains,
+                          begins=rank in started))  # fmt: skip
+        started.discard(rank)
         pending[rank] = dict.fromkeys((GENERATED, PROMPT, CACHED), 0.0)
     return found
 
@@ -156,7 +179,7 @@ def _settings(lines: list[Line]) -> dict[str, Setting]:
     found: dict[str, Setting] = {}
     for line in lines:
         if (args := SERVER_ARGS.search(line.text)) is not None:
-            found |= {name: value for name, value in settings_in(args[1]).items() if name in KEPT}
+            found = {name: value for name, value in settings_in(args[1]).items() if name in KEPT}
         if "max_total_num_tokens" in line.text and (stated := STATED.search(line.text)) is not None:
             found |= {
                 "max_total_num_tokens": int(stated["tokens"]), "max_running_requests": int(stated["cap"]),

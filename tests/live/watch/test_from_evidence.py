@@ -84,3 +84,14 @@ def test_pages_without_moments_take_the_time_between_them(tmp_path):
 def test_pages_that_are_no_series_are_refused(started, every_s, why, tmp_path):
     with pytest.raises(InputError, match=why):
         write_evidence(pages(*started), tmp_path / "run", {}, every_s)
+
+
+def test_pages_with_moments_are_a_series_in_whatever_order_they_are_given(tmp_path):
+    first, second = (
+        read_held(f"2026-11-28T16:0{minute}:00Z\n" + PAGE.format(tokens=100 * minute, ended=10, started=1), "page")[0]
+        for minute in range(2)
+    )
+    run = write_evidence([second, first], tmp_path / "run", {})
+    assert run.table("scrapes")["ns"].is_monotonic_increasing and run.table("scrapes")["ns"].nunique() == 2
+    with pytest.raises(InputError, match="oldest first"):
+        write_evidence(pages(1, 1)[::-1], tmp_path / "none", {}, every_s=30.0)

@@ -57,6 +57,10 @@ def judged(a: RunSamples, b: RunSamples, random: np.random.Generator):
     return together(found, MARGIN, 0.95)
 
 
+def test_where_nothing_is_compared_nothing_is_found_no_worse():
+    assert together([], MARGIN, 0.95).verdict == "cannot tell"
+
+
 def count_verdicts(pairs, random: np.random.Generator) -> tuple[int, int]:
     """Of pairs: how many are worse as a whole; how many are better, in the metric that errs most."""
     worse, better = 0, Counter()

@@ -205,3 +205,11 @@ def test_mixed_and_damaged_logs_are_read_or_refused(first, second, chance: rando
         assert all(row["value"] in (2.0, 3.0) for row in held.series if row["name"] == "vllm:num_requests_waiting")
         assert all(row["value"] in (0.0, 1.0, 4.0) for row in held.series if row["name"] == "sglang:num_queue_reqs")
         assert names or held.missing
+
+
+def test_sglang_that_is_started_again_counts_and_is_set_anew():
+    starts = [f"[2025-09-03 18:{minute}:00] server_args=ServerArgs(model_path='m', quantization={quantization})\n"
+              for minute, quantization in ((33, "'fp8'"), (50, "None"))]  # fmt: skip
+    held = one(f"{starts[0]}{SGLANG}{starts[1]}{SGLANG.replace('18:33', '18:50')}")
+    assert last(held)["sglang:generation_tokens_total"] == pytest.approx(480 + 100)  # nothing of the time between
+    assert "quantization" not in held.settings and any("last of 2 starts" in note for note in held.notes)
