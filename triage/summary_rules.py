@@ -84,6 +84,9 @@ def failed(found: BenchmarkFigures) -> Fact | None:
     if not lost or not made or lost / made < FAILED_SHARE:
         return None
     some = "All" if lost >= made else f"{lost:,.0f} of {made:,.0f} ({lost / made:.1%})"
+    of_http = found.value("response_ms") is not None or found.value("response_ms", "median") is not None
+    if of_http:  # Locust, k6 and oha time an answer whatever its status is
+        return Fact(f"{some} requests failed; latencies and rates hold failed ones, too, which may be quick")
     return Fact(f"{some} requests failed; latencies are of the others, rates count only those")
 
 

@@ -95,6 +95,8 @@ WRITTEN: dict[str, tuple[str, float]] = {
     "KiB/s": (RATE, 2.0**10), "errs": (COUNT, 1.0),
 }  # fmt: skip
 UNWRITTEN = (CELSIUS, COUNT, BITS)  # nvidia-smi writes no unit behind these
+DEVICE_COLUMNS = ("index", "uuid", "gpu_uuid", "pci.bus_id", "gpu_bus_id")
+NO_DEVICE = "which GPU a row is of: no column names it, and all rows are taken for one; add index to --query-gpu"
 REASON_CELLS = ("Active", "Not Active")  # what else stands there is no reading
 REASON_COLUMN = re.compile(r"clocks_(?:throttle|event)_reasons\.(\w+)")
 REASONS = {name: bit for bit, name in THROTTLE_REASONS.items()} | {
@@ -272,7 +274,10 @@ def _of_query(lines: Sequence[str]) -> Sensors:
             continue
         row = {name: cell.strip() for (name, _), cell in zip(columns, cells, strict=True)}
         moment = _moment(row["timestamp"]) if "timestamp" in row else None
-        device = f"GPU {row.get('index') or row.get('uuid') or row.get('pci.bus_id') or row.get('gpu_name') or '0'}"
+        named = next((row[name] for name in DEVICE_COLUMNS if row.get(name)), "")
+        device = f"GPU {named or '0'}"
+        if not named:
+            unread.add(NO_DEVICE)
         for name, unit in columns:
             if (ours := _BY_QUERY.get(name)) is not None:
                 _take(found, unread, moment, device, ours, name, row[name], unit)

@@ -109,3 +109,12 @@ def test_no_damaged_file_ends_in_a_traceback(text, share, noise):
     place = int(share * len(text))
     with contextlib.suppress(InputError):
         report(triage_given(texts={"a": text[:place].encode() + noise, "b": noise + text[place:].encode()}))
+
+
+def test_a_tool_of_http_times_failed_answers_too():
+    """An overload that answers 503 at once looks fast there."""
+    summary = {"summary": {"average": 0.1, "total": 50.0, "requestsPerSec": 2.0}, "latencyPercentiles": {"p50": 0.1},
+               "statusCodeDistribution": {"200": 50, "503": 50}}  # fmt: skip
+    http, tokens = (triage_given(texts={"r.json": json.dumps(each)}) for each in (summary, vllm(failed=50)))
+    assert any("hold failed ones, too" in each.sentence for each in http.certain)
+    assert any("latencies are of the others" in each.sentence for each in tokens.certain)

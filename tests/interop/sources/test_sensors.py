@@ -115,3 +115,9 @@ def test_nvml_reads_all_devices_and_leaves_out_what_does_not_answer():
     assert found.devices == ["GPU 0", "GPU 1"] and found.values("power") == [250.0]
     assert found.values("sm_clock") == [1e9, 1e9] and found.values("memory_copy") == [0.1, 0.1]
     assert found.unread == ["power of GPU 1: the device does not answer"]
+
+
+def test_rows_that_name_no_device_are_said_to_be_taken_for_one():
+    head, rows = "utilization.gpu [%], power.draw [W]\n", "50 %, 70 W\n90 %, 71 W\n"
+    assert any("add index" in each for each in read_sensors(head + rows).unread)
+    assert not read_sensors(f"index, {head}" + "0, 50 %, 70 W\n1, 90 %, 71 W\n").unread
