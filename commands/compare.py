@@ -171,10 +171,16 @@ def _print(found: "Comparison") -> None:
     for note in found.notes:
         out.print(note, markup=False)
     own = "".join(f" ({each.metric} {100 * each.margin:.3g}%)" for each in found.metrics if each.margin != found.margin)
-    out.print(
-        f"\n[bold]{found.verdict}[/bold]: B against A, margin {100 * found.margin:.3g}%{own}, confidence "
-        f"{found.confidence:.0%}{surely(found)}"
-    )
+    head = f"\n[bold]{said(found)}[/bold]: B against A, margin {100 * found.margin:.3g}%{own}, confidence "
+    out.print(f"{head}{found.confidence:.0%}{surely(found)}")
+
+
+def said(found: "Comparison") -> str:
+    """The verdict; where nothing is worse and something better, that: a gain is more than `no worse`."""
+    gains = any(each.better for each in found.metrics)
+    if found.verdict == "no worse" and gains:
+        return "better"
+    return "better in part, cannot tell the rest" if found.verdict == "cannot tell" and gains else found.verdict
 
 
 def surely(found: "Comparison") -> str:

@@ -11,6 +11,7 @@ from sojourn.diagnosis.foreign_server import what_is_seen
 from sojourn.diagnosis.symptoms import TOLERATED_MISSES, significant
 from sojourn.diagnosis.validity import Lateness
 from sojourn.diagnosis.verdict import LOST_TITLE, NEEDS_SERVER_RECORDS, SEPARATOR, Finding, State
+from sojourn.metrics.compare.comparable import SENT_LATE
 from sojourn.metrics.request.goodput import UNMEASURED
 from sojourn.metrics.request.objectives import short
 from sojourn.metrics.results.load import rate_was_to_change
@@ -24,7 +25,6 @@ LEAST_SURE = 0.15  # a cause that is wrong six times of seven is no headline
 SURE_ENOUGH = 0.5  # a verdict that is as often wrong as right is none
 BALANCED = 0.5  # as much weighs for a cause as against it
 CLEAR_MARGIN = 0.15  # of the first cause's score, by which the next one must be behind: what evidence is good to
-SENT_LATE = "the load generator sent late"  # how a run's reason begins that is about its lateness
 FEWEST_REQUESTS = 20  # below it one request is more than 5%, and no share means much
 
 

@@ -9,6 +9,7 @@ from sojourn.metrics.compare.settings import THERE_AND_HERE, identity, load_diff
 from sojourn.metrics.errors import InputError
 from sojourn.metrics.run.directory import RunDirectory, section
 
+SENT_LATE = "the load generator sent late"  # how a run's reason begins that is about its lateness
 MOST_DIFFERENCES = 8  # in a note
 MAY_BEGIN_ALIKE = {"arrivals", "measure"}  # another duration or count: the first requests may be the same
 # Of `settings.identity`: what still compares where that part differs, the worst first.
@@ -34,7 +35,10 @@ def faults_between(a: Sequence[RunDirectory], b: Sequence[RunDirectory]) -> Faul
     if twice := {run.path.resolve() for run in a} & {run.path.resolve() for run in b}:
         raise InputError(f"{min(twice)} is on both sides; a run is no worse than itself, so give another one")
     metas = [(run, run.meta()) for run in (*a, *b)]
-    faults = [f"{run.path} is not valid: {why}" for run, meta in metas if (why := why_not_valid(meta))]
+    faults = [
+        f"{run.path} is not valid: {why}"
+        for run, meta in metas if (why := why_not_valid(meta)) and not is_only_late(meta)
+    ]  # fmt: skip
     of_load, first = "", metas[0][1]
     for run, meta in metas[1:]:
         if different := load_differences(first, meta, THERE_AND_HERE).lines():
@@ -58,6 +62,13 @@ def why_not_valid(meta: Mapping[str, Any]) -> str:
         return ""
     reasons = meta.get("invalid_reasons") or []
     return "; ".join(reasons) or "its run.json does not say that the load generator kept its schedule"
+
+
+def is_only_late(meta: Mapping[str, Any]) -> bool:
+    """Whether all that is wrong with a run is that its requests were sent late: then its metrics compare where they say
+    the same with and without that delay."""
+    reasons = meta.get("invalid_reasons") or []
+    return not meta.get("valid") and bool(reasons) and all(each.startswith(SENT_LATE) for each in reasons)
 
 
 def begun_alike(whole: list[list[RunSamples]], fault: str) -> tuple[list[list[RunSamples]], list[str], list[str]]:

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from sojourn.metrics.compare.comparable import begun_alike, faults_between, what_differs
+from sojourn.metrics.compare.comparable import begun_alike, faults_between, is_only_late, what_differs
 from sojourn.metrics.compare.metrics import METRICS, SHARES, Metric
 from sojourn.metrics.compare.pairs import are_taken_by_pairs, blocks_evidence, good_pairs
 from sojourn.metrics.compare.samples import (
@@ -19,6 +19,7 @@ from sojourn.metrics.compare.samples import (
     same_schedule,
     samples_of,
     steps_of,
+    without_lag,
 )
 from sojourn.metrics.compare.settings import setting_differences
 from sojourn.metrics.compare.steal import left_out, undisturbed_requests, undisturbed_steps
@@ -62,6 +63,37 @@ def compare_runs(
     do the same work (unless `force`), where A is too short or `max_steal` leaves nothing, and for a metric that is not
     there or not compared.
     """
+    late = [run for run in (*a, *b) if is_only_late(run.meta())]
+    options = {"metrics": metrics, "margin": margin, "margins": margins, "confidence": confidence, "force": force,
+               "max_steal": max_steal, "seed": seed}  # fmt: skip
+    found = _compare(a, b, read=read, **options)
+    if not late or force:
+        return found
+    other = _compare(a, b, read=lambda run: without_lag(read(run)), **options)
+    return _where_both_agree(found, other, late)
+
+
+def _where_both_agree(found: Comparison, other: Comparison, late: Sequence[RunDirectory]) -> Comparison:
+    """Of runs whose client was late: what the delay, which latencies from the intended send hold, does not decide."""
+    there = {each.metric: each for each in other.metrics}
+    reason = "it is another verdict without the client's own delay: measure again with a client that keeps its schedule"
+    metrics = [
+        each if (each.verdict, each.better) == (there[each.metric].verdict, there[each.metric].better)
+        else msgspec.structs.replace(each, verdict="cannot tell", better=False, reason=reason)
+        for each in found.metrics
+    ]  # fmt: skip
+    verdicts = {each.verdict for each in metrics}
+    verdict = next((each for each in ("worse", "cannot tell") if each in verdicts), "no worse")
+    names = " and ".join(run.name for run in late)
+    note = f"{names} sent requests late: what is said of each metric holds with and without that delay"
+    return msgspec.structs.replace(found, verdict=verdict, metrics=metrics, notes=[note, *found.notes])
+
+
+def _compare(
+    a: Sequence[RunDirectory], b: Sequence[RunDirectory], *, metrics: Sequence[str], margin: float,
+    margins: Mapping[str, float], confidence: float, force: bool, max_steal: float | None, seed: int,
+    read: Callable[[RunDirectory], RunSamples],
+) -> Comparison:  # fmt: skip
     _check_names(metrics, margins, max_steal)
     found_faults = faults_between(a, b)
     notes = _faults(found_faults.certain, force)

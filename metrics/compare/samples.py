@@ -47,10 +47,24 @@ class RunSamples(NamedTuple):
     span_s: float
 
 
+FROM_INTENDED_SEND = ("ttft_ms", "e2e_ms")
+
+
 def read_run(run: RunDirectory) -> RunSamples:
     """The measured requests of a run, judged by its objectives, and whether each was `served`."""
     meta = run.meta()
     return samples_from(run, measured(run.requests(), meta), meta.get("objectives"))
+
+
+def without_lag(each: RunSamples) -> RunSamples:
+    """The same with latencies from the moment at which each request was sent, and not was due: what they would be of a
+    client that is never late, on a server that answers alike."""
+    requests = each.requests.copy()
+    lag_ms = ((requests.sent_ns.astype("float64") - requests.due_ns.astype("float64")) / 1e6).clip(lower=0).fillna(0)
+    for name in FROM_INTENDED_SEND:
+        requests[name] = requests[name].astype("float64") - lag_ms
+    objectives = each.run.meta().get("objectives") or []
+    return each._replace(requests=judged(requests, objectives))
 
 
 def samples_from(run: RunDirectory, requests: pd.DataFrame, objectives: list[dict[str, Any]] | None) -> RunSamples:

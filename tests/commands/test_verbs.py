@@ -114,7 +114,7 @@ def test_help_and_version_import_no_verb():
         "print({{'pandas', 'numpy', 'pydantic', 'psutil', 'torch'}} & set(sys.modules), file=sys.stderr)"
     )
     commands = {"cli", "entry", "help_page", "program", "stopped", "verb_group", "verbs"}
-    for word, needed in (("--help", commands), ("--version", {"entry"})):
+    for word, needed in (("--help", commands), ("--version", {"entry", "stopped"})):
         done = subprocess.run([sys.executable, "-c", code.format(word)], cwd=ROOT, capture_output=True, text=True)
         modules, heavy = done.stderr.splitlines()
         loaded = {name.split(".")[2] for name in modules.split() if name.startswith("sojourn.commands.")}

@@ -240,8 +240,8 @@ def test_runs_that_are_not_alike_or_not_valid_are_refused_and_told(tmp_path):
     forced = compare_runs([a], [faster], force=True)
     assert any(note.startswith("forced: ") and "rate_rps" in note for note in forced.notes)
     invalid = run_of(tmp_path / "c", USUAL, 1, 3, 110)
-    invalid.update_meta(valid=False, invalid_reasons=["the load generator sent late"])
-    with pytest.raises(InputError, match="c is not valid: the load generator sent late"):
+    invalid.update_meta(valid=False, invalid_reasons=["its server died"])
+    with pytest.raises(InputError, match="c is not valid: its server died"):
         compare_runs([a], [invalid])
     changed = run_of(tmp_path / "d", USUAL, 1, 4, 110)
     changed.update_meta(engine=changed.meta()["engine"] | {"max_num_seqs": 8})
