@@ -72,6 +72,8 @@ def kv_of(config: Mapping[str, Any]) -> dict[str, Setting]:
     else:
         heads = _number(config, "num_attention_heads", "n_head")
         head_dim = _number(config, "head_dim") or _number(config, "hidden_size", "n_embd") // heads
+        if not head_dim:
+            raise ValueError("the size of its heads is not in it")
         kv_heads = _number(config, "num_key_value_heads", "num_kv_heads") or (1 if config.get("multi_query") else heads)
         of_layer = 2 * kv_heads * head_dim * BYTES[dtype]
     found: dict[str, Setting] = {"kv_dtype": dtype, "kv_bytes_per_token": layers.full * of_layer}
@@ -117,18 +119,6 @@ def layers_of(config: Mapping[str, Any], count: int) -> Layers:
 
 def _hints_at_state(config: Mapping[str, Any]) -> bool:
     return any(name.startswith(("mamba_", "ssm_", "linear_conv", "linear_num", "linear_key")) for name in config)
-
-
-def contexts_in(settings: Mapping[str, Setting], kv_bytes: float, tokens: int) -> int | None:
-    """How many requests of so many tokens the KV pool holds at a time, without shared prefixes; None where the
-    configuration does not say. Padding of blocks is not in it."""
-    each, windows = settings.get("kv_bytes_per_token"), settings.get("kv_bytes_of_windows", 0)
-    window = settings.get("sliding_window", 0)
-    if not isinstance(each, int) or not isinstance(windows, int) or not isinstance(window, int):
-        return None
-    beside = windows * min(1.0, tokens / window) if window else 0.0
-    whole = each * tokens + beside
-    return int(kv_bytes // whole) if whole > 0 else None
 
 
 def _sentences(settings: Mapping[str, Setting], context: int):

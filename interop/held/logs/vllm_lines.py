@@ -31,7 +31,6 @@ DRAFTS = re.compile(
 HIT_RATE = re.compile(r"(?<!External )(?<!MM )[Pp]refix cache hit rate: (?:GPU: )?(?P<share>[\d.]+)%")
 EXTERNAL = re.compile(r"External prefix cache hit rate: (?P<share>[\d.]+)%")
 PREEMPTIONS = re.compile(r"Preemptions: (\d+)")
-ALL_PREEMPTED = re.compile(r"total_num_cumulative_preemption=(\d+)")
 RUNNING, WAITING, KV = "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"
 GENERATED, PROMPT = "vllm:generation_tokens_total", "vllm:prompt_tokens_total"
 LOAD = ("generation", "prompt", "running", "waiting")  # groups of a line

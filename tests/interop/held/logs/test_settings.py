@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sojourn.interop.held.logs.model_config import contexts_in
 from sojourn.interop.held.registry import read_held
 from sojourn.metrics.errors import InputError
 
@@ -81,9 +80,8 @@ def test_kv_bytes_of_a_token_by_the_kinds_of_layers(config, per_token, windows):
     assert held.settings.get("kv_bytes_of_windows", 0) == windows
 
 
-def test_contexts_that_a_pool_holds():
+def test_a_note_says_how_many_tokens_a_gibibyte_holds():
     (held,) = read_held(json.dumps(BASE), "config.json")
-    assert contexts_in(held.settings, 16 * 2**30, 8192) == 16
     assert "1 GiB holds 8,192 tokens" in held.notes[0]
 
 
@@ -150,3 +148,10 @@ def test_cut_and_mixed_texts_are_read_or_refused(text, begin, end, between):
             assert held.missing or held.settings or held.sensors
     except InputError as error:
         assert str(error).startswith("file")
+
+
+def test_heads_of_no_known_size_take_no_bytes_of_zero():
+    config = {"model_type": "bart", "d_model": 1024, "num_hidden_layers": 12, "num_attention_heads": 16,
+              "torch_dtype": "float32"}  # fmt: skip
+    (held,) = read_held(json.dumps(config), "config.json")
+    assert "kv_bytes_per_token" not in held.settings and "size of its heads" in held.missing[0]
