@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.markup import escape
+
 from sojourn.commands.cli import out, print_json, table
 from sojourn.metrics.errors import InputError
 from sojourn.metrics.exit_codes import Ended
@@ -91,8 +93,7 @@ def _print(found: "Differences") -> None:
     for sentence in (*found.explained, *found.notes, NO_INTERVAL):
         out.print(sentence, markup=False)
     verdict, _, rest = found.headline.partition(": ")
-    out.print(f"\n[bold]{verdict}[/bold]", end="")
-    out.print(f": {rest}" if rest else "", markup=False)
+    out.print(f"\n[bold]{verdict}[/bold]{f': {escape(rest)}' if rest else ''}")
 
 
 def _number(value: float) -> str:

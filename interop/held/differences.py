@@ -20,6 +20,7 @@ JUDGED = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
 OF_LOAD = ("prompt_tokens", "input_tokens", "output_tokens")
 FIRST = (*LATENCIES, "hit_rate", "output_tokens_per_s", "prompt_tokens_per_s", "running", "waiting", "kv_use",
          *OF_LOAD, "requests", "preemptions")  # fmt: skip
+OF_ONE_KIND = ("hit_rate",)  # a log's is the mean of a running rate, a page's a share of all tokens: never compared
 STATISTICS = ("mean", "median", "total", "rate", "last")
 DEFAULT = "default"
 ALIASES = {  # names of one setting
@@ -120,6 +121,7 @@ def differences(before: Held, after: Held) -> Differences:
     causes = ", and ".join(
         f"{each.name}: {_said(each.before)} → {_said(each.after)}" for each in _first(settings, figures, verdict)
     )
+    told = "; ".join(filter(None, [told, _reason(before, after, figures) if verdict == "cannot tell" else ""]))
     headline = f"{verdict}: {told}" if told else verdict
     return Differences(
         verdict=verdict, headline=f"{headline}; {causes}" if causes else headline, settings=settings, figures=figures,
@@ -162,6 +164,8 @@ def _moved(before: Held, after: Held) -> Iterator[Moved]:
             if (each.name, each.statistic) in theirs]  # fmt: skip
     for old, new in sorted(both, key=lambda pair: _place(pair[0])):
         again = old.statistic == "last" and (old.name, "mean") in theirs
+        if old.name in OF_ONE_KIND and before.kind != after.kind and old.clock != new.clock:
+            continue
         if old.unit == new.unit and old.statistic in STATISTICS and not again:
             yield Moved(name=old.name, statistic=old.statistic, unit=old.unit, before=old.value, after=new.value,
                         definitions=(old.clock, new.clock) if old.clock != new.clock else None)  # fmt: skip
@@ -267,6 +271,23 @@ def _of_clear(figures: Sequence[Moved], otherwise: Verdict) -> Verdict:
     if not rises:
         return otherwise
     return "cannot tell" if len(rises) > 1 else "worse" if True in rises else "better"
+
+
+def _reason(before: Held, after: Held, figures: Sequence[Moved]) -> str:
+    """Why there is no verdict, in the order in which `_verdict` looks."""
+    judged = [each for each in figures if each.name in JUDGED and each.statistic == "mean"]
+    if _of_two_sides(judged):
+        return "the client measured one and the server the other"
+    if _of_load(figures) or _other_loads(before, after):
+        return "the loads differ"
+    if judged and min(_requests(before), _requests(after)) < FEWEST:
+        return f"one has fewer than {FEWEST} requests, or does not count them"
+    mixed = [each for each in judged if each.is_clear]
+    if mixed:
+        worse, better = ([each.name.removesuffix("_ms") for each in mixed if (each.after > each.before) == rises]
+                         for rises in (True, False))  # fmt: skip
+        return f"{' and '.join(better)} fell, while {' and '.join(worse)} rose: objectives decide"
+    return "no latency is in both"
 
 
 def _requests(held: Held) -> float:

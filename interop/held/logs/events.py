@@ -64,7 +64,7 @@ SIGNS = (
     _sign("compilation", r"Capture cuda graph end\. Time elapsed: (?P<s>[\d.]+) s", "graphs were captured in {s} s"),
     _sign("compilation", r"torch\.compile (?:takes|took) (?P<s>[\d.]+) s", "torch.compile took {s} s"),
     _sign("compilation", r"init engine \(profile, create kv cache, warmup model\) took (?P<s>[\d.]+) s",
-          "the engine's start took {s} s"),
+          "profiling, KV cache and warmup took {s} s of the engine's start"),
     _sign("warning", r"Time spent downloading weights for (?P<m>\S+): (?P<s>[\d.]+) seconds",
           "weights were downloaded for {s} s"),
     _sign("warning", r"forcing full prompt re-processing due to lack of cache data",

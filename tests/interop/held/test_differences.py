@@ -70,6 +70,25 @@ def test_other_prompts_are_another_load():
     assert found.verdict == "cannot tell"
 
 
+@pytest.mark.parametrize(("before", "after", "reason"), [
+    ({"ttft_ms": 9000, "tpot_ms": 10}, {"ttft_ms": 84, "tpot_ms": 13}, "ttft fell, while tpot rose"),
+    ({"ttft_ms": 50, "prompt_tokens": 100}, {"ttft_ms": 50, "prompt_tokens": 900}, "the loads differ"),
+    ({"ttft_ms": 50, "requests": 5}, {"ttft_ms": 500}, "fewer than 30 requests"),
+    ({"kv_use": 50}, {"kv_use": 50}, "no latency is in both"),
+])  # fmt: skip
+def test_no_verdict_has_a_reason(before, after, reason):
+    found = differences(held({}, **before), held({}, **after))
+    assert found.verdict == "cannot tell" and reason in found.headline
+
+
+def test_the_running_hit_rate_of_a_log_is_not_that_of_a_page():
+    log, page = held({}, "vLLM log", hit_rate=0.1), held({}, hit_rate=0.3)
+    figures = [msgspec.structs.replace(each, clock="vLLM's log") for each in log.figures.figures]
+    log = msgspec.structs.replace(log, figures=msgspec.structs.replace(log.figures, figures=figures))
+    assert "hit_rate" not in [each.name for each in differences(log, page).figures]
+    assert "hit_rate" in [each.name for each in differences(log, log).figures]
+
+
 def test_hits_that_fell_without_a_change_are_said():
     found = differences(held(ON, ttft_ms=50, hit_rate=0.8), held(ON, ttft_ms=80, hit_rate=0.1))
     assert "hits less, with no change of its setting" in found.explained[-1]
