@@ -14,7 +14,7 @@ from sojourn.interop.held.held import Figure, Held, Setting
 Verdict = Literal["worse", "better", "no clear change", "cannot tell"]
 CLEAR = 1.2  # a ratio of two means, or its inverse
 LEAST = {"share": 0.05, "requests": 1.0}  # that a figure of this unit moves: a line of 0.05 requests is none
-FEWEST = 30  # requests behind a mean
+FEWEST, FEWEST_LOOKS = 30, 6  # requests behind a mean; moments behind that of a line
 LATENCIES = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "queue_ms", "prefill_ms", "decode_ms")
 JUDGED = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
 OF_LOAD = ("prompt_tokens", "input_tokens", "output_tokens")
@@ -115,8 +115,13 @@ def differences(before: Held, after: Held) -> Differences:
         notes.append(f"the servers differ: {before.server or 'unknown'} before, {after.server or 'unknown'} after")
     notes += [*_of_load(figures), *_other_loads(before, after), *_definitions(figures)]
     explained = list(_explained(settings, figures))
+    failed = _failed(before, after)
     verdict = _verdict(before, after, figures)
+    if not (_of_load(figures) or _other_loads(before, after)):  # more load may fail more
+        verdict = _with_failures(verdict, failed)
     latencies = [each for each in figures if each.name in JUDGED and each.is_clear]
+    if failed is not None and failed.is_clear:
+        figures, latencies = [failed, *figures], [failed, *latencies]
     told = "; ".join(_words(each) for each in latencies[:2]) or _without_latency(figures)
     causes = ", and ".join(
         f"{each.name}: {_said(each.before)} → {_said(each.after)}" for each in _first(settings, figures, verdict)
@@ -262,8 +267,34 @@ def _verdict(before: Held, after: Held, figures: Sequence[Moved]) -> Verdict:
         return "cannot tell"
     if judged and _requests(before) >= FEWEST and _requests(after) >= FEWEST:
         return _of_clear(judged, otherwise="no clear change")
-    lines = [each for each in figures if each.name == "waiting" and each.statistic == "mean"]
+    is_short = any(each.series and len({row["ns"] for row in each.series}) < FEWEST_LOOKS for each in (before, after))
+    lines = [each for each in figures if each.name == "waiting" and each.statistic == "mean" and not is_short]
     return _of_clear([] if judged else lines, otherwise="cannot tell")
+
+
+def _with_failures(verdict: Verdict, failed: Moved | None) -> Verdict:
+    """Latencies are of requests that did not fail: where more of them fail, it is no better for being quick."""
+    if failed is None or not failed.is_clear:
+        return verdict
+    if failed.after > failed.before:
+        return "worse"
+    return "better" if verdict in ("better", "no clear change") else "cannot tell"
+
+
+def _failed(before: Held, after: Held) -> Moved | None:
+    """The shares of failed requests; None where a side does not count them, or has few."""
+    shares = [_failed_share(each) for each in (before, after)]
+    if None in shares:
+        return None
+    return Moved(name="failed", statistic="share", unit="share", before=shares[0] or 0.0, after=shares[1] or 0.0)
+
+
+def _failed_share(held: Held) -> float | None:
+    if held.figures is None:
+        return None
+    failed, ended = held.figures.value("failed", "total"), held.figures.value("succeeded", "total")
+    made = held.figures.value("requests", "total") if ended is None else ended + (failed or 0.0)
+    return failed / made if failed is not None and made is not None and made >= FEWEST else None
 
 
 def _of_clear(figures: Sequence[Moved], otherwise: Verdict) -> Verdict:

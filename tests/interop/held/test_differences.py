@@ -120,3 +120,24 @@ def test_totals_are_judged_by_the_requests_that_ended():
 
     assert differences(side(pools[0], 100, 10), side(pools[1], 1000, 100)).explained == []  # ten times as long
     assert "preemptions" in differences(side(pools[0], 100, 10), side(pools[1], 100, 60)).explained[0]
+
+
+def test_quicker_answers_beside_more_failures_are_not_better():
+    """What fails at once takes nobody's time."""
+    whole, half = (read_held(json.dumps(vllm(**counts)), "r")[0] for counts in (
+        {}, {"completed": 40, "failed": 60, "request_throughput": 0.8, "total_output_tokens": 4_040,
+             "output_throughput": 80.8, "mean_ttft_ms": 150.0}))  # fmt: skip
+    found = differences(whole, half)
+    assert found.verdict == "worse" and "failed 0.0% → 60.0%" in found.headline
+    assert differences(half, whole).verdict == "cannot tell"
+
+
+def test_a_line_in_a_few_moments_of_a_log_is_no_verdict():
+    line = ("INFO 11-28 10:{:02d}:00 [loggers.py:1] Engine 000: Avg prompt throughput: 1.0 tokens/s, Avg generation "
+            "throughput: 9.0 tokens/s, Running: 4 reqs, Waiting: {} reqs, GPU KV cache usage: 10.0%")  # fmt: skip
+    long, few, line_of_many = (
+        read_held("\n".join(line.format(minute, waiting) for minute in range(count)), "log")[0]
+        for count, waiting in ((20, 0), (2, 9), (20, 9))
+    )
+    assert differences(long, few).verdict == "cannot tell"
+    assert differences(long, line_of_many).verdict == "worse"
