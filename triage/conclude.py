@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from sojourn.diagnosis.diagnose import diagnose
 from sojourn.diagnosis.verdict import Finding
-from sojourn.interop.held.held import EventKind, Held
+from sojourn.interop.held.held import BenchmarkFigures, EventKind, Held
 from sojourn.interop.held.logs.pages import between
 from sojourn.interop.held.registry import read_file, read_held
 from sojourn.interop.imported.read import write_run
@@ -103,7 +103,7 @@ def conclude(
 ) -> Triage:  # fmt: skip
     found = Conclusion()
     caused = _series(found, held, bounds)
-    together = {each.name for group in groups(held) if len(group) > 1 for each in group}
+    together = {each.name for group in (*groups(held), *undated(held)) if len(group) > 1 for each in group}
     for each in held:
         if each.name not in together:  # pages that are judged together say no more one by one
             _summary(found, each, each.name in caused)
@@ -261,6 +261,8 @@ def _series(found: Conclusion, held: Sequence[Held], bounds: Mapping[str, float]
         if figures is not None:
             pair = Held(kind="two pages of /metrics", name=f"{first.name} to {second.name}", figures=figures)
             _summary(found, pair)
+            if words := _figures_in_words(figures):
+                found.state_certainly(f"Between {pair.name}: {words}", "page", pair.name, False)
             found.unknowable.append("rates: the pages have no moment; write `date -u` before each")
     return named
 
@@ -319,9 +321,7 @@ def _seen(held: Held) -> Seen:
     figures = held.figures
     shown: list[str] = []
     if figures is not None:
-        stated = ((figures.value(name, statistic), name, word) for name, statistic, word in FIGURES)
-        shown = [f"{word} {ms(value)}" if name.endswith("_ms") else f"{value:,.4g} {word}"
-                 for value, name, word in stated if value is not None]  # fmt: skip
+        shown = list(filter(None, [_figures_in_words(figures)]))
     elif held.requests is not None:
         shown = [f"{len(held.requests.rows):,} requests"]
     if held.series:
@@ -334,3 +334,9 @@ def _seen(held: Held) -> Seen:
     version = [f"{held.server} {held.version}"] if held.server and held.version else []
     return Seen(name=held.name, kind=held.kind, label=figures.label if figures is not None else "",
                 shows=", ".join([*shown, *version, *settings]))  # fmt: skip
+
+
+def _figures_in_words(figures: BenchmarkFigures) -> str:
+    stated = ((figures.value(name, statistic), name, word) for name, statistic, word in FIGURES)
+    return ", ".join(f"{word} {ms(value)}" if name.endswith("_ms") else f"{value:,.4g} {word}"
+                     for value, name, word in stated if value is not None)  # fmt: skip

@@ -12,6 +12,7 @@ from sojourn.metrics.errors import InputError
 from sojourn.triage.conclude import conclude, triage_given
 from sojourn.triage.document import exit_code
 from sojourn.triage.terminal import MOST_LINES, WIDTH, report
+from tests.interop.held.logs.test_pages import page
 from tests.interop.held.shapes import SHAPES, aiperf, inference_perf, vllm
 
 LATE = inference_perf(
@@ -118,3 +119,9 @@ def test_a_tool_of_http_times_failed_answers_too():
     http, tokens = (triage_given(texts={"r.json": json.dumps(each)}) for each in (summary, vllm(failed=50)))
     assert any("hold failed ones, too" in each.sentence for each in http.certain)
     assert any("latencies are of the others" in each.sentence for each in tokens.certain)
+
+
+def test_two_pages_without_moments_show_what_lies_between_them():
+    found = triage_given(texts={"a": page(100, 50.0, 4000), "b": page(300, 450.0, 12000)})
+    assert any("Between a to b: TTFT 2.0 s" in each.sentence for each in found.certain)
+    assert not any("take a second one" in each for each in found.unknowable)
