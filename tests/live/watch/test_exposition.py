@@ -58,7 +58,7 @@ def test_every_family_of_the_table_is_one_of_the_catalogue():
 
 def test_a_watch_of_a_prometheus_leaves_out_what_a_watch_exports(monkeypatch):
     asked = []
-    monkeypatch.setattr(prometheus, "_answer", lambda base, query: asked.append(query) or [])
+    monkeypatch.setattr(prometheus, "_answer", lambda base, query, *_: asked.append(query) or [])
     prometheus.held_scrapes("http://p", 30)
     assert '__name__!~"sojourn_watch_.+"' in asked[0] and STATE.startswith(prometheus.WATCH)
 
