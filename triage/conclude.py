@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from sojourn.diagnosis.diagnose import diagnose
 from sojourn.diagnosis.verdict import Finding
 from sojourn.interop.held.held import BenchmarkFigures, EventKind, Held
@@ -22,12 +24,12 @@ from sojourn.triage.summary_rules import LOG, RULES, WATCH, ms
 from sojourn.triage.sweep import knee
 
 IMPORT = "sojourn import {}"
+MOMENTS = {"vLLM log": "lines with load", "SGLang log": "batch lines"}  # of a log's means
 LEAST = 0.5  # of the confidence of a cause: with less it is no headline, and an alternative is left out
 FIGURES = (
     ("requests_per_s", "rate", "requests/s"), ("output_tokens_per_s", "rate", "tokens/s"), ("ttft_ms", "mean", "TTFT"),
     ("ttft_ms", "median", "TTFT p50"), ("tpot_ms", "mean", "TPOT"), ("e2e_ms", "mean", "E2E"),
-    ("response_ms", "mean", "response"), ("running", "mean", "running"), ("waiting", "mean", "waiting"),
-    ("running", "last", "running now"), ("waiting", "last", "waiting now"),
+    ("response_ms", "mean", "response"),
 )  # fmt: skip
 
 
@@ -115,7 +117,8 @@ def conclude(
     for server in watched:
         add_watched(found, server, "page")
     seen = [*map(_seen, held), *map(_seen_live, watched)]
-    return _answer(found, seen, list(unread))
+    answer = _answer(found, seen, list(unread))
+    return msgspec.structs.replace(answer, next=_at_port(answer.next, held))
 
 
 def _summary(found: Conclusion, held: Held, is_judged: bool = False) -> None:
@@ -180,8 +183,6 @@ def _requests(found: Conclusion, held: Held, bounds: Mapping[str, float]) -> Non
         return
     imported = held.requests
     if bounds:
-        import msgspec
-
         objective = {"klass": "all", "source": "--slo", **bounds}
         imported = msgspec.structs.replace(imported, objectives=[objective])
     with tempfile.TemporaryDirectory(prefix="sojourn-triage-") as place:
@@ -317,6 +318,21 @@ def _seen_live(server: WatchedServer) -> Seen:
     return Seen(name=server.name, kind=f"page of {server.title}", label="", shows=shows)
 
 
+def _gauge(figures: BenchmarkFigures, name: str) -> str:
+    """Its mean, over which moments, and its last value."""
+    mean, last, tool = figures.value(name), figures.value(name, "last"), figures.tool
+    over = f" over {MOMENTS[tool]}" if tool in MOMENTS else ""
+    told = [f"{mean:,.4g} on average{over}"] if mean is not None else []
+    told += [f"{last:,.4g} {'at the end' if 'log' in tool else 'at its moment'}"] if last is not None else []
+    return f"{name} {' and '.join(told)}" if told else ""
+
+
+def _at_port(command: str, held: Sequence[Held]) -> str:
+    """With the port that the evidence states, where it states one."""
+    ports = {str(each.settings["port"]) for each in held if "port" in each.settings}
+    return command.replace("SERVER:8000", f"SERVER:{ports.pop()}") if len(ports) == 1 else command
+
+
 def _seen(held: Held) -> Seen:
     figures = held.figures
     shown: list[str] = []
@@ -338,5 +354,6 @@ def _seen(held: Held) -> Seen:
 
 def _figures_in_words(figures: BenchmarkFigures) -> str:
     stated = ((figures.value(name, statistic), name, word) for name, statistic, word in FIGURES)
-    return ", ".join(f"{word} {ms(value)}" if name.endswith("_ms") else f"{value:,.4g} {word}"
-                     for value, name, word in stated if value is not None)  # fmt: skip
+    shown = [f"{word} {ms(value)}" if name.endswith("_ms") else f"{value:,.4g} {word}"
+             for value, name, word in stated if value is not None]  # fmt: skip
+    return ", ".join(filter(None, [*shown, *(_gauge(figures, name) for name in ("running", "waiting"))]))

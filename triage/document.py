@@ -39,6 +39,7 @@ class Likely(msgspec.Struct, frozen=True, kw_only=True):
     evidence: str
     rivals: list[str]
     source: str
+    change: str = ""  # what to try, where the cause is a limit whose setting is known
 
 
 class Triage(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Any
 
+from sojourn.diagnosis.causes.batch_cap import larger_batch
 from sojourn.interop.held.held import Held
 from sojourn.interop.held.logs.pages import TOOL, is_same_server
 from sojourn.interop.sources.pressure import RUNNING
@@ -110,6 +111,7 @@ def cause_of_line(server: WatchedServer, settings: Mapping[str, Any], level: Any
             confidence=STATED_CAP if is_stated else CAP, level=level,
             evidence=f"in {waiting.at_largest_batch:.0%} of {waiting.samples} samples with a line so many run{stated}",
             rivals=["a device that is full at that batch: then a larger limit gains nothing"], source=server.name,
+            change=larger_batch(view.settings["batch cap"], running) if "batch cap" in view.settings else "",
         )  # fmt: skip
     return None
 

@@ -84,7 +84,6 @@ def read_means(facts: Means, excess: Excess) -> Proposal | None:
     if not stands_at_cap(view) or is_saturated(facts):
         return None
     batch, setting = waiting.largest_batch, view.settings.get("batch cap", "the limit on running requests")
-    tried = min(PROPOSED * batch, max(2 * batch, LARGEST_CANDIDATE))
     larger, queued = f"{setting} above {batch:,.0f}", f"mean queue time of {queue.mean_ms:,.0f} ms"
     return Proposal(
         cause=f"the batch is capped: up to {waiting.largest:,.0f} requests wait while never more than {batch:,.0f} run "
@@ -101,10 +100,16 @@ def read_means(facts: Means, excess: Excess) -> Proposal | None:
         settings={},
         if_cause=f"more than {batch:,.0f} run at a time, and the {queued} falls",
         if_rival=f"more run at a time, each token takes longer, and {missing_share(excess)} stays",
-        change=f"{larger}: {tried:,.0f} is a proposal to measure, as means do not show how much it gains",
+        change=f"{larger_batch(setting, batch)}, as means do not show how much it gains",
         explained=None if excess.share("request.queue") else queue_share(view, excess),
         gain=time_gained(view, f"mean queue time, {queue.mean_ms:,.0f} ms"),
     )  # fmt: skip
+
+
+def larger_batch(setting: str, batch: float) -> str:
+    """The change of a cap at which so many ran, as a proposal."""
+    tried = min(PROPOSED * batch, max(2 * batch, LARGEST_CANDIDATE))
+    return f"{setting} above {batch:,.0f}: {tried:,.0f} is a proposal to measure"
 
 
 def read_client(facts: Client, excess: Excess) -> Proposal | None:

@@ -2,9 +2,12 @@
 
 import json
 
+import msgspec
 import pytest
 
 from sojourn.triage.conclude import triage_given
+from sojourn.triage.document import Seen
+from sojourn.triage.terminal import report
 from tests.live.watch.simulated_vllm import SimulatedVllm
 from tests.live.watch.test_simulated import SITUATIONS
 from tests.triage.test_conclude import LATE
@@ -90,3 +93,22 @@ def test_flags_beside_a_log_confirm_the_limit():
     alone = triage_given(texts={"server.log": log(look)})
     found = triage_given(texts={"server.log": log(look), "flags": "vllm serve m --max-num-seqs 8\n"})
     assert found.likely[0].key == "batch_cap" and found.likely[0].confidence > alone.likely[0].confidence
+
+
+def test_a_limit_names_its_flag_its_change_and_the_port_of_the_log():
+    start = "INFO 11-28 16:00:00 [api_utils.py:286] non-default args: {'port': 18777, 'max_num_seqs': 8}\n"
+    found = triage_given(texts={"server.log": start + log(LOGS["a limit on the batch"][0])})
+    assert found.likely[0].change == "--max-num-seqs above 8: 64 is a proposal to measure"
+    assert "http://SERVER:18777" in found.next
+    seen = report(found).split("\ncertain")[0]
+    assert "on average over lines with load and 40 at the end" in found.seen[0].shows
+    assert not seen.endswith(",") and "\n  …" not in seen
+
+
+def test_facts_are_whole_and_the_others_are_counted():
+    seen = Seen(name="a", kind="log", label="", shows=", ".join(f"setting_{place} [1, {place}]" for place in range(40)))
+    answer = triage_given(texts={"server.log": log(LOGS["an idle server"][0])})
+    lines = report(msgspec.structs.replace(answer, seen=[seen])).split("\n")
+    facts = " ".join(lines[1:5])
+    kept = facts.count("setting_")
+    assert facts.endswith(f"setting_{kept - 1} [1, {kept - 1}], and {40 - kept} more")

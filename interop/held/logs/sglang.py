@@ -34,7 +34,7 @@ KEPT = (
     "quantization", "schedule_policy", "schedule_conservativeness", "disable_radix_cache", "disable_cuda_graph",
     "cuda_graph_max_bs", "attention_backend", "page_size", "speculative_algorithm", "speculative_num_steps",
     "speculative_num_draft_tokens", "enable_dp_attention", "enable_metrics", "enable_hierarchical_cache",
-    "disaggregation_mode", "disable_overlap_schedule", "max_queued_requests", "load_balance_method",
+    "disaggregation_mode", "disable_overlap_schedule", "max_queued_requests", "load_balance_method", "port",
 )  # fmt: skip
 RUNNING, WAITING, KV = "sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:token_usage"
 GENERATED, PROMPT, CACHED = "sglang:generation_tokens_total", "sglang:prompt_tokens_total", "sglang:cached_tokens_total"

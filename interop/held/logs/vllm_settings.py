@@ -27,6 +27,7 @@ CONFIG_NAMES = {
 }  # fmt: skip
 LINES = {  # a setting → the line that states it
     "max_num_batched_tokens": re.compile(r"Chunked prefill is enabled with max_num_batched_tokens=(\d+)"),
+    "port": re.compile(r"(?:Starting vLLM(?: API)? server(?: \d+)?|Uvicorn running) on https?://\S*:(\d+)"),
     "max_model_len": re.compile(r"Using max model len (\d+)"),
     "kv_cache_tokens": re.compile(r"[A-Z]+ KV cache size: ([\d,]+) tokens"),
     "num_gpu_blocks": re.compile(r"# (?:GPU|cuda|CUDA|cpu|xpu|tpu|hpu|npu) blocks: (\d+)"),
@@ -40,7 +41,7 @@ LINES = {  # a setting → the line that states it
 CONCURRENCY = re.compile(r"Maximum concurrency for ([\d,]+) tokens per request: ([\d.]+)x")
 SOURCE_BUILD = "0.0.0"  # of a build that knows no version
 SMALLEST = ("kv_cache_tokens", "num_gpu_blocks", "kv_cache_gib")  # of several workers
-PRIVATE = ("host", "port", "api_key", "ssl_keyfile", "ssl_certfile", "hf_token")
+PRIVATE = ("host", "api_key", "ssl_keyfile", "ssl_certfile", "hf_token")
 
 
 class Stated(NamedTuple):
