@@ -48,7 +48,7 @@ def _print(run: "ListedRun") -> None:
         lines.append(Text(run.note, style="dim"))
     if not run.is_passed_over:
         verdict = (run.headline or "no diagnosis yet").partition(". ")[0]
-        state = f"{run.state} " if run.state else ""
+        state = f"{run.verdict} " if run.verdict else ""
         lines.append(Text.assemble((state, COLOURS.get(run.state or "", "")), verdict))
     rows = [row for line in lines for row in line.wrap(out, out.width - len(INDENT))]
     for place, row in enumerate(rows):

@@ -42,6 +42,12 @@ class ListedRun(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""  # what it is, where it is no load of its own or recorded nothing
     is_passed_over: bool = False  # no page or verb opens it by itself: it is empty, unreadable, or a part of another
 
+    @property
+    def verdict(self) -> str:
+        """The state, and whether the run is not valid; "" where no diagnosis gives one."""
+        is_doubtful = self.state and self.valid is False and self.state != "invalid"
+        return f"{self.state}, not valid" if is_doubtful else self.state or ""
+
 
 class _Goodput(msgspec.Struct):
     goodput_rps: float | None = None

@@ -39,7 +39,7 @@ def row_of(run: ListedRun) -> list[str]:
     """As HTML: the run with what it is of, its figures, and its finding."""
     recorded = (run.recorded_at or "")[:16].replace("T", " ")
     parts = [part for part in (recorded, run.scenario or run.source, run.model) if part]
-    verdict = run.state or ("cannot be read" if run.unreadable else NOTHING if run.note else "not diagnosed")
+    verdict = run.verdict or ("cannot be read" if run.unreadable else NOTHING if run.note else "not diagnosed")
     whole = ' class="sj-whole"' if len(run.name) <= fragments.LONGEST_ID else ""
     return [
         f"<span{whole}>{fragments.link('overview', {'run': run.name}, run.name)}</span>"

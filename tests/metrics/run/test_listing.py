@@ -1,7 +1,7 @@
 """Which run of a folder is the newest, which belongs to another, and which of two is the one before."""
 
 from sojourn.metrics.run.directory import REQUIRED, RunDirectory
-from sojourn.metrics.run.listing import before_and_after, list_runs, newest, run_beside
+from sojourn.metrics.run.listing import ListedRun, before_and_after, list_runs, newest, run_beside
 from tests.metrics.synthetic import synthetic_run
 
 STARTED_NS = 1_700_000_000_000_000_000
@@ -70,3 +70,14 @@ def test_an_imported_run_that_names_no_date_is_listed_by_the_date_of_its_import(
     run = made(tmp_path / "imported", 0)
     run.update_meta(wall_anchor={"monotonic_ns": 0, "unix_ns": 0})
     assert not list_runs(tmp_path)[0].recorded_at.startswith("1970")
+
+
+def test_verdict_of_a_run_that_is_not_valid_says_so():
+    cases = (("healthy", False), ("healthy", True), ("healthy", None), ("invalid", False), (None, False))
+    runs = (
+        ListedRun(
+            name="a", recorded_at=None, scenario=None, model=None, requests=9, headline=None, valid=valid, state=state
+        )
+        for state, valid in cases
+    )
+    assert [run.verdict for run in runs] == ["healthy, not valid", "healthy", "healthy", "invalid", ""]
