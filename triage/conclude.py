@@ -14,6 +14,7 @@ from sojourn.interop.held.logs.pages import between
 from sojourn.interop.held.registry import read_file, read_held
 from sojourn.interop.imported.read import write_run
 from sojourn.live.watch.document import WatchedServer
+from sojourn.live.watch.load_only import NOT_SHOWN
 from sojourn.live.watch.verdict import NO_OBJECTIVE
 from sojourn.live.watch.watcher import watch_once
 from sojourn.metrics.errors import InputError, RunDataError
@@ -22,6 +23,7 @@ from sojourn.triage.document import Certain, Level, Likely, Seen, State, Triage
 from sojourn.triage.series import cause_of_line, groups, is_page, judged, left_out, line_facts, undated
 from sojourn.triage.summary_rules import LOG, RULES, WATCH, ms
 from sojourn.triage.sweep import knee
+from sojourn.triage.together import may_be_one, restarts_in, still_open
 
 IMPORT = "sojourn import {}"
 MOMENTS = {"vLLM log": "lines with load", "SGLang log": "batch lines"}  # of a log's means
@@ -106,19 +108,53 @@ def conclude(
     found = Conclusion()
     caused = _series(found, held, bounds)
     together = {each.name for group in (*groups(held), *undated(held)) if len(group) > 1 for each in group}
+    restarts = restarts_in(held)
+    for restart in restarts:
+        found.state_certainly(restart.sentence, "page", restart.newer.name, is_problem=False)
+        found.headline = found.headline or restart.sentence
+        found.nexts.append((0.5, WATCH))
     for each in held:
-        if each.name not in together:  # pages that are judged together say no more one by one
+        if any(each is restart.older for restart in restarts):
+            _past(found, each)
+        elif each.name not in together:  # pages that are judged together say no more one by one
             _summary(found, each, each.name in caused)
-            found.unknowable += each.missing
+            found.unknowable += still_open(each, held, restarts)
         _events(found, each)
         _sensors(found, each)
         _requests(found, each, bounds)
     _sweep(found, held)
+    if not bounds:
+        _latencies_of_page(found, held, [each.older for each in restarts])
     for server in watched:
         add_watched(found, server, "page")
     seen = [*map(_seen, held), *map(_seen_live, watched)]
     answer = _answer(found, seen, list(unread))
     return msgspec.structs.replace(answer, next=_at_port(answer.next, held))
+
+
+def _past(found: Conclusion, held: Held) -> None:
+    """What a page of an older process showed: no present problem, and no cause."""
+    past = Conclusion()
+    _summary(past, held)
+    for each in past.certain:
+        found.state_certainly(f"Before, {held.name} showed: {each.sentence}", each.level, held.name, is_problem=False)
+
+
+def _latencies_of_page(found: Conclusion, held: Sequence[Held], past: Sequence[Held]) -> None:
+    """A log shows that few wait, and a page of its server how long requests take."""
+    for log, page in ((log, page) for log in held for page in held if may_be_one(log, page)):
+        figures = page.figures
+        if figures is None or figures.value("e2e_ms") is None or any(page is each for each in past):
+            continue
+        for place, each in enumerate(found.certain):
+            if each.source != log.name or not each.sentence.endswith(f"; {NOT_SHOWN}"):
+                continue
+            few = each.sentence.removesuffix(f"; {NOT_SHOWN}")
+            found.certain[place] = msgspec.structs.replace(each, sentence=few)
+            told = _figures_in_words(figures).partition(", running")[0]
+            found.headline = f"{few}; by {page.name} {told}; objectives decide whether that is good"
+            if figures.value("queue_ms") is not None and "few requests wait" in few:
+                found.states.append("no problem seen")
 
 
 def _summary(found: Conclusion, held: Held, is_judged: bool = False) -> None:

@@ -112,3 +112,23 @@ def test_facts_are_whole_and_the_others_are_counted():
     facts = " ".join(lines[1:5])
     kept = facts.count("setting_")
     assert facts.endswith(f"setting_{kept - 1} [1, {kept - 1}], and {40 - kept} more")
+
+
+def test_a_page_shows_what_its_log_lacks():
+    page = pages("half of the load", [50])[0]
+    quiet = log(LOGS["nothing wrong"][0])
+    found = triage_given(texts={"server.log": quiet, "page": page})
+    assert not any(each.startswith("latencies") for each in found.unknowable)
+    assert not any("not shown" in each.sentence for each in found.certain) and "by page TTFT" in found.headline
+    assert found.state == "no problem seen"
+
+
+def test_the_older_of_two_processes_is_past():
+    started = "process_start_time_seconds {}\n"
+    old, new = pages("cap of 2", [50])[0], pages("half of the load", [50])[0]
+    texts = {"old": started.format(1795887000) + old, "new": started.format(1795887600) + new}
+    for given in (texts, dict(reversed(texts.items()))):
+        found = triage_given(texts=given)
+        assert not found.likely and found.state == "cannot tell"
+        assert found.headline.startswith("new is of a newer process than old")
+        assert any("Before, old showed" in each.sentence and not each.is_problem for each in found.certain)
