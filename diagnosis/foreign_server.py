@@ -48,6 +48,11 @@ def span_share(span: SpanView | None, excess: Excess) -> float:
     return (span.ttft_share if excess.objective == "ttft_ms" else span.share) or 0.0
 
 
+def span_names(view: ServerView) -> dict[str, str]:
+    """By the accounts of each span, as a share is keyed: `vLLM's decode time`."""
+    return {ACCOUNT_SEPARATOR.join(span.accounts): f"{view.title}'s {span.name} time" for span in view.spans}
+
+
 def what_is_seen(facts: Means | Accounts, excess: Excess) -> str:
     """Where the time went as far as the server's metrics show, and the measurement that would show more, as
     sentences."""
@@ -59,7 +64,7 @@ def what_is_seen(facts: Means | Accounts, excess: Excess) -> str:
     if not ranked:
         return f"{view.title}'s metrics do not say where the {quantity} goes. Next: {_next(view, 'decode')}"
     mean_ms = float(facts.rows[facts.rows.status == "ok"][excess.objective].astype("float64").mean())
-    places = {name: f"in {view.title}'s {span} time" for name, span in spans.items()}
+    places = {key: f"in {name}" for key, name in span_names(view).items()}
     places[UNACCOUNTED] = f"outside of {view.title}'s metrics"
     largest = [
         f"{share * mean_ms:,.0f} ms ({share:.0%}) {places[name]}"

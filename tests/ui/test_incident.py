@@ -1,6 +1,7 @@
 """The moving parts of a report: they judge as our own judge does, and hold what the tables of the run hold."""
 
 import json
+import re
 from itertools import product
 
 import msgspec
@@ -86,6 +87,15 @@ def test_two_runs_stand_beside_each_other(runs, chat):
     assert 'id="sojourn-run-other"' not in moving_parts(chat)
 
 
+def test_a_is_the_older_run_everywhere_on_the_page(runs, chat):
+    other = load(runs / "tiny-kv")
+    for page in (render(chat, other), render(other, chat)):
+        a = re.search("<p>A: (.+?)[.] B: ", page)[1]
+        held = json.loads(page.split('id="sojourn-run">')[1].split("</script>")[0])
+        assert held["name"] == a
+        assert "no verdict" in page and "--force" in page and f"{a} " in page.split("sojourn compare ")[1]
+
+
 @pytest.mark.browser
 def test_two_timelines_move_together_and_share_their_bounds(runs, chat, tmp_path):
     other = load(runs / "tiny-kv")
@@ -162,3 +172,13 @@ def test_the_page_judges_as_we_do_and_shows_any_request(runs, chat, tmp_path):
         assert {row["name"]: (row["good"], round(row["rps"], 6)) for row in rows} == own
     assert f"Ledger of {first}" in ledger and "compute." in ledger
     assert "TTFT" in hovered and "delayed by" in hovered
+
+
+def test_summary_names_the_spans_of_a_foreign_server(runs):
+    run = load(runs / "vllm")
+    view = run.diagnosis.server
+    summary = markdown_summary(run.name, run.diagnosis)
+    assert (
+        f"{view.title}'s decode time " in summary
+        and " + " not in summary.split("Time of all requests: ")[1].split("\n")[0]
+    )

@@ -1,6 +1,8 @@
 """Two runs beside each other in a report: the verdict, the ledgers, goodput and latencies by class, what differs."""
 
-from sojourn.metrics.compare.runs import compare_runs
+import shlex
+
+from sojourn.metrics.compare.runs import NotComparable, compare_runs
 from sojourn.metrics.compare.samples import samples_from
 from sojourn.metrics.compare.settings import NOT_KNOWN, alike, load_differences, setting_differences
 from sojourn.metrics.compare.sides import class_comparisons, ledger_difference
@@ -12,7 +14,7 @@ from sojourn.ui.figures import compare as figures
 from sojourn.ui.markup import fragments
 from sojourn.ui.markup.document import caption, figure
 from sojourn.ui.run_data import RunData
-from sojourn.ui.tables.compare import MEANING, VERDICTS, class_rows, fold, goodput_rows, ledger_rows, metric_rows
+from sojourn.ui.tables.compare import MEANING, class_rows, fold, goodput_rows, ledger_rows, metric_rows
 from sojourn.ui.text import prose, safe
 
 COLUMNS = ["setting", "A, before", "B, after"]
@@ -48,10 +50,13 @@ def side_by_side(run: RunData, other: RunData) -> str:
 def _verdict(run: RunData, other: RunData) -> str:
     try:
         found = compare_runs([RunDirectory(run.path)], [RunDirectory(other.path)])
+    except NotComparable as error:
+        command = f"sojourn compare {shlex.quote(str(run.path))} {shlex.quote(str(other.path))} --force"
+        return fragments.state("inconclusive", "no verdict", f"{error}: {command}")
     except SojournError as error:
         return fragments.state("inconclusive", "no verdict", str(error))
     sentence = f"{MEANING[found.verdict]} Margin {100 * found.margin:.3g}%, confidence {found.confidence:.0%}."
-    head = fragments.state(STATES[found.verdict], VERDICTS[found.verdict], sentence)
+    head = fragments.state(STATES[found.verdict], found.verdict, sentence)
     notes = "".join(caption(note) for note in fold(found))
     return head + fragments.data_table(metric_rows(found.metrics, found.confidence)) + notes
 

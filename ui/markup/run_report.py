@@ -51,7 +51,7 @@ def _sections(run: RunData, other: RunData | None) -> Iterator[tuple[str, str, s
         before, after = in_order(run, other)
         yield "against", f"Before and after: {before.name} and {after.name}", side_by_side(before, after)
     if not run.requests.empty:
-        yield "timeline", "Objectives and timeline", moving_parts(run, other)
+        yield "timeline", "Objectives and timeline", moving_parts(*((run,) if other is None else in_order(run, other)))
         yield "goodput", "Goodput", _goodput(run)
         yield "time", "Where the time went", _time(run)
     if run.fleet is not None:

@@ -8,7 +8,6 @@ from sojourn.metrics.compare.verdict import Compared, Comparison
 from sojourn.metrics.request.goodput import ClassGoodput
 from sojourn.ui.text import NOTHING, number, percent
 
-VERDICTS = {"no worse": "PASS", "worse": "FAIL", "cannot tell": "INCONCLUSIVE"}
 MEANING = {
     "no worse": "B is no worse than A, within the margin, by every metric below.",
     "worse": "B is worse than A by more than the margin.",
@@ -47,7 +46,7 @@ def metric_rows(found: list[Compared], confidence: float = 0.95) -> pd.DataFrame
         rows.append({
             "metric": each.metric, "A": _value(each.metric, each.a), "B": _value(each.metric, each.b),
             "B / A": NOTHING if each.ratio is None else f"{each.ratio:.3f}", f"bounds at {percent(confidence)}": bounds,
-            "verdict": "better" if each.better else VERDICTS[each.verdict].lower(), "why": _why(each),
+            "verdict": "better" if each.better else each.verdict, "why": _why(each),
         })  # fmt: skip
     table = pd.DataFrame(rows)
     return table.drop(columns="why") if len(table) and not table.why.any() else table

@@ -22,7 +22,6 @@ from sojourn.ui.run_data import RunData, fingerprint
 from sojourn.ui.run_list import name_beside, run_names
 from sojourn.ui.tables.compare import (
     MEANING,
-    VERDICTS,
     class_rows,
     fold,
     goodput_rows,
@@ -88,7 +87,7 @@ def show_verdict(found: Comparison | None, reason: str) -> None:
                     "predicted of its settings.")  # fmt: skip
         return
     sentence = f"{MEANING[found.verdict]} Margin {100 * found.margin:.3g}%, confidence {found.confidence:.0%}."
-    st.html(fragments.state(STATES[found.verdict], VERDICTS[found.verdict], sentence))
+    st.html(fragments.state(STATES[found.verdict], found.verdict, sentence))
     st.html(fragments.data_table(metric_rows(found.metrics, found.confidence)))
     for note in fold(found):
         st.html(fragments.wrap(f'<p class="sj-small sj-muted">{prose(note)}</p>'))
@@ -179,10 +178,10 @@ run = open_page(
     "Compare",
     "Two runs side by side: whether B is worse than A, where the time of a request differs, and in which requests.",
     "**A** is the run that was recorded first, *before*, and **B** the later one, *after*. The **verdict** is that of "
-    "`sojourn compare A B`: *PASS* says that B is no worse than A within the margin, *FAIL* that it is worse beyond "
-    "it, *INCONCLUSIVE* that these runs cannot tell. **Ledgers**: the mean request of both runs, account by account; "
-    "where an interval leaves out 0, the windows of the runs agree on a difference. A filter applies to both runs, and "
-    "not to the verdict.",
+    "`sojourn compare A B`: *no worse* says that B is no worse than A within the margin, *worse* that it is worse "
+    "beyond it, *cannot tell* that these runs show neither. **Ledgers**: the mean request of both runs, account by "
+    "account; where an interval leaves out 0, the windows of the runs agree on a difference. A filter applies to "
+    "both runs, and not to the verdict.",
 )
 named("force", ("true", "false"), "choice")
 named("swapped", ("true", "false"), "choice")

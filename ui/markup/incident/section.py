@@ -16,16 +16,14 @@ SCRIPTS = ("judge.js", "timeline.js", "page.js")
 def moving_parts(run: RunData, other: RunData | None = None) -> str:
     """Objectives to move, and the timeline, that of `other` beside it; a sentence in place of what is too large for a
     page."""
-    if run.num_requests > MOST_REQUESTS:
-        return _too_large(run)
-    is_small = other is not None and 0 < other.num_requests <= MOST_REQUESTS
-    second = as_json("sojourn-run-other", payload(other)) if is_small else ""
-    note = _too_large(other) if other is not None and other.num_requests > MOST_REQUESTS else ""
+    runs = [each for each in (run, other) if each is not None and each.num_requests > 0]
+    note = "".join(_too_large(each) for each in runs if each.num_requests > MOST_REQUESTS)
+    shown = [each for each in runs if each.num_requests <= MOST_REQUESTS]
+    if not shown:
+        return note
+    data = "".join(map(as_json, ("sojourn-run", "sojourn-run-other"), map(payload, shown)))
     script = "".join(map(_file, SCRIPTS))
-    return (
-        f"{note}<style>{_file('incident.css')}</style>{_file('incident.html')}"
-        f"{as_json('sojourn-run', payload(run))}{second}<script>{script}</script>"
-    )
+    return f"{note}<style>{_file('incident.css')}</style>{_file('incident.html')}{data}<script>{script}</script>"
 
 
 def _too_large(run: RunData) -> str:

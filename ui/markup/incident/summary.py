@@ -1,5 +1,6 @@
 """A diagnosis as Markdown, for tickets and language models."""
 
+from sojourn.diagnosis.foreign_server import span_names
 from sojourn.diagnosis.verdict import Diagnosis, Finding, label_fix
 from sojourn.ui.text import number, percent
 
@@ -17,7 +18,12 @@ def markdown_summary(name: str, diagnosis: Diagnosis) -> str:
         lines.append("")
     spent = sorted(diagnosis.ledger_share.items(), key=lambda item: -item[1])[:6]
     if spent:
-        lines += ["Time of all requests: " + ", ".join(f"{account} {percent(share)}" for account, share in spent), ""]
+        spans = {} if diagnosis.server is None else span_names(diagnosis.server)
+        lines += [
+            "Time of all requests: "
+            + ", ".join(f"{spans.get(account, account)} {percent(share)}" for account, share in spent),
+            "",
+        ]
     for place, found in enumerate(diagnosis.findings, start=1):
         lines += [*_finding(place, found), ""]
     lines += [f"- {warning}" for warning in diagnosis.warnings]
