@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from sojourn.commands.cli import find_run, open_run, out, print_json, program_name, table
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 TAKES_TWO = "compare takes two: A before and B after, each a run, a folder of runs or a file"
 USUAL_MARGIN = "5%"
+HITS_DIFFER = 0.05  # of the prompt tokens, between the prefix hits of A and of B
 EXIT_CODES = {"no worse": Ended.DONE, "worse": Ended.FAILED, "cannot tell": Ended.CANNOT_TELL}
 RunsArgument = Annotated[
     Path | None,
@@ -92,6 +94,8 @@ def compare(
         raise InputError(f"{error} with --force") from None
     except RunDataError as error:  # 1 says that B is worse
         raise InputError(str(error)) from None
+    if note := _differing_hits(_runs(a), _runs(b)):
+        found = msgspec.structs.replace(found, notes=[*found.notes, note])
     if json:
         print_json(found)
     else:
@@ -118,6 +122,22 @@ def _share(option: str, text: str) -> float:
     if not 0 < share <= 1:
         raise InputError(f"{option} is {text or 'empty'}; give a share above 0 and at most 1, such as 5% or 0.05")
     return share
+
+
+def _differing_hits(a: "list[RunDirectory]", b: "list[RunDirectory]") -> str:
+    """A sentence where the servers' own counters show another share of prefix hits on each side; "" elsewhere."""
+    from statistics import fmean
+
+    from sojourn.interop.sources.view import hit_rate_of_run
+
+    sides = [[rate for run in side if (rate := hit_rate_of_run(run)) is not None] for side in (a, b)]
+    if not all(sides) or abs(fmean(sides[0]) - fmean(sides[1])) < HITS_DIFFER:
+        return ""
+    one, other = map(fmean, sides)
+    return (
+        f"prefix hits differ: {one:.0%} of the prompt tokens in A and {other:.0%} in B; an earlier load of the same "
+        "prompts warms the cache: restart the server before each run, or take another --seed"
+    )
 
 
 def _needs_two(only: Path) -> str:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sojourn.diagnosis.evidence import Client, Records, steps_of, tightest, view_of
+from sojourn.diagnosis.evidence import Client, Records, declared_classes, steps_of, tightest, view_of
 from sojourn.diagnosis.expectation import is_expectation
 from sojourn.diagnosis.foreign_server import warnings_of
 from sojourn.diagnosis.state import FEWEST_REQUESTS
@@ -21,16 +21,42 @@ NO_OBJECTIVE = (
     "no objective is named: a request counts as late where it takes more than twice the own work of its class, which "
     "makes the bounds shown; `--slo 'ttft:500 tpot:50'` names others"
 )
+WARMED = "the prefix cache was warm"  # begins the one warning that a short report never leaves to the long one
+WARMED_POINTS = 0.05  # of the prompt tokens: chat templates and the cache's blocks explain less
 CLOSURE_WARNS = 0.95  # share of the joined requests that must close before the accounts are to be trusted
 
 
 def warnings(facts: Client, closed: Closure) -> list[str]:
-    found = [*_of_load(facts), *_of_requests(facts), *_of_records(facts), *_of_probe(section(facts.meta, "probe"))]
+    found = [
+        *_of_warm_cache(facts),
+        *_of_load(facts),
+        *_of_requests(facts),
+        *_of_records(facts),
+        *_of_probe(section(facts.meta, "probe")),
+    ]
     found += filter(None, (steal_sentence(facts.steal), uncertainty_sentence(facts.meta)))
     if closed.closed < CLOSURE_WARNS * closed.joined:
         ledgers = f"only {closed.closed} of {closed.joined} ledgers close"
         found.append(f"{ledgers} within 1% and 1 ms; shares are that uncertain")
     return found
+
+
+def _of_warm_cache(facts: Client) -> list[str]:
+    """More hits than the requests of a scenario with stated shared parts can have among themselves."""
+    view, classes = view_of(facts), declared_classes(facts.meta)
+    ideal = section(section(facts.meta, "workload"), "prefix").get("ideal_hit_rate")
+    is_stated = classes and not any(
+        klass.get("content") == "recorded" or klass.get("session") or klass.get("prefix_tree") for klass in classes
+    )
+    if view is None or view.hit_rate is None or not (is_stated or ideal is not None):
+        return []
+    shared = max(facts.declared_shared_share, ideal or 0.0)
+    if view.hit_rate - shared < WARMED_POINTS:
+        return []
+    return [
+        f"{WARMED}: {view.hit_rate:.0%} of the prompt tokens were prefix hits, and this load shares {shared:.0%}; an "
+        "earlier load of the same prompts explains that: restart the server, or take another --seed"
+    ]
 
 
 def unmeasured_speed(facts: Client) -> list[str]:

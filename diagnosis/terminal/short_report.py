@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sojourn.diagnosis.foreign_server import ACCOUNT_SEPARATOR
+from sojourn.diagnosis.limits import WARMED
 from sojourn.diagnosis.repeat import START
 from sojourn.diagnosis.terminal.report import draw_met, headline_panel, percent_bounds, tell_ms
 from sojourn.diagnosis.terminal.time_spent import lifecycles, ruled_table
@@ -112,7 +113,7 @@ def _parts(diagnosis: Diagnosis) -> list[Part]:
     if diagnosis.ledger_share:
         parts.append(Part(_time(diagnosis), 2))
     parts += [Part(_warning(text), 2, "warning") for text in diagnosis.left_out]
-    return parts + [Part(_warning(text), 5, "warning") for text in diagnosis.warnings]
+    return parts + [Part(_warning(text), 1 if text.startswith(WARMED) else 5, "warning") for text in diagnosis.warnings]
 
 
 def _cause(place: int, found: Finding) -> list[Part]:

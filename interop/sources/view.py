@@ -35,7 +35,9 @@ from sojourn.interop.sources.translate import (
     of_family,
     over_time,
 )
+from sojourn.metrics.errors import RunDataError
 from sojourn.metrics.ledger import ACCOUNTS
+from sojourn.metrics.request.goodput import measured
 from sojourn.metrics.run.directory import RunDirectory
 
 BY_CLIENT = Sight("seen", "measured by the load generator, of each request")
@@ -181,6 +183,16 @@ def observe(run: RunDirectory, requests: pd.DataFrame, measured: pd.DataFrame) -
         if alternates
         else courses_of(source, shown, scrapes.growth_over_time(run, names_followed(source), begin, last)),
     )
+
+
+def hit_rate_of_run(run: RunDirectory) -> float | None:
+    """`ServerView.hit_rate` of a run; None where its server's counters do not show it."""
+    try:
+        requests = run.requests()
+        view = observe(run, requests, measured(requests, run.meta()))
+    except RunDataError:
+        return None
+    return view.hit_rate if view is not None else None
 
 
 def view_of(

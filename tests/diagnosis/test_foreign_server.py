@@ -6,8 +6,10 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from sojourn.commands.compare import compare
 from sojourn.diagnosis.diagnose import diagnose
 from sojourn.diagnosis.terminal.report import render
+from sojourn.diagnosis.terminal.short_report import ShortReport
 from sojourn.diagnosis.verdict import without_finding
 from tests.metrics.foreign import Life, SglangPage, VllmPage, foreign_run, steady
 
@@ -183,3 +185,24 @@ def test_a_proxy_that_keeps_answers_until_they_are_whole_is_named(tmp_path, buff
     diagnosis = diagnose(foreign_run(tmp_path / "run", lives, VllmPage()))
     assert [each.key for each in diagnosis.findings[:1]] == (["buffered_stream"] if share else [])
     assert not share or f"{share} of the answers come whole" in diagnosis.headline + diagnosis.findings[0].cause
+
+
+def test_hits_beyond_what_the_load_shares_are_said_on_the_first_screen_and_by_a_comparison(tmp_path, capsys):
+    runs = {}
+    for cached in (0, 60):
+        lives = steady(60, queue_s=0.3, cached_tokens=cached)
+        runs[cached] = foreign_run(tmp_path / f"run{cached}", lives, VllmPage(), scenario={"arrivals": {}})
+    cold, warm = map(diagnose, runs.values())
+    sentence = "60% of the prompt tokens were prefix hits, and this load shares 0%"
+    assert sentence not in printed(cold) and sentence in warm.warnings[0]
+    out = io.StringIO()
+    Console(file=out, width=80).print(ShortReport(warm, "all", most_lines=18))
+    told = " ".join(out.getvalue().split())
+    assert sentence in told and "another --seed" in told and "more warning" in told
+    with pytest.raises(SystemExit):
+        compare(runs[0].path, runs[60].path, force=True)
+    assert "prefix hits differ: 0% of the prompt tokens in A and 60% in B" in " ".join(capsys.readouterr().out.split())
+    sharing = {"klass": "chat", "prompt_tokens": 100, "output_tokens": 21, "shared_prefix_tokens": 60}
+    shared = foreign_run(tmp_path / "shared", steady(60, cached_tokens=60), VllmPage(),
+                         scenario={"workload": {"classes": [sharing]}})  # fmt: skip
+    assert sentence[4:] not in printed(diagnose(shared)) and "cache was warm" not in printed(diagnose(shared))
