@@ -1,17 +1,19 @@
 """The two symptoms that take two runs: good benchmark but poor product latency, and more devices do not help."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from sojourn.diagnosis.evidence import Client, is_joined, steps_of
 from sojourn.diagnosis.excess import accounts_of, attainment
 from sojourn.diagnosis.proposal import Gain, Proposal
-from sojourn.diagnosis.repeat import rerun
+from sojourn.diagnosis.repeat import rerun, with_records
 from sojourn.diagnosis.shares import ledger_columns
 from sojourn.diagnosis.symptoms import BY_KEY, FULL_POOL, TOLERATED_MISSES, make_check
-from sojourn.diagnosis.verdict import RECORD_THE_SERVER, Evidence, Finding, Kind, SymptomCheck, evidence, support_of
+from sojourn.diagnosis.verdict import Evidence, Finding, Kind, SymptomCheck, evidence, support_of
 from sojourn.metrics.ledger import ACCOUNT_BY_NAME
 from sojourn.metrics.request.objectives import OBJECTIVE_NAMES, OBJECTIVES, short
+from sojourn.metrics.run.listing import before_and_after
 
 # Settings of the place of a run, which say nothing of what it was.
 PLACE = ("base_url", "host", "port", "run_dir", "served_model_name", "model_name", "seed")
@@ -44,10 +46,16 @@ def product_latency(first: Client, second: Client) -> Compared:
     if attainment(good) < 1 - TOLERATED_MISSES or attainment(bad) >= 1 - TOLERATED_MISSES:
         return make_check(symptom, "absent", reason), None
     differences = _workload_differences(good, bad)
+    if not differences and before_and_after(Path(good.path), Path(bad.path))[0] != Path(good.path):
+        reason = f"attainment rose from {attainment(bad):.0%} in {bad.name} to {attainment(good):.0%} in {good.name}"
+        return make_check(symptom, "absent", f"{reason}, the later run, and the workloads are alike"), None
     if not differences and not (is_joined(good) and is_joined(bad)):
         unseen = _lacking(good, bad, is_joined)
+        blind = next(facts for facts in (good, bad) if not is_joined(facts))
         alike = f"{reason}, and the workloads are alike: the server or the way to it became slower"
-        return make_check(symptom, "unknown", f"{alike}; no server records in {unseen}: {RECORD_THE_SERVER}"), None
+        return make_check(
+            symptom, "unknown", f"{alike}; no server records in {unseen}; next: {with_records(blind)[0]}"
+        ), None
     lost = attainment(good) - attainment(bad) if first is bad else None  # the other run's loss is not of this one
     return make_check(symptom, "present", reason), _finding(symptom.key, lost, _other_workload(good, bad, differences))
 
@@ -89,7 +97,8 @@ def _finding(symptom: str, lost: float | None, found: Proposal) -> Finding:
 def _unlike(first: Client, second: Client, changed: list[str]) -> str:
     """Why two runs cannot show what more of a resource does; "" if they can."""
     if not (is_joined(first) and is_joined(second)):
-        return f"no server records in {_lacking(first, second, is_joined)}: {RECORD_THE_SERVER}"
+        blind = next(facts for facts in (first, second) if not is_joined(facts))
+        return f"no server records in {_lacking(first, second, is_joined)}; next: {with_records(blind)[0]}"
     if _load_of(first) != _load_of(second):
         return "the runs replay different scenarios; repeat one scenario with more threads or KV blocks"
     if first.meta.get("seed") != second.meta.get("seed"):

@@ -168,7 +168,7 @@ def test_comparison_names_the_run_that_lacks_server_records(tmp_path):
     unseen = foreign(tmp_path, plant="healthy")
     for pair in ((seen, unseen), (unseen, seen)):
         reason = diagnose(*pair).checks[5].reason
-        assert reason.startswith("no server records in run: replay")
+        assert reason.startswith("no server records in run; next: the same scenario")
 
 
 def test_two_run_symptoms_of_one_run_name_the_command_that_tells(planted):

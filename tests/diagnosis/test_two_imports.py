@@ -83,3 +83,12 @@ def test_a_slower_server_is_no_fault_of_the_client(pair):
     assert diagnose(good, bad).headline == diagnose(good).headline
     said = diagnose(bad, good)
     assert said.findings[0].confidence < LEAST_SURE and said.state == "inconclusive" and "why is open" in said.headline
+
+
+def test_a_server_that_became_faster_is_no_complaint(pair):
+    """The same pair with its dates swapped."""
+    for run, second in zip(pair, (2, 1), strict=True):
+        run.update_meta(wall_anchor={"monotonic_ns": 0, "unix_ns": second * 10**9})
+    for run, against in (pair, pair[::-1]):
+        (check,) = [each for each in diagnose(run, against).checks if each.symptom == "product_latency_poor"]
+        assert check.status == "absent" and "attainment rose from" in check.reason and "slower" not in check.reason
