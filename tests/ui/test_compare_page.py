@@ -56,6 +56,7 @@ def test_runs_that_cannot_be_compared_say_why_and_are_shown_all_the_same(runs, m
     assert not app.exception and "no verdict" in html(app) and "not comparable" in html(app)
     assert "Settings and versions" in html(app) or "Load, model and machine" in html(app)
     assert "--force" not in html(app) and "compare all the same" in html(app)
+    assert "sojourn verify" in words(app)
     app = app.toggle(key="force").set_value(True).run()
     assert not app.exception and "Forced: " in html(app)
 
@@ -66,6 +67,7 @@ def test_every_kind_of_run_can_stand_beside_another(runs, monkeypatch):
         app = app.selectbox(key="compared").select(other).run()
         assert not app.exception, (other, app.exception)
         assert "<script" not in html(app)
+        assert other not in ("foreign", "vllm") or "sojourn verify" not in words(app), other
 
 
 def test_a_folder_of_one_run_has_nothing_to_compare(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import streamlit as st
 
 from sojourn.metrics.compare.runs import compare_runs
 from sojourn.metrics.compare.samples import RunSamples, samples_from
+from sojourn.metrics.compare.settings import states_settings
 from sojourn.metrics.compare.sides import class_comparisons, ledger_difference, side_by_side
 from sojourn.metrics.compare.verdict import Comparison
 from sojourn.metrics.errors import RunDataError, SojournError
@@ -80,11 +81,11 @@ def choose_other(run: RunData) -> Path:
     return folder / chosen
 
 
-def show_verdict(found: Comparison | None, reason: str) -> None:
+def show_verdict(found: Comparison | None, reason: str, *, can_verify: bool) -> None:
     if found is None:
         st.html(fragments.state("inconclusive", "no verdict", reason))
-        st.markdown("The figures below are of the runs as they are. `sojourn verify A B` says whether B did what was "
-                    "predicted of its settings.")  # fmt: skip
+        verify = "`sojourn verify A B` says whether B did what was predicted of its settings." if can_verify else ""
+        st.markdown(f"The figures below are of the runs as they are. {verify}")
         return
     sentence = f"{MEANING[found.verdict]} Margin {100 * found.margin:.3g}%, confidence {found.confidence:.0%}."
     st.html(fragments.state(STATES[found.verdict], found.verdict, sentence))
@@ -214,4 +215,5 @@ show_ledgers(a, b, names, both)
 show_classes(a, b, (a_run, b_run), both)
 show_pairs(a, b, names, both)
 with place:
-    show_verdict(*verdict(a_whole.beside(b_whole).key, is_forced, (a_whole, b_whole)))
+    found = verdict(a_whole.beside(b_whole).key, is_forced, (a_whole, b_whole))
+    show_verdict(*found, can_verify=all(states_settings(each.meta) and each.has_ledger for each in (a_whole, b_whole)))
