@@ -104,7 +104,11 @@ INSIDE = {
     ),
     "live": (("watch",), ("kv_lens", "record")),
     "triage": (
-        ("document", "sensor_rules", "summary_rules", "sweep"), ("series",), ("together",), ("conclude", "terminal"), ("page",),
+        ("document", "sensor_rules", "summary_rules", "sweep"),
+        ("series",),
+        ("together",),
+        ("conclude", "terminal"),
+        ("page",),
     ),
 }  # fmt: skip
 # What an engine needs for any model and load, and what may stand around it.
