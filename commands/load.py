@@ -29,6 +29,8 @@ from sojourn.commands.load_options import (
 from sojourn.commands.summary import summarise
 from sojourn.metrics.errors import InputError
 
+SLO_NAMES = ("ttft_ms", "tpot_ms", "e2e_ms")
+
 if TYPE_CHECKING:
     from sojourn.loadgen.scenario.options import LoadOptions
     from sojourn.metrics.run.directory import RunDirectory
@@ -94,6 +96,7 @@ def load(
         if rate is not None:
             kept = [] if asked.prompt_tokens else ["--prompt-tokens", str(PROMPT_TOKENS)]
             kept += [] if asked.output_tokens else ["--output-tokens", str(OUTPUT_TOKENS)]
+            kept += [] if asked.slo else _judged_slo(done)
             print_again(context, "a larger load", "--rate", f"{2 * rate:.2g}", "--duration", "60s", *kept)
         raise typer.Exit(code)
     loaded = stated_scenario(named, asked)
@@ -120,6 +123,13 @@ def _small_load(
         return send_small_load(
             small, base_url, run_dir, lambda sentence: out.print(sentence, markup=False), progress=progress, **sent
         )
+
+
+def _judged_slo(done: "RunDirectory") -> list[str]:
+    """The option for the objectives that a run was judged by, so that the next one is judged alike."""
+    bounds = next(iter(done.meta()["objectives"] or ()), {})
+    told = [f"{name.removesuffix('_ms')}:{bounds[name]:g}" for name in SLO_NAMES if bounds.get(name)]
+    return ["--slo", " ".join(told)] if told else []
 
 
 def _finish(done: "RunDirectory", save_result: bool, verbose: bool) -> int:

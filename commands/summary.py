@@ -78,7 +78,7 @@ def _measure_speed(run: "RunDirectory") -> None:
     from sojourn.metrics.machine.host import hardware
 
     def of_machine(found: dict) -> dict:
-        return {name: value for name, value in found.items() if name != "boot_id"}
+        return {name: value for name, value in found.items() if name not in ("boot_id", "host_cores")}
 
     if of_machine(run.meta().get("hardware") or {}) != of_machine(hardware()) or not is_installed("torch"):
         return

@@ -93,7 +93,8 @@ def of_run(meta: Mapping[str, Any], served: int, failed: int) -> tuple[Ended, st
     whether it is valid counts as valid."""
     code = of_load(meta["valid"] is not False, served, failed)
     if code is Ended.NOT_VALID:
-        return code, f"the run is not valid: {'; '.join(meta.get('invalid_reasons') or ['no reason is given'])}"
+        first, *more = meta.get("invalid_reasons") or ["no reason is given"]
+        return code, f"the run is not valid: {first.partition(';')[0]}{f'; and {len(more)} more' if more else ''}"
     return code, f"{failed:,} of {served + failed:,} measured requests failed" if code else ""
 
 

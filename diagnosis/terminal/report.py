@@ -58,6 +58,7 @@ def render(diagnosis: Diagnosis) -> RenderableType:
     parts: list[RenderableType] = [headline_panel(diagnosis), section("Goodput"), _goodput(diagnosis.goodput)]
     parts += _results(diagnosis.results) if diagnosis.results is not None else []
     parts += [Text(f"Energy: {energy_line(diagnosis.energy)}")] if diagnosis.energy is not None else []
+    parts += [Text.assemble(("! ", "bold yellow"), each) for each in (*diagnosis.left_out, *diagnosis.warnings)]
     if diagnosis.server is not None:
         parts += [section("Where the time went"), render_server(diagnosis)]
     elif diagnosis.ledger_share:
@@ -69,7 +70,6 @@ def render(diagnosis: Diagnosis) -> RenderableType:
     parts += _alternatives(others, {finding.key for finding in causes})
     parts += [Text(sentence)] if (sentence := without_finding(diagnosis)) else []
     parts += [section("The six symptoms"), _checks(diagnosis), _closure(diagnosis)]
-    parts += [Text.assemble(("! ", "bold yellow"), each) for each in (*diagnosis.left_out, *diagnosis.warnings)]
     return Group(*parts)
 
 

@@ -34,6 +34,7 @@ from sojourn.metrics.request.objectives import short
 MOST_LINES = 34  # of a screen of 40: a verb has lines of its own before and after
 SMALLEST_SHARE = 0.05  # of all time, that an account in the one line below the bar has
 MOST_ACCOUNTS = 3
+MOSTLY = 0.5  # of all time, in the named accounts together: with less they are not what it is mostly
 ALWAYS = 0
 LABEL_CELLS = 12
 LAST_LINES = 3  # for the row that says where everything stands, and what was left out
@@ -221,4 +222,6 @@ def _time(diagnosis: Diagnosis) -> RenderableType:
     largest = sorted(known, key=lambda name: -known[name])[:MOST_ACCOUNTS]
     told = [f"{name} {known[name]:.0%}" for name in largest
             if known[name] >= SMALLEST_SHARE and ACCOUNT_SEPARATOR not in name]  # fmt: skip
-    return _row("time", lifecycles(diagnosis), *([Text(f"mostly {', '.join(told)}", style="dim")] if told else []))
+    named = sum(known[name] for name in largest if known[name] >= SMALLEST_SHARE and ACCOUNT_SEPARATOR not in name)
+    words = "mostly" if named > MOSTLY else "of it"
+    return _row("time", lifecycles(diagnosis), *([Text(f"{words} {', '.join(told)}", style="dim")] if told else []))

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 
 from rich import box
+from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
@@ -56,6 +57,16 @@ def section(title: str) -> RenderableType:
     return Padding(Text(title, style="bold"), (1, 0, 0, 0))
 
 
+def whole_percents(shares: list[float]) -> list[int]:
+    """Shares in whole per cent that sum to the rounded sum: what is left goes to the largest remainders."""
+    percents = [math.floor(100 * share) for share in shares]
+    left = round(100 * sum(shares)) - sum(percents)
+    by_remainder = sorted(range(len(shares)), key=lambda place: percents[place] - 100 * shares[place])
+    for place in by_remainder[:left]:
+        percents[place] += 1
+    return percents
+
+
 def lifecycles(diagnosis: Diagnosis) -> RenderableType:
     """One line of all the time, in the lifecycles' colours and grey for what no account explains, and its legend. Of a
     server that measures accounts together, its own stretches."""
@@ -71,8 +82,13 @@ def lifecycles(diagnosis: Diagnosis) -> RenderableType:
         colour = COLOURS.get(lifecycle, UNACCOUNTED_COLOUR)
         line.append("█" * math.floor(max(share, 0.0) * 2 * BAR_CELLS + 0.5), style=colour)
         if share >= SMALLEST_SHOWN:
-            legend.append(Text.assemble(("■ ", colour), f"{name} {share:.0%}"))
-    return Group(line, Text("   ").join(legend))
+            legend.append((name, colour, share))
+    percents = whole_percents([share for *_, share in legend])
+    entries = [
+        Text.assemble(("■ ", colour), f"{name} {percent}%")
+        for (name, colour, _), percent in zip(legend, percents, strict=True)
+    ]
+    return Group(line, Columns(entries, padding=(0, 3)))
 
 
 def accounts(diagnosis: Diagnosis) -> RenderableType:

@@ -51,6 +51,7 @@ class LiveRun:
         self._is_closed = (meta.get("arrivals") or {}).get("loop") == "closed"
         self.resolution: Resolution | None = None
         self.view: LiveView | None = None
+        self._told_s: float | None = None  # the smallest time left that was told: it never rises
 
     def update(self, counts: dict[str, int] | None) -> None:
         """Reads what ended since the last call, and asks the load to stop where the answer is resolved."""
@@ -63,7 +64,8 @@ class LiveRun:
             if self.resolution is not None:
                 self._run.update_meta(resolution=msgspec.to_builtins(self.resolution))
                 request_drain(self._run.path, self.resolution.sentence())
-        self.view = LiveView(figures.classes(now_ns), self._seconds_left(counts, now_ns), self._glance(), self._test())
+        left_s = self._never_rising(self._seconds_left(counts, now_ns))
+        self.view = LiveView(figures.classes(now_ns), left_s, self._glance(), self._test())
 
     def end(self) -> None:
         """All was sent and has ended: a question that is still open is noted in the run."""
@@ -85,12 +87,22 @@ class LiveRun:
         low, high = self._table.figures.share.interval
         return f"target {self._stop_at:.0%}: not resolved yet, between {low:.0%} and {high:.0%}"
 
+    def _never_rising(self, left_s: float | None) -> float | None:
+        """The estimate, or the smaller one that was told before: a reader takes a rise for a fault."""
+        if left_s is None:
+            return None
+        self._told_s = left_s if self._told_s is None else min(left_s, self._told_s)
+        return self._told_s
+
     def _seconds_left(self, counts: dict[str, int] | None, now_ns: int) -> float | None:
         """Of an open load until its last request is due and answered; of a closed loop to the end of its duration, or
         at the rate so far."""
         reader, figures = self._table.reader, self._table.figures
         if reader.start_ns is None or counts is None or figures is None:
             return None
+        ended = counts["finished"] + counts["failed"]
+        if ended >= counts["total"] > 0:
+            return 0.0
         elapsed_s, typical_s = (now_ns - reader.start_ns) / 1e9, figures.typical_s()
         if self.resolution is not None:
             return typical_s
@@ -99,5 +111,4 @@ class LiveRun:
             return max(0.0, (last_due_ns - now_ns) / 1e9) + typical_s
         if self._is_closed and self._duration_s:
             return max(0.0, self._duration_s - elapsed_s) + typical_s
-        ended = counts["finished"] + counts["failed"]
         return (counts["total"] - ended) * elapsed_s / ended if ended else None

@@ -197,7 +197,7 @@ def _doubts(parsed: Parsed | None, objectives: list[dict[str, Any]]) -> list[str
         found.append(
             f"the load generator sent late: p99 {late_ms:.1f} ms, above {bound_ms:.1f} ms"
             f"{f' ({LAG_SHARE_OF_TTFT:.0%} of the tightest TTFT objective)' if bounds else ''}; "
-            "lower the rate, or give it a core of its own"
+            "lower the rate, or give it a core of its own, such as `taskset -c 1 sojourn load …`"
         )
     return found
 

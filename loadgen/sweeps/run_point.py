@@ -33,7 +33,7 @@ class Target:
 
         The number of sending processes is no part of it: the load is the same.
         """
-        machine = {name: value for name, value in hardware().items() if name != "boot_id"}
+        machine = {name: value for name, value in hardware().items() if name not in ("boot_id", "host_cores")}
         return {
             "target": {
                 "base_url": self.base_url, "model": self.model, "tokenizer": self.tokenizer,

@@ -76,8 +76,16 @@ def identity(meta: dict[str, Any]) -> dict[str, Any]:
     return {
         "workload": scenario.get("workload"), "arrivals": scenario.get("arrivals"), "target": scenario.get("target"),
         "measure": measure, "objectives": _bounds(meta.get("objectives")), "model": engine.get("model"),
-        "hardware": {name: value for name, value in hardware.items() if name in MACHINE},
+        "hardware": _machine(meta, hardware),
     }  # fmt: skip
+
+
+def _machine(meta: dict[str, Any], hardware: dict[str, Any]) -> dict[str, Any]:
+    """What makes it the same machine. The cores of a client are those that it may use: they are no server's."""
+    found = {name: value for name, value in hardware.items() if name in MACHINE}
+    if "base_url" in section(meta, "engine") and not section(meta, "server_hardware"):
+        found |= {"cores": hardware["host_cores"]} if hardware.get("host_cores") else {}
+    return found
 
 
 def _bounds(objectives: Any) -> Any:

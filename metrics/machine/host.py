@@ -34,11 +34,12 @@ STEAL_WARNS_PERCENT = 1.0
 
 
 def hardware() -> dict[str, Any]:
-    """CPU model, cores that this process may use, memory, the NVIDIA devices, if any, and which start of the system
-    this is: processes that see the same one share its monotonic clock."""
+    """CPU model, cores that this process may use and those of the host, memory, the NVIDIA devices, if any, and which
+    start of the system this is: processes that see the same one share its monotonic clock."""
     return {
         "cpu": _cpu_model(),
         "cores": usable_cores(),
+        "host_cores": os.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
         "gpus": _gpus(),
         "system": platform.platform(),

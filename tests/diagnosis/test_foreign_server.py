@@ -206,3 +206,8 @@ def test_hits_beyond_what_the_load_shares_are_said_on_the_first_screen_and_by_a_
     shared = foreign_run(tmp_path / "shared", steady(60, cached_tokens=60), VllmPage(),
                          scenario={"workload": {"classes": [sharing]}})  # fmt: skip
     assert sentence[4:] not in printed(diagnose(shared)) and "cache was warm" not in printed(diagnose(shared))
+
+
+def test_a_long_report_warns_before_the_accounts(few):
+    text = printed(few, 80)
+    assert text.index("! no server records") < text.index("Where the time went")

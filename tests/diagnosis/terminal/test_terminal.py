@@ -9,7 +9,7 @@ from rich.console import Console
 
 from sojourn.diagnosis.diagnose import diagnose
 from sojourn.diagnosis.terminal.report import render
-from sojourn.diagnosis.terminal.time_spent import bar
+from sojourn.diagnosis.terminal.time_spent import bar, whole_percents
 from tests.further import further
 from tests.metrics.synthetic import synthetic_pair, synthetic_run
 
@@ -110,3 +110,8 @@ def test_empty_run_is_printed_with_its_state(tmp_path):
 @pytest.mark.parametrize(("share", "cells"), [(0.0, 0), (0.5, 5), (1.0, 10), (1.7, 10), (-0.1, 0)])
 def test_bar_is_as_long_as_its_share(share, cells):
     assert cell_len(bar(share, "red", cells=10).plain) == cells
+
+
+def test_shares_in_whole_per_cent_keep_their_sum():
+    assert whole_percents([0.065, 0.735, 0.185, 0.015]) == [7, 74, 18, 1]
+    assert sum(whole_percents([1 / 3] * 3)) == 100 and whole_percents([]) == []

@@ -10,7 +10,7 @@ from sojourn.diagnosis.diagnose import diagnose
 from sojourn.loadgen.client.event_log import RAW_TABLE
 from sojourn.loadgen.record.live_table import LiveReader, LiveTable
 from sojourn.loadgen.run.experiment import load_url
-from sojourn.loadgen.run.live_view import check_stop_when_resolved
+from sojourn.loadgen.run.live_view import LiveRun, check_stop_when_resolved
 from sojourn.loadgen.run.server_glance import ServerWatch
 from sojourn.loadgen.target.scrape import rows_of
 from sojourn.metrics.errors import InputError
@@ -114,3 +114,9 @@ def test_shares_of_time_are_of_the_growth_between_two_pages():
     glance = watch.glance()
     assert glance.accounts == [("request.queue", 0.75), ("compute.decode", 0.25)]
     assert (glance.running, glance.waiting, glance.kv_use) == (3, 2, 0.5)
+
+
+def test_the_time_left_never_rises():
+    live = object.__new__(LiveRun)
+    live._told_s = None
+    assert [live._never_rising(left_s) for left_s in (9.0, None, 13.0, 4.0, 30.0, 0.0)] == [9.0, None, 9.0, 4.0, 4.0, 0]

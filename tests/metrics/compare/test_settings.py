@@ -85,3 +85,12 @@ def test_a_difference_within_a_document_is_named_by_its_own_setting_and_no_value
     assert setting_differences(*steps).rows() == [
         ("engine.cuda_graphs", "1, 2, 4", "0, 1, 2, 3, 4, 5, 6, 7 and 12 more"), ("engine.policy", "not known", "fcfs"),
     ]  # fmt: skip
+
+
+def test_the_affinity_of_a_client_is_not_the_hardware_of_a_foreign_server():
+    pair = [{"engine": {"base_url": "http://a:1"}, "hardware": {"cpu": "A", "cores": cores, "host_cores": 2}}
+            for cores in (1, 2)]  # fmt: skip
+    assert not load_differences(*pair).lines()
+    assert load_differences(pair[0], {**pair[1], "hardware": {"cpu": "A", "cores": 4}}).lines()
+    own = [{**meta, "engine": {"model": "m"}} for meta in pair]
+    assert load_differences(*own).lines() == ["hardware.cores is 1 in A and 2 in B"]
