@@ -15,6 +15,7 @@ Verdict = Literal["worse", "better", "no clear change", "cannot tell"]
 CLEAR = 1.2  # a ratio of two means, or its inverse
 LEAST = {"share": 0.05, "requests": 1.0}  # that a figure of this unit moves: a line of 0.05 requests is none
 FEWEST, FEWEST_LOOKS = 30, 6  # requests behind a mean; moments behind that of a line
+OTHER_LOAD = 1.1  # times as many requests, where nothing else says how they were sent
 LATENCIES = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "queue_ms", "prefill_ms", "decode_ms")
 JUDGED = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
 OF_LOAD = ("prompt_tokens", "input_tokens", "output_tokens")
@@ -190,11 +191,27 @@ def _other_loads(before: Held, after: Held) -> list[str]:
     if before.figures is None or after.figures is None:
         return []
     a, b = before.figures.load, after.figures.load
-    return [
+    stated = [name for name in ("request_rate", "max_concurrency", "process") if name in a and name in b]
+    found = [
         f"the loads differ: {name} {a[name]} → {b[name]}; so latencies are not of the same work"
-        for name in ("request_rate", "max_concurrency", "process")
-        if name in a and name in b and a[name] != b[name]
-    ]
+        for name in stated if a[name] != b[name]
+    ]  # fmt: skip
+    is_paced = any(str(a[name]) not in ("inf", "None") for name in stated if name != "process")
+    sent = _sent(before), _sent(after)
+    if not found and not is_paced and min(sent) > 0 and max(sent) > OTHER_LOAD * min(sent):
+        found.append(
+            f"the loads differ: {sent[0]:,.0f} → {sent[1]:,.0f} requests, and no rate is stated that both kept"
+        )
+    return found
+
+
+def _sent(held: Held) -> float:
+    """Requests that a client sent; 0 where a server counted, or nobody did."""
+    figures = [] if held.figures is None else held.figures.figures
+    if not any(each.clock.startswith("client") for each in figures):
+        return 0.0
+    totals = {each.name: each.value for each in figures if each.statistic == "total"}
+    return totals.get("requests") or totals.get("succeeded", 0.0) + totals.get("failed", 0.0)
 
 
 def _definitions(figures: Sequence[Moved]) -> list[str]:

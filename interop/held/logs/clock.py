@@ -15,7 +15,7 @@ STAMP = re.compile(
 )
 YEARLESS = re.compile(r"(?<![\d-])(\d\d-\d\d) \d\d:\d\d:\d\d")
 DATED = re.compile(r"(?<!\d)(\d{4})-(\d\d-\d\d)[T ]\d\d:\d\d")
-PLAIN_YEAR, LEAP_YEAR = 2001, 2000  # that stand for an unknown one
+PLAIN_YEAR, LEAP_YEAR = 2003, 2004  # that stand for an unknown one: any moment in them is one of a wall clock
 HALF_A_YEAR_NS = 180 * 86_400 * 10**9
 NO_YEAR = "the log's stamps have no year, and no zone: moments are counted from the first"
 NO_ZONE = "the log's stamps have no zone: they are read as UTC"

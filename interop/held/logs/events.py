@@ -73,13 +73,17 @@ SIGNS = (
     _sign("refused", r'HTTP/1\.[01]" (?P<code>429|503)\b', "requests were refused: HTTP {code}"),
     _sign("error", r'"POST [^"]*" (?P<code>5(?!03)\d\d)\b', "requests ended with HTTP {code}"),
 )  # fmt: skip
+CUMULATIVE = re.compile(r"total_num_cumulative_preemption=(\d+)")  # engine V0 writes one line of fifty
 NAMED = re.compile(r"\(\?P<[a-z]+>")
+# What a fault is, whoever writes it.
+FAULTS = ("out of memory", "error", "hang")
 QUICK = re.compile("|".join(NAMED.sub("(?:", sign.pattern.pattern) for sign in SIGNS))
 
 
 def events_of(lines: Iterable[Line], moment: Callable[[Line], int | None]) -> list[Event]:
     """In order of their first lines; lines that say the same are one event."""
     found: dict[tuple[str, str], list[tuple[int, int | None]]] = {}
+    counted: dict[tuple[str, str], int] = {}
     for line in lines:
         if QUICK.search(line.text) is None:
             continue
@@ -87,15 +91,25 @@ def events_of(lines: Iterable[Line], moment: Callable[[Line], int | None]) -> li
             if (match := sign.pattern.search(line.text)) is not None:
                 key = (sign.kind, sign.sentence.format(**match.groupdict()))
                 found.setdefault(key, []).append((line.number, moment(line)))
+                if (count := CUMULATIVE.search(line.text)) is not None:
+                    counted[key] = max(counted.get(key, 0), int(count[1]))
                 break
     events = [
-        Event(kind=kind, sentence=sentence, line=seen[0][0], ns=seen[0][1], times=len(seen))
+        Event(kind=kind, sentence=sentence, line=seen[0][0], ns=seen[0][1],
+              times=max(len(seen), counted.get((kind, sentence), 0)))
         for (kind, sentence), seen in found.items()
     ]  # fmt: skip
     ends = [line.number for line in lines if SHUTDOWN.search(line.text)]
     begins = [line.number for line in lines if BEGIN.search(line.text)] if ends else []
     events += tracebacks_of(lines, moment)
     return [_of_shutdown(event, ends, begins) for event in sorted(events, key=lambda event: event.line)]
+
+
+def says_fault(text: str) -> bool:
+    """Whether a text names a fault of a server: a traceback, or a line of such a kind."""
+    return "Traceback (most recent call last)" in text or any(
+        sign.pattern.search(text) for sign in SIGNS if sign.kind in FAULTS
+    )
 
 
 def _of_shutdown(event: Event, ends: list[int], begins: list[int]) -> Event:

@@ -1,7 +1,7 @@
 """The readers of logs, pages, flags and sensors' texts."""
 
 from sojourn.interop.held.held import Reader
-from sojourn.interop.held.logs import flags, llama_cpp, model_config, nvidia_smi, sglang, tensorrt_llm, vllm
+from sojourn.interop.held.logs import fault_text, flags, llama_cpp, model_config, nvidia_smi, sglang, tensorrt_llm, vllm
 from sojourn.interop.held.logs.pages import PAGE_READER
 
 LOG_READERS: tuple[Reader, ...] = (
@@ -52,6 +52,13 @@ LOG_READERS: tuple[Reader, ...] = (
         shows="the settings on the command line of vLLM, SGLang, llama-server, TensorRT-LLM or TGI",
         recognises=flags.recognises,
         read=flags.read,
+        shares_text=True,
+    ),
+    Reader(
+        kind="error message",
+        shows="memory that ran out, a traceback's last line, a death, a hang; neither load nor settings",
+        recognises=fault_text.recognises,
+        read=fault_text.read,
         shares_text=True,
     ),
 )

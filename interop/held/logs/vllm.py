@@ -64,7 +64,8 @@ def read(given: Given) -> list[Held]:
         kind=f"{_carrier(given.text)}vLLM log", name=given.name, server="vllm", version=stated.version,
         settings=stated.settings, figures=means_of(last), series=series, notes=notes,
         is_wall_clock=clock.is_wall_clock or stated_elsewhere([each.line.ns for each in stamped]),
-        missing=_missing(found, stamped, series), events=sorted(events, key=lambda event: event.line),
+        missing=_missing(found, stamped, series, any(event.kind == "preemption" for event in events)),
+        events=sorted(events, key=lambda event: event.line),
     )]  # fmt: skip
 
 
@@ -85,7 +86,9 @@ def _over_time(
     return rows_of(said, interval_s, not is_v1(stamped)), hangs_of(said, lines, moment), notes
 
 
-def _missing(found: list[Figures], stamped: list[Figures], series: list[dict[str, Any]]) -> list[str]:
+def _missing(
+    found: list[Figures], stamped: list[Figures], series: list[dict[str, Any]], names_preemptions: bool
+) -> list[str]:
     missing = [NO_LATENCY]
     if not found:
         return [*missing, "load: no line of figures; vLLM writes one every 10 s without --disable-log-stats"]
@@ -95,7 +98,7 @@ def _missing(found: list[Figures], stamped: list[Figures], series: list[dict[str
         missing.append(FRONTS)
     if is_v1(found) and all(each.share(HIT_RATE) is None for each in found):
         missing.append("prefix cache hit rate: no line has one (the cache is off, or was never asked)")
-    if not any(PREEMPTIONS.search(each.match["rest"] or "") for each in found):
+    if not names_preemptions and not any(PREEMPTIONS.search(each.match["rest"] or "") for each in found):
         missing.append("preemptions: no line names one; only newer versions count them in the log")
     return missing
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from statistics import fmean
 from typing import NamedTuple
 
 from sojourn.interop.held.given import Line
@@ -162,18 +163,33 @@ def _hang(still: list[Said], seconds: float, ended_in_silence: bool) -> Event:
 
 
 def means_of(found: list[Figures]) -> BenchmarkFigures | None:
-    """What the lines say on average, over those that show load."""
-    busy = [each for each in found if any(float(each.match[name]) for name in LOAD)]
+    """What the lines say on average, over those that show load. Lines of several engines at one moment are one look:
+    what they say is added, but for the KV use, of which the fullest pool counts."""
+    busy = [look for look in _looks(found) if any(float(each.match[name]) for each in look for name in LOAD)]
     prompt = "prompt_tokens_per_s" if no_hits(found) else "prompt_tokens_per_s_as_logged"
 
-    def column(name: str) -> list[float]:
-        return [float(each.match[name]) for each in busy if each.match[name]]
+    def column(name: str, together: Callable[[list[float]], float] = sum) -> list[float]:
+        shown = [[float(each.match[name]) for each in look if each.match[name]] for look in busy]
+        return [together(values) for values in shown if values]
 
+    hits = [[share for each in look if (share := each.share(HIT_RATE)) is not None] for look in busy]
     return figures_of("vLLM log", BY_SERVER, {
         "output_tokens_per_s": ("tokens/s", column("generation")),
         prompt: ("tokens/s", column("prompt")),
         "running": ("requests", column("running")),
         "waiting": ("requests", column("waiting")),
-        "kv_use": ("share", [percent / 100 for percent in column("kv")]),
-        "hit_rate": ("share", [share for each in busy if (share := each.share(HIT_RATE)) is not None]),
+        "kv_use": ("share", [percent / 100 for percent in column("kv", max)]),
+        "hit_rate": ("share", [fmean(shares) for shares in hits if shares]),
     })  # fmt: skip
+
+
+def _looks(found: list[Figures]) -> list[list[Figures]]:
+    """The lines by look: one of each engine. A look that lacks an engine, as at a cut, is left out."""
+    looks: list[dict[str, Figures]] = []
+    for each in found:
+        engine = each.match["engine"] or ""
+        if not looks or engine in looks[-1]:
+            looks.append({})
+        looks[-1][engine] = each
+    whole = max(map(len, looks), default=0)
+    return [list(look.values()) for look in looks if len(look) == whole]
