@@ -28,7 +28,8 @@ class LogFollower:
         if isinstance(source, tuple):
             self._process = subprocess.Popen(source, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
             source = self._process.stdout  # type: ignore[assignment]
-        self._thread = threading.Thread(target=self._copy, args=(source,), name="log", daemon=True)
+        begin = source.stat().st_size if isinstance(source, Path) and source.exists() else 0
+        self._thread = threading.Thread(target=self._copy, args=(source, begin), name="log", daemon=True)
         self._thread.start()
 
     def stop(self, wait_s: float = 2.0) -> None:
@@ -40,19 +41,16 @@ class LogFollower:
         if self._thread is not None:
             self._thread.join(wait_s)
 
-    def _copy(self, source: BinaryIO | Path) -> None:
+    def _copy(self, source: BinaryIO | Path, begin: int) -> None:
         with self._into.open("ab", buffering=0) as target:
             if isinstance(source, Path):
-                self._tail(source, target)
+                self._tail(source, begin, target)
                 return
             while content := os.read(source.fileno(), AT_ONCE):
                 self._keep(content, target)
 
-    def _tail(self, path: Path, target: BinaryIO) -> None:
-        try:
-            at = path.stat().st_size
-        except OSError:
-            at = 0
+    def _tail(self, path: Path, at: int, target: BinaryIO) -> None:
+        """From byte `at` on."""
         while True:
             is_last = self._stopping.is_set()
             try:

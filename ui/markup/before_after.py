@@ -51,7 +51,7 @@ def _verdict(run: RunData, other: RunData) -> str:
     try:
         found = compare_runs([RunDirectory(run.path)], [RunDirectory(other.path)])
     except NotComparable as error:
-        command = f"sojourn compare {shlex.quote(str(run.path))} {shlex.quote(str(other.path))} --force"
+        command = "`sojourn compare {} {} --force`".format(*(shlex.quote(str(each.path)) for each in (run, other)))
         return fragments.state("inconclusive", "no verdict", f"{error}: {command}")
     except SojournError as error:
         return fragments.state("inconclusive", "no verdict", str(error))
