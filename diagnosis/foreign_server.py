@@ -9,8 +9,8 @@ from sojourn.metrics.ledger import UNACCOUNTED
 from sojourn.metrics.request.objectives import OBJECTIVE_NAMES
 
 RECORDS_OF_OURS = (
-    "for the records of each request start the server with --run-dir DIR, then add --server-run DIR to `sojourn load` "
-    "(same host), or use `sojourn join` (another host)"
+    "for the records of each request start the server with `--run-dir DIR`, then add `--server-run DIR` to "
+    "`sojourn load` (same host), or use `sojourn join` (another host)"
 )
 ACCOUNT_SEPARATOR = " + "  # between accounts that a server measures together
 FAILED_WARNS = 0.02  # of the scrapes: beyond it counters are fine, and gauges have holes
@@ -80,9 +80,10 @@ def what_is_seen(facts: Means | Accounts, excess: Excess) -> str:
 
 def _next(view: ServerView, part: str) -> str:
     """The cheapest measurement that shows more of a part of the time."""
-    cap = view.settings.get("batch cap", "a larger batch")
+    cap = view.settings.get("batch cap")
+    larger = f"a larger `{cap}`" if cap else "a larger batch"
     return {
-        "queue": f"measure once with a larger {cap} and once at half the rate. The first helps against a limit on the "
+        "queue": f"measure once with {larger} and once at half the rate. The first helps against a limit on the "
         "batch, the second against overload",
         "prefill": "send one of these prompts alone. The prefill time that goes away was spent on other requests",
         "decode": "measure at half the rate. If the time per token falls with it, the batch is what slows it",

@@ -68,7 +68,7 @@ def test_cap_and_pool_are_not_blamed_where_the_gauges_speak_against_them(tmp_pat
     diagnosis = diagnose(foreign_run(tmp_path / "run", lives, VllmPage(), kv_use=0.5))
     assert diagnosis.server.preemptions == 12 and diagnosis.server.waiting.largest_batch == 12
     assert not diagnosis.findings and diagnosis.state == "inconclusive"
-    assert "in vLLM's queue time" in diagnosis.headline and "--max-num-seqs and once at half" in diagnosis.headline
+    assert "in vLLM's queue time" in diagnosis.headline and "`--max-num-seqs` and once at half" in diagnosis.headline
 
 
 def test_prompts_that_begin_alike_and_miss_the_cache_are_named(tmp_path):
