@@ -25,7 +25,10 @@ def write_audit(
 
     budget = Budget() if budget_file is None else read_budget(budget_file)
     diagnosis, audits = _audited(run, objectives, budget)
-    changes = [] if before is None else changes_of(*_pairs(_audited(before, objectives, budget), (diagnosis, audits)))
+    changes: list[str] = []
+    if before is not None:
+        diagnosis_before, audits_before = _audited(before, objectives, budget)
+        changes = changes_of(diagnosis_before, diagnosis, audits_before, audits)
     lines = [] if budget_file is None else judge(budget, diagnosis, audits)
     page = render(diagnosis, audits, lines, changes)
     if output is None:
@@ -48,7 +51,3 @@ def _audited(run: Path, objectives: list[dict[str, Any]] | None, budget: "Budget
         diagnosis = diagnose_run(opened)
         facts = read_evidence(with_expectation(opened))
     return diagnosis, audited(diagnosis, facts, budget.attainment, budget.failed)
-
-
-def _pairs(before: tuple[Any, Any], now: tuple[Any, Any]) -> tuple[Any, Any, Any, Any]:
-    return before[0], now[0], before[1], now[1]

@@ -5,11 +5,13 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 import pyarrow as pa
 
 from sojourn.diagnosis.diagnose import diagnose
+from sojourn.diagnosis.repeat import LOOPBACK
 from sojourn.diagnosis.verdict import Diagnosis, State
 from sojourn.interop.sources.scrapes import UP
 from sojourn.live.watch.document import State as WatchState
@@ -56,12 +58,15 @@ def write_series(path: Path, rows: Sequence[dict[str, Any]], meta: dict[str, Any
 
 
 def recorded_meta(url: str, objectives: Mapping[str, float], is_wall_clock: bool) -> dict[str, Any]:
-    """What run.json says of scrapes alone. `is_wall_clock`: their moments are ns since 1970."""
+    """What run.json says of scrapes alone. `is_wall_clock`: their moments are ns since 1970.
+
+    The hardware is that of this machine, so it is the server's only where the address is one of this machine's own."""
+    is_here = not is_wall_clock and urlsplit(url).hostname in LOOPBACK
     return {
         "scenario": {"name": "watch", "description": "whatever clients sent"},
         "seed": None,
         "engine": {"base_url": url},
-        "hardware": hardware(),
+        "hardware": hardware() if is_here else None,
         "versions": {},
         "wall_anchor": _same_clock() if is_wall_clock else wall_anchor(),
         "objectives": [{"klass": "all", "source": "--slo", **objectives}] if objectives else [],

@@ -19,6 +19,7 @@ from sojourn.loadgen.schedule.facts import arrival_facts
 from sojourn.loadgen.schedule.ideal_prefix_hits import ideal_hit_rate
 from sojourn.loadgen.schedule.request import schedule_files
 from sojourn.loadgen.schedule.shards import SHARDS_FILE, doubts_about, read_shards
+from sojourn.metrics.compare.comparable import SENT_LATE
 from sojourn.metrics.errors import RunDataError
 from sojourn.metrics.machine.client_error import beyond_capacity
 from sojourn.metrics.machine.host import hardware, versions
@@ -195,7 +196,7 @@ def _doubts(parsed: Parsed | None, objectives: list[dict[str, Any]]) -> list[str
     late_ms = parsed.client_error["dispatch_p99_ms"]
     if late_ms is not None and late_ms > bound_ms:
         found.append(
-            f"the load generator sent late: p99 {late_ms:.1f} ms, above {bound_ms:.1f} ms"
+            f"{SENT_LATE}: p99 {late_ms:.1f} ms, above {bound_ms:.1f} ms"
             f"{f' ({LAG_SHARE_OF_TTFT:.0%} of the tightest TTFT objective)' if bounds else ''}; "
             "lower the rate, or give it a core of its own, such as `taskset -c 1 sojourn load …`"
         )

@@ -5,7 +5,7 @@ import pytest
 from sojourn.commands.summary import diagnose_run
 from sojourn.live.watch import records
 from sojourn.live.watch.observer import Observer
-from sojourn.live.watch.recorded import record
+from sojourn.live.watch.recorded import record, recorded_meta
 from sojourn.live.watch.records import Records
 from sojourn.live.watch.watcher import Watched
 from sojourn.metrics.errors import RunDataError
@@ -119,3 +119,9 @@ def test_records_decide_while_they_are_of_the_window_and_of_this_server(tmp_path
     slow.window.restarts, slow.window.first_ns = 1, clock["ns"]
     watched._diagnose()
     assert watched._reading.requests <= 1  # none of before the restart
+
+
+def test_a_server_of_another_machine_gets_no_hardware_of_this_one():
+    for url, is_here in (("http://127.0.0.1:8000", True), ("http://[::1]:8000", True), ("http://10.0.0.7:8000", False)):
+        assert (recorded_meta(url, {}, is_wall_clock=False)["hardware"] is not None) is is_here
+    assert recorded_meta("http://127.0.0.1:9090", {}, is_wall_clock=True)["hardware"] is None  # of a Prometheus
