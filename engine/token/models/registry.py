@@ -20,7 +20,6 @@ from sojourn.engine.compute.weight_formats import WeightFormat, has_bfloat16, we
 from sojourn.engine.token.checkpoint import read_config
 from sojourn.engine.token.models import deepseek, gemma, gpt_oss, llama, mistral, mpt, qwen
 from sojourn.engine.token.models.decoder import Decoder
-from sojourn.engine.token.models.family_defaults import completed
 from sojourn.engine.token.models.keys import NotedKeys
 from sojourn.engine.token.models.layer import DecoderConfig
 from sojourn.engine.token.models.loading import fill, place_quantised
@@ -34,6 +33,7 @@ from sojourn.engine.token.models.weights import (
     stored_dtype,
 )
 from sojourn.engine.token.unread import unread_keys
+from sojourn.metrics.compute.config_defaults import completed
 from sojourn.metrics.compute.startup import StartupClock
 from sojourn.metrics.errors import ModelError
 

@@ -4,28 +4,16 @@ Shapes whose layers cannot be told apart give no figure. Weights of fewer bits d
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from sojourn.interop.held.given import Given
 from sojourn.interop.held.held import Held, Setting
+from sojourn.metrics.compute.config_layers import layers_of, number
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
 GIB = 2**30
-KINDS = {  # a layer's name in `layer_types`, `layers_block_type` or a pattern → what it keeps
-    "full_attention": "full", "attention": "full", "*": "full", "sliding_attention": "window", "chunked_attention":
-    "window", "linear_attention": "state", "mamba": "state", "mamba2": "state", "M": "state", "recurrent": "state",
-    "conv": "state", "-": "none", "mlp": "none", "moe": "none", "E": "none",
-}  # fmt: skip
 UNKNOWN = "KV bytes of a token: {}"
 WHAT_IT_LACKS = "load, latencies and the KV pool's size: give the server's log or a page of its /metrics"
-
-
-class Layers(NamedTuple):
-    """How many layers keep the KV of all tokens, of a window, or a state of fixed size."""
-
-    full: int
-    window: int
-    state: int
 
 
 def recognises(given: Given) -> bool:
@@ -45,7 +33,7 @@ def read(given: Given) -> list[Held]:
     settings: dict[str, Setting] = {"model_type": str(whole.get("model_type", "unknown"))}
     if isinstance(architectures, list) and architectures:
         settings["architecture"] = str(architectures[0])
-    context = _number(config, "max_position_embeddings", "n_positions", "max_seq_len")
+    context = number(config, "max_position_embeddings", "n_positions", "max_seq_len")
     if context:
         settings["max_position_embeddings"] = context
     notes, missing = [], [WHAT_IT_LACKS]
@@ -60,65 +48,33 @@ def read(given: Given) -> list[Held]:
 def kv_of(config: Mapping[str, Any]) -> dict[str, Setting]:
     """`kv_bytes_per_token`, and `kv_bytes_of_windows`, which a request takes at most beside it. Raises ValueError where
     the shape says neither."""
-    count = _number(config, "num_hidden_layers", "n_layer", "num_layers")
+    count = number(config, "num_hidden_layers", "n_layer", "num_layers")
     if not count:
         raise ValueError("the number of layers is not in it")
     dtype = str(config.get("torch_dtype") or config.get("dtype") or "").removeprefix("torch.")
     if dtype not in BYTES:
         raise ValueError(f"its dtype is {dtype or 'not stated'}")
-    layers = layers_of(config, count)
-    if _number(config, "kv_lora_rank"):
-        of_layer = (_number(config, "kv_lora_rank") + _number(config, "qk_rope_head_dim")) * BYTES[dtype]
+    kinds = layers_of(config, count)
+    full, windows, states = (kinds.count(kind) for kind in ("full", "window", "state"))
+    if number(config, "kv_lora_rank"):
+        of_layer = (number(config, "kv_lora_rank") + number(config, "qk_rope_head_dim")) * BYTES[dtype]
     else:
-        heads = _number(config, "num_attention_heads", "n_head")
-        head_dim = _number(config, "head_dim") or _number(config, "hidden_size", "n_embd") // heads
+        heads = number(config, "num_attention_heads", "n_head")
+        head_dim = number(config, "head_dim") or number(config, "hidden_size", "n_embd") // heads
         if not head_dim:
             raise ValueError("the size of its heads is not in it")
-        kv_heads = _number(config, "num_key_value_heads", "num_kv_heads") or (1 if config.get("multi_query") else heads)
+        kv_heads = number(config, "num_key_value_heads", "num_kv_heads") or (1 if config.get("multi_query") else heads)
         of_layer = 2 * kv_heads * head_dim * BYTES[dtype]
-    found: dict[str, Setting] = {"kv_dtype": dtype, "kv_bytes_per_token": layers.full * of_layer}
-    if layers.window:
-        window = _number(config, "sliding_window", "attention_chunk_size")
+    found: dict[str, Setting] = {"kv_dtype": dtype, "kv_bytes_per_token": full * of_layer}
+    if windows:
+        window = number(config, "sliding_window", "attention_chunk_size")
         if not window:
             raise ValueError("the size of its sliding window is not in it")
-        found["kv_bytes_of_windows"] = layers.window * of_layer * window
+        found["kv_bytes_of_windows"] = windows * of_layer * window
         found["sliding_window"] = window
-    if layers.state:
-        found["layers_with_a_state"] = layers.state
+    if states:
+        found["layers_with_a_state"] = states
     return found
-
-
-def layers_of(config: Mapping[str, Any], count: int) -> Layers:
-    """Raises ValueError where the kinds of layers cannot be told."""
-    listed = config.get("layer_types") or config.get("layers_block_type") or config.get("hybrid_override_pattern")
-    if listed:
-        kinds = [KINDS.get(str(each)) for each in listed]
-        if None in kinds or len(kinds) != count:
-            raise ValueError("a kind of its layers is not known here")
-        return Layers(kinds.count("full"), kinds.count("window"), kinds.count("state"))
-    if every := _number(config, "full_attention_interval"):
-        return Layers(count // every, 0, count - count // every)
-    if every := _number(config, "attn_layer_period"):
-        full = sum(place % every == _number(config, "attn_layer_offset") for place in range(count))
-        return Layers(full, 0, count - full)
-    if config.get("model_type") in ("mamba", "mamba2", "falcon_mamba", "rwkv"):
-        return Layers(0, 0, count)
-    if _hints_at_state(config):
-        raise ValueError("some of its layers keep a state, and which is not in it")
-    if not config.get("sliding_window") or config.get("use_sliding_window") is False:
-        return Layers(count, 0, 0)
-    if every := _number(config, "sliding_window_pattern"):
-        return Layers(count // every, count - count // every, 0)
-    if config.get("use_sliding_window"):
-        full = min(count, _number(config, "max_window_layers"))
-        return Layers(full, count - full, 0)
-    if config.get("model_type") in ("mistral", "phi3", "starcoder2"):
-        return Layers(0, count, 0)
-    raise ValueError("which of its layers have a sliding window is not in it")
-
-
-def _hints_at_state(config: Mapping[str, Any]) -> bool:
-    return any(name.startswith(("mamba_", "ssm_", "linear_conv", "linear_num", "linear_key")) for name in config)
 
 
 def _sentences(settings: Mapping[str, Setting], context: int):
@@ -132,8 +88,3 @@ def _sentences(settings: Mapping[str, Setting], context: int):
         yield f"{settings['layers_with_a_state']} layers keep a state of fixed size for each request beside it"
     if context and each:
         yield f"a request of {context:,} tokens takes {(each * context + windows) / GIB:.3g} GiB of KV{of}"
-
-
-def _number(config: Mapping[str, Any], *names: str) -> int:
-    value = next((config[name] for name in names if isinstance(config.get(name), int)), 0)
-    return 0 if isinstance(value, bool) or value < 0 else value

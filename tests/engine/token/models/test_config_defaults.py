@@ -6,10 +6,10 @@ import functools
 import pytest
 import transformers
 
-from sojourn.engine.token.models.family_defaults import DEFAULTS, completed
 from sojourn.engine.token.models.registry import FAMILIES as ARCHITECTURES
 from sojourn.engine.token.models.registry import decoder_config
 from sojourn.engine.token.models.rope import rope_parameters
+from sojourn.metrics.compute.config_defaults import DEFAULTS, completed
 from sojourn.metrics.errors import ModelError
 from tests.engine.families import FAMILIES, MPT_SIZES, SIZES
 
