@@ -68,6 +68,8 @@ def _own_rules() -> Iterable[dict[str, Any]]:
 
 def _translated(source: Source, item: Translation) -> Iterable[dict[str, Any]]:
     kind = METRIC_BY_NAME[item.ours].kind
+    if kind == "histogram" and any(term.scale != 1 for terms in item.theirs for term in terms):
+        return  # its bounds are labels, which PromQL cannot multiply
     for suffix in SUFFIXES.get(kind, ("",)):
         alternatives = [_summed(source, terms, suffix, item) for terms in item.theirs]
         if item.begins_beside:  # of a counter without a sample yet: 0 for each server that will have it
@@ -90,17 +92,20 @@ def _summed(source: Source, terms: Sum, suffix: str = "", item: Translation | No
     operator = "max" if item is not None and item.largest else "sum"
     left_out = [label for label in (*source.own_labels, source.part_label, PROCESS) if label and label not in kept]
     written = ""
-    for (name, sign), group in groupby(terms, key=lambda term: (term.name, term.sign)):
+    for (name, sign, scale), group in groupby(terms, key=lambda term: (term.name, term.sign, term.scale)):
         series = _series(source, f"{name}{suffix}", list(group))
-        written += (
-            f"{' - ' if sign < 0 else ' + ' if written else ''}{operator} without ({', '.join(left_out)}) ({series})"
-        )
+        joint = " - " if sign < 0 else " + " if written else ""
+        factor = f"{scale:g} * " if scale != 1 else ""
+        written += f"{joint}{factor}{operator} without ({', '.join(left_out)}) ({series})"
     return written
 
 
 def _series(source: Source, name: str, terms: list[Term]) -> str:
     """The samples of one name that count. Of ranks that see the same requests, the largest reading of them."""
     where = _matchers(terms)
+    if source.wholes:
+        whole = _selector(name, [*where, f'{source.whole_label}=~"{"|".join(source.wholes)}"'])
+        return f"{whole} or {_selector(name, where)} unless on (job, instance) {whole}"
     if not source.rank_labels:
         return _selector(name, where)
     rank = source.rank_labels[0]

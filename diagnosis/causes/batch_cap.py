@@ -78,7 +78,7 @@ def read_accounts(facts: Accounts, excess: Excess) -> Proposal | None:
 
 def read_means(facts: Means, excess: Excess) -> Proposal | None:
     """Requests wait while the KV cache has room and the batch stays at one size: something caps it."""
-    view, waiting, queue = facts.server, facts.server.waiting, facts.server.span("request.queue")
+    view, waiting, queue = facts.server, facts.server.waiting, facts.server.queue
     if waiting is None or waiting.samples < FEWEST_SAMPLES or queue_share(view, excess) < EXPLAINS_ENOUGH:
         return None
     if not stands_at_cap(view) or is_saturated(facts):

@@ -90,7 +90,7 @@ def read_means(facts: Means, excess: Excess | None) -> Proposal | None:
     full_at = view.waiting.kv_full_at if view.waiting is not None else KV_FULL
     if view.kv_largest is None or view.kv_largest < full_at:
         return None
-    queue, preemptions = view.span("request.queue"), view.preemptions or 0.0
+    queue, preemptions = view.queue, view.preemptions or 0.0
     waited = (view.waiting.with_kv_full or 0.0) if view.waiting is not None else 0.0
     often = view.finished and preemptions >= PREEMPTED_OFTEN * view.finished
     waits = waited >= MOSTLY and (excess is None or span_share(queue, excess) >= EXPLAINS_ENOUGH)

@@ -89,7 +89,7 @@ def read_accounts(facts: Accounts, excess: Excess) -> Proposal | None:
 
 def read_means(facts: Means, excess: Excess) -> Proposal | None:
     """Requests wait, and more of them at a time gave hardly more tokens, or nobody has seen what they give."""
-    view, waiting, queue = facts.server, facts.server.waiting, facts.server.span("request.queue")
+    view, waiting, queue = facts.server, facts.server.waiting, facts.server.queue
     if waiting is None or waiting.samples < FEWEST_SAMPLES:
         return None
     if not is_saturated(facts) and (waiting.with_kv_free or 0.0) < MOSTLY:

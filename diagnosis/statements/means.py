@@ -59,7 +59,7 @@ def prompts_fill_steps(view: ServerView) -> bool:
 
 def queue_share(view: ServerView, excess: Excess) -> float:
     """The queue's part of what an objective bounds. Of a line that grows the requests that ended show too little."""
-    queue, wait_s = view.span("request.queue"), line_wait_s(view)
+    queue, wait_s = view.queue, line_wait_s(view)
     share, ttft = span_share(queue, excess), view.latencies.get(TTFT)
     if queue is None or queue.ttft_share is None or not wait_s or ttft is None or excess.objective != "ttft_ms":
         return share
@@ -77,7 +77,7 @@ def line_wait_s(view: ServerView) -> float | None:
 
 
 def queue_evidence(view: ServerView, excess: Excess | None) -> list[Evidence]:
-    queue = view.span("request.queue")
+    queue = view.queue
     if queue is None or excess is None or excess.objective == "tpot_ms":
         return []
     share = queue_share(view, excess)
@@ -90,7 +90,7 @@ def queue_evidence(view: ServerView, excess: Excess | None) -> list[Evidence]:
 
 def _line(view: ServerView, excess: Excess, share: float) -> str:
     """Where those that wait now raise the share above that of the requests that ended."""
-    return "; those that wait now wait longer" if share > span_share(view.span("request.queue"), excess) + 0.01 else ""
+    return "; those that wait now wait longer" if share > span_share(view.queue, excess) + 0.01 else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ Identity = frozenset[tuple[str, str]]
 # Labels of events, not of the process that counts them.
 EVENTS = frozenset(label for metric in CATALOG for label in metric.labels if label != "model_name") | {
     "le", "quantile", "finished_reason", "reason", "is_streaming", "mode", "category", "stage", "cache_source",
-    "priority", "position", "source", PROCESS,
+    "priority", "position", "source", "request_type", "kv_cache_block_type", "general_type", "status_code", PROCESS,
 }  # fmt: skip
 RETURNS, WITHIN = 2, 4  # falls that are undone within so many scrapes: processes that answer in turn
 FALLS, AMONG = 3, 60  # falls between scrapes that follow each other: no engine restarts so often without a gap

@@ -129,7 +129,10 @@ def _source(source: Source) -> list[str]:
 
 
 def _sum(terms: Sum) -> str:
-    written = [f"{'−' if term.sign < 0 else '+'} `{key(term.name, term.where)}`" for term in terms]
+    written = [
+        f"{'−' if term.sign < 0 else '+'} `{key(term.name, term.where)}`{f' × {term.scale:g}' * (term.scale != 1)}"
+        for term in terms
+    ]
     return " ".join(written).removeprefix("+ ")
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Set as AbstractSet
 
 from sojourn.interop.sources.dynamo import DYNAMO
+from sojourn.interop.sources.litellm import LITELLM
 from sojourn.interop.sources.llama_cpp import LLAMA_CPP
 from sojourn.interop.sources.lmdeploy import LMDEPLOY
 from sojourn.interop.sources.sglang import SGLANG
@@ -11,11 +12,12 @@ from sojourn.interop.sources.source import Source
 from sojourn.interop.sources.tensorrt_llm import TENSORRT_LLM
 from sojourn.interop.sources.tgi import TGI
 from sojourn.interop.sources.translate import names_of, names_that_grow
+from sojourn.interop.sources.triton import TRITON
 from sojourn.interop.sources.vllm import VLLM
 
 # Ours first: a page of ours may have vLLM's names beside its own, which say more. A front comes last: a worker's page
-# may have some of its names.
-SOURCES: tuple[Source, ...] = (SOJOURN, VLLM, SGLANG, LLAMA_CPP, LMDEPLOY, TENSORRT_LLM, TGI, DYNAMO)
+# may have some of its names. Triton may show those of the backend behind it.
+SOURCES: tuple[Source, ...] = (SOJOURN, VLLM, SGLANG, LLAMA_CPP, LMDEPLOY, TENSORRT_LLM, TGI, TRITON, DYNAMO, LITELLM)
 TITLES = " or ".join([", ".join(source.title for source in SOURCES[:-1]), SOURCES[-1].title])
 
 KNOWN = frozenset(

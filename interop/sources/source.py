@@ -22,6 +22,7 @@ class Term:
     name: str
     where: tuple[tuple[str, str], ...] = ()
     sign: int = 1
+    scale: float = 1.0  # what is counted, in our unit: 1e-6 of microseconds; never of a number of observations
 
     def holds(self, labels: Mapping[str, str]) -> bool:
         return all(labels.get(label) == value for label, value in self.where)
@@ -116,6 +117,9 @@ class Source:
     # What the catalogue has no family for, and a cause reads: its name here → the server's samples.
     further: Mapping[str, Sum] = field(default_factory=dict)
     part_label: str = ""  # of parts that stand beside their total, in which this label is empty
+    # A label, and those of its values that hold what the others count again: where one is there, only it counts.
+    whole_label: str = ""
+    wholes: tuple[str, ...] = ()
 
     def translates(self, family: str) -> bool:
         """Whether it has the family at all, in some version."""
@@ -126,6 +130,9 @@ class Source:
 
         Series without ranks all count.
         """
+        if self.wholes:
+            whole = [labels.get(self.whole_label) in self.wholes for labels in series]
+            return whole if any(whole) else [True] * len(series)
         if not self.rank_labels:
             return [True] * len(series)
         first: dict[tuple, tuple] = {}

@@ -13,6 +13,7 @@ from sojourn.interop.sources.source import Labels, Source, Sum, Translation
 from sojourn.metrics.catalog.catalog import METRIC_BY_NAME
 
 QUANTILES = (0.5, 0.9, 0.99)
+VALUES = ("", "_sum")  # of samples that have a unit, and are no number of observations
 SUFFIXES = {"counter": ("",), "histogram": ("_sum", "_count", "_bucket")}  # of what grows
 LabelSet = tuple[tuple[str, str], ...]
 
@@ -78,7 +79,7 @@ class Growth:
         if not terms or not all(f"{term.name}{suffix}" in self._series for term in terms):
             return None
         return sum(
-            term.sign * growth
+            term.sign * growth * (term.scale if suffix in VALUES else 1.0)
             for term in terms
             for labels, growth in self._series[f"{term.name}{suffix}"]
             if term.holds(labels) and _has(labels, wanted)
@@ -159,7 +160,7 @@ class Growth:
         for term in terms:
             for labels, growth in self._series.get(f"{term.name}_bucket", ()):
                 if term.holds(labels) and _has(labels, wanted):
-                    bound = float(labels["le"])
+                    bound = float(labels["le"]) * term.scale
                     below[bound] = below.get(bound, 0.0) + growth
         return below
 
@@ -231,7 +232,7 @@ def _courses(
         for (place, labels), speaks in zip(series.items(), source.counted(list(series.values())), strict=True):
             if speaks and term.holds(labels):
                 own = group[which == place]
-                part = pd.DataFrame({"ns": own.ns, "figure": term.sign * own[column]})
+                part = pd.DataFrame({"ns": own.ns, "figure": term.sign * term.scale * own[column]})
                 parts.setdefault(_same_labels(item, labels), []).append(part)
     for labels in sorted(parts):
         yield labels, pd.concat(parts[labels])

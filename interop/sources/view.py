@@ -124,6 +124,12 @@ class ServerView(msgspec.Struct, frozen=True, kw_only=True):
         return next((span for span in self.spans if account in span.accounts), None)
 
     @property
+    def queue(self) -> SpanView | None:
+        """The stretch in the waiting line, where it is measured apart from what follows."""
+        span = self.span("request.queue")
+        return span if span is not None and "compute.prefill" not in span.accounts else None
+
+    @property
     def hit_rate(self) -> float | None:
         """Share of the looked-up prompt tokens that the prefix cache had."""
         hit, miss = (self.totals.get(key(PREFIX, (("result", result),))) for result in ("hit", "miss"))

@@ -206,7 +206,7 @@ def _wasted(facts: Means | Accounts, means: Mapping[str, float]) -> dict[str, fl
 
 def _foreign(view: ServerView, name: str, mean_ms: float) -> dict[str, float]:
     """Of a server that measures stretches only: its queue is no work of the request, nor is what lies before it."""
-    queue = view.span("request.queue")
+    queue = view.queue
     if queue is None or name != "ttft_ms":
         return {}
     if queue.ttft_share is not None:

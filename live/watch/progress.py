@@ -7,7 +7,7 @@ was ever computed a long prefill from a hang, and engines of a page that has no 
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sojourn.interop.sources.counters import EVENTS, Identity, Series, identity
 from sojourn.interop.sources.pressure import GAPS, KV_USE, RUNNING, WAITING
@@ -116,7 +116,7 @@ class Progress:
         if self._source is not source:
             self._source, self._engines = source, {}
         self._values, self._last_ns = values, ns
-        load = {name: dict(self._by_engine(_names(source, (name,)))) for name in (RUNNING, WAITING)}
+        load = {family: dict(self._by_engine(family)) for family in (RUNNING, WAITING)}
         moving = {series: value for series, value in values.items() if self._tells(series)}
         owners = {series: _owner(source, series[1]) for series in moving}
         seen: dict[Identity, _Engine] = {}
@@ -189,8 +189,18 @@ class Progress:
         counts = {f"{each}_count" for each in _names(source, STEPS)}
         return name in counts or name in source.steps or name in _names(source, (KV_USE,))
 
-    def _by_engine(self, names: Collection[str]) -> Iterator[tuple[Identity, float]]:
-        chosen = [(labels, value) for (name, labels), value in self._values.items() if name in names]
+    def _by_engine(self, family: str) -> Iterator[tuple[Identity, float]]:
+        there = {name for name, _ in self._values}
+        alternatives = [terms for item in self._source.translations if item.ours == family for terms in item.theirs]
+        terms = next((terms for terms in alternatives if all(term.name in there for term in terms)), ())
+        names = {term.name for term in terms}
+        chosen = [
+            (labels, term.sign * value)
+            for (name, labels), value in self._values.items()
+            if name in names
+            for term in terms
+            if term.name == name and term.holds(dict(labels))
+        ]
         speaks = self._source.counted([dict(labels) for labels, _ in chosen])
         found: dict[Identity, float] = {}
         for (labels, value), counts in zip(chosen, speaks, strict=True):
@@ -202,26 +212,31 @@ class Progress:
     def _usual_s(self, engine: Identity) -> float | None:
         """The mean gap between tokens or the mean prefill since the engine began, whichever is longer."""
         prefill = next((span for span in self._source.spans if "compute.prefill" in span.accounts), None)
-        sums = [((f"{name}_sum", f"{name}_count")) for name in _names(self._source, (GAPS,))]
-        means = [self._mean([(total, ())], [(count, ())], engine) for total, count in sums]
+        means = [*self._means_of(GAPS, engine)]
         if prefill is not None:
-            means.append(self._mean(_terms(prefill.seconds), _terms(prefill.requests), engine))
+            means.append(self._mean(prefill.seconds, prefill.requests, engine))
         known = [mean for mean in means if mean is not None]
         if not known:  # a time to first token holds the wait in the line, too
-            firsts = [self._mean([(f"{name}_sum", ())], [(f"{name}_count", ())], engine)
-                      for name in _names(self._source, (TTFT,))]  # fmt: skip
-            known = [mean for mean in firsts if mean is not None]
+            known = [mean for mean in self._means_of(TTFT, engine) if mean is not None]
         return max(known, default=None)
 
-    def _mean(self, seconds: list, requests: list, engine: Identity) -> float | None:
+    def _means_of(self, family: str, engine: Identity) -> Iterator[float | None]:
+        terms = {term for item in self._source.translations if item.ours == family for sum_ in item.theirs
+                 for term in sum_}  # fmt: skip
+        for term in terms:
+            seconds = replace(term, name=f"{term.name}_sum")
+            yield self._mean((seconds,), (replace(term, name=f"{term.name}_count", scale=1.0),), engine)
+
+    def _mean(self, seconds: Sum, requests: Sum, engine: Identity) -> float | None:
         total, count = self._total(seconds, engine), self._total(requests, engine)
         return total / count if count else None
 
-    def _total(self, terms: list, engine: Identity) -> float:
+    def _total(self, terms: Sum, engine: Identity) -> float:
         return sum(
-            value for (name, labels), value in self._values.items()
-            for wanted, where in terms
-            if name == wanted and set(where) <= set(labels) and _owner(self._source, labels) <= engine
+            term.scale * value for (name, labels), value in self._values.items()
+            for term in terms
+            if name == term.name and term.sign > 0 and term.holds(dict(labels))
+            and _owner(self._source, labels) <= engine
         )  # fmt: skip
 
 
@@ -249,7 +264,3 @@ def _names(source: Source, ours: tuple[str, ...]) -> frozenset[str]:
 
 
 _KNOWN_NAMES: dict[str, dict[tuple[str, ...], frozenset[str]]] = {}
-
-
-def _terms(terms: Sum) -> list[tuple[str, tuple[tuple[str, str], ...]]]:
-    return [(term.name, term.where) for term in terms if term.sign > 0]

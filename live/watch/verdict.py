@@ -129,12 +129,15 @@ def _unshown(view: ServerView, grown: Growth, objectives: Mapping[str, float]) -
 
 def _missing(view: ServerView) -> list[str]:
     """What every page of a known version has, once a request has ended."""
-    found = [] if WAITING in view.gauges else ["the number of waiting requests"]
     source = _source_of(view)
+    found = []
+    if WAITING not in view.gauges:
+        behind = "" if source.translates(WAITING) else " (they wait in the server behind it: watch that page)"
+        found.append(f"the number of waiting requests{behind}")
     if not source.translates(FINISHED) and view.gauges.get("sojourn_request_running"):
         found.append("how many requests end")
     waiting = view.gauges.get(WAITING)
-    if waiting is not None and waiting.mean >= 1 and view.span("request.queue") is None and view.finished:
+    if waiting is not None and waiting.mean >= 1 and view.queue is None and view.finished:
         found.append(f"how long requests wait: {waiting.mean:,.0f} do on average")
     if of_family(view.totals, GENERATED) is None and source.translates(GENERATED):
         older = "" if view.source == SOJOURN.key else f", or it is older than {source.title} {source.oldest}"
@@ -252,7 +255,7 @@ def _state_of(found: Sequence[Finding]) -> State:
 
 
 def _means(view: ServerView) -> str:
-    number, queue = view.finished or 0.0, view.span("request.queue")
+    number, queue = view.finished or 0.0, view.queue
     ended = f"{number:,.0f} request{'s' * (round(number) != 1)} ended" if number else "so far, and none ended yet"
     ttft, gaps = view.latencies.get(HISTOGRAMS["ttft_ms"]), view.latencies.get(GAPS)
     if view.finished is None:

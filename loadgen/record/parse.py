@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -43,7 +44,12 @@ class Parsed:
     streams: np.ndarray  # [replies with text, 3]: ns of the first and of the last chunk, number of chunks
     sent: list[ScheduledRequest]  # in the order of sending
     measured: Container[int]  # indexes of the requests that count
+    front: dict[str, Any] | None  # `replies.front.summary`
     notes: list[str]  # what the replies left open, or said of another load than was asked for
+
+    def said(self) -> dict[str, Any]:
+        """Of `run.json`: what the replies said."""
+        return {"reply_notes": self.notes, **({"front": self.front} if self.front else {})}
 
 
 class RunReader:
@@ -123,7 +129,7 @@ class RunReader:
             client_error=client_error,
             streams=np.array(self._streams, dtype=np.int64).reshape(-1, 3),
             sent=[planned[each] for each in in_order.tolist()], measured=set(index[counts].tolist()),
-            notes=self._notes.sentences(),
+            front=self._notes.front(), notes=self._notes.sentences(),
         )  # fmt: skip
 
     def _count(self, request: ScheduledRequest, record: ClientRecord, events: list[Event]) -> None:

@@ -1,7 +1,9 @@
 """What the replies of a run leave open, or say of another load than was asked for, as sentences for its reader."""
 
 from collections import Counter
+from typing import Any
 
+from sojourn.loadgen.replies import front
 from sojourn.loadgen.replies.reply import Reply
 from sojourn.loadgen.replies.usage import ESTIMATED
 from sojourn.loadgen.schedule.request import ScheduledRequest
@@ -17,12 +19,17 @@ class ReplyNotes:
         self._served = self._estimated = self._short = self._fixed = self._wanted = self._written = 0
         self._uncounted = self._long = self._allowed = self._excess = 0
         self._doubts: Counter[str] = Counter()
+        self._fronts: list[front.FrontTimes] = []
+        self._streamed = False
 
     def add(self, request: ScheduledRequest, record: ClientRecord, reply: Reply) -> None:
         if record.status != "ok":
             return
         tokens = reply.tokens
         self._served += 1
+        if reply.front is not None:
+            self._fronts.append(reply.front)
+            self._streamed = self._streamed or reply.is_stream
         self._estimated += tokens.source == ESTIMATED
         self._uncounted += bool(reply.chunk_ns) and tokens.total is None and not tokens.doubt
         if tokens.doubt:
@@ -38,8 +45,13 @@ class ReplyNotes:
             self._wanted += request.max_tokens
             self._written += min(written, request.max_tokens)
 
+    def front(self) -> dict[str, Any] | None:
+        """What a front said of its own time; None where none did."""
+        return front.summary(self._fronts)
+
     def sentences(self) -> list[str]:
-        found = []
+        split = self.front()
+        found = [] if split is None else [front.sentence(split, self._streamed)]
         if self._doubts:
             (example, _), *_ = self._doubts.most_common(1)
             found.append(

@@ -9,6 +9,7 @@ import httptools
 
 from sojourn.loadgen.replies import document as documents
 from sojourn.loadgen.replies.document import MAX_ERROR_CHARACTERS, ReplyFault
+from sojourn.loadgen.replies.front import FrontTimes, front_times
 from sojourn.loadgen.replies.sse import BYTE_ORDER_MARK, Event, SseDecoder
 from sojourn.loadgen.replies.usage import Tokens, counted
 
@@ -34,6 +35,8 @@ class Reply:
     last_told: int | None = None  # of a usage after all text
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
+    front: FrontTimes | None = None
+    is_stream: bool = False
 
     @property
     def tokens(self) -> Tokens:
@@ -112,6 +115,7 @@ class ReplyReader:
         if 100 <= code < 200:  # informational: the answer follows
             return
         self.reply.status_code = code
+        self.reply.front = front_times(self._headers)
         self._unpack = unpacker(self._headers.get(b"content-encoding", b""))
 
     def on_body(self, body: bytes) -> None:
@@ -143,6 +147,7 @@ class ReplyReader:
             if self._type():
                 raise ReplyFault(f"the reply has events under another header than text/event-stream:{self._type()}")
             self._sse = SseDecoder()
+            self.reply.is_stream = True
         self._beginning = self._sse is None and any(field.startswith(begin) for field in EVENT_FIELDS)
 
     def on_message_complete(self) -> None:

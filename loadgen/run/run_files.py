@@ -171,7 +171,7 @@ def _judge(run: RunDirectory, parsed: Parsed | None, reasons: list[str]) -> None
         load_processes=[asdict(shard) for shard in shards],
         client_error=client_error,
         workload=with_prefix(run, meta, parsed) if parsed else meta.get("workload"),
-        reply_notes=parsed.notes if parsed else [],
+        **(parsed.said() if parsed else {"reply_notes": []}),
         valid=not found,
         stopped_early=None if stopped is None else {"after_s": round(stopped[0], 3), "reason": stopped[1]},
         load_reasons=reasons,

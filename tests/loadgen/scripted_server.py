@@ -31,6 +31,7 @@ class Script:
     usage: bool = True
     metrics: bool = True
     page: bytes = b""  # more of /metrics
+    headers: bytes = b""  # more of a streamed answer, each with its end of line
     version: str = ""  # that GET /version tells
     tokenize: Callable[[str], list[int]] | None = None  # POST /tokenize, where there is one
 
@@ -102,7 +103,11 @@ class ScriptedServer:
         if not body.get("stream"):
             await self._whole(writer, path, script.num_tokens)
             return
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        writer.write(
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+            + script.headers
+            + b"Transfer-Encoding: chunked\r\n\r\n"
+        )
         chat = path.endswith("chat/completions")
         if chat:
             await self._event(writer, {"choices": [{"delta": {"role": "assistant", "content": ""}}]})

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 from sojourn.interop.sources.source import Source
 from sojourn.metrics.catalog.catalog import METRIC_BY_NAME
 
+Labels = tuple[tuple[str, str], ...]
 BOUNDS = (0.1, 1, 10, 100, 1000)
 SECOND = 10**9
 
@@ -22,7 +23,7 @@ class Life(NamedTuple):
 
 def rows(source: Source, ns: int, seconds: float, life: Life) -> list[dict[str, Any]]:
     """The page after so many seconds of this life. Each request has 100 prompt and 40 output tokens."""
-    found: dict[tuple[str, str], float] = {}
+    found: dict[tuple[str, Labels], float] = {}
     ended = life.ended_rps * seconds
     values = {
         "sojourn_request_running": life.running, "sojourn_request_waiting": life.waiting,
@@ -37,26 +38,31 @@ def rows(source: Source, ns: int, seconds: float, life: Life) -> list[dict[str, 
         "sojourn_request_output_length_tokens": 40,
     }  # fmt: skip
     for item in source.translations:
-        name = item.theirs[0][0].name
+        term = item.theirs[0][0]
+        name, where = term.name, term.where
         if item.labels:
             continue
         if METRIC_BY_NAME[item.ours].kind == "histogram":
             count, value = ended * (39 if "itl" in item.ours else 1), of_each[item.ours]
-            found |= {(f"{name}_bucket", str(bound)): count * (value <= bound) for bound in BOUNDS}
             found |= {
-                (f"{name}_bucket", "+Inf"): count,
-                (f"{name}_sum", ""): count * value,
-                (f"{name}_count", ""): count,
+                (f"{name}_bucket", (*where, ("le", str(bound / term.scale)))): count * (value <= bound)
+                for bound in BOUNDS
+            }
+            found |= {
+                (f"{name}_bucket", (*where, ("le", "+Inf"))): count,
+                (f"{name}_sum", where): count * value / term.scale,
+                (f"{name}_count", where): count,
             }
         elif item.ours in values:
-            found[name, ""] = values[item.ours]
-            found |= {(term.name, ""): 0.0 for term in item.theirs[0][1:]}
+            others = {(each.name, each.where): found.get((each.name, each.where), 0.0) for each in item.theirs[0][1:]}
+            found |= others | {(name, where): values[item.ours] / term.scale + sum(others.values())}
     for span in source.spans:
         for term in (*span.seconds, *span.requests):
-            found.setdefault((term.name, ""), ended * (0.2 if term.name.endswith("_sum") else 1))
+            is_time = term.name.endswith("_sum") or term.scale != 1
+            found.setdefault((term.name, term.where), ended * (0.2 / term.scale if is_time else 1))
     for name in source.steps:
-        found.setdefault((name, ""), seconds * 20 * bool(ended))
+        found.setdefault((name, ()), seconds * 20 * bool(ended))
     return [
-        {"ns": ns, "name": name, "labels": [("le", bound)] if bound else [], "value": float(value)}
-        for (name, bound), value in found.items()
+        {"ns": ns, "name": name, "labels": list(labels), "value": float(value)}
+        for (name, labels), value in found.items()
     ]

@@ -57,7 +57,9 @@ def test_a_page_is_recognised_by_its_names_and_ours_before_the_names_that_it_len
     assert recognise({"vllm:num_requests_running", "sojourn_request_running"}).key == "sojourn"
     assert recognise({"llamacpp:requests_processing", "up"}).key == "llama.cpp"
     assert recognise({"dynamo_frontend_requests_total", "vllm:num_requests_running"}).key == "vllm"
-    assert recognise({"nv_inference_count", "up"}) is None and recognise(set()) is None
+    assert recognise({"nv_inference_count", "vllm:num_requests_running"}).key == "vllm"
+    assert recognise({"nv_inference_count", "nv_gpu_utilization"}).key == "triton"
+    assert recognise({"nv_gpu_utilization", "up"}) is None and recognise(set()) is None
 
 
 def test_tokens_of_a_step_are_not_taken_from_vllm_which_books_whole_prompts():

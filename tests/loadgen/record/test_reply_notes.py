@@ -13,7 +13,7 @@ SIX = [4] * 6  # bytes of the chunks of text
 def notes(told, last, *, max_tokens=6, status="ok") -> list[str]:
     found = ReplyNotes()
     for _ in range(3):
-        reply = SimpleNamespace(tokens=counted(told, last, SIX), chunk_ns=list(range(len(SIX))))
+        reply = SimpleNamespace(tokens=counted(told, last, SIX), chunk_ns=list(range(len(SIX))), front=None)
         request = SimpleNamespace(ignore_eos=False, max_tokens=max_tokens)
         found.add(request, SimpleNamespace(status=status), reply)
     return found.sentences()

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sojourn.loadgen.replies.answer_text import answer_of
+from sojourn.loadgen.replies.front import front_times
 from sojourn.loadgen.replies.reply import NO_TOKEN, Reply
 from tests.loadgen.replies.test_reply import CUTS, chunked, document, event, read
 
@@ -297,3 +298,18 @@ def test_the_way_bytes_are_cut_never_changes_the_verdict(sizes, newline, shape):
     stream = b"".join((*ANSWER[:2], ERRORS[shape], DONE)).replace(b"\n", newline)
     whole, pieces = (read(body(b"text/event-stream", stream), cuts) for cuts in ((), sizes))
     assert (whole.error, whole.text, whole.finished) == (pieces.error, pieces.text, pieces.finished)
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({}, None),
+        ({b"x-litellm-overhead-duration-ms": b"None"}, None),
+        ({b"x-litellm-overhead-duration-ms": b"-3"}, None),
+        ({b"x-litellm-overhead-duration-ms": b"nan", b"x-litellm-response-duration-ms": b"5"}, None),
+        ({b"x-litellm-overhead-duration-ms": b"2.5"}, (2.5, None)),
+        ({b"x-litellm-overhead-duration-ms": b"2.5", b"x-litellm-response-duration-ms": b"12"}, (2.5, 12.0)),
+    ],
+)
+def test_a_front_s_headers_count_only_as_durations(headers, expected):
+    assert front_times(headers) == expected

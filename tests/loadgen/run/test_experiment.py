@@ -18,6 +18,7 @@ from sojourn.loadgen.target.endpoint import EndpointError
 from sojourn.loadgen.target.processes import free_port, load_command, serve_command
 from sojourn.metrics.errors import ExperimentError, InputError
 from sojourn.metrics.records.tables import SCHEMAS
+from sojourn.metrics.results.load import load_notes
 from sojourn.metrics.run.directory import REQUIRED, RunDirectory
 from tests.loadgen.scenarios import CHAT, replayed, scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer
@@ -49,7 +50,8 @@ def wait_for(condition, timeout_s: float = 30.0) -> None:
 def finished(tmp_path_factory):
     """One ordinary run against the scripted server, with the progress that it showed."""
     card = {"engine": {"max_num_seqs": 256}}
-    server, shown = ScriptedServer(Script(first_token_s=0.05, card=card)).start(), []
+    headers = b"X-LiteLLM-Overhead-Duration-MS: 7.5\r\nx-litellm-response-duration-ms: 47.5\r\n"
+    server, shown = ScriptedServer(Script(first_token_s=0.05, card=card, headers=headers)).start(), []
     chosen = scenario(
         {"process": "poisson", "rate_rps": 30, "count": 45}, [CHAT, CHAT | {"klass": "other", "tenant": "b"}]
     )
@@ -66,6 +68,18 @@ def test_every_scheduled_request_is_recorded_once_with_what_the_server_said(fini
     assert set(client.output_tokens) == {5} and all(list(tokens) == [1] * 5 for tokens in client.chunk_tokens)
     assert (client.sent_ns >= client.due_ns).all() and (client.first_token_ns - client.sent_ns >= 50e6).all()
     assert set(client.klass) == {"chat", "other"} and set(client[client.klass == "other"].tenant) == {"b"}
+
+
+def test_the_split_that_a_front_states_in_its_headers_is_recorded_and_shown(finished):
+    meta = finished[0].meta()
+    assert meta["front"] == {
+        "front": "LiteLLM", "replies": 45, "overhead_ms": {"mean": 7.5, "p50": 7.5, "p99": 7.5},
+        "server_ms": {"mean": 40.0, "p50": 40.0, "p99": 40.0},
+    }  # fmt: skip
+    assert load_notes(meta)[0] == (
+        "LiteLLM says of 45 answers, up to the first byte of each stream: its own overhead 7.5 ms on average (p99 7.5),"
+        " the server behind it 40.0 ms on average (p99 40.0)"
+    )
 
 
 def test_run_document_tells_all_that_a_reader_needs(finished):
