@@ -10,6 +10,7 @@ EXTRAS = {
     "redis": ("redis",),
     "otel": ("opentelemetry", "google"),
     "mcp": ("mcp", "mcp_types"),
+    "silicon": ("aiconfigurator_core",),
     "loadgen": ("locust", "gevent", "jinja2", "tokenizers"),
     "ui": ("streamlit", "plotly", "grafanalib"),
     "engine": (
